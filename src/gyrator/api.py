@@ -1,0 +1,76 @@
+"""The user's doors: `gyrator.compile` and `gyrator.reset`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import ParamSpec, TypeVar, overload
+
+import torch
+
+from gyrator.config import Config
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def compile(
+    model: Callable[P, R],
+    *,
+    fullgraph: bool = ...,
+    dynamic: bool | None = ...,
+    mode: str | None = ...,
+    options: Mapping[str, object] | None = ...,
+    disable: bool = ...,
+) -> Callable[P, R]: ...
+
+
+@overload
+def compile(
+    model: None = None,
+    *,
+    fullgraph: bool = ...,
+    dynamic: bool | None = ...,
+    mode: str | None = ...,
+    options: Mapping[str, object] | None = ...,
+    disable: bool = ...,
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
+def compile(
+    model: Callable[P, R] | None = None,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    mode: str | None = None,
+    options: Mapping[str, object] | None = None,
+    disable: bool = False,
+) -> Callable[P, R] | Callable[[Callable[P, R]], Callable[P, R]]:
+    """Compile a function or module; without one, a decorator that does. The same as
+    `torch.compile(backend="gyrator")`, except that a wrong mode or option is reported at once instead of at
+    the first call.
+
+    Raises:
+        UnknownOption, InvalidOption: a mode or option that does not exist, or a value outside its type.
+    """
+    Config.from_options(mode, options)
+
+    def compiled(function: Callable[P, R]) -> Callable[P, R]:
+        return torch.compile(
+            function,
+            backend="gyrator",
+            fullgraph=fullgraph,
+            dynamic=dynamic,
+            mode=mode,
+            options=dict(options) if options else None,
+            disable=disable,  # type: ignore[arg-type]
+        )
+
+    return compiled if model is None else compiled(model)
+
+
+def reset() -> None:
+    """Forget everything compiled in this process: torch's captures and gyrator's pools. The cache on disk
+    stays.
+    """
+    torch.compiler.reset()

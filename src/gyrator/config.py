@@ -1,0 +1,591 @@
+"""The one frozen configuration: every option with its type, default, environment variable and explanation.
+
+A value comes from, first found first: the options given in code, the mode, the environment
+(`GYRATOR_NAME`), the default. Equal settings give equal (and equally hashed) `Config`s. `docs/config.md` is
+generated from this file: `python -m gyrator.config > docs/config.md`.
+"""
+
+from __future__ import annotations
+
+import os
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from difflib import get_close_matches
+from functools import lru_cache
+from pathlib import Path
+
+from gyrator.errors import InvalidOption, UnknownOption
+
+OptionValue = bool | int | float | str | Path | tuple[str, ...] | None
+"""What an option can hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptionInfo:
+    """What the declaration of an option says beside its name, type and default.
+
+    `planned`: accepted and validated, without effect so far. `shapes_code`: the generated code depends on
+    it, so it is part of the cache's key.
+    """
+
+    doc: str
+    section: str
+    choices: tuple[str, ...] = ()
+    low: float | None = None
+    high: float | None = None
+    planned: bool = False
+    shapes_code: bool = True
+
+
+def _option(
+    default: OptionValue,
+    doc: str,
+    section: str,
+    *,
+    choices: tuple[str, ...] = (),
+    low: float | None = None,
+    high: float | None = None,
+    planned: bool = False,
+    shapes_code: bool = True,
+) -> typing.Any:
+    """A dataclass field that declares an option (typed like `dataclasses.field`)."""
+    info = OptionInfo(doc, section, choices, low, high, planned, shapes_code)
+    return field(default=default, metadata={"option": info})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """All options of one compilation. Build it with `Config.from_options`, which validates."""
+
+    # --- answers
+    numerics: str = _option(
+        "fast",
+        "`fast`: low-precision intermediates inside a kernel stay in float32. `eager`: they are rounded as eager "
+        "rounds them, and random operators draw eager's numbers.",
+        "Answers",
+        choices=("fast", "eager"),
+    )
+    check: str = _option(
+        "borders",
+        "Which representations are checked against their spec: `off`, `borders` (between stages), `every` "
+        "(after each pass).",
+        "Answers",
+        choices=("off", "borders", "every"),
+        shapes_code=False,
+    )
+    validate: bool = _option(
+        False,
+        "Run the graph, the nests before and after each pass, and the built code on the same inputs, and name the "
+        "first that changed the answer. Slow.",
+        "Answers",
+        planned=True,
+        shapes_code=False,
+    )
+
+    # --- fusion and memory
+    fusion: bool = _option(True, "Fuse nests into common kernels.", "Fusion and memory", planned=True)
+    inline: bool = _option(
+        True, "Copy cheap producers into their readers.", "Fusion and memory", planned=True
+    )
+    max_fused_nodes: int = _option(
+        64,
+        "Most nests that one kernel may hold.",
+        "Fusion and memory",
+        low=1,
+        planned=True,
+    )
+    inplace: bool = _option(
+        True, "Let a kernel write over an input that nobody reads later.", "Fusion and memory", planned=True
+    )
+    reuse_buffers: bool = _option(
+        True, "Give dead buffers' memory to new values.", "Fusion and memory", planned=True
+    )
+    memory_budget: float = _option(
+        1.0,
+        "Share of eager's saved activations that backward may keep; less recomputes more. 1.0 recomputes only what "
+        "costs nothing.",
+        "Fusion and memory",
+        low=0.0,
+        high=1.0,
+        planned=True,
+    )
+    freezing: bool = _option(
+        False,
+        "Under no_grad, take parameters as constants: fold and pre-pack them. Later changes of a parameter are not "
+        "seen.",
+        "Fusion and memory",
+        planned=True,
+    )
+    pad_strides: bool = _option(
+        False,
+        "Pad the strides of large intermediates whose rows are badly aligned.",
+        "Fusion and memory",
+        planned=True,
+    )
+
+    # --- choosing kernels
+    max_autotune: bool = _option(
+        False,
+        "Time candidates for matmuls, convolutions and attention, search block sizes more widely, and keep the "
+        "fastest.",
+        "Choosing kernels",
+        planned=True,
+    )
+    gemm_backends: tuple[str, ...] = _option(
+        ("aten", "triton", "cpp"),
+        "Where matmul candidates come from: any of aten, triton, cutlass, cpp.",
+        "Choosing kernels",
+        choices=("aten", "triton", "cutlass", "cpp"),
+        planned=True,
+    )
+    cutlass_min_gemm_size: int = _option(
+        1,
+        "Smallest M·N·K for which CUTLASS candidates are tried.",
+        "Choosing kernels",
+        low=1,
+        planned=True,
+    )
+    max_epilogue_benchmarked_choices: int = _option(
+        1,
+        "How many of the best templates are timed together with their epilogue.",
+        "Choosing kernels",
+        low=1,
+        planned=True,
+    )
+    benchmark_fusion: bool = _option(
+        False,
+        "Time a fusion against its parts and drop it when it is slower.",
+        "Choosing kernels",
+        planned=True,
+    )
+    coordinate_descent: bool = _option(
+        False,
+        "After the search, improve one tuning parameter at a time.",
+        "Choosing kernels",
+        planned=True,
+    )
+
+    # --- target
+    cpu_isa: str = _option(
+        "auto",
+        "Instruction set of CPU kernels; `auto` asks the processor.",
+        "Target",
+        choices=("auto", "scalar", "avx2", "avx512"),
+        planned=True,
+    )
+    cxx: str | None = _option(
+        None,
+        "The C++ compiler. None: $CXX, then g++, then clang++.",
+        "Target",
+        planned=True,
+    )
+    threads: int = _option(
+        0,
+        "Most threads that a CPU kernel uses. 0: torch.get_num_threads(), read at each call.",
+        "Target",
+        low=0,
+        planned=True,
+        shapes_code=False,
+    )
+    assume_aligned_inputs: bool = _option(
+        False,
+        "Copy inputs that are not 16-byte aligned, so that kernels may rely on alignment. Off: no alignment is "
+        "assumed.",
+        "Target",
+        planned=True,
+    )
+    cuda_graphs: bool = _option(
+        False,
+        "Record the launches of a call as a CUDA graph and replay it. Set by the modes reduce-overhead and "
+        "max-autotune.",
+        "Target",
+        planned=True,
+    )
+
+    # --- building and caching
+    build_threads: int = _option(
+        0,
+        "Compiler runs at the same time. 0: one for each core.",
+        "Building and caching",
+        low=0,
+        planned=True,
+        shapes_code=False,
+    )
+    cache: bool = _option(
+        True,
+        "Keep built kernels and compiled graphs on disk and take them from there.",
+        "Building and caching",
+        planned=True,
+        shapes_code=False,
+    )
+    cache_dir: Path | None = _option(
+        None,
+        "Folder of the cache. None: the user's cache folder for gyrator.",
+        "Building and caching",
+        shapes_code=False,
+    )
+    remote_cache: str | None = _option(
+        None,
+        "URL of a Redis server that shares entries among machines.",
+        "Building and caching",
+        planned=True,
+        shapes_code=False,
+    )
+
+    # --- seeing what happens
+    dump: Path | None = _option(
+        None,
+        "Folder that receives every stage as a numbered file.",
+        "Seeing what happens",
+        shapes_code=False,
+    )
+    logs: tuple[str, ...] = _option(
+        (),
+        "What to print: any of output_code, schedule, fusion, autotune, cache, recompiles.",
+        "Seeing what happens",
+        choices=("output_code", "schedule", "fusion", "autotune", "cache", "recompiles"),
+        planned=True,
+        shapes_code=False,
+    )
+    metrics: tuple[str, ...] = _option(
+        (),
+        "Metric tables to write, as `metric_table_NAME.csv` in the working directory.",
+        "Seeing what happens",
+        choices=(
+            "slow_fusion",
+            "graph_stats",
+            "persistent_red_perf",
+            "fusion_failure_due_to_indexing_mismatch",
+            "kernel_metadata",
+            "kernel_autotune",
+        ),
+        planned=True,
+        shapes_code=False,
+    )
+    progress: str = _option(
+        "auto",
+        "`bar`: a progress bar. `lines`: a line every 5 seconds. `off`: silence. `auto`: a bar on a terminal, lines "
+        "elsewhere.",
+        "Seeing what happens",
+        choices=("auto", "bar", "lines", "off"),
+        shapes_code=False,
+    )
+    benchmark_kernel: bool = _option(
+        False,
+        "Give each kernel's file a main block that times it.",
+        "Seeing what happens",
+        planned=True,
+    )
+    profile_bandwidth: bool = _option(
+        False,
+        "Time every kernel of real runs and report its GB/s.",
+        "Seeing what happens",
+        planned=True,
+    )
+
+    @staticmethod
+    def from_options(
+        mode: str | None = None,
+        options: Mapping[str, object] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Config:
+        """The configuration that a mode, options and an environment (by default the process's) ask for.
+
+        Raises:
+            UnknownOption: a mode or option does not exist; the message lists those that do, with their types.
+            InvalidOption: a value has the wrong type or lies outside its range.
+        """
+        known = option_fields()
+        values: dict[str, OptionValue] = {}
+        for name, text in (os.environ if env is None else env).items():
+            option = known.get(name.removeprefix(PREFIX).lower()) if name.startswith(PREFIX) else None
+            if option is not None and name == env_name(option):
+                values[option.name] = _parse(option, text, source=name)
+        values.update(_mode_values(mode))
+        for name, value in (options or {}).items():
+            if name not in known:
+                raise UnknownOption(name, option_types(), hint=_INDUCTOR_HINTS.get(name))
+            values[name] = _convert(known[name], value, source="options")
+        return Config(**values)  # type: ignore[arg-type]
+
+    def key(self) -> str:
+        """A canonical text of the options on which generated code depends, for cache keys."""
+        return ";".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if info_of(f).shapes_code)
+
+    def without_effect(self) -> tuple[str, ...]:
+        """The planned options that are not at their default: asked for, and not done yet."""
+        return tuple(
+            f.name for f in fields(self) if info_of(f).planned and getattr(self, f.name) != f.default
+        )
+
+
+PREFIX = "GYRATOR_"
+
+MODES: Mapping[str, Mapping[str, OptionValue]] = {
+    "default": {},
+    "reduce-overhead": {"cuda_graphs": True},
+    "max-autotune": {"max_autotune": True, "cuda_graphs": True},
+    "max-autotune-no-cudagraphs": {"max_autotune": True},
+}
+
+
+def option_fields() -> Mapping[str, Field[OptionValue]]:
+    """Every option's dataclass field, by name, in the order of declaration."""
+    return {f.name: f for f in fields(Config)}
+
+
+def info_of(option: Field[OptionValue]) -> OptionInfo:
+    """What an option's declaration says beside its name, type and default."""
+    info = option.metadata["option"]
+    assert isinstance(info, OptionInfo)
+    return info
+
+
+def env_name(option: Field[OptionValue]) -> str:
+    """The environment variable of an option."""
+    return PREFIX + option.name.upper()
+
+
+def option_types() -> dict[str, str]:
+    """The readable type of every option, by name."""
+    return {name: type_text(option) for name, option in option_fields().items()}
+
+
+def type_text(option: Field[OptionValue]) -> str:
+    """The type of an option as a reader wants it: `"fast" | "eager"`, `int ≥ 1`, `list of ...`."""
+    info, kind, optional = info_of(option), *_kind(option.name)
+    if kind is tuple:
+        text = "list of " + " | ".join(info.choices)
+    elif info.choices:
+        text = " | ".join(f'"{choice}"' for choice in info.choices)
+    else:
+        text = "path" if kind is Path else kind.__name__
+    if info.low is not None and info.high is not None:
+        text += f" in {info.low:g}…{info.high:g}"
+    elif info.low is not None:
+        text += f" ≥ {info.low:g}"
+    return text + (" or None" if optional else "")
+
+
+def unknown_environment(env: Mapping[str, str]) -> tuple[str, ...]:
+    """One line for each `GYRATOR_` variable that names no option, with the closest name that does."""
+    known = [env_name(option) for option in option_fields().values()]
+    lines = []
+    for name in sorted(env):
+        if name.startswith(PREFIX) and name not in known:
+            close = get_close_matches(name, known, n=1)
+            lines.append(f"{name} names no option" + (f"; did you mean {close[0]}?" if close else ""))
+    return tuple(lines)
+
+
+def _mode_values(mode: str | None) -> Mapping[str, OptionValue]:
+    name = mode or "default"
+    if name not in MODES:
+        raise UnknownOption(name, {m: ", ".join(v) or "no option" for m, v in MODES.items()}, kind="mode")
+    return MODES[name]
+
+
+@lru_cache(maxsize=1)
+def _kinds() -> Mapping[str, tuple[type, bool]]:
+    """Each option's plain type, and whether None is allowed too."""
+    kinds: dict[str, tuple[type, bool]] = {}
+    for name, hint in typing.get_type_hints(Config).items():
+        members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        plain = next(m for m in members if m is not type(None))
+        kinds[name] = (typing.get_origin(plain) or plain, type(None) in members)
+    return kinds
+
+
+def _kind(name: str) -> tuple[type, bool]:
+    return _kinds()[name]
+
+
+_WORDS = {
+    "1": True,
+    "true": True,
+    "on": True,
+    "yes": True,
+    "0": False,
+    "false": False,
+    "off": False,
+    "no": False,
+}
+
+
+def _parse(option: Field[OptionValue], text: str, source: str) -> OptionValue:
+    """The value that an environment variable's text stands for."""
+    kind, optional = _kind(option.name)
+    plain = text.strip()
+    if optional and plain.lower() in ("", "none"):
+        return None
+    if kind is bool:
+        if plain.lower() not in _WORDS:
+            raise InvalidOption(option.name, text, "1 or 0", source=source)
+        return _WORDS[plain.lower()]
+    if kind in (int, float):
+        try:
+            return _convert(option, kind(plain), source)
+        except ValueError:
+            raise InvalidOption(option.name, text, type_text(option), source=source) from None
+    return _convert(option, plain, source)
+
+
+def _convert(option: Field[OptionValue], value: object, source: str) -> OptionValue:
+    """The value in the option's own type, checked against its choices and range."""
+    kind, optional = _kind(option.name)
+    info = info_of(option)
+    bad = InvalidOption(option.name, value, type_text(option), source=source)
+    if value is None and optional:
+        return None
+    if kind is tuple:
+        return _convert_names(value, info, bad)
+    if kind is Path and isinstance(value, str | os.PathLike):
+        return Path(value).expanduser()
+    if kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not kind:
+        raise bad
+    if isinstance(value, str) and info.choices and value not in info.choices:
+        raise bad
+    if isinstance(value, int | float):
+        if not (info.low is None or value >= info.low) or not (info.high is None or value <= info.high):
+            raise bad
+    assert isinstance(value, bool | int | float | str)
+    return value
+
+
+def _convert_names(value: object, info: OptionInfo, bad: InvalidOption) -> tuple[str, ...]:
+    """A tuple of the allowed names, from an iterable or a comma-separated text; case and repetition don't
+    matter.
+    """
+    if isinstance(value, str):
+        value = value.split(",")
+    if not isinstance(value, list | tuple | set | frozenset) or not all(isinstance(v, str) for v in value):
+        raise bad
+    names = [name for v in value if (name := v.strip().lower())]
+    if any(name not in info.choices for name in names):
+        raise bad
+    return tuple(choice for choice in info.choices if choice in names)
+
+
+# --- for those who come from TorchInductor ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Counterpart:
+    """Our option for one of Inductor's names; `ours` is None where there is none, and `note` says why."""
+
+    inductor: str
+    ours: str | None
+    note: str = ""
+
+
+INDUCTOR_NAMES = (
+    Counterpart("max_autotune", "max_autotune"),
+    Counterpart("max_autotune_gemm_backends", "gemm_backends", "lower case, a list"),
+    Counterpart("freezing", "freezing"),
+    Counterpart(
+        "trace.log_autotuning_results", "logs", '`logs="autotune"`; the table is `metrics="kernel_autotune"`'
+    ),
+    Counterpart("enabled_metric_tables", "metrics"),
+    Counterpart("benchmark_kernel", "benchmark_kernel"),
+    Counterpart("profile_bandwidth", "profile_bandwidth"),
+    Counterpart("max_epilogue_benchmarked_choices", "max_epilogue_benchmarked_choices"),
+    Counterpart("assume_aligned_inputs", "assume_aligned_inputs"),
+    Counterpart("cutlass_backend_min_gemm_size", "cutlass_min_gemm_size"),
+    Counterpart("aot_inductor.force_mmap_weights", None, "there is no ahead-of-time package yet"),
+    Counterpart("triton.cudagraphs", "cuda_graphs"),
+    Counterpart("coordinate_descent_tuning", "coordinate_descent"),
+    Counterpart("benchmark_fusion", "benchmark_fusion"),
+    Counterpart("comprehensive_padding", "pad_strides"),
+    Counterpart("fallback_random", "numerics", '`numerics="eager"`'),
+    Counterpart("emulate_precision_casts", "numerics", '`numerics="eager"`'),
+    Counterpart("trace.enabled", "dump", "a folder instead of a flag"),
+    Counterpart("cpp.simdlen", "cpu_isa", "a name instead of a number of bits"),
+    Counterpart("cpp.threads", "threads"),
+    Counterpart("max_fusion_size", "max_fused_nodes"),
+    Counterpart("inplace_buffers", "inplace"),
+    Counterpart("allow_buffer_reuse", "reuse_buffers"),
+    Counterpart("compile_threads", "build_threads"),
+    Counterpart("force_disable_caches", "cache", "`cache=False`"),
+    Counterpart("fx_graph_remote_cache", "remote_cache"),
+)
+
+_INDUCTOR_HINTS = {
+    c.inductor: f"Inductor's {c.inductor} is {c.ours} here"
+    if c.ours
+    else f"Inductor's {c.inductor}: {c.note}"
+    for c in INDUCTOR_NAMES
+    if c.ours != c.inductor
+}
+
+
+# --- docs/config.md ---------------------------------------------------------------------------------------
+
+
+def config_page() -> str:
+    """The text of docs/config.md."""
+    options = option_fields()
+    sections = dict.fromkeys(info_of(option).section for option in options.values())
+    parts = [_PAGE_HEAD]
+    for section in sections:
+        members = [o for o in options.values() if info_of(o).section == section]
+        parts.append(f"## {section}\n\n" + "\n".join(_option_entry(o) for o in members))
+    parts.append(_modes_part())
+    parts.append(_inductor_part(options))
+    return "\n\n".join(parts) + "\n"
+
+
+_PAGE_HEAD = """\
+# Options
+
+This page is generated from `src/gyrator/config.py` by `python -m gyrator.config > docs/config.md`.
+
+```python
+torch.compile(model, backend="gyrator", mode="default", options={"numerics": "eager"})
+```
+
+A value comes from, first found first: `options`, `mode`, the environment variable, the default. An option that does
+not exist or a value of the wrong type is an error that lists what is valid. In environment variables, lists are separated
+by commas and flags are 1 or 0.
+
+*Not yet* marks an option that is accepted and checked but has no effect so far; setting it gives one warning."""
+
+
+def _option_entry(option: Field[OptionValue]) -> str:
+    info = info_of(option)
+    assert option.default is not MISSING
+    default = list(option.default) if isinstance(option.default, tuple) else option.default
+    mark = " *Not yet.*" if info.planned else ""
+    return f"- **`{option.name}`** ({type_text(option)}; default `{default!r}`; `{env_name(option)}`)\n  {info.doc}{mark}"
+
+
+def _modes_part() -> str:
+    rows = [
+        f"| `{mode}` | " + (", ".join(f"`{k}={v!r}`" for k, v in values.items()) or "nothing") + " |"
+        for mode, values in MODES.items()
+    ]
+    return "\n".join(["## Modes", "", "| mode | sets |", "|---|---|", *rows])
+
+
+def _inductor_part(options: Mapping[str, Field[OptionValue]]) -> str:
+    rows = [
+        f"| `{c.inductor}` | "
+        + (f"`{c.ours}`" if c.ours else "none")
+        + f" | {_works(c, options)} | {c.note} |"
+        for c in INDUCTOR_NAMES
+    ]
+    head = ["## Inductor's names", "", "| TorchInductor | gyrator | works | note |", "|---|---|---|---|"]
+    return "\n".join([*head, *rows])
+
+
+def _works(counterpart: Counterpart, options: Mapping[str, Field[OptionValue]]) -> str:
+    if counterpart.ours is None or info_of(options[counterpart.ours]).planned:
+        return "not yet"
+    return "yes"
+
+
+if __name__ == "__main__":
+    print(config_page(), end="")

@@ -1,0 +1,218 @@
+"""The catalogue of everything gyrator raises or warns about.
+
+Each message says what happened, where (the user's file and line, and the node with its neighbours when
+known), and what to try. `GyratorError` is abstract; every other class is final and raised by at least one
+test.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Mapping
+from difflib import get_close_matches
+
+from gyrator.origin import Origin
+
+
+class GyratorWarning(UserWarning):
+    """Something the user should know that does not stop a compile; said once for each text."""
+
+
+class GyratorError(Exception, ABC):
+    """Base of all errors: a message, the user's place, the node with its neighbours, and what to try."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        where: Origin | None = None,
+        node: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        if type(self) is GyratorError:
+            raise TypeError("GyratorError is abstract; raise one of its subclasses")
+        self.message, self.where, self.node, self.hint = message, where, node, hint
+        super().__init__(_compose(message, where, node, hint))
+
+
+# --- what the user asked for ------------------------------------------------------------------------------
+
+
+class UnknownOption(GyratorError):
+    """An option or mode that does not exist. `valid` maps each name that does to its type."""
+
+    def __init__(
+        self, name: str, valid: Mapping[str, str], *, kind: str = "option", hint: str | None = None
+    ) -> None:
+        close = get_close_matches(name, list(valid), n=1)
+        listing = "\n".join(f"  {key}: {type_}" for key, type_ in valid.items())
+        suggestion = hint or (f"did you mean {close[0]!r}?" if close else None)
+        super().__init__(f"unknown {kind} {name!r}; valid {kind}s are\n{listing}", hint=suggestion)
+        self.name = name
+
+
+class InvalidOption(GyratorError):
+    """An option whose value has the wrong type or lies outside its range."""
+
+    def __init__(self, name: str, value: object, expected: str, *, source: str = "options") -> None:
+        super().__init__(
+            f"option {name!r} must be {expected}, not {value!r} (from {source})",
+            hint="docs/config.md lists every option with its type and default",
+        )
+        self.name, self.value = name, value
+
+
+# --- what the user gave -----------------------------------------------------------------------------------
+
+
+class UnsupportedInput(GyratorError):
+    """A tensor of a kind that gyrator does not compile: sparse, quantised, nested, a subclass. Names
+    torch's own path.
+    """
+
+    def __init__(
+        self, what: str, *, where: Origin | None = None, node: str | None = None, hint: str | None = None
+    ) -> None:
+        default = 'run this part with torch.compiler.disable, or with torch.compile(backend="eager")'
+        super().__init__(f"{what} cannot be compiled", where=where, node=node, hint=hint or default)
+
+
+class UnsupportedOperator(GyratorError):
+    """An operator that can neither be lowered nor called as it is (for example one without a fake kernel)."""
+
+    def __init__(self, op: str, reason: str, *, where: Origin | None = None, node: str | None = None) -> None:
+        super().__init__(
+            f"operator {op} cannot be compiled: {reason}",
+            where=where,
+            node=node,
+            hint="register a fake kernel with torch.library.register_fake, or exclude the call with "
+            "torch.compiler.disable",
+        )
+        self.op = op
+
+
+class IndexOutOfRange(GyratorError, IndexError, RuntimeError):
+    """An index outside its dimension, found while a kernel ran. Eager raises IndexError or RuntimeError,
+    depending on the operator; this is both.
+    """
+
+    def __init__(
+        self, index: int | None, dim: int | None, size: int | None, *, where: Origin | None = None
+    ) -> None:
+        what = "index out of range" if index is None else f"index {index} is out of bounds"
+        place = "" if dim is None else f" for dimension {dim}"
+        extent = "" if size is None else f" with size {size}"
+        super().__init__(what + place + extent, where=where)
+
+
+class AssertionFailed(GyratorError, RuntimeError):
+    """An assertion of the user's program, or one that torch recorded for later, was false while the graph
+    ran.
+    """
+
+
+class ShapeGuardError(GyratorError):
+    """A size at run time breaks a fact that the compiled code relies on."""
+
+    def __init__(self, fact: str, values: Mapping[str, int], *, where: Origin | None = None) -> None:
+        given = ", ".join(f"{name} = {value}" for name, value in values.items())
+        super().__init__(
+            f"compiled code needs {fact}, but {given}",
+            where=where,
+            hint="mark the size with torch._dynamo.mark_dynamic, or compile with dynamic=True",
+        )
+
+
+class OutputMismatch(GyratorError):
+    """An operator returned a tensor whose size, strides or dtype differ from what its fake kernel
+    promised.
+    """
+
+    def __init__(self, op: str, promised: str, got: str, *, where: Origin | None = None) -> None:
+        super().__init__(
+            f"{op} promised {promised} but returned {got}",
+            where=where,
+            hint="for a custom operator, correct the function given to torch.library.register_fake",
+        )
+
+
+# --- what the machine lacks -------------------------------------------------------------------------------
+
+
+class ToolchainMissing(GyratorError):
+    """A compiler, package or device that the requested path needs was not found."""
+
+    def __init__(self, what: str, hint: str) -> None:
+        super().__init__(f"{what} not found", hint=hint)
+
+
+class KernelBuildError(GyratorError):
+    """The compiler refused a generated kernel. A bug of gyrator, or of the toolchain."""
+
+    def __init__(self, kernel: str, file: str, compiler_message: str, *, where: Origin | None = None) -> None:
+        super().__init__(
+            f"kernel {kernel} does not build\n  source: {file}\n{_indent(compiler_message.strip(), '  | ')}",
+            where=where,
+            hint="`python -m gyrator doctor` shows the toolchain; options={'fusion': False} may avoid the kernel",
+        )
+        self.kernel, self.file, self.compiler_message = kernel, file, compiler_message
+
+
+class CacheCorrupt(GyratorError):
+    """A cache entry whose digest does not match its content. The cache treats it as a miss, with one
+    warning.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(
+            f"cache entry {path} is damaged: {reason}", hint="`python -m gyrator cache clear` removes all"
+        )
+
+
+# --- what gyrator did wrong -------------------------------------------------------------------------------
+
+
+class InternalCheckError(GyratorError):
+    """A pass broke a rule of the representation it leaves, or failed. Names the pass, the node and the
+    user's line.
+    """
+
+    def __init__(
+        self, pass_name: str, problem: str, *, where: Origin | None = None, node: str | None = None
+    ) -> None:
+        super().__init__(
+            f"internal check failed after pass {pass_name!r}: {problem}",
+            where=where,
+            node=node,
+            hint="this is a bug of gyrator: please report it with the files that GYRATOR_DUMP=dir writes",
+        )
+        self.pass_name, self.problem = pass_name, problem
+
+
+class WrongResult(GyratorError):
+    """With validate=True: a stage changed the answer on the same inputs. Names the first stage that did."""
+
+    def __init__(self, stage: str, result: str, difference: str, *, where: Origin | None = None) -> None:
+        super().__init__(
+            f"stage {stage!r} changed {result}: {difference}",
+            where=where,
+            hint="this is a bug of gyrator: please report it with the files that GYRATOR_DUMP=dir writes",
+        )
+        self.stage = stage
+
+
+def _compose(message: str, where: Origin | None, node: str | None, hint: str | None) -> str:
+    parts = [message]
+    if where is not None:
+        parts.append(f"  at: {where}" + (f" ({where.op})" if where.op else ""))
+    if node:
+        parts.append(_indent(node, "  node: ", "        "))
+    if hint:
+        parts.append(f"  try: {hint}")
+    return "\n".join(parts)
+
+
+def _indent(text: str, first: str, rest: str | None = None) -> str:
+    rest = first if rest is None else rest
+    lines = text.splitlines() or [""]
+    return "\n".join([first + lines[0], *(rest + line for line in lines[1:])])

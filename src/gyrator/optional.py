@@ -1,0 +1,38 @@
+"""Every optional third-party package, imported here and nowhere else.
+
+`available` asks without importing; `require` imports, or raises `ToolchainMissing` with the command that
+installs it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from types import ModuleType
+
+from gyrator.errors import ToolchainMissing
+
+_INSTALL = {
+    "triton": "install a CUDA build of torch, which brings Triton, or `pip install triton`",
+    "transformers": "pip install 'gyrator[bench]'",
+    "redis": "pip install 'gyrator[redis]'",
+    "cutlass": "pip install 'gyrator[cutlass]'",
+}
+
+
+def available(package: str) -> bool:
+    """Whether an optional package can be imported, without importing it."""
+    if package not in _INSTALL:
+        raise KeyError(package)
+    return importlib.util.find_spec(package) is not None
+
+
+def require(package: str) -> ModuleType:
+    """Import an optional package.
+
+    Raises:
+        ToolchainMissing: it is not installed; the hint is the command that installs it.
+    """
+    if not available(package):
+        raise ToolchainMissing(f"the package {package}", _INSTALL[package])
+    return importlib.import_module(package)

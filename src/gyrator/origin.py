@@ -1,0 +1,89 @@
+"""Where a node comes from in the user's program: file, line, function and operator.
+
+Every nest, kernel and error carries origins, so that generated code and reports can name the user's lines.
+"""
+
+from __future__ import annotations
+
+import re
+import sysconfig
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import fx
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A place in the user's program and the operator that stands there."""
+
+    file: str
+    line: int
+    function: str
+    op: str
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.file else "unknown place"
+        return f"{place} in {self.function}" if self.function else place
+
+
+Origins = tuple[Origin, ...]
+
+_FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+?)\s*$', re.MULTILINE)
+_PACKAGE = str(Path(__file__).resolve().parent)
+_LIBRARIES = (
+    str(Path(torch.__file__).resolve().parent) + "/",
+    _PACKAGE + "/",
+    sysconfig.get_paths()["stdlib"] + "/",
+)
+
+
+def origin_of(node: fx.Node) -> Origin:
+    """The origin of an FX node: the innermost frame of its stack that lies outside torch, gyrator and
+    Python's own library. Without a recorded stack, the innermost module that the node ran in stands for the
+    function.
+    """
+    op = _op_name(node)
+    stack = node.meta.get("stack_trace")
+    if stack:
+        file, line, function = _innermost_user_frame(stack)
+        if file:
+            return Origin(file, line, function, op)
+    modules = node.meta.get("nn_module_stack")
+    if modules:
+        path, _ = list(modules.values())[-1]
+        return Origin("", 0, str(path), op)
+    return Origin("", 0, "", op)
+
+
+def merge(*groups: Origins) -> Origins:
+    """The origins of all groups, each once, in the order of their first appearance."""
+    return tuple(dict.fromkeys(origin for group in groups for origin in group))
+
+
+def place_of(origins: Origins) -> str:
+    """The first known `file:line in function` of several origins; "unknown place" where there is none."""
+    return next((str(o) for o in origins if o.file), str(origins[0]) if origins else "unknown place")
+
+
+def _op_name(node: fx.Node) -> str:
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target)
+    if isinstance(target, str):
+        return target
+    return getattr(target, "__name__", str(target))
+
+
+@lru_cache(maxsize=4096)
+def _innermost_user_frame(stack: str) -> tuple[str, int, str]:
+    """File, line and function of the last frame that is no library's; the last frame of all where every one
+    is.
+    """
+    frames = [(m["file"], int(m["line"]), m["function"]) for m in _FRAME.finditer(stack)]
+    for frame in reversed(frames):
+        if not frame[0].startswith(_LIBRARIES) and "/site-packages/torch/" not in frame[0]:
+            return frame
+    return frames[-1] if frames else ("", 0, "")
