@@ -1,0 +1,245 @@
+"""The table of decompositions: which ATen ops are rewritten into smaller ones, by what, and which stay whole.
+
+The reader of the result is a lowering from functional ATen to the loop IR. So an op is decomposed when its meaning is a
+few pointwise ops, reductions, views or gathers, and stays whole when the loop IR says it in one piece (a sum, a
+cumulative sum, a gather), when a library has a kernel for it (a matrix product), or when it could not be written as
+loops at all (a sort). Few nodes matter: each one costs compile time in every later stage.
+
+Low precision: every decomposition here computes bfloat16 and float16 inputs in float32 and rounds once, at its end,
+as eager's own kernels do inside one op.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch._decomp import get_decompositions
+from torch._ops import OpOverload, OpOverloadPacket
+
+Decomposition = Callable[..., Any]
+DecompositionTable = Mapping[OpOverload, Decomposition]
+Numerics = Literal["fast", "eager"]
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+LOW_PRECISION = (torch.bfloat16, torch.float16)
+
+KEPT_WHOLE: Mapping[str, str] = {
+    "mm addmm bmm baddbmm addbmm _int_mm _scaled_mm": "matrix products: a library call or a template",
+    "convolution convolution_backward": "library call or template",
+    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention"
+    " _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention and their backwards":
+        "attention with eager's own kernel; a decomposed form would store the score matrix",
+    "sort topk kthvalue median mode unique searchsorted bucketize histc multinomial randperm nonzero":
+        "order or size depends on the data",
+    "embedding gather index _unsafe_index index_put index_add scatter scatter_add scatter_reduce":
+        "an indirect load or store is one node of the loop IR",
+    "select_scatter slice_scatter": "an update of a part: the lowering can write it in place",
+    "sum mean var var_mean amax amin prod any all argmax argmin": "one reduction of the loop IR (Welford for variance)",
+    "cumsum cumprod cummax cummin logcumsumexp": "one scan of the loop IR",
+    "max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d and their backwards": "window reductions",
+    "cat constant_pad_nd where clamp arange full repeat flip": "one nest of the loop IR",
+    "sigmoid tanh exp log erf sqrt rsqrt pow and other scalar functions": "one scalar op of the loop IR",
+    "addcmul addcdiv lerp": "one fused multiply-add each; a split form rounds twice",
+    "rand randn randint": "one random value of the loop IR, by Philox",
+    "linalg_* _fft_* _cdist_* ctc_loss": "library calls",
+}
+"""What stays whole and why; the lowering has a nest, an extern call or a template for each."""
+
+
+# --- from torch's table ---------------------------------------------------------------------------------------------
+
+_POINTWISE = """
+    addr celu deg2rad elu elu_backward floor_divide frac gelu_backward glu_backward hardshrink hardsigmoid
+    hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward heaviside isneginf isposinf
+    leaky_relu leaky_relu_backward log_sigmoid_backward log_sigmoid_forward logaddexp logaddexp2 logit
+    logit_backward masked_fill mish mish_backward mvlgamma nan_to_num _prelu_kernel _prelu_kernel_backward rad2deg
+    rrelu_with_noise_backward rsub sgn sigmoid_backward sinc softplus
+    softplus_backward softshrink special_entr special_log_ndtr special_xlog1py tanh_backward threshold
+    threshold_backward xlogy lcm gcd isin ldexp
+"""
+_LOSSES = """
+    binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits huber_loss
+    huber_loss_backward mse_loss mse_loss_backward multi_margin_loss multilabel_margin_loss_forward
+    nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward smooth_l1_loss smooth_l1_loss_backward
+    soft_margin_loss soft_margin_loss_backward
+"""
+_NORMALISATION = """
+    _native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training
+    _batch_norm_with_update_functional _batch_norm_no_update batch_norm_backward cudnn_batch_norm
+    cudnn_batch_norm_backward miopen_batch_norm_backward native_batch_norm native_batch_norm_backward
+    native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward _fused_rms_norm
+    _fused_rms_norm_backward _weight_norm_interface renorm
+"""
+_REDUCTIONS = """
+    aminmax count_nonzero dist linalg_cross linalg_vector_norm logsumexp nansum norm std std_mean trace
+    _log_softmax _log_softmax_backward_data _softmax _softmax_backward_data _safe_softmax
+    _euclidean_dist
+"""
+_SHAPES = """
+    _reshape_alias _unsafe_view affine_grid_generator alias_copy block_diag channel_shuffle diag_embed
+    diagonal_backward diagonal_copy expand_copy im2col col2im narrow_copy permute_copy pixel_shuffle
+    pixel_unshuffle roll rot90 select_backward slice_backward split split_with_sizes split_with_sizes_copy
+    squeeze_copy stack t t_copy take transpose transpose_copy tril triu tril_indices triu_indices unbind unbind_copy
+    unfold_backward unfold_copy unsafe_split unsafe_split_with_sizes unsqueeze_copy
+    view_copy reflection_pad1d reflection_pad1d_backward reflection_pad2d
+    reflection_pad2d_backward reflection_pad3d reflection_pad3d_backward replication_pad1d replication_pad2d
+    replication_pad3d max_unpool2d max_unpool3d
+"""
+_CREATION = """
+    empty_like new_empty new_full new_ones new_zeros ones ones_like zeros zeros_like zero fill eye linspace
+    logspace hann_window
+"""
+_INDEXING = """
+    embedding_dense_backward index_copy index_fill index_select
+    _unsafe_masked_index _unsafe_masked_index_put_accumulate
+"""
+_SAMPLING = """
+    upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d
+    upsample_trilinear3d upsample_bicubic2d _upsample_nearest_exact1d
+    _upsample_nearest_exact2d _upsample_nearest_exact3d grid_sampler_2d
+    adaptive_max_pool2d adaptive_max_pool3d
+"""
+_PRODUCTS = "dot vdot mv addmv"
+_CASTS = "_to_copy"
+
+_FROM_TORCH = " ".join((
+    _POINTWISE, _LOSSES, _NORMALISATION, _REDUCTIONS, _SHAPES, _CREATION, _INDEXING, _SAMPLING, _PRODUCTS, _CASTS,
+))
+
+
+def packets(names: Iterable[str]) -> list[OpOverloadPacket]:
+    """The ATen op packets of `names`; a name that this version of torch does not have is left out."""
+    return [getattr(aten, name) for name in names if hasattr(aten, name)]
+
+
+# --- ours -----------------------------------------------------------------------------------------------------------
+
+def _widen(x: Tensor) -> Tensor:
+    """x in the precision its computation runs in: float32 for bfloat16 and float16, else unchanged."""
+    return x.to(torch.float32) if x.dtype in LOW_PRECISION else x
+
+
+def _silu(x: Tensor) -> Tensor:
+    """silu(x) → x·sigmoid(x), in float32 for low precision (cast, sigmoid, multiply, cast back)."""
+    wide = _widen(x)
+    return (wide * torch.sigmoid(wide)).to(x.dtype)
+
+
+def _silu_backward(grad: Tensor, x: Tensor) -> Tensor:
+    """silu_backward(g, x) → g·s·(1 + x·(1 − s)) with s = sigmoid(x)."""
+    wide_grad, wide = _widen(grad), _widen(x)
+    s = torch.sigmoid(wide)
+    return (wide_grad * s * (1 + wide * (1 - s))).to(grad.dtype)
+
+
+def _gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    """gelu(x) → x/2·(1 + erf(x/√2)), or its tanh form for approximate="tanh"."""
+    wide = _widen(x)
+    if approximate == "tanh":
+        inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * (wide * wide * wide))
+        value = 0.5 * wide * (1 + torch.tanh(inner))
+    else:
+        value = 0.5 * wide * (1 + torch.erf(wide * math.sqrt(0.5)))
+    return value.to(x.dtype)
+
+
+def _native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    """native_dropout(x, p) → (x·keep/(1 − p), keep) with keep = rand ≥ p."""
+    if train is False or p == 0:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    if p == 1:
+        return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
+    keep = aten.rand.default(x.shape, dtype=torch.float32, device=x.device) >= p
+    wide = _widen(x)
+    return (wide * keep * (1.0 / (1.0 - p))).to(x.dtype), keep
+
+
+def _native_dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """native_dropout_backward(g, keep, scale) → g·keep·scale."""
+    return (_widen(grad) * mask * scale).to(grad.dtype)
+
+
+def _bernoulli(x: Tensor, p: float, generator: torch.Generator | None = None) -> Tensor:
+    """bernoulli(x, p) → (rand < p) as x's dtype; a generator of the user's own leaves the op whole."""
+    if generator is not None:
+        return NotImplemented
+    return (aten.rand.default(x.shape, dtype=torch.float32, device=x.device) < p).to(x.dtype)
+
+
+def _bernoulli_tensor(x: Tensor, p: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
+    """bernoulli(p) → (rand < p) as p's dtype, one probability per element."""
+    if generator is not None:
+        return NotImplemented
+    probability = x if p is None else p
+    return (aten.rand.default(x.shape, dtype=torch.float32, device=x.device) < probability).to(x.dtype)
+
+
+def _rand_like(x: Tensor, *, dtype: torch.dtype | None = None, device: torch.device | None = None,
+               memory_format: torch.memory_format | None = None, **_: object) -> Tensor:
+    """rand_like(x) → rand(x.shape)."""
+    if memory_format not in (None, torch.preserve_format, torch.contiguous_format) or not x.is_contiguous():
+        return NotImplemented
+    return aten.rand.default(x.shape, dtype=dtype or x.dtype, device=device or x.device)
+
+
+def _randn_like(x: Tensor, *, dtype: torch.dtype | None = None, device: torch.device | None = None,
+                memory_format: torch.memory_format | None = None, **_: object) -> Tensor:
+    """randn_like(x) → randn(x.shape)."""
+    if memory_format not in (None, torch.preserve_format, torch.contiguous_format) or not x.is_contiguous():
+        return NotImplemented
+    return aten.randn.default(x.shape, dtype=dtype or x.dtype, device=device or x.device)
+
+
+def _uniform(x: Tensor, low: float = 0.0, high: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
+    """uniform(x, low, high) → rand·(high − low) + low."""
+    if generator is not None or x.dtype not in (torch.float32, torch.float64):
+        return NotImplemented
+    return aten.rand.default(x.shape, dtype=x.dtype, device=x.device) * (high - low) + low
+
+
+def _normal_functional(
+    x: Tensor, mean: float = 0.0, std: float = 1.0, generator: torch.Generator | None = None
+) -> Tensor:
+    """normal_functional(x, mean, std) → randn·std + mean."""
+    if generator is not None or x.dtype not in (torch.float32, torch.float64):
+        return NotImplemented
+    return aten.randn.default(x.shape, dtype=x.dtype, device=x.device) * std + mean
+
+
+_OURS: Mapping[OpOverload, Decomposition] = {
+    aten.silu.default: _silu,
+    aten.silu_backward.default: _silu_backward,
+    aten.gelu.default: _gelu,
+    aten.native_dropout_backward.default: _native_dropout_backward,
+}
+
+_RANDOM: Mapping[OpOverload, Decomposition] = {
+    aten.native_dropout.default: _native_dropout,
+    aten.bernoulli.p: _bernoulli,
+    aten.bernoulli.default: _bernoulli_tensor,
+    aten.bernoulli.Tensor: _bernoulli_tensor,
+    aten.rand_like.default: _rand_like,
+    aten.randn_like.default: _randn_like,
+    aten.uniform.default: _uniform,
+    aten.normal_functional.default: _normal_functional,
+}
+
+
+def decomposition_table(*, numerics: Numerics = "fast") -> dict[OpOverload, Decomposition]:
+    """The decompositions that `aot_compile` uses unless told otherwise.
+
+    Args:
+        numerics: "fast" writes every random op in terms of `rand` and `randn`, which the compiler fuses;
+            "eager" leaves random ops whole, so that their values are eager's own under the same seed.
+    """
+    table: dict[OpOverload, Decomposition] = dict(get_decompositions(packets(_FROM_TORCH.split())))
+    table.update(_OURS)
+    if numerics == "fast":
+        table.update(_RANDOM)
+    return table

@@ -1,0 +1,81 @@
+"""What `aot_compile` and the compilers it is given say to each other.
+
+A compiler turns one functional ATen graph into a boxed callable: a function of one list, which it empties as it reads
+it, so that each input is freed as soon as its last reader ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
+
+import torch
+
+GraphKind = Literal["inference", "forward", "backward"]
+Size: TypeAlias = "int | torch.SymInt"
+BoxedCallable = Callable[[list[Any]], Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Update:
+    """Output `output` of the graph is the new value of its input `input`, to be written into that input's memory.
+
+    The graph itself is functional: it computes the new value and mutates nothing. Every reader of the old value in
+    the graph reads it before the update.
+    """
+
+    input: int
+    output: int
+
+
+@dataclass(frozen=True)
+class GraphInfo:
+    """What a compiler must know about a graph beyond its nodes.
+
+    Attributes:
+        kind: whether the graph is used without autograd, or as its forward or backward half.
+        static_inputs: inputs whose memory is the same at every call (parameters and buffers).
+        updates: inputs that get a new value. See `Compiled.written`.
+        strides: for each output the strides in elements that it must have, or None where the compiler may choose
+            (updates, values saved for the backward graph, outputs that are not tensors).
+    """
+
+    kind: GraphKind
+    static_inputs: tuple[int, ...] = ()
+    updates: tuple[Update, ...] = ()
+    strides: tuple[tuple[Size, ...] | None, ...] = ()
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled graph.
+
+    Attributes:
+        call: takes the list of inputs, empties it, and returns the outputs in the graph's order.
+        written: positions in `GraphInfo.updates` that `call` writes into the inputs' memory by itself, after every
+            read of the old value; it may return None at their outputs. For the rest the caller copies.
+    """
+
+    call: BoxedCallable
+    written: frozenset[int] = frozenset()
+
+
+class Compiler(Protocol):
+    """Compiles one functional graph; `example_inputs` are fake tensors, sizes (int or SymInt) and scalars."""
+
+    def __call__(
+        self, graph: torch.fx.GraphModule, example_inputs: Sequence[object], info: GraphInfo, /
+    ) -> Compiled: ...
+
+
+def interpret(graph: torch.fx.GraphModule, example_inputs: Sequence[object], info: GraphInfo) -> Compiled:
+    """The compiler that compiles nothing: it runs the graph op by op. For tests, and to find out who is to blame."""
+    interpreter = torch.fx.Interpreter(graph)
+
+    def call(args: list[Any]) -> Sequence[Any]:
+        with torch.no_grad():
+            outputs: Sequence[Any] = interpreter.boxed_run(args)
+        return outputs
+
+    return Compiled(call)

@@ -1,0 +1,107 @@
+"""`aot_compile` by torch's own AOTAutograd: the peer that tests and benchmarks compare ours with.
+
+Same contract as `gyrator.autograd.aot_compile`, so that a compiler cannot tell the two apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from gyrator import torch_compat
+from gyrator.autograd.decompositions import DecompositionTable, Numerics, decomposition_table
+from gyrator.autograd.interface import Compiled, Compiler, GraphInfo, GraphKind, Update
+
+
+def aot_compile(
+    gm: GraphModule,
+    example_inputs: Sequence[object],
+    *,
+    fw_compiler: Compiler,
+    bw_compiler: Compiler | None = None,
+    inference_compiler: Compiler | None = None,
+    decompositions: DecompositionTable | None = None,
+    numerics: Numerics = "fast",
+) -> Callable[..., Any]:
+    """Compiles `gm` with torch's joint trace, functionalisation and min-cut partitioner.
+
+    Args:
+        gm: torch-level ops, as torch.compile hands them to a backend.
+        example_inputs: one per placeholder of `gm`: fake or real tensors, sizes.
+        fw_compiler, bw_compiler, inference_compiler: see `Compiler`; the first stands in for a missing one.
+        decompositions: see `decomposition_table`, whose result is the default.
+        numerics: which default table.
+
+    Returns:
+        A callable with `gm`'s own signature.
+    """
+    table = decomposition_table(numerics=numerics) if decompositions is None else decompositions
+    return torch_compat.aot_autograd(
+        gm,
+        example_inputs,
+        fw_compiler=_adapt(fw_compiler, "forward"),
+        bw_compiler=_adapt(bw_compiler or fw_compiler, "backward"),
+        inference_compiler=_adapt(inference_compiler or fw_compiler, "inference"),
+        decompositions=dict(table),
+    )
+
+
+def _adapt(compiler: Compiler, kind: GraphKind) -> Callable[[GraphModule, Sequence[object]], Callable[..., Any]]:
+    """A compiler of ours as one of torch's: trailing copies into inputs become updates."""
+
+    def compile_graph(graph: GraphModule, example_inputs: Sequence[object]) -> Callable[..., Any]:
+        outputs = graph.graph.output_node().args[0]
+        assert isinstance(outputs, (list, tuple))
+        count = len(outputs)
+        updates = _copies_to_updates(graph)
+        info = GraphInfo(kind=kind, updates=updates, strides=_output_strides(graph, count))
+        compiled = compiler(graph, example_inputs, info)
+        return _without_updates(compiled, updates, count)
+
+    return compile_graph
+
+
+def _copies_to_updates(graph: GraphModule) -> tuple[Update, ...]:
+    """`copy_(input, value)` nodes → `value` as a further output, and an `Update` for each."""
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    output = graph.graph.output_node()
+    results = list(output.args[0])  # type: ignore[arg-type]
+    updates = []
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+        target, value = node.args[0], node.args[1]
+        updates.append(Update(input=placeholders.index(target), output=len(results)))
+        results.append(value)
+        assert isinstance(target, Node)
+        node.replace_all_uses_with(value)  # type: ignore[arg-type]
+        results = [value if result is node else result for result in results]
+        graph.graph.erase_node(node)
+    output.args = (tuple(results),)
+    graph.recompile()
+    return tuple(updates)
+
+
+def _output_strides(graph: GraphModule, count: int) -> tuple[tuple[int | torch.SymInt, ...] | None, ...]:
+    """Strides of the first `count` outputs as traced; None for the rest and for what is no tensor."""
+    strides: list[tuple[int | torch.SymInt, ...] | None] = []
+    for position, result in enumerate(graph.graph.output_node().args[0]):  # type: ignore[arg-type]
+        value = result.meta.get("val") if isinstance(result, Node) else None
+        exact = position < count and isinstance(value, torch.Tensor)
+        strides.append(tuple(value.stride()) if exact and value is not None else None)
+    return tuple(strides)
+
+
+def _without_updates(compiled: Compiled, updates: Sequence[Update], count: int) -> Callable[..., Any]:
+    """`compiled.call` with the updates that it declined copied into the inputs, returning the first `count` outputs."""
+    pending = [update for position, update in enumerate(updates) if position not in compiled.written]
+
+    def call(args: list[Any]) -> Sequence[Any]:
+        targets = [args[update.input] for update in pending]
+        outputs = compiled.call(args)
+        for target, update in zip(targets, pending, strict=True):
+            target.copy_(outputs[update.output])
+        return outputs[:count]
+
+    return torch_compat.mark_boxed(call)
