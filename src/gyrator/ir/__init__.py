@@ -1,0 +1,1 @@
+"""The compiler's intermediate representation: index algebra, value expressions, programs of nests, loop trees."""

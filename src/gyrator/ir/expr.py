@@ -1,0 +1,338 @@
+"""Value expressions: what one element of a result is, as an interned tree.
+
+``Const``, ``IndexValue``, ``Load``, ``Op``, ``Masked``, ``Checked`` and ``Random`` are what lowering writes; ``Ref``
+names a local of a kernel and appears only in loop trees. Expressions are strictly typed: an ``Op``'s arguments have the
+dtypes its row in :mod:`gyrator.ir.ops` asks for, and every conversion is an explicit ``cast``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeAlias
+
+import torch
+
+from gyrator.ir.index import Atom, Axis, Index, Size, substitute
+from gyrator.ir.intern import interned
+
+Scalar: TypeAlias = "bool | int | float"
+
+
+@interned
+class Value:
+    """An SSA value: a tensor that exactly one node defines (or an input). Names are unique within a program.
+
+    ``strides`` (in elements) say how it lies in memory once placed; loads address it by logical coordinates.
+    """
+
+    name: str
+    shape: tuple[Index, ...]
+    dtype: torch.dtype
+    strides: tuple[Index, ...]
+    device: torch.device = torch.device("cpu")
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class Expr:
+    """Abstract: a typed scalar expression over loop axes."""
+
+    __slots__ = ()
+    dtype: torch.dtype
+    _axes: frozenset[Axis] | None
+
+    def children(self) -> tuple[Expr, ...]:
+        return ()
+
+    def indices(self) -> tuple[Index, ...]:
+        """The indices written directly in this node."""
+        return ()
+
+    def rebuild(self, children: tuple[Expr, ...], indices: tuple[Index, ...]) -> Expr:
+        """The same node with other children and indices, in the order of :meth:`children` and :meth:`indices`."""
+        return self
+
+    def axes(self) -> frozenset[Axis]:
+        """The loop axes the value depends on."""
+        if self._axes is None:
+            found: frozenset[Axis] = frozenset()
+            for c in self.children():
+                found |= c.axes()
+            for i in self.indices():
+                found |= i.axes()
+            object.__setattr__(self, "_axes", found)
+            return found
+        return self._axes
+
+    def sizes(self) -> frozenset[Size]:
+        found: frozenset[Size] = frozenset()
+        for node in self.walk():
+            for i in node.indices():
+                found |= i.sizes()
+        return found
+
+    def walk(self) -> Iterator[Expr]:
+        """Each distinct node once, children before parents, those within indirect indices included."""
+        seen: set[Expr] = set()
+        yield from _walk(self, seen)
+
+    def substitute(self, mapping: Mapping[Atom, Index]) -> Expr:
+        """Replace axes and sizes in every index."""
+        return rewrite(self, lambda e: None, mapping)
+
+
+def _walk(expr: Expr, seen: set[Expr]) -> Iterator[Expr]:
+    if expr in seen:
+        return
+    seen.add(expr)
+    for c in expr.children():
+        yield from _walk(c, seen)
+    for i in expr.indices():
+        for atom in i.indirects():
+            yield from _walk(atom.value, seen)
+    yield expr
+
+
+@interned
+class Const(Expr):
+    """A literal of the given dtype. NaN and the sign of zero are kept apart."""
+
+    value: Scalar
+    dtype: torch.dtype
+    _axes: frozenset[Axis] | None
+
+    @staticmethod
+    def intern_key(value: Scalar, dtype: torch.dtype) -> tuple[object, ...]:
+        bits = struct.pack("d", value) if isinstance(value, float) else value
+        return type(value), bits, dtype
+
+    def __repr__(self) -> str:
+        return f"{self.value}:{short(self.dtype)}"
+
+
+@interned
+class IndexValue(Expr):
+    """The int64 value of an index."""
+
+    index: Index
+    _axes: frozenset[Axis] | None
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        return torch.int64
+
+    def indices(self) -> tuple[Index, ...]:
+        return (self.index,)
+
+    def rebuild(self, children: tuple[Expr, ...], indices: tuple[Index, ...]) -> Expr:
+        return IndexValue(indices[0])
+
+    def __repr__(self) -> str:
+        return f"index({self.index})"
+
+
+@interned
+class Load(Expr):
+    """The element of ``value`` at logical coordinates ``index``.
+
+    With a ``mask`` the element is read only where the mask holds, and is ``other`` elsewhere; without one the
+    coordinates are within the value's shape for every iteration.
+    """
+
+    value: Value
+    index: tuple[Index, ...]
+    mask: Expr | None = None
+    other: Scalar = 0
+    _axes: frozenset[Axis] | None
+
+    @staticmethod
+    def intern_key(value: Value, index: tuple[Index, ...], mask: Expr | None, other: Scalar) -> tuple[object, ...]:
+        return value, index, mask, type(other), struct.pack("d", other) if isinstance(other, float) else other
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        return self.value.dtype
+
+    def children(self) -> tuple[Expr, ...]:
+        return () if self.mask is None else (self.mask,)
+
+    def indices(self) -> tuple[Index, ...]:
+        return self.index
+
+    def rebuild(self, children: tuple[Expr, ...], indices: tuple[Index, ...]) -> Expr:
+        return Load(self.value, indices, children[0] if children else None, self.other)
+
+    def __repr__(self) -> str:
+        text = f"{self.value.name}[{', '.join(map(str, self.index))}]"
+        return text if self.mask is None else f"({text} if {self.mask} else {self.other})"
+
+
+@interned
+class Op(Expr):
+    """A scalar operation: a row of :data:`gyrator.ir.ops.OPS` applied to arguments."""
+
+    name: str
+    args: tuple[Expr, ...]
+    dtype: torch.dtype
+    _axes: frozenset[Axis] | None
+
+    def children(self) -> tuple[Expr, ...]:
+        return self.args
+
+    def rebuild(self, children: tuple[Expr, ...], indices: tuple[Index, ...]) -> Expr:
+        return Op(self.name, children, self.dtype)
+
+    def __repr__(self) -> str:
+        name = f"{self.name}<{short(self.dtype)}>" if self.name in ("cast", "bitcast") else self.name
+        return f"{name}({', '.join(map(repr, self.args))})"
+
+
+@interned
+class Masked(Expr):
+    """``body`` where ``mask`` holds, ``other`` elsewhere; no load within ``body`` happens where the mask is false.
+
+    Pass ``predicate`` turns it into masked loads and a ``where``; code generators never see it.
+    """
+
+    mask: Expr
+    body: Expr
+    other: Const
+    _axes: frozenset[Axis] | None
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        return self.body.dtype
+
+    def children(self) -> tuple[Expr, ...]:
+        return self.mask, self.body
+
+    def rebuild(self, children: tuple[Expr, ...], indices: tuple[Index, ...]) -> Expr:
+        return Masked(children[0], children[1], self.other)
+
+    def __repr__(self) -> str:
+        return f"masked({self.mask}, {self.body}, {self.other})"
+
+
+@interned
+class Checked(Expr):
+    """An int64 index read at run time: negatives wrap by ``size``; out of ``[0, size)`` the call raises IndexError.
+
+    Under a ``mask`` it is checked only where the mask holds.
+    """
+
+    arg: Expr
+    size: Index
+    mask: Expr | None = None
+    _axes: frozenset[Axis] | None
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        return torch.int64
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.arg,) if self.mask is None else (self.arg, self.mask)
+
+    def indices(self) -> tuple[Index, ...]:
+        return (self.size,)
+
+    def rebuild(self, children: tuple[Expr, ...], indices: tuple[Index, ...]) -> Expr:
+        return Checked(children[0], indices[0], children[1] if len(children) > 1 else None)
+
+    def __repr__(self) -> str:
+        return f"checked({self.arg}, {self.size}{'' if self.mask is None else f', if {self.mask}'})"
+
+
+@interned
+class Random(Expr):
+    """A counter-based random number (Philox 4x32-10): kind ``rand`` in [0, 1), ``randn`` or ``randint64``.
+
+    ``seed`` is an int64 expression, ``offset`` numbers the element, so a draw does not depend on the loop order.
+    ``args`` of ``randint64`` are the int64 bounds ``(low, high)``.
+    """
+
+    kind: str
+    seed: Expr
+    offset: Index
+    dtype: torch.dtype
+    args: tuple[Expr, ...] = ()
+    _axes: frozenset[Axis] | None
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.seed, *self.args)
+
+    def indices(self) -> tuple[Index, ...]:
+        return (self.offset,)
+
+    def rebuild(self, children: tuple[Expr, ...], indices: tuple[Index, ...]) -> Expr:
+        return Random(self.kind, children[0], indices[0], self.dtype, children[1:])
+
+    def __repr__(self) -> str:
+        return f"{self.kind}({', '.join(map(repr, (self.seed, self.offset, *self.args)))})"
+
+
+@interned
+class Ref(Expr):
+    """A local of a kernel (only in loop trees)."""
+
+    name: str
+    dtype: torch.dtype
+    scope: frozenset[Axis]
+    _axes: frozenset[Axis] | None
+
+    def axes(self) -> frozenset[Axis]:
+        return self.scope
+
+    def __repr__(self) -> str:
+        return f"%{self.name}"
+
+
+def rewrite(expr: Expr, replace: Callable[[Expr], Expr | None], mapping: Mapping[Atom, Index] | None = None) -> Expr:
+    """Rebuild bottom-up: substitute ``mapping`` in indices, then replace each rebuilt node by ``replace(node)`` unless None.
+
+    Expressions within indirect indices are rewritten too. Shared nodes are rewritten once.
+    """
+    memo: dict[Expr, Expr] = {}
+    atoms = mapping or {}
+
+    def index(i: Index) -> Index:
+        inner = i.indirects()
+        if not inner:
+            return substitute(i, atoms)
+        full: dict[Atom, Index] = dict(atoms)
+        for atom in inner:
+            new = type(atom)(visit(atom.value), substitute(atom.size, atoms))
+            if new is not atom:
+                full[atom] = new.index()
+        return substitute(i, full)
+
+    def visit(e: Expr) -> Expr:
+        done = memo.get(e)
+        if done is not None:
+            return done
+        children = e.children()
+        indices = e.indices()
+        new_children = tuple([visit(c) for c in children])
+        new_indices = tuple([index(i) for i in indices])
+        same = all(a is b for a, b in zip(children, new_children, strict=True)) and all(
+            a is b for a, b in zip(indices, new_indices, strict=True)
+        )
+        rebuilt = e if same else e.rebuild(new_children, new_indices)
+        result = replace(rebuilt)
+        memo[e] = rebuilt if result is None else result
+        return memo[e]
+
+    return visit(expr)
+
+
+_SHORT = {
+    torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16", torch.bool: "b1",
+    torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64", torch.uint8: "u8",
+    torch.uint16: "u16", torch.uint32: "u32", torch.uint64: "u64",
+}  # fmt: skip
+
+
+def short(dtype: torch.dtype) -> str:
+    """``f32`` for torch.float32, and so on."""
+    return _SHORT.get(dtype) or str(dtype).removeprefix("torch.")

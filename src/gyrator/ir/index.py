@@ -1,0 +1,715 @@
+"""Index algebra: integer polynomials in size symbols and loop axes, and what can be proved about them.
+
+An :class:`Index` is a polynomial with integer coefficients over *atoms*:
+
+=============  ==========================================================================================
+``Size``       a symbolic size, constant during one call (``lo ≤ size``)
+``Axis``       a loop variable, ``0 ≤ axis < extent``; the extent is part of the atom, so bounds need no context
+``FloorDiv``   ``⌊num / den⌋`` that no rule could remove (``den > 0``)
+``Mod``        ``num - den·⌊num / den⌋``
+``Min, Max``   of two indices
+``Indirect``   a run-time value (a loaded index) known to lie in ``[0, size)``
+=============  ==========================================================================================
+
+``(b*S + s)*C + c`` with symbolic ``S`` divides by ``C`` exactly as with constants. All results are exact: a rule
+fires only if it holds for every value of the sizes within their bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import gcd
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
+
+from gyrator.ir.intern import interned
+
+if TYPE_CHECKING:
+    from gyrator.ir.expr import Expr
+
+T = TypeVar("T")
+IndexLike: TypeAlias = "Index | int"
+Monomial: TypeAlias = "tuple[Atom, ...]"
+Terms: TypeAlias = "tuple[tuple[Monomial, int], ...]"
+
+
+class Atom:
+    """Abstract: a factor of a monomial. ``key`` orders atoms the same way in every process."""
+
+    __slots__ = ()
+    key: str
+
+    def index(self) -> Index:
+        return Index((((self,), 1),))
+
+
+@interned
+class Size(Atom):
+    """A symbolic size with proven bounds: ``lo ≤ size`` and, if ``hi`` is given, ``size ≤ hi``."""
+
+    name: str
+    lo: int = 0
+    hi: int | None = None
+
+    @property
+    def key(self) -> str:  # type: ignore[override]
+        return f"0{self.name}"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@interned
+class Axis(Atom):
+    """A loop variable that runs over ``0 … extent-1``."""
+
+    name: str
+    extent: Index
+
+    @property
+    def key(self) -> str:  # type: ignore[override]
+        return f"1{self.name}"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+@interned
+class FloorDiv(Atom):
+    num: Index
+    den: Index
+    _key: str | None
+
+    @property
+    def key(self) -> str:  # type: ignore[override]
+        return self._key or _remember(self, "_key", f"2{self!r}")
+
+    def __repr__(self) -> str:
+        return f"({_group(self.num)} // {_group(self.den)})"
+
+
+@interned
+class Mod(Atom):
+    num: Index
+    den: Index
+    _key: str | None
+
+    @property
+    def key(self) -> str:  # type: ignore[override]
+        return self._key or _remember(self, "_key", f"3{self!r}")
+
+    def __repr__(self) -> str:
+        return f"({_group(self.num)} % {_group(self.den)})"
+
+
+@interned
+class Min(Atom):
+    a: Index
+    b: Index
+
+    @property
+    def key(self) -> str:  # type: ignore[override]
+        return f"4{self!r}"
+
+    def __repr__(self) -> str:
+        return f"min({self.a}, {self.b})"
+
+
+@interned
+class Max(Atom):
+    a: Index
+    b: Index
+
+    @property
+    def key(self) -> str:  # type: ignore[override]
+        return f"5{self!r}"
+
+    def __repr__(self) -> str:
+        return f"max({self.a}, {self.b})"
+
+
+@interned
+class Indirect(Atom):
+    """A run-time integer: ``value`` is an int64 expression whose result lies in ``[0, size)``."""
+
+    value: Expr
+    size: Index
+    _key: str | None
+
+    @property
+    def key(self) -> str:  # type: ignore[override]
+        return self._key or _remember(self, "_key", f"6{self.value!r}")
+
+    def __repr__(self) -> str:
+        return f"<{self.value!r}>"
+
+
+@interned
+class Index:
+    """An integer polynomial. Build with :func:`const`, atoms' ``index()`` and the operators; terms stay canonical."""
+
+    terms: Terms
+    _axes: frozenset[Axis] | None
+    _lower: Index | Literal[False] | None  # False: none is known
+    _upper: Index | Literal[False] | None
+
+    # -- arithmetic ------------------------------------------------------------------------------------------------
+    def __add__(self, other: IndexLike) -> Index:
+        if isinstance(other, int):
+            if other == 0:
+                return self
+            other = const(other)
+        if not self.terms:
+            return other
+        if not other.terms:
+            return self
+        total = dict(self.terms)
+        for monomial, c in other.terms:
+            total[monomial] = total.get(monomial, 0) + c
+        return _canonical(total)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Index:
+        return Index(tuple((m, -c) for m, c in self.terms))
+
+    def __sub__(self, other: IndexLike) -> Index:
+        return self + (-as_index(other))
+
+    def __rsub__(self, other: IndexLike) -> Index:
+        return as_index(other) + (-self)
+
+    def __mul__(self, other: IndexLike) -> Index:
+        other = as_index(other)
+        if other is ONE:
+            return self
+        if self is ONE:
+            return other
+        total: dict[Monomial, int] = {}
+        for m1, c1 in self.terms:
+            for m2, c2 in other.terms:
+                monomial = _times(m1, m2)
+                total[monomial] = total.get(monomial, 0) + c1 * c2
+        return _canonical(total)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, den: IndexLike) -> Index:
+        return div_mod(self, as_index(den))[0]
+
+    def __rfloordiv__(self, num: int) -> Index:
+        return div_mod(const(num), self)[0]
+
+    def __mod__(self, den: IndexLike) -> Index:
+        return div_mod(self, as_index(den))[1]
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+    @property
+    def value(self) -> int | None:
+        """The constant this index is, or None."""
+        if not self.terms:
+            return 0
+        if len(self.terms) == 1 and not self.terms[0][0]:
+            return self.terms[0][1]
+        return None
+
+    @property
+    def constant_term(self) -> int:
+        return next((c for m, c in self.terms if not m), 0)
+
+    def atoms(self) -> Iterator[Atom]:
+        """Every atom, also those within other atoms (with repeats)."""
+        for monomial, _ in self.terms:
+            for atom in monomial:
+                yield atom
+                match atom:
+                    case FloorDiv(num, den) | Mod(num, den):
+                        yield from num.atoms()
+                        yield from den.atoms()
+                    case Min(a, b) | Max(a, b):
+                        yield from a.atoms()
+                        yield from b.atoms()
+                    case _:
+                        pass
+
+    def axes(self) -> frozenset[Axis]:
+        """The loop axes this index depends on (through indirect values too)."""
+        if self._axes is None:
+            found: set[Axis] = set()
+            for atom in self.atoms():
+                if isinstance(atom, Axis):
+                    found.add(atom)
+                elif isinstance(atom, Indirect):
+                    found |= atom.value.axes()
+            return _remember(self, "_axes", frozenset(found))
+        return self._axes
+
+    def sizes(self) -> frozenset[Size]:
+        """The size symbols this index depends on, those in the extents of its axes not counted."""
+        found = set()
+        for atom in self.atoms():
+            if isinstance(atom, Size):
+                found.add(atom)
+            elif isinstance(atom, Indirect):
+                found |= atom.value.sizes()
+        return frozenset(found)
+
+    def indirects(self) -> list[Indirect]:
+        return [a for a in self.atoms() if isinstance(a, Indirect)]
+
+    def coefficient(self, axis: Axis) -> Index | None:
+        """``c`` if this index is ``c·axis + rest`` with ``axis`` in neither ``c`` nor ``rest``; None otherwise."""
+        total: dict[Monomial, int] = {}
+        for monomial, c in self.terms:
+            count = monomial.count(axis)
+            if count == 0:
+                if any(axis in a.index().axes() for a in monomial if not isinstance(a, Size | Axis)):
+                    return None
+                continue
+            rest = tuple(a for a in monomial if a is not axis)
+            if count > 1 or any(axis in a.index().axes() for a in rest if not isinstance(a, Size | Axis)):
+                return None
+            total[rest] = total.get(rest, 0) + c
+        return _canonical(total)
+
+    def __repr__(self) -> str:
+        if not self.terms:
+            return "0"
+        text = ""
+        for monomial, c in self.terms:
+            factors = [str(abs(c))] if abs(c) != 1 or not monomial else []
+            factors += [repr(a) for a in monomial]
+            sign = "-" if c < 0 else "+"
+            text += ("-" if c < 0 else "") if not text else f" {sign} "
+            text += "*".join(factors)
+        return text
+
+
+def _group(index: Index) -> str:
+    simple = index.value is not None or (len(index.terms) == 1 and index.terms[0][1] == 1 and len(index.terms[0][0]) == 1)
+    return str(index) if simple else f"({index})"
+
+
+def _remember(node: object, slot: str, value: T) -> T:
+    object.__setattr__(node, slot, value)
+    return value
+
+
+def _key(monomial: Monomial) -> tuple[int, tuple[str, ...]]:
+    return (-len(monomial), tuple(a.key for a in monomial))
+
+
+def _times(m1: Monomial, m2: Monomial) -> Monomial:
+    if not m1:
+        return m2
+    if not m2:
+        return m1
+    return tuple(sorted(m1 + m2, key=lambda a: a.key))
+
+
+def _canonical(total: dict[Monomial, int]) -> Index:
+    items = [(m, c) for m, c in total.items() if c]
+    if len(items) > 1:
+        items.sort(key=lambda t: _key(t[0]))
+        merged = _recombine(items)
+        if merged is not None:
+            return merged
+    return Index(tuple(items))
+
+
+def _recombine(items: list[tuple[Monomial, int]]) -> Index | None:
+    """``k·d·(x // d) + k·(x % d)`` → ``k·x``; None where there is no such pair."""
+    mods = [(i, a) for i, (m, _) in enumerate(items) for a in m if isinstance(a, Mod)]
+    if not mods:
+        return None
+    for i, mod in mods:
+        monomial, c = items[i]
+        rest = Index(((_without(monomial, mod), c),))
+        wanted = dict((rest * mod.den * div_mod(mod.num, mod.den)[0]).terms)
+        have = dict(items)
+        if all(have.get(m) == v for m, v in wanted.items()):
+            remaining = {m: v for m, v in items if m not in wanted and m != monomial}
+            return _canonical(remaining) + rest * mod.num
+    return None
+
+
+def _without(monomial: Monomial, atom: Atom) -> Monomial:
+    at = monomial.index(atom)
+    return monomial[:at] + monomial[at + 1 :]
+
+
+def const(value: int) -> Index:
+    """The constant index ``value``."""
+    return Index((((), value),)) if value else ZERO
+
+
+def as_index(value: IndexLike) -> Index:
+    return value if isinstance(value, Index) else const(int(value))
+
+
+ZERO = Index(())
+ONE = Index((((), 1),))
+
+
+def product(factors: tuple[Index, ...] | list[Index]) -> Index:
+    """The product of ``factors`` (1 if there are none)."""
+    total = ONE
+    for f in factors:
+        total = total * f
+    return total
+
+
+# -- division ------------------------------------------------------------------------------------------------------------
+def exact_quotient(num: Index, den: Index) -> Index | None:
+    """``q`` with ``num = q·den`` for all values, or None."""
+    quotient, rest = _long_division(num, den)
+    return quotient if rest is ZERO else None
+
+
+def _long_division(num: Index, den: Index) -> tuple[Index, Index]:
+    """Multivariate division by the leading term of ``den``: ``num = q·den + r``."""
+    if den is ONE:
+        return num, ZERO
+    lead, lead_c = den.terms[0]
+    quotient, rest = ZERO, num
+    for _ in range(16):
+        step: dict[Monomial, int] = {}
+        for monomial, c in rest.terms:
+            left = _divide_monomial(monomial, lead)
+            if left is None:
+                continue
+            q = c // lead_c if not monomial else (abs(c) // abs(lead_c)) * (1 if (c > 0) == (lead_c > 0) else -1)
+            if q:
+                step[left] = step.get(left, 0) + q
+        if not step:
+            break
+        part = _canonical(step)
+        quotient, rest = quotient + part, rest - part * den
+    return quotient, rest
+
+
+def _divide_monomial(num: Monomial, den: Monomial) -> Monomial | None:
+    left = list(num)
+    for atom in den:
+        if atom not in left:
+            return None
+        left.remove(atom)
+    return tuple(left)
+
+
+def div_mod(num: Index, den: Index) -> tuple[Index, Index]:
+    """``(⌊num/den⌋, num - den·⌊num/den⌋)`` with every provable simplification; ``den`` must be positive.
+
+    ``(b*S + s)*768 + 64*h + d`` by 768 gives ``(b*S + s, 64*h + d)`` since ``0 ≤ 64*h + d < 768``.
+
+    Raises: ZeroDivisionError if ``den`` is the constant 0.
+    """
+    if den is ZERO:
+        raise ZeroDivisionError(f"{num} // 0")
+    n, d = num.value, den.value
+    if n is not None and d is not None:
+        return const(n // d), const(n % d)
+    if den is ONE:
+        return num, ZERO
+    quotient, rest = _long_division(num, den)
+    if is_nonnegative(rest) and is_nonnegative(den - rest - 1):
+        return quotient, rest
+    if is_nonnegative(-rest - 1) and is_nonnegative(den + rest):  # -den ≤ rest < 0
+        return quotient - 1, rest + den
+    split = _split_by_gcd(rest, den)
+    if split is not None:
+        q, r = split
+        return quotient + q, r
+    nested = _nested_division(rest, den)
+    if nested is not None:
+        return quotient + nested, _mod_atom(rest, den)
+    return quotient + FloorDiv(rest, den).index(), _mod_atom(rest, den)
+
+
+def _mod_atom(num: Index, den: Index) -> Index:
+    """``(x % (k·d)) % d`` → ``x % d``; else the atom."""
+    if len(num.terms) == 1 and num.terms[0][1] == 1 and len(num.terms[0][0]) == 1:
+        (atom,) = num.terms[0][0]
+        if isinstance(atom, Mod) and exact_quotient(atom.den, den) is not None:
+            return div_mod(atom.num, den)[1]
+    return Mod(num, den).index()
+
+
+def _split_by_gcd(num: Index, den: Index) -> tuple[Index, Index] | None:
+    """``(g·a + r) // (g·b)`` with ``0 ≤ r < g`` → ``a // b``, remainder ``g·(a % b) + r``; g a constant > 1."""
+    d = den.value
+    if d is None or len(num.terms) < 1:
+        return None
+    for g in sorted({gcd(c, d) for m, c in num.terms if m}, reverse=True):
+        if g <= 1:
+            continue
+        whole = _canonical({m: c // g for m, c in num.terms if c % g == 0})
+        rest = _canonical({m: c for m, c in num.terms if c % g})
+        if rest.value is not None and not 0 <= rest.value < g:  # a constant: floor it into the whole part
+            whole, rest = whole + rest.value // g, const(rest.value % g)
+        if is_nonnegative(rest) and is_nonnegative(const(g - 1) - rest):
+            q, r = div_mod(whole, const(d // g))
+            return q, r * g + rest
+    return None
+
+
+def _nested_division(num: Index, den: Index) -> Index | None:
+    """``(x // a) // b`` → ``x // (a·b)`` and ``(x % (a·b)) // a`` → ``(x // a) % b``."""
+    if len(num.terms) == 1 and num.terms[0][1] == 1 and len(num.terms[0][0]) == 1:
+        (atom,) = num.terms[0][0]
+        if isinstance(atom, FloorDiv):
+            return div_mod(atom.num, atom.den * den)[0]
+        parts = exact_quotient(atom.den, den) if isinstance(atom, Mod) else None
+        if isinstance(atom, Mod) and parts is not None and is_nonnegative(parts - 1):
+            return div_mod(div_mod(atom.num, den)[0], parts)[1]
+    return None
+
+
+# -- bounds and proofs -----------------------------------------------------------------------------------------------------
+def _atom_bounds(atom: Atom) -> tuple[Index, Index | None]:
+    """Inclusive bounds of an atom as polynomials in sizes; the upper one may be unknown."""
+    match atom:
+        case Size(_, lo, hi):
+            return const(lo), None if hi is None else const(hi)
+        case Axis(_, extent):
+            return ZERO, upper(extent - 1)
+        case Indirect(_, size):
+            return ZERO, upper(size - 1)
+        case Mod(num, den):
+            top = upper(den - 1)
+            return ZERO, top
+        case FloorDiv(num, den):
+            low, high = lower(num), upper(num)
+            if den.value is None:
+                return (ZERO if low is not None and is_nonnegative(low) else const(-(1 << 62))), (
+                    high if high is not None and is_nonnegative(high) else None
+                )
+            return (div_mod(low, den)[0] if low is not None else const(-(1 << 62))), (
+                div_mod(high, den)[0] if high is not None else None
+            )
+        case Min(a, b):
+            highs = [h for h in (upper(a), upper(b)) if h is not None]
+            lows = [lower(a), lower(b)]
+            low = _pick(lows, smallest=True)
+            return (low if low is not None else const(-(1 << 62))), highs[0] if highs else None
+        case Max(a, b):
+            low = _pick([lower(a), lower(b)], smallest=False) or lower(a)
+            return (low if low is not None else const(-(1 << 62))), _pick([upper(a), upper(b)], smallest=False)
+    raise TypeError(atom)
+
+
+def _pick(options: list[Index | None], *, smallest: bool) -> Index | None:
+    a, b = options
+    if a is None or b is None:
+        return None
+    if is_nonnegative(b - a):
+        return a if smallest else b
+    if is_nonnegative(a - b):
+        return b if smallest else a
+    return None
+
+
+def lower(index: Index) -> Index | None:
+    """A lower bound as a polynomial in size symbols alone, or None if none is known."""
+    if index._lower is None:
+        bound = _bound(index, low=True)
+        _remember(index, "_lower", False if bound is None else bound)
+        return bound
+    return index._lower or None
+
+
+def upper(index: Index) -> Index | None:
+    """An upper bound as a polynomial in size symbols alone, or None if none is known."""
+    if index._upper is None:
+        bound = _bound(index, low=False)
+        _remember(index, "_upper", False if bound is None else bound)
+        return bound
+    return index._upper or None
+
+
+def _bound(index: Index, *, low: bool) -> Index | None:
+    total = ZERO
+    groups: dict[Atom | None, dict[Monomial, int]] = {}
+    for monomial, c in index.terms:  # group by the one atom that is not a size
+        others = [a for a in monomial if not isinstance(a, Size)]
+        if len(others) > 1:
+            return _bound_product(index, low=low)
+        pivot = others[0] if others else None
+        rest = _without(monomial, pivot) if pivot is not None else monomial
+        group = groups.setdefault(pivot, {})
+        group[rest] = group.get(rest, 0) + c
+    for pivot, terms in groups.items():
+        factor = _canonical(terms)
+        if pivot is None:
+            total = total + factor
+            continue
+        lo, hi = _atom_bounds(pivot)
+        if is_nonnegative(factor):
+            end: Index | None = lo if low else hi
+        elif is_nonnegative(-factor):
+            end = hi if low else lo
+        else:
+            return None
+        if end is None:
+            return None
+        total = total + factor * end
+    return total
+
+
+def _bound_product(index: Index, *, low: bool) -> Index | None:
+    """Bounds where a monomial has several atoms that are not sizes: each must be non-negative."""
+    total = ZERO
+    for monomial, c in index.terms:
+        part = const(c)
+        for atom in monomial:
+            if isinstance(atom, Size):
+                part = part * atom.index()
+                continue
+            lo, hi = _atom_bounds(atom)
+            end = lo if (c > 0) == low else hi
+            if end is None or not is_nonnegative(lo):
+                return None
+            part = part * end
+        total = total + part
+    return total
+
+
+def is_nonnegative(index: Index) -> bool:
+    """True only if ``index ≥ 0`` is proved for all axes in range and all sizes within their bounds."""
+    value = index.value
+    if value is not None:
+        return value >= 0
+    if all(isinstance(a, Size) for m, _ in index.terms for a in m):
+        return _sizes_nonnegative(index)
+    bound = lower(index)
+    return bound is not None and (bound is not index) and is_nonnegative(bound)
+
+
+def _sizes_nonnegative(index: Index) -> bool:
+    """Shift each size by its lower bound (``s = lo + s'``) and require every coefficient to be non-negative."""
+    if all(c >= 0 for _, c in index.terms) and all(a.lo >= 0 for m, _ in index.terms for a in m if isinstance(a, Size)):
+        return True
+    shifted: dict[Monomial, int] = {}
+    for monomial, c in index.terms:
+        partial: dict[Monomial, int] = {(): c}
+        for atom in monomial:
+            assert isinstance(atom, Size)
+            grown: dict[Monomial, int] = {}
+            for m, v in partial.items():
+                with_atom = _times(m, (atom,))
+                grown[with_atom] = grown.get(with_atom, 0) + v
+                grown[m] = grown.get(m, 0) + v * atom.lo
+            partial = grown
+        for m, v in partial.items():
+            shifted[m] = shifted.get(m, 0) + v
+    if all(v >= 0 for v in shifted.values()):
+        return True
+    highs = {a for m, _ in index.terms for a in m if isinstance(a, Size) and a.hi is not None}
+    if len(index.terms) > 2 or not highs:
+        return False
+    ends = {a: const(a.hi) for a in highs if a.hi is not None}
+    return all(c < 0 or not m for m, c in index.terms) and is_nonnegative(substitute(index, ends))
+
+
+def is_less(a: IndexLike, b: IndexLike) -> bool:
+    """True only if ``a < b`` is proved."""
+    return is_nonnegative(as_index(b) - a - 1)
+
+
+# -- substitution ------------------------------------------------------------------------------------------------------------
+def substitute(index: Index, mapping: Mapping[Atom, Index]) -> Index:
+    """Replace atoms by indices everywhere, simplifying again: ``{i: 4*a + b}`` in ``i // 4`` gives ``a``.
+
+    Extents within axes are left as they are; an indirect value is rewritten with the same mapping.
+    """
+    if not mapping or not index.terms:
+        return index
+    fixed: dict[Monomial, int] = {}
+    moved = ZERO
+    for monomial, c in index.terms:
+        new = [_substitute_atom(a, mapping) for a in monomial]
+        if all(n is a for n, a in zip(new, monomial, strict=True)):
+            fixed[monomial] = c
+            continue
+        part = const(c)
+        for n in new:
+            part = part * (n if isinstance(n, Index) else n.index())
+        moved = moved + part
+    return moved + _canonical(fixed) if moved.terms else _canonical(fixed)
+
+
+def _substitute_atom(atom: Atom, mapping: Mapping[Atom, Index]) -> Atom | Index:
+    found = mapping.get(atom)
+    if found is not None:
+        return found
+    match atom:
+        case FloorDiv(num, den):
+            n, d = substitute(num, mapping), substitute(den, mapping)
+            return atom if n is num and d is den else div_mod(n, d)[0]
+        case Mod(num, den):
+            n, d = substitute(num, mapping), substitute(den, mapping)
+            return atom if n is num and d is den else div_mod(n, d)[1]
+        case Min(a, b):
+            return minimum(substitute(a, mapping), substitute(b, mapping))
+        case Max(a, b):
+            return maximum(substitute(a, mapping), substitute(b, mapping))
+        case Indirect(value, size):
+            v, s = value.substitute(mapping), substitute(size, mapping)
+            return atom if v is value and s is size else Indirect(v, s)
+    return atom
+
+
+def minimum(a: Index, b: Index) -> Index:
+    if is_nonnegative(b - a):
+        return a
+    return b if is_nonnegative(a - b) else Min(*sorted((a, b), key=repr)).index()
+
+
+def maximum(a: Index, b: Index) -> Index:
+    if is_nonnegative(a - b):
+        return a
+    return b if is_nonnegative(b - a) else Max(*sorted((a, b), key=repr)).index()
+
+
+def evaluate(index: Index, env: Mapping[Atom, int]) -> int:
+    """The value under ``env`` (sizes, axes and indirect atoms to ints). Raises KeyError for an atom without a value."""
+    total = 0
+    for monomial, c in index.terms:
+        part = c
+        for atom in monomial:
+            part *= _evaluate_atom(atom, env)
+        total += part
+    return total
+
+
+def _evaluate_atom(atom: Atom, env: Mapping[Atom, int]) -> int:
+    if atom in env:
+        return env[atom]
+    match atom:
+        case FloorDiv(num, den):
+            return evaluate(num, env) // evaluate(den, env)
+        case Mod(num, den):
+            return evaluate(num, env) % evaluate(den, env)
+        case Min(a, b):
+            return min(evaluate(a, env), evaluate(b, env))
+        case Max(a, b):
+            return max(evaluate(a, env), evaluate(b, env))
+    raise KeyError(atom)
+
+
+def contiguous_strides(shape: tuple[Index, ...]) -> tuple[Index, ...]:
+    """Row-major strides in elements: ``(a, b, c)`` → ``(b*c, c, 1)``; a size-0 or -1 dimension counts as 1 like torch's."""
+    strides: list[Index] = []
+    step = ONE
+    for extent in reversed(shape):
+        strides.append(step)
+        if extent.value is None or extent.value > 1:
+            step = step * extent
+    return tuple(reversed(strides))
+
+
+def dot(coords: tuple[Index, ...], strides: tuple[Index, ...]) -> Index:
+    """``Σ coords[k]·strides[k]``: the linear position of a coordinate."""
+    total = ZERO
+    for c, s in zip(coords, strides, strict=True):
+        total = total + c * s
+    return total

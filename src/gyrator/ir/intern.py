@@ -1,0 +1,54 @@
+"""Interning (hash-consing): building the same immutable node twice gives the same object.
+
+Equality of interned nodes is identity, so a comparison costs nothing, a dictionary keyed by nodes never walks a
+tree, and an analysis may be memoised on the node itself.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar, dataclass_transform
+from weakref import WeakValueDictionary
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True, eq_default=False)
+def interned(cls: type[T]) -> type[T]:
+    """Class decorator: makes ``cls`` an immutable, interned record of its annotated fields.
+
+    Fields take defaults as in a dataclass. A class whose fields can be equal yet different (``1 == True``)
+    defines ``intern_key(*fields)`` to tell them apart. An optional ``check(self)`` runs once, on a new node.
+    An annotation that starts with ``_`` declares a cache slot, not a field: it begins as None.
+    """
+    names = [n for n in cls.__dict__.get("__annotations__", {})]
+    fields = [n for n in names if not n.startswith("_")]
+    caches = [n for n in names if n.startswith("_")]
+    defaults = {n: cls.__dict__[n] for n in fields if n in cls.__dict__}
+    body = {k: v for k, v in cls.__dict__.items() if k not in defaults and k not in ("__dict__", "__weakref__")}
+    body["__slots__"] = (*names, "__weakref__")
+    new = type(cls.__name__, cls.__bases__, body)
+    table: WeakValueDictionary[object, object] = WeakValueDictionary()
+    scope: dict[str, object] = {"get": table.get, "put": table.setdefault, "make": object.__new__, "defaults": defaults}
+    scope.update({f"set_{n}": getattr(new, n).__set__ for n in names})
+    scope["key"] = body.get("intern_key")
+    params = ", ".join(f"{n}=defaults[{n!r}]" if n in defaults else n for n in fields)
+    key = f"key({', '.join(fields)})" if "intern_key" in body else (fields[0] if len(fields) == 1 else f"({', '.join(fields)})")
+    lines = [f"def __new__(cls, {params}):", f"    k = {key}", "    node = get(k)", "    if node is not None: return node"]
+    lines += ["    node = make(cls)"] + [f"    set_{n}(node, {n})" for n in fields] + [f"    set_{n}(node, None)" for n in caches]
+    lines += ["    node.check()"] if "check" in body else []
+    lines += ["    return put(k, node)"]
+    exec("\n".join(lines), scope)  # noqa: S102  (one constructor per class, built from field names alone)
+    new.__new__ = scope["__new__"]  # type: ignore[method-assign, assignment]
+    new.__init__ = _no_init  # type: ignore[method-assign, misc]
+    new.__setattr__ = _refuse  # type: ignore[method-assign, assignment]
+    new.__reduce__ = lambda self: (new, tuple(getattr(self, n) for n in fields))  # type: ignore[method-assign]
+    new.__match_args__ = tuple(fields)  # type: ignore[attr-defined]
+    return new
+
+
+def _no_init(self: object, *args: object, **kwargs: object) -> None:
+    """Fields are set by ``__new__``, once."""
+
+
+def _refuse(self: object, name: str, value: object) -> None:
+    raise AttributeError(f"{type(self).__name__} is immutable: cannot set {name!r}")

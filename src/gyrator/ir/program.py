@@ -1,0 +1,227 @@
+"""Programs of loop nests: what lowering produces and the scheduler consumes.
+
+A program is an ordered list of nodes in SSA form. Each node defines values; every write makes a new value (a scatter or an
+update of an input is ``x@1``, never ``x`` again), so order carries no meaning beyond data flow and effects.
+
+============  ================================================================================================
+``Nest``      a loop nest with one root: ``Pointwise | Reduce | Scan | Sort | Scatter``
+``Extern``    a call of a library op on strided views of values
+============  ================================================================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+
+from gyrator.ir.expr import Expr, Value
+from gyrator.ir.index import Axis, Index, Size
+from gyrator.origin import Origin
+
+# -- roots -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Pointwise:
+    """``out[axes] = body``."""
+
+    body: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """``out[axes] = kind over reduced of body``; ``kind`` is a row of ``REDUCTIONS``, which says how many bodies and results."""
+
+    kind: str
+    reduced: tuple[Axis, ...]
+    body: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """``out[…, k, …] = kind over j ≤ k of body[…, j, …]`` along ``axis``, one of the nest's axes.
+
+    ``reverse`` runs from the end. A scan of ``argmax``/``argmin`` gives (value, index); on ties the later index wins
+    (torch's cummax).
+    """
+
+    kind: str
+    axis: Axis
+    body: tuple[Expr, ...]
+    reverse: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sort:
+    """``out = (values, int64 indices)`` of ``body`` sorted along ``axis``; NaN is the largest."""
+
+    axis: Axis
+    body: Expr
+    descending: bool = False
+    stable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """A copy of ``into`` in which, for every point of the axes, element ``index`` is combined with ``body``.
+
+    ``combine`` is ``set`` (when several points hit one element any of them may win), ``add``, ``mul``, ``max`` or ``min``.
+    Points where ``mask`` is false write nothing. The result has ``into``'s shape and dtype.
+    """
+
+    into: Value
+    index: tuple[Index, ...]
+    body: Expr
+    combine: str = "set"
+    mask: Expr | None = None
+
+
+Root: TypeAlias = "Pointwise | Reduce | Scan | Sort | Scatter"
+
+
+# -- nodes -----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """One root over ``axes``. ``out`` has a value per result, None where nobody wants it.
+
+    The shape of a result is the extents of ``axes`` in order (of ``into`` for a scatter). Axes are named ``i0, i1, …``
+    and reduced ones ``r0, r1, …`` so that equal nests have equal bodies.
+    """
+
+    out: tuple[Value | None, ...]
+    axes: tuple[Axis, ...]
+    root: Root
+    origins: tuple[Origin, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A strided window on a value: what an extern call receives and what a graph returns. Units are elements.
+
+    ``offset`` is relative to the value's own first element.
+    """
+
+    value: Value
+    shape: tuple[Index, ...]
+    strides: tuple[Index, ...]
+    offset: Index
+    dtype: torch.dtype | None = None  # None: the value's; another one of the same width reinterprets the bits
+
+
+@dataclass(frozen=True, slots=True)
+class ListArg:
+    """A list argument of an extern call."""
+
+    items: tuple[Arg, ...]
+
+
+ConstantArg: TypeAlias = (
+    "bool | int | float | complex | str | None | torch.dtype | torch.device | torch.layout | torch.memory_format"
+)
+Arg: TypeAlias = "View | Index | ListArg | ConstantArg"
+
+
+@dataclass(frozen=True, slots=True)
+class Extern:
+    """A call of the op named ``op`` (``aten.mm.default``, ``mylib.scale.default``, ``gyrator.seeds.default``).
+
+    ``out`` has a value per tensor result in order, None for results that are not tensors or not wanted. ``mutates``
+    lists, for ops that write into arguments, (position of the argument, the new version of its value). ``effects``
+    keeps the call alive and in order with other effects. ``scalars`` are size symbols the call defines (``item``).
+    """
+
+    out: tuple[Value | None, ...]
+    op: str
+    args: tuple[Arg, ...]
+    kwargs: tuple[tuple[str, Arg], ...] = ()
+    mutates: tuple[tuple[int, Value], ...] = ()
+    effects: bool = False
+    scalars: tuple[Size, ...] = ()
+    origins: tuple[Origin, ...] = ()
+
+
+Node: TypeAlias = "Nest | Extern"
+
+
+# -- program -----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A graph input: a tensor (``value``), a symbolic int (``size``), or one the program ignores (both None)."""
+
+    value: Value | None = None
+    size: Size | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A tensor known at compile time; ``key`` finds it among the compiled graph's constants."""
+
+    value: Value
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """A size symbol computed at the start of a call: from an input's shape, or by a Python expression over other symbols."""
+
+    size: Size
+    source: str
+    text: str
+
+
+Output: TypeAlias = "View | Index | None | bool | int | float"
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The caller sees ``value`` as the new contents of input ``target`` after the call."""
+
+    target: Value
+    value: View
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A whole graph. ``nodes`` are in an order that respects data flow; each value is defined once, before its uses."""
+
+    name: str
+    inputs: tuple[Input, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[Output, ...]
+    updates: tuple[Update, ...] = ()
+    constants: tuple[Constant, ...] = ()
+    derived: tuple[Derived, ...] = field(default=())
+
+
+# -- looking -------------------------------------------------------------------------------------------------------------
+def bodies(root: Root) -> tuple[Expr, ...]:
+    """The expressions evaluated at each point of a nest, masks included."""
+    match root:
+        case Pointwise(body) | Sort(_, body):
+            return (body,)
+        case Reduce(_, _, body) | Scan(_, _, body):
+            return body
+        case Scatter(_, _, body, _, mask):
+            return (body,) if mask is None else (body, mask)
+    raise TypeError(root)
+
+
+def defines(node: Node) -> tuple[Value, ...]:
+    """The values that ``node`` defines."""
+    values = tuple(v for v in node.out if v is not None)
+    return values + tuple(v for _, v in node.mutates) if isinstance(node, Extern) else values
+
+
+def views(node: Extern) -> tuple[View, ...]:
+    """Every view among an extern's arguments."""
+    found: list[View] = []
+    stack: list[Arg] = [*node.args, *(a for _, a in node.kwargs)]
+    while stack:
+        arg = stack.pop()
+        if isinstance(arg, View):
+            found.append(arg)
+        elif isinstance(arg, ListArg):
+            stack.extend(arg.items)
+    return tuple(reversed(found))

@@ -1,0 +1,130 @@
+"""Loop trees: kernels with every decision made, ready to be printed.
+
+A kernel is a tree of loops over stages. The scheduler decides the order of loops, what is hoisted out of which loop, what is
+kept in a local or a scratch row, what runs in parallel and along which axis vectors lie; a code generator prints.
+
+    kernel softmax(x: f32[B, N]) -> y
+      parallel i < B:
+        lanes j < N  carry m = max:
+          update m with x[i, j]
+        lanes j < N  carry d = sum:
+          let e = exp(x[i, j] - %m)
+          row[j] = e
+          update d with e
+        lanes j < N:
+          y[i, j] = row[j] / %d
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from gyrator.ir.expr import Expr, Ref, Value
+from gyrator.ir.index import Axis, Index, Size
+from gyrator.origin import Origin
+
+
+class LoopKind(enum.Enum):
+    """How a loop runs. On a GPU ``PARALLEL`` loops form the grid and ``LANES`` the threads of a block."""
+
+    PARALLEL = "parallel"  # iterations are independent, but for carries, which are merged
+    SERIAL = "serial"
+    LANES = "lanes"  # vectorised: a step handles several iterations, the rest runs one by one
+
+
+# -- stages ------------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Let:
+    """Name the value of an expression for the rest of this loop's body, inner loops included."""
+
+    name: Ref
+    expr: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """``value[index] = expr`` or, with ``combine`` other than ``set``, ``value[index] combine= expr``.
+
+    ``atomic``: other iterations of a parallel loop may hit the same element. Nothing is written where ``mask`` is false.
+    """
+
+    value: Value
+    index: tuple[Index, ...]
+    expr: Expr
+    combine: str = "set"
+    mask: Expr | None = None
+    atomic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Feed one iteration's ``args`` to the carry named ``carry``.
+
+    ``running`` names the carry's results just after this update (a scan reads them; otherwise empty).
+    """
+
+    carry: str
+    args: tuple[Expr, ...]
+    running: tuple[Ref | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """A reduction carried by a loop: a row of ``REDUCTIONS`` with its results, readable after the loop.
+
+    If the vectors lie along an axis *outside* the carrying loop, each lane has its own accumulator.
+    ``last_wins``: an equal later element replaces the extreme (cummax), otherwise the first stays (argmax).
+    """
+
+    name: str
+    kind: str
+    results: tuple[Ref | None, ...]
+    last_wins: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """``for axis in range(extent)`` (from the end if ``reverse``).
+
+    ``lanes`` is the vector length of a ``LANES`` loop. ``grain`` is the estimated cost of one iteration, in cheap
+    instructions, by which a ``PARALLEL`` loop decides at run time whether threads pay.
+    """
+
+    axis: Axis
+    kind: LoopKind
+    body: tuple[Loop | Stage, ...]
+    carries: tuple[Carry, ...] = ()
+    lanes: int = 1
+    grain: int = 0
+    reverse: bool = False
+
+
+Stage: TypeAlias = "Let | Store | Update"
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A tensor argument of a kernel. ``written``/``read`` say how it is used; two params never alias unless both are
+    the same storage updated in place at the same index (``alias`` names the other one)."""
+
+    value: Value
+    read: bool
+    written: bool
+    alias: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A function of tensors and sizes. ``scratch`` values are rows private to one iteration of the parallel loops.
+
+    ``sites`` names, for each ``Checked`` index in the order of their appearance, what to say when it is out of range.
+    """
+
+    name: str
+    params: tuple[Param, ...]
+    sizes: tuple[Size, ...]
+    scratch: tuple[Value, ...]
+    body: tuple[Loop | Stage, ...]
+    origins: tuple[Origin, ...] = ()
