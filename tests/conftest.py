@@ -1,0 +1,25 @@
+"""Options shared by the tests: which backend they compile with, how much of a sweep they run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch._dynamo
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("gyrator")
+    group.addoption("--backend", default="gyrator", help="torch.compile backend under test")
+    group.addoption("--fuzz", type=int, default=None, metavar="N", help="how many random programs to run")
+    group.addoption("--fuzz-seed", type=int, default=0, metavar="SEED", help="seed of the first program")
+    group.addoption("--opinfo-full", action="store_true", help="every op, dtype and sample of OpInfo")
+
+
+@pytest.fixture
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The name of the backend under test; dynamo's caches are empty before and after."""
+    torch._dynamo.reset()
+    yield request.config.getoption("--backend")
+    torch._dynamo.reset()
