@@ -62,8 +62,8 @@ def compile(
             fullgraph=fullgraph,
             dynamic=dynamic,
             mode=mode,
-            options=dict(options) if options else None,
-            disable=disable,  # type: ignore[arg-type]
+            options=dict(options) if options else None,  # type: ignore[arg-type]
+            disable=disable,
         )
 
     return compiled if model is None else compiled(model)

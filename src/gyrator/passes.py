@@ -1,0 +1,100 @@
+"""The pass runner: run, time, check, dump what changed, and blame.
+
+Every stage is a list of named passes over one data type. A pass is a pure function; it declares the spec
+that its result satisfies, and the runner checks that it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Generic, TypeVar, final
+
+from gyrator.errors import GyratorError, InternalCheckError
+from gyrator.origin import Origin
+from gyrator.session import Session
+
+P = TypeVar("P")
+Spec = Callable[[P], None]
+"""Checks a program and raises an exception whose text says which rule is broken, and where."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Pass(Generic[P]):
+    """A named step from program to program, and the spec that its result satisfies."""
+
+    name: str
+    run: Callable[[P, Session], P]
+    leaves: Spec[P] | None = None
+
+
+def run_passes(
+    program: P, passes: Sequence[Pass[P]], session: Session, *, text: Callable[[P], str] = str
+) -> P:
+    """The program after all passes, in order.
+
+    After each pass the spec it leaves is checked with `check="every"`; with `check="borders"` only after
+    the last one. `text` prints a program for dumps, which are written after a pass that changed it.
+
+    Raises:
+        InternalCheckError: a pass failed or broke its spec; names the pass, and the node and line where
+        known. GyratorError: any other error of the catalogue that a pass raised, as it was.
+    """
+    last = len(passes) - 1
+    for position, step in enumerate(passes):
+        before = program
+        with session.stage(step.name):
+            program = _run(step, before, session)
+        if session.config.check == "every" or (session.config.check == "borders" and position == last):
+            with session.stage(f"check {step.name}"):
+                _check(step, program)
+        if session.dump is not None and program is not before:
+            session.dump.write(step.name, text(program))
+    return program
+
+
+@contextmanager
+def blame(node: object, where: Origin | None = None) -> Iterator[None]:
+    """Around the work on one node inside a pass: a failure names the node (its text) and the user's line."""
+    try:
+        yield
+    except GyratorError:
+        raise
+    except Exception as error:
+        raise InternalCheckError(_UNNAMED, _problem(error), where=where, node=str(node)) from error
+
+
+_UNNAMED = ""
+
+
+def _run(step: Pass[P], program: P, session: Session) -> P:
+    try:
+        return step.run(program, session)
+    except InternalCheckError as error:
+        raise _named(error, step.name) from error
+    except GyratorError:
+        raise
+    except Exception as error:
+        raise InternalCheckError(step.name, f"it raised {_problem(error)}") from error
+
+
+def _check(step: Pass[P], program: P) -> None:
+    if step.leaves is None:
+        return
+    try:
+        step.leaves(program)
+    except InternalCheckError as error:
+        raise _named(error, step.name) from error
+    except Exception as error:
+        raise InternalCheckError(step.name, _problem(error)) from error
+
+
+def _named(error: InternalCheckError, pass_name: str) -> InternalCheckError:
+    """The error with the pass's name, unless an inner pass is already named."""
+    return InternalCheckError(error.pass_name or pass_name, error.problem, where=error.where, node=error.node)
+
+
+def _problem(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

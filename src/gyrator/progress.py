@@ -1,0 +1,106 @@
+"""Progress of long work: a bar on a terminal, a line every 5 seconds elsewhere, or silence."""
+
+from __future__ import annotations
+
+import sys
+import time
+from abc import ABC, abstractmethod
+from typing import TextIO, final
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as RichProgress
+
+QUIET_SECONDS = 1.0
+"""Work shorter than this shows no bar."""
+
+LINE_SECONDS = 5.0
+"""Least time between two lines."""
+
+
+class Progress(ABC):
+    """Where long work reports how far it is."""
+
+    @abstractmethod
+    def update(self, stage: str, done: int = 0, total: int | None = None) -> None:
+        """The work is in `stage`, with `done` of `total` parts finished (None: not countable)."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """The work is over; remove what is shown."""
+
+
+@final
+class Silent(Progress):
+    """Shows nothing."""
+
+    def update(self, stage: str, done: int = 0, total: int | None = None) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+@final
+class Lines(Progress):
+    """Writes a line when at least 5 seconds have passed since the last one (or since the start)."""
+
+    def __init__(self, title: str, stream: TextIO) -> None:
+        self._title, self._stream = title, stream
+        self._start = self._last = time.monotonic()
+
+    def update(self, stage: str, done: int = 0, total: int | None = None) -> None:
+        """Write the stage and the counts, if it is time."""
+        now = time.monotonic()
+        if now - self._last >= LINE_SECONDS:
+            self._last = now
+            parts = f" {done} of {total}" if total is not None else ""
+            print(f"{self._title}: {stage}{parts}, {now - self._start:.0f} s", file=self._stream, flush=True)
+
+    def close(self) -> None:
+        """Nothing to remove."""
+
+
+@final
+class Bar(Progress):
+    """A bar on a terminal, shown once the work has taken a second and removed when it ends."""
+
+    def __init__(self, title: str, console: Console) -> None:
+        self._title, self._console = title, console
+        self._start = time.monotonic()
+        self._bar: RichProgress | None = None
+        self._task = TaskID(0)
+
+    def update(self, stage: str, done: int = 0, total: int | None = None) -> None:
+        """Move the bar, starting it if it is time."""
+        if self._bar is None and time.monotonic() - self._start >= QUIET_SECONDS:
+            self._bar = self._started()
+        if self._bar is not None:
+            self._bar.update(self._task, description=stage, completed=done, total=total)
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _started(self) -> RichProgress:
+        columns = (TextColumn(f"{self._title}: {{task.description}}"), BarColumn(bar_width=30))
+        bar = RichProgress(
+            *columns, MofNCompleteColumn(), TimeElapsedColumn(), console=self._console, transient=True
+        )
+        self._task = bar.add_task("", total=None)
+        bar.start()
+        return bar
+
+
+def progress_for(kind: str, title: str, stream: TextIO | None = None) -> Progress:
+    """The reporter for the option `progress` (auto, bar, lines, off), writing to `stream` (stderr by
+    default).
+    """
+    out = sys.stderr if stream is None else stream
+    if kind == "off":
+        return Silent()
+    if kind == "bar" or (kind == "auto" and out.isatty()):
+        return Bar(title, Console(file=out))
+    return Lines(title, out)

@@ -1,0 +1,176 @@
+"""The state of one compilation, made at its start and passed to every stage; nothing of it is global."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import final
+
+import torch
+
+from gyrator.config import Config
+from gyrator.errors import GyratorWarning
+from gyrator.progress import Progress, progress_for
+
+
+class Count(StrEnum):
+    """What a compilation counts. A new counter is one line here."""
+
+    NESTS_BEFORE_FUSION = "nests before fusion"
+    NESTS_AFTER_FUSION = "nests after fusion"
+    KERNELS = "generated kernels"
+    KERNELS_BUILT = "kernels built"
+    KERNELS_CACHED = "kernels taken from the cache"
+    COMPILER_RUNS = "compiler runs"
+    EXTERN_CALLS = "extern calls"
+    BYTES_ACCESSED = "bytes accessed by kernels"
+    GRAPH_CACHE_HITS = "graphs taken from the cache"
+    GRAPH_CACHE_MISSES = "graphs not in the cache"
+
+
+@final
+class Counters:
+    """Sums by `Count`, and how often each extern operator is called. May be used by several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sums: dict[Count, int] = {}
+        self._externs: dict[str, int] = {}
+
+    def add(self, what: Count, n: int = 1) -> None:
+        """Add n to a counter."""
+        with self._lock:
+            self._sums[what] = self._sums.get(what, 0) + n
+
+    def add_extern(self, op: str) -> None:
+        """Count a call of an operator that was not lowered, in total and by its name."""
+        with self._lock:
+            self._sums[Count.EXTERN_CALLS] = self._sums.get(Count.EXTERN_CALLS, 0) + 1
+            self._externs[op] = self._externs.get(op, 0) + 1
+
+    def __getitem__(self, what: Count) -> int:
+        return self._sums.get(what, 0)
+
+    def externs(self) -> Mapping[str, int]:
+        """How often each extern operator is called, the most frequent first."""
+        return dict(sorted(self._externs.items(), key=lambda item: (-item[1], item[0])))
+
+    def snapshot(self) -> Mapping[Count, int]:
+        """All counters that are not zero."""
+        with self._lock:
+            return dict(self._sums)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """A finished stage or pass: its name, how deep it lay in others, and when it ran (seconds since the
+    session began).
+    """
+
+    name: str
+    depth: int
+    start: float
+    seconds: float
+
+
+@final
+class DumpWriter:
+    """Writes numbered text files into a folder of one session: `00_captured.txt`, `01_lowered.txt`, ..."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._next = 0
+
+    def write(self, name: str, text: str, suffix: str = "txt") -> Path:
+        """Write the next file and return its path."""
+        path = self.folder / f"{self._next:02d}_{name.replace(' ', '_').replace('/', '_')}.{suffix}"
+        self._next += 1
+        path.write_text(text if text.endswith("\n") else text + "\n")
+        return path
+
+
+@final
+class Session:
+    """One compilation: its options and target, and what it counts, times, warns, writes and shows.
+
+    `device` is the target, which need not exist on this machine. Use as a context manager, or call `close`.
+    """
+
+    def __init__(
+        self, config: Config, device: torch.device, name: str = "graph", progress: Progress | None = None
+    ) -> None:
+        self.config = config
+        self.device = device
+        self.name = name
+        self.counters = Counters()
+        self.progress = progress_for(config.progress, f"gyrator {name}") if progress is None else progress
+        self.dump = DumpWriter(_new_folder(config.dump, name)) if config.dump is not None else None
+        self._timings: list[Timing] = []
+        self._warnings: dict[str, None] = {}
+        self._depth = 0
+        self._start = time.perf_counter()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the progress display; write the times of the stages where a dump was asked for."""
+        self.progress.close()
+        if self.dump is not None:
+            self.dump.write("times", timing_table(self.timings))
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Time what runs inside, and show its name as progress. Stages nest; call from one thread."""
+        self.progress.update(name)
+        depth, start = self._depth, time.perf_counter()
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth = depth
+            seconds = time.perf_counter() - start
+            self._timings.append(Timing(name, depth, start - self._start, seconds))
+
+    @property
+    def timings(self) -> tuple[Timing, ...]:
+        """The finished stages in the order in which they began."""
+        return tuple(sorted(self._timings, key=lambda timing: (timing.start, timing.depth)))
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What `warn` was told, each text once."""
+        return tuple(self._warnings)
+
+    def warn(self, text: str) -> None:
+        """Tell the user something, once for each text (Python's warning filters decide across sessions)."""
+        if text not in self._warnings:
+            self._warnings[text] = None
+            warnings.warn(text, GyratorWarning, stacklevel=2)
+
+
+def timing_table(timings: tuple[Timing, ...]) -> str:
+    """Stages as lines of text, indented by depth, with milliseconds."""
+    return "\n".join(f"{t.seconds * 1e3:9.2f} ms  {'  ' * t.depth}{t.name}" for t in timings)
+
+
+def _new_folder(parent: Path, name: str) -> Path:
+    """A new folder `name` under parent; `name.1`, `name.2`, ... where it exists."""
+    attempt = 0
+    while True:
+        folder = parent / (name if attempt == 0 else f"{name}.{attempt}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            attempt += 1
+        else:
+            return folder
