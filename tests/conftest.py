@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch._dynamo
 
+pytest_plugins = ["tests.tiers"]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("gyrator")

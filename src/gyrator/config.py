@@ -2,7 +2,7 @@
 
 A value comes from, first found first: the options given in code, the mode, the environment
 (`GYRATOR_NAME`), the default. Equal settings give equal (and equally hashed) `Config`s. `docs/config.md` is
-generated from this file: `python -m gyrator.config > docs/config.md`.
+generated from this file: `python -m gyrator.config_page > docs/config.md`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import os
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 
 from gyrator.errors import InvalidOption, UnknownOption
+from gyrator.inductor_names import hint_for
 
 OptionValue = bool | int | float | str | Path | tuple[str, ...] | None
 """What an option can hold."""
@@ -41,8 +42,8 @@ class OptionInfo:
 
 def _option(
     default: OptionValue,
-    doc: str,
     section: str,
+    doc: str,
     *,
     choices: tuple[str, ...] = (),
     low: float | None = None,
@@ -62,174 +63,166 @@ class Config:
     # --- answers
     numerics: str = _option(
         "fast",
-        "`fast`: low-precision intermediates inside a kernel stay in float32. `eager`: they are rounded as eager "
-        "rounds them, and random operators draw eager's numbers.",
         "Answers",
+        "`fast`: low-precision intermediates inside a kernel stay in float32. `eager`: they are rounded as "
+        "eager rounds them, and random operators draw eager's numbers.",
         choices=("fast", "eager"),
+        planned=True,
     )
     check: str = _option(
         "borders",
-        "Which representations are checked against their spec: `off`, `borders` (between stages), `every` "
-        "(after each pass).",
         "Answers",
+        "Which representations are checked against their spec: `off`, `borders` (between "
+        "stages), `every` (after each pass).",
         choices=("off", "borders", "every"),
         shapes_code=False,
     )
     validate: bool = _option(
         False,
-        "Run the graph, the nests before and after each pass, and the built code on the same inputs, and name the "
-        "first that changed the answer. Slow.",
         "Answers",
+        "Run the graph, the nests before and after each pass, and the built code on the same "
+        "inputs, and name the first that changed the answer. Slow.",
         planned=True,
         shapes_code=False,
     )
 
     # --- fusion and memory
-    fusion: bool = _option(True, "Fuse nests into common kernels.", "Fusion and memory", planned=True)
+    fusion: bool = _option(True, "Fusion and memory", "Fuse nests into common kernels.", planned=True)
     inline: bool = _option(
-        True, "Copy cheap producers into their readers.", "Fusion and memory", planned=True
+        True, "Fusion and memory", "Copy cheap producers into their readers.", planned=True
     )
     max_fused_nodes: int = _option(
-        64,
-        "Most nests that one kernel may hold.",
-        "Fusion and memory",
-        low=1,
-        planned=True,
+        64, "Fusion and memory", "Most nests that one kernel may hold.", low=1, planned=True
     )
     inplace: bool = _option(
-        True, "Let a kernel write over an input that nobody reads later.", "Fusion and memory", planned=True
+        True, "Fusion and memory", "Let a kernel write over an input that nobody reads later.", planned=True
     )
     reuse_buffers: bool = _option(
-        True, "Give dead buffers' memory to new values.", "Fusion and memory", planned=True
+        True, "Fusion and memory", "Give dead buffers' memory to new values.", planned=True
     )
     memory_budget: float = _option(
         1.0,
-        "Share of eager's saved activations that backward may keep; less recomputes more. 1.0 recomputes only what "
-        "costs nothing.",
         "Fusion and memory",
+        "Share of eager's saved activations that backward may keep; less recomputes more. 1.0 "
+        "recomputes only what costs nothing.",
         low=0.0,
         high=1.0,
         planned=True,
     )
     freezing: bool = _option(
         False,
-        "Under no_grad, take parameters as constants: fold and pre-pack them. Later changes of a parameter are not "
-        "seen.",
         "Fusion and memory",
+        "Under no_grad, take parameters as constants: fold and pre-pack them. Later changes of "
+        "a parameter are not seen.",
         planned=True,
     )
     pad_strides: bool = _option(
         False,
-        "Pad the strides of large intermediates whose rows are badly aligned.",
         "Fusion and memory",
+        "Pad the strides of large intermediates whose rows are badly aligned.",
         planned=True,
     )
 
     # --- choosing kernels
     max_autotune: bool = _option(
         False,
-        "Time candidates for matmuls, convolutions and attention, search block sizes more widely, and keep the "
-        "fastest.",
         "Choosing kernels",
+        "Time candidates for matmuls, convolutions and attention, search block sizes more "
+        "widely, and keep the fastest.",
         planned=True,
     )
     gemm_backends: tuple[str, ...] = _option(
         ("aten", "triton", "cpp"),
-        "Where matmul candidates come from: any of aten, triton, cutlass, cpp.",
         "Choosing kernels",
+        "Where matmul candidates come from.",
         choices=("aten", "triton", "cutlass", "cpp"),
         planned=True,
     )
     cutlass_min_gemm_size: int = _option(
         1,
-        "Smallest M·N·K for which CUTLASS candidates are tried.",
         "Choosing kernels",
+        "Smallest M·N·K for which CUTLASS candidates are tried.",
         low=1,
         planned=True,
     )
     max_epilogue_benchmarked_choices: int = _option(
         1,
-        "How many of the best templates are timed together with their epilogue.",
         "Choosing kernels",
+        "How many of the best templates are timed together with their epilogue.",
         low=1,
         planned=True,
     )
     benchmark_fusion: bool = _option(
         False,
-        "Time a fusion against its parts and drop it when it is slower.",
         "Choosing kernels",
+        "Time a fusion against its parts and drop it when it is slower.",
         planned=True,
     )
     coordinate_descent: bool = _option(
-        False,
-        "After the search, improve one tuning parameter at a time.",
-        "Choosing kernels",
-        planned=True,
+        False, "Choosing kernels", "After the search, improve one tuning parameter at a time.", planned=True
     )
 
     # --- target
     cpu_isa: str = _option(
         "auto",
-        "Instruction set of CPU kernels; `auto` asks the processor.",
         "Target",
+        "Instruction set of CPU kernels; `auto` asks the processor.",
         choices=("auto", "scalar", "avx2", "avx512"),
         planned=True,
     )
     cxx: str | None = _option(
-        None,
-        "The C++ compiler. None: $CXX, then g++, then clang++.",
-        "Target",
-        planned=True,
+        None, "Target", "The C++ compiler. None: $CXX, then g++, then clang++.", planned=True
     )
     threads: int = _option(
         0,
-        "Most threads that a CPU kernel uses. 0: torch.get_num_threads(), read at each call.",
         "Target",
+        "Most threads that a CPU kernel uses. 0: torch.get_num_threads(), read at each call.",
         low=0,
         planned=True,
         shapes_code=False,
     )
     assume_aligned_inputs: bool = _option(
         False,
-        "Copy inputs that are not 16-byte aligned, so that kernels may rely on alignment. Off: no alignment is "
-        "assumed.",
         "Target",
+        "Copy inputs that are not 16-byte aligned, so that kernels may rely on alignment. Off: "
+        "no alignment is assumed.",
         planned=True,
     )
     cuda_graphs: bool = _option(
         False,
+        "Target",
         "Record the launches of a call as a CUDA graph and replay it. Set by the modes reduce-overhead and "
         "max-autotune.",
-        "Target",
         planned=True,
     )
 
     # --- building and caching
     build_threads: int = _option(
         0,
-        "Compiler runs at the same time. 0: one for each core.",
         "Building and caching",
+        "Compiler runs at the same time. 0: one for each core.",
         low=0,
         planned=True,
         shapes_code=False,
     )
     cache: bool = _option(
         True,
-        "Keep built kernels and compiled graphs on disk and take them from there.",
         "Building and caching",
+        "Keep built kernels and compiled graphs on disk and take them from there.",
         planned=True,
         shapes_code=False,
     )
     cache_dir: Path | None = _option(
         None,
-        "Folder of the cache. None: the user's cache folder for gyrator.",
         "Building and caching",
+        "Folder of the cache. None: the user's cache folder for gyrator.",
+        planned=True,
         shapes_code=False,
     )
     remote_cache: str | None = _option(
         None,
-        "URL of a Redis server that shares entries among machines.",
         "Building and caching",
+        "URL of a Redis server that shares entries among machines.",
         planned=True,
         shapes_code=False,
     )
@@ -237,22 +230,22 @@ class Config:
     # --- seeing what happens
     dump: Path | None = _option(
         None,
-        "Folder that receives every stage as a numbered file.",
         "Seeing what happens",
+        "Folder that receives every stage as a numbered file.",
         shapes_code=False,
     )
     logs: tuple[str, ...] = _option(
         (),
-        "What to print: any of output_code, schedule, fusion, autotune, cache, recompiles.",
         "Seeing what happens",
+        "What to print.",
         choices=("output_code", "schedule", "fusion", "autotune", "cache", "recompiles"),
         planned=True,
         shapes_code=False,
     )
     metrics: tuple[str, ...] = _option(
         (),
-        "Metric tables to write, as `metric_table_NAME.csv` in the working directory.",
         "Seeing what happens",
+        "Metric tables to write, as `metric_table_NAME.csv` in the working directory.",
         choices=(
             "slow_fusion",
             "graph_stats",
@@ -266,23 +259,17 @@ class Config:
     )
     progress: str = _option(
         "auto",
-        "`bar`: a progress bar. `lines`: a line every 5 seconds. `off`: silence. `auto`: a bar on a terminal, lines "
-        "elsewhere.",
         "Seeing what happens",
+        "`bar`: a progress bar. `lines`: a line every 5 seconds. `off`: silence. `auto`: a bar "
+        "on a terminal, lines elsewhere.",
         choices=("auto", "bar", "lines", "off"),
         shapes_code=False,
     )
     benchmark_kernel: bool = _option(
-        False,
-        "Give each kernel's file a main block that times it.",
-        "Seeing what happens",
-        planned=True,
+        False, "Seeing what happens", "Give each kernel's file a main block that times it.", planned=True
     )
     profile_bandwidth: bool = _option(
-        False,
-        "Time every kernel of real runs and report its GB/s.",
-        "Seeing what happens",
-        planned=True,
+        False, "Seeing what happens", "Time every kernel of real runs and report its GB/s.", planned=True
     )
 
     @staticmethod
@@ -306,7 +293,7 @@ class Config:
         values.update(_mode_values(mode))
         for name, value in (options or {}).items():
             if name not in known:
-                raise UnknownOption(name, option_types(), hint=_INDUCTOR_HINTS.get(name))
+                raise UnknownOption(name, option_types(), hint=hint_for(name))
             values[name] = _convert(known[name], value, source="options")
         return Config(**values)  # type: ignore[arg-type]
 
@@ -449,11 +436,14 @@ def _convert(option: Field[OptionValue], value: object, source: str) -> OptionVa
         raise bad
     if isinstance(value, str) and info.choices and value not in info.choices:
         raise bad
-    if isinstance(value, int | float):
-        if not (info.low is None or value >= info.low) or not (info.high is None or value <= info.high):
-            raise bad
+    if isinstance(value, int | float) and not _in_range(value, info):
+        raise bad
     assert isinstance(value, bool | int | float | str)
     return value
+
+
+def _in_range(value: float, info: OptionInfo) -> bool:
+    return (info.low is None or value >= info.low) and (info.high is None or value <= info.high)
 
 
 def _convert_names(value: object, info: OptionInfo, bad: InvalidOption) -> tuple[str, ...]:
@@ -468,124 +458,3 @@ def _convert_names(value: object, info: OptionInfo, bad: InvalidOption) -> tuple
     if any(name not in info.choices for name in names):
         raise bad
     return tuple(choice for choice in info.choices if choice in names)
-
-
-# --- for those who come from TorchInductor ----------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Counterpart:
-    """Our option for one of Inductor's names; `ours` is None where there is none, and `note` says why."""
-
-    inductor: str
-    ours: str | None
-    note: str = ""
-
-
-INDUCTOR_NAMES = (
-    Counterpart("max_autotune", "max_autotune"),
-    Counterpart("max_autotune_gemm_backends", "gemm_backends", "lower case, a list"),
-    Counterpart("freezing", "freezing"),
-    Counterpart(
-        "trace.log_autotuning_results", "logs", '`logs="autotune"`; the table is `metrics="kernel_autotune"`'
-    ),
-    Counterpart("enabled_metric_tables", "metrics"),
-    Counterpart("benchmark_kernel", "benchmark_kernel"),
-    Counterpart("profile_bandwidth", "profile_bandwidth"),
-    Counterpart("max_epilogue_benchmarked_choices", "max_epilogue_benchmarked_choices"),
-    Counterpart("assume_aligned_inputs", "assume_aligned_inputs"),
-    Counterpart("cutlass_backend_min_gemm_size", "cutlass_min_gemm_size"),
-    Counterpart("aot_inductor.force_mmap_weights", None, "there is no ahead-of-time package yet"),
-    Counterpart("triton.cudagraphs", "cuda_graphs"),
-    Counterpart("coordinate_descent_tuning", "coordinate_descent"),
-    Counterpart("benchmark_fusion", "benchmark_fusion"),
-    Counterpart("comprehensive_padding", "pad_strides"),
-    Counterpart("fallback_random", "numerics", '`numerics="eager"`'),
-    Counterpart("emulate_precision_casts", "numerics", '`numerics="eager"`'),
-    Counterpart("trace.enabled", "dump", "a folder instead of a flag"),
-    Counterpart("cpp.simdlen", "cpu_isa", "a name instead of a number of bits"),
-    Counterpart("cpp.threads", "threads"),
-    Counterpart("max_fusion_size", "max_fused_nodes"),
-    Counterpart("inplace_buffers", "inplace"),
-    Counterpart("allow_buffer_reuse", "reuse_buffers"),
-    Counterpart("compile_threads", "build_threads"),
-    Counterpart("force_disable_caches", "cache", "`cache=False`"),
-    Counterpart("fx_graph_remote_cache", "remote_cache"),
-)
-
-_INDUCTOR_HINTS = {
-    c.inductor: f"Inductor's {c.inductor} is {c.ours} here"
-    if c.ours
-    else f"Inductor's {c.inductor}: {c.note}"
-    for c in INDUCTOR_NAMES
-    if c.ours != c.inductor
-}
-
-
-# --- docs/config.md ---------------------------------------------------------------------------------------
-
-
-def config_page() -> str:
-    """The text of docs/config.md."""
-    options = option_fields()
-    sections = dict.fromkeys(info_of(option).section for option in options.values())
-    parts = [_PAGE_HEAD]
-    for section in sections:
-        members = [o for o in options.values() if info_of(o).section == section]
-        parts.append(f"## {section}\n\n" + "\n".join(_option_entry(o) for o in members))
-    parts.append(_modes_part())
-    parts.append(_inductor_part(options))
-    return "\n\n".join(parts) + "\n"
-
-
-_PAGE_HEAD = """\
-# Options
-
-This page is generated from `src/gyrator/config.py` by `python -m gyrator.config > docs/config.md`.
-
-```python
-torch.compile(model, backend="gyrator", mode="default", options={"numerics": "eager"})
-```
-
-A value comes from, first found first: `options`, `mode`, the environment variable, the default. An option that does
-not exist or a value of the wrong type is an error that lists what is valid. In environment variables, lists are separated
-by commas and flags are 1 or 0.
-
-*Not yet* marks an option that is accepted and checked but has no effect so far; setting it gives one warning."""
-
-
-def _option_entry(option: Field[OptionValue]) -> str:
-    info = info_of(option)
-    assert option.default is not MISSING
-    default = list(option.default) if isinstance(option.default, tuple) else option.default
-    mark = " *Not yet.*" if info.planned else ""
-    return f"- **`{option.name}`** ({type_text(option)}; default `{default!r}`; `{env_name(option)}`)\n  {info.doc}{mark}"
-
-
-def _modes_part() -> str:
-    rows = [
-        f"| `{mode}` | " + (", ".join(f"`{k}={v!r}`" for k, v in values.items()) or "nothing") + " |"
-        for mode, values in MODES.items()
-    ]
-    return "\n".join(["## Modes", "", "| mode | sets |", "|---|---|", *rows])
-
-
-def _inductor_part(options: Mapping[str, Field[OptionValue]]) -> str:
-    rows = [
-        f"| `{c.inductor}` | "
-        + (f"`{c.ours}`" if c.ours else "none")
-        + f" | {_works(c, options)} | {c.note} |"
-        for c in INDUCTOR_NAMES
-    ]
-    head = ["## Inductor's names", "", "| TorchInductor | gyrator | works | note |", "|---|---|---|---|"]
-    return "\n".join([*head, *rows])
-
-
-def _works(counterpart: Counterpart, options: Mapping[str, Field[OptionValue]]) -> str:
-    if counterpart.ours is None or info_of(options[counterpart.ours]).planned:
-        return "not yet"
-    return "yes"
-
-
-if __name__ == "__main__":
-    print(config_page(), end="")

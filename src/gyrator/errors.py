@@ -153,7 +153,7 @@ class KernelBuildError(GyratorError):
         super().__init__(
             f"kernel {kernel} does not build\n  source: {file}\n{_indent(compiler_message.strip(), '  | ')}",
             where=where,
-            hint="`python -m gyrator doctor` shows the toolchain; options={'fusion': False} may avoid the kernel",
+            hint="`python -m gyrator doctor` shows the toolchain; options={'fusion': False} may avoid it",
         )
         self.kernel, self.file, self.compiler_message = kernel, file, compiler_message
 

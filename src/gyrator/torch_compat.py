@@ -7,7 +7,6 @@ make_fx, ShapeEnv, decomposition tables, pytree).
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.machinery import ModuleSpec
@@ -17,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 ENTRY_POINT_GROUP = "torch_dynamo_backends"
+_ANY = DistributionFinder.Context()
 _REGISTRY = "torch._dynamo.backends.registry"
 
 
@@ -67,9 +67,7 @@ class _SourceTreeFinder(DistributionFinder):
         """No module is found here; Python's own finders import the package."""
         return None
 
-    def find_distributions(
-        self, context: DistributionFinder.Context = importlib.metadata.DistributionFinder.Context()
-    ) -> Iterable[Distribution]:
+    def find_distributions(self, context: DistributionFinder.Context = _ANY) -> Iterable[Distribution]:
         """The distribution, where its name or any name is asked for."""
         return [self._distribution] if context.name in (None, self._name) else []
 

@@ -1,0 +1,77 @@
+"""docs/config.md, generated from the declarations: `python -m gyrator.config_page > docs/config.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, Field
+
+from gyrator.config import MODES, OptionValue, env_name, info_of, option_fields, type_text
+from gyrator.inductor_names import INDUCTOR_NAMES, Counterpart
+
+
+def config_page() -> str:
+    """The text of docs/config.md."""
+    options = option_fields()
+    sections = dict.fromkeys(info_of(option).section for option in options.values())
+    parts = [_PAGE_HEAD]
+    for section in sections:
+        members = [o for o in options.values() if info_of(o).section == section]
+        parts.append(f"## {section}\n\n" + "\n".join(_option_entry(o) for o in members))
+    parts.append(_modes_part())
+    parts.append(_inductor_part(options))
+    return "\n\n".join(parts) + "\n"
+
+
+_PAGE_HEAD = """\
+# Options
+
+This page is generated from `src/gyrator/config.py` by
+`python -m gyrator.config_page > docs/config.md`.
+
+```python
+torch.compile(model, backend="gyrator", mode="default", options={"numerics": "eager"})
+```
+
+A value comes from, first found first: `options`, `mode`, the environment variable, the default. An option
+that does not exist or a value of the wrong type is an error that lists what is valid. In environment
+variables, lists are separated by commas and flags are 1 or 0.
+
+*Not yet* marks an option that is accepted and checked but has no effect so far; setting it gives one warning."""
+
+
+def _option_entry(option: Field[OptionValue]) -> str:
+    info = info_of(option)
+    assert option.default is not MISSING
+    default = list(option.default) if isinstance(option.default, tuple) else option.default
+    mark = " *Not yet.*" if info.planned else ""
+    facts = f"{type_text(option)}; default `{default!r}`; `{env_name(option)}`"
+    return f"- **`{option.name}`** ({facts})\n  {info.doc}{mark}"
+
+
+def _modes_part() -> str:
+    rows = [
+        f"| `{mode}` | " + (", ".join(f"`{k}={v!r}`" for k, v in values.items()) or "nothing") + " |"
+        for mode, values in MODES.items()
+    ]
+    return "\n".join(["## Modes", "", "| mode | sets |", "|---|---|", *rows])
+
+
+def _inductor_part(options: Mapping[str, Field[OptionValue]]) -> str:
+    rows = [
+        f"| `{c.inductor}` | "
+        + (f"`{c.ours}`" if c.ours else "none")
+        + f" | {_works(c, options)} | {c.note} |"
+        for c in INDUCTOR_NAMES
+    ]
+    head = ["## Inductor's names", "", "| TorchInductor | gyrator | works | note |", "|---|---|---|---|"]
+    return "\n".join([*head, *rows])
+
+
+def _works(counterpart: Counterpart, options: Mapping[str, Field[OptionValue]]) -> str:
+    if counterpart.ours is None or info_of(options[counterpart.ours]).planned:
+        return "not yet"
+    return "yes"
+
+
+if __name__ == "__main__":
+    print(config_page(), end="")
