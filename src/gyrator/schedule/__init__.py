@@ -1,0 +1,1 @@
+"""Scheduling: programs of nests into plans of kernels, calls and memory."""

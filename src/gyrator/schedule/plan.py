@@ -1,0 +1,187 @@
+"""Plans: a whole graph as an ordered list of steps with every decision about memory made.
+
+A plan is printed as the wrapper program, step by step, and nothing is decided after it.
+
+    plan f(x: f32[B, N]@[N, 1], w: f32[N, M]@[M, 1]):
+      B = x.shape[0]
+      allocate a  fresh
+      launch softmax_0(x, a; B)
+      free x
+      b = aten.mm.default(a, w)
+      free w
+      allocate c  in place of b
+      launch add_1(b, c; B)
+      free b, a
+      return c
+
+============  =========================================================================================
+``Allocate``  name memory for a value: ``Fresh | Reuse | InPlace | SliceOf``
+``Launch``    run a generated kernel on values
+``Call``      call an operator of torch or of the user
+``Copy``      ``into[...] = source[...]``, elementwise
+``Free``      the value's name ends here; memory that nobody else holds is free from now on
+============  =========================================================================================
+
+Names end by ``Free`` and in no other way: a value that another one was placed upon keeps its name until it is
+freed, inputs included. A plan frees every value but those that its outputs view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from gyrator.ir.expr import Value
+from gyrator.ir.index import ZERO, Index
+from gyrator.ir.program import Constant, Derived, Extern, Input, Output, View
+from gyrator.ir.tree import Kernel
+from gyrator.origin import Origin
+
+# -- where a value lies --------------------------------------------------------------------------------------
+# A value says its own shape, strides and dtype; a placement says whose memory that is.
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """Memory of its own, as large as the value's shape and strides need. Its contents are undefined."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """The memory of ``of``, which no later step reads and which has at least as many bytes. Contents undefined."""
+
+    of: Value
+
+
+@dataclass(frozen=True, slots=True)
+class InPlace:
+    """The memory of ``of`` with its contents: same shape, strides and dtype.
+
+    The step that defines the value is the last to read ``of`` (an elementwise kernel, an op that mutates).
+    """
+
+    of: Value
+
+
+@dataclass(frozen=True, slots=True)
+class SliceOf:
+    """A window of ``of``, which is placed already, ``offset`` elements after its first; the dtype is the same."""
+
+    of: Value
+    offset: Index = ZERO
+
+
+Placement: TypeAlias = "Fresh | Reuse | InPlace | SliceOf"
+
+
+# -- steps ---------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Allocate:
+    """Name the memory of ``value``."""
+
+    value: Value
+    placement: Placement = Fresh()
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Run the kernel of that name on one value per ``Kernel.params`` and one index per ``Kernel.sizes``.
+
+    Equal kernels are one ``Kernel`` with several launches, so ``args`` need not have the names of the kernel's
+    params, but their shapes, strides and dtypes with ``Kernel.sizes`` := ``sizes``. Written params are allocated
+    before.
+    """
+
+    kernel: str
+    args: tuple[Value, ...]
+    sizes: tuple[Index, ...] = ()
+    origins: tuple[Origin, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Call ``extern.op``.
+
+    ``into``: every result is allocated before and the op writes there, by the overload that ``OUT_VARIANTS``
+    names. Otherwise the op allocates; each result that has a value is checked against the value's shape, dtype and
+    strides, and copied if only the strides differ.
+
+    For each of ``extern.mutates`` the new version is allocated before, either ``InPlace`` of the old one or fresh
+    with a ``Copy`` of the old one into it; the op receives the new one's memory. ``extern.scalars`` are bound
+    after the call: to a result's size where a result has the symbol as a dimension, else to the number that the op
+    returns.
+    """
+
+    extern: Extern
+    into: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """``into[...] = source[...]`` with conversion to ``into``'s dtype: an input's update, a copy to be mutated."""
+
+    into: View
+    source: View
+    origins: tuple[Origin, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """No later step and no output names the value."""
+
+    value: Value
+
+
+Step: TypeAlias = "Allocate | Launch | Call | Copy | Free"
+
+
+# -- plan ----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A graph ready to be printed.
+
+    All updates of inputs are steps: ``InPlace`` of the input, or a ``Copy`` into it after its last reader.
+    """
+
+    name: str
+    inputs: tuple[Input, ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[Output, ...]
+    kernels: tuple[Kernel, ...]
+    constants: tuple[Constant, ...] = ()
+    derived: tuple[Derived, ...] = ()
+
+
+OUT_VARIANTS: Mapping[str, str] = {
+    "aten.mm.default": "aten.mm.out",
+    "aten.addmm.default": "aten.addmm.out",
+    "aten.bmm.default": "aten.bmm.out",
+    "aten.baddbmm.default": "aten.baddbmm.out",
+}
+"""Ops with one result whose variant writes into given memory of any strides without a temporary of that size.
+
+``aten.convolution.out`` is not among them: it computes into memory of its own and copies.
+"""
+
+
+def full_view(value: Value) -> View:
+    """All of ``value`` as it lies."""
+    return View(value, value.shape, value.strides, ZERO)
+
+
+def is_full(view: View) -> bool:
+    """Whether a view is its whole value, so that the value's own tensor can stand for it."""
+    same = view.shape == view.value.shape and view.strides == view.value.strides
+    return same and view.offset is ZERO and view.dtype in (None, view.value.dtype)
+
+
+def placed(step: Step) -> Iterator[Value]:
+    """The values whose names begin at ``step``."""
+    match step:
+        case Allocate(value):
+            yield value
+        case Call(extern, into) if not into:
+            yield from (v for v in extern.out if v is not None)
+        case _:
+            pass
