@@ -107,3 +107,19 @@ def aot_autograd(
         keep_inference_input_mutations=True,
     )
     return compiled
+
+
+# --- symbolic shapes --------------------------------------------------------------------------------------
+
+
+def symbol_hint(shape_env: Any, symbol: Any) -> int | None:
+    """The value that a shape symbol has in the call being compiled; None for an unbacked one.
+
+    torch 2.13 renamed the table from `var_to_val` to `backed_var_to_val`.
+    """
+    table = getattr(shape_env, "backed_var_to_val", None)
+    value = (shape_env.var_to_val if table is None else table).get(symbol)
+    try:
+        return None if value is None else int(value)
+    except TypeError:  # a nested tensor's size
+        return None

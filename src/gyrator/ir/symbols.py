@@ -1,0 +1,365 @@
+"""From torch's symbolic ints to :class:`~gyrator.ir.index.Index`.
+
+Polynomials, floor division, remainder, minimum and maximum become the same thing in the index algebra.
+Whatever else (``round``, ``sqrt``, a float in between) becomes one opaque size symbol, computed at the start of
+a call by a line of Python over the other symbols (:class:`~gyrator.ir.program.Derived`).
+
+SymPy functions are told apart by name: torch's own classes are private and differ between versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import reduce
+from types import MappingProxyType
+from typing import TypeAlias, final
+
+import sympy
+import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from gyrator.ir.index import (
+    ONE,
+    ZERO,
+    Index,
+    Size,
+    as_index,
+    const,
+    is_nonnegative,
+    lower,
+    maximum,
+    minimum,
+    product,
+    substitute,
+    upper,
+)
+from gyrator.ir.program import Derived
+from gyrator.torch_compat import symbol_hint
+
+Rule: TypeAlias = "Callable[[tuple[Index, ...]], Index | None]"
+
+
+@final
+class Symbols:
+    """The size symbols of one compilation. Equal SymPy expressions give the identical index.
+
+    ``shape_env`` is where the symbols' bounds and hints come from; None stands for a program of plain ints.
+    """
+
+    def __init__(self, shape_env: ShapeEnv | None = None) -> None:
+        self.shape_env = shape_env
+        self._indices: dict[sympy.Basic, Index] = {}
+        self._sizes: dict[str, Size] = {}
+        self._hints: dict[Size, int] = {}
+        self._derived: dict[sympy.Basic, Derived] = {}
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """Every size symbol met so far, derived ones included, in the order of their first appearance."""
+        return tuple(self._sizes.values())
+
+    @property
+    def derived(self) -> tuple[Derived, ...]:
+        """The opaque sizes met so far. Their texts mention torch's symbols, never one another."""
+        return tuple(self._derived.values())
+
+    @property
+    def hints(self) -> Mapping[Size, int]:
+        """Size → its value in the call that is being compiled; unbacked sizes are missing."""
+        return MappingProxyType(self._hints)
+
+    def to_index(self, x: int | torch.SymInt) -> Index:
+        """The index equal to ``x`` in every call."""
+        if isinstance(x, int):
+            return const(int(x))
+        return self.from_sympy(x.node.expr)
+
+    def shape(self, sizes: tuple[int | torch.SymInt, ...] | torch.Size) -> tuple[Index, ...]:
+        """:meth:`to_index` of each size or stride of a tensor."""
+        return tuple([self.to_index(s) for s in sizes])
+
+    def size_of(self, x: torch.SymInt) -> Size:
+        """The size symbol that a symbolic int input binds.
+
+        Raises: ValueError if ``x`` is an expression of other symbols.
+        """
+        index = self.to_index(x)
+        if len(index.terms) == 1 and index.terms[0][1] == 1 and len(index.terms[0][0]) == 1:
+            (atom,) = index.terms[0][0]
+            if isinstance(atom, Size):
+                return atom
+        raise ValueError(f"{x} is not a plain size symbol")
+
+    def from_sympy(self, expr: sympy.Basic) -> Index:
+        """The index equal to a SymPy expression of integers; opaque where the algebra has no such term."""
+        known = self._indices.get(expr)
+        if known is None:
+            known = self._convert(expr)
+            if known is None:
+                known = self._opaque(expr)
+            self._indices[expr] = known
+        return known
+
+    def _convert(self, expr: sympy.Basic) -> Index | None:
+        if isinstance(expr, sympy.Integer):
+            return const(int(expr))
+        if isinstance(expr, sympy.Symbol):
+            return self._size(expr).index() if expr.is_integer is not False else None
+        name = type(expr).__name__
+        if name in _ROUNDING:
+            return self._rounded_quotient(name, expr.args[0])
+        if isinstance(expr, sympy.Pow):
+            return self._power(expr)
+        if isinstance(expr, sympy.Mul) and any(_is_fraction(a) for a in expr.args):
+            return self._fraction(expr)
+        rule = _RULES.get(name)
+        if rule is None:
+            return None
+        return rule(tuple([self.from_sympy(a) for a in expr.args]))
+
+    def _power(self, expr: sympy.Pow) -> Index | None:
+        base, exponent = expr.args
+        if not isinstance(exponent, sympy.Integer) or int(exponent) < 0:
+            return None
+        return _power((self.from_sympy(base), const(int(exponent))))
+
+    def _fraction(self, expr: sympy.Mul) -> Index | None:
+        """A product with reciprocals that SymPy knows to be an integer: an exact division."""
+        num, den = expr.as_numer_denom()
+        return _floordiv((self.from_sympy(num), self.from_sympy(den))) if expr.is_integer else None
+
+    def _rounded_quotient(self, rounding: str, quotient: sympy.Basic) -> Index | None:
+        """``trunc(a / b)`` of a true division, which is exact floor division for sizes below 2**53."""
+        if type(quotient).__name__ not in ("IntTrueDiv", "FloatTrueDiv"):
+            return None
+        num, den = (a.args[0] if type(a).__name__ == "ToFloat" else a for a in quotient.args)
+        if num.is_integer is not True or den.is_integer is not True:
+            return None
+        a, b = self.from_sympy(num), self.from_sympy(den)
+        if not is_nonnegative(b - 1) or (rounding == "TruncToInt" and not is_nonnegative(a)):
+            return None
+        return -((-a) // b) if rounding == "CeilToInt" else a // b
+
+    def _size(self, symbol: sympy.Symbol) -> Size:
+        known = self._sizes.get(symbol.name)
+        if known is not None:
+            return known
+        bounds = self.shape_env.var_to_range.get(symbol) if self.shape_env is not None else None
+        size = _bounded(symbol.name, bounds, default=0 if symbol.is_nonnegative else None)
+        hint = symbol_hint(self.shape_env, symbol) if self.shape_env is not None else None
+        self._record(size, hint)
+        return size
+
+    def _opaque(self, expr: sympy.Basic) -> Index:
+        bounds = self.shape_env.bound_sympy(expr) if self.shape_env is not None else None
+        name = f"d{len(self._derived)}"
+        while name in self._sizes:
+            name += "_"
+        for symbol in sorted(expr.free_symbols, key=str):
+            self._size(symbol)
+        size = _bounded(name, bounds, default=0 if expr.is_nonnegative else None)
+        self._derived[expr] = Derived(size, "", python_text(expr))
+        self._record(size, self._hint_of(expr))
+        return size.index()
+
+    def _record(self, size: Size, hint: int | None) -> None:
+        self._sizes[size.name] = size
+        if hint is not None:
+            self._hints[size] = hint
+
+    def _hint_of(self, expr: sympy.Basic) -> int | None:
+        if self.shape_env is None:
+            return None
+        values = {s: symbol_hint(self.shape_env, s) for s in expr.free_symbols}
+        if any(v is None for v in values.values()):
+            return None
+        result = expr.xreplace({s: sympy.Integer(v) for s, v in values.items()})
+        return int(result) if result.is_number else None
+
+
+_UNBOUNDED = -(1 << 62)
+
+
+def _bounded(name: str, bounds: object, default: int | None) -> Size:
+    """A size with the bounds of a torch ValueRanges; infinite ends are dropped."""
+    low, high = _finite(getattr(bounds, "lower", None)), _finite(getattr(bounds, "upper", None))
+    if low is None:
+        low = default if default is not None else _UNBOUNDED
+    return Size(name, low, high)
+
+
+def _finite(end: object) -> int | None:
+    return int(end) if isinstance(end, sympy.Integer) and abs(int(end)) < (1 << 62) else None
+
+
+def _is_fraction(factor: sympy.Basic) -> bool:
+    if isinstance(factor, sympy.Rational) and not isinstance(factor, sympy.Integer):
+        return True
+    return isinstance(factor, sympy.Pow) and isinstance(factor.exp, sympy.Integer) and int(factor.exp) < 0
+
+
+# -- rules: SymPy function → index algebra; None where it cannot be said exactly -----------------------------
+def _floordiv(args: tuple[Index, ...]) -> Index | None:
+    num, den = args
+    if is_nonnegative(den - 1):
+        return num // den
+    return (-num) // (-den) if is_nonnegative(-den - 1) else None
+
+
+def _python_mod(args: tuple[Index, ...]) -> Index | None:
+    num, den = args
+    return num % den if is_nonnegative(den - 1) else None
+
+
+def _modular_indexing(args: tuple[Index, ...]) -> Index | None:
+    quotient = _floordiv(args[:2])
+    return None if quotient is None else _python_mod((quotient, args[2]))
+
+
+def _ceildiv(args: tuple[Index, ...]) -> Index | None:
+    num, den = args
+    return -((-num) // den) if is_nonnegative(den - 1) else None
+
+
+def _power(args: tuple[Index, ...]) -> Index | None:
+    exponent = args[1].value
+    return None if exponent is None or not 0 <= exponent <= 8 else product([args[0]] * exponent)
+
+
+def _shift_left(args: tuple[Index, ...]) -> Index | None:
+    by = args[1].value
+    return None if by is None or not 0 <= by < 62 else args[0] * (1 << by)
+
+
+def _shift_right(args: tuple[Index, ...]) -> Index | None:
+    by = args[1].value
+    return None if by is None or not 0 <= by < 62 else args[0] // (1 << by)
+
+
+_RULES: Mapping[str, Rule] = {
+    "Add": lambda args: reduce(Index.__add__, args, ZERO),
+    "Mul": lambda args: reduce(Index.__mul__, args, ONE),
+    "FloorDiv": _floordiv,
+    "CleanDiv": _floordiv,
+    "Mod": _python_mod,
+    "PythonMod": _python_mod,
+    "ModularIndexing": _modular_indexing,
+    "CeilDiv": _ceildiv,
+    "Max": lambda args: reduce(maximum, args),
+    "Min": lambda args: reduce(minimum, args),
+    "PowByNatural": _power,
+    "LShift": _shift_left,
+    "RShift": _shift_right,
+    "Identity": lambda args: args[0],
+}
+_ROUNDING = frozenset({"TruncToInt", "FloorToInt", "CeilToInt"})
+
+
+# -- Python text of opaque expressions -----------------------------------------------------------------------
+_TEXT: Mapping[str, str] = {
+    "FloorDiv": "({0} // {1})",
+    "CleanDiv": "({0} // {1})",
+    "Mod": "({0} % {1})",
+    "PythonMod": "({0} % {1})",
+    "ModularIndexing": "(({0} // {1}) % {2})",
+    "CeilDiv": "(-(-{0} // {1}))",
+    "PowByNatural": "({0} ** {1})",
+    "Pow": "({0} ** {1})",
+    "FloatPow": "(float({0}) ** {1})",
+    "IntTrueDiv": "({0} / {1})",
+    "FloatTrueDiv": "({0} / {1})",
+    "LShift": "({0} << {1})",
+    "RShift": "({0} >> {1})",
+    "Identity": "{0}",
+    "TruncToInt": "math.trunc({0})",
+    "FloorToInt": "math.floor({0})",
+    "CeilToInt": "math.ceil({0})",
+    "TruncToFloat": "float(math.trunc({0}))",
+    "RoundToInt": "round({0})",
+    "RoundDecimal": "round({0}, {1})",
+    "ToFloat": "float({0})",
+    "Where": "({1} if {0} else {2})",
+    "Equality": "({0} == {1})",
+    "Unequality": "({0} != {1})",
+    "StrictLessThan": "({0} < {1})",
+    "LessThan": "({0} <= {1})",
+    "StrictGreaterThan": "({0} > {1})",
+    "GreaterThan": "({0} >= {1})",
+    "Not": "(not {0})",
+    "Abs": "abs({0})",
+    "floor": "math.floor({0})",
+    "ceiling": "math.ceil({0})",
+    "exp": "math.exp({0})",
+    "log": "math.log({0})",
+    **{f"OpaqueUnaryFn_{f}": f"math.{f}({{0}})" for f in (
+        "sqrt", "cos", "cosh", "sin", "sinh", "tan", "tanh", "asin", "acos", "atan", "exp", "log", "asinh",
+        "log2",
+    )},
+}  # fmt: skip
+_JOINED: Mapping[str, str] = {"Add": " + ", "Mul": "*", "And": " and ", "Or": " or "}
+_CALLED: Mapping[str, str] = {"Max": "max", "Min": "min"}
+
+
+def python_text(expr: sympy.Basic) -> str:
+    """A Python expression over the symbols' names, ``math`` and builtins.
+
+    Raises: ValueError for a function that has no text.
+    """
+    if isinstance(expr, sympy.Symbol):
+        return str(expr.name)
+    if isinstance(expr, sympy.Rational) and not isinstance(expr, sympy.Integer):
+        return f"({expr.p} / {expr.q})"
+    if isinstance(expr, sympy.Integer):
+        return str(int(expr)) if int(expr) >= 0 else f"({int(expr)})"
+    if isinstance(expr, sympy.Float):
+        return repr(float(expr))
+    if expr in (sympy.true, sympy.false):
+        return str(bool(expr))
+    name = type(expr).__name__
+    if isinstance(expr, sympy.Piecewise):
+        return _piecewise_text(expr)
+    args = [python_text(a) for a in expr.args]
+    if name in _JOINED:
+        return f"({_JOINED[name].join(args)})"
+    if name in _CALLED:
+        return f"{_CALLED[name]}({', '.join(args)})"
+    if name not in _TEXT:
+        raise ValueError(f"no Python text for {name} in {expr}")
+    return _TEXT[name].format(*args)
+
+
+def _piecewise_text(expr: sympy.Piecewise) -> str:
+    text = "None"
+    for value, condition in reversed(expr.args):
+        chosen = python_text(value)
+        text = chosen if condition == sympy.true else f"({chosen} if {python_text(condition)} else {text})"
+    return text
+
+
+# -- with other values ---------------------------------------------------------------------------------------
+def specialise(index: Index, values: Mapping[Size, int]) -> Index:
+    """``index`` with sizes replaced by numbers."""
+    return substitute(index, {size: as_index(v) for size, v in values.items()})
+
+
+def constant_bounds(index: Index) -> tuple[int | None, int | None]:
+    """Proven inclusive bounds as plain ints, or None: ``4*i + s`` with i < 8, s ≥ 2 gives (2, None)."""
+    low, high = lower(index), upper(index)
+    lows = None if low is None else _end(low, low_end=True)
+    highs = None if high is None else _end(high, low_end=False)
+    return lows, highs
+
+
+def _end(index: Index, *, low_end: bool) -> int | None:
+    total = 0
+    for monomial, c in index.terms:
+        part = c
+        for atom in monomial:
+            if not isinstance(atom, Size) or atom.lo < 0:
+                return None
+            end = atom.lo if (c > 0) == low_end else atom.hi
+            if end is None:
+                return None
+            part *= end
+        total += part
+    return total
