@@ -36,7 +36,8 @@ A value comes from, first found first: `options`, `mode`, the environment variab
 that does not exist or a value of the wrong type is an error that lists what is valid. In environment
 variables, lists are separated by commas and flags are 1 or 0.
 
-*Not yet* marks an option that is accepted and checked but has no effect so far; setting it gives one warning."""
+*Not yet* marks an option that is accepted and checked but has no effect so far; setting it
+gives one warning."""
 
 
 def _option_entry(option: Field[OptionValue]) -> str:
