@@ -75,23 +75,23 @@ class Expr:
 
     def walk(self) -> Iterator[Expr]:
         """Each distinct node once, children before parents, those within indirect indices included."""
-        seen: set[Expr] = set()
-        yield from _walk(self, seen)
+        return walk_all(self, set())
 
     def substitute(self, mapping: Mapping[Atom, Index]) -> Expr:
         """Replace axes and sizes in every index."""
         return rewrite(self, lambda e: None, mapping)
 
 
-def _walk(expr: Expr, seen: set[Expr]) -> Iterator[Expr]:
+def walk_all(expr: Expr, seen: set[Expr]) -> Iterator[Expr]:
+    """As :meth:`Expr.walk`, skipping and recording the nodes in ``seen``: for several expressions that share nodes."""
     if expr in seen:
         return
     seen.add(expr)
     for c in expr.children():
-        yield from _walk(c, seen)
+        yield from walk_all(c, seen)
     for i in expr.indices():
         for atom in i.indirects():
-            yield from _walk(atom.value, seen)
+            yield from walk_all(atom.value, seen)
     yield expr
 
 

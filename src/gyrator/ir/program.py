@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import torch
 
-from gyrator.ir.expr import Expr, Value
+from gyrator.ir.expr import Expr, Load, Value, walk_all
 from gyrator.ir.index import Axis, Index, Size
 from gyrator.origin import Origin
 
@@ -225,3 +225,18 @@ def views(node: Extern) -> tuple[View, ...]:
         elif isinstance(arg, ListArg):
             stack.extend(arg.items)
     return tuple(reversed(found))
+
+
+def uses(node: Node) -> frozenset[Value]:
+    """The values that ``node`` reads, an extern's mutated arguments and what a scatter starts from included."""
+    if isinstance(node, Extern):
+        return frozenset(v.value for v in views(node))
+    found: set[Value] = set()
+    seen: set[Expr] = set()
+    roots = list(bodies(node.root))
+    if isinstance(node.root, Scatter):
+        found.add(node.root.into)
+        roots += [a.value for i in node.root.index for a in i.indirects()]
+    for body in roots:
+        found |= {e.value for e in walk_all(body, seen) if isinstance(e, Load)}
+    return frozenset(found)
