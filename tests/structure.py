@@ -69,7 +69,7 @@ STABLE_TORCH = {
     "_pytree",
 }
 """Parts of torch with an underscore that count as stable: operator overloads, decomposition tables, references
-and prims, FakeTensorMode, higher-order operators, pytree. The rest is touched in torch_compat.py alone."""
+and prims, FakeTensorMode, higher-order operators, pytree, dispatch modes. The rest is touched in torch_compat.py alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""What `python -m gyrator` does: demo, doctor, bench, cache."""
