@@ -16,22 +16,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "gyrator"
 
-ORDER = (
-    *(
-        "version",
-        "origin",
-        "errors",
-        "inductor_names",
-        "config",
-        "config_page",
-        "optional",
-        "torch_compat",
-        "api",
-    ),
-    *("ir", "progress", "session", "metrics", "passes", "cache"),
-    *("capture", "graph", "autograd", "lowering", "schedule", "codegen", "templates", "autotune", "runtime"),
-    *("pipeline", "report", "backend", "worker", "cli", "__main__"),
-)
+ORDER = """
+    version origin errors inductor_names config config_page folders optional torch_compat api
+    ir progress session metrics passes cache
+    capture graph autograd lowering schedule codegen templates autotune runtime
+    pipeline report backend worker cli __main__
+""".split()
 """The modules and packages of gyrator; each imports only what stands to its left."""
 
 MAX_FILE = 900
@@ -58,25 +48,17 @@ CEILINGS = {
 OPTIONAL = {"triton", "redis", "cutlass", "transformers"}
 """Third-party packages that only optional.py may import."""
 
-STABLE_TORCH = {
-    "_ops",
-    "_decomp",
-    "_refs",
-    "_prims",
-    "_prims_common",
-    "_subclasses",
-    "_higher_order_ops",
-    "_pytree",
-}
+STABLE_TORCH = """
+    _ops _decomp _refs _prims _prims_common _subclasses _higher_order_ops _pytree _python_dispatch
+""".split()
 """Parts of torch with an underscore that count as stable: operator overloads, decomposition tables, references
-and prims, FakeTensorMode, higher-order operators, pytree, dispatch modes. The rest is touched in torch_compat.py alone."""
+and prims, FakeTensorMode, higher-order operators, pytree, dispatch modes. Everything else private is touched in
+torch_compat.py alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """An import statement: where it stands, what it imports, whether inside a function or for type checkers
-    only.
-    """
+    """An import: where it stands, what it imports, whether inside a function or for type checkers only."""
 
     place: str
     module: str
