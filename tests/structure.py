@@ -51,9 +51,9 @@ OPTIONAL = {"triton", "redis", "cutlass", "transformers"}
 STABLE_TORCH = """
     _ops _decomp _refs _prims _prims_common _subclasses _higher_order_ops _pytree _python_dispatch
 """.split()
-"""Parts of torch with an underscore that count as stable: operator overloads, decomposition tables, references
-and prims, FakeTensorMode, higher-order operators, pytree, dispatch modes. Everything else private is touched in
-torch_compat.py alone."""
+"""Parts of torch with an underscore that count as stable: operator overloads, decomposition tables, prims and
+references, FakeTensorMode, higher-order operators, pytree, dispatch modes. Everything else private is touched
+in torch_compat.py alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ Spec = Callable[[P], None]
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Pass(Generic[P]):
     """A named step from program to program, and the spec that its result satisfies."""
 

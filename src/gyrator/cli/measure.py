@@ -1,7 +1,7 @@
 """One contender of the demo, in a process of its own: cold caches, its own peak memory.
 
-Reads a job as JSON from its argument, writes events as JSON lines: `{"phase", "done", "total"}` and at last
-`{"result"}`.
+Reads a job as JSON from its argument. Writes lines of a mark and JSON: an `Event` before each phase, at last
+a `Result`.
 """
 
 from __future__ import annotations
