@@ -15,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+
 ENTRY_POINT_GROUP = "torch_dynamo_backends"
 _ANY = DistributionFinder.Context()
 _REGISTRY = "torch._dynamo.backends.registry"
@@ -123,3 +125,107 @@ def symbol_hint(shape_env: Any, symbol: Any) -> int | None:
         return None if value is None else int(value)
     except TypeError:  # a nested tensor's size
         return None
+
+
+# --- memory and launching ---------------------------------------------------------------------------------
+
+_guards = torch._C._dynamo.guards
+
+EmptyStrided = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
+Reinterpret = Callable[[torch.Tensor, Sequence[int], Sequence[int], int], torch.Tensor]
+
+empty_strided_cpu: EmptyStrided = _guards._empty_strided_cpu
+"""(shape, strides, dtype) → new memory on the CPU, in half the time of `torch.empty_strided`."""
+
+reinterpret: Reinterpret = _guards._reinterpret_tensor
+"""(base, shape, strides, offset) → another tensor on the memory of `base`, `offset` elements after its first;
+autograd sees no view."""
+
+profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
+"""Whether a profiler is recording in this thread."""
+
+
+def storage_holders(storage: torch.UntypedStorage) -> Callable[[], int]:
+    """A function that counts who holds a storage: tensors, and Python objects of it.
+
+    Only differences between two calls mean something: the storage's own Python object counts too.
+    """
+    count, address, references = torch._C._storage_Use_Count, storage._cdata, sys.getrefcount
+    return lambda: count(address) + references(storage)
+
+
+def plain_number(expr: sympy.Basic) -> int | float | bool:
+    """A constant expression of torch's symbolic shapes as a Python number."""
+    if expr is sympy.true or expr is sympy.false:
+        return bool(expr)
+    return int(expr) if expr.is_Integer else float(expr)
+
+
+def build_expression(expr: sympy.Basic, graph: Graph, symbols: Mapping[Any, Node]) -> Node | int | float | bool:
+    """Append nodes to `graph` that compute `expr` with Python's own arithmetic; each carries its `val`.
+
+    torch walks its own expression language, whose functions (FloorDiv, Mod, ...) are private.
+    """
+    interp = importlib.import_module("torch.utils._sympy.interp").sympy_interp
+    analysis = importlib.import_module("torch.utils._sympy.reference").PythonReferenceAnalysis
+    tracer = GraphAppendingTracer(graph)
+    result = interp(analysis, {symbol: Proxy(node, tracer) for symbol, node in symbols.items()}, expr)
+    if not isinstance(result, Proxy):
+        return result  # type: ignore[no-any-return]
+    _describe(result.node)
+    return result.node
+
+
+def _describe(node: Node) -> None:
+    """Give an arithmetic node and those that it reads their `val`."""
+    if "val" in node.meta:
+        return
+    for source in node.all_input_nodes:
+        _describe(source)
+    args = torch.fx.node.map_arg(node.args, lambda source: source.meta["val"])
+    assert callable(node.target)
+    node.meta["val"] = node.target(*args)
+
+
+def fresh_symbols(fake_mode: Any, value: object) -> Mapping[Any, Any] | None:
+    """The data-dependent sizes that the last operator made, with the path to each in its result."""
+    module = importlib.import_module("torch.fx.experimental.symbolic_shapes")
+    bindings: Mapping[Any, Any] | None = module.compute_unbacked_bindings(fake_mode.shape_env, value)
+    return bindings
+
+
+def next_autograd_sequence() -> int:
+    """The number that the next autograd node will carry; numbers grow in the order of the forward run."""
+    return torch.autograd._get_sequence_nr()
+
+
+def current_autograd_sequence() -> int:
+    """The number of the autograd node whose backward runs now; -1 outside of backward."""
+    node = torch._C._current_autograd_node()
+    return -1 if node is None else node._sequence_nr()
+
+
+def replayed_views() -> Any:
+    """A context in which backward of an in-place write to a view replays the view, not `as_strided`."""
+    return torch.autograd._force_original_view_tracking(True)
+
+
+def without_autocast() -> Any:
+    """A context in which no operator is cast by autocast."""
+    return torch._C._DisableAutocast()
+
+
+def autocast_enabled() -> bool:
+    """Whether autocast is on for any device."""
+    return torch._C._is_any_autocast_enabled()
+
+
+def python_dispatcher() -> Any:
+    """A context in which composite operators are taken apart by torch's Python rules, which know symbolic sizes."""
+    return importlib.import_module("torch._dispatch.python").enable_python_dispatcher()
+
+
+def higher_order_operator() -> type:
+    """The class of operators that take graphs as arguments."""
+    found: type = torch._ops.HigherOrderOperator
+    return found

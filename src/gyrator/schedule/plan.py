@@ -49,7 +49,9 @@ class Fresh:
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """The memory of ``of``, which no later step reads and which has at least as many bytes. Contents undefined."""
+    """The memory of ``of``, which no later step reads and which has at least as many bytes. Contents
+    undefined.
+    """
 
     of: Value
 
@@ -66,7 +68,9 @@ class InPlace:
 
 @dataclass(frozen=True, slots=True)
 class SliceOf:
-    """A window of ``of``, which is placed already, ``offset`` elements after its first; the dtype is the same."""
+    """A window of ``of``, which is placed already, ``offset`` elements after its first; the dtype is the
+    same.
+    """
 
     of: Value
     offset: Index = ZERO
@@ -88,9 +92,9 @@ class Allocate:
 class Launch:
     """Run the kernel of that name on one value per ``Kernel.params`` and one index per ``Kernel.sizes``.
 
-    Equal kernels are one ``Kernel`` with several launches, so ``args`` need not have the names of the kernel's
-    params, but their shapes, strides and dtypes with ``Kernel.sizes`` := ``sizes``. Written params are allocated
-    before.
+    Equal kernels are one ``Kernel`` with several launches, so ``args`` need not have the names of the
+    kernel's params, but their shapes, strides and dtypes with ``Kernel.sizes`` := ``sizes``. Written params
+    are allocated before.
     """
 
     kernel: str
@@ -104,13 +108,13 @@ class Call:
     """Call ``extern.op``.
 
     ``into``: every result is allocated before and the op writes there, by the overload that ``OUT_VARIANTS``
-    names. Otherwise the op allocates; each result that has a value is checked against the value's shape, dtype and
-    strides, and copied if only the strides differ.
+    names. Otherwise the op allocates; each result that has a value is checked against the value's shape,
+    dtype and strides, and copied if only the strides differ.
 
-    For each of ``extern.mutates`` the new version is allocated before, either ``InPlace`` of the old one or fresh
-    with a ``Copy`` of the old one into it; the op receives the new one's memory. ``extern.scalars`` are bound
-    after the call: to a result's size where a result has the symbol as a dimension, else to the number that the op
-    returns.
+    For each of ``extern.mutates`` the new version is allocated before, either ``InPlace`` of the old one or
+    fresh with a ``Copy`` of the old one into it; the op receives the new one's memory. ``extern.scalars`` are
+    bound after the call: to a result's size where a result has the symbol as a dimension, else to the number
+    that the op returns.
     """
 
     extern: Extern
@@ -119,7 +123,9 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """``into[...] = source[...]`` with conversion to ``into``'s dtype: an input's update, a copy to be mutated."""
+    """``into[...] = source[...]`` with conversion to ``into``'s dtype: an input's update, a copy to be
+    mutated.
+    """
 
     into: View
     source: View

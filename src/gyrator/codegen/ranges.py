@@ -1,0 +1,60 @@
+"""Which inputs hold indices, and how large they may be: what a script that makes up inputs must know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from gyrator.ir.expr import Checked, Expr, Load, Value
+from gyrator.ir.index import Index, is_nonnegative
+from gyrator.ir.program import View
+from gyrator.ir.tree import Kernel, Let, Loop, Stage, Store, Update
+from gyrator.schedule.plan import Call, Launch, Plan
+
+
+def index_ranges(plan: Plan) -> Mapping[Value, Index]:
+    """Integer values whose elements are checked to lie below a size, with the smallest such size known.
+
+    Found in kernels (`Checked` loads) and in calls of embedding.
+    """
+    found: dict[Value, Index] = {}
+
+    def note(value: Value, size: Index) -> None:
+        known = found.get(value)
+        if known is None or is_nonnegative(known - size):
+            found[value] = size
+
+    kernels = {k.name: (k, dict(_checked_params(k))) for k in plan.kernels}
+    for step in plan.steps:
+        if isinstance(step, Launch):
+            kernel, ranges = kernels[step.kernel]
+            for param, value in zip(kernel.params, step.args, strict=True):
+                if param.value in ranges:
+                    note(value, ranges[param.value])
+        elif isinstance(step, Call) and step.extern.op == "aten.embedding.default":
+            table, index = step.extern.args[:2]
+            if isinstance(table, View) and isinstance(index, View):
+                note(index.value, table.shape[0])
+    return found
+
+
+def _checked_params(kernel: Kernel) -> Iterator[tuple[Value, Index]]:
+    for expr in _expressions(kernel.body):
+        for node in expr.walk():
+            if isinstance(node, Checked):
+                for inner in node.arg.walk():
+                    if isinstance(inner, Load) and not inner.dtype.is_floating_point:
+                        yield inner.value, node.size
+
+
+def _expressions(body: tuple[Loop | Stage, ...]) -> Iterator[Expr]:
+    for item in body:
+        match item:
+            case Loop():
+                yield from _expressions(item.body)
+            case Let(_, expr):
+                yield expr
+            case Store(_, index, expr):
+                yield expr
+                yield from (a.value for i in index for a in i.indirects())
+            case Update(_, args):
+                yield from args

@@ -1,0 +1,488 @@
+"""The wrapper: a plan printed as a Python program.
+
+    def bind(runtime):
+        empty = runtime.empty
+        softmax_0 = runtime.kernel("4be2…", "softmax_0", 2)
+
+        def call(args):
+            (x,) = args
+            args.clear()
+            buf0 = empty((8, 16), (16, 1), torch.float32)
+            softmax_0(x.data_ptr(), buf0.data_ptr(), threads())
+            del x
+            return (buf0,)
+
+        return call
+
+The program finds its kernels and constants in its own folder, by name of content, so that the folder can
+move. Run as a script it calls itself on random inputs and prints the time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from gyrator.codegen.python_text import (
+    Names,
+    constant_text,
+    derived_text,
+    device_text,
+    index_text,
+    mentioned,
+    tuple_text,
+)
+from gyrator.codegen.ranges import index_ranges
+from gyrator.ir.expr import Value
+from gyrator.ir.index import ZERO, Index, Size, evaluate
+from gyrator.ir.program import Arg, Extern, ListArg, Output, View
+from gyrator.ir.tree import Kernel
+from gyrator.origin import Origin, Origins
+from gyrator.schedule.plan import (
+    OUT_VARIANTS,
+    Allocate,
+    Call,
+    Copy,
+    Free,
+    Fresh,
+    InPlace,
+    Launch,
+    Plan,
+    Reuse,
+    SliceOf,
+    Step,
+    is_full,
+)
+
+POOLED_BYTES = 1 << 20
+"""Values of at least so many bytes are taken from the pool."""
+
+_RESERVED = (
+    "torch math runtime call bind args inputs main random_tensor empty take allocate allocate_on reinterpret"
+    " retype checked leaves num_threads threads Runtime min max abs int float bool round"
+).split()
+
+_DEFAULT_SIZE = 8
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class BuiltKernel:
+    """Where a kernel of the plan is found: its library's name, its symbol there, and its checked indices.
+
+    `sites` describes each `Checked` index of the kernel: what it indexes, and where in the user's program.
+    """
+
+    library: str
+    symbol: str
+    sites: tuple[tuple[str, Origin | None], ...] = ()
+
+
+def print_wrapper(
+    plan: Plan, kernels: Mapping[str, BuiltKernel], hints: Mapping[Size, int] | None = None
+) -> str:
+    """The text of the program that performs `plan`.
+
+    `kernels` has an entry for each kernel of the plan; `hints` are sizes for the inputs that the script makes
+    up.
+    """
+    return _Wrapper(plan, kernels, hints or {}).text()
+
+
+@final
+class _Wrapper:
+    """One plan on its way into text: the names given, and the lines written so far."""
+
+    def __init__(self, plan: Plan, kernels: Mapping[str, BuiltKernel], hints: Mapping[Size, int]) -> None:
+        self.plan = plan
+        self.kernels = kernels
+        self.hints = hints
+        self.names = Names((*_RESERVED, *_size_names(plan)))
+        self.lines: list[str] = []
+        self.bound: set[str] = set()
+        self.waiting = list(plan.derived)
+        launches = Counter(v for s in plan.steps if isinstance(s, Launch) for v in s.args)
+        self.often = {v for v, count in launches.items() if count > 1}
+        self.pointers: dict[Value, str] = {}
+        self.freeing: list[str] = []
+        self.tools: set[str] = set()
+        self.operators: dict[str, str] = {}
+
+    # -- the program -----------------------------------------------------------------------------------------
+    def text(self) -> str:
+        for kernel in self.plan.kernels:
+            self.names.of(kernel, kernel.name)
+        for constant in self.plan.constants:
+            self.name(constant.value)
+        self.unpack()
+        for step in self.plan.steps:
+            if not isinstance(step, Free):
+                self.flush()
+            self.step(step)
+        self.flush()
+        self.emit(f"return {_tuple([self.output(o) for o in self.plan.outputs])}")
+        body = "\n".join(f"        {line}" for line in self.lines)
+        setup = "\n".join(f"    {line}" if line else "" for line in self.setup())
+        made = "\n".join(f"        {line}," for line in self.made_inputs())
+        return _TEMPLATE.format(
+            name=self.plan.name, setup=setup, body=body, made=made, math=self._math_import(body)
+        )
+
+    def emit(self, line: str) -> None:
+        self.lines.append(line)
+
+    def name(self, value: Value) -> str:
+        return self.names.of(value, value.name)
+
+    def tool(self, name: str) -> str:
+        """A function of the runtime, fetched once in `bind`."""
+        self.tools.add(name)
+        return name
+
+    def setup(self) -> list[str]:
+        """The lines of `bind` before `call`."""
+        lines = [f"{tool} = runtime.{tool}" for tool in sorted(self.tools)]
+        for op, name in self.operators.items():
+            lines.append(f'{name} = runtime.operator("{op}")')
+        for constant in self.plan.constants:
+            v = constant.value
+            where = f"{tuple_text(v.shape)}, {tuple_text(v.strides)}, {v.dtype}"
+            lines.append(f'{self.name(v)} = runtime.constant("{constant.key}", {where})')
+        origins = _origins_by_kernel(self.plan)
+        for kernel in self.plan.kernels:
+            lines += ["", *_comment(origins[kernel.name]), *self.kernel(kernel)]
+        return lines
+
+    def kernel(self, kernel: Kernel) -> list[str]:
+        built = self.kernels[kernel.name]
+        count = len(kernel.params) + len(kernel.sizes)
+        name = self.names.of(kernel, kernel.name)
+        head = f'{name} = runtime.kernel("{built.library}", "{built.symbol}", {count}'
+        if not built.sites:
+            return [f"{head})"]
+        sites = [f"    ({what!r}, {_origin_text(where)})," for what, where in built.sites]
+        return [f"{head}, (", *sites, "))"]
+
+    # -- inputs and sizes ------------------------------------------------------------------------------------
+    def unpack(self) -> None:
+        names = []
+        for given in self.plan.inputs:
+            if given.value is not None:
+                names.append(self.name(given.value))
+            elif given.size is not None:
+                names.append(given.size.name)
+                self.bound.add(given.size.name)
+            else:
+                names.append("_")
+        self.emit(f"{_tuple(names)} = args" if names else "assert not args")
+        self.emit("args.clear()")
+        if any(isinstance(step, Launch) for step in self.plan.steps):
+            self.emit(f"threads = {self.tool('num_threads')}()")
+        self.derive()
+
+    def derive(self) -> None:
+        """Write the derived sizes whose parts are known by now."""
+        by_name = {i.value.name: i.value for i in self.plan.inputs if i.value is not None}
+        symbols = _size_names(self.plan)
+        progress = True
+        while progress:
+            progress = False
+            for derived in list(self.waiting):
+                source = self.name(by_name[derived.source]) if derived.source else ""
+                text = derived_text(derived, source)
+                if derived.source or mentioned(text) & symbols <= self.bound:
+                    self.waiting.remove(derived)
+                    self.bind_size(derived.size, text)
+                    progress = True
+
+    def bind_size(self, size: Size, text: str) -> None:
+        self.emit(f"{size.name} = {text}")
+        self.bound.add(size.name)
+
+    # -- steps -----------------------------------------------------------------------------------------------
+    def step(self, step: Step) -> None:
+        match step:
+            case Allocate(value):
+                self.allocate(step)
+            case Launch():
+                self.launch(step)
+            case Call():
+                self.call(step)
+            case Copy(into, source):
+                self.emit(f"{self.view(into)}.copy_({self.view(source)})")
+            case Free(value):
+                self.freeing.append(self.name(value))
+
+    def flush(self) -> None:
+        """Write the frees collected so far as one line."""
+        if self.freeing:
+            self.emit(f"del {', '.join(self.freeing)}")
+            self.freeing.clear()
+
+    def allocate(self, step: Allocate) -> None:
+        value, name = step.value, self.name(step.value)
+        match step.placement:
+            case Fresh():
+                self.emit(f"{name} = {self.fresh(value)}")
+            case InPlace(of):
+                self.emit(f"{name} = {self.name(of)}  # in place")
+                self.share_pointer(of, value)
+            case Reuse(of) if of.dtype == value.dtype:
+                window = self.window(of, value.shape, value.strides, ZERO)
+                self.emit(f"{name} = {window}  # reuse")
+                self.share_pointer(of, value)
+            case Reuse(of):
+                where = f"{tuple_text(value.shape)}, {tuple_text(value.strides)}, {value.dtype}"
+                self.emit(f"{name} = {self.tool('retype')}({self.name(of)}, {where})  # reuse")
+                self.share_pointer(of, value)
+            case SliceOf(of, offset):
+                window = self.window(of, value.shape, value.strides, offset)
+                self.emit(f"{name} = {window}  # part of {self.name(of)}")
+
+    def fresh(self, value: Value) -> str:
+        where = f"{tuple_text(value.shape)}, {tuple_text(value.strides)}, {value.dtype}"
+        if value.device.type != "cpu":
+            return f"{self.tool('allocate_on')}({device_text(value.device)}, {where})"
+        nbytes = byte_size(value)
+        if nbytes is None:
+            return f"{self.tool('allocate')}({where})"
+        if nbytes >= POOLED_BYTES:
+            return f"{self.tool('take')}({nbytes}, {where})"
+        return f"{self.tool('empty')}({where})"
+
+    def launch(self, step: Launch) -> None:
+        kernel = next(k for k in self.plan.kernels if k.name == step.kernel)
+        args = [self.pointer(v) for v in step.args] + [index_text(s) for s in step.sizes]
+        self.emit(f"{self.names.of(kernel, kernel.name)}({', '.join([*args, 'threads'])})")
+
+    def pointer(self, value: Value) -> str:
+        """The address of a value; kept in a variable where several launches need it."""
+        text = f"{self.name(value)}.data_ptr()"
+        if value not in self.often:
+            return text
+        if value not in self.pointers:
+            self.pointers[value] = self.names.fresh(f"{self.name(value)}_ptr")
+            self.emit(f"{self.pointers[value]} = {text}")
+        return self.pointers[value]
+
+    def share_pointer(self, of: Value, value: Value) -> None:
+        if of in self.pointers:
+            self.pointers[value] = self.pointers[of]
+            self.often.add(value)
+
+    # -- operators -------------------------------------------------------------------------------------------
+    def call(self, step: Call) -> None:
+        extern = step.extern
+        op = OUT_VARIANTS[extern.op] if step.into else extern.op
+        new = dict(extern.mutates)
+        args = [self.argument(a, new.get(k)) for k, a in enumerate(extern.args)]
+        args += [f"{k}={self.argument(a, None)}" for k, a in extern.kwargs]
+        if step.into:
+            args += [f"out={self.name(v)}" for v in extern.out if v is not None]
+        text = f"{self.operator(op)}({', '.join(args)})"
+        results = [v for v in extern.out if v is not None]
+        if step.into or not (results or extern.scalars):
+            self.emit(text)
+        elif len(extern.out) <= 1:
+            self.single_result(extern, text)
+        else:
+            self.several_results(extern, text)
+        self.derive()
+
+    def operator(self, op: str) -> str:
+        if op not in self.operators:
+            self.operators[op] = self.names.fresh(op.removesuffix(".default").replace(".", "_"))
+        return self.operators[op]
+
+    def single_result(self, extern: Extern, text: str) -> None:
+        value = extern.out[0] if extern.out else None
+        if value is None:
+            for size in extern.scalars:
+                self.bind_size(size, f"int({text})")
+            return
+        if extern.scalars:
+            self.emit(f"{self.name(value)} = {text}")
+            self.bind_scalars(extern, {value: self.name(value)}, [])
+            text = self.name(value)
+        self.emit(f"{self.name(value)} = {self.checked(value, text, extern.op)}")
+
+    def several_results(self, extern: Extern, text: str) -> None:
+        results = self.names.fresh("results")
+        self.emit(f"{results} = {self.tool('leaves')}({text})")
+        found = {v: f"{results}[{k}]" for k, v in enumerate(extern.out) if v is not None}
+        numbers = [f"{results}[{k}]" for k, v in enumerate(extern.out) if v is None]
+        self.bind_scalars(extern, found, numbers)
+        for value, where in found.items():
+            self.emit(f"{self.name(value)} = {self.checked(value, where, extern.op)}")
+        self.emit(f"del {results}")
+
+    def bind_scalars(self, extern: Extern, found: Mapping[Value, str], numbers: Sequence[str]) -> None:
+        """A symbol that is a size of a result is read there; the others are the results that are no tensors.
+        """
+        left = list(numbers)
+        for size in extern.scalars:
+            for value, where in found.items():
+                if size.index() in value.shape:
+                    self.bind_size(size, f"{where}.shape[{value.shape.index(size.index())}]")
+                    break
+            else:
+                self.bind_size(size, f"int({left.pop(0)})")
+
+    def checked(self, value: Value, text: str, op: str) -> str:
+        where = f"{tuple_text(value.shape)}, {tuple_text(value.strides)}, {value.dtype}"
+        return f'{self.tool("checked")}({text}, {where}, "{op}")'
+
+    def argument(self, arg: Arg, new: Value | None) -> str:
+        """An argument; `new` is the version of its value that the op writes."""
+        match arg:
+            case View() if new is not None:
+                return self.view(View(new, arg.shape, arg.strides, arg.offset, arg.dtype))
+            case View():
+                return self.view(arg)
+            case Index():
+                return index_text(arg)
+            case ListArg(items):
+                return f"[{', '.join(self.argument(i, None) for i in items)}]"
+            case _:
+                return constant_text(arg)
+
+    # -- views -----------------------------------------------------------------------------------------------
+    def view(self, view: View) -> str:
+        if is_full(view):
+            return self.name(view.value)
+        bits = None if view.dtype in (None, view.value.dtype) else view.dtype
+        window = self.window(view.value, view.shape, view.strides, view.offset)
+        return window if bits is None else f"{window}.view({bits})"
+
+    def window(
+        self, value: Value, shape: tuple[Index, ...], strides: tuple[Index, ...], offset: Index
+    ) -> str:
+        name = self.name(value)
+        if offset is ZERO and shape == value.shape and strides == value.strides:
+            return name
+        where = f"{tuple_text(shape)}, {tuple_text(strides)}, {index_text(offset)}"
+        return f"{self.tool('reinterpret')}({name}, {where})"
+
+    def output(self, output: Output) -> str:
+        match output:
+            case View():
+                return self.view(output)
+            case Index():
+                return index_text(output)
+            case _:
+                return constant_text(output)
+
+    # -- the script ------------------------------------------------------------------------------------------
+    def made_inputs(self) -> list[str]:
+        """An expression for each input that the script makes up."""
+        ranges = index_ranges(self.plan)
+        lines = []
+        for given in self.plan.inputs:
+            value = given.value
+            if value is None:
+                lines.append("None" if given.size is None else str(self.hint(given.size.index())))
+                continue
+            shape = tuple(self.hint(i) for i in value.shape)
+            strides = tuple(self.hint(i) for i in value.strides)
+            limit = ranges.get(value)
+            high = "" if limit is None else f", below={self.hint(limit)}"
+            lines.append(f"random_tensor({shape}, {strides}, {value.dtype}{high})")
+        return lines
+
+    def hint(self, index: Index) -> int:
+        env = {s: self.hints.get(s, max(s.lo, _DEFAULT_SIZE)) for s in index.sizes()}
+        return evaluate(index, dict(env))
+
+    def _math_import(self, body: str) -> str:
+        return "import math\n\n" if "math." in body else ""
+
+
+_TEMPLATE = '''"""The graph {name!r}, compiled by gyrator. As a script: runs on random inputs and prints the
+time."""
+
+{math}import torch
+
+from gyrator.runtime.load import Runtime
+from gyrator.runtime.standalone import main, random_tensor
+
+
+def bind(runtime: Runtime):
+    """The graph as a function of one list of inputs, which it empties."""
+{setup}
+
+    def call(args):
+{body}
+
+    return call
+
+
+def inputs():
+    """Inputs of the kind that the graph was compiled for."""
+    return [
+{made}
+    ]
+
+
+if __name__ == "__main__":
+    main(__file__, bind, inputs)
+'''
+
+
+def byte_size(value: Value) -> int | None:
+    """Bytes from a value's first to its last element, or None where that depends on symbols."""
+    sizes = [i.value for i in value.shape]
+    strides = [i.value for i in value.strides]
+    if any(s is None for s in (*sizes, *strides)):
+        return None
+    if 0 in sizes:
+        return 0
+    last = sum((s - 1) * t for s, t in zip(sizes, strides, strict=True) if s is not None and t is not None)
+    return (last + 1) * value.dtype.itemsize
+
+
+def _tuple(items: Sequence[str]) -> str:
+    return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
+
+
+def _size_names(plan: Plan) -> frozenset[str]:
+    """The names of all size symbols that the plan may mention."""
+    found: set[Size] = {i.size for i in plan.inputs if i.size is not None} | {d.size for d in plan.derived}
+    for step in plan.steps:
+        match step:
+            case Call(extern):
+                found.update(extern.scalars)
+                for value in extern.out:
+                    if value is not None:
+                        found.update(s for i in value.shape for s in i.sizes())
+            case Launch(_, _, sizes):
+                found.update(s for i in sizes for s in i.sizes())
+            case Allocate(value):
+                found.update(s for i in value.shape for s in i.sizes())
+            case _:
+                pass
+    return frozenset(s.name for s in found)
+
+
+def _origins_by_kernel(plan: Plan) -> dict[str, Origins]:
+    found: dict[str, dict[Origin, None]] = {k.name: dict.fromkeys(k.origins) for k in plan.kernels}
+    for step in plan.steps:
+        if isinstance(step, Launch):
+            found[step.kernel].update(dict.fromkeys(step.origins))
+    return {name: tuple(origins) for name, origins in found.items()}
+
+
+def _comment(origins: Origins) -> list[str]:
+    """One line for each place of the user's program: its ATen ops, then the place."""
+    places: dict[str, dict[str, None]] = {}
+    for origin in origins:
+        place = f"{origin.file}:{origin.line} in {origin.function}" if origin.file else origin.function
+        places.setdefault(place, {})[origin.op] = None
+    return [f"# {', '.join(ops)}" + (f"   {place}" if place else "") for place, ops in places.items()]
+
+
+def _origin_text(where: Origin | None) -> str:
+    if where is None:
+        return "None"
+    return f"({where.file!r}, {where.line}, {where.function!r}, {where.op!r})"
