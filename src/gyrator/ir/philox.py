@@ -1,16 +1,16 @@
 """The counter-based random numbers of the IR, in torch int64 arithmetic: what every backend must reproduce.
 
-Philox 4x32 with 10 rounds (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011). The key is
-the 64-bit seed (low word first), the counter is ``(offset low, offset high, 0, 0)``: one call per element gives
-four 32-bit words ``w0 … w3``.
+Philox 4x32 with 10 rounds (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011). The key
+is the 64-bit seed (low word first), the counter is ``(offset low, offset high, 0, 0)``: one call per element
+gives four 32-bit words ``w0 … w3``.
 
-=============  =============================================================================================
+=============  =========================================================================================
 ``rand``       f32 ``(w0 >> 8) · 2**-24``; f16 ``(w0 >> 21) · 2**-11``; bf16 ``(w0 >> 24) · 2**-8``;
                f64 ``((w1·2**32 + w0) >> 11) · 2**-53``
-``randn``      ``sqrt(-2 ln(1 - u)) · cos(2π v)`` in f32, then rounded, with ``u, v`` the f32 ``rand`` of w0 and
-               of w1; f64: with the f64 ``rand`` of (w0, w1) and of (w2, w3)
+``randn``      ``sqrt(-2 ln(1 - u)) · cos(2π v)`` in f32, then rounded; ``u, v`` are the f32 ``rand`` of w0
+               and of w1; f64: with the f64 ``rand`` of (w0, w1) and of (w2, w3)
 ``randint64``  ``low + (w1·2**32 + w0) mod (high - low)``, unsigned
-=============  =============================================================================================
+=============  =========================================================================================
 """
 
 from __future__ import annotations

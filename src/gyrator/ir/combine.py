@@ -1,0 +1,159 @@
+"""What the reductions and scans of :data:`gyrator.ir.ops.REDUCTIONS` mean, in torch.
+
+A *state* is the tuple of a reduction's results. ``reduce_dims`` turns elements into a state, ``merge`` joins
+the states of two disjoint sets of elements, ``start`` is the state of no elements.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from gyrator.ir.ops import REDUCTIONS, identity
+
+State: TypeAlias = "tuple[Tensor, ...]"
+_WIDE = {torch.uint16: torch.int64, torch.uint32: torch.int64}
+
+
+def start(kind: str, dtype: torch.dtype) -> State:
+    """The state of no elements; ``dtype`` is that of an element."""
+    if kind == "welford":
+        return tuple(torch.zeros((), dtype=dtype) for _ in range(3))
+    if kind == "softmax":
+        return torch.tensor(-math.inf, dtype=dtype), torch.zeros((), dtype=dtype)
+    first = torch.tensor(identity(kind, dtype), dtype=dtype)
+    return (first, torch.zeros((), dtype=torch.int64)) if REDUCTIONS[kind].inputs == 2 else (first,)
+
+
+def reduce_dims(kind: str, args: State, dims: tuple[int, ...], *, last_wins: bool = False) -> State:
+    """Reduce over ``dims``, which stay as dimensions of size 1. All of ``args`` have one shape."""
+    first = args[0]
+    if any(first.shape[d] == 0 for d in dims):
+        shape = [1 if d in dims else n for d, n in enumerate(first.shape)]
+        return tuple(s.expand(shape).clone() for s in start(kind, first.dtype))
+    order = [d for d in range(first.dim()) if d not in dims] + list(dims)
+    kept = [first.shape[d] for d in order[: first.dim() - len(dims)]]
+    flat = tuple(a.permute(order).reshape(*kept, -1) for a in args)
+    results = _reduce_last(kind, flat, last_wins=last_wins)
+    shape = [1 if d in dims else n for d, n in enumerate(first.shape)]
+    return tuple(r.reshape(shape) for r in results)
+
+
+def _reduce_last(kind: str, args: State, *, last_wins: bool) -> State:
+    x = args[0]
+    if x.dtype in _WIDE:
+        wide = _reduce_last(kind, (x.to(_WIDE[x.dtype]), *args[1:]), last_wins=last_wins)
+        return (wide[0].to(x.dtype), *wide[1:])
+    match kind:
+        case "sum":
+            return (x.sum(-1, dtype=x.dtype),)
+        case "prod":
+            return (x.prod(-1, dtype=x.dtype),)
+        case "max":
+            return (x.amax(-1),)
+        case "min":
+            return (x.amin(-1),)
+        case "any":
+            return (x.any(-1),)
+        case "all":
+            return (x.all(-1),)
+        case "xor":
+            return (_xor(x),)
+        case "logaddexp":
+            return (torch.logsumexp(x, -1),)
+        case "argmax" | "argmin":
+            return _extreme(kind, x, args[1], last_wins=last_wins)
+        case "welford":
+            return _welford(x)
+        case "softmax":
+            top = x.amax(-1)
+            return top, torch.exp(x - top.unsqueeze(-1)).sum(-1)
+    raise ValueError(f"no such reduction: {kind}")
+
+
+def _xor(x: Tensor) -> Tensor:
+    while x.shape[-1] > 1:
+        if x.shape[-1] % 2:
+            x = torch.cat([x, torch.zeros_like(x[..., :1])], -1)
+        x = torch.bitwise_xor(x[..., ::2], x[..., 1::2])
+    return x[..., 0]
+
+
+def _extreme(kind: str, x: Tensor, index: Tensor, *, last_wins: bool) -> State:
+    best = x.amax(-1) if kind == "argmax" else x.amin(-1)
+    hit = x == best.unsqueeze(-1)
+    if x.dtype.is_floating_point:
+        hit = hit | (x.isnan() & best.isnan().unsqueeze(-1))
+    limits = torch.iinfo(torch.int64)
+    if last_wins:
+        return best, torch.where(hit, index, limits.min).amax(-1)
+    return best, torch.where(hit, index, limits.max).amin(-1)
+
+
+def _welford(x: Tensor) -> State:
+    wide = x.double()
+    mean = wide.mean(-1)
+    deviations = ((wide - mean.unsqueeze(-1)) ** 2).sum(-1)
+    count = torch.full_like(mean, x.shape[-1])
+    return mean.to(x.dtype), deviations.to(x.dtype), count.to(x.dtype)
+
+
+def merge(kind: str, a: State, b: State, *, last_wins: bool = False) -> State:
+    """The state of ``a``'s elements followed by ``b``'s. Shapes broadcast."""
+    if kind == "welford":
+        return _merge_welford(a, b)
+    if kind == "softmax":
+        return _merge_softmax(a, b)
+    pairs = [torch.stack(torch.broadcast_tensors(x, y), -1) for x, y in zip(a, b, strict=True)]
+    return _reduce_last(kind, tuple(pairs), last_wins=last_wins)
+
+
+def _merge_welford(a: State, b: State) -> State:
+    (mean_a, m2_a, n_a), (mean_b, m2_b, n_b) = ([t.double() for t in s] for s in (a, b))
+    count = n_a + n_b
+    share = torch.where(count > 0, n_b / count.clamp(min=1), 0.0)
+    delta = mean_b - mean_a
+    mean = mean_a + delta * share
+    deviations = m2_a + m2_b + delta * delta * n_a * share
+    return tuple(t.to(a[0].dtype) for t in (mean, deviations, count))
+
+
+def _merge_softmax(a: State, b: State) -> State:
+    """A part of only -inf adds nothing to one with a finite maximum."""
+    top = torch.maximum(a[0], b[0])
+    parts = [
+        torch.where((m == -math.inf) & (top != -math.inf), 0.0, s * torch.exp(m - top)) for m, s in (a, b)
+    ]
+    return top, (parts[0] + parts[1]).to(top.dtype)
+
+
+def scan_dim(kind: str, args: State, dim: int, *, reverse: bool = False) -> State:
+    """Inclusive scan along ``dim``; for ``argmax``/``argmin`` the later of equal elements wins."""
+    if reverse:
+        forward = scan_dim(kind, tuple(a.flip(dim) for a in args), dim)
+        return tuple(r.flip(dim) for r in forward)
+    x = args[0]
+    if x.shape[dim] == 0:
+        return tuple(a.clone() for a in args)
+    match kind:
+        case "sum":
+            return (x.cumsum(dim, dtype=x.dtype),)
+        case "prod":
+            return (x.cumprod(dim, dtype=x.dtype),)
+        case "max" | "min":
+            return (_running_extreme(kind, x, dim)[0],)
+        case "argmax" | "argmin":
+            best, at = _running_extreme(kind, x, dim)
+            return best, args[1].gather(dim, at)
+        case "logaddexp":
+            return (torch.logcumsumexp(x, dim),)
+    raise ValueError(f"{kind} is no scan")
+
+
+def _running_extreme(kind: str, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """NaN stays extreme, and of equal elements the later wins: torch's cummax and cummin."""
+    best, at = x.cummax(dim) if kind in ("max", "argmax") else x.cummin(dim)
+    return best, at

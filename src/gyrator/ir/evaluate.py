@@ -1,0 +1,263 @@
+"""Evaluating indices and expressions on whole grids of iterations at once, with torch.
+
+:func:`grid` gives each axis a tensor that broadcasts: axis ``k`` of ``n`` is ``arange(extent)`` along
+dimension ``k``. Every expression then is a tensor that broadcasts to the grid's shape, in the IR's dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias, final
+
+import torch
+from torch import Tensor
+
+from gyrator.errors import IndexOutOfRange
+from gyrator.ir.expr import (
+    Checked,
+    Const,
+    Expr,
+    IndexValue,
+    Load,
+    Masked,
+    Op,
+    Random,
+    Ref,
+    Value,
+)
+from gyrator.ir.index import (
+    Atom,
+    Axis,
+    FloorDiv,
+    Index,
+    Indirect,
+    Max,
+    Min,
+    Mod,
+    Size,
+    evaluate,
+)
+from gyrator.ir.ops import OPS
+from gyrator.ir.philox import integers, normal, philox, uniform
+
+IntOrTensor: TypeAlias = "int | Tensor"
+Fetch: TypeAlias = "Callable[[Value], Tensor]"
+
+
+class OutOfRange(Exception):
+    """A load or store without a mask left its value: the program itself is wrong."""
+
+
+@final
+@dataclass(slots=True)
+class Evaluator:
+    """Evaluates expressions where the axes, sizes and locals have the given values.
+
+    ``fetch`` gives the tensor of a value, whose last dimensions are the value's; before them it may have one
+    dimension per grid dimension (scratch rows), which are then indexed by ``row``. Results are memoised: use
+    a new evaluator when a value, axis or local has changed.
+    """
+
+    fetch: Fetch
+    sizes: Mapping[Size, int]
+    axes: Mapping[Axis, IntOrTensor] = field(default_factory=dict)
+    refs: Mapping[str, Tensor] = field(default_factory=dict)
+    row: tuple[Tensor, ...] = ()
+    _memo: dict[tuple[Expr, int], Tensor] = field(default_factory=dict)
+    _indices: dict[tuple[Index, int], IntOrTensor] = field(default_factory=dict)
+    _guards: dict[int, Tensor] = field(default_factory=dict)
+
+    # -- indices -------------------------------------------------------------------------------------------
+    def index(self, index: Index, guard: Tensor | None = None) -> IntOrTensor:
+        """The value of ``index``: an int if no axis is a tensor."""
+        key = (index, self._id(guard))
+        if key not in self._indices:
+            total: IntOrTensor = 0
+            for monomial, c in index.terms:
+                part: IntOrTensor = c
+                for atom in monomial:
+                    part = part * self._atom(atom, guard)
+                total = total + part
+            self._indices[key] = total
+        return self._indices[key]
+
+    def _atom(self, atom: Atom, guard: Tensor | None) -> IntOrTensor:
+        match atom:
+            case Size():
+                return self.sizes[atom]
+            case Axis():
+                return self.axes[atom]
+            case FloorDiv(num, den):
+                return _floordiv(self.index(num, guard), self.index(den, guard))
+            case Mod(num, den):
+                n, d = self.index(num, guard), self.index(den, guard)
+                return n - d * _floordiv(n, d)
+            case Min(a, b):
+                return _extreme(torch.minimum, min, self.index(a, guard), self.index(b, guard))
+            case Max(a, b):
+                return _extreme(torch.maximum, max, self.index(a, guard), self.index(b, guard))
+            case Indirect(value, _):
+                return self.value(value, guard)
+        raise TypeError(f"{type(atom).__name__} is no atom")
+
+    def _id(self, guard: Tensor | None) -> int:
+        """A key for ``guard``, which is kept alive so that the key stays its own."""
+        return 0 if guard is None else id(self._guards.setdefault(id(guard), guard))
+
+    # -- expressions ---------------------------------------------------------------------------------------
+    def value(self, expr: Expr, guard: Tensor | None = None) -> Tensor:
+        """The value of ``expr`` at every iteration, as a tensor that broadcasts to the grid.
+
+        Where ``guard`` is false the result is unspecified and nothing is read or checked.
+
+        Raises: IndexOutOfRange for a ``Checked`` index; OutOfRange for a load outside its value.
+        """
+        key = (expr, self._id(guard))
+        if key not in self._memo:
+            self._memo[key] = self._compute(expr, guard)
+        return self._memo[key]
+
+    def _compute(self, expr: Expr, guard: Tensor | None) -> Tensor:
+        match expr:
+            case Const(value, dtype):
+                return torch.tensor(value, dtype=dtype)
+            case IndexValue(index):
+                return torch.as_tensor(self.index(index, guard), dtype=torch.int64)
+            case Load():
+                return self._load(expr, guard)
+            case Op(name, args, dtype):
+                return apply(name, [self.value(a, guard) for a in args], dtype)
+            case Masked(mask, body, other):
+                m = self.value(mask, guard)
+                inner = self.value(body, m if guard is None else m & guard)
+                return torch.where(m, inner, torch.tensor(other.value, dtype=other.dtype))
+            case Checked():
+                return self._checked(expr, guard)
+            case Random(kind, seed, offset, dtype, args):
+                at = torch.as_tensor(self.index(offset, guard), dtype=torch.int64)
+                words = philox(self.value(seed, guard), at)
+                if kind == "randint64":
+                    return integers(words, *(self.value(a, guard) for a in args))
+                return uniform(words, dtype) if kind == "rand" else normal(words, dtype)
+            case Ref(name, _, _):
+                return self.refs[name]
+        raise TypeError(f"{type(expr).__name__} is no expression")
+
+    def _load(self, load: Load, guard: Tensor | None) -> Tensor:
+        if load.mask is not None:
+            mask = self.value(load.mask, guard)
+            inside = mask if guard is None else mask & guard
+            return torch.where(mask, self._read(load, inside), torch.tensor(load.other, dtype=load.dtype))
+        return self._read(load, guard)
+
+    def _read(self, load: Load, guard: Tensor | None) -> Tensor:
+        tensor = self.fetch(load.value)
+        coords = self.coordinates(load.index, load.value, guard)
+        if tensor.numel() == 0:  # nothing is read, as `coordinates` saw
+            shape = torch.broadcast_shapes(*(c.shape for c in coords), () if guard is None else guard.shape)
+            return torch.zeros(shape, dtype=load.dtype)
+        coords = (*self.row[: tensor.dim() - len(coords)], *coords)
+        return tensor[coords] if coords else tensor
+
+    def coordinates(self, index: tuple[Index, ...], value: Value, guard: Tensor | None) -> tuple[Tensor, ...]:
+        """Coordinates of ``value``, 0 where ``guard`` is false.
+
+        Raises: OutOfRange if one lies outside.
+        """
+        found = []
+        for i, extent in zip(index, value.shape, strict=True):
+            at = torch.as_tensor(self.index(i, guard), dtype=torch.int64)
+            if guard is not None:
+                at = torch.where(guard, at, 0)
+            size = self.index(extent)
+            bad = (at < 0) | (at >= size)
+            if guard is not None:
+                bad = bad & guard
+            if bool(bad.any()):
+                where = torch.broadcast_to(at, bad.shape)[bad]
+                raise OutOfRange(
+                    f"{value}[{', '.join(map(str, index))}]: {i} is {int(where[0])}, extent {size}"
+                )
+            found.append(at)
+        return tuple(found)
+
+    def _checked(self, expr: Checked, guard: Tensor | None) -> Tensor:
+        inside = guard
+        if expr.mask is not None:
+            mask = self.value(expr.mask, guard)
+            inside = mask if guard is None else mask & guard
+        at, size = self.value(expr.arg, inside), self.index(expr.size, guard)
+        bad = (at < -size) | (at >= size)
+        if inside is not None:
+            bad = bad & inside
+        if bool(bad.any()):
+            where = torch.broadcast_to(at, bad.shape)[bad]
+            raise IndexOutOfRange(int(where[0]), None, int(size))
+        wrapped = torch.where(at < 0, at + size, at)
+        return wrapped if inside is None else torch.where(inside, wrapped, 0)
+
+
+def _floordiv(num: IntOrTensor, den: IntOrTensor) -> IntOrTensor:
+    if isinstance(num, int) and isinstance(den, int):
+        return num // den
+    return torch.div(num, den, rounding_mode="floor")
+
+
+def _extreme(
+    of_tensors: Callable[[Tensor, Tensor], Tensor],
+    of_ints: Callable[[int, int], int],
+    a: IntOrTensor,
+    b: IntOrTensor,
+) -> IntOrTensor:
+    if isinstance(a, int) and isinstance(b, int):
+        return of_ints(a, b)
+    return of_tensors(torch.as_tensor(a), torch.as_tensor(b))
+
+
+_WIDE = {torch.uint16: torch.int64, torch.uint32: torch.int64}
+
+
+def apply(name: str, args: list[Tensor], dtype: torch.dtype) -> Tensor:
+    """One scalar op by its row's reference. uint16 and uint32, where torch lacks ops, go through int64."""
+    if name in ("cast", "bitcast"):
+        return _bitcast(args[0], dtype) if name == "bitcast" else args[0].to(dtype)
+    if any(a.dtype in _WIDE for a in args):
+        wide = [a.to(_WIDE.get(a.dtype, a.dtype)) for a in args]
+        return OPS[name].reference(*wide).to(dtype)
+    return OPS[name].reference(*args)
+
+
+def _bitcast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.contiguous().view(dtype)
+
+
+# -- grids and places --------------------------------------------------------------------------------------
+def grid(
+    axes: tuple[Axis, ...], sizes: Mapping[Size, int]
+) -> tuple[tuple[int, ...], dict[Axis, IntOrTensor]]:
+    """The shape of the iterations over ``axes``, and each axis's values along its own dimension."""
+    shape = tuple(evaluate(a.extent, dict(sizes)) for a in axes)
+    values: dict[Axis, IntOrTensor] = {}
+    for k, (axis, extent) in enumerate(zip(axes, shape, strict=True)):
+        values[axis] = torch.arange(extent).reshape([extent if d == k else 1 for d in range(len(axes))])
+    return shape, values
+
+
+def allocate(value: Value, sizes: Mapping[Size, int]) -> Tensor:
+    """An uninitialised tensor with exactly the shape, dtype and strides of ``value``."""
+    shape = [evaluate(s, dict(sizes)) for s in value.shape]
+    strides = [evaluate(s, dict(sizes)) for s in value.strides]
+    return torch.empty_strided(shape, strides, dtype=value.dtype)
+
+
+def place(value: Value, data: Tensor, sizes: Mapping[Size, int]) -> Tensor:
+    """``data`` broadcast to the shape of ``value`` and laid out by its strides."""
+    tensor = allocate(value, sizes)
+    data = data.broadcast_to(tensor.shape)
+    target = tensor
+    for dim, stride in enumerate(tensor.stride()):  # elements that share memory are written once
+        if stride == 0 and tensor.shape[dim] > 1:
+            target, data = target.narrow(dim, 0, 1), data.narrow(dim, 0, 1)
+    target.copy_(data)
+    return tensor

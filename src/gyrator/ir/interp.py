@@ -1,0 +1,249 @@
+"""The reference interpreter: the definition of what a program means.
+
+It runs programs with torch operators only, a nest at a time, whole grids at once. It is written to be obviously
+right, not fast: every pass and every backend is compared with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeAlias, final
+
+import torch
+from torch import Tensor
+
+from gyrator.ir.combine import State, reduce_dims, scan_dim
+from gyrator.ir.evaluate import Evaluator, allocate, grid, place
+from gyrator.ir.expr import Expr, Value
+from gyrator.ir.index import Index, Size, evaluate
+from gyrator.ir.program import (
+    Arg,
+    Extern,
+    ListArg,
+    Nest,
+    Output,
+    Pointwise,
+    Program,
+    Reduce,
+    Scan,
+    Scatter,
+    Sort,
+    View,
+)
+
+Callables: TypeAlias = "Mapping[str, Callable[..., Any]]"
+Given: TypeAlias = "Tensor | int | None"
+Result: TypeAlias = "Tensor | int | float | None"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a run gives: the outputs, and for each update the new contents of its target.
+
+    ``values`` holds every value by name, intermediates included.
+    """
+
+    outputs: tuple[Result, ...]
+    updates: tuple[Tensor, ...]
+    values: Mapping[str, Tensor]
+
+
+def run_program(
+    program: Program,
+    inputs: Sequence[Given],
+    constants: Mapping[str, Tensor] | None = None,
+    sizes: Mapping[Size, int] | None = None,
+    externs: Callables | None = None,
+) -> Run:
+    """Run ``program`` on one argument per input; arguments are not written into.
+
+    ``constants`` are by key. ``sizes`` gives sizes that no input binds. ``externs`` finds the function of an op
+    whose name torch does not know. Outputs and values lie in memory exactly as their strides say.
+
+    Raises: IndexOutOfRange where a ``Checked`` index is out of range; OutOfRange where the program itself is
+    wrong; ValueError where inputs do not fit the program.
+    """
+    machine = _Machine(dict(sizes or {}), {}, externs or {})
+    machine.bind(program, inputs, constants or {})
+    for node in program.nodes:
+        if isinstance(node, Nest):
+            machine.nest(node)
+        else:
+            machine.extern(node)
+    outputs = tuple(machine.output(o) for o in program.outputs)
+    updates = tuple(machine.view(u.value) for u in program.updates)
+    return Run(outputs, updates, MappingProxyType({v.name: t for v, t in machine.values.items()}))
+
+
+@final
+@dataclass(slots=True)
+class _Machine:
+    sizes: dict[Size, int]
+    values: dict[Value, Tensor]
+    externs: Callables
+
+    def bind(self, program: Program, inputs: Sequence[Given], constants: Mapping[str, Tensor]) -> None:
+        if len(inputs) != len(program.inputs):
+            raise ValueError(f"{len(inputs)} arguments for {len(program.inputs)} inputs")
+        tensors: list[tuple[Value, Tensor]] = [(c.value, constants[c.key]) for c in program.constants]
+        for given, declared in zip(inputs, program.inputs, strict=True):
+            if declared.size is not None and isinstance(given, int):
+                self.sizes[declared.size] = given
+            if declared.value is not None:
+                if not isinstance(given, Tensor):
+                    raise ValueError(f"input {declared.value} is no tensor")
+                tensors.append((declared.value, given.detach()))
+        for value, tensor in tensors:
+            self.solve(value.shape, tensor.shape)
+        for derived in program.derived:
+            if derived.size not in self.sizes:
+                self.sizes[derived.size] = self.derive(derived.text)
+        for value, tensor in tensors:
+            self.check(value, tensor)
+            self.values[value] = tensor
+
+    def solve(self, shape: tuple[Index, ...], actual: Sequence[int]) -> None:
+        """Sizes that are a dimension of their own get that dimension's extent."""
+        for index, extent in zip(shape, actual, strict=True):
+            if len(index.terms) == 1 and index.terms[0][1] == 1 and len(index.terms[0][0]) == 1:
+                (atom,) = index.terms[0][0]
+                if isinstance(atom, Size):
+                    self.sizes.setdefault(atom, extent)
+
+    def derive(self, text: str) -> int:
+        """The value of a derived size's text, which gyrator wrote itself (``python_text``)."""
+        names = {size.name: value for size, value in self.sizes.items()}
+        code = compile(text, "<derived size>", "eval")
+        return int(eval(code, {"__builtins__": _DERIVED_BUILTINS, "math": math}, names))  # noqa: S307
+
+    def check(self, value: Value, tensor: Tensor) -> None:
+        shape = [self.number(s) for s in value.shape]
+        if list(tensor.shape) != shape or tensor.dtype != value.dtype:
+            raise ValueError(f"{value} is {value.dtype}{shape}, given {tensor.dtype}{list(tensor.shape)}")
+
+    def number(self, index: Index) -> int:
+        return evaluate(index, dict(self.sizes))
+
+    # -- nests -----------------------------------------------------------------------------------------------
+    def nest(self, nest: Nest) -> None:
+        root = nest.root
+        axes = (*nest.axes, *root.reduced) if isinstance(root, Reduce) else nest.axes
+        shape, values = grid(axes, self.sizes)
+        evaluator = Evaluator(self.values.__getitem__, self.sizes, values)
+
+        def whole(expr: Expr) -> Tensor:
+            return evaluator.value(expr).broadcast_to(shape)
+
+        results: State
+        match root:
+            case Pointwise(body):
+                results = (whole(body),)
+            case Reduce(kind, reduced, body):
+                dims = tuple(range(len(nest.axes), len(axes)))
+                found = reduce_dims(kind, tuple(whole(b) for b in body), dims)
+                results = tuple(r.reshape(shape[: len(shape) - len(reduced)]) for r in found)
+            case Scan(kind, axis, body, reverse):
+                args = tuple(whole(b) for b in body)
+                results = scan_dim(kind, args, nest.axes.index(axis), reverse=reverse)
+            case Sort(axis, body, descending, _):
+                results = _sort(whole(body), nest.axes.index(axis), descending=descending)
+            case Scatter():
+                results = (self.scatter(root, evaluator, shape),)
+        for value, result in zip(nest.out, results, strict=True):
+            if value is not None:
+                self.values[value] = place(value, result, self.sizes)
+
+    def scatter(self, root: Scatter, evaluator: Evaluator, shape: tuple[int, ...]) -> Tensor:
+        result = self.values[root.into].clone(memory_format=torch.contiguous_format)
+        mask = None if root.mask is None else evaluator.value(root.mask).broadcast_to(shape)
+        coords = [c.broadcast_to(shape) for c in evaluator.coordinates(root.index, root.into, mask)]
+        source = evaluator.value(root.body, mask).broadcast_to(shape)
+        linear = torch.zeros(shape, dtype=torch.int64)
+        for coordinate, stride in zip(coords, result.stride(), strict=True):
+            linear = linear + coordinate * stride
+        if mask is not None:
+            linear, source = linear[mask], source[mask]
+        combine_into(result.view(-1), linear.reshape(-1), source.reshape(-1), root.combine)
+        return result
+
+    # -- externs ---------------------------------------------------------------------------------------------
+    def extern(self, node: Extern) -> None:
+        written: dict[Value, Tensor] = {}
+        for position, new in node.mutates:
+            target = node.args[position]
+            assert isinstance(target, View)
+            copy = allocate(target.value, self.sizes)
+            copy.copy_(written.get(target.value, self.values[target.value]))
+            written[target.value] = self.values[new] = copy
+        args = [self.arg(a, written) for a in node.args]
+        kwargs = {name: self.arg(a, written) for name, a in node.kwargs}
+        with torch.no_grad():
+            result = self.find(node.op)(*args, **kwargs)
+        results = list(result) if isinstance(result, (tuple, list)) else [result]
+        numbers = [r for r in results if isinstance(r, int | float)]
+        for size, number in zip(node.scalars, numbers, strict=False):
+            self.sizes[size] = int(number)
+        for value, given in zip(node.out, results, strict=False):
+            if value is not None:
+                self.solve(value.shape, given.shape)
+                self.check(value, given)
+                self.values[value] = place(value, given, self.sizes)
+
+    def find(self, op: str) -> Callable[..., Any]:
+        if op in self.externs:
+            return self.externs[op]
+        found: Any = torch.ops
+        for part in op.split("."):
+            found = getattr(found, part)
+        return found  # type: ignore[no-any-return]
+
+    def arg(self, arg: Arg, written: Mapping[Value, Tensor]) -> Any:
+        match arg:
+            case View():
+                return self.view(arg, written)
+            case Index():
+                return self.number(arg)
+            case ListArg(items):
+                return [self.arg(i, written) for i in items]
+        return arg
+
+    def output(self, output: Output) -> Result:
+        if isinstance(output, View):
+            return self.view(output)
+        return self.number(output) if isinstance(output, Index) else output
+
+    def view(self, view: View, written: Mapping[Value, Tensor] | None = None) -> Tensor:
+        base = self.values[view.value]
+        if written and view.value in written:
+            base = written[view.value]
+        shape, strides = ([self.number(i) for i in part] for part in (view.shape, view.strides))
+        offset = base.storage_offset() + self.number(view.offset)
+        if view.dtype is not None:
+            base, offset = base.view(view.dtype), offset
+        return base.as_strided(shape, strides, offset)
+
+
+_DERIVED_BUILTINS = {"min": min, "max": max, "abs": abs, "round": round, "float": float, "int": int}
+
+
+def _sort(x: Tensor, dim: int, *, descending: bool) -> State:
+    """Stable, so that any order an unstable sort may choose agrees on the values."""
+    values, indices = torch.sort(x, dim=dim, descending=descending, stable=True)
+    return values, indices
+
+
+def combine_into(flat: Tensor, index: Tensor, source: Tensor, combine: str) -> None:
+    """``flat[index] = source``, or add, mul, max or min into it; all of ``source`` counts where indices repeat."""
+    match combine:
+        case "set":
+            flat[index] = source
+        case "add":
+            flat.index_put_((index,), source, accumulate=True)
+        case "mul" | "max" | "min":
+            how = {"mul": "prod", "max": "amax", "min": "amin"}[combine]
+            flat.scatter_reduce_(0, index, source, how, include_self=True)
+        case _:
+            raise ValueError(f"no such way to combine: {combine}")
