@@ -1,0 +1,75 @@
+"""Importing gyrator is cheap, and makes the backend known to torch, installed or not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gyrator
+from gyrator.config import Config
+from gyrator.errors import UnknownOption
+
+SOURCE = Path(gyrator.__file__).parents[1]
+
+STAND_IN = """
+import sys, types
+module = types.ModuleType("gyrator.backend")
+module.gyrator = lambda graph, inputs, **kwargs: print("compiled", kwargs) or graph.forward
+"""
+
+
+def python(program: str) -> str:
+    """What a program prints in a new process that sees the plain source tree."""
+    libraries = [p for p in sys.path if p.endswith("site-packages")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCE), *libraries]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+HEAVY = ["torch._dynamo", "torch._inductor", "rich", "typer"]
+
+
+def test_import_is_light_and_does_not_bring_torchs_compiler() -> None:
+    out = python(
+        "import torch, sys\nfrom time import process_time as now\n"
+        "start = now()\nimport gyrator\n"
+        f"print(now() - start < 0.3, [m for m in {HEAVY} if m in sys.modules])"
+    )
+    assert out == "True []\n"
+
+
+@pytest.mark.parametrize("earlier", ["", "import torch._dynamo.backends.registry as r; r.list_backends()"])
+def test_torch_finds_the_backend_by_name_from_a_source_tree(earlier: str) -> None:
+    """Whether or not torch had looked up its backends before gyrator was imported."""
+    out = python(
+        f"{STAND_IN}\nimport torch\n{earlier}\nimport gyrator\nsys.modules['gyrator.backend'] = module\n"
+        "f = torch.compile(lambda x: x + 1, backend='gyrator', options={'fusion': False})\n"
+        "print(f(torch.ones(1)).item())"
+    )
+    assert out == "compiled {'options': {'fusion': False}}\n2.0\n"
+
+
+def test_compile_hands_everything_to_torch() -> None:
+    out = python(
+        f"{STAND_IN}\nimport torch, gyrator\nsys.modules['gyrator.backend'] = module\n"
+        "@gyrator.compile(mode='max-autotune', fullgraph=True)\ndef f(x):\n    return x + 1\n"
+        "print(f(torch.ones(1)).item())"
+    )
+    assert out == "compiled {'mode': 'max-autotune'}\n2.0\n"
+
+
+def test_compile_reports_a_wrong_option_at_once() -> None:
+    with pytest.raises(UnknownOption, match="did you mean 'fusion'"):
+        gyrator.compile(lambda x: x, options={"fusoin": False})
+
+
+def test_the_public_names() -> None:
+    assert set(gyrator.__all__) == {"Config", "__version__", "compile", "reset"}
+    assert gyrator.Config is Config
