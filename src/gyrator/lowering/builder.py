@@ -1,0 +1,207 @@
+"""The program under construction: the one mutable object of a lowering, passed to every lowering explicitly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import fx
+
+from gyrator.ir.expr import Const, Expr, Value
+from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, dot
+from gyrator.ir.program import Arg, Extern, Nest, Node, Pointwise, Root, View
+from gyrator.ir.symbols import Symbols
+from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, view_coords, whole
+from gyrator.lowering.typed import COMPUTED, Operand, cast, compute_dtype, element
+from gyrator.origin import Origin, origin_of
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """What is known of a result before it is computed. Strides are in elements."""
+
+    shape: tuple[Index, ...]
+    dtype: torch.dtype
+    strides: tuple[Index, ...]
+    device: torch.device
+
+    def with_dtype(self, dtype: torch.dtype) -> Meta:
+        return Meta(self.shape, dtype, self.strides, self.device)
+
+    def with_shape(self, shape: tuple[Index, ...]) -> Meta:
+        """Another shape, contiguous."""
+        return Meta(shape, self.dtype, contiguous_strides(shape), self.device)
+
+
+@final
+class Builder:
+    """Collects nodes in order, names values after the FX node at hand, and remembers copies already made."""
+
+    def __init__(self, symbols: Symbols) -> None:
+        self.symbols = symbols
+        self.nodes: list[Node] = []
+        self.fallbacks: list[str] = []
+        self._names: set[str] = set()
+        self._copies: dict[tuple[TensorRef, tuple[Index, ...]], Value] = {}
+        self._storage_offsets: dict[Value, Index] = {}
+        self._metas: dict[object, Meta] = {}
+        self._prefix = "v"
+        self._origins: tuple[Origin, ...] = ()
+
+    # -- names and values ------------------------------------------------------------------------------------------------
+    def begin(self, node: fx.Node) -> None:
+        """What follows is the lowering of ``node``."""
+        self._prefix = node.name.lstrip("_") or "v"
+        self._origins = (origin_of(node),)
+
+    def meta(self, tensor: torch.Tensor) -> Meta:
+        """The metadata of a traced tensor."""
+        key = None
+        if all(type(s) is int for s in tensor.shape):
+            key = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+            known = self._metas.get(key)
+            if known is not None:
+                return known
+        shape = self.symbols.shape(tensor.shape)
+        meta = Meta(shape, tensor.dtype, self.symbols.shape(tensor.stride()), tensor.device)
+        if key is not None:
+            self._metas[key] = meta
+        return meta
+
+    def value(self, meta: Meta, suffix: str = "", *, name: str | None = None) -> Value:
+        """A new value. Strides that make elements overlap (an expanded tensor's) are replaced by contiguous ones."""
+        strides = meta.strides
+        if ZERO in strides and any(s is ZERO and e is not ONE for s, e in zip(strides, meta.shape, strict=True)):
+            strides = contiguous_strides(meta.shape)
+        stem = (name or self._prefix) + (f"_{suffix}" if suffix else "")
+        unique, count = stem, 1
+        while unique in self._names:
+            unique = f"{stem}_{count}"
+            count += 1
+        self._names.add(unique)
+        return Value(unique, meta.shape, meta.dtype, strides, meta.device)
+
+    def placed(self, value: Value, storage_offset: Index) -> None:
+        """Record that ``value`` begins ``storage_offset`` elements into its storage (an input may)."""
+        if storage_offset is not ZERO:
+            self._storage_offsets[value] = storage_offset
+
+    def storage_offset(self, value: Value) -> Index:
+        return self._storage_offsets.get(value, ZERO)
+
+    # -- nests ---------------------------------------------------------------------------------------------------------------
+    def nest(self, out: Sequence[Value | None], axes: tuple[Axis, ...], root: Root) -> None:
+        """Append a nest that defines ``out``."""
+        self.nodes.append(Nest(tuple(out), axes, root, self._origins))
+
+    def pointwise(self, out: Meta, body: Callable[[Coords], Expr], suffix: str = "") -> TensorRef:
+        """``out[i0, i1, …] = body((i0, i1, …))``, cast to the result's dtype."""
+        axes = axes_of("i", out.shape)
+        value = self.value(out, suffix)
+        self.nest((value,), axes, Pointwise(cast(body(coords_of(axes)), out.dtype)))
+        return whole(value)
+
+    def elementwise(
+        self,
+        out: Meta,
+        operands: Sequence[Operand],
+        function: Callable[..., Expr],
+        *,
+        compute: torch.dtype | None = None,
+        suffix: str = "",
+    ) -> TensorRef:
+        """``out = function(*operands)`` element by element, operands broadcast and cast to ``compute``.
+
+        ``compute`` is by default the dtype that arithmetic for the result runs in.
+        """
+        dtype = compute or compute_dtype(out.dtype)
+        return self.pointwise(out, lambda at: function(*[element(o, at, dtype) for o in operands]), suffix)
+
+    def full(self, out: Meta, value: Const, suffix: str = "") -> TensorRef:
+        """A tensor filled with one literal."""
+        return self.pointwise(out, lambda at: value, suffix)
+
+    def copy(self, ref: TensorRef, out: Meta, suffix: str = "") -> TensorRef:
+        """A new value with ``ref``'s elements, broadcast and cast to ``out``."""
+        return self.pointwise(out, ref.load, suffix)
+
+    # -- values and views of what is viewed ------------------------------------------------------------------------------------
+    def materialise(self, ref: TensorRef, strides: tuple[Index, ...] | None = None) -> Value:
+        """A value whose elements are ``ref``'s: the one it views if it views all of it, else a copy.
+
+        With ``strides`` the value has these (where a dimension has more than one element).
+        """
+        if ref.is_whole() and (strides is None or same_strides(ref.shape, ref.value.strides, strides)):
+            return ref.value
+        wanted = strides if strides is not None else contiguous_strides(ref.shape)
+        known = self._copies.get((ref, wanted))
+        if known is None:
+            copied = self.copy(ref, Meta(ref.shape, ref.dtype, wanted, ref.device), "copy")
+            known = self._copies[ref, wanted] = copied.value
+        return known
+
+    def as_view(self, ref: TensorRef, strides: tuple[Index, ...] | None = None) -> View:
+        """``ref`` as a strided window, for an extern call or an output; a copy where its index map is not affine.
+
+        With ``strides`` the window has exactly these, by a copy if need be. A dtype that nests do not compute in
+        cannot be copied: its own strides then stand.
+
+        Raises: ValueError if a copy is needed and impossible.
+        """
+        window = strided(ref)
+        if window is not None:
+            given = ref.dtype if ref.dtype != ref.value.dtype else None
+            if strides is None:
+                return View(ref.value, ref.shape, *window, given)
+            if same_strides(ref.shape, window[0], strides):
+                return View(ref.value, ref.shape, strides, window[1], given)
+            if ref.dtype not in COMPUTED:
+                return View(ref.value, ref.shape, *window, given)
+        if ref.dtype not in COMPUTED:
+            raise ValueError(f"a view of {ref.value!r} ({ref.dtype}) with coordinates {ref.coords} is not strided")
+        value = self.materialise(ref, strides)
+        return View(value, value.shape, value.strides, ZERO)
+
+    # -- extern calls ------------------------------------------------------------------------------------------------------------
+    def extern(
+        self, name: str, args: Sequence[Arg], outs: Sequence[Meta | None], kwargs: Sequence[tuple[str, Arg]] = ()
+    ) -> tuple[TensorRef | None, ...]:
+        """Append a call of ``name`` without effects, and return its tensor results."""
+        values = tuple([None if m is None else self.value(m) for m in outs])
+        self.nodes.append(Extern(values, name, tuple(args), tuple(kwargs), origins=self._origins))
+        return tuple([None if v is None else whole(v) for v in values])
+
+    def add(self, node: Extern) -> None:
+        """Append an extern call as it is, with the current origin."""
+        origins = self._origins
+        self.nodes.append(
+            Extern(node.out, node.op, node.args, node.kwargs, node.mutates, node.effects, node.scalars, origins)
+        )
+
+
+def same_strides(shape: Sequence[Index], a: Sequence[Index], b: Sequence[Index]) -> bool:
+    """Whether two strides lay out ``shape`` equally: they may differ where a dimension has one element, or if none has any."""
+    if a == b or ZERO in shape:
+        return True
+    return all(x is y or extent is ONE for extent, x, y in zip(shape, a, b, strict=True))
+
+
+def strided(ref: TensorRef) -> tuple[tuple[Index, ...], Index] | None:
+    """``(strides, offset)`` of ``ref`` in its value's memory; None if it is no strided window."""
+    if ref.coords == view_coords(ref.shape) and ref.shape == ref.value.shape:
+        return ref.value.strides, ZERO
+    position = dot(ref.coords, ref.value.strides)
+    strides: list[Index] = []
+    plain = contiguous_strides(ref.shape)
+    for axis, fallback in zip(axes_of("d", ref.shape), plain, strict=True):
+        if axis.extent is ONE:
+            strides.append(fallback)
+            continue
+        step = position.coefficient(axis)
+        if step is None:
+            return None
+        strides.append(step)
+        position = position - step * axis.index()
+    return None if position.axes() or position.indirects() else (tuple(strides), position)

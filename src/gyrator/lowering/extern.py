@@ -1,0 +1,124 @@
+"""Calls of library operators: every op without a lowering, with results shaped as its fake kernel says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from operator import getitem
+from typing import TypeAlias
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from gyrator.errors import UnsupportedOperator
+from gyrator.ir.expr import Expr, Value
+from gyrator.ir.index import Index, Size
+from gyrator.ir.program import Arg, Extern, ListArg
+from gyrator.lowering.builder import Builder
+from gyrator.lowering.refs import TensorRef, whole
+from gyrator.origin import origin_of
+
+aten = torch.ops.aten
+
+Result: TypeAlias = (
+    "TensorRef | Index | Expr | bool | int | float | complex | str | None | torch.dtype | torch.device | torch.layout"
+    " | torch.memory_format | list[Result] | tuple[Result, ...]"
+)
+"""What a node of the FX graph becomes, and what an op's arguments are."""
+
+STRIDES_FREE = frozenset({
+    aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default, aten._int_mm.default,
+})  # fmt: skip
+"""Ops whose result does not depend on how their arguments lie in memory. All others get exactly the traced strides."""
+
+COPIES: Mapping[OpOverload, OpOverload] = {
+    aten.view_as_real.default: aten.view_as_real_copy.default,
+    aten.view_as_complex.default: aten.view_as_complex_copy.default,
+    aten.view.dtype: aten.view_copy.dtype,
+    aten.as_strided.default: aten.as_strided_copy.default,
+    aten._conj.default: aten.conj_physical.default,
+    aten._neg_view.default: aten._neg_view_copy.default,
+}
+"""Views that are no index maps → the op that makes a copy, since a call's result must be memory of its own."""
+
+EFFECTS = frozenset({"_print", "_assert_async", "_assert_scalar", "_functional_assert_async", "sym_constrain_range"})
+
+
+def call(b: Builder, node: fx.Node, op: OpOverload, args: Sequence[Result], kwargs: Mapping[str, Result]) -> Result:
+    """Lower ``node`` as a call of ``op``; the result has the structure of the traced one.
+
+    Raises: UnsupportedOperator for a traced result or an argument that a call cannot have.
+    """
+    op = COPIES.get(op, op)
+    traced = node.meta.get("val")
+    leaves = list(_leaves(traced))
+    wanted = _wanted(node, traced)
+    values = tuple([_out(b, leaf, use) for leaf, use in zip(leaves, wanted, strict=True)])
+    exact = op not in STRIDES_FREE
+    positional = tuple([argument(b, node, a, t, exact=exact) for a, t in zip(args, node.args, strict=True)])
+    named = tuple([(k, argument(b, node, a, node.kwargs.get(k), exact=exact)) for k, a in kwargs.items()])
+    scalars = _defined_sizes(b, node, traced)
+    effects = op._schema.name.split("::")[1] in EFFECTS or bool(scalars)
+    b.fallbacks.append(str(op))
+    b.add(Extern(values, str(op), positional, named, effects=effects, scalars=scalars))
+    return _structured(b, traced, iter(values))
+
+
+def argument(b: Builder, node: fx.Node, value: Result, traced: object, *, exact: bool) -> Arg:
+    """An argument of a call. With ``exact`` a tensor is passed with the strides that ``traced``, its FX node, had."""
+    if isinstance(value, TensorRef):
+        fake = traced.meta.get("val") if isinstance(traced, fx.Node) else None
+        strides = b.meta(fake).strides if exact and isinstance(fake, torch.Tensor) else None
+        return b.as_view(value, strides)
+    if isinstance(value, (list, tuple)):
+        inner = traced if isinstance(traced, (list, tuple)) else [None] * len(value)
+        return ListArg(tuple([argument(b, node, v, t, exact=exact) for v, t in zip(value, inner, strict=True)]))
+    if isinstance(value, Expr):
+        problem = "it takes a float or bool that is computed while the graph runs"
+        raise UnsupportedOperator(str(node.target), problem, where=origin_of(node), node=node.format_node())
+    return value
+
+
+def _leaves(traced: object) -> Iterator[object]:
+    if isinstance(traced, (list, tuple)):
+        for item in traced:
+            yield from _leaves(item)
+    else:
+        yield traced
+
+
+def _wanted(node: fx.Node, traced: object) -> list[bool]:
+    """For each leaf of the result, whether someone reads it."""
+    if not isinstance(traced, (list, tuple)):
+        return [True]
+    read = {u.args[1] for u in node.users if u.target is getitem}
+    everything = any(u.target is not getitem for u in node.users)
+    return [everything or k in read for k, item in enumerate(traced) for _ in _leaves(item)]
+
+
+def _out(b: Builder, leaf: object, wanted: bool) -> Value | None:
+    return b.value(b.meta(leaf)) if isinstance(leaf, torch.Tensor) and wanted else None
+
+
+def _defined_sizes(b: Builder, node: fx.Node, traced: object) -> tuple[Size, ...]:
+    """The size symbols that exist only once this call has run: an item's value, the length of nonzero."""
+    bindings = node.meta.get("unbacked_bindings")
+    if not bindings:
+        return ()
+    sizes = []
+    for symbol in bindings:
+        (size,) = b.symbols.from_sympy(symbol).sizes()
+        sizes.append(size)
+    return tuple(sizes)
+
+
+def _structured(b: Builder, traced: object, values: Iterator[Value | None]) -> Result:
+    if isinstance(traced, (list, tuple)):
+        return [_structured(b, item, values) for item in traced]
+    value = next(values)
+    if value is not None:
+        return whole(value)
+    if isinstance(traced, torch.SymInt):
+        return b.symbols.to_index(traced)
+    return traced if isinstance(traced, (bool, int, float)) else None
+

@@ -1,0 +1,287 @@
+"""From a functional ATen graph to a :class:`~gyrator.ir.program.Program`, node by node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import getitem
+from typing import final
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from gyrator.errors import UnsupportedOperator
+from gyrator.ir.expr import Const, Expr
+from gyrator.ir.index import Index, Size
+from gyrator.ir.program import Constant, Derived, Extern, Input, Output, Program, Update, View
+from gyrator.ir.symbols import Symbols
+from gyrator.lowering import effects, extern
+from gyrator.lowering.builder import Builder
+from gyrator.lowering.extern import Result
+from gyrator.lowering.refs import TensorRef, whole
+from gyrator.lowering.symbolic import number_of
+from gyrator.lowering.table import LOWERINGS, VIEWS
+from gyrator.lowering.typed import COMPUTED
+from gyrator.origin import origin_of
+from gyrator.passes import blame
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A program, the tensors it holds by key, and the name of the operator of each extern call."""
+
+    program: Program
+    constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    fallbacks: tuple[str, ...] = ()
+
+
+def lower(
+    graph: fx.GraphModule,
+    example_inputs: Sequence[object] = (),
+    *,
+    symbols: Symbols,
+    name: str = "graph",
+    updates: Sequence[tuple[int, int]] = (),
+) -> Lowered:
+    """The program that computes what ``graph`` does.
+
+    Args:
+        graph: functional ATen ops after decomposition. Shapes, dtypes and strides come from ``node.meta["val"]``.
+            Its only mutations are ``copy_`` into inputs, auto_functionalized ops and effectful calls.
+        example_inputs: one per placeholder; used where a placeholder carries no ``val``.
+        symbols: the size symbols of this compilation.
+        name: the program's name.
+        updates: pairs (input, output): that output is the input's new value; the program returns None there.
+
+    Raises:
+        UnsupportedOperator: an op that can neither be lowered nor called.
+        InternalCheckError: a lowering failed; names the node and the user's line.
+    """
+    return _Lowering(graph, example_inputs, symbols).run(name, updates)
+
+
+@final
+class _Lowering:
+    """One walk over one graph: what each FX node became so far."""
+
+    def __init__(self, graph: fx.GraphModule, example_inputs: Sequence[object], symbols: Symbols) -> None:
+        self.graph = graph
+        self.examples = example_inputs
+        self.symbols = symbols
+        self.b = Builder(symbols)
+        self.env: dict[fx.Node, Result] = {}
+        self.inputs: list[Input] = []
+        self.held: list[Constant] = []
+        self.constants: dict[str, torch.Tensor] = {}
+        self.copied: dict[fx.Node, fx.Node] = {}  # input → the node that copies into it last
+        self.outputs: list[Output] = []
+
+    def run(self, name: str, updates: Sequence[tuple[int, int]]) -> Lowered:
+        result: Sequence[object] = ()
+        for node in self.graph.graph.nodes:
+            if node.op == "output":
+                result = node.args[0] if isinstance(node.args[0], (list, tuple)) else (node.args[0],)
+                continue
+            with blame(node.format_node(), origin_of(node)):
+                self.b.begin(node)
+                self.env[node] = self._node(node)
+        self.outputs = [self._output(o) for o in result]
+        changed = self._updates(updates)
+        program = Program(
+            name, tuple(self.inputs), tuple(self.b.nodes), tuple(self.outputs), changed, tuple(self.held),
+            self._derived(),
+        )  # fmt: skip
+        return Lowered(program, self.constants, tuple(self.b.fallbacks))
+
+    # -- nodes -----------------------------------------------------------------------------------------------------------
+    def _node(self, node: fx.Node) -> Result:
+        if node.op == "placeholder":
+            return self._placeholder(node)
+        if node.op == "get_attr":
+            return self._attribute(node)
+        target = node.target
+        if target is getitem:
+            collection, at = self._argument(node.args[0]), node.args[1]
+            assert isinstance(collection, (list, tuple)) and isinstance(at, int)
+            return collection[at]
+        if isinstance(target, OpOverload):
+            return self._operator(node, target)
+        return self._other(node)
+
+    def _operator(self, node: fx.Node, op: OpOverload) -> Result:
+        args = [self._argument(a) for a in node.args]
+        kwargs = {k: self._argument(a) for k, a in node.kwargs.items()}
+        traced = node.meta.get("val")
+        if op is torch.ops.aten.copy_.default:
+            return self._copy_into_input(node)
+        if isinstance(traced, (torch.SymInt, int, torch.SymFloat, torch.SymBool)):
+            return self._number(node, op, args, kwargs)
+        special = effects.LOWERINGS.get(op)
+        if special is not None:
+            return special(self.b, node, args, kwargs)
+        lowering = LOWERINGS.get(op)
+        if lowering is not None and (op in VIEWS or _computable(traced, args)):
+            out = _metas(self.b, traced)
+            result: Result = lowering(self.b, out, *args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return extern.call(self.b, node, op, args, kwargs)
+
+    def _number(self, node: fx.Node, op: OpOverload, args: list[Result], kwargs: dict[str, Result]) -> Result:
+        """An op whose result is a Python number: a size, or an item of a tensor."""
+        traced = node.meta["val"]
+        if isinstance(traced, torch.SymInt):
+            if node.meta.get("unbacked_bindings"):
+                return extern.call(self.b, node, op, args, kwargs)
+            return self.symbols.to_index(traced)
+        if isinstance(traced, (bool, int, float)):
+            return traced
+        return effects.read_number(self.b, node, args)
+
+    def _other(self, node: fx.Node) -> Result:
+        """Python functions on numbers, and higher-order ops."""
+        traced = node.meta.get("val")
+        if isinstance(traced, torch.SymInt):
+            return self.symbols.to_index(traced)
+        if isinstance(traced, (bool, int, float)):
+            return traced
+        args = [self._argument(a) for a in node.args]
+        number = number_of(node.target, args)
+        if number is not None:
+            return number
+        higher = effects.HIGHER_ORDER.get(str(node.target))
+        if higher is not None:
+            kwargs = {k: self._argument(a) for k, a in node.kwargs.items()}
+            return higher(self.b, node, args, kwargs)
+        raise UnsupportedOperator(str(node.target), "it has no lowering", where=origin_of(node), node=node.format_node())
+
+    def _argument(self, arg: object) -> Result:
+        if isinstance(arg, fx.Node):
+            return self.env[arg]
+        if isinstance(arg, (list, tuple)):
+            return [self._argument(a) for a in arg]
+        if isinstance(arg, slice):
+            raise TypeError(f"a slice cannot be an argument: {arg}")
+        if isinstance(arg, torch.SymInt):
+            return self.symbols.to_index(arg)
+        return arg  # type: ignore[return-value]
+
+    # -- where a program begins ----------------------------------------------------------------------------------------------
+    def _placeholder(self, node: fx.Node) -> Result:
+        position = len(self.inputs)
+        example = node.meta.get("val", self.examples[position] if position < len(self.examples) else None)
+        if isinstance(example, torch.Tensor):
+            value = self.b.value(self.b.meta(example), name=str(node.target))
+            self.b.placed(value, self.symbols.to_index(example.storage_offset()))
+            self.inputs.append(Input(value=value))
+            return whole(value)
+        if isinstance(example, torch.SymInt):
+            index = self.symbols.to_index(example)
+            self.inputs.append(Input(size=_plain_size(index)))
+            return index
+        self.inputs.append(Input())
+        return example  # type: ignore[return-value]
+
+    def _attribute(self, node: fx.Node) -> Result:
+        tensor = _attribute(self.graph, str(node.target))
+        if not isinstance(tensor, torch.Tensor):
+            return tensor  # type: ignore[return-value]
+        meta = self.b.meta(tensor)
+        literal = not isinstance(tensor, torch._subclasses.FakeTensor) and tensor.device.type == "cpu"
+        if tensor.dim() == 0 and literal and tensor.dtype in COMPUTED:
+            return self.b.full(meta, Const(tensor.item(), tensor.dtype))
+        key = str(node.target)
+        known = next((c for c in self.held if c.key == key), None)
+        if known is None:
+            known = Constant(self.b.value(meta, name=key.replace(".", "_").lstrip("_")), key)
+            self.held.append(known)
+            self.constants[key] = tensor
+        return whole(known.value)
+
+    # -- where it ends ---------------------------------------------------------------------------------------------------------
+    def _output(self, traced: object) -> Output:
+        result = self._argument(traced)
+        if isinstance(result, TensorRef):
+            fake = traced.meta.get("val") if isinstance(traced, fx.Node) else None
+            return self.b.as_view(result, self.b.meta(fake).strides if isinstance(fake, torch.Tensor) else None)
+        if isinstance(result, Expr):
+            raise UnsupportedOperator("output", "the graph returns a float or bool computed from a tensor")
+        return result  # type: ignore[return-value]
+
+    def _copy_into_input(self, node: fx.Node) -> Result:
+        target, source = node.args[0], node.args[1]
+        assert isinstance(target, fx.Node)
+        self.copied[target] = node
+        new, old = self._argument(source), self.env[target]
+        assert isinstance(old, TensorRef)
+        if isinstance(new, TensorRef) and new.shape == old.shape and new.dtype == old.dtype:
+            return new
+        assert isinstance(new, TensorRef)
+        fake = target.meta["val"]
+        return self.b.copy(new, self.b.meta(fake))
+
+    def _updates(self, pairs: Sequence[tuple[int, int]]) -> tuple[Update, ...]:
+        changed: list[Update] = []
+        for position, output in pairs:
+            target, new = self.inputs[position].value, self.outputs[output]
+            assert target is not None and isinstance(new, View)
+            changed.append(Update(target, new))
+            self.outputs[output] = None
+        for target_node, node in self.copied.items():
+            old, result = self.env[target_node], self.env[node]
+            assert isinstance(old, TensorRef) and isinstance(result, TensorRef)
+            changed.append(Update(old.value, self.b.as_view(result)))
+        return tuple(changed)
+
+    def _derived(self) -> tuple[Derived, ...]:
+        """Sizes that no input passes: read off the shapes of inputs, then those computed from other sizes."""
+        known = {i.size for i in self.inputs if i.size is not None}
+        found: list[Derived] = []
+        for given in self.inputs:
+            if given.value is None:
+                continue
+            for what, indices in (("shape", given.value.shape), ("stride", given.value.strides)):
+                for k, index in enumerate(indices):
+                    size = _plain_size(index)
+                    if size is not None and size not in known:
+                        known.add(size)
+                        found.append(Derived(size, given.value.name, f"{what}[{k}]"))
+        return (*found, *self.symbols.derived)
+
+
+def _plain_size(index: Index) -> Size | None:
+    """The symbol that ``index`` is, or None if it is an expression or a number."""
+    if len(index.terms) == 1 and index.terms[0][1] == 1 and len(index.terms[0][0]) == 1:
+        (atom,) = index.terms[0][0]
+        return atom if isinstance(atom, Size) else None
+    return None
+
+
+def _computable(traced: object, args: Sequence[Result]) -> bool:
+    """Whether nests compute in all dtypes that occur in a call."""
+    stack: list[object] = [traced, *args]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, (list, tuple)):
+            stack.extend(item)
+        elif isinstance(item, (torch.Tensor, TensorRef)) and item.dtype not in COMPUTED:
+            return False
+        elif isinstance(item, complex):
+            return False
+    return True
+
+
+def _metas(b: Builder, traced: object) -> object:
+    if isinstance(traced, torch.Tensor):
+        return b.meta(traced)
+    if isinstance(traced, (list, tuple)):
+        return tuple([_metas(b, t) for t in traced])
+    return None
+
+
+def _attribute(module: torch.nn.Module, path: str) -> object:
+    found: object = module
+    for part in path.split("."):
+        found = getattr(found, part)
+    return found

@@ -1,0 +1,108 @@
+"""Ops that put tensors side by side or around others: cat, stack, constant_pad_nd, repeat, flip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from gyrator.ir.expr import Expr, IndexValue, Masked, Scalar
+from gyrator.ir.index import ONE, ZERO, Index, IndexLike, div_mod
+from gyrator.lowering.builder import Builder, Meta
+from gyrator.lowering.refs import Coords, TensorRef, view_coords
+from gyrator.lowering.typed import between, both, cast, constant, number, op
+from gyrator.lowering.views import dimension
+
+aten = torch.ops.aten
+
+MANY = 32
+"""With more inputs, cat stays a library call: each would be a branch in the body."""
+
+
+def masked(conditions: Sequence[Expr], body: Expr, other: Scalar = 0) -> Expr:
+    """``body`` where all conditions hold, else the literal ``other``; just ``body`` if there are none."""
+    return Masked(both(conditions), body, constant(other, body.dtype)) if conditions else body
+
+
+def _cat(b: Builder, out: Meta, tensors: Sequence[TensorRef], dim: int = 0) -> Any:
+    d = dimension(dim, len(out.shape))
+    parts = [t for t in tensors if t.rank == len(out.shape) and ZERO not in t.shape]
+    if len(parts) > MANY:
+        return NotImplemented
+    if not parts:
+        return b.full(out, constant(0, out.dtype))
+    starts = [ZERO]
+    for part in parts:
+        starts.append(starts[-1] + part.shape[d])
+    return b.pointwise(out, lambda at: _joined(out.dtype, parts, starts, d, at))
+
+
+def _joined(dtype: torch.dtype, parts: Sequence[TensorRef], starts: Sequence[Index], dim: int, at: Coords) -> Expr:
+    """The element at ``at`` of parts that follow one another from ``starts[0]``: a balanced tree of selections."""
+    if len(parts) == 1:
+        inner = (*at[:dim], at[dim] - starts[0], *at[dim + 1 :])
+        return masked(between(at[dim], starts[0], starts[1]), cast(parts[0].load(inner), dtype))
+    middle = len(parts) // 2
+    low = _joined(dtype, parts[:middle], starts[: middle + 1], dim, at)
+    high = _joined(dtype, parts[middle:], starts[middle:], dim, at)
+    return op("where", op("lt", IndexValue(at[dim]), number(starts[middle], torch.int64)), low, high)
+
+
+def _stack(b: Builder, out: Meta, tensors: Sequence[TensorRef], dim: int = 0) -> Any:
+    d = dimension(dim, len(out.shape))
+    if len(tensors) > MANY:
+        return NotImplemented
+    return _cat(b, out, [_with_one(t, d) for t in tensors], d)
+
+
+def _with_one(ref: TensorRef, dim: int) -> TensorRef:
+    """``ref.unsqueeze(dim)``."""
+    shape = (*ref.shape[:dim], ONE, *ref.shape[dim:])
+    at = view_coords(shape)
+    return ref.view(shape, (*at[:dim], *at[dim + 1 :]))
+
+
+def _pad(b: Builder, out: Meta, x: TensorRef, pad: Sequence[IndexLike], value: Scalar = 0) -> TensorRef:
+    """Pairs of (before, after) from the last dimension on; negative ones cut off."""
+    if ZERO in x.shape:
+        return b.full(out, constant(value, out.dtype))
+    before = [ZERO] * x.rank
+    for k in range(len(pad) // 2):
+        before[x.rank - 1 - k] = before[x.rank - 1 - k] + pad[2 * k]
+
+    def body(at: Coords) -> Expr:
+        inner = tuple([i - s for i, s in zip(at, before, strict=True)])
+        conditions = [c for i, size in zip(inner, x.shape, strict=True) for c in between(i, ZERO, size)]
+        return masked(conditions, x.load(inner), value)
+
+    return b.pointwise(out, body)
+
+
+def _repeat(b: Builder, out: Meta, x: TensorRef, repeats: Sequence[IndexLike]) -> TensorRef:
+    def body(at: Coords) -> Expr:
+        inner = at[len(at) - x.rank :]
+        return x.load(tuple([div_mod(i, size)[1] for i, size in zip(inner, x.shape, strict=True)]))
+
+    if ZERO in out.shape:
+        return b.full(out, constant(0, out.dtype))
+    return b.pointwise(out, body)
+
+
+def _flip(b: Builder, out: Meta, x: TensorRef, dims: Sequence[int]) -> TensorRef:
+    turned = {dimension(d, x.rank) for d in dims}
+
+    def body(at: Coords) -> Expr:
+        return x.load(tuple([x.shape[k] - 1 - i if k in turned else i for k, i in enumerate(at)]))
+
+    return b.pointwise(out, body)
+
+
+LOWERINGS: Mapping[OpOverload, Callable[..., Any]] = {
+    aten.cat.default: _cat,
+    aten.stack.default: _stack,
+    aten.constant_pad_nd.default: _pad,
+    aten.repeat.default: _repeat,
+    aten.flip.default: _flip,
+}

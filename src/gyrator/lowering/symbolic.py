@@ -1,0 +1,94 @@
+"""Python numbers that a graph computes from sizes and items: what is not an integer becomes a scalar expression.
+
+Symbolic integers are indices through their traced meaning (``b.symbols``), so only floats and bools need the op itself:
+``s0 >= 3`` → ``ge(index(s0), 3)``, ``s0 / 2`` → ``div(cast<f64>(index(s0)), 2.0)``.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+
+from gyrator.ir.expr import Expr, Op, Scalar
+from gyrator.ir.index import Index
+from gyrator.lowering.refs import TensorRef
+from gyrator.lowering.typed import number, op
+
+Number: TypeAlias = "Expr | Index | Scalar"
+
+
+def number_of(target: object, args: Sequence[object]) -> Expr | None:
+    """The float or bool that ``target`` computes from numbers; None if ``target`` is no such function."""
+    numbers = [a for a in args if isinstance(a, (Expr, Index, bool, int, float))]
+    if len(numbers) != len(args):
+        return None
+    rule = _RULES.get(target)
+    return None if rule is None else rule(numbers)
+
+
+def item(tensor: TensorRef) -> Expr:
+    """The element of a one-element tensor as a Python number: float64 or bool (integers are sizes instead)."""
+    loaded = tensor.load(())
+    wide = torch.float64 if loaded.dtype.is_floating_point else loaded.dtype
+    return loaded if loaded.dtype == wide else Op("cast", (loaded,), wide)
+
+
+def _is_float(value: Number) -> bool:
+    return value.dtype.is_floating_point if isinstance(value, Expr) else isinstance(value, float)
+
+
+def _is_bool(value: Number) -> bool:
+    return value.dtype == torch.bool if isinstance(value, Expr) else isinstance(value, bool)
+
+
+def _common(values: Sequence[Number]) -> torch.dtype:
+    return torch.float64 if any(_is_float(v) for v in values) else torch.int64
+
+
+def _same(name: str) -> Callable[[Sequence[Number]], Expr]:
+    """An op whose arguments are widened to one dtype: float64 if any is a float."""
+
+    def rule(values: Sequence[Number]) -> Expr:
+        dtype = _common(values)
+        return op(name, *[number(v, dtype) for v in values])
+
+    return rule
+
+
+def _float(name: str) -> Callable[[Sequence[Number]], Expr]:
+    return lambda values: op(name, *[number(v, torch.float64) for v in values])
+
+
+def _logical(name: str, integer: str) -> Callable[[Sequence[Number]], Expr]:
+    def rule(values: Sequence[Number]) -> Expr:
+        if all(_is_bool(v) for v in values):
+            return op(name, *[number(v, torch.bool) for v in values])
+        return op(integer, *[number(v, torch.int64) for v in values])
+
+    return rule
+
+
+def _ite(values: Sequence[Number]) -> Expr:
+    condition, then, otherwise = values
+    dtype = _common((then, otherwise))
+    return op("where", number(condition, torch.bool), number(then, dtype), number(otherwise, dtype))
+
+
+_RULES: Mapping[object, Callable[[Sequence[Number]], Expr]] = {
+    operator.add: _same("add"), operator.sub: _same("sub"), operator.mul: _same("mul"),
+    operator.truediv: _float("div"), operator.floordiv: _same("floordiv"), operator.mod: _same("remainder"),
+    operator.pow: _float("pow"), operator.neg: _same("neg"), operator.abs: _same("abs"),
+    operator.eq: _same("eq"), operator.ne: _same("ne"), operator.lt: _same("lt"), operator.le: _same("le"),
+    operator.gt: _same("gt"), operator.ge: _same("ge"),
+    operator.and_: _logical("logical_and", "bitwise_and"), operator.or_: _logical("logical_or", "bitwise_or"),
+    operator.not_: lambda v: op("logical_not", number(v[0], torch.bool)),
+    torch.sym_not: lambda v: op("logical_not", number(v[0], torch.bool)),
+    torch.sym_float: lambda v: number(v[0], torch.float64),
+    torch.sym_max: _same("maximum"), torch.sym_min: _same("minimum"), torch.sym_ite: _ite,
+    math.sqrt: _float("sqrt"), torch.sym_sqrt: _float("sqrt"),
+    math.exp: _float("exp"), math.log: _float("log"), math.floor: _float("floor"), math.ceil: _float("ceil"),
+}  # fmt: skip

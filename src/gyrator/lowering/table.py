@@ -1,0 +1,30 @@
+"""Every lowering by operator overload. An overload that stands in no family becomes an extern call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from torch._ops import OpOverload
+
+from gyrator.lowering import creation, joins, pointwise, reductions, views
+
+_FAMILIES = (pointwise.LOWERINGS, views.LOWERINGS, joins.LOWERINGS, creation.LOWERINGS, reductions.LOWERINGS)
+
+
+def _merged() -> Mapping[OpOverload, Callable[..., Any]]:
+    table: dict[OpOverload, Callable[..., Any]] = {}
+    for family in _FAMILIES:
+        twice = table.keys() & family.keys()
+        if twice:
+            raise ImportError(f"two lowerings of {', '.join(map(str, twice))}")
+        table.update(family)
+    return MappingProxyType(table)
+
+
+LOWERINGS = _merged()
+"""Overload → ``lowering(builder, meta of the result, *args, **kwargs)``; NotImplemented leaves the op to an extern call."""
+
+VIEWS = frozenset(views.LOWERINGS)
+"""Those that compute nothing and so take any dtype."""

@@ -1,0 +1,145 @@
+"""Typed scalar expressions: constants, casts and torch's dtype promotion.
+
+Half precision is computed in float32: an op casts its arguments up, computes, and casts its result down, one rounding
+per ATen op as in eager's own kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import reduce
+from typing import TypeAlias
+
+import torch
+
+from gyrator.ir.expr import Const, Expr, IndexValue, Op, Scalar
+from gyrator.ir.index import Index, is_less, is_nonnegative
+from gyrator.ir.ops import OPS, Rule
+from gyrator.lowering.refs import Coords, TensorRef
+
+Operand: TypeAlias = "TensorRef | Expr | Index | Scalar"
+"""What a pointwise op takes: a tensor, or a number known now (``Scalar``), at the call's start (``Index``) or later (``Expr``)."""
+
+HALF = (torch.bfloat16, torch.float16)
+COMPUTED = frozenset({
+    torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.bool,
+    torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8,
+})  # fmt: skip
+"""The dtypes that nests compute in; ops on others stay extern calls."""
+
+
+# -- dtypes ------------------------------------------------------------------------------------------------------------
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that arithmetic for a result of ``dtype`` runs in: float32 for half precision, else itself."""
+    return torch.float32 if dtype in HALF else dtype
+
+
+def result_type(operands: Iterable[Operand]) -> torch.dtype:
+    """torch's promotion: tensors with dimensions decide, then 0-d tensors, then numbers, unless of a higher category."""
+    sized: list[torch.dtype] = []
+    scalar: list[torch.dtype] = []
+    numbers: list[torch.dtype] = []
+    for operand in operands:
+        if isinstance(operand, TensorRef):
+            (sized if operand.shape else scalar).append(operand.dtype)
+        else:
+            numbers.append(number_dtype(operand))
+    found: torch.dtype | None = None
+    for group in (sized, scalar, numbers):
+        if group:
+            dtype = reduce(torch.promote_types, group)
+            found = dtype if found is None else _combine(found, dtype)
+    assert found is not None
+    return found
+
+
+def _combine(higher: torch.dtype, lower: torch.dtype) -> torch.dtype:
+    return torch.promote_types(higher, lower) if _category(lower) > _category(higher) else higher
+
+
+def _category(dtype: torch.dtype) -> int:
+    return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 0 if dtype == torch.bool else 1
+
+
+def number_dtype(number: Expr | Index | Scalar) -> torch.dtype:
+    """What a number counts as in promotion: bool, int64 or the default float dtype."""
+    if isinstance(number, Expr):
+        return torch.get_default_dtype() if number.dtype.is_floating_point else number.dtype
+    if isinstance(number, bool):
+        return torch.bool
+    return torch.get_default_dtype() if isinstance(number, float) else torch.int64
+
+
+# -- constants and casts -------------------------------------------------------------------------------------------------
+def constant(value: Scalar, dtype: torch.dtype) -> Const:
+    """A literal of ``dtype``, converted as torch converts a Python number: integers wrap, large floats become infinite."""
+    if dtype == torch.bool:
+        return Const(bool(value), dtype)
+    if dtype.is_floating_point:
+        number = float(value)
+        if abs(number) > torch.finfo(dtype).max and not math.isinf(number):
+            number = float(torch.tensor(number, dtype=torch.float64).to(dtype))
+        return Const(number, dtype)
+    if isinstance(value, float) and not math.isfinite(value):
+        return Const(int(torch.tensor(value, dtype=torch.float64).to(dtype)), dtype)
+    info = torch.iinfo(dtype)
+    return Const((int(value) - info.min) % (1 << info.bits) + info.min, dtype)
+
+
+def cast(expr: Expr, dtype: torch.dtype) -> Expr:
+    """``expr`` converted to ``dtype`` as ``Tensor.to`` does; constants are converted now."""
+    if expr.dtype == dtype:
+        return expr
+    if isinstance(expr, Const):
+        value = expr.value
+        if expr.dtype in HALF:  # the literal stands for its rounded value
+            value = float(torch.tensor(value, dtype=expr.dtype))
+        return constant(value, dtype)
+    return Op("cast", (expr,), dtype)
+
+
+def element(operand: Operand, where: Coords, dtype: torch.dtype) -> Expr:
+    """The operand's element at ``where`` as ``dtype``."""
+    if isinstance(operand, TensorRef):
+        return cast(operand.load(where), dtype)
+    return number(operand, dtype)
+
+
+def number(value: Expr | Index | Scalar, dtype: torch.dtype) -> Expr:
+    """A number as an expression of ``dtype``."""
+    if isinstance(value, Expr):
+        return cast(value, dtype)
+    if isinstance(value, Index):
+        known = value.value
+        return constant(known, dtype) if known is not None else cast(IndexValue(value), dtype)
+    return constant(value, dtype)
+
+
+# -- building expressions ----------------------------------------------------------------------------------------------
+def op(name: str, *args: Expr) -> Op:
+    """An op of the table; the result's dtype follows from its rule. Casts are made by :func:`cast`."""
+    rule = OPS[name].rule
+    boolean = rule is Rule.COMPARE or rule is Rule.LOGICAL
+    return Op(name, args, torch.bool if boolean else args[-1].dtype)
+
+
+def like(expr: Expr, value: Scalar) -> Const:
+    """The literal ``value`` in ``expr``'s dtype."""
+    return constant(value, expr.dtype)
+
+
+def both(conditions: Iterable[Expr]) -> Expr:
+    """The conjunction of bool expressions; true if there are none."""
+    terms = list(conditions)
+    return reduce(lambda a, b: op("logical_and", a, b), terms) if terms else Const(True, torch.bool)
+
+
+def between(index: Index, low: Index, high: Index) -> list[Expr]:
+    """The conditions of ``low ≤ index < high`` that are not proved."""
+    conditions: list[Expr] = []
+    if not is_nonnegative(index - low):
+        conditions.append(op("ge", IndexValue(index), number(low, torch.int64)))
+    if not is_less(index, high):
+        conditions.append(op("lt", IndexValue(index), number(high, torch.int64)))
+    return conditions

@@ -1,0 +1,300 @@
+"""Views: ops that give another window on the same elements. They add no node, only an index map.
+
+    x: [B, S, H*D]   view(x, [B, S, H, D])      coordinates (d0, d1, D*d2 + d3)
+                     … .transpose(1, 2)         coordinates (d0, d2, D*d1 + d3)
+                     … [:, :, 1:]               coordinates (d0, d2 + 1, D*d1 + d3)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from gyrator.ir.index import (
+    ONE,
+    ZERO,
+    Index,
+    IndexLike,
+    as_index,
+    contiguous_strides,
+    div_mod,
+    dot,
+    is_nonnegative,
+    maximum,
+    minimum,
+)
+from gyrator.lowering.builder import Builder, Meta
+from gyrator.lowering.refs import Coords, TensorRef, view_coords
+from gyrator.lowering.typed import COMPUTED
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+
+# -- index maps --------------------------------------------------------------------------------------------------------
+def reshape(ref: TensorRef, shape: tuple[Index, ...]) -> TensorRef:
+    """The elements of ``ref`` in row-major order under another shape of equally many elements."""
+    if shape == ref.shape:
+        return ref
+    return ref.view(shape, reshaped_coords(shape, view_coords(shape), ref.shape))
+
+
+def reshaped_coords(shape: Sequence[Index], at: Sequence[Index], old: Sequence[Index]) -> Coords:
+    """Where the element ``at`` of ``shape`` lies in the shape ``old``, both in row-major order.
+
+    Dimensions are matched in groups of equal size first, so that ``[B, S, H*D] → [B*S, H, D]`` divides only in its first part.
+    """
+    if ZERO in shape:
+        return (ZERO,) * len(old)
+    coords: list[Index] = []
+    for new_part, old_part in _groups(shape, old):
+        extents = [old[k] for k in old_part]
+        inner = [shape[k] for k in new_part]
+        if len(extents) == len(inner) == 1:
+            coords.append(at[new_part[0]])
+            continue
+        position = dot(tuple(at[k] for k in new_part), contiguous_strides(tuple(inner)))
+        coords += split_position(position, extents)
+    return tuple([ZERO if extent is ONE else c for c, extent in zip(coords, old, strict=True)])
+
+
+def split_position(position: Index, extents: Sequence[Index]) -> list[Index]:
+    """The row-major coordinates of a linear position within ``extents``; it must lie in range."""
+    coords: list[Index] = []
+    for extent in reversed(extents[1:]):
+        position, inner = div_mod(position, extent)
+        coords.append(inner)
+    if extents:
+        coords.append(position)
+    return coords[::-1]
+
+
+def _groups(new: Sequence[Index], old: Sequence[Index]) -> list[tuple[list[int], list[int]]]:
+    """Runs of dimensions of both shapes with one product: ``[6, 4] ↔ [2, 3, 4]`` → ``([0], [0, 1]), ([1], [2])``."""
+    groups: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(new) or j < len(old):
+        start_i, start_j = i, j
+        a = b = ONE
+        if i < len(new):
+            a, i = new[i], i + 1
+        if j < len(old):
+            b, j = old[j], j + 1
+        while a is not b:
+            grow_new = i < len(new) and (j >= len(old) or is_nonnegative(b - a))
+            if grow_new:
+                a, i = a * new[i], i + 1
+            elif j < len(old):
+                b, j = b * old[j], j + 1
+            elif i < len(new):
+                a, i = a * new[i], i + 1
+            else:
+                break
+        groups.append((list(range(start_i, i)), list(range(start_j, j))))
+    return groups
+
+
+def slice_start(start: IndexLike | None, size: Index) -> Index:
+    """Python's normalised start of a slice: negatives count from the end, the result lies in ``[0, size]``."""
+    index = ZERO if start is None else as_index(start)
+    if is_nonnegative(-index - 1):
+        index = index + size
+    elif not is_nonnegative(index):  # of unknown sign: add the size once if negative
+        index = index + size * minimum(maximum(-(index // size), ZERO), ONE)
+    return minimum(maximum(index, ZERO), size)
+
+
+def wrap(index: Index, size: Index) -> Index:
+    """An index in ``[-size, size)`` counted from the start."""
+    if is_nonnegative(index):
+        return index
+    return index + size if is_nonnegative(-index - 1) else index % size
+
+
+def dimension(dim: int, rank: int) -> int:
+    """A dimension counted from the start; a 0-d tensor counts as one of rank 1."""
+    return dim + max(rank, 1) if dim < 0 else dim
+
+
+# -- ops -----------------------------------------------------------------------------------------------------------------
+def _view(b: Builder, out: Meta, x: TensorRef, *_: Any, **__: Any) -> TensorRef:
+    return reshape(x, out.shape)
+
+
+def _same(b: Builder, out: Meta, x: TensorRef, *_: Any) -> TensorRef:
+    return x
+
+
+def _expand(b: Builder, out: Meta, x: TensorRef, *_: Any, **__: Any) -> TensorRef:
+    at = view_coords(out.shape)[len(out.shape) - x.rank :]
+    return x.view(out.shape, tuple([ZERO if extent is ONE else i for extent, i in zip(x.shape, at, strict=True)]))
+
+
+def _permute(b: Builder, out: Meta, x: TensorRef, dims: Sequence[int]) -> TensorRef:
+    order = [dimension(d, x.rank) for d in dims]
+    at = view_coords(out.shape)
+    return x.view(out.shape, tuple([at[order.index(k)] for k in range(x.rank)]))
+
+
+def _transpose(b: Builder, out: Meta, x: TensorRef, dim0: int, dim1: int) -> TensorRef:
+    if x.rank < 2:
+        return x
+    order = list(range(x.rank))
+    first, second = dimension(dim0, x.rank), dimension(dim1, x.rank)
+    order[first], order[second] = order[second], order[first]
+    return _permute(b, out, x, order)
+
+
+def _t(b: Builder, out: Meta, x: TensorRef) -> TensorRef:
+    return x if x.rank < 2 else _permute(b, out, x, (1, 0))
+
+
+def _slice(
+    b: Builder, out: Meta, x: TensorRef, dim: int = 0, start: IndexLike | None = None, end: object = None,
+    step: IndexLike = 1,
+) -> TensorRef:  # fmt: skip
+    d = dimension(dim, x.rank)
+    return narrowed(x, out.shape, d, slice_start(start, x.shape[d]), as_index(step))
+
+
+def narrowed(x: TensorRef, shape: tuple[Index, ...], dim: int, start: Index, step: Index = ONE) -> TensorRef:
+    """``x[…, start + step*k, …]`` along ``dim``."""
+    at = list(view_coords(shape))
+    at[dim] = start + step * at[dim]
+    return x.view(shape, at)
+
+
+def _select(b: Builder, out: Meta, x: TensorRef, dim: int, index: IndexLike) -> TensorRef:
+    d = dimension(dim, x.rank)
+    at = list(view_coords(out.shape))
+    at.insert(d, wrap(as_index(index), x.shape[d]))
+    return x.view(out.shape, at)
+
+
+def _unsqueeze(b: Builder, out: Meta, x: TensorRef, dim: int) -> TensorRef:
+    at = list(view_coords(out.shape))
+    del at[dim if dim >= 0 else dim + x.rank + 1]
+    return x.view(out.shape, at)
+
+
+def _squeeze(b: Builder, out: Meta, x: TensorRef, dims: int | Sequence[int] | None = None) -> TensorRef:
+    chosen = range(x.rank) if dims is None else [dims] if isinstance(dims, int) else dims
+    gone = {dimension(d, x.rank) for d in chosen} & {k for k, extent in enumerate(x.shape) if extent is ONE}
+    at = iter(view_coords(out.shape))
+    return x.view(out.shape, tuple([ZERO if k in gone else next(at) for k in range(x.rank)]))
+
+
+def _split(b: Builder, out: Sequence[Meta], x: TensorRef, sizes: object, dim: int = 0) -> list[TensorRef]:
+    d = dimension(dim, x.rank)
+    parts: list[TensorRef] = []
+    start = ZERO
+    for part in out:
+        parts.append(narrowed(x, part.shape, d, start))
+        start = start + part.shape[d]
+    return parts
+
+
+def _unbind(b: Builder, out: Sequence[Meta], x: TensorRef, dim: int = 0) -> list[TensorRef]:
+    return [_select(b, part, x, dim, k) for k, part in enumerate(out)]
+
+
+def _unfold(b: Builder, out: Meta, x: TensorRef, dim: int, size: IndexLike, step: IndexLike) -> TensorRef:
+    *at, inner = view_coords(out.shape)
+    if x.rank == 0:
+        return x.view(out.shape, ())
+    d = dimension(dim, x.rank)
+    at[d] = at[d] * step + inner
+    return x.view(out.shape, at)
+
+
+def _diagonal(b: Builder, out: Meta, x: TensorRef, offset: int = 0, dim1: int = 0, dim2: int = 1) -> TensorRef:
+    first, second = dimension(dim1, x.rank), dimension(dim2, x.rank)
+    *others, inner = view_coords(out.shape)
+    rest = iter(others)
+    special = {first: inner + max(-offset, 0), second: inner + max(offset, 0)}
+    return x.view(out.shape, tuple([special[k] if k in special else next(rest) for k in range(x.rank)]))
+
+
+def _as_strided(
+    b: Builder, out: Meta, x: TensorRef, size: object, stride: Sequence[IndexLike], offset: IndexLike | None = None
+) -> Any:
+    """A window on the memory of the value that ``x`` views. It is an index map where that value fills its memory."""
+    value = x.value
+    start = as_index(offset) - b.storage_offset(value) if offset is not None else _position(x)
+    if x.dtype != value.dtype or start is None:
+        return NotImplemented
+    order = _dense_order(value.shape, value.strides)
+    if order is None:
+        return NotImplemented
+    position = dot(view_coords(out.shape), tuple([as_index(s) for s in stride])) + start
+    found = split_position(position, [value.shape[k] for k in order])
+    coords = dict(zip(order, found, strict=True))
+    return TensorRef(value, out.shape, tuple([coords.get(k, ZERO) for k in range(len(value.shape))]), x.dtype)
+
+
+def _position(ref: TensorRef) -> Index | None:
+    """Where the first element of ``ref`` lies in its value's memory."""
+    return dot(ref.at((ZERO,) * ref.rank), ref.value.strides)
+
+
+def _dense_order(shape: Sequence[Index], strides: Sequence[Index]) -> list[int] | None:
+    """The dimensions with more than one element, outermost first, if they fill memory without gaps; else None."""
+    left = [k for k, extent in enumerate(shape) if extent is not ONE]
+    order: list[int] = []
+    step = ONE
+    while left:
+        k = next((k for k in reversed(left) if strides[k] is step), None)
+        if k is None:
+            return None
+        left.remove(k)
+        order.insert(0, k)
+        step = step * shape[k]
+    return order
+
+
+def _bits(b: Builder, out: Meta, x: TensorRef, dtype: torch.dtype) -> Any:
+    """``x.view(dtype)``: an index map where the width stays."""
+    if x.dtype == dtype:
+        return x
+    plain = x.value.dtype in COMPUTED and dtype in COMPUTED and torch.bool not in (x.value.dtype, dtype)
+    if not plain or x.dtype.itemsize != dtype.itemsize:
+        return NotImplemented
+    return TensorRef(x.value, x.shape, x.coords, dtype)
+
+
+def _broadcast_in_dim(b: Builder, out: Meta, x: TensorRef, shape: object, dims: Sequence[int]) -> TensorRef:
+    at = view_coords(out.shape)
+    return x.view(out.shape, tuple([ZERO if x.shape[k] is ONE else at[d] for k, d in enumerate(dims)]))
+
+
+LOWERINGS: Mapping[OpOverload, Callable[..., Any]] = {
+    **dict.fromkeys((
+        aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default,
+        prims.split_dim.default, prims.collapse_view.default,
+    ), _view),
+    **dict.fromkeys((
+        aten.alias.default, aten.detach.default, aten.lift.default, aten.lift_fresh.default, prims.view_of.default,
+    ), _same),
+    aten.expand.default: _expand,
+    aten.permute.default: _permute,
+    prims.transpose.default: _permute,
+    aten.transpose.int: _transpose,
+    aten.t.default: _t,
+    aten.slice.Tensor: _slice,
+    aten.select.int: _select,
+    aten.unsqueeze.default: _unsqueeze,
+    aten.squeeze.default: _squeeze,
+    aten.squeeze.dim: _squeeze,
+    aten.squeeze.dims: _squeeze,
+    prims.squeeze.default: _squeeze,
+    aten.split.Tensor: _split,
+    aten.split_with_sizes.default: _split,
+    aten.unbind.int: _unbind,
+    aten.unfold.default: _unfold,
+    aten.diagonal.default: _diagonal,
+    aten.as_strided.default: _as_strided,
+    aten.view.dtype: _bits,
+    prims.broadcast_in_dim.default: _broadcast_in_dim,
+}  # fmt: skip
