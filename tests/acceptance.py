@@ -30,9 +30,14 @@ from torch.utils import _pytree as pytree
 # precision is computed in float32 inside a kernel and needs no more; in float64 eager is the reference itself
 # and has no error of its own.
 SLACK: Mapping[torch.dtype, float] = {
-    torch.float64: 64.0, torch.float32: 4.0, torch.bfloat16: 1.0, torch.float16: 1.0,
-    torch.complex128: 64.0, torch.complex64: 4.0, torch.complex32: 1.0,
-}  # fmt: skip
+    torch.float64: 64.0,
+    torch.float32: 4.0,
+    torch.bfloat16: 1.0,
+    torch.float16: 1.0,
+    torch.complex128: 64.0,
+    torch.complex64: 4.0,
+    torch.complex32: 1.0,
+}
 PERTURBED_RUNS = 4
 MESSAGE_LIMIT = 12
 
@@ -52,7 +57,7 @@ class Observation:
     identical: frozenset[tuple[str, str]] = frozenset()
 
 
-# -------------------------------------------------------------------------------------------------- copying
+# --- copying ---
 
 
 def _storage_key(tensor: Tensor) -> int | None:
@@ -123,9 +128,12 @@ def copy_arguments(args: Any, transform: Callable[[Tensor], Tensor] = lambda fla
 
 
 _WIDER = {
-    torch.float32: torch.float64, torch.bfloat16: torch.float64, torch.float16: torch.float64,
-    torch.complex64: torch.complex128, torch.complex32: torch.complex128,
-}  # fmt: skip
+    torch.float32: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float16: torch.float64,
+    torch.complex64: torch.complex128,
+    torch.complex32: torch.complex128,
+}
 
 
 def widen(flat: Tensor) -> Tensor:
@@ -171,7 +179,7 @@ def double_precision() -> Iterator[None]:
         torch.set_default_dtype(default)
 
 
-# ------------------------------------------------------------------------------------------------ observing
+# --- observing ---
 
 
 def _named_tensors(prefix: str, tree: Any) -> tuple[dict[str, Tensor], dict[str, object]]:
@@ -199,11 +207,17 @@ def _gradients(args: Any) -> dict[str, Tensor]:
     return found
 
 
-def _run_backward(outputs: Mapping[str, Tensor], seed: int) -> None:
+def _distinct(after: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> list[Tensor]:
+    """Arguments through which a gradient may flow because they were mutated, less those returned too."""
+    returned = {id(output) for output in outputs.values()}
+    return [tensor for tensor in after.values() if not tensor.is_leaf and id(tensor) not in returned]
+
+
+def _run_backward(outputs: Sequence[Tensor], seed: int) -> None:
     """Backward from every differentiable output; tangents depend on the seed and the shapes alone."""
     generator = torch.Generator().manual_seed(seed)
     roots, tangents = [], []
-    for output in outputs.values():
+    for output in outputs:
         if output.requires_grad and output.grad_fn is not None:
             drawn = torch.randint(-8, 9, output.shape, generator=generator).to(torch.float64) / 8
             roots.append(output)
@@ -246,12 +260,12 @@ def observe(
     kept = {name: tensor.detach() for name, tensor in after.items()}
     flags = {name: tensor.requires_grad for name, tensor in outputs.items()}
     if backward:
-        _run_backward(outputs, seed)
+        _run_backward([*outputs.values(), *_distinct(after, outputs)], seed)
     grads = _gradients((args, kwargs) if kwargs else tuple(args))
     return Observation({**outputs, **kept, **grads}, {**others, "requires_grad": flags}, sharing, identical)
 
 
-# ------------------------------------------------------------------------------------------------ comparing
+# --- comparing ---
 
 
 def _strides(tensor: Tensor) -> tuple[int, ...] | None:
@@ -361,7 +375,7 @@ def mismatches(
 ) -> list[str]:
     """Each way in which a compiled run differs from eager's, one line each, the tensor's name first."""
     lines = []
-    if set(actual.tensors) != set(eager.tensors):
+    if set(actual.tensors) - _zero_gradients(actual) != set(eager.tensors) - _zero_gradients(eager):
         lines.append(f"tensors are {sorted(actual.tensors)}, eager's are {sorted(eager.tensors)}")
     if not _equal_leaves(actual.others, eager.others):
         lines.append(f"other outputs are {actual.others}, eager's are {eager.others}")
@@ -380,6 +394,15 @@ def mismatches(
     return lines
 
 
+def _zero_gradients(observation: Observation) -> set[str]:
+    """Gradients that are zero throughout, which may as well be None."""
+    return {
+        name
+        for name, tensor in observation.tensors.items()
+        if name.startswith("gradient") and not bool(tensor.any())
+    }
+
+
 def _equal_leaves(left: Mapping[str, object], right: Mapping[str, object]) -> bool:
     return left.keys() == right.keys() and all(_equal(left[key], right[key]) for key in left)
 
@@ -395,7 +418,7 @@ def _groups(sharing: frozenset[frozenset[str]]) -> list[list[str]]:
     return sorted(sorted(group) for group in sharing)
 
 
-# ---------------------------------------------------------------------------------------------------- doors
+# --- doors ---
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,60 @@
+"""Random programs do what eager does. ``--fuzz N`` runs N of them, ``--fuzz-seed`` picks others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.harness import Settings, complaint, run
+from tests.fuzz.programs import Program, define, generate
+from tests.fuzz.shrink import shrink
+
+IN_CI = 2000
+CHUNK = 100
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "first_seed" in metafunc.fixturenames:
+        asked = metafunc.config.getoption("--fuzz")
+        count = IN_CI if asked is None else asked
+        start = metafunc.config.getoption("--fuzz-seed")
+        metafunc.parametrize("first_seed", range(start, start + count, CHUNK))
+
+
+def test_random_programs_match_eager(first_seed: int, backend: str, request: pytest.FixtureRequest) -> None:
+    settings = Settings(backend, Path(request.config.rootpath) / "fuzz_failures")
+    failures = list(run(range(first_seed, first_seed + CHUNK), settings))
+    assert not failures, "\n\n".join(map(str, failures))
+
+
+def test_a_seed_gives_the_same_program_and_the_same_arguments() -> None:
+    assert generate(17) == generate(17)
+    first, second = (generate(17).make_arguments() for _ in range(2))
+    assert all((a == b).all() for a, b in zip(first, second, strict=True))
+
+
+def test_a_wrong_answer_is_found(backend: str) -> None:
+    def one_off(graph, inputs):
+        def run(*args):
+            return tuple(out + 1e-3 if out is not None else out for out in graph(*args))
+
+        return run
+
+    program = Program(0, {"a0": "draw((3, 4), torch.float32, 1)"}, ("v0 = a0 * 2",), ("v0",), backward=False)
+    assert complaint([program], backend="eager", dynamic=False) is None
+    assert "rms error" in (complaint([program], backend=one_off, dynamic=False) or "")
+
+
+def test_shrinking_keeps_only_what_fails() -> None:
+    program = Program(
+        seed=0,
+        arguments={"a0": "draw((3, 4), torch.float32, 1)", "a1": "draw((5,), torch.float32, 2)"},
+        statements=("v0 = a0 * 2", "v1 = a1 + 1", "v2 = v0.sum()", "v3 = v1.exp()", "v4 = v2 + 1"),
+        outputs=("v4", "v3"),
+        backward=True,
+    )
+    small = shrink(program, lambda candidate: "sum" in candidate.source())
+    assert small.statements == ("v0 = a0 * 2", "v2 = v0.sum()") or small.statements == ("v2 = v0.sum()",)
+    assert list(small.arguments) == ["a0"] and not small.backward
+    assert define(small.source())(*small.make_arguments())

@@ -1,0 +1,129 @@
+"""Compiles random programs, several in one graph, and compares each with eager.
+
+Compiling costs far more than running, so programs are compiled in batches. A batch that fails is taken apart:
+each program is compiled alone, and the failing ones are shrunk and saved as scripts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.acceptance import Expected, expect
+from tests.fuzz.programs import Program, define, generate, prepared
+from tests.fuzz.shrink import shrink
+
+BATCH = 10
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How programs are compiled, and where the scripts of failing ones are written."""
+
+    backend: str
+    folder: Path
+    batch: int = BATCH
+    shrink: bool = True
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A program that does not do what eager does. ``message`` says how, ``script`` reproduces it."""
+
+    program: Program
+    message: str
+    script: Path
+
+    def __str__(self) -> str:
+        return f"seed {self.program.seed}: {self.message}\n{self.program.source()}reproduce: {self.script}"
+
+
+def run(seeds: Sequence[int], settings: Settings) -> Iterator[Failure]:
+    """Yields each failure among the programs of these seeds."""
+    programs = [generate(seed) for seed in seeds]
+    for backward in (False, True):
+        chosen = [program for program in programs if program.backward == backward]
+        for start in range(0, len(chosen), settings.batch):
+            batch = chosen[start : start + settings.batch]
+            dynamic = (batch[0].seed // settings.batch) % 4 == 3
+            yield from _run_batch(batch, dynamic, settings)
+
+
+def _run_batch(batch: Sequence[Program], dynamic: bool, settings: Settings) -> Iterator[Failure]:
+    _write(
+        settings.folder / "running.py",
+        "\n\n".join(program.script(settings.backend, dynamic) for program in batch),
+    )
+    if complaint(batch, settings.backend, dynamic) is None:
+        return
+    found = False
+    for program in batch:
+        message = complaint([program], settings.backend, dynamic)
+        if message is not None:
+            found = True
+            yield _failure(program, message, dynamic, settings)
+    if not found:
+        message = complaint(batch, settings.backend, dynamic)
+        if message is not None:
+            path = settings.folder / f"batch_{batch[0].seed}.py"
+            _write(path, f"# {message}\n# seeds: {[program.seed for program in batch]}\n")
+            yield Failure(batch[0], f"fails only beside others: {message}", path)
+
+
+def _failure(program: Program, message: str, dynamic: bool, settings: Settings) -> Failure:
+    kind = signature(message)
+
+    def fails_alike(candidate: Program) -> bool:
+        found = complaint([candidate], settings.backend, dynamic)
+        return found is not None and signature(found) == kind
+
+    if settings.shrink:
+        program = shrink(program, fails_alike)
+        message = complaint([program], settings.backend, dynamic) or message
+    path = settings.folder / f"program_{program.seed}.py"
+    _write(path, program.script(settings.backend, dynamic))
+    return Failure(program, message, path)
+
+
+def complaint(batch: Sequence[Program], backend: str, dynamic: bool) -> str | None:
+    """What is wrong with the programs compiled together, or None."""
+    functions = [define(program.source(f"program{i}"), f"program{i}") for i, program in enumerate(batch)]
+
+    def together(*arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(fn(*args) for fn, args in zip(functions, arguments, strict=True))
+
+    expected = _expected(batch, together)
+    torch._dynamo.reset()
+    try:
+        compiled: Callable[..., Any] = torch.compile(together, backend=backend, dynamic=dynamic)
+        lines = expected.mismatches(compiled)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "mismatch: " + "; ".join(lines) if lines else None
+
+
+def _expected(batch: Sequence[Program], together: Callable[..., Any]) -> Expected:
+    arguments = tuple(program.make_arguments() for program in batch)
+    return expect(
+        together,
+        arguments,
+        backward=batch[0].backward,
+        prepare=lambda args: tuple(prepared(group) for group in args),
+    )
+
+
+def signature(message: str) -> str:
+    """What two failures of one cause have in common: the error's type, and its text without numbers."""
+    if message.startswith("mismatch: "):
+        return " ".join(re.sub(r"\[.*?\]|\S+:", "", message.removeprefix("mismatch: ")).split()[:2])
+    return re.sub(r"[0-9]+|'[^']*'", "", message.splitlines()[0])[:80]
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)

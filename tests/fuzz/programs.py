@@ -1,0 +1,274 @@
+"""Draws a random program: its arguments, its statements, what it returns.
+
+A program is straight-line Python kept as text, so that a failing one can be printed, shrunk and saved. It is
+drawn while it runs in eager: a statement that raises, or whose value is too large or not finite, is dropped.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.fuzz.operations import FLOATS, MUTATIONS, OPERATIONS, Impossible, Scope
+
+LARGEST_TENSOR = 2048
+LARGEST_VALUE = 1e4
+DTYPES = ("float32",) * 12 + ("float64", "bfloat16", "bfloat16", "int64", "int64", "int32", "bool", "uint8")
+SHAPES = (
+    (3, 4), (5,), (2, 3, 4), (4, 4), (1, 6), (6, 1), (7, 3), (2, 1, 5), (33,), (3, 17), (2, 2, 3, 4), (16, 8),
+    (), (0, 3), (1,), (40, 9), (4, 64), (2, 3, 8),
+)  # fmt: skip
+
+
+def draw(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
+    """Distinct multiples of 1/16 (as many as there are), exact in every dtype, or small integers."""
+    generator = torch.Generator().manual_seed(seed)
+    count = torch.Size(shape).numel()
+    steps = (
+        torch.cat([torch.randperm(128, generator=generator) for _ in range(count // 128 + 1)])[:count] - 64
+    )
+    if dtype == torch.bool:
+        return (steps > 0).reshape(shape)
+    values = steps / 16 if dtype.is_floating_point else (steps % 16 if dtype == torch.uint8 else steps // 8)
+    return values.reshape(shape).to(dtype)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A random program.
+
+    ``arguments`` maps each parameter to the text that makes its value (later ones may view earlier ones),
+    ``outputs`` are the texts that are returned. With ``backward``, floating-point arguments require grad.
+    """
+
+    seed: int
+    arguments: Mapping[str, str]
+    statements: tuple[str, ...]
+    outputs: tuple[str, ...]
+    backward: bool
+
+    def source(self, name: str = "program") -> str:
+        """The program as a Python function."""
+        body = [*self.statements, f"return {', '.join(self.outputs)}{',' if len(self.outputs) == 1 else ''}"]
+        return f"def {name}({', '.join(self.arguments)}):\n" + "".join(f"    {line}\n" for line in body)
+
+    def make_arguments(self) -> tuple[Tensor, ...]:
+        """Fresh arguments, always with the same values."""
+        scope: dict[str, Any] = dict(NAMES)
+        for name, text in self.arguments.items():
+            scope[name] = eval(text, scope)
+        made = [scope[name] for name in self.arguments]
+        if self.backward:
+            made = [value.requires_grad_() if value.is_floating_point() else value for value in made]
+        return tuple(made)
+
+    def script(self, backend: str, dynamic: bool) -> str:
+        """A pytest file that runs the program in eager and compiled, and fails if they differ."""
+        return SCRIPT.format(
+            seed=self.seed,
+            draw=inspect.getsource(draw).replace("Tensor:", "torch.Tensor:"),
+            arguments="".join(f"    {name} = {text}\n" for name, text in self.arguments.items()),
+            made=", ".join(self.arguments),
+            source=self.source(),
+            options=f"backend={backend!r}, backward={self.backward}, dynamic={dynamic}",
+            grad=f".requires_grad_({self.backward} and v.is_floating_point())",
+        )
+
+
+SCRIPT = '''"""Random program {seed}. From the repository's root: python -m pytest THIS_FILE"""
+
+import torch
+import torch.nn.functional as F
+
+from tests.acceptance import check
+from tests.fuzz.programs import prepared
+
+
+{draw}
+
+def arguments():
+{arguments}    return [v{grad} for v in ({made},)]
+
+
+{source}
+
+def test_program():
+    check(program, arguments(), prepare=prepared, {options})
+'''
+NAMES: Mapping[str, Any] = {"torch": torch, "F": F, "draw": draw}
+
+
+def define(source: str, name: str = "program") -> Callable[..., Any]:
+    """The function ``name`` that ``source`` defines."""
+    scope: dict[str, Any] = dict(NAMES)
+    exec(compile(source, f"<{name}>", "exec"), scope)
+    return scope[name]
+
+
+def generate(seed: int) -> Program:
+    """The program of this seed; it is valid in eager, backward included."""
+    rng = random.Random(seed)
+    while True:
+        program = _Draft(rng, seed, backward=seed % 5 < 2).finish()
+        if program is not None:
+            return program
+
+
+def _acceptable(value: object) -> bool:
+    if not isinstance(value, Tensor) or value.numel() > LARGEST_TENSOR or value.ndim > 5:
+        return False
+    if value.dtype not in (*FLOATS, torch.int64, torch.int32, torch.uint8, torch.bool):
+        return False
+    return value.numel() == 0 or bool((value.detach().double().abs() <= LARGEST_VALUE).all())
+
+
+def _overlaps(value: Tensor) -> bool:
+    """Whether two elements may be one memory location; writing to such a tensor has no defined result."""
+    reach = 1
+    for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
+        if size > 1:
+            if stride < reach:
+                return True
+            reach += stride * (size - 1)
+    return False
+
+
+class _Draft:
+    """A program being drawn, with the values that its variables have in eager."""
+
+    def __init__(self, rng: random.Random, seed: int, *, backward: bool) -> None:
+        self.rng, self.seed, self.backward = rng, seed, backward
+        self.arguments = self._draw_arguments()
+        self.statements: list[str] = []
+        self.values: dict[str, Tensor] = {}
+        self._run_again()
+
+    def finish(self) -> Program | None:
+        wanted = self.rng.randint(4, 12)
+        for _ in range(4 * wanted):
+            if len(self.statements) >= wanted:
+                break
+            if self.rng.random() < 0.2:
+                self._mutate()
+            else:
+                self._assign()
+        program = self._program(self._draw_outputs())
+        return program if self.statements and runs(program) else None
+
+    def _draw_arguments(self) -> dict[str, str]:
+        texts: dict[str, str] = {}
+        home = self.rng.choice(SHAPES)
+        for index in range(self.rng.randint(1, 4)):
+            related = self.rng.choice(
+                [home, home[-1:], (*home[:-1], 1) if home else (), home[::-1], self.rng.choice(SHAPES)]
+            )
+            shape = home if index == 0 else related
+            text = f"draw({shape}, torch.{self.rng.choice(DTYPES)}, {self.rng.randrange(1000)})"
+            texts[f"a{index}"] = self._laid_out(text, len(shape), math.prod(shape), list(texts))
+        return texts
+
+    def _laid_out(self, text: str, ndim: int, numel: int, before: list[str]) -> str:
+        """The argument as it is, in another layout, or as a view of an earlier argument."""
+        kind = self.rng.random()
+        if before and kind < 0.12 and not self.backward:
+            other = self.rng.choice(before)
+            return self.rng.choice(
+                [other, f"{other}[..., :2]", f"{other}.reshape(-1)", f"{other}.T", f"{other}[None]"]
+            )
+        if kind < 0.22 and ndim >= 2:
+            return f"{text}.transpose(0, -1)"
+        if kind < 0.28 and ndim >= 1 and numel:
+            return f"{text}.repeat_interleave(2, -1)[..., ::2]"
+        if kind < 0.33 and ndim == 4:
+            return f"{text}.contiguous(memory_format=torch.channels_last)"
+        if kind < 0.37 and numel < 200:
+            return f"{text}.expand(2, *[-1] * {ndim})"
+        return text
+
+    def _program(self, outputs: tuple[str, ...]) -> Program:
+        return Program(self.seed, self.arguments, tuple(self.statements), outputs, self.backward)
+
+    def _run_again(self) -> None:
+        """Computes the variables anew, since a refused mutation may have changed some."""
+        program = self._program(())
+        scope: dict[str, Any] = dict(NAMES)
+        scope |= dict(zip(self.arguments, prepared(program.make_arguments()), strict=True))
+        for statement in self.statements:
+            exec(statement, scope)
+        names = [*self.arguments, *(line.split(" = ")[0] for line in self.statements if " = " in line)]
+        self.values = {
+            name: scope[name] for name in dict.fromkeys(names) if isinstance(scope.get(name), Tensor)
+        }
+
+    def _execute(self, statement: str) -> dict[str, Any] | None:
+        scope = dict(NAMES) | self.values
+        try:
+            exec(statement, scope)
+        except (RuntimeError, IndexError, ValueError, TypeError, AttributeError, NotImplementedError):
+            return None
+        return scope
+
+    def _draw_from(self, table: Mapping[Callable[[Scope], str], int]) -> str | None:
+        operation = self.rng.choices(list(table), list(table.values()))[0]
+        try:
+            return operation(Scope(self.rng, self.values))
+        except Impossible:
+            return None
+
+    def _assign(self) -> None:
+        expression = self._draw_from(OPERATIONS)
+        name = f"v{len(self.statements)}"
+        scope = self._execute(f"{name} = {expression}") if expression else None
+        if scope is not None and _acceptable(scope[name]):
+            self.values[name] = scope[name]
+            self.statements.append(f"{name} = {expression}")
+
+    def _mutate(self) -> None:
+        statement = self._draw_from(MUTATIONS)
+        if statement is None:
+            return
+        versions = {name: value._version for name, value in self.values.items()}
+        ran = self._execute(statement) is not None and all(map(_acceptable, self.values.values()))
+        changed = [value for name, value in self.values.items() if value._version != versions[name]]
+        if ran and not any(map(_overlaps, changed)):
+            self.statements.append(statement)
+        else:
+            self._run_again()
+
+    def _draw_outputs(self) -> tuple[str, ...]:
+        body = "\n".join(self.statements)
+        unused = [name for name in self.values if name not in self.arguments and body.count(name) == 1]
+        kept = [name for name in unused if self.rng.random() < 0.85][-4:]
+        extra = [name for name in self.values if self.rng.random() < 0.1]
+        special = [text for text in ("None", "7") if self.rng.random() < 0.04]
+        last = [] if kept else [list(self.values)[-1]]
+        return tuple(dict.fromkeys([*kept, *extra, *special, *last]))
+
+
+def prepared(args: Any) -> Any:
+    """What a program gets for its arguments: clones of those that require grad, since it may mutate them."""
+    return tuple(arg.clone() if isinstance(arg, Tensor) and arg.requires_grad else arg for arg in args)
+
+
+def runs(program: Program) -> bool:
+    """Whether eager accepts the program, its backward included."""
+    try:
+        with torch.set_grad_enabled(program.backward):
+            arguments = prepared(program.make_arguments())
+            results = (*define(program.source())(*arguments), *arguments)
+            roots = [r for r in results if isinstance(r, Tensor) and r.requires_grad]
+            if program.backward and not roots:
+                return False
+            if roots:
+                torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+    except (RuntimeError, IndexError, ValueError, TypeError, AttributeError, NotImplementedError, NameError):
+        return False
+    return True
