@@ -1,0 +1,253 @@
+"""What a traced program returns: which of its outputs are inputs, views of inputs, views of each other, or new.
+
+An output that shares memory with an input or with another output is not returned by the compiled graph: the shell
+rebuilds it by repeating its views on the tensor that owns the memory, outside the graph, so that autograd and later
+in-place writes see the same aliasing as in eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from torch import Tensor
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from gyrator.autograd.functionalize import Alias
+from gyrator.autograd.recorder import Recorder
+from gyrator.autograd.symbols import SYMBOLIC_TYPES
+from gyrator.autograd.views import View
+
+
+@dataclass(frozen=True)
+class Number:
+    """A symbolic number among a view's arguments: result `result` of the graph."""
+
+    result: int
+
+
+@dataclass(frozen=True)
+class ReplayedView:
+    """One view to repeat; its symbolic arguments are `Number`s. `tracks_grad` is False where it was made under no_grad."""
+
+    view: View
+    tracks_grad: bool
+
+
+@dataclass(frozen=True)
+class FromGraph:
+    """The output is result `result` of the compiled graph, through `views`."""
+
+    result: int
+    views: tuple[ReplayedView, ...] = ()
+
+
+@dataclass(frozen=True)
+class FromInput:
+    """The output is input `input` itself or, through `views`, a view of it, after all updates."""
+
+    input: int
+    views: tuple[ReplayedView, ...] = ()
+
+
+@dataclass(frozen=True)
+class Literal:
+    """The output is a constant."""
+
+    value: Any
+
+
+Source: TypeAlias = FromGraph | FromInput | Literal
+
+
+@dataclass(frozen=True)
+class InputUpdate:
+    """Input `input` is to be overwritten with result `result`; `tracked`: as an operation that autograd sees."""
+
+    input: int
+    result: int
+    tracked: bool
+
+
+@dataclass(frozen=True)
+class MetadataChange:
+    """An in-place view of an input, to be repeated on the caller's tensor: `t_`, `squeeze_`, …"""
+
+    input: int
+    op: Any
+    args: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Results of the forward half, and how the program's outputs come from them.
+
+    Attributes:
+        nodes: the results.
+        tensors: for each result the traced tensor that autograd knows, or None for numbers.
+        exact: for each result whether its strides are seen by the user.
+        updates: inputs to overwrite, in order.
+        changes: inputs whose metadata changes, in order.
+        sources: for each flat output of the program where it comes from.
+        structure: how flat outputs are arranged.
+        differentiable: positions of the results that require grad.
+    """
+
+    nodes: tuple[Node | None, ...]
+    tensors: tuple[Tensor | None, ...]
+    exact: tuple[bool, ...]
+    updates: tuple[InputUpdate, ...]
+    changes: tuple[MetadataChange, ...]
+    sources: tuple[Source, ...]
+    structure: pytree.TreeSpec
+    differentiable: tuple[int, ...]
+
+    def generations(self, recorder: Recorder, inputs: Sequence[Any]) -> list[int]:
+        """How often each input's memory was written so far."""
+        return [
+            recorder.alias_of(value).root.generation if isinstance(value, Tensor) else 0 for value in inputs
+        ]
+
+
+class _Results:
+    """Results collected so far, each tensor once."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.nodes: list[Node | None] = []
+        self.tensors: list[Tensor | None] = []
+        self.exact: list[bool] = []
+        self._positions: dict[int, int] = {}
+
+    def tensor(self, tensor: Tensor, exact: bool) -> int:
+        """The position of a tensor's present value."""
+        position = self._positions.get(id(tensor))
+        if position is None:
+            position = self._positions[id(tensor)] = len(self.nodes)
+            self.nodes.append(self.recorder.node_of(tensor))
+            self.tensors.append(tensor)
+            self.exact.append(exact)
+        return position
+
+    def value(self, node: Node) -> int:
+        """The position of a value that autograd does not see."""
+        self.nodes.append(node)
+        self.tensors.append(None)
+        self.exact.append(False)
+        return len(self.nodes) - 1
+
+    def number(self, value: Any) -> Any:
+        """A symbolic number as a `Number`; anything else unchanged, item by item."""
+        if isinstance(value, SYMBOLIC_TYPES):
+            node = self.recorder.node_of(value)
+            return Number(self.value(node)) if isinstance(node, Node) else node
+        if isinstance(value, (tuple, list)):
+            return type(value)(self.number(item) for item in value)
+        return value
+
+
+def describe_outputs(
+    recorder: Recorder, inputs: Sequence[Any], grad_fns: Sequence[Any], outputs: Any
+) -> Forward:
+    """Describes what a traced program did to its inputs and returned.
+
+    Args:
+        inputs: the tensors that it ran on.
+        grad_fns: their autograd nodes before the run.
+        outputs: what it returned.
+    """
+    results = _Results(recorder)
+    updates = tuple(_updates(recorder, inputs, grad_fns, results))
+    flat, structure = pytree.tree_flatten(outputs)
+    positions = {id(value): position for position, value in enumerate(inputs) if isinstance(value, Tensor)}
+    shared = _shared_roots(recorder, flat)
+    sources = tuple(_source(recorder, value, positions, shared, results, inputs) for value in flat)
+    changes = tuple(
+        MetadataChange(parent.root.input, op, tuple(results.number(arg) for arg in args))
+        for parent, op, args in recorder.metadata_changes
+        if parent.root.input is not None and _is_input(parent, recorder, inputs)
+    )
+    differentiable = tuple(
+        position for position, tensor in enumerate(results.tensors) if tensor is not None and tensor.requires_grad
+    )
+    return Forward(
+        tuple(results.nodes), tuple(results.tensors), tuple(results.exact), updates, changes, sources, structure,
+        differentiable,
+    )
+
+
+def _updates(
+    recorder: Recorder, inputs: Sequence[Any], grad_fns: Sequence[Any], results: _Results
+) -> list[InputUpdate]:
+    updates = []
+    for position, value in enumerate(inputs):
+        if not isinstance(value, Tensor):
+            continue
+        root = recorder.alias_of(value).root
+        if root.generation == 0 or root.input != position:
+            continue
+        tracked = value.requires_grad and value.grad_fn is not grad_fns[position]
+        result = results.tensor(value, False) if tracked else results.value(root.node)
+        updates.append(InputUpdate(position, result, tracked))
+    for position, (node, _) in enumerate(recorder.constants):
+        root = recorder.constant_root(node)
+        if root.generation:
+            updates.append(InputUpdate(len(inputs) + position, results.value(root.node), False))
+    return updates
+
+
+def _shared_roots(recorder: Recorder, flat: Sequence[Any]) -> set[int]:
+    """Roots that several different outputs view."""
+    views: dict[int, set[int]] = {}
+    for value in flat:
+        if isinstance(value, Tensor):
+            views.setdefault(id(recorder.alias_of(value).root), set()).add(id(value))
+    return {root for root, values in views.items() if len(values) > 1}
+
+
+def _source(
+    recorder: Recorder, value: Any, positions: dict[int, int], shared: set[int], results: _Results,
+    inputs: Sequence[Any],
+) -> Source:
+    if isinstance(value, SYMBOLIC_TYPES):
+        for position, given in enumerate(inputs):
+            if given is value:
+                return FromInput(position)
+        number = results.number(value)
+        return FromGraph(number.result) if isinstance(number, Number) else Literal(number)
+    if not isinstance(value, Tensor):
+        return Literal(value)
+    if id(value) in positions:
+        return FromInput(positions[id(value)])
+    alias = recorder.alias_of(value)
+    if alias.root.input is not None:
+        return FromInput(alias.root.input, _chain(alias, results))
+    if id(alias.root) in shared:
+        base = results.tensor(alias.root.tensor, True)
+        return FromGraph(base, () if value is alias.root.tensor else _chain(alias, results))
+    return FromGraph(results.tensor(value, True))
+
+
+def _chain(alias: Alias, results: _Results) -> tuple[ReplayedView, ...]:
+    """The views that lead from the root to `alias`."""
+    views: list[ReplayedView] = []
+    link: Alias | None = alias
+    while link is not None and link.view is not None:
+        view = link.view
+        args = results.number(view.args)
+        kwargs = {key: results.number(arg) for key, arg in view.kwargs.items()}
+        views.append(ReplayedView(View(view.op, args, kwargs, view.index), link.tracks_grad))
+        link = link.parent
+    return tuple(reversed(views))
+
+
+def _is_input(parent: Alias, recorder: Recorder, inputs: Sequence[Any]) -> bool:
+    """Whether the tensor whose metadata changed is an input itself, not a view of one."""
+    current = parent
+    while current.parent is not None:
+        current = current.parent
+    position = current.root.input
+    return position is not None and position < len(inputs) and recorder.alias_of(inputs[position]).parent is not None
+

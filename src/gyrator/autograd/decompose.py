@@ -1,0 +1,274 @@
+"""Rewrites a functional graph by a table of decompositions.
+
+A decomposition is run once per distinct call (operator, metadata of its tensors, other arguments): recording it
+gives a template, a short list of calls, which is then pasted wherever the same call stands. A transformer repeats its
+layers, so few distinct calls stand for thousands of nodes.
+
+    silu(x: bf16)   →   a = convert(x, float32); b = sigmoid(a); c = mul(a, b); convert(c, bfloat16)
+
+A result whose strides differ from those of the operator itself is restrided, so that every other node keeps the
+metadata it was traced with.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
+
+from gyrator import torch_compat
+from gyrator.autograd import ops
+from gyrator.autograd.builder import GraphBuilder, metadata_key
+from gyrator.autograd.decompositions import DecompositionTable
+from gyrator.autograd.recorder import Recorder
+from gyrator.autograd.symbols import SYMBOLIC_TYPES, expression
+from gyrator.errors import InternalCheckError
+
+INHERITED_KEYS = ("stack_trace", "nn_module_stack", "source_fn_stack", "backward", "recompute", "region")
+
+
+@dataclass(frozen=True)
+class Input:
+    """A template's tensor input, by position among the call's tensors."""
+
+    position: int
+
+
+@dataclass(frozen=True)
+class Value:
+    """The result of an earlier call of the template."""
+
+    position: int
+
+
+@dataclass(frozen=True)
+class TemplateCall:
+    """One call of a template: arguments are `Input`s, `Value`s, symbolic numbers and constants."""
+
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    value: Any
+
+
+@dataclass(frozen=True)
+class Template:
+    """Calls in order, and the results: an `Input`, a `Value`, None, or a tuple of these."""
+
+    calls: tuple[TemplateCall, ...]
+    results: Any
+
+
+def decompose(graph: Graph, table: DecompositionTable, build: GraphBuilder) -> GraphBuilder:
+    """A new graph with every call of an operator in `table` replaced; `build` made the old one.
+
+    Raises:
+        InternalCheckError: for a decomposition whose result has another size or dtype than the operator.
+    """
+    return _Pass(table, build).run(graph)
+
+
+@final
+class _Pass:
+    """One run over a graph: the templates made so far and the nodes of the new graph by those of the old."""
+
+    def __init__(self, table: DecompositionTable, build: GraphBuilder) -> None:
+        self._table = table
+        self._old = build
+        self._new = GraphBuilder(build.fake_mode, build.values)
+        self._templates: dict[Any, Template | None] = {}
+        self._nodes: dict[Node, Any] = {}
+
+    def run(self, graph: Graph) -> GraphBuilder:
+        new, nodes = self._new, self._nodes
+        for node in graph.nodes:
+            if node.op == "call_function":
+                self._call(node)
+            elif node.op == "output":
+                new.graph.output(self._mapped(node.args[0]))
+            else:
+                nodes[node] = new.graph.node_copy(node)
+                self._symbols(nodes[node])
+        return new
+
+    def _symbols(self, node: Node) -> None:
+        value = node.meta["val"]
+        if isinstance(value, Tensor):
+            self._new.symbols.bind_sizes(value, node)
+        elif isinstance(value, SYMBOLIC_TYPES):
+            self._new.symbols.bind(value, node)
+
+    def _call(self, node: Node) -> None:
+        target = node.target
+        if target is operator.getitem:
+            source = self._nodes[node.args[0]]  # type: ignore[index]
+            if isinstance(source, tuple):
+                self._nodes[node] = source[node.args[1]]  # type: ignore[index]
+                return
+        elif target in self._table and isinstance(target, OpOverload):
+            tensors: list[Node] = []
+            key = (target, *(_key(arg, tensors) for arg in node.args),
+                   *((name, _key(arg, tensors)) for name, arg in node.kwargs.items()))
+            if key not in self._templates:
+                self._templates[key] = self._template(target, node)
+            template = self._templates[key]
+            if template is not None:
+                self._nodes[node] = self._paste(template, [self._nodes[tensor] for tensor in tensors], node)
+                return
+        copy = self._new.graph.create_node(
+            "call_function", target, self._mapped(node.args), self._mapped(node.kwargs)  # type: ignore[arg-type]
+        )
+        copy.meta = dict(node.meta)
+        self._nodes[node] = copy
+        if isinstance(node.meta["val"], SYMBOLIC_TYPES):
+            self._new.symbols.bind(node.meta["val"], copy)
+        elif "unbacked_bindings" in node.meta:
+            self._symbols(copy)
+
+    def _mapped(self, argument: Any) -> Any:
+        if isinstance(argument, Node):
+            return self._nodes[argument]
+        if isinstance(argument, tuple):
+            return tuple([self._mapped(item) for item in argument])
+        if isinstance(argument, list):
+            return [self._mapped(item) for item in argument]
+        if isinstance(argument, dict):
+            return {key: self._mapped(item) for key, item in argument.items()}
+        return argument
+
+    # --- templates ----------------------------------------------------------------------------------------------
+
+    def _template(self, op: OpOverload, node: Node) -> Template | None:
+        """Records the decomposition of a call; None where it declines."""
+        build = GraphBuilder(self._new.fake_mode, self._new.values)
+        recorder = Recorder(build)
+        inputs: list[Node] = []
+
+        def argument(value: Any) -> Any:
+            if isinstance(value, Node):
+                held = value.meta["val"]
+                if not isinstance(held, Tensor):
+                    return held
+                fresh = torch.ops.aten.alias.default(held)
+                inputs.append(recorder.add_input(f"x{len(inputs)}", fresh))
+                return fresh
+            if isinstance(value, (tuple, list)):
+                items = [argument(item) for item in value]
+                return tuple(items) if isinstance(value, tuple) else items
+            return value
+
+        with build.fake_mode, torch.no_grad(), torch_compat.without_autocast():
+            args = [argument(arg) for arg in node.args]
+            kwargs = {name: argument(arg) for name, arg in node.kwargs.items()}
+            with recorder:
+                results = self._table[op](*args, **kwargs)
+        if results is NotImplemented:
+            return None
+        outputs = self._results(op, recorder, results, node.meta["val"])
+        build.graph.output(outputs)
+        build.graph.eliminate_dead_code()
+        return self._listed(build.graph, inputs)
+
+    def _results(self, op: OpOverload, recorder: Recorder, results: Any, wanted: Any) -> Any:
+        """The nodes of a decomposition's results, restrided to what the operator itself returns."""
+        if isinstance(results, (tuple, list)):
+            return tuple(
+                self._results(op, recorder, result, want) for result, want in zip(results, wanted, strict=True)
+            )
+        if not isinstance(results, Tensor):
+            return results
+        node = recorder.node_of(results)
+        given = node.meta["val"]
+        if given is wanted or not isinstance(wanted, Tensor):
+            return node
+        ours, theirs = metadata_key(given), metadata_key(wanted)
+        if ours[0] != theirs[0] or ours[2:4] != theirs[2:4]:
+            raise InternalCheckError(
+                "decompose", f"the decomposition of {op} gives {ours[:4]}, the operator {theirs[:4]}"
+            )
+        if ours[1] != theirs[1] and wanted.numel() != 0:
+            strides = tuple(recorder.build.number(step) for step in wanted.stride())
+            return recorder.build.append(ops.restride, (node, strides), {}, wanted)
+        return node
+
+    def _listed(self, graph: Graph, inputs: Sequence[Node]) -> Template:
+        """A recorded graph as a template, its own calls decomposed in turn."""
+        inner = _Pass(self._table, self._new)
+        inner._templates = self._templates
+        new = inner.run(graph).graph
+        symbols = {
+            inner_node: inner_node.meta["val"] for inner_node in new.nodes
+            if inner_node.op == "call_function" and isinstance(inner_node.meta["val"], SYMBOLIC_TYPES)
+        }
+        names: dict[Any, Any] = {inner._nodes[node]: Input(index) for index, node in enumerate(inputs)}
+        names.update(symbols)
+        calls: list[TemplateCall] = []
+        for node in new.nodes:
+            if node.op == "call_function" and node not in symbols:
+                names[node] = Value(len(calls))
+                calls.append(TemplateCall(
+                    node.target, _renamed(node.args, names), _renamed(node.kwargs, names), node.meta["val"]
+                ))
+        return Template(tuple(calls), _renamed(new.output_node().args[0], names))
+
+    def _paste(self, template: Template, inputs: Sequence[Any], node: Node) -> Any:
+        """Appends a template's calls; the nodes of its results."""
+        meta = {key: node.meta[key] for key in INHERITED_KEYS if key in node.meta}
+        create = self._new.graph.create_node
+        values: list[Node] = []
+
+        def filled(argument: Any) -> Any:
+            kind = type(argument)
+            if kind is Value:
+                return values[argument.position]
+            if kind is Input:
+                return inputs[argument.position]
+            if kind is tuple:
+                return tuple([filled(item) for item in argument])
+            if kind is list:
+                return [filled(item) for item in argument]
+            if kind in SYMBOLIC_TYPES:
+                return self._new.symbols.node_of(argument)
+            return argument
+
+        for call in template.calls:
+            pasted = create(
+                "call_function", call.op, filled(call.args), {key: filled(arg) for key, arg in call.kwargs.items()}
+            )
+            pasted.meta.update(meta)
+            pasted.meta["val"] = call.value
+            values.append(pasted)
+        return filled(template.results)
+
+
+def _key(argument: Any, tensors: list[Node]) -> Any:
+    """An argument as part of a template's key; its tensors are appended to `tensors` in order."""
+    if isinstance(argument, Node):
+        value = argument.meta["val"]
+        if isinstance(value, Tensor):
+            tensors.append(argument)
+            return "tensor", id(value)
+        return "number", expression(value)
+    if isinstance(argument, (tuple, list)):
+        return tuple([_key(item, tensors) for item in argument])
+    if isinstance(argument, dict):
+        return tuple([(name, _key(item, tensors)) for name, item in argument.items()])
+    return type(argument), argument
+
+
+def _renamed(argument: Any, names: Mapping[Any, Any]) -> Any:
+    if isinstance(argument, Node):
+        return names[argument]
+    if isinstance(argument, tuple):
+        return tuple([_renamed(item, names) for item in argument])
+    if isinstance(argument, list):
+        return [_renamed(item, names) for item in argument]
+    if isinstance(argument, dict):
+        return {key: _renamed(item, names) for key, item in argument.items()}
+    return argument

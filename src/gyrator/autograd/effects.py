@@ -1,0 +1,126 @@
+"""What an operator does besides returning values, read from its schema: views, writes, effects, and how to undo writes.
+
+    functional_form(add_.Tensor) → add.Tensor        the new value is the last result
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from gyrator.autograd.views import METADATA_OPS, is_view
+
+aten = torch.ops.aten
+
+
+class Effect(Enum):
+    """What recording must do about an operator."""
+
+    PURE = auto()
+    VIEW = auto()
+    WRITES = auto()
+    METADATA = auto()
+    BATCH_NORM = auto()
+    NUMBER = auto()
+    STATEMENT = auto()
+    REFUSED = auto()
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """How an operator behaves.
+
+    Attributes:
+        effect: the kind.
+        written: names of the arguments that it writes, in the schema's order.
+        functional: the operator that computes the same without writing; None if there is none.
+        plain_results: how many results are not the written arguments themselves.
+        random: whether it draws random numbers.
+    """
+
+    effect: Effect
+    written: tuple[str, ...] = ()
+    functional: OpOverload | None = None
+    plain_results: int = 0
+    random: bool = False
+
+
+BATCH_NORMS = frozenset(
+    getattr(aten, name).default
+    for name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
+)
+"""They update running statistics though their schemas do not say so."""
+
+_REFUSED = frozenset({"resize_", "resize_as_", "set_", "set_data", "resize", "set"})
+
+_RENAMED: Mapping[OpOverload, OpOverload] = {
+    aten.bernoulli_.float: aten.bernoulli.p,
+    aten.normal_.default: aten.normal_functional.default,
+}
+
+
+@lru_cache(maxsize=None)
+def behaviour(op: OpOverload) -> Behaviour:
+    """The behaviour of `op`, from its schema."""
+    schema = op._schema
+    random = torch.Tag.nondeterministic_seeded in op.tags
+    if op in BATCH_NORMS:
+        return Behaviour(Effect.BATCH_NORM)
+    if op in METADATA_OPS:
+        return Behaviour(Effect.METADATA)
+    if op.namespace == "aten" and schema.name.partition("::")[2] in _REFUSED:
+        return Behaviour(Effect.REFUSED)
+    if schema.is_mutable:
+        return _writes(op, random)
+    if is_view(op):
+        return Behaviour(Effect.VIEW)
+    if not schema.returns:
+        return Behaviour(Effect.STATEMENT)
+    if not any("Tensor" in str(result.type) for result in schema.returns):
+        return Behaviour(Effect.NUMBER)
+    return Behaviour(Effect.PURE, random=random)
+
+
+def arguments(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name; those left out are missing."""
+    names = (argument.name for argument in op._schema.arguments)
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def _writes(op: OpOverload, random: bool) -> Behaviour:
+    schema = op._schema
+    written = tuple(
+        argument.name for argument in schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+    plain = sum(result.alias_info is None for result in schema.returns)
+    return Behaviour(Effect.WRITES, written, _functional_form(op), plain, random)
+
+
+def _functional_form(op: OpOverload) -> OpOverload | None:
+    """The overload with the same arguments, less those that only receive results, that writes nothing."""
+    if op in _RENAMED:
+        return _RENAMED[op]
+    schema = op._schema
+    wanted = [
+        (argument.name, str(argument.type)) for argument in schema.arguments
+        if not (argument.kwarg_only and argument.alias_info is not None and argument.alias_info.is_write)
+    ]
+    name = schema.name.partition("::")[2]
+    names = [name[:-1]] if name.endswith("_") and not name.endswith("__") else [name, name + "_functional"]
+    library = getattr(torch.ops, op.namespace)
+    for candidate in names:
+        packet = getattr(library, candidate, None)
+        for overload in packet.overloads() if packet is not None else ():
+            found: OpOverload = getattr(packet, overload)
+            if found._schema.is_mutable or not found._schema.returns:
+                continue
+            if [(argument.name, str(argument.type)) for argument in found._schema.arguments] == wanted:
+                return found
+    return None

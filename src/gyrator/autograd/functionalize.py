@@ -1,0 +1,160 @@
+"""Functionalisation while recording: mutation of tensors becomes new values.
+
+Every tensor of the traced program is an `Alias`: a chain of views that ends in a root, the tensor that owns the memory.
+A write to an alias makes a new value of the root, by the inverses of the views on the way; each other alias of
+that root is then stale and is viewed anew from the root's value when it is next read:
+
+    y = x + 1                          y0 = add(x, 1)
+    v = y[0]                     →     v0 = select(y0, 0, 0)
+    v.mul_(2)                          v1 = mul(v0, 2);  y1 = select_scatter(y0, v1, 0, 0)
+    return y.sum()                     sum(y1)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from gyrator.autograd import ops
+from gyrator.autograd.builder import GraphBuilder
+from gyrator.autograd.views import IDENTITY_VIEWS, PARENT, WRITTEN, Call, View, inverse, strided_inverse
+
+aten = torch.ops.aten
+
+
+@final
+class Root:
+    """A tensor that owns memory: its current value, and how many times it was written."""
+
+    __slots__ = ("node", "generation", "input", "tensor")
+
+    def __init__(self, node: Node, tensor: Tensor, input: int | None = None) -> None:
+        self.node = node
+        self.generation = 0
+        self.input = input
+        self.tensor = tensor
+
+
+@final
+class Alias:
+    """A tensor of the program: a root, or a view of another alias. `node` holds its value as of `generation`."""
+
+    __slots__ = ("root", "parent", "view", "node", "generation", "tracks_grad")
+
+    def __init__(
+        self, root: Root, parent: Alias | None, view: View | None, node: Node, tracks_grad: bool = True
+    ) -> None:
+        self.root = root
+        self.parent = parent
+        self.view = view
+        self.node = node
+        self.generation = root.generation
+        self.tracks_grad = tracks_grad
+
+
+def new_root(node: Node, tensor: Tensor, input: int | None = None) -> Alias:
+    """The alias of a tensor that owns its memory; `input` is its position among the graph's inputs."""
+    return Alias(Root(node, tensor, input), None, None, node)
+
+
+def view_of(parent: Alias, view: View, node: Node, tracks_grad: bool) -> Alias:
+    """The alias of a view. It was made with gradient tracking on or off, which a rebuild of it must repeat."""
+    return Alias(parent.root, parent, view, node, tracks_grad)
+
+
+def read(alias: Alias, build: GraphBuilder) -> Node:
+    """The node that holds the alias's present value; views are replayed where a write made it stale."""
+    root = alias.root
+    if alias.generation != root.generation:
+        if alias.parent is None or alias.view is None:
+            alias.node = root.node
+        else:
+            alias.node = _replay(alias.view, read(alias.parent, build), build)
+        alias.generation = root.generation
+    return alias.node
+
+
+def write(alias: Alias, value: Node, build: GraphBuilder) -> None:
+    """Gives the alias the value `value`, and its root and everything between the values that follow from it."""
+    chain: list[tuple[Alias, Node]] = []
+    link = alias
+    while link.parent is not None and link.view is not None:
+        chain.append((link, value))
+        old = read(link.parent, build)
+        call = inverse(link.view, old.meta["val"], link.node.meta["val"])
+        if call is None:
+            value = _emit(strided_inverse(link.node.meta["val"]), read_root(link.root, build), value, build)
+            break
+        value = _emit(call, old, value, build)
+        link = link.parent
+    root = alias.root
+    root.node = _like(value, root.node, build)
+    root.generation += 1
+    if link.parent is None:
+        link.node, link.generation = root.node, root.generation
+    for written, node in chain:
+        if written.node.meta["val"] is node.meta["val"]:
+            written.node, written.generation = node, root.generation
+
+
+def read_root(root: Root, build: GraphBuilder) -> Node:
+    """The node that holds the present value of the tensor that owns the memory."""
+    return root.node
+
+
+def _replay(view: View, parent: Node, build: GraphBuilder) -> Node:
+    if view.op in IDENTITY_VIEWS:
+        return parent
+    args = tuple(_numbers(arg, build) for arg in view.args)
+    kwargs = {key: _numbers(arg, build) for key, arg in view.kwargs.items()}
+    node = _call_view(view.op, (parent, *args), kwargs, build)
+    return node if view.index is None else build.result(node, view.index)
+
+
+def _emit(call: Call, old: Node, written: Node, build: GraphBuilder) -> Node:
+    op, args, kwargs = call
+    if op in IDENTITY_VIEWS:
+        return written
+    slots = {PARENT: old, WRITTEN: written}
+    nodes = tuple(
+        slots[arg] if arg is PARENT or arg is WRITTEN else _numbers(arg, build) for arg in args
+    )
+    return _call_view(op, nodes, kwargs, build)
+
+
+def _call_view(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], build: GraphBuilder) -> Node:
+    """A view of a value whose layout may differ from the one it was traced with: made contiguous if it must be."""
+    if op is aten.view.default and args[0].meta["val"].shape == args[1]:
+        return args[0]  # type: ignore[no-any-return]
+    try:
+        return build.call(op, args, kwargs)
+    except RuntimeError:
+        dense = build.call(aten.clone.default, (args[0],), {"memory_format": torch.contiguous_format})
+        return build.call(op, (dense, *args[1:]), kwargs)
+
+
+def _like(value: Node, old: Node, build: GraphBuilder) -> Node:
+    """`value` in the layout of `old`, which later views of the same tensor count on."""
+    wanted, given = old.meta["val"], value.meta["val"]
+    if wanted is given or wanted.stride() == given.stride() or wanted.numel() <= 1:
+        return value
+    strides = tuple(build.number(step) for step in wanted.stride())
+    return build.append(ops.restride, (value, strides), {}, wanted)
+
+
+def _numbers(argument: Any, build: GraphBuilder) -> Any:
+    if isinstance(argument, (tuple, list)):
+        return [_numbers(item, build) for item in argument]
+    return build.number(argument)
+
+
+@dataclass(frozen=True)
+class Written:
+    """An input that the program mutated."""
+
+    input: int
+    node: Node

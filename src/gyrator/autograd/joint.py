@@ -1,0 +1,225 @@
+"""The joint trace: a captured graph is run once on fake tensors, then torch.autograd runs its backward; both are recorded
+as one functional ATen graph.
+
+    placeholders: inputs, constants, tangents (one per differentiable output)
+    outputs:      results of forward (updates of inputs, outputs, bases of aliased outputs), then gradients of inputs
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import Graph, GraphModule, Interpreter, Node
+
+from gyrator import torch_compat
+from gyrator.autograd.aliasing import Forward, describe_outputs
+from gyrator.autograd.builder import GraphBuilder, Meta, origin_of
+from gyrator.autograd.recorder import Recorder
+from gyrator.autograd.symbols import SYMBOLIC_TYPES
+from gyrator.errors import UnsupportedOperator
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Fake inputs of a trace.
+
+    Attributes:
+        mode: the mode that the fake tensors belong to.
+        values: one per placeholder: fake tensor, symbolic size, or scalar.
+        requires_grad: whether autograd tracks the input, per input.
+        leaf: whether the input is a leaf of the user's autograd graph (it can then not be mutated under autograd).
+    """
+
+    mode: FakeTensorMode
+    values: tuple[Any, ...]
+    requires_grad: tuple[bool, ...]
+    leaf: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Joint:
+    """A traced program.
+
+    Attributes:
+        build: the builder with the graph, whose last node is its output.
+        inputs: number of placeholders for the program's inputs; constants follow, then tangents.
+        constants: tensors that the program holds.
+        forward: what the forward half returns and how the caller's results are made from it.
+        tangents: positions, among the forward half's results, of those that have a tangent.
+        gradients: positions of the inputs whose gradients the graph returns, in the order of its last results.
+    """
+
+    build: GraphBuilder
+    inputs: int
+    constants: tuple[Tensor, ...]
+    forward: Forward
+    tangents: tuple[int, ...]
+    gradients: tuple[int, ...]
+
+    @property
+    def graph(self) -> Graph:
+        return self.build.graph
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether there is a backward half."""
+        return bool(self.tangents)
+
+
+def trace(gm: GraphModule, inputs: Inputs) -> Joint:
+    """Traces `gm` and, where autograd is on and an output depends on an input that requires grad, its backward.
+
+    Raises:
+        UnsupportedOperator: for a program that changes what memory a tensor owns (`set_`, `resize_`), or mutates an
+            input while its backward runs.
+    """
+    build = GraphBuilder(inputs.mode)
+    recorder = Recorder(build)
+    with ExitStack() as stack:
+        stack.enter_context(torch_compat.replayed_views())
+        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        if _symbolic(inputs.values):
+            stack.enter_context(torch_compat.python_dispatcher())
+        stack.enter_context(inputs.mode)
+        leaves, arguments = _leaves(inputs, recorder)
+        runner = _Runner(gm, recorder)
+        before = [value.grad_fn if isinstance(value, Tensor) else None for value in arguments]
+        with recorder:
+            outputs = runner.run(*arguments)
+        build.origin = {}
+        forward = describe_outputs(recorder, arguments, before, outputs)
+        differentiable = forward.differentiable if torch.is_grad_enabled() or forward.differentiable else ()
+        gradients: tuple[int, ...] = ()
+        nodes = list(forward.nodes)
+        if differentiable:
+            gradients, gradient_nodes = _backward(runner, recorder, leaves, forward)
+            nodes += gradient_nodes
+        build.graph.output(tuple(nodes))
+    return Joint(
+        build, len(arguments), tuple(value for _, value in recorder.constants), forward,
+        tuple(differentiable), gradients,
+    )
+
+
+def _symbolic(values: Sequence[Any]) -> bool:
+    return any(
+        type(value) in SYMBOLIC_TYPES
+        or (isinstance(value, Tensor) and any(type(size) is not int for size in value.shape))
+        for value in values
+    )
+
+
+def _leaves(inputs: Inputs, recorder: Recorder) -> tuple[list[Any], list[Any]]:
+    """Leaves to differentiate with respect to, and what the program is run on: the leaf, or for an input that it
+    may mutate under autograd, a tensor computed from the leaf."""
+    leaves: list[Any] = []
+    arguments: list[Any] = []
+    for position, value in enumerate(inputs.values):
+        leaf = value
+        if isinstance(value, Tensor):
+            with torch.no_grad():
+                leaf = value.detach()
+            leaf.requires_grad_(inputs.requires_grad[position])
+        recorder.add_input(f"arg{position}", leaf, position)
+        argument = leaf
+        if inputs.requires_grad[position] and not inputs.leaf[position]:
+            with torch.enable_grad():
+                argument = _Fresh.apply(leaf)
+            recorder.share(argument, leaf)
+        leaves.append(leaf)
+        arguments.append(argument)
+    return leaves, arguments
+
+
+@final
+class _Fresh(torch.autograd.Function):
+    """The identity, whose result is no leaf, so that the program may mutate it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        if x.storage_offset() == 0:
+            return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+        size = x.untyped_storage().nbytes() // x.element_size()
+        whole = torch.empty((size,), dtype=x.dtype, device=x.device)
+        return x.new_empty((0,)).set_(whole.untyped_storage(), x.storage_offset(), x.shape, x.stride())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+def _backward(
+    runner: _Runner, recorder: Recorder, leaves: Sequence[Any], forward: Forward
+) -> tuple[tuple[int, ...], list[Node | None]]:
+    """Runs backward from new tangents; the positions of the inputs with gradients, and the gradients' nodes."""
+    results = [forward.tensors[position] for position in forward.differentiable]
+    tangents = []
+    for number, result in enumerate(results):
+        assert result is not None
+        tangent = torch.empty_strided(
+            result.shape, tangent_strides(result), dtype=result.dtype, device=result.device
+        )
+        recorder.add_input(f"tangent_{number}", tangent)
+        tangents.append(tangent)
+    wanted = [
+        position for position, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad
+    ]
+    written = forward.generations(recorder, leaves)
+    with torch_compat.without_autocast(), recorder.backward(runner.origin_of_sequence), recorder:
+        gradients = torch.autograd.grad(
+            results, [leaves[position] for position in wanted], tangents, allow_unused=True
+        )
+    if forward.generations(recorder, leaves) != written:
+        raise UnsupportedOperator("backward", "it mutates an input of the forward program")
+    nodes = [None if gradient is None else recorder.node_of(gradient) for gradient in gradients]
+    return tuple(wanted), nodes
+
+
+def tangent_strides(result: Tensor) -> tuple[Any, ...]:
+    """The strides that a result's gradient is expected with: the result's own where they are dense, else contiguous."""
+    dense = torch.empty_like(result, memory_format=torch.preserve_format)
+    return dense.stride()
+
+
+@final
+class _Runner(Interpreter):
+    """Runs the captured graph node by node, telling the recorder which node it is at."""
+
+    def __init__(self, gm: GraphModule, recorder: Recorder) -> None:
+        super().__init__(gm, garbage_collect_values=False)
+        self._recorder = recorder
+        self._starts: list[int] = []
+        self._origins: list[Meta] = []
+        self._constants: dict[str, Tensor] = {}
+
+    def run_node(self, node: Node) -> Any:
+        """Runs one node. Autograd nodes made by it carry sequence numbers from here on."""
+        if node.op not in ("placeholder", "output", "get_attr"):
+            origin = origin_of(node.meta)
+            self._recorder.build.origin = origin
+            self._starts.append(torch_compat.next_autograd_sequence())
+            self._origins.append({**origin, "backward": True})
+        return super().run_node(node)
+
+    def get_attr(self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A tensor that the graph holds becomes a constant input."""
+        value = super().get_attr(target, args, kwargs)  # type: ignore[arg-type]
+        if not isinstance(value, Tensor) or isinstance(value, FakeTensor):
+            return value
+        if target not in self._constants:
+            fake = self._recorder.build.fake_mode.from_tensor(value, static_shapes=True)
+            self._recorder.add_constant(value, fake)
+            self._constants[target] = fake
+        return self._constants[target]
+
+    def origin_of_sequence(self, number: int) -> Mapping[str, Any]:
+        """Where the autograd node with this number was made."""
+        index = bisect_right(self._starts, number) - 1
+        return self._origins[index] if 0 <= index and number >= 0 else {"backward": True}

@@ -1,0 +1,321 @@
+"""Records the operators of a run on fake tensors as one functional graph.
+
+The recorder is a dispatch mode below autograd: it sees ATen operators of the forward run and of the backward run that
+torch.autograd makes of it, with composite operators already taken apart. Mutation is functionalised on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Node
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gyrator import torch_compat
+from gyrator.autograd.builder import PLAIN_TYPES, GraphBuilder
+from gyrator.autograd.effects import Behaviour, Effect, arguments, behaviour
+from gyrator.autograd.functionalize import Alias, Root, new_root, read, view_of, write
+from gyrator.autograd.symbols import SYMBOLIC_TYPES
+from gyrator.autograd.views import METADATA_OPS, View
+from gyrator.errors import InternalCheckError, UnsupportedOperator
+
+aten = torch.ops.aten
+
+
+@final
+class Recorder(TorchDispatchMode):
+    """A dispatch mode to be entered on top of the fake mode of `build`.
+
+    Attributes:
+        build: the graph so far.
+        constants: tensors that the program holds, with the placeholders that stand for them.
+    """
+
+    def __init__(self, build: GraphBuilder) -> None:
+        super().__init__()
+        self.build = build
+        self.constants: list[tuple[Node, Tensor]] = []
+        self.metadata_changes: list[tuple[Alias, OpOverload, tuple[Any, ...]]] = []
+        self._aliases: dict[int, Alias] = {}
+        self._alive: list[Tensor] = []
+        self._last_input: Node | None = None
+        self._inputs = 0
+        self._constant_roots: dict[Node, Root] = {}
+        self._backward_origin: Callable[[int], Mapping[str, Any]] | None = None
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is torch.ops.prim.device.default:
+            return args[0].fake_device
+        kwargs = kwargs or {}
+        how = behaviour(func)
+        if how.effect is Effect.REFUSED:
+            raise UnsupportedOperator(str(func), "it changes what memory a tensor owns")
+        out = func(*args, **kwargs)
+        if how.effect is Effect.NUMBER:
+            if type(out) in SYMBOLIC_TYPES:
+                self._number(func, args, kwargs, out)
+            return out
+        if self._backward_origin is not None:
+            self.build.origin = self._backward_origin(torch_compat.current_autograd_sequence())
+        _RECORD[how.effect](self, how, func, args, kwargs, out)
+        return out
+
+    # --- inputs, reads ----------------------------------------------------------------------------------------
+
+    def add_input(self, name: str, value: Any, position: int | None = None) -> Node:
+        """A placeholder for `value`; a tensor becomes a root."""
+        node = self.build.placeholder(name, value)
+        self._last_input = node
+        self._inputs += 1
+        if isinstance(value, Tensor):
+            self._bind(value, new_root(node, value, position))
+        return node
+
+    def add_constant(self, value: Tensor, fake: Tensor) -> None:
+        """A tensor that the program holds itself: an input that the runtime supplies."""
+        anchor = self._last_input
+        graph = self.build.graph
+        with graph.inserting_after(anchor) if anchor is not None else graph.inserting_before():
+            node = self.add_input(f"constant_{len(self.constants)}", fake, self._inputs)
+        self.constants.append((node, value))
+        self._constant_roots[node] = self.alias_of(fake).root
+
+    def constant_root(self, node: Node) -> Root:
+        """The memory of a constant."""
+        return self._constant_roots[node]
+
+    def share(self, tensor: Tensor, source: Tensor) -> None:
+        """Makes `tensor` another name of `source`, the same memory."""
+        self._bind(tensor, self.alias_of(source))
+
+    def alias_of(self, tensor: Tensor) -> Alias:
+        """What is known of a tensor of the program."""
+        alias = self._aliases.get(id(tensor))
+        if alias is None:
+            raise InternalCheckError("joint trace", f"a tensor of size {tuple(tensor.shape)} was made out of sight")
+        return alias
+
+    def node_of(self, value: Any) -> Any:
+        """The node that holds a value's present state; constants unchanged; lists and tuples item by item."""
+        if isinstance(value, Tensor):
+            return read(self.alias_of(value), self.build)
+        kind = type(value)
+        if kind in PLAIN_TYPES:
+            return value
+        if kind in SYMBOLIC_TYPES:
+            return self.build.symbols.node_of(value)
+        if isinstance(value, (list, tuple)):
+            return [self.node_of(item) for item in value]
+        return value
+
+    def nodes_of(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """`node_of` each."""
+        return tuple([self.node_of(arg) for arg in args])
+
+    @contextmanager
+    def backward(self, origin: Callable[[int], Mapping[str, Any]]) -> Iterator[None]:
+        """While open, nodes inherit from `origin(sequence number of the autograd node that runs)`."""
+        self._backward_origin = origin
+        try:
+            yield
+        finally:
+            self._backward_origin = None
+
+    # --- recording, one way per effect ------------------------------------------------------------------------
+
+    def _bind(self, tensor: Tensor, alias: Alias) -> None:
+        self._aliases[id(tensor)] = alias
+        self._alive.append(tensor)
+
+    def _results(self, node: Node, out: Any) -> None:
+        """Binds the results of a call to nodes."""
+        if isinstance(out, Tensor):
+            self._bind(out, new_root(node, out))
+        elif isinstance(out, (tuple, list)):
+            for index, item in enumerate(out):
+                if isinstance(item, (Tensor, *SYMBOLIC_TYPES)):
+                    self._results(self.build.result(node, index), item)
+        elif type(out) in SYMBOLIC_TYPES:
+            self.build.symbols.bind(out, node)
+
+    def _pure(
+        self, how: Behaviour, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
+    ) -> None:
+        if func is aten.lift_fresh_copy.default and not isinstance(args[0], FakeTensor):
+            self.add_constant(args[0], out)
+            return
+        node_kwargs = {key: self.node_of(arg) for key, arg in kwargs.items()}
+        node = self.build.append(func, self.nodes_of(args), node_kwargs, out)
+        self._results(node, out)
+        if torch.Tag.dynamic_output_shape in func.tags:
+            self._new_symbols(node, out)
+
+    def _number(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+        """A number read from data is recorded where its symbol is new; sizes are known without a node."""
+        bindings = torch_compat.fresh_symbols(self.build.fake_mode, out)
+        if bindings:
+            node_kwargs = {key: self.node_of(arg) for key, arg in kwargs.items()}
+            node = self.build.append(func, self.nodes_of(args), node_kwargs, out)
+            node.meta["unbacked_bindings"] = bindings
+            self.build.symbols.bind(out, node)
+
+    def _new_symbols(self, node: Node, out: Any) -> None:
+        bindings = torch_compat.fresh_symbols(self.build.fake_mode, out)
+        if bindings:
+            node.meta["unbacked_bindings"] = bindings
+        results = out if isinstance(out, (tuple, list)) else (out,)
+        for index, item in enumerate(results):
+            if isinstance(item, Tensor):
+                holder = self._aliases[id(item)].node if isinstance(out, (tuple, list)) else node
+                self.build.symbols.bind_sizes(item, holder)
+
+    def _view(
+        self, how: Behaviour, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
+    ) -> None:
+        source = args[0]
+        if not isinstance(source, FakeTensor):
+            self.add_constant(source, out)
+            return
+        parent = self.alias_of(source)
+        tracks = torch.is_grad_enabled()
+        present = read(parent, self.build)
+        if func in _SAME_VALUE:
+            self._bind(out, view_of(parent, View(func, tuple(args[1:]), dict(kwargs)), present, tracks))
+            return
+        node_kwargs = {key: self.node_of(arg) for key, arg in kwargs.items()}
+        node = self.build.append(func, (present, *self.nodes_of(args[1:])), node_kwargs, out)
+        if isinstance(out, Tensor):
+            self._bind(out, view_of(parent, View(func, tuple(args[1:]), dict(kwargs)), node, tracks))
+            return
+        for index, item in enumerate(out):
+            part = self.build.result(node, index)
+            self._bind(item, view_of(parent, View(func, tuple(args[1:]), dict(kwargs), index), part, tracks))
+
+    def _metadata(
+        self, how: Behaviour, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
+    ) -> None:
+        target = args[0]
+        view = View(METADATA_OPS[func], tuple(args[1:]), dict(kwargs))
+        parent = self.alias_of(target)
+        self.metadata_changes.append((parent, func, tuple(args[1:])))
+        node = self.build.append(
+            view.op, (read(parent, self.build), *self.nodes_of(args[1:])), dict(kwargs), target
+        )
+        self._bind(target, view_of(parent, view, node, torch.is_grad_enabled()))
+
+    def _writes(
+        self, how: Behaviour, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
+    ) -> None:
+        given = arguments(func, args, kwargs)
+        if how.functional is not None:
+            node = self.build.call(how.functional, *self._arguments_of(how.functional, given))
+            first = how.plain_results
+        else:
+            node = self._auto_functionalized(func, how, given, out)
+            first = max(len(func._schema.returns), 1)
+        several = isinstance(node.meta["val"], tuple)
+        results = out if isinstance(out, (tuple, list)) else (out,)
+        for index in range(how.plain_results):
+            part = self.build.result(node, index) if several else node
+            self._results(part, results[index])
+        if how.functional is not None and len(how.written) == 1 and isinstance(given.get(how.written[0]), (list, tuple)):
+            for index, item in enumerate(given[how.written[0]]):
+                write(self.alias_of(item), self.build.result(node, index), self.build)
+            return
+        for index, name in enumerate(how.written):
+            target = given.get(name)
+            if target is None:
+                continue
+            value = self.build.result(node, first + index) if several else node
+            if isinstance(target, (list, tuple)):
+                for position, item in enumerate(target):
+                    write(self.alias_of(item), self.build.result(value, position), self.build)
+            else:
+                write(self.alias_of(target), value, self.build)
+        for index, item in enumerate(results):
+            if isinstance(item, Tensor) and id(item) not in self._aliases:
+                self.share(item, given[how.written[max(index - how.plain_results, 0)]])
+
+    def _arguments_of(
+        self, op: OpOverload, given: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The nodes of `op`'s arguments out of `given`, by position as far as the schema allows."""
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for argument in op._schema.arguments:
+            if argument.kwarg_only:
+                if argument.name in given:
+                    kwargs[argument.name] = self.node_of(given[argument.name])
+            elif argument.name in given:
+                args.append(self.node_of(given[argument.name]))
+            else:
+                args.append(argument.default_value)
+        return tuple(args), kwargs
+
+    def _auto_functionalized(
+        self, func: OpOverload, how: Behaviour, given: Mapping[str, Any], out: Any
+    ) -> Node:
+        """`auto_functionalized(func, **arguments)` → func's own results (None for none), then the new values."""
+        own = out if isinstance(out, tuple) else (out,)
+        values = (*own, *(given.get(name) for name in how.written))
+        kwargs = {key: self.node_of(arg) for key, arg in given.items()}
+        for argument in func._schema.arguments:
+            kwargs.setdefault(argument.name, argument.default_value if argument.has_default_value() else None)
+        return self.build.append(torch.ops.higher_order.auto_functionalized, (func,), kwargs, values)
+
+    def _batch_norm(
+        self, how: Behaviour, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
+    ) -> None:
+        x, weight, bias, mean, var, training, momentum, eps = args[:8]
+        if not training:
+            self._pure(how, func, args, kwargs, out)
+            return
+        present = self.nodes_of((x, weight, bias))
+        if mean is None:
+            op = aten._native_batch_norm_legit.no_stats
+            node = self.build.append(op, (*present, True, momentum, eps), {}, tuple(out[:3]))
+        else:
+            op = aten._native_batch_norm_legit_functional.default
+            node = self.build.append(
+                op, (*present, *self.nodes_of((mean, var)), True, momentum, eps), {}, (*out[:3], mean, var)
+            )
+            write(self.alias_of(mean), self.build.result(node, 3), self.build)
+            write(self.alias_of(var), self.build.result(node, 4), self.build)
+        for index in range(3):
+            self._bind(out[index], new_root(self.build.result(node, index), out[index]))
+        for reserve in out[3:]:
+            self._results(
+                self.build.append(
+                    aten.empty.memory_format, (list(reserve.shape),),
+                    {"dtype": reserve.dtype, "device": reserve.device}, reserve,
+                ),
+                reserve,
+            )
+
+    def _statement(
+        self, how: Behaviour, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
+    ) -> None:
+        self.build.append(
+            func, self.nodes_of(args), {key: self.node_of(arg) for key, arg in kwargs.items()}, None
+        )
+
+
+_SAME_VALUE = frozenset({aten.detach.default, aten.alias.default})
+
+_RECORD: Mapping[Effect, Callable[..., None]] = {
+    Effect.PURE: Recorder._pure,
+    Effect.VIEW: Recorder._view,
+    Effect.METADATA: Recorder._metadata,
+    Effect.WRITES: Recorder._writes,
+    Effect.BATCH_NORM: Recorder._batch_norm,
+    Effect.STATEMENT: Recorder._statement,
+}
