@@ -1,1 +1,4 @@
-"""Scheduling: programs of nests into plans of kernels, calls and memory."""
+"""Scheduling: a program of nests into a plan of kernels, calls and memory.
+
+    dce → inline → predicate → dce → fuse → kernels and memory
+"""

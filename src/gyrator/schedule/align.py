@@ -1,0 +1,185 @@
+"""Unifying two iteration spaces: the one mechanism behind every fusion.
+
+A consumer reads a producer's result at coordinates ``f`` (indices over the consumer's axes); the producer writes it at
+coordinates ``p`` over its own axes. If both address the result one to one, the two spaces are the same up to a
+renaming, once axes are split far enough:
+
+    p = (m, n)          over m < B*S, n < 768
+    f = (b*S + s, 64*h + d)   over b < B, s < S, h < 12, d < 64
+    →  m splits into (b, s), n into (h, d); views, transposes and flattening need no case of their own
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gyrator.ir.index import (
+    ONE,
+    ZERO,
+    Atom,
+    Axis,
+    FloorDiv,
+    Index,
+    Mod,
+    Size,
+    exact_quotient,
+    is_less,
+    is_nonnegative,
+    product,
+    substitute,
+)
+
+Mapping_ = Mapping[Atom, Index]
+
+
+@dataclass(frozen=True, slots=True)
+class Unification:
+    """How to rewrite both spaces: ``left`` takes left axes to right axes, ``right`` splits right axes."""
+
+    left: Mapping_
+    right: Mapping_
+
+
+def linear_terms(index: Index) -> dict[Axis, Index] | None:
+    """``{axis: coefficient}`` if ``index`` is a sum of coefficient·axis with coefficients in sizes; None otherwise."""
+    found: dict[Axis, Index] = {}
+    for monomial, c in index.terms:
+        axes = [a for a in monomial if isinstance(a, Axis)]
+        if len(axes) != 1 or any(not isinstance(a, Size | Axis) for a in monomial):
+            return None
+        rest = tuple(a for a in monomial if a is not axes[0])
+        found[axes[0]] = found.get(axes[0], ZERO) + Index(((rest, c),))
+    return found
+
+
+def radix(index: Index, extent: Index) -> list[Axis] | None:
+    """The axes of a mixed-radix number that counts ``0 … extent-1`` once each, innermost first; None if it is none.
+
+    ``768*i + 64*h + d`` with ``h < 12``, ``d < 64`` and extent ``768*N`` gives ``[d, h, i]``.
+    """
+    terms = linear_terms(index)
+    if terms is None:
+        return None
+    step, axes = ONE, []
+    while terms:
+        axis = next((a for a, c in terms.items() if c is step), None)
+        if axis is None:
+            return None
+        axes.append(axis)
+        del terms[axis]
+        step = step * axis.extent
+    return axes if step is extent else None
+
+
+def compose(axes: Sequence[Axis]) -> Index:
+    """The mixed-radix number whose digits are ``axes``, outermost first: ``[a, b]`` → ``a*extent(b) + b``."""
+    total = ZERO
+    for axis in axes:
+        total = total * axis.extent + axis.index()
+    return total
+
+
+def split(axis: Axis, inner: Index) -> tuple[Axis, Axis, Index]:
+    """``axis`` → ``hi*inner + lo``; ``inner`` must divide the extent. Returns (hi, lo, that index)."""
+    outer = exact_quotient(axis.extent, inner)
+    assert outer is not None, (axis, inner)
+    hi, lo = Axis(axis.name + "h", outer), Axis(axis.name + "l", inner)
+    return hi, lo, hi.index() * inner + lo.index()
+
+
+def close(mapping: Mapping_) -> dict[Atom, Index]:
+    """Apply the mapping to its own results until nothing changes (a split axis may have been split again)."""
+    closed = dict(mapping)
+    for _ in range(8):
+        again = {a: substitute(i, closed) for a, i in closed.items()}
+        if all(again[a] is closed[a] for a in closed):
+            return closed
+        closed = again
+    return closed
+
+
+def splits_for_divisions(indices: Sequence[Index]) -> dict[Atom, Index]:
+    """Splits of axes after which ``x // d`` and ``x % d`` in ``indices`` disappear, as far as there are any."""
+    mapping: dict[Atom, Index] = {}
+    current = list(indices)
+    for _ in range(16):
+        found = next((s for i in current for s in [_split_within(i)] if s is not None), None)
+        if found is None:
+            break
+        axis, inner = found
+        mapping[axis] = split(axis, inner)[2]
+        current = [substitute(i, mapping) for i in current]
+    return close(mapping)
+
+
+def _split_within(index: Index) -> tuple[Axis, Index] | None:
+    for atom in index.atoms():
+        if not isinstance(atom, FloorDiv | Mod):
+            continue
+        terms = linear_terms(atom.num)
+        if terms is None:
+            continue
+        for axis, c in terms.items():
+            inner = exact_quotient(atom.den, c)
+            if inner is None or inner is ONE or inner is axis.extent:
+                continue
+            below = _sum({a: k for a, k in terms.items() if is_less(k, c)})
+            if exact_quotient(axis.extent, inner) is not None and is_nonnegative(below) and is_less(below, c):
+                return axis, inner
+    return None
+
+
+def _sum(terms: Mapping[Axis, Index]) -> Index:
+    total = ZERO
+    for axis, c in terms.items():
+        total = total + axis.index() * c
+    return total
+
+
+def unify(left: Sequence[Index], right: Sequence[Index], extents: Sequence[Index]) -> Unification | None:
+    """Rewrite both spaces so that ``left[k] = right[k]`` for every k. ``extents[k]`` is how far coordinate k counts.
+
+    Refuses (None) where a coordinate does not count its extent once, or where extents do not divide each other.
+    """
+    lsub: dict[Atom, Index] = {}
+    rsub: dict[Atom, Index] = splits_for_divisions(right)
+    pairs: dict[Atom, Index] = {}
+    for a, b, extent in zip(left, right, extents, strict=True):
+        if a is b and a is ZERO:
+            continue
+        digits_l, digits_r = radix(a, extent), radix(substitute(b, rsub), extent)
+        if digits_l is None or digits_r is None:
+            return None
+        while digits_l and digits_r:
+            x, y = digits_l[0], digits_r[0]
+            if x in pairs:
+                return None
+            if x.extent is y.extent:
+                pairs[x] = y.index()
+                digits_l.pop(0)
+                digits_r.pop(0)
+            elif exact_quotient(x.extent, y.extent) is not None:
+                hi, lo, lsub[x] = split(x, y.extent)
+                pairs[lo] = y.index()
+                digits_l[0] = hi
+                digits_r.pop(0)
+            elif exact_quotient(y.extent, x.extent) is not None:
+                hi, lo, rsub[y] = split(y, x.extent)
+                pairs[x] = lo.index()
+                digits_l.pop(0)
+                digits_r[0] = hi
+            else:
+                return None
+        if digits_l or digits_r:
+            return None
+    if len(set(pairs.values())) != len(pairs):
+        return None
+    return Unification(close({**lsub, **pairs}), close(rsub))
+
+
+def axes_of(index: Index) -> list[Axis]:
+    """The axes of a mixed-radix index, outermost first (a renamed axis is itself)."""
+    digits = radix(index, product([a.extent for a in index.axes()]))
+    assert digits is not None, index
+    return digits[::-1]

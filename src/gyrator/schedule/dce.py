@@ -1,0 +1,27 @@
+"""Dead code: nodes whose results nobody wants."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gyrator.ir.program import Extern, Nest, Node, Program, View, defines
+from gyrator.schedule.uses import reads
+
+
+def remove_dead(program: Program) -> Program:
+    """Drop nodes that no output, update or effect needs, and single results that nobody reads.
+
+    Before: ``v = nest…; mean, m2, count = reduce welford…; return mean``; after: ``mean, _, _ = reduce welford…; return mean``.
+    Nodes with effects or mutations stay.
+    """
+    live = {o.value for o in program.outputs if isinstance(o, View)} | {u.value.value for u in program.updates}
+    kept: list[Node] = []
+    for node in reversed(program.nodes):
+        effects = isinstance(node, Extern) and (node.effects or bool(node.scalars))
+        if not effects and not any(v in live for v in defines(node)):
+            continue
+        live |= reads(node)
+        if isinstance(node, Nest) and any(v is not None and v not in live for v in node.out):
+            node = replace(node, out=tuple(v if v in live else None for v in node.out))
+        kept.append(node)
+    return program if len(kept) == len(program.nodes) else replace(program, nodes=tuple(reversed(kept)))

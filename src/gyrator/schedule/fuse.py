@@ -1,0 +1,195 @@
+"""Fusion: which nests become one kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gyrator.ir.expr import Load, Value
+from gyrator.ir.index import Index, substitute
+from gyrator.ir.program import Extern, Nest, Program, Reduce, Scan, Scatter, defines
+from gyrator.schedule.group import (
+    Group,
+    Member,
+    Refused,
+    depends_on_reduction,
+    internal_reads,
+    join,
+    scan_directions,
+    singleton,
+)
+from gyrator.schedule.layout import unit_axes
+from gyrator.schedule.units import Units
+from gyrator.schedule.uses import loads, node_exprs, reads, volume
+
+MAX_MEMBERS, MAX_VALUES = 48, 48
+MIN_ROWS = 8
+BIG_ROW = 1 << 15
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What became of one pair that shares a value: fused, or refused with the reason."""
+
+    first: Nest
+    second: Nest
+    shared: Value
+    verdict: Refused | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """The program's nodes as groups and externs, in an order that respects data flow, and every decision made."""
+
+    steps: tuple[Group | Extern, ...]
+    decisions: tuple[Decision, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    score: int
+    distance: int
+    first: int
+    second: int
+    value: Value
+
+
+def fuse(program: Program) -> Fused:
+    """Join nests into groups, greedily by bytes saved, then nearness.
+
+    Candidates are a producer with a reader of its result, and two readers of one value. A join is legal where the
+    iteration spaces unify (see :mod:`align`), every read of a result within the group is at the reader's own
+    iteration, and no other unit lies between the two; it is refused where it would serialise a long row, or stride
+    through memory, or make a kernel too large.
+    """
+    state = _State(program)
+    decisions: dict[tuple[int, int, Value], Decision] = {}
+    for candidate in sorted(_candidates(program), key=lambda c: (-c.score, c.distance, c.first)):
+        verdict = state.attempt(candidate)
+        first, second = program.nodes[candidate.first], program.nodes[candidate.second]
+        assert isinstance(first, Nest) and isinstance(second, Nest)
+        decisions[candidate.first, candidate.second, candidate.value] = Decision(first, second, candidate.value, verdict)
+    return Fused(tuple(state.steps()), tuple(decisions.values()))
+
+
+def _candidates(program: Program) -> Iterator[_Candidate]:
+    producer = {v: p for p, n in enumerate(program.nodes) for v in defines(n)}
+    readers: dict[Value, list[int]] = {}
+    for position, node in enumerate(program.nodes):
+        if isinstance(node, Nest):
+            for value in reads(node):
+                readers.setdefault(value, []).append(position)
+    for value, positions in readers.items():
+        size = volume(value.shape) * value.dtype.itemsize
+        made = producer.get(value)
+        if made is not None and isinstance(program.nodes[made], Nest):
+            for p in positions:
+                yield _Candidate(2 * size + 1, p - made, made, p, value)
+        for p, q in zip(positions, positions[1:], strict=False):
+            yield _Candidate(size, q - p, p, q, value)
+
+
+class _State:
+    """The groups so far. Mutable, and private to one call of :func:`fuse`."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._groups: dict[int, Group] = {
+            p: singleton(n, p) for p, n in enumerate(program.nodes) if isinstance(n, Nest)
+        }
+        self._units = Units(len(program.nodes), _edges(program))
+
+    def attempt(self, c: _Candidate) -> Refused | None:
+        """Join the two units of a candidate if that is legal and good; None on success."""
+        a, b = self._units.find(c.first), self._units.find(c.second)
+        if a == b:
+            return None
+        first, second = self._groups[a], self._groups[b]
+        joined = self._join(first, second, c)
+        if isinstance(joined, Refused):
+            return joined
+        problem = _check(joined, first, second)
+        if problem is not None:
+            return problem
+        if not self._units.merge(a, b):
+            return Refused("another operation must run between them")
+        self._groups[a] = joined
+        del self._groups[b]
+        return None
+
+    def _join(self, first: Group, second: Group, c: _Candidate) -> Group | Refused:
+        if len(first.members) + len(second.members) > MAX_MEMBERS:
+            return Refused(f"the kernel would have more than {MAX_MEMBERS} parts")
+        refusal = Refused("they do not read the shared value by whole elements")
+        for left in _places(first, c.first, c.value):
+            for right in _places(second, c.second, c.value):
+                result = join(first, second, left, right, c.value.shape)
+                if isinstance(result, Group):
+                    return result
+                refusal = result
+        return refusal
+
+    def steps(self) -> Iterator[Group | Extern]:
+        for unit in self._units.order():
+            node = self._program.nodes[unit]
+            yield node if isinstance(node, Extern) else self._groups[unit]
+
+
+def _edges(program: Program) -> Iterator[tuple[int, int]]:
+    producer: dict[Value, int] = {}
+    effect: int | None = None
+    for position, node in enumerate(program.nodes):
+        for value in reads(node):
+            if value in producer:
+                yield producer[value], position
+        for value in defines(node):
+            producer[value] = position
+        if isinstance(node, Extern) and (node.effects or node.mutates or node.scalars):
+            if effect is not None:
+                yield effect, position
+            effect = position
+
+
+def _places(group: Group, position: int, value: Value) -> list[tuple[Index, ...]]:
+    """The coordinates, over the group's axes, at which the nest at ``position`` defines or loads ``value``."""
+    member = next(m for m in group.members if m.position == position)
+    if value in member.nest.out:
+        return [] if isinstance(member.nest.root, Scatter) else [member.coordinates()]
+    found = [load for load in loads(node_exprs(member.nest)) if load.value is value]
+    return [_at(member, load) for load in found[:4]]
+
+
+def _at(member: Member, load: Load) -> tuple[Index, ...]:
+    return tuple(substitute(i, member.at) for i in load.index)
+
+
+def _check(group: Group, first: Group, second: Group) -> Refused | None:
+    problem = internal_reads(group)
+    if problem is not None:
+        return problem
+    if len(scan_directions(group)) > 1:
+        return Refused("they scan in opposite directions")
+    touched = {v for m in group.members for v in reads(m.nest)} | {v for m in group.members for v in m.nest.out}
+    if len(touched) > MAX_VALUES:
+        return Refused(f"the kernel would touch more than {MAX_VALUES} tensors")
+    if group.pointwise:
+        return None
+    rows = volume(a.extent for a in group.outer)
+    row = max(volume(a.extent for a in s) for s in group.spaces)
+    phased = depends_on_reduction(group)
+    if rows < MIN_ROWS and row > BIG_ROW and (phased or not _only_reductions(group)):
+        return Refused("one long row would run on one core")
+    demoted = (first.pointwise or second.pointwise) and not (first.pointwise and second.pointwise and group.pointwise)
+    unit = unit_axes(group)
+    strided = bool(unit & set(group.outer)) and not any(unit & set(s) for s in group.spaces)
+    if strided and (phased or (demoted and not _has_reduction(group))):
+        return Refused("the rows would be read with a stride")
+    return None
+
+
+def _has_reduction(group: Group) -> bool:
+    return any(isinstance(m.nest.root, Reduce | Scan) for m in group.members)
+
+
+def _only_reductions(group: Group) -> bool:
+    return all(isinstance(m.nest.root, Reduce) or m.space is None for m in group.members)

@@ -1,0 +1,245 @@
+"""Groups: nests that share loops, on the way to becoming one kernel.
+
+A group has *outer* axes, under which every member runs, and *spaces*: sets of inner axes, each the row over which some
+members reduce, scan or map. Softmax over ``x[i, j]`` is one group: outer ``(i,)``, one space ``(j,)``, five members.
+A purely pointwise group has outer axes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from gyrator.ir.expr import Value
+from gyrator.ir.index import ZERO, Atom, Axis, Index, as_index, substitute
+from gyrator.ir.program import Nest, Pointwise, Reduce, Scan, Scatter
+from gyrator.schedule.align import axes_of, compose, linear_terms, unify
+from gyrator.schedule.uses import loads, node_exprs, volume
+
+Axes: TypeAlias = "tuple[Axis, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A nest in a group. ``at`` gives each of its axes as an index over the group's; ``space`` is None for outer only."""
+
+    nest: Nest
+    position: int
+    at: Mapping[Atom, Index]
+    space: int | None
+
+    def coordinates(self) -> tuple[Index, ...]:
+        """Where, over the group's axes, the element that one iteration defines lies in the result."""
+        return tuple(substitute(a.index(), self.at) for a in self.nest.axes)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    outer: Axes
+    spaces: tuple[Axes, ...]
+    members: tuple[Member, ...]
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether no member has axes of its own inside the outer ones."""
+        return not self.spaces
+
+    def rewrite(self, mapping: Mapping[Atom, Index]) -> Group:
+        """Split or rename axes everywhere: each axis becomes the axes of its image, in order."""
+        if not mapping:
+            return self
+        members = tuple(replace(m, at={a: substitute(i, mapping) for a, i in m.at.items()}) for m in self.members)
+        return Group(_images(self.outer, mapping), tuple(_images(s, mapping) for s in self.spaces), members)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Two groups that stay apart, and why, in words for the user."""
+
+    reason: str
+
+
+def singleton(nest: Nest, position: int) -> Group:
+    """The group of one nest, its axes renamed so that no two groups share one; axes of size 1 disappear."""
+    inner = _inner_axes(nest)
+    at: dict[Atom, Index] = {}
+    outer: list[Axis] = []
+    space: list[Axis] = []
+    for axis in nest.axes + (nest.root.reduced if isinstance(nest.root, Reduce) else ()):
+        if axis.extent.value == 1:
+            at[axis] = ZERO
+            continue
+        own = Axis(f"n{position}{axis.name}", axis.extent)
+        at[axis] = own.index()
+        (space if axis in inner else outer).append(own)
+    if not inner:
+        return Group(tuple(outer), (), (Member(nest, position, at, None),))
+    if not space:
+        space = [Axis(f"n{position}one", as_index(1))]
+    return Group(tuple(outer), (tuple(space),), (Member(nest, position, at, 0),))
+
+
+def _inner_axes(nest: Nest) -> Axes:
+    match nest.root:
+        case Reduce(_, reduced):
+            return reduced
+        case Scan(_, axis):
+            return (axis,)
+        case Scatter(_, _, _, combine) if combine != "set":
+            return tuple(a for a in nest.axes if a not in _exclusive_axes(nest.root))
+    return ()
+
+
+def _exclusive_axes(root: Scatter) -> set[Axis]:
+    """Axes by which iterations surely write different elements: plain digits of a coordinate with nothing indirect."""
+    safe: set[Axis] = set()
+    for index in root.index:
+        terms = linear_terms(index - index.constant_term)
+        if terms is not None and not index.indirects():
+            ordered = sorted(terms.items(), key=lambda t: volume((t[1],)))
+            step = 1
+            for axis, c in ordered:
+                if c.value is None or c.value < step:
+                    break
+                safe.add(axis)
+                step = c.value * (axis.extent.value or 1 << 40)
+    return safe
+
+
+def _images(axes: Axes, mapping: Mapping[Atom, Index]) -> Axes:
+    found: list[Axis] = []
+    for axis in axes:
+        image = mapping.get(axis)
+        found.extend([axis] if image is None else axes_of(image))
+    return tuple(found)
+
+
+# -- joining -----------------------------------------------------------------------------------------------------------
+def join(first: Group, second: Group, left: tuple[Index, ...], right: tuple[Index, ...], shape: tuple[Index, ...]) -> Group | Refused:
+    """One group of both, in which ``left`` (over first's axes) and ``right`` (over second's) are the same element.
+
+    Both address a value of the given shape. If the outer axes differ, a purely pointwise group may take part of its
+    axes as a space of the other. Refuses where the two iterate over the value in ways that do not match.
+    """
+    same = unify(left, right, shape)
+    if same is None:
+        return Refused("they read the value at indices that do not match one to one")
+    a, b = first.rewrite(same.left), second.rewrite(same.right)
+    paired = _pair_leftovers(a, b)
+    if isinstance(paired, Refused):
+        return paired
+    a, b = paired
+    demoted = _common_outer(a, b)
+    if isinstance(demoted, Refused):
+        return demoted
+    return _unite(*demoted)
+
+
+def _pair_leftovers(a: Group, b: Group) -> tuple[Group, Group] | Refused:
+    """Match outer axes that the shared value does not have (it is broadcast along them), by their extents."""
+    if not a.outer or not b.outer or set(a.outer) <= _all_axes(b) or set(b.outer) <= _all_axes(a):
+        return a, b
+    rest_a = [x for x in a.outer if x not in _all_axes(b)]
+    rest_b = [x for x in b.outer if x not in _all_axes(a)]
+    same = unify([compose(rest_a)], [compose(rest_b)], [_count(rest_a)]) if _count(rest_a) is _count(rest_b) else None
+    if same is None:
+        return Refused("they iterate over different ranges")
+    return a.rewrite(same.left), b.rewrite(same.right)
+
+
+def _common_outer(a: Group, b: Group) -> tuple[Group, Group] | Refused:
+    oa, ob = set(a.outer), set(b.outer)
+    if oa == ob:
+        return a, b
+    if oa < ob and b.pointwise and not a.pointwise:
+        return a, _demote(b, oa)
+    if ob < oa and a.pointwise and not b.pointwise:
+        return _demote(a, ob), b
+    if oa < ob and b.pointwise and a.pointwise:
+        return a, _demote(b, oa)
+    if ob < oa and a.pointwise and b.pointwise:
+        return _demote(a, ob), b
+    return Refused("they reduce or iterate over different axes")
+
+
+def _demote(group: Group, outer: set[Axis]) -> Group:
+    """Make all outer axes but ``outer`` a space: ``pointwise (i, j)`` → outer ``(i)``, space ``(j)``."""
+    inner = tuple(x for x in group.outer if x not in outer)
+    members = tuple(replace(m, space=0) for m in group.members)
+    return Group(tuple(x for x in group.outer if x in outer), (inner,), members)
+
+
+def _unite(a: Group, b: Group) -> Group | Refused:
+    """Groups with equal outer axes: equal spaces become one, spaces of equal extent are identified."""
+    spaces = list(b.spaces)
+    renumber: dict[int, int] = {}
+    for k in range(len(a.spaces)):
+        own = set(a.spaces[k])
+        found = next((n for n, s in enumerate(spaces) if set(s) == own), None)
+        if found is None and any(own & set(s) for s in spaces):
+            return Refused("they reduce over different axes")
+        if found is None:
+            for n, s in enumerate(spaces):
+                if n in renumber.values() or _count(s) is not _count(a.spaces[k]):
+                    continue
+                same = unify([compose(a.spaces[k])], [compose(s)], [_count(s)])
+                if same is not None:
+                    a, b = a.rewrite(same.left), Group(b.outer, tuple(spaces), b.members).rewrite(same.right)
+                    spaces, found = list(b.spaces), n
+                    break
+        if found is None:
+            spaces.append(a.spaces[k])
+            found = len(spaces) - 1
+        renumber[k] = found
+    moved = tuple(m if m.space is None else replace(m, space=renumber[m.space]) for m in a.members)
+    members = tuple(sorted(moved + b.members, key=lambda m: m.position))
+    return Group(b.outer, tuple(spaces), members)
+
+
+def _count(axes: Axes | list[Axis]) -> Index:
+    total = as_index(1)
+    for axis in axes:
+        total = total * axis.extent
+    return total
+
+
+def _all_axes(group: Group) -> set[Axis]:
+    return set(group.outer).union(*group.spaces)
+
+
+# -- legality --------------------------------------------------------------------------------------------------------
+def internal_reads(group: Group) -> Refused | None:
+    """Whether each member that reads another's result reads the very element of its own iteration."""
+    made: dict[Value, Member] = {v: m for m in group.members for v in m.nest.out if v is not None}
+    for member in group.members:
+        if isinstance(member.nest.root, Scatter) and member.nest.root.into in made:
+            return Refused("a scatter needs its base complete")
+        for load in loads(node_exprs(member.nest)):
+            producer = made.get(load.value)
+            if producer is None:
+                continue
+            if isinstance(producer.nest.root, Scatter):
+                return Refused("the result of a scatter is complete only after all iterations")
+            inner = producer.space is not None and not isinstance(producer.nest.root, Reduce)
+            if inner and member.space != producer.space:
+                return Refused("the reader runs outside the rows of the producer")
+            if tuple(substitute(i, member.at) for i in load.index) != producer.coordinates():
+                return Refused("the reader needs other elements than those of the same iteration")
+    return None
+
+
+def depends_on_reduction(group: Group) -> bool:
+    """Whether some member that runs over a space reads the result of a reduction in the group."""
+    reduced = {v for m in group.members if isinstance(m.nest.root, Reduce) for v in m.nest.out}
+    return any(
+        m.space is not None and any(load.value in reduced for load in loads(node_exprs(m.nest))) for m in group.members
+    )
+
+
+def scan_directions(group: Group) -> set[bool]:
+    return {m.nest.root.reverse for m in group.members if isinstance(m.nest.root, Scan)}
+
+
+def is_pointwise(member: Member) -> bool:
+    return isinstance(member.nest.root, Pointwise)

@@ -1,0 +1,134 @@
+"""How a group walks through memory: strides of its accesses along its axes, and what follows for the order of loops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gyrator.ir.expr import Expr, IndexValue, Load, Random, Value
+from gyrator.ir.index import ONE, Atom, Axis, Index, dot, substitute
+from gyrator.ir.program import Nest, Scatter
+from gyrator.schedule.group import Axes, Group, Member
+from gyrator.schedule.uses import loads, node_exprs, volume
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One load or store of a group: its position in memory over the group's axes, and how many bytes it moves."""
+
+    position: Index
+    weight: int
+
+
+def accesses(group: Group, stored: frozenset[Value] | None = None) -> list[Access]:
+    """Loads from memory and stores of the values in ``stored`` (of all results if None)."""
+    made = {v for m in group.members for v in m.nest.out}
+    found: list[Access] = []
+    for member in group.members:
+        for load in loads(node_exprs(member.nest)):
+            if load.value not in made:
+                found.append(_access(load.value, load.index, member))
+        for value in member.nest.out:
+            if value is not None and (stored is None or value in stored):
+                found.append(_access(value, _result_index(member.nest), member))
+    return found
+
+
+def _result_index(nest: Nest) -> tuple[Index, ...]:
+    return nest.root.index if isinstance(nest.root, Scatter) else tuple(a.index() for a in nest.axes)
+
+
+def _access(value: Value, index: tuple[Index, ...], member: Member) -> Access:
+    position = substitute(dot(index, value.strides), member.at)
+    return Access(position, volume(a.extent for a in position.axes()) * value.dtype.itemsize)
+
+
+def unit_axes(group: Group) -> set[Axis]:
+    """The axes along which the group's largest accesses are contiguous."""
+    found = [(a, _unit(a.position)) for a in accesses(group)]
+    largest = max((a.weight for a, unit in found if unit is not None), default=0)
+    return {unit for a, unit in found if unit is not None and a.weight * 2 > largest}
+
+
+def _unit(position: Index) -> Axis | None:
+    for monomial, c in position.terms:
+        if c == 1 and len(monomial) == 1 and isinstance(monomial[0], Axis):
+            return monomial[0]
+    return None
+
+
+def loop_order(axes: Iterable[Axis], found: list[Access]) -> list[Axis]:
+    """Axes from the outermost loop to the innermost: the more bytes move contiguously along an axis, the further in.
+
+    Ties go by stride: larger strides outside.
+    """
+    scores: dict[Axis, tuple[float, float]] = {}
+    for axis in axes:
+        contiguous = stride = 0.0
+        for access in found:
+            c = access.position.coefficient(axis) if axis in access.position.axes() else None
+            if c is ONE:
+                contiguous += access.weight
+            elif c is not None and c.terms:
+                stride += access.weight * abs(volume((c,)))
+            elif axis in access.position.axes():
+                stride += access.weight
+        scores[axis] = (contiguous, -stride)
+    return sorted(axes, key=lambda a: scores[a])
+
+
+def coalesce(group: Group, order: list[Axis], found: list[Access]) -> tuple[Group, list[Axis]]:
+    """Merge neighbouring loops that walk through everything as one: ``i < 4, j < 9`` with strides 9, 1 → ``m < 36``.
+
+    Refuses a pair where some index uses the axes other than as ``i*extent(j) + j``.
+    """
+    raw = [a.position for a in found] + _raw_indices(group)
+    merged: list[Axis] = []
+    for axis in order:
+        if merged and _mergeable(merged[-1], axis, raw):
+            outer = merged.pop()
+            both = Axis(f"{outer.name}{axis.name}"[-24:], outer.extent * axis.extent)
+            mapping: dict[Atom, Index] = {outer: both.index() // axis.extent, axis: both.index() % axis.extent}
+            group = _replace_axes(group, outer, axis, both, mapping)
+            raw = [substitute(i, mapping) for i in raw]
+            axis = both
+        merged.append(axis)
+    return group, merged
+
+
+def _raw_indices(group: Group) -> list[Index]:
+    """Indices whose value itself matters: index values, counters of random numbers, and what is within indirect ones."""
+    found: list[Index] = []
+    for member in group.members:
+        for expr in node_exprs(member.nest):
+            for node in expr.walk():
+                if isinstance(node, IndexValue | Random):
+                    found += [substitute(i, member.at) for i in node.indices()]
+        found += [substitute(i, member.at) for i in _indirect_indices(node_exprs(member.nest))]
+    return found
+
+
+def _indirect_indices(exprs: tuple[Expr, ...]) -> list[Index]:
+    return [i for e in exprs for n in e.walk() if isinstance(n, Load) for i in n.index if i.indirects()]
+
+
+def _mergeable(outer: Axis, inner: Axis, indices: list[Index]) -> bool:
+    for index in indices:
+        axes = index.axes()
+        if outer not in axes and inner not in axes:
+            continue
+        a, b = index.coefficient(outer), index.coefficient(inner)
+        if a is None or b is None or a is not b * inner.extent:
+            return False
+    return True
+
+
+def _replace_axes(group: Group, outer: Axis, inner: Axis, both: Axis, mapping: Mapping[Atom, Index]) -> Group:
+    def swap(axes: Axes) -> Axes:
+        return tuple(both if a is inner else a for a in axes if a is not outer)
+
+    members = tuple(
+        Member(m.nest, m.position, {a: substitute(i, mapping) for a, i in m.at.items()}, m.space) for m in group.members
+    )
+    return Group(swap(group.outer), tuple(swap(s) for s in group.spaces), members)
+

@@ -1,0 +1,243 @@
+"""From groups in order to a plan: kernels, placements, and when each value's name ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from gyrator.ir.expr import Load, Value
+from gyrator.ir.index import dot, substitute
+from gyrator.ir.program import Extern, Node, Pointwise, Program, Scatter, Update, View, defines
+from gyrator.ir.tree import Kernel
+from gyrator.schedule.group import Group, Member
+from gyrator.schedule.kernel import build_kernel
+from gyrator.schedule.naming import Built
+from gyrator.schedule.plan import (
+    OUT_VARIANTS,
+    Allocate,
+    Call,
+    Copy,
+    Free,
+    Fresh,
+    InPlace,
+    Launch,
+    Plan,
+    Step,
+    full_view,
+    is_full,
+)
+from gyrator.schedule.simplify import Rule
+from gyrator.schedule.uses import loads, node_exprs, reads
+
+Unit = Group | Extern
+
+
+@dataclass(frozen=True, slots=True)
+class _Life:
+    """When each value is last read, as a position among the units; outputs and pending updates live to the end."""
+
+    last: Mapping[Value, int]
+    forever: frozenset[Value]
+    given: frozenset[Value]
+
+    def dies_at(self, value: Value, position: int) -> bool:
+        return value not in self.forever and self.last.get(value, -1) <= position
+
+
+def plan_memory(program: Program, units: tuple[Unit, ...], rule: Rule) -> Plan:
+    """Place every value that lies in memory, build each group's kernel, and end each name after its last use.
+
+    A result takes the memory of a value that dies in the same step where the step reads it element by element; the new
+    contents of an input are written into the input itself under the same condition, else copied at the end.
+    """
+    planner = _Planner(program, units, rule)
+    steps = planner.steps()
+    kernels = {k.name: k for k in planner.kernels}
+    return Plan(
+        program.name, program.inputs, tuple(steps), program.outputs, tuple(kernels.values()), program.constants, program.derived
+    )
+
+
+def unit_nodes(unit: Unit) -> tuple[Node, ...]:
+    return (unit,) if isinstance(unit, Extern) else tuple(m.nest for m in unit.members)
+
+
+def unit_reads(unit: Unit) -> set[Value]:
+    return set().union(*(reads(n) for n in unit_nodes(unit)))
+
+
+def unit_defines(unit: Unit) -> list[Value]:
+    return [v for n in unit_nodes(unit) for v in defines(n)]
+
+
+class _Planner:
+    """Walks the units once. Mutable, and private to one call of :func:`plan_memory`."""
+
+    def __init__(self, program: Program, units: tuple[Unit, ...], rule: Rule) -> None:
+        self._program, self._units, self._rule = program, units, rule
+        self._life = _life(program, units)
+        self._updates = {u.value.value: u for u in program.updates if is_full(u.value)}
+        self._updated: set[Update] = set()
+        self._ended: set[Value] = set()
+        self.kernels: list[Kernel] = []
+
+    def steps(self) -> list[Step]:
+        steps: list[Step] = []
+        for position, unit in enumerate(self._units):
+            steps += self._call(unit, position) if isinstance(unit, Extern) else self._launch(unit, position)
+            steps += self._frees(unit, position)
+        return [*steps, *self._write_back()]
+
+    # -- kernels -------------------------------------------------------------------------------------------------------
+    def _launch(self, group: Group, position: int) -> Iterator[Step]:
+        outside = self._needed_outside(group, position)
+        placed: dict[Value, Value] = {}
+        for member in group.members:
+            for value in member.nest.out:
+                if value is None or value not in outside:
+                    continue
+                yield from self._place(group, member, value, position, placed)
+        built = self._build(group, outside, placed)
+        yield Launch(built.kernel.name, built.args, built.kernel.sizes and tuple(s.index() for s in built.kernel.sizes), built.kernel.origins)
+
+    def _build(self, group: Group, stored: frozenset[Value], placed: Mapping[Value, Value]) -> Built:
+        built = build_kernel(group, stored, self._rule)
+        names = {v: p.value.name for v, p in zip(built.args, built.kernel.params, strict=True)}
+        alias = {names[new]: names[old] for new, old in placed.items() if old in names}
+        if alias:
+            both = alias | {old: new for new, old in alias.items()}
+            params = tuple(replace(p, alias=both.get(p.value.name)) for p in built.kernel.params)
+            name = f"{built.kernel.name}_inplace_{'_'.join(str(i) for i, p in enumerate(params) if p.alias)}"
+            built = Built(replace(built.kernel, params=params, name=name), built.args)
+        self.kernels.append(built.kernel)
+        return built
+
+    def _needed_outside(self, group: Group, position: int) -> frozenset[Value]:
+        made = unit_defines(group)
+        return frozenset(v for v in made if v in self._life.forever or self._life.last.get(v, -1) > position)
+
+    def _place(self, group: Group, member: Member, value: Value, position: int, placed: dict[Value, Value]) -> Iterator[Step]:
+        if isinstance(member.nest.root, Scatter):
+            yield from self._place_scatter(member.nest.root.into, value, position)
+            return
+        old = self._update_target(group, member, value, position) or self._dying(group, member, value, position, placed)
+        if old is None:
+            yield Allocate(value, Fresh())
+            return
+        placed[value] = old
+        yield Allocate(value, InPlace(old))
+
+    def _place_scatter(self, base: Value, value: Value, position: int) -> Iterator[Step]:
+        update = self._updates.get(value)
+        onto_input = update is not None and update.target is base and not self._outlives(base, position, update)
+        if onto_input and update is not None:
+            self._updated.add(update)
+        same = base.strides == value.strides and base.dtype == value.dtype
+        if onto_input or (same and base not in self._life.given and self._life.dies_at(base, position)):
+            yield Allocate(value, InPlace(base))
+            return
+        yield Allocate(value, Fresh())
+        yield Copy(full_view(value), full_view(base))
+
+    def _update_target(self, group: Group, member: Member, value: Value, position: int) -> Value | None:
+        update = self._updates.get(value)
+        if update is None or not _same_memory(update.target, value) or self._outlives(update.target, position, update):
+            return None
+        if update.target in unit_reads(group) and not _elementwise(group, member, update.target, value):
+            return None
+        if any(isinstance(o, View) and o.value is value for o in self._program.outputs):
+            return None
+        self._updated.add(update)
+        return update.target
+
+    def _outlives(self, target: Value, position: int, update: Update) -> bool:
+        """Whether the old contents of an input are still needed after ``position``."""
+        wanted = any(isinstance(o, View) and o.value is target for o in self._program.outputs)
+        elsewhere = any(u.value.value is target for u in self._program.updates if u is not update)
+        return wanted or elsewhere or self._life.last.get(target, -1) > position
+
+    def _dying(self, group: Group, member: Member, value: Value, position: int, placed: Mapping[Value, Value]) -> Value | None:
+        for load in loads(node_exprs(member.nest)):
+            old = load.value
+            if old in self._life.given or old in placed.values() or not self._life.dies_at(old, position):
+                continue
+            if old in unit_defines(group) or not _same_memory(old, value):
+                continue
+            if _elementwise(group, member, old, value):
+                return old
+        return None
+
+    # -- externs -------------------------------------------------------------------------------------------------------
+    def _call(self, extern: Extern, position: int) -> Iterator[Step]:
+        into = extern.op in OUT_VARIANTS and all(v is not None for v in extern.out)
+        if into:
+            yield from (Allocate(v, Fresh()) for v in extern.out if v is not None)
+        for argument, new in extern.mutates:
+            old = extern.args[argument]
+            assert isinstance(old, View)
+            yield from self._place_scatter(old.value, new, position)
+        yield Call(extern, into)
+
+    # -- ends ----------------------------------------------------------------------------------------------------------
+    def _frees(self, unit: Unit, position: int) -> Iterator[Step]:
+        outside = unit_reads(unit) - set(unit_defines(unit))
+        touched = dict.fromkeys([*sorted(outside, key=lambda v: v.name), *self._visible(unit, position)])
+        for value in touched:
+            if value not in self._ended and self._life.dies_at(value, position):
+                self._ended.add(value)
+                yield Free(value)
+
+    def _visible(self, unit: Unit, position: int) -> list[Value]:
+        made = unit_defines(unit)
+        return made if isinstance(unit, Extern) else [v for v in made if v in self._needed_outside(unit, position)]
+
+    def _write_back(self) -> Iterator[Step]:
+        pending = [u for u in self._program.updates if u not in self._updated]
+        targets = {u.target for u in pending}
+        moved: dict[Value, Value] = {}
+        for update in pending:  # an input whose old contents another input receives is copied before it is overwritten
+            source = update.value.value
+            if source in targets and source is not update.target and source not in moved:
+                moved[source] = Value(f"{source.name}_old", source.shape, source.dtype, source.strides, source.device)
+                yield Allocate(moved[source], Fresh())
+                yield Copy(full_view(moved[source]), full_view(source))
+        for update in pending:
+            view = update.value
+            yield Copy(full_view(update.target), replace(view, value=moved.get(view.value, view.value)))
+        outputs = {o.value for o in self._program.outputs if isinstance(o, View)}
+        for value in dict.fromkeys([*(u.value.value for u in self._program.updates), *(u.target for u in self._program.updates), *moved.values()]):
+            if value not in outputs and value not in self._ended:
+                self._ended.add(value)
+                yield Free(value)
+
+
+def _life(program: Program, units: tuple[Unit, ...]) -> _Life:
+    last = {v: p for p, unit in enumerate(units) for v in unit_reads(unit)}
+    forever = {o.value for o in program.outputs if isinstance(o, View)}
+    for update in program.updates:
+        forever |= {update.value.value, update.target}
+    given = {i.value for i in program.inputs if i.value is not None} | {c.value for c in program.constants}
+    return _Life(last, frozenset(forever), frozenset(given))
+
+
+def _same_memory(a: Value, b: Value) -> bool:
+    return a.shape == b.shape and a.strides == b.strides and a.dtype == b.dtype and a.device == b.device
+
+
+def _elementwise(group: Group, writer: Member, old: Value, new: Value) -> bool:
+    """Whether every element of ``old`` is last read in the iteration that writes the same place of ``new``.
+
+    True only in purely pointwise groups, where ``new`` is stored by the last member that reads ``old``.
+    """
+    if not group.pointwise or not isinstance(writer.nest.root, Pointwise):
+        return False
+    place = substitute(dot(tuple(a.index() for a in writer.nest.axes), new.strides), writer.at)
+    for member in group.members:
+        for load in loads(node_exprs(member.nest)):
+            if load.value is old and (member.position > writer.position or _place(load, member) is not place):
+                return False
+    return True
+
+
+def _place(load: Load, member: Member) -> object:
+    return substitute(dot(load.index, load.value.strides), member.at)

@@ -1,0 +1,99 @@
+"""Masks into loads: after this pass no ``Masked`` is left."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from gyrator.ir.expr import Checked, Const, Expr, Load, Masked, Op
+from gyrator.ir.index import Atom, Index, Indirect, const, is_less, is_nonnegative, substitute
+from gyrator.ir.program import Nest, Pointwise, Program, Reduce, Root, Scan, Scatter, Sort
+from gyrator.schedule.simplify import Rule
+
+
+def predicate(program: Program, rule: Rule) -> Program:
+    """Push masks down to the loads that need them.
+
+    Before: ``masked(1 <= i <= N, load(x, i-1), 0)``; after: ``load(x, i-1, mask = 1 <= i <= N, other = 0)``.
+    Where the body is more than a load, the mask stays as a ``where`` too. A load whose coordinates are proved to be
+    in range everywhere needs no mask. The same load outside the mask is another node: the memo is keyed by
+    (node, path condition).
+    """
+    nodes = tuple(replace(n, root=_root(n.root, rule)) if isinstance(n, Nest) else n for n in program.nodes)
+    return replace(program, nodes=nodes)
+
+
+def _root(root: Root, rule: Rule) -> Root:
+    push = _Pusher(rule)
+    match root:
+        case Pointwise(body):
+            return Pointwise(push.expr(body, None))
+        case Reduce(kind, reduced, body):
+            return Reduce(kind, reduced, tuple(push.expr(b, None) for b in body))
+        case Scan(kind, axis, body, reverse):
+            return Scan(kind, axis, tuple(push.expr(b, None) for b in body), reverse)
+        case Sort(axis, body, descending, stable):
+            return Sort(axis, push.expr(body, None), descending, stable)
+        case Scatter(into, index, body, combine, mask):
+            cond = None if mask is None else push.expr(mask, None)
+            at = tuple(push.index(i, cond) for i in index)
+            return Scatter(into, at, push.expr(body, cond), combine, cond)
+    raise TypeError(root)
+
+
+class _Pusher:
+    """One traversal of one nest."""
+
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+        self._memo: dict[tuple[Expr, Expr | None], Expr] = {}
+
+    def expr(self, expr: Expr, cond: Expr | None) -> Expr:
+        key = (expr, cond)
+        done = self._memo.get(key)
+        if done is None:
+            done = self._memo[key] = self._push(expr, cond)
+        return done
+
+    def index(self, index: Index, cond: Expr | None) -> Index:
+        mapping: dict[Atom, Index] = {}
+        for atom in index.indirects():
+            value = self.expr(atom.value, cond)
+            mapping[atom] = const(int(value.value)) if isinstance(value, Const) else Indirect(value, atom.size).index()
+        return substitute(index, mapping) if mapping else index
+
+    def _push(self, expr: Expr, cond: Expr | None) -> Expr:
+        match expr:
+            case Masked(mask, body, other):
+                return self._masked(mask, body, other, cond)
+            case Load(value, index, mask, other):
+                at = tuple(self.index(i, cond) for i in index)
+                inner = None if mask is None else self.expr(mask, cond)
+                if cond is not None and not _in_range(at, value.shape):
+                    return Load(value, at, self._both(cond, inner), other)
+                return Load(value, at, inner, other)
+            case Checked(arg, size, mask):
+                inner = None if mask is None else self.expr(mask, cond)
+                return self._simple(Checked(self.expr(arg, cond), size, self._both(cond, inner)))
+        children = tuple(self.expr(c, cond) for c in expr.children())
+        return self._simple(expr.rebuild(children, tuple(self.index(i, cond) for i in expr.indices())))
+
+    def _masked(self, mask: Expr, body: Expr, other: Const, cond: Expr | None) -> Expr:
+        here = self.expr(mask, cond)
+        inner = self.expr(body, self._both(cond, here))
+        if isinstance(inner, Load) and inner.mask is here:
+            return Load(inner.value, inner.index, here, other.value)
+        return self._simple(Op("where", (here, inner, other), body.dtype))
+
+    def _both(self, a: Expr | None, b: Expr | None) -> Expr | None:
+        if a is None or b is None:
+            return b if a is None else a
+        return self._simple(Op("logical_and", (a, b), torch.bool))
+
+    def _simple(self, expr: Expr) -> Expr:
+        return self._rule(expr) or expr
+
+
+def _in_range(at: tuple[Index, ...], shape: tuple[Index, ...]) -> bool:
+    return all(is_nonnegative(i) and is_less(i, n) for i, n in zip(at, shape, strict=True))

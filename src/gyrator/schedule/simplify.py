@@ -1,0 +1,166 @@
+"""Local rules on expressions: what can be said shorter without changing any value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Masked, Op, Scalar, rewrite
+from gyrator.ir.index import Atom, Index, Indirect, const, is_less, is_nonnegative, substitute
+from gyrator.ir.program import Nest, Pointwise, Program, Reduce, Root, Scan, Scatter, Sort
+
+Rule = Callable[[Expr], "Expr | None"]
+
+_TRUE, _FALSE = Const(True, torch.bool), Const(False, torch.bool)
+_HALF = (torch.bfloat16, torch.float16)
+
+
+def simplifier(*, exact_rounding: bool) -> Rule:
+    """The rule that rewrites one node whose children are simple already, or None to leave it.
+
+    With ``exact_rounding`` an intermediate that eager would round to bf16 or fp16 is rounded; without it, a
+    conversion down and up again disappears (the result is closer to the exact one).
+    """
+
+    def rule(expr: Expr) -> Expr | None:
+        match expr:
+            case Op("cast", (arg,), dtype):
+                return _cast(arg, dtype, exact_rounding)
+            case Op(name, (IndexValue() | Const(int()) as a, IndexValue() | Const(int()) as b)) if (
+                a.dtype == b.dtype == torch.int64
+            ):
+                return _on_indices(name, _index(a), _index(b))
+            case Op("logical_and", (a, b)):
+                return _FALSE if _FALSE in (a, b) else b if a is _TRUE else a if b is _TRUE or a is b else None
+            case Op("logical_or", (a, b)):
+                return _TRUE if _TRUE in (a, b) else b if a is _FALSE else a if b is _FALSE or a is b else None
+            case Op("logical_not", (Const(value),)):
+                return Const(not value, torch.bool)
+            case Op("where", (mask, a, b)):
+                return a if mask is _TRUE or a is b else b if mask is _FALSE else None
+            case Op("mul" | "div", (a, Const(value))) if value == 1:
+                return a
+            case Op("mul", (Const(value), b)) if value == 1:
+                return b
+            case Op("add" | "sub", (a, Const(value))) if value == 0 and not expr.dtype.is_floating_point:
+                return a
+            case Op("neg" | "logical_not" | "bitwise_not", (Op(inner, (arg,)),)) if inner == expr.name and inner != "logical_not":
+                return arg
+            case Masked(mask, body, other):
+                return body if mask is _TRUE else other if mask is _FALSE else None
+            case IndexValue(index) if index.value is not None:
+                return Const(index.value, torch.int64)
+            case Checked(IndexValue(index), size) if is_nonnegative(index) and is_less(index, size):
+                return IndexValue(index)
+            case Checked(Const(int(value)), size) if size.value is not None and -size.value <= value < size.value:
+                return Const(value % size.value, torch.int64)
+        return None
+
+    return rule
+
+
+def _index(expr: Expr) -> Index:
+    if isinstance(expr, IndexValue):
+        return expr.index
+    assert isinstance(expr, Const)
+    return const(int(expr.value))
+
+
+def _on_indices(name: str, a: Index, b: Index) -> Expr | None:
+    if name in ("add", "sub", "mul"):
+        return IndexValue(a + b if name == "add" else a - b if name == "sub" else a * b)
+    if name == "gt" or name == "ge":
+        return _on_indices("lt" if name == "gt" else "le", b, a)
+    if name == "lt":
+        return _TRUE if is_less(a, b) else _FALSE if is_nonnegative(a - b) else None
+    if name == "le":
+        return _TRUE if is_nonnegative(b - a) else _FALSE if is_less(b, a) else None
+    if name in ("eq", "ne"):
+        same = True if a is b else False if is_less(a, b) or is_less(b, a) else None
+        return None if same is None else Const(same == (name == "eq"), torch.bool)
+    return None
+
+
+def _cast(arg: Expr, dtype: torch.dtype, exact_rounding: bool) -> Expr | None:
+    if arg.dtype == dtype:
+        return arg
+    if isinstance(arg, Const):
+        return _cast_const(arg.value, arg.dtype, dtype)
+    if isinstance(arg, Op) and arg.name == "cast":
+        inner = arg.args[0]
+        low = arg.dtype in _HALF and inner.dtype == torch.float32
+        if low and dtype == torch.float32 and not exact_rounding:
+            return inner
+        if _holds_exactly(inner.dtype, arg.dtype):
+            return inner if inner.dtype == dtype else Op("cast", (inner,), dtype)
+    return None
+
+
+def _holds_exactly(small: torch.dtype, wide: torch.dtype) -> bool:
+    """Whether every value of ``small`` survives a trip through ``wide``, for any conversion that follows."""
+    if small == torch.bool:
+        return wide != torch.bool
+    if small in _HALF:
+        return wide in (torch.float32, torch.float64)
+    if small == torch.float32:
+        return wide == torch.float64
+    return False
+
+
+def _cast_const(value: Scalar, source: torch.dtype, dtype: torch.dtype) -> Const | None:
+    if dtype == torch.bool:
+        return Const(bool(value), dtype)
+    if dtype.is_floating_point:
+        return Const(float(torch.tensor(value, dtype=source).to(dtype).item()), dtype)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return Const(int(torch.tensor(value, dtype=source).to(dtype).item()), dtype)
+
+
+def rewrite_root(root: Root, rule: Rule, mapping: dict[Atom, Index] | None = None) -> Root:
+    """The root with every expression rewritten by ``rule``, after substituting ``mapping`` in indices."""
+
+    def go(e: Expr) -> Expr:
+        return rewrite(e, rule, mapping)
+
+    match root:
+        case Pointwise(body):
+            return Pointwise(go(body))
+        case Reduce(kind, reduced, body):
+            return Reduce(kind, reduced, tuple(map(go, body)))
+        case Scan(kind, axis, body, reverse):
+            return Scan(kind, axis, tuple(map(go, body)), reverse)
+        case Sort(axis, body, descending, stable):
+            return Sort(axis, go(body), descending, stable)
+        case Scatter(into, index, body, combine, mask):
+            at = tuple(_rewrite_index(i, go, mapping or {}) for i in index)
+            return Scatter(into, at, go(body), combine, None if mask is None else go(mask))
+    raise TypeError(root)
+
+
+def _rewrite_index(index: Index, go: Callable[[Expr], Expr], mapping: dict[Atom, Index]) -> Index:
+    full = dict(mapping)
+    for atom in index.indirects():
+        full[atom] = indirect(go(atom.value), substitute(atom.size, mapping))
+    return substitute(index, full)
+
+
+def indirect(value: Expr, size: Index) -> Index:
+    """A run-time index; a value that turned out to be a plain index is that index."""
+    match value:
+        case IndexValue(index):
+            return index
+        case Const(int(number)):
+            return const(number)
+    return Indirect(value, size).index()
+
+
+def simplify(program: Program, rule: Rule) -> Program:
+    """Apply the local rules everywhere."""
+    nodes = tuple(
+        replace(n, root=rewrite_root(n.root, rule)) if isinstance(n, Nest) else n for n in program.nodes
+    )
+    return replace(program, nodes=nodes)

@@ -1,0 +1,62 @@
+"""The schedule stage: its passes in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gyrator.ir.check import LOWERED, PREDICATED, SCHEDULED, check_kernel, check_program
+from gyrator.ir.program import Nest, Program
+from gyrator.passes import Pass, run_passes
+from gyrator.schedule.dce import remove_dead
+from gyrator.schedule.fuse import Decision, fuse
+from gyrator.schedule.inline import inline
+from gyrator.schedule.memory import plan_memory
+from gyrator.schedule.plan import Plan
+from gyrator.schedule.predicate import predicate
+from gyrator.schedule.simplify import Rule, simplifier, simplify
+from gyrator.session import Count, Session
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """The plan, the program it was made from (after all passes on programs), and every decision about fusion."""
+
+    plan: Plan
+    program: Program
+    decisions: tuple[Decision, ...]
+
+
+def program_passes(rule: Rule) -> tuple[Pass[Program], ...]:
+    """What happens to a program before its nests are grouped."""
+    return (
+        Pass("dce", lambda p, s: remove_dead(p), lambda p: check_program(p, LOWERED)),
+        Pass("simplify", lambda p, s: simplify(p, rule), lambda p: check_program(p, LOWERED)),
+        # inlining runs before masks are pushed down: a producer read under a mask takes the mask with it
+        Pass("inline", lambda p, s: inline(p, rule), lambda p: check_program(p, LOWERED)),
+        Pass("predicate", lambda p, s: predicate(p, rule), lambda p: check_program(p, PREDICATED)),
+        Pass("dce again", lambda p, s: remove_dead(p), lambda p: check_program(p, SCHEDULED)),
+    )
+
+
+def schedule(program: Program, session: Session) -> Scheduled:
+    """Program → plan: passes on the program, fusion, kernels, memory.
+
+    Raises: InternalCheckError if a pass breaks its spec (checked as ``session.config.check`` says).
+    """
+    rule = simplifier(exact_rounding=session.config.numerics == "eager")
+    session.counters.add(Count.NESTS_BEFORE_FUSION, _nests(program))
+    program = run_passes(program, program_passes(rule), session)
+    with session.stage("fuse"):
+        fused = fuse(program)
+    with session.stage("kernels and memory"):
+        plan = plan_memory(program, fused.steps, rule)
+    if session.config.check != "off":
+        with session.stage("check kernels"):
+            for kernel in plan.kernels:
+                check_kernel(kernel)
+    session.counters.add(Count.NESTS_AFTER_FUSION, len(plan.kernels))
+    return Scheduled(plan, program, fused.decisions)
+
+
+def _nests(program: Program) -> int:
+    return sum(isinstance(n, Nest) for n in program.nodes)

@@ -1,0 +1,84 @@
+"""A directed acyclic graph whose nodes are merged: keeps a topological order, so that a cycle is found at once.
+
+The order is maintained as by Pearce and Kelly, "A dynamic topological sort algorithm for directed acyclic graphs"
+(2007): a merge looks only at units ranked between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+
+class Units:
+    """Units ``0 … n-1``; ``merge(a, b)`` makes b part of a."""
+
+    def __init__(self, count: int, edges: Iterable[tuple[int, int]]) -> None:
+        """``edges`` (from, to) must go from lower to higher numbers: the initial order is 0 … n-1."""
+        self._rank = list(range(count))
+        self._succ: list[set[int]] = [set() for _ in range(count)]
+        self._pred: list[set[int]] = [set() for _ in range(count)]
+        self._into = list(range(count))
+        for a, b in edges:
+            self._succ[a].add(b)
+            self._pred[b].add(a)
+
+    def find(self, unit: int) -> int:
+        """The unit that ``unit`` is now part of."""
+        while self._into[unit] != unit:
+            self._into[unit] = self._into[self._into[unit]]
+            unit = self._into[unit]
+        return unit
+
+    def merge(self, a: int, b: int) -> bool:
+        """Make b part of a; False, and nothing changes, if another unit lies on a path between them."""
+        first, last = (a, b) if self._rank[a] < self._rank[b] else (b, a)
+        after = self._reach(first, self._succ, last, lambda r: r < self._rank[last])
+        if after is None:
+            return False
+        before = self._reach(last, self._pred, first, lambda r: r > self._rank[first])
+        assert before is not None
+        self._reorder(first, last, before, after)
+        self._join(a, b)
+        return True
+
+    def order(self) -> list[int]:
+        """The remaining units in a topological order."""
+        return sorted((u for u in range(len(self._into)) if self._into[u] == u), key=lambda u: self._rank[u])
+
+    def predecessors(self, unit: int) -> frozenset[int]:
+        return frozenset(self._pred[unit])
+
+    def _reach(self, start: int, edges: list[set[int]], goal: int, within: Callable[[int], bool]) -> set[int] | None:
+        """Units reachable from ``start``, other than by the direct edge to ``goal``; None if one of them leads to ``goal``."""
+        seen: set[int] = set()
+        stack = [u for u in edges[start] if u != goal and within(self._rank[u])]
+        while stack:
+            unit = stack.pop()
+            if unit in seen:
+                continue
+            seen.add(unit)
+            for u in edges[unit]:
+                if u == goal:
+                    return None
+                if u not in seen and within(self._rank[u]):
+                    stack.append(u)
+        return seen
+
+    def _reorder(self, first: int, last: int, before: set[int], after: set[int]) -> None:
+        members = sorted(before, key=self._rank.__getitem__) + [first, last] + sorted(after, key=self._rank.__getitem__)
+        ranks = sorted(self._rank[u] for u in members)
+        for unit, rank in zip(members, ranks, strict=True):
+            self._rank[unit] = rank
+
+    def _join(self, a: int, b: int) -> None:
+        for u in self._succ[b]:
+            self._pred[u].discard(b)
+            if u != a:
+                self._pred[u].add(a)
+                self._succ[a].add(u)
+        for u in self._pred[b]:
+            self._succ[u].discard(b)
+            if u != a:
+                self._succ[u].add(a)
+                self._pred[a].add(u)
+        self._into[b] = a
