@@ -1,0 +1,1 @@
+"""Printing: a plan as source text. Nothing is decided here."""

@@ -1,0 +1,106 @@
+"""Kernels as C++: ``print_kernel`` turns a loop tree into one function with C linkage.
+
+The text needs the header ``kernel.h`` of ``gyrator/runtime/include``, which the builder puts before it.
+
+    // softmax: model.py:12 in forward: aten._softmax.default
+    extern "C" int32_t softmax(const float* __restrict__ x, float* __restrict__ y, int64_t s0, int32_t threads) {
+      …
+      return 0;
+    }
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gyrator.codegen.cpp_expr import Term
+from gyrator.codegen.cpp_loops import Loops
+from gyrator.codegen.cpp_names import Names, legal, type_name
+from gyrator.ir.expr import Checked
+from gyrator.ir.tree import Kernel, Param
+from gyrator.origin import Origin
+
+_WIDTH = 110
+
+
+@dataclass(frozen=True, slots=True)
+class CppKernel:
+    """A printed kernel.
+
+    It takes a pointer for each of ``Kernel.params``, an ``int64_t`` for each of ``Kernel.sizes`` and the number of threads it
+    may use, in this order; ``arguments`` are their C++ names. It returns 0, or the number of an index out of range:
+    ``checks[number - 1]``.
+    """
+
+    name: str
+    text: str
+    arguments: tuple[str, ...]
+    checks: tuple[Checked, ...]
+
+
+def print_kernel(kernel: Kernel) -> CppKernel:
+    """Print ``kernel``.
+
+    Raises: UnsupportedInput for an element type that C++ kernels do not handle; InternalCheckError for a tree that
+    ``check_kernel`` refuses.
+    """
+    names = Names()
+    function = legal(kernel.name)
+    printer = Loops(kernel, names)
+    arguments = []
+    for param in kernel.params:
+        name = names.fresh(param.value.name)
+        printer.pointers[param.value] = Term(name, 0, name=True)
+        arguments.append((name, f"{_pointer(param)} {name}"))
+    for size in kernel.sizes:
+        name = names.fresh(size.name)
+        printer.bind(size, Term(name, 0, name=True))
+        arguments.append((name, f"int64_t {name}"))
+    arguments.append(("threads", "int32_t threads"))
+    printer.body(kernel.body)
+    lines = [*_origin_lines(kernel), *_head(function, [text for _, text in arguments])]
+    if printer.checks:
+        lines += ["  int32_t failed = 0;", "  int32_t* const status = &failed;"]
+    lines += [f"  {line}" for line in printer.block.lines]
+    lines += [f"  return {'failed' if printer.checks else '0'};", "}"]
+    text = "\n".join(_split_lines(lines)) + "\n"
+    return CppKernel(function, text, tuple(name for name, _ in arguments), tuple(printer.checks))
+
+
+def _pointer(param: Param) -> str:
+    const = "" if param.written else "const "
+    restrict = "" if param.alias is not None else " __restrict__"
+    return f"{const}{type_name(param.value.dtype)}*{restrict}"
+
+
+def _head(function: str, parameters: list[str]) -> list[str]:
+    """The signature, broken where it gets too long."""
+    start = f'extern "C" int32_t {function}('
+    lines = [start]
+    for k, parameter in enumerate(parameters):
+        piece = parameter + (", " if k + 1 < len(parameters) else ") {")
+        if len(lines[-1]) + len(piece) > _WIDTH and lines[-1].strip():
+            lines.append("    ")
+        lines[-1] += piece
+    return [line.rstrip() for line in lines]
+
+
+def _origin_lines(kernel: Kernel) -> list[str]:
+    places: dict[str, list[str]] = {}
+    for origin in kernel.origins:
+        places.setdefault(_place(origin), []).append(origin.op)
+    return [f"// {place}: {', '.join(dict.fromkeys(ops))}"[:_WIDTH] for place, ops in places.items()]
+
+
+def _place(origin: Origin) -> str:
+    return str(origin).replace("\n", " ")
+
+
+def _split_lines(lines: list[str]) -> list[str]:
+    """Split lines that hold several, keeping their indent."""
+    split = []
+    for line in lines:
+        indent = line[: len(line) - len(line.lstrip())]
+        first, *rest = line.split("\n")
+        split += [first, *(indent + part for part in rest)]
+    return split

@@ -1,0 +1,459 @@
+"""Expressions as C++: each distinct node once, in the outermost block where everything it needs is known.
+
+Inside the body of a ``LANES`` loop a node is a vector ``gy::Vec<T, L>`` only if it depends on the lanes; all others are
+``gy::Vec<T, 1>``, computed as far out as possible and broadcast where they meet a vector.
+
+    y[i, j] = exp(x[i, j] - m[i]) / d[i]      →      const auto m0 = gy::load<1>(m + i);
+    with lanes along j                               const auto d0 = gy::load<1>(d + i);
+                                                     (for j) const auto x0 = gy::load<L>(x + i * 768 + j);
+                                                     (for j) gy::div(gy::exp(gy::sub(x0, gy::broadcast<L>(m0))), …)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from gyrator.codegen.cpp_names import Names, literal, type_name
+from gyrator.errors import InternalCheckError
+from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Ref, Value
+from gyrator.ir.index import (
+    ONE,
+    ZERO,
+    Atom,
+    Axis,
+    FloorDiv,
+    Index,
+    Indirect,
+    Max,
+    Min,
+    Mod,
+    Size,
+    dot,
+    is_nonnegative,
+)
+from gyrator.ir.ops import OPS
+from gyrator.ir.tree import Kernel, Let, Loop, Stage, Store, Update
+
+_LONG = 76  # an expression longer than this is given a name
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A printed value: its text, the block it may live in, and whether it has a lane per iteration.
+
+    ``name``: the text is a name or a literal, so repeating it costs nothing. ``literal`` is a constant's C++ literal.
+    """
+
+    text: str
+    depth: int
+    vector: bool = False
+    name: bool = False
+    literal: str | None = None
+
+
+@dataclass(slots=True)
+class Block:
+    """A block being printed: ``lines`` between ``head`` and ``tail``.
+
+    ``skippable``: the block may run zero times, so what could fault must not be moved out of it. ``writes``: the values
+    stored anywhere in it, whose loads must not be moved out of it.
+    """
+
+    depth: int
+    head: str = "{"
+    tail: str = "}"
+    writes: frozenset[Value] = frozenset()
+    skippable: bool = False
+    lines: list[str] = field(default_factory=list)
+    terms: dict[Expr | Atom, Term] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a load or store goes: a pointer, and how the lanes lie from there.
+
+    ``stride`` is the C++ text of the distance between lanes (``"0"``: all lanes hit one element), or None where
+    ``offsets`` holds a vector of element offsets.
+    """
+
+    pointer: str
+    depth: int
+    stride: str | None
+    offsets: str | None = None
+
+    @property
+    def vector(self) -> bool:
+        return self.stride != "0"
+
+
+class Expressions:
+    """Prints expressions into a stack of blocks. ``lanes`` is the axis along which vectors lie, if any does here."""
+
+    def __init__(self, kernel: Kernel, names: Names) -> None:
+        self.names = names
+        self.blocks: list[Block] = [Block(0)]
+        self.lanes: Axis | None = None
+        self.pointers: dict[Value, Term] = {}
+        self.checks: list[Checked] = []
+        self._uses = _count_uses(kernel.body)
+        self._loaded = frozenset(e.value for e in self._uses if isinstance(e, Load))
+
+    # -- blocks ----------------------------------------------------------------------------------------------------
+    @property
+    def block(self) -> Block:
+        return self.blocks[-1]
+
+    def emit(self, line: str) -> None:
+        """Append a line to the innermost block."""
+        self.block.lines.append(line)
+
+    def bind(self, key: Expr | Atom, term: Term) -> None:
+        """From now on, to the end of the term's block, ``key`` prints as ``term``."""
+        self.blocks[term.depth].terms[key] = term
+
+    def find(self, key: Expr | Atom) -> Term | None:
+        for block in reversed(self.blocks):
+            term = block.terms.get(key)
+            if term is not None:
+                return term
+        return None
+
+    def forget(self, values: Iterable[Value]) -> None:
+        """``values`` are about to change: what was computed from their elements no longer holds."""
+        changed = self._loaded.intersection(values)
+        if not changed:
+            return
+        for block in self.blocks:
+            stale = [k for k in block.terms if not isinstance(k, Ref) and not changed.isdisjoint(_reads(k))]
+            for key in stale:
+                del block.terms[key]
+
+    def is_used(self, ref: Ref) -> bool:
+        return self._uses[ref] > 0
+
+    # -- values ----------------------------------------------------------------------------------------------------
+    def value(self, e: Expr, wish: str | None = None) -> Term:
+        """Print ``e``: a ``gy::Vec`` with one lane, or with ``L`` lanes if it depends on the lanes.
+
+        With a ``wish`` the result is a name like it, unless ``e`` has a name already.
+        """
+        if isinstance(e, Const):
+            text = literal(e.value, e.dtype)
+            return Term(f"gy::broadcast<1>({text})", 0, name=True, literal=text)
+        known = self.find(e)
+        if known is not None:
+            return known
+        match e:
+            case Load():
+                return self._named(e, self._load(e), f"{e.value.name}_", wish)
+            case IndexValue(index):
+                term = self.vector_index(index) if self.varies(index) else self._index_value(index)
+            case Checked():
+                return self._named(e, self._checked(e), "at", wish)
+            case Random():
+                term = self._random(e)
+            case Op(name, args, dtype):
+                terms = self.together(args)
+                text = OPS[name].cpp.format(*(t.text for t in terms), dtype=type_name(dtype))
+                term = Term(text, max((t.depth for t in terms), default=0), any(t.vector for t in terms))
+            case _:
+                raise InternalCheckError("print", f"{type(e).__name__} {e} cannot be printed as C++")
+        if wish is not None or self._uses[e] > 1 or len(term.text) > _LONG:
+            return self._named(e, term, "t", wish)
+        return term
+
+    def together(self, exprs: Iterable[Expr]) -> list[Term]:
+        """Print expressions that one statement combines: all vectors if one is; those known further out get names there."""
+        pairs = [(e, self.value(e)) for e in exprs]
+        depth = max((t.depth for _, t in pairs), default=0)
+        wide = any(t.vector for _, t in pairs)
+        return [self._fit(e, t, depth, wide) for e, t in pairs]
+
+    def fitted(self, e: Expr, *, vector: bool) -> Term:
+        """Print ``e`` for a statement of the innermost block, broadcast if ``vector``."""
+        return self._fit(e, self.value(e), self.block.depth, vector)
+
+    def _fit(self, e: Expr, term: Term, depth: int, vector: bool) -> Term:
+        if not term.name and term.depth < depth:
+            term = self._named(e, term, "t")
+        if not vector or term.vector:
+            return term
+        return replace(term, text=f"gy::broadcast<L>({term.literal or term.text})", vector=True)
+
+    def _named(self, e: Expr, term: Term, stem: str, wish: str | None = None) -> Term:
+        """Make ``term`` a local of its block, called like ``wish`` or else ``stem`` with a number."""
+        if wish is not None:
+            name = self.names.fresh(wish, term.depth)
+        else:
+            name = self.names.numbered(stem, term.depth)
+        self.blocks[term.depth].lines.append(f"const auto {name} = {term.text};")
+        local = Term(name, term.depth, term.vector, name=True)
+        self.bind(e, local)
+        return local
+
+    # -- leaves ----------------------------------------------------------------------------------------------------
+    def _index_value(self, index: Index) -> Term:
+        term = self.index(index)
+        return replace(term, text=f"gy::broadcast<1>(int64_t({term.text}))", name=False)
+
+    def _load(self, e: Load) -> Term:
+        at = self.address(e.value, e.index)
+        mask = None if e.mask is None else self.value(e.mask)
+        vector = at.vector or (mask is not None and mask.vector)
+        depth = max(at.depth, 0 if mask is None else mask.depth)
+        for block in self.blocks[depth + 1 :]:
+            if e.value in block.writes or (block.skippable and mask is None):
+                depth = block.depth
+        tail = ""
+        if mask is not None and e.mask is not None:
+            tail = f", {self._fit(e.mask, mask, depth, vector).text}, {literal(e.other, e.dtype)}"
+        return Term(self.access("load", at, tail, vector=vector), depth, vector)
+
+    def access(self, verb: str, at: Address, tail: str, *, vector: bool) -> str:
+        """``verb`` is ``load`` or ``store``; ``tail`` is the text of the further arguments, commas included."""
+        template = (f"<{'L' if vector else 1}>") if verb == "load" else ""
+        if not vector or at.stride == "1":
+            return f"gy::{verb}{template}({at.pointer}{tail})"
+        if at.stride is not None:
+            return f"gy::{verb}_strided{template}({at.pointer}, {at.stride}{tail})"
+        return f"gy::{'gather' if verb == 'load' else 'scatter'}{template}({at.pointer}, {at.offsets}{tail})"
+
+    def _checked(self, e: Checked) -> Term:
+        if e not in self.checks:
+            self.checks.append(e)
+        site = self.checks.index(e) + 1
+        size = self.index(e.size)
+        exprs = [e.arg] if e.mask is None else [e.mask, e.arg]
+        terms = self.together(exprs)
+        text, vector = terms[-1].text, any(t.vector for t in terms)
+        if e.mask is not None:  # an element that nobody reads passes as index 0 of at least one
+            zero = f"gy::broadcast<{'L' if vector else 1}>(int64_t(0))"
+            text = f"gy::where({terms[0].text}, {text}, {zero})"
+            if not is_nonnegative(e.size - 1):
+                size = replace(size, text=f"gy::max_index(1, {size.text})")
+        depth = max(size.depth, *(t.depth for t in terms))
+        for block in self.blocks[depth + 1 :]:
+            depth = block.depth if block.skippable else depth
+        return Term(f"gy::check_index({text}, {size.text}, status, {site})", depth, vector)
+
+    def _random(self, e: Random) -> Term:
+        vector = self.varies(e.offset)
+        offset = self.vector_index(e.offset) if vector else self._index_value(e.offset)
+        terms = self.together((e.seed, *e.args))
+        if any(t.vector for t in terms):
+            raise InternalCheckError("print", f"{e}: the seed and the bounds of random numbers are the same for all lanes")
+        tail = "".join(f", {t.text}" for t in terms[1:])
+        text = f"gy::{e.kind}<{type_name(e.dtype)}>({terms[0].text}, {offset.text}{tail})"
+        return Term(text, max(offset.depth, *(t.depth for t in terms)), vector)
+
+    # -- addresses ---------------------------------------------------------------------------------------------------
+    def address(self, value: Value, index: tuple[Index, ...]) -> Address:
+        """The address of ``value[index]``, for the first lane, and how the other lanes follow."""
+        pointer = self.pointers[value]
+        flat = dot(index, value.strides)
+        base, slope, rest = self._by_lanes(flat)
+        if not rest.terms:
+            at, stride = self.index(flat), self.index(slope)
+            return Address(_plus(pointer.text, at), max(pointer.depth, at.depth, stride.depth), stride.text)
+        at, offsets = self.index(base), self.vector_index(flat - base)
+        depth = max(pointer.depth, at.depth, offsets.depth)
+        return Address(_plus(pointer.text, at), depth, None, offsets.text)
+
+    def _by_lanes(self, index: Index) -> tuple[Index, Index, Index]:
+        """``index = base + slope·lanes + rest``, where base and slope are the same for all lanes and rest is not affine."""
+        base = slope = rest = ZERO
+        for monomial, c in index.terms:
+            part = Index(((monomial, c),))
+            varying = [a for a in monomial if self._varies(a)]
+            if not varying:
+                base = base + part
+            elif varying == [self.lanes]:
+                slope = slope + Index(((tuple(a for a in monomial if a is not self.lanes), c),))
+            else:
+                rest = rest + part
+        return base, slope, rest
+
+    def varies(self, index: Index) -> bool:
+        """Whether lanes see different values of ``index``."""
+        return self.lanes is not None and any(self._varies(a) for m, _ in index.terms for a in m)
+
+    def _varies(self, atom: Atom) -> bool:
+        match atom:
+            case Axis():
+                return atom is self.lanes
+            case FloorDiv(a, b) | Mod(a, b) | Min(a, b) | Max(a, b):
+                return self.varies(a) or self.varies(b)
+            case Indirect(value):
+                return self.lanes is not None and self.value(value).vector
+        return False
+
+    # -- indices as int64_t ------------------------------------------------------------------------------------------
+    def index(self, index: Index) -> Term:
+        """An ``int64_t`` expression; where the index depends on the lanes, its value for the first one."""
+        text, depth = "", 0
+        for monomial, c in sorted(index.terms, key=_weight, reverse=True):
+            atoms = [self._atom(a) for a in sorted(monomial, key=lambda a: isinstance(a, Size))]
+            depth = max([depth, *(a.depth for a in atoms)])
+            factors = [a.text for a in atoms]
+            if abs(c) != 1 or not factors:
+                factors.append(str(abs(c)))
+            joined = " * ".join(factors)
+            if text:
+                text += f" {'-' if c < 0 else '+'} {joined}"
+            else:
+                text = f"-{joined}" if c < 0 else joined
+        return Term(text or "0", depth, name=len(index.terms) <= 1 and " " not in text)
+
+    def _atom(self, atom: Atom) -> Term:
+        known = self.find(atom)
+        if known is not None:
+            return known
+        match atom:
+            case FloorDiv(num, den):
+                a, b = self._operand(num), self._operand(den)
+                exact = is_nonnegative(num)
+                text = f"{a.text} / {b.text}" if exact else f"gy::floor_div({a.text}, {b.text})"
+                return self._named_index(atom, text, a, b)
+            case Mod(num, den):
+                a, b = self._operand(num), self._operand(den)
+                exact = is_nonnegative(num)
+                text = f"{a.text} % {b.text}" if exact else f"gy::floor_mod({a.text}, {b.text})"
+                return self._named_index(atom, text, a, b)
+            case Min(a_, b_) | Max(a_, b_):
+                a, b = self.index(a_), self.index(b_)
+                name = "min_index" if isinstance(atom, Min) else "max_index"
+                return self._named_index(atom, f"gy::{name}({a.text}, {b.text})", a, b)
+            case Indirect(value):
+                term = self.value(value)
+                return Term(f"gy::scalar({term.text})", term.depth, name=True)
+        raise InternalCheckError("print", f"{type(atom).__name__} {atom} has no value here")
+
+    def _operand(self, index: Index) -> Term:
+        term = self.index(index)
+        return term if term.name else replace(term, text=f"({term.text})")
+
+    def _named_index(self, atom: Atom, text: str, *operands: Term) -> Term:
+        depth = max(t.depth for t in operands)
+        name = self.names.numbered("k", depth)
+        self.blocks[depth].lines.append(f"const int64_t {name} = {text};")
+        self.bind(atom, Term(name, depth, name=True))
+        return Term(name, depth, name=True)
+
+    # -- indices as vectors --------------------------------------------------------------------------------------------
+    def vector_index(self, index: Index) -> Term:
+        """A ``Vec<int64_t, L>`` expression with the value of ``index`` for each lane."""
+        base, slope, rest = self._by_lanes(index)
+        parts: list[Term] = []
+        if slope.terms and self.lanes is not None:
+            start, step = self.index(base + slope * self.lanes.index()), self.index(slope)
+            parts.append(Term(f"gy::iota<L>({start.text}, {step.text})", max(start.depth, step.depth)))
+        elif base.terms or not rest.terms:
+            start = self.index(base)
+            parts.append(Term(f"gy::broadcast<L>(int64_t({start.text}))", start.depth))
+        parts += [self._vector_monomial(monomial, c) for monomial, c in rest.terms]
+        text = parts[0].text
+        for part in parts[1:]:
+            text = f"gy::add({text}, {part.text})"
+        return Term(text, max(p.depth for p in parts), vector=True)
+
+    def _vector_monomial(self, monomial: tuple[Atom, ...], c: int) -> Term:
+        varying = [self._vector_atom(a) for a in monomial if self._varies(a)]
+        factor = self.index(Index(((tuple(a for a in monomial if not self._varies(a)), c),)))
+        text, depth = varying[0].text, max([factor.depth, *(v.depth for v in varying)])
+        for other in varying[1:]:
+            text = f"gy::mul({text}, {other.text})"
+        if factor.text != "1":
+            text = f"gy::mul({text}, gy::broadcast<L>(int64_t({factor.text})))"
+        return Term(text, depth, vector=True)
+
+    def _vector_atom(self, atom: Atom) -> Term:
+        match atom:
+            case FloorDiv(num, den) | Mod(num, den):
+                kind = "div" if isinstance(atom, FloorDiv) else "mod"
+                if is_nonnegative(num) and not self.varies(den):
+                    a, d = self.vector_index(num), self.index(den)
+                    return Term(f"gy::{kind}_index({a.text}, {d.text})", max(a.depth, d.depth), vector=True)
+                op = "floordiv" if kind == "div" else "remainder"
+                return self._vector_pair(op, num, den)
+            case Min(a_, b_):
+                return self._vector_pair("minimum", a_, b_)
+            case Max(a_, b_):
+                return self._vector_pair("maximum", a_, b_)
+            case Indirect(value):
+                return self.value(value)
+        return self.vector_index(atom.index())
+
+    def _vector_pair(self, op: str, a: Index, b: Index) -> Term:
+        x, y = self.vector_index(a), self.vector_index(b)
+        return Term(f"gy::{op}({x.text}, {y.text})", max(x.depth, y.depth), vector=True)
+
+
+def _weight(term: tuple[tuple[Atom, ...], int]) -> tuple[int, int]:
+    """Orders the terms of an address from the outermost dimension to the innermost."""
+    monomial, c = term
+    return len(monomial), abs(c)
+
+
+def _plus(pointer: str, offset: Term) -> str:
+    if offset.text == "0":
+        return pointer
+    return f"{pointer} - {offset.text[1:]}" if offset.text.startswith("-") else f"{pointer} + {offset.text}"
+
+
+# -- counting --------------------------------------------------------------------------------------------------------
+def stages(body: Iterable[Loop | Stage]) -> Iterator[Stage]:
+    """Every stage of a tree in the order of its text."""
+    for item in body:
+        if isinstance(item, Loop):
+            yield from stages(item.body)
+        else:
+            yield item
+
+
+def roots(stage: Stage) -> Iterator[Expr]:
+    """The expressions that a stage prints, indirect indices of a store included."""
+    match stage:
+        case Let(_, expr):
+            yield expr
+        case Store(_, index, expr, _, mask):
+            yield expr
+            if mask is not None:
+                yield mask
+            yield from (a.value for i in index for a in i.indirects())
+        case Update(_, args):
+            yield from args
+
+
+def written(body: Iterable[Loop | Stage]) -> frozenset[Value]:
+    """The values stored anywhere in a tree."""
+    return frozenset(s.value for s in stages(body) if isinstance(s, Store))
+
+
+def _operands(e: Expr) -> Iterator[Expr]:
+    yield from e.children()
+    yield from (a.value for i in e.indices() for a in i.indirects())
+
+
+def _count_uses(body: Iterable[Loop | Stage]) -> Counter[Expr]:
+    """How many stages and distinct nodes use each node."""
+    uses: Counter[Expr] = Counter()
+    pending: list[Expr] = []
+    for stage in stages(body):
+        for root in roots(stage):
+            uses[root] += 1
+            if uses[root] == 1:
+                pending.append(root)
+        while pending:
+            for operand in _operands(pending.pop()):
+                uses[operand] += 1
+                if uses[operand] == 1:
+                    pending.append(operand)
+    return uses
+
+
+def _reads(key: Expr | Atom) -> frozenset[Value]:
+    """The values whose elements a node depends on."""
+    exprs = [key] if isinstance(key, Expr) else [a.value for a in key.index().indirects()]
+    return frozenset(n.value for e in exprs for n in e.walk() if isinstance(n, Load))

@@ -1,0 +1,329 @@
+"""Loop trees as C++ statements.
+
+A ``LANES`` loop becomes a generic lambda over ``gy::lanes<L>``, called for full steps with L lanes and for the rest with
+one; without a rest it is a plain loop. A nest of ``PARALLEL`` loops becomes one flat range that each thread takes a fixed
+share of, so that runs with equal thread counts give equal bits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from gyrator.codegen.cpp_expr import Address, Block, Expressions, Term, roots, stages, written
+from gyrator.codegen.cpp_names import Names, literal, type_name
+from gyrator.errors import InternalCheckError
+from gyrator.ir.expr import Const, Expr, Load, Ref, Value
+from gyrator.ir.index import ONE, Index, is_nonnegative, product
+from gyrator.ir.ops import REDUCTIONS
+from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Stage, Store, Update
+
+_STACK_BYTES = 1 << 14  # larger scratch rows come from the heap
+_WIDTH = re.compile(r"\bL\b")
+_THREAD_WORK = 30_000  # cheap instructions that a thread must have to be worth starting, as in gy::team_size
+_COMBINE = {"add": "add", "mul": "mul", "max": "maximum", "min": "minimum"}
+
+
+@dataclass(frozen=True, slots=True)
+class Reducer:
+    """The C++ object of a carry: its variable and its type."""
+
+    name: str
+    type: str
+    carry: Carry
+
+
+class Loops(Expressions):
+    """Prints the loops and stages of one kernel."""
+
+    def __init__(self, kernel: Kernel, names: Names) -> None:
+        super().__init__(kernel, names)
+        self._kernel = kernel
+        self._reducers: dict[str, Reducer] = {}
+        self._in_region = False
+
+    def body(self, items: Sequence[Loop | Stage]) -> None:
+        """Print loops and stages into the innermost block."""
+        for item in items:
+            match item:
+                case Loop():
+                    self._loop(item)
+                case Let(name, expr):
+                    self._let(name, expr)
+                case Store():
+                    self._store(item)
+                case Update():
+                    self._update(item)
+
+    @contextmanager
+    def _nested(self, *, loop: Loop | None = None) -> Iterator[Block]:
+        """A block one level further in; what is hoisted out of it lands before its head."""
+        inner = Block(len(self.blocks))
+        if loop is not None:
+            inner.writes = written(loop.body)
+            inner.skippable = not is_nonnegative(loop.axis.extent - 1)
+            self.forget(inner.writes)
+        self.blocks.append(inner)
+        self.names.enter()
+        yield inner
+        self.blocks.pop()
+        self.names.leave()
+        self.emit(inner.head)
+        self.block.lines.extend(f"  {line}" for line in inner.lines)
+        self.emit(inner.tail)
+
+    # -- loops -----------------------------------------------------------------------------------------------------
+    def _loop(self, loop: Loop) -> None:
+        threads = loop.kind is LoopKind.PARALLEL or (loop.kind is LoopKind.LANES and loop.grain > 0)
+        if threads and not self._in_region and self.lanes is None and not _is_small(loop):
+            self._region(loop)
+            return
+        if len(self.blocks) == 1:
+            self._scratch(loop)
+        carried = [self._declare(c, loop) for c in loop.carries]
+        self._range(loop, "0", self.index(loop.axis.extent).text)
+        for reducer in carried:
+            self._results(reducer, reducer.name)
+
+    def _range(self, loop: Loop, begin: str, end: str) -> None:
+        if self._is_vector(loop) and self.lanes is None:
+            self._vectors(loop, begin, end)
+        else:
+            self._serial(loop, begin, end)
+
+    def _serial(self, loop: Loop, begin: str, end: str) -> None:
+        with self._nested(loop=loop) as block:
+            name = self._variable(loop)
+            block.head = f"for (int64_t {name} = {begin}; {name} < {end}; ++{name}) {{"
+            if loop.reverse:
+                block.head = f"for (int64_t {name} = {end} - 1; {name} >= {begin}; --{name}) {{"
+            self.body(loop.body)
+
+    def _variable(self, loop: Loop) -> str:
+        """Name the loop's variable in the innermost block, its body."""
+        name = self.names.fresh(loop.axis.name)
+        self.bind(loop.axis, Term(name, self.block.depth, name=True))
+        return name
+
+    def _vectors(self, loop: Loop, begin: str, end: str) -> None:
+        extent = loop.axis.extent.value
+        with self._nested(loop=loop) as block:
+            name = self._variable(loop)
+            if extent is not None and extent % loop.lanes == 0:
+                block.head = f"for (int64_t {name} = {begin}; {name} < {end}; {name} += {loop.lanes}) {{"
+                width = str(loop.lanes)
+            else:
+                updated = dict.fromkeys(s.carry for s in stages(loop.body) if isinstance(s, Update))
+                captured = "".join(f", &{self._reducers[c].name}" for c in updated if c in self._reducers)
+                function = f"[={captured}](auto lanes, int64_t {name}) GY_INLINE {{"
+                block.head, block.tail = f"gy::for_lanes<{loop.lanes}>({begin}, {end}, {function}", "});"
+                width = "lanes.value"
+            self.lanes = loop.axis
+            self.body(loop.body)
+            self.lanes = None
+            if any(_WIDTH.search(line) for line in block.lines):
+                block.lines.insert(0, f"constexpr int L = {width};")
+
+    # -- parallel loops --------------------------------------------------------------------------------------------
+    def _region(self, outer: Loop) -> None:
+        """Threads over the flat range of ``outer`` and the parallel loops right inside it."""
+        nest = _perfect_nest(outer)
+        inner, total = nest[-1], product([loop.axis.extent for loop in nest])
+        steps, team, mine = (self.names.fresh(n) for n in ("steps", "team", "mine"))
+        self.emit(f"const int64_t {steps} = {self.index(total).text};")
+        self.emit(f"const int {team} = gy::team_size(threads, {steps}, {inner.grain});")
+        shared = [self._declare(c, outer, per_thread=team) for c in outer.carries]
+        self._in_region = True
+        guard = "" if is_nonnegative(total - 1) else f"if ({steps} > 0)\n"
+        with self._nested() as region:
+            region.head = f"{guard}#pragma omp parallel num_threads({team})\n{{"
+            region.writes = written(outer.body)
+            self._scratch(outer)
+            unit = f", {inner.lanes}" if inner.kind is LoopKind.LANES and inner.lanes > 1 else ""
+            self.emit(f"const gy::Range {mine} = gy::share({steps}{unit});")
+            local = [self._declare(c, outer) for c in outer.carries]
+            if len(nest) == 1:
+                self._range(outer, f"{mine}.begin", f"{mine}.end")
+            else:
+                self._flat(nest, mine)
+            for own, parts in zip(local, shared, strict=True):
+                self.emit(f"{parts.name}.mine() = {own.name};")
+        self._in_region = False
+        for parts in shared:
+            self._results(parts, f"{parts.name}.merged()")
+
+    def _flat(self, nest: tuple[Loop, ...], mine: str) -> None:
+        """``for step``: the axes start where this thread's share begins and count on like the digits of a number."""
+        names = [self.names.fresh(loop.axis.name) for loop in nest]
+        extents = [self._digit(loop.axis.extent) for loop in nest]
+        for k, name in enumerate(names):
+            below = " / ".join(f"{extents[i]}" for i in range(len(nest) - 1, k, -1))
+            digit = f"{mine}.begin" + (f" / {below}" if below else "") + (f" % {extents[k]}" if k else "")
+            self.emit(f"int64_t {name} = {digit};")
+        step = self.names.fresh("step")
+        with self._nested(loop=nest[-1]) as block:
+            block.head = f"for (int64_t {step} = {mine}.begin; {step} < {mine}.end; ++{step}) {{"
+            for loop, name in zip(nest, names, strict=True):
+                self.bind(loop.axis, Term(name, block.depth, name=True))
+            self.body(nest[-1].body)
+            carry = f"++{names[0]};"
+            for name, extent in zip(names[1:], extents[1:], strict=True):
+                carry = f"if (++{name} == {extent}) {{ {name} = 0; {carry} }}"
+            self.emit(carry)
+
+    def _digit(self, extent: Index) -> str:
+        term = self.index(extent)
+        if term.name:
+            return term.text
+        name = self.names.numbered("n", term.depth)
+        self.blocks[term.depth].lines.append(f"const int64_t {name} = {term.text};")
+        return name
+
+    def _scratch(self, loop: Loop) -> None:
+        """Memory for the scratch rows that ``loop`` uses, in the innermost block."""
+        used = written(loop.body) | {e.value for s in stages(loop.body) for r in roots(s) for e in r.walk() if isinstance(e, Load)}
+        for value in self._kernel.scratch:
+            if value not in used:
+                continue
+            name, element = self.names.fresh(value.name), type_name(value.dtype)
+            count = sum(((n - 1) * s for n, s in zip(value.shape, value.strides, strict=True)), ONE)
+            if count.value is not None and count.value * value.dtype.itemsize <= _STACK_BYTES:
+                self.emit(f"alignas(64) {element} {name}_memory[{max(count.value, 1)}];")
+                self.emit(f"{element}* const {name} = {name}_memory;")
+            else:
+                self.emit(f"const gy::Scratch<{element}> {name}_memory({self.index(count).text});")
+                self.emit(f"{element}* const {name} = {name}_memory.at;")
+            self.pointers[value] = Term(name, self.block.depth, name=True)
+
+    # -- carries -----------------------------------------------------------------------------------------------------
+    def _declare(self, carry: Carry, loop: Loop, *, per_thread: str = "") -> Reducer:
+        """Declare the object of a carry of ``loop``; with ``per_thread``, one for each thread of that team."""
+        update = next((s for s in stages(loop.body) if isinstance(s, Update) and s.carry == carry.name), None)
+        if update is None:
+            raise InternalCheckError("print", f"nothing updates carry {carry.name!r}")
+        row = REDUCTIONS[carry.kind]
+        last = ", gy::last_wins" if carry.last_wins else ""
+        if self.lanes is not None:
+            kind = f"gy::V{row.cpp}<{type_name(update.args[0].dtype)}, L{last}>"
+        else:
+            kind = f"gy::{row.cpp}<{type_name(update.args[0].dtype)}, {self._width(carry, loop)}{last}>"
+        name = self.names.fresh(f"{carry.name}_{carry.kind}{'s' if per_thread else ''}")
+        self.emit(f"gy::PerThread<{kind}> {name}({per_thread});" if per_thread else f"{kind} {name};")
+        reducer = Reducer(name, kind, carry)
+        self._reducers[carry.name] = reducer
+        return reducer
+
+    def _width(self, carry: Carry, loop: Loop) -> int:
+        """Lanes of the vectors with which ``carry`` is updated somewhere in ``loop``."""
+        if self._is_vector(loop):
+            return loop.lanes if _updates(loop, carry) else 1
+        inner = [self._width(carry, i) for i in loop.body if isinstance(i, Loop) and _updates(i, carry)]
+        return max(inner, default=1)
+
+    def _is_vector(self, loop: Loop) -> bool:
+        """Whether a loop runs in vector steps. A scan along the lanes needs its iterations in order."""
+        if loop.kind is not LoopKind.LANES or loop.lanes == 1:
+            return False
+        own = {c.name for c in _inner_carries(loop.body)}
+        return not any(isinstance(s, Update) and s.running and s.carry not in own for s in stages(loop.body))
+
+    def _results(self, reducer: Reducer, text: str) -> None:
+        """Name the results of a finished carry for what follows its loop."""
+        wanted = [r for r in reducer.carry.results if r is not None and self.is_used(r)]
+        if wanted:
+            self._bind_results(reducer.carry.results, f"{text}.result()", reducer.name, vector=self.lanes is not None)
+
+    def _bind_results(self, refs: Sequence[Ref | None], text: str, stem: str, *, vector: bool) -> None:
+        depth = self.block.depth
+        if len(refs) == 1:
+            names = [self.names.fresh(refs[0].name if refs[0] is not None else stem)]
+            self.emit(f"const auto {names[0]} = {text};")
+        else:
+            names = [self.names.fresh(r.name if r is not None else "unused") for r in refs]
+            self.emit(f"const auto [{', '.join(names)}] = {text};")
+        for ref, name in zip(refs, names, strict=True):
+            if ref is not None:
+                self.bind(ref, Term(name, depth, vector, name=True))
+
+    # -- stages ------------------------------------------------------------------------------------------------------
+    def _let(self, ref: Ref, expr: Expr) -> None:
+        if self.is_used(ref):
+            self.bind(ref, self.value(expr, ref.name))
+
+    def _update(self, stage: Update) -> None:
+        reducer = self._reducers[stage.carry]
+        args = [self.fitted(a, vector=self.lanes is not None) for a in stage.args]
+        self.emit(f"{reducer.name}.update({', '.join(a.text for a in args)});")
+        if any(r is not None and self.is_used(r) for r in stage.running):
+            self._bind_results(stage.running, f"{reducer.name}.result()", reducer.name, vector=self.lanes is not None)
+
+    def _store(self, stage: Store) -> None:
+        vector = self.lanes is not None
+        value = self.fitted(stage.expr, vector=vector)
+        at = self.address(stage.value, stage.index)
+        mask = None if stage.mask is None else self.fitted(stage.mask, vector=vector).text
+        if stage.combine != "set":
+            self._combine(stage, at, value.text, mask)
+        else:
+            self._write(at, value.text, mask)
+        self.forget([stage.value])
+
+    def _write(self, at: Address, text: str, mask: str | None) -> None:
+        vector = self.lanes is not None
+        if vector and at.stride == "0":  # all lanes hit one element: the last one stays
+            at = Address(at.pointer, at.depth, None, "gy::broadcast<L>(int64_t(0))")
+        tail = f", {text}" + (f", {mask}" if mask is not None else "")
+        self.emit(self.access("store", at, tail, vector=vector) + ";")
+
+    def _combine(self, stage: Store, at: Address, text: str, mask: str | None) -> None:
+        """``value[index] combine= expr``; where lanes may hit the same element, one after the other."""
+        vector, dtype = self.lanes is not None, stage.value.dtype
+        op = _COMBINE[stage.combine]
+        if stage.atomic or (vector and at.stride in (None, "0")):
+            how = "atomic" if stage.atomic else "plain"
+            offsets = at.offsets or (f"gy::iota<L>(0, {at.stride})" if vector else "gy::broadcast<1>(int64_t(0))")
+            tail = f", {mask}" if mask is not None else ""
+            self.emit(f"gy::combine<gy::by_{op}, gy::{how}>({at.pointer}, {offsets}, {text}{tail});")
+            return
+        masked = "" if mask is None else f", {mask}, {literal(0, dtype)}"
+        old = self.access("load", at, masked, vector=vector)
+        if dtype.is_floating_point and dtype.itemsize < 4:
+            total = f"gy::cast<{type_name(dtype)}>(gy::{op}(gy::cast<float>({old}), gy::cast<float>({text})))"
+        else:
+            total = f"gy::{op}({old}, {text})"
+        self._write(at, total, mask)
+
+
+def _is_small(loop: Loop) -> bool:
+    """Whether it is known already that threads do not pay (see ``gy::team_size``)."""
+    nest = _perfect_nest(loop)
+    work = product([n.axis.extent for n in nest]) * max(nest[-1].grain, 1)
+    return work.value is not None and work.value < 2 * _THREAD_WORK
+
+
+def _perfect_nest(outer: Loop) -> tuple[Loop, ...]:
+    """``outer`` and the parallel loops below it that are all of their parent's body, carry nothing and have fixed extents."""
+    nest = [outer]
+    while outer.kind is LoopKind.PARALLEL and not outer.carries and len(nest[-1].body) == 1:
+        (inner,) = nest[-1].body
+        if not isinstance(inner, Loop) or inner.kind is not LoopKind.PARALLEL or inner.carries:
+            break
+        if inner.axis.extent.axes():
+            break
+        nest.append(inner)
+    return tuple(nest)
+
+
+def _inner_carries(body: Sequence[Loop | Stage]) -> Iterator[Carry]:
+    for item in body:
+        if isinstance(item, Loop):
+            yield from item.carries
+            yield from _inner_carries(item.body)
+
+
+def _updates(loop: Loop, carry: Carry) -> bool:
+    return any(isinstance(s, Update) and s.carry == carry.name for s in stages(loop.body))

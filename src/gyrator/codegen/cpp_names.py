@@ -1,0 +1,142 @@
+"""What things are called in C++: element types, literals, identifiers."""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Iterator
+from itertools import chain, count
+from types import MappingProxyType
+
+import torch
+
+from gyrator.errors import UnsupportedInput
+from gyrator.ir.expr import Scalar
+
+TYPES = MappingProxyType(
+    {
+        torch.float32: "float",
+        torch.float64: "double",
+        torch.bfloat16: "gy::bf16",
+        torch.float16: "gy::f16",
+        torch.float8_e4m3fn: "gy::f8e4m3fn",
+        torch.float8_e5m2: "gy::f8e5m2",
+        torch.bool: "bool",
+        torch.int8: "int8_t",
+        torch.int16: "int16_t",
+        torch.int32: "int32_t",
+        torch.int64: "int64_t",
+        torch.uint8: "uint8_t",
+        torch.uint16: "uint16_t",
+        torch.uint32: "uint32_t",
+        torch.uint64: "uint64_t",
+    }
+)
+"""Element type → its name in C++."""
+
+_KEYWORDS = frozenset(
+    """alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class
+    co_await co_return co_yield compl concept const const_cast consteval constexpr constinit continue decltype default
+    delete do double dynamic_cast else enum explicit export extern false float for friend goto if inline int int8_t
+    int16_t int32_t int64_t long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected
+    public register reinterpret_cast requires return short signed sizeof static static_assert static_cast struct switch
+    template this thread_local throw true try typedef typeid typename uint8_t uint16_t uint32_t uint64_t union unsigned
+    using virtual void volatile wchar_t while xor xor_eq main linux unix gy""".split()
+)
+_OURS = ("threads", "status", "failed", "lanes", "L")
+
+
+class Names:
+    """The identifiers of the open blocks. A name is free again when its block ends."""
+
+    def __init__(self) -> None:
+        self._open: list[set[str]] = [set(_OURS)]
+
+    def enter(self) -> None:
+        self._open.append(set())
+
+    def leave(self) -> None:
+        self._open.pop()
+
+    def fresh(self, wish: str, depth: int | None = None) -> str:
+        """``wish`` or the first of ``wish_2``, ``wish_3``, … that no open block has; for the block at ``depth``."""
+        base = legal(wish)
+        return self._first(chain([base], (f"{base}_{k}" for k in count(2))), depth)
+
+    def numbered(self, stem: str, depth: int | None = None) -> str:
+        """The first of ``stem0``, ``stem1``, … that no open block has."""
+        base = legal(stem)
+        return self._first((f"{base}{k}" for k in count()), depth)
+
+    def _first(self, options: Iterator[str], depth: int | None) -> str:
+        name = next(o for o in options if not any(o in names for names in self._open))
+        self._open[-1 if depth is None else depth].add(name)
+        return name
+
+
+def legal(wish: str) -> str:
+    """An identifier like ``wish``: ``x@1`` → ``x_1``, ``2d`` → ``v_2d``, ``int`` → ``v_int``."""
+    base = re.sub(r"_{2,}|\W", "_", wish).lstrip("_") or "v"
+    return f"v_{base}" if base[0].isdigit() or base in _KEYWORDS else base
+
+
+def type_name(dtype: torch.dtype) -> str:
+    """``float`` for torch.float32, and so on.
+
+    Raises: UnsupportedInput for an element type that kernels have no arithmetic for (complex, quantised).
+    """
+    name = TYPES.get(dtype)
+    if name is None:
+        raise UnsupportedInput(f"an element of type {dtype}")
+    return name
+
+
+def literal(value: Scalar, dtype: torch.dtype) -> str:
+    """A C++ expression of exactly the type of ``dtype``; the value is rounded as torch rounds a Python scalar.
+
+    ``0.1`` as float32 is ``0.1f``, as bfloat16 ``gy::bf16{0x3dcd}``; integers outside the type wrap.
+    """
+    if dtype == torch.bool:
+        return "true" if value else "false"
+    if dtype == torch.float64:
+        return _float_literal(float(value), "double", "")
+    if dtype == torch.float32:
+        return _float_literal(_to_float32(float(value)), "float", "f")
+    if dtype.is_floating_point:
+        bits = torch.tensor(float(value), dtype=dtype).view(torch.uint8 if dtype.itemsize == 1 else torch.uint16).item()
+        return f"{type_name(dtype)}{{0x{int(bits):0{2 * dtype.itemsize}x}}}"
+    return _integer_literal(int(value), dtype)
+
+
+def _integer_literal(value: int, dtype: torch.dtype) -> str:
+    name = type_name(dtype)
+    width = 8 * dtype.itemsize
+    value &= (1 << width) - 1
+    if torch.iinfo(dtype).min < 0 and value >> (width - 1):
+        value -= 1 << width
+    if value == -(1 << 63):
+        return "INT64_MIN"
+    if dtype == torch.uint64:
+        return f"uint64_t({value}u)"
+    return f"{name}({value})"
+
+
+def _to_float32(value: float) -> float:
+    try:
+        return float(struct.unpack("f", struct.pack("f", value))[0])
+    except OverflowError:
+        return math.copysign(math.inf, value)
+
+
+def _float_literal(value: float, name: str, suffix: str) -> str:
+    if math.isnan(value):
+        return f"gy::quiet_nan<{name}>"
+    if math.isinf(value):
+        return f"{'-' if value < 0 else ''}gy::infinity<{name}>"
+    text = repr(value)
+    if suffix:  # the shortest decimal that reads back as the same float
+        text = next(t for t in (f"{value:.{n}g}" for n in range(1, 18)) if _to_float32(float(t)) == value)
+    if not re.search(r"[.e]", text):
+        text += ".0"
+    return text + suffix

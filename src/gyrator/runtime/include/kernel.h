@@ -1,0 +1,127 @@
+// What printed kernels use besides vectors: loops over lanes, shares of threads, scratch rows, index arithmetic.
+#pragma once
+#include "gyrator.h"
+
+#define GY_INLINE __attribute__((always_inline))
+
+using size_t = decltype(sizeof(0));
+extern "C" {
+int omp_get_thread_num(void);
+int omp_get_num_threads(void);
+int posix_memalign(void**, size_t, size_t);
+void free(void*);
+}
+
+namespace gy {
+
+// ---- loops ------------------------------------------------------------------------------------------------------
+// body(lanes<L>, j) for full steps of [begin, end), then body(lanes<1>, j) for what is left.
+template <int L, class Body> GY_FN void for_lanes(int64_t begin, int64_t end, const Body& body) {
+  int64_t j = begin;
+  for (; j + L <= end; j += L) body(lanes<L>{}, j);
+  for (; j < end; ++j) body(lanes<1>{}, j);
+}
+
+// ---- threads ----------------------------------------------------------------------------------------------------
+// How many threads a loop of `steps` iterations of `cost` cheap instructions is worth: each gets at least 30,000.
+GY_FN int team_size(int threads, int64_t steps, int64_t cost) {
+  const int64_t worth = steps * (cost > 0 ? cost : 1) / 30000;
+  const int64_t most = worth < threads ? worth : threads;
+  const int64_t useful = most < steps ? most : steps;
+  return useful < 1 ? 1 : int(useful);
+}
+
+struct Range { int64_t begin, end; };
+// This thread's part of [0, steps): the same in every run with as many threads. Cuts lie at multiples of `unit`.
+GY_FN Range share(int64_t steps, int64_t unit = 1) {
+  const int64_t units = (steps + unit - 1) / unit, me = omp_get_thread_num(), all = omp_get_num_threads();
+  const int64_t begin = units * me / all * unit, end = units * (me + 1) / all * unit;
+  return {begin, end < steps ? end : steps};
+}
+
+// Memory of one thread, aligned to a cache line. The element types are trivial.
+template <class T> struct Scratch {
+  T* at = nullptr;
+  explicit Scratch(int64_t count) {
+    void* memory = nullptr;
+    if (posix_memalign(&memory, 64, size_t(count > 0 ? count : 1) * sizeof(T)) != 0) __builtin_trap();
+    at = static_cast<T*>(memory);
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  ~Scratch() { free(at); }
+};
+
+// One T per thread, for the partial results of a parallel loop.
+template <class T> struct PerThread {
+  Scratch<T> parts;
+  int count;
+  explicit PerThread(int team) : parts(team), count(team) {
+    for (int i = 0; i < count; ++i) parts.at[i] = T();
+  }
+  GY_FN T& mine() const { return parts.at[omp_get_thread_num()]; }
+  // All parts in the order of the threads, so that a run repeats bit for bit.
+  GY_FN T merged() const {
+    T all = parts.at[0];
+    for (int i = 1; i < count; ++i) all.merge(parts.at[i]);
+    return all;
+  }
+};
+
+// ---- one lane and many ------------------------------------------------------------------------------------------
+template <int L, class T> GY_FN Vec<T, L> broadcast(Vec<T, 1> v) { return broadcast<L>(scalar(v)); }
+
+// ---- index arithmetic -------------------------------------------------------------------------------------------
+GY_FN int64_t max_index(int64_t a, int64_t b) { return a > b ? a : b; }
+GY_FN int64_t min_index(int64_t a, int64_t b) { return a < b ? a : b; }
+// Rounded down; d > 0.
+GY_FN int64_t floor_div(int64_t a, int64_t d) { return a / d - (a % d < 0); }
+GY_FN int64_t floor_mod(int64_t a, int64_t d) { return a % d + (a % d < 0 ? d : 0); }
+
+// a / d and a % d for 0 <= a and one divisor d > 0 for all lanes.
+template <int L> GY_FN Vec<int64_t, L> div_index(Vec<int64_t, L> a, int64_t d) {
+  return map<int64_t>(a, [d](int64_t x) { return x / d; });
+}
+template <int L> GY_FN Vec<int64_t, L> mod_index(Vec<int64_t, L> a, int64_t d) {
+  return map<int64_t>(a, [d](int64_t x) { return x % d; });
+}
+
+// ---- combining stores -------------------------------------------------------------------------------------------
+struct by_add { template <class V> GY_FN V operator()(V a, V b) const { return add(a, b); } };
+struct by_mul { template <class V> GY_FN V operator()(V a, V b) const { return mul(a, b); } };
+struct by_maximum { template <class V> GY_FN V operator()(V a, V b) const { return maximum(a, b); } };
+struct by_minimum { template <class V> GY_FN V operator()(V a, V b) const { return minimum(a, b); } };
+struct plain {};
+struct atomic {};
+
+// One element: a op b, 16-bit and 8-bit floats in float.
+template <class Op, class T> GY_FN T combined(T a, T b) {
+  const auto x = broadcast<1>(a), y = broadcast<1>(b);
+  if constexpr (is_half<T> || is_f8<T>) return scalar(cast<T>(Op()(cast<float>(x), cast<float>(y))));
+  else return scalar(Op()(x, y));
+}
+template <class Op, class T> GY_FN void combine_one(T* at, T value, plain) { *at = combined<Op>(*at, value); }
+template <class Op, class T> GY_FN void combine_one(T* at, T value, atomic) {
+  using Bits = uint<sizeof(T)>;
+  Bits* const word = reinterpret_cast<Bits*>(at);
+  Bits old = __atomic_load_n(word, __ATOMIC_RELAXED);
+  while (!__atomic_compare_exchange_n(word, &old, bits_as<Bits>(combined<Op>(bits_as<T>(old), value)), true,
+                                      __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+}
+
+// to[offset] op= v for one lane after the other (where the mask holds), so that lanes may hit the same element.
+template <class Op, class How, class T, int L> GY_FN void combine(T* to, Vec<int64_t, L> offset, Vec<T, L> v) {
+  const auto at = unpack(offset);
+  const auto a = unpack(v);
+  for (int i = 0; i < L; ++i) combine_one<Op>(to + at.at[i], a.at[i], How());
+}
+template <class Op, class How, class T, int L>
+GY_FN void combine(T* to, Vec<int64_t, L> offset, Vec<T, L> v, Vec<bool, L> m) {
+  const uint64_t bits = mask_bits(m);
+  const auto at = unpack(offset);
+  const auto a = unpack(v);
+  for (int i = 0; i < L; ++i)
+    if (bits >> i & 1) combine_one<Op>(to + at.at[i], a.at[i], How());
+}
+
+}  // namespace gy

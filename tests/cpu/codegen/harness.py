@@ -1,0 +1,119 @@
+"""Hand-written loop trees: short ways to write them, and to build and run what is printed."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from gyrator.codegen.cpp import CppKernel, print_kernel
+from gyrator.ir.expr import Const, Expr, Load, Op, Ref, Scalar, Value
+from gyrator.ir.index import Axis, Index, IndexLike, Size, as_index, contiguous_strides
+from gyrator.ir.ops import OPS, Rule
+from gyrator.ir.tree import Kernel, Loop, LoopKind, Param, Stage, Store, Update
+from gyrator.origin import Origin
+
+INCLUDE = Path(__file__).parents[3] / "src/gyrator/runtime/include"
+FLAGS = ("-O2", "-std=c++20", "-march=native", "-fopenmp", "-fPIC", "-shared", "-Wall", "-Werror", "-Wno-psabi")
+F32, BF16, I64 = torch.float32, torch.bfloat16, torch.int64
+PARALLEL, SERIAL, LANES = LoopKind.PARALLEL, LoopKind.SERIAL, LoopKind.LANES
+
+
+# -- writing trees -----------------------------------------------------------------------------------------------------
+def axis(name: str, extent: IndexLike) -> Axis:
+    return Axis(name, as_index(extent))
+
+
+def size(name: str, lo: int = 2) -> Index:
+    return Size(name, lo).index()
+
+
+def tensor(name: str, *shape: IndexLike, dtype: torch.dtype = F32, strides: Sequence[IndexLike] | None = None) -> Value:
+    extents = tuple(as_index(n) for n in shape)
+    steps = contiguous_strides(extents) if strides is None else tuple(as_index(s) for s in strides)
+    return Value(name, extents, dtype, steps)
+
+
+def load(value: Value, *index: Axis | IndexLike, mask: Expr | None = None, other: Scalar = 0) -> Load:
+    return Load(value, coordinates(index), mask, other)
+
+
+def store(value: Value, index: Sequence[Axis | IndexLike], expr: Expr, **more: object) -> Store:
+    return Store(value, coordinates(index), expr, **more)  # type: ignore[arg-type]
+
+
+def coordinates(index: Sequence[Axis | IndexLike]) -> tuple[Index, ...]:
+    return tuple(i.index() if isinstance(i, Axis) else as_index(i) for i in index)
+
+
+def op(name: str, *args: Expr | float, dtype: torch.dtype | None = None) -> Op:
+    """An op with the dtype that its row gives it; Python numbers take the dtype of the last expression."""
+    like = next(a.dtype for a in reversed(args) if isinstance(a, Expr))
+    full = tuple(a if isinstance(a, Expr) else Const(a, like) for a in args)
+    boolean = OPS[name].rule in (Rule.COMPARE, Rule.LOGICAL)
+    return Op(name, full, dtype or (torch.bool if boolean else full[-1].dtype))
+
+
+def cast(e: Expr, dtype: torch.dtype) -> Expr:
+    return e if e.dtype == dtype else Op("cast", (e,), dtype)
+
+
+def ref(name: str, *scope: Axis, dtype: torch.dtype = F32) -> Ref:
+    return Ref(name, dtype, frozenset(scope))
+
+
+def parallel(a: Axis, *body: Loop | Stage, grain: int = 1000, **more: object) -> Loop:
+    return Loop(a, PARALLEL, body, grain=grain, **more)  # type: ignore[arg-type]
+
+
+def serial(a: Axis, *body: Loop | Stage, **more: object) -> Loop:
+    return Loop(a, SERIAL, body, **more)  # type: ignore[arg-type]
+
+
+def lanes(a: Axis, *body: Loop | Stage, width: int = 16, **more: object) -> Loop:
+    return Loop(a, LANES, body, lanes=width, **more)  # type: ignore[arg-type]
+
+
+def kernel(
+    name: str, reads: Sequence[Value], writes: Sequence[Value], *body: Loop | Stage, scratch: Sequence[Value] = ()
+) -> Kernel:
+    """A kernel whose sizes are those of its values' shapes and strides; a value in both lists is updated in place."""
+    values = list(dict.fromkeys([*reads, *writes]))
+    sizes = dict.fromkeys(s for v in values for i in (*v.shape, *v.strides) for s in sorted(i.sizes(), key=repr))
+    params = tuple(Param(v, v in reads, v in writes) for v in values)
+    return Kernel(name, params, tuple(sizes), tuple(scratch), body, (Origin("model.py", 12, "forward", f"aten.{name}.default"),))
+
+
+# -- running -------------------------------------------------------------------------------------------------------------
+@cache
+def build(text: str) -> ctypes.CDLL:
+    folder = Path(tempfile.gettempdir()) / "gyrator-test-kernels"
+    folder.mkdir(exist_ok=True)
+    headers = "".join(f.read_text() for f in sorted(INCLUDE.glob("*.h")))
+    stem = folder / hashlib.sha256((text + headers).encode()).hexdigest()[:24]
+    library = stem.with_suffix(".so")
+    if not library.exists():
+        source = stem.with_suffix(".cpp")
+        source.write_text(f'#include "kernel.h"\n{text}')
+        done = subprocess.run(["g++", *FLAGS, f"-I{INCLUDE}", str(source), "-o", str(library)], capture_output=True, text=True)
+        assert done.returncode == 0, f"{text}\n{done.stderr[:6000]}"
+    return ctypes.CDLL(str(library))
+
+
+def launch(printed: CppKernel, tensors: Sequence[torch.Tensor], sizes: Sequence[int] = (), threads: int = 1) -> int:
+    """Call a printed kernel with the memory of ``tensors`` as its parameters; its status."""
+    function = build(printed.text)[printed.name]
+    function.restype = ctypes.c_int32
+    pointers = [ctypes.c_void_p(t.data_ptr()) for t in tensors]
+    return int(function(*pointers, *(ctypes.c_int64(s) for s in sizes), ctypes.c_int32(threads)))
+
+
+def run(k: Kernel, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int] = {}, threads: int = 1) -> int:  # noqa: B006
+    """Print, build and run; tensors and sizes are named as in the kernel."""
+    return launch(print_kernel(k), [tensors[p.value.name] for p in k.params], [sizes[s.name] for s in k.sizes], threads)

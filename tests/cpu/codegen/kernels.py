@@ -1,0 +1,155 @@
+"""Typical kernels as loop trees, as a scheduler would build them."""
+
+from __future__ import annotations
+
+import torch
+
+from gyrator.ir.expr import Checked, Expr, IndexValue, Ref
+from gyrator.ir.index import IndexLike, Indirect, as_index
+from gyrator.ir.tree import Carry, Kernel, Let, Update
+from tests.cpu.codegen.harness import (
+    BF16, F32, I64, axis, cast, kernel, lanes, load, op, parallel, ref, serial, size, store, tensor,
+)  # fmt: skip
+
+
+def gelu_bias(rows: IndexLike, columns: IndexLike, dtype: torch.dtype = BF16) -> Kernel:
+    """y = gelu(x + b) in float32, stored as ``dtype``."""
+    x, b, y = tensor("x", rows, columns, dtype=dtype), tensor("b", columns, dtype=dtype), tensor("y", rows, columns, dtype=dtype)
+    i, j = axis("i", rows), axis("j", columns)
+    h = op("add", cast(load(x, i, j), F32), cast(load(b, j), F32))
+    erf = op("erf", op("mul", h, 0.7071067811865476))
+    gelu = op("mul", op("mul", h, 0.5), op("add", erf, 1.0))
+    return kernel("gelu_bias", [x, b], [y], parallel(i, lanes(j, store(y, (i, j), cast(gelu, dtype)))))
+
+
+def softmax(rows: IndexLike, columns: IndexLike, width: int = 16) -> Kernel:
+    """Three passes over a row; the exponentials wait in a scratch row."""
+    x, y, row = tensor("x", rows, columns), tensor("y", rows, columns), tensor("row", columns)
+    i, j = axis("i", rows), axis("j", columns)
+    m, d, e = ref("m", i), ref("d", i), ref("e", i, j)
+    return kernel(
+        "softmax", [x], [y],
+        parallel(
+            i,
+            lanes(j, Update("m", (load(x, i, j),)), carries=(Carry("m", "max", (m,)),), width=width),
+            lanes(
+                j,
+                Let(e, op("exp", op("sub", load(x, i, j), m))),
+                store(row, (j,), e),
+                Update("d", (e,)),
+                carries=(Carry("d", "sum", (d,)),), width=width,
+            ),
+            lanes(j, store(y, (i, j), op("div", load(row, j), d)), width=width),
+        ),
+        scratch=[row],
+    )  # fmt: skip
+
+
+def layer_norm(rows: IndexLike, columns: IndexLike) -> Kernel:
+    """Welford, then normalise with weight and bias."""
+    x, w, b, y = (tensor(n, *s) for n, s in (("x", (rows, columns)), ("w", (columns,)), ("b", (columns,)), ("y", (rows, columns))))
+    i, j = axis("i", rows), axis("j", columns)
+    mean, m2, rstd = ref("mean", i), ref("m2", i), ref("rstd", i)
+    count = cast(IndexValue(as_index(columns)), F32)
+    out = op("add", op("mul", op("mul", op("sub", load(x, i, j), mean), rstd), load(w, j)), load(b, j))
+    return kernel(
+        "layer_norm", [x, w, b], [y],
+        parallel(
+            i,
+            lanes(j, Update("moments", (load(x, i, j),)), carries=(Carry("moments", "welford", (mean, m2, None)),)),
+            Let(rstd, op("rsqrt", op("add", op("div", m2, count), 1e-5))),
+            lanes(j, store(y, (i, j), out)),
+        ),
+    )  # fmt: skip
+
+
+def column_sum(rows: IndexLike, columns: IndexLike) -> Kernel:
+    """The vectors lie along the columns; each lane sums its own."""
+    x, y = tensor("x", rows, columns), tensor("y", columns)
+    j, r = axis("j", columns), axis("r", rows)
+    total = ref("total", j)
+    return kernel(
+        "column_sum", [x], [y],
+        lanes(
+            j,
+            serial(r, Update("total", (load(x, r, j),)), carries=(Carry("total", "sum", (total,)),)),
+            store(y, (j,), total),
+            grain=1000,
+        ),
+    )  # fmt: skip
+
+
+def full_sum(count: IndexLike) -> Kernel:
+    """One number; each thread sums its share."""
+    x, y, j, total = tensor("x", count), tensor("y"), axis("j", count), ref("total")
+    return kernel(
+        "full_sum", [x], [y],
+        lanes(j, Update("total", (load(x, j),)), carries=(Carry("total", "sum", (total,)),), grain=2),
+        store(y, (), total),
+    )  # fmt: skip
+
+
+def cumsum(rows: IndexLike, columns: IndexLike) -> Kernel:
+    """A scan along the lanes: its iterations stay in order."""
+    x, y = tensor("x", rows, columns), tensor("y", rows, columns)
+    i, j = axis("i", rows), axis("j", columns)
+    running = ref("running", i, j)
+    return kernel(
+        "cumsum", [x], [y],
+        parallel(
+            i,
+            lanes(
+                j,
+                Update("total", (load(x, i, j),), (running,)),
+                store(y, (i, j), running),
+                carries=(Carry("total", "sum", (None,)),),
+            ),
+        ),
+    )  # fmt: skip
+
+
+def argmax(rows: IndexLike, columns: IndexLike) -> Kernel:
+    x, y = tensor("x", rows, columns), tensor("y", rows, dtype=I64)
+    i, j = axis("i", rows), axis("j", columns)
+    where = ref("where", i, dtype=I64)
+    best = Carry("best", "argmax", (None, where))
+    return kernel(
+        "argmax", [x], [y],
+        parallel(i, lanes(j, Update("best", (load(x, i, j), IndexValue(j.index()))), carries=(best,)), store(y, (i,), where)),
+    )  # fmt: skip
+
+
+def checked(value: Expr, extent: IndexLike, mask: Expr | None = None) -> Indirect:
+    return Indirect(Checked(value, as_index(extent), mask), as_index(extent))
+
+
+def embedding(rows: IndexLike, columns: IndexLike, vocabulary: int) -> Kernel:
+    table, idx, y = tensor("table", vocabulary, columns), tensor("idx", rows, dtype=I64), tensor("y", rows, columns)
+    i, j = axis("i", rows), axis("j", columns)
+    at = checked(load(idx, i), vocabulary).index()
+    return kernel("embedding", [table, idx], [y], parallel(i, lanes(j, store(y, (i, j), load(table, at, j)))))
+
+
+def scatter_add(rows: IndexLike, columns: IndexLike, vocabulary: int, *, along: str = "j") -> Kernel:
+    """``table[idx[i], j] += src[i, j]`` with the lanes along the columns or along the rows."""
+    table, idx, src = tensor("table", vocabulary, columns), tensor("idx", rows, dtype=I64), tensor("src", rows, columns)
+    i, j = axis("i", rows), axis("j", columns)
+    at = checked(load(idx, i), vocabulary).index()
+    add = store(table, (at, j), load(src, i, j), combine="add")
+    tree = serial(i, lanes(j, add)) if along == "j" else serial(j, lanes(i, add))
+    return kernel("scatter_add", [idx, src], [table], tree)
+
+
+def transpose_add(rows: IndexLike, columns: IndexLike) -> Kernel:
+    """y = x.t() + z"""
+    x, z, y = tensor("x", columns, rows), tensor("z", rows, columns), tensor("y", rows, columns)
+    i, j = axis("i", rows), axis("j", columns)
+    out = op("add", load(x, j, i), load(z, i, j))
+    return kernel("transpose_add", [x, z], [y], parallel(i, lanes(j, store(y, (i, j), out))))
+
+
+def named(r: Ref | None) -> str:
+    return "" if r is None else r.name
+
+
+S0, S1 = size("s0"), size("s1")
