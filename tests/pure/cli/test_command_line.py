@@ -1,0 +1,144 @@
+"""The command line, without compiling anything."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from gyrator.__main__ import app, main
+from gyrator.cli import bench, doctor
+from gyrator.cli.demo import Failure, results_table
+from gyrator.cli.doctor import Finding, State, findings
+from gyrator.cli.measure import Result
+from gyrator.config import Config
+from gyrator.errors import ToolchainMissing
+
+RUN = CliRunner()
+
+
+def found(topic: str, config: Config | None = None) -> Finding:
+    return next(f for f in findings(config or Config()) if f.topic == topic)
+
+
+def test_doctor_lists_everything_that_decides() -> None:
+    topics = {f.topic for f in findings(Config())}
+    assert topics >= {
+        "python",
+        "torch",
+        "backend",
+        "C++ compiler",
+        "instruction set",
+        "threads",
+        "Triton",
+        "cache",
+    }
+
+
+def test_doctor_prints_what_is_wrong_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    result = RUN.invoke(app, ["doctor"], env={"COLUMNS": "200"})
+    assert result.exit_code == 1
+    assert "!!  C++ compiler     none (looked for g++, clang++)" in result.stdout
+    assert "C++ compiler: install g++ 12 or later" in result.stdout
+
+
+def test_doctor_reports_a_compiler_that_is_too_old(tmp_path: Path) -> None:
+    old = tmp_path / "g++"
+    old.write_text("#!/bin/sh\necho 9.4.0\n")
+    old.chmod(0o755)
+    finding = found("C++ compiler", Config(cxx=str(old)))
+    assert (finding.state, finding.found) == (State.WRONG, f"{old} 9.4.0")
+
+
+def test_doctor_reports_a_cache_that_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(doctor.os, "access", lambda path, mode: False)
+    finding = found("cache", Config(cache_dir=tmp_path / "cache"))
+    assert finding.state is State.WRONG
+    assert "GYRATOR_CACHE_DIR" in finding.advice
+
+
+def test_doctor_reports_a_misspelt_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GYRATOR_DUMPS", "x")
+    assert found("environment").found == "GYRATOR_DUMPS names no option; did you mean GYRATOR_DUMP?"
+
+
+def test_doctor_reports_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4096)
+    assert found("threads").state is State.WRONG
+
+
+def test_the_cache_is_described_and_cleared(tmp_path: Path) -> None:
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels" / "ab.so").write_bytes(b"x" * 2**20)
+    env = {"GYRATOR_CACHE_DIR": str(tmp_path), "COLUMNS": "200"}
+    assert "kernels: 1 files, 1.0 MiB" in RUN.invoke(app, ["cache", "info"], env=env).stdout
+    assert RUN.invoke(app, ["cache", "clear"], env=env).exit_code == 0
+    assert list(tmp_path.iterdir()) == []
+    assert "empty" in RUN.invoke(app, ["cache", "info"], env=env).stdout
+
+
+def test_clearing_the_cache_follows_no_links(tmp_path: Path) -> None:
+    outside, cache = tmp_path / "outside", tmp_path / "cache"
+    outside.mkdir()
+    cache.mkdir()
+    (outside / "kept").write_text("x")
+    (cache / "link").symlink_to(outside)
+    RUN.invoke(app, ["cache", "clear"], env={"GYRATOR_CACHE_DIR": str(cache)})
+    assert (outside / "kept").exists()
+    assert not os.path.lexists(cache / "link")
+
+
+def test_wrong_arguments_of_the_demo_are_refused() -> None:
+    assert RUN.invoke(app, ["demo", "--dtype", "int8"]).exit_code == 2
+    assert RUN.invoke(app, ["demo", "--size", "huge"]).exit_code == 2
+    assert RUN.invoke(app, ["demo", "--steps", "0"]).exit_code == 2
+    if not torch.cuda.is_available():
+        assert RUN.invoke(app, ["demo", "--device", "cuda"]).exit_code == 2
+
+
+def test_the_demos_table_shows_speed_up_memory_and_failures() -> None:
+    out = io.StringIO()
+    rows = {
+        ("inference", "eager"): Result(0.2, 0.1, 100 * 2**20, 1e-7),
+        ("inference", "gyrator"): Result(2.5, 0.05, 90 * 2**20, 2e-7),
+        ("training", "gyrator"): Failure("it broke"),
+    }
+    Console(width=100, file=out).print(results_table(rows))
+    text = " ".join(out.getvalue().split())
+    assert "inference gyrator 2.50 s 50.00 ms 2.00× 90 MiB 2.0e-07" in text
+    assert "training gyrator failed" in text
+
+
+def test_bench_needs_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(bench, "__file__", str(tmp_path / "a/b/c/d.py"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ToolchainMissing, match=r"benchmarks/ not found\n  try: run this from a checkout"):
+        bench.run_bench([])
+
+
+def test_an_error_is_printed_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GYRATOR_FUSION", "perhaps")
+    monkeypatch.setattr(sys, "argv", ["gyrator", "doctor"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert capsys.readouterr().err.startswith("error: option 'fusion' must be 1 or 0, not 'perhaps'")
+
+
+def test_the_tools_that_make_calls_exist_where_the_readme_says() -> None:
+    root = Path(__file__).parents[3]
+    targets = (root / "Makefile").read_text()
+    assert all(f"\n{target}:" in targets for target in ("demo", "test", "lint", "bench"))
+    assert os.access(root / ".ci/run", os.X_OK)
+    assert shutil.which("bash")
