@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 import torch
 
@@ -41,7 +41,7 @@ class Expr:
 
     __slots__ = ()
     dtype: torch.dtype
-    _axes: frozenset[Axis] | None
+    _axes: ClassVar[frozenset[Axis] | None]
 
     def children(self) -> tuple[Expr, ...]:
         return ()
@@ -101,7 +101,7 @@ class Const(Expr):
 
     value: Scalar
     dtype: torch.dtype
-    _axes: frozenset[Axis] | None
+    _axes: ClassVar[frozenset[Axis] | None]
 
     @staticmethod
     def intern_key(value: Scalar, dtype: torch.dtype) -> tuple[object, ...]:
@@ -117,7 +117,7 @@ class IndexValue(Expr):
     """The int64 value of an index."""
 
     index: Index
-    _axes: frozenset[Axis] | None
+    _axes: ClassVar[frozenset[Axis] | None]
 
     @property
     def dtype(self) -> torch.dtype:  # type: ignore[override]
@@ -145,7 +145,7 @@ class Load(Expr):
     index: tuple[Index, ...]
     mask: Expr | None = None
     other: Scalar = 0
-    _axes: frozenset[Axis] | None
+    _axes: ClassVar[frozenset[Axis] | None]
 
     @staticmethod
     def intern_key(value: Value, index: tuple[Index, ...], mask: Expr | None, other: Scalar) -> tuple[object, ...]:
@@ -176,7 +176,7 @@ class Op(Expr):
     name: str
     args: tuple[Expr, ...]
     dtype: torch.dtype
-    _axes: frozenset[Axis] | None
+    _axes: ClassVar[frozenset[Axis] | None]
 
     def children(self) -> tuple[Expr, ...]:
         return self.args
@@ -199,7 +199,7 @@ class Masked(Expr):
     mask: Expr
     body: Expr
     other: Const
-    _axes: frozenset[Axis] | None
+    _axes: ClassVar[frozenset[Axis] | None]
 
     @property
     def dtype(self) -> torch.dtype:  # type: ignore[override]
@@ -225,7 +225,7 @@ class Checked(Expr):
     arg: Expr
     size: Index
     mask: Expr | None = None
-    _axes: frozenset[Axis] | None
+    _axes: ClassVar[frozenset[Axis] | None]
 
     @property
     def dtype(self) -> torch.dtype:  # type: ignore[override]
@@ -257,7 +257,7 @@ class Random(Expr):
     offset: Index
     dtype: torch.dtype
     args: tuple[Expr, ...] = ()
-    _axes: frozenset[Axis] | None
+    _axes: ClassVar[frozenset[Axis] | None]
 
     def children(self) -> tuple[Expr, ...]:
         return (self.seed, *self.args)
@@ -279,7 +279,7 @@ class Ref(Expr):
     name: str
     dtype: torch.dtype
     scope: frozenset[Axis]
-    _axes: frozenset[Axis] | None
+    _axes: ClassVar[frozenset[Axis] | None]
 
     def axes(self) -> frozenset[Axis]:
         return self.scope

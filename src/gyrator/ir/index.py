@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from math import gcd
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, TypeVar
 
 from gyrator.ir.intern import interned
 
@@ -77,7 +77,7 @@ class Axis(Atom):
 class FloorDiv(Atom):
     num: Index
     den: Index
-    _key: str | None
+    _key: ClassVar[str | None]
 
     @property
     def key(self) -> str:  # type: ignore[override]
@@ -91,7 +91,7 @@ class FloorDiv(Atom):
 class Mod(Atom):
     num: Index
     den: Index
-    _key: str | None
+    _key: ClassVar[str | None]
 
     @property
     def key(self) -> str:  # type: ignore[override]
@@ -133,7 +133,7 @@ class Indirect(Atom):
 
     value: Expr
     size: Index
-    _key: str | None
+    _key: ClassVar[str | None]
 
     @property
     def key(self) -> str:  # type: ignore[override]
@@ -148,9 +148,9 @@ class Index:
     """An integer polynomial. Build with :func:`const`, atoms' ``index()`` and the operators; terms stay canonical."""
 
     terms: Terms
-    _axes: frozenset[Axis] | None
-    _lower: Index | Literal[False] | None  # False: none is known
-    _upper: Index | Literal[False] | None
+    _axes: ClassVar[frozenset[Axis] | None]
+    _lower: ClassVar[Index | Literal[False] | None]  # False: none is known
+    _upper: ClassVar[Index | Literal[False] | None]
 
     # -- arithmetic ------------------------------------------------------------------------------------------------
     def __add__(self, other: IndexLike) -> Index:

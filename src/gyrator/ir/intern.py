@@ -18,7 +18,7 @@ def interned(cls: type[T]) -> type[T]:
 
     Fields take defaults as in a dataclass. A class whose fields can be equal yet different (``1 == True``)
     defines ``intern_key(*fields)`` to tell them apart. An optional ``check(self)`` runs once, on a new node.
-    An annotation that starts with ``_`` declares a cache slot, not a field: it begins as None.
+    A name that starts with ``_`` (annotated as ClassVar for type checkers) is a cache slot, not a field: it begins as None.
     """
     names = [n for n in cls.__dict__.get("__annotations__", {})]
     fields = [n for n in names if not n.startswith("_")]
@@ -38,12 +38,16 @@ def interned(cls: type[T]) -> type[T]:
     lines += ["    node.check()"] if "check" in body else []
     lines += ["    return put(k, node)"]
     exec("\n".join(lines), scope)  # noqa: S102  (one constructor per class, built from field names alone)
-    new.__new__ = scope["__new__"]  # type: ignore[method-assign, assignment]
-    new.__init__ = _no_init  # type: ignore[method-assign, misc]
-    new.__setattr__ = _refuse  # type: ignore[method-assign, assignment]
-    new.__reduce__ = lambda self: (new, tuple(getattr(self, n) for n in fields))  # type: ignore[method-assign]
-    new.__match_args__ = tuple(fields)  # type: ignore[attr-defined]
+    methods = {"__new__": scope["__new__"], "__init__": _no_init, "__setattr__": _refuse, "__match_args__": tuple(fields)}
+    methods["__reduce__"] = _reduce
+    for name, method in methods.items():
+        setattr(new, name, method)
     return new
+
+
+def _reduce(self: object) -> tuple[type, tuple[object, ...]]:
+    """Copies and pickles rebuild the node, and so find the one that exists."""
+    return type(self), tuple(getattr(self, n) for n in type(self).__match_args__)  # type: ignore[attr-defined]
 
 
 def _no_init(self: object, *args: object, **kwargs: object) -> None:

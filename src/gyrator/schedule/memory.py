@@ -98,7 +98,8 @@ class _Planner:
                     continue
                 yield from self._place(group, member, value, position, placed)
         built = self._build(group, outside, placed)
-        yield Launch(built.kernel.name, built.args, built.kernel.sizes and tuple(s.index() for s in built.kernel.sizes), built.kernel.origins)
+        kernel = built.kernel
+        yield Launch(kernel.name, built.args, tuple(s.index() for s in kernel.sizes), kernel.origins)
 
     def _build(self, group: Group, stored: frozenset[Value], placed: Mapping[Value, Value]) -> Built:
         built = build_kernel(group, stored, self._rule)
