@@ -36,7 +36,7 @@ from gyrator.codegen.python_text import (
 )
 from gyrator.codegen.ranges import index_ranges
 from gyrator.ir.expr import Value
-from gyrator.ir.index import ZERO, Index, Size, evaluate
+from gyrator.ir.index import ZERO, Atom, Index, Size, evaluate
 from gyrator.ir.program import Arg, Extern, ListArg, Output, View
 from gyrator.ir.tree import Kernel
 from gyrator.origin import Origin, Origins
@@ -72,12 +72,12 @@ _DEFAULT_SIZE = 8
 class BuiltKernel:
     """Where a kernel of the plan is found: its library's name, its symbol there, and its checked indices.
 
-    `sites` describes each `Checked` index of the kernel: what it indexes, and where in the user's program.
+    `sites` describes each `Checked` index of the kernel: the size it must stay below, and the user's place.
     """
 
     library: str
     symbol: str
-    sites: tuple[tuple[str, Origin | None], ...] = ()
+    sites: tuple[tuple[int | None, Origin | None], ...] = ()
 
 
 def print_wrapper(
@@ -162,7 +162,7 @@ class _Wrapper:
         head = f'{name} = runtime.kernel("{built.library}", "{built.symbol}", {count}'
         if not built.sites:
             return [f"{head})"]
-        sites = [f"    ({what!r}, {_origin_text(where)})," for what, where in built.sites]
+        sites = [f"    ({size}, {_origin_text(where)})," for size, where in built.sites]
         return [f"{head}, (", *sites, "))"]
 
     # -- inputs and sizes ------------------------------------------------------------------------------------
@@ -392,15 +392,14 @@ class _Wrapper:
         return lines
 
     def hint(self, index: Index) -> int:
-        env = {s: self.hints.get(s, max(s.lo, _DEFAULT_SIZE)) for s in index.sizes()}
-        return evaluate(index, dict(env))
+        env: dict[Atom, int] = {s: self.hints.get(s, max(s.lo, _DEFAULT_SIZE)) for s in index.sizes()}
+        return evaluate(index, env)
 
     def _math_import(self, body: str) -> str:
         return "import math\n\n" if "math." in body else ""
 
 
-_TEMPLATE = '''"""The graph {name!r}, compiled by gyrator. As a script: runs on random inputs and prints the
-time."""
+_TEMPLATE = '''"""Graph {name!r}, compiled by gyrator. As a script: runs on random inputs and prints the time."""
 
 {math}import torch
 

@@ -1,7 +1,7 @@
 // Calls of kernels from Python: `bind` makes a builtin function of a kernel's address.
 //
-// The builtin takes the kernel's arguments and the number of threads as ints, packs them into an array and runs the
-// kernel without the interpreter's lock. A status other than 0 is handed to a Python function, which raises.
+// The builtin takes the kernel's arguments and the number of threads as ints and runs the kernel without the
+// interpreter's lock. A status other than 0 is handed to a Python function, which raises.
 // Python's stable interface is declared here, so that no Python headers are needed; one build serves 3.11 and later.
 #include <stdint.h>
 
@@ -23,32 +23,37 @@ void Py_IncRef(PyObject*);
 void Py_DecRef(PyObject*);
 PyThreadState* PyEval_SaveThread(void);
 void PyEval_RestoreThread(PyThreadState*);
+PyObject* gyrator_launcher(void);
+}
 
-typedef int64_t (*Kernel)(const int64_t* args, int64_t threads);
-struct Bound { Kernel kernel; int64_t count; PyObject* on_error; };
+struct Bound { void* kernel; int64_t count; PyObject* on_error; };
 
 static const char kBound[] = "gyrator.kernel";
-static const int64_t kInline = 64;  // arguments that fit on the stack
 static const int kFastCall = 0x80;  // METH_FASTCALL
+static const int64_t kMost = 64;    // arguments of a kernel
 
-static bool pack(PyObject* const* args, int64_t count, int64_t* into) {
+// A kernel is int32_t(pointers..., int64_t sizes..., int32_t threads). In the Linux conventions of x86-64 and AArch64
+// an int64_t is passed where a pointer would be, an int32_t is the low half of one, and a callee does not notice
+// further arguments. So a kernel is called with the next larger of three numbers of arguments.
+template <int64_t... I> struct Numbers {
+  static int64_t call(void* kernel, const int64_t* n) {
+    return ((int32_t (*)(decltype((void)I, int64_t())...))kernel)(n[I]...);
+  }
+};
+template <int64_t N, int64_t... I> struct UpTo : UpTo<N - 1, N - 1, I...> {};
+template <int64_t... I> struct UpTo<0, I...> : Numbers<I...> {};
+
+static int64_t call(void* kernel, const int64_t* n, int64_t count) {
+  if (count <= 8) return UpTo<8>::call(kernel, n);
+  return count <= 24 ? UpTo<24>::call(kernel, n) : UpTo<kMost>::call(kernel, n);
+}
+
+static bool unpack(PyObject* const* args, int64_t count, int64_t* into) {
   for (int64_t i = 0; i < count; ++i) {
     into[i] = PyLong_AsLongLong(args[i]);
     if (into[i] == -1 && PyErr_Occurred()) return false;
   }
   return true;
-}
-
-static PyObject* call_packed(Bound* bound, PyObject* const* args, int64_t* packed) {
-  if (!pack(args, bound->count + 1, packed)) return nullptr;
-  PyThreadState* state = PyEval_SaveThread();
-  const int64_t status = bound->kernel(packed, packed[bound->count]);
-  PyEval_RestoreThread(state);
-  PyObject* result = PyLong_FromLongLong(status);
-  if (status == 0 || result == nullptr) return result;
-  PyObject* raised = PyObject_CallFunctionObjArgs(bound->on_error, result, nullptr);
-  Py_DecRef(result);
-  return raised;
 }
 
 static PyObject* launch(PyObject* self, PyObject* const* args, int64_t count) {
@@ -58,14 +63,16 @@ static PyObject* launch(PyObject* self, PyObject* const* args, int64_t count) {
     PyErr_SetString(PyExc_TypeError, "a kernel takes its pointers, its sizes and the number of threads");
     return nullptr;
   }
-  if (count <= kInline) {
-    int64_t packed[kInline];
-    return call_packed(bound, args, packed);
-  }
-  int64_t* packed = new int64_t[count];
-  PyObject* result = call_packed(bound, args, packed);
-  delete[] packed;
-  return result;
+  int64_t numbers[kMost] = {};
+  if (!unpack(args, count, numbers)) return nullptr;
+  PyThreadState* state = PyEval_SaveThread();
+  const int64_t status = call(bound->kernel, numbers, count);
+  PyEval_RestoreThread(state);
+  PyObject* result = PyLong_FromLongLong(status);
+  if (status == 0 || result == nullptr) return result;
+  PyObject* raised = PyObject_CallFunctionObjArgs(bound->on_error, result, nullptr);
+  Py_DecRef(result);
+  return raised;
 }
 
 static void release(PyObject* capsule) {
@@ -83,9 +90,13 @@ static PyObject* bind(PyObject*, PyObject* const* args, int64_t count) {
     return nullptr;
   }
   int64_t numbers[2];
-  if (!pack(args, 2, numbers)) return nullptr;
+  if (!unpack(args, 2, numbers)) return nullptr;
+  if (numbers[1] < 0 || numbers[1] >= kMost) {
+    PyErr_SetString(PyExc_TypeError, "too many arguments for a launch");
+    return nullptr;
+  }
   Py_IncRef(args[2]);
-  Bound* bound = new Bound{(Kernel)numbers[0], numbers[1], args[2]};
+  Bound* bound = new Bound{(void*)numbers[0], numbers[1], args[2]};
   PyObject* capsule = PyCapsule_New(bound, kBound, release);
   if (capsule == nullptr) return nullptr;
   PyObject* function = PyCMethod_New(&kLaunch, capsule, nullptr, nullptr);
@@ -97,4 +108,3 @@ static PyMethodDef kBind = {"bind", (void*)bind, kFastCall, "bind(address, count
 
 // The builtin function `bind`; call it through ctypes.PyDLL.
 PyObject* gyrator_launcher(void) { return PyCMethod_New(&kBind, nullptr, nullptr, nullptr); }
-}

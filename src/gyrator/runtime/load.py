@@ -1,0 +1,172 @@
+"""From a folder with a wrapper, its kernels and constants to a callable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias, final
+
+import numpy
+import torch
+
+from gyrator.errors import CacheCorrupt
+from gyrator.origin import Origin
+from gyrator.runtime import externs
+from gyrator.runtime.launch import Bind, Launch, Library, bind_by_ctypes, index_error, load_launcher
+from gyrator.runtime.pool import SMALLEST, Pool
+from gyrator.torch_compat import empty_strided_cpu, profiler_enabled, reinterpret
+
+WRAPPER = "wrapper.py"
+LAUNCHER = "launcher.so"
+
+BoxedCall: TypeAlias = Callable[[list[Any]], Sequence[Any]]
+SiteText: TypeAlias = "tuple[int | None, tuple[str, int, str, str] | None]"
+
+
+def library_file(name: str) -> str:
+    """The file of a kernel library in a compiled graph's folder."""
+    return f"{name}.so"
+
+
+def constant_file(key: str) -> str:
+    """The file of a constant in a compiled graph's folder."""
+    return f"{key}.bin"
+
+
+@final
+@dataclass(frozen=True)
+class Runtime:
+    """What a wrapper's `bind` receives: the functions that it calls, and the contents of its folder.
+
+    Attributes:
+        folder: where the wrapper, its kernel libraries and constants lie.
+        pool: gives memory to large values.
+        constants: tensors of the compiled graph that need not be read from files.
+        most_threads: a limit to threads of a kernel; 0 for torch's number alone.
+        named: every launch is shown to profilers under the kernel's name.
+    """
+
+    folder: Path
+    pool: Pool
+    constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    most_threads: int = 0
+    named: bool = False
+    _libraries: dict[str, Library] = field(default_factory=dict)
+    _bind: list[Bind] = field(default_factory=list)
+
+    empty = staticmethod(empty_strided_cpu)
+    reinterpret = staticmethod(reinterpret)
+    operator = staticmethod(externs.operator)
+    checked = staticmethod(externs.checked)
+    leaves = staticmethod(externs.leaves)
+    retype = staticmethod(externs.retype)
+
+    @property
+    def take(self) -> Callable[[int, Sequence[int], Sequence[int], torch.dtype], torch.Tensor]:
+        """(bytes, shape, strides, dtype) → memory from the pool."""
+        return self.pool.take
+
+    def allocate(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Memory for a value whose size is known only now: from the pool if it is large."""
+        count = 1
+        for size, stride in zip(shape, strides, strict=True):
+            if size == 0:
+                return empty_strided_cpu(shape, strides, dtype)
+            count += (size - 1) * stride
+        nbytes = count * dtype.itemsize
+        if nbytes < SMALLEST:
+            return empty_strided_cpu(shape, strides, dtype)
+        return self.pool.take(nbytes, shape, strides, dtype)
+
+    @staticmethod
+    def allocate_on(
+        device: torch.device, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Memory on another device than the CPU."""
+        return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+    @property
+    def num_threads(self) -> Callable[[], int]:
+        """A function that says how many threads kernels may use, asked at each call."""
+        most, current = self.most_threads, torch.get_num_threads
+        return (lambda: min(most, current())) if most else current
+
+    def kernel(self, library: str, symbol: str, count: int, sites: tuple[SiteText, ...] = ()) -> Launch:
+        """The launch function of a kernel of `count` pointers and sizes; `sites` are its checked indices.
+
+        Raises: CacheCorrupt if the library does not load or lacks the symbol.
+        """
+        path = self.folder / library_file(library)
+        try:
+            if library not in self._libraries:
+                self._libraries[library] = Library(path)
+            address = self._libraries[library].address(symbol)
+        except (OSError, AttributeError) as error:
+            raise CacheCorrupt(str(path), str(error)) from error
+        places = tuple((size, None if at is None else Origin(*at)) for size, at in sites)
+        launch = self._launcher()(address, count, index_error(places))
+        return _in_range(symbol, launch) if self.named else launch
+
+    def constant(
+        self, key: str, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype
+    ) -> torch.Tensor:
+        """A tensor of the compiled graph: as given, or read from its file, which holds its elements row by
+        row.
+
+        Raises: CacheCorrupt if the file is missing or of another size.
+        """
+        given = self.constants.get(key)
+        if given is not None:
+            return given
+        path = self.folder / constant_file(key)
+        try:
+            raw = numpy.fromfile(path, dtype=numpy.uint8)
+            flat = torch.from_numpy(raw).view(dtype)
+            return torch.empty_strided(shape, strides, dtype=dtype).copy_(flat.view(tuple(shape)))
+        except (OSError, RuntimeError) as error:
+            raise CacheCorrupt(str(path), str(error)) from error
+
+    def _launcher(self) -> Bind:
+        if not self._bind:
+            path = self.folder / LAUNCHER
+            self._bind.append(load_launcher(path) if path.exists() else bind_by_ctypes)
+        return self._bind[0]
+
+
+def load(text: str, runtime: Runtime) -> BoxedCall:
+    """Run a wrapper's program and bind it to a runtime.
+
+    While a profiler records, calls go through a second binding whose launches are named ranges.
+    """
+    path = str(runtime.folder / WRAPPER)
+    namespace: dict[str, Any] = {"__name__": "gyrator_wrapper", "__file__": path}
+    exec(compile(text, path, "exec"), namespace)  # written by this process, or found in the user's own cache
+    bind: Callable[[Runtime], BoxedCall] = namespace["bind"]
+    plain = bind(runtime)
+    named: list[BoxedCall] = []
+
+    def call(args: list[Any]) -> Sequence[Any]:
+        if profiler_enabled():
+            if not named:
+                named.append(bind(replace(runtime, named=True)))
+            return named[0](args)
+        return plain(args)
+
+    return call
+
+
+def save_constant(tensor: torch.Tensor, path: Path) -> None:
+    """Write a tensor's elements row by row."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    flat.numpy().tofile(path)
+
+
+def _in_range(name: str, launch: Launch) -> Launch:
+    """`launch` inside a range that profilers show under `name`."""
+
+    def ranged(*args: int) -> int:
+        with torch.profiler.record_function(name):
+            return launch(*args)
+
+    return ranged

@@ -1,0 +1,49 @@
+"""What a wrapper uses when it is run as a script."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gyrator.runtime.load import BoxedCall, Runtime
+from gyrator.runtime.pool import Pool
+
+SECONDS = 1.0
+"""How long a script measures."""
+
+
+def random_tensor(
+    shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, below: int | None = None
+) -> torch.Tensor:
+    """A random tensor: normal floats, booleans, integers from 0 up to `below` (by default 2)."""
+    new = torch.empty_strided(shape, strides, dtype=dtype)
+    if dtype.is_floating_point or dtype.is_complex:
+        wide = dtype if dtype in (torch.float32, torch.float64) or dtype.is_complex else torch.float32
+        return new.copy_(torch.randn(shape, dtype=wide))
+    return new.copy_(torch.randint(0, below or 2, tuple(shape)))
+
+
+def main(file: str, bind: Callable[[Runtime], BoxedCall], inputs: Callable[[], list[Any]]) -> None:
+    """Call the graph in the folder of `file` for a second and print the median time of a call."""
+    torch.manual_seed(0)
+    call = bind(Runtime(Path(file).resolve().parent, Pool()))
+    with torch.no_grad():
+        times = _times(call, inputs())
+    print(f"{statistics.median(times) * 1e6:.1f} us a call (median of {len(times)})")
+
+
+def _times(call: BoxedCall, inputs: list[Any]) -> list[float]:
+    call(list(inputs))
+    times: list[float] = []
+    end = time.perf_counter() + SECONDS
+    while not times or time.perf_counter() < end:
+        args = list(inputs)
+        start = time.perf_counter()
+        call(args)
+        times.append(time.perf_counter() - start)
+    return times
