@@ -28,7 +28,7 @@ def start(kind: str, dtype: torch.dtype) -> State:
     return (first, torch.zeros((), dtype=torch.int64)) if REDUCTIONS[kind].inputs == 2 else (first,)
 
 
-def reduce_dims(kind: str, args: State, dims: tuple[int, ...], *, last_wins: bool = False) -> State:
+def reduce_dims(kind: str, args: State, dims: tuple[int, ...]) -> State:
     """Reduce over ``dims``, which stay as dimensions of size 1. All of ``args`` have one shape."""
     first = args[0]
     if any(first.shape[d] == 0 for d in dims):
@@ -37,15 +37,15 @@ def reduce_dims(kind: str, args: State, dims: tuple[int, ...], *, last_wins: boo
     order = [d for d in range(first.dim()) if d not in dims] + list(dims)
     kept = [first.shape[d] for d in order[: first.dim() - len(dims)]]
     flat = tuple(a.permute(order).reshape(*kept, -1) for a in args)
-    results = _reduce_last(kind, flat, last_wins=last_wins)
+    results = _reduce_last(kind, flat)
     shape = [1 if d in dims else n for d, n in enumerate(first.shape)]
     return tuple(r.reshape(shape) for r in results)
 
 
-def _reduce_last(kind: str, args: State, *, last_wins: bool) -> State:
+def _reduce_last(kind: str, args: State) -> State:
     x = args[0]
     if x.dtype in _WIDE:
-        wide = _reduce_last(kind, (x.to(_WIDE[x.dtype]), *args[1:]), last_wins=last_wins)
+        wide = _reduce_last(kind, (x.to(_WIDE[x.dtype]), *args[1:]))
         return (wide[0].to(x.dtype), *wide[1:])
     match kind:
         case "sum":
@@ -65,7 +65,7 @@ def _reduce_last(kind: str, args: State, *, last_wins: bool) -> State:
         case "logaddexp":
             return (torch.logsumexp(x, -1),)
         case "argmax" | "argmin":
-            return _extreme(kind, x, args[1], last_wins=last_wins)
+            return _extreme(kind, x, args[1])
         case "welford":
             return _welford(x)
         case "softmax":
@@ -82,15 +82,15 @@ def _xor(x: Tensor) -> Tensor:
     return x[..., 0]
 
 
-def _extreme(kind: str, x: Tensor, index: Tensor, *, last_wins: bool) -> State:
+def _extreme(kind: str, x: Tensor, index: Tensor) -> State:
     best = x.amax(-1) if kind == "argmax" else x.amin(-1)
-    hit = x == best.unsqueeze(-1)
-    if x.dtype.is_floating_point:
-        hit = hit | (x.isnan() & best.isnan().unsqueeze(-1))
-    limits = torch.iinfo(torch.int64)
-    if last_wins:
-        return best, torch.where(hit, index, limits.min).amax(-1)
-    return best, torch.where(hit, index, limits.max).amin(-1)
+    lowest = torch.where(_equal(x, best.unsqueeze(-1)), index, torch.iinfo(torch.int64).max).amin(-1)
+    return best, lowest
+
+
+def _equal(a: Tensor, b: Tensor) -> Tensor:
+    """Elementwise equality in which NaN equals itself."""
+    return (a == b) | ((a != a) & (b != b))
 
 
 def _welford(x: Tensor) -> State:
@@ -102,13 +102,19 @@ def _welford(x: Tensor) -> State:
 
 
 def merge(kind: str, a: State, b: State, *, last_wins: bool = False) -> State:
-    """The state of ``a``'s elements followed by ``b``'s. Shapes broadcast."""
+    """The state of ``a``'s elements followed by ``b``'s. Shapes broadcast.
+
+    ``last_wins``: of equal extremes ``b``'s index is taken, not the lower one.
+    """
     if kind == "welford":
         return _merge_welford(a, b)
     if kind == "softmax":
         return _merge_softmax(a, b)
     pairs = [torch.stack(torch.broadcast_tensors(x, y), -1) for x, y in zip(a, b, strict=True)]
-    return _reduce_last(kind, tuple(pairs), last_wins=last_wins)
+    merged = _reduce_last(kind, tuple(pairs))
+    if last_wins:
+        return merged[0], torch.where(_equal(merged[0], b[0]), b[1], merged[1])
+    return merged
 
 
 def _merge_welford(a: State, b: State) -> State:
@@ -157,3 +163,17 @@ def _running_extreme(kind: str, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     """NaN stays extreme, and of equal elements the later wins: torch's cummax and cummin."""
     best, at = x.cummax(dim) if kind in ("max", "argmax") else x.cummin(dim)
     return best, at
+
+
+def combine_into(flat: Tensor, index: Tensor, source: Tensor, combine: str) -> None:
+    """``flat[index] = source``, or add, mul, max or min into it; repeated indices count every time."""
+    match combine:
+        case "set":
+            flat[index] = source
+        case "add":
+            flat.index_put_((index,), source, accumulate=True)
+        case "mul" | "max" | "min":
+            how = {"mul": "prod", "max": "amax", "min": "amin"}[combine]
+            flat.scatter_reduce_(0, index, source, how, include_self=True)
+        case _:
+            raise ValueError(f"no such way to combine: {combine}")

@@ -233,11 +233,16 @@ def _bitcast(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 # -- grids and places --------------------------------------------------------------------------------------
+def number(index: Index, sizes: Mapping[Size, int]) -> int:
+    """The value of an index that depends on sizes alone."""
+    return evaluate(index, {**sizes})
+
+
 def grid(
     axes: tuple[Axis, ...], sizes: Mapping[Size, int]
 ) -> tuple[tuple[int, ...], dict[Axis, IntOrTensor]]:
     """The shape of the iterations over ``axes``, and each axis's values along its own dimension."""
-    shape = tuple(evaluate(a.extent, dict(sizes)) for a in axes)
+    shape = tuple(number(a.extent, sizes) for a in axes)
     values: dict[Axis, IntOrTensor] = {}
     for k, (axis, extent) in enumerate(zip(axes, shape, strict=True)):
         values[axis] = torch.arange(extent).reshape([extent if d == k else 1 for d in range(len(axes))])
@@ -246,8 +251,8 @@ def grid(
 
 def allocate(value: Value, sizes: Mapping[Size, int]) -> Tensor:
     """An uninitialised tensor with exactly the shape, dtype and strides of ``value``."""
-    shape = [evaluate(s, dict(sizes)) for s in value.shape]
-    strides = [evaluate(s, dict(sizes)) for s in value.strides]
+    shape = [number(s, sizes) for s in value.shape]
+    strides = [number(s, sizes) for s in value.strides]
     return torch.empty_strided(shape, strides, dtype=value.dtype)
 
 

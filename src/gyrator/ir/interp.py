@@ -1,7 +1,7 @@
 """The reference interpreter: the definition of what a program means.
 
-It runs programs with torch operators only, a nest at a time, whole grids at once. It is written to be obviously
-right, not fast: every pass and every backend is compared with it.
+It runs programs with torch operators only, a nest at a time, whole grids at once. It is written to be
+obviously right, not fast: every pass and every backend is compared with it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, TypeAlias, final
 import torch
 from torch import Tensor
 
-from gyrator.ir.combine import State, reduce_dims, scan_dim
-from gyrator.ir.evaluate import Evaluator, allocate, grid, place
+from gyrator.ir.combine import State, combine_into, reduce_dims, scan_dim
+from gyrator.ir.evaluate import Evaluator, allocate, grid, number, place
 from gyrator.ir.expr import Expr, Value
-from gyrator.ir.index import Index, Size, evaluate
+from gyrator.ir.index import Index, Size
 from gyrator.ir.program import (
     Arg,
     Extern,
@@ -60,11 +60,11 @@ def run_program(
 ) -> Run:
     """Run ``program`` on one argument per input; arguments are not written into.
 
-    ``constants`` are by key. ``sizes`` gives sizes that no input binds. ``externs`` finds the function of an op
-    whose name torch does not know. Outputs and values lie in memory exactly as their strides say.
+    ``constants`` are by key. ``sizes`` gives sizes that no input binds. ``externs`` finds the function of an
+    op whose name torch does not know. Outputs and values lie in memory exactly as their strides say.
 
-    Raises: IndexOutOfRange where a ``Checked`` index is out of range; OutOfRange where the program itself is
-    wrong; ValueError where inputs do not fit the program.
+    Raises: IndexOutOfRange where a ``Checked`` index is out of range; OutOfRange where the program
+    itself is wrong; ValueError where inputs do not fit the program.
     """
     machine = _Machine(dict(sizes or {}), {}, externs or {})
     machine.bind(program, inputs, constants or {})
@@ -103,6 +103,7 @@ class _Machine:
                 self.sizes[derived.size] = self.derive(derived.text)
         for value, tensor in tensors:
             self.check(value, tensor)
+            self.check_strides(value, tensor)
             self.values[value] = tensor
 
     def solve(self, shape: tuple[Index, ...], actual: Sequence[int]) -> None:
@@ -117,15 +118,17 @@ class _Machine:
         """The value of a derived size's text, which gyrator wrote itself (``python_text``)."""
         names = {size.name: value for size, value in self.sizes.items()}
         code = compile(text, "<derived size>", "eval")
-        return int(eval(code, {"__builtins__": _DERIVED_BUILTINS, "math": math}, names))  # noqa: S307
+        return int(eval(code, {"__builtins__": _DERIVED_BUILTINS, "math": math}, names))
 
     def check(self, value: Value, tensor: Tensor) -> None:
-        shape = [self.number(s) for s in value.shape]
+        shape = [number(s, self.sizes) for s in value.shape]
         if list(tensor.shape) != shape or tensor.dtype != value.dtype:
             raise ValueError(f"{value} is {value.dtype}{shape}, given {tensor.dtype}{list(tensor.shape)}")
 
-    def number(self, index: Index) -> int:
-        return evaluate(index, dict(self.sizes))
+    def check_strides(self, value: Value, tensor: Tensor) -> None:
+        strides = [number(s, self.sizes) for s in value.strides]
+        if any(n > 1 and a != b for n, a, b in zip(tensor.shape, strides, tensor.stride(), strict=True)):
+            raise ValueError(f"{value} has strides {strides}, given {list(tensor.stride())}")
 
     # -- nests -----------------------------------------------------------------------------------------------
     def nest(self, nest: Nest) -> None:
@@ -183,9 +186,9 @@ class _Machine:
         with torch.no_grad():
             result = self.find(node.op)(*args, **kwargs)
         results = list(result) if isinstance(result, (tuple, list)) else [result]
-        numbers = [r for r in results if isinstance(r, int | float)]
-        for size, number in zip(node.scalars, numbers, strict=False):
-            self.sizes[size] = int(number)
+        scalars = [r for r in results if isinstance(r, int | float)]
+        for size, scalar in zip(node.scalars, scalars, strict=False):
+            self.sizes[size] = int(scalar)
         for value, given in zip(node.out, results, strict=False):
             if value is not None:
                 self.solve(value.shape, given.shape)
@@ -198,14 +201,14 @@ class _Machine:
         found: Any = torch.ops
         for part in op.split("."):
             found = getattr(found, part)
-        return found  # type: ignore[no-any-return]
+        return found
 
     def arg(self, arg: Arg, written: Mapping[Value, Tensor]) -> Any:
         match arg:
             case View():
                 return self.view(arg, written)
             case Index():
-                return self.number(arg)
+                return number(arg, self.sizes)
             case ListArg(items):
                 return [self.arg(i, written) for i in items]
         return arg
@@ -213,14 +216,14 @@ class _Machine:
     def output(self, output: Output) -> Result:
         if isinstance(output, View):
             return self.view(output)
-        return self.number(output) if isinstance(output, Index) else output
+        return number(output, self.sizes) if isinstance(output, Index) else output
 
     def view(self, view: View, written: Mapping[Value, Tensor] | None = None) -> Tensor:
         base = self.values[view.value]
         if written and view.value in written:
             base = written[view.value]
-        shape, strides = ([self.number(i) for i in part] for part in (view.shape, view.strides))
-        offset = base.storage_offset() + self.number(view.offset)
+        shape, strides = ([number(i, self.sizes) for i in part] for part in (view.shape, view.strides))
+        offset = base.storage_offset() + number(view.offset, self.sizes)
         if view.dtype is not None:
             base, offset = base.view(view.dtype), offset
         return base.as_strided(shape, strides, offset)
@@ -233,17 +236,3 @@ def _sort(x: Tensor, dim: int, *, descending: bool) -> State:
     """Stable, so that any order an unstable sort may choose agrees on the values."""
     values, indices = torch.sort(x, dim=dim, descending=descending, stable=True)
     return values, indices
-
-
-def combine_into(flat: Tensor, index: Tensor, source: Tensor, combine: str) -> None:
-    """``flat[index] = source``, or add, mul, max or min into it; all of ``source`` counts where indices repeat."""
-    match combine:
-        case "set":
-            flat[index] = source
-        case "add":
-            flat.index_put_((index,), source, accumulate=True)
-        case "mul" | "max" | "min":
-            how = {"mul": "prod", "max": "amax", "min": "amin"}[combine]
-            flat.scatter_reduce_(0, index, source, how, include_self=True)
-        case _:
-            raise ValueError(f"no such way to combine: {combine}")
