@@ -229,3 +229,10 @@ def higher_order_operator() -> type:
     """The class of operators that take graphs as arguments."""
     found: type = torch._ops.HigherOrderOperator
     return found
+
+
+def release_saved(ctx: Any) -> None:
+    """Free what a Function's context saved, once backward has it in hand, unless backward may run again."""
+    clear = getattr(ctx, "maybe_clear_saved_tensors", None)
+    if clear is not None:
+        clear()

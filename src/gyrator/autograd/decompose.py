@@ -26,6 +26,7 @@ from gyrator import torch_compat
 from gyrator.autograd import ops
 from gyrator.autograd.builder import GraphBuilder, metadata_key
 from gyrator.autograd.decompositions import DecompositionTable
+from gyrator.autograd.effects import is_statement
 from gyrator.autograd.recorder import Recorder
 from gyrator.autograd.symbols import SYMBOLIC_TYPES, expression
 from gyrator.errors import InternalCheckError
@@ -87,9 +88,11 @@ class _Pass:
 
     def run(self, graph: Graph) -> GraphBuilder:
         new, nodes = self._new, self._nodes
+        live = live_nodes(graph)
         for node in graph.nodes:
             if node.op == "call_function":
-                self._call(node)
+                if node in live:
+                    self._call(node)
             elif node.op == "output":
                 new.graph.output(self._mapped(node.args[0]))
             else:
@@ -172,7 +175,6 @@ class _Pass:
             return None
         outputs = self._results(op, recorder, results, node.meta["val"])
         build.graph.output(outputs)
-        build.graph.eliminate_dead_code()
         return self._listed(build.graph, inputs)
 
     def _results(self, op: OpOverload, recorder: Recorder, results: Any, wanted: Any) -> Any:
@@ -245,6 +247,18 @@ class _Pass:
             pasted.meta["val"] = call.value
             values.append(pasted)
         return filled(template.results)
+
+
+def live_nodes(graph: Graph) -> set[Node]:
+    """Nodes that the output needs, and statements with what they need."""
+    live: set[Node] = set()
+    pending = [graph.output_node(), *(node for node in graph.nodes if is_statement(node))]
+    while pending:
+        node = pending.pop()
+        if node not in live:
+            live.add(node)
+            pending.extend(node.all_input_nodes)
+    return live
 
 
 def _key(argument: Any, tensors: list[Node]) -> Any:

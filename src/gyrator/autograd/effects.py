@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.fx import Node
 
 from gyrator.autograd.views import METADATA_OPS, is_view
 
@@ -85,6 +86,15 @@ def behaviour(op: OpOverload) -> Behaviour:
     if not any("Tensor" in str(result.type) for result in schema.returns):
         return Behaviour(Effect.NUMBER)
     return Behaviour(Effect.PURE, random=random)
+
+
+def is_statement(node: Node) -> bool:
+    """Whether a node is there for what it does, not for what it returns."""
+    return (
+        node.op == "call_function"
+        and isinstance(node.target, OpOverload)
+        and behaviour(node.target).effect is Effect.STATEMENT
+    )
 
 
 def arguments(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

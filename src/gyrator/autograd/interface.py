@@ -75,7 +75,14 @@ def interpret(graph: torch.fx.GraphModule, example_inputs: Sequence[object], inf
 
     def call(args: list[Any]) -> Sequence[Any]:
         with torch.no_grad():
-            outputs: Sequence[Any] = interpreter.boxed_run(args)
-        return outputs
+            outputs = interpreter.boxed_run(args)
+            return [_restrided(output, strides) for output, strides in zip(outputs, info.strides, strict=True)]
 
     return Compiled(call)
+
+
+def _restrided(output: Any, strides: tuple[Size, ...] | None) -> Any:
+    """The output in memory with the strides that it must have."""
+    if strides is None or output.stride() == strides or any(type(step) is not int for step in strides):
+        return output
+    return torch.empty_strided(output.shape, strides, dtype=output.dtype, device=output.device).copy_(output)

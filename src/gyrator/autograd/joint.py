@@ -15,32 +15,16 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from gyrator import torch_compat
 from gyrator.autograd.aliasing import Forward, describe_outputs
 from gyrator.autograd.builder import GraphBuilder, Meta, origin_of
+from gyrator.autograd.inputs import Inputs
 from gyrator.autograd.recorder import Recorder
 from gyrator.autograd.symbols import SYMBOLIC_TYPES
 from gyrator.errors import UnsupportedOperator
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Fake inputs of a trace.
-
-    Attributes:
-        mode: the mode that the fake tensors belong to.
-        values: one per placeholder: fake tensor, symbolic size, or scalar.
-        requires_grad: whether autograd tracks the input, per input.
-        leaf: whether the input is a leaf of the user's autograd graph (it can then not be mutated under autograd).
-    """
-
-    mode: FakeTensorMode
-    values: tuple[Any, ...]
-    requires_grad: tuple[bool, ...]
-    leaf: tuple[bool, ...]
 
 
 @dataclass(frozen=True)
@@ -95,7 +79,7 @@ def trace(gm: GraphModule, inputs: Inputs) -> Joint:
             outputs = runner.run(*arguments)
         build.origin = {}
         forward = describe_outputs(recorder, arguments, before, outputs)
-        differentiable = forward.differentiable if torch.is_grad_enabled() or forward.differentiable else ()
+        differentiable = forward.differentiable
         gradients: tuple[int, ...] = ()
         nodes = list(forward.nodes)
         if differentiable:

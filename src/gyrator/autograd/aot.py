@@ -1,0 +1,190 @@
+"""READ THIS FIRST: `aot_compile`, the whole of gyrator.autograd as one straight line."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+from gyrator import torch_compat
+from gyrator.autograd.decompose import decompose
+from gyrator.autograd.decompositions import DecompositionTable, Numerics, decomposition_table
+from gyrator.autograd.function import Differentiable, Tangent, make_function
+from gyrator.autograd.inputs import Inputs, fake_inputs, overlapping
+from gyrator.autograd.interface import BoxedCallable, Compiled, Compiler, GraphInfo, Size, Update
+from gyrator.autograd.joint import Joint, trace
+from gyrator.autograd.partition import Halves, JointGraph, PartitionFunction, inference_graph, save_all, split
+from gyrator.autograd.shell import Program, make_shell
+
+
+def aot_compile(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    fw_compiler: Compiler,
+    bw_compiler: Compiler | None = None,
+    inference_compiler: Compiler | None = None,
+    partition_fn: PartitionFunction = save_all,
+    decompositions: DecompositionTable | None = None,
+    numerics: Numerics = "fast",
+    lazy_backward: bool = False,
+) -> Callable[..., Any]:
+    """Compiles a graph of torch-level operators ahead of time, its backward included.
+
+    Args:
+        gm: torch-level ops, as torch.compile hands them to a backend.
+        example_inputs: one per placeholder of `gm`: fake or real tensors, sizes.
+        fw_compiler, bw_compiler, inference_compiler: see `Compiler`; the first stands in for a missing one.
+        partition_fn: decides what forward saves and backward recomputes.
+        decompositions: see `decomposition_table`, whose result is the default.
+        numerics: which default table.
+        lazy_backward: compile backward at its first call. Facts about sizes that it finds out then are not guarded, so
+            it is for static shapes.
+
+    Returns:
+        A callable with `gm`'s own signature that behaves like it: values, aliasing, mutation, gradients.
+
+    Raises:
+        UnsupportedInput: for tensor subclasses and layouts other than strided.
+        UnsupportedOperator: for operators that change what memory a tensor owns.
+    """
+    table = decomposition_table(numerics=numerics) if decompositions is None else decompositions
+    inputs = fake_inputs(gm, example_inputs)
+    joint = trace(gm, inputs)
+    build = decompose(joint.graph, table, joint.build)
+    roles = _roles(joint, build.graph, inputs)
+    if joint.differentiable:
+        partition = partition_fn(roles)
+        halves = split(roles, partition.saved)
+        run, written = _differentiable(
+            joint, roles, halves, fw_compiler, bw_compiler or fw_compiler, lazy_backward
+        )
+    else:
+        graph = inference_graph(roles)
+        compiled = _compile(
+            inference_compiler or fw_compiler, graph,
+            GraphInfo("inference", _static(roles), _updates(joint), _strides(joint, 0)),
+        )
+        run, written = compiled.call, _written(joint, compiled)
+    mutates = bool(joint.forward.updates)
+    if mutates and overlapping(example_inputs):
+        return gm.forward
+    return make_shell(Program(
+        run=run,
+        forward=joint.forward,
+        inputs=joint.inputs,
+        constants=joint.constants,
+        written=written,
+        fallback=gm.forward if mutates else None,
+        autocast=torch_compat.autocast_enabled(),
+    ))
+
+
+def _roles(joint: Joint, graph: Graph, inputs: Inputs) -> JointGraph:
+    """The decomposed joint graph with its nodes by role."""
+    placeholders = tuple(graph.find_nodes(op="placeholder"))
+    outputs = graph.output_node().args[0]
+    assert isinstance(outputs, (tuple, list))
+    primals = placeholders[: joint.inputs + len(joint.constants)]
+    results = len(joint.forward.nodes)
+    static = {primals[position] for position in inputs.static} | set(primals[joint.inputs:])
+    return JointGraph(
+        graph=graph,
+        primals=primals,
+        tangents=placeholders[len(primals):],
+        results=tuple(outputs[:results]),
+        gradients=tuple(outputs[results:]),
+        static=frozenset(static),
+        updated=frozenset(primals[update.input] for update in joint.forward.updates),
+    )
+
+
+def _differentiable(
+    joint: Joint, roles: JointGraph, halves: Halves, fw_compiler: Compiler, bw_compiler: Compiler, lazy: bool
+) -> tuple[BoxedCallable, frozenset[int]]:
+    """Forward and backward compiled and joined by a torch.autograd.Function; the inputs that forward overwrites."""
+    extra = halves.saved_values + halves.numbers
+    info = GraphInfo("forward", _static(roles), _updates(joint), _strides(joint, extra))
+    forward = _compile(fw_compiler, halves.forward, info)
+    static = tuple(
+        halves.numbers + halves.saved_values + index for index, position in enumerate(halves.saved_primals)
+        if roles.primals[position] in roles.static
+    )
+    backward_info = GraphInfo("backward", static, (), (None,) * len(roles.gradients))
+
+    def compile_backward() -> BoxedCallable:
+        return _compile(bw_compiler, halves.backward, backward_info).call
+
+    run = make_function(Differentiable(
+        forward=forward.call,
+        backward=_Lazy(compile_backward) if lazy else compile_backward(),
+        results=len(roles.results),
+        saved_values=halves.saved_values,
+        saved_inputs=halves.saved_primals,
+        tangents=tuple(
+            _tangent(result, node) for result, node in zip(joint.tangents, roles.tangents, strict=True)
+        ),
+        gradients=joint.gradients,
+        inputs=joint.inputs + len(joint.constants),
+    ))
+    return run, _written(joint, forward)
+
+
+class _Lazy:
+    """A boxed callable that is compiled when it is first called."""
+
+    def __init__(self, compile_now: Callable[[], BoxedCallable]) -> None:
+        self._compile = compile_now
+        self._lock = threading.Lock()
+        self._call: BoxedCallable | None = None
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        if self._call is None:
+            with self._lock:
+                if self._call is None:
+                    self._call = self._compile()
+        return self._call(args)
+
+
+def _compile(compiler: Compiler, graph: Graph, info: GraphInfo) -> Compiled:
+    examples = [node.meta["val"] for node in graph.find_nodes(op="placeholder")]
+    return compiler(GraphModule(torch.nn.Module(), graph), examples, info)
+
+
+def _static(roles: JointGraph) -> tuple[int, ...]:
+    return tuple(position for position, node in enumerate(roles.primals) if node in roles.static)
+
+
+def _updates(joint: Joint) -> tuple[Update, ...]:
+    """Updates that a compiler may write: those that autograd need not see."""
+    return tuple(
+        Update(update.input, update.result) for update in joint.forward.updates if not update.tracked
+    )
+
+
+def _written(joint: Joint, compiled: Compiled) -> frozenset[int]:
+    updates = _updates(joint)
+    return frozenset(updates[position].input for position in compiled.written)
+
+
+def _strides(joint: Joint, extra: int) -> tuple[tuple[Size, ...] | None, ...]:
+    """Strides that the results must have, and None for `extra` further outputs."""
+    forward = joint.forward
+    exact = tuple(
+        tuple(tensor.stride()) if seen and isinstance(tensor, Tensor) else None
+        for tensor, seen in zip(forward.tensors, forward.exact, strict=True)
+    )
+    return exact + (None,) * extra
+
+
+def _tangent(result: int, node: Node) -> Tangent:
+    value = node.meta["val"]
+    shape, strides = tuple(value.shape), tuple(value.stride())
+    static = all(type(size) is int for size in (*shape, *strides))
+    return Tangent(
+        result, shape if static else None, strides if static else None, value.dtype, value.device
+    )

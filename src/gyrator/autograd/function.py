@@ -1,0 +1,111 @@
+"""The torch.autograd.Function around a forward and a backward graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from gyrator import torch_compat
+from gyrator.errors import UnsupportedInput
+
+
+@dataclass(frozen=True)
+class Tangent:
+    """A gradient that backward expects: for result `result`, with the given strides; None where they are symbolic and
+    are then those that the result had. `shape`, `dtype` and `device` describe the zeros that stand in for a missing one.
+    """
+
+    result: int
+    shape: tuple[int, ...] | None
+    strides: tuple[int, ...] | None
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Differentiable:
+    """What the Function needs.
+
+    Attributes:
+        forward: boxed; returns results, saved values, numbers.
+        backward: boxed; takes numbers, saved values, saved inputs, tangents; returns one gradient per entry of `gradients`.
+        results: number of results.
+        saved_values: number of saved values after them.
+        saved_inputs: positions of the inputs that backward reads.
+        tangents: those that backward takes.
+        gradients: for each gradient that backward returns, the position of its input.
+        inputs: number of arguments.
+        autocast: whether autocast was on in the trace.
+    """
+
+    forward: Callable[[list[Any]], Sequence[Any]]
+    backward: Callable[[list[Any]], Sequence[Any]]
+    results: int
+    saved_values: int
+    saved_inputs: tuple[int, ...]
+    tangents: tuple[Tangent, ...]
+    gradients: tuple[int, ...]
+    inputs: int
+
+
+def make_function(spec: Differentiable) -> Callable[[list[Any]], Sequence[Any]]:
+    """A boxed callable that runs forward and links its results to backward."""
+    forward, backward = spec.forward, spec.backward
+    results, saved_end = spec.results, spec.results + spec.saved_values
+    differentiable = {tangent.result for tangent in spec.tangents}
+    constant_results = tuple(index for index in range(results) if index not in differentiable)
+    dynamic = tuple(tangent.result for tangent in spec.tangents if tangent.strides is None)
+    position_of = {position: index for index, position in enumerate(spec.gradients)}
+    order = tuple(position_of.get(position) for position in range(spec.inputs))
+
+    class Compiled(torch.autograd.Function):
+        """One compiled program."""
+
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> tuple[Any, ...]:
+            outputs = forward(list(args))
+            ctx.save_for_backward(*outputs[results:saved_end], *[args[index] for index in spec.saved_inputs])
+            ctx.numbers = outputs[saved_end:]
+            ctx.set_materialize_grads(False)
+            if constant_results:
+                ctx.mark_non_differentiable(
+                    *[outputs[index] for index in constant_results if isinstance(outputs[index], Tensor)]
+                )
+            if dynamic:
+                ctx.layouts = {index: (outputs[index].shape, outputs[index].stride()) for index in dynamic}
+            return tuple(outputs[:results])
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+            boxed = [*ctx.numbers, *ctx.saved_tensors]
+            for tangent in spec.tangents:
+                shape, strides = (
+                    ctx.layouts[tangent.result] if tangent.strides is None else (tangent.shape, tangent.strides)
+                )
+                boxed.append(_received(gradients[tangent.result], shape, strides, tangent))
+            torch_compat.release_saved(ctx)
+            computed = backward(boxed)
+            return tuple([None if index is None else computed[index] for index in order])
+
+    def call(args: list[Any]) -> Sequence[Any]:
+        outputs: Sequence[Any] = Compiled.apply(*args)
+        return outputs
+
+    return call
+
+
+def _received(gradient: Any, shape: Any, strides: Any, tangent: Tangent) -> Tensor:
+    """The gradient with the strides that backward was compiled for; zeros for one that autograd did not compute."""
+    if gradient is None:
+        return torch.empty_strided(shape, strides, dtype=tangent.dtype, device=tangent.device).zero_()
+    if type(gradient) is not Tensor:
+        raise UnsupportedInput(f"a gradient of the subclass {type(gradient).__name__}")
+    if gradient.stride() == strides:
+        return gradient
+    return torch.empty_strided(shape, strides, dtype=gradient.dtype, device=gradient.device).copy_(gradient)

@@ -1,0 +1,91 @@
+"""Fake inputs for a trace, from the captured graph and the example inputs, and what they share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx import GraphModule
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from gyrator.errors import UnsupportedInput
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Fake inputs of a trace.
+
+    Attributes:
+        mode: the mode that the fake tensors belong to.
+        values: one per placeholder: fake tensor, symbolic size, or scalar.
+        requires_grad: whether autograd tracks the input, per input.
+        leaf: whether the input is a leaf of the user's autograd graph (it can then not be mutated under autograd).
+        static: inputs that are parameters or buffers, whose memory stays the same.
+    """
+
+    mode: FakeTensorMode
+    values: tuple[Any, ...]
+    requires_grad: tuple[bool, ...]
+    leaf: tuple[bool, ...]
+    static: tuple[int, ...]
+
+
+def fake_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> Inputs:
+    """The inputs of `gm` as fake tensors: those that capture made, which know the symbolic sizes, or new ones.
+
+    Raises:
+        UnsupportedInput: for tensor subclasses and for tensors that are not strided.
+    """
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    for example in example_inputs:
+        _check(example)
+    captured = [node.meta.get("example_value") for node in placeholders]
+    values: list[Any] = []
+    mode = _mode([*captured, *example_inputs])
+    for known, example in zip(captured, example_inputs, strict=True):
+        if isinstance(example, FakeTensor) or not isinstance(example, Tensor):
+            values.append(known if isinstance(known, (torch.SymInt, torch.SymFloat)) else example)
+        elif isinstance(known, FakeTensor):
+            values.append(known)
+        else:
+            values.append(mode.from_tensor(example, static_shapes=True))
+    tensors = [example if isinstance(example, Tensor) else None for example in example_inputs]
+    return Inputs(
+        mode,
+        tuple(values),
+        tuple(tensor is not None and tensor.requires_grad for tensor in tensors),
+        tuple(tensor is None or tensor.is_leaf for tensor in tensors),
+        tuple(
+            position for position, (tensor, node) in enumerate(zip(tensors, placeholders, strict=True))
+            if isinstance(tensor, torch.nn.Parameter) or "_buffers_" in node.name or "_parameters_" in node.name
+        ),
+    )
+
+
+def overlapping(tensors: Sequence[Any]) -> bool:
+    """Whether two of the tensors share memory."""
+    owners = [tensor.untyped_storage()._cdata for tensor in tensors if isinstance(tensor, Tensor)]
+    return len(set(owners)) < len(owners)
+
+
+def _mode(values: Sequence[Any]) -> FakeTensorMode:
+    for value in values:
+        if isinstance(value, FakeTensor):
+            return value.fake_mode
+    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=False)
+
+
+def _check(example: Any) -> None:
+    if not isinstance(example, Tensor) or isinstance(example, FakeTensor):
+        return
+    if type(example) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        raise UnsupportedInput(
+            f"a tensor of the subclass {type(example).__name__}",
+            hint='torch compiles tensor subclasses with torch.compile(backend="inductor" or "aot_eager")',
+        )
+    if example.layout is not torch.strided or example.is_quantized:
+        raise UnsupportedInput(f"a tensor of layout {example.layout}" + (", quantised" * example.is_quantized))

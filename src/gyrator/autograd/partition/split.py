@@ -1,0 +1,180 @@
+"""Cuts a joint graph into a forward and a backward graph, given the values that go from one to the other."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from gyrator.autograd.effects import Effect, behaviour, is_statement
+from gyrator.autograd.partition.joint_graph import JointGraph, ancestors, is_number
+from gyrator.errors import InternalCheckError
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Halves:
+    """A forward and a backward graph.
+
+    Attributes:
+        forward: placeholders are the primals; outputs are the results, then `saved_values`, then `numbers`.
+        backward: placeholders are the numbers, the saved values, the saved primals, the tangents; outputs are gradients.
+        saved_values: how many values forward returns for backward.
+        saved_primals: positions of primals that backward reads.
+        numbers: how many numbers forward returns for backward.
+    """
+
+    forward: Graph
+    backward: Graph
+    saved_values: int
+    saved_primals: tuple[int, ...]
+    numbers: int
+
+
+def split(joint: JointGraph, saved: Sequence[Node]) -> Halves:
+    """The two graphs. Backward computes again what it needs and `saved` lacks, each value just before its first use."""
+    positions = {node: position for position, node in enumerate(joint.primals)}
+    values = [node for node in saved if node not in positions or node in joint.updated]
+    primals = [node for node in saved if node in positions and node not in joint.updated]
+    numbers = _numbers(joint, set(saved))
+    backward = _backward_graph(joint, [*numbers, *values, *primals])
+    forward = _forward_graph(joint, values, numbers)
+    return Halves(
+        forward, backward, len(values), tuple(positions[node] for node in primals), len(numbers)
+    )
+
+
+def inference_graph(joint: JointGraph) -> Graph:
+    """The graph of a program without backward: the joint graph, each result in memory of its own."""
+    return _forward_graph(joint, [], [])
+
+
+def _numbers(joint: JointGraph, saved: set[Node]) -> list[Node]:
+    """Numbers that backward reads: computed in forward, carried over as they are."""
+    found: dict[Node, None] = {}
+    visited: set[Node] = set()
+    pending = [node for node in joint.gradients if isinstance(node, Node)]
+    while pending:
+        node = pending.pop()
+        if node in visited or node in saved:
+            continue
+        visited.add(node)
+        if is_number(node) and node not in joint.backward_nodes:
+            found[node] = None
+        else:
+            pending.extend(node.all_input_nodes)
+    order = {node: index for index, node in enumerate(joint.graph.nodes)}
+    return sorted(found, key=order.__getitem__)
+
+
+def _forward_graph(joint: JointGraph, values: Sequence[Node], numbers: Sequence[Node]) -> Graph:
+    outputs = [*joint.results, *values, *numbers]
+    needed = ancestors(node for node in outputs if isinstance(node, Node))
+    graph = Graph()
+    copies: dict[Node, Node] = {}
+    for node in joint.graph.nodes:
+        if node in joint.backward_nodes or node.op == "output":
+            continue
+        if node.op == "placeholder" or node in needed or (is_statement(node) and not node.meta.get("backward")):
+            copies[node] = _copy(graph, node, copies)
+    results = _owned([_mapped(node, copies) for node in joint.results], graph)
+    kept = [
+        _clone(graph, copies[node]) if node in joint.updated else copies[node] for node in values
+    ]
+    graph.output((*results, *kept, *(copies[node] for node in numbers)))
+    return graph
+
+
+def _backward_graph(joint: JointGraph, available: Sequence[Node]) -> Graph:
+    graph = Graph()
+    copies: dict[Node, Node] = {}
+    for node in [*available, *joint.tangents]:
+        placeholder = graph.placeholder(node.name)
+        placeholder.meta = dict(node.meta)
+        copies[node] = placeholder
+    needed = ancestors(node for node in joint.gradients if isinstance(node, Node))
+    for node in joint.graph.nodes:
+        wanted = node in needed and node in joint.backward_nodes
+        if wanted or (is_statement(node) and (node.meta.get("backward") or node in joint.backward_nodes)):
+            _copy_with_sources(graph, node, copies)
+    for node in joint.gradients:
+        if isinstance(node, Node):
+            _copy_with_sources(graph, node, copies)
+    graph.output(tuple(_mapped(node, copies) for node in joint.gradients))
+    return graph
+
+
+def _copy_with_sources(graph: Graph, node: Node, copies: dict[Node, Node]) -> None:
+    """Copies a node after all that it needs and `copies` lacks."""
+    pending = [node]
+    while pending:
+        current = pending[-1]
+        if current in copies:
+            pending.pop()
+            continue
+        missing = [source for source in current.all_input_nodes if source not in copies]
+        if missing:
+            pending.extend(missing)
+            continue
+        if current.op == "placeholder":
+            raise InternalCheckError("partition", f"backward needs {current.name}, which is not saved")
+        copies[current] = _copy(graph, current, copies)
+        pending.pop()
+
+
+def _copy(graph: Graph, node: Node, copies: Mapping[Node, Node]) -> Node:
+    return graph.node_copy(node, lambda source: copies[source])
+
+
+def _mapped(node: Any, copies: Mapping[Node, Node]) -> Any:
+    return copies[node] if isinstance(node, Node) else node
+
+
+def _owned(results: Iterable[Any], graph: Graph) -> list[Any]:
+    """Results such that each tensor has memory of its own: one that is an input, a view of it, or shares memory with
+    an earlier result is cloned."""
+    seen: set[Node] = set()
+    owned: list[Any] = []
+    for result in results:
+        if isinstance(result, Node) and isinstance(result.meta.get("val"), Tensor):
+            owner = _owner(result)
+            if owner.op == "placeholder" or owner in seen:
+                result = _clone(graph, result)
+                owner = result
+            seen.add(owner)
+        owned.append(result)
+    return owned
+
+
+def _owner(node: Node) -> Node:
+    """The node whose memory a value lives in, through views."""
+    while node.op == "call_function":
+        if node.target is operator.getitem:
+            source = node.args[0]
+            assert isinstance(source, Node)
+            if not _views(source):
+                return node
+            node = source
+        elif _views(node):
+            source = node.args[0]
+            assert isinstance(source, Node)
+            node = source
+        else:
+            return node
+    return node
+
+
+def _views(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and behaviour(node.target).effect is Effect.VIEW
+
+
+def _clone(graph: Graph, node: Node) -> Node:
+    clone = graph.call_function(aten.clone.default, (node,))
+    clone.meta = dict(node.meta)
+    return clone

@@ -1,0 +1,201 @@
+"""The shell: what runs per call around the compiled graphs, written out as straight-line Python for each program.
+
+Which steps are needed is decided once. A program without mutation, aliased outputs or gradients gets
+
+    def call(*args):
+        return compiled([*args])
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from gyrator import torch_compat
+from gyrator.autograd.aliasing import (
+    Forward,
+    FromGraph,
+    FromInput,
+    InputUpdate,
+    MetadataChange,
+    Number,
+    ReplayedView,
+    Source,
+)
+
+_NUMBERS = count()
+
+
+@dataclass(frozen=True)
+class Program:
+    """Everything the shell needs to know about one compiled program.
+
+    Attributes:
+        run: takes the list of inputs and constants and returns the results.
+        forward: how outputs come from results.
+        inputs: number of inputs.
+        constants: further inputs that the program holds.
+        written: inputs that `run` has already overwritten itself.
+        fallback: the uncompiled program, for a call whose inputs share memory as the trace did not assume; None
+            where that makes no difference.
+        autocast: whether autocast was on, so that it must be off inside.
+    """
+
+    run: Callable[[list[Any]], Sequence[Any]]
+    forward: Forward
+    inputs: int
+    constants: tuple[Tensor, ...]
+    written: frozenset[int]
+    fallback: Callable[..., Any] | None
+    autocast: bool
+
+
+def make_shell(program: Program) -> Callable[..., Any]:
+    """The callable that the user calls."""
+    return _Writer(program).compiled()
+
+
+@final
+class _Writer:
+    """Writes the shell's source text and the objects that it names."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._names: dict[str, Any] = {"run": program.run}
+        self._lines: list[str] = []
+
+    def compiled(self) -> Callable[..., Any]:
+        program, forward = self._program, self._program.forward
+        constants = "".join(f", {self._name(value, 'constant')}" for value in program.constants)
+        call = f"run([*args{constants}])"
+        if self._plain():
+            self._lines.append(f"    return {call}")
+            return self._built()
+        if program.fallback is not None:
+            self._lines += [
+                f"    if {self._name(_overlapping, 'overlapping')}(args):",
+                f"        return {self._name(program.fallback, 'fallback')}(*args)",
+            ]
+        if program.autocast:
+            self._lines += [f"    with {self._name(torch_compat.without_autocast, 'without_autocast')}():",
+                            f"        results = {call}"]
+        else:
+            self._lines.append(f"    results = {call}")
+        for update in forward.updates:
+            self._update(update)
+        for change in forward.changes:
+            self._change(change)
+        outputs = [self._output(source) for source in forward.sources]
+        flat = "(" + "".join(f"{output}, " for output in outputs) + ")"
+        if _is_flat(forward.structure, len(outputs)):
+            self._lines.append(f"    return {flat}")
+        else:
+            self._lines.append(
+                f"    return {self._name(pytree.tree_unflatten, 'unflatten')}"
+                f"({flat}, {self._name(forward.structure, 'structure')})"
+            )
+        return self._built()
+
+    def _plain(self) -> bool:
+        """Whether the results are the outputs and nothing else happens."""
+        program, forward = self._program, self._program.forward
+        return (
+            program.fallback is None and not program.autocast and not forward.updates and not forward.changes
+            and forward.sources == tuple(FromGraph(index) for index in range(len(forward.nodes)))
+            and _is_flat(forward.structure, len(forward.sources))
+        )
+
+    def _update(self, update: InputUpdate) -> None:
+        target = self._input(update.input)
+        if update.tracked:
+            self._lines.append(f"    {target}.copy_(results[{update.result}])")
+        elif update.input in self._program.written:
+            self._lines.append(f"    {self._name(torch.autograd.graph.increment_version, 'increment')}({target})")
+        else:
+            self._lines.append(f"    {self._name(_overwrite, 'overwrite')}({target}, results[{update.result}])")
+
+    def _change(self, change: MetadataChange) -> None:
+        args = "".join(f", {self._argument(arg)}" for arg in change.args)
+        self._lines.append(f"    {self._name(change.op, 'change')}({self._input(change.input)}{args})")
+
+    def _output(self, source: Source) -> str:
+        if isinstance(source, FromGraph):
+            return self._viewed(f"results[{source.result}]", source.views)
+        if isinstance(source, FromInput):
+            return self._viewed(self._input(source.input), source.views)
+        value = source.value
+        return repr(value) if isinstance(value, (int, bool, str, type(None))) else self._name(value, "literal")
+
+    def _viewed(self, base: str, views: Sequence[ReplayedView]) -> str:
+        if not views:
+            return base
+        name = f"view_{len(self._lines)}"
+        self._lines.append(f"    {name} = {base}")
+        for replayed in views:
+            view = replayed.view
+            args = "".join(f", {self._argument(arg)}" for arg in view.args)
+            args += "".join(f", {key}={self._argument(arg)}" for key, arg in view.kwargs.items())
+            index = "" if view.index is None else f"[{view.index}]"
+            line = f"{name} = {self._name(view.op, 'op')}({name}{args}){index}"
+            if replayed.tracks_grad:
+                self._lines.append(f"    {line}")
+            else:
+                self._lines += [f"    with {self._name(torch.no_grad, 'no_grad')}():", f"        {line}"]
+        return name
+
+    def _input(self, position: int) -> str:
+        inputs = self._program.inputs
+        if position < inputs:
+            return f"args[{position}]"
+        return self._name(self._program.constants[position - inputs], "constant")
+
+    def _argument(self, value: Any) -> str:
+        if isinstance(value, Number):
+            return f"results[{value.result}]"
+        if isinstance(value, (list, tuple)):
+            return "[" + ", ".join(self._argument(item) for item in value) + "]"
+        return repr(value) if isinstance(value, (int, float, bool, str, type(None))) else self._name(value, "value")
+
+    def _name(self, value: Any, stem: str) -> str:
+        for name, known in self._names.items():
+            if known is value:
+                return name
+        name = stem if stem not in self._names else f"{stem}_{len(self._names)}"
+        self._names[name] = value
+        return name
+
+    def _built(self) -> Callable[..., Any]:
+        source = "\n".join(["def call(*args):", *self._lines, ""])
+        return define(source, "call", self._names)
+
+
+def define(source: str, name: str, names: dict[str, Any]) -> Callable[..., Any]:
+    """The function `name` of a generated source text, which tracebacks and debuggers can show."""
+    filename = f"<gyrator shell {next(_NUMBERS)}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+    space = dict(names)
+    exec(compile(source, filename, "exec"), space)
+    function: Callable[..., Any] = space[name]
+    return function
+
+
+def _is_flat(structure: pytree.TreeSpec, leaves: int) -> bool:
+    """Whether outputs are a plain tuple or list of leaves."""
+    return structure.type in (tuple, list) and structure.num_children == leaves == structure.num_leaves
+
+
+def _overwrite(target: Tensor, value: Tensor) -> None:
+    with torch.no_grad():
+        target.copy_(value)
+
+
+def _overlapping(args: Sequence[Any]) -> bool:
+    owners = [arg.untyped_storage()._cdata for arg in args if isinstance(arg, Tensor)]
+    return len(set(owners)) < len(owners)
