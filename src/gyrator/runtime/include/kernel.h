@@ -68,9 +68,6 @@ template <class T> struct PerThread {
   }
 };
 
-// ---- one lane and many ------------------------------------------------------------------------------------------
-template <int L, class T> GY_FN Vec<T, L> broadcast(Vec<T, 1> v) { return broadcast<L>(scalar(v)); }
-
 // ---- index arithmetic -------------------------------------------------------------------------------------------
 GY_FN int64_t max_index(int64_t a, int64_t b) { return a > b ? a : b; }
 GY_FN int64_t min_index(int64_t a, int64_t b) { return a < b ? a : b; }

@@ -1,0 +1,381 @@
+// Arithmetic, integer and bitwise operations, rounding, minimum and maximum, classification.
+// Names are the rows of the op table. Integer arithmetic wraps; integer division by zero gives 0.
+#pragma once
+#include "mask.h"
+
+namespace gy {
+
+#define GY_EACH(V, i) GY_UNROLL for (int i = 0; i < V::parts; ++i)
+
+
+// ---- add, sub, mul, neg, abs ------------------------------------------------------------------------------------
+#define GY_WRAPPING(name, op)                                                                     \
+  template <class T, int L> GY_FN Vec<T, L> name(Vec<T, L> a, Vec<T, L> b) {                      \
+    using V = Vec<T, L>;                                                                          \
+    V r;                                                                                          \
+    GY_EACH(V, i) r.p[i] = (typename V::P)((typename V::U)a.p[i] op (typename V::U)b.p[i]);       \
+    return r;                                                                                     \
+  }
+GY_WRAPPING(add, +) GY_WRAPPING(sub, -) GY_WRAPPING(mul, *)
+#undef GY_WRAPPING
+// torch's bool arithmetic: sum is or, product is and.
+template <int L> GY_FN Vec<bool, L> add(Vec<bool, L> a, Vec<bool, L> b) { return logical_or(a, b); }
+template <int L> GY_FN Vec<bool, L> mul(Vec<bool, L> a, Vec<bool, L> b) { return logical_and(a, b); }
+
+template <class T, int L> GY_FN Vec<T, L> neg(Vec<T, L> a) {
+  using V = Vec<T, L>;
+  V r;
+  if constexpr (is_float<T>) GY_EACH(V, i) r.p[i] = -a.p[i];
+  else GY_EACH(V, i) r.p[i] = (typename V::P)(typename V::U{} - (typename V::U)a.p[i]);
+  return r;
+}
+
+// ---- bits -------------------------------------------------------------------------------------------------------
+#define GY_BITWISE(name, op)                                                                      \
+  template <class T, int L> GY_FN Vec<T, L> name(Vec<T, L> a, Vec<T, L> b) {                      \
+    using V = Vec<T, L>;                                                                          \
+    V r;                                                                                          \
+    GY_EACH(V, i)                                                                                 \
+      r.p[i] = bits_as<typename V::P>(typename V::B(bits_as<typename V::B>(a.p[i]) op bits_as<typename V::B>(b.p[i]))); \
+    return r;                                                                                     \
+  }
+GY_BITWISE(bitwise_and, &) GY_BITWISE(bitwise_or, |) GY_BITWISE(bitwise_xor, ^)
+#undef GY_BITWISE
+template <int L> GY_FN Vec<bool, L> bitwise_and(Vec<bool, L> a, Vec<bool, L> b) { return logical_and(a, b); }
+template <int L> GY_FN Vec<bool, L> bitwise_or(Vec<bool, L> a, Vec<bool, L> b) { return logical_or(a, b); }
+template <int L> GY_FN Vec<bool, L> bitwise_xor(Vec<bool, L> a, Vec<bool, L> b) { return logical_xor(a, b); }
+template <int L> GY_FN Vec<bool, L> bitwise_not(Vec<bool, L> a) { return logical_not(a); }
+template <class T, int L> GY_FN Vec<T, L> bitwise_not(Vec<T, L> a) {
+  return bitwise_xor(a, bitcast<T>(broadcast<L>(uint<sizeof(T)>(-1))));
+}
+
+// Shifts by an amount outside [0, bits): left gives 0, right gives the sign (as torch).
+template <class T, int L> GY_FN Vec<T, L> lshift(Vec<T, L> a, Vec<T, L> b) {
+  using V = Vec<T, L>;
+  constexpr int width = 8 * sizeof(T);
+  V r;
+  GY_EACH(V, i) {
+    const auto amount = (typename V::U)b.p[i] & typename V::element(width - 1);
+    r.p[i] = (typename V::P)((typename V::U)a.p[i] << amount);
+  }
+  const auto inside = lt(bitcast<uint<sizeof(T)>>(b), broadcast<L>(uint<sizeof(T)>(width)));
+  return where(inside, r, broadcast<L>(T(0)));
+}
+template <class T, int L> GY_FN Vec<T, L> rshift(Vec<T, L> a, Vec<T, L> b) {
+  using V = Vec<T, L>;
+  constexpr int width = 8 * sizeof(T);
+  const auto inside = lt(bitcast<uint<sizeof(T)>>(b), broadcast<L>(uint<sizeof(T)>(width)));
+  const auto most = bitcast<T>(broadcast<L>(uint<sizeof(T)>(width - 1)));
+  const auto amount = where(inside, b, most);
+  V r;
+  GY_EACH(V, i) r.p[i] = (typename V::P)(a.p[i] >> amount.p[i]);
+  return is_signed<T> ? r : where(inside, r, broadcast<L>(T(0)));
+}
+
+// Shifts by a constant, and integral floats of moderate size to integers, for the math functions.
+template <int N, class T, int L> GY_FN Vec<T, L> lshift_by(Vec<T, L> a) {
+  using V = Vec<T, L>;
+  GY_EACH(V, i) a.p[i] = (typename V::P)((typename V::U)a.p[i] << N);
+  return a;
+}
+template <int N, class T, int L> GY_FN Vec<T, L> rshift_by(Vec<T, L> a) {
+  using V = Vec<T, L>;
+  GY_EACH(V, i) a.p[i] = a.p[i] >> N;
+  return a;
+}
+template <int L> GY_FN Vec<int32_t, L> small_int(Vec<float, L> a) { return convert<int32_t>(a); }
+template <int L> GY_FN Vec<int64_t, L> small_int(Vec<double, L> a) {
+  return convert<int64_t>(convert<int32_t>(a));
+}
+
+// ---- sign -------------------------------------------------------------------------------------------------------
+template <class T, int L> GY_FN auto sign_bit_of() {
+  return broadcast<L>(bits_as<T>(uint<sizeof(T)>(uint<sizeof(T)>(1) << (8 * sizeof(T) - 1))));
+}
+template <class T, int L> GY_FN Vec<T, L> abs(Vec<T, L> a) {
+  if constexpr (is_float<T>) return bitwise_and(a, bitwise_not(sign_bit_of<T, L>()));
+  else if constexpr (is_signed<T>) return where(lt(a, broadcast<L>(T(0))), neg(a), a);
+  else return a;
+}
+template <int L> GY_FN Vec<bool, L> abs(Vec<bool, L> a) { return a; }
+template <class T, int L> GY_FN Vec<T, L> copysign(Vec<T, L> a, Vec<T, L> b) {
+  const auto s = sign_bit_of<T, L>();
+  return bitwise_or(bitwise_and(a, bitwise_not(s)), bitwise_and(b, s));
+}
+template <class T, int L> GY_FN Vec<bool, L> signbit(Vec<T, L> a) {
+  if constexpr (is_float<T>) return lt(bitcast<sint<sizeof(T)>>(a), broadcast<L>(sint<sizeof(T)>(0)));
+  else return lt(a, broadcast<L>(T(0)));
+}
+// -1, 0 or 1; NaN gives 0, as torch.
+template <class T, int L> GY_FN Vec<T, L> sign(Vec<T, L> a) {
+  const auto zero = broadcast<L>(T(0));
+  const auto positive = where(gt(a, zero), broadcast<L>(T(1)), zero);
+  if constexpr (is_signed<T>) return where(lt(a, zero), broadcast<L>(T(-1)), positive);
+  else return positive;
+}
+template <int L> GY_FN Vec<bool, L> sign(Vec<bool, L> a) { return a; }
+
+// ---- logic on numbers -------------------------------------------------------------------------------------------
+template <class T, int L> GY_FN Vec<bool, L> logical_and(Vec<T, L> a, Vec<T, L> b) {
+  return logical_and(cast<bool>(a), cast<bool>(b));
+}
+template <class T, int L> GY_FN Vec<bool, L> logical_or(Vec<T, L> a, Vec<T, L> b) {
+  return logical_or(cast<bool>(a), cast<bool>(b));
+}
+template <class T, int L> GY_FN Vec<bool, L> logical_xor(Vec<T, L> a, Vec<T, L> b) {
+  return logical_xor(cast<bool>(a), cast<bool>(b));
+}
+template <class T, int L> GY_FN Vec<bool, L> logical_not(Vec<T, L> a) { return logical_not(cast<bool>(a)); }
+
+// false < true.
+template <int L> GY_FN Vec<bool, L> eq(Vec<bool, L> a, Vec<bool, L> b) { return logical_not(logical_xor(a, b)); }
+template <int L> GY_FN Vec<bool, L> ne(Vec<bool, L> a, Vec<bool, L> b) { return logical_xor(a, b); }
+template <int L> GY_FN Vec<bool, L> lt(Vec<bool, L> a, Vec<bool, L> b) { return logical_and(logical_not(a), b); }
+template <int L> GY_FN Vec<bool, L> le(Vec<bool, L> a, Vec<bool, L> b) { return logical_or(logical_not(a), b); }
+template <int L> GY_FN Vec<bool, L> gt(Vec<bool, L> a, Vec<bool, L> b) { return lt(b, a); }
+template <int L> GY_FN Vec<bool, L> ge(Vec<bool, L> a, Vec<bool, L> b) { return le(b, a); }
+template <int L> GY_FN Vec<bool, L> maximum(Vec<bool, L> a, Vec<bool, L> b) { return logical_or(a, b); }
+template <int L> GY_FN Vec<bool, L> minimum(Vec<bool, L> a, Vec<bool, L> b) { return logical_and(a, b); }
+
+// ---- classification ---------------------------------------------------------------------------------------------
+template <class T> constexpr T infinity = T(__builtin_inff());
+template <class T> constexpr T quiet_nan = T(__builtin_nanf(""));
+
+template <class T, int L> GY_FN Vec<bool, L> isnan(Vec<T, L> a) {
+  if constexpr (is_float<T>) return ne(a, a);
+  else return broadcast<L>(false);
+}
+template <class T, int L> GY_FN Vec<bool, L> isinf(Vec<T, L> a) {
+  if constexpr (is_float<T>) return eq(abs(a), broadcast<L>(infinity<T>));
+  else return broadcast<L>(false);
+}
+template <class T, int L> GY_FN Vec<bool, L> isfinite(Vec<T, L> a) {
+  if constexpr (is_float<T>) return lt(abs(a), broadcast<L>(infinity<T>));
+  else return broadcast<L>(true);
+}
+
+// ---- minimum and maximum ----------------------------------------------------------------------------------------
+// The instruction's rule: b where a and b are unordered or equal.
+template <class T, int L> GY_FN Vec<T, L> raw_max(Vec<T, L> a, Vec<T, L> b) {
+  using V = Vec<T, L>;
+  V r;
+  GY_EACH(V, i) {
+#if defined(GY_AVX512)
+    if constexpr (same<T, float> && V::bytes == 64)
+      r.p[i] = (typename V::P)__builtin_ia32_maxps512_mask((v16sf)a.p[i], (v16sf)b.p[i], v16sf{}, no_mask, current_rounding);
+    else if constexpr (same<T, double> && V::bytes == 64)
+      r.p[i] = (typename V::P)__builtin_ia32_maxpd512_mask((v8df)a.p[i], (v8df)b.p[i], v8df{}, no_mask, current_rounding);
+    else
+#endif
+      r.p[i] = a.p[i] > b.p[i] ? a.p[i] : b.p[i];
+  }
+  return r;
+}
+template <class T, int L> GY_FN Vec<T, L> raw_min(Vec<T, L> a, Vec<T, L> b) {
+  using V = Vec<T, L>;
+  V r;
+  GY_EACH(V, i) {
+#if defined(GY_AVX512)
+    if constexpr (same<T, float> && V::bytes == 64)
+      r.p[i] = (typename V::P)__builtin_ia32_minps512_mask((v16sf)a.p[i], (v16sf)b.p[i], v16sf{}, no_mask, current_rounding);
+    else if constexpr (same<T, double> && V::bytes == 64)
+      r.p[i] = (typename V::P)__builtin_ia32_minpd512_mask((v8df)a.p[i], (v8df)b.p[i], v8df{}, no_mask, current_rounding);
+    else
+#endif
+      r.p[i] = a.p[i] < b.p[i] ? a.p[i] : b.p[i];
+  }
+  return r;
+}
+// NaN if either is NaN.
+template <class T, int L> GY_FN Vec<T, L> maximum(Vec<T, L> a, Vec<T, L> b) {
+  if constexpr (is_float<T>) return where(isnan(a), a, raw_max(a, b));
+  else return where(gt(a, b), a, b);
+}
+template <class T, int L> GY_FN Vec<T, L> minimum(Vec<T, L> a, Vec<T, L> b) {
+  if constexpr (is_float<T>) return where(isnan(a), a, raw_min(a, b));
+  else return where(lt(a, b), a, b);
+}
+// NaN only if both are.
+template <class T, int L> GY_FN Vec<T, L> fmax(Vec<T, L> a, Vec<T, L> b) {
+  if constexpr (is_float<T>) return where(isnan(b), a, raw_max(a, b));
+  else return maximum(a, b);
+}
+template <class T, int L> GY_FN Vec<T, L> fmin(Vec<T, L> a, Vec<T, L> b) {
+  if constexpr (is_float<T>) return where(isnan(b), a, raw_min(a, b));
+  else return minimum(a, b);
+}
+
+// ---- fused multiply-add, square root, rounding ------------------------------------------------------------------
+// a * b + c, rounded once.
+template <class T, int L> GY_FN Vec<T, L> fma(Vec<T, L> a, Vec<T, L> b, Vec<T, L> c) {
+  static_assert(is_float<T>, "fma is for float and double");
+  using V = Vec<T, L>;
+  using P = typename V::P;
+  V r;
+  GY_EACH(V, i) {
+    if constexpr (V::lanes == 1) r.p[i] = same<T, float> ? __builtin_fmaf(a.p[i], b.p[i], c.p[i]) : __builtin_fma(a.p[i], b.p[i], c.p[i]);
+#if defined(GY_AVX512)
+    else if constexpr (V::bytes == 64 && same<T, float>)
+      r.p[i] = (P)__builtin_ia32_vfmaddps512_mask((v16sf)a.p[i], (v16sf)b.p[i], (v16sf)c.p[i], no_mask, current_rounding);
+    else if constexpr (V::bytes == 64)
+      r.p[i] = (P)__builtin_ia32_vfmaddpd512_mask((v8df)a.p[i], (v8df)b.p[i], (v8df)c.p[i], no_mask, current_rounding);
+#endif
+#if defined(GY_SIMD)
+    else if constexpr (V::bytes == 32 && same<T, float>) r.p[i] = (P)__builtin_ia32_vfmaddps256((v8sf)a.p[i], (v8sf)b.p[i], (v8sf)c.p[i]);
+    else if constexpr (V::bytes == 32) r.p[i] = (P)__builtin_ia32_vfmaddpd256((v4df)a.p[i], (v4df)b.p[i], (v4df)c.p[i]);
+    else if constexpr (same<T, float>) r.p[i] = (P)__builtin_ia32_vfmaddps((v4sf)a.p[i], (v4sf)b.p[i], (v4sf)c.p[i]);
+    else r.p[i] = (P)__builtin_ia32_vfmaddpd((v2df)a.p[i], (v2df)b.p[i], (v2df)c.p[i]);
+#endif
+  }
+  return r;
+}
+
+template <class T, int L> GY_FN Vec<T, L> sqrt(Vec<T, L> a) {
+  using V = Vec<T, L>;
+  using P = typename V::P;
+  V r;
+  GY_EACH(V, i) {
+    if constexpr (V::lanes == 1) r.p[i] = same<T, float> ? __builtin_sqrtf(a.p[i]) : __builtin_sqrt(a.p[i]);
+#if defined(GY_AVX512)
+    else if constexpr (V::bytes == 64 && same<T, float>)
+      r.p[i] = (P)__builtin_ia32_sqrtps512_mask((v16sf)a.p[i], v16sf{}, no_mask, current_rounding);
+    else if constexpr (V::bytes == 64)
+      r.p[i] = (P)__builtin_ia32_sqrtpd512_mask((v8df)a.p[i], v8df{}, no_mask, current_rounding);
+#endif
+#if defined(GY_SIMD)
+    else if constexpr (V::bytes == 32 && same<T, float>) r.p[i] = (P)__builtin_ia32_sqrtps256((v8sf)a.p[i]);
+    else if constexpr (V::bytes == 32) r.p[i] = (P)__builtin_ia32_sqrtpd256((v4df)a.p[i]);
+    else if constexpr (same<T, float>) r.p[i] = (P)__builtin_ia32_sqrtps((v4sf)a.p[i]);
+    else r.p[i] = (P)__builtin_ia32_sqrtpd((v2df)a.p[i]);
+#endif
+  }
+  return r;
+}
+
+// Mode: 8 nearest even, 9 down, 10 up, 11 toward zero (the instruction's immediate, exceptions off).
+template <int Mode, class T, int L> GY_FN Vec<T, L> round_mode(Vec<T, L> a) {
+  using V = Vec<T, L>;
+  using P = typename V::P;
+  V r;
+  GY_EACH(V, i) {
+    if constexpr (V::lanes == 1) {
+      if constexpr (same<T, float>)
+        r.p[i] = Mode == 8 ? __builtin_rintf(a.p[i]) : Mode == 9 ? __builtin_floorf(a.p[i])
+                 : Mode == 10 ? __builtin_ceilf(a.p[i]) : __builtin_truncf(a.p[i]);
+      else
+        r.p[i] = Mode == 8 ? __builtin_rint(a.p[i]) : Mode == 9 ? __builtin_floor(a.p[i])
+                 : Mode == 10 ? __builtin_ceil(a.p[i]) : __builtin_trunc(a.p[i]);
+    }
+#if defined(GY_AVX512)
+    else if constexpr (V::bytes == 64 && same<T, float>)
+      r.p[i] = (P)__builtin_ia32_rndscaleps_mask((v16sf)a.p[i], Mode, v16sf{}, no_mask, current_rounding);
+    else if constexpr (V::bytes == 64)
+      r.p[i] = (P)__builtin_ia32_rndscalepd_mask((v8df)a.p[i], Mode, v8df{}, no_mask, current_rounding);
+#endif
+#if defined(GY_SIMD)
+    else if constexpr (V::bytes == 32 && same<T, float>) r.p[i] = (P)__builtin_ia32_roundps256((v8sf)a.p[i], Mode);
+    else if constexpr (V::bytes == 32) r.p[i] = (P)__builtin_ia32_roundpd256((v4df)a.p[i], Mode);
+    else if constexpr (same<T, float>) r.p[i] = (P)__builtin_ia32_roundps((v4sf)a.p[i], Mode);
+    else r.p[i] = (P)__builtin_ia32_roundpd((v2df)a.p[i], Mode);
+#endif
+  }
+  return r;
+}
+#define GY_ROUNDING(name, mode)                                  \
+  template <class T, int L> GY_FN Vec<T, L> name(Vec<T, L> a) {  \
+    if constexpr (is_float<T>) return round_mode<mode>(a);       \
+    else return a;                                               \
+  }
+GY_ROUNDING(round, 8) GY_ROUNDING(floor, 9) GY_ROUNDING(ceil, 10) GY_ROUNDING(trunc, 11)
+#undef GY_ROUNDING
+
+// ---- division ---------------------------------------------------------------------------------------------------
+template <class T, int L> GY_FN Vec<T, L> div(Vec<T, L> a, Vec<T, L> b) {
+  static_assert(is_float<T>, "div is true division: cast integers first");
+  using V = Vec<T, L>;
+  V r;
+  GY_EACH(V, i) r.p[i] = a.p[i] / b.p[i];
+  return r;
+}
+template <class T, int L> GY_FN Vec<T, L> reciprocal(Vec<T, L> a) { return div(broadcast<L>(T(1)), a); }
+template <class T, int L> GY_FN Vec<T, L> rsqrt(Vec<T, L> a) { return div(broadcast<L>(T(1)), sqrt(a)); }
+
+// Quotient toward zero of integers; x / 0 is 0 and the lowest value / -1 wraps, neither traps.
+template <class T> GY_FN T quotient_one(T a, T b) {
+  if (b == T(0)) return T(0);
+  if constexpr (is_signed<T>) {
+    if (b == T(-1)) return T(wrap<T>(0) - wrap<T>(a));
+  }
+  return T(a / b);
+}
+template <class T, int L> GY_FN Vec<T, L> truncdiv(Vec<T, L> a, Vec<T, L> b) {
+  if constexpr (is_float<T>) return trunc(div(a, b));
+  else if constexpr (sizeof(T) < 8 && L > 1 && register_bytes > 0) {
+    // 32-bit quotients are exact after rounding toward zero in double, 8- and 16-bit ones in float.
+    using F = pick<sizeof(T) == 4, double, float>;
+    const auto q = trunc(div(convert<F>(a), convert<F>(b)));
+    const auto safe = where(eq(b, broadcast<L>(T(0))), broadcast<L>(F(0)), q);
+    if constexpr (same<T, uint32_t>) return convert<T>(convert<int64_t>(safe));
+    else return convert<T>(safe);
+  } else return map<T>(a, b, quotient_one<T>);
+}
+
+
+template <class T, int L> GY_FN Vec<T, L> integer_fmod(Vec<T, L> a, Vec<T, L> b) {
+  return where(eq(b, broadcast<L>(T(0))), broadcast<L>(T(0)), sub(a, mul(truncdiv(a, b), b)));
+}
+// a - n*b exactly, for floats: one fused step where the quotient is small, else the library's fmod per lane.
+template <class T, int L> GY_FN Vec<T, L> float_fmod(Vec<T, L> a, Vec<T, L> b) {
+  const auto by_library = [](T x, T y) { return same<T, float> ? T(__builtin_fmodf(x, y)) : T(__builtin_fmod(x, y)); };
+#if defined(GY_SIMD)
+  const auto q = trunc(div(a, b));
+  const auto size = abs(b);
+  const T smallest = same<T, float> ? T(1e-30f) : T(1e-290);
+  const auto easy = logical_and(lt(abs(q), broadcast<L>(T(1 << 21))),
+                                logical_and(gt(size, broadcast<L>(smallest)), lt(size, broadcast<L>(infinity<T>))));
+  if (__builtin_expect(!all(easy), 0)) return map<T>(a, b, by_library);
+  auto r = fma(neg(q), b, a);                                  // exact, but q may be one too large
+  const auto overshot = logical_and(ne(r, broadcast<L>(T(0))), logical_xor(signbit(r), signbit(a)));
+  r = where(overshot, add(r, copysign(size, a)), r);
+  return copysign(r, a);
+#else
+  return map<T>(a, b, by_library);
+#endif
+}
+// The rest of truncating division; it has the sign of a. Integers by zero give 0.
+template <class T, int L> GY_FN Vec<T, L> fmod(Vec<T, L> a, Vec<T, L> b) {
+  if constexpr (is_float<T>) return float_fmod(a, b);
+  else return integer_fmod(a, b);
+}
+// The rest with the sign of b (Python's %).
+template <class T, int L> GY_FN Vec<T, L> remainder(Vec<T, L> a, Vec<T, L> b) {
+  const auto r = fmod(a, b);
+  if constexpr (!is_signed<T>) return r;
+  else {
+    const auto zero = broadcast<L>(T(0));
+    const auto wrong = logical_and(ne(r, zero), logical_xor(lt(r, zero), lt(b, zero)));
+    return where(wrong, add(r, b), r);
+  }
+}
+// Quotient rounded down (Python's //); for floats exactly torch's div(rounding_mode="floor").
+template <class T, int L> GY_FN Vec<T, L> floordiv(Vec<T, L> a, Vec<T, L> b) {
+  const auto zero = broadcast<L>(T(0)), one = broadcast<L>(T(1));
+  if constexpr (is_int<T> && !is_signed<T>) return truncdiv(a, b);
+  else if constexpr (is_int<T>) {
+    const auto q = truncdiv(a, b);
+    const auto r = sub(a, mul(q, b));
+    const auto down = logical_and(logical_and(ne(r, zero), ne(b, zero)), logical_xor(lt(r, zero), lt(b, zero)));
+    return where(down, sub(q, one), q);
+  } else {
+    const auto quotient = div(a, b);
+    const auto rest = fmod(a, b);
+    auto whole = div(sub(a, rest), b);
+    whole = where(logical_and(ne(rest, zero), logical_xor(lt(b, zero), lt(rest, zero))), sub(whole, one), whole);
+    auto down = floor(whole);
+    down = where(gt(sub(whole, down), broadcast<L>(T(0.5))), add(down, one), down);
+    down = where(ne(whole, zero), down, copysign(zero, quotient));
+    return where(eq(b, zero), quotient, down);
+  }
+}
+
+}  // namespace gy

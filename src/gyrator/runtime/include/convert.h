@@ -1,0 +1,311 @@
+// Conversions between element types: convert<To>(Vec<From, L>), for every pair of numeric types.
+//
+// Each pair is a path of steps that double, keep or halve the element's size; each step has an instruction per
+// register or a loop over lanes. Rules (those of torch on CPU): float to integer truncates, an integer that is too
+// wide wraps, to a 16-bit float rounds to nearest even and keeps NaN. bf16 and f16 go through float.
+#pragma once
+#include "vec.h"
+
+namespace gy {
+
+typedef char v16qi __attribute__((vector_size(16)));
+typedef char v32qi __attribute__((vector_size(32)));
+typedef char v64qi __attribute__((vector_size(64)));
+typedef short v8hi __attribute__((vector_size(16)));
+typedef short v16hi __attribute__((vector_size(32)));
+typedef short v32hi __attribute__((vector_size(64)));
+typedef int v4si __attribute__((vector_size(16)));
+typedef int v8si __attribute__((vector_size(32)));
+typedef int v16si __attribute__((vector_size(64)));
+typedef long long v2di __attribute__((vector_size(16)));
+typedef long long v4di __attribute__((vector_size(32)));
+typedef long long v8di __attribute__((vector_size(64)));
+typedef float v4sf __attribute__((vector_size(16)));
+typedef float v8sf __attribute__((vector_size(32)));
+typedef float v16sf __attribute__((vector_size(64)));
+typedef double v2df __attribute__((vector_size(16)));
+typedef double v4df __attribute__((vector_size(32)));
+typedef double v8df __attribute__((vector_size(64)));
+
+// ---- 16-bit and 8-bit floats, one value -------------------------------------------------------------------------
+GY_FN float to_float(bf16 x) { return bits_as<float>(uint32_t(x.bits) << 16); }
+GY_FN bf16 to_bf16(float x) {
+  const uint32_t u = bits_as<uint32_t>(x);
+  if ((u & 0x7fffffffu) > 0x7f800000u) return {uint16_t((u >> 16) | 0x40)};
+  return {uint16_t((u + 0x7fff + ((u >> 16) & 1)) >> 16)};
+}
+
+// A binary float with E exponent bits, M mantissa bits and the usual bias; Finite formats have no infinity.
+template <int E, int M, bool Finite> inline float small_to_float(uint32_t bits) {
+  const uint32_t sign = (bits >> (E + M) & 1) << 31;
+  const int bias = (1 << (E - 1)) - 1;
+  const uint32_t exponent = bits >> M & ((1 << E) - 1), mantissa = bits & ((1 << M) - 1);
+  if (Finite ? (bits & ((1 << (E + M)) - 1)) == (1u << (E + M)) - 1 : exponent == (1 << E) - 1)
+    return bits_as<float>(sign | 0x7f800000u | (Finite ? 1u << 22 : mantissa << (23 - M)));
+  if (exponent == 0) {
+    const float subnormal = float(mantissa) * bits_as<float>(uint32_t(127 + 1 - bias - M) << 23);
+    return bits_as<float>(bits_as<uint32_t>(subnormal) | sign);
+  }
+  return bits_as<float>(sign | (exponent - bias + 127) << 23 | mantissa << (23 - M));
+}
+template <int E, int M, bool Finite> inline uint32_t float_to_small(float x) {
+  const uint32_t u = bits_as<uint32_t>(x), sign = u >> 31 << (E + M), magnitude = u & 0x7fffffffu;
+  const int bias = (1 << (E - 1)) - 1;
+  const uint32_t infinity = ((1u << E) - 1) << M, top = Finite ? (1u << (E + M)) - 1 : infinity;
+  if (magnitude > 0x7f800000u) {
+    const uint32_t payload = magnitude >> (23 - M) & ((1u << M) - 1);
+    return sign | (Finite ? top : infinity | payload | 1u << (M - 1));
+  }
+  const int exponent = int(magnitude >> 23) - 127 + bias;              // of the result, before rounding
+  const int shift = 23 - M + (exponent < 1 ? 1 - exponent : 0);
+  if (shift > 25) return sign;
+  const uint32_t full = (magnitude & 0x7fffffu) | 0x800000u;
+  const uint32_t rounded = (full + (1u << (shift - 1)) - 1 + (full >> shift & 1)) >> shift;
+  const uint32_t r = exponent < 1 ? rounded : rounded + (uint32_t(exponent - 1) << M);
+  return sign | (r > top ? top : r);
+}
+GY_FN float to_float(f8e4m3fn x) { return small_to_float<4, 3, true>(x.bits); }
+GY_FN float to_float(f8e5m2 x) { return small_to_float<5, 2, false>(x.bits); }
+#if defined(GY_SIMD)
+GY_FN float to_float(f16 x) { return __builtin_ia32_vcvtph2ps(v8hi{short(x.bits)})[0]; }
+GY_FN f16 to_f16(float x) { return {uint16_t(__builtin_ia32_vcvtps2ph(v4sf{x}, 0)[0])}; }
+#else
+GY_FN float to_float(f16 x) { return small_to_float<5, 10, false>(x.bits); }
+GY_FN f16 to_f16(float x) { return {uint16_t(float_to_small<5, 10, false>(x))}; }
+#endif
+GY_FN float to_float(float x) { return x; }
+
+template <class To> GY_FN To from_float(float x) {
+  if constexpr (same<To, bf16>) return to_bf16(x);
+  else if constexpr (same<To, f16>) return to_f16(x);
+  else if constexpr (same<To, f8e4m3fn>) return {uint8_t(float_to_small<4, 3, true>(x))};
+  else if constexpr (same<To, f8e5m2>) return {uint8_t(float_to_small<5, 2, false>(x))};
+  else return To(x);
+}
+
+// One value. Out of range float to integer gives what the processor's conversion to int32 or int64 gives.
+template <class To, class From> GY_FN To convert_one(From x) {
+  if constexpr (same<To, From>) return x;
+  else if constexpr (is_half<From> || is_f8<From>) return convert_one<To>(to_float(x));
+  else if constexpr (is_half<To> || is_f8<To>) return from_float<To>(float(x));
+  else if constexpr (is_bool<To>) return x != From(0);
+  else if constexpr (is_float<From> && is_int<To>) {
+    if constexpr (same<To, uint64_t>)
+      return x >= From(9223372036854775808.0) ? uint64_t(int64_t(x - From(9223372036854775808.0))) ^ (1ull << 63)
+                                              : uint64_t(int64_t(x));
+    else if constexpr (sizeof(To) == 8 || same<To, uint32_t>) return To(int64_t(x));
+    else return To(int32_t(x));
+  } else return To(x);
+}
+
+// ---- one register ----------------------------------------------------------------------------------------------
+#if defined(GY_SIMD)
+constexpr int no_mask = -1, current_rounding = 4;
+
+// Elements of twice the size; To has as many lanes as From.
+template <class ToE, class FromE, class To, class From> GY_FN To widen(From v) {
+  constexpr bool wide = sizeof(To) == 64;
+#if defined(GY_AVX512)
+  if constexpr (wide) {
+    if constexpr (same<ToE, double> && same<FromE, float>)
+      return (To)__builtin_ia32_cvtps2pd512_mask((v8sf)v, v8df{}, no_mask, current_rounding);
+    else if constexpr (same<ToE, double>) return (To)__builtin_ia32_cvtdq2pd512_mask((v8si)v, v8df{}, no_mask);
+    else if constexpr (same<FromE, float>)
+      return (To)__builtin_ia32_cvttps2qq512_mask((v8sf)v, v8di{}, no_mask, current_rounding);
+    else if constexpr (same<FromE, f16>)
+      return (To)__builtin_ia32_vcvtph2ps512_mask((v16hi)v, v16sf{}, no_mask, current_rounding);
+    else if constexpr (same<FromE, int8_t>) return (To)__builtin_ia32_pmovsxbw512_mask((v32qi)v, v32hi{}, no_mask);
+    else if constexpr (same<FromE, uint8_t>) return (To)__builtin_ia32_pmovzxbw512_mask((v32qi)v, v32hi{}, no_mask);
+    else if constexpr (same<FromE, int16_t>) return (To)__builtin_ia32_pmovsxwd512_mask((v16hi)v, v16si{}, no_mask);
+    else if constexpr (same<FromE, uint16_t>) return (To)__builtin_ia32_pmovzxwd512_mask((v16hi)v, v16si{}, no_mask);
+    else if constexpr (same<FromE, int32_t>) return (To)__builtin_ia32_pmovsxdq512_mask((v8si)v, v8di{}, no_mask);
+    else return (To)__builtin_ia32_pmovzxdq512_mask((v8si)v, v8di{}, no_mask);
+  }
+  if constexpr (!wide && same<FromE, float> && same<ToE, int64_t>)
+    return (To)__builtin_ia32_cvttps2qq256_mask((v4sf)v, v4di{}, no_mask);
+#endif
+  if constexpr (!wide) {
+    if constexpr (same<ToE, double> && same<FromE, float>) return (To)__builtin_ia32_cvtps2pd256((v4sf)v);
+    else if constexpr (same<ToE, double>) return (To)__builtin_ia32_cvtdq2pd256((v4si)v);
+    else if constexpr (same<FromE, f16>) return (To)__builtin_ia32_vcvtph2ps256((v8hi)v);
+    else if constexpr (same<FromE, int8_t>) return (To)__builtin_ia32_pmovsxbw256((v16qi)v);
+    else if constexpr (same<FromE, uint8_t>) return (To)__builtin_ia32_pmovzxbw256((v16qi)v);
+    else if constexpr (same<FromE, int16_t>) return (To)__builtin_ia32_pmovsxwd256((v8hi)v);
+    else if constexpr (same<FromE, uint16_t>) return (To)__builtin_ia32_pmovzxwd256((v8hi)v);
+    else if constexpr (same<FromE, int32_t>) return (To)__builtin_ia32_pmovsxdq256((v4si)v);
+    else if constexpr (same<FromE, uint32_t>) return (To)__builtin_ia32_pmovzxdq256((v4si)v);
+  }
+}
+
+#if defined(GY_AVX512)
+// Bytes to 32-bit integers in one instruction per register of the result.
+template <class From, int L> GY_FN Vec<int32_t, L> bytes_to_int32(Vec<From, L> v) {
+  Vec<int32_t, L> r;
+  constexpr int pieces = Vec<From, L>::bytes / 16;
+  GY_UNROLL for (int i = 0; i < r.parts; ++i) {
+    const auto bytes = nth_piece<v16qi, pieces>(v.p[i / pieces], i % pieces);
+    if constexpr (is_signed<From>) r.p[i] = (typename Vec<int32_t, L>::P)__builtin_ia32_pmovsxbd512_mask(bytes, v16si{}, no_mask);
+    else r.p[i] = (typename Vec<int32_t, L>::P)__builtin_ia32_pmovzxbd512_mask(bytes, v16si{}, no_mask);
+  }
+  return r;
+}
+#endif
+
+// Integer elements of half the size, keeping the low bits.
+template <class To, int FromSize, class From> GY_FN To truncate(From v) {
+#if defined(GY_AVX512)
+  if constexpr (sizeof(From) == 64) {
+    if constexpr (FromSize == 8) return (To)__builtin_ia32_pmovqd512_mask((v8di)v, v8si{}, no_mask);
+    else if constexpr (FromSize == 4) return (To)__builtin_ia32_pmovdw512_mask((v16si)v, v16hi{}, no_mask);
+    else return (To)__builtin_ia32_pmovwb512_mask((v32hi)v, v32qi{}, no_mask);
+  } else {
+    if constexpr (FromSize == 8) return (To)__builtin_ia32_pmovqd256_mask((v4di)v, v4si{}, no_mask);
+    else if constexpr (FromSize == 4) return (To)__builtin_ia32_pmovdw256_mask((v8si)v, v8hi{}, no_mask);
+    else return (To)__builtin_ia32_pmovwb256_mask((v16hi)v, v16qi{}, no_mask);
+  }
+#else
+  if constexpr (FromSize == 8) {
+    const v8si even = __builtin_ia32_permvarsi256((v8si)v, v8si{0, 2, 4, 6, 0, 2, 4, 6});
+    return piece<To, 0>(even);
+  } else {
+    constexpr char x = -1;                                    // a zero byte
+    const v32qi low_bytes = FromSize == 4
+        ? v32qi{0, 1, 4, 5, 8, 9, 12, 13, x, x, x, x, x, x, x, x, 0, 1, 4, 5, 8, 9, 12, 13, x, x, x, x, x, x, x, x}
+        : v32qi{0, 2, 4, 6, 8, 10, 12, 14, x, x, x, x, x, x, x, x, 0, 2, 4, 6, 8, 10, 12, 14, x, x, x, x, x, x, x, x};
+    const v32qi s = __builtin_ia32_pshufb256((v32qi)v, low_bytes);
+    return piece<To, 0>(__builtin_ia32_permdi256((v4di)s, 0x08));
+  }
+#endif
+}
+#endif
+
+// ---- whole vectors ----------------------------------------------------------------------------------------------
+template <class To, class From, int L> GY_FN Vec<To, L> convert_lanes(Vec<From, L> v) {
+  if constexpr (L == 1) return broadcast<1>(convert_one<To>(scalar(v)));
+  else return map<To>(v, [](From x) { return convert_one<To>(x); });
+}
+
+// One step of a conversion: To's size is half, the same or twice From's.
+template <class To, class From, int L> GY_FN Vec<To, L> step(Vec<From, L> v) {
+  using VT = Vec<To, L>;
+  using VF = Vec<From, L>;
+  if constexpr (VT::lanes == 1 || VF::lanes == 1) return convert_lanes<To>(v);
+#if defined(GY_SIMD)
+  else if constexpr (sizeof(To) == 2 * sizeof(From)) {
+    VT r;
+    if constexpr (VT::parts == VF::parts) {
+      GY_UNROLL for (int i = 0; i < VT::parts; ++i) r.p[i] = widen<To, From, typename VT::P>(v.p[i]);
+    } else {
+      using Half = native<typename VF::element, VT::lanes>;
+      GY_UNROLL for (int i = 0; i < VF::parts; ++i) {
+        r.p[2 * i] = widen<To, From, typename VT::P>(piece<Half, 0>(v.p[i]));
+        r.p[2 * i + 1] = widen<To, From, typename VT::P>(piece<Half, 1>(v.p[i]));
+      }
+    }
+    return r;
+  } else if constexpr (2 * sizeof(To) == sizeof(From)) {
+    const auto narrow = [](typename VF::P x) {
+      using N = native<typename VT::element, VF::lanes>;
+      if constexpr (is_float<From> && !same<To, f16>) return __builtin_convertvector(x, N);
+#if defined(GY_AVX512)
+      else if constexpr (same<To, float>) return __builtin_convertvector(x, N);
+      else if constexpr (same<To, f16> && sizeof(x) == 64)
+        return (N)__builtin_ia32_vcvtps2ph512_mask((v16sf)x, 0, v16hi{}, no_mask);
+#endif
+      else if constexpr (same<To, f16>) return (N)__builtin_ia32_vcvtps2ph256((v8sf)x, 0);
+      else return truncate<N, int(sizeof(From))>(x);
+    };
+    VT r;
+    if constexpr (VT::parts == VF::parts) {
+      GY_UNROLL for (int i = 0; i < VT::parts; ++i) r.p[i] = narrow(v.p[i]);
+    } else {
+      GY_UNROLL for (int i = 0; i < VT::parts; ++i)
+        r.p[i] = join<typename VT::P>(narrow(v.p[2 * i]), narrow(v.p[2 * i + 1]));
+    }
+    return r;
+  }
+#endif
+  else if constexpr (is_float<To> == is_float<From>) return bitcast<To>(v);
+  else {
+    VT r;
+    GY_UNROLL for (int i = 0; i < VT::parts; ++i) r.p[i] = __builtin_convertvector(v.p[i], typename VT::P);
+    return r;
+  }
+}
+
+#if defined(GY_SIMD)
+template <int L> GY_FN Vec<float, L> bf16_to_float(Vec<bf16, L> v) {
+  auto wide = step<uint32_t>(bitcast<uint16_t>(v));
+  GY_UNROLL for (int i = 0; i < wide.parts; ++i) wide.p[i] = wide.p[i] << 16;
+  return bitcast<float>(wide);
+}
+template <int L> GY_FN Vec<bf16, L> float_to_bf16(Vec<float, L> v) {
+  auto u = bitcast<uint32_t>(v);
+  using V = Vec<uint32_t, L>;
+  GY_UNROLL for (int i = 0; i < V::parts; ++i) {
+    const auto x = u.p[i];
+    const auto rounded = (x + 0x7fff + (x >> 16 & 1)) >> 16, quiet = x >> 16 | 0x40;
+#if defined(GY_AVX512)
+    if constexpr (sizeof(x) == 64) {
+      const auto nan = __builtin_ia32_cmpps512_mask((v16sf)x, (v16sf)x, 3, no_mask, current_rounding);
+      u.p[i] = (typename V::P)__builtin_ia32_blendmd_512_mask((v16si)rounded, (v16si)quiet, nan);
+    } else
+#endif
+      u.p[i] = (typename V::P)((x & 0x7fffffff) > 0x7f800000 ? quiet : rounded);
+  }
+  return bitcast<bf16>(step<uint16_t>(u));
+}
+#endif
+
+// True where an instruction set has the step for 64-bit integers and floats.
+#if defined(GY_AVX512)
+constexpr bool has_int64_float = true;
+#else
+constexpr bool has_int64_float = false;
+#endif
+
+template <class To, class From, int L> GY_FN Vec<To, L> convert(Vec<From, L> v) {
+  if constexpr (same<To, From>) return v;
+  else if constexpr (L == 1 || register_bytes == 0 || is_f8<To> || is_f8<From>) return convert_lanes<To>(v);
+#if defined(GY_SIMD)
+  else if constexpr (is_half<From>) {
+    if constexpr (Vec<From, L>::lanes == 1) return convert<To>(convert_lanes<float>(v));
+    else if constexpr (same<From, f16>) return convert<To>(step<float>(v));
+    else return convert<To>(bf16_to_float(v));
+  } else if constexpr (is_half<To>) {
+    if constexpr (!same<From, float>) return convert<To>(convert<float>(v));
+    else if constexpr (Vec<To, L>::lanes == 1) return convert_lanes<To>(v);
+    else if constexpr (same<To, f16>) return step<f16>(v);
+    else return float_to_bf16(v);
+  }
+#endif
+  else if constexpr (is_int<From> && is_int<To>) {
+    if constexpr (sizeof(To) == sizeof(From)) return bitcast<To>(v);
+    else if constexpr (sizeof(To) > sizeof(From)) {
+#if defined(GY_AVX512)
+      if constexpr (sizeof(From) == 1 && sizeof(To) >= 4 && L % 16 == 0) {
+        return convert<To>(bytes_to_int32(v));
+      } else
+#endif
+      {
+        using Middle = pick<is_signed<From>, sint<2 * sizeof(From)>, uint<2 * sizeof(From)>>;
+        return convert<To>(step<Middle>(v));
+      }
+    } else return convert<To>(step<uint<sizeof(From) / 2>>(v));
+  } else if constexpr (is_float<From> && is_float<To>) return step<To>(v);
+  else if constexpr (is_int<From>) {                           // to float or double
+    if constexpr (sizeof(From) < 4) return step<To>(convert<int32_t>(v));
+    else if constexpr (same<From, int32_t>) return step<To>(v);
+    else if constexpr (same<From, uint32_t>) return convert<To>(step<int64_t>(v));
+    else if constexpr (same<From, uint64_t> || !has_int64_float) return convert_lanes<To>(v);
+    else return step<To>(v);
+  } else {                                                     // float or double to integer
+    if constexpr (sizeof(To) < 4) return convert<To>(step<int32_t>(v));
+    else if constexpr (same<To, int32_t>) return step<To>(v);
+    else if constexpr (same<To, uint64_t> || !has_int64_float) return convert_lanes<To>(v);
+    else if constexpr (same<To, uint32_t>) return convert<To>(step<int64_t>(v));
+    else return step<To>(v);
+  }
+}
+
+}  // namespace gy

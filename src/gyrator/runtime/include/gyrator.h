@@ -1,0 +1,10 @@
+// The library that generated C++ kernels include: vectors, masks, conversions, math, reducers, random numbers.
+// It needs no other header than stdint.h, so that a kernel compiles in a fraction of a second.
+#pragma once
+#include "vec.h"
+#include "convert.h"
+#include "mask.h"
+#include "arith.h"
+#include "elementary.h"
+#include "special.h"
+#include "reduce.h"

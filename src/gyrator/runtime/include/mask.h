@@ -1,0 +1,428 @@
+// Masks: comparisons, select, logic on masks, boolean loads and stores, masked memory access, gather and scatter.
+// A masked access never touches memory where the mask is false.
+#pragma once
+#include "convert.h"
+
+namespace gy {
+
+// ---- comparisons ------------------------------------------------------------------------------------------------
+enum class Cmp { eq, ne, lt, le, gt, ge };
+
+template <Cmp C, class T> GY_FN auto compare_native(T a, T b) {
+  if constexpr (C == Cmp::eq) return a == b;
+  else if constexpr (C == Cmp::ne) return a != b;
+  else if constexpr (C == Cmp::lt) return a < b;
+  else if constexpr (C == Cmp::le) return a <= b;
+  else if constexpr (C == Cmp::gt) return a > b;
+  else return a >= b;
+}
+
+#if defined(GY_AVX512)
+// One register's comparison as bits. E: the element type.
+template <Cmp C, class E, class V> GY_FN uint64_t compare_bits(V a, V b) {
+  constexpr int size = sizeof(E);
+  if constexpr (is_float<E>) {
+    constexpr int p = C == Cmp::eq ? 0 : C == Cmp::ne ? 4 : C == Cmp::lt ? 17 : C == Cmp::le ? 18 : C == Cmp::gt ? 30 : 29;
+    if constexpr (size == 4) {
+      if constexpr (sizeof(V) == 64)
+        return uint16_t(__builtin_ia32_cmpps512_mask((v16sf)a, (v16sf)b, p, no_mask, current_rounding));
+      else if constexpr (sizeof(V) == 32) return uint8_t(__builtin_ia32_cmpps256_mask((v8sf)a, (v8sf)b, p, no_mask));
+      else return uint8_t(__builtin_ia32_cmpps128_mask((v4sf)a, (v4sf)b, p, no_mask)) & 15;
+    } else {
+      if constexpr (sizeof(V) == 64)
+        return uint8_t(__builtin_ia32_cmppd512_mask((v8df)a, (v8df)b, p, no_mask, current_rounding));
+      else if constexpr (sizeof(V) == 32) return uint8_t(__builtin_ia32_cmppd256_mask((v4df)a, (v4df)b, p, no_mask)) & 15;
+      else return uint8_t(__builtin_ia32_cmppd128_mask((v2df)a, (v2df)b, p, no_mask)) & 3;
+    }
+  } else {
+    constexpr int p = C == Cmp::eq ? 0 : C == Cmp::ne ? 4 : C == Cmp::lt ? 1 : C == Cmp::le ? 2 : C == Cmp::gt ? 6 : 5;
+    constexpr uint64_t all = sizeof(V) / size == 64 ? ~uint64_t(0) : (uint64_t(1) << (sizeof(V) / size % 64)) - 1;
+#define GY_COMPARE(letter, width, type)                                                         \
+  return uint64_t(is_signed<E> ? __builtin_ia32_cmp##letter##width##_mask((type)a, (type)b, p, no_mask) \
+                               : __builtin_ia32_ucmp##letter##width##_mask((type)a, (type)b, p, no_mask)) & all;
+    if constexpr (sizeof(V) == 64) {
+      if constexpr (size == 1) { GY_COMPARE(b, 512, v64qi) }
+      else if constexpr (size == 2) { GY_COMPARE(w, 512, v32hi) }
+      else if constexpr (size == 4) { GY_COMPARE(d, 512, v16si) }
+      else { GY_COMPARE(q, 512, v8di) }
+    } else if constexpr (sizeof(V) == 32) {
+      if constexpr (size == 1) { GY_COMPARE(b, 256, v32qi) }
+      else if constexpr (size == 2) { GY_COMPARE(w, 256, v16hi) }
+      else if constexpr (size == 4) { GY_COMPARE(d, 256, v8si) }
+      else { GY_COMPARE(q, 256, v4di) }
+    } else {
+      if constexpr (size == 1) { GY_COMPARE(b, 128, v16qi) }
+      else if constexpr (size == 2) { GY_COMPARE(w, 128, v8hi) }
+      else if constexpr (size == 4) { GY_COMPARE(d, 128, v4si) }
+      else { GY_COMPARE(q, 128, v2di) }
+    }
+#undef GY_COMPARE
+  }
+}
+
+// One register's select: `yes` where the bit is set.
+template <int size, class V> GY_FN V select_bits(uint64_t m, V yes, V no) {
+#define GY_SELECT(letter, width, type) return (V)__builtin_ia32_blendm##letter##_##width##_mask((type)no, (type)yes, m);
+  if constexpr (sizeof(V) == 64) {
+    if constexpr (size == 1) { GY_SELECT(b, 512, v64qi) }
+    else if constexpr (size == 2) { GY_SELECT(w, 512, v32hi) }
+    else if constexpr (size == 4) { GY_SELECT(d, 512, v16si) }
+    else { GY_SELECT(q, 512, v8di) }
+  } else if constexpr (sizeof(V) == 32) {
+    if constexpr (size == 1) { GY_SELECT(b, 256, v32qi) }
+    else if constexpr (size == 2) { GY_SELECT(w, 256, v16hi) }
+    else if constexpr (size == 4) { GY_SELECT(d, 256, v8si) }
+    else { GY_SELECT(q, 256, v4di) }
+  } else {
+    if constexpr (size == 1) { GY_SELECT(b, 128, v16qi) }
+    else if constexpr (size == 2) { GY_SELECT(w, 128, v8hi) }
+    else if constexpr (size == 4) { GY_SELECT(d, 128, v4si) }
+    else { GY_SELECT(q, 128, v2di) }
+  }
+#undef GY_SELECT
+}
+#endif
+
+template <Cmp C, class T, int L> GY_FN Vec<bool, L> compare(Vec<T, L> a, Vec<T, L> b) {
+  using V = Vec<T, L>;
+  if constexpr (is_half<T> || is_f8<T>) return compare<C>(convert<float>(a), convert<float>(b));
+  else if constexpr (L == 1) return {bool(compare_native<C>(a.p[0], b.p[0]))};
+#if defined(GY_AVX2)
+  else {
+    Vec<sint<sizeof(T)>, L> r;
+    GY_UNROLL for (int i = 0; i < V::parts; ++i) {
+      if constexpr (V::lanes == 1) r.p[i] = compare_native<C>(a.p[i], b.p[i]) ? -1 : 0;
+      else r.p[i] = compare_native<C>(a.p[i], b.p[i]);
+    }
+    return {convert<int32_t>(r)};
+  }
+#else
+  else {
+    uint64_t bits = 0;
+    GY_UNROLL for (int i = 0; i < V::parts; ++i) {
+      if constexpr (V::lanes == 1) bits |= uint64_t(compare_native<C>(a.p[i], b.p[i])) << i;
+#if defined(GY_AVX512)
+      else bits |= compare_bits<C, T>(a.p[i], b.p[i]) << (i * V::lanes);
+#endif
+    }
+    return {typename Vec<bool, L>::bits_type(bits)};
+  }
+#endif
+}
+
+#define GY_COMPARISON(name)                                                                   \
+  template <class T, int L> GY_FN Vec<bool, L> name(Vec<T, L> a, Vec<T, L> b) {               \
+    return compare<Cmp::name>(a, b);                                                          \
+  }
+GY_COMPARISON(eq) GY_COMPARISON(ne) GY_COMPARISON(lt) GY_COMPARISON(le) GY_COMPARISON(gt) GY_COMPARISON(ge)
+#undef GY_COMPARISON
+
+// ---- logic on masks ---------------------------------------------------------------------------------------------
+template <class F, int L> GY_FN Vec<bool, L> mask_op(Vec<bool, L> a, Vec<bool, L> b, F f) {
+  if constexpr (L == 1) return {bool(f(a.bits, b.bits))};
+#if defined(GY_AVX2)
+  else {
+    GY_UNROLL for (int i = 0; i < a.m.parts; ++i) a.m.p[i] = f(a.m.p[i], b.m.p[i]);
+    return a;
+  }
+#else
+  else return {typename Vec<bool, L>::bits_type(f(a.bits, b.bits))};
+#endif
+}
+template <int L> GY_FN Vec<bool, L> logical_and(Vec<bool, L> a, Vec<bool, L> b) {
+  return mask_op(a, b, [](auto x, auto y) { return x & y; });
+}
+template <int L> GY_FN Vec<bool, L> logical_or(Vec<bool, L> a, Vec<bool, L> b) {
+  return mask_op(a, b, [](auto x, auto y) { return x | y; });
+}
+template <int L> GY_FN Vec<bool, L> logical_xor(Vec<bool, L> a, Vec<bool, L> b) {
+  return mask_op(a, b, [](auto x, auto y) { return x ^ y; });
+}
+template <int L> GY_FN Vec<bool, L> logical_not(Vec<bool, L> a) { return logical_xor(a, broadcast<L>(true)); }
+
+// One bit per lane.
+template <int L> GY_FN uint64_t mask_bits(Vec<bool, L> m) {
+#if defined(GY_AVX2)
+  if constexpr (L > 1) {
+    uint64_t bits = 0;
+    using V = Vec<int32_t, L>;
+    GY_UNROLL for (int i = 0; i < V::parts; ++i) {
+      if constexpr (V::lanes == 1) bits |= uint64_t(m.m.p[i] & 1) << i;
+      else if constexpr (V::lanes == 4) bits |= uint64_t(__builtin_ia32_movmskps((v4sf)m.m.p[i])) << (4 * i);
+      else bits |= uint64_t(__builtin_ia32_movmskps256((v8sf)m.m.p[i])) << (8 * i);
+    }
+    return bits;
+  } else
+#endif
+    return m.bits;
+}
+template <int L> GY_FN Vec<bool, L> mask_from_bits(uint64_t bits) {
+#if defined(GY_AVX2)
+  if constexpr (L > 1) {
+    Lanes<int32_t, L> r;
+    GY_UNROLL for (int i = 0; i < L; ++i) r.at[i] = -int32_t(bits >> i & 1);
+    return {pack(r)};
+  } else return {bool(bits & 1)};
+#else
+  if constexpr (L == 1) return {bool(bits & 1)};
+  else return {typename Vec<bool, L>::bits_type(bits)};
+#endif
+}
+template <int L> GY_FN bool any(Vec<bool, L> m) { return mask_bits(m) != 0; }
+template <int L> GY_FN bool all(Vec<bool, L> m) { return mask_bits(logical_not(m)) == 0; }
+template <int L> GY_FN bool lane(Vec<bool, L> m, int i) { return mask_bits(m) >> i & 1; }
+template <bool Last, int L> GY_FN Vec<bool, L / 2> half(Vec<bool, L> m) {
+  return mask_from_bits<L / 2>(mask_bits(m) >> (Last ? L / 2 : 0));
+}
+// The first n lanes.
+template <int L> GY_FN Vec<bool, L> first_lanes(int64_t n) {
+  return lt(iota<L>(0, 1), broadcast<L>(n));
+}
+
+// ---- select -----------------------------------------------------------------------------------------------------
+template <class T, int L> GY_FN Vec<T, L> where(Vec<bool, L> m, Vec<T, L> yes, Vec<T, L> no) {
+  using V = Vec<T, L>;
+  V r;
+  if constexpr (L == 1) r.p[0] = m.bits ? yes.p[0] : no.p[0];
+#if defined(GY_AVX2)
+  else {
+    const auto wide = convert<sint<sizeof(T)>>(m.m);
+    GY_UNROLL for (int i = 0; i < V::parts; ++i) r.p[i] = wide.p[i] ? yes.p[i] : no.p[i];
+  }
+#else
+  else GY_UNROLL for (int i = 0; i < V::parts; ++i) {
+    if constexpr (V::lanes == 1) r.p[i] = uint64_t(m.bits) >> i & 1 ? yes.p[i] : no.p[i];
+#if defined(GY_AVX512)
+    else r.p[i] = select_bits<sizeof(T)>(uint64_t(m.bits) >> (i * V::lanes), yes.p[i], no.p[i]);
+#endif
+  }
+#endif
+  return r;
+}
+template <int L> GY_FN Vec<bool, L> where(Vec<bool, L> m, Vec<bool, L> yes, Vec<bool, L> no) {
+  return logical_or(logical_and(m, yes), logical_and(logical_not(m), no));
+}
+
+// ---- cast: convert, and bool ------------------------------------------------------------------------------------
+template <class To, class From, int L> GY_FN Vec<To, L> cast(Vec<From, L> v) {
+  if constexpr (same<To, From>) return v;
+  else if constexpr (is_bool<From>) return where(v, broadcast<L>(convert_one<To>(1)), broadcast<L>(convert_one<To>(0)));
+  else if constexpr (is_bool<To>) {
+    if constexpr (is_half<From> || is_f8<From>) return cast<bool>(convert<float>(v));
+    else return ne(v, broadcast<L>(From(0)));
+  } else return convert<To>(v);
+}
+
+// ---- bool in memory: one byte, 0 or 1 ---------------------------------------------------------------------------
+template <int L> GY_FN Vec<bool, L> load(const bool* from) {
+  const auto* bytes = reinterpret_cast<const uint8_t*>(from);
+#if defined(GY_AVX512)
+  if constexpr (L == 8) {
+    const v2di x = {*reinterpret_cast<const native_unaligned<long long, 1>*>(bytes), 0};
+    return {uint8_t(compare_bits<Cmp::ne, uint8_t>((v16qi)x, v16qi{}))};
+  } else
+#endif
+    return ne(load<L>(bytes), broadcast<L>(uint8_t(0)));
+}
+template <int L> GY_FN void store(bool* to, Vec<bool, L> v) {
+  auto* bytes = reinterpret_cast<uint8_t*>(to);
+#if defined(GY_AVX512)
+  if constexpr (L == 8) {
+    const v2di ones = {0x0101010101010101, 0};
+    *reinterpret_cast<native_unaligned<long long, 1>*>(bytes) =
+        ((v2di)select_bits<1>(v.bits, (v16qi)ones, v16qi{}))[0];
+  } else
+#endif
+    store(bytes, cast<uint8_t>(v));
+}
+
+// ---- masked memory ----------------------------------------------------------------------------------------------
+template <int L, class T> GY_FN Vec<T, L> load(const T* from, Vec<bool, L> m, T other) {
+  using V = Vec<T, L>;
+  if constexpr (is_bool<T>)
+    return cast<bool>(load<L>(reinterpret_cast<const uint8_t*>(from), m, uint8_t(other)));
+  else {
+    V r = broadcast<L>(other);
+    if constexpr (L == 1) {
+      if (m.bits) r = load<1>(from);
+      return r;
+    }
+    const auto* q = reinterpret_cast<const typename V::element*>(from);
+#if defined(GY_AVX512)
+    if constexpr (V::lanes > 1) {
+#define GY_MASKED(name, width, scalar, type) \
+  r.p[i] = (typename V::P)__builtin_ia32_loaddqu##name##width##_mask((const scalar*)(q + i * V::lanes), (type)r.p[i], bits);
+#define GY_MASKED_WIDTHS(name, scalar, a, b, c)                             \
+  if constexpr (V::bytes == 64) { GY_MASKED(name, 512, scalar, a) }         \
+  else if constexpr (V::bytes == 32) { GY_MASKED(name, 256, scalar, b) }    \
+  else { GY_MASKED(name, 128, scalar, c) }
+      GY_UNROLL for (int i = 0; i < V::parts; ++i) {
+        const uint64_t bits = uint64_t(m.bits) >> (i * V::lanes);
+        if constexpr (sizeof(T) == 1) { GY_MASKED_WIDTHS(qi, char, v64qi, v32qi, v16qi) }
+        else if constexpr (sizeof(T) == 2) { GY_MASKED_WIDTHS(hi, short, v32hi, v16hi, v8hi) }
+        else if constexpr (sizeof(T) == 4) { GY_MASKED_WIDTHS(si, int, v16si, v8si, v4si) }
+        else { GY_MASKED_WIDTHS(di, long long, v8di, v4di, v2di) }
+      }
+      return r;
+    }
+#undef GY_MASKED
+#undef GY_MASKED_WIDTHS
+#elif defined(GY_AVX2)
+    if constexpr (V::lanes > 1 && sizeof(T) >= 4) {
+      const auto wide = convert<sint<sizeof(T)>>(m.m);
+      V loaded;
+      GY_UNROLL for (int i = 0; i < V::parts; ++i) {
+        const auto* at = q + i * V::lanes;
+        if constexpr (sizeof(T) == 4 && V::bytes == 32)
+          loaded.p[i] = (typename V::P)__builtin_ia32_maskloadd256((const v8si*)at, (v8si)wide.p[i]);
+        else if constexpr (sizeof(T) == 4)
+          loaded.p[i] = (typename V::P)__builtin_ia32_maskloadd((const v4si*)at, (v4si)wide.p[i]);
+        else if constexpr (V::bytes == 32)
+          loaded.p[i] = (typename V::P)__builtin_ia32_maskloadq256((const v4di*)at, (v4di)wide.p[i]);
+        else loaded.p[i] = (typename V::P)__builtin_ia32_maskloadq((const v2di*)at, (v2di)wide.p[i]);
+      }
+      return where(m, loaded, r);
+    }
+#endif
+    const uint64_t bits = mask_bits(m);
+    auto lanes_of = unpack(r);
+    for (int i = 0; i < L; ++i)
+      if (bits >> i & 1) lanes_of.at[i] = from[i];
+    return pack(lanes_of);
+  }
+}
+
+template <class T, int L> GY_FN void store(T* to, Vec<T, L> v, Vec<bool, L> m) {
+  if constexpr (is_bool<T>) store(reinterpret_cast<uint8_t*>(to), cast<uint8_t>(v), m);
+  else if constexpr (L == 1) {
+    if (m.bits) store(to, v);
+  } else {
+    using V = Vec<T, L>;
+#if defined(GY_AVX512)
+    if constexpr (V::lanes > 1) {
+      auto* q = reinterpret_cast<typename V::element*>(to);
+#define GY_MASKED(name, width, scalar, type) \
+  __builtin_ia32_storedqu##name##width##_mask((scalar*)(q + i * V::lanes), (type)v.p[i], bits);
+#define GY_MASKED_WIDTHS(name, scalar, a, b, c)                             \
+  if constexpr (V::bytes == 64) { GY_MASKED(name, 512, scalar, a) }         \
+  else if constexpr (V::bytes == 32) { GY_MASKED(name, 256, scalar, b) }    \
+  else { GY_MASKED(name, 128, scalar, c) }
+      GY_UNROLL for (int i = 0; i < V::parts; ++i) {
+        const uint64_t bits = uint64_t(m.bits) >> (i * V::lanes);
+        if constexpr (sizeof(T) == 1) { GY_MASKED_WIDTHS(qi, char, v64qi, v32qi, v16qi) }
+        else if constexpr (sizeof(T) == 2) { GY_MASKED_WIDTHS(hi, short, v32hi, v16hi, v8hi) }
+        else if constexpr (sizeof(T) == 4) { GY_MASKED_WIDTHS(si, int, v16si, v8si, v4si) }
+        else { GY_MASKED_WIDTHS(di, long long, v8di, v4di, v2di) }
+      }
+      return;
+    }
+#undef GY_MASKED
+#undef GY_MASKED_WIDTHS
+#endif
+    const uint64_t bits = mask_bits(m);
+    const auto a = unpack(v);
+    for (int i = 0; i < L; ++i)
+      if (bits >> i & 1) to[i] = a.at[i];
+  }
+}
+
+template <int L, class T> GY_FN Vec<T, L> load_strided(const T* from, int64_t stride, Vec<bool, L> m, T other) {
+  const uint64_t bits = mask_bits(m);
+  Lanes<T, L> r;
+  GY_UNROLL for (int i = 0; i < L; ++i) r.at[i] = bits >> i & 1 ? from[i * stride] : other;
+  return pack(r);
+}
+template <class T, int L> GY_FN void store_strided(T* to, int64_t stride, Vec<T, L> v, Vec<bool, L> m) {
+  const uint64_t bits = mask_bits(m);
+  const auto a = unpack(v);
+  GY_UNROLL for (int i = 0; i < L; ++i)
+    if (bits >> i & 1) to[i * stride] = a.at[i];
+}
+
+// ---- gather and scatter: element offsets, not bytes -------------------------------------------------------------
+template <int L, class T> GY_FN Vec<T, L> gather(const T* from, Vec<int64_t, L> offset, Vec<bool, L> m, T other) {
+  using V = Vec<T, L>;
+#if defined(GY_AVX512)
+  if constexpr (!is_bool<T> && sizeof(T) >= 4 && L % 8 == 0) {
+    V r = broadcast<L>(other);
+    GY_UNROLL for (int i = 0; i < L / 8; ++i) {
+      const uint8_t bits = uint64_t(m.bits) >> (8 * i);
+      if constexpr (sizeof(T) == 8)
+        r.p[i] = (typename V::P)__builtin_ia32_gatherdiv8di((v8di)r.p[i], from, (v8di)offset.p[i], bits, 8);
+      else if constexpr (L == 8)
+        r.p[0] = (typename V::P)__builtin_ia32_gatherdiv16si((v8si)r.p[0], from, (v8di)offset.p[0], bits, 4);
+    }
+    if constexpr (sizeof(T) == 4 && L >= 16) GY_UNROLL for (int i = 0; i < L / 16; ++i) {
+      const uint64_t bits = uint64_t(m.bits) >> (16 * i);
+      const v8si rest = piece<v8si, 0>(r.p[i]);
+      const v8si low = __builtin_ia32_gatherdiv16si(rest, from, (v8di)offset.p[2 * i], uint8_t(bits), 4);
+      const v8si high = __builtin_ia32_gatherdiv16si(rest, from, (v8di)offset.p[2 * i + 1], uint8_t(bits >> 8), 4);
+      r.p[i] = join<typename V::P>(low, high);
+    }
+    return r;
+  }
+#elif defined(GY_AVX2)
+  if constexpr (!is_bool<T> && sizeof(T) >= 4 && L % 4 == 0) {
+    V r = broadcast<L>(other);
+    const auto wide = convert<int64_t>(m.m);
+    if constexpr (sizeof(T) == 8) {
+      GY_UNROLL for (int i = 0; i < L / 4; ++i)
+        r.p[i] = (typename V::P)__builtin_ia32_gatherdiv4di((v4di)r.p[i], (const long long*)from, (v4di)offset.p[i],
+                                                            (v4di)wide.p[i], 8);
+    } else {
+      v4si quarter[L / 4];
+      const auto narrow = Vec<int32_t, L>(m.m);
+      GY_UNROLL for (int i = 0; i < L / 4; ++i) {
+        const v4si bits = nth_piece<v4si, Vec<int32_t, L>::bytes / 16>(narrow.p[i * 4 / narrow.lanes], i % (narrow.lanes / 4));
+        quarter[i] = __builtin_ia32_gatherdiv4si256(piece<v4si, 0>(r.p[0]), (const int*)from, (v4di)offset.p[i], bits, 4);
+      }
+      GY_UNROLL for (int i = 0; i < V::parts; ++i) {
+        if constexpr (V::bytes == 32) r.p[i] = join<typename V::P>(quarter[2 * i], quarter[2 * i + 1]);
+        else r.p[i] = (typename V::P)quarter[i];
+      }
+    }
+    return r;
+  }
+#endif
+  const uint64_t bits = mask_bits(m);
+  const auto at = unpack(offset);
+  Lanes<T, L> r;
+  for (int i = 0; i < L; ++i) r.at[i] = bits >> i & 1 ? from[at.at[i]] : other;
+  return pack(r);
+}
+template <int L, class T> GY_FN Vec<T, L> gather(const T* from, Vec<int64_t, L> offset) {
+  return gather<L>(from, offset, broadcast<L>(true), T{});
+}
+// Lanes are stored in order: the last of equal offsets stays.
+template <class T, int L> GY_FN void scatter(T* to, Vec<int64_t, L> offset, Vec<T, L> v, Vec<bool, L> m) {
+  const uint64_t bits = mask_bits(m);
+  const auto at = unpack(offset);
+  const auto a = unpack(v);
+  for (int i = 0; i < L; ++i)
+    if (bits >> i & 1) to[at.at[i]] = a.at[i];
+}
+template <class T, int L> GY_FN void scatter(T* to, Vec<int64_t, L> offset, Vec<T, L> v) {
+  const auto at = unpack(offset);
+  const auto a = unpack(v);
+  for (int i = 0; i < L; ++i) to[at.at[i]] = a.at[i];
+}
+
+// An index as eager checks it: negative ones count from the end; a lane outside [0, size) stores `site` (not 0) to
+// *status and yields 0, so that the access stays inside and the caller can raise.
+template <int L> GY_FN Vec<int64_t, L> check_index(Vec<int64_t, L> v, int64_t size, int* status, int site) {
+  const auto zero = broadcast<L>(int64_t(0)), end = broadcast<L>(size);
+  Vec<int64_t, L> shifted;
+  GY_UNROLL for (int i = 0; i < v.parts; ++i) {
+    using U = typename Vec<int64_t, L>::U;
+    shifted.p[i] = (typename Vec<int64_t, L>::P)((U)v.p[i] + (U)end.p[i]);
+  }
+  v = where(lt(v, zero), shifted, v);
+  const auto bad = ge(bitcast<uint64_t>(v), bitcast<uint64_t>(end));
+  if (__builtin_expect(any(bad), 0)) {
+    __atomic_store_n(status, site, __ATOMIC_RELAXED);
+    v = where(bad, zero, v);
+  }
+  return v;
+}
+
+}  // namespace gy
