@@ -50,7 +50,7 @@ class Builder:
         self._prefix = "v"
         self._origins: tuple[Origin, ...] = ()
 
-    # -- names and values ------------------------------------------------------------------------------------------------
+    # -- names and values -----------------------------------------------------------------------------------
     def begin(self, node: fx.Node) -> None:
         """What follows is the lowering of ``node``."""
         self._prefix = node.name.lstrip("_") or "v"
@@ -59,7 +59,7 @@ class Builder:
     def meta(self, tensor: torch.Tensor) -> Meta:
         """The metadata of a traced tensor."""
         key = None
-        if all(type(s) is int for s in tensor.shape):
+        if all(type(s) is int for s in (*tensor.shape, *tensor.stride())):
             key = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
             known = self._metas.get(key)
             if known is not None:
@@ -70,28 +70,34 @@ class Builder:
             self._metas[key] = meta
         return meta
 
-    def value(self, meta: Meta, suffix: str = "", *, name: str | None = None) -> Value:
-        """A new value. Strides that make elements overlap (an expanded tensor's) are replaced by contiguous ones."""
+    def value(self, meta: Meta, suffix: str = "") -> Value:
+        """A new value, named after the node. Strides that make elements overlap become contiguous ones."""
         strides = meta.strides
-        if ZERO in strides and any(s is ZERO and e is not ONE for s, e in zip(strides, meta.shape, strict=True)):
+        if any(s is ZERO and e is not ONE for s, e in zip(strides, meta.shape, strict=True)):
             strides = contiguous_strides(meta.shape)
-        stem = (name or self._prefix) + (f"_{suffix}" if suffix else "")
-        unique, count = stem, 1
-        while unique in self._names:
-            unique = f"{stem}_{count}"
-            count += 1
-        self._names.add(unique)
-        return Value(unique, meta.shape, meta.dtype, strides, meta.device)
+        name = self._unique(f"{self._prefix}_{suffix}" if suffix else self._prefix)
+        return Value(name, meta.shape, meta.dtype, strides, meta.device)
 
-    def placed(self, value: Value, storage_offset: Index) -> None:
-        """Record that ``value`` begins ``storage_offset`` elements into its storage (an input may)."""
+    def given(self, meta: Meta, name: str, storage_offset: Index = ZERO) -> Value:
+        """A value that comes from outside, with its own strides, ``storage_offset`` elements into its storage."""
+        value = Value(self._unique(name), meta.shape, meta.dtype, meta.strides, meta.device)
         if storage_offset is not ZERO:
             self._storage_offsets[value] = storage_offset
+        return value
+
+    def _unique(self, stem: str) -> str:
+        name, count = stem, 1
+        while name in self._names:
+            name = f"{stem}_{count}"
+            count += 1
+        self._names.add(name)
+        return name
 
     def storage_offset(self, value: Value) -> Index:
+        """How many elements into its storage ``value`` begins."""
         return self._storage_offsets.get(value, ZERO)
 
-    # -- nests ---------------------------------------------------------------------------------------------------------------
+    # -- nests ----------------------------------------------------------------------------------------------
     def nest(self, out: Sequence[Value | None], axes: tuple[Axis, ...], root: Root) -> None:
         """Append a nest that defines ``out``."""
         self.nodes.append(Nest(tuple(out), axes, root, self._origins))
@@ -127,7 +133,7 @@ class Builder:
         """A new value with ``ref``'s elements, broadcast and cast to ``out``."""
         return self.pointwise(out, ref.load, suffix)
 
-    # -- values and views of what is viewed ------------------------------------------------------------------------------------
+    # -- values and views of what is viewed -----------------------------------------------------------------
     def materialise(self, ref: TensorRef, strides: tuple[Index, ...] | None = None) -> Value:
         """A value whose elements are ``ref``'s: the one it views if it views all of it, else a copy.
 
@@ -160,13 +166,19 @@ class Builder:
             if ref.dtype not in COMPUTED:
                 return View(ref.value, ref.shape, *window, given)
         if ref.dtype not in COMPUTED:
-            raise ValueError(f"a view of {ref.value!r} ({ref.dtype}) with coordinates {ref.coords} is not strided")
+            raise ValueError(
+                f"a view of {ref.value!r} ({ref.dtype}) with coordinates {ref.coords} is not strided"
+            )
         value = self.materialise(ref, strides)
         return View(value, value.shape, value.strides, ZERO)
 
-    # -- extern calls ------------------------------------------------------------------------------------------------------------
+    # -- extern calls ---------------------------------------------------------------------------------------
     def extern(
-        self, name: str, args: Sequence[Arg], outs: Sequence[Meta | None], kwargs: Sequence[tuple[str, Arg]] = ()
+        self,
+        name: str,
+        args: Sequence[Arg],
+        outs: Sequence[Meta | None],
+        kwargs: Sequence[tuple[str, Arg]] = (),
     ) -> tuple[TensorRef | None, ...]:
         """Append a call of ``name`` without effects, and return its tensor results."""
         values = tuple([None if m is None else self.value(m) for m in outs])
@@ -177,7 +189,9 @@ class Builder:
         """Append an extern call as it is, with the current origin."""
         origins = self._origins
         self.nodes.append(
-            Extern(node.out, node.op, node.args, node.kwargs, node.mutates, node.effects, node.scalars, origins)
+            Extern(
+                node.out, node.op, node.args, node.kwargs, node.mutates, node.effects, node.scalars, origins
+            )
         )
 
 

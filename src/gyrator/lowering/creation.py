@@ -58,7 +58,9 @@ def _arange_start(b: Builder, out: Meta, start: Operand, end: Operand, **_: Any)
     return _range(b, out, start, 1)
 
 
-def _arange_step(b: Builder, out: Meta, start: Operand, end: Operand, step: Operand = 1, **_: Any) -> TensorRef:
+def _arange_step(
+    b: Builder, out: Meta, start: Operand, end: Operand, step: Operand = 1, **_: Any
+) -> TensorRef:
     return _range(b, out, start, step)
 
 
@@ -74,7 +76,7 @@ def _eye(b: Builder, out: Meta, *_: Any, **__: Any) -> TensorRef:
 
 
 def _overloads(names: str) -> list[OpOverload]:
-    return [getattr(getattr(aten, n), "default") for n in names.split()]
+    return [getattr(aten, n).default for n in names.split()]
 
 
 LOWERINGS: Mapping[OpOverload, Callable[..., Any]] = {

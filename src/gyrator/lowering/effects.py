@@ -41,7 +41,7 @@ def read_number(b: Builder, node: fx.Node, args: Sequence[Result]) -> Expr:
     return found
 
 
-# -- assertions ----------------------------------------------------------------------------------------------------------
+# -- assertions --------------------------------------------------------------------------------------------
 def _assert_scalar(b: Builder, node: fx.Node, args: Sequence[Result], kwargs: Mapping[str, Result]) -> Result:
     """``_assert_scalar(condition, message)`` → ``_assert_async(tensor of the condition, message)``."""
     condition, message = args[0], args[1]
@@ -59,11 +59,13 @@ def _nothing(b: Builder, node: fx.Node, args: Sequence[Result], kwargs: Mapping[
     return None
 
 
-LOWERINGS: Mapping[OpOverload, Special] = MappingProxyType({
-    aten._assert_scalar.default: _assert_scalar,
-    aten.sym_constrain_range.default: _nothing,
-    aten.sym_constrain_range_for_size.default: _nothing,
-})
+LOWERINGS: Mapping[OpOverload, Special] = MappingProxyType(
+    {
+        aten._assert_scalar.default: _assert_scalar,
+        aten.sym_constrain_range.default: _nothing,
+        aten.sym_constrain_range_for_size.default: _nothing,
+    }
+)
 
 HIGHER_ORDER: Mapping[str, Special] = MappingProxyType({})
 """Higher-order ops by name."""

@@ -41,10 +41,14 @@ COPIES: Mapping[OpOverload, OpOverload] = {
 }
 """Views that are no index maps → the op that makes a copy, since a call's result must be memory of its own."""
 
-EFFECTS = frozenset({"_print", "_assert_async", "_assert_scalar", "_functional_assert_async", "sym_constrain_range"})
+EFFECTS = frozenset(
+    {"_print", "_assert_async", "_assert_scalar", "_functional_assert_async", "sym_constrain_range"}
+)
 
 
-def call(b: Builder, node: fx.Node, op: OpOverload, args: Sequence[Result], kwargs: Mapping[str, Result]) -> Result:
+def call(
+    b: Builder, node: fx.Node, op: OpOverload, args: Sequence[Result], kwargs: Mapping[str, Result]
+) -> Result:
     """Lower ``node`` as a call of ``op``; the result has the structure of the traced one.
 
     Raises: UnsupportedOperator for a traced result or an argument that a call cannot have.
@@ -72,7 +76,9 @@ def argument(b: Builder, node: fx.Node, value: Result, traced: object, *, exact:
         return b.as_view(value, strides)
     if isinstance(value, (list, tuple)):
         inner = traced if isinstance(traced, (list, tuple)) else [None] * len(value)
-        return ListArg(tuple([argument(b, node, v, t, exact=exact) for v, t in zip(value, inner, strict=True)]))
+        return ListArg(
+            tuple([argument(b, node, v, t, exact=exact) for v, t in zip(value, inner, strict=True)])
+        )
     if isinstance(value, Expr):
         problem = "it takes a float or bool that is computed while the graph runs"
         raise UnsupportedOperator(str(node.target), problem, where=origin_of(node), node=node.format_node())
@@ -121,4 +127,3 @@ def _structured(b: Builder, traced: object, values: Iterator[Value | None]) -> R
     if isinstance(traced, torch.SymInt):
         return b.symbols.to_index(traced)
     return traced if isinstance(traced, (bool, int, float)) else None
-

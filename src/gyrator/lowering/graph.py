@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 from gyrator.errors import UnsupportedOperator
 from gyrator.ir.expr import Const, Expr
 from gyrator.ir.index import Index, Size
-from gyrator.ir.program import Constant, Derived, Extern, Input, Output, Program, Update, View
+from gyrator.ir.program import Constant, Derived, Input, Output, Program, Update, View
 from gyrator.ir.symbols import Symbols
 from gyrator.lowering import effects, extern
 from gyrator.lowering.builder import Builder
@@ -94,7 +94,7 @@ class _Lowering:
         )  # fmt: skip
         return Lowered(program, self.constants, tuple(self.b.fallbacks))
 
-    # -- nodes -----------------------------------------------------------------------------------------------------------
+    # -- nodes ----------------------------------------------------------------------------------------------
     def _node(self, node: fx.Node) -> Result:
         if node.op == "placeholder":
             return self._placeholder(node)
@@ -154,7 +154,9 @@ class _Lowering:
         if higher is not None:
             kwargs = {k: self._argument(a) for k, a in node.kwargs.items()}
             return higher(self.b, node, args, kwargs)
-        raise UnsupportedOperator(str(node.target), "it has no lowering", where=origin_of(node), node=node.format_node())
+        raise UnsupportedOperator(
+            str(node.target), "it has no lowering", where=origin_of(node), node=node.format_node()
+        )
 
     def _argument(self, arg: object) -> Result:
         if isinstance(arg, fx.Node):
@@ -167,13 +169,13 @@ class _Lowering:
             return self.symbols.to_index(arg)
         return arg  # type: ignore[return-value]
 
-    # -- where a program begins ----------------------------------------------------------------------------------------------
+    # -- where a program begins -----------------------------------------------------------------------------
     def _placeholder(self, node: fx.Node) -> Result:
         position = len(self.inputs)
         example = node.meta.get("val", self.examples[position] if position < len(self.examples) else None)
         if isinstance(example, torch.Tensor):
-            value = self.b.value(self.b.meta(example), name=str(node.target))
-            self.b.placed(value, self.symbols.to_index(example.storage_offset()))
+            offset = self.symbols.to_index(example.storage_offset())
+            value = self.b.given(self.b.meta(example), str(node.target), offset)
             self.inputs.append(Input(value=value))
             return whole(value)
         if isinstance(example, torch.SymInt):
@@ -194,17 +196,19 @@ class _Lowering:
         key = str(node.target)
         known = next((c for c in self.held if c.key == key), None)
         if known is None:
-            known = Constant(self.b.value(meta, name=key.replace(".", "_").lstrip("_")), key)
+            known = Constant(self.b.given(meta, key.replace(".", "_").lstrip("_")), key)
             self.held.append(known)
             self.constants[key] = tensor
         return whole(known.value)
 
-    # -- where it ends ---------------------------------------------------------------------------------------------------------
+    # -- where it ends --------------------------------------------------------------------------------------
     def _output(self, traced: object) -> Output:
         result = self._argument(traced)
         if isinstance(result, TensorRef):
             fake = traced.meta.get("val") if isinstance(traced, fx.Node) else None
-            return self.b.as_view(result, self.b.meta(fake).strides if isinstance(fake, torch.Tensor) else None)
+            return self.b.as_view(
+                result, self.b.meta(fake).strides if isinstance(fake, torch.Tensor) else None
+            )
         if isinstance(result, Expr):
             raise UnsupportedOperator("output", "the graph returns a float or bool computed from a tensor")
         return result  # type: ignore[return-value]
@@ -265,9 +269,7 @@ def _computable(traced: object, args: Sequence[Result]) -> bool:
         item = stack.pop()
         if isinstance(item, (list, tuple)):
             stack.extend(item)
-        elif isinstance(item, (torch.Tensor, TensorRef)) and item.dtype not in COMPUTED:
-            return False
-        elif isinstance(item, complex):
+        elif (isinstance(item, (torch.Tensor, TensorRef)) and item.dtype not in COMPUTED) or isinstance(item, complex):
             return False
     return True
 

@@ -17,7 +17,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 Lowering = Callable[..., Any]
 
 
-# -- families ----------------------------------------------------------------------------------------------------------
+# -- families ----------------------------------------------------------------------------------------------
 def _elementwise(name: str) -> Lowering:
     """An op of the table of the same meaning, in the result's compute dtype."""
 
@@ -88,7 +88,7 @@ def _logical(name: str) -> Lowering:
     return lowering
 
 
-# -- arithmetic ----------------------------------------------------------------------------------------------------------
+# -- arithmetic --------------------------------------------------------------------------------------------
 def _scaled(y: Expr, alpha: Operand) -> Expr:
     return y if alpha == 1 else op("mul", y, element(alpha, (), y.dtype))
 
@@ -140,11 +140,15 @@ def _round_decimals(b: Builder, out: Meta, x: TensorRef, *, decimals: int = 0) -
     return b.elementwise(out, (x,), body if decimals else lambda a: op("round", a))
 
 
-def _addcmul(b: Builder, out: Meta, x: TensorRef, s: TensorRef, t: TensorRef, *, value: Operand = 1) -> TensorRef:
+def _addcmul(
+    b: Builder, out: Meta, x: TensorRef, s: TensorRef, t: TensorRef, *, value: Operand = 1
+) -> TensorRef:
     return b.elementwise(out, (x, s, t), lambda p, q, r: op("add", p, op("mul", _scaled(q, value), r)))
 
 
-def _addcdiv(b: Builder, out: Meta, x: TensorRef, s: TensorRef, t: TensorRef, *, value: Operand = 1) -> TensorRef:
+def _addcdiv(
+    b: Builder, out: Meta, x: TensorRef, s: TensorRef, t: TensorRef, *, value: Operand = 1
+) -> TensorRef:
     return b.elementwise(out, (x, s, t), lambda p, q, r: op("add", p, op("div", _scaled(q, value), r)))
 
 
@@ -160,7 +164,7 @@ def _lerp(b: Builder, out: Meta, start: TensorRef, end: TensorRef, weight: Opera
     return b.elementwise(out, (start, end, weight), body)
 
 
-# -- powers ----------------------------------------------------------------------------------------------------------------
+# -- powers ------------------------------------------------------------------------------------------------
 def _pow(b: Builder, out: Meta, x: Operand, exponent: Operand) -> TensorRef:
     if isinstance(exponent, (bool, int, float)):
         return b.elementwise(out, (x,), lambda a: power(a, exponent))
@@ -192,12 +196,15 @@ def _repeated_product(x: Expr, count: int) -> Expr:
     return op("mul", square, x) if count % 2 else square
 
 
-# -- selection -------------------------------------------------------------------------------------------------------------
+# -- selection ---------------------------------------------------------------------------------------------
 def _where(b: Builder, out: Meta, condition: TensorRef, x: Operand, y: Operand) -> TensorRef:
     """Selection keeps the bits, so half precision is not widened."""
     dtype = out.dtype
     return b.pointwise(
-        out, lambda at: op("where", element(condition, at, torch.bool), element(x, at, dtype), element(y, at, dtype))
+        out,
+        lambda at: op(
+            "where", element(condition, at, torch.bool), element(x, at, dtype), element(y, at, dtype)
+        ),
     )
 
 
@@ -205,7 +212,9 @@ def _masked_fill(b: Builder, out: Meta, x: TensorRef, mask: TensorRef, value: Op
     return _where(b, out, mask, value, x)
 
 
-def _clamp(b: Builder, out: Meta, x: TensorRef, low: Operand | None = None, high: Operand | None = None) -> TensorRef:
+def _clamp(
+    b: Builder, out: Meta, x: TensorRef, low: Operand | None = None, high: Operand | None = None
+) -> TensorRef:
     bounds = [("maximum", low)] * (low is not None) + [("minimum", high)] * (high is not None)
 
     def body(a: Expr, *limits: Expr) -> Expr:
@@ -220,7 +229,7 @@ def _clamp_max(b: Builder, out: Meta, x: TensorRef, high: Operand) -> TensorRef:
     return _clamp(b, out, x, None, high)
 
 
-# -- tests of one number ---------------------------------------------------------------------------------------------------
+# -- tests of one number -----------------------------------------------------------------------------------
 def _float_test(name: str) -> Lowering:
     """isnan and the like: false for integers."""
 
@@ -240,7 +249,7 @@ def _signbit(b: Builder, out: Meta, x: TensorRef) -> TensorRef:
     return b.elementwise(out, (x,), lambda a: op("lt", a, like(a, 0)), compute=x.dtype)
 
 
-# -- copies and casts --------------------------------------------------------------------------------------------------------
+# -- copies and casts --------------------------------------------------------------------------------------
 def _clone(b: Builder, out: Meta, x: TensorRef, *_: Any, **__: Any) -> TensorRef:
     return b.copy(x, out)
 
@@ -260,7 +269,7 @@ def _fill(b: Builder, out: Meta, x: TensorRef, value: Operand) -> TensorRef:
     return b.pointwise(out, lambda at: element(value, at, out.dtype))
 
 
-# -- activations that decompositions may leave -----------------------------------------------------------------------------------
+# -- activations that decompositions may leave -------------------------------------------------------------
 def _threshold_backward(b: Builder, out: Meta, grad: TensorRef, x: TensorRef, threshold: Scalar) -> TensorRef:
     return b.elementwise(
         out, (grad, x), lambda g, a: op("where", op("le", a, like(a, threshold)), like(g, 0), g)
@@ -273,7 +282,9 @@ def _bitwise(name: str) -> Mapping[OpOverload, Lowering]:
     return {getattr(packet, overload): lowering for overload in ("Tensor", "Scalar", "Scalar_Tensor")}
 
 
-def _rows(names: str, overloads: str, family: Callable[[str], Lowering], **renamed: str) -> dict[OpOverload, Lowering]:
+def _rows(
+    names: str, overloads: str, family: Callable[[str], Lowering], **renamed: str
+) -> dict[OpOverload, Lowering]:
     """One row per name and existing overload; ``renamed`` says which op of the table stands for which ATen name."""
     rows: dict[OpOverload, Lowering] = {}
     for name in names.split():

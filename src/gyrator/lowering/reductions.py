@@ -1,6 +1,6 @@
 """Reductions: one nest each, and a pointwise nest after it where the result needs a division or a narrower dtype.
 
-    mean(x: bf16[R, C], dim=1)  →  v1[i0] = sum over r0<C of cast<f32>(x[i0, r0]);  v2[i0] = cast<bf16>(v1[i0] / C)
+mean(x: bf16[R, C], dim=1)  →  v1[i0] = sum over r0<C of cast<f32>(x[i0, r0]);  v2[i0] = cast<bf16>(v1[i0] / C)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gyrator.ir.ops import REDUCTIONS
 from gyrator.ir.program import Reduce
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, whole
-from gyrator.lowering.typed import Operand, cast, compute_dtype, like, number, op
+from gyrator.lowering.typed import Operand, cast, compute_dtype, like, op
 from gyrator.lowering.views import dimension
 
 aten = torch.ops.aten
@@ -25,12 +25,14 @@ Dims: TypeAlias = "int | Sequence[int] | None"
 Bodies: TypeAlias = "Callable[[Coords], tuple[Expr, ...]]"
 
 
-# -- the frame ---------------------------------------------------------------------------------------------------------
+# -- the frame ---------------------------------------------------------------------------------------------
 def reduced_dims(dims: Dims, rank: int) -> frozenset[int]:
     """The dimensions to reduce; none named means all."""
     if dims is None or (not isinstance(dims, int) and not dims):
         return frozenset(range(rank))
-    return frozenset(dimension(d, rank) for d in ([dims] if isinstance(dims, int) else dims)) & frozenset(range(rank))
+    return frozenset(dimension(d, rank) for d in ([dims] if isinstance(dims, int) else dims)) & frozenset(
+        range(rank)
+    )
 
 
 def reduce(
@@ -58,12 +60,16 @@ def reduce(
         reduced = [Axis("r0", ONE)]
     body = bodies(at)
     dtypes = [d or body[min(k, len(body) - 1)].dtype for k, d in enumerate(REDUCTIONS[kind].results)]
-    values = [b.value(out.with_dtype(d), suffix) if use else None for d, use in zip(dtypes, wanted, strict=True)]
+    values = [
+        b.value(out.with_dtype(d), suffix) if use else None for d, use in zip(dtypes, wanted, strict=True)
+    ]
     b.nest(values, axes, Reduce(kind, tuple(reduced), body))
     return [None if v is None else whole(v) for v in values]
 
 
-def reduce_one(b: Builder, out: Meta, x: TensorRef, dims: frozenset[int], kind: str, dtype: torch.dtype) -> TensorRef:
+def reduce_one(
+    b: Builder, out: Meta, x: TensorRef, dims: frozenset[int], kind: str, dtype: torch.dtype
+) -> TensorRef:
     """A reduction of one tensor read as ``dtype``, cast to ``out``."""
     suffix = "" if dtype == out.dtype else kind
     (result,) = reduce(b, out, x.shape, dims, kind, lambda at: (cast(x.load(at), dtype),), suffix=suffix)
@@ -76,23 +82,29 @@ def count(shape: Sequence[Index], dims: frozenset[int]) -> Index:
     return product([shape[k] for k in sorted(dims)])
 
 
-# -- sums ----------------------------------------------------------------------------------------------------------------
-def _sum(b: Builder, out: Meta, x: TensorRef, dims: Dims = None, keepdim: bool = False, **_: Any) -> TensorRef:
+# -- sums --------------------------------------------------------------------------------------------------
+def _sum(
+    b: Builder, out: Meta, x: TensorRef, dims: Dims = None, keepdim: bool = False, **_: Any
+) -> TensorRef:
     return reduce_one(b, out, x, reduced_dims(dims, x.rank), "sum", compute_dtype(out.dtype))
 
 
-def _prod(b: Builder, out: Meta, x: TensorRef, dim: Dims = None, keepdim: bool = False, **_: Any) -> TensorRef:
+def _prod(
+    b: Builder, out: Meta, x: TensorRef, dim: Dims = None, keepdim: bool = False, **_: Any
+) -> TensorRef:
     return reduce_one(b, out, x, reduced_dims(dim, x.rank), "prod", compute_dtype(out.dtype))
 
 
-def _mean(b: Builder, out: Meta, x: TensorRef, dims: Dims = None, keepdim: bool = False, **_: Any) -> TensorRef:
+def _mean(
+    b: Builder, out: Meta, x: TensorRef, dims: Dims = None, keepdim: bool = False, **_: Any
+) -> TensorRef:
     over, wide = reduced_dims(dims, x.rank), compute_dtype(out.dtype)
     body = lambda at: (cast(x.load(at), wide),)  # noqa: E731
     (total,) = reduce(b, out, x.shape, over, "sum", body, suffix="sum")
     return b.elementwise(out, (total, count(x.shape, over)), lambda t, n: op("div", t, n))
 
 
-# -- variance ------------------------------------------------------------------------------------------------------------
+# -- variance ----------------------------------------------------------------------------------------------
 def _var(b: Builder, out: Meta, x: TensorRef, dim: Dims = None, **options: Any) -> TensorRef:
     return _variance(b, out, None, x, dim, **options)[0]
 
@@ -137,7 +149,7 @@ def _variance(
     return results
 
 
-# -- extremes ------------------------------------------------------------------------------------------------------------
+# -- extremes ----------------------------------------------------------------------------------------------
 def _extreme(kind: str, boolean: str) -> Callable[..., TensorRef]:
     def lowering(b: Builder, out: Meta, x: TensorRef, dims: Dims = None, keepdim: bool = False) -> TensorRef:
         over = reduced_dims(dims, x.rank)
@@ -156,7 +168,9 @@ def _any_all(kind: str) -> Callable[..., TensorRef]:
 
 
 def _arg_extreme(kind: str) -> Callable[..., TensorRef]:
-    def lowering(b: Builder, out: Meta, x: TensorRef, dim: int | None = None, keepdim: bool = False) -> TensorRef:
+    def lowering(
+        b: Builder, out: Meta, x: TensorRef, dim: int | None = None, keepdim: bool = False
+    ) -> TensorRef:
         results = arg_reduce(b, out, x, reduced_dims(dim, x.rank), kind, (False, True))
         assert results[1] is not None
         return results[1]
@@ -165,7 +179,9 @@ def _arg_extreme(kind: str) -> Callable[..., TensorRef]:
 
 
 def _extreme_with_index(kind: str) -> Callable[..., list[TensorRef]]:
-    def lowering(b: Builder, out: tuple[Meta, Meta], x: TensorRef, dim: int, keepdim: bool = False) -> list[TensorRef]:
+    def lowering(
+        b: Builder, out: tuple[Meta, Meta], x: TensorRef, dim: int, keepdim: bool = False
+    ) -> list[TensorRef]:
         best, index = arg_reduce(b, out[0], x, reduced_dims(dim, x.rank), kind, (True, True))
         assert best is not None and index is not None
         return [best if best.dtype == out[0].dtype else b.copy(best, out[0]), index]
@@ -187,7 +203,7 @@ def arg_reduce(
     return reduce(b, out, x.shape, dims, kind, bodies, wanted=wanted, suffix=kind)
 
 
-# -- softmax ---------------------------------------------------------------------------------------------------------------
+# -- softmax -----------------------------------------------------------------------------------------------
 def _softmax(b: Builder, out: Meta, x: TensorRef, dim: int, half_to_float: bool = False) -> TensorRef:
     shifted, exponents, total = _shifted_sum(b, out, x, dim)
     return b.elementwise(out, (exponents, total), lambda e, t: op("div", e, t))
@@ -217,7 +233,9 @@ def _softmax_backward(
     b: Builder, out: Meta, grad: TensorRef, y: TensorRef, dim: int, input_dtype: torch.dtype
 ) -> TensorRef:
     """``y·(g − Σ g·y)``."""
-    total = _row_sum(b, out, y, dim, lambda at, wide: op("mul", cast(grad.load(at), wide), cast(y.load(at), wide)))
+    total = _row_sum(
+        b, out, y, dim, lambda at, wide: op("mul", cast(grad.load(at), wide), cast(y.load(at), wide))
+    )
     return b.elementwise(out, (grad, y, total), lambda g, p, t: op("mul", p, op("sub", g, t)))
 
 

@@ -42,7 +42,9 @@ class TensorRef:
     def is_whole(self) -> bool:
         """True if this is the value itself: same shape, same order, same dtype."""
         value = self.value
-        return self.dtype == value.dtype and self.shape == value.shape and self.coords == view_coords(self.shape)
+        return (
+            self.dtype == value.dtype and self.shape == value.shape and self.coords == view_coords(self.shape)
+        )
 
     def at(self, where: Sequence[Index]) -> Coords:
         """The value's coordinates of the view's element ``where``."""

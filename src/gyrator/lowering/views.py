@@ -1,8 +1,8 @@
 """Views: ops that give another window on the same elements. They add no node, only an index map.
 
-    x: [B, S, H*D]   view(x, [B, S, H, D])      coordinates (d0, d1, D*d2 + d3)
-                     … .transpose(1, 2)         coordinates (d0, d2, D*d1 + d3)
-                     … [:, :, 1:]               coordinates (d0, d2 + 1, D*d1 + d3)
+x: [B, S, H*D]   view(x, [B, S, H, D])      coordinates (d0, d1, D*d2 + d3)
+                 … .transpose(1, 2)         coordinates (d0, d2, D*d1 + d3)
+                 … [:, :, 1:]               coordinates (d0, d2 + 1, D*d1 + d3)
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gyrator.lowering.typed import COMPUTED
 aten, prims = torch.ops.aten, torch.ops.prims
 
 
-# -- index maps --------------------------------------------------------------------------------------------------------
+# -- index maps --------------------------------------------------------------------------------------------
 def reshape(ref: TensorRef, shape: tuple[Index, ...]) -> TensorRef:
     """The elements of ``ref`` in row-major order under another shape of equally many elements."""
     if shape == ref.shape:
@@ -118,7 +118,7 @@ def dimension(dim: int, rank: int) -> int:
     return dim + max(rank, 1) if dim < 0 else dim
 
 
-# -- ops -----------------------------------------------------------------------------------------------------------------
+# -- ops ---------------------------------------------------------------------------------------------------
 def _view(b: Builder, out: Meta, x: TensorRef, *_: Any, **__: Any) -> TensorRef:
     return reshape(x, out.shape)
 
@@ -129,7 +129,9 @@ def _same(b: Builder, out: Meta, x: TensorRef, *_: Any) -> TensorRef:
 
 def _expand(b: Builder, out: Meta, x: TensorRef, *_: Any, **__: Any) -> TensorRef:
     at = view_coords(out.shape)[len(out.shape) - x.rank :]
-    return x.view(out.shape, tuple([ZERO if extent is ONE else i for extent, i in zip(x.shape, at, strict=True)]))
+    return x.view(
+        out.shape, tuple([ZERO if extent is ONE else i for extent, i in zip(x.shape, at, strict=True)])
+    )
 
 
 def _permute(b: Builder, out: Meta, x: TensorRef, dims: Sequence[int]) -> TensorRef:
@@ -209,7 +211,9 @@ def _unfold(b: Builder, out: Meta, x: TensorRef, dim: int, size: IndexLike, step
     return x.view(out.shape, at)
 
 
-def _diagonal(b: Builder, out: Meta, x: TensorRef, offset: int = 0, dim1: int = 0, dim2: int = 1) -> TensorRef:
+def _diagonal(
+    b: Builder, out: Meta, x: TensorRef, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> TensorRef:
     first, second = dimension(dim1, x.rank), dimension(dim2, x.rank)
     *others, inner = view_coords(out.shape)
     rest = iter(others)
@@ -218,7 +222,12 @@ def _diagonal(b: Builder, out: Meta, x: TensorRef, offset: int = 0, dim1: int = 
 
 
 def _as_strided(
-    b: Builder, out: Meta, x: TensorRef, size: object, stride: Sequence[IndexLike], offset: IndexLike | None = None
+    b: Builder,
+    out: Meta,
+    x: TensorRef,
+    size: object,
+    stride: Sequence[IndexLike],
+    offset: IndexLike | None = None,
 ) -> Any:
     """A window on the memory of the value that ``x`` views. It is an index map where that value fills its memory."""
     value = x.value
