@@ -16,6 +16,9 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.fx import Graph, Node, Proxy
+from torch.fx.node import map_arg
+from torch.fx.proxy import GraphAppendingTracer
 
 ENTRY_POINT_GROUP = "torch_dynamo_backends"
 _ANY = DistributionFinder.Context()
@@ -154,14 +157,14 @@ def storage_holders(storage: torch.UntypedStorage) -> Callable[[], int]:
     return lambda: count(address) + references(storage)
 
 
-def plain_number(expr: sympy.Basic) -> int | float | bool:
+def plain_number(expr: Any) -> int | float | bool:
     """A constant expression of torch's symbolic shapes as a Python number."""
-    if expr is sympy.true or expr is sympy.false:
+    if expr.is_Boolean:
         return bool(expr)
     return int(expr) if expr.is_Integer else float(expr)
 
 
-def build_expression(expr: sympy.Basic, graph: Graph, symbols: Mapping[Any, Node]) -> Node | int | float | bool:
+def build_expression(expr: Any, graph: Graph, symbols: Mapping[Any, Node]) -> Node | int | float | bool:
     """Append nodes to `graph` that compute `expr` with Python's own arithmetic; each carries its `val`.
 
     torch walks its own expression language, whose functions (FloorDiv, Mod, ...) are private.
@@ -182,7 +185,7 @@ def _describe(node: Node) -> None:
         return
     for source in node.all_input_nodes:
         _describe(source)
-    args = torch.fx.node.map_arg(node.args, lambda source: source.meta["val"])
+    args = map_arg(node.args, lambda source: source.meta["val"])
     assert callable(node.target)
     node.meta["val"] = node.target(*args)
 
