@@ -399,7 +399,7 @@ class _Wrapper:
         return "import math\n\n" if "math." in body else ""
 
 
-_TEMPLATE = '''"""Graph {name!r}, compiled by gyrator. As a script: runs on random inputs and prints the time."""
+_TEMPLATE = '''"""Graph {name!r}, compiled by gyrator. As a script it runs on random inputs, timed."""
 
 {math}import torch
 

@@ -1,0 +1,114 @@
+"""Facts about sizes that compiled code relies on: taken down while compiling, asked again when the code is
+reused.
+
+A fact is kept as text of integer arithmetic and comparisons. It is read as a syntax tree and computed on the
+symbolic sizes of the graph at hand, which makes torch guard it; nothing is evaluated as Python.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from gyrator.ir.symbols import python_text
+
+_NAME = re.compile(r"\b[A-Za-z_]\w*\b")
+
+_BINARY: Mapping[type[ast.operator], Callable[[object, object], object]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.Div: operator.truediv,
+}
+_COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], object]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_CALLS: Mapping[str, Callable[..., object]] = {
+    "max": torch.sym_max,
+    "min": torch.sym_min,
+    "abs": abs,
+    "math.trunc": math.trunc,
+    "math.floor": math.floor,
+    "math.ceil": math.ceil,
+}
+
+
+def new_facts(shape_env: ShapeEnv, before: int, canonical: Mapping[str, str]) -> list[str]:
+    """The guards that were added since there were `before` of them, as text over canonical names of symbols.
+
+    Raises: ValueError if one has no text, or speaks of a symbol without a canonical name.
+    """
+    facts = []
+    for guard in shape_env.guards[before:]:
+        unknown = [s.name for s in guard.expr.free_symbols if s.name not in canonical]
+        if unknown:
+            raise ValueError(f"{guard.expr} speaks of {unknown[0]}")
+        text = python_text(guard.expr)
+        facts.append(_NAME.sub(lambda match: canonical.get(match.group(), match.group()), text))
+    return facts
+
+
+def symbolic_sizes(inputs: Sequence[object]) -> dict[str, torch.SymInt]:
+    """The size symbols that a graph's inputs are or have as sizes or strides, by name."""
+    found: dict[str, torch.SymInt] = {}
+    for given in inputs:
+        sizes = (*given.shape, *given.stride()) if isinstance(given, torch.Tensor) else (given,)
+        for size in sizes:
+            if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
+                found.setdefault(size.node.expr.name, size)
+    return found
+
+
+def holds(fact: str, sizes: Mapping[str, torch.SymInt | int]) -> bool:
+    """Whether a fact is true of these sizes; if they are symbolic, torch guards it from now on.
+
+    Raises: ValueError for a text that is no arithmetic on known sizes.
+    """
+    tree = ast.parse(fact, mode="eval")
+    return bool(_value(tree.body, sizes))
+
+
+def all_hold(facts: Sequence[str], sizes: Mapping[str, torch.SymInt | int]) -> bool:
+    """Whether every fact is true; False also for a text that cannot be read."""
+    try:
+        return all(holds(fact, sizes) for fact in facts)
+    except (ValueError, SyntaxError, TypeError, ZeroDivisionError):
+        return False
+
+
+def _value(node: ast.expr, sizes: Mapping[str, torch.SymInt | int]) -> object:
+    match node:
+        case ast.Constant(value=bool() | int() | float()):
+            return node.value
+        case ast.Name(id=name) if name in sizes:
+            return sizes[name]
+        case ast.UnaryOp(op=ast.USub(), operand=inner):
+            return operator.neg(_value(inner, sizes))  # type: ignore[arg-type]
+        case ast.UnaryOp(op=ast.Not(), operand=inner):
+            return not _value(inner, sizes)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+            return _BINARY[type(op)](_value(left, sizes), _value(right, sizes))
+        case ast.BoolOp(op=ast.And(), values=values):
+            return all(bool(_value(v, sizes)) for v in values)
+        case ast.BoolOp(op=ast.Or(), values=values):
+            return any(bool(_value(v, sizes)) for v in values)
+        case ast.Compare(left=left, ops=[op], comparators=[right]):
+            return _COMPARE[type(op)](_value(left, sizes), _value(right, sizes))
+        case ast.Call(func=func, args=args, keywords=[]) if ast.unparse(func) in _CALLS:
+            return _CALLS[ast.unparse(func)](*(_value(a, sizes) for a in args))
+    raise ValueError(f"{ast.unparse(node)} is no fact about sizes")

@@ -1,0 +1,223 @@
+"""What identifies a compiled graph: everything on which the generated code depends, by named fields.
+
+Nodes are numbered and symbols renamed in the order of their appearance, so that the names that a trace
+happened to choose do not matter; neither do the user's file names and lines.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import final
+
+import torch
+from torch import fx
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from gyrator.config import Config
+from gyrator.version import __version__
+
+_PLAIN = (bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_SYMBOL = re.compile(r"\b[A-Za-z_]\w*\b")
+
+
+class Uncacheable(Exception):
+    """A graph holds something that has no canonical text, so that it cannot be found again."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Key:
+    """The fields of a graph's identity, each as a digest, and the digest of them all.
+
+    `symbols` maps the canonical names of the graph's size symbols to those of the trace.
+    """
+
+    fields: Mapping[str, str]
+    digest: str
+    symbols: Mapping[str, str]
+
+
+def graph_key(
+    graph: fx.GraphModule,
+    config: Config,
+    *,
+    shape_env: ShapeEnv | None = None,
+    updates: Sequence[tuple[int, int]] = (),
+    target: str = "",
+) -> Key:
+    """The key of a functional ATen graph.
+
+    Args:
+        graph: nodes with `meta["val"]`.
+        config: its options that shape code.
+        shape_env: what is known of the graph's symbols.
+        updates: which outputs are new contents of which inputs.
+        target: the compiler, its flags and the instruction set.
+
+    Raises:
+        Uncacheable: for arguments that are neither numbers, tensors nor names.
+    """
+    writer = _Writer()
+    text = "\n".join(writer.graph(graph))
+    facts = "" if shape_env is None else "\n".join(writer.facts(shape_env))
+    fields = {
+        "graph": _digest(text),
+        "facts about sizes": _digest(facts),
+        "constants": _digest("\n".join(writer.constants)),
+        "updates": _digest(repr(list(updates))),
+        "options": _digest(config.key()),
+        "gyrator": _digest(f"{__version__} {source_digest()}"),
+        "torch": _digest(torch.__version__),
+        "target": _digest(target),
+        "global state": _digest(_global_state()),
+    }
+    whole = _digest("\n".join(f"{name}={value}" for name, value in sorted(fields.items())))
+    return Key(fields, whole, {new: old for old, new in writer.symbols.items()})
+
+
+def differing(key: Key, others: Iterable[Mapping[str, object]]) -> tuple[str, ...]:
+    """Why `key` was not found: the fields in which it differs from the most similar of the stored keys'
+    fields.
+    """
+    best: tuple[str, ...] | None = None
+    for fields in others:
+        names = tuple(name for name, value in key.fields.items() if fields.get(name) != value)
+        if best is None or len(names) < len(best):
+            best = names
+    return tuple(key.fields) if best is None else best
+
+
+@lru_cache(maxsize=1)
+def source_digest() -> str:
+    """A digest of gyrator's own sources and headers: another compiler makes other code."""
+    root = Path(__file__).resolve().parent.parent
+    total = hashlib.sha256()
+    for path in sorted(p for p in root.rglob("*") if p.suffix in (".py", ".h", ".cpp")):
+        total.update(str(path.relative_to(root)).encode())
+        total.update(path.read_bytes())
+    return total.hexdigest()
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _global_state() -> str:
+    return repr((
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+    ))
+
+
+@final
+class _Writer:
+    """Writes one graph; remembers which names it gave to symbols."""
+
+    def __init__(self) -> None:
+        self.symbols: dict[str, str] = {}
+        self.constants: list[str] = []
+
+    def graph(self, module: fx.GraphModule) -> Iterator[str]:
+        numbers: dict[fx.Node, int] = {}
+        for node in module.graph.nodes:
+            args = ", ".join(self.value(a, numbers) for a in node.args)
+            kwargs = ", ".join(f"{k}={self.value(v, numbers)}" for k, v in sorted(node.kwargs.items()))
+            target = "" if node.op in ("placeholder", "output") else self.target(node.target)
+            meta = self.meta(node.meta.get("val"))
+            bindings = sorted(str(s) for s in node.meta.get("unbacked_bindings") or ())
+            unbacked = " ".join(self.renamed(s) for s in bindings)
+            yield f"%{len(numbers)} {node.op} {target}({args}; {kwargs}) -> {meta} {unbacked}"
+            numbers[node] = len(numbers)
+            if node.op == "get_attr":
+                yield from self.attribute(module, str(node.target))
+
+    def attribute(self, module: fx.GraphModule, path: str) -> Iterator[str]:
+        found: object = module
+        for part in path.split("."):
+            found = getattr(found, part)
+        if isinstance(found, fx.GraphModule):
+            yield from ("{", *self.graph(found), "}")
+        elif isinstance(found, torch.Tensor):
+            self.constants.append(f"{path} {self.meta(found)} {_content(found)}")
+        else:
+            raise Uncacheable(f"attribute {path} of type {type(found).__name__}")
+
+    def target(self, target: object) -> str:
+        if isinstance(target, str):
+            return target
+        if isinstance(target, (OpOverload, HigherOrderOperator)):
+            return str(target)
+        module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
+        if module in ("_operator", "builtins", "math", "torch") and name is not None:
+            return f"{module}.{name}"
+        raise Uncacheable(f"a call of {target}")
+
+    def value(self, value: object, numbers: Mapping[fx.Node, int]) -> str:
+        if isinstance(value, fx.Node):
+            return f"%{numbers[value]}"
+        if isinstance(value, (list, tuple)):
+            return f"[{', '.join(self.value(v, numbers) for v in value)}]"
+        if isinstance(value, slice):
+            return f"slice{self.value((value.start, value.stop, value.step), numbers)}"
+        if isinstance(value, _SYMBOLIC):
+            return self.renamed(str(value.node.expr))
+        if isinstance(value, (float, complex, *_PLAIN)):
+            return repr(value)
+        if isinstance(value, OpOverload):
+            return str(value)
+        raise Uncacheable(f"an argument of type {type(value).__name__}")
+
+    def meta(self, value: object) -> str:
+        if isinstance(value, torch.Tensor):
+            kind = "" if value.layout is torch.strided else str(value.layout)
+            if kind:
+                raise Uncacheable(f"a tensor of layout {value.layout}")
+            offset = value.storage_offset()
+            dims = " ".join(self.size(s) for s in (*value.shape, "@", *value.stride(), "+", offset))
+            flags = f"{'c' if value.is_conj() else ''}{'n' if value.is_neg() else ''}"
+            return f"{value.dtype}{flags} {value.device} [{dims}]"
+        if isinstance(value, (list, tuple)):
+            return f"({', '.join(self.meta(v) for v in value)})"
+        if isinstance(value, _SYMBOLIC):
+            return self.renamed(str(value.node.expr))
+        return repr(value) if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__
+
+    def size(self, size: object) -> str:
+        return self.renamed(str(size.node.expr)) if isinstance(size, torch.SymInt) else str(size)
+
+    def renamed(self, text: str) -> str:
+        """An expression with canonical names of symbols: letters of torch's names, numbered by appearance."""
+
+        def new(match: re.Match[str]) -> str:
+            old = match.group()
+            if not old[-1].isdigit():
+                return old
+            return self.symbols.setdefault(old, f"{old.rstrip('0123456789')}_{len(self.symbols)}")
+
+        return _SYMBOL.sub(new, text)
+
+    def facts(self, shape_env: ShapeEnv) -> Iterator[str]:
+        """Ranges of the graph's symbols, and guards that speak of them alone."""
+        known = dict(self.symbols)
+        for symbol, bounds in shape_env.var_to_range.items():
+            if symbol.name in known:
+                yield f"{known[symbol.name]} in {bounds.lower} {bounds.upper}"
+        for guard in shape_env.guards:
+            names = {s.name for s in guard.expr.free_symbols}
+            if names and names <= known.keys():
+                yield self.renamed(str(guard.expr))
+
+
+def _content(tensor: torch.Tensor) -> str:
+    if isinstance(tensor, torch._subclasses.FakeTensor) or tensor.device.type != "cpu":
+        raise Uncacheable(f"a constant on {tensor.device}")
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.sha256(flat.numpy().tobytes()).hexdigest()

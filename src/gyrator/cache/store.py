@@ -1,0 +1,168 @@
+"""Folders of files under a key, on the local disk.
+
+An entry is written beside its place and renamed into it, so that a reader sees all of it or nothing, whatever
+happens to the writer. Its manifest holds a digest of every file; an entry that does not match is removed and
+counts as absent. Entries are text, JSON, raw tensors and shared libraries: nothing is unpickled. Since built
+code runs, the folder must belong to the user and be writable by nobody else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias, final
+
+from gyrator.errors import CacheCorrupt
+
+FORMAT = 1
+"""Of the manifest; entries of another format count as absent."""
+
+MANIFEST = "manifest.json"
+
+_STALE_SECONDS = 3600.0
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A folder with checked files, and what its writer noted about it."""
+
+    folder: Path
+    notes: Mapping[str, Json]
+
+    def text(self, name: str) -> str:
+        """The text of one of its files."""
+        return (self.folder / name).read_text()
+
+
+@final
+class Store:
+    """Entries of one kind in `root / kind`. Threads and processes may share a root."""
+
+    def __init__(self, root: Path, kind: str) -> None:
+        """Create the folders that are missing, with mode 0700.
+
+        Raises: PermissionError if the folder belongs to someone else or others may write into it.
+        """
+        self._folder = root / kind
+        for folder in (root, self._folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check_owner(folder)
+
+    def get(self, key: str) -> Entry | None:
+        """The entry of a key, or None.
+
+        Raises: CacheCorrupt if there was one that is damaged; it is removed.
+        """
+        folder = self._place(key)
+        try:
+            manifest = json.loads((folder / MANIFEST).read_text())
+            if manifest["format"] != FORMAT:
+                return None
+            for name, digest in manifest["files"].items():
+                if file_digest(folder / name) != digest:
+                    raise ValueError(f"{name} does not match its digest")
+            return Entry(folder, manifest["notes"])
+        except (FileNotFoundError, NotADirectoryError) as error:
+            if not folder.exists():
+                return None
+            problem: Exception = error
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            problem = error
+        self.remove(key)
+        raise CacheCorrupt(str(folder), str(problem)) from problem
+
+    def put(self, key: str, files: Mapping[str, str | Path], notes: Mapping[str, Json]) -> Entry:
+        """Write an entry: texts, and files that are linked or copied. If another writer was first, its entry
+        stays.
+        """
+        place = self._place(key)
+        place.parent.mkdir(mode=0o700, exist_ok=True)
+        draft = self._folder / f"draft-{os.getpid()}-{secrets.token_hex(8)}"
+        draft.mkdir(mode=0o700)
+        try:
+            for name, content in files.items():
+                _write(draft / name, content)
+            digests = {name: file_digest(draft / name) for name in files}
+            manifest = {"format": FORMAT, "files": digests, "notes": dict(notes)}
+            (draft / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+            try:
+                draft.rename(place)
+            except OSError:  # not empty: it exists by now
+                if not (place / MANIFEST).exists():
+                    raise
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        self._sweep()
+        return Entry(place, notes)
+
+    def remove(self, key: str) -> None:
+        """Forget an entry. Processes that run its code keep it."""
+        place = self._place(key)
+        grave = self._folder / f"draft-{os.getpid()}-{secrets.token_hex(8)}"
+        try:
+            place.rename(grave)
+        except FileNotFoundError:
+            return
+        shutil.rmtree(grave, ignore_errors=True)
+
+    def newest(self, limit: int) -> Iterator[Mapping[str, Json]]:
+        """The notes of the entries that were written last."""
+        manifests = sorted(self._folder.glob(f"??/*/{MANIFEST}"), key=_age)
+        for manifest in manifests[:limit]:
+            try:
+                notes = json.loads(manifest.read_text())["notes"]
+            except (OSError, ValueError, KeyError):
+                continue
+            yield notes
+
+    def _place(self, key: str) -> Path:
+        return self._folder / key[:2] / key
+
+    def _sweep(self) -> None:
+        """Remove what writers that were killed left behind."""
+        for draft in self._folder.glob("draft-*"):
+            if -_age(draft) < time.time() - _STALE_SECONDS:
+                shutil.rmtree(draft, ignore_errors=True)
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's content."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _write(path: Path, content: str | Path) -> None:
+    if isinstance(content, str):
+        path.write_text(content)
+        return
+    try:
+        os.link(content, path)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(content, path)
+
+
+def _age(path: Path) -> float:
+    """The negative time of the last change, so that the newest sorts first; 0 if it is gone."""
+    try:
+        return -path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _check_owner(folder: Path) -> None:
+    status = folder.stat()
+    if status.st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to another user")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"others may write into {folder}")
