@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from gyrator.ir.expr import Const, Expr, Value
-from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, dot
+from gyrator.ir.index import ONE, ZERO, Axis, Index, const, contiguous_strides, dot
 from gyrator.ir.program import Arg, Extern, Nest, Node, Pointwise, Root, View
 from gyrator.ir.symbols import Symbols
 from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, view_coords, whole
@@ -39,7 +39,8 @@ class Meta:
 class Builder:
     """Collects nodes in order, names values after the FX node at hand, and remembers copies already made."""
 
-    def __init__(self, symbols: Symbols) -> None:
+    def __init__(self, symbols: Symbols, draws: int = 0) -> None:
+        """``draws``: how many random tensors the program may draw at most."""
         self.symbols = symbols
         self.nodes: list[Node] = []
         self.fallbacks: list[str] = []
@@ -47,6 +48,9 @@ class Builder:
         self._copies: dict[tuple[TensorRef, tuple[Index, ...]], Value] = {}
         self._storage_offsets: dict[Value, Index] = {}
         self._metas: dict[object, Meta] = {}
+        self._draws = draws
+        self._drawn = 0
+        self._seeds: dict[torch.device, Value] = {}
         self._prefix = "v"
         self._origins: tuple[Origin, ...] = ()
 
@@ -132,6 +136,17 @@ class Builder:
     def copy(self, ref: TensorRef, out: Meta, suffix: str = "") -> TensorRef:
         """A new value with ``ref``'s elements, broadcast and cast to ``out``."""
         return self.pointwise(out, ref.load, suffix)
+
+    def seed(self, device: torch.device) -> tuple[Value, Index]:
+        """The seeds of this program on ``device``, and which of them is the next draw's."""
+        seeds = self._seeds.get(device)
+        if seeds is None:
+            shape = (const(self._draws),)
+            seeds = Value(self._unique("seeds"), shape, torch.int64, (ONE,), device)
+            self._seeds[device] = seeds
+            self.add(Extern((seeds,), "gyrator.seeds.default", (shape[0], device), effects=True))
+        self._drawn += 1
+        return seeds, const(self._drawn - 1)
 
     # -- values and views of what is viewed -----------------------------------------------------------------
     def materialise(self, ref: TensorRef, strides: tuple[Index, ...] | None = None) -> Value:

@@ -41,9 +41,10 @@ COPIES: Mapping[OpOverload, OpOverload] = {
 }
 """Views that are no index maps → the op that makes a copy, since a call's result must be memory of its own."""
 
-EFFECTS = frozenset(
-    {"_print", "_assert_async", "_assert_scalar", "_functional_assert_async", "sym_constrain_range"}
-)
+EFFECTS = frozenset({
+    aten._assert_async.default, aten._assert_async.msg, aten._functional_assert_async.msg, aten._print.default,
+})  # fmt: skip
+"""Calls that matter though nobody reads a result. Draws from torch's generators are others: their order counts."""
 
 
 def call(
@@ -62,7 +63,7 @@ def call(
     positional = tuple([argument(b, node, a, t, exact=exact) for a, t in zip(args, node.args, strict=True)])
     named = tuple([(k, argument(b, node, a, node.kwargs.get(k), exact=exact)) for k, a in kwargs.items()])
     scalars = _defined_sizes(b, node, traced)
-    effects = op._schema.name.split("::")[1] in EFFECTS or bool(scalars)
+    effects = op in EFFECTS or torch.Tag.nondeterministic_seeded in op.tags or bool(scalars)
     b.fallbacks.append(str(op))
     b.add(Extern(values, str(op), positional, named, effects=effects, scalars=scalars))
     return _structured(b, traced, iter(values))

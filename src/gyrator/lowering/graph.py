@@ -11,6 +11,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from gyrator.autograd.decompositions import Numerics
 from gyrator.errors import UnsupportedOperator
 from gyrator.ir.expr import Const, Expr
 from gyrator.ir.index import Index, Size
@@ -21,7 +22,7 @@ from gyrator.lowering.builder import Builder
 from gyrator.lowering.extern import Result
 from gyrator.lowering.refs import TensorRef, whole
 from gyrator.lowering.symbolic import number_of
-from gyrator.lowering.table import LOWERINGS, VIEWS
+from gyrator.lowering.table import LOWERINGS, RANDOM, VIEWS
 from gyrator.lowering.typed import COMPUTED
 from gyrator.origin import origin_of
 from gyrator.passes import blame
@@ -43,6 +44,7 @@ def lower(
     symbols: Symbols,
     name: str = "graph",
     updates: Sequence[tuple[int, int]] = (),
+    numerics: Numerics = "fast",
 ) -> Lowered:
     """The program that computes what ``graph`` does.
 
@@ -52,24 +54,29 @@ def lower(
         example_inputs: one per placeholder; used where a placeholder carries no ``val``.
         symbols: the size symbols of this compilation.
         name: the program's name.
+        numerics: "eager" leaves random ops to the library, so that they draw eager's own numbers.
         updates: pairs (input, output): that output is the input's new value; the program returns None there.
 
     Raises:
         UnsupportedOperator: an op that can neither be lowered nor called.
         InternalCheckError: a lowering failed; names the node and the user's line.
     """
-    return _Lowering(graph, example_inputs, symbols).run(name, updates)
+    return _Lowering(graph, example_inputs, symbols, numerics).run(name, updates)
 
 
 @final
 class _Lowering:
     """One walk over one graph: what each FX node became so far."""
 
-    def __init__(self, graph: fx.GraphModule, example_inputs: Sequence[object], symbols: Symbols) -> None:
+    def __init__(
+        self, graph: fx.GraphModule, example_inputs: Sequence[object], symbols: Symbols, numerics: Numerics
+    ) -> None:
         self.graph = graph
         self.examples = example_inputs
         self.symbols = symbols
-        self.b = Builder(symbols)
+        self.random = numerics == "fast"
+        draws = sum(n.target in RANDOM for n in graph.graph.nodes) if self.random else 0
+        self.b = Builder(symbols, draws)
         self.env: dict[fx.Node, Result] = {}
         self.inputs: list[Input] = []
         self.held: list[Constant] = []
@@ -120,7 +127,7 @@ class _Lowering:
         special = effects.LOWERINGS.get(op)
         if special is not None:
             return special(self.b, node, args, kwargs)
-        lowering = LOWERINGS.get(op)
+        lowering = LOWERINGS.get(op) if self.random or op not in RANDOM else None
         if lowering is not None and (op in VIEWS or _computable(traced, args)):
             out = _metas(self.b, traced)
             result: Result = lowering(self.b, out, *args, **kwargs)

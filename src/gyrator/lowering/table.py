@@ -8,9 +8,29 @@ from typing import Any
 
 from torch._ops import OpOverload
 
-from gyrator.lowering import creation, joins, pointwise, reductions, views
+from gyrator.lowering import (
+    creation,
+    indexing,
+    joins,
+    pointwise,
+    randoms,
+    reductions,
+    scans,
+    scatters,
+    views,
+)
 
-_FAMILIES = (pointwise.LOWERINGS, views.LOWERINGS, joins.LOWERINGS, creation.LOWERINGS, reductions.LOWERINGS)
+_FAMILIES = (
+    pointwise.LOWERINGS,
+    views.LOWERINGS,
+    joins.LOWERINGS,
+    creation.LOWERINGS,
+    reductions.LOWERINGS,
+    scans.LOWERINGS,
+    indexing.LOWERINGS,
+    scatters.LOWERINGS,
+    randoms.LOWERINGS,
+)
 
 
 def _merged() -> Mapping[OpOverload, Callable[..., Any]]:
@@ -28,3 +48,6 @@ LOWERINGS = _merged()
 
 VIEWS = frozenset(views.LOWERINGS)
 """Those that compute nothing and so take any dtype."""
+
+RANDOM = frozenset(randoms.LOWERINGS)
+"""Those that draw random numbers."""

@@ -1,0 +1,110 @@
+"""Reads at run-time indices: gather, index_select, embedding, index with tensors.
+
+An index tensor's element becomes an atom of the index algebra, checked against the dimension it addresses:
+``x[idx]`` → ``load x[<checked(idx[i0], N)>, i1]``. Negative indices wrap and out-of-range ones raise, as in eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from gyrator.ir.expr import Checked, Expr
+from gyrator.ir.index import ZERO, Index, Indirect
+from gyrator.lowering.builder import Builder, Meta
+from gyrator.lowering.refs import Coords, TensorRef
+from gyrator.lowering.typed import element
+from gyrator.lowering.views import dimension
+
+aten = torch.ops.aten
+
+
+def indirect(index: TensorRef, at: Sequence[Index], size: Index, mask: Expr | None = None) -> Index:
+    """The element of ``index`` at ``at`` as a coordinate of a dimension of ``size`` elements."""
+    return Indirect(Checked(element(index, tuple(at), torch.int64), size, mask), size).index()
+
+
+def advanced(indices: Sequence[TensorRef | None], rank: int) -> tuple[list[int], int, int]:
+    """Of ``x[indices]``: the dimensions indexed by tensors, where their joint dimensions begin, and how many they are.
+
+    They take the place of the indexed dimensions where those are neighbours, else they come first.
+    """
+    dims = [k for k, index in enumerate(indices) if index is not None]
+    width = max(index.rank for index in indices if index is not None)
+    neighbours = dims == list(range(dims[0], dims[-1] + 1))
+    return dims, dims[0] if neighbours else 0, width
+
+
+def indexed_coords(
+    indices: Sequence[TensorRef | None], shape: Sequence[Index], at: Sequence[Index], mask: Expr | None = None
+) -> Coords:
+    """The coordinates in a tensor of ``shape`` that the element ``at`` of ``x[indices]`` reads."""
+    dims, start, width = advanced(indices, len(shape))
+    joint, others = at[start : start + width], iter((*at[:start], *at[start + width :]))
+    coords: list[Index] = []
+    for k, size in enumerate(shape):
+        index = indices[k] if k < len(indices) else None
+        if index is None:
+            coords.append(next(others))
+        else:
+            coords.append(indirect(index, joint, size, mask))
+    return tuple(coords)
+
+
+def is_plain(indices: Sequence[TensorRef | None]) -> bool:
+    """Whether all index tensors hold integers; masks have results of unknown size and stay with the library."""
+    found = [i for i in indices if i is not None]
+    return bool(found) and all(i.dtype not in (torch.bool, torch.uint8) for i in found)
+
+
+def _index(b: Builder, out: Meta, x: TensorRef, indices: Sequence[TensorRef | None]) -> Any:
+    if not is_plain(indices):
+        return NotImplemented
+    return b.pointwise(out, lambda at: x.load(indexed_coords(indices, x.shape, at)))
+
+
+def _gather(b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, **_: Any) -> TensorRef:
+    if x.rank == 0:
+        return b.copy(x, out)
+    d = dimension(dim, x.rank)
+    scalar = index.rank == 0
+
+    def body(at: Coords) -> Expr:
+        full = (ZERO,) if scalar else at
+        where = list(full)
+        where[d] = indirect(index, at, x.shape[d])
+        return x.load(where)
+
+    return b.pointwise(out, body)
+
+
+def _index_select(b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef) -> TensorRef:
+    if x.rank == 0:
+        return b.copy(x, out)
+    d = dimension(dim, x.rank)
+
+    def body(at: Coords) -> Expr:
+        where = list(at)
+        where[d] = indirect(index, at[d : d + 1] if index.rank else (), x.shape[d])
+        return x.load(where)
+
+    return b.pointwise(out, body)
+
+
+def _embedding(b: Builder, out: Meta, weight: TensorRef, indices: TensorRef, *_: Any, **__: Any) -> TensorRef:
+    def body(at: Coords) -> Expr:
+        return weight.load((indirect(indices, at[:-1], weight.shape[0]), at[-1]))
+
+    return b.pointwise(out, body)
+
+
+LOWERINGS: Mapping[OpOverload, Callable[..., Any]] = {
+    aten.index.Tensor: _index,
+    aten._unsafe_index.Tensor: _index,
+    aten.gather.default: _gather,
+    aten.index_select.default: _index_select,
+    aten.embedding.default: _embedding,
+}

@@ -1,0 +1,232 @@
+"""Writes at run-time indices, and updates of a part of a tensor.
+
+Each makes a new version of the tensor it writes into: ``index_add(x, 0, idx, src)`` is
+``scatter add into x at (<checked(idx[i0], N)>, i1) of src[i0, i1]``. Where the place is no run-time value (select_scatter,
+slice_scatter) the result is a selection instead, which fuses like any pointwise op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from gyrator.ir.expr import Expr, IndexValue, Value
+from gyrator.ir.index import ONE, ZERO, Index, IndexLike, as_index, div_mod
+from gyrator.ir.program import Scatter
+from gyrator.lowering.builder import Builder, Meta
+from gyrator.lowering.indexing import indexed_coords, indirect, is_plain
+from gyrator.lowering.joins import masked
+from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, whole
+from gyrator.lowering.typed import Operand, between, both, compute_dtype, element, number, op
+from gyrator.lowering.views import dimension, slice_start, wrap
+
+aten = torch.ops.aten
+
+COMBINES: Mapping[str, str] = {"sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": "max", "amin": "min"}
+
+
+# -- the frame -------------------------------------------------------------------------------------------
+def scatter(
+    b: Builder,
+    out: Meta,
+    into: TensorRef,
+    shape: tuple[Index, ...],
+    place: Callable[[Coords], Coords],
+    source: Operand,
+    combine: str = "set",
+) -> TensorRef:
+    """``into`` with, for each point of ``shape``, ``source`` combined into the element at ``place(point)``.
+
+    Sums in half precision are kept in float32 and rounded once.
+    """
+    dtype = out.dtype if combine == "set" else compute_dtype(out.dtype)
+    target = _target(b, out.with_dtype(dtype), into)
+    axes = axes_of("i", shape)
+    at = coords_of(axes)
+    suffix = "wide" if dtype != out.dtype else ""
+    value = b.value(out.with_dtype(dtype), suffix)
+    b.nest((value,), axes, Scatter(target, place(at), element(source, at, dtype), combine))
+    return whole(value) if dtype == out.dtype else b.copy(whole(value), out)
+
+
+def _target(b: Builder, out: Meta, into: TensorRef) -> Value:
+    """The value to write a new version of, in the result's dtype and memory layout."""
+    if into.dtype == out.dtype:
+        return b.materialise(into, out.strides)
+    return b.copy(into, out, "into").value
+
+
+# -- by index tensors ------------------------------------------------------------------------------------
+def _index_put(
+    b: Builder, out: Meta, x: TensorRef, indices: Sequence[TensorRef | None], values: TensorRef, accumulate: bool = False
+) -> Any:
+    if not is_plain(indices):
+        return _masked_put(b, out, x, indices, values, accumulate)
+    shape = _indexed_shape(indices, x.shape)
+    place = lambda at: indexed_coords(indices, x.shape, at)  # noqa: E731
+    return scatter(b, out, x, shape, place, values, "add" if accumulate else "set")
+
+
+def _masked_put(
+    b: Builder, out: Meta, x: TensorRef, indices: Sequence[TensorRef | None], values: TensorRef, accumulate: bool
+) -> Any:
+    """``x[mask] = number`` → ``where(mask, number, x)``; other masked writes stay with the library."""
+    mask = indices[0] if indices and all(i is None for i in indices[1:]) else None
+    if mask is None or mask.dtype != torch.bool or any(s is not ONE for s in values.shape) or accumulate:
+        return NotImplemented
+
+    def body(at: Coords) -> Expr:
+        chosen = element(mask, at[: mask.rank], torch.bool)
+        return op("where", chosen, element(values, (ZERO,) * values.rank, out.dtype), x.load(at))
+
+    return b.pointwise(out, body)
+
+
+def _indexed_shape(indices: Sequence[TensorRef | None], shape: Sequence[Index]) -> tuple[Index, ...]:
+    """The shape of ``x[indices]``."""
+    found = [i for i in indices if i is not None]
+    joint = broadcast_shapes([i.shape for i in found])
+    dims = [k for k, i in enumerate(indices) if i is not None]
+    start = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
+    others = [s for k, s in enumerate(shape) if k >= len(indices) or indices[k] is None]
+    return (*others[:start], *joint, *others[start:])
+
+
+def broadcast_shapes(shapes: Sequence[Sequence[Index]]) -> tuple[Index, ...]:
+    """The shape that all of ``shapes`` broadcast to; they must fit."""
+    rank = max(len(s) for s in shapes)
+    result = [ONE] * rank
+    for shape in shapes:
+        for k, extent in enumerate(shape, rank - len(shape)):
+            result[k] = extent if result[k] is ONE else result[k]
+    return tuple(result)
+
+
+def _scatter_dim(combine: str) -> Callable[..., Any]:
+    def lowering(b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, source: Operand) -> Any:
+        return _scatter_along(b, out, x, dim, index, source, combine)
+
+    return lowering
+
+
+def _scatter_reduce(
+    b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, source: Operand, reduce: str, *,
+    include_self: bool = True,
+) -> Any:  # fmt: skip
+    """Means, and results that leave out the old value, need counts and stay with the library."""
+    if reduce not in COMBINES or not include_self:
+        return NotImplemented
+    return _scatter_along(b, out, x, dim, index, source, COMBINES[reduce])
+
+
+def _scatter_old_reduce(
+    b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, source: Operand, *, reduce: str
+) -> Any:
+    return _scatter_along(b, out, x, dim, index, source, COMBINES[reduce])
+
+
+def _scatter_along(
+    b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, source: Operand, combine: str
+) -> Any:
+    if out.dtype == torch.bool and combine != "set":
+        return NotImplemented
+    if x.rank == 0:
+        return scatter(b, out, x, (), lambda at: (), source, combine)
+    d = dimension(dim, x.rank)
+    shape = index.shape or (ONE,)
+
+    def place(at: Coords) -> Coords:
+        where = list(at)
+        where[d] = indirect(index, at if index.rank else (), x.shape[d])
+        return tuple(where)
+
+    return scatter(b, out, x, shape, place, source, combine)
+
+
+def _index_add(
+    b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, source: TensorRef, *, alpha: Operand = 1
+) -> Any:
+    if out.dtype == torch.bool or x.rank == 0:
+        return NotImplemented
+    d = dimension(dim, x.rank)
+    if alpha != 1:
+        scaled = Meta(source.shape, source.dtype, source.shape, out.device).with_shape(source.shape)
+        source = b.elementwise(scaled, (source, alpha), lambda s, a: op("mul", s, a), suffix="scaled")
+    shape = source.shape if source.rank else (ONE,)
+
+    def place(at: Coords) -> Coords:
+        where = list(at)
+        where[d] = indirect(index, at[d : d + 1] if index.rank else (), x.shape[d])
+        return tuple(where)
+
+    return scatter(b, out, x, shape, place, source, "add")
+
+
+# -- at known places ---------------------------------------------------------------------------------------
+def _select_scatter(b: Builder, out: Meta, x: TensorRef, source: TensorRef, dim: int, index: IndexLike) -> Any:
+    d = dimension(dim, x.rank)
+    chosen = wrap(as_index(index), x.shape[d])
+
+    def body(at: Coords) -> Expr:
+        inner = (*at[:d], *at[d + 1 :])
+        here = op("eq", IndexValue(at[d]), number(chosen, torch.int64))
+        return op("where", here, element(source, inner, out.dtype), x.load(at))
+
+    return b.pointwise(out, body)
+
+
+def _slice_scatter(
+    b: Builder, out: Meta, x: TensorRef, source: TensorRef, dim: int = 0, start: IndexLike | None = None,
+    end: object = None, step: IndexLike = 1,
+) -> Any:  # fmt: skip
+    d = dimension(dim, x.rank)
+    first, by = slice_start(start, x.shape[d]), as_index(step)
+    last = first + (source.shape[d] - 1) * by + 1
+
+    def body(at: Coords) -> Expr:
+        k, off = div_mod(at[d] - first, by)
+        conditions = between(at[d], first, last)
+        if off is not ZERO:
+            conditions.append(op("eq", IndexValue(off), number(ZERO, torch.int64)))
+        inner = (*at[:d], k, *at[d + 1 :])
+        new = element(source, inner, out.dtype)
+        if not conditions:
+            return new
+        return op("where", both(conditions), masked(conditions, new), x.load(at))
+
+    return b.copy(x, out) if ZERO in source.shape else b.pointwise(out, body)
+
+
+def _diagonal_scatter(
+    b: Builder, out: Meta, x: TensorRef, source: TensorRef, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Any:
+    first, second = dimension(dim1, x.rank), dimension(dim2, x.rank)
+    below, right = max(-offset, 0), max(offset, 0)
+
+    def body(at: Coords) -> Expr:
+        k = at[first] - below
+        others = [i for n, i in enumerate(at) if n not in (first, second)]
+        conditions = [op("eq", IndexValue(k), IndexValue(at[second] - right)), *between(k, ZERO, source.shape[-1])]
+        new = masked(conditions, element(source, (*others, k), out.dtype))
+        return op("where", both(conditions), new, x.load(at))
+
+    return b.copy(x, out) if ZERO in source.shape else b.pointwise(out, body)
+
+
+LOWERINGS: Mapping[OpOverload, Callable[..., Any]] = {
+    aten.index_put.default: _index_put,
+    aten._unsafe_index_put.default: _index_put,
+    aten.scatter.src: _scatter_dim("set"),
+    aten.scatter.value: _scatter_dim("set"),
+    aten.scatter.reduce: _scatter_old_reduce,
+    aten.scatter.value_reduce: _scatter_old_reduce,
+    aten.scatter_add.default: _scatter_dim("add"),
+    aten.scatter_reduce.two: _scatter_reduce,
+    aten.index_add.default: _index_add,
+    aten.select_scatter.default: _select_scatter,
+    aten.slice_scatter.default: _slice_scatter,
+    aten.diagonal_scatter.default: _diagonal_scatter,
+}
