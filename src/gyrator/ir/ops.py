@@ -244,4 +244,5 @@ def identity(kind: str, dtype: torch.dtype) -> bool | int | float:
         if dtype.is_floating_point:
             return math.inf
         return True if dtype == torch.bool else torch.iinfo(dtype).max
-    return {"sum": 0, "prod": 1, "any": False, "all": True, "xor": 0}[kind]
+    start = {"sum": 0, "prod": 1, "any": 0, "all": 1, "xor": 0}[kind]
+    return float(start) if dtype.is_floating_point else bool(start) if dtype == torch.bool else start

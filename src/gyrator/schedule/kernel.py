@@ -1,6 +1,6 @@
-"""From a group to a kernel: which loops, in which order, what is kept where.
+"""From a group to a kernel: what is computed in which loop, and what is kept where.
 
-A group's outer axes become parallel loops, each space at each *level* a loop nest inside them. A member's level is how many
+A group's outer axes become the outer loops, each space at each *level* a loop nest inside them. A member's level is how many
 reductions it must wait for. A value of one level that a later one needs is recomputed if that is cheap, read back if it is
 stored anyway, and otherwise kept in a scratch row.
 """
@@ -8,47 +8,35 @@ stored anyway, and otherwise kept in a scratch row.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from gyrator.ir.expr import Const, Expr, Load, Op, Random, Ref, Value, rewrite
-from gyrator.ir.index import Atom, Axis, Index, as_index, contiguous_strides, minimum, substitute
-from gyrator.ir.ops import OPS, REDUCTIONS
-from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter
+from gyrator.ir.index import Axis, Index, contiguous_strides, substitute, upper
+from gyrator.ir.ops import OPS, REDUCTIONS, identity
+from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, bodies
 from gyrator.ir.tree import Carry, Let, Loop, LoopKind, Stage, Store, Update
 from gyrator.origin import Origin
-from gyrator.schedule.group import Axes, Group, Member
-from gyrator.schedule.layout import accesses, coalesce, loop_order, unit_axes
+from gyrator.schedule.group import Group, Member
+from gyrator.schedule.loops import SIMPLE, Shape, Style, choose_loops
 from gyrator.schedule.naming import Built, canonical
-from gyrator.schedule.simplify import Rule
+from gyrator.schedule.simplify import Rule, indirect
 from gyrator.schedule.uses import loads, node_exprs, volume
 
-LANES = 16
-BLOCK = 2048
 CHEAP = 6
 MAX_SCRATCH = 1 << 20
 
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The loops chosen for a group.
-
-    ``parallel`` run outermost; then ``lanes`` if the vectors lie along an outer axis (with everything else serial
-    inside), or each space's own axes with vectors along its last.
-    """
-
-    group: Group
-    parallel: tuple[Axis, ...]
-    outer_lanes: Axis | None
-    spaces: tuple[Axes, ...]
-    lanes: int
+Body: TypeAlias = "tuple[Loop | Stage, ...]"
 
 
 def build_kernel(group: Group, stored: frozenset[Value], rule: Rule) -> Built:
     """The loop tree of a group; ``stored`` are the results that something outside the group needs."""
-    shape = choose_loops(group, stored)
-    writer = _Writer(shape, stored, rule)
+    levels = _levels(group.members)
+    phased = any(levels.of[m.position] for m in group.members if m.space is not None)
+    shape = choose_loops(group, stored, phased=phased)
+    writer = _Writer(shape, levels, stored, rule)
     body = writer.body()
-    return canonical(body, tuple(writer.scratch.values()), writer.params(), _origins(group), _title(group))
+    return canonical(body, writer.rows(), writer.params(), _origins(group), _title(group))
 
 
 def _origins(group: Group) -> tuple[Origin, ...]:
@@ -56,170 +44,200 @@ def _origins(group: Group) -> tuple[Origin, ...]:
 
 
 def _title(group: Group) -> str:
-    names = dict.fromkeys(o.op.rpartition(".")[0].rpartition(".")[2] or o.op for o in _origins(group) if o.op)
-    if not names:
-        names = dict.fromkeys(v.name.rstrip("0123456789_") for m in group.members for v in m.nest.out if v is not None)
-    return "_".join(list(names)[:5]) or "kernel"
+    names = dict.fromkeys(v.name.rstrip("0123456789_") for m in group.members for v in m.nest.out if v is not None)
+    return "_".join([n for n in names if n][:5]) or "kernel"
 
 
-# -- which loops -----------------------------------------------------------------------------------------------------
-def choose_loops(group: Group, stored: frozenset[Value]) -> Shape:
-    """Order and merge the loops, and choose the axis for vectors.
+# -- levels --------------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Levels:
+    """Per member's position: how many reductions of the group must be complete before it; ``count`` levels in all."""
 
-    Vectors lie along a space's innermost axis where that is contiguous, otherwise along a contiguous outer axis (a
-    column sum: each lane has its own accumulator).
-    """
-    found = accesses(group, stored)
-    group, outer = coalesce(group, loop_order(group.outer, found), found)
-    spaces: list[Axes] = []
-    for k in range(len(group.spaces)):
-        fixed = any(isinstance(m.nest.root, Scan) and m.space == k for m in group.members)
-        found = accesses(group, stored)
-        order = list(group.spaces[k]) if fixed else loop_order(group.spaces[k], found)
-        group, order = coalesce(group, order, found)
-        spaces.append(tuple(order))
-    group = Group(tuple(outer), tuple(spaces), group.members)
-    if group.pointwise:
-        return _pointwise_loops(group, outer)
-    return _row_loops(group, outer, spaces)
+    of: Mapping[int, int]
+    count: int
 
 
-def _pointwise_loops(group: Group, outer: list[Axis]) -> Shape:
-    if not outer:
-        return Shape(group, (), None, (), 1)
-    *parallel, last = outer
-    if _rows(parallel) < 64 and volume((last.extent,), 1 << 20) > 2 * BLOCK:
-        group, block, last = _blocked(group, last, BLOCK)
-        parallel.append(block)
-    return Shape(group, tuple(parallel), last, (), LANES)
+def _levels(members: tuple[Member, ...]) -> _Levels:
+    """Each member as early as its reductions allow; then pointwise ones as late as their first reader."""
+    made = {v: m for m in members for v in m.nest.out if v is not None}
+    level: dict[int, int] = {}
+    readers: dict[int, list[int]] = {}
+    top = 0
+    for member in members:
+        own = 0
+        for load in loads(node_exprs(member.nest)):
+            producer = made.get(load.value)
+            if producer is not None:
+                readers.setdefault(producer.position, []).append(member.position)
+                own = max(own, level[producer.position] + isinstance(producer.nest.root, Reduce))
+        level[member.position] = own
+        top = max(top, own + isinstance(member.nest.root, Reduce))
+    for member in reversed(members):
+        later = [level[r] for r in readers.get(member.position, ())]
+        if later and isinstance(member.nest.root, Pointwise) and member.space is not None:
+            level[member.position] = max(level[member.position], min(later))
+    return _Levels(level, top + 1)
 
 
-def _row_loops(group: Group, outer: list[Axis], spaces: list[Axes]) -> Shape:
-    unit = unit_axes(group)
-    scans = {m.space for m in group.members if isinstance(m.nest.root, Scan)}
-    column = next((a for a in outer if a in unit), None)
-    rows = any(unit & set(s[-1:]) and k not in scans for k, s in enumerate(spaces) if s)
-    if column is not None and not rows:
-        parallel = [a for a in outer if a is not column]
-        width = 4 * LANES
-        if volume((column.extent,), 1 << 12) > width:
-            group, block, column = _blocked(group, column, width)
-            parallel.append(block)
-        return Shape(group, tuple(parallel), column, tuple(spaces), width if volume((column.extent,)) >= width else LANES)
-    return Shape(group, tuple(outer), None, tuple(spaces), LANES)
-
-
-def _rows(axes: list[Axis]) -> int:
-    return volume(a.extent for a in axes)
-
-
-def _blocked(group: Group, axis: Axis, size: int) -> tuple[Group, Axis, Axis]:
-    """Split a loop into blocks: ``m < n`` → ``b < ⌈n/size⌉``, ``t < min(size, n - b*size)``."""
-    blocks = (axis.extent + (size - 1)) // size
-    block = Axis(axis.name + "b", blocks)
-    inner = Axis(axis.name + "t", minimum(as_index(size), axis.extent - block.index() * size))
-    mapping: dict[Atom, Index] = {axis: block.index() * size + inner.index()}
-    members = tuple(replace(m, at={a: substitute(i, mapping) for a, i in m.at.items()}) for m in group.members)
-    return Group(group.outer, group.spaces, members), block, inner
-
-
-# -- stages ------------------------------------------------------------------------------------------------------------
+# -- stages --------------------------------------------------------------------------------------------------------------
 class _Writer:
     """Writes the body of one kernel. Mutable, and private to one call of :func:`build_kernel`."""
 
-    def __init__(self, shape: Shape, stored: frozenset[Value], rule: Rule) -> None:
-        self.shape, self.stored, self.rule = shape, stored, rule
+    def __init__(self, shape: Shape, levels: _Levels, stored: frozenset[Value], rule: Rule) -> None:
+        self.shape, self.levels, self.stored, self.rule = shape, levels, stored, rule
         self.members = shape.group.members
         self.made: dict[Value, tuple[Member, int]] = {
             v: (m, k) for m in self.members for k, v in enumerate(m.nest.out) if v is not None
         }
-        self.levels = _levels(self.members, self.made)
-        self.scratch: dict[Value, Value] = {}
+        self._rows: dict[Value, Value] = {}
         self._memo: dict[tuple[int, int], tuple[Expr, ...]] = {}
         self._loaded: dict[Value, None] = {}
 
+    def rows(self) -> tuple[Value, ...]:
+        return tuple(self._rows.values())
+
     def params(self) -> tuple[tuple[Value, bool, bool], ...]:
-        """(value, read, written) for every tensor in memory: what is read first, then what is written."""
+        """(value, read, written) for every tensor in memory: what is only read first, then what is written."""
         written = [v for m in self.members for v in m.nest.out if v is not None and v in self.stored]
         combined = {v for m in self.members if isinstance(m.nest.root, Scatter) for v in m.nest.out}
         reads = [v for v in self._loaded if v not in written]
-        return tuple(
-            [(v, True, False) for v in reads] + [(v, v in self._loaded or v in combined, True) for v in written]
-        )
+        both = [(v, v in self._loaded or v in combined, True) for v in written]
+        return tuple([(v, True, False) for v in reads] + both)
 
-    def body(self) -> tuple[Loop | Stage, ...]:
-        last = max(self.levels.values(), default=0)
+    def body(self) -> Body:
+        self._choose_rows()
         stages: list[Loop | Stage] = []
-        keep = self._rows_to_keep(last)
-        for level in range(last + 1):
-            stages += self._outer_stages(level)
+        for level in range(self.levels.count):
+            stages += self._columns(self._outer_stages(level))
             for space in range(len(self.shape.spaces)):
-                stages += self._space(level, space, keep)
+                stages += self._space(level, space)
         return self._wrap(tuple(stages))
 
-    # -- loops -------------------------------------------------------------------------------------------------------
-    def _wrap(self, stages: tuple[Loop | Stage, ...]) -> tuple[Loop | Stage, ...]:
-        lanes = self.shape.outer_lanes
+    # -- loops -------------------------------------------------------------------------------------------------------------
+    def _wrap(self, stages: Body) -> Body:
+        """The outer loops around everything."""
+        shape = self.shape
         grain = _cost(stages)
-        if lanes is not None:
-            stages = (Loop(lanes, LoopKind.LANES, stages, lanes=self.shape.lanes),)
-            grain *= volume((lanes.extent,))
-        for axis in reversed(self.shape.parallel):
-            stages = (Loop(axis, LoopKind.PARALLEL, stages, grain=grain),)
+        if shape.style in (Style.POINTS, Style.STRIPS) and shape.lane is not None:
+            stages = (Loop(shape.lane, LoopKind.LANES, stages, lanes=shape.lanes),)
+            grain *= volume((shape.lane.extent,))
+        kind = LoopKind.SERIAL if shape.style is Style.SPLIT else LoopKind.PARALLEL
+        for axis in reversed(shape.parallel):
+            stages = (Loop(axis, kind, stages, grain=grain),)
             grain *= volume((axis.extent,))
         return stages
 
-    def _space(self, level: int, space: int, keep: set[Value]) -> list[Loop | Stage]:
-        here = [m for m in self.members if m.space == space and self.levels[m.position] == level]
+    def _columns(self, stages: list[Loop | Stage]) -> list[Loop | Stage]:
+        """In a sheet, what happens once per column is a vector loop of its own."""
+        lane = self.shape.lane
+        if self.shape.style is not Style.SHEET or lane is None or not stages:
+            return stages
+        return [Loop(lane, LoopKind.LANES, tuple(stages), lanes=self.shape.lanes)]
+
+    def _space(self, level: int, space: int) -> list[Loop | Stage]:
+        """The loops over one space at one level: reductions, scans, stores."""
+        here = [m for m in self.members if m.space == space and self.levels.of[m.position] == level]
         stages: list[Loop | Stage] = []
         carries: list[Carry] = []
-        reverse = False
+        accumulators: list[_Accumulator] = []
         for member in here:
             root = member.nest.root
-            if isinstance(root, Reduce | Scan):
+            if isinstance(root, Reduce) and self.shape.style is Style.SHEET:
+                accumulators.append(self._accumulate(member, level, stages))
+            elif isinstance(root, Reduce | Scan):
                 carry, update = self._carry(member, level)
                 carries.append(carry)
                 stages.append(update)
-                reverse = reverse or (isinstance(root, Scan) and root.reverse)
-            stages += self._stores(member, level, keep)
+            stages += self._stores(member, level)
         if not stages:
             return []
+        reverse = any(isinstance(m.nest.root, Scan) and m.nest.root.reverse for m in here)
+        if self.shape.style is Style.SHEET:
+            return self._sheet(space, stages, accumulators)
+        scans = any(isinstance(m.nest.root, Scan) for m in here)
+        return list(self._row_loops(space, tuple(stages), tuple(carries), vector=not scans, reverse=reverse))
+
+    def _row_loops(self, space: int, body: Body, carries: tuple[Carry, ...], *, vector: bool, reverse: bool) -> Body:
         axes = self.shape.spaces[space]
-        vector = self.shape.outer_lanes is None and not any(isinstance(m.nest.root, Scan) for m in here)
-        body: tuple[Loop | Stage, ...] = tuple(stages)
+        vector = vector and self.shape.style in (Style.ROWS, Style.SPLIT)
         for depth in range(len(axes) - 1, -1, -1):
             innermost, outermost = depth == len(axes) - 1, depth == 0
             kind, lanes = (LoopKind.LANES, self.shape.lanes) if innermost and vector else (LoopKind.SERIAL, 1)
-            body = (Loop(axes[depth], kind, body, tuple(carries) if outermost else (), lanes, reverse=reverse),)
-        return list(body)
+            grain = 0
+            if outermost and self.shape.style is Style.SPLIT:
+                kind, lanes, grain = LoopKind.PARALLEL, 1, _cost(body)
+            body = (Loop(axes[depth], kind, body, carries if outermost else (), lanes, grain, reverse),)
+        return body
 
+    # -- sheets: an accumulator per column ---------------------------------------------------------------------------------
+    def _accumulate(self, member: Member, level: int, stages: list[Loop | Stage]) -> _Accumulator:
+        """Combine each iteration into the column's element of a row."""
+        root, value = member.nest.root, member.nest.out[0]
+        assert isinstance(root, Reduce) and value is not None and member.space is not None
+        total = self._column_row(value, value.name)
+        parted = len(self.shape.spaces[member.space]) > 1
+        part = self._column_row(value, f"{value.name}_part") if parted else total
+        (expr,) = self._exprs(member, level)
+        stages.append(Store(part, self._lane_index(), expr, SIMPLE[root.kind]))
+        return _Accumulator(total, part, root.kind)
+
+    def _sheet(self, space: int, stages: list[Loop | Stage], rows: list[_Accumulator]) -> list[Loop | Stage]:
+        """All rows in order. With two loops or more, each round of the outermost one sums apart and is added at its end."""
+        axes = self.shape.spaces[space]
+        body = self._columns(stages)
+        for axis in reversed(axes[1:]):
+            body = [Loop(axis, LoopKind.SERIAL, tuple(body))]
+        if len(axes) > 1:
+            at = self._lane_index()
+            fresh = self._columns([Store(r.part, at, r.start) for r in rows])
+            merge = self._columns([Store(r.total, at, Load(r.part, at), SIMPLE[r.kind]) for r in rows])
+            body = [*fresh, *body, *merge]
+        start = self._columns([Store(r.total, self._lane_index(), r.start) for r in rows])
+        return [*start, Loop(axes[0], LoopKind.SERIAL, tuple(body))]
+
+    def _lane_index(self) -> tuple[Index, ...]:
+        assert self.shape.lane is not None
+        return (self.shape.lane.index(),)
+
+    def _column_row(self, value: Value, name: str) -> Value:
+        """A scratch row with an element per column of the sheet."""
+        key = value if name == value.name else Value(name, value.shape, value.dtype, value.strides)
+        if key not in self._rows:
+            assert self.shape.lane is not None
+            extents = (_bound(self.shape.lane),)
+            self._rows[key] = Value(f"row_{name}", extents, value.dtype, contiguous_strides(extents))
+        return self._rows[key]
+
+    # -- stages of one level -------------------------------------------------------------------------------------------------
     def _outer_stages(self, level: int) -> list[Loop | Stage]:
+        """What runs once per outer iteration before the spaces of ``level``: results of reductions, members with no space."""
         stages: list[Loop | Stage] = []
         for member in self.members:
-            if isinstance(member.nest.root, Reduce) and self.levels[member.position] == level - 1:
-                stages += self._result_stores(member)
+            if isinstance(member.nest.root, Reduce) and self.levels.of[member.position] == level - 1:
+                stages += [
+                    Store(v, member.coordinates(), self._result_of(v))
+                    for v in member.nest.out
+                    if v is not None and v in self.stored
+                ]
         for member in self.members:
-            if member.space is not None or self.levels[member.position] != level:
+            if member.space is not None or self.levels.of[member.position] != level:
                 continue
             value = member.nest.out[0]
             assert value is not None
             if isinstance(member.nest.root, Scatter):
-                stages += self._stores(member, level, set())
+                stages += self._stores(member, level)
                 continue
             (expr,) = self._exprs(member, level)
-            if self._needed_inside(value):
-                stages.append(Let(self._ref(value), expr))
-                expr = self._ref(value)
             if value in self.stored:
                 stages.append(Store(value, member.coordinates(), expr))
+            if self._read_in_space(value):
+                stages.append(self._name(value, expr))
         return stages
 
-    def _result_stores(self, member: Member) -> list[Loop | Stage]:
-        return [
-            Store(v, member.coordinates(), self._ref(v))
-            for v in member.nest.out
-            if v is not None and v in self.stored
-        ]
+    def _name(self, value: Value, expr: Expr) -> Stage:
+        if self.shape.style is Style.SHEET:
+            return Store(self._column_row(value, value.name), self._lane_index(), expr)
+        return Let(self._ref(value), expr)
 
     def _carry(self, member: Member, level: int) -> tuple[Carry, Update]:
         root = member.nest.root
@@ -230,41 +248,36 @@ class _Writer:
         if isinstance(root, Reduce):
             return Carry(name, root.kind, results), Update(name, args)
         none = tuple(None for _ in REDUCTIONS[root.kind].results)
-        last_wins = root.kind in ("argmax", "argmin")
-        return Carry(name, root.kind, none, last_wins), Update(name, args, results)
+        return Carry(name, root.kind, none, root.kind in ("argmax", "argmin")), Update(name, args, results)
 
-    def _stores(self, member: Member, level: int, keep: set[Value]) -> list[Loop | Stage]:
+    def _stores(self, member: Member, level: int) -> list[Loop | Stage]:
         root = member.nest.root
         if isinstance(root, Reduce):
             return []
-        stages: list[Loop | Stage] = []
         if isinstance(root, Scatter):
             value = member.nest.out[0]
             assert value is not None
             body, *rest = self._exprs(member, level)
-            mask = rest[0] if root.mask is not None else None
             index = tuple(self._index(i, member, level) for i in root.index)
-            return [Store(value, index, body, root.combine, mask)]
+            return [Store(value, index, body, root.combine, rest[0] if root.mask is not None else None)]
+        stages: list[Loop | Stage] = []
         for k, value in enumerate(member.nest.out):
-            if value is None or (value not in self.stored and value not in keep):
+            if value is None or (value not in self.stored and value not in self._rows):
                 continue
             expr = self._ref(value) if isinstance(root, Scan) else self._exprs(member, level)[k]
             if value in self.stored:
                 stages.append(Store(value, member.coordinates(), expr))
-            elif value in keep:
-                row = self._row(value, member)
-                stages.append(Store(row, self._row_index(member), expr))
+            else:
+                stages.append(Store(self._rows[value], self._row_index(member), expr))
         return stages
 
-    # -- expressions -----------------------------------------------------------------------------------------------------
+    # -- expressions -------------------------------------------------------------------------------------------------------
     def _exprs(self, member: Member, level: int) -> tuple[Expr, ...]:
         """The member's bodies as computed at ``level``, over the group's axes, with results of the group put in."""
         key = (member.position, level)
         done = self._memo.get(key)
         if done is None:
-            root = member.nest.root
-            exprs = node_exprs(replace(member.nest, root=replace(root, index=()))) if isinstance(root, Scatter) else node_exprs(member.nest)
-            done = self._memo[key] = tuple(self._expr(e, member, level) for e in exprs)
+            done = self._memo[key] = tuple(self._expr(e, member, level) for e in bodies(member.nest.root))
         return done
 
     def _expr(self, expr: Expr, member: Member, level: int) -> Expr:
@@ -273,7 +286,7 @@ class _Writer:
     def _index(self, index: Index, member: Member, level: int) -> Index:
         mapping = dict(member.at)
         for atom in index.indirects():
-            mapping[atom] = type(atom)(self._expr(atom.value, member, level), substitute(atom.size, member.at)).index()
+            mapping[atom] = indirect(self._expr(atom.value, member, level), substitute(atom.size, member.at))
         return substitute(index, mapping)
 
     def _replace(self, expr: Expr, level: int) -> Expr | None:
@@ -283,100 +296,114 @@ class _Writer:
         if made is None:
             self._loaded[expr.value] = None
             return None
-        result = self._result(expr, *made, level)
+        result = self._result(expr.value, *made, level)
         if expr.mask is None:
             return result
-        other = self.rule(Op("cast", (_literal(expr),), result.dtype)) or _literal(expr)
-        return Op("where", (expr.mask, result, other), result.dtype)
+        return Op("where", (expr.mask, result, Const(expr.other, result.dtype)), result.dtype)
 
-    def _result(self, load: Load, member: Member, k: int, level: int) -> Expr:
+    def _result(self, value: Value, member: Member, k: int, level: int) -> Expr:
         """What a reader at ``level`` sees of a result of the group."""
-        value, root = load.value, member.nest.root
-        own = self.levels[member.position]
-        if isinstance(root, Reduce) or member.space is None:
-            return self._ref(value)
+        root, own = member.nest.root, self.levels.of[member.position]
+        if isinstance(root, Reduce):
+            return self._result_of(value)
+        if member.space is None:
+            named = self._read_in_space(value) and self.shape.style is not Style.SHEET
+            return self._ref(value) if named else self._outer_result(value, member, level)
         if level == own:
             return self._ref(value) if isinstance(root, Scan) else self._exprs(member, level)[k]
-        if value in self.scratch:
-            return Load(self.scratch[value], self._row_index(member))
+        if value in self._rows:
+            return Load(self._rows[value], self._row_index(member))
         if value in self.stored:
             self._loaded[value] = None
             return Load(value, member.coordinates())
         return self._exprs(member, level)[k]
 
-    def _rows_to_keep(self, last: int) -> set[Value]:
-        """Values that a later level needs, too dear to recompute and not stored: they get a scratch row."""
-        keep: set[Value] = set()
-        for member in self.members:
-            if member.space is None or isinstance(member.nest.root, Reduce | Scatter):
-                continue
-            own = self.levels[member.position]
-            later = [m for m in self.members if self.levels[m.position] > own and m.space == member.space]
-            for value in member.nest.out:
-                if value is None or value in self.stored:
-                    continue
-                if not any(load.value is value for m in later for load in loads(node_exprs(m.nest))):
-                    continue
-                scan = isinstance(member.nest.root, Scan)
-                size = volume((a.extent for a in self.shape.spaces[member.space]), 1024) * value.dtype.itemsize
-                cheap = not scan and _recompute_cost(self._exprs(member, own)) <= CHEAP
-                if scan or (not cheap and size <= MAX_SCRATCH and self.shape.outer_lanes is None):
-                    keep.add(value)
-                    self._row(value, member)
-        self._memo.clear()
-        return keep
+    def _outer_result(self, value: Value, member: Member, level: int) -> Expr:
+        """An outer member's value: from its column's row where a space of a sheet reads it, else the expression itself."""
+        row = self._rows.get(value)
+        return self._exprs(member, level)[0] if row is None else Load(row, self._lane_index())
 
-    def _row(self, value: Value, member: Member) -> Value:
-        if value not in self.scratch:
-            assert member.space is not None
-            extents = tuple(a.extent for a in self.shape.spaces[member.space])
-            self.scratch[value] = Value(f"row_{value.name}", extents, value.dtype, contiguous_strides(extents))
-        return self.scratch[value]
+    def _result_of(self, value: Value) -> Expr:
+        if self.shape.style is Style.SHEET:
+            return Load(self._column_row(value, value.name), self._lane_index())
+        return self._ref(value)
+
+    def _choose_rows(self) -> None:
+        """Give a scratch row to each value that a later level needs and that is too dear to recompute and not stored."""
+        for member in self.members:
+            if isinstance(member.nest.root, Reduce | Scatter):
+                continue
+            own = self.levels.of[member.position]
+            for value in member.nest.out:
+                if value is None:
+                    continue
+                if member.space is None:
+                    if self.shape.style is Style.SHEET and self._read_in_space(value):
+                        self._column_row(value, value.name)
+                    continue
+                if value in self.stored or not self._read_later(value, own):
+                    continue
+                size = volume((a.extent for a in self.shape.spaces[member.space]), 1024) * value.dtype.itemsize
+                scan = isinstance(member.nest.root, Scan)
+                rows = self.shape.style in (Style.ROWS, Style.STRIPS)
+                if scan or (rows and size <= MAX_SCRATCH and _work(self._exprs(member, own)) > CHEAP):
+                    self._new_row(value, member.space)
+        self._memo.clear()
+        self._loaded.clear()
+
+    def _new_row(self, value: Value, space: int) -> None:
+        axes = self.shape.spaces[space]
+        if self.shape.style is Style.STRIPS and self.shape.lane is not None:
+            axes = (*axes, self.shape.lane)
+        extents = tuple(_bound(a) for a in axes)
+        self._rows[value] = Value(f"row_{value.name}", extents, value.dtype, contiguous_strides(extents))
 
     def _row_index(self, member: Member) -> tuple[Index, ...]:
         assert member.space is not None
-        return tuple(a.index() for a in self.shape.spaces[member.space])
+        index = tuple(a.index() for a in self.shape.spaces[member.space])
+        if self.shape.style is Style.STRIPS and self.shape.lane is not None:
+            return (*index, self.shape.lane.index())
+        return index
 
     def _ref(self, value: Value) -> Ref:
         member, _ = self.made[value]
-        scope = set(self.shape.parallel) | ({self.shape.outer_lanes} if self.shape.outer_lanes else set())
+        scope = set(self.shape.parallel) | ({self.shape.lane} if self.shape.lane is not None else set())
         if isinstance(member.nest.root, Scan) and member.space is not None:
             scope |= set(self.shape.spaces[member.space])
-        return Ref(value.name, value.dtype, frozenset(a for a in scope if a is not None))
+        return Ref(value.name, value.dtype, frozenset(scope))
 
-    def _needed_inside(self, value: Value) -> bool:
-        return any(load.value is value for m in self.members for load in loads(node_exprs(m.nest)))
+    def _read_in_space(self, value: Value) -> bool:
+        return any(m.space is not None and _loads(m, value) for m in self.members)
 
-
-def _literal(load: Load) -> Const:
-    return Const(load.other, load.dtype)
-
-
-def _levels(members: tuple[Member, ...], made: Mapping[Value, tuple[Member, int]]) -> dict[int, int]:
-    """Per member: how many reductions of the group must be complete before it. Pointwise members sink to their first reader."""
-    levels: dict[int, int] = {}
-    readers: dict[int, list[Member]] = {}
-    for member in members:
-        level = 0
-        for load in loads(node_exprs(member.nest)):
-            if load.value in made:
-                producer, _ = made[load.value]
-                readers.setdefault(producer.position, []).append(member)
-                step = 1 if isinstance(producer.nest.root, Reduce) else 0
-                level = max(level, levels[producer.position] + step)
-        levels[member.position] = level
-    for member in reversed(members):
-        later = [levels[r.position] for r in readers.get(member.position, ())]
-        if later and isinstance(member.nest.root, Pointwise) and member.space is not None:
-            levels[member.position] = max(levels[member.position], min(later))
-    top = max(levels.values(), default=0)
-    for member in members:
-        if isinstance(member.nest.root, Reduce) and levels[member.position] == top:
-            return {**levels, -1: top + 1}
-    return levels
+    def _read_later(self, value: Value, level: int) -> bool:
+        return any(self.levels.of[m.position] > level and _loads(m, value) for m in self.members)
 
 
-def _recompute_cost(exprs: tuple[Expr, ...]) -> int:
+@dataclass(frozen=True, slots=True)
+class _Accumulator:
+    """The scratch rows of a reduction in a sheet."""
+
+    total: Value
+    part: Value
+    kind: str
+
+    @property
+    def start(self) -> Const:
+        return Const(identity(self.kind, self.total.dtype), self.total.dtype)
+
+
+def _loads(member: Member, value: Value) -> bool:
+    return any(load.value is value for load in loads(node_exprs(member.nest)))
+
+
+def _bound(axis: Axis) -> Index:
+    """How many iterations a loop has at most, whatever the loops around it are at."""
+    last = upper(axis.extent - 1)
+    return axis.extent if last is None else last + 1
+
+
+def _work(exprs: tuple[Expr, ...]) -> int:
+    """Cheap instructions to compute the expressions once, about."""
     total = 0
     for node in {n for e in exprs for n in e.walk()}:
         match node:
@@ -389,7 +416,7 @@ def _recompute_cost(exprs: tuple[Expr, ...]) -> int:
     return total
 
 
-def _cost(stages: tuple[Loop | Stage, ...]) -> int:
+def _cost(stages: Body) -> int:
     """Cheap instructions of one pass over the stages, about."""
     total = 1
     for stage in stages:
@@ -397,8 +424,7 @@ def _cost(stages: tuple[Loop | Stage, ...]) -> int:
             case Loop(axis, _, body):
                 total += _cost(body) * volume((axis.extent,))
             case Let(_, expr) | Store(_, _, expr):
-                total += 1 + _recompute_cost((expr,))
+                total += 1 + _work((expr,))
             case Update(_, args):
-                total += 1 + _recompute_cost(args)
+                total += 1 + _work(args)
     return total
-

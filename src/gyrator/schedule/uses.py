@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gyrator.ir.expr import Expr, Load, Value
-from gyrator.ir.index import Index
+from gyrator.ir.index import Index, upper
 from gyrator.ir.program import Extern, Nest, Node, Program, Scatter, View, bodies, views
 
 
@@ -64,9 +64,12 @@ def uses(program: Program) -> Uses:
 
 
 def volume(shape: Iterable[Index], hint: int = 64) -> int:
-    """About how many elements, for cost models: a size symbol counts as ``hint``."""
+    """About how many elements, for cost models: an extent counts as its upper bound, or ``hint`` if it has none."""
     total = 1
     for extent in shape:
         value = extent.value
+        if value is None:
+            bound = upper(extent)
+            value = None if bound is None else bound.value
         total *= hint if value is None else value
     return total

@@ -1,0 +1,155 @@
+"""Choosing a group's loops: their order, which run in parallel, along which axis vectors lie."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+
+from gyrator.ir.expr import Value
+from gyrator.ir.index import Atom, Axis, Index, as_index, minimum, substitute
+from gyrator.ir.program import Reduce, Scan
+from gyrator.schedule.group import Axes, Group
+from gyrator.schedule.layout import accesses, coalesce, loop_order, unit_axes
+from gyrator.schedule.uses import volume
+
+LANES = 16
+BLOCK = 2048
+FEW_ROWS = 8
+LONG_ROW = 1 << 15
+PART = 64
+"""Rows whose float sum a sheet keeps apart, so that errors grow as in a tree rather than with the number of rows."""
+
+
+class Style(enum.Enum):
+    """How vectors and rows lie. Written with ``|`` for parallel, ``-`` for serial and ``=`` for vector loops.
+
+    ``ROWS``: ``| outer { = row }`` — each row is contiguous; the usual form.
+    ``POINTS``: ``| outer { = last outer axis }`` — purely pointwise.
+    ``SHEET``: ``| block { - reduced { = columns: acc[column] += … } }`` — a sum over rows: reads whole rows in order, an
+    accumulator per column in a scratch row. Measured 3 to 5 times faster than ``STRIPS`` on a matrix larger than the caches.
+    ``STRIPS``: ``| block { = columns { - reduced } }`` — as SHEET for what keeps more state than one number (Welford, scans).
+    ``SPLIT``: ``| block of the row, merged { = part }`` — few, long rows: all threads work on one.
+    """
+
+    ROWS = "rows"
+    POINTS = "points"
+    SHEET = "sheet"
+    STRIPS = "strips"
+    SPLIT = "split"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The loops chosen for a group: ``parallel`` axes outermost, then as the style says.
+
+    ``lane`` is the outer axis that vectors lie along (POINTS, SHEET, STRIPS). ``spaces`` are the axes of each space from
+    the outermost loop to the innermost.
+    """
+
+    group: Group
+    style: Style
+    parallel: tuple[Axis, ...]
+    lane: Axis | None
+    spaces: tuple[Axes, ...]
+    lanes: int = LANES
+
+
+SIMPLE = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "max", "all": "min"}
+"""Reductions whose state is one number of the result's dtype, and the store that combines into it."""
+
+
+def choose_loops(group: Group, stored: frozenset[Value], *, phased: bool) -> Shape:
+    """Order and merge the loops, then choose a style.
+
+    ``phased``: some member waits for a reduction of the group, so that rows cannot be split among threads.
+    """
+    found = accesses(group, stored)
+    group, outer = coalesce(group, loop_order(group.outer, found), found)
+    spaces: list[Axes] = []
+    for k in range(len(group.spaces)):
+        scanned = any(isinstance(m.nest.root, Scan) and m.space == k for m in group.members)
+        found = accesses(group, stored)
+        order = list(group.spaces[k]) if scanned else loop_order(group.spaces[k], found)
+        group, order = coalesce(group, order, found)
+        spaces.append(tuple(order))
+    group = Group(tuple(outer), tuple(spaces), group.members)
+    if group.pointwise:
+        return _points(group, outer)
+    column = _column(group, outer, spaces)
+    if column is not None:
+        return _columns(group, outer, spaces, column)
+    if _size(outer) < FEW_ROWS and _size(spaces[0]) > LONG_ROW and len(spaces) == 1 and not phased:
+        return _split_row(group, outer, list(spaces[0]))
+    return Shape(group, Style.ROWS, tuple(outer), None, tuple(spaces))
+
+
+def _points(group: Group, outer: list[Axis]) -> Shape:
+    if not outer:
+        return Shape(group, Style.POINTS, (), None, (), 1)
+    *parallel, last = outer
+    if _size(parallel) < 64 and volume((last.extent,), 1 << 20) > 2 * BLOCK:
+        group, block, last = blocked(group, last, BLOCK)
+        parallel.append(block)
+    return Shape(group, Style.POINTS, tuple(parallel), last, ())
+
+
+def _column(group: Group, outer: list[Axis], spaces: list[Axes]) -> Axis | None:
+    """The outer axis along which memory is contiguous, unless rows are contiguous too."""
+    unit = unit_axes(group)
+    scanned = {m.space for m in group.members if isinstance(m.nest.root, Scan)}
+    if any(s and s[-1] in unit and k not in scanned for k, s in enumerate(spaces)):
+        return None
+    return next((a for a in reversed(outer) if a in unit), None)
+
+
+def _columns(group: Group, outer: list[Axis], spaces: list[Axes], column: Axis) -> Shape:
+    others = [a for a in outer if a is not column]
+    simple = all(
+        m.nest.root.kind in SIMPLE if isinstance(m.nest.root, Reduce) else not isinstance(m.nest.root, Scan)
+        for m in group.members
+    )
+    style = Style.SHEET if simple else Style.STRIPS
+    width = volume((column.extent,), 1 << 12)
+    block = _sheet_width(width, _size(others)) if simple else 4 * LANES
+    if width > block:
+        group, outside, column = blocked(group, column, block)
+        others.append(outside)
+    if simple:
+        for k, space in enumerate(spaces):
+            if len(space) == 1 and volume((space[0].extent,), 1 << 12) > 2 * PART:
+                group, outside, inside = blocked(group, space[0], PART)
+                spaces[k] = (outside, inside)
+    lanes = 4 * LANES if not simple and width >= 4 * LANES else LANES
+    return Shape(group, style, tuple(others), column, tuple(spaces), lanes)
+
+
+def _sheet_width(columns: int, parallel: int) -> int:
+    """Columns per thread's sheet: wide enough to read memory in long runs, narrow enough to occupy the cores."""
+    if parallel >= FEW_ROWS:
+        return 4096
+    share = -(-columns // FEW_ROWS)
+    return min(4096, max(256, -(-share // 64) * 64))
+
+
+def _split_row(group: Group, outer: list[Axis], row: list[Axis]) -> Shape:
+    if len(row) == 1 or volume((row[0].extent,)) < FEW_ROWS:
+        group, block, inner = blocked(group, row[-1], BLOCK)
+        row = [block, *row[:-1], inner]
+    return Shape(group, Style.SPLIT, tuple(outer), None, (tuple(row),))
+
+
+def _size(axes: list[Axis] | Axes) -> int:
+    return volume(a.extent for a in axes)
+
+
+def blocked(group: Group, axis: Axis, size: int) -> tuple[Group, Axis, Axis]:
+    """Split a loop into blocks: ``m < n`` → ``b < ⌈n/size⌉``, ``t < min(size, n - b*size)``."""
+    block, inner, mapping = block_axis(axis, size)
+    members = tuple(replace(m, at={a: substitute(i, mapping) for a, i in m.at.items()}) for m in group.members)
+    return Group(group.outer, group.spaces, members), block, inner
+
+
+def block_axis(axis: Axis, size: int) -> tuple[Axis, Axis, dict[Atom, Index]]:
+    block = Axis(axis.name + "b", (axis.extent + (size - 1)) // size)
+    inner = Axis(axis.name + "t", minimum(as_index(size), axis.extent - block.index() * size))
+    return block, inner, {axis: block.index() * size + inner.index()}
