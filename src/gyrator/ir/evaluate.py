@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias, final
+from typing import TypeAlias, cast, final
 
 import torch
 from torch import Tensor
@@ -235,7 +235,7 @@ def _bitcast(x: Tensor, dtype: torch.dtype) -> Tensor:
 # -- grids and places --------------------------------------------------------------------------------------
 def number(index: Index, sizes: Mapping[Size, int]) -> int:
     """The value of an index that depends on sizes alone."""
-    return evaluate(index, {**sizes})
+    return evaluate(index, cast("Mapping[Atom, int]", sizes))
 
 
 def grid(

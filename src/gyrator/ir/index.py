@@ -606,7 +606,7 @@ def _sizes_nonnegative(index: Index) -> bool:
     highs = {a for m, _ in index.terms for a in m if isinstance(a, Size) and a.hi is not None}
     if len(index.terms) > 2 or not highs:
         return False
-    ends = {a: const(a.hi) for a in highs if a.hi is not None}
+    ends: dict[Atom, Index] = {a: const(a.hi) for a in highs if a.hi is not None}
     return all(c < 0 or not m for m, c in index.terms) and is_nonnegative(substitute(index, ends))
 
 

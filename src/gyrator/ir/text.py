@@ -1,0 +1,407 @@
+"""Readable, stable text of programs and kernels: for dumps, reports, golden tests and people.
+
+    program softmax(B >= 1, N >= 1, x: f32[B, N]) {
+      # model.py:7 in forward: aten._softmax.default
+      m: f32[B] = nest i0 < B: max over r0 < N of x[i0, r0]
+      y: f32[B, N] = nest i0 < B, i1 < N: exp(x[i0, i1] - m[i0])
+      return y
+    }
+
+A value's strides are written where they are not row-major. An expression that is used more than once in a
+nest gets a name (``%0``), so the text is as long as the data. Literals show their dtype where it is not the
+usual one: ``2.0`` is f32, ``2`` is i64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import final
+
+import torch
+
+from gyrator.ir.expr import (
+    Checked,
+    Const,
+    Expr,
+    IndexValue,
+    Load,
+    Masked,
+    Op,
+    Random,
+    Ref,
+    Scalar,
+    Value,
+    short,
+)
+from gyrator.ir.index import (
+    Atom,
+    Axis,
+    FloorDiv,
+    Index,
+    Indirect,
+    Max,
+    Min,
+    Mod,
+    Size,
+    contiguous_strides,
+)
+from gyrator.ir.program import (
+    Arg,
+    Extern,
+    ListArg,
+    Node,
+    Output,
+    Pointwise,
+    Program,
+    Reduce,
+    Root,
+    Scan,
+    Scatter,
+    Sort,
+    View,
+    bodies,
+)
+from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update
+from gyrator.origin import Origin
+
+_INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">",
+    "ge": ">=", "logical_and": "and", "logical_or": "or", "bitwise_and": "&", "bitwise_or": "|",
+    "bitwise_xor": "^", "lshift": "<<", "rshift": ">>",
+}  # fmt: skip
+_COMBINES = {"set": "=", "add": "+=", "mul": "*=", "max": "max=", "min": "min="}
+
+
+# -- programs ------------------------------------------------------------------------------------------------
+def program_text(program: Program) -> str:
+    """The whole program, one line per node and named subexpression."""
+    inputs = [_input_text(i.value, i.size) for i in program.inputs]
+    lines = [f"program {program.name}({', '.join(inputs)}) {{"]
+    lines += [f"  {_declare(c.value)} = constant {c.key!r}" for c in program.constants]
+    for d in program.derived:
+        lines.append(f"  {_size_text(d.size)} = {f'{d.source}: ' if d.source else ''}{d.text}")
+    for node in program.nodes:
+        lines += [f"  {line}" for line in _commented(node.origins, _node_lines(node))]
+    lines += [f"  update {u.target} = {_view_text(u.value)}" for u in program.updates]
+    lines.append(f"  return {', '.join(_arg_text(o) for o in program.outputs)}".rstrip())
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def node_text(node: Node) -> str:
+    """One node of a program, without its origins."""
+    return "\n".join(_node_lines(node))
+
+
+def expr_text(expr: Expr) -> str:
+    """An expression on one line; nothing is shared, so a large one may be long."""
+    return _Names(()).expr(expr)
+
+
+def _input_text(value: Value | None, size: Size | None) -> str:
+    if value is not None:
+        return _declare(value)
+    return "_" if size is None else _size_text(size)
+
+
+def _size_text(size: Size) -> str:
+    return f"{size.name} >= {size.lo}" + ("" if size.hi is None else f" <= {size.hi}")
+
+
+def _declare(value: Value) -> str:
+    text = f"{value.name}: {short(value.dtype)}[{_list(value.shape)}]"
+    if value.strides != contiguous_strides(value.shape):
+        text += f" strides ({_list(value.strides)})"
+    return text if value.device.type == "cpu" else f"{text} on {value.device}"
+
+
+def _commented(origins: Iterable[Origin], lines: list[str]) -> list[str]:
+    """``lines`` after a comment for each place of the user's program, with the operators that stand there."""
+    places: dict[str, list[str]] = {}
+    for origin in origins:
+        places.setdefault(str(origin), []).append(origin.op)
+    return [f"# {place}: {', '.join(dict.fromkeys(ops))}" for place, ops in places.items()] + lines
+
+
+def _node_lines(node: Node) -> list[str]:
+    results = ", ".join("_" if v is None else _declare(v) for v in node.out)
+    if isinstance(node, Extern):
+        return [_extern_text(node, results)]
+    names = _Names(_shared(_expressions(node.root)))
+    body = _root_text(node.root, names)
+    head = f"{results} = nest {', '.join(f'{a} < {a.extent}' for a in node.axes)}".rstrip()
+    lets = names.definitions()
+    return [f"{head}: {body}"] if not lets else [f"{head}:", *(f"  {let}" for let in lets), f"  {body}"]
+
+
+def _root_text(root: Root, names: _Names) -> str:
+    match root:
+        case Pointwise(body):
+            return names.expr(body)
+        case Reduce(kind, reduced, body):
+            over = ", ".join(f"{a} < {a.extent}" for a in reduced)
+            return f"{kind} over {over} of {', '.join(map(names.expr, body))}"
+        case Scan(kind, axis, body, reverse):
+            way = " from the end" if reverse else ""
+            return f"scan {kind} along {axis}{way} of {', '.join(map(names.expr, body))}"
+        case Sort(axis, body, descending, stable):
+            how = ("stable " if stable else "") + ("descending " if descending else "")
+            return f"{how}sort along {axis} of {names.expr(body)}"
+        case Scatter(into, index, body, combine, mask):
+            text = f"{into} with [{names.indices(index)}] {_COMBINES[combine]} {names.expr(body)}"
+            return text if mask is None else f"{text} where {names.expr(mask)}"
+    raise TypeError(root)
+
+
+def _extern_text(node: Extern, results: str) -> str:
+    args = [_arg_text(a) for a in node.args] + [f"{k}={_arg_text(a)}" for k, a in node.kwargs]
+    text = f"{node.op}({', '.join(args)})"
+    made = [results] if node.out else []
+    made += [f"{_declare(new)} (argument {position})" for position, new in node.mutates]
+    made += [_size_text(s) for s in node.scalars]
+    if made:
+        text = f"{', '.join(made)} = {text}"
+    return f"{text} with effects" if node.effects else text
+
+
+def _arg_text(arg: Arg | Output) -> str:
+    match arg:
+        case View():
+            return _view_text(arg)
+        case ListArg(items):
+            return f"[{', '.join(map(_arg_text, items))}]"
+        case Index():
+            return str(arg)
+    return str(arg) if isinstance(arg, torch.dtype | torch.device | torch.layout) else repr(arg)
+
+
+def _view_text(view: View) -> str:
+    value = view.value
+    plain = (view.shape, view.strides, view.offset.value) == (value.shape, value.strides, 0)
+    text = value.name if plain else f"{value.name}.view(({_list(view.shape)}), ({_list(view.strides)})"
+    if not plain:
+        text += ")" if view.offset.value == 0 else f", {view.offset})"
+    return text if view.dtype in (None, value.dtype) else f"{text}.bits({short(view.dtype)})"
+
+
+# -- kernels -------------------------------------------------------------------------------------------------
+def kernel_text(kernel: Kernel) -> str:
+    """A loop tree, one line per loop and stage."""
+    params = [_param_text(p) for p in kernel.params] + [_size_text(s) for s in kernel.sizes]
+    lines = _commented(kernel.origins, [f"kernel {kernel.name}({', '.join(params)}) {{"])
+    lines += [f"  scratch {_declare(v)}" for v in kernel.scratch]
+    printer = _KernelPrinter(_Names(_shared(_kernel_expressions(kernel.body))))
+    return "\n".join([*lines, *printer.block(kernel.body, "  "), "}"]) + "\n"
+
+
+def _param_text(param: Param) -> str:
+    how = {(True, False): "", (False, True): "out ", (True, True): "inout ", (False, False): "unused "}
+    alias = "" if param.alias is None else f" at {param.alias}"
+    return f"{how[param.read, param.written]}{_declare(param.value)}{alias}"
+
+
+@final
+class _KernelPrinter:
+    """Prints stages; a shared subexpression is named at its first use in each block that needs it."""
+
+    def __init__(self, names: _Names) -> None:
+        self.names = names
+
+    def block(self, body: Iterable[Loop | Stage], indent: str) -> list[str]:
+        outside = self.names.known()
+        lines: list[str] = []
+        for item in body:
+            if isinstance(item, Loop):
+                lines.append(f"{indent}{_loop_text(item)}:")
+                lines += self.block(item.body, indent + "  ")
+            else:
+                text = self.stage(item)
+                lines += [f"{indent}{let}" for let in self.names.definitions()]
+                lines.append(indent + text)
+        self.names.forget_all_but(outside)
+        return lines
+
+    def stage(self, stage: Stage) -> str:
+        names = self.names
+        match stage:
+            case Let(name, expr):
+                return f"{name}: {short(name.dtype)} = {names.expr(expr)}"
+            case Store(value, index, expr, combine, mask, atomic):
+                text = f"{value}[{names.indices(index)}] {_COMBINES[combine]} {names.expr(expr)}"
+                text += "" if mask is None else f" where {names.expr(mask)}"
+                return f"atomic {text}" if atomic else text
+            case Update(carry, args, running):
+                text = f"update {carry} with {', '.join(map(names.expr, args))}"
+                return f"{text} -> {_refs(running)}" if running else text
+        raise TypeError(stage)
+
+
+def _loop_text(loop: Loop) -> str:
+    text = f"{loop.kind.value} {loop.axis} < {loop.axis.extent}"
+    if loop.kind is LoopKind.LANES:
+        text += f" by {loop.lanes}"
+    text += f" grain {loop.grain}" if loop.grain else ""
+    text += " from the end" if loop.reverse else ""
+    return text + "".join(f", carry {_carry_text(c)}" for c in loop.carries)
+
+
+def _carry_text(carry: Carry) -> str:
+    last = " (last wins)" if carry.last_wins else ""
+    return f"{carry.name} = {carry.kind}{last} -> {_refs(carry.results)}"
+
+
+def _refs(refs: tuple[Ref | None, ...]) -> str:
+    return ", ".join("_" if r is None else f"{r}: {short(r.dtype)}" for r in refs)
+
+
+def _kernel_expressions(body: Iterable[Loop | Stage]) -> list[Expr]:
+    found: list[Expr] = []
+    for item in body:
+        match item:
+            case Loop():
+                found += _kernel_expressions(item.body)
+            case Let(_, expr):
+                found.append(expr)
+            case Store(_, index, expr, _, mask, _):
+                found += [expr, *_indirect(index), *([] if mask is None else [mask])]
+            case Update(_, args, _):
+                found += args
+    return found
+
+
+# -- expressions ---------------------------------------------------------------------------------------------
+def _expressions(root: Root) -> list[Expr]:
+    inner = _indirect(root.index) if isinstance(root, Scatter) else []
+    return [*bodies(root), *inner]
+
+
+def _indirect(indices: tuple[Index, ...]) -> list[Expr]:
+    return [a.value for i in indices for a in i.indirects()]
+
+
+def _shared(roots: list[Expr]) -> tuple[Expr, ...]:
+    """The expressions used more than once, but for short ones that are as clear as a name."""
+    uses: dict[Expr, int] = {}
+
+    def visit(expr: Expr) -> None:
+        uses[expr] = uses.get(expr, 0) + 1
+        if uses[expr] == 1:
+            for child in (*expr.children(), *_indirect(expr.indices())):
+                visit(child)
+
+    for root in roots:
+        visit(root)
+    return tuple(e for e, n in uses.items() if n > 1 and not _is_short(e))
+
+
+def _is_short(expr: Expr) -> bool:
+    match expr:
+        case Const() | Ref() | IndexValue():
+            return True
+        case Load(_, index, mask, _):
+            return mask is None and not _indirect(index)
+        case Op("cast", (arg,), _):
+            return _is_short(arg)
+    return False
+
+
+@final
+class _Names:
+    """Prints expressions; each of ``shared`` becomes a definition ``%k = …`` and is then called by name."""
+
+    def __init__(self, shared: tuple[Expr, ...]) -> None:
+        self._shared = frozenset(shared)
+        self._number: dict[Expr, int] = {}
+        self._known: dict[Expr, str] = {}
+        self._pending: list[str] = []
+
+    def definitions(self) -> list[str]:
+        """The definitions made since the last call."""
+        made, self._pending = self._pending, []
+        return made
+
+    def known(self) -> frozenset[Expr]:
+        return frozenset(self._known)
+
+    def forget_all_but(self, kept: frozenset[Expr]) -> None:
+        self._known = {e: n for e, n in self._known.items() if e in kept}
+
+    def expr(self, expr: Expr, *, within: bool = False) -> str:
+        """The text of ``expr``; ``within`` another infix operator it is put in parentheses."""
+        if expr not in self._shared:
+            return self._text(expr, within=within)
+        if expr not in self._known:
+            text = self._text(expr, within=False)
+            name = f"%{self._number.setdefault(expr, len(self._number))}"
+            self._known[expr] = name
+            self._pending.append(f"{name} = {text}")
+        return self._known[expr]
+
+    def _text(self, expr: Expr, *, within: bool) -> str:
+        match expr:
+            case Const(value, dtype):
+                return _literal(value, dtype)
+            case IndexValue(index):
+                return f"index({self.index(index)})"
+            case Load(value, index, mask, other):
+                text = f"{value}[{self.indices(index)}]"
+                if mask is None:
+                    return text
+                return f"({text} if {self.expr(mask)} else {_literal(other, expr.dtype)})"
+            case Op(name, (a, b), _) if name in _INFIX:
+                text = f"{self.expr(a, within=True)} {_INFIX[name]} {self.expr(b, within=True)}"
+                return f"({text})" if within else text
+            case Op("cast" | "bitcast" as name, (arg,), dtype):
+                return f"{'' if name == 'cast' else 'bits_'}{short(dtype)}({self.expr(arg)})"
+            case Op(name, args, _):
+                return f"{name}({', '.join(map(self.expr, args))})"
+            case Masked(mask, body, other):
+                return f"masked({self.expr(mask)}, {self.expr(body)}, {self.expr(other)})"
+            case Checked(arg, size, mask):
+                condition = "" if mask is None else f", if {self.expr(mask)}"
+                return f"checked({self.expr(arg)}, {self.index(size)}{condition})"
+            case Random(kind, seed, offset, dtype, args):
+                inner = ", ".join([self.expr(seed), self.index(offset), *map(self.expr, args)])
+                return f"{kind}<{short(dtype)}>({inner})"
+        return repr(expr)
+
+    # -- indices ---------------------------------------------------------------------------------------------
+    def indices(self, indices: tuple[Index, ...]) -> str:
+        return ", ".join(map(self.index, indices))
+
+    def index(self, index: Index) -> str:
+        if not index.indirects():
+            return str(index)
+        text = ""
+        for monomial, c in index.terms:
+            factors = [str(abs(c))] if abs(c) != 1 or not monomial else []
+            factors += [self._atom(a) for a in monomial]
+            sign = ("-" if c < 0 else "") if not text else (" - " if c < 0 else " + ")
+            text += sign + "*".join(factors)
+        return text
+
+    def _atom(self, atom: Atom) -> str:
+        match atom:
+            case Indirect(value, _):
+                return self.expr(value, within=True)
+            case FloorDiv(num, den):
+                return f"(({self.index(num)}) // ({self.index(den)}))"
+            case Mod(num, den):
+                return f"(({self.index(num)}) % ({self.index(den)}))"
+            case Min(a, b):
+                return f"min({self.index(a)}, {self.index(b)})"
+            case Max(a, b):
+                return f"max({self.index(a)}, {self.index(b)})"
+            case Axis() | Size():
+                return atom.name
+        raise TypeError(atom)
+
+
+def _literal(value: Scalar, dtype: torch.dtype) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    plain = dtype == (torch.float32 if isinstance(value, float) else torch.int64)
+    return str(value) if plain else f"{value}:{short(dtype)}"
+
+
+def _list(indices: Iterable[Index]) -> str:
+    return ", ".join(map(str, indices))
