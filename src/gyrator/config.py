@@ -67,7 +67,6 @@ class Config:
         "`fast`: low-precision intermediates inside a kernel stay in float32. `eager`: they are rounded as "
         "eager rounds them, and random operators draw eager's numbers.",
         choices=("fast", "eager"),
-        planned=True,
     )
     check: str = _option(
         "borders",
@@ -216,7 +215,6 @@ class Config:
         None,
         "Building and caching",
         "Folder of the cache. None: the user's cache folder for gyrator.",
-        planned=True,
         shapes_code=False,
     )
     remote_cache: str | None = _option(
