@@ -208,7 +208,6 @@ class Config:
         True,
         "Building and caching",
         "Keep built kernels and compiled graphs on disk and take them from there.",
-        planned=True,
         shapes_code=False,
     )
     cache_dir: Path | None = _option(
