@@ -1,8 +1,8 @@
 """From torch's symbolic ints to :class:`~gyrator.ir.index.Index`.
 
 Polynomials, floor division, remainder, minimum and maximum become the same thing in the index algebra.
-Whatever else (``round``, ``sqrt``, a float in between) becomes one opaque size symbol, computed at the start of
-a call by a line of Python over the other symbols (:class:`~gyrator.ir.program.Derived`).
+Whatever else (``round``, ``sqrt``, a float in between) becomes one opaque size symbol, computed at the start
+of a call by a line of Python over the other symbols (:class:`~gyrator.ir.program.Derived`).
 
 SymPy functions are told apart by name: torch's own classes are private and differ between versions.
 """
@@ -51,6 +51,7 @@ class Symbols:
         self._indices: dict[sympy.Basic, Index] = {}
         self._sizes: dict[str, Size] = {}
         self._hints: dict[Size, int] = {}
+        self._expressions: dict[Size, sympy.Basic] = {}
         self._derived: dict[sympy.Basic, Derived] = {}
 
     @property
@@ -73,6 +74,17 @@ class Symbols:
         if isinstance(x, int):
             return const(int(x))
         return self.from_sympy(x.node.expr)
+
+    def symbolic_ints(self) -> Mapping[Size, int | torch.SymInt]:
+        """Size → torch's symbolic int, for the sizes with a hint; comparing these adds guards."""
+        env = self.shape_env
+        if env is None:
+            return {}
+        return {
+            size: env.create_symintnode(expr, hint=self._hints[size])
+            for size, expr in self._expressions.items()
+            if size in self._hints
+        }
 
     def shape(self, sizes: tuple[int | torch.SymInt, ...] | torch.Size) -> tuple[Index, ...]:
         """:meth:`to_index` of each size or stride of a tensor."""
@@ -147,7 +159,7 @@ class Symbols:
         bounds = self.shape_env.var_to_range.get(symbol) if self.shape_env is not None else None
         size = _bounded(symbol.name, bounds, default=0 if symbol.is_nonnegative else None)
         hint = symbol_hint(self.shape_env, symbol) if self.shape_env is not None else None
-        self._record(size, hint)
+        self._record(size, symbol, hint)
         return size
 
     def _opaque(self, expr: sympy.Basic) -> Index:
@@ -159,11 +171,12 @@ class Symbols:
             self._size(symbol)
         size = _bounded(name, bounds, default=0 if expr.is_nonnegative else None)
         self._derived[expr] = Derived(size, "", python_text(expr))
-        self._record(size, self._hint_of(expr))
+        self._record(size, expr, self._hint_of(expr))
         return size.index()
 
-    def _record(self, size: Size, hint: int | None) -> None:
+    def _record(self, size: Size, expr: sympy.Basic, hint: int | None) -> None:
         self._sizes[size.name] = size
+        self._expressions[size] = expr
         if hint is not None:
             self._hints[size] = hint
 

@@ -1,0 +1,119 @@
+"""Symbolic ints of torch become indices with the same value, bounds and hints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import sympy
+import torch
+from torch import SymInt
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from gyrator.ir.index import Size, div_mod, evaluate, lower
+from gyrator.ir.symbols import Symbols, constant_bounds, python_text
+
+
+def fake(shape: tuple[int, ...]) -> tuple[ShapeEnv, tuple[SymInt, ...]]:
+    env = ShapeEnv()
+    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * len(shape))
+    tensor = FakeTensorMode(shape_env=env).from_tensor(torch.empty(shape), symbolic_context=context)
+    return env, tuple(tensor.shape)
+
+
+POLYNOMIAL: list[Callable[[SymInt, SymInt], SymInt]] = [
+    lambda s, t: s * 2 + 1,
+    lambda s, t: s * t - 3 * s,
+    lambda s, t: s // 2,
+    lambda s, t: (s + t) // 3,
+    lambda s, t: s % 4,
+    lambda s, t: -(-s // t),
+    lambda s, t: s**2,
+    lambda s, t: s << 3,
+    lambda s, t: (s * t) // t,
+    lambda s, t: torch.sym_max(s, t),
+    lambda s, t: torch.sym_min(s, 5),
+    lambda s, t: torch.sym_sum([s, t, 3]),
+    lambda s, t: torch.sym_int(s / 2),
+    lambda s, t: math.ceil(s / t),
+    lambda s, t: math.floor(s / 4),
+]
+OPAQUE: list[Callable[[SymInt, SymInt], SymInt]] = [
+    lambda s, t: torch.sym_int(s * 0.3),
+    lambda s, t: round(s / 4),
+    lambda s, t: torch.sym_int(torch.sym_sqrt(s * t)),
+    lambda s, t: torch.sym_ite(s > 3, s, t + 1),
+]
+
+
+@pytest.mark.parametrize("case", range(len(POLYNOMIAL)))
+def test_integer_arithmetic_stays_in_the_algebra(case: int) -> None:
+    env, (s, t) = fake((13, 8))
+    symbols = Symbols(env)
+    result = POLYNOMIAL[case](s, t)
+    index = symbols.to_index(result)
+    assert not symbols.derived
+    for a, b in ((13, 8), (2, 9), (30, 3)):
+        sizes = {symbols.size_of(s): a, symbols.size_of(t): b}
+        expected = result.node.expr.xreplace({s.node.expr: a, t.node.expr: b})
+        assert evaluate(index, dict(sizes)) == int(expected)
+
+
+@pytest.mark.parametrize("case", range(len(OPAQUE)))
+def test_other_functions_become_a_derived_size_with_python_text(case: int) -> None:
+    env, (s, t) = fake((13, 8))
+    symbols = Symbols(env)
+    result = OPAQUE[case](s, t)
+    (atom,) = symbols.to_index(result).atoms()
+    (derived,) = symbols.derived
+    assert derived.size is atom
+    names = {str(s.node.expr): 13, str(t.node.expr): 8}
+    assert int(eval(derived.text, {"math": math}, names)) == result.node.hint == symbols.hints[derived.size]
+
+
+def test_equal_expressions_give_the_identical_index() -> None:
+    env, (s, t) = fake((13, 8))
+    symbols = Symbols(env)
+    assert symbols.to_index(s * t + s) is symbols.to_index(s * (t + 1))
+    assert symbols.to_index(torch.sym_int(s * 0.3)) is symbols.to_index(torch.sym_int(s * 0.3))
+    assert len(symbols.derived) == 1
+
+
+def test_bounds_come_from_torch() -> None:
+    env, (s, t) = fake((13, 8))
+    torch._check(t <= 64)
+    symbols = Symbols(env)
+    assert constant_bounds(symbols.to_index(s * 2 + 1)) == (5, None)
+    assert constant_bounds(symbols.to_index(t - 1)) == (1, 63)
+
+
+def test_an_unbacked_size_has_bounds_but_no_hint() -> None:
+    env = ShapeEnv()
+    u = env.create_unbacked_symint()
+    torch._check(u >= 4)
+    symbols = Symbols(env)
+    low = lower(symbols.to_index(u * 2))
+    assert low is not None and constant_bounds(low) == (8, None)
+    assert symbols.hints == {}
+
+
+def test_a_size_is_a_plain_symbol() -> None:
+    env, (s, _) = fake((13, 8))
+    symbols = Symbols(env)
+    assert isinstance(symbols.size_of(s), Size)
+    with pytest.raises(ValueError, match="not a plain size symbol"):
+        symbols.size_of(s + 1)
+
+
+def test_a_head_split_divides_exactly() -> None:
+    env, (s, t) = fake((13, 8))
+    symbols = Symbols(env)
+    quotient, rest = div_mod(symbols.to_index(s * t * 64), symbols.to_index(t * 64))
+    assert quotient is symbols.to_index(s) and rest.value == 0
+
+
+def test_a_function_without_text_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="no Python text for gamma"):
+        python_text(sympy.gamma(sympy.Symbol("s")))
