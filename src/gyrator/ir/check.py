@@ -348,8 +348,8 @@ class _KernelChecker:
         axis = loop.axis
         if any(a.name == axis.name for a in scope.axes):
             raise RuleBroken(f"a loop over {axis} inside a loop over an axis of that name")
-        if axis.extent.axes():
-            raise RuleBroken(f"extent {axis.extent} of {axis} depends on a loop")
+        if not axis.extent.axes() <= set(scope.axes):
+            raise RuleBroken(f"extent {axis.extent} of {axis} depends on a loop that is not around it")
         self.exprs.index(axis.extent)
         parallel = loop.kind is LoopKind.PARALLEL
         if parallel and (scope.serial or scope.lanes):

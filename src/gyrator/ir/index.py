@@ -527,6 +527,37 @@ def upper(index: Index) -> Index | None:
 
 
 def _bound(index: Index, *, low: bool) -> Index | None:
+    ragged = next((a for m, _ in index.terms for a in m if isinstance(a, Axis) and a.extent.axes()), None)
+    factor = None if ragged is None else index.coefficient(ragged)
+    if ragged is not None and factor is not None:
+        return _bound_ragged(index - factor * ragged.index(), ragged, factor, low=low)
+    return _bound_terms(index, low=low)
+
+
+def _bound_ragged(rest: Index, axis: Axis, factor: Index, *, low: bool) -> Index | None:
+    """Bounds of ``factor·axis + rest`` where the axis's extent depends on other axes, as in ``t < min(T, n - T·b)``.
+
+    Put in ``n - T·b - 1`` for t and the b's of ``T·b + t`` cancel; both arms of the min bound t, the better one counts.
+    """
+    if is_nonnegative(factor if low else -factor):
+        return _bound(rest, low=low)
+    if not is_nonnegative(-factor if low else factor):
+        return None
+    ends = [_bound(rest + factor * (arm - 1), low=low) for arm in _arms(axis.extent)]
+    known = [e for e in ends if e is not None]
+    if len(known) == 2:
+        return _pick([known[0], known[1]], smallest=not low) or known[0]
+    return known[0] if known else None
+
+
+def _arms(extent: Index) -> list[Index]:
+    match extent.terms:
+        case (((Min(a, b),), 1),):
+            return [a, b]
+    return [extent]
+
+
+def _bound_terms(index: Index, *, low: bool) -> Index | None:
     total = ZERO
     groups: dict[Atom | None, dict[Monomial, int]] = {}
     for monomial, c in index.terms:  # group by the one atom that is not a size

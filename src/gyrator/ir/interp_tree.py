@@ -1,7 +1,8 @@
 """The reference interpreter for loop trees: the definition of what a kernel means.
 
 ``PARALLEL`` and ``LANES`` loops become dimensions of torch tensors, ``SERIAL`` loops run one iteration at a
-time. A loop around an update whose running result is read has an order and runs serially, whatever its kind.
+time. A loop around an update whose running result is read has an order and runs serially, whatever its kind; so
+does a loop on which the extent of an inner one depends.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ class _Machine:
     def loop(self, loop: Loop) -> None:
         for carry in loop.carries:
             self.carries[carry.name] = _Running(carry, self.depth)
-        extent = number(loop.axis.extent, self.sizes)
+        around = {a: at for a, at in self.axes.items() if isinstance(at, int)}
+        extent = number(loop.axis.extent, {**self.sizes, **around})
         if _vectorised(loop):
             with self.dimension(loop, extent):
                 self.block(loop.body)
@@ -188,7 +190,15 @@ def _poisoned(shape: list[int], dtype: torch.dtype) -> Tensor:
 
 
 def _vectorised(loop: Loop) -> bool:
-    return loop.kind is not LoopKind.SERIAL and not _ordered_carries(loop.body)
+    ordered = loop.kind is LoopKind.SERIAL or bool(_ordered_carries(loop.body))
+    return not ordered and not any(_ragged(item, loop.axis) for item in loop.body)
+
+
+def _ragged(item: Loop | Stage, axis: Axis) -> bool:
+    """Whether a loop within ``item`` has an extent that depends on ``axis``."""
+    if not isinstance(item, Loop):
+        return False
+    return axis in item.axis.extent.axes() or any(_ragged(i, axis) for i in item.body)
 
 
 def _ordered_carries(body: Iterable[Loop | Stage]) -> set[str]:

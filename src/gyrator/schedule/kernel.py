@@ -99,10 +99,8 @@ class _Writer:
     def params(self) -> tuple[tuple[Value, bool, bool], ...]:
         """(value, read, written) for every tensor in memory: what is only read first, then what is written."""
         written = [v for m in self.members for v in m.nest.out if v is not None and v in self.stored]
-        combined = {v for m in self.members if isinstance(m.nest.root, Scatter) for v in m.nest.out}
         reads = [v for v in self._loaded if v not in written]
-        both = [(v, v in self._loaded or v in combined, True) for v in written]
-        return tuple([(v, True, False) for v in reads] + both)
+        return tuple([(v, True, False) for v in reads] + [(v, v in self._loaded, True) for v in written])
 
     def body(self) -> Body:
         self._choose_rows()
