@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import final
 
 import torch
@@ -15,7 +16,7 @@ from gyrator.ir.program import Arg, Extern, Nest, Node, Pointwise, Root, View
 from gyrator.ir.symbols import Symbols
 from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, view_coords, whole
 from gyrator.lowering.typed import COMPUTED, Operand, cast, compute_dtype, element
-from gyrator.origin import Origin, origin_of
+from gyrator.origin import Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +56,10 @@ class Builder:
         self._origins: tuple[Origin, ...] = ()
 
     # -- names and values -----------------------------------------------------------------------------------
-    def begin(self, node: fx.Node) -> None:
+    def begin(self, node: fx.Node, origin: Origin) -> None:
         """What follows is the lowering of ``node``."""
         self._prefix = node.name.lstrip("_") or "v"
-        self._origins = (origin_of(node),)
+        self._origins = (origin,)
 
     def meta(self, tensor: torch.Tensor) -> Meta:
         """The metadata of a traced tensor."""
@@ -221,10 +222,16 @@ def strided(ref: TensorRef) -> tuple[tuple[Index, ...], Index] | None:
     """``(strides, offset)`` of ``ref`` in its value's memory; None if it is no strided window."""
     if ref.coords == view_coords(ref.shape) and ref.shape == ref.value.shape:
         return ref.value.strides, ZERO
-    position = dot(ref.coords, ref.value.strides)
+    return _window(ref.shape, ref.coords, ref.value.strides)
+
+
+@lru_cache(maxsize=1024)
+def _window(
+    shape: tuple[Index, ...], coords: Coords, memory: tuple[Index, ...]
+) -> tuple[tuple[Index, ...], Index] | None:
+    position = dot(coords, memory)
     strides: list[Index] = []
-    plain = contiguous_strides(ref.shape)
-    for axis, fallback in zip(axes_of("d", ref.shape), plain, strict=True):
+    for axis, fallback in zip(axes_of("d", shape), contiguous_strides(shape), strict=True):
         if axis.extent is ONE:
             strides.append(fallback)
             continue

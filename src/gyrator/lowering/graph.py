@@ -90,8 +90,9 @@ class _Lowering:
             if node.op == "output":
                 result = node.args[0] if isinstance(node.args[0], (list, tuple)) else (node.args[0],)
                 continue
-            with blame(node.format_node(), origin_of(node)):
-                self.b.begin(node)
+            origin = origin_of(node)
+            with blame(_Shown(node), origin):
+                self.b.begin(node, origin)
                 self.env[node] = self._node(node)
         self.outputs = [self._output(o) for o in result]
         changed = self._updates(updates)
@@ -259,6 +260,16 @@ class _Lowering:
                         known.add(size)
                         found.append(Derived(size, given.value.name, f"{what}[{k}]"))
         return (*found, *self.symbols.derived)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """A node's text, made only if an error shows it."""
+
+    node: fx.Node
+
+    def __str__(self) -> str:
+        return self.node.format_node() or ""
 
 
 def _plain_size(index: Index) -> Size | None:

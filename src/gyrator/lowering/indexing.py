@@ -76,7 +76,7 @@ def _gather(b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, **_
         full = (ZERO,) if scalar else at
         where = list(full)
         where[d] = indirect(index, at, x.shape[d])
-        return x.load(where)
+        return x.load(tuple(where))
 
     return b.pointwise(out, body)
 
@@ -89,7 +89,7 @@ def _index_select(b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRe
     def body(at: Coords) -> Expr:
         where = list(at)
         where[d] = indirect(index, at[d : d + 1] if index.rank else (), x.shape[d])
-        return x.load(where)
+        return x.load(tuple(where))
 
     return b.pointwise(out, body)
 

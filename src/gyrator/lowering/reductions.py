@@ -52,7 +52,7 @@ def reduce(
     """
     axes = axes_of("i", out.shape)
     reduced = [Axis(f"r{j}", shape[k]) for j, k in enumerate(sorted(dims))]
-    inner = iter(coords_of(reduced))
+    inner = iter(coords_of(tuple(reduced)))
     keeps = len(out.shape) == len(shape)
     outer = iter([i for k, i in enumerate(coords_of(axes)) if not (keeps and k in dims)])
     at = tuple([next(inner) if k in dims else next(outer) for k in range(len(shape))])

@@ -6,8 +6,8 @@ viewed tensor's axes to the value's coordinates: ``x.t()[2:]`` of an ``x[M, N]``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 import torch
@@ -46,26 +46,18 @@ class TensorRef:
             self.dtype == value.dtype and self.shape == value.shape and self.coords == view_coords(self.shape)
         )
 
-    def at(self, where: Sequence[Index]) -> Coords:
+    def at(self, where: Coords) -> Coords:
         """The value's coordinates of the view's element ``where``."""
-        direct: dict[Index, Index] = {}
-        atoms: dict[Atom, Index] = {}
-        for k, extent in enumerate(self.shape):
-            if extent is not ONE:
-                axis = Axis(f"d{k}", extent)
-                atoms[axis] = direct[axis.index()] = where[k]
-        return tuple([direct.get(c) or (substitute(c, atoms) if c.terms else ZERO) for c in self.coords])
+        return _composed(self.shape, self.coords, where)
 
-    def view(self, shape: tuple[Index, ...], inner: Sequence[Index]) -> TensorRef:
+    def view(self, shape: tuple[Index, ...], inner: Coords) -> TensorRef:
         """The view whose element at axes ``d0, d1, …`` of ``shape`` is this one's element at ``inner``."""
         return TensorRef(self.value, shape, self.at(inner), self.dtype)
 
-    def load(self, where: Sequence[Index]) -> Expr:
+    def load(self, where: Coords) -> Expr:
         """The element at ``where``, broadcast as torch does: missing leading dimensions, and those of size 1."""
         skip = len(where) - len(self.shape)
-        if skip or ONE in self.shape:
-            where = [ZERO if extent is ONE else i for extent, i in zip(self.shape, where[skip:], strict=True)]
-        loaded = Load(self.value, self.at(where))
+        loaded = Load(self.value, self.at(where[skip:] if skip else where))
         return loaded if self.dtype == self.value.dtype else Op("bitcast", (loaded,), self.dtype)
 
 
@@ -74,16 +66,32 @@ def whole(value: Value) -> TensorRef:
     return TensorRef(value, value.shape, view_coords(value.shape), value.dtype)
 
 
-def view_coords(shape: Sequence[Index]) -> Coords:
+# -- the same few index maps come again and again in a graph, so these are remembered --------------------------
+@lru_cache(maxsize=4096)
+def _composed(shape: tuple[Index, ...], coords: Coords, where: Coords) -> Coords:
+    """``coords`` with the axes of ``shape`` replaced by ``where``, except by 0 for an axis of extent 1."""
+    direct: dict[Index, Index] = {}
+    atoms: dict[Atom, Index] = {}
+    for k, extent in enumerate(shape):
+        if extent is not ONE:
+            axis = Axis(f"d{k}", extent)
+            atoms[axis] = direct[axis.index()] = where[k]
+    return tuple([direct.get(c) or substitute(c, atoms) for c in coords])
+
+
+@lru_cache(maxsize=1024)
+def view_coords(shape: tuple[Index, ...]) -> Coords:
     """``(d0, d1, …)``, with 0 for a dimension of size 1."""
     return coords_of(axes_of("d", shape))
 
 
-def axes_of(prefix: str, shape: Sequence[Index]) -> tuple[Axis, ...]:
+@lru_cache(maxsize=1024)
+def axes_of(prefix: str, shape: tuple[Index, ...]) -> tuple[Axis, ...]:
     """One axis per dimension: ``i0 < shape[0]``, ``i1 < shape[1]``, … for the prefix ``i``."""
     return tuple([Axis(f"{prefix}{k}", extent) for k, extent in enumerate(shape)])
 
 
-def coords_of(axes: Sequence[Axis]) -> Coords:
+@lru_cache(maxsize=1024)
+def coords_of(axes: tuple[Axis, ...]) -> Coords:
     """The axes as indices; an axis of extent 1 is 0."""
     return tuple([ZERO if a.extent is ONE else a.index() for a in axes])

@@ -8,6 +8,7 @@ x: [B, S, H*D]   view(x, [B, S, H, D])      coordinates (d0, d1, D*d2 + d3)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -41,7 +42,8 @@ def reshape(ref: TensorRef, shape: tuple[Index, ...]) -> TensorRef:
     return ref.view(shape, reshaped_coords(shape, view_coords(shape), ref.shape))
 
 
-def reshaped_coords(shape: Sequence[Index], at: Sequence[Index], old: Sequence[Index]) -> Coords:
+@lru_cache(maxsize=1024)
+def reshaped_coords(shape: tuple[Index, ...], at: Coords, old: tuple[Index, ...]) -> Coords:
     """Where the element ``at`` of ``shape`` lies in the shape ``old``, both in row-major order.
 
     Dimensions are matched in groups of equal size first, so that ``[B, S, H*D] → [B*S, H, D]`` divides only in its first part.
@@ -165,20 +167,20 @@ def narrowed(x: TensorRef, shape: tuple[Index, ...], dim: int, start: Index, ste
     """``x[…, start + step*k, …]`` along ``dim``."""
     at = list(view_coords(shape))
     at[dim] = start + step * at[dim]
-    return x.view(shape, at)
+    return x.view(shape, tuple(at))
 
 
 def _select(b: Builder, out: Meta, x: TensorRef, dim: int, index: IndexLike) -> TensorRef:
     d = dimension(dim, x.rank)
     at = list(view_coords(out.shape))
     at.insert(d, wrap(as_index(index), x.shape[d]))
-    return x.view(out.shape, at)
+    return x.view(out.shape, tuple(at))
 
 
 def _unsqueeze(b: Builder, out: Meta, x: TensorRef, dim: int) -> TensorRef:
     at = list(view_coords(out.shape))
     del at[dim if dim >= 0 else dim + x.rank + 1]
-    return x.view(out.shape, at)
+    return x.view(out.shape, tuple(at))
 
 
 def _squeeze(b: Builder, out: Meta, x: TensorRef, dims: int | Sequence[int] | None = None) -> TensorRef:
@@ -208,7 +210,7 @@ def _unfold(b: Builder, out: Meta, x: TensorRef, dim: int, size: IndexLike, step
         return x.view(out.shape, ())
     d = dimension(dim, x.rank)
     at[d] = at[d] * step + inner
-    return x.view(out.shape, at)
+    return x.view(out.shape, tuple(at))
 
 
 def _diagonal(
