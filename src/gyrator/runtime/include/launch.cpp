@@ -23,7 +23,7 @@ void Py_IncRef(PyObject*);
 void Py_DecRef(PyObject*);
 PyThreadState* PyEval_SaveThread(void);
 void PyEval_RestoreThread(PyThreadState*);
-PyObject* gyrator_launcher(void);
+__attribute__((visibility("default"))) PyObject* gyrator_launcher(void);
 }
 
 struct Bound { void* kernel; int64_t count; PyObject* on_error; };

@@ -1,0 +1,272 @@
+"""READ THIS FIRST: the whole compiler as one function, from an ATen graph to a callable.
+
+    graph ──key──▶ in the cache? ──yes─────────────────────────────────────────────────────────────▶ load
+                         └──no──▶ lower ─▶ schedule ─▶ print kernels ─▶ build, print wrapper ─▶ store ─▶ load
+
+Autograd has run before: `backend.py` calls `compile_graph` for each forward, backward and inference graph.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import final
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from gyrator.autograd.interface import Compiled, GraphInfo, interpret
+from gyrator.cache.guards import all_hold, new_facts, symbolic_sizes
+from gyrator.cache.key import Key, Uncacheable, differing, graph_key
+from gyrator.cache.store import Entry, Store
+from gyrator.codegen.cpp import CppKernel, print_kernel
+from gyrator.codegen.wrapper import BuiltKernel, print_wrapper
+from gyrator.errors import CacheCorrupt, ToolchainMissing
+from gyrator.folders import cache_folder
+from gyrator.ir.symbols import Symbols
+from gyrator.ir.tree import Kernel
+from gyrator.lowering import lower
+from gyrator.origin import Origin
+from gyrator.runtime.build import Build, start_build
+from gyrator.runtime.load import WRAPPER, Runtime, constant_file, library_file, load, save_constant
+from gyrator.runtime.pool import Pool
+from gyrator.runtime.toolchain import Toolchain, find_toolchain
+from gyrator.schedule.plan import Plan
+from gyrator.schedule.stage import schedule
+from gyrator.session import Count, Session
+
+
+@final
+@dataclass(frozen=True)
+class Process:
+    """What the compilations of one process share: one compiles at a time, and their code shares a memory
+    pool.
+    """
+
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    pool: Pool = field(default_factory=Pool)
+    scratch: list[TemporaryDirectory[str]] = field(default_factory=list)
+
+    def uncached_folder(self) -> Path:
+        """A folder that is removed when the process ends, for code that is not kept."""
+        if not self.scratch:
+            self.scratch.append(TemporaryDirectory(prefix="gyrator-"))
+        return Path(self.scratch[0].name)
+
+
+def compile_graph(
+    graph: fx.GraphModule, example_inputs: Sequence[object], info: GraphInfo, session: Session, process: Process
+) -> Compiled:
+    """Compile a functional ATen graph into a callable that takes the list of its inputs and empties it.
+
+    Args:
+        graph: as `autograd` leaves it; every node has `meta["val"]`.
+        example_inputs: fake tensors, sizes and scalars, one per placeholder.
+        info: what else is known of the graph, above all which outputs are new contents of inputs.
+        session: options, counters, progress, dumps.
+        process: see `Process`.
+
+    Returns:
+        The callable; it writes all updates into the inputs. Without a C++ compiler: one that calls torch's
+        operators one by one, after one warning.
+
+    Raises:
+        UnsupportedOperator, UnsupportedInput: the graph cannot be compiled.
+        KernelBuildError: the C++ compiler refused a kernel.
+        InternalCheckError: a stage broke its own rules.
+    """
+    with process.lock, frozen_garbage():
+        try:
+            toolchain = find_toolchain(session.config)
+        except ToolchainMissing as missing:
+            session.warn(f"graphs run operator by operator: {missing}")
+            return interpret(graph, example_inputs, info)
+        if session.dump is not None:
+            session.dump.write("graph", graph.print_readable(print_output=False), suffix="py")
+        updates = [(update.input, update.output) for update in info.updates]
+        shape_env = shape_env_of(example_inputs)
+        guards = 0 if shape_env is None else len(shape_env.guards)
+        stores = open_stores(session, process)
+        with session.stage("look up"):
+            key = key_of(graph, session, shape_env, updates, toolchain)
+            entry = find(key, stores.graphs, example_inputs, session)
+        if entry is not None:
+            return finished(entry, {}, info, session, process)
+
+        symbols = Symbols(shape_env)
+        with session.stage("lower"):
+            lowered = lower(graph, example_inputs, symbols=symbols, name=session.name, updates=updates)
+        for op in lowered.fallbacks:
+            session.counters.add_extern(op)
+        with session.stage("schedule"):
+            plan = schedule(lowered.program, session).plan
+        with session.stage("print kernels"):
+            printed = tuple([print_kernel(kernel) for kernel in plan.kernels])
+        session.counters.add(Count.KERNELS, len(printed))
+        build = start_build(printed, toolchain, stores.kernels, session, places(plan))
+        with session.stage("print wrapper"):
+            text = print_wrapper(plan, built_kernels(plan, printed, build), symbols.hints)
+        if session.dump is not None:
+            session.dump.write("kernels", "\n".join(kernel.text for kernel in printed), suffix="cpp")
+            session.dump.write("wrapper", text, suffix="py")
+        with session.stage("build"):
+            libraries = build.wait()
+        with session.stage("store"):
+            facts = facts_of(shape_env, guards, key)
+            entry = keep(key if facts is not None else None, text, libraries, lowered.constants, facts or [], stores)
+        return finished(entry, lowered.constants, info, session, process)
+
+
+# -- the cache -----------------------------------------------------------------------------------------------
+@final
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """Where compiled graphs and built kernels lie; `uncached` takes the graphs that have no key."""
+
+    graphs: Store
+    kernels: Store
+    uncached: Store
+
+
+def open_stores(session: Session, process: Process) -> Stores:
+    """The stores in the user's folder; in a folder of this process if that is not wanted or not safe."""
+    scratch = process.uncached_folder()
+    root = cache_folder(session.config) if session.config.cache else scratch
+    try:
+        return Stores(Store(root, "graphs"), Store(root, "kernels"), Store(scratch, "uncached"))
+    except OSError as problem:
+        session.warn(f"compiled code is not kept: {problem}")
+        return Stores(Store(scratch, "graphs"), Store(scratch, "kernels"), Store(scratch, "uncached"))
+
+
+def key_of(
+    graph: fx.GraphModule,
+    session: Session,
+    shape_env: ShapeEnv | None,
+    updates: Sequence[tuple[int, int]],
+    toolchain: Toolchain,
+) -> Key | None:
+    """The graph's key, or None if it has none: then it is compiled anew each time."""
+    try:
+        return graph_key(graph, session.config, shape_env=shape_env, updates=updates, target=toolchain.key())
+    except Uncacheable:
+        return None
+
+
+def find(key: Key | None, store: Store, example_inputs: Sequence[object], session: Session) -> Entry | None:
+    """The stored entry of a key, if the facts about sizes that it relies on hold; counts hits and misses."""
+    if key is None:
+        return None
+    try:
+        entry = store.get(key.digest)
+    except CacheCorrupt as damaged:
+        session.warn(str(damaged))
+        entry = None
+    if entry is not None:
+        known = symbolic_sizes(example_inputs)
+        sizes = {new: known[old] for new, old in key.symbols.items() if old in known}
+        if all_hold([str(fact) for fact in as_list(entry.notes.get("facts"))], sizes):
+            session.counters.add(Count.GRAPH_CACHE_HITS)
+            return entry
+    session.counters.add(Count.GRAPH_CACHE_MISSES)
+    if "cache" in session.config.logs:
+        others = [notes["key"] for notes in store.newest(20)]
+        names = differing(key, [fields for fields in others if isinstance(fields, dict)])
+        print(f"gyrator: {session.name} is not in the cache; other than the nearest entry: {', '.join(names)}")
+    return None
+
+
+def facts_of(shape_env: ShapeEnv | None, before: int, key: Key | None) -> list[str] | None:
+    """What compiling found out about sizes and relies on; None if that cannot be written down."""
+    if shape_env is None or key is None:
+        return []
+    try:
+        return new_facts(shape_env, before, {old: new for new, old in key.symbols.items()})
+    except ValueError:
+        return None
+
+
+def keep(
+    key: Key | None,
+    wrapper: str,
+    libraries: Mapping[str, Path],
+    constants: Mapping[str, torch.Tensor],
+    facts: list[str],
+    stores: Stores,
+) -> Entry:
+    """Store a compiled graph, so that it can be loaded from its folder alone."""
+    with TemporaryDirectory(prefix="gyrator-") as folder:
+        files: dict[str, str | Path] = {WRAPPER: wrapper}
+        files |= {library_file(name): path for name, path in libraries.items()}
+        for name, tensor in constants.items():
+            files[constant_file(name)] = Path(folder) / constant_file(name)
+            save_constant(tensor, Path(folder) / constant_file(name))
+        if key is None:
+            return stores.uncached.put_anonymous(files)
+        return stores.graphs.put(key.digest, files, {"key": dict(key.fields), "facts": list(facts)})
+
+
+def as_list(value: object) -> list[object]:
+    """`value` if it is a list, else an empty one."""
+    return value if isinstance(value, list) else []
+
+
+# -- between the stages --------------------------------------------------------------------------------------
+def built_kernels(plan: Plan, printed: Sequence[CppKernel], build: Build) -> dict[str, BuiltKernel]:
+    """Where the wrapper finds each kernel of the plan."""
+    found = {}
+    for kernel, text in zip(plan.kernels, printed, strict=True):
+        sites = tuple((check.size.value, checked_place(kernel)) for check in text.checks)
+        found[kernel.name] = BuiltKernel(build.library_of[text.name], text.name, sites)
+    return found
+
+
+def checked_place(kernel: Kernel) -> Origin | None:
+    """The place of the user's program to name when an index of the kernel is out of range."""
+    indexing = [o for o in kernel.origins if any(word in o.op for word in ("index", "gather", "embedding", "scatter"))]
+    return next(iter([*indexing, *kernel.origins]), None)
+
+
+def places(plan: Plan) -> dict[str, Origin]:
+    """The first place of the user's program that each kernel comes from."""
+    return {kernel.name: kernel.origins[0] for kernel in plan.kernels if kernel.origins}
+
+
+def finished(
+    entry: Entry, constants: Mapping[str, torch.Tensor], info: GraphInfo, session: Session, process: Process
+) -> Compiled:
+    """The callable of a compiled graph's folder."""
+    with session.stage("load"):
+        runtime = Runtime(entry.folder, process.pool, constants, session.config.threads)
+        return Compiled(load(entry.text(WRAPPER), runtime), frozenset(range(len(info.updates))))
+
+
+def shape_env_of(example_inputs: Sequence[object]) -> ShapeEnv | None:
+    """The environment of the inputs' symbolic sizes; None if all sizes are plain."""
+    for given in example_inputs:
+        sizes = (*given.shape, *given.stride()) if isinstance(given, torch.Tensor) else (given,)
+        for size in sizes:
+            if isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+                return size.node.shape_env
+    return None
+
+
+@contextmanager
+def frozen_garbage() -> Iterator[None]:
+    """No garbage collection inside: a compile makes many small objects and frees few, so that passes find
+    nothing.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

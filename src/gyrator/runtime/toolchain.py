@@ -1,0 +1,93 @@
+"""The C++ compiler, its flags and the processor's instruction set."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import final
+
+from gyrator.config import Config
+from gyrator.errors import ToolchainMissing
+
+FLAGS = (
+    *("-std=c++20", "-O2", "-fPIC", "-shared", "-fopenmp", "-fvisibility=hidden", "-w"),
+    *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing"),
+)
+
+ISA_FLAGS: Mapping[str, tuple[str, ...]] = MappingProxyType({
+    "scalar": (),
+    "avx2": ("-mavx2", "-mfma", "-mf16c", "-mbmi2"),
+    "avx512": (
+        *("-mavx2", "-mfma", "-mf16c", "-mbmi2", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),
+        "-mprefer-vector-width=512",
+    ),
+})  # fmt: skip
+
+_NEEDED: Mapping[str, frozenset[str]] = MappingProxyType({
+    "avx512": frozenset("avx512f avx512bw avx512dq avx512vl avx2 fma f16c bmi2".split()),
+    "avx2": frozenset("avx2 fma f16c bmi2".split()),
+})  # fmt: skip
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """A compiler that exists, and an instruction set that the processor has.
+
+    `identity` changes when the compiler is replaced; it is found without running it.
+    """
+
+    compiler: Path
+    isa: str
+    identity: str
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """What the compiler is given beside the files."""
+        return (*FLAGS, *ISA_FLAGS[self.isa])
+
+    def key(self) -> str:
+        """Everything about the toolchain on which a library depends."""
+        return " ".join((self.identity, *self.flags))
+
+
+def find_toolchain(config: Config) -> Toolchain:
+    """The toolchain that the options ask for.
+
+    Raises: ToolchainMissing without a C++ compiler, or for an instruction set that this processor lacks.
+    """
+    isa = cpu_isa()
+    wanted = isa if config.cpu_isa == "auto" else config.cpu_isa
+    order = ("scalar", "avx2", "avx512")
+    if order.index(wanted) > order.index(isa):
+        hint = f"this processor has {isa}: set cpu_isa to auto"
+        raise ToolchainMissing(f"the instruction set {wanted}", hint)
+    return _toolchain(config.cxx, os.environ.get("CXX"), wanted, os.environ.get("PATH"))
+
+
+@lru_cache(maxsize=8)
+def _toolchain(asked: str | None, variable: str | None, isa: str, path: str | None) -> Toolchain:
+    for name in (asked,) if asked else (variable, "g++", "clang++"):
+        found = shutil.which(name, path=path) if name else None
+        if found is not None:
+            real = Path(found).resolve()
+            status = real.stat()
+            return Toolchain(Path(found), isa, f"{real.name} {status.st_size} {status.st_mtime_ns}")
+    what = f"the C++ compiler {asked}" if asked else "a C++ compiler"
+    raise ToolchainMissing(what, "install g++ 12 or newer (Debian and Ubuntu: `apt install g++`), or set CXX")
+
+
+@lru_cache(maxsize=1)
+def cpu_isa() -> str:
+    """The best of `scalar`, `avx2` and `avx512` that the processor and the system support."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return "scalar"
+    flags = next((frozenset(line.split()) for line in lines if line.startswith("flags")), frozenset())
+    return next((isa for isa, needed in _NEEDED.items() if needed <= flags), "scalar")
