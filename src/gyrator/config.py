@@ -167,17 +167,13 @@ class Config:
         "Target",
         "Instruction set of CPU kernels; `auto` asks the processor.",
         choices=("auto", "scalar", "avx2", "avx512"),
-        planned=True,
     )
-    cxx: str | None = _option(
-        None, "Target", "The C++ compiler. None: $CXX, then g++, then clang++.", planned=True
-    )
+    cxx: str | None = _option(None, "Target", "The C++ compiler. None: $CXX, then g++, then clang++.")
     threads: int = _option(
         0,
         "Target",
         "Most threads that a CPU kernel uses. 0: torch.get_num_threads(), read at each call.",
         low=0,
-        planned=True,
         shapes_code=False,
     )
     assume_aligned_inputs: bool = _option(
@@ -201,7 +197,6 @@ class Config:
         "Building and caching",
         "Compiler runs at the same time. 0: one for each core.",
         low=0,
-        planned=True,
         shapes_code=False,
     )
     cache: bool = _option(
@@ -236,7 +231,6 @@ class Config:
         "Seeing what happens",
         "What to print.",
         choices=("output_code", "schedule", "fusion", "autotune", "cache", "recompiles"),
-        planned=True,
         shapes_code=False,
     )
     metrics: tuple[str, ...] = _option(
@@ -351,6 +345,14 @@ def type_text(option: Field[OptionValue]) -> str:
     elif info.low is not None:
         text += f" ≥ {info.low:g}"
     return text + (" or None" if optional else "")
+
+
+def notices(config: Config, env: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """What a user should be told once: options without effect so far, variables that name no option."""
+    planned = [
+        f"option {name}={getattr(config, name)!r} has no effect yet" for name in config.without_effect()
+    ]
+    return (*planned, *unknown_environment(os.environ if env is None else env))
 
 
 def unknown_environment(env: Mapping[str, str]) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gyrator.config import MODES, Config, info_of, option_types, unknown_environment
+from gyrator.config import MODES, Config, info_of, notices, option_types, unknown_environment
 from gyrator.config_page import config_page
 from gyrator.errors import InvalidOption, UnknownOption
 from gyrator.inductor_names import INDUCTOR_NAMES
@@ -122,6 +122,16 @@ def test_what_a_mode_cannot_do_yet_is_known() -> None:
     planned = {f.name for f in fields(Config) if info_of(f).planned}
     for mode, values in MODES.items():
         assert set(config(mode).without_effect()) == planned & values.keys()
+
+
+def test_a_user_is_told_what_has_no_effect_yet_and_what_is_misspelt() -> None:
+    assert notices(config(), {}) == ()
+    option = next(f.name for f in fields(Config) if info_of(f).planned and f.default is False)
+    told = notices(config(**{option: True}), {"GYRATOR_FUSOIN": "0"})
+    assert told == (
+        f"option {option}=True has no effect yet",
+        "GYRATOR_FUSOIN names no option; did you mean GYRATOR_FUSION?",
+    )
 
 
 def test_an_option_is_marked_planned_exactly_while_no_code_reads_it() -> None:

@@ -18,8 +18,10 @@ from rich.console import Console
 from rich.table import Table
 
 from gyrator.config import Config, unknown_environment
+from gyrator.errors import ToolchainMissing
 from gyrator.folders import cache_folder
 from gyrator.optional import available
+from gyrator.runtime.toolchain import cpu_isa, find_toolchain
 from gyrator.version import __version__
 
 
@@ -104,30 +106,52 @@ def _backend() -> Finding:
 
 
 def _compiler(config: Config) -> Finding:
-    advice = "install g++ 12 or later (Debian, Ubuntu: apt install g++); until then CPU graphs run uncompiled"
-    candidates = [config.cxx or os.environ.get("CXX") or "g++", "clang++"]
-    path = next((p for c in candidates if (p := shutil.which(c))), None)
-    if path is None:
-        return Finding("C++ compiler", State.WRONG, f"none (looked for {', '.join(candidates)})", advice)
-    run = subprocess.run(
-        [path, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True, check=False
-    )
-    version = run.stdout.strip()
-    if run.returncode != 0:
-        return Finding("C++ compiler", State.WRONG, f"{path} does not run: {run.stderr.strip()[:80]}", advice)
-    if (
-        "clang" not in Path(path).name
-        and version.partition(".")[0].isdigit()
+    try:
+        compiler = find_toolchain(config).compiler
+    except ToolchainMissing as error:
+        advice = f"{error.hint}; until then CPU graphs run as library calls"
+        return Finding("C++ compiler", State.WRONG, error.message, advice)
+    version = _output(str(compiler), "-dumpfullversion", "-dumpversion")
+    text, advice = f"{compiler} {version}", "install g++ 12 or later, with its OpenMP library"
+    old = (
+        "clang" not in compiler.resolve().name
+        and version.split(".")[0].isdigit()
         and int(version.split(".")[0]) < 12
-    ):
-        return Finding("C++ compiler", State.WRONG, f"{path} {version}", advice)
-    return Finding("C++ compiler", State.GOOD, f"{path} {version}")
+    )
+    if old or not _builds(str(compiler)):
+        return Finding(
+            "C++ compiler", State.WRONG, text + (" is too old" if old else " does not build"), advice
+        )
+    return Finding("C++ compiler", State.GOOD, text)
+
+
+def _builds(compiler: str) -> bool:
+    """Whether the compiler makes a library of a program with the standard headers and OpenMP."""
+    program = '#include <cmath>\n#include <omp.h>\nextern "C" int f() { return omp_get_max_threads(); }\n'
+    command = [compiler, "-x", "c++", "-std=c++20", "-fopenmp", "-shared", "-fPIC", "-", "-o", os.devnull]
+    try:
+        return (
+            subprocess.run(command, input=program, capture_output=True, text=True, check=False).returncode
+            == 0
+        )
+    except OSError:
+        return False
+
+
+def _output(*command: str) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        return ""
 
 
 def _instruction_set(config: Config) -> Finding:
-    widest = torch.backends.cpu.get_cpu_capability()
-    chosen = config.cpu_isa if config.cpu_isa != "auto" else "the widest"
-    return Finding("instruction set", State.GOOD, f"{widest}; kernels use {chosen}")
+    has, wanted = cpu_isa(), config.cpu_isa
+    if wanted not in ("auto", has) and (has == "scalar" or wanted == "avx512"):
+        return Finding("instruction set", State.WRONG, f"{has}, not {wanted}", "unset GYRATOR_CPU_ISA")
+    return Finding(
+        "instruction set", State.GOOD, has if wanted in ("auto", has) else f"{has}; kernels use {wanted}"
+    )
 
 
 def _threads(config: Config) -> Finding:

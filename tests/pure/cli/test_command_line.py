@@ -42,20 +42,26 @@ def test_doctor_lists_everything_that_decides() -> None:
     }
 
 
-def test_doctor_prints_what_is_wrong_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
-    result = RUN.invoke(app, ["doctor"], env={"COLUMNS": "200"})
+def test_doctor_prints_what_is_wrong_and_what_to_do() -> None:
+    result = RUN.invoke(app, ["doctor"], env={"COLUMNS": "200", "GYRATOR_CXX": "no-such-compiler"})
     assert result.exit_code == 1
-    assert "!!  C++ compiler     none (looked for g++, clang++)" in result.stdout
-    assert "C++ compiler: install g++ 12 or later" in result.stdout
+    assert "!!  C++ compiler     the C++ compiler no-such-compiler not found" in result.stdout
+    assert "C++ compiler: install g++ 12 or newer" in result.stdout
 
 
-def test_doctor_reports_a_compiler_that_is_too_old(tmp_path: Path) -> None:
-    old = tmp_path / "g++"
-    old.write_text("#!/bin/sh\necho 9.4.0\n")
-    old.chmod(0o755)
-    finding = found("C++ compiler", Config(cxx=str(old)))
-    assert (finding.state, finding.found) == (State.WRONG, f"{old} 9.4.0")
+@pytest.mark.parametrize(("version", "problem"), [("9.4.0", "is too old"), ("13.2.0", "does not build")])
+def test_doctor_tries_the_compiler(version: str, problem: str, tmp_path: Path) -> None:
+    compiler = tmp_path / "g++"
+    compiler.write_text(f"#!/bin/sh\necho {version}\n[ $1 = -dumpfullversion ]\n")
+    compiler.chmod(0o755)
+    finding = found("C++ compiler", Config(cxx=str(compiler)))
+    assert (finding.state, finding.found) == (State.WRONG, f"{compiler} {version} {problem}")
+
+
+def test_doctor_reports_an_instruction_set_that_the_processor_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "cpu_isa", lambda: "avx2")
+    assert found("instruction set", Config(cpu_isa="avx512")).state is State.WRONG
+    assert found("instruction set", Config(cpu_isa="scalar")).found == "avx2; kernels use scalar"
 
 
 def test_doctor_reports_a_cache_that_cannot_be_written(
