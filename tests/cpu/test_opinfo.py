@@ -1,7 +1,7 @@
 """Every op of torch's OpInfo database does what eager does, or is listed with a reason.
 
-The usual run takes float32 with backward and one other dtype of each op; ``--opinfo-full`` takes float32, bfloat16,
-int64 and bool forward and float32 backward.
+The usual run takes float32 with backward and one other dtype of each op; ``--opinfo-full`` takes float32,
+bfloat16, int64 and bool forward and float32 backward.
 """
 
 from __future__ import annotations

@@ -1,0 +1,223 @@
+"""Mutation, aliasing, views, layouts and odd tensors are seen by the caller as in eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.acceptance import check
+
+
+def _x() -> Tensor:
+    return torch.arange(12.0).reshape(3, 4) / 8 - 0.5
+
+
+def in_place(x):
+    x.mul_(2)
+    return x + 1
+
+
+def in_place_through_a_view(x):
+    x[1:].t().add_(1)
+    return x.sum()
+
+
+def reads_before_and_after(x):
+    before = x + 1
+    view = x[0]
+    x.mul_(3)
+    return before, view * 1, x - before
+
+
+def returns_its_input(x):
+    return x
+
+
+def returns_views_of_its_input(x):
+    return x.t(), x[1], x.view(-1)
+
+
+def returns_aliases_of_one_result(x):
+    y = x * 2
+    return y, y.t(), y[0], y
+
+
+def mutates_and_returns_a_view(x):
+    y = x[:2]
+    y.add_(1)
+    return y
+
+
+def mutates_an_intermediate_view(x):
+    y = x * 2
+    y[0].zero_()
+    y.t()[1] = 5
+    return y
+
+
+def overwrites_all(x):
+    x.copy_(torch.ones_like(x) * 3)
+    return x.clone()
+
+
+def swaps_two(x, y):
+    kept = x.clone()
+    x.copy_(y)
+    y.copy_(kept)
+
+
+def views_one_base(base, view):
+    view.add_(1)
+    return base * 2, view * 2
+
+
+def same_tensor_twice(x, y):
+    x.add_(1)
+    return y * 2
+
+
+def keeps_channels_last(x):
+    return F.relu(x) * 2, x.mean((2, 3)), x + x.mean((2, 3), keepdim=True)
+
+
+def mixes_layouts(x):
+    return x + 1, (x.t() + 1).t(), x.contiguous(), torch.cat([x, x], 1)
+
+
+def of_nothing(x):
+    return x + 1, x.sum(), x.sum(0), torch.cat([x, x]), x.reshape(-1, 3), x.mean()
+
+
+def of_a_scalar(x):
+    return x + 1, x.sum(), x.expand(3) * 2, x.item() if False else x.view(1)
+
+
+def of_expanded(x):
+    return x + 1, x.sum(0), x.contiguous(), x[0]
+
+
+def with_python_values(x, n, s):
+    return x * n, n + 1, s, None, (x.shape, n * 2)
+
+
+def returns_nothing(x):
+    x.add_(1)
+
+
+def of_constants(x):
+    return torch.ones(3), torch.tensor(2.0) + x.sum(), torch.arange(4)
+
+
+def changes_dtype(x):
+    return x.double(), x.to(torch.bfloat16), x.long(), x.bool(), x.half().float()
+
+
+def detaches(x):
+    return x.detach(), (x * 2).detach() + x
+
+
+def _base_and_view():
+    base = _x()
+    return base, base[1]
+
+
+def _twice():
+    x = _x()
+    return x, x
+
+
+CASES: dict[Callable[..., Any], Callable[[], tuple[Any, ...]]] = {
+    in_place: lambda: (_x(),),
+    in_place_through_a_view: lambda: (_x(),),
+    reads_before_and_after: lambda: (_x(),),
+    returns_its_input: lambda: (_x(),),
+    returns_views_of_its_input: lambda: (_x(),),
+    returns_aliases_of_one_result: lambda: (_x(),),
+    mutates_and_returns_a_view: lambda: (_x(),),
+    mutates_an_intermediate_view: lambda: (_x(),),
+    overwrites_all: lambda: (_x().t(),),
+    swaps_two: lambda: (_x(), -_x()),
+    views_one_base: _base_and_view,
+    same_tensor_twice: _twice,
+    keeps_channels_last: lambda: (torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),),
+    mixes_layouts: lambda: (_x().t(),),
+    of_nothing: lambda: (torch.zeros(0, 3),),
+    of_a_scalar: lambda: (torch.tensor(1.5),),
+    of_expanded: lambda: (torch.arange(4.0).expand(3, 4),),
+    with_python_values: lambda: (_x(), 3, "text"),
+    returns_nothing: lambda: (_x(),),
+    of_constants: lambda: (_x(),),
+    changes_dtype: lambda: (_x(),),
+    detaches: lambda: (_x(),),
+}
+
+
+@pytest.mark.parametrize("fn", CASES, ids=lambda fn: fn.__name__)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_is_seen_as_in_eager(fn: Callable[..., Any], dynamic: bool, backend: str) -> None:
+    check(fn, CASES[fn](), backend=backend, dynamic=dynamic)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [mutates_an_intermediate_view, returns_aliases_of_one_result, keeps_channels_last, detaches],
+    ids=lambda fn: fn.__name__,
+)
+def test_gradients_flow_as_in_eager(fn: Callable[..., Any], backend: str) -> None:
+    differentiable = tuple(argument.requires_grad_() for argument in CASES[fn]())
+    check(fn, differentiable, backend=backend, backward=True)
+
+
+def test_some_inputs_take_no_gradient(backend):
+    x, w, i = torch.randn(4, 3, requires_grad=True), torch.randn(3, 5), torch.tensor([2, 0])
+    check(lambda x, w, i: ((x @ w)[i].sin(), w * 2, i + 1), (x, w, i), backend=backend, backward=True)
+
+
+def test_mutation_under_autograd(backend):
+    x = torch.randn(4, 3, requires_grad=True)
+
+    def fn(x, buffer):
+        buffer.add_(x.detach().sum())
+        return x * buffer
+
+    check(fn, (x, torch.zeros(3)), backend=backend, backward=True)
+
+
+def test_second_backward_with_retained_graph(backend):
+    x = torch.randn(4, 4, requires_grad=True)
+    y = torch.compile(lambda x: F.softmax(x, -1).square().sum(), backend=backend)(x)
+    first = torch.autograd.grad(y, x, retain_graph=True)[0]
+    second = torch.autograd.grad(y, x)[0]
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+def test_no_grad_inference_mode_and_training_agree(backend):
+    layer = nn.Linear(4, 4)
+    compiled = torch.compile(layer, backend=backend)
+    x = torch.randn(2, 4)
+    trained = compiled(x)
+    with torch.no_grad():
+        without = compiled(x)
+    with torch.inference_mode():
+        inferred = compiled(x)
+    assert trained.requires_grad and not without.requires_grad and inferred.is_inference()
+    torch.testing.assert_close(trained, without)
+    torch.testing.assert_close(trained, inferred)
+
+
+def test_autocast(backend):
+    layer = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))
+
+    def fn(x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return layer(x)
+
+    x = torch.randn(4, 8, requires_grad=True)
+    actual, eager = torch.compile(fn, backend=backend)(x), fn(x)
+    assert actual.dtype == eager.dtype
+    torch.testing.assert_close(actual, eager, rtol=3e-2, atol=3e-2)

@@ -1,0 +1,188 @@
+"""Sizes that change: never more compiles than dynamo itself asks for, and right answers at every size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+import torch.nn.functional as F
+from benchmarks.zoo import build
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+from tests.acceptance import assert_none, expect
+
+BERT_SIZES = [(2, 12), (3, 12), (4, 7), (1, 9), (5, 16), (2, 3), (1, 1), (8, 5)]
+
+
+def count_compiles(
+    fn: Callable[..., Any], calls: Sequence[tuple[Any, ...]], backend: str, **options: Any
+) -> int:
+    """How many graphs dynamo captures for these calls; each result must be right."""
+    torch._dynamo.reset()
+    counters.clear()
+    compiled = torch.compile(fn, backend=backend, **options)
+    for args in calls:
+        backward = any(isinstance(a, Tensor) and a.requires_grad for a in args)
+        assert_none(expect(fn, args, backward=backward).mismatches(compiled))
+    return counters["stats"]["unique_graphs"]
+
+
+def block(x: Tensor, weight: Tensor) -> Tensor:
+    b, s, c = x.shape
+    heads = x.view(b, s, 4, c // 4).transpose(1, 2)
+    mask = torch.arange(s)[:, None] >= torch.arange(s)
+    scores = (heads @ heads.mT / c).masked_fill(~mask, -1e9)
+    mixed = (F.softmax(scores, -1) @ heads).transpose(1, 2).reshape(b * s, c)
+    return F.layer_norm(mixed @ weight, (c,)).view(b, s, c) * s
+
+
+def calls_of(sizes: Sequence[tuple[int, int]], *, grad: bool = False) -> list[tuple[Any, ...]]:
+    torch.manual_seed(0)
+    weight = torch.randn(16, 16, requires_grad=grad)
+    return [(torch.randn(b, s, 16, requires_grad=grad), weight) for b, s in sizes]
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("dynamic", [None, True], ids=["automatic", "dynamic"])
+def test_a_transformer_block_compiles_as_often_as_with_eager(dynamic, grad, backend):
+    calls = calls_of([(2, 6), (3, 6), (3, 9), (7, 2), (1, 5), (4, 1)], grad=grad)
+    allowed = count_compiles(block, calls, "eager", dynamic=dynamic)
+    assert count_compiles(block, calls, backend, dynamic=dynamic) <= allowed
+
+
+def test_dynamic_compiles_once_for_sizes_above_one(backend):
+    assert count_compiles(block, calls_of([(2, 6), (3, 9), (5, 4)]), backend, dynamic=True) == 1
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_bert_at_eight_sizes_compiles_as_often_as_with_eager(grad, backend):
+    workload = build("bert", "tiny")
+    model = workload.model.train(grad)
+
+    def step(model: Any, tokens: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
+        return model(input_ids=tokens, attention_mask=mask, labels=labels)["loss"]
+
+    def count(backend: str) -> int:
+        torch._dynamo.reset()
+        counters.clear()
+        compiled = torch.compile(step, backend=backend)
+        for batch, length in BERT_SIZES:
+            torch.manual_seed(batch)
+            tokens, labels = torch.randint(3, 101, (batch, length)), torch.randint(0, 2, (batch,))
+            args = (model, tokens, torch.ones_like(tokens), labels)
+            assert_none(expect(step, args, backward=grad).mismatches(compiled))
+        return counters["stats"]["unique_graphs"]
+
+    allowed = count("eager")
+    assert count(backend) <= allowed
+
+
+def test_mark_dynamic(backend):
+    torch._dynamo.reset()
+    counters.clear()
+    compiled = torch.compile(lambda x: F.softmax(x.reshape(-1), 0).cumsum(0) * x.shape[0], backend=backend)
+    for rows in (4, 5, 9):
+        x = torch.randn(rows, 3)
+        torch._dynamo.mark_dynamic(x, 0, min=2, max=100)
+        torch.testing.assert_close(compiled(x), F.softmax(x.reshape(-1), 0).cumsum(0) * rows)
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def rows_and_columns(x: Tensor) -> tuple[Tensor, ...]:
+    return x.sum(0), x.mean(1), x.argmax(1), x.var(0), x.flip(0), x.t() + x.t().contiguous()
+
+
+def joins(x: Tensor) -> tuple[Tensor, ...]:
+    n = x.shape[0]
+    return torch.cat([x, x * 2]), torch.stack([x, x]), F.pad(x, (1, n)), x[n // 2 :], x.repeat(2, 1), x[::2]
+
+
+def reshapes(x: Tensor) -> tuple[Tensor, ...]:
+    n, m = x.shape
+    return (
+        x.view(m, n),
+        x.reshape(-1),
+        x.unsqueeze(1).expand(n, 3, m).reshape(3 * n, m),
+        torch.arange(n * m) % n,
+    )
+
+
+def numbers_from_sizes(x: Tensor) -> tuple[Any, ...]:
+    n, m = x.shape
+    return x * n + m / 2, n * m, torch.full((n + 1,), n), torch.zeros(n, m + 1), max(n, m)
+
+
+def convolution(x: Tensor) -> Tensor:
+    return F.avg_pool1d(F.conv1d(x[None], torch.ones(2, x.shape[0], 2)), 2)
+
+
+@pytest.mark.parametrize(
+    "fn", [rows_and_columns, joins, reshapes, numbers_from_sizes, convolution], ids=lambda f: f.__name__
+)
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_programs_with_symbolic_sizes(fn, grad, backend):
+    calls = [(torch.randn(n, m, requires_grad=grad),) for n, m in [(4, 6), (5, 9), (16, 33), (3, 64)]]
+    allowed = count_compiles(fn, calls, "eager", dynamic=True)
+    assert count_compiles(fn, calls, backend, dynamic=True) <= allowed
+
+
+# --- sizes that depend on values ---
+
+
+def take_positive(x: Tensor) -> Tensor:
+    return x[x > 0] * 2 + 1
+
+
+def positions(x: Tensor) -> tuple[Tensor, Tensor]:
+    found = x.gt(0).nonzero()
+    return found + 1, found.float().sum(0)
+
+
+def length_from_item(x: Tensor) -> Tensor:
+    n = x.abs().sum().long().item()
+    return torch.zeros(n, 3) + x[0]
+
+
+def scalar_in_arithmetic(x: Tensor) -> Tensor:
+    return x * x.sum().item() + 1
+
+
+def pieces_of_given_lengths(x: Tensor) -> list[Tensor]:
+    sizes = torch.tensor([1, 2, x.shape[0] - 3]).tolist()
+    return [piece * 2 for piece in x.split(sizes)]
+
+
+def repeated(x: Tensor) -> Tensor:
+    return x.repeat_interleave(torch.arange(x.shape[0]), dim=0) + 1
+
+
+def distinct(x: Tensor) -> Tensor:
+    return x.round().unique() * 2
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        take_positive,
+        positions,
+        length_from_item,
+        scalar_in_arithmetic,
+        pieces_of_given_lengths,
+        repeated,
+        distinct,
+    ],
+    ids=lambda f: f.__name__,
+)
+@pytest.mark.parametrize("captured", [False, True], ids=["graph break", "captured"])
+def test_sizes_from_values(fn, captured, backend):
+    with torch._dynamo.config.patch(
+        capture_scalar_outputs=captured, capture_dynamic_output_shape_ops=captured
+    ):
+        calls = [(torch.randn(n, 3),) for n in (4, 7, 5)]
+        calls.append((-torch.ones(4, 3),))
+        allowed = count_compiles(fn, calls, "eager")
+        assert count_compiles(fn, calls, backend) <= allowed

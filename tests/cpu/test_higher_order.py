@@ -1,0 +1,136 @@
+"""Higher-order operators that capture emits: each runs, or is refused with an error that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from functorch.experimental.control_flow import map as hop_map
+from torch import Tensor
+from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.invoke_subgraph import mark_compile_region
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
+from torch.utils.checkpoint import checkpoint
+
+from tests.acceptance import check
+
+
+def cond(x: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 0, lambda x: x.sin() + 1, lambda x: x.cos() * 2, (x,))
+
+
+def loop(x: Tensor) -> tuple[Tensor, Tensor]:
+    return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2 + 1), (torch.tensor(0), x))
+
+
+def scanned(x: Tensor) -> tuple[Tensor, Tensor]:
+    return scan(lambda carry, row: (carry + row, carry * row), torch.ones(x.shape[1]), x, dim=0)
+
+
+def associative(x: Tensor) -> Tensor:
+    return associative_scan(lambda a, b: a + b, x, 0, combine_mode="generic")
+
+
+def mapped(x: Tensor) -> Tensor:
+    return hop_map(lambda row, y: row.softmax(0) + y, x, torch.ones(()))
+
+
+@mark_compile_region
+def region(x: Tensor) -> Tensor:
+    return torch.relu(x * 2) + 1
+
+
+def subgraph(x: Tensor) -> Tensor:
+    return region(region(x)) + region(x)
+
+
+def checkpointed(x: Tensor) -> Tensor:
+    return checkpoint(lambda x: (x.sin() @ x.mT).tanh(), x, use_reentrant=False)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient * 3 + x * 0
+
+
+def own_autograd_function(x: Tensor) -> Tensor:
+    return Doubled.apply(x) + 1
+
+
+@torch.library.custom_op("gyrator_tests::scaled", mutates_args=())
+def scaled(x: Tensor, factor: float) -> Tensor:
+    return x * factor
+
+
+@scaled.register_fake
+def _(x: Tensor, factor: float) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("gyrator_tests::bump", mutates_args=("x",))
+def bump(x: Tensor, by: float) -> None:
+    x.add_(by)
+
+
+def custom_op(x: Tensor) -> Tensor:
+    return scaled(x + 1, 3.0) * 2
+
+
+def custom_op_that_mutates(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    bump(y, 1.0)
+    bump(x, 5.0)
+    return y + 1, x * 1
+
+
+def vmapped(x: Tensor) -> Tensor:
+    return torch.vmap(lambda row: row.cumsum(0) - row.mean())(x)
+
+
+def gradient_inside(x: Tensor) -> Tensor:
+    return torch.func.grad(lambda x: x.sin().sum())(x) + 1
+
+
+def flexible_attention(x: Tensor) -> Tensor:
+    q = x.expand(1, 2, *x.shape).contiguous()
+    return torch.nn.attention.flex_attention.flex_attention(
+        q, q, q, score_mod=lambda s, b, h, i, j: s + (i - j)
+    )
+
+
+RUN: list[Callable[..., Any]] = [
+    cond, loop, scanned, associative, mapped, subgraph, checkpointed, own_autograd_function, custom_op,
+    custom_op_that_mutates, vmapped, gradient_inside, flexible_attention,
+]  # fmt: skip
+TRAINED = [cond, subgraph, checkpointed, own_autograd_function, vmapped]
+REFUSED: dict[Callable[..., Any], str] = {}
+"""Operators that are refused, with a text that the error holds."""
+
+
+@pytest.mark.parametrize("fn", [fn for fn in RUN if fn not in REFUSED], ids=lambda fn: fn.__name__)
+def test_runs(fn, backend):
+    for sign in (1, -1):
+        x = sign * torch.arange(1.0, 17.0).reshape(4, 4) / 8
+        check(fn, (x,), backend=backend)
+
+
+@pytest.mark.parametrize("fn", [fn for fn in TRAINED if fn not in REFUSED], ids=lambda fn: fn.__name__)
+def test_trains(fn, backend):
+    x = (torch.arange(1.0, 17.0).reshape(4, 4) / 8).requires_grad_()
+    check(fn, (x,), backend=backend, backward=True)
+
+
+@pytest.mark.parametrize("fn", REFUSED, ids=lambda fn: fn.__name__)
+def test_is_refused_by_name(fn, backend):
+    with pytest.raises(Exception, match=REFUSED[fn]):
+        torch.compile(fn, backend=backend)(torch.ones(4, 4))
