@@ -24,6 +24,12 @@ from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Stage, Store, Up
 
 _STACK_BYTES = 1 << 14  # larger scratch rows come from the heap
 _WIDTH = re.compile(r"\bL\b")
+_FIELDS = {
+    "argmax": ("value", "index"),
+    "argmin": ("value", "index"),
+    "welford": ("mean", "m2", "count"),
+    "softmax": ("max", "sum"),
+}  # the members of reducers with several results
 _THREAD_WORK = 30_000  # cheap instructions that a thread must have to be worth starting, as in gy::team_size
 _COMBINE = {"add": "add", "mul": "mul", "max": "maximum", "min": "minimum"}
 
@@ -205,12 +211,10 @@ class Loops(Expressions):
         update = next((s for s in stages(loop.body) if isinstance(s, Update) and s.carry == carry.name), None)
         if update is None:
             raise InternalCheckError("print", f"nothing updates carry {carry.name!r}")
-        row = REDUCTIONS[carry.kind]
-        last = ", gy::last_wins" if carry.last_wins else ""
-        if self.lanes is not None:
-            kind = f"gy::V{row.cpp}<{type_name(update.args[0].dtype)}, L{last}>"
-        else:
-            kind = f"gy::{row.cpp}<{type_name(update.args[0].dtype)}, {self._width(carry, loop)}{last}>"
+        per_lane = "V" if self.lanes is not None or carry.last_wins else ""
+        width = "L" if self.lanes is not None else str(self._width(carry, loop))
+        element = type_name(update.args[0].dtype)
+        kind = f"gy::{per_lane}{'Last' if carry.last_wins else ''}{REDUCTIONS[carry.kind].cpp}<{element}, {width}>"
         name = self.names.fresh(f"{carry.name}_{carry.kind}{'s' if per_thread else ''}")
         self.emit(f"gy::PerThread<{kind}> {name}({per_thread});" if per_thread else f"{kind} {name};")
         reducer = Reducer(name, kind, carry)
@@ -233,21 +237,24 @@ class Loops(Expressions):
 
     def _results(self, reducer: Reducer, text: str) -> None:
         """Name the results of a finished carry for what follows its loop."""
-        wanted = [r for r in reducer.carry.results if r is not None and self.is_used(r)]
-        if wanted:
-            self._bind_results(reducer.carry.results, f"{text}.result()", reducer.name, vector=self.lanes is not None)
+        self._bind_results(reducer.carry, reducer.carry.results, text)
 
-    def _bind_results(self, refs: Sequence[Ref | None], text: str, stem: str, *, vector: bool) -> None:
-        depth = self.block.depth
-        if len(refs) == 1:
-            names = [self.names.fresh(refs[0].name if refs[0] is not None else stem)]
-            self.emit(f"const auto {names[0]} = {text};")
-        else:
-            names = [self.names.fresh(r.name if r is not None else "unused") for r in refs]
-            self.emit(f"const auto [{', '.join(names)}] = {text};")
-        for ref, name in zip(refs, names, strict=True):
-            if ref is not None:
-                self.bind(ref, Term(name, depth, vector, name=True))
+    def _bind_results(self, carry: Carry, refs: Sequence[Ref | None], text: str) -> None:
+        """``text`` is a reducer; name those of its results that somebody reads."""
+        wanted = [(k, r) for k, r in enumerate(refs) if r is not None and self.is_used(r)]
+        if not wanted:
+            return
+        vector, depth, fields = self.lanes is not None, self.block.depth, _FIELDS.get(carry.kind)
+        whole = f"{text}.result()"
+        if carry.kind in ("argmax", "argmin"):
+            whole = text if vector or carry.last_wins else f"{text}.state()"
+        name = self.names.fresh(wanted[0][1].name if fields is None else carry.name)
+        self.emit(f"const auto {name} = {whole};")
+        for k, ref in wanted:
+            field = name if fields is None else f"{name}.{fields[k]}"
+            if fields is not None and fields[k] == "count":
+                field = f"gy::broadcast<{'L' if vector else 1}>({type_name(ref.dtype)}({field}))"
+            self.bind(ref, Term(field, depth, vector, name=True))
 
     # -- stages ------------------------------------------------------------------------------------------------------
     def _let(self, ref: Ref, expr: Expr) -> None:
@@ -258,8 +265,7 @@ class Loops(Expressions):
         reducer = self._reducers[stage.carry]
         args = [self.fitted(a, vector=self.lanes is not None) for a in stage.args]
         self.emit(f"{reducer.name}.update({', '.join(a.text for a in args)});")
-        if any(r is not None and self.is_used(r) for r in stage.running):
-            self._bind_results(stage.running, f"{reducer.name}.result()", reducer.name, vector=self.lanes is not None)
+        self._bind_results(reducer.carry, stage.running, reducer.name)
 
     def _store(self, stage: Store) -> None:
         vector = self.lanes is not None

@@ -9,12 +9,15 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
 from gyrator.codegen.cpp import CppKernel, print_kernel
+from gyrator.ir.check import check_kernel
 from gyrator.ir.expr import Const, Expr, Load, Op, Ref, Scalar, Value
 from gyrator.ir.index import Axis, Index, IndexLike, Size, as_index, contiguous_strides
+from gyrator.ir.interp_tree import run_kernel
 from gyrator.ir.ops import OPS, Rule
 from gyrator.ir.tree import Kernel, Loop, LoopKind, Param, Stage, Store, Update
 from gyrator.origin import Origin
@@ -22,6 +25,7 @@ from gyrator.origin import Origin
 INCLUDE = Path(__file__).parents[3] / "src/gyrator/runtime/include"
 FLAGS = ("-O2", "-std=c++20", "-march=native", "-fopenmp", "-fPIC", "-shared", "-Wall", "-Werror", "-Wno-psabi")
 F32, BF16, I64 = torch.float32, torch.bfloat16, torch.int64
+NO_SIZES: Mapping[str, int] = MappingProxyType({})
 PARALLEL, SERIAL, LANES = LoopKind.PARALLEL, LoopKind.SERIAL, LoopKind.LANES
 
 
@@ -114,6 +118,33 @@ def launch(printed: CppKernel, tensors: Sequence[torch.Tensor], sizes: Sequence[
     return int(function(*pointers, *(ctypes.c_int64(s) for s in sizes), ctypes.c_int32(threads)))
 
 
-def run(k: Kernel, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int] = {}, threads: int = 1) -> int:  # noqa: B006
+def run(k: Kernel, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int] = NO_SIZES, threads: int = 1) -> int:
     """Print, build and run; tensors and sizes are named as in the kernel."""
     return launch(print_kernel(k), [tensors[p.value.name] for p in k.params], [sizes[s.name] for s in k.sizes], threads)
+
+
+def check(
+    k: Kernel,
+    tensors: Mapping[str, torch.Tensor],
+    sizes: Mapping[str, int] = NO_SIZES,
+    threads: int = 1,
+    scale: float = 1.0,
+) -> None:
+    """The printed kernel leaves in its results what the interpreter does: integers and bools equal, floats close.
+
+    ``scale`` is the size of the numbers that were added up, where results can be much smaller than those.
+    """
+    check_kernel(k)
+    expected = {name: t.clone() for name, t in tensors.items()}
+    run_kernel(k, expected, {s: sizes[s.name] for s in k.sizes})
+    actual = {name: t.clone() for name, t in tensors.items()}
+    assert run(k, actual, sizes, threads) == 0
+    for param in k.params:
+        name = param.value.name
+        close = {"atol": 1e-5 * scale, "rtol": 1e-2 if param.value.dtype.itemsize == 2 else 1e-5}
+        exact = {"atol": 0.0, "rtol": 0.0}
+        tolerance = close if param.value.dtype.is_floating_point else exact
+        torch.testing.assert_close(
+            actual[name], expected[name], equal_nan=True, **tolerance,
+            msg=lambda m, name=name: f"{name}: {m}\n{print_kernel(k).text}",
+        )  # fmt: skip
