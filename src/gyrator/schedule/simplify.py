@@ -10,6 +10,7 @@ import torch
 
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Masked, Op, Scalar, rewrite
 from gyrator.ir.index import Atom, Index, Indirect, const, is_less, is_nonnegative, substitute
+from gyrator.ir.ops import OPS
 from gyrator.ir.program import Nest, Pointwise, Program, Reduce, Root, Scan, Scatter, Sort
 
 Rule = Callable[[Expr], "Expr | None"]
@@ -33,12 +34,12 @@ def simplifier(*, exact_rounding: bool) -> Rule:
                 a.dtype == b.dtype == torch.int64
             ):
                 return _on_indices(name, _index(a), _index(b))
+            case Op(_, args) if all(isinstance(a, Const) for a in args):
+                return _folded(expr)
             case Op("logical_and", (a, b)):
                 return _FALSE if _FALSE in (a, b) else b if a is _TRUE else a if b is _TRUE or a is b else None
             case Op("logical_or", (a, b)):
                 return _TRUE if _TRUE in (a, b) else b if a is _FALSE else a if b is _FALSE or a is b else None
-            case Op("logical_not", (Const(value),)):
-                return Const(not value, torch.bool)
             case Op("where", (mask, a, b)):
                 return a if mask is _TRUE or a is b else b if mask is _FALSE else None
             case Op("mul" | "div", (a, Const(value))) if value == 1:
@@ -60,6 +61,14 @@ def simplifier(*, exact_rounding: bool) -> Rule:
         return None
 
     return rule
+
+
+def _folded(op: Op) -> Const | None:
+    """The value of an op on literals, by its reference."""
+    args = [torch.tensor(a.value, dtype=a.dtype) for a in op.args if isinstance(a, Const)]
+    result = OPS[op.name].reference(*args)
+    value = result.item()
+    return Const(value, op.dtype) if result.dtype == op.dtype and isinstance(value, bool | int | float) else None
 
 
 def _index(expr: Expr) -> Index:

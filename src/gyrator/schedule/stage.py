@@ -13,7 +13,9 @@ from gyrator.schedule.inline import inline
 from gyrator.schedule.memory import plan_memory
 from gyrator.schedule.plan import Plan
 from gyrator.schedule.predicate import predicate
+from gyrator.schedule.scatter import scatters_to_selects
 from gyrator.schedule.simplify import Rule, simplifier, simplify
+from gyrator.schedule.split import split_reductions
 from gyrator.session import Count, Session
 
 
@@ -31,10 +33,13 @@ def program_passes(rule: Rule) -> tuple[Pass[Program], ...]:
     return (
         Pass("dce", lambda p, s: remove_dead(p), lambda p: check_program(p, LOWERED)),
         Pass("simplify", lambda p, s: simplify(p, rule), lambda p: check_program(p, LOWERED)),
-        # inlining runs before masks are pushed down: a producer read under a mask takes the mask with it
+        # before inlining, which removes the constants it looks for
+        Pass("scatters to selects", lambda p, s: scatters_to_selects(p), lambda p: check_program(p, LOWERED)),
+        # before masks are pushed down: a producer read under a mask takes the mask with it
         Pass("inline", lambda p, s: inline(p, rule), lambda p: check_program(p, LOWERED)),
         Pass("predicate", lambda p, s: predicate(p, rule), lambda p: check_program(p, PREDICATED)),
         Pass("dce again", lambda p, s: remove_dead(p), lambda p: check_program(p, SCHEDULED)),
+        Pass("split reductions", lambda p, s: split_reductions(p), lambda p: check_program(p, SCHEDULED)),
     )
 
 

@@ -1,0 +1,76 @@
+"""Scatters onto a constant become pointwise selects, which fuse with what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from gyrator.ir.expr import Const, Expr, IndexValue, Op, Value
+from gyrator.ir.index import ZERO, Atom, Axis, Index, Indirect
+from gyrator.ir.program import Nest, Node, Pointwise, Program, Scatter
+
+
+def scatters_to_selects(program: Program) -> Program:
+    """One write per element into a constant tensor is a choice per element.
+
+    Before: ``t = full(0)[n, v];  u = scatter nest[n] into t at (n, load(idx, n)) value x[n]``
+    after:  ``u = nest[n, v] where(v == load(idx, n), x[n], 0)``
+
+    Refuses where more than one coordinate is known only at run time, or two iterations could hit one element.
+    """
+    constants: dict[Value, Const] = {}
+    nodes: list[Node] = []
+    for node in program.nodes:
+        if isinstance(node, Nest):
+            match node.root:
+                case Pointwise(Const() as body) if node.out[0] is not None:
+                    constants[node.out[0]] = body
+                case Scatter():
+                    node = _select(node, node.root, constants) or node
+        nodes.append(node)
+    return replace(program, nodes=tuple(nodes))
+
+
+def _select(nest: Nest, root: Scatter, constants: Mapping[Value, Const]) -> Nest | None:
+    base = constants.get(root.into)
+    if base is None or root.combine not in ("set", "add"):
+        return None
+    axes = tuple(Axis(f"i{k}", extent) for k, extent in enumerate(root.into.shape))
+    found = _coordinates(nest, root, axes)
+    if found is None:
+        return None
+    at, position, chosen = found
+    hit: Expr = Op("eq", (IndexValue(axes[position].index()), chosen.substitute(at)), torch.bool)
+    if root.mask is not None:
+        hit = Op("logical_and", (hit, root.mask.substitute(at)), torch.bool)
+    value = root.body.substitute(at)
+    if root.combine == "add":
+        value = Op("add", (base, value), value.dtype)
+    body = Op("where", (hit, value, base), value.dtype)
+    return replace(nest, axes=axes, root=Pointwise(body))
+
+
+def _coordinates(nest: Nest, root: Scatter, axes: tuple[Axis, ...]) -> tuple[dict[Atom, Index], int, Expr] | None:
+    """Each iteration axis as an axis of the result, and the one coordinate that is chosen at run time."""
+    at: dict[Atom, Index] = {a: ZERO for a in nest.axes if a.extent.value == 1}
+    position, chosen = -1, None
+    for k, index in enumerate(root.index):
+        atom = _single_atom(index)
+        if isinstance(atom, Indirect) and chosen is None:
+            position, chosen = k, atom.value
+        elif isinstance(atom, Axis) and atom not in at and atom.extent is axes[k].extent:
+            at[atom] = axes[k].index()
+        elif not (index is ZERO and axes[k].extent.value == 1):
+            return None
+    if chosen is None or len(at) != len(nest.axes):
+        return None
+    return at, position, chosen
+
+
+def _single_atom(index: Index) -> Atom | None:
+    match index.terms:
+        case (((atom,), 1),):
+            return atom
+    return None
