@@ -190,11 +190,13 @@ class Loops(Expressions):
         return name
 
     def _scratch(self, loop: Loop) -> None:
-        """Memory for the scratch rows that ``loop`` uses, in the innermost block."""
+        """Memory for the scratch rows that ``loop`` uses, in the innermost block; once if loops of the kernel share it."""
         used = written(loop.body) | {e.value for s in stages(loop.body) for r in roots(s) for e in r.walk() if isinstance(e, Load)}
         for value in self._kernel.scratch:
-            if value not in used:
+            if value not in used or value in self._whole_kernel:
                 continue
+            if len(self.blocks) == 1:
+                self._whole_kernel.add(value)
             name, element = self.names.fresh(value.name), type_name(value.dtype)
             count = sum(((n - 1) * s for n, s in zip(value.shape, value.strides, strict=True)), ONE)
             if count.value is not None and count.value * value.dtype.itemsize <= _STACK_BYTES:
@@ -245,11 +247,8 @@ class Loops(Expressions):
         if not wanted:
             return
         vector, depth, fields = self.lanes is not None, self.block.depth, _FIELDS.get(carry.kind)
-        whole = f"{text}.result()"
-        if carry.kind in ("argmax", "argmin"):
-            whole = text if vector or carry.last_wins else f"{text}.state()"
         name = self.names.fresh(wanted[0][1].name if fields is None else carry.name)
-        self.emit(f"const auto {name} = {whole};")
+        self.emit(f"const auto {name} = {text}.result();")
         for k, ref in wanted:
             field = name if fields is None else f"{name}.{fields[k]}"
             if fields is not None and fields[k] == "count":

@@ -94,6 +94,7 @@ template <class T, int L, bool Largest> struct VLastExtreme {
     value = where(takes, v, value);
     index = where(takes, at, index);
   }
+  GY_FN VLastExtreme result() const { return *this; }
 };
 template <class T, int L> using VLastArgMax = VLastExtreme<T, L, true>;
 template <class T, int L> using VLastArgMin = VLastExtreme<T, L, false>;

@@ -26,59 +26,24 @@ template <template <class, int> class S, class T, int L> struct Across {
     body.merge(other.body);
     if constexpr (L > 1) tail.merge(other.tail);
   }
-  GY_FN S<T, 1> state() const {
-    if constexpr (L == 1) return body;
+  GY_FN auto result() const {
+    if constexpr (L == 1) return body.result();
     else {
-      S<T, 1> r = fold(body);
-      r.merge(tail);
-      return r;
+      auto r = fold<L>(body.partial());
+      r.merge(tail.partial());
+      return r.result();
     }
   }
-  GY_FN auto result() const { return state().result(); }
 
  private:
-  template <int N> static GY_FN S<T, 1> fold(const S<T, N>& s) {
+  // Halves the lanes until one is left. The partial result has only what a merge needs.
+  template <int N, class Partial> static GY_FN auto fold(const Partial& s) {
     if constexpr (N == 1) return s;
     else {
-      S<T, N / 2> low = s.template part<false>();
-      low.merge(s.template part<true>());
-      return fold(low);
+      auto low = s.template part<false>();
+      low.join(s.template part<true>());
+      return fold<N / 2>(low);
     }
-  }
-};
-
-// ---- sum --------------------------------------------------------------------------------------------------------
-// Floats are added in a cascade of four levels, each flushed into the next after 32 additions: the error grows with
-// 32 per level, not with the length. Integers wrap.
-template <class T, int L> struct VSum {
-  Vec<T, L> level[4];
-  uint32_t count = 0;
-
-  GY_FN VSum() { GY_UNROLL for (int i = 0; i < 4; ++i) level[i] = broadcast<L>(T(0)); }
-  GY_FN void update(Vec<T, L> v) {
-    level[0] = add(level[0], v);
-    if constexpr (is_float<T>)
-      if (__builtin_expect((++count & 31) == 0, 0)) flush();
-  }
-  GY_FN void merge(const VSum& other) { GY_UNROLL for (int i = 0; i < 4; ++i) level[i] = add(level[i], other.level[i]); }
-  GY_FN Vec<T, L> result() const { return add(add(level[3], level[2]), add(level[1], level[0])); }
-  template <bool Last> GY_FN VSum<T, L / 2> part() const {
-    VSum<T, L / 2> r;
-    r.level[0] = half<Last>(result());
-    return r;
-  }
-
- private:
-  GY_FN void flush() {
-    const auto zero = broadcast<L>(T(0));
-    level[1] = add(level[1], level[0]);
-    level[0] = zero;
-    if ((count & 1023) != 0) return;
-    level[2] = add(level[2], level[1]);
-    level[1] = zero;
-    if ((count & 32767) != 0) return;
-    level[3] = add(level[3], level[2]);
-    level[2] = zero;
   }
 };
 
@@ -93,10 +58,13 @@ template <class T> constexpr T highest_value = is_float<T> ? T(infinity<float>) 
     Vec<T, L> value = broadcast<L>(T(start));                                                  \
     GY_FN void update(Vec<T, L> v) { value = operation(value, v); }                            \
     GY_FN void merge(const V##name& other) { update(other.value); }                            \
+    GY_FN void join(const V##name& other) { update(other.value); }                             \
     GY_FN Vec<T, L> result() const { return value; }                                           \
+    GY_FN V##name partial() const { return *this; }                                            \
     template <bool Last> GY_FN V##name<T, L / 2> part() const { return {half<Last>(value)}; }  \
   };                                                                                           \
   template <class T, int L> using name = Across<V##name, T, L>;
+GY_REDUCER(PlainSum, 0, add)
 GY_REDUCER(Prod, 1, mul)
 GY_REDUCER(Max, lowest_value<T>, maximum)
 GY_REDUCER(Min, highest_value<T>, minimum)
@@ -104,6 +72,39 @@ GY_REDUCER(Any, false, logical_or)
 GY_REDUCER(All, true, logical_and)
 GY_REDUCER(Xor, 0, bitwise_xor)
 #undef GY_REDUCER
+
+// ---- sum --------------------------------------------------------------------------------------------------------
+// Floats are added in a cascade of four levels, each flushed into the next after 32 additions: the error grows with
+// 32 per level, not with the length. Integers wrap.
+template <class T, int L> struct VSum {
+  Vec<T, L> level0 = broadcast<L>(T(0)), level1 = level0, level2 = level0, level3 = level0;
+  uint32_t count = 0;
+
+  GY_FN void update(Vec<T, L> v) {
+    level0 = add(level0, v);
+    if constexpr (is_float<T>)
+      if (__builtin_expect((++count & 31) == 0, 0)) flush();
+  }
+  GY_FN void merge(const VSum& other) { level3 = add(level3, other.result()); }
+  GY_FN Vec<T, L> result() const {
+    if constexpr (is_float<T>) return add(add(level3, level2), add(level1, level0));
+    else return add(level3, level0);
+  }
+  GY_FN VPlainSum<T, L> partial() const { return {result()}; }
+
+ private:
+  GY_FN void flush() {
+    const auto zero = broadcast<L>(T(0));
+    level1 = add(level1, level0);
+    level0 = zero;
+    if ((count & 1023) != 0) return;
+    level2 = add(level2, level1);
+    level1 = zero;
+    if ((count & 32767) != 0) return;
+    level3 = add(level3, level2);
+    level2 = zero;
+  }
+};
 template <class T, int L> using Sum = Across<VSum, T, L>;
 
 // ---- position of the extreme ------------------------------------------------------------------------------------
@@ -114,26 +115,23 @@ template <class T, int L, bool Largest> struct VArgExtreme {
   bool empty = true;
 
   GY_FN void update(Vec<T, L> v, Vec<int64_t, L> at) {
-    if (empty) {
-      value = v;
-      index = at;
-      empty = false;
-    } else take(better(v, value), v, at);
+    const auto m = logical_or(broadcast<L>(empty), better(v, value));
+    empty = false;
+    take(m, v, at);
   }
   // Indices first, first + 1, ...
   GY_FN void update(Vec<T, L> v, int64_t first) { update(v, iota<L>(first, 1)); }
   GY_FN void merge(const VArgExtreme& other) {
-    if (other.empty) return;
-    if (empty) {
-      *this = other;
-      return;
-    }
     auto same_value = eq(other.value, value);
     if constexpr (is_float<T>) same_value = logical_or(same_value, logical_and(isnan(other.value), isnan(value)));
     const auto earlier = logical_and(same_value, lt(other.index, index));
-    take(logical_or(better(other.value, value), earlier), other.value, other.index);
+    const auto m = logical_or(broadcast<L>(empty), logical_or(better(other.value, value), earlier));
+    take(logical_and(m, broadcast<L>(!other.empty)), other.value, other.index);
+    empty = empty && other.empty;
   }
-  GY_FN Vec<int64_t, L> result() const { return index; }
+  GY_FN void join(const VArgExtreme& other) { merge(other); }
+  GY_FN VArgExtreme result() const { return *this; }  // members value and index
+  GY_FN VArgExtreme partial() const { return *this; }
   template <bool Last> GY_FN VArgExtreme<T, L / 2, Largest> part() const {
     return {half<Last>(value), half<Last>(index), empty};
   }
@@ -160,16 +158,23 @@ template <class T, int L> struct Moments {
   int64_t count = 0;
 
   GY_FN void merge(const Moments& other) {
-    if (other.count == 0) return;
-    if (count == 0) {
-      *this = other;
-      return;
-    }
-    const double all = double(count) + double(other.count), share = double(other.count) / all;
-    const auto d = sub(other.mean, mean);
-    mean = add(mean, mul(d, broadcast<L>(T(share))));
-    m2 = add(add(m2, other.m2), mul(mul(d, d), broadcast<L>(T(double(count) * share))));
+    const T share = other.count == 0 ? T(0) : T(other.count) / T(count + other.count);
+    add_weighted(other, share, T(count) * share);
     count += other.count;
+  }
+  // The same for two halves of equal counts.
+  GY_FN void join(const Moments& other) {
+    add_weighted(other, T(0.5), T(count) * T(0.5));
+    count += other.count;
+  }
+  GY_FN Moments result() const { return *this; }
+  template <bool Last> GY_FN Moments<T, L / 2> part() const { return {half<Last>(mean), half<Last>(m2), count}; }
+
+ private:
+  GY_FN void add_weighted(const Moments& other, T share, T weight) {
+    const auto d = sub(other.mean, mean);
+    mean = add(mean, mul(d, broadcast<L>(share)));
+    m2 = add(add(m2, other.m2), mul(mul(d, broadcast<L>(weight)), d));
   }
 };
 // Values come in chunks of 32, each summed around its own first value (so no cancellation when the mean is large
@@ -177,89 +182,85 @@ template <class T, int L> struct Moments {
 template <class T, int L> struct VWelford {
   Moments<T, L> total, middle;
   Vec<T, L> shift = broadcast<L>(T(0)), sum = broadcast<L>(T(0)), squares = broadcast<L>(T(0));
-  int32_t pending = 0;
+  int64_t pending = 0;
 
   GY_FN void update(Vec<T, L> v) {
     if (pending == 0) shift = v;
     const auto d = sub(v, shift);
     sum = add(sum, d);
-    squares = register_bytes > 0 ? fma(d, d, squares) : add(squares, mul(d, d));
-    if (__builtin_expect(++pending == 32, 0)) {
-      middle.merge(chunk());
-      sum = squares = broadcast<L>(T(0));
-      pending = 0;
-      if (middle.count == 32 * 32) {
-        total.merge(middle);
-        middle = {};
-      }
-    }
+    if constexpr (register_bytes > 0) squares = fma(d, d, squares);
+    else squares = add(squares, mul(d, d));
+    if (__builtin_expect(++pending == 32, 0)) flush();
   }
   GY_FN Moments<T, L> result() const {
     Moments<T, L> r = total;
     r.merge(middle);
-    if (pending > 0) r.merge(chunk());
+    r.merge(chunk());
     return r;
   }
-  GY_FN void merge(const VWelford& other) {
-    Moments<T, L> r = result();
-    r.merge(other.result());
-    *this = {};
-    total = r;
-  }
-  template <bool Last> GY_FN VWelford<T, L / 2> part() const {
-    const auto r = result();
-    VWelford<T, L / 2> p;
-    p.total = {half<Last>(r.mean), half<Last>(r.m2), r.count};
-    return p;
-  }
+  GY_FN Moments<T, L> partial() const { return result(); }
+  GY_FN void merge(const VWelford& other) { total.merge(other.result()); }
 
  private:
   GY_FN Moments<T, L> chunk() const {
-    const auto inverse = broadcast<L>(T(1) / T(pending));
+    const auto inverse = broadcast<L>(T(1) / T(pending > 0 ? pending : 1));
     const auto mean = mul(sum, inverse);
     return {add(shift, mean), raw_max(broadcast<L>(T(0)), sub(squares, mul(sum, mean))), pending};
+  }
+  GY_FN void flush() {
+    middle.merge(chunk());
+    sum = squares = broadcast<L>(T(0));
+    pending = 0;
+    if (middle.count < 32 * 32) return;
+    total.merge(middle);
+    middle = {};
   }
 };
 template <class T, int L> using Welford = Across<VWelford, T, L>;
 
 // ---- softmax in one pass ----------------------------------------------------------------------------------------
-// The maximum and the sum of exp(x - maximum). The sum is rescaled only when the maximum grows.
-template <class T, int L> struct MaxAndSum { Vec<T, L> max, sum; };
+// The maximum and the sum of exp(x - maximum).
+template <class T, int L> struct MaxAndSum {
+  Vec<T, L> max, sum;
+
+  // What to subtract: a row of -inf alone has sum 0, not exp(-inf - -inf).
+  static GY_FN Vec<T, L> base(Vec<T, L> m) { return where(eq(m, broadcast<L>(-infinity<T>)), broadcast<L>(T(0)), m); }
+  GY_FN void merge(const MaxAndSum& other) {
+    const auto top = maximum(max, other.max), zero_at = base(top);
+    sum = add(mul(sum, exp(sub(max, zero_at))), mul(other.sum, exp(sub(other.max, zero_at))));
+    max = top;
+  }
+  GY_FN void join(const MaxAndSum& other) { merge(other); }
+  GY_FN MaxAndSum result() const { return *this; }
+  template <bool Last> GY_FN MaxAndSum<T, L / 2> part() const { return {half<Last>(max), half<Last>(sum)}; }
+};
+// The sum is rescaled only when the maximum grows.
 template <class T, int L> struct VOnlineSoftmax {
   Vec<T, L> max = broadcast<L>(-infinity<T>), recent = broadcast<L>(T(0)), older = broadcast<L>(T(0));
   uint32_t count = 0;
 
   GY_FN void update(Vec<T, L> v) {
-    if (any(logical_not(le(v, max)))) raise(maximum(max, v));
-    recent = add(recent, exp(sub(v, base(max))));
+    if (any(logical_not(le(v, max)))) {
+      const auto top = maximum(max, v);
+      const auto factor = exp(sub(max, MaxAndSum<T, L>::base(top)));
+      recent = mul(recent, factor);
+      older = mul(older, factor);
+      max = top;
+    }
+    recent = add(recent, exp(sub(v, MaxAndSum<T, L>::base(max))));
     if ((++count & 31) == 0) {
       older = add(older, recent);
       recent = broadcast<L>(T(0));
     }
   }
-  GY_FN void merge(const VOnlineSoftmax& other) {
-    VOnlineSoftmax o = other;
-    const auto top = maximum(max, other.max);
-    raise(top);
-    o.raise(top);
-    recent = add(recent, o.recent);
-    older = add(older, o.older);
-  }
   GY_FN MaxAndSum<T, L> result() const { return {max, add(older, recent)}; }
-  template <bool Last> GY_FN VOnlineSoftmax<T, L / 2> part() const {
-    const auto r = result();
-    return {half<Last>(r.max), half<Last>(r.sum), broadcast<L / 2>(T(0)), 0};
-  }
-
- private:
-  template <class, int> friend struct VOnlineSoftmax;
-  // A row of -inf alone has sum 0, not exp(-inf - -inf).
-  static GY_FN Vec<T, L> base(Vec<T, L> m) { return where(eq(m, broadcast<L>(-infinity<T>)), broadcast<L>(T(0)), m); }
-  GY_FN void raise(Vec<T, L> top) {
-    const auto factor = exp(sub(max, base(top)));
-    recent = mul(recent, factor);
-    older = mul(older, factor);
-    max = top;
+  GY_FN MaxAndSum<T, L> partial() const { return result(); }
+  GY_FN void merge(const VOnlineSoftmax& other) {
+    auto r = result();
+    r.merge(other.result());
+    max = r.max;
+    older = r.sum;
+    recent = broadcast<L>(T(0));
   }
 };
 template <class T, int L> using OnlineSoftmax = Across<VOnlineSoftmax, T, L>;
