@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, Node
 
-from gyrator.autograd.symbols import SYMBOLIC_TYPES, SymbolTable, expression
+from gyrator.autograd.symbols import SYMBOLIC_TYPES, Held, SymbolTable, expression
 from gyrator.errors import UnsupportedOperator
 
 Meta = Mapping[str, Any]
@@ -31,9 +31,15 @@ PLAIN_TYPES = frozenset({
 
 @final
 class GraphBuilder:
-    """Appends nodes to `graph`; `origin` is the metadata that new nodes inherit."""
+    """Appends nodes to `graph`; `origin` is the metadata that new nodes inherit.
 
-    def __init__(self, fake_mode: FakeTensorMode, values: dict[Any, Tensor] | None = None) -> None:
+    With `keep_numbers`, symbolic numbers stay in the arguments as they are: for a graph that is a template.
+    """
+
+    def __init__(
+        self, fake_mode: FakeTensorMode, values: dict[Any, Tensor] | None = None, keep_numbers: bool = False
+    ) -> None:
+        self._keep_numbers = keep_numbers
         self.graph = Graph()
         self.symbols = SymbolTable(self.graph)
         self.fake_mode = fake_mode
@@ -83,7 +89,9 @@ class GraphBuilder:
 
     def number(self, value: Any) -> Any:
         """A symbolic number as a node; anything else unchanged."""
-        return self.symbols.node_of(value) if isinstance(value, SYMBOLIC_TYPES) else value
+        if not isinstance(value, SYMBOLIC_TYPES):
+            return value
+        return Held(value) if self._keep_numbers else self.symbols.node_of(value)
 
 
 def metadata_key(value: Tensor) -> tuple[Any, ...]:
@@ -102,6 +110,8 @@ def _values_of(argument: Any) -> Any:
     """Nodes replaced by what their metadata says they hold."""
     if isinstance(argument, Node):
         return argument.meta["val"]
+    if isinstance(argument, Held):
+        return argument.value
     if isinstance(argument, tuple):
         return tuple([_values_of(item) for item in argument])
     if isinstance(argument, list):

@@ -28,7 +28,7 @@ from gyrator.autograd.builder import GraphBuilder, metadata_key
 from gyrator.autograd.decompositions import DecompositionTable
 from gyrator.autograd.effects import is_statement
 from gyrator.autograd.recorder import Recorder
-from gyrator.autograd.symbols import SYMBOLIC_TYPES, expression
+from gyrator.autograd.symbols import SYMBOLIC_TYPES, Held, expression
 from gyrator.errors import InternalCheckError
 
 INHERITED_KEYS = ("stack_trace", "nn_module_stack", "source_fn_stack", "backward", "recompute", "region")
@@ -50,7 +50,7 @@ class Value:
 
 @dataclass(frozen=True)
 class TemplateCall:
-    """One call of a template: arguments are `Input`s, `Value`s, symbolic numbers and constants."""
+    """One call of a template: arguments are `Input`s, `Value`s, `Held` numbers and constants."""
 
     op: Any
     args: tuple[Any, ...]
@@ -72,17 +72,16 @@ def decompose(graph: Graph, table: DecompositionTable, build: GraphBuilder) -> G
     Raises:
         InternalCheckError: for a decomposition whose result has another size or dtype than the operator.
     """
-    return _Pass(table, build).run(graph)
+    return _Pass(table, GraphBuilder(build.fake_mode, build.values)).run(graph)
 
 
 @final
 class _Pass:
     """One run over a graph: the templates made so far and the nodes of the new graph by those of the old."""
 
-    def __init__(self, table: DecompositionTable, build: GraphBuilder) -> None:
+    def __init__(self, table: DecompositionTable, new: GraphBuilder) -> None:
         self._table = table
-        self._old = build
-        self._new = GraphBuilder(build.fake_mode, build.values)
+        self._new = new
         self._templates: dict[Any, Template | None] = {}
         self._nodes: dict[Node, Any] = {}
 
@@ -149,7 +148,7 @@ class _Pass:
 
     def _template(self, op: OpOverload, node: Node) -> Template | None:
         """Records the decomposition of a call; None where it declines."""
-        build = GraphBuilder(self._new.fake_mode, self._new.values)
+        build = GraphBuilder(self._new.fake_mode, self._new.values, keep_numbers=True)
         recorder = Recorder(build)
         inputs: list[Node] = []
 
@@ -164,7 +163,7 @@ class _Pass:
             if isinstance(value, (tuple, list)):
                 items = [argument(item) for item in value]
                 return tuple(items) if isinstance(value, tuple) else items
-            return value
+            return value.value if isinstance(value, Held) else value
 
         with build.fake_mode, torch.no_grad(), torch_compat.without_autocast():
             args = [argument(arg) for arg in node.args]
@@ -189,6 +188,9 @@ class _Pass:
         given = node.meta["val"]
         if given is wanted or not isinstance(wanted, Tensor):
             return node
+        if given.dtype != wanted.dtype and given.is_floating_point() and wanted.is_floating_point():
+            node = recorder.build.call(torch.ops.prims.convert_element_type.default, (node, wanted.dtype), {})
+            given = node.meta["val"]
         ours, theirs = metadata_key(given), metadata_key(wanted)
         if ours[0] != theirs[0] or ours[2:4] != theirs[2:4]:
             raise InternalCheckError(
@@ -201,18 +203,13 @@ class _Pass:
 
     def _listed(self, graph: Graph, inputs: Sequence[Node]) -> Template:
         """A recorded graph as a template, its own calls decomposed in turn."""
-        inner = _Pass(self._table, self._new)
+        inner = _Pass(self._table, GraphBuilder(self._new.fake_mode, self._new.values, keep_numbers=True))
         inner._templates = self._templates
         new = inner.run(graph).graph
-        symbols = {
-            inner_node: inner_node.meta["val"] for inner_node in new.nodes
-            if inner_node.op == "call_function" and isinstance(inner_node.meta["val"], SYMBOLIC_TYPES)
-        }
         names: dict[Any, Any] = {inner._nodes[node]: Input(index) for index, node in enumerate(inputs)}
-        names.update(symbols)
         calls: list[TemplateCall] = []
         for node in new.nodes:
-            if node.op == "call_function" and node not in symbols:
+            if node.op == "call_function":
                 names[node] = Value(len(calls))
                 calls.append(TemplateCall(
                     node.target, _renamed(node.args, names), _renamed(node.kwargs, names), node.meta["val"]
@@ -235,8 +232,8 @@ class _Pass:
                 return tuple([filled(item) for item in argument])
             if kind is list:
                 return [filled(item) for item in argument]
-            if kind in SYMBOLIC_TYPES:
-                return self._new.symbols.node_of(argument)
+            if kind is Held:
+                return self._new.number(argument.value)
             return argument
 
         for call in template.calls:
@@ -269,6 +266,8 @@ def _key(argument: Any, tensors: list[Node]) -> Any:
             tensors.append(argument)
             return "tensor", id(value)
         return "number", expression(value)
+    if isinstance(argument, Held):
+        return "number", expression(argument.value)
     if isinstance(argument, (tuple, list)):
         return tuple([_key(item, tensors) for item in argument])
     if isinstance(argument, dict):

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gyrator import torch_compat
+from gyrator.autograd.layout import tangent_strides
 from gyrator.errors import UnsupportedInput
 
 
@@ -77,7 +78,7 @@ def make_function(spec: Differentiable) -> Callable[[list[Any]], Sequence[Any]]:
                     *[outputs[index] for index in constant_results if isinstance(outputs[index], Tensor)]
                 )
             if dynamic:
-                ctx.layouts = {index: (outputs[index].shape, outputs[index].stride()) for index in dynamic}
+                ctx.layouts = {index: _layout(outputs[index]) for index in dynamic}
             return tuple(outputs[:results])
 
         @staticmethod
@@ -98,6 +99,11 @@ def make_function(spec: Differentiable) -> Callable[[list[Any]], Sequence[Any]]:
         return outputs
 
     return call
+
+
+def _layout(result: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    shape = tuple(result.shape)
+    return shape, tangent_strides(shape, result.stride())
 
 
 def _received(gradient: Any, shape: Any, strides: Any, tangent: Tangent) -> Tensor:

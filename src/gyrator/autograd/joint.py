@@ -22,6 +22,7 @@ from gyrator import torch_compat
 from gyrator.autograd.aliasing import Forward, describe_outputs
 from gyrator.autograd.builder import GraphBuilder, Meta, origin_of
 from gyrator.autograd.inputs import Inputs
+from gyrator.autograd.layout import tangent_strides
 from gyrator.autograd.recorder import Recorder
 from gyrator.autograd.symbols import SYMBOLIC_TYPES
 from gyrator.errors import UnsupportedOperator
@@ -148,7 +149,7 @@ def _backward(
     for number, result in enumerate(results):
         assert result is not None
         tangent = torch.empty_strided(
-            result.shape, tangent_strides(result), dtype=result.dtype, device=result.device
+            result.shape, tangent_strides(result.shape, result.stride()), dtype=result.dtype, device=result.device
         )
         recorder.add_input(f"tangent_{number}", tangent)
         tangents.append(tangent)
@@ -164,12 +165,6 @@ def _backward(
         raise UnsupportedOperator("backward", "it mutates an input of the forward program")
     nodes = [None if gradient is None else recorder.node_of(gradient) for gradient in gradients]
     return tuple(wanted), nodes
-
-
-def tangent_strides(result: Tensor) -> tuple[Any, ...]:
-    """The strides that a result's gradient is expected with: the result's own where they are dense, else contiguous."""
-    dense = torch.empty_like(result, memory_format=torch.preserve_format)
-    return dense.stride()
 
 
 @final

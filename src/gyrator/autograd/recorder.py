@@ -112,7 +112,7 @@ class Recorder(TorchDispatchMode):
         if kind in PLAIN_TYPES:
             return value
         if kind in SYMBOLIC_TYPES:
-            return self.build.symbols.node_of(value)
+            return self.build.number(value)
         if isinstance(value, (list, tuple)):
             return [self.node_of(item) for item in value]
         return value

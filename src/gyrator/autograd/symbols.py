@@ -6,6 +6,7 @@ a symbol is a placeholder or a size of a tensor, an expression is arithmetic on 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
 import sympy
@@ -17,6 +18,13 @@ from gyrator.errors import InternalCheckError
 
 Scalar: TypeAlias = "torch.SymInt | torch.SymFloat | torch.SymBool"
 SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+@dataclass(frozen=True)
+class Held:
+    """A symbolic number as it stands among the arguments of a template's nodes; each use of it makes its nodes."""
+
+    value: Scalar
 
 
 def expression(value: Any) -> Any:
@@ -67,7 +75,7 @@ class SymbolTable:
             return
         source = self._sources.get(symbol)
         if source is None:
-            raise InternalError(f"no input or operator result has the size {symbol}")
+            raise InternalCheckError("joint trace", f"no input or operator result has the size {symbol}")
         node, dim = source
         size = self._graph.call_function(torch.ops.aten.sym_size.int, (node, dim))
         size.meta["val"] = node.meta["val"].shape[dim]

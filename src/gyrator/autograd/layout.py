@@ -1,0 +1,44 @@
+"""Strides: which are dense, and which ones a gradient is expected with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+
+def tangent_strides(shape: Sequence[Any], strides: Sequence[Any]) -> tuple[Any, ...]:
+    """The strides that the gradient of a result with these strides is expected with: the same where they are
+    dense, which is how autograd makes gradients, else contiguous ones."""
+    return tuple(strides) if is_dense(shape, strides) else contiguous_strides(shape)
+
+
+def is_dense(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
+    """Whether elements fill their memory without gaps and without overlap, in some order of dimensions."""
+    expected: Any = 1
+    for stride, size in sorted(
+        ((stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1), key=lambda pair: pair[0]
+    ):
+        if stride != expected:
+            return False
+        expected = expected * size
+    return True
+
+
+def contiguous_strides(shape: Sequence[Any]) -> tuple[Any, ...]:
+    """Row-major strides; a dimension of size 0 counts as 1, as in torch."""
+    strides: list[Any] = []
+    step: Any = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step = step * (size if not isinstance(size, int) else max(size, 1))
+    return tuple(reversed(strides))
+
+
+def same_strides(tensor: Tensor, strides: Sequence[int]) -> bool:
+    """Whether the tensor can be read as if it had these strides: they differ at most where a dimension has size 1."""
+    return all(
+        given == wanted or size == 1
+        for given, wanted, size in zip(tensor.stride(), strides, tensor.shape, strict=True)
+    )
