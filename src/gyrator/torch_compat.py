@@ -239,3 +239,10 @@ def release_saved(ctx: Any) -> None:
     clear = getattr(ctx, "maybe_clear_saved_tensors", None)
     if clear is not None:
         clear()
+
+
+def raw_bytes(tensor: torch.Tensor) -> bytes:
+    """The elements of a CPU tensor row by row, even while torch traces with fake tensors."""
+    with torch.utils._python_dispatch._disable_current_modes():
+        flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        return flat.view(torch.uint8).numpy().tobytes()

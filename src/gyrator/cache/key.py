@@ -20,6 +20,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gyrator.config import Config
+from gyrator.torch_compat import raw_bytes
 from gyrator.version import __version__
 
 _PLAIN = (bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -219,5 +220,4 @@ class _Writer:
 def _content(tensor: torch.Tensor) -> str:
     if isinstance(tensor, torch._subclasses.FakeTensor) or tensor.device.type != "cpu":
         raise Uncacheable(f"a constant on {tensor.device}")
-    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(flat.numpy().tobytes()).hexdigest()
+    return hashlib.sha256(raw_bytes(tensor)).hexdigest()

@@ -51,6 +51,7 @@ class Loops(Expressions):
         self._kernel = kernel
         self._reducers: dict[str, Reducer] = {}
         self._in_region = False
+        self._whole_kernel: set[Value] = set()  # scratch rows that are declared outside all loops
 
     def body(self, items: Sequence[Loop | Stage]) -> None:
         """Print loops and stages into the innermost block."""
@@ -159,6 +160,7 @@ class Loops(Expressions):
             for own, parts in zip(local, shared, strict=True):
                 self.emit(f"{parts.name}.mine() = {own.name};")
         self._in_region = False
+        self.pointers = {v: p for v, p in self.pointers.items() if p.depth <= self.block.depth}
         for parts in shared:
             self._results(parts, f"{parts.name}.merged()")
 
@@ -190,13 +192,12 @@ class Loops(Expressions):
         return name
 
     def _scratch(self, loop: Loop) -> None:
-        """Memory for the scratch rows that ``loop`` uses, in the innermost block; once if loops of the kernel share it."""
-        used = written(loop.body) | {e.value for s in stages(loop.body) for r in roots(s) for e in r.walk() if isinstance(e, Load)}
+        """Memory for the scratch rows that ``loop`` uses and that have none yet, in the innermost block."""
+        reads = (e for s in stages(loop.body) for r in roots(s) for e in r.walk() if isinstance(e, Load))
+        used = written(loop.body).union(e.value for e in reads)
         for value in self._kernel.scratch:
-            if value not in used or value in self._whole_kernel:
+            if value not in used or value in self.pointers:
                 continue
-            if len(self.blocks) == 1:
-                self._whole_kernel.add(value)
             name, element = self.names.fresh(value.name), type_name(value.dtype)
             count = sum(((n - 1) * s for n, s in zip(value.shape, value.strides, strict=True)), ONE)
             if count.value is not None and count.value * value.dtype.itemsize <= _STACK_BYTES:

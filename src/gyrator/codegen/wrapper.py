@@ -105,6 +105,7 @@ class _Wrapper:
         self.waiting = list(plan.derived)
         launches = Counter(v for s in plan.steps if isinstance(s, Launch) for v in s.args)
         self.often = {v for v, count in launches.items() if count > 1}
+        self.kept = frozenset(c.value for c in plan.constants)
         self.pointers: dict[Value, str] = {}
         self.freeing: list[str] = []
         self.tools: set[str] = set()
@@ -212,7 +213,7 @@ class _Wrapper:
                 self.call(step)
             case Copy(into, source):
                 self.emit(f"{self.view(into)}.copy_({self.view(source)})")
-            case Free(value):
+            case Free(value) if value not in self.kept:
                 self.freeing.append(self.name(value))
 
     def flush(self) -> None:

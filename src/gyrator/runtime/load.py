@@ -15,7 +15,7 @@ from gyrator.origin import Origin
 from gyrator.runtime import externs
 from gyrator.runtime.launch import Bind, Launch, Library, bind_by_ctypes, index_error, load_launcher
 from gyrator.runtime.pool import SMALLEST, Pool
-from gyrator.torch_compat import empty_strided_cpu, profiler_enabled, reinterpret
+from gyrator.torch_compat import empty_strided_cpu, profiler_enabled, raw_bytes, reinterpret
 
 WRAPPER = "wrapper.py"
 LAUNCHER = "launcher.so"
@@ -158,8 +158,7 @@ def load(text: str, runtime: Runtime) -> BoxedCall:
 
 def save_constant(tensor: torch.Tensor, path: Path) -> None:
     """Write a tensor's elements row by row."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    flat.numpy().tofile(path)
+    path.write_bytes(raw_bytes(tensor))
 
 
 def _in_range(name: str, launch: Launch) -> Launch:
