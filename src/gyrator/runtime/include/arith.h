@@ -2,10 +2,9 @@
 // Names are the rows of the op table. Integer arithmetic wraps; integer division by zero gives 0.
 #pragma once
 #include "mask.h"
+#include "part.h"
 
 namespace gy {
-
-#define GY_EACH(V, i) GY_UNROLL for (int i = 0; i < V::parts; ++i)
 
 
 // ---- add, sub, mul, neg, abs ------------------------------------------------------------------------------------
@@ -13,7 +12,7 @@ namespace gy {
   template <class T, int L> GY_FN Vec<T, L> name(Vec<T, L> a, Vec<T, L> b) {                      \
     using V = Vec<T, L>;                                                                          \
     V r;                                                                                          \
-    GY_EACH(V, i) r.p[i] = (typename V::P)((typename V::U)a.p[i] op (typename V::U)b.p[i]);       \
+    GY_EACH(V, r.p[i] = (typename V::P)((typename V::U)a.p[i] op (typename V::U)b.p[i]);)         \
     return r;                                                                                     \
   }
 GY_WRAPPING(add, +) GY_WRAPPING(sub, -) GY_WRAPPING(mul, *)
@@ -25,8 +24,8 @@ template <int L> GY_FN Vec<bool, L> mul(Vec<bool, L> a, Vec<bool, L> b) { return
 template <class T, int L> GY_FN Vec<T, L> neg(Vec<T, L> a) {
   using V = Vec<T, L>;
   V r;
-  if constexpr (is_float<T>) GY_EACH(V, i) r.p[i] = -a.p[i];
-  else GY_EACH(V, i) r.p[i] = (typename V::P)(typename V::U{} - (typename V::U)a.p[i]);
+  if constexpr (is_float<T>) { GY_EACH(V, r.p[i] = -a.p[i];) }
+  else { GY_EACH(V, r.p[i] = (typename V::P)(typename V::U{} - (typename V::U)a.p[i]);) }
   return r;
 }
 
@@ -35,8 +34,8 @@ template <class T, int L> GY_FN Vec<T, L> neg(Vec<T, L> a) {
   template <class T, int L> GY_FN Vec<T, L> name(Vec<T, L> a, Vec<T, L> b) {                      \
     using V = Vec<T, L>;                                                                          \
     V r;                                                                                          \
-    GY_EACH(V, i)                                                                                 \
-      r.p[i] = bits_as<typename V::P>(typename V::B(bits_as<typename V::B>(a.p[i]) op bits_as<typename V::B>(b.p[i]))); \
+    using B = typename V::B;                                                                      \
+    GY_EACH(V, r.p[i] = bits_as<typename V::P>(B(bits_as<B>(a.p[i]) op bits_as<B>(b.p[i])));)     \
     return r;                                                                                     \
   }
 GY_BITWISE(bitwise_and, &) GY_BITWISE(bitwise_or, |) GY_BITWISE(bitwise_xor, ^)
@@ -54,10 +53,8 @@ template <class T, int L> GY_FN Vec<T, L> lshift(Vec<T, L> a, Vec<T, L> b) {
   using V = Vec<T, L>;
   constexpr int width = 8 * sizeof(T);
   V r;
-  GY_EACH(V, i) {
-    const auto amount = (typename V::U)b.p[i] & typename V::element(width - 1);
-    r.p[i] = (typename V::P)((typename V::U)a.p[i] << amount);
-  }
+  using U = typename V::U;
+  GY_EACH(V, r.p[i] = (typename V::P)((U)a.p[i] << ((U)b.p[i] & (wrap<T>)(width - 1)));)
   const auto inside = lt(bitcast<uint<sizeof(T)>>(b), broadcast<L>(uint<sizeof(T)>(width)));
   return where(inside, r, broadcast<L>(T(0)));
 }
@@ -68,24 +65,8 @@ template <class T, int L> GY_FN Vec<T, L> rshift(Vec<T, L> a, Vec<T, L> b) {
   const auto most = bitcast<T>(broadcast<L>(uint<sizeof(T)>(width - 1)));
   const auto amount = where(inside, b, most);
   V r;
-  GY_EACH(V, i) r.p[i] = (typename V::P)(a.p[i] >> amount.p[i]);
+  GY_EACH(V, r.p[i] = (typename V::P)(a.p[i] >> amount.p[i]);)
   return is_signed<T> ? r : where(inside, r, broadcast<L>(T(0)));
-}
-
-// Shifts by a constant, and integral floats of moderate size to integers, for the math functions.
-template <int N, class T, int L> GY_FN Vec<T, L> lshift_by(Vec<T, L> a) {
-  using V = Vec<T, L>;
-  GY_EACH(V, i) a.p[i] = (typename V::P)((typename V::U)a.p[i] << N);
-  return a;
-}
-template <int N, class T, int L> GY_FN Vec<T, L> rshift_by(Vec<T, L> a) {
-  using V = Vec<T, L>;
-  GY_EACH(V, i) a.p[i] = a.p[i] >> N;
-  return a;
-}
-template <int L> GY_FN Vec<int32_t, L> small_int(Vec<float, L> a) { return convert<int32_t>(a); }
-template <int L> GY_FN Vec<int64_t, L> small_int(Vec<double, L> a) {
-  return convert<int64_t>(convert<int32_t>(a));
 }
 
 // ---- sign -------------------------------------------------------------------------------------------------------
@@ -138,9 +119,6 @@ template <int L> GY_FN Vec<bool, L> maximum(Vec<bool, L> a, Vec<bool, L> b) { re
 template <int L> GY_FN Vec<bool, L> minimum(Vec<bool, L> a, Vec<bool, L> b) { return logical_and(a, b); }
 
 // ---- classification ---------------------------------------------------------------------------------------------
-template <class T> constexpr T infinity = T(__builtin_inff());
-template <class T> constexpr T quiet_nan = T(__builtin_nanf(""));
-
 template <class T, int L> GY_FN Vec<bool, L> isnan(Vec<T, L> a) {
   if constexpr (is_float<T>) return ne(a, a);
   else return broadcast<L>(false);
@@ -155,36 +133,15 @@ template <class T, int L> GY_FN Vec<bool, L> isfinite(Vec<T, L> a) {
 }
 
 // ---- minimum and maximum ----------------------------------------------------------------------------------------
-// The instruction's rule: b where a and b are unordered or equal.
 template <class T, int L> GY_FN Vec<T, L> raw_max(Vec<T, L> a, Vec<T, L> b) {
   using V = Vec<T, L>;
-  V r;
-  GY_EACH(V, i) {
-#if defined(GY_AVX512)
-    if constexpr (same<T, float> && V::bytes == 64)
-      r.p[i] = (typename V::P)__builtin_ia32_maxps512_mask((v16sf)a.p[i], (v16sf)b.p[i], v16sf{}, no_mask, current_rounding);
-    else if constexpr (same<T, double> && V::bytes == 64)
-      r.p[i] = (typename V::P)__builtin_ia32_maxpd512_mask((v8df)a.p[i], (v8df)b.p[i], v8df{}, no_mask, current_rounding);
-    else
-#endif
-      r.p[i] = a.p[i] > b.p[i] ? a.p[i] : b.p[i];
-  }
-  return r;
+  GY_EACH(V, a.p[i] = part::max(a.p[i], b.p[i]);)
+  return a;
 }
 template <class T, int L> GY_FN Vec<T, L> raw_min(Vec<T, L> a, Vec<T, L> b) {
   using V = Vec<T, L>;
-  V r;
-  GY_EACH(V, i) {
-#if defined(GY_AVX512)
-    if constexpr (same<T, float> && V::bytes == 64)
-      r.p[i] = (typename V::P)__builtin_ia32_minps512_mask((v16sf)a.p[i], (v16sf)b.p[i], v16sf{}, no_mask, current_rounding);
-    else if constexpr (same<T, double> && V::bytes == 64)
-      r.p[i] = (typename V::P)__builtin_ia32_minpd512_mask((v8df)a.p[i], (v8df)b.p[i], v8df{}, no_mask, current_rounding);
-    else
-#endif
-      r.p[i] = a.p[i] < b.p[i] ? a.p[i] : b.p[i];
-  }
-  return r;
+  GY_EACH(V, a.p[i] = part::min(a.p[i], b.p[i]);)
+  return a;
 }
 // NaN if either is NaN.
 template <class T, int L> GY_FN Vec<T, L> maximum(Vec<T, L> a, Vec<T, L> b) {
@@ -210,76 +167,18 @@ template <class T, int L> GY_FN Vec<T, L> fmin(Vec<T, L> a, Vec<T, L> b) {
 template <class T, int L> GY_FN Vec<T, L> fma(Vec<T, L> a, Vec<T, L> b, Vec<T, L> c) {
   static_assert(is_float<T>, "fma is for float and double");
   using V = Vec<T, L>;
-  using P = typename V::P;
-  V r;
-  GY_EACH(V, i) {
-    if constexpr (V::lanes == 1) r.p[i] = same<T, float> ? __builtin_fmaf(a.p[i], b.p[i], c.p[i]) : __builtin_fma(a.p[i], b.p[i], c.p[i]);
-#if defined(GY_AVX512)
-    else if constexpr (V::bytes == 64 && same<T, float>)
-      r.p[i] = (P)__builtin_ia32_vfmaddps512_mask((v16sf)a.p[i], (v16sf)b.p[i], (v16sf)c.p[i], no_mask, current_rounding);
-    else if constexpr (V::bytes == 64)
-      r.p[i] = (P)__builtin_ia32_vfmaddpd512_mask((v8df)a.p[i], (v8df)b.p[i], (v8df)c.p[i], no_mask, current_rounding);
-#endif
-#if defined(GY_SIMD)
-    else if constexpr (V::bytes == 32 && same<T, float>) r.p[i] = (P)__builtin_ia32_vfmaddps256((v8sf)a.p[i], (v8sf)b.p[i], (v8sf)c.p[i]);
-    else if constexpr (V::bytes == 32) r.p[i] = (P)__builtin_ia32_vfmaddpd256((v4df)a.p[i], (v4df)b.p[i], (v4df)c.p[i]);
-    else if constexpr (same<T, float>) r.p[i] = (P)__builtin_ia32_vfmaddps((v4sf)a.p[i], (v4sf)b.p[i], (v4sf)c.p[i]);
-    else r.p[i] = (P)__builtin_ia32_vfmaddpd((v2df)a.p[i], (v2df)b.p[i], (v2df)c.p[i]);
-#endif
-  }
-  return r;
+  GY_EACH(V, a.p[i] = part::fma(a.p[i], b.p[i], c.p[i]);)
+  return a;
 }
-
 template <class T, int L> GY_FN Vec<T, L> sqrt(Vec<T, L> a) {
   using V = Vec<T, L>;
-  using P = typename V::P;
-  V r;
-  GY_EACH(V, i) {
-    if constexpr (V::lanes == 1) r.p[i] = same<T, float> ? __builtin_sqrtf(a.p[i]) : __builtin_sqrt(a.p[i]);
-#if defined(GY_AVX512)
-    else if constexpr (V::bytes == 64 && same<T, float>)
-      r.p[i] = (P)__builtin_ia32_sqrtps512_mask((v16sf)a.p[i], v16sf{}, no_mask, current_rounding);
-    else if constexpr (V::bytes == 64)
-      r.p[i] = (P)__builtin_ia32_sqrtpd512_mask((v8df)a.p[i], v8df{}, no_mask, current_rounding);
-#endif
-#if defined(GY_SIMD)
-    else if constexpr (V::bytes == 32 && same<T, float>) r.p[i] = (P)__builtin_ia32_sqrtps256((v8sf)a.p[i]);
-    else if constexpr (V::bytes == 32) r.p[i] = (P)__builtin_ia32_sqrtpd256((v4df)a.p[i]);
-    else if constexpr (same<T, float>) r.p[i] = (P)__builtin_ia32_sqrtps((v4sf)a.p[i]);
-    else r.p[i] = (P)__builtin_ia32_sqrtpd((v2df)a.p[i]);
-#endif
-  }
-  return r;
+  GY_EACH(V, a.p[i] = part::sqrt(a.p[i]);)
+  return a;
 }
-
-// Mode: 8 nearest even, 9 down, 10 up, 11 toward zero (the instruction's immediate, exceptions off).
 template <int Mode, class T, int L> GY_FN Vec<T, L> round_mode(Vec<T, L> a) {
   using V = Vec<T, L>;
-  using P = typename V::P;
-  V r;
-  GY_EACH(V, i) {
-    if constexpr (V::lanes == 1) {
-      if constexpr (same<T, float>)
-        r.p[i] = Mode == 8 ? __builtin_rintf(a.p[i]) : Mode == 9 ? __builtin_floorf(a.p[i])
-                 : Mode == 10 ? __builtin_ceilf(a.p[i]) : __builtin_truncf(a.p[i]);
-      else
-        r.p[i] = Mode == 8 ? __builtin_rint(a.p[i]) : Mode == 9 ? __builtin_floor(a.p[i])
-                 : Mode == 10 ? __builtin_ceil(a.p[i]) : __builtin_trunc(a.p[i]);
-    }
-#if defined(GY_AVX512)
-    else if constexpr (V::bytes == 64 && same<T, float>)
-      r.p[i] = (P)__builtin_ia32_rndscaleps_mask((v16sf)a.p[i], Mode, v16sf{}, no_mask, current_rounding);
-    else if constexpr (V::bytes == 64)
-      r.p[i] = (P)__builtin_ia32_rndscalepd_mask((v8df)a.p[i], Mode, v8df{}, no_mask, current_rounding);
-#endif
-#if defined(GY_SIMD)
-    else if constexpr (V::bytes == 32 && same<T, float>) r.p[i] = (P)__builtin_ia32_roundps256((v8sf)a.p[i], Mode);
-    else if constexpr (V::bytes == 32) r.p[i] = (P)__builtin_ia32_roundpd256((v4df)a.p[i], Mode);
-    else if constexpr (same<T, float>) r.p[i] = (P)__builtin_ia32_roundps((v4sf)a.p[i], Mode);
-    else r.p[i] = (P)__builtin_ia32_roundpd((v2df)a.p[i], Mode);
-#endif
-  }
-  return r;
+  GY_EACH(V, a.p[i] = part::round_mode<Mode>(a.p[i]);)
+  return a;
 }
 #define GY_ROUNDING(name, mode)                                  \
   template <class T, int L> GY_FN Vec<T, L> name(Vec<T, L> a) {  \
@@ -294,7 +193,7 @@ template <class T, int L> GY_FN Vec<T, L> div(Vec<T, L> a, Vec<T, L> b) {
   static_assert(is_float<T>, "div is true division: cast integers first");
   using V = Vec<T, L>;
   V r;
-  GY_EACH(V, i) r.p[i] = a.p[i] / b.p[i];
+  GY_EACH(V, r.p[i] = a.p[i] / b.p[i];)
   return r;
 }
 template <class T, int L> GY_FN Vec<T, L> reciprocal(Vec<T, L> a) { return div(broadcast<L>(T(1)), a); }

@@ -194,13 +194,11 @@ template <class To, class From, int L> GY_FN Vec<To, L> step(Vec<From, L> v) {
   else if constexpr (sizeof(To) == 2 * sizeof(From)) {
     VT r;
     if constexpr (VT::parts == VF::parts) {
-      GY_UNROLL for (int i = 0; i < VT::parts; ++i) r.p[i] = widen<To, From, typename VT::P>(v.p[i]);
+      GY_EACH(VT, r.p[i] = (widen<To, From, typename VT::P>(v.p[i]));)
     } else {
       using Half = native<typename VF::element, VT::lanes>;
-      GY_UNROLL for (int i = 0; i < VF::parts; ++i) {
-        r.p[2 * i] = widen<To, From, typename VT::P>(piece<Half, 0>(v.p[i]));
-        r.p[2 * i + 1] = widen<To, From, typename VT::P>(piece<Half, 1>(v.p[i]));
-      }
+      GY_EACH(VF, r.p[2 * i] = (widen<To, From, typename VT::P>(piece<Half, 0>(v.p[i])));
+                  r.p[2 * i + 1] = (widen<To, From, typename VT::P>(piece<Half, 1>(v.p[i])));)
     }
     return r;
   } else if constexpr (2 * sizeof(To) == sizeof(From)) {
@@ -217,10 +215,9 @@ template <class To, class From, int L> GY_FN Vec<To, L> step(Vec<From, L> v) {
     };
     VT r;
     if constexpr (VT::parts == VF::parts) {
-      GY_UNROLL for (int i = 0; i < VT::parts; ++i) r.p[i] = narrow(v.p[i]);
+      GY_EACH(VT, r.p[i] = narrow(v.p[i]);)
     } else {
-      GY_UNROLL for (int i = 0; i < VT::parts; ++i)
-        r.p[i] = join<typename VT::P>(narrow(v.p[2 * i]), narrow(v.p[2 * i + 1]));
+      GY_EACH(VT, r.p[i] = join<typename VT::P>(narrow(v.p[2 * i]), narrow(v.p[2 * i + 1]));)
     }
     return r;
   }
@@ -228,7 +225,7 @@ template <class To, class From, int L> GY_FN Vec<To, L> step(Vec<From, L> v) {
   else if constexpr (is_float<To> == is_float<From>) return bitcast<To>(v);
   else {
     VT r;
-    GY_UNROLL for (int i = 0; i < VT::parts; ++i) r.p[i] = __builtin_convertvector(v.p[i], typename VT::P);
+    GY_EACH(VT, r.p[i] = __builtin_convertvector(v.p[i], typename VT::P);)
     return r;
   }
 }
@@ -236,23 +233,24 @@ template <class To, class From, int L> GY_FN Vec<To, L> step(Vec<From, L> v) {
 #if defined(GY_SIMD)
 template <int L> GY_FN Vec<float, L> bf16_to_float(Vec<bf16, L> v) {
   auto wide = step<uint32_t>(bitcast<uint16_t>(v));
-  GY_UNROLL for (int i = 0; i < wide.parts; ++i) wide.p[i] = wide.p[i] << 16;
+  using V = Vec<uint32_t, L>;
+  GY_EACH(V, wide.p[i] = wide.p[i] << 16;)
   return bitcast<float>(wide);
+}
+template <class V> GY_FN V round_to_bf16(V x) {
+  const V rounded = (x + 0x7fff + (x >> 16 & 1)) >> 16, quiet = x >> 16 | 0x40;
+#if defined(GY_AVX512)
+  if constexpr (sizeof(V) == 64) {
+    const auto nan = __builtin_ia32_cmpps512_mask((v16sf)x, (v16sf)x, 3, no_mask, current_rounding);
+    return (V)__builtin_ia32_blendmd_512_mask((v16si)rounded, (v16si)quiet, nan);
+  }
+#endif
+  return (x & 0x7fffffff) > 0x7f800000 ? quiet : rounded;
 }
 template <int L> GY_FN Vec<bf16, L> float_to_bf16(Vec<float, L> v) {
   auto u = bitcast<uint32_t>(v);
   using V = Vec<uint32_t, L>;
-  GY_UNROLL for (int i = 0; i < V::parts; ++i) {
-    const auto x = u.p[i];
-    const auto rounded = (x + 0x7fff + (x >> 16 & 1)) >> 16, quiet = x >> 16 | 0x40;
-#if defined(GY_AVX512)
-    if constexpr (sizeof(x) == 64) {
-      const auto nan = __builtin_ia32_cmpps512_mask((v16sf)x, (v16sf)x, 3, no_mask, current_rounding);
-      u.p[i] = (typename V::P)__builtin_ia32_blendmd_512_mask((v16si)rounded, (v16si)quiet, nan);
-    } else
-#endif
-      u.p[i] = (typename V::P)((x & 0x7fffffff) > 0x7f800000 ? quiet : rounded);
-  }
+  GY_EACH(V, u.p[i] = round_to_bf16(u.p[i]);)
   return bitcast<bf16>(step<uint16_t>(u));
 }
 #endif

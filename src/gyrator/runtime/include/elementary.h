@@ -8,258 +8,205 @@
 
 namespace gy {
 
-#define GY_LIBM(name)                                                                               \
-  template <class T> GY_FN T name##_one(T x) {                                                      \
-    if constexpr (same<T, float>) return __builtin_##name##f(x);                                    \
-    else return __builtin_##name(x);                                                                \
+// One value by the C library.
+namespace libm {
+#define GY_LIBM(name)                                                  \
+  template <class T> GY_FN T name(T x) {                               \
+    if constexpr (same<T, float>) return __builtin_##name##f(x);       \
+    else return __builtin_##name(x);                                   \
   }
 GY_LIBM(exp) GY_LIBM(exp2) GY_LIBM(expm1) GY_LIBM(log) GY_LIBM(log2) GY_LIBM(log10) GY_LIBM(log1p) GY_LIBM(tanh)
+GY_LIBM(erf) GY_LIBM(erfc) GY_LIBM(sin) GY_LIBM(cos) GY_LIBM(tan) GY_LIBM(asin) GY_LIBM(acos) GY_LIBM(atan)
+GY_LIBM(sinh) GY_LIBM(cosh) GY_LIBM(asinh) GY_LIBM(acosh) GY_LIBM(atanh) GY_LIBM(lgamma)
 #undef GY_LIBM
+}  // namespace libm
+
+namespace part {
+
+// e^x * 2^Shift for |x| small enough that round_to_integer holds. float: 1 ulp; double: 1 ulp.
+template <int Shift = 0, class P> GY_FN P exp_in_range(P x) {
+  if constexpr (of_float<P>) {
+    auto n = round_to_integer(x, 0x1.715476p+0f);
+    P r = fma(n.value, all<P>(-0x1.62e4p-1f), x);
+    r = fma(n.value, all<P>(-0x1.7f7d1cp-20f), r);
+    if constexpr (Shift != 0) n = {n.value + float(Shift), n.integer + Shift};
+    return scale(polynomial(r, 0x1.6abf44p-10f, 0x1.123e36p-7f, 0x1.555858p-5f, 0x1.55548cp-3f, 0x1.fffffcp-2f, 1.0f, 1.0f), n);
+  } else {
+    auto n = round_to_integer(x, 0x1.71547652b82fep+0);
+    P r = fma(n.value, all<P>(-0x1.62e42fefa3800p-1), x);
+    r = fma(n.value, all<P>(-0x1.ef35793c76730p-45), r);
+    if constexpr (Shift != 0) n = {n.value + double(Shift), n.integer + Shift};
+    return scale(polynomial(r, 0x1.201af6573fdd6p-29, 0x1.af71c7e4b9317p-26, 0x1.27e459097aad2p-22, 0x1.71ddeb49a321bp-19,
+                            0x1.a01a01e7e11adp-16, 0x1.a01a01b5f4771p-13, 0x1.6c16c16c0a43bp-10, 0x1.111111110e54cp-7,
+                            0x1.555555555556cp-5, 0x1.555555555555dp-3, 0.5, 1.0, 1.0), n);
+  }
+}
+template <class P> GY_FN P exp(P x) {
+  return exp_in_range(of_float<P> ? clamp(x, element<P>(-105), element<P>(90)) : clamp(x, element<P>(-750), element<P>(715)));
+}
+
+// 2^x. float: 1 ulp.
+template <class P> GY_FN P exp2(P x) {
+  x = clamp(x, -152.0f, 130.0f);
+  const auto n = round_to_integer(x, 1.0f);
+  const P r = (x - n.value) * 0x1.62e430p-1f;
+  return scale(polynomial(r, 0x1.6abf44p-10f, 0x1.123e36p-7f, 0x1.555858p-5f, 0x1.55548cp-3f, 0x1.fffffcp-2f, 1.0f, 1.0f), n);
+}
+
+// e^x - 1 = 2^n (e + 1) - 1.
+template <class P> struct Expm1Parts { P e; Rounded<P> n; };
+template <class P> GY_FN Expm1Parts<P> expm1_parts(P x) {
+  const auto n = round_to_integer(x, 0x1.715476p+0f);
+  P r = fma(n.value, all<P>(-0x1.62e4p-1f), x);
+  r = fma(n.value, all<P>(-0x1.7f7d1cp-20f), r);
+  const P p = polynomial(r, 0x1.3b17bap-13f, 0x1.6d2e58p-10f, 0x1.1155aap-7f, 0x1.555502p-5f, 0x1.55552cp-3f, 0.5f);
+  return {fma(r * r, p, r), n};
+}
+// float: 2 ulp.
+template <class P> GY_FN P expm1(P x) {
+  const auto parts = expm1_parts(clamp(x, -30.0f, 88.8f));
+  const P t = power_of_two<P>(parts.n.integer - 1);            // half, so that the largest results do not overflow early
+  const P r = fma(t, parts.e, t - 0.5f);
+  return x == 0.0f ? x : r + r;                                // -0 stays -0
+}
+
+// a / (b + b_low) within 1 ulp for finite a, normal b of moderate size and tiny b_low; with AVX-512 by an
+// approximate reciprocal and Newton's step, for the divide of a whole register costs 16 cycles.
+template <class P> GY_FN P moderate_div(P a, P b, P b_low) {
+#if defined(GY_AVX512)
+  P y;
+  if constexpr (is_scalar<P>) y = __builtin_ia32_rcp14ss(v4sf{b}, v4sf{b})[0];
+  else if constexpr (sizeof(P) == 64) y = (P)__builtin_ia32_rcp14ps512_mask((v16sf)b, v16sf{}, no_mask);
+  else if constexpr (sizeof(P) == 32) y = (P)__builtin_ia32_rcp14ps256_mask((v8sf)b, v8sf{}, no_mask);
+  else y = (P)__builtin_ia32_rcp14ps128_mask((v4sf)b, v4sf{}, no_mask);
+  y = fma(y, fma(-b, y, all<P>(1)), y);
+#else
+  const P y = 1.0f / b;
+#endif
+  const P q = a * y;
+  return fma(fma(-b_low, q, fma(-b, q, a)), y, q);
+}
+
+// 1 / (1 + e^-x). float: 2 ulp, down to the smallest results.
+template <class P> GY_FN P sigmoid(P x) {
+  const P size = abs(x);
+  if constexpr (of_float<P>) {
+    const P e = exp_in_range(-min(all<P>(105), size));
+    const P below = e + 1.0f;
+    return moderate_div(x < 0.0f ? e : all<P>(1), below, e - (below - 1.0f));
+  } else {
+    const P e = exp_in_range(-min(all<P>(750), size));
+    return (x < 0.0 ? e : all<P>(1)) / (e + 1.0);
+  }
+}
+
+// float: 2 ulp. From e^(-2|x|) - 1, whose relative accuracy near 0 carries over.
+template <class P> GY_FN P tanh(P x) {
+  const auto parts = expm1_parts(min(all<P>(9.5f), abs(x)) * -2.0f);          // tanh is 1 beyond
+  const P t = power_of_two<P>(parts.n.integer);
+  const P e = fma(t, parts.e, t - 1.0f), below = e + 2.0f;
+  return copysign(moderate_div(e, below, e - (below - 2.0f)), x);
+}
+
+// ---- logarithms -------------------------------------------------------------------------------------------------
+// x = 2^k (1 + f) with 1 + f in [sqrt(1/2), sqrt(2)), for positive x, subnormal ones too.
+template <class P> struct LogParts { P k, f; };
+template <class P> GY_FN LogParts<P> log_parts(P x) {
+  using T = element<P>;
+  constexpr T smallest_normal = of_float<P> ? T(0x1p-126) : T(0x1p-1022), up = of_float<P> ? T(0x1p24) : T(0x1p54);
+  constexpr sint<sizeof(T)> root_half = of_float<P> ? 0x3f3504f3 : 0x3fe6a09e667f3bcd;
+  const Bits<P> b = bits(x < smallest_normal ? x * up : x);
+  const Bits<P> k = (b - root_half) >> mantissa_bits<P>;
+  P power;
+  if constexpr (is_scalar<P>) power = P(k);
+  else if constexpr (of_float<P> || has_int64_float) power = __builtin_convertvector(k, P);
+  else power = from_bits<P>(k + bits_as<int64_t>(0x1.8p52)) - 0x1.8p52;
+  return {x < smallest_normal ? power - T(of_float<P> ? 24 : 54) : power,
+          from_bits<P>(b - shift_left<P>(k, mantissa_bits<P>)) - T(1)};
+}
+// log(1 + f) - f for float.
+template <class P> GY_FN P log_tail(P f) {
+  const P p = polynomial(f, -0x1.38e3b4p-4f, 0x1.0590a0p-3f, -0x1.0d89b6p-3f, 0x1.22d450p-3f, -0x1.547168p-3f,
+                         0x1.99a03cp-3f, -0x1.00022ap-2f, 0x1.555554p-2f);
+  const P f2 = f * f;
+  return fma(f * p, f2, f2 * -0.5f);
+}
+// NaN below zero, -inf at zero, x itself at +inf and NaN.
+template <class P> GY_FN P log_edges(P x, P r) {
+  using T = element<P>;
+  r = x < infinity<T> ? r : x;
+  r = x == T(0) ? all<P>(-infinity<T>) : r;
+  return x < T(0) ? all<P>(quiet_nan<T>) : r;
+}
+// 1 ulp. double from s = f / (2 + f): log(1 + f) = f - (f^2/2 - s (f^2/2 + s^2 R(s^2))).
+template <class P> GY_FN P log(P x) {
+  const auto [k, f] = log_parts(x);
+  if constexpr (of_float<P>) {
+    const P tail = fma(k, all<P>(0x1.7f7d1cp-20f), log_tail(f));
+    return log_edges(x, fma(k, all<P>(0x1.62e4p-1f), f + tail));
+  } else {
+    const P s = f / (f + 2.0), z = s * s;
+    const P r = z * polynomial(z, 0x1.2f04f647763c2p-3, 0x1.39a1cf4bee076p-3, 0x1.74663db237dd1p-3, 0x1.c71c52119c7bbp-3,
+                               0x1.24924941e3616p-2, 0x1.999999997ff0ap-2, 0x1.5555555555592p-1);
+    const P half_square = f * f * 0.5;
+    const P low = fma(s, half_square + r, k * 0x1.ef35793c76730p-45);
+    return log_edges(x, fma(k, all<P>(0x1.62e42fefa3800p-1), f - (half_square - low)));
+  }
+}
+// float: 2 ulp; exact at powers of two.
+template <class P> GY_FN P log2(P x) {
+  const auto [k, f] = log_parts(x);
+  const P low = fma(f, all<P>(0x1.4ae0cp-26f), log_tail(f) * 0x1.715476p+0f);
+  return log_edges(x, k + fma(f, all<P>(0x1.715476p+0f), low));
+}
+// float: 2 ulp.
+template <class P> GY_FN P log10(P x) {
+  const auto [k, f] = log_parts(x);
+  const P low = fma(f, all<P>(-0x1.5b235ep-27f), fma(log_tail(f), all<P>(0x1.bcb7b2p-2f), k * 0x1.3509f8p-18f));
+  return log_edges(x, fma(k, all<P>(0x1.344p-2f), fma(f, all<P>(0x1.bcb7b2p-2f), low)));
+}
+// log(1 + x). float: 2 ulp.
+template <class P> GY_FN P log1p(P x) {
+  const P u = x + 1.0f;
+  auto [k, f] = log_parts(u);
+  // what rounding 1 + x lost, scaled like the mantissa of u; beyond 2^60 it is far below half an ulp
+  const P lost = x > 1.0f ? 1.0f - (u - x) : x - (u - 1.0f);
+  P k_small = min(all<P>(60), k);
+  Bits<P> down;
+  if constexpr (is_scalar<P>) down = Bits<P>(k_small);
+  else down = __builtin_convertvector(k_small, Bits<P>);
+  f = f + lost * power_of_two<P>(-down);
+  const P tail = fma(k, all<P>(0x1.7f7d1cp-20f), log_tail(f));
+  const P r = log_edges(u, fma(k, all<P>(0x1.62e4p-1f), f + tail));
+  return x == 0.0f ? x : r;
+}
+
+}  // namespace part
 
 // True where our own algorithm serves the type; otherwise the library is called for each lane.
 template <class T> constexpr bool own_float = register_bytes > 0 && same<T, float>;
 template <class T> constexpr bool own_real = register_bytes > 0 && is_float<T>;
 
-// c0 x^n + c1 x^(n-1) + ... + cn.
-template <class T, int L, class... C> GY_FN Vec<T, L> polynomial(Vec<T, L> x, T first, C... rest) {
-  auto r = broadcast<L>(first);
-  ((r = fma(r, x, broadcast<L>(T(rest)))), ...);
-  return r;
-}
-
-// p * 2^n for an integral n of up to twice the exponent's range, rounded once.
-template <class T, int L> GY_FN Vec<T, L> scale(Vec<T, L> p, Vec<T, L> n) {
-  using V = Vec<T, L>;
-#if defined(GY_AVX512)
-  if constexpr (V::lanes > 1) {
-    V r;
-    GY_EACH(V, i) {
-      using P = typename V::P;
-      if constexpr (same<T, float>) {
-        if constexpr (V::bytes == 64)
-          r.p[i] = (P)__builtin_ia32_scalefps512_mask((v16sf)p.p[i], (v16sf)n.p[i], v16sf{}, no_mask, current_rounding);
-        else if constexpr (V::bytes == 32) r.p[i] = (P)__builtin_ia32_scalefps256_mask((v8sf)p.p[i], (v8sf)n.p[i], v8sf{}, no_mask);
-        else r.p[i] = (P)__builtin_ia32_scalefps128_mask((v4sf)p.p[i], (v4sf)n.p[i], v4sf{}, no_mask);
-      } else {
-        if constexpr (V::bytes == 64)
-          r.p[i] = (P)__builtin_ia32_scalefpd512_mask((v8df)p.p[i], (v8df)n.p[i], v8df{}, no_mask, current_rounding);
-        else if constexpr (V::bytes == 32) r.p[i] = (P)__builtin_ia32_scalefpd256_mask((v4df)p.p[i], (v4df)n.p[i], v4df{}, no_mask);
-        else r.p[i] = (P)__builtin_ia32_scalefpd128_mask((v2df)p.p[i], (v2df)n.p[i], v2df{}, no_mask);
-      }
-    }
-    return r;
+#define GY_MATH(name, own)                                                  \
+  template <class T, int L> GY_FN Vec<T, L> name(Vec<T, L> x) {             \
+    if constexpr (own<T>) {                                                 \
+      using V = Vec<T, L>;                                                  \
+      GY_EACH(V, x.p[i] = part::name(x.p[i]);)                              \
+      return x;                                                             \
+    } else return map<T>(x, libm::name<T>);                                 \
   }
-#endif
-  using I = sint<sizeof(T)>;
-  constexpr int mantissa = same<T, float> ? 23 : 52;
-  const auto k = small_int(n);
-  const auto half = rshift_by<1>(k);
-  const auto power = [](auto e) {
-    return bitcast<T>(lshift_by<mantissa>(add(e, broadcast<L>(I(same<T, float> ? 127 : 1023)))));
-  };
-  return mul(mul(p, power(half)), power(sub(k, half)));
-}
+GY_MATH(exp, own_real) GY_MATH(exp2, own_float) GY_MATH(expm1, own_float) GY_MATH(tanh, own_float)
+GY_MATH(log, own_real) GY_MATH(log2, own_float) GY_MATH(log10, own_float) GY_MATH(log1p, own_float)
 
-// e^x * 2^shift. float: 1 ulp; double: 1 ulp.
-template <class T, int L> GY_FN Vec<T, L> exp_scaled(Vec<T, L> x, T shift) {
-  if constexpr (same<T, float>) {
-    x = raw_max(broadcast<L>(-105.0f), raw_min(broadcast<L>(90.0f), x));      // keeps NaN
-    const auto n = round(mul(x, broadcast<L>(0x1.715476p+0f)));
-    auto r = fma(n, broadcast<L>(-0x1.62e4p-1f), x);
-    r = fma(n, broadcast<L>(-0x1.7f7d1cp-20f), r);
-    const auto p = polynomial(r, 0x1.6abf44p-10f, 0x1.123e36p-7f, 0x1.555858p-5f, 0x1.55548cp-3f, 0x1.fffffcp-2f,
-                              1.0f, 1.0f);
-    return scale(p, add(n, broadcast<L>(shift)));
-  } else {
-    x = raw_max(broadcast<L>(-750.0), raw_min(broadcast<L>(715.0), x));
-    const auto n = round(mul(x, broadcast<L>(0x1.71547652b82fep+0)));
-    auto r = fma(n, broadcast<L>(-0x1.62e42fefa3800p-1), x);
-    r = fma(n, broadcast<L>(-0x1.ef35793c76730p-45), r);
-    const auto p = polynomial(r, 0x1.201af6573fdd6p-29, 0x1.af71c7e4b9317p-26, 0x1.27e459097aad2p-22,
-                              0x1.71ddeb49a321bp-19, 0x1.a01a01e7e11adp-16, 0x1.a01a01b5f4771p-13,
-                              0x1.6c16c16c0a43bp-10, 0x1.111111110e54cp-7, 0x1.555555555556cp-5,
-                              0x1.555555555555dp-3, 0.5, 1.0, 1.0);
-    return scale(p, add(n, broadcast<L>(shift)));
-  }
-}
-template <class T, int L> GY_FN Vec<T, L> exp(Vec<T, L> x) {
-  if constexpr (own_real<T>) return exp_scaled(x, T(0));
-  else return map<T>(x, exp_one<T>);
-}
-
-// 2^x. 1 ulp.
-template <class T, int L> GY_FN Vec<T, L> exp2(Vec<T, L> x) {
-  if constexpr (own_float<T>) {
-    x = raw_max(broadcast<L>(-152.0f), raw_min(broadcast<L>(130.0f), x));
-    const auto n = round(x);
-    const auto r = mul(sub(x, n), broadcast<L>(0x1.62e430p-1f));
-    const auto p = polynomial(r, 0x1.6abf44p-10f, 0x1.123e36p-7f, 0x1.555858p-5f, 0x1.55548cp-3f, 0x1.fffffcp-2f,
-                              1.0f, 1.0f);
-    return scale(p, n);
-  } else return map<T>(x, exp2_one<T>);
-}
-
-// 2^n for integral n in [-126, 127].
-template <int L> GY_FN Vec<float, L> power_of_two(Vec<float, L> n) {
-  return bitcast<float>(lshift_by<23>(add(small_int(n), broadcast<L>(int32_t(127)))));
-}
-// The parts of expm1 for float: e^x - 1 = 2^n (e + 1) - 1.
-template <int L> struct Expm1Parts { Vec<float, L> e, n; };
-template <int L> GY_FN Expm1Parts<L> expm1_parts(Vec<float, L> x) {
-  const auto n = round(mul(x, broadcast<L>(0x1.715476p+0f)));
-  auto r = fma(n, broadcast<L>(-0x1.62e4p-1f), x);
-  r = fma(n, broadcast<L>(-0x1.7f7d1cp-20f), r);
-  const auto p = polynomial(r, 0x1.3b17bap-13f, 0x1.6d2e58p-10f, 0x1.1155aap-7f, 0x1.555502p-5f, 0x1.55552cp-3f, 0.5f);
-  return {fma(mul(r, r), p, r), n};
-}
-// e^x - 1. 1 ulp.
-template <class T, int L> GY_FN Vec<T, L> expm1(Vec<T, L> x) {
-  if constexpr (own_float<T>) {
-    const auto clamped = raw_max(broadcast<L>(-30.0f), raw_min(broadcast<L>(88.8f), x));
-    const auto parts = expm1_parts(clamped);
-    const auto t = scale(broadcast<L>(0.5f), parts.n);         // half, so that the largest results do not overflow early
-    const auto r = fma(t, parts.e, sub(t, broadcast<L>(0.5f)));
-    return where(eq(x, broadcast<L>(0.0f)), x, add(r, r));     // -0 stays -0
-  } else return map<T>(x, expm1_one<T>);
-}
-
-// ---- quotient for hot functions ---------------------------------------------------------------------------------
-// a / (b + b_low) within 1 ulp for finite a, normal b of moderate size and tiny b_low; with AVX-512 by an
-// approximate reciprocal and Newton's step, for the divide of a whole register costs 16 cycles.
-template <int L> GY_FN Vec<float, L> moderate_div(Vec<float, L> a, Vec<float, L> b, Vec<float, L> b_low) {
-#if defined(GY_AVX512)
-  using V = Vec<float, L>;
-  V y;
-  GY_EACH(V, i) {
-    using P = typename V::P;
-    if constexpr (V::bytes == 64) y.p[i] = (P)__builtin_ia32_rcp14ps512_mask((v16sf)b.p[i], v16sf{}, no_mask);
-    else if constexpr (V::bytes == 32) y.p[i] = (P)__builtin_ia32_rcp14ps256_mask((v8sf)b.p[i], v8sf{}, no_mask);
-    else if constexpr (V::bytes == 16) y.p[i] = (P)__builtin_ia32_rcp14ps128_mask((v4sf)b.p[i], v4sf{}, no_mask);
-    else y.p[i] = __builtin_ia32_rcp14ss(v4sf{b.p[i]}, v4sf{b.p[i]})[0];
-  }
-  y = fma(y, fma(neg(b), y, broadcast<L>(1.0f)), y);
-#else
-  const auto y = reciprocal(b);
-#endif
-  const auto q = mul(a, y);
-  return fma(fma(neg(b_low), q, fma(neg(b), q, a)), y, q);
-}
-template <int L> GY_FN Vec<float, L> moderate_div(Vec<float, L> a, Vec<float, L> b) {
-#if defined(GY_AVX512)
-  return moderate_div(a, b, broadcast<L>(0.0f));
-#else
-  return div(a, b);
-#endif
-}
-
-// 1 / (1 + e^-x). float: 2 ulp, down to the smallest results.
 template <class T, int L> GY_FN Vec<T, L> sigmoid(Vec<T, L> x) {
-  const auto one = broadcast<L>(T(1));
-  const auto e = exp(neg(abs(x)));
-  const auto top = where(lt(x, broadcast<L>(T(0))), e, one);
-  const auto below = add(one, e);
-  if constexpr (own_float<T>) return moderate_div(top, below, sub(e, sub(below, one)));
-  else return div(top, below);
-}
-
-// float: 2 ulp. From e^(-2|x|) - 1, whose relative accuracy near 0 carries over.
-template <class T, int L> GY_FN Vec<T, L> tanh(Vec<T, L> x) {
-  if constexpr (own_float<T>) {
-    const auto a = raw_min(broadcast<L>(9.5f), abs(x));        // tanh is 1 beyond
-    const auto parts = expm1_parts(mul(a, broadcast<L>(-2.0f)));
-    const auto t = power_of_two(parts.n);
-    const auto e = fma(t, parts.e, sub(t, broadcast<L>(1.0f)));
-    const auto two = broadcast<L>(2.0f), below = add(two, e);
-    return copysign(moderate_div(e, below, sub(e, sub(below, two))), x);
-  } else return map<T>(x, tanh_one<T>);
-}
-
-// ---- logarithms -------------------------------------------------------------------------------------------------
-// x = 2^k (1 + f) with 1 + f in [sqrt(1/2), sqrt(2)), for positive x, subnormal ones too.
-template <class T, int L> struct LogParts { Vec<T, L> k, f; };
-template <class T, int L> GY_FN LogParts<T, L> log_parts(Vec<T, L> x) {
-  using I = sint<sizeof(T)>;
-  constexpr int mantissa = same<T, float> ? 23 : 52;
-  constexpr T smallest_normal = same<T, float> ? T(0x1p-126) : T(0x1p-1022), up = same<T, float> ? T(0x1p24) : T(0x1p54);
-  constexpr I root_half = same<T, float> ? I(0x3f3504f3) : I(0x3fe6a09e667f3bcd);
-  const auto tiny = lt(x, broadcast<L>(smallest_normal));
-  const auto bits = bitcast<I>(where(tiny, mul(x, broadcast<L>(up)), x));
-  const auto k = rshift_by<mantissa>(sub(bits, broadcast<L>(root_half)));
-  const auto m = bitcast<T>(sub(bits, lshift_by<mantissa>(k)));
-  const auto power = convert<T>(k);
-  return {where(tiny, sub(power, broadcast<L>(T(mantissa + (same<T, float> ? 1 : 2)))), power), sub(m, broadcast<L>(T(1)))};
-}
-// log(1 + f) - f for float.
-template <int L> GY_FN Vec<float, L> log_tail(Vec<float, L> f) {
-  const auto p = polynomial(f, -0x1.38e3b4p-4f, 0x1.0590a0p-3f, -0x1.0d89b6p-3f, 0x1.22d450p-3f, -0x1.547168p-3f,
-                            0x1.99a03cp-3f, -0x1.00022ap-2f, 0x1.555554p-2f);
-  const auto f2 = mul(f, f);
-  return fma(mul(f, p), f2, mul(broadcast<L>(-0.5f), f2));
-}
-// NaN below zero, -inf at zero, x itself at +inf and NaN.
-template <class T, int L> GY_FN Vec<T, L> log_edges(Vec<T, L> x, Vec<T, L> r) {
-  const auto zero = broadcast<L>(T(0)), inf = broadcast<L>(infinity<T>);
-  r = where(lt(x, inf), r, x);                                 // +inf and NaN
-  r = where(eq(x, zero), neg(inf), r);
-  return where(lt(x, zero), broadcast<L>(quiet_nan<T>), r);
-}
-// log for double from s = f / (2 + f): log(1 + f) = f - s (f - s^2 R(s^2)).
-template <int L> GY_FN Vec<double, L> log_double(Vec<double, L> x) {
-  const auto parts = log_parts(x);
-  const auto f = parts.f, k = parts.k;
-  const auto s = div(f, add(broadcast<L>(2.0), f));
-  const auto z = mul(s, s);
-  const auto r = mul(z, polynomial(z, 0x1.2f04f647763c2p-3, 0x1.39a1cf4bee076p-3, 0x1.74663db237dd1p-3, 0x1.c71c52119c7bbp-3,
-                                   0x1.24924941e3616p-2, 0x1.999999997ff0ap-2, 0x1.5555555555592p-1));
-  const auto half_square = mul(broadcast<L>(0.5), mul(f, f));
-  // log(1+f) = f - (f^2/2 - s (f^2/2 + r)), the low part of k ln 2 added to the small terms
-  const auto low = fma(s, add(half_square, r), mul(k, broadcast<L>(0x1.ef35793c76730p-45)));
-  return fma(k, broadcast<L>(0x1.62e42fefa3800p-1), sub(f, sub(half_square, low)));
-}
-// 1 ulp.
-template <class T, int L> GY_FN Vec<T, L> log(Vec<T, L> x) {
-  if constexpr (own_float<T>) {
-    const auto parts = log_parts(x);
-    const auto tail = fma(parts.k, broadcast<L>(0x1.7f7d1cp-20f), log_tail(parts.f));
-    return log_edges(x, fma(parts.k, broadcast<L>(0x1.62e4p-1f), add(parts.f, tail)));
-  } else if constexpr (own_real<T>) return log_edges(x, log_double(x));
-  else return map<T>(x, log_one<T>);
-}
-// float: 2 ulp; exact at powers of two.
-template <class T, int L> GY_FN Vec<T, L> log2(Vec<T, L> x) {
-  if constexpr (own_float<T>) {
-    const auto parts = log_parts(x);
-    const auto tail = log_tail(parts.f);
-    const auto log2_e = broadcast<L>(0x1.715476p+0f), log2_e_low = broadcast<L>(0x1.4ae0cp-26f);
-    const auto low = fma(parts.f, log2_e_low, mul(tail, log2_e));
-    return log_edges(x, add(parts.k, fma(parts.f, log2_e, low)));
-  } else return map<T>(x, log2_one<T>);
-}
-// float: 2 ulp.
-template <class T, int L> GY_FN Vec<T, L> log10(Vec<T, L> x) {
-  if constexpr (own_float<T>) {
-    const auto parts = log_parts(x);
-    const auto tail = log_tail(parts.f);
-    const auto log10_e = broadcast<L>(0x1.bcb7b2p-2f), log10_e_low = broadcast<L>(-0x1.5b235ep-27f);
-    const auto low = fma(parts.f, log10_e_low, fma(tail, log10_e, mul(parts.k, broadcast<L>(0x1.3509f8p-18f))));
-    return log_edges(x, fma(parts.k, broadcast<L>(0x1.344p-2f), fma(parts.f, log10_e, low)));
-  } else return map<T>(x, log10_one<T>);
-}
-// log(1 + x). float: 2 ulp.
-template <class T, int L> GY_FN Vec<T, L> log1p(Vec<T, L> x) {
-  if constexpr (own_float<T>) {
-    const auto one = broadcast<L>(1.0f);
-    const auto u = add(one, x);
-    auto parts = log_parts(u);
-    // what rounding 1 + x lost, scaled like the mantissa of u; beyond 2^24 it is below half an ulp
-    const auto swapped = gt(x, one);
-    const auto lost = where(swapped, sub(one, sub(u, x)), sub(x, sub(u, one)));
-    const auto down = power_of_two(neg(raw_min(parts.k, broadcast<L>(60.0f))));
-    parts.f = add(parts.f, mul(lost, down));
-    const auto tail = fma(parts.k, broadcast<L>(0x1.7f7d1cp-20f), log_tail(parts.f));
-    const auto r = fma(parts.k, broadcast<L>(0x1.62e4p-1f), add(parts.f, tail));
-    return where(eq(x, broadcast<L>(0.0f)), x, log_edges(u, r));
-  } else return map<T>(x, log1p_one<T>);
+  using V = Vec<T, L>;
+  if constexpr (own_real<T>) { GY_EACH(V, x.p[i] = part::sigmoid(x.p[i]);) }
+  else {
+    const auto e = exp(neg(abs(x)));
+    const auto one = broadcast<L>(T(1));
+    x = div(where(lt(x, broadcast<L>(T(0))), e, one), add(one, e));
+  }
+  return x;
 }
 
 }  // namespace gy

@@ -90,21 +90,17 @@ template <Cmp C, class T, int L> GY_FN Vec<bool, L> compare(Vec<T, L> a, Vec<T, 
 #if defined(GY_AVX2)
   else {
     Vec<sint<sizeof(T)>, L> r;
-    GY_UNROLL for (int i = 0; i < V::parts; ++i) {
-      if constexpr (V::lanes == 1) r.p[i] = compare_native<C>(a.p[i], b.p[i]) ? -1 : 0;
-      else r.p[i] = compare_native<C>(a.p[i], b.p[i]);
-    }
+    if constexpr (V::lanes == 1) { GY_EACH(V, r.p[i] = compare_native<C>(a.p[i], b.p[i]) ? -1 : 0;) }
+    else { GY_EACH(V, r.p[i] = compare_native<C>(a.p[i], b.p[i]);) }
     return {convert<int32_t>(r)};
   }
 #else
   else {
     uint64_t bits = 0;
-    GY_UNROLL for (int i = 0; i < V::parts; ++i) {
-      if constexpr (V::lanes == 1) bits |= uint64_t(compare_native<C>(a.p[i], b.p[i])) << i;
+    if constexpr (V::lanes == 1) { GY_EACH(V, bits |= uint64_t(compare_native<C>(a.p[i], b.p[i])) << i;) }
 #if defined(GY_AVX512)
-      else bits |= compare_bits<C, T>(a.p[i], b.p[i]) << (i * V::lanes);
+    else { GY_EACH(V, bits |= (compare_bits<C, T>(a.p[i], b.p[i])) << (i * V::lanes);) }
 #endif
-    }
     return {typename Vec<bool, L>::bits_type(bits)};
   }
 #endif
@@ -122,7 +118,8 @@ template <class F, int L> GY_FN Vec<bool, L> mask_op(Vec<bool, L> a, Vec<bool, L
   if constexpr (L == 1) return {bool(f(a.bits, b.bits))};
 #if defined(GY_AVX2)
   else {
-    GY_UNROLL for (int i = 0; i < a.m.parts; ++i) a.m.p[i] = f(a.m.p[i], b.m.p[i]);
+    using M = Vec<int32_t, L>;
+    GY_EACH(M, a.m.p[i] = f(a.m.p[i], b.m.p[i]);)
     return a;
   }
 #else
@@ -187,15 +184,13 @@ template <class T, int L> GY_FN Vec<T, L> where(Vec<bool, L> m, Vec<T, L> yes, V
 #if defined(GY_AVX2)
   else {
     const auto wide = convert<sint<sizeof(T)>>(m.m);
-    GY_UNROLL for (int i = 0; i < V::parts; ++i) r.p[i] = wide.p[i] ? yes.p[i] : no.p[i];
+    GY_EACH(V, r.p[i] = wide.p[i] ? yes.p[i] : no.p[i];)
   }
 #else
-  else GY_UNROLL for (int i = 0; i < V::parts; ++i) {
-    if constexpr (V::lanes == 1) r.p[i] = uint64_t(m.bits) >> i & 1 ? yes.p[i] : no.p[i];
+  else if constexpr (V::lanes == 1) { GY_EACH(V, r.p[i] = uint64_t(m.bits) >> i & 1 ? yes.p[i] : no.p[i];) }
 #if defined(GY_AVX512)
-    else r.p[i] = select_bits<sizeof(T)>(uint64_t(m.bits) >> (i * V::lanes), yes.p[i], no.p[i]);
+  else { GY_EACH(V, r.p[i] = select_bits<sizeof(T)>(uint64_t(m.bits) >> (i * V::lanes), yes.p[i], no.p[i]);) }
 #endif
-  }
 #endif
   return r;
 }

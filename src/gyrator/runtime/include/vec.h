@@ -29,6 +29,18 @@
 #define GY_UNROLL
 #endif
 
+// Runs the statements for each part i of V. One and two parts are written out: it compiles faster than a loop.
+#define GY_EACH(V, ...)                                                                               \
+  if constexpr (V::parts == 1) {                                                                      \
+    constexpr int i = 0;                                                                              \
+    __VA_ARGS__                                                                                       \
+  } else if constexpr (V::parts == 2) {                                                               \
+    { constexpr int i = 0; __VA_ARGS__ }                                                              \
+    { constexpr int i = 1; __VA_ARGS__ }                                                              \
+  } else {                                                                                            \
+    GY_UNROLL for (int i = 0; i < V::parts; ++i) { __VA_ARGS__ }                                      \
+  }
+
 namespace gy {
 
 // ---- element types ----------------------------------------------------------------------------------------------
@@ -47,6 +59,8 @@ template <class T> constexpr bool is_half = same<T, bf16> || same<T, f16>;
 template <class T> constexpr bool is_f8 = same<T, f8e4m3fn> || same<T, f8e5m2>;
 template <class T> constexpr bool is_bool = same<T, bool>;
 template <class T> constexpr bool is_int = !is_float<T> && !is_half<T> && !is_f8<T> && !is_bool<T>;
+template <class T> constexpr T infinity = T(__builtin_inff());
+template <class T> constexpr T quiet_nan = T(__builtin_nanf(""));
 template <class T> constexpr bool is_signed = is_float<T> || same<T, int8_t> || same<T, int16_t> || same<T, int32_t> ||
                                               same<T, int64_t>;
 template <int Size> using sint =
@@ -112,6 +126,7 @@ template <int L> struct lanes { static constexpr int value = L; };
 template <class To, class From> GY_FN To bits_as(From from) {
   static_assert(sizeof(To) == sizeof(From));
   if constexpr (same<To, From>) return from;
+  else if constexpr (sizeof(To) >= 16) return (To)from;
   else return __builtin_bit_cast(To, from);
 }
 
@@ -151,16 +166,16 @@ template <int L, class T> GY_FN Vec<T, L> load(const T* from) {
   using V = Vec<T, L>;
   V r;
   const auto* q = reinterpret_cast<const typename V::element*>(from);
-  GY_UNROLL for (int i = 0; i < V::parts; ++i)
-    r.p[i] = *reinterpret_cast<const native_unaligned<typename V::element, V::lanes>*>(q + i * V::lanes);
+  using unaligned = native_unaligned<typename V::element, V::lanes>;
+  GY_EACH(V, r.p[i] = *reinterpret_cast<const unaligned*>(q + i * V::lanes);)
   return r;
 }
 
 template <class T, int L> GY_FN void store(T* to, Vec<T, L> v) {
   using V = Vec<T, L>;
   auto* q = reinterpret_cast<typename V::element*>(to);
-  GY_UNROLL for (int i = 0; i < V::parts; ++i)
-    *reinterpret_cast<native_unaligned<typename V::element, V::lanes>*>(q + i * V::lanes) = v.p[i];
+  using unaligned = native_unaligned<typename V::element, V::lanes>;
+  GY_EACH(V, *reinterpret_cast<unaligned*>(q + i * V::lanes) = v.p[i];)
 }
 
 template <int L> GY_FN Vec<bool, L> load(const bool* from);      // mask.h
@@ -170,11 +185,8 @@ template <int L, class T> GY_FN Vec<T, L> broadcast(T value) {
   using V = Vec<T, L>;
   V r;
   const auto e = bits_as<typename V::element>(value);
-  GY_UNROLL for (int i = 0; i < V::parts; ++i) {
-    if constexpr (V::lanes == 1) r.p[i] = e;
-    else if constexpr (is_float<typename V::element>) r.p[i] = e - typename V::P{};   // x - 0 keeps every x, -0 too
-    else r.p[i] = e + typename V::P{};
-  }
+  if constexpr (V::lanes == 1) { GY_EACH(V, r.p[i] = e;) }
+  else { GY_EACH(V, r.p[i] = e - typename V::P{};) }          // x - 0 keeps every x, -0 too
   return r;
 }
 template <int L> GY_FN Vec<bool, L> broadcast(bool value) {
@@ -270,7 +282,9 @@ template <bool Last, class T, int L> GY_FN Vec<T, L / 2> half(Vec<T, L> v) {
 template <class To, class T, int L> GY_FN Vec<To, L> bitcast(Vec<T, L> v) {
   static_assert(sizeof(To) == sizeof(T));
   Vec<To, L> r;
-  GY_UNROLL for (int i = 0; i < r.parts; ++i) r.p[i] = bits_as<typename Vec<To, L>::P>(v.p[i]);
+  using P = typename Vec<To, L>::P;
+  using V = Vec<To, L>;
+  if constexpr (V::lanes == Vec<T, L>::lanes) { GY_EACH(V, r.p[i] = bits_as<P>(v.p[i]);) }
   return r;
 }
 
