@@ -36,7 +36,8 @@ def reduce_dims(kind: str, args: State, dims: tuple[int, ...]) -> State:
         return tuple(s.expand(shape).clone() for s in start(kind, first.dtype))
     order = [d for d in range(first.dim()) if d not in dims] + list(dims)
     kept = [first.shape[d] for d in order[: first.dim() - len(dims)]]
-    flat = tuple(a.permute(order).reshape(*kept, -1) for a in args)
+    elements = math.prod(first.shape[d] for d in dims)
+    flat = tuple(a.permute(order).reshape(*kept, elements) for a in args)
     results = _reduce_last(kind, flat)
     shape = [1 if d in dims else n for d, n in enumerate(first.shape)]
     return tuple(r.reshape(shape) for r in results)
