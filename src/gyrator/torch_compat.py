@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution, DistributionFinder, EntryPoint
 from pathlib import Path
@@ -241,8 +242,14 @@ def release_saved(ctx: Any) -> None:
         clear()
 
 
+def outside_tracing() -> AbstractContextManager[None]:
+    """Inside, tensors are real even while torch traces with fake ones around it."""
+    context: AbstractContextManager[None] = torch.utils._python_dispatch._disable_current_modes()
+    return context
+
+
 def raw_bytes(tensor: torch.Tensor) -> bytes:
-    """The elements of a CPU tensor row by row, even while torch traces with fake tensors."""
-    with torch.utils._python_dispatch._disable_current_modes():
+    """The elements of a CPU tensor row by row."""
+    with outside_tracing():
         flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
         return flat.view(torch.uint8).numpy().tobytes()

@@ -15,7 +15,13 @@ from gyrator.origin import Origin
 from gyrator.runtime import externs
 from gyrator.runtime.launch import Bind, Launch, Library, bind_by_ctypes, index_error, load_launcher
 from gyrator.runtime.pool import SMALLEST, Pool
-from gyrator.torch_compat import empty_strided_cpu, profiler_enabled, raw_bytes, reinterpret
+from gyrator.torch_compat import (
+    empty_strided_cpu,
+    outside_tracing,
+    profiler_enabled,
+    raw_bytes,
+    reinterpret,
+)
 
 WRAPPER = "wrapper.py"
 LAUNCHER = "launcher.so"
@@ -143,7 +149,8 @@ def load(text: str, runtime: Runtime) -> BoxedCall:
     namespace: dict[str, Any] = {"__name__": "gyrator_wrapper", "__file__": path}
     exec(compile(text, path, "exec"), namespace)  # written by this process, or found in the user's own cache
     bind: Callable[[Runtime], BoxedCall] = namespace["bind"]
-    plain = bind(runtime)
+    with outside_tracing():
+        plain = bind(runtime)
     named: list[BoxedCall] = []
 
     def call(args: list[Any]) -> Sequence[Any]:
