@@ -375,8 +375,10 @@ def mismatches(
 ) -> list[str]:
     """Each way in which a compiled run differs from eager's, one line each, the tensor's name first."""
     lines = []
-    if set(actual.tensors) - _zero_gradients(actual) != set(eager.tensors) - _zero_gradients(eager):
-        lines.append(f"tensors are {sorted(actual.tensors)}, eager's are {sorted(eager.tensors)}")
+    missing = set(eager.tensors) - set(actual.tensors) - _zero_gradients(eager)
+    extra = set(actual.tensors) - set(eager.tensors) - _zero_gradients(actual)
+    lines += [f"{name}: missing" for name in sorted(missing)]
+    lines += [f"{name}: not in eager's results" for name in sorted(extra)]
     if not _equal_leaves(actual.others, eager.others):
         lines.append(f"other outputs are {actual.others}, eager's are {eager.others}")
     if actual.sharing != eager.sharing:
