@@ -45,6 +45,7 @@ class Builder:
         self.symbols = symbols
         self.nodes: list[Node] = []
         self.fallbacks: list[str] = []
+        self.regions: dict[str, fx.GraphModule] = {}
         self._names: set[str] = set()
         self._copies: dict[tuple[TensorRef, tuple[Index, ...]], Value] = {}
         self._storage_offsets: dict[Value, Index] = {}

@@ -1,4 +1,4 @@
-"""Calls that do more than compute: items read into Python, assertions, custom ops that write into arguments, tokens."""
+"""Calls that do more than compute: items read into Python, assertions."""
 
 from __future__ import annotations
 
@@ -66,6 +66,3 @@ LOWERINGS: Mapping[OpOverload, Special] = MappingProxyType(
         aten.sym_constrain_range_for_size.default: _nothing,
     }
 )
-
-HIGHER_ORDER: Mapping[str, Special] = MappingProxyType({})
-"""Higher-order ops by name."""

@@ -55,17 +55,32 @@ def call(
     Raises: UnsupportedOperator for a traced result or an argument that a call cannot have.
     """
     op = COPIES.get(op, op)
-    traced = node.meta.get("val")
-    leaves = list(_leaves(traced))
-    wanted = _wanted(node, traced)
-    values = tuple([_out(b, leaf, use) for leaf, use in zip(leaves, wanted, strict=True)])
+    if op._schema.is_mutable:
+        problem = "it writes into its arguments, and the graph should have been functional"
+        raise UnsupportedOperator(str(op), problem, where=origin_of(node), node=node.format_node())
     exact = op not in STRIDES_FREE
-    positional = tuple([argument(b, node, a, t, exact=exact) for a, t in zip(args, node.args, strict=True)])
-    named = tuple([(k, argument(b, node, a, node.kwargs.get(k), exact=exact)) for k, a in kwargs.items()])
-    scalars = _defined_sizes(b, node, traced)
-    effects = op in EFFECTS or torch.Tag.nondeterministic_seeded in op.tags or bool(scalars)
-    b.fallbacks.append(str(op))
-    b.add(Extern(values, str(op), positional, named, effects=effects, scalars=scalars))
+    positional = [argument(b, node, a, t, exact=exact) for a, t in zip(args, node.args, strict=True)]
+    named = [(k, argument(b, node, a, node.kwargs.get(k), exact=exact)) for k, a in kwargs.items()]
+    effects = op in EFFECTS or torch.Tag.nondeterministic_seeded in op.tags
+    return call_named(b, node, str(op), positional, named, effects=effects)
+
+
+def call_named(
+    b: Builder,
+    node: fx.Node,
+    name: str,
+    args: Sequence[Arg],
+    kwargs: Sequence[tuple[str, Arg]] = (),
+    *,
+    effects: bool = False,
+) -> Result:
+    """Append a call of ``name`` whose results are those that ``node`` was traced with."""
+    traced = node.meta.get("val")
+    leaves, wanted = _leaves(traced), _wanted(node, traced)
+    values = tuple([_out(b, leaf, use) for leaf, use in zip(leaves, wanted, strict=True)])
+    scalars = _defined_sizes(b, node)
+    b.fallbacks.append(name)
+    b.add(Extern(values, name, tuple(args), tuple(kwargs), effects=effects or bool(scalars), scalars=scalars))
     return _structured(b, traced, iter(values))
 
 
@@ -107,7 +122,7 @@ def _out(b: Builder, leaf: object, wanted: bool) -> Value | None:
     return b.value(b.meta(leaf)) if isinstance(leaf, torch.Tensor) and wanted else None
 
 
-def _defined_sizes(b: Builder, node: fx.Node, traced: object) -> tuple[Size, ...]:
+def _defined_sizes(b: Builder, node: fx.Node) -> tuple[Size, ...]:
     """The size symbols that exist only once this call has run: an item's value, the length of nonzero."""
     bindings = node.meta.get("unbacked_bindings")
     if not bindings:

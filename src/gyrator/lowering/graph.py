@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import getitem
@@ -11,30 +12,39 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from gyrator import torch_compat
 from gyrator.autograd.decompositions import Numerics
 from gyrator.errors import UnsupportedOperator
-from gyrator.ir.expr import Const, Expr
+from gyrator.ir.expr import Expr
 from gyrator.ir.index import Index, Size
 from gyrator.ir.program import Constant, Derived, Input, Output, Program, Update, View
 from gyrator.ir.symbols import Symbols
-from gyrator.lowering import effects, extern
+from gyrator.lowering import effects, extern, higher_order
 from gyrator.lowering.builder import Builder
 from gyrator.lowering.extern import Result
 from gyrator.lowering.refs import TensorRef, whole
 from gyrator.lowering.symbolic import number_of
 from gyrator.lowering.table import LOWERINGS, RANDOM, VIEWS
-from gyrator.lowering.typed import COMPUTED
+from gyrator.lowering.typed import COMPUTED, constant
 from gyrator.origin import origin_of
 from gyrator.passes import blame
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """A program, the tensors it holds by key, and the name of the operator of each extern call."""
+    """A program and what it refers to.
+
+    Attributes:
+        program: the nests and calls.
+        constants: the tensors it holds, by key.
+        fallbacks: the operator of each extern call that stands for a node of the graph.
+        regions: the graphs that extern calls named ``gyrator.region_k.default`` run op by op.
+    """
 
     program: Program
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
     fallbacks: tuple[str, ...] = ()
+    regions: Mapping[str, fx.GraphModule] = field(default_factory=dict)
 
 
 def lower(
@@ -90,17 +100,20 @@ class _Lowering:
             if node.op == "output":
                 result = node.args[0] if isinstance(node.args[0], (list, tuple)) else (node.args[0],)
                 continue
-            origin = origin_of(node)
-            with blame(_Shown(node), origin):
-                self.b.begin(node, origin)
-                self.env[node] = self._node(node)
+            self._lower(node)
         self.outputs = [self._output(o) for o in result]
         changed = self._updates(updates)
         program = Program(
             name, tuple(self.inputs), tuple(self.b.nodes), tuple(self.outputs), changed, tuple(self.held),
             self._derived(),
         )  # fmt: skip
-        return Lowered(program, self.constants, tuple(self.b.fallbacks))
+        return Lowered(program, self.constants, tuple(self.b.fallbacks), self.b.regions)
+
+    def _lower(self, node: fx.Node) -> None:
+        origin = origin_of(node)
+        with blame(_Shown(node), origin):
+            self.b.begin(node, origin)
+            self.env[node] = self._node(node)
 
     # -- nodes ----------------------------------------------------------------------------------------------
     def _node(self, node: fx.Node) -> Result:
@@ -158,13 +171,32 @@ class _Lowering:
         number = number_of(node.target, args)
         if number is not None:
             return number
-        higher = effects.HIGHER_ORDER.get(str(node.target))
-        if higher is not None:
+        kind = str(node.target)
+        if kind == "auto_functionalized":
             kwargs = {k: self._argument(a) for k, a in node.kwargs.items()}
-            return higher(self.b, node, args, kwargs)
-        raise UnsupportedOperator(
-            str(node.target), "it has no lowering", where=origin_of(node), node=node.format_node()
-        )
+            return higher_order.auto_functionalized(self.b, node, kwargs)
+        if kind == "auto_functionalized_v2":
+            kwargs = {k: self._argument(a) for k, a in node.kwargs.items()}
+            return higher_order.auto_functionalized_v2(self.b, node, kwargs)
+        if kind == "with_effects":
+            return higher_order.with_effects(self.b, node, args)
+        if kind == "invoke_subgraph":
+            return self._inlined(node, args)
+        return higher_order.region(self.b, node, self.env, dict(node.graph.owning_module.named_children()))
+
+    def _inlined(self, node: fx.Node, args: Sequence[Result]) -> Result:
+        """``invoke_subgraph(module, name, *operands)`` → the module's nodes in place of the call."""
+        module, operands = args[0], iter(args[2:])
+        assert isinstance(module, fx.GraphModule)
+        result: object = ()
+        for inner in module.graph.nodes:
+            if inner.op == "output":
+                result = inner.args[0]
+            elif inner.op == "placeholder":
+                self.env[inner] = next(operands)
+            else:
+                self._lower(inner)
+        return self._argument(result)
 
     def _argument(self, arg: object) -> Result:
         if isinstance(arg, fx.Node):
@@ -194,19 +226,19 @@ class _Lowering:
         return example  # type: ignore[return-value]
 
     def _attribute(self, node: fx.Node) -> Result:
-        tensor = _attribute(self.graph, str(node.target))
+        tensor = _attribute(node.graph.owning_module, str(node.target))
         if not isinstance(tensor, torch.Tensor):
             return tensor  # type: ignore[return-value]
         meta = self.b.meta(tensor)
-        literal = not isinstance(tensor, torch._subclasses.FakeTensor) and tensor.device.type == "cpu"
-        if tensor.dim() == 0 and literal and tensor.dtype in COMPUTED:
-            return self.b.full(meta, Const(tensor.item(), tensor.dtype))
-        key = str(node.target)
-        known = next((c for c in self.held if c.key == key), None)
+        literal = _literal(tensor)
+        if literal is not None:
+            return self.b.full(meta, constant(literal, tensor.dtype))
+        known = next((c for c in self.held if self.constants[c.key] is tensor), None)
         if known is None:
-            known = Constant(self.b.given(meta, key.replace(".", "_").lstrip("_")), key)
+            value = self.b.given(meta, str(node.target).replace(".", "_").lstrip("_"))
+            known = Constant(value, value.name)
             self.held.append(known)
-            self.constants[key] = tensor
+            self.constants[known.key] = tensor
         return whole(known.value)
 
     # -- where it ends --------------------------------------------------------------------------------------
@@ -260,6 +292,21 @@ class _Lowering:
                         known.add(size)
                         found.append(Derived(size, given.value.name, f"{what}[{k}]"))
         return (*found, *self.symbols.derived)
+
+
+_CODES: Mapping[torch.dtype, str] = {
+    torch.float64: "d", torch.float32: "f", torch.float16: "e", torch.bool: "?", torch.uint8: "B",
+    torch.int8: "b", torch.int16: "h", torch.int32: "i", torch.int64: "q",
+}  # fmt: skip
+
+
+def _literal(tensor: torch.Tensor) -> bool | int | float | None:
+    """The number that a 0-d constant holds, where it can be read now and be a literal of every kernel."""
+    plain = tensor.device.type == "cpu" and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    if not plain or tensor.dim() or tensor.dtype not in _CODES or tensor.requires_grad:
+        return None
+    found: bool | int | float = struct.unpack(_CODES[tensor.dtype], torch_compat.raw_bytes(tensor))[0]
+    return found
 
 
 @dataclass(frozen=True, slots=True)

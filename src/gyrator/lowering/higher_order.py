@@ -1,0 +1,183 @@
+"""Higher-order operators: custom ops that write into arguments, effect tokens, and operators that run subgraphs.
+
+=====================  ===============================================================================
+auto_functionalized    a call of the op itself, which writes into new versions of its arguments
+with_effects           a call that stays in order with other effects; its token is passed through
+invoke_subgraph        the subgraph's nodes in its place
+others with subgraphs  one call of the whole operator (a region), which runs its subgraphs op by op
+=====================  ===============================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import fx
+from torch._ops import HigherOrderOperator, OpOverload
+
+from gyrator.errors import UnsupportedOperator
+from gyrator.ir.expr import Value
+from gyrator.ir.index import Index, as_index, contiguous_strides
+from gyrator.ir.program import Arg, Extern, View
+from gyrator.lowering import extern
+from gyrator.lowering.builder import Builder, Meta
+from gyrator.lowering.extern import Result
+from gyrator.lowering.refs import TensorRef, whole
+from gyrator.lowering.views import narrowed
+from gyrator.origin import origin_of
+
+REFUSED: Mapping[str, str] = {
+    "triton_kernel_wrapper_functional": "user-defined Triton kernels are not supported yet",
+    "triton_kernel_wrapper_mutation": "user-defined Triton kernels are not supported yet",
+}
+"""Operators that are refused by name, and why."""
+
+
+# -- custom ops that write into arguments ----------------------------------------------------------------------
+def auto_functionalized(b: Builder, node: fx.Node, kwargs: Mapping[str, Result]) -> Result:
+    """``auto_functionalized(op, **arguments)`` → op's own results (None for none), then the new arguments.
+
+    Raises: UnsupportedOperator for an op that writes into keyword-only arguments or lists.
+    """
+    op = node.args[0]
+    assert isinstance(op, OpOverload)
+    given = dict(kwargs)
+    for name in _written(op):
+        value = given.get(name)
+        if isinstance(value, TensorRef):
+            given[name] = _own_memory(b, value, name, given)
+    results, new = _call(b, node, op, given)
+    return [*results, *[new.get(name) for name in _written(op)]]
+
+
+def auto_functionalized_v2(b: Builder, node: fx.Node, kwargs: Mapping[str, Result]) -> Result:
+    """The same with the written arguments given as windows on ``_all_bases``; results, then the new bases.
+
+    Raises: UnsupportedOperator also where two arguments are windows on one base.
+    """
+    op = node.args[0]
+    assert isinstance(op, OpOverload)
+    bases = kwargs["_all_bases"]
+    assert isinstance(bases, list)
+    given = {k: v for k, v in kwargs.items() if not k.startswith("_")}
+    base_of: dict[str, int] = {}
+    for name in _written(op):
+        position = kwargs.get(f"_{name}_base_index")
+        if f"_{name}_length" in kwargs or position in base_of.values():
+            raise _refused(op, node, "it writes into a list, or twice into one tensor")
+        if isinstance(position, int):
+            base_of[name] = position
+            base = _own_memory(b, bases[position], name, {**given, "": bases[:position] + bases[position + 1 :]})
+            given[name] = _window(node, kwargs, name, base)
+    results, new = _call(b, node, op, given)
+    changed = list(bases)
+    for name, position in base_of.items():
+        changed[position] = whole(new[name].value)
+    return [*results, *changed]
+
+
+def _window(node: fx.Node, kwargs: Mapping[str, Result], name: str, base: TensorRef) -> TensorRef:
+    """The argument ``name`` of the second form, out of its base."""
+    if f"_{name}_slice_dim" in kwargs:
+        dim, start, end = (kwargs[f"_{name}_slice_{part}"] for part in ("dim", "start", "end"))
+        assert isinstance(dim, int) and isinstance(start, (int, Index)) and isinstance(end, (int, Index))
+        shape = (*base.shape[:dim], as_index(end) - start, *base.shape[dim + 1 :])
+        return narrowed(base, shape, dim, as_index(start))
+    if f"_{name}_size" in kwargs:
+        raise _refused(node.args[0], node, f"it writes into {name}, an irregular window on another tensor")
+    return base
+
+
+def _written(op: OpOverload) -> list[str]:
+    """The arguments that ``op`` writes into."""
+    return [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+
+
+def _call(
+    b: Builder, node: fx.Node, op: OpOverload, given: Mapping[str, Result]
+) -> tuple[list[Result], dict[str, TensorRef]]:
+    """Append the call. Its own results (one None if there are none), and what each written argument became."""
+    positional: list[Arg] = []
+    named: list[tuple[str, Arg]] = []
+    mutates: list[tuple[int, Value]] = []
+    new: dict[str, TensorRef] = {}
+    written = _written(op)
+    for schema in op._schema.arguments:
+        value = given.get(schema.name, schema.default_value)
+        writes = schema.name in written and value is not None
+        passed = extern.argument(b, node, value, node.kwargs.get(schema.name), exact=not writes)
+        if writes:
+            if schema.kwarg_only or not isinstance(value, TensorRef) or not isinstance(passed, View):
+                raise _refused(op, node, "it writes into a list or a keyword-only argument")
+            old = passed.value
+            version = b.value(Meta(old.shape, old.dtype, old.strides, old.device), schema.name)
+            mutates.append((len(positional), version))
+            seen = TensorRef(version, value.shape, value.coords, value.dtype)
+            new[schema.name] = seen if old is value.value else whole(version)
+        if schema.kwarg_only:
+            named.append((schema.name, passed))
+        else:
+            positional.append(passed)
+    traced = list(node.meta["val"])[: max(1, len(op._schema.returns))]
+    outs = tuple([b.value(b.meta(t)) if isinstance(t, torch.Tensor) else None for t in traced])
+    b.fallbacks.append(str(op))
+    b.add(Extern(outs, str(op), tuple(positional), tuple(named), tuple(mutates)))
+    return [None if v is None else whole(v) for v in outs], new
+
+
+def _own_memory(b: Builder, ref: Result, name: str, others: Mapping[str, Result]) -> TensorRef:
+    """``ref``, copied if it is a part of a value or another argument reads that value."""
+    assert isinstance(ref, TensorRef)
+    rest = [v for k, v in others.items() if k != name]
+    leaves = [leaf for v in rest for leaf in (v if isinstance(v, (list, tuple)) else [v])]
+    if ref.is_whole() and not any(isinstance(leaf, TensorRef) and leaf.value is ref.value for leaf in leaves):
+        return ref
+    plain = Meta(ref.shape, ref.dtype, contiguous_strides(ref.shape), ref.device)
+    return b.copy(ref, plain, name)
+
+
+# -- effects -----------------------------------------------------------------------------------------------------
+def with_effects(b: Builder, node: fx.Node, args: Sequence[Result]) -> Result:
+    """``with_effects(token, op, *args)`` → a call with effects; the token itself carries nothing."""
+    op = node.args[1]
+    assert isinstance(op, OpOverload)
+    passed = tuple(
+        [extern.argument(b, node, a, t, exact=True) for a, t in zip(args[2:], node.args[2:], strict=True)]
+    )
+    traced = list(node.meta["val"])[1:]
+    outs = tuple([b.value(b.meta(t)) if isinstance(t, torch.Tensor) else None for t in traced])
+    b.fallbacks.append(str(op))
+    b.add(Extern(outs, str(op), passed, effects=True))
+    return [args[0], *[None if v is None else whole(v) for v in outs]]
+
+
+# -- regions -------------------------------------------------------------------------------------------------------
+def region(b: Builder, node: fx.Node, env: Mapping[fx.Node, Result], modules: Mapping[str, torch.nn.Module]) -> Result:
+    """A call of a whole operator with its subgraphs: ``cond``, ``while_loop``, ``scan``, ``map``, flex attention.
+
+    It is called by the name ``gyrator.region_k``; ``b.regions`` holds the graph that this name stands for.
+
+    Raises: UnsupportedOperator for an operator that is refused by name.
+    """
+    name = str(node.target)
+    if name in REFUSED or not isinstance(node.target, HigherOrderOperator):
+        raise _refused(node.target, node, REFUSED.get(name, "it has no lowering"))
+    graph = fx.Graph()
+    leaves: dict[fx.Node, fx.Node] = {}
+    for leaf in node.all_input_nodes:
+        given = env[leaf]
+        if isinstance(given, torch.nn.Module):
+            leaves[leaf] = graph.get_attr(str(leaf.target))
+        elif isinstance(given, (TensorRef, Index, int, float)) and not isinstance(given, bool):
+            leaves[leaf] = graph.placeholder(leaf.name)
+    graph.output(graph.node_copy(node, lambda n: leaves[n]))
+    held = {str(n.target): modules[str(n.target)] for n in leaves if isinstance(env[n], torch.nn.Module)}
+    passed = [n for n in leaves if not isinstance(env[n], torch.nn.Module)]
+    key = f"gyrator.region_{len(b.regions)}.default"
+    b.regions[key] = fx.GraphModule(held, graph)
+    return extern.call_named(b, node, key, [extern.argument(b, node, env[n], n, exact=True) for n in passed])
+
+
+def _refused(op: object, node: fx.Node, reason: str) -> UnsupportedOperator:
+    return UnsupportedOperator(str(op), reason, where=origin_of(node), node=node.format_node())
