@@ -42,6 +42,7 @@ class Expr:
     __slots__ = ()
     dtype: torch.dtype
     _axes: ClassVar[frozenset[Axis] | None]
+    _loads: ClassVar[tuple[Load, ...] | None]
 
     def children(self) -> tuple[Expr, ...]:
         return ()
@@ -65,6 +66,14 @@ class Expr:
             object.__setattr__(self, "_axes", found)
             return found
         return self._axes
+
+    def loads(self) -> tuple[Load, ...]:
+        """Each distinct load in the expression, those within indirect indices included."""
+        if self._loads is None:
+            found = tuple([n for n in self.walk() if isinstance(n, Load)])
+            object.__setattr__(self, "_loads", found)
+            return found
+        return self._loads
 
     def sizes(self) -> frozenset[Size]:
         found: frozenset[Size] = frozenset()
@@ -102,6 +111,7 @@ class Const(Expr):
     value: Scalar
     dtype: torch.dtype
     _axes: ClassVar[frozenset[Axis] | None]
+    _loads: ClassVar[tuple[Load, ...] | None]
 
     @staticmethod
     def intern_key(value: Scalar, dtype: torch.dtype) -> tuple[object, ...]:
@@ -118,6 +128,7 @@ class IndexValue(Expr):
 
     index: Index
     _axes: ClassVar[frozenset[Axis] | None]
+    _loads: ClassVar[tuple[Load, ...] | None]
 
     @property
     def dtype(self) -> torch.dtype:  # type: ignore[override]
@@ -146,6 +157,7 @@ class Load(Expr):
     mask: Expr | None = None
     other: Scalar = 0
     _axes: ClassVar[frozenset[Axis] | None]
+    _loads: ClassVar[tuple[Load, ...] | None]
 
     @staticmethod
     def intern_key(value: Value, index: tuple[Index, ...], mask: Expr | None, other: Scalar) -> tuple[object, ...]:
@@ -177,6 +189,7 @@ class Op(Expr):
     args: tuple[Expr, ...]
     dtype: torch.dtype
     _axes: ClassVar[frozenset[Axis] | None]
+    _loads: ClassVar[tuple[Load, ...] | None]
 
     def children(self) -> tuple[Expr, ...]:
         return self.args
@@ -200,6 +213,7 @@ class Masked(Expr):
     body: Expr
     other: Const
     _axes: ClassVar[frozenset[Axis] | None]
+    _loads: ClassVar[tuple[Load, ...] | None]
 
     @property
     def dtype(self) -> torch.dtype:  # type: ignore[override]
@@ -226,6 +240,7 @@ class Checked(Expr):
     size: Index
     mask: Expr | None = None
     _axes: ClassVar[frozenset[Axis] | None]
+    _loads: ClassVar[tuple[Load, ...] | None]
 
     @property
     def dtype(self) -> torch.dtype:  # type: ignore[override]
@@ -258,6 +273,7 @@ class Random(Expr):
     dtype: torch.dtype
     args: tuple[Expr, ...] = ()
     _axes: ClassVar[frozenset[Axis] | None]
+    _loads: ClassVar[tuple[Load, ...] | None]
 
     def children(self) -> tuple[Expr, ...]:
         return (self.seed, *self.args)
@@ -280,6 +296,7 @@ class Ref(Expr):
     dtype: torch.dtype
     scope: frozenset[Axis]
     _axes: ClassVar[frozenset[Axis] | None]
+    _loads: ClassVar[tuple[Load, ...] | None]
 
     def axes(self) -> frozenset[Axis]:
         return self.scope

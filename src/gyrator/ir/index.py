@@ -18,7 +18,9 @@ fires only if it holds for every value of the sizes within their bounds.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from math import gcd
+from operator import is_
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, TypeVar
 
 from gyrator.ir.intern import interned
@@ -49,10 +51,11 @@ class Size(Atom):
     name: str
     lo: int = 0
     hi: int | None = None
+    _key: ClassVar[str | None]
 
     @property
     def key(self) -> str:  # type: ignore[override]
-        return f"0{self.name}"
+        return self._key or _remember(self, "_key", f"0{self.name}")
 
     def __repr__(self) -> str:
         return self.name
@@ -64,10 +67,11 @@ class Axis(Atom):
 
     name: str
     extent: Index
+    _key: ClassVar[str | None]
 
     @property
     def key(self) -> str:  # type: ignore[override]
-        return f"1{self.name}"
+        return self._key or _remember(self, "_key", f"1{self.name}")
 
     def __repr__(self) -> str:
         return self.name
@@ -294,10 +298,12 @@ def _remember(node: object, slot: str, value: T) -> T:
     return value
 
 
+@lru_cache(maxsize=1 << 15)
 def _key(monomial: Monomial) -> tuple[int, tuple[str, ...]]:
-    return (-len(monomial), tuple(a.key for a in monomial))
+    return (-len(monomial), tuple([a.key for a in monomial]))
 
 
+@lru_cache(maxsize=1 << 15)
 def _times(m1: Monomial, m2: Monomial) -> Monomial:
     if not m1:
         return m2
@@ -307,18 +313,22 @@ def _times(m1: Monomial, m2: Monomial) -> Monomial:
 
 
 def _canonical(total: dict[Monomial, int]) -> Index:
-    items = [(m, c) for m, c in total.items() if c]
+    items = [t for t in total.items() if t[1]]
     if len(items) > 1:
-        items.sort(key=lambda t: _key(t[0]))
+        items.sort(key=_term_key)
         merged = _recombine(items)
         if merged is not None:
             return merged
     return Index(tuple(items))
 
 
+def _term_key(term: tuple[Monomial, int]) -> tuple[int, tuple[str, ...]]:
+    return _key(term[0])
+
+
 def _recombine(items: list[tuple[Monomial, int]]) -> Index | None:
     """``k·d·(x // d) + k·(x % d)`` → ``k·x``; None where there is no such pair."""
-    mods = [(i, a) for i, (m, _) in enumerate(items) for a in m if isinstance(a, Mod)]
+    mods = [(i, a) for i, (m, _) in enumerate(items) for a in m if type(a) is Mod]
     if not mods:
         return None
     for i, mod in mods:
@@ -654,24 +664,30 @@ def substitute(index: Index, mapping: Mapping[Atom, Index]) -> Index:
     """
     if not mapping or not index.terms:
         return index
-    fixed: dict[Monomial, int] = {}
-    moved = ZERO
+    total: dict[Monomial, int] = {}
+    changed = False
     for monomial, c in index.terms:
-        new = [_substitute_atom(a, mapping) for a in monomial]
-        if all(n is a for n, a in zip(new, monomial, strict=True)):
-            fixed[monomial] = c
+        new = [mapping.get(a) or (a if type(a) in _LEAVES else _substitute_atom(a, mapping)) for a in monomial]
+        if all(map(is_, new, monomial)):
+            total[monomial] = total.get(monomial, 0) + c
             continue
-        part = const(c)
+        changed = True
+        part = ((((), c),))
         for n in new:
-            part = part * (n if isinstance(n, Index) else n.index())
-        moved = moved + part
-    return moved + _canonical(fixed) if moved.terms else _canonical(fixed)
+            part = _product_terms(part, n.terms if isinstance(n, Index) else (((n,), 1),))
+        for m, k in part:
+            total[m] = total.get(m, 0) + k
+    return _canonical(total) if changed else index
+
+
+def _product_terms(a: Terms, b: Terms) -> Terms:
+    return tuple([(_times(m1, m2), c1 * c2) for m1, c1 in a for m2, c2 in b])
+
+
+_LEAVES = (Size, Axis)
 
 
 def _substitute_atom(atom: Atom, mapping: Mapping[Atom, Index]) -> Atom | Index:
-    found = mapping.get(atom)
-    if found is not None:
-        return found
     match atom:
         case FloorDiv(num, den):
             n, d = substitute(num, mapping), substitute(den, mapping)

@@ -28,12 +28,7 @@ def node_exprs(node: Nest) -> tuple[Expr, ...]:
 
 def loads(exprs: Iterable[Expr]) -> list[Load]:
     """Each distinct load in the expressions."""
-    seen: dict[Load, None] = {}
-    for expr in exprs:
-        for node in expr.walk():
-            if isinstance(node, Load):
-                seen[node] = None
-    return list(seen)
+    return list(dict.fromkeys(load for expr in exprs for load in expr.loads()))
 
 
 def reads(node: Node) -> set[Value]:
