@@ -9,9 +9,9 @@ from typing import Any, final
 import torch
 from torch import fx
 
+from gyrator.autograd import aot_compile
 from gyrator.autograd.interface import Compiled, GraphInfo
-from gyrator.autograd.torch_aot import aot_compile
-from gyrator.config import Config
+from gyrator.config import Config, notices
 from gyrator.pipeline import Process, compile_graph
 from gyrator.session import Session
 
@@ -44,6 +44,8 @@ class Backend:
 
         def compiler(graph: fx.GraphModule, inputs: Sequence[object], info: GraphInfo) -> Compiled:
             with Session(config, _device(inputs), f"{name}_{info.kind}") as session:
+                for text in notices(config):
+                    session.warn(text)
                 return compile_graph(graph, inputs, info, session, process)
 
         return aot_compile(gm, example_inputs, fw_compiler=compiler, numerics=_numerics(config))
