@@ -51,7 +51,6 @@ class Loops(Expressions):
         self._kernel = kernel
         self._reducers: dict[str, Reducer] = {}
         self._in_region = False
-        self._whole_kernel: set[Value] = set()  # scratch rows that are declared outside all loops
 
     def body(self, items: Sequence[Loop | Stage]) -> None:
         """Print loops and stages into the innermost block."""
