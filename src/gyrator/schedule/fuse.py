@@ -12,8 +12,8 @@ from gyrator.schedule.group import (
     Group,
     Member,
     Refused,
+    crossing_reads,
     depends_on_reduction,
-    internal_reads,
     join,
     scan_directions,
     singleton,
@@ -164,7 +164,7 @@ def _at(member: Member, load: Load) -> tuple[Index, ...]:
 
 
 def _check(group: Group, first: Group, second: Group) -> Refused | None:
-    problem = internal_reads(group)
+    problem = crossing_reads(group, frozenset(m.position for m in first.members))
     if problem is not None:
         return problem
     if len(scan_directions(group)) > 1:

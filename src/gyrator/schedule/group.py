@@ -209,15 +209,18 @@ def _all_axes(group: Group) -> set[Axis]:
 
 
 # -- legality --------------------------------------------------------------------------------------------------------
-def internal_reads(group: Group) -> Refused | None:
-    """Whether each member that reads another's result reads the very element of its own iteration."""
+def crossing_reads(group: Group, first: frozenset[int]) -> Refused | None:
+    """Whether members that read a result across the two halves of a join read the very element of their own iteration.
+
+    ``first`` are the positions of one half; reads within a half were checked when it was made.
+    """
     made: dict[Value, Member] = {v: m for m in group.members for v in m.nest.out if v is not None}
     for member in group.members:
         if isinstance(member.nest.root, Scatter) and member.nest.root.into in made:
             return Refused("a scatter needs its base complete")
         for load in loads(node_exprs(member.nest)):
             producer = made.get(load.value)
-            if producer is None:
+            if producer is None or (producer.position in first) == (member.position in first):
                 continue
             if isinstance(producer.nest.root, Scatter):
                 return Refused("the result of a scatter is complete only after all iterations")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gyrator.ir.expr import Expr, IndexValue, Load, Random, Value
 from gyrator.ir.index import ONE, Atom, Axis, Index, dot, substitute
@@ -45,9 +46,31 @@ def _access(value: Value, index: tuple[Index, ...], member: Member) -> Access:
 
 def unit_axes(group: Group) -> set[Axis]:
     """The axes along which the group's largest accesses are contiguous."""
-    found = [(a, _unit(a.position)) for a in accesses(group)]
-    largest = max((a.weight for a, unit in found if unit is not None), default=0)
-    return {unit for a, unit in found if unit is not None and a.weight * 2 > largest}
+    found: list[tuple[Axis, int]] = []
+    made = {v for m in group.members for v in m.nest.out}
+    for member in group.members:
+        positions = [p for load, p in member_positions(member.nest) if load not in made]
+        for position, weight in positions:
+            unit = _unit(position)
+            image = None if unit is None else _unit(member.at[unit])
+            if image is not None:
+                found.append((image, weight))
+    largest = max((weight for _, weight in found), default=0)
+    return {axis for axis, weight in found if weight * 2 > largest}
+
+
+@lru_cache(maxsize=1 << 13)
+def member_positions(nest: Nest) -> tuple[tuple[Value | None, tuple[Index, int]], ...]:
+    """Per load and store of a nest: the value loaded (None for a store), its position over the nest's axes, and its weight."""
+    exprs = node_exprs(nest)
+    found = [(load.value, _weighed(load.value, load.index)) for load in loads(exprs)]
+    stores = [(None, _weighed(v, _result_index(nest))) for v in nest.out if v is not None]
+    return (*found, *stores)
+
+
+def _weighed(value: Value, index: tuple[Index, ...]) -> tuple[Index, int]:
+    position = dot(index, value.strides)
+    return position, volume(a.extent for a in position.axes()) * value.dtype.itemsize
 
 
 def _unit(position: Index) -> Axis | None:

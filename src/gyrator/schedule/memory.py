@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Load, Value
 from gyrator.ir.index import dot, substitute
 from gyrator.ir.program import Extern, Node, Pointwise, Program, Scatter, Update, View, defines
 from gyrator.ir.tree import Kernel
+from gyrator.schedule.canonical import canonicalise
 from gyrator.schedule.group import Group, Member
 from gyrator.schedule.kernel import build_kernel
 from gyrator.schedule.naming import Built
@@ -79,6 +80,7 @@ class _Planner:
         self._updates = {u.value.value: u for u in program.updates if is_full(u.value)}
         self._updated: set[Update] = set()
         self._ended: set[Value] = set()
+        self._built: dict[Hashable, Built] = {}
         self.kernels: list[Kernel] = []
 
     def steps(self) -> list[Step]:
@@ -98,11 +100,15 @@ class _Planner:
                     continue
                 yield from self._place(group, member, value, position, placed)
         built = self._build(group, outside, placed)
-        kernel = built.kernel
-        yield Launch(kernel.name, built.args, tuple(s.index() for s in kernel.sizes), kernel.origins)
+        origins = tuple(dict.fromkeys(o for m in group.members for o in m.nest.origins))
+        yield Launch(built.kernel.name, built.args, tuple(s.index() for s in built.kernel.sizes), origins)
 
     def _build(self, group: Group, stored: frozenset[Value], placed: Mapping[Value, Value]) -> Built:
-        built = build_kernel(group, stored, self._rule)
+        common = canonicalise(group, stored)
+        built = self._built.get(common.key)
+        if built is None:
+            built = self._built[common.key] = build_kernel(common.group, common.stored, self._rule)
+        built = Built(built.kernel, tuple(common.actual[v] for v in built.args))
         names = {v: p.value.name for v, p in zip(built.args, built.kernel.params, strict=True)}
         alias = {names[new]: names[old] for new, old in placed.items() if old in names}
         if alias:

@@ -1,0 +1,79 @@
+"""Canonical groups: groups that differ only in the names of values and axes are built once.
+
+The twelve layers of a model give twelve equal groups of each kind; finding that out costs a tenth of building a kernel.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+
+from gyrator.ir.expr import Expr, Load, Value
+from gyrator.ir.index import Atom, Axis, Index, substitute
+from gyrator.ir.program import Scatter
+from gyrator.schedule.group import Axes, Group, Member
+from gyrator.schedule.simplify import rewrite_root
+from gyrator.schedule.uses import loads, node_exprs
+
+
+@dataclass(frozen=True, slots=True)
+class Canonical:
+    """A group under canonical names; ``actual`` gives each canonical value's own. Equal keys: equal kernels."""
+
+    key: Hashable
+    group: Group
+    stored: frozenset[Value]
+    actual: dict[Value, Value]
+
+
+def canonicalise(group: Group, stored: frozenset[Value]) -> Canonical:
+    """Rename values and axes by the order in which they appear, and number the members from 0."""
+    names = _rename_values(group)
+    axes = _rename_axes(group)
+
+    def swap(expr: Expr) -> Expr | None:
+        return Load(names[expr.value], expr.index, expr.mask, expr.other) if isinstance(expr, Load) else None
+
+    members: list[Member] = []
+    for number, member in enumerate(group.members):
+        root = rewrite_root(member.nest.root, swap)
+        if isinstance(root, Scatter):
+            root = replace(root, into=names[root.into])
+        out = tuple(None if v is None else names[v] for v in member.nest.out)
+        nest = replace(member.nest, out=out, root=root)
+        at = {a: substitute(i, axes) for a, i in member.at.items()}
+        members.append(Member(nest, number, at, member.space))
+    outer = _renamed(group.outer, axes)
+    spaces = tuple(_renamed(s, axes) for s in group.spaces)
+    kept = frozenset(names[v] for v in stored if v in names)
+    parts = tuple((m.nest.out, m.nest.axes, m.nest.root, tuple(m.at.items()), m.space) for m in members)
+    return Canonical((outer, spaces, parts, kept), Group(outer, spaces, tuple(members)), kept, {n: v for v, n in names.items()})
+
+
+def _rename_values(group: Group) -> dict[Value, Value]:
+    names: dict[Value, Value] = {}
+    counts: dict[str, int] = {}
+    for member in group.members:
+        root = member.nest.root
+        found = [load.value for load in loads(node_exprs(member.nest))]
+        found += [root.into] if isinstance(root, Scatter) else []
+        for value in (*found, *(v for v in member.nest.out if v is not None)):
+            if value not in names:
+                stem = re.sub(r"(_?\d+)+$", "", value.name) or "t"
+                counts[stem] = counts.get(stem, 0) + 1
+                name = stem if counts[stem] == 1 else f"{stem}_{counts[stem]}"
+                names[value] = Value(name, value.shape, value.dtype, value.strides, value.device)
+    return names
+
+
+def _rename_axes(group: Group) -> dict[Atom, Index]:
+    axes: dict[Atom, Index] = {}
+    for axis in (*group.outer, *(a for s in group.spaces for a in s)):
+        axes[axis] = Axis(f"a{len(axes)}", axis.extent).index()
+    return axes
+
+
+def _renamed(axes: Axes, names: dict[Atom, Index]) -> Axes:
+    images = [names[a].terms[0][0][0] for a in axes]
+    return tuple(i for i in images if isinstance(i, Axis))
