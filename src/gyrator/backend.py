@@ -43,7 +43,7 @@ class Backend:
         process = self._process
 
         def compiler(graph: fx.GraphModule, inputs: Sequence[object], info: GraphInfo) -> Compiled:
-            with Session(config, _device(inputs), f"{name}_{info.kind}") as session:
+            with Session(config, _device(inputs), f"{name}_{info.kind}", told=process.told) as session:
                 for text in notices(config):
                     session.warn(text)
                 return compile_graph(graph, inputs, info, session, process)

@@ -51,6 +51,7 @@ class Process:
 
     lock: threading.RLock = field(default_factory=threading.RLock)
     pool: Pool = field(default_factory=Pool)
+    told: set[str] = field(default_factory=set)
     scratch: list[TemporaryDirectory[str]] = field(default_factory=list)
 
     def uncached_folder(self) -> Path:

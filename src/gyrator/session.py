@@ -99,11 +99,17 @@ class DumpWriter:
 class Session:
     """One compilation: its options and target, and what it counts, times, warns, writes and shows.
 
-    `device` is the target, which need not exist on this machine. Use as a context manager, or call `close`.
+    `device` is the target, which need not exist on this machine. `told` are the warnings that the user has
+    had; sessions that share it say nothing twice. Use as a context manager, or call `close`.
     """
 
     def __init__(
-        self, config: Config, device: torch.device, name: str = "graph", progress: Progress | None = None
+        self,
+        config: Config,
+        device: torch.device,
+        name: str = "graph",
+        progress: Progress | None = None,
+        told: set[str] | None = None,
     ) -> None:
         self.config = config
         self.device = device
@@ -113,6 +119,7 @@ class Session:
         self.dump = DumpWriter(_new_folder(config.dump, name)) if config.dump is not None else None
         self._timings: list[Timing] = []
         self._warnings: dict[str, None] = {}
+        self._told = set() if told is None else told
         self._depth = 0
         self._start = time.perf_counter()
 
@@ -152,9 +159,10 @@ class Session:
         return tuple(self._warnings)
 
     def warn(self, text: str) -> None:
-        """Tell the user something, once for each text (Python's warning filters decide across sessions)."""
-        if text not in self._warnings:
-            self._warnings[text] = None
+        """Tell the user something. What is in `told` already is not said again."""
+        self._warnings[text] = None
+        if text not in self._told:
+            self._told.add(text)
             warnings.warn(text, GyratorWarning, stacklevel=2)
 
 
