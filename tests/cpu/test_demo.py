@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner
 
 from gyrator.__main__ import app
 
 
-@pytest.mark.parametrize("model", ["gpt", "bert"])
-def test_the_demo_runs_and_is_as_right_as_eager(model: str, tmp_path: Path) -> None:
+def test_the_demo_runs_and_is_as_right_as_eager(tmp_path: Path) -> None:
     out = tmp_path / "demo.json"
-    arguments = ["demo", "--size", "tiny", "--steps", "2", "--model", model, "--json", str(out)]
-    result = CliRunner().invoke(app, arguments)
+    result = CliRunner().invoke(app, ["demo", "--size", "tiny", "--steps", "2", "--json", str(out)])
     assert result.exit_code == 0, result.stdout
     rows = {(row["task"], row["backend"]): row for row in json.loads(out.read_text())["results"]}
     assert set(rows) == {(t, b) for t in ("inference", "training") for b in ("eager", "gyrator")}
