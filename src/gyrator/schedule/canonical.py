@@ -51,6 +51,11 @@ def canonicalise(group: Group, stored: frozenset[Value]) -> Canonical:
     return Canonical((outer, spaces, parts, kept), Group(outer, spaces, tuple(members)), kept, {n: v for v, n in names.items()})
 
 
+def stem_of(name: str) -> str:
+    """What a value holds, without the numbers that tell it from others: ``var_mean_10_welford`` → ``var_mean_welford``."""
+    return re.sub(r"_?\d+", "", name).strip("_") or "t"
+
+
 def _rename_values(group: Group) -> dict[Value, Value]:
     names: dict[Value, Value] = {}
     counts: dict[str, int] = {}
@@ -60,7 +65,7 @@ def _rename_values(group: Group) -> dict[Value, Value]:
         found += [root.into] if isinstance(root, Scatter) else []
         for value in (*found, *(v for v in member.nest.out if v is not None)):
             if value not in names:
-                stem = re.sub(r"(_?\d+)+$", "", value.name) or "t"
+                stem = stem_of(value.name)
                 counts[stem] = counts.get(stem, 0) + 1
                 name = stem if counts[stem] == 1 else f"{stem}_{counts[stem]}"
                 names[value] = Value(name, value.shape, value.dtype, value.strides, value.device)

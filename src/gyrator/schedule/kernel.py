@@ -17,6 +17,7 @@ from gyrator.ir.ops import OPS, REDUCTIONS, identity
 from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, bodies
 from gyrator.ir.tree import Carry, Let, Loop, LoopKind, Stage, Store, Update
 from gyrator.origin import Origin
+from gyrator.schedule.canonical import stem_of
 from gyrator.schedule.group import Group, Member
 from gyrator.schedule.loops import SIMPLE, Shape, Style, choose_loops
 from gyrator.schedule.naming import Built, canonical
@@ -44,8 +45,8 @@ def _origins(group: Group) -> tuple[Origin, ...]:
 
 
 def _title(group: Group) -> str:
-    names = dict.fromkeys(v.name.rstrip("0123456789_") for m in group.members for v in m.nest.out if v is not None)
-    return "_".join([n for n in names if n][:5]) or "kernel"
+    names = dict.fromkeys(stem_of(v.name) for m in group.members for v in m.nest.out if v is not None)
+    return "_".join(list(names)[:5]) or "kernel"
 
 
 # -- levels --------------------------------------------------------------------------------------------------------------

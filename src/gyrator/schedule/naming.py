@@ -15,6 +15,7 @@ from gyrator.ir.expr import Expr, Load, Ref, Value, rewrite
 from gyrator.ir.index import Atom, Axis, Index, Size, substitute
 from gyrator.ir.tree import Carry, Kernel, Let, Loop, Param, Stage, Store, Update
 from gyrator.origin import Origin
+from gyrator.schedule.canonical import stem_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,8 @@ def canonical(
 ) -> Built:
     """Rename everything in a body. ``params`` are (value, read, written)."""
     names = _Names()
-    values = {v: _renamed(v, names.fresh(_stem(v.name))) for v, _, _ in params}
-    values |= {v: _renamed(v, names.fresh(_stem(v.name))) for v in scratch}
+    values = {v: _renamed(v, names.fresh(stem_of(v.name))) for v, _, _ in params}
+    values |= {v: _renamed(v, names.fresh(stem_of(v.name))) for v in scratch}
     axes: dict[Atom, Index] = {}
     _name_axes(body, axes)
     renamer = _Renamer(values, axes, names)
@@ -46,10 +47,6 @@ def canonical(
     digest = hashlib.sha256(describe(tree, new, sizes, rows).encode()).hexdigest()[:10]
     kernel = Kernel(f"{_identifier(title)}_{digest}", new, sizes, rows, tree, origins)
     return Built(kernel, tuple(v for v, _, _ in params))
-
-
-def _stem(name: str) -> str:
-    return re.sub(r"(_?\d+)+$", "", name) or "t"
 
 
 def _identifier(text: str) -> str:
@@ -118,7 +115,7 @@ class _Renamer:
         raise TypeError(stage)
 
     def _carry(self, carry: Carry) -> Carry:
-        self._carries[carry.name] = self._names.fresh(_stem(carry.name) + "_acc")
+        self._carries[carry.name] = self._names.fresh(stem_of(carry.name) + "_acc")
         results = tuple(None if r is None else self._ref(r) for r in carry.results)
         return Carry(self._carries[carry.name], carry.kind, results, carry.last_wins)
 
@@ -130,7 +127,7 @@ class _Renamer:
 
     def _ref(self, ref: Ref) -> Ref:
         if ref.name not in self._refs:
-            self._refs[ref.name] = self._names.fresh(_stem(ref.name))
+            self._refs[ref.name] = self._names.fresh(stem_of(ref.name))
         return Ref(self._refs[ref.name], ref.dtype, frozenset(self._axis(a) for a in ref.scope if a in self._axes))
 
     def _index(self, index: Index) -> Index:
