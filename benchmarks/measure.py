@@ -1,0 +1,204 @@
+"""Timing peers side by side: interleaved repeats, medians, and the machine's limits measured in the same run."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PEERS = ("eager", "inductor", "gyrator")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the machine can do with the given number of threads, measured by copying and by a matmul.
+
+    ``bandwidth`` is in bytes per second, reads and writes together; ``flops`` in fp32 operations per second.
+    """
+
+    threads: int
+    bandwidth: float
+    flops: float
+
+    def seconds(self, traffic: float, operations: float) -> float:
+        """The least time for moving that many bytes and doing that many operations."""
+        return max(traffic / self.bandwidth, operations / self.flops)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case: seconds per call and of the first call by peer, errors by peer, and the physical limit."""
+
+    suite: str
+    case: str
+    threads: int
+    dynamic: bool
+    seconds: Mapping[str, float]
+    first_call: Mapping[str, float] = field(default_factory=dict)
+    errors: Mapping[str, str] = field(default_factory=dict)
+    limit: float | None = None
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+    def speedup(self, over: str) -> float | None:
+        """How many times faster gyrator is than a peer."""
+        if over in self.seconds and "gyrator" in self.seconds:
+            return self.seconds[over] / self.seconds["gyrator"]
+        return None
+
+
+def machine() -> dict[str, Any]:
+    """What a reader needs to know to compare figures."""
+    cpu = next(
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
+        platform.processor(),
+    )
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "compiler": _first_line(["g++", "--version"]),
+        "commit": _first_line(["git", "rev-parse", "--short", "HEAD"]),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _first_line(command: Sequence[str]) -> str | None:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return None
+
+
+def limits(threads: int) -> Limits:
+    """Measures both limits; takes about a second."""
+    torch.set_num_threads(threads)
+    source, target = torch.ones(32 * 2**20), torch.empty(32 * 2**20)
+    copy = best_of(lambda: target.copy_(source), 8)
+    matrix = torch.randn(1024, 1024)
+    product = torch.empty(1024, 1024)
+    multiply = best_of(lambda: torch.mm(matrix, matrix, out=product), 8)
+    return Limits(threads, 2 * source.nbytes / copy, 2 * 1024**3 / multiply)
+
+
+def best_of(fn: Callable[[], object], repeats: int) -> float:
+    """The shortest of a few calls, in seconds."""
+    return min(_timed(fn) for _ in range(repeats))
+
+
+def _timed(fn: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    fn()
+    return time.perf_counter() - start
+
+
+def interleaved(
+    candidates: Mapping[str, Callable[[], object]], *, budget: float, least: int = 5, most: int = 200
+) -> dict[str, float]:
+    """Median seconds per call of each candidate.
+
+    The candidates take turns, so that a slow minute of the machine hits all of them, until ``budget`` seconds
+    are spent; each is called at least ``least`` times.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in candidates}
+    started, rounds = time.perf_counter(), 0
+    gc.collect()
+    gc.disable()
+    try:
+        while rounds < least or (rounds < most and time.perf_counter() - started < budget):
+            for name, fn in candidates.items():
+                samples[name].append(_timed(fn))
+            rounds += 1
+    finally:
+        gc.enable()
+    return {name: statistics.median(times) for name, times in samples.items()}
+
+
+def prepared(
+    build: Callable[[str], Callable[[], object]], peers: Sequence[str]
+) -> tuple[dict[str, Callable[[], object]], dict[str, float], dict[str, str]]:
+    """Builds and warms each peer: the callables that work, seconds of their first calls, the others' errors."""
+    ready: dict[str, Callable[[], object]] = {}
+    first: dict[str, float] = {}
+    errors: dict[str, str] = {}
+    for peer in peers:
+        try:
+            fn = build(peer)
+            first[peer] = _timed(fn)
+            fn()
+            ready[peer] = fn
+        except Exception as error:
+            errors[peer] = f"{type(error).__name__}: {error}".strip()[:400]
+    return ready, first, errors
+
+
+def compiled(fn: Any, peer: str, *, dynamic: bool) -> Any:
+    """``fn`` itself for eager, else ``torch.compile`` with the peer as backend."""
+    if peer == "eager":
+        return fn
+    return torch.compile(fn, backend=peer, dynamic=dynamic or None)
+
+
+def geomean(values: Sequence[float]) -> float | None:
+    return math.exp(statistics.fmean(map(math.log, values))) if values else None
+
+
+def report(rows: Sequence[Row], measured: Sequence[Limits]) -> dict[str, Any]:
+    """The rows with the machine, the limits, and geometric means of the speed-ups by group."""
+    groups = sorted({(row.suite, row.threads, row.dynamic) for row in rows})
+    means = []
+    for suite, threads, dynamic in groups:
+        alike = [r for r in rows if (r.suite, r.threads, r.dynamic) == (suite, threads, dynamic)]
+        means.append(
+            {"suite": suite, "threads": threads, "dynamic": dynamic}
+            | {
+                f"gyrator_over_{over}": geomean([s for r in alike if (s := r.speedup(over))])
+                for over in PEERS[:2]
+            }
+            | {"inductor_over_eager": geomean(_ratios(alike, "eager", "inductor"))}
+        )
+    return {
+        "machine": machine(),
+        "limits": [asdict(limit) for limit in measured],
+        "geomeans": means,
+        "rows": [asdict(row) for row in rows],
+    }
+
+
+def _ratios(rows: Sequence[Row], slow: str, fast: str) -> list[float]:
+    return [
+        row.seconds[slow] / row.seconds[fast] for row in rows if slow in row.seconds and fast in row.seconds
+    ]
+
+
+def line(row: Row) -> str:
+    """One row as text: milliseconds by peer, and gyrator's speed-ups."""
+    times = "  ".join(
+        f"{peer} {1e3 * row.seconds[peer]:9.3f}" if peer in row.seconds else f"{peer}    failed"
+        for peer in PEERS
+    )
+    limit = f"  limit {1e3 * row.limit:8.3f}" if row.limit else ""
+    gains = "  ".join(f"×{gain:.2f} {over}" for over in PEERS[:2] if (gain := row.speedup(over)))
+    mode = "dynamic" if row.dynamic else "static"
+    return f"{row.suite}/{row.case:28} {row.threads}t {mode:7} ms: {times}{limit}  {gains}"
+
+
+def say(text: str) -> None:
+    print(text, flush=True, file=sys.stdout)

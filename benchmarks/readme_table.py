@@ -1,0 +1,112 @@
+"""Writes the tables of the README from benchmarks/results/*.json: ``python -m benchmarks.readme_table``.
+
+Each file holds what ``benchmarks.run --json`` wrote: the machine, rows and geometric means.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+README = ROOT / "README.md"
+
+BEGIN = "<!-- measured: written by `python -m benchmarks.readme_table` from benchmarks/results/*.json -->"
+END = "<!-- end measured -->"
+NOTHING = "No measurement is recorded yet."
+
+
+def tables(reports: Mapping[str, Mapping[str, Any]]) -> str:
+    """The text between the marks, from reports by file name."""
+    parts = [_report(name, reports[name]) for name in sorted(reports)]
+    return "\n\n".join(parts) or NOTHING
+
+
+def with_tables(readme: str, text: str) -> str:
+    """The README with the text between its marks."""
+    head, _, rest = readme.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not end:
+        raise ValueError(f"README.md lacks the marks {BEGIN!r} and {END!r}")
+    return f"{head}{BEGIN}\n{text}\n{END}{tail}"
+
+
+def recorded() -> dict[str, Mapping[str, Any]]:
+    """Every report in benchmarks/results, by file name."""
+    return {path.name: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}
+
+
+def _report(name: str, report: Mapping[str, Any]) -> str:
+    machine = report["machine"]
+    where = f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}, {machine['compiler']}"
+    head = (
+        f"{where} ([{name}](benchmarks/results/{name}), {machine['date'][:10]}, commit {machine['commit']}):"
+    )
+    return "\n\n".join([head, _summary(report), *_cases(report["rows"])])
+
+
+def _summary(report: Mapping[str, Any]) -> str:
+    """Geometric means of speed-ups, a row for each suite, thread count and kind of shapes."""
+    lines = [
+        "| suite | threads | shapes | cases | gyrator vs eager | vs Inductor | Inductor vs eager |",
+        "|---|---:|---|---:|---:|---:|---:|",
+    ]
+    for mean in report["geomeans"]:
+        alike = [r for r in report["rows"] if _group(r) == _group(mean)]
+        figures = ("gyrator_over_eager", "gyrator_over_inductor", "inductor_over_eager")
+        cells = [_times(mean.get(figure)) for figure in figures]
+        shapes = "dynamic" if mean["dynamic"] else "static"
+        lines.append(
+            f"| {mean['suite']} | {mean['threads']} | {shapes} | {len(alike)} | {' | '.join(cells)} |"
+        )
+    return "\n".join(lines)
+
+
+def _cases(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """For each suite a folded table of its cases: milliseconds of a step, seconds of the first call."""
+    suites = dict.fromkeys(row["suite"] for row in rows)
+    return [_suite(suite, [row for row in rows if row["suite"] == suite]) for suite in suites]
+
+
+def _suite(suite: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    peers = list(dict.fromkeys(peer for row in rows for peer in (*row["seconds"], *row["errors"])))
+    lines = [
+        "| case | threads | "
+        + " | ".join([*(f"{p}, ms" for p in peers), *(f"first {p}, s" for p in peers)])
+        + " |",
+        "|---|" + "---:|" * (1 + 2 * len(peers)),
+    ]
+    for row in rows:
+        steps = [_number(row["seconds"].get(peer), 1e3, peer in row["errors"]) for peer in peers]
+        first = [_number(row["first_call"].get(peer), 1.0, peer in row["errors"]) for peer in peers]
+        name = row["case"] + (" (dynamic)" if row["dynamic"] else "")
+        lines.append(f"| {name} | {row['threads']} | {' | '.join([*steps, *first])} |")
+    return "\n".join([f"<details><summary>{suite}, case by case</summary>", "", *lines, "", "</details>"])
+
+
+def _group(item: Mapping[str, Any]) -> tuple[str, int, bool]:
+    return item["suite"], item["threads"], item["dynamic"]
+
+
+def _times(ratio: float | None) -> str:
+    return f"{ratio:.2f}×" if ratio else ""
+
+
+def _number(seconds: float | None, scale: float, failed: bool) -> str:
+    if seconds is None:
+        return "failed" if failed else ""
+    return f"{seconds * scale:.3g}" if seconds * scale < 1000 else f"{seconds * scale:.0f}"
+
+
+def main() -> int:
+    """Rewrite the README."""
+    README.write_text(with_tables(README.read_text(), tables(recorded())))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
