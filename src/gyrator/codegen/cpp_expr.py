@@ -213,12 +213,13 @@ class Expressions:
 
     def access(self, verb: str, at: Address, tail: str, *, vector: bool) -> str:
         """``verb`` is ``load`` or ``store``; ``tail`` is the text of the further arguments, commas included."""
-        template = (f"<{'L' if vector else 1}>") if verb == "load" else ""
-        if not vector or at.stride == "1":
-            return f"gy::{verb}{template}({at.pointer}{tail})"
+        if not vector:
+            return f"gy::{verb}{'<1>' if verb == 'load' else ''}({at.pointer}{tail})"
+        if at.stride == "1":
+            return f"gy::{verb}(lanes, {at.pointer}{tail})"
         if at.stride is not None:
-            return f"gy::{verb}_strided{template}({at.pointer}, {at.stride}{tail})"
-        return f"gy::{'gather' if verb == 'load' else 'scatter'}{template}({at.pointer}, {at.offsets}{tail})"
+            return f"gy::{verb}_strided(lanes, {at.pointer}, {at.stride}{tail})"
+        return f"gy::{'gather' if verb == 'load' else 'scatter'}(lanes, {at.pointer}, {at.offsets}{tail})"
 
     def _checked(self, e: Checked) -> Term:
         if e not in self.checks:
@@ -236,7 +237,8 @@ class Expressions:
         depth = max(size.depth, *(t.depth for t in terms))
         for block in self.blocks[depth + 1 :]:
             depth = block.depth if block.skippable else depth
-        return Term(f"gy::check_index({text}, {size.text}, status, {site})", depth, vector)
+        lanes = "lanes, " if vector else ""
+        return Term(f"gy::check_index({lanes}{text}, {size.text}, status, {site})", depth, vector)
 
     def _random(self, e: Random) -> Term:
         vector = self.varies(e.offset)

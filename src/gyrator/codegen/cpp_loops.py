@@ -1,7 +1,7 @@
 """Loop trees as C++ statements.
 
-A ``LANES`` loop becomes a generic lambda over ``gy::lanes<L>``, called for full steps with L lanes and for the rest with
-one; without a rest it is a plain loop. A nest of ``PARALLEL`` loops becomes one flat range that each thread takes a fixed
+A ``LANES`` loop becomes a generic lambda, called with ``gy::lanes<L>`` for full steps and once with ``gy::some_lanes<L>`` for
+the rest; without a rest it is a plain loop. A nest of ``PARALLEL`` loops becomes one flat range that each thread takes a fixed
 share of, so that runs with equal thread counts give equal bits.
 """
 
@@ -23,7 +23,7 @@ from gyrator.ir.ops import REDUCTIONS
 from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Stage, Store, Update
 
 _STACK_BYTES = 1 << 14  # larger scratch rows come from the heap
-_WIDTH = re.compile(r"\bL\b")
+_WIDTH, _LANES = re.compile(r"\bL\b"), re.compile(r"\blanes\b")
 _FIELDS = {
     "argmax": ("value", "index"),
     "argmin": ("value", "index"),
@@ -36,11 +36,11 @@ _COMBINE = {"add": "add", "mul": "mul", "max": "maximum", "min": "minimum"}
 
 @dataclass(frozen=True, slots=True)
 class Reducer:
-    """The C++ object of a carry: its variable and its type."""
+    """The C++ object of a carry. ``across``: it reduces over the lanes as well."""
 
     name: str
-    type: str
     carry: Carry
+    across: bool
 
 
 class Loops(Expressions):
@@ -119,20 +119,21 @@ class Loops(Expressions):
         extent = loop.axis.extent.value
         with self._nested(loop=loop) as block:
             name = self._variable(loop)
-            if extent is not None and extent % loop.lanes == 0:
+            whole = extent is not None and extent % loop.lanes == 0
+            if whole:
                 block.head = f"for (int64_t {name} = {begin}; {name} < {end}; {name} += {loop.lanes}) {{"
-                width = str(loop.lanes)
             else:
                 updated = dict.fromkeys(s.carry for s in stages(loop.body) if isinstance(s, Update))
                 captured = "".join(f", &{self._reducers[c].name}" for c in updated if c in self._reducers)
                 function = f"[={captured}](auto lanes, int64_t {name}) GY_INLINE {{"
                 block.head, block.tail = f"gy::for_lanes<{loop.lanes}>({begin}, {end}, {function}", "});"
-                width = "lanes.value"
             self.lanes = loop.axis
             self.body(loop.body)
             self.lanes = None
             if any(_WIDTH.search(line) for line in block.lines):
-                block.lines.insert(0, f"constexpr int L = {width};")
+                block.lines.insert(0, f"constexpr int L = {loop.lanes};")
+            if whole and any(_LANES.search(line) for line in block.lines):
+                block.lines.insert(0, f"constexpr gy::lanes<{loop.lanes}> lanes;")
 
     # -- parallel loops --------------------------------------------------------------------------------------------
     def _region(self, outer: Loop) -> None:
@@ -219,7 +220,7 @@ class Loops(Expressions):
         kind = f"gy::{per_lane}{'Last' if carry.last_wins else ''}{REDUCTIONS[carry.kind].cpp}<{element}, {width}>"
         name = self.names.fresh(f"{carry.name}_{carry.kind}{'s' if per_thread else ''}")
         self.emit(f"gy::PerThread<{kind}> {name}({per_thread});" if per_thread else f"{kind} {name};")
-        reducer = Reducer(name, kind, carry)
+        reducer = Reducer(name, carry, across=self.lanes is None)
         self._reducers[carry.name] = reducer
         return reducer
 
@@ -263,7 +264,11 @@ class Loops(Expressions):
     def _update(self, stage: Update) -> None:
         reducer = self._reducers[stage.carry]
         args = [self.fitted(a, vector=self.lanes is not None) for a in stage.args]
-        self.emit(f"{reducer.name}.update({', '.join(a.text for a in args)});")
+        text = ", ".join(a.text for a in args)
+        if reducer.across and self.lanes is not None:
+            self.emit(f"gy::update(lanes, {reducer.name}, {text});")
+        else:
+            self.emit(f"{reducer.name}.update({text});")
         self._bind_results(reducer.carry, stage.running, reducer.name)
 
     def _store(self, stage: Store) -> None:
@@ -292,7 +297,8 @@ class Loops(Expressions):
             how = "atomic" if stage.atomic else "plain"
             offsets = at.offsets or (f"gy::iota<L>(0, {at.stride})" if vector else "gy::broadcast<1>(int64_t(0))")
             tail = f", {mask}" if mask is not None else ""
-            self.emit(f"gy::combine<gy::by_{op}, gy::{how}>({at.pointer}, {offsets}, {text}{tail});")
+            lanes = "lanes" if vector else "gy::lanes<1>()"
+            self.emit(f"gy::combine<gy::by_{op}, gy::{how}>({lanes}, {at.pointer}, {offsets}, {text}{tail});")
             return
         masked = "" if mask is None else f", {mask}, {literal(0, dtype)}"
         old = self.access("load", at, masked, vector=vector)

@@ -15,11 +15,99 @@ void free(void*);
 namespace gy {
 
 // ---- loops ------------------------------------------------------------------------------------------------------
-// body(lanes<L>, j) for full steps of [begin, end), then body(lanes<1>, j) for what is left.
+// The end of a loop that is no multiple of L: the first few of L lanes. What the others compute is not used: their
+// loads give 0, their stores write nothing, and reducers over the lanes see a neutral element.
+template <int L> struct some_lanes {
+  static constexpr int value = L;
+  Vec<bool, L> on;
+};
+
+// body(lanes<L>, j) for full steps of [begin, end), then body(some_lanes<L>, j) for what is left.
 template <int L, class Body> GY_FN void for_lanes(int64_t begin, int64_t end, const Body& body) {
   int64_t j = begin;
   for (; j + L <= end; j += L) body(lanes<L>{}, j);
-  for (; j < end; ++j) body(lanes<1>{}, j);
+  if (j < end) body(some_lanes<L>{first_lanes<L>(end - j)}, j);
+}
+
+// ---- memory -----------------------------------------------------------------------------------------------------
+template <int L> GY_FN Vec<bool, L> on(some_lanes<L> some, Vec<bool, L> m) { return logical_and(some.on, m); }
+
+template <int L, class T> GY_FN Vec<T, L> load(lanes<L>, const T* from) { return load<L>(from); }
+template <int L, class T> GY_FN Vec<T, L> load(some_lanes<L> some, const T* from) {
+  return load<L>(from, some.on, T{});
+}
+template <int L, class T> GY_FN Vec<T, L> load(lanes<L>, const T* from, Vec<bool, L> m, T other) {
+  return load<L>(from, m, other);
+}
+template <int L, class T> GY_FN Vec<T, L> load(some_lanes<L> some, const T* from, Vec<bool, L> m, T other) {
+  return load<L>(from, on(some, m), other);
+}
+template <int L, class T> GY_FN Vec<T, L> load_strided(lanes<L>, const T* from, int64_t stride) {
+  return load_strided<L>(from, stride);
+}
+template <int L, class T> GY_FN Vec<T, L> load_strided(some_lanes<L> some, const T* from, int64_t stride) {
+  return load_strided<L>(from, stride, some.on, T{});
+}
+template <int L, class T>
+GY_FN Vec<T, L> load_strided(lanes<L>, const T* from, int64_t stride, Vec<bool, L> m, T other) {
+  return load_strided<L>(from, stride, m, other);
+}
+template <int L, class T>
+GY_FN Vec<T, L> load_strided(some_lanes<L> some, const T* from, int64_t stride, Vec<bool, L> m, T other) {
+  return load_strided<L>(from, stride, on(some, m), other);
+}
+template <int L, class T> GY_FN Vec<T, L> gather(lanes<L>, const T* from, Vec<int64_t, L> offset) {
+  return gather<L>(from, offset);
+}
+template <int L, class T> GY_FN Vec<T, L> gather(some_lanes<L> some, const T* from, Vec<int64_t, L> offset) {
+  return gather<L>(from, offset, some.on, T{});
+}
+template <int L, class T>
+GY_FN Vec<T, L> gather(lanes<L>, const T* from, Vec<int64_t, L> offset, Vec<bool, L> m, T other) {
+  return gather<L>(from, offset, m, other);
+}
+template <int L, class T>
+GY_FN Vec<T, L> gather(some_lanes<L> some, const T* from, Vec<int64_t, L> offset, Vec<bool, L> m, T other) {
+  return gather<L>(from, offset, on(some, m), other);
+}
+
+template <int L, class T> GY_FN void store(lanes<L>, T* to, Vec<T, L> v) { store(to, v); }
+template <int L, class T> GY_FN void store(some_lanes<L> some, T* to, Vec<T, L> v) { store(to, v, some.on); }
+template <int L, class T> GY_FN void store(lanes<L>, T* to, Vec<T, L> v, Vec<bool, L> m) { store(to, v, m); }
+template <int L, class T> GY_FN void store(some_lanes<L> some, T* to, Vec<T, L> v, Vec<bool, L> m) {
+  store(to, v, on(some, m));
+}
+template <int L, class T, class At> GY_FN void store_strided(lanes<L>, T* to, At at, Vec<T, L> v) {
+  store_strided(to, at, v);
+}
+template <int L, class T, class At> GY_FN void store_strided(some_lanes<L> some, T* to, At at, Vec<T, L> v) {
+  store_strided(to, at, v, some.on);
+}
+template <int L, class T, class At> GY_FN void store_strided(lanes<L>, T* to, At at, Vec<T, L> v, Vec<bool, L> m) {
+  store_strided(to, at, v, m);
+}
+template <int L, class T, class At>
+GY_FN void store_strided(some_lanes<L> some, T* to, At at, Vec<T, L> v, Vec<bool, L> m) {
+  store_strided(to, at, v, on(some, m));
+}
+template <int L, class T> GY_FN void scatter(lanes<L>, T* to, Vec<int64_t, L> at, Vec<T, L> v) { scatter(to, at, v); }
+template <int L, class T> GY_FN void scatter(some_lanes<L> some, T* to, Vec<int64_t, L> at, Vec<T, L> v) {
+  scatter(to, at, v, some.on);
+}
+template <int L, class T> GY_FN void scatter(lanes<L>, T* to, Vec<int64_t, L> at, Vec<T, L> v, Vec<bool, L> m) {
+  scatter(to, at, v, m);
+}
+template <int L, class T>
+GY_FN void scatter(some_lanes<L> some, T* to, Vec<int64_t, L> at, Vec<T, L> v, Vec<bool, L> m) {
+  scatter(to, at, v, on(some, m));
+}
+
+template <int L> GY_FN Vec<int64_t, L> check_index(lanes<L>, Vec<int64_t, L> v, int64_t size, int* status, int site) {
+  return check_index(v, size, status, site);
+}
+template <int L>
+GY_FN Vec<int64_t, L> check_index(some_lanes<L> some, Vec<int64_t, L> v, int64_t size, int* status, int site) {
+  return check_index(where(some.on, v, broadcast<L>(int64_t(0))), size, status, site);
 }
 
 // ---- threads ----------------------------------------------------------------------------------------------------
@@ -123,18 +211,53 @@ template <class Op, class T> GY_FN void combine_one(T* at, T value, atomic) {
 }
 
 // to[offset] op= v for one lane after the other (where the mask holds), so that lanes may hit the same element.
-template <class Op, class How, class T, int L> GY_FN void combine(T* to, Vec<int64_t, L> offset, Vec<T, L> v) {
+template <class Op, class How, class T, int L>
+GY_FN void combine(lanes<L>, T* to, Vec<int64_t, L> offset, Vec<T, L> v) {
   const auto at = unpack(offset);
   const auto a = unpack(v);
   for (int i = 0; i < L; ++i) combine_one<Op>(to + at.at[i], a.at[i], How());
 }
 template <class Op, class How, class T, int L>
-GY_FN void combine(T* to, Vec<int64_t, L> offset, Vec<T, L> v, Vec<bool, L> m) {
+GY_FN void combine(lanes<L>, T* to, Vec<int64_t, L> offset, Vec<T, L> v, Vec<bool, L> m) {
   const uint64_t bits = mask_bits(m);
   const auto at = unpack(offset);
   const auto a = unpack(v);
   for (int i = 0; i < L; ++i)
     if (bits >> i & 1) combine_one<Op>(to + at.at[i], a.at[i], How());
+}
+template <class Op, class How, class T, int L>
+GY_FN void combine(some_lanes<L> some, T* to, Vec<int64_t, L> offset, Vec<T, L> v) {
+  combine<Op, How>(lanes<L>{}, to, offset, v, some.on);
+}
+template <class Op, class How, class T, int L>
+GY_FN void combine(some_lanes<L> some, T* to, Vec<int64_t, L> offset, Vec<T, L> v, Vec<bool, L> m) {
+  combine<Op, How>(lanes<L>{}, to, offset, v, on(some, m));
+}
+
+// ---- reducers over the lanes ------------------------------------------------------------------------------------
+// What does not change a reducer. Its C++ type is found by overload.
+template <class T, int L> GY_FN T neutral(const VSum<T, L>&) { return T(0); }
+template <class T, int L> GY_FN T neutral(const VProd<T, L>&) { return T(1); }
+template <class T, int L> GY_FN T neutral(const VMax<T, L>&) { return lowest_value<T>; }
+template <class T, int L> GY_FN T neutral(const VMin<T, L>&) { return highest_value<T>; }
+template <class T, int L> GY_FN T neutral(const VAny<T, L>&) { return false; }
+template <class T, int L> GY_FN T neutral(const VAll<T, L>&) { return true; }
+template <class T, int L> GY_FN T neutral(const VXor<T, L>&) { return T(0); }
+template <class T, int L> GY_FN T neutral(const VArgExtreme<T, L, true>&) { return lowest_value<T>; }
+template <class T, int L> GY_FN T neutral(const VArgExtreme<T, L, false>&) { return highest_value<T>; }
+template <class T, int L> GY_FN T neutral(const VOnlineSoftmax<T, L>&) { return -infinity<T>; }
+
+template <int L, class R, class... V> GY_FN void update(lanes<L>, R& reducer, V... v) { reducer.update(v...); }
+template <template <class, int> class S, class T, int L, class... More>
+GY_FN void update(some_lanes<L> some, Across<S, T, L>& reducer, Vec<T, L> v, More... more) {
+  reducer.update(where(some.on, v, broadcast<L>(neutral(reducer.body))), more...);
+}
+// The number of elements counts, so there is no neutral one.
+template <class T, int L> GY_FN void update(some_lanes<L> some, Across<VWelford, T, L>& reducer, Vec<T, L> v) {
+  const uint64_t bits = mask_bits(some.on);
+  const auto a = unpack(v);
+  for (int i = 0; i < L; ++i)
+    if (bits >> i & 1) reducer.update(broadcast<1>(a.at[i]));
 }
 
 }  // namespace gy
