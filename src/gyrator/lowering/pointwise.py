@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -179,8 +180,8 @@ def power(x: Expr, exponent: Scalar) -> Expr:
         return like(x, 1)
     if exponent in (0.5, -0.5) and x.dtype.is_floating_point:
         return op("sqrt", x) if exponent > 0 else op("rsqrt", x)
-    count = int(exponent)
-    whole = count == exponent
+    whole = math.isfinite(exponent) and int(exponent) == exponent
+    count = int(exponent) if whole else 0
     if whole and 0 < count <= (3 if x.dtype.is_floating_point else 64) and x.dtype != torch.bool:
         return _repeated_product(x, count)
     if whole and -2 <= count < 0 and x.dtype.is_floating_point:
