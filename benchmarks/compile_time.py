@@ -1,8 +1,8 @@
 """How long the first training step of a BERT takes: with empty caches, and in a second process.
 
-Each measurement is a process of its own. ``capture`` is the same first step with ``backend="eager"``, which is
-what torch's capture alone costs. Compiler runs are counted by a shim that stands before the C++ compiler in
-PATH.
+Each measurement is a process of its own. ``capture`` is the same first step with ``backend="eager"``, which
+is what torch's capture alone costs. Compiler runs are counted by a shim that stands before the C++ compiler
+in PATH.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Timing peers side by side: interleaved repeats, medians, and the machine's limits measured in the same run."""
+"""Timing peers side by side: interleaved repeats, medians, and the machine's limits in the same run."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def interleaved(
 def prepared(
     build: Callable[[str], Callable[[], object]], peers: Sequence[str]
 ) -> tuple[dict[str, Callable[[], object]], dict[str, float], dict[str, str]]:
-    """Builds and warms each peer: the callables that work, seconds of their first calls, the others' errors."""
+    """Builds and warms each peer: the callables that work, seconds of first calls, the others' errors."""
     ready: dict[str, Callable[[], object]] = {}
     first: dict[str, float] = {}
     errors: dict[str, str] = {}
