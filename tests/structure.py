@@ -29,7 +29,7 @@ MAX_TOTAL = 30_000
 CEILINGS = {
     "": 3_000,
     "cli": 1_200,
-    "ir": 4_500,
+    "ir": 6_000,
     "metrics": 800,
     "cache": 1_200,
     "capture": 4_000,
@@ -102,20 +102,27 @@ def place(path: Path, node: ast.AST) -> str:
     return f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', 1)}"
 
 
-def imports_of(path: Path) -> Iterator[Import]:
+@cache
+def imports_of(path: Path) -> tuple[Import, ...]:
     """Every import of a file; `from package import module` counts as an import of the module."""
-    inside = {id(n) for f in _functions(tree_of(path)) for n in ast.walk(f)}
-    typing = {id(n) for block in _type_checking_blocks(tree_of(path)) for n in ast.walk(block)}
-    for node in ast.walk(tree_of(path)):
+    return tuple(_imports(path, tree_of(path), in_function=False, for_types=False))
+
+
+def _imports(path: Path, parent: ast.AST, *, in_function: bool, for_types: bool) -> Iterator[Import]:
+    for node in ast.iter_child_nodes(parent):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                yield Import(place(path, node), alias.name, id(node) in inside, id(node) in typing)
+                yield Import(place(path, node), alias.name, in_function, for_types)
         elif isinstance(node, ast.ImportFrom):
             base = _absolute(path, node)
             for alias in node.names:
                 full = f"{base}.{alias.name}"
                 module = full if _is_module(full) else base
-                yield Import(place(path, node), module, id(node) in inside, id(node) in typing)
+                yield Import(place(path, node), module, in_function, for_types)
+        elif isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
+            inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            typing = isinstance(node, ast.If) and _dotted(node.test).endswith("TYPE_CHECKING")
+            yield from _imports(path, node, in_function=in_function or inside, for_types=for_types or typing)
 
 
 def torch_privates(path: Path) -> Iterator[tuple[str, str]]:
@@ -214,14 +221,6 @@ def _order_problem(unit: str | None, found: Import) -> str | None:
     return None
 
 
-def _functions(tree: ast.Module) -> Iterator[ast.AST]:
-    return (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda))
-
-
-def _type_checking_blocks(tree: ast.Module) -> Iterator[ast.If]:
-    return (n for n in ast.walk(tree) if isinstance(n, ast.If) and _dotted(n.test).endswith("TYPE_CHECKING"))
-
-
 def _absolute(path: Path, node: ast.ImportFrom) -> str:
     if node.level == 0:
         return node.module or ""
@@ -231,6 +230,7 @@ def _absolute(path: Path, node: ast.ImportFrom) -> str:
     return ".".join([*base, *([node.module] if node.module else [])])
 
 
+@cache
 def _is_module(name: str) -> bool:
     parts = name.split(".")
     if parts[0] != "gyrator":

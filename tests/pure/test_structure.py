@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import tomllib
+from pathlib import Path
 
 import pytest
+
 from tests import structure
 from tests.structure import PACKAGE, ROOT, Class
 
@@ -94,6 +96,25 @@ def test_the_rule_for_classes_sees_a_concrete_base() -> None:
     base = Class("a.py:1", "Base", (), abstract=False)
     child = Class("a.py:2", "Child", ("Base",), abstract=False)
     assert concrete_bases([base, child]) == [(child, "Base")]
+
+
+def test_imports_that_break_the_rules_are_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "ir").mkdir()
+    (tmp_path / "ir" / "__init__.py").write_text("")
+    (tmp_path / "ir" / "a.py").write_text(
+        "def f():\n    from gyrator.ir import b\n    import gyrator.backend\n"
+    )
+    (tmp_path / "ir" / "b.py").write_text("from .a import f\nimport torch._inductor\ntorch._C._jit_init()\n")
+    (tmp_path / "backend.py").write_text("import gyrator.ir.a\n")
+    monkeypatch.setattr(structure, "PACKAGE", tmp_path)
+    monkeypatch.setattr(structure, "ROOT", tmp_path)
+    structure._is_module.cache_clear()
+    assert structure.order_report() == ["ir/a.py:3: ir may not import backend, which comes later"]
+    assert structure.import_cycles() == [["gyrator.backend", "gyrator.ir.a", "gyrator.ir.b"]]
+    assert [i.in_function for i in structure.imports_of(tmp_path / "ir" / "a.py")] == [True, True]
+    privates = {name for _, name in structure.torch_privates(tmp_path / "ir" / "b.py")}
+    assert {"torch._inductor", "torch._C._jit_init"} <= privates
+    structure._is_module.cache_clear()
 
 
 def test_no_function_writes_a_module_level_name() -> None:
