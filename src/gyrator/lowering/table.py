@@ -13,6 +13,7 @@ from gyrator.lowering import (
     indexing,
     joins,
     pointwise,
+    pooling,
     randoms,
     reductions,
     scans,
@@ -30,6 +31,7 @@ _FAMILIES = (
     indexing.LOWERINGS,
     scatters.LOWERINGS,
     randoms.LOWERINGS,
+    pooling.LOWERINGS,
 )
 
 
