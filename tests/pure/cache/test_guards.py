@@ -1,0 +1,76 @@
+"""Facts about sizes: read as arithmetic, never run as Python; asked of symbols, they become guards."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._dynamo.source import ConstantSource
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from gyrator.cache.guards import all_hold, holds, new_facts, symbolic_sizes
+
+
+@pytest.mark.parametrize(
+    ("fact", "truth"),
+    [
+        ("s0 % 8 == 0", True),
+        ("(s0 // 3) < s1", False),
+        ("s0 > 3 and s1 != 4", True),
+        ("not s0 > 3 or s1 == 5", True),
+        ("max(s0, 2*s1) >= 16", True),
+        ("-s0 + 16 == 0", True),
+        ("math.floor(s0 / 3) == 5", True),
+    ],
+)
+def test_facts_are_arithmetic(fact: str, truth: bool) -> None:
+    assert holds(fact, {"s0": 16, "s1": 5}) is truth
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os').getcwd()",
+        "s0.__class__",
+        "[s0 for s0 in ()]",
+        "s9 > 1",
+        "lambda: 1",
+        "open('x')",
+        "s0 >",
+        "'a' == 'a'",
+    ],
+)
+def test_other_texts_do_not_hold(text: str) -> None:
+    assert not all_hold([text], {"s0": 16})
+
+
+def fresh(shape: tuple[int, ...]) -> tuple[ShapeEnv, torch.Tensor]:
+    env = ShapeEnv()
+    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * len(shape))
+    mode = FakeTensorMode(shape_env=env)
+    return env, mode.from_tensor(torch.empty(shape), source=ConstantSource("x"), symbolic_context=context)
+
+
+def test_facts_found_while_compiling_become_guards_again() -> None:
+    env, x = fresh((24, 5))
+    before = len(env.guards)
+    names = {str(s): f"c_{k}" for k, s in enumerate(x.shape)}
+    assert bool(x.shape[0] % 8 == 0) and bool(x.shape[0] > 4 * x.shape[1])
+    facts = new_facts(env, before, names)
+    assert len(facts) == 2
+
+    env, x = fresh((16, 3))
+    sizes = dict(zip(["c_0", "c_1"], symbolic_sizes([x]).values(), strict=True))
+    before = len(env.guards)
+    assert all_hold(facts, sizes)
+    assert len(env.guards) == before + 2
+
+    _, x = fresh((17, 3))
+    assert not all_hold(facts, dict(zip(["c_0", "c_1"], symbolic_sizes([x]).values(), strict=True)))
+
+
+def test_fact_about_an_unknown_symbol_cannot_be_kept() -> None:
+    env, x = fresh((24, 5))
+    assert bool(x.shape[0] % 8 == 0)
+    with pytest.raises(ValueError, match="speaks of"):
+        new_facts(env, 0, {})

@@ -1,0 +1,109 @@
+"""The store: whole entries or none, whatever happens to writers; damage is found; only the user's own folder is used."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from gyrator.cache.store import MANIFEST, Store
+from gyrator.errors import CacheCorrupt
+
+KEY = "ab" + "0" * 62
+
+
+def test_entry_is_found_again_by_another_store(tmp_path: Path) -> None:
+    source = tmp_path / "library"
+    source.write_bytes(b"\x7fELF")
+    Store(tmp_path / "root", "graphs").put(KEY, {"a.py": "x = 1\n", "b.so": source}, {"facts": ["s0 > 3"]})
+    entry = Store(tmp_path / "root", "graphs").get(KEY)
+    assert entry is not None
+    assert entry.text("a.py") == "x = 1\n"
+    assert (entry.folder / "b.so").read_bytes() == b"\x7fELF"
+    assert entry.notes["facts"] == ["s0 > 3"]
+
+
+def test_absent_key_is_none(tmp_path: Path) -> None:
+    assert Store(tmp_path, "graphs").get(KEY) is None
+
+
+@pytest.mark.parametrize("damage", ["changed", "missing file", "no manifest", "cut manifest", "wrong type"])
+def test_damage_is_reported_once_and_removed(tmp_path: Path, damage: str) -> None:
+    store = Store(tmp_path, "graphs")
+    entry = store.put(KEY, {"a.py": "x = 1\n"}, {})
+    manifest = entry.folder / MANIFEST
+    match damage:
+        case "changed":
+            (entry.folder / "a.py").write_text("x = 2\n")
+        case "missing file":
+            (entry.folder / "a.py").unlink()
+        case "no manifest":
+            manifest.unlink()
+        case "cut manifest":
+            manifest.write_text(manifest.read_text()[:20])
+        case "wrong type":
+            manifest.write_text("[]")
+    with pytest.raises(CacheCorrupt):
+        store.get(KEY)
+    assert store.get(KEY) is None
+    assert store.put(KEY, {"a.py": "x = 3\n"}, {}).text("a.py") == "x = 3\n"
+
+
+def test_first_writer_wins(tmp_path: Path) -> None:
+    store = Store(tmp_path, "graphs")
+    store.put(KEY, {"a": "first"}, {})
+    assert store.put(KEY, {"a": "second"}, {}).text("a") == "first"
+    assert not list((tmp_path / "graphs").glob("draft-*"))
+
+
+def test_folder_is_the_users_own(tmp_path: Path) -> None:
+    Store(tmp_path / "mine", "graphs")
+    assert (tmp_path / "mine").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(PermissionError):
+        Store(tmp_path / "open", "graphs")
+
+
+def test_newest_entries_come_first(tmp_path: Path) -> None:
+    store = Store(tmp_path, "graphs")
+    for number in range(3):
+        entry = store.put(f"{number:064d}", {}, {"number": number})
+        os.utime(entry.folder / MANIFEST, (number, number))
+    assert [notes["number"] for notes in store.newest(2)] == [2, 1]
+
+
+def _write_for_ever(root: Path) -> None:
+    store = Store(root, "graphs")
+    number = 0
+    while True:
+        number += 1
+        store.put(
+            f"{number % 50:064d}", {f"f{k}": str(number) * 20_000 for k in range(4)}, {"number": number}
+        )
+        store.remove(f"{number % 50:064d}") if number % 3 == 0 else None
+
+
+def test_killed_writers_leave_whole_entries(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=_write_for_ever, args=(tmp_path,)) for _ in range(2)]
+    for writer in writers:
+        writer.start()
+    deadline = time.monotonic() + 30
+    while not list(tmp_path.glob("graphs/??/*")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.3)
+    for writer in writers:
+        assert writer.pid is not None
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.join()
+    store = Store(tmp_path, "graphs")
+    found = [store.get(f"{number:064d}") for number in range(50)]
+    whole = [entry for entry in found if entry is not None]
+    assert whole
+    for entry in whole:
+        assert entry.text("f0") == str(entry.notes["number"]) * 20_000

@@ -1,0 +1,134 @@
+"""The pool: memory is taken again only when nobody else holds it, and keeping it never costs memory."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from gyrator.runtime.pool import Pool
+
+MIB = 1 << 20
+
+
+def take(pool: Pool, dtype: torch.dtype = torch.float32, nbytes: int = MIB) -> torch.Tensor:
+    count = nbytes // dtype.itemsize
+    return pool.take(nbytes, (count,), (1,), dtype)
+
+
+def test_freed_memory_is_taken_again() -> None:
+    pool = Pool()
+    first = take(pool)
+    address = first.data_ptr()
+    del first
+    assert take(pool).data_ptr() == address
+
+
+HOLDERS: dict[str, Callable[[torch.Tensor], object]] = {
+    "a view": lambda t: t[10:20],
+    "a detached alias": lambda t: t.detach(),
+    "a parameter": lambda t: torch.nn.Parameter(t),
+    "an array": lambda t: t.numpy(),
+    "its storage": lambda t: t.untyped_storage(),
+    "an autograd node": lambda t: (t.requires_grad_() * t).sum(),
+    "another dtype": lambda t: t.view(torch.int32),
+    "a capsule": lambda t: torch.utils.dlpack.to_dlpack(t),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_memory_that_someone_holds_is_left_alone(holder: str) -> None:
+    pool = Pool()
+    tensor = take(pool)
+    address = tensor.data_ptr()
+    held = HOLDERS[holder](tensor)
+    del tensor
+    assert take(pool).data_ptr() != address
+    del held
+    gc.collect()
+    addresses = [t.data_ptr() for t in [take(pool), take(pool)]]
+    assert address in addresses
+
+
+def test_one_block_serves_several_dtypes_and_shapes() -> None:
+    pool = Pool()
+    first = take(pool, torch.float32)
+    address = first.data_ptr()
+    del first
+    second = take(pool, torch.int64)
+    assert second.data_ptr() == address and second.dtype == torch.int64
+    del second
+    third = pool.take(MIB, (512, 512), (1, 512), torch.float32)
+    assert third.data_ptr() == address and third.stride() == (1, 512)
+
+
+def test_a_new_block_replaces_idle_ones() -> None:
+    pool = Pool()
+    small = [take(pool) for _ in range(8)]
+    del small
+    assert pool.held() == (8 * MIB, 8 * MIB)
+    large = take(pool, nbytes=6 * MIB)
+    assert large.numel() * 4 == 6 * MIB
+    assert pool.held() == (8 * MIB, 2 * MIB)
+
+
+def test_what_is_held_never_exceeds_what_was_in_use_at_once() -> None:
+    pool, most = Pool(), 0
+    for sizes in ([4, 4, 2], [3, 8], [1] * 10, [2, 2, 2], [9]):
+        tensors = [take(pool, nbytes=s * MIB) for s in sizes]
+        total, idle = pool.held()
+        most = max(most, total - idle)
+        del tensors
+        assert pool.held()[0] <= most * 9 // 8
+
+
+def test_idle_memory_goes_when_memory_is_short() -> None:
+    available = [1 << 40]
+    pool = Pool(lambda: available[0])
+    kept = [take(pool, nbytes=s * MIB) for s in (2, 4)]
+    del kept
+    available[0] = 0
+    one = take(pool)
+    assert pool.held() == (MIB, 0)
+    del one
+
+
+def test_clear_forgets_memory_in_use_too() -> None:
+    pool = Pool()
+    tensor = take(pool)
+    pool.clear()
+    tensor.fill_(1)
+    assert pool.held() == (0, 0)
+    assert take(pool).data_ptr() != tensor.data_ptr()
+
+
+def test_storage_that_was_resized_is_not_taken_again() -> None:
+    pool = Pool()
+    tensor = take(pool)
+    tensor.untyped_storage().resize_(0)
+    del tensor
+    take(pool).fill_(1)
+
+
+def test_threads_never_share_memory() -> None:
+    pool = Pool()
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        for _ in range(300):
+            mine = take(pool)
+            mine[:64].fill_(number)
+            other = take(pool)
+            other[:64].fill_(-number)
+            if not bool((mine[:64] == number).all()):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
