@@ -3,96 +3,147 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from gyrator.ir.evaluate import allocate, number
 from gyrator.ir.expr import Value
-from gyrator.ir.index import Atom, Index, Size, evaluate
-from gyrator.ir.interp import run_program
+from gyrator.ir.index import Index, Size
+from gyrator.ir.interp import Result, derive, resolve, solve
 from gyrator.ir.interp_tree import run_kernel
-from gyrator.ir.program import Input, Program, View
-from gyrator.schedule.plan import Allocate, Call, Copy, Free, Fresh, InPlace, Launch, Plan, full_view
+from gyrator.ir.program import Arg, Extern, Input, ListArg, Output, View
+from gyrator.schedule.plan import (
+    OUT_VARIANTS,
+    Allocate,
+    Call,
+    Copy,
+    Free,
+    Fresh,
+    InPlace,
+    Launch,
+    Placement,
+    Plan,
+    Reuse,
+    SliceOf,
+    Step,
+)
 
 
 def run_plan(
     plan: Plan, inputs: Sequence[Tensor | int], constants: Mapping[str, Tensor] | None = None
-) -> list[Tensor | int | float | bool | None]:
-    """The outputs. Inputs that the plan updates are written in place. Every allocation is filled with garbage first."""
-    machine = _Machine(plan, inputs, constants or {})
+) -> list[Result]:
+    """The plan's outputs. Inputs that the plan updates are written into.
+
+    Memory is filled with garbage when it is allocated or reused, so that a step that reads too early shows.
+    """
+    machine = _Machine(plan)
+    for declared, given in zip(plan.inputs, inputs, strict=True):
+        machine.bind(declared, given)
+    machine.memory |= {c.value: (constants or {})[c.key] for c in plan.constants}
+    for derived in plan.derived:
+        machine.sizes.setdefault(derived.size, derive(derived.text, machine.sizes))
     for step in plan.steps:
         machine.step(step)
     return [machine.output(o) for o in plan.outputs]
 
 
+@dataclass
 class _Machine:
-    def __init__(self, plan: Plan, inputs: Sequence[Tensor | int], constants: Mapping[str, Tensor]) -> None:
-        self.kernels = {k.name: k for k in plan.kernels}
-        self.sizes: dict[Atom, int] = {}
-        self.memory: dict[Value, Tensor] = {}
-        for given, actual in zip(plan.inputs, inputs, strict=True):
-            if given.size is not None:
-                self.sizes[given.size] = int(actual)
-            elif given.value is not None:
-                self.memory[given.value] = actual
-                for extent, n in zip(given.value.shape, actual.shape, strict=True):
-                    for atom in extent.atoms():
-                        if extent is atom.index() and isinstance(atom, Size):
-                            self.sizes[atom] = n
-        for derived in plan.derived:
-            self.sizes[derived.size] = eval(derived.text, {}, {a.name: n for a, n in self.sizes.items() if isinstance(a, Size)})
-        self.memory |= {c.value: constants[c.key] for c in plan.constants}
+    plan: Plan
+    sizes: dict[Size, int] = field(default_factory=dict)
+    memory: dict[Value, Tensor] = field(default_factory=dict)
 
-    def int(self, index: Index) -> int:
-        return evaluate(index, self.sizes)
+    def bind(self, declared: Input, given: Tensor | int) -> None:
+        if declared.size is not None and isinstance(given, int):
+            self.sizes[declared.size] = given
+        if declared.value is not None and isinstance(given, Tensor):
+            self.memory[declared.value] = given
+            solve(declared.value.shape, given.shape, self.sizes)
+
+    def step(self, step: Step) -> None:
+        match step:
+            case Allocate(value, placement):
+                self.memory[value] = self.place(value, placement)
+            case Launch(name, args, sizes, _):
+                kernel = next(k for k in self.plan.kernels if k.name == name)
+                buffers = {p.value.name: self.memory[a] for p, a in zip(kernel.params, args, strict=True)}
+                bound = {s: number(i, self.sizes) for s, i in zip(kernel.sizes, sizes, strict=True)}
+                run_kernel(kernel, buffers, bound)
+            case Call(extern, into):
+                self.call(extern, into=into)
+            case Copy(target, source, _):
+                self.view(target).copy_(self.view(source))
+            case Free(value):
+                del self.memory[value]
+
+    def place(self, value: Value, placement: Placement) -> Tensor:
+        match placement:
+            case Fresh():
+                return _poison(allocate(value, self.sizes))
+            case Reuse(of):
+                old = self.memory[of]
+                flat = torch.empty(0, dtype=value.dtype).set_(old.untyped_storage())
+                return _poison(self.window(value, flat, 0))
+            case InPlace(of):
+                assert (value.shape, value.strides, value.dtype) == (of.shape, of.strides, of.dtype)
+                return self.memory[of]
+            case SliceOf(of, offset):
+                return self.window(value, self.memory[of], number(offset, self.sizes))
+        raise TypeError(placement)
+
+    def window(self, value: Value, of: Tensor, offset: int) -> Tensor:
+        shape = [number(s, self.sizes) for s in value.shape]
+        strides = [number(s, self.sizes) for s in value.strides]
+        return of.as_strided(shape, strides, of.storage_offset() + offset)
+
+    def call(self, extern: Extern, *, into: bool) -> None:
+        mutated = dict(extern.mutates)
+        args = [
+            self.memory_of(a, mutated[k]) if k in mutated else self.arg(a) for k, a in enumerate(extern.args)
+        ]
+        kwargs = {name: self.arg(a) for name, a in extern.kwargs}
+        if into:
+            (value,) = extern.out
+            assert value is not None
+            resolve(OUT_VARIANTS[extern.op])(*args, **kwargs, out=self.memory[value])
+            return
+        result = resolve(extern.op)(*args, **kwargs)
+        results = list(result) if isinstance(result, tuple | list) else [result]
+        numbers = [r for r in results if isinstance(r, int | float)]
+        self.sizes |= {size: int(n) for size, n in zip(extern.scalars, numbers, strict=False)}
+        for value, given in zip(extern.out, results, strict=False):
+            if value is not None:
+                solve(value.shape, given.shape, self.sizes)
+                self.memory[value] = allocate(value, self.sizes).copy_(given)
+
+    def memory_of(self, arg: Arg, new: Value) -> Tensor:
+        assert isinstance(arg, View)
+        return self.view(View(new, arg.shape, arg.strides, arg.offset, arg.dtype))
+
+    def arg(self, arg: Arg) -> object:
+        match arg:
+            case View():
+                return self.view(arg)
+            case Index():
+                return number(arg, self.sizes)
+            case ListArg(items):
+                return [self.arg(i) for i in items]
+        return arg
+
+    def output(self, output: Output) -> Result:
+        if isinstance(output, View):
+            return self.view(output)
+        return number(output, self.sizes) if isinstance(output, Index) else output
 
     def view(self, view: View) -> Tensor:
         base = self.memory[view.value]
-        shape, strides = [self.int(i) for i in view.shape], [self.int(i) for i in view.strides]
-        seen = torch.as_strided(base, shape, strides, base.storage_offset() + self.int(view.offset))
-        return seen if view.dtype in (None, seen.dtype) else seen.view(view.dtype)
+        shape, strides = ([number(i, self.sizes) for i in part] for part in (view.shape, view.strides))
+        offset = base.storage_offset() + number(view.offset, self.sizes)
+        return (base if view.dtype is None else base.view(view.dtype)).as_strided(shape, strides, offset)
 
-    def step(self, step: object) -> None:
-        match step:
-            case Allocate(value, Fresh()):
-                shape, strides = [self.int(i) for i in value.shape], [self.int(i) for i in value.strides]
-                self.memory[value] = torch.empty_strided(shape, strides, dtype=value.dtype).fill_(
-                    float("nan") if value.dtype.is_floating_point else 113 % 2 if value.dtype == torch.bool else 113
-                )
-            case Allocate(value, InPlace(old)):
-                self.memory[value] = self.memory[old]
-            case Launch(name, args, sizes):
-                kernel = self.kernels[name]
-                buffers = {p.value.name: self.memory[v] for p, v in zip(kernel.params, args, strict=True)}
-                run_kernel(kernel, buffers, {s: self.int(i) for s, i in zip(kernel.sizes, sizes, strict=True)})
-            case Copy(into, source):
-                self.view(into).copy_(self.view(source))
-            case Call(extern, _):
-                self.call(extern)
-            case Free(value):
-                del self.memory[value]
-            case _:
-                raise AssertionError(step)
 
-    def call(self, extern: object) -> None:
-        from gyrator.ir.program import Extern, views
-
-        assert isinstance(extern, Extern)
-        given = tuple(dict.fromkeys(v.value for v in views(extern)))
-        new = {v: self.memory[v] for _, v in extern.mutates}
-        sizes = tuple(s for s in self.sizes if isinstance(s, Size))
-        program = Program(
-            "call", (*(Input(v) for v in given), *(Input(size=s) for s in sizes)), (extern,),
-            tuple(full_view(v) for v in extern.out if v is not None) + tuple(full_view(v) for _, v in extern.mutates),
-        )  # fmt: skip
-        run = run_program(program, [*(self.memory[v] for v in given), *(self.sizes[s] for s in sizes)])
-        results = [v for v in extern.out if v is not None]
-        for value, result in zip(results, run.outputs, strict=False):
-            self.memory[value] = result
-        for value, result in zip(new, run.outputs[len(results) :], strict=True):
-            self.memory[value].copy_(result)
-
-    def output(self, output: object) -> Tensor | int | float | bool | None:
-        if isinstance(output, View):
-            return self.view(output)
-        return self.int(output) if isinstance(output, Index) else output
+def _poison(tensor: Tensor) -> Tensor:
+    extreme = torch.nan if tensor.dtype.is_floating_point else 77
+    return tensor.fill_(extreme) if tensor.dtype != torch.bool else tensor.fill_(True)

@@ -233,8 +233,8 @@ def _bitcast(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 # -- grids and places --------------------------------------------------------------------------------------
-def number(index: Index, sizes: Mapping[Size, int]) -> int:
-    """The value of an index that depends on sizes alone."""
+def number(index: Index, sizes: Mapping[Size, int] | Mapping[Size | Axis, int]) -> int:
+    """The value of an index that depends on nothing but sizes (and axes that have a plain value)."""
     return evaluate(index, cast("Mapping[Atom, int]", sizes))
 
 

@@ -431,7 +431,7 @@ def div_mod(num: Index, den: Index) -> tuple[Index, Index]:
         return quotient + q, r
     nested = _nested_division(rest, den)
     if nested is not None:
-        return quotient + nested, _mod_atom(rest, den)
+        return quotient + nested, rest if nested is ZERO else _mod_atom(rest, den)
     return quotient + FloorDiv(rest, den).index(), _mod_atom(rest, den)
 
 
@@ -672,7 +672,7 @@ def substitute(index: Index, mapping: Mapping[Atom, Index]) -> Index:
             total[monomial] = total.get(monomial, 0) + c
             continue
         changed = True
-        part = ((((), c),))
+        part: Terms = (((), c),)
         for n in new:
             part = _product_terms(part, n.terms if isinstance(n, Index) else (((n,), 1),))
         for m, k in part:

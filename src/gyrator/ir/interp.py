@@ -97,28 +97,16 @@ class _Machine:
                     raise ValueError(f"input {declared.value} is no tensor")
                 tensors.append((declared.value, given.detach()))
         for value, tensor in tensors:
-            self.solve(value.shape, tensor.shape)
+            solve(value.shape, tensor.shape, self.sizes)
+        for value, tensor in tensors:
+            solve(value.strides, tensor.stride(), self.sizes)
         for derived in program.derived:
             if derived.size not in self.sizes:
-                self.sizes[derived.size] = self.derive(derived.text)
+                self.sizes[derived.size] = derive(derived.text, self.sizes)
         for value, tensor in tensors:
             self.check(value, tensor)
             self.check_strides(value, tensor)
             self.values[value] = tensor
-
-    def solve(self, shape: tuple[Index, ...], actual: Sequence[int]) -> None:
-        """Sizes that are a dimension of their own get that dimension's extent."""
-        for index, extent in zip(shape, actual, strict=True):
-            if len(index.terms) == 1 and index.terms[0][1] == 1 and len(index.terms[0][0]) == 1:
-                (atom,) = index.terms[0][0]
-                if isinstance(atom, Size):
-                    self.sizes.setdefault(atom, extent)
-
-    def derive(self, text: str) -> int:
-        """The value of a derived size's text, which gyrator wrote itself (``python_text``)."""
-        names = {size.name: value for size, value in self.sizes.items()}
-        code = compile(text, "<derived size>", "eval")
-        return int(eval(code, {"__builtins__": _DERIVED_BUILTINS, "math": math}, names))
 
     def check(self, value: Value, tensor: Tensor) -> None:
         shape = [number(s, self.sizes) for s in value.shape]
@@ -138,6 +126,8 @@ class _Machine:
         evaluator = Evaluator(self.values.__getitem__, self.sizes, values)
 
         def whole(expr: Expr) -> Tensor:
+            if 0 in shape:  # no iteration, so nothing to evaluate
+                return torch.empty(shape, dtype=expr.dtype)
             return evaluator.value(expr).broadcast_to(shape)
 
         results: State
@@ -161,6 +151,8 @@ class _Machine:
 
     def scatter(self, root: Scatter, evaluator: Evaluator, shape: tuple[int, ...]) -> Tensor:
         result = self.values[root.into].clone(memory_format=torch.contiguous_format)
+        if 0 in shape:
+            return result
         mask = None if root.mask is None else evaluator.value(root.mask).broadcast_to(shape)
         coords = [c.broadcast_to(shape) for c in evaluator.coordinates(root.index, root.into, mask)]
         source = evaluator.value(root.body, mask).broadcast_to(shape)
@@ -184,24 +176,16 @@ class _Machine:
         args = [self.arg(a, written) for a in node.args]
         kwargs = {name: self.arg(a, written) for name, a in node.kwargs}
         with torch.no_grad():
-            result = self.find(node.op)(*args, **kwargs)
+            result = (self.externs.get(node.op) or resolve(node.op))(*args, **kwargs)
         results = list(result) if isinstance(result, (tuple, list)) else [result]
         scalars = [r for r in results if isinstance(r, int | float)]
         for size, scalar in zip(node.scalars, scalars, strict=False):
             self.sizes[size] = int(scalar)
         for value, given in zip(node.out, results, strict=False):
             if value is not None:
-                self.solve(value.shape, given.shape)
+                solve(value.shape, given.shape, self.sizes)
                 self.check(value, given)
                 self.values[value] = place(value, given, self.sizes)
-
-    def find(self, op: str) -> Callable[..., Any]:
-        if op in self.externs:
-            return self.externs[op]
-        found: Any = torch.ops
-        for part in op.split("."):
-            found = getattr(found, part)
-        return found
 
     def arg(self, arg: Arg, written: Mapping[Value, Tensor]) -> Any:
         match arg:
@@ -227,6 +211,30 @@ class _Machine:
         if view.dtype is not None:
             base, offset = base.view(view.dtype), offset
         return base.as_strided(shape, strides, offset)
+
+
+def solve(shape: tuple[Index, ...], actual: Sequence[int], sizes: dict[Size, int]) -> None:
+    """Sizes that are a dimension of their own get that dimension's extent, unless they have a value."""
+    for index, extent in zip(shape, actual, strict=True):
+        if len(index.terms) == 1 and index.terms[0][1] == 1 and len(index.terms[0][0]) == 1:
+            (atom,) = index.terms[0][0]
+            if isinstance(atom, Size):
+                sizes.setdefault(atom, extent)
+
+
+def derive(text: str, sizes: Mapping[Size, int]) -> int:
+    """The value of a derived size's text, which gyrator wrote itself (``python_text``)."""
+    names = {size.name: value for size, value in sizes.items()}
+    code = compile(text, "<derived size>", "eval")
+    return int(eval(code, {"__builtins__": _DERIVED_BUILTINS, "math": math}, names))
+
+
+def resolve(op: str) -> Callable[..., Any]:
+    """The torch operator of that name: ``aten.mm.default``."""
+    found: Any = torch.ops
+    for part in op.split("."):
+        found = getattr(found, part)
+    return found
 
 
 _DERIVED_BUILTINS = {"min": min, "max": max, "abs": abs, "round": round, "float": float, "int": int}

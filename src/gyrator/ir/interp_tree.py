@@ -69,6 +69,8 @@ class _Machine:
             match item:
                 case Loop():
                     self.loop(item)
+                case _ if 0 in self.shape:
+                    pass  # no iteration comes here
                 case Let(name, expr):
                     self.refs[name.name] = self.evaluator().value(expr)
                 case Store():
@@ -80,8 +82,9 @@ class _Machine:
     def loop(self, loop: Loop) -> None:
         for carry in loop.carries:
             self.carries[carry.name] = _Running(carry, self.depth)
-        around = {a: at for a, at in self.axes.items() if isinstance(at, int)}
-        extent = number(loop.axis.extent, {**self.sizes, **around})
+        known: dict[Size | Axis, int] = {a: at for a, at in self.axes.items() if isinstance(at, int)}
+        known.update(self.sizes.items())
+        extent = number(loop.axis.extent, known)
         if _vectorised(loop):
             with self.dimension(loop, extent):
                 self.block(loop.body)
