@@ -32,7 +32,7 @@ Body: TypeAlias = "tuple[Loop | Stage, ...]"
 
 def build_kernel(group: Group, stored: frozenset[Value], rule: Rule) -> Built:
     """The loop tree of a group; ``stored`` are the results that something outside the group needs."""
-    levels = _levels(group.members)
+    levels = levels_of(group.members)
     phased = any(levels.of[m.position] for m in group.members if m.space is not None)
     shape = choose_loops(group, stored, phased=phased)
     writer = _Writer(shape, levels, stored, rule)
@@ -51,14 +51,14 @@ def _title(group: Group) -> str:
 
 # -- levels --------------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class _Levels:
+class Levels:
     """Per member's position: how many reductions of the group must be complete before it; ``count`` levels in all."""
 
     of: Mapping[int, int]
     count: int
 
 
-def _levels(members: tuple[Member, ...]) -> _Levels:
+def levels_of(members: tuple[Member, ...]) -> Levels:
     """Each member as early as its reductions allow; then pointwise ones as late as their first reader."""
     made = {v: m for m in members for v in m.nest.out if v is not None}
     level: dict[int, int] = {}
@@ -77,14 +77,14 @@ def _levels(members: tuple[Member, ...]) -> _Levels:
         later = [level[r] for r in readers.get(member.position, ())]
         if later and isinstance(member.nest.root, Pointwise) and member.space is not None:
             level[member.position] = max(level[member.position], min(later))
-    return _Levels(level, top + 1)
+    return Levels(level, top + 1)
 
 
 # -- stages --------------------------------------------------------------------------------------------------------------
 class _Writer:
     """Writes the body of one kernel. Mutable, and private to one call of :func:`build_kernel`."""
 
-    def __init__(self, shape: Shape, levels: _Levels, stored: frozenset[Value], rule: Rule) -> None:
+    def __init__(self, shape: Shape, levels: Levels, stored: frozenset[Value], rule: Rule) -> None:
         self.shape, self.levels, self.stored, self.rule = shape, levels, stored, rule
         self.members = shape.group.members
         self.made: dict[Value, tuple[Member, int]] = {

@@ -55,6 +55,16 @@ def unit_axes(group: Group) -> set[Axis]:
             image = None if unit is None else _unit(member.at[unit])
             if image is not None:
                 found.append((image, weight))
+    return _of_the_largest(found)
+
+
+def contiguous_axes(found: list[Access]) -> set[Axis]:
+    """As :func:`unit_axes`, of accesses whose axes may have been merged."""
+    units = [(_unit(a.position), a.weight) for a in found]
+    return _of_the_largest([(axis, weight) for axis, weight in units if axis is not None])
+
+
+def _of_the_largest(found: list[tuple[Axis, int]]) -> set[Axis]:
     largest = max((weight for _, weight in found), default=0)
     return {axis for axis, weight in found if weight * 2 > largest}
 
@@ -136,6 +146,8 @@ def _indirect_indices(exprs: tuple[Expr, ...]) -> list[Index]:
 
 
 def _mergeable(outer: Axis, inner: Axis, indices: list[Index]) -> bool:
+    if inner.extent.value == 0:
+        return False
     for index in indices:
         axes = index.axes()
         if outer not in axes and inner not in axes:

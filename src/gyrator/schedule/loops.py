@@ -9,7 +9,7 @@ from gyrator.ir.expr import Value
 from gyrator.ir.index import Atom, Axis, Index, as_index, minimum, substitute
 from gyrator.ir.program import Reduce, Scan
 from gyrator.schedule.group import Axes, Group
-from gyrator.schedule.layout import accesses, coalesce, loop_order, unit_axes
+from gyrator.schedule.layout import accesses, coalesce, contiguous_axes, loop_order
 from gyrator.schedule.uses import volume
 
 LANES = 16
@@ -75,7 +75,7 @@ def choose_loops(group: Group, stored: frozenset[Value], *, phased: bool) -> Sha
     group = Group(tuple(outer), tuple(spaces), group.members)
     if group.pointwise:
         return _points(group, outer)
-    column = _column(group, outer, spaces)
+    column = _column(group, outer, spaces, contiguous_axes(accesses(group, stored)))
     if column is not None:
         return _columns(group, outer, spaces, column)
     if _size(outer) < FEW_ROWS and _size(spaces[0]) > LONG_ROW and len(spaces) == 1 and not phased:
@@ -93,9 +93,8 @@ def _points(group: Group, outer: list[Axis]) -> Shape:
     return Shape(group, Style.POINTS, tuple(parallel), last, ())
 
 
-def _column(group: Group, outer: list[Axis], spaces: list[Axes]) -> Axis | None:
+def _column(group: Group, outer: list[Axis], spaces: list[Axes], unit: set[Axis]) -> Axis | None:
     """The outer axis along which memory is contiguous, unless rows are contiguous too."""
-    unit = unit_axes(group)
     scanned = {m.space for m in group.members if isinstance(m.nest.root, Scan)}
     if any(s and s[-1] in unit and k not in scanned for k, s in enumerate(spaces)):
         return None

@@ -6,12 +6,12 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Load, Value
-from gyrator.ir.index import dot, substitute
+from gyrator.ir.index import Index, dot, substitute
 from gyrator.ir.program import Extern, Node, Pointwise, Program, Scatter, Update, View, defines
 from gyrator.ir.tree import Kernel
 from gyrator.schedule.canonical import canonicalise
 from gyrator.schedule.group import Group, Member
-from gyrator.schedule.kernel import build_kernel
+from gyrator.schedule.kernel import build_kernel, levels_of
 from gyrator.schedule.naming import Built
 from gyrator.schedule.plan import (
     OUT_VARIANTS,
@@ -125,7 +125,7 @@ class _Planner:
 
     def _place(self, group: Group, member: Member, value: Value, position: int, placed: dict[Value, Value]) -> Iterator[Step]:
         if isinstance(member.nest.root, Scatter):
-            yield from self._place_scatter(member.nest.root.into, value, position)
+            yield from self._place_scatter(group, member.nest.root.into, value, position)
             return
         old = self._update_target(group, member, value, position) or self._dying(group, member, value, position, placed)
         if old is None:
@@ -134,15 +134,19 @@ class _Planner:
         placed[value] = old
         yield Allocate(value, InPlace(old))
 
-    def _place_scatter(self, base: Value, value: Value, position: int) -> Iterator[Step]:
-        update = self._updates.get(value)
-        onto_input = update is not None and update.target is base and not self._outlives(base, position, update)
-        if onto_input and update is not None:
-            self._updated.add(update)
-        same = base.strides == value.strides and base.dtype == value.dtype
-        if onto_input or (same and base not in self._life.given and self._life.dies_at(base, position)):
-            yield Allocate(value, InPlace(base))
-            return
+    def _place_scatter(self, group: Group, base: Value, value: Value, position: int) -> Iterator[Step]:
+        """In place of ``base`` where nothing needs its old contents: no later unit, and no load of this one."""
+        read = any(load.value is base for m in group.members for load in loads(node_exprs(m.nest)))
+        if _same_memory(base, value) and not read:
+            update = self._updates.get(value)
+            shown = any(isinstance(o, View) and o.value is value for o in self._program.outputs)
+            if update is not None and update.target is base and not shown and not self._outlives(base, position, update):
+                self._updated.add(update)
+                yield Allocate(value, InPlace(base))
+                return
+            if base not in self._life.given and self._life.dies_at(base, position):
+                yield Allocate(value, InPlace(base))
+                return
         yield Allocate(value, Fresh())
         yield Copy(full_view(value), full_view(base))
 
@@ -234,17 +238,25 @@ def _same_memory(a: Value, b: Value) -> bool:
 def _elementwise(group: Group, writer: Member, old: Value, new: Value) -> bool:
     """Whether every element of ``old`` is last read in the iteration that writes the same place of ``new``.
 
-    True only in purely pointwise groups, where ``new`` is stored by the last member that reads ``old``.
+    True only if nothing that depends on ``old`` within the group runs over a space, or after ``writer``.
     """
-    if not group.pointwise or not isinstance(writer.nest.root, Pointwise):
+    if not isinstance(writer.nest.root, Pointwise) or writer.space is not None:
         return False
     place = substitute(dot(tuple(a.index() for a in writer.nest.axes), new.strides), writer.at)
+    level = levels_of(group.members).of
+    last = (level[writer.position], writer.position)
+    tainted: set[Value] = set()
     for member in group.members:
-        for load in loads(node_exprs(member.nest)):
-            if load.value is old and (member.position > writer.position or _place(load, member) is not place):
-                return False
+        found = [load for load in loads(node_exprs(member.nest)) if load.value is old]
+        if not found and not any(load.value in tainted for load in loads(node_exprs(member.nest))):
+            continue
+        tainted |= {v for v in member.nest.out if v is not None}
+        if member.space is not None or (level[member.position], member.position) > last:
+            return False
+        if any(_place(load, member) is not place for load in found):
+            return False
     return True
 
 
-def _place(load: Load, member: Member) -> object:
+def _place(load: Load, member: Member) -> Index:
     return substitute(dot(load.index, load.value.strides), member.at)
