@@ -17,7 +17,7 @@ from gyrator.autograd.function import Differentiable, Tangent, make_function
 from gyrator.autograd.inputs import Inputs, fake_inputs, overlapping
 from gyrator.autograd.interface import BoxedCallable, Compiled, Compiler, GraphInfo, Size, Update
 from gyrator.autograd.joint import Joint, trace
-from gyrator.autograd.partition import Halves, JointGraph, PartitionFunction, inference_graph, save_all, split
+from gyrator.autograd.partition import Halves, JointGraph, PartitionFunction, inference_graph, min_cut, split
 from gyrator.autograd.shell import Program, make_shell
 
 
@@ -28,7 +28,7 @@ def aot_compile(
     fw_compiler: Compiler,
     bw_compiler: Compiler | None = None,
     inference_compiler: Compiler | None = None,
-    partition_fn: PartitionFunction = save_all,
+    partition_fn: PartitionFunction = min_cut,
     decompositions: DecompositionTable | None = None,
     numerics: Numerics = "fast",
     lazy_backward: bool = False,

@@ -1,0 +1,265 @@
+"""The min-cut partitioner: saves the fewest bytes from which backward can cheaply compute the rest again.
+
+Every forward value that backward may need is an edge (entry → exit) whose capacity is the price of saving it; values
+that cannot be recomputed hang on the source, values that backward reads hang on the sink. A cut is then a set of
+values to save that lets backward reach everything it reads, and the minimum cut is the cheapest one. (The formulation
+is known from T. Chen et al., arXiv:1604.06174 and from torch's partitioner; the bans below are ours.)
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Node
+
+from gyrator.autograd.partition.joint_graph import JointGraph, ancestors, is_number
+from gyrator.autograd.partition.max_flow import UNBOUNDED, FlowNetwork
+from gyrator.autograd.partition.plan import Partition, PartitionFunction, save_all
+from gyrator.autograd.partition.recompute import Ban, Cost, cost, fusible, reduces, tensor_bytes, work
+from gyrator.errors import InternalCheckError
+
+WIDE_READ_RATIO = 4
+"""A value read across a heavy operator ties its reader down unless it is this many times smaller than the reader."""
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """What may be saved or recomputed: candidates in order, those that backward reads, and the bans."""
+
+    joint: JointGraph
+    candidates: tuple[Node, ...]
+    read: frozenset[Node]
+    bans: Mapping[Node, Ban]
+
+
+def min_cut(joint: JointGraph) -> Partition:
+    """Saves the fewest bytes under the default bans: recomputation must be nearly free."""
+    problem = _problem(joint)
+    return _described(problem, _solve(problem))
+
+
+def min_cut_with_budget(budget: float) -> PartitionFunction:
+    """A partitioner that saves at most `budget` times the bytes that `min_cut` saves, where that is possible.
+
+    It gives up bans in the order of least work per byte saved. 1 is `min_cut`; 0 recomputes all that is not random.
+
+    Raises:
+        ValueError: for a budget outside [0, 1].
+    """
+    if not 0 <= budget <= 1:
+        raise ValueError(f"a memory budget lies between 0 and 1, not {budget}")
+
+    def partition(joint: JointGraph) -> Partition:
+        problem = _problem(joint)
+        saved = _solve(problem)
+        limit = int(budget * _saved_bytes(joint, saved))
+        order = sorted(
+            (node for node, ban in problem.bans.items() if ban.negotiable),
+            key=lambda node: work(node) / max(tensor_bytes(node.meta.get("val")), 1),
+        )
+        low, high = 0, len(order)
+        while budget < 1 and low < high:
+            middle = (low + high) // 2
+            attempt = _without_bans(problem, order[: middle + 1])
+            if _saved_bytes(joint, _solve(attempt)) <= limit:
+                high = middle
+            else:
+                low = middle + 1
+        if budget < 1:
+            problem = _without_bans(problem, order[: low + 1])
+            saved = _solve(problem)
+        return _described(problem, saved)
+
+    return partition
+
+
+# --- what may be recomputed -----------------------------------------------------------------------------------------
+
+
+def _problem(joint: JointGraph) -> _Problem:
+    needed = ancestors(node for node in joint.gradients if isinstance(node, Node))
+    candidates = tuple(
+        node for node in joint.graph.nodes
+        if node in needed and node not in joint.backward_nodes and not is_number(node)
+    )
+    inside = set(candidates)
+    gradients = {node for node in joint.gradients if isinstance(node, Node)}
+    read = frozenset(
+        node for node in candidates
+        if node in gradients or any(user in joint.backward_nodes and user in needed for user in node.users)
+    )
+    return _Problem(joint, candidates, read, _bans(joint, candidates, inside, needed))
+
+
+def _bans(
+    joint: JointGraph, candidates: Sequence[Node], inside: set[Node], needed: set[Node]
+) -> dict[Node, Ban]:
+    bans: dict[Node, Ban] = {}
+    stages = _stages(joint)
+    for node in candidates:
+        if node.op == "placeholder":
+            bans[node] = Ban("an input", False)
+        elif node.meta.get("recompute"):
+            continue
+        elif node.op == "call_function":
+            ban = _ban(node, joint, needed, stages)
+            if ban is not None:
+                bans[node] = ban
+    return bans
+
+
+def _ban(node: Node, joint: JointGraph, needed: set[Node], stages: Mapping[Node, int]) -> Ban | None:
+    """Why backward must not compute a value of forward again. What only backward needs is computed once, there."""
+    kind = cost(node)
+    if node.meta.get("backward"):
+        return None
+    if kind is Cost.RANDOM:
+        return Ban("random, and would differ", False)
+    if kind in (Cost.VIEW, Cost.NUMBER) or node not in joint.forward_nodes:
+        return None
+    if kind is Cost.HEAVY:
+        return Ban("takes too long to compute again", True)
+    if kind is Cost.REDUCTION and reduces(node):
+        return Ban("a small result of a reduction", True)
+    if _materialised_in_backward(node, joint, needed):
+        return Ban("read from memory by a heavy operator of backward", True)
+    if _reads_across(node, stages):
+        return Ban("would tie together what heavy operators separate", True)
+    return None
+
+
+def _stages(joint: JointGraph) -> dict[Node, int]:
+    """For each forward node how many heavy operators lie on the longest way to it."""
+    stages: dict[Node, int] = {}
+    for node in joint.graph.nodes:
+        if node.op != "output" and node not in joint.backward_nodes:
+            before = max((stages[source] for source in node.all_input_nodes), default=0)
+            stages[node] = before + (node.op == "call_function" and cost(node) is Cost.HEAVY)
+    return stages
+
+
+def _reads_across(node: Node, stages: Mapping[Node, int]) -> bool:
+    """Whether a node reads a fusible value from before a heavy operator that it also depends on: recomputing both in
+    one kernel would chain the stages of the whole model together."""
+    size = tensor_bytes(node.meta.get("val"))
+    for source in node.all_input_nodes:
+        origin = _through_views(source)
+        if (
+            origin.op == "call_function" and stages[origin] < stages[node] and fusible(origin)
+            and tensor_bytes(origin.meta.get("val")) * WIDE_READ_RATIO > size
+        ):
+            return True
+    return False
+
+
+def _through_views(node: Node) -> Node:
+    while node.op == "call_function" and cost(node) is Cost.VIEW:
+        source = node.args[0]
+        if not isinstance(source, Node):
+            break
+        node = source
+    return node
+
+
+def _materialised_in_backward(node: Node, joint: JointGraph, needed: set[Node]) -> bool:
+    """Whether backward hands the value, or a view of it, to an operator that reads it from memory."""
+    pending = [node]
+    while pending:
+        for user in pending.pop().users:
+            if user not in needed:
+                continue
+            if (user in joint.backward_nodes or user.meta.get("backward")) and cost(user) in (Cost.HEAVY, Cost.RANDOM):
+                return True
+            if cost(user) is Cost.VIEW and user.target is not operator.getitem:
+                pending.append(user)
+    return False
+
+
+# --- the cut --------------------------------------------------------------------------------------------------------
+
+
+def _price(node: Node, joint: JointGraph) -> int:
+    """Bytes to save a value, doubled where forward would not have written it to memory otherwise."""
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor) or node.meta.get("recompute"):
+        return UNBOUNDED
+    if node.op == "placeholder":
+        if node in joint.updated:
+            return 2 * tensor_bytes(value)
+        return 0 if node in joint.static else tensor_bytes(value)
+    if cost(node) is Cost.VIEW and node.target is not operator.getitem:
+        return UNBOUNDED
+    written = any(not fusible(user) for user in node.users) or not fusible(_through_views(node))
+    return tensor_bytes(value) * (1 if written else 2)
+
+
+def _solve(problem: _Problem) -> tuple[Node, ...]:
+    """The values to save."""
+    candidates = problem.candidates
+    index = {node: position for position, node in enumerate(candidates)}
+    source, sink = 2 * len(candidates), 2 * len(candidates) + 1
+    network = FlowNetwork(2 * len(candidates) + 2)
+    for node, position in index.items():
+        network.add_edge(2 * position, 2 * position + 1, _price(node, problem.joint))
+        if node in problem.bans:
+            network.add_edge(source, 2 * position, UNBOUNDED)
+        if node in problem.read:
+            network.add_edge(2 * position + 1, sink, UNBOUNDED)
+        for user in node.users:
+            reader = index.get(user)
+            if reader is not None:
+                network.add_edge(2 * position + 1, 2 * reader, UNBOUNDED)
+    if network.maximise(source, sink) >= UNBOUNDED:
+        raise InternalCheckError("partition", "backward needs a value that can neither be saved nor recomputed")
+    behind = network.sink_side(sink)
+    return tuple(
+        node for node, position in index.items() if behind[2 * position + 1] and not behind[2 * position]
+    )
+
+
+def _without_bans(problem: _Problem, nodes: Iterable[Node]) -> _Problem:
+    lifted = set(nodes)
+    bans = {node: ban for node, ban in problem.bans.items() if node not in lifted}
+    return _Problem(problem.joint, problem.candidates, problem.read, bans)
+
+
+# --- the explanation ------------------------------------------------------------------------------------------------
+
+
+def _described(problem: _Problem, saved: tuple[Node, ...]) -> Partition:
+    """The partition with its reasons: for what is saved why it was not recomputed, for what is recomputed from what."""
+    joint = problem.joint
+    reasons: dict[Node, str] = {}
+    kept = set(saved)
+    for node in saved:
+        ban = problem.bans.get(node)
+        reasons[node] = f"saved: {ban.reason if ban else 'the cheapest value to start again from'}"
+    for node in _recomputed(problem, kept):
+        if cost(node) is not Cost.VIEW:
+            reasons[node] = f"recomputed: {cost(node).name.lower()}, cheaper than its bytes"
+    return Partition(
+        saved, reasons, _saved_bytes(joint, saved), _saved_bytes(joint, save_all(joint).saved)
+    )
+
+
+def _recomputed(problem: _Problem, saved: set[Node]) -> set[Node]:
+    found: set[Node] = set()
+    pending = [node for node in problem.read if node not in saved]
+    inside = set(problem.candidates)
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            pending.extend(
+                source for source in node.all_input_nodes if source in inside and source not in saved
+            )
+    return found
+
+
+def _saved_bytes(joint: JointGraph, saved: Iterable[Any]) -> int:
+    """Bytes that saving adds: of values that do not live on anyway."""
+    return sum(tensor_bytes(node.meta.get("val")) for node in saved if node not in joint.static)

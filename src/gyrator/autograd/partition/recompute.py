@@ -1,0 +1,176 @@
+"""Which values backward may compute again, and what computing or saving them costs.
+
+    view       free, never saved               pointwise, fill, cast     free where it fuses into its reader
+    reduction  only if its result is not far smaller than what it reads
+    gather     like pointwise                  matrix product, convolution, attention, scan, sort, unknown: not by default
+    random     never, unless its seed is a value of the graph
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from gyrator.autograd.effects import Effect, behaviour
+from gyrator.autograd.symbols import SYMBOLIC_TYPES
+
+UNKNOWN_SIZE = 4096
+"""What an unbacked size counts as."""
+
+REDUCTION_RATIO = 4
+"""A reduction whose result is this many times smaller than its input is saved rather than repeated."""
+
+
+class Cost(Enum):
+    """What it takes to compute a node again."""
+
+    VIEW = auto()
+    POINTWISE = auto()
+    REDUCTION = auto()
+    HEAVY = auto()
+    RANDOM = auto()
+    NUMBER = auto()
+
+
+_POINTWISE = frozenset({
+    "clone", "copy", "where", "full", "full_like", "zeros", "ones", "zeros_like", "ones_like", "empty", "empty_like",
+    "new_zeros", "new_full", "scalar_tensor", "arange", "iota", "fill", "constant_pad_nd", "cat", "index", "gather",
+    "_unsafe_index", "embedding", "select_scatter", "slice_scatter", "triu", "tril", "repeat", "flip", "lift_fresh_copy",
+    "convert_element_type", "restride", "masked_fill", "empty_strided", "eye", "index_select", "_to_copy",
+})
+_REDUCTIONS = frozenset({
+    "sum", "mean", "var", "var_mean", "std", "std_mean", "amax", "amin", "prod", "any", "all", "argmax", "argmin",
+    "logsumexp", "aminmax", "max", "min", "linalg_vector_norm",
+})
+_SEEDED = frozenset({"gyrator::rand", "gyrator::randn"})
+
+
+@lru_cache(maxsize=None)
+def _cost_of(target: Any) -> Cost:
+    if target is operator.getitem:
+        return Cost.VIEW
+    if not isinstance(target, OpOverload):
+        module = getattr(target, "__module__", None)
+        return Cost.NUMBER if module in ("_operator", "math", "builtins", "torch", "torch.fx.experimental.sym_node") else (
+            Cost.HEAVY
+        )
+    how = behaviour(target)
+    name = target._schema.name
+    if name in _SEEDED:
+        return Cost.POINTWISE
+    if how.random or torch.Tag.nondeterministic_seeded in target.tags:
+        return Cost.RANDOM
+    if how.effect is Effect.VIEW:
+        return Cost.VIEW
+    base = name.partition("::")[2]
+    if name.startswith(("aten::", "prims::", "gyrator::")):
+        if base in _REDUCTIONS:
+            return Cost.REDUCTION
+        if base in _POINTWISE or torch.Tag.pointwise in target.tags:
+            return Cost.POINTWISE
+    return Cost.HEAVY
+
+
+def cost(node: Node) -> Cost:
+    """What computing `node` again takes."""
+    return _cost_of(node.target) if node.op == "call_function" else Cost.VIEW
+
+
+def fusible(node: Node) -> bool:
+    """Whether a node can be part of its readers' kernel."""
+    return cost(node) in (Cost.VIEW, Cost.POINTWISE, Cost.REDUCTION)
+
+
+def size_hint(size: Any) -> int:
+    """A size as a number: its hint where it is symbolic."""
+    if isinstance(size, SYMBOLIC_TYPES):
+        hint = size.node.hint if size.node.has_hint() else None
+        return UNKNOWN_SIZE if hint is None else int(hint)
+    return int(size)
+
+
+def tensor_bytes(value: Any) -> int:
+    """Bytes of a tensor's elements, or of all tensors of a tuple; 0 for anything else."""
+    if isinstance(value, Tensor):
+        count = 1
+        for size in value.shape:
+            count *= size_hint(size)
+        return count * value.dtype.itemsize
+    if isinstance(value, (tuple, list)):
+        return sum(tensor_bytes(item) for item in value)
+    return 0
+
+
+def work(node: Node) -> int:
+    """About how many operations computing a node takes, itself alone."""
+    value = node.meta.get("val")
+    elements = sum(
+        tensor_bytes(item) // item.dtype.itemsize
+        for item in (value if isinstance(value, (tuple, list)) else (value,)) if isinstance(item, Tensor)
+    )
+    depth = _PRODUCT_DEPTH.get(_name(node))
+    return elements if depth is None else 2 * elements * depth(node)
+
+
+def _name(node: Node) -> str:
+    return node.target._schema.name.partition("::")[2] if isinstance(node.target, OpOverload) else ""
+
+
+def _inner(position: int, dim: int) -> Any:
+    def depth(node: Node) -> int:
+        operand = node.args[position]
+        assert isinstance(operand, Node)
+        return size_hint(operand.meta["val"].shape[dim])
+
+    return depth
+
+
+def _window(node: Node) -> int:
+    weight = node.args[1]
+    assert isinstance(weight, Node)
+    shape = weight.meta["val"].shape
+    count = 1
+    for size in shape[1:]:
+        count *= size_hint(size)
+    return count
+
+
+def _attention(node: Node) -> int:
+    key = node.args[1]
+    assert isinstance(key, Node)
+    return 2 * size_hint(key.meta["val"].shape[-2])
+
+
+_PRODUCT_DEPTH: Mapping[str, Any] = {
+    "mm": _inner(0, -1),
+    "bmm": _inner(0, -1),
+    "addmm": _inner(1, -1),
+    "baddbmm": _inner(1, -1),
+    "convolution": _window,
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "_scaled_dot_product_flash_attention": _attention,
+    "_scaled_dot_product_efficient_attention": _attention,
+}
+
+
+@dataclass(frozen=True)
+class Ban:
+    """A node that backward must not compute again, and why; `negotiable` where a memory budget may overrule it."""
+
+    reason: str
+    negotiable: bool
+
+
+def reduces(node: Node) -> bool:
+    """Whether a node's result is far smaller than what it reads."""
+    read = sum(tensor_bytes(source.meta.get("val")) for source in node.all_input_nodes)
+    return tensor_bytes(node.meta.get("val")) * REDUCTION_RATIO < read
