@@ -1,4 +1,4 @@
-// The library that generated C++ kernels include: vectors, masks, conversions, math, reducers, random numbers.
+// The library that generated C++ kernels include: vectors, masks, conversions, math, reducers, random numbers, tiles.
 // It needs no other header than stdint.h, so that a kernel compiles in a fraction of a second.
 #pragma once
 #include "vec.h"
@@ -6,5 +6,7 @@
 #include "mask.h"
 #include "arith.h"
 #include "elementary.h"
+#include "trig.h"
 #include "special.h"
 #include "reduce.h"
+#include "random.h"

@@ -265,4 +265,21 @@ template <class T, int L> struct VOnlineSoftmax {
 };
 template <class T, int L> using OnlineSoftmax = Across<VOnlineSoftmax, T, L>;
 
+// log(sum of exp(x)), from the same state.
+template <class T, int L> struct LogOfSum {
+  MaxAndSum<T, L> state;
+  GY_FN void merge(const LogOfSum& other) { state.merge(other.state); }
+  GY_FN void join(const LogOfSum& other) { state.merge(other.state); }
+  GY_FN Vec<T, L> result() const { return add(MaxAndSum<T, L>::base(state.max), log(state.sum)); }
+  template <bool Last> GY_FN LogOfSum<T, L / 2> part() const { return {state.template part<Last>()}; }
+};
+template <class T, int L> struct VLogAddExp {
+  VOnlineSoftmax<T, L> state;
+  GY_FN void update(Vec<T, L> v) { state.update(v); }
+  GY_FN void merge(const VLogAddExp& other) { state.merge(other.state); }
+  GY_FN LogOfSum<T, L> partial() const { return {state.result()}; }
+  GY_FN Vec<T, L> result() const { return partial().result(); }
+};
+template <class T, int L> using LogAddExp = Across<VLogAddExp, T, L>;
+
 }  // namespace gy

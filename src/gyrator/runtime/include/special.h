@@ -1,6 +1,6 @@
-// The error function and its relatives.
+// Powers, the error function and its relatives, gamma, and neighbours of floats.
 #pragma once
-#include "elementary.h"
+#include "trig.h"
 
 namespace gy {
 namespace part {
@@ -23,5 +23,101 @@ template <class P> GY_FN P erf(P x) {
 }  // namespace part
 
 GY_MATH(erf, own_float)
+// The library for each lane, in double: its float version is 3 ulp off.
+template <class T, int L> GY_FN Vec<T, L> erfc(Vec<T, L> x) { return map<T>(x, [](T v) { return T(__builtin_erfc(v)); }); }
+
+// ---- powers -----------------------------------------------------------------------------------------------------
+// An integer to an integer power, wrapping. A negative power of anything but 1 and -1 is 0, as torch.
+template <class T> inline T integer_pow(T base, T exponent) {
+  using U = uint<(sizeof(T) < 4 ? 4 : sizeof(T))>;             // narrower ones would be promoted to int
+  if constexpr (is_signed<T>) {
+    if (exponent < T(0)) return base == T(1) ? T(1) : base == T(-1) ? (exponent % 2 != 0 ? T(-1) : T(1)) : T(0);
+  }
+  U r = 1, b = U(base);
+  for (auto e = wrap<T>(exponent); e != 0; e = wrap<T>(e >> 1)) {
+    if (e & 1) r *= b;
+    b *= b;
+  }
+  return T(r);
+}
+// x^y. float: 1 ulp, by exp and log in double; C's rules for zeros, infinities and NaN.
+template <class T, int L> GY_FN Vec<T, L> pow(Vec<T, L> x, Vec<T, L> y) {
+  if constexpr (is_int<T>) return map<T>(x, y, integer_pow<T>);
+  else if constexpr (own_float<T>) {
+    const auto zero = broadcast<L>(0.0f), one = broadcast<L>(1.0f), size = abs(x);
+    auto r = convert<float>(exp(mul(convert<double>(y), log(convert<double>(size)))));
+    const auto half = mul(y, broadcast<L>(0.5f));
+    const auto whole = eq(floor(y), y), odd = logical_and(whole, ne(floor(half), half));
+    r = where(logical_and(signbit(x), odd), neg(r), r);
+    const auto negative = logical_and(lt(x, zero), isfinite(x));
+    r = where(logical_and(negative, logical_not(whole)), broadcast<L>(quiet_nan<float>), r);
+    const auto is_one = logical_or(logical_or(eq(y, zero), eq(x, one)), logical_and(eq(size, one), isinf(y)));
+    return where(is_one, one, r);
+  } else return map<T>(x, y, [](T a, T b) { return same<T, float> ? T(__builtin_powf(a, b)) : T(__builtin_pow(a, b)); });
+}
+
+// sqrt(x^2 + y^2) without overflow between. float: 1 ulp.
+template <class T, int L> GY_FN Vec<T, L> hypot(Vec<T, L> x, Vec<T, L> y) {
+  if constexpr (own_float<T>) {
+    const auto a = convert<double>(x), b = convert<double>(y);
+    const auto r = convert<float>(sqrt(fma(a, a, mul(b, b))));
+    return where(logical_or(isinf(x), isinf(y)), broadcast<L>(infinity<float>), r);
+  } else {
+    return map<T>(x, y, [](T a, T b) { return same<T, float> ? T(__builtin_hypotf(a, b)) : T(__builtin_hypot(a, b)); });
+  }
+}
+
+// ---- one value at a time, in double -----------------------------------------------------------------------------
+// Winitzki's approximation, then two steps of Halley's method on erf, or on erfc near the ends.
+inline double erfinv_one(double x) {
+  const double a = __builtin_fabs(x);
+  if (!(a < 1.0)) return a == 1.0 ? x * infinity<double> : quiet_nan<double>;
+  if (a == 0.0) return x;
+  const double l = __builtin_log1p(-a * a), t = 4.330746750799873 + 0.5 * l;
+  double y = __builtin_sqrt(__builtin_sqrt(t * t - l * 6.802721088435374) - t);
+  if (a < 1e-8) y = a * 0.886226925452758;
+  for (int i = 0; i < 2; ++i) {
+    const double error = a < 0.5 ? __builtin_erf(y) - a : (1.0 - a) - __builtin_erfc(y);
+    const double step = error / (1.1283791670955126 * __builtin_exp(-y * y));
+    y -= step / (1.0 + y * step);
+  }
+  return __builtin_copysign(y, x);
+}
+// Recurrence up to 10, then the asymptotic series; the reflection formula below 0.
+inline double digamma_one(double x) {
+  if (x == 0.0) return __builtin_copysign(infinity<double>, -x);
+  double r = 0.0;
+  if (x < 0.0) {
+    const double whole = __builtin_trunc(x);
+    if (whole == x) return quiet_nan<double>;
+    r = -3.141592653589793 / __builtin_tan(3.141592653589793 * (x - whole));
+    x = 1.0 - x;
+  }
+  for (; x < 10.0; x += 1.0) r -= 1.0 / x;
+  const double z = 1.0 / (x * x);
+  const double series = ((((((z * (1.0 / 12) - 691.0 / 32760) * z + 1.0 / 132) * z - 1.0 / 240) * z + 1.0 / 252) * z -
+                          1.0 / 120) * z + 1.0 / 12) * z;
+  return r + __builtin_log(x) - 0.5 / x - series;
+}
+inline double lgamma_one(double x) {
+  int sign;
+  return __builtin_lgamma_r(x, &sign);
+}
+template <class T, int L> GY_FN Vec<T, L> erfinv(Vec<T, L> x) { return map<T>(x, [](T v) { return T(erfinv_one(v)); }); }
+template <class T, int L> GY_FN Vec<T, L> digamma(Vec<T, L> x) { return map<T>(x, [](T v) { return T(digamma_one(v)); }); }
+template <class T, int L> GY_FN Vec<T, L> lgamma(Vec<T, L> x) { return map<T>(x, [](T v) { return T(lgamma_one(v)); }); }
+
+// ---- neighbours -------------------------------------------------------------------------------------------------
+// The next float after x in the direction of y.
+template <class T, int L> GY_FN Vec<T, L> nextafter(Vec<T, L> x, Vec<T, L> y) {
+  using I = sint<sizeof(T)>;
+  const auto zero = broadcast<L>(T(0)), one = broadcast<L>(I(1));
+  const auto grows = eq(lt(x, y), gt(x, zero));                // away from zero
+  const auto b = bitcast<I>(x);
+  auto r = bitcast<T>(where(grows, add(b, one), sub(b, one)));
+  r = where(eq(x, zero), copysign(bitcast<T>(one), y), r);
+  r = where(eq(x, y), y, r);
+  return where(logical_or(isnan(x), isnan(y)), add(x, y), r);
+}
 
 }  // namespace gy
