@@ -50,6 +50,10 @@ class Backend:
 
         return aot_compile(gm, example_inputs, fw_compiler=compiler, numerics=_numerics(config))
 
+    def __reduce__(self) -> str:
+        """Copies and pickles of compiled modules refer to this object by its name."""
+        return "gyrator"
+
     def reset(self) -> None:
         """Give back the memory that compiled code keeps; torch.compiler.reset calls it."""
         self._process.pool.clear()
