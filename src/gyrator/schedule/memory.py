@@ -35,7 +35,8 @@ Unit = Group | Extern
 
 @dataclass(frozen=True, slots=True)
 class _Life:
-    """When each value is last read, as a position among the units; outputs and pending updates live to the end."""
+    """When each value is last read, as a position among the units; outputs and pending updates live to the
+    end."""
 
     last: Mapping[Value, int]
     forever: frozenset[Value]
@@ -48,14 +49,21 @@ class _Life:
 def plan_memory(program: Program, units: tuple[Unit, ...], rule: Rule) -> Plan:
     """Place every value that lies in memory, build each group's kernel, and end each name after its last use.
 
-    A result takes the memory of a value that dies in the same step where the step reads it element by element; the new
-    contents of an input are written into the input itself under the same condition, else copied at the end.
+    A result takes the memory of a value that dies in the same step where the step reads it element by
+    element; the new contents of an input are written into the input itself under the same condition, else
+    copied at the end.
     """
     planner = _Planner(program, units, rule)
     steps = planner.steps()
     kernels = {k.name: k for k in planner.kernels}
     return Plan(
-        program.name, program.inputs, tuple(steps), program.outputs, tuple(kernels.values()), program.constants, program.derived
+        program.name,
+        program.inputs,
+        tuple(steps),
+        program.outputs,
+        tuple(kernels.values()),
+        program.constants,
+        program.derived,
     )
 
 
@@ -90,7 +98,8 @@ class _Planner:
             steps += self._frees(unit, position)
         return [*steps, *self._write_back()]
 
-    # -- kernels -------------------------------------------------------------------------------------------------------
+    # -- kernels
+    # -------------------------------------------------------------------------------------------------------
     def _launch(self, group: Group, position: int) -> Iterator[Step]:
         outside = self._needed_outside(group, position)
         placed: dict[Value, Value] = {}
@@ -123,24 +132,35 @@ class _Planner:
         made = unit_defines(group)
         return frozenset(v for v in made if v in self._life.forever or self._life.last.get(v, -1) > position)
 
-    def _place(self, group: Group, member: Member, value: Value, position: int, placed: dict[Value, Value]) -> Iterator[Step]:
+    def _place(
+        self, group: Group, member: Member, value: Value, position: int, placed: dict[Value, Value]
+    ) -> Iterator[Step]:
         if isinstance(member.nest.root, Scatter):
-            yield from self._place_scatter(group, member.nest.root.into, value, position)
+            base = member.nest.root.into
+            read = any(load.value is base for m in group.members for load in loads(node_exprs(m.nest)))
+            yield from self._place_new_version(base, value, position, read=read)
             return
-        old = self._update_target(group, member, value, position) or self._dying(group, member, value, position, placed)
+        old = self._update_target(group, member, value, position) or self._dying(
+            group, member, value, position, placed
+        )
         if old is None:
             yield Allocate(value, Fresh())
             return
         placed[value] = old
         yield Allocate(value, InPlace(old))
 
-    def _place_scatter(self, group: Group, base: Value, value: Value, position: int) -> Iterator[Step]:
-        """In place of ``base`` where nothing needs its old contents: no later unit, and no load of this one."""
-        read = any(load.value is base for m in group.members for load in loads(node_exprs(m.nest)))
+    def _place_new_version(self, base: Value, value: Value, position: int, *, read: bool) -> Iterator[Step]:
+        """In place of ``base`` where nothing needs its old contents: no later unit, and no ``read`` by this
+        one."""
         if _same_memory(base, value) and not read:
             update = self._updates.get(value)
             shown = any(isinstance(o, View) and o.value is value for o in self._program.outputs)
-            if update is not None and update.target is base and not shown and not self._outlives(base, position, update):
+            if (
+                update is not None
+                and update.target is base
+                and not shown
+                and not self._outlives(base, position, update)
+            ):
                 self._updated.add(update)
                 yield Allocate(value, InPlace(base))
                 return
@@ -152,7 +172,11 @@ class _Planner:
 
     def _update_target(self, group: Group, member: Member, value: Value, position: int) -> Value | None:
         update = self._updates.get(value)
-        if update is None or not _same_memory(update.target, value) or self._outlives(update.target, position, update):
+        if (
+            update is None
+            or not _same_memory(update.target, value)
+            or self._outlives(update.target, position, update)
+        ):
             return None
         if update.target in unit_reads(group) and not _elementwise(group, member, update.target, value):
             return None
@@ -167,7 +191,9 @@ class _Planner:
         elsewhere = any(u.value.value is target for u in self._program.updates if u is not update)
         return wanted or elsewhere or self._life.last.get(target, -1) > position
 
-    def _dying(self, group: Group, member: Member, value: Value, position: int, placed: Mapping[Value, Value]) -> Value | None:
+    def _dying(
+        self, group: Group, member: Member, value: Value, position: int, placed: Mapping[Value, Value]
+    ) -> Value | None:
         for load in loads(node_exprs(member.nest)):
             old = load.value
             if old in self._life.given or old in placed.values() or not self._life.dies_at(old, position):
@@ -178,7 +204,8 @@ class _Planner:
                 return old
         return None
 
-    # -- externs -------------------------------------------------------------------------------------------------------
+    # -- externs
+    # -------------------------------------------------------------------------------------------------------
     def _call(self, extern: Extern, position: int) -> Iterator[Step]:
         into = extern.op in OUT_VARIANTS and all(v is not None for v in extern.out)
         if into:
@@ -186,10 +213,11 @@ class _Planner:
         for argument, new in extern.mutates:
             old = extern.args[argument]
             assert isinstance(old, View)
-            yield from self._place_scatter(old.value, new, position)
+            yield from self._place_new_version(old.value, new, position, read=False)
         yield Call(extern, into)
 
-    # -- ends ----------------------------------------------------------------------------------------------------------
+    # -- ends
+    # ----------------------------------------------------------------------------------------------------------
     def _frees(self, unit: Unit, position: int) -> Iterator[Step]:
         outside = unit_reads(unit) - set(unit_defines(unit))
         touched = dict.fromkeys([*sorted(outside, key=lambda v: v.name), *self._visible(unit, position)])
@@ -200,23 +228,37 @@ class _Planner:
 
     def _visible(self, unit: Unit, position: int) -> list[Value]:
         made = unit_defines(unit)
-        return made if isinstance(unit, Extern) else [v for v in made if v in self._needed_outside(unit, position)]
+        return (
+            made
+            if isinstance(unit, Extern)
+            else [v for v in made if v in self._needed_outside(unit, position)]
+        )
 
     def _write_back(self) -> Iterator[Step]:
         pending = [u for u in self._program.updates if u not in self._updated]
         targets = {u.target for u in pending}
         moved: dict[Value, Value] = {}
-        for update in pending:  # an input whose old contents another input receives is copied before it is overwritten
+        for (
+            update
+        ) in pending:  # an input whose old contents another input receives is copied before it is overwritten
             source = update.value.value
             if source in targets and source is not update.target and source not in moved:
-                moved[source] = Value(f"{source.name}_old", source.shape, source.dtype, source.strides, source.device)
+                moved[source] = Value(
+                    f"{source.name}_old", source.shape, source.dtype, source.strides, source.device
+                )
                 yield Allocate(moved[source], Fresh())
                 yield Copy(full_view(moved[source]), full_view(source))
         for update in pending:
             view = update.value
             yield Copy(full_view(update.target), replace(view, value=moved.get(view.value, view.value)))
         outputs = {o.value for o in self._program.outputs if isinstance(o, View)}
-        for value in dict.fromkeys([*(u.value.value for u in self._program.updates), *(u.target for u in self._program.updates), *moved.values()]):
+        for value in dict.fromkeys(
+            [
+                *(u.value.value for u in self._program.updates),
+                *(u.target for u in self._program.updates),
+                *moved.values(),
+            ]
+        ):
             if value not in outputs and value not in self._ended:
                 self._ended.add(value)
                 yield Free(value)
