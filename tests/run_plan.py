@@ -43,7 +43,8 @@ def run_plan(
         machine.bind(declared, given)
     machine.memory |= {c.value: (constants or {})[c.key] for c in plan.constants}
     for derived in plan.derived:
-        machine.sizes.setdefault(derived.size, derive(derived.text, machine.sizes))
+        if derived.size not in machine.sizes:  # a dimension of an input is known from the input itself
+            machine.sizes[derived.size] = derive(derived.text, machine.sizes)
     for step in plan.steps:
         machine.step(step)
     return [machine.output(o) for o in plan.outputs]

@@ -1,8 +1,9 @@
 """Value expressions: what one element of a result is, as an interned tree.
 
-``Const``, ``IndexValue``, ``Load``, ``Op``, ``Masked``, ``Checked`` and ``Random`` are what lowering writes; ``Ref``
-names a local of a kernel and appears only in loop trees. Expressions are strictly typed: an ``Op``'s arguments have the
-dtypes its row in :mod:`gyrator.ir.ops` asks for, and every conversion is an explicit ``cast``.
+``Const``, ``IndexValue``, ``Load``, ``Op``, ``Masked``, ``Checked`` and ``Random`` are what lowering writes;
+``Ref`` names a local of a kernel and appears only in loop trees. Expressions are strictly typed: an ``Op``'s
+arguments have the dtypes its row in :mod:`gyrator.ir.ops` asks for, and every conversion is an explicit
+``cast``.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class Expr:
         return ()
 
     def rebuild(self, children: tuple[Expr, ...], indices: tuple[Index, ...]) -> Expr:
-        """The same node with other children and indices, in the order of :meth:`children` and :meth:`indices`."""
+        """The same node with other children and indices, in the order of :meth:`children` and
+        :meth:`indices`."""
         return self
 
     def axes(self) -> frozenset[Axis]:
@@ -92,7 +94,8 @@ class Expr:
 
 
 def walk_all(expr: Expr, seen: set[Expr]) -> Iterator[Expr]:
-    """As :meth:`Expr.walk`, skipping and recording the nodes in ``seen``: for several expressions that share nodes."""
+    """As :meth:`Expr.walk`, skipping and recording the nodes in ``seen``: for several expressions that share
+    nodes."""
     if expr in seen:
         return
     seen.add(expr)
@@ -160,7 +163,9 @@ class Load(Expr):
     _loads: ClassVar[tuple[Load, ...] | None]
 
     @staticmethod
-    def intern_key(value: Value, index: tuple[Index, ...], mask: Expr | None, other: Scalar) -> tuple[object, ...]:
+    def intern_key(
+        value: Value, index: tuple[Index, ...], mask: Expr | None, other: Scalar
+    ) -> tuple[object, ...]:
         return value, index, mask, type(other), struct.pack("d", other) if isinstance(other, float) else other
 
     @property
@@ -204,7 +209,8 @@ class Op(Expr):
 
 @interned
 class Masked(Expr):
-    """``body`` where ``mask`` holds, ``other`` elsewhere; no load within ``body`` happens where the mask is false.
+    """``body`` where ``mask`` holds, ``other`` elsewhere; no load within ``body`` happens where the mask is
+    false.
 
     Pass ``predicate`` turns it into masked loads and a ``where``; code generators never see it.
     """
@@ -231,7 +237,8 @@ class Masked(Expr):
 
 @interned
 class Checked(Expr):
-    """An int64 index read at run time: negatives wrap by ``size``; out of ``[0, size)`` the call raises IndexError.
+    """An int64 index read at run time: negatives wrap by ``size``; out of ``[0, size)`` the call raises
+    IndexError.
 
     Under a ``mask`` it is checked only where the mask holds.
     """
@@ -263,7 +270,8 @@ class Checked(Expr):
 class Random(Expr):
     """A counter-based random number (Philox 4x32-10): kind ``rand`` in [0, 1), ``randn`` or ``randint64``.
 
-    ``seed`` is an int64 expression, ``offset`` numbers the element, so a draw does not depend on the loop order.
+    ``seed`` is an int64 expression, ``offset`` numbers the element, so a draw does not depend on the loop
+    order.
     ``args`` of ``randint64`` are the int64 bounds ``(low, high)``.
     """
 
@@ -305,8 +313,11 @@ class Ref(Expr):
         return f"%{self.name}"
 
 
-def rewrite(expr: Expr, replace: Callable[[Expr], Expr | None], mapping: Mapping[Atom, Index] | None = None) -> Expr:
-    """Rebuild bottom-up: substitute ``mapping`` in indices, then replace each rebuilt node by ``replace(node)`` unless None.
+def rewrite(
+    expr: Expr, replace: Callable[[Expr], Expr | None], mapping: Mapping[Atom, Index] | None = None
+) -> Expr:
+    """Rebuild bottom-up: substitute ``mapping`` in indices, then replace each rebuilt node by
+    ``replace(node)`` unless None.
 
     Expressions within indirect indices are rewritten too. Shared nodes are rewritten once.
     """
@@ -344,8 +355,8 @@ def rewrite(expr: Expr, replace: Callable[[Expr], Expr | None], mapping: Mapping
 
 
 _SHORT = {
-    torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16", torch.bool: "b1",
-    torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64", torch.uint8: "u8",
+    torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16", torch.bool:
+    "b1", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64", torch.uint8: "u8",
     torch.uint16: "u16", torch.uint32: "u32", torch.uint64: "u64",
 }  # fmt: skip
 

@@ -4,15 +4,16 @@ An :class:`Index` is a polynomial with integer coefficients over *atoms*:
 
 =============  ==========================================================================================
 ``Size``       a symbolic size, constant during one call (``lo ≤ size``)
-``Axis``       a loop variable, ``0 ≤ axis < extent``; the extent is part of the atom, so bounds need no context
+``Axis``       a loop variable, ``0 ≤ axis < extent``; the extent is part of the atom, so bounds need no
+context
 ``FloorDiv``   ``⌊num / den⌋`` that no rule could remove (``den > 0``)
 ``Mod``        ``num - den·⌊num / den⌋``
 ``Min, Max``   of two indices
 ``Indirect``   a run-time value (a loaded index) known to lie in ``[0, size)``
 =============  ==========================================================================================
 
-``(b*S + s)*C + c`` with symbolic ``S`` divides by ``C`` exactly as with constants. All results are exact: a rule
-fires only if it holds for every value of the sizes within their bounds.
+``(b*S + s)*C + c`` with symbolic ``S`` divides by ``C`` exactly as with constants. All results are exact: a
+rule fires only if it holds for every value of the sizes within their bounds.
 """
 
 from __future__ import annotations
@@ -149,14 +150,15 @@ class Indirect(Atom):
 
 @interned
 class Index:
-    """An integer polynomial. Build with :func:`const`, atoms' ``index()`` and the operators; terms stay canonical."""
+    """An integer polynomial. Build with :func:`const`, atoms' ``index()`` and the operators; terms stay
+    canonical."""
 
     terms: Terms
     _axes: ClassVar[frozenset[Axis] | None]
     _lower: ClassVar[Index | Literal[False] | None]  # False: none is known
     _upper: ClassVar[Index | Literal[False] | None]
 
-    # -- arithmetic ------------------------------------------------------------------------------------------------
+    # -- arithmetic ----------------------------------------------------------------------------------------
     def __add__(self, other: IndexLike) -> Index:
         if isinstance(other, int):
             if other == 0:
@@ -206,7 +208,7 @@ class Index:
     def __mod__(self, den: IndexLike) -> Index:
         return div_mod(self, as_index(den))[1]
 
-    # -- looking -----------------------------------------------------------------------------------------------------
+    # -- looking -------------------------------------------------------------------------------------------
     @property
     def value(self) -> int | None:
         """The constant this index is, or None."""
@@ -261,7 +263,8 @@ class Index:
         return [a for a in self.atoms() if isinstance(a, Indirect)]
 
     def coefficient(self, axis: Axis) -> Index | None:
-        """``c`` if this index is ``c·axis + rest`` with ``axis`` in neither ``c`` nor ``rest``; None otherwise."""
+        """``c`` if this index is ``c·axis + rest`` with ``axis`` in neither ``c`` nor ``rest``; None
+        otherwise."""
         total: dict[Monomial, int] = {}
         for monomial, c in self.terms:
             count = monomial.count(axis)
@@ -289,7 +292,9 @@ class Index:
 
 
 def _group(index: Index) -> str:
-    simple = index.value is not None or (len(index.terms) == 1 and index.terms[0][1] == 1 and len(index.terms[0][0]) == 1)
+    simple = index.value is not None or (
+        len(index.terms) == 1 and index.terms[0][1] == 1 and len(index.terms[0][0]) == 1
+    )
     return str(index) if simple else f"({index})"
 
 
@@ -368,7 +373,7 @@ def product(factors: tuple[Index, ...] | list[Index]) -> Index:
     return total
 
 
-# -- division ------------------------------------------------------------------------------------------------------------
+# -- division ----------------------------------------------------------------------------------------------
 def exact_quotient(num: Index, den: Index) -> Index | None:
     """``q`` with ``num = q·den`` for all values, or None."""
     quotient, rest = _long_division(num, den)
@@ -387,7 +392,11 @@ def _long_division(num: Index, den: Index) -> tuple[Index, Index]:
             left = _divide_monomial(monomial, lead)
             if left is None:
                 continue
-            q = c // lead_c if not monomial else (abs(c) // abs(lead_c)) * (1 if (c > 0) == (lead_c > 0) else -1)
+            q = (
+                c // lead_c
+                if not monomial
+                else (abs(c) // abs(lead_c)) * (1 if (c > 0) == (lead_c > 0) else -1)
+            )
             if q:
                 step[left] = step.get(left, 0) + q
         if not step:
@@ -445,7 +454,8 @@ def _mod_atom(num: Index, den: Index) -> Index:
 
 
 def _split_by_gcd(num: Index, den: Index) -> tuple[Index, Index] | None:
-    """``(g·a + r) // (g·b)`` with ``0 ≤ r < g`` → ``a // b``, remainder ``g·(a % b) + r``; g a constant > 1."""
+    """``(g·a + r) // (g·b)`` with ``0 ≤ r < g`` → ``a // b``, remainder ``g·(a % b) + r``; g a constant >
+    1."""
     d = den.value
     if d is None or len(num.terms) < 1:
         return None
@@ -474,7 +484,7 @@ def _nested_division(num: Index, den: Index) -> Index | None:
     return None
 
 
-# -- bounds and proofs -----------------------------------------------------------------------------------------------------
+# -- bounds and proofs -------------------------------------------------------------------------------------
 def _atom_bounds(atom: Atom) -> tuple[Index, Index | None]:
     """Inclusive bounds of an atom as polynomials in sizes; the upper one may be unknown."""
     match atom:
@@ -503,7 +513,9 @@ def _atom_bounds(atom: Atom) -> tuple[Index, Index | None]:
             return (low if low is not None else const(-(1 << 62))), highs[0] if highs else None
         case Max(a, b):
             low = _pick([lower(a), lower(b)], smallest=False) or lower(a)
-            return (low if low is not None else const(-(1 << 62))), _pick([upper(a), upper(b)], smallest=False)
+            return (low if low is not None else const(-(1 << 62))), _pick(
+                [upper(a), upper(b)], smallest=False
+            )
     raise TypeError(atom)
 
 
@@ -545,9 +557,11 @@ def _bound(index: Index, *, low: bool) -> Index | None:
 
 
 def _bound_ragged(rest: Index, axis: Axis, factor: Index, *, low: bool) -> Index | None:
-    """Bounds of ``factor·axis + rest`` where the axis's extent depends on other axes, as in ``t < min(T, n - T·b)``.
+    """Bounds of ``factor·axis + rest`` where the axis's extent depends on other axes, as in ``t < min(T, n -
+    T·b)``.
 
-    Put in ``n - T·b - 1`` for t and the b's of ``T·b + t`` cancel; both arms of the min bound t, the better one counts.
+    Put in ``n - T·b - 1`` for t and the b's of ``T·b + t`` cancel; both arms of the min bound t, the better
+    one counts.
     """
     if is_nonnegative(factor if low else -factor):
         return _bound(rest, low=low)
@@ -626,8 +640,11 @@ def is_nonnegative(index: Index) -> bool:
 
 
 def _sizes_nonnegative(index: Index) -> bool:
-    """Shift each size by its lower bound (``s = lo + s'``) and require every coefficient to be non-negative."""
-    if all(c >= 0 for _, c in index.terms) and all(a.lo >= 0 for m, _ in index.terms for a in m if isinstance(a, Size)):
+    """Shift each size by its lower bound (``s = lo + s'``) and require every coefficient to be
+    non-negative."""
+    if all(c >= 0 for _, c in index.terms) and all(
+        a.lo >= 0 for m, _ in index.terms for a in m if isinstance(a, Size)
+    ):
         return True
     shifted: dict[Monomial, int] = {}
     for monomial, c in index.terms:
@@ -656,7 +673,7 @@ def is_less(a: IndexLike, b: IndexLike) -> bool:
     return is_nonnegative(as_index(b) - a - 1)
 
 
-# -- substitution ------------------------------------------------------------------------------------------------------------
+# -- substitution ------------------------------------------------------------------------------------------
 def substitute(index: Index, mapping: Mapping[Atom, Index]) -> Index:
     """Replace atoms by indices everywhere, simplifying again: ``{i: 4*a + b}`` in ``i // 4`` gives ``a``.
 
@@ -667,7 +684,9 @@ def substitute(index: Index, mapping: Mapping[Atom, Index]) -> Index:
     total: dict[Monomial, int] = {}
     changed = False
     for monomial, c in index.terms:
-        new = [mapping.get(a) or (a if type(a) in _LEAVES else _substitute_atom(a, mapping)) for a in monomial]
+        new = [
+            mapping.get(a) or (a if type(a) in _LEAVES else _substitute_atom(a, mapping)) for a in monomial
+        ]
         if all(map(is_, new, monomial)):
             total[monomial] = total.get(monomial, 0) + c
             continue
@@ -718,7 +737,8 @@ def maximum(a: Index, b: Index) -> Index:
 
 
 def evaluate(index: Index, env: Mapping[Atom, int]) -> int:
-    """The value under ``env`` (sizes, axes and indirect atoms to ints). Raises KeyError for an atom without a value."""
+    """The value under ``env`` (sizes, axes and indirect atoms to ints). Raises KeyError for an atom without
+    a value."""
     total = 0
     for monomial, c in index.terms:
         part = c
@@ -744,7 +764,8 @@ def _evaluate_atom(atom: Atom, env: Mapping[Atom, int]) -> int:
 
 
 def contiguous_strides(shape: tuple[Index, ...]) -> tuple[Index, ...]:
-    """Row-major strides in elements: ``(a, b, c)`` → ``(b*c, c, 1)``; a size-0 or -1 dimension counts as 1 like torch's."""
+    """Row-major strides in elements: ``(a, b, c)`` → ``(b*c, c, 1)``; a size-0 or -1 dimension counts as 1
+    like torch's."""
     strides: list[Index] = []
     step = ONE
     for extent in reversed(shape):

@@ -1,7 +1,7 @@
 """Interning (hash-consing): building the same immutable node twice gives the same object.
 
-Equality of interned nodes is identity, so a comparison costs nothing, a dictionary keyed by nodes never walks a
-tree, and an analysis may be memoised on the node itself.
+Equality of interned nodes is identity, so a comparison costs nothing, a dictionary keyed by nodes never
+walks a tree, and an analysis may be memoised on the node itself.
 """
 
 from __future__ import annotations
@@ -18,27 +18,53 @@ def interned(cls: type[T]) -> type[T]:
 
     Fields take defaults as in a dataclass. A class whose fields can be equal yet different (``1 == True``)
     defines ``intern_key(*fields)`` to tell them apart. An optional ``check(self)`` runs once, on a new node.
-    A name that starts with ``_`` (annotated as ClassVar for type checkers) is a cache slot, not a field: it begins as None.
+    A name that starts with ``_`` (annotated as ClassVar for type checkers) is a cache slot, not a field: it
+    begins as None.
     """
     names = [n for n in cls.__dict__.get("__annotations__", {})]
     fields = [n for n in names if not n.startswith("_")]
     caches = [n for n in names if n.startswith("_")]
     defaults = {n: cls.__dict__[n] for n in fields if n in cls.__dict__}
-    body = {k: v for k, v in cls.__dict__.items() if k not in defaults and k not in ("__dict__", "__weakref__")}
+    body = {
+        k: v for k, v in cls.__dict__.items() if k not in defaults and k not in ("__dict__", "__weakref__")
+    }
     body["__slots__"] = (*names, "__weakref__")
     new = type(cls.__name__, cls.__bases__, body)
     table: WeakValueDictionary[object, object] = WeakValueDictionary()
-    scope: dict[str, object] = {"get": table.get, "put": table.setdefault, "make": object.__new__, "defaults": defaults}
+    scope: dict[str, object] = {
+        "get": table.get,
+        "put": table.setdefault,
+        "make": object.__new__,
+        "defaults": defaults,
+    }
     scope.update({f"set_{n}": getattr(new, n).__set__ for n in names})
     scope["key"] = body.get("intern_key")
     params = ", ".join(f"{n}=defaults[{n!r}]" if n in defaults else n for n in fields)
-    key = f"key({', '.join(fields)})" if "intern_key" in body else (fields[0] if len(fields) == 1 else f"({', '.join(fields)})")
-    lines = [f"def __new__(cls, {params}):", f"    k = {key}", "    node = get(k)", "    if node is not None: return node"]
-    lines += ["    node = make(cls)"] + [f"    set_{n}(node, {n})" for n in fields] + [f"    set_{n}(node, None)" for n in caches]
+    key = (
+        f"key({', '.join(fields)})"
+        if "intern_key" in body
+        else (fields[0] if len(fields) == 1 else f"({', '.join(fields)})")
+    )
+    lines = [
+        f"def __new__(cls, {params}):",
+        f"    k = {key}",
+        "    node = get(k)",
+        "    if node is not None: return node",
+    ]
+    lines += (
+        ["    node = make(cls)"]
+        + [f"    set_{n}(node, {n})" for n in fields]
+        + [f"    set_{n}(node, None)" for n in caches]
+    )
     lines += ["    node.check()"] if "check" in body else []
     lines += ["    return put(k, node)"]
     exec("\n".join(lines), scope)  # noqa: S102  (one constructor per class, built from field names alone)
-    methods = {"__new__": scope["__new__"], "__init__": _no_init, "__setattr__": _refuse, "__match_args__": tuple(fields)}
+    methods = {
+        "__new__": scope["__new__"],
+        "__init__": _no_init,
+        "__setattr__": _refuse,
+        "__match_args__": tuple(fields),
+    }
     methods["__reduce__"] = _reduce
     for name, method in methods.items():
         setattr(new, name, method)
@@ -47,7 +73,8 @@ def interned(cls: type[T]) -> type[T]:
 
 def _reduce(self: object) -> tuple[type, tuple[object, ...]]:
     """Copies and pickles rebuild the node, and so find the one that exists."""
-    return type(self), tuple(getattr(self, n) for n in type(self).__match_args__)  # type: ignore[attr-defined]
+    return type(self), tuple(getattr(self, n) for n in type(self).__match_args__)  # type:
+    ignore[attr-defined]
 
 
 def _no_init(self: object, *args: object, **kwargs: object) -> None:

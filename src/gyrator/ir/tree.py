@@ -1,7 +1,8 @@
 """Loop trees: kernels with every decision made, ready to be printed.
 
-A kernel is a tree of loops over stages. The scheduler decides the order of loops, what is hoisted out of which loop, what is
-kept in a local or a scratch row, what runs in parallel and along which axis vectors lie; a code generator prints.
+A kernel is a tree of loops over stages. The scheduler decides the order of loops, what is hoisted out of
+which loop, what is kept in a local or a scratch row, what runs in parallel and along which axis vectors lie;
+a code generator prints.
 
     kernel softmax(x: f32[B, N]) -> y
       parallel i < B:
@@ -34,7 +35,7 @@ class LoopKind(enum.Enum):
     LANES = "lanes"  # vectorised: a step handles several iterations, the rest runs one by one
 
 
-# -- stages ------------------------------------------------------------------------------------------------------------
+# -- stages ------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Let:
     """Name the value of an expression for the rest of this loop's body, inner loops included."""
@@ -47,7 +48,8 @@ class Let:
 class Store:
     """``value[index] = expr`` or, with ``combine`` other than ``set``, ``value[index] combine= expr``.
 
-    ``atomic``: other iterations of a parallel loop may hit the same element. Nothing is written where ``mask`` is false.
+    ``atomic``: other iterations of a parallel loop may hit the same element. Nothing is written where
+    ``mask`` is false.
     """
 
     value: Value
@@ -88,8 +90,8 @@ class Carry:
 class Loop:
     """``for axis in range(extent)`` (from the end if ``reverse``).
 
-    ``lanes`` is the vector length of a ``LANES`` loop. ``grain`` is the estimated cost of one iteration, in cheap
-    instructions, by which a ``PARALLEL`` loop decides at run time whether threads pay.
+    ``lanes`` is the vector length of a ``LANES`` loop. ``grain`` is the estimated cost of one iteration, in
+    cheap instructions, by which a ``PARALLEL`` loop decides at run time whether threads pay.
     """
 
     axis: Axis
@@ -106,8 +108,8 @@ Stage: TypeAlias = "Let | Store | Update"
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """A tensor argument of a kernel. ``written``/``read`` say how it is used; two params never alias unless both are
-    the same storage updated in place at the same index (``alias`` names the other one)."""
+    """A tensor argument of a kernel. ``written``/``read`` say how it is used; two params never alias unless
+    both are the same storage updated in place at the same index (``alias`` names the other one)."""
 
     value: Value
     read: bool
@@ -117,9 +119,11 @@ class Param:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A function of tensors and sizes. ``scratch`` values are rows private to one iteration of the parallel loops.
+    """A function of tensors and sizes. ``scratch`` values are rows private to one iteration of the parallel
+    loops.
 
-    ``sites`` names, for each ``Checked`` index in the order of their appearance, what to say when it is out of range.
+    ``sites`` names, for each ``Checked`` index in the order of their appearance, what to say when it is out
+    of range.
     """
 
     name: str

@@ -1,4 +1,4 @@
 """Scheduling: a program of nests into a plan of kernels, calls and memory.
 
-    dce → inline → predicate → dce → fuse → kernels and memory
+dce → inline → predicate → dce → fuse → kernels and memory
 """

@@ -1,6 +1,7 @@
 """Canonical groups: groups that differ only in the names of values and axes are built once.
 
-The twelve layers of a model give twelve equal groups of each kind; finding that out costs a tenth of building a kernel.
+The twelve layers of a model give twelve equal groups of each kind; finding that out costs a tenth of
+building a kernel.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from gyrator.schedule.uses import loads, node_exprs
 
 @dataclass(frozen=True, slots=True)
 class Canonical:
-    """A group under canonical names; ``actual`` gives each canonical value's own. Equal keys: equal kernels."""
+    """A group under canonical names; ``actual`` gives each canonical value's own. Equal keys: equal
+    kernels."""
 
     key: Hashable
     group: Group
@@ -48,11 +50,17 @@ def canonicalise(group: Group, stored: frozenset[Value]) -> Canonical:
     spaces = tuple(_renamed(s, axes) for s in group.spaces)
     kept = frozenset(names[v] for v in stored if v in names)
     parts = tuple((m.nest.out, m.nest.axes, m.nest.root, tuple(m.at.items()), m.space) for m in members)
-    return Canonical((outer, spaces, parts, kept), Group(outer, spaces, tuple(members)), kept, {n: v for v, n in names.items()})
+    return Canonical(
+        (outer, spaces, parts, kept),
+        Group(outer, spaces, tuple(members)),
+        kept,
+        {n: v for v, n in names.items()},
+    )
 
 
 def stem_of(name: str) -> str:
-    """What a value holds, without the numbers that tell it from others: ``var_mean_10_welford`` → ``var_mean_welford``."""
+    """What a value holds, without the numbers that tell it from others: ``var_mean_10_welford`` →
+    ``var_mean_welford``."""
     return re.sub(r"_?\d+", "", name).strip("_") or "t"
 
 

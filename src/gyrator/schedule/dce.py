@@ -11,10 +11,13 @@ from gyrator.schedule.uses import reads
 def remove_dead(program: Program) -> Program:
     """Drop nodes that no output, update or effect needs, and single results that nobody reads.
 
-    Before: ``v = nest…; mean, m2, count = reduce welford…; return mean``; after: ``mean, _, _ = reduce welford…; return mean``.
+    Before: ``v = nest…; mean, m2, count = reduce welford…; return mean``; after: ``mean, _, _ = reduce
+    welford…; return mean``.
     Nodes with effects or mutations stay.
     """
-    live = {o.value for o in program.outputs if isinstance(o, View)} | {u.value.value for u in program.updates}
+    live = {o.value for o in program.outputs if isinstance(o, View)} | {
+        u.value.value for u in program.updates
+    }
     kept: list[Node] = []
     for node in reversed(program.nodes):
         effects = isinstance(node, Extern) and (node.effects or bool(node.scalars))

@@ -39,7 +39,8 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """The program's nodes as groups and externs, in an order that respects data flow, and every decision made."""
+    """The program's nodes as groups and externs, in an order that respects data flow, and every decision
+    made."""
 
     steps: tuple[Group | Extern, ...]
     decisions: tuple[Decision, ...]
@@ -57,10 +58,10 @@ class _Candidate:
 def fuse(program: Program) -> Fused:
     """Join nests into groups, greedily by bytes saved, then nearness.
 
-    Candidates are a producer with a reader of its result, and two readers of one value. A join is legal where the
-    iteration spaces unify (see :mod:`align`), every read of a result within the group is at the reader's own
-    iteration, and no other unit lies between the two; it is refused where it would serialise a long row, or stride
-    through memory, or make a kernel too large.
+    Candidates are a producer with a reader of its result, and two readers of one value. A join is legal
+    where the iteration spaces unify (see :mod:`align`), every read of a result within the group is at the
+    reader's own iteration, and no other unit lies between the two; it is refused where it would serialise a
+    long row, or stride through memory, or make a kernel too large.
     """
     state = _State(program)
     decisions: dict[tuple[int, int, Value], Decision] = {}
@@ -68,7 +69,9 @@ def fuse(program: Program) -> Fused:
         verdict = state.attempt(candidate)
         first, second = program.nodes[candidate.first], program.nodes[candidate.second]
         assert isinstance(first, Nest) and isinstance(second, Nest)
-        decisions[candidate.first, candidate.second, candidate.value] = Decision(first, second, candidate.value, verdict)
+        decisions[candidate.first, candidate.second, candidate.value] = Decision(
+            first, second, candidate.value, verdict
+        )
     return Fused(tuple(state.steps()), tuple(decisions.values()))
 
 
@@ -151,7 +154,8 @@ def _edges(program: Program) -> Iterator[tuple[int, int]]:
 
 
 def _places(group: Group, position: int, value: Value) -> list[tuple[Index, ...]]:
-    """The coordinates, over the group's axes, at which the nest at ``position`` defines or loads ``value``."""
+    """The coordinates, over the group's axes, at which the nest at ``position`` defines or loads
+    ``value``."""
     member = next(m for m in group.members if m.position == position)
     if value in member.nest.out:
         return [] if isinstance(member.nest.root, Scatter) else [member.coordinates()]
@@ -169,7 +173,9 @@ def _check(group: Group, first: Group, second: Group) -> Refused | None:
         return problem
     if len(scan_directions(group)) > 1:
         return Refused("they scan in opposite directions")
-    touched = {v for m in group.members for v in reads(m.nest)} | {v for m in group.members for v in m.nest.out}
+    touched = {v for m in group.members for v in reads(m.nest)} | {
+        v for m in group.members for v in m.nest.out
+    }
     if len(touched) > MAX_VALUES:
         return Refused(f"the kernel would touch more than {MAX_VALUES} tensors")
     if group.pointwise:
@@ -179,7 +185,9 @@ def _check(group: Group, first: Group, second: Group) -> Refused | None:
     phased = depends_on_reduction(group)
     if rows < MIN_ROWS and row > BIG_ROW and (phased or not _only_reductions(group)):
         return Refused("one long row would run on one core")
-    demoted = (first.pointwise or second.pointwise) and not (first.pointwise and second.pointwise and group.pointwise)
+    demoted = (first.pointwise or second.pointwise) and not (
+        first.pointwise and second.pointwise and group.pointwise
+    )
     unit = unit_axes(group)
     strided = bool(unit & set(group.outer)) and not any(unit & set(s) for s in group.spaces)
     if strided and (phased or (demoted and not _has_reduction(group))):

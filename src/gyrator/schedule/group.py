@@ -1,7 +1,8 @@
 """Groups: nests that share loops, on the way to becoming one kernel.
 
-A group has *outer* axes, under which every member runs, and *spaces*: sets of inner axes, each the row over which some
-members reduce, scan or map. Softmax over ``x[i, j]`` is one group: outer ``(i,)``, one space ``(j,)``, five members.
+A group has *outer* axes, under which every member runs, and *spaces*: sets of inner axes, each the row over
+which some members reduce, scan or map. Softmax over ``x[i, j]`` is one group: outer ``(i,)``, one space
+``(j,)``, five members.
 A purely pointwise group has outer axes alone.
 """
 
@@ -22,7 +23,8 @@ Axes: TypeAlias = "tuple[Axis, ...]"
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A nest in a group. ``at`` gives each of its axes as an index over the group's; ``space`` is None for outer only."""
+    """A nest in a group. ``at`` gives each of its axes as an index over the group's; ``space`` is None for
+    outer only."""
 
     nest: Nest
     position: int
@@ -49,7 +51,9 @@ class Group:
         """Split or rename axes everywhere: each axis becomes the axes of its image, in order."""
         if not mapping:
             return self
-        members = tuple(replace(m, at={a: substitute(i, mapping) for a, i in m.at.items()}) for m in self.members)
+        members = tuple(
+            replace(m, at={a: substitute(i, mapping) for a, i in m.at.items()}) for m in self.members
+        )
         return Group(_images(self.outer, mapping), tuple(_images(s, mapping) for s in self.spaces), members)
 
 
@@ -92,7 +96,8 @@ def _inner_axes(nest: Nest) -> Axes:
 
 
 def _exclusive_axes(root: Scatter) -> set[Axis]:
-    """Axes by which iterations surely write different elements: plain digits of a coordinate with nothing indirect."""
+    """Axes by which iterations surely write different elements: plain digits of a coordinate with nothing
+    indirect."""
     safe: set[Axis] = set()
     for index in root.index:
         terms = linear_terms(index - index.constant_term)
@@ -115,12 +120,16 @@ def _images(axes: Axes, mapping: Mapping[Atom, Index]) -> Axes:
     return tuple(found)
 
 
-# -- joining -----------------------------------------------------------------------------------------------------------
-def join(first: Group, second: Group, left: tuple[Index, ...], right: tuple[Index, ...], shape: tuple[Index, ...]) -> Group | Refused:
-    """One group of both, in which ``left`` (over first's axes) and ``right`` (over second's) are the same element.
+# -- joining -----------------------------------------------------------------------------------------------
+def join(
+    first: Group, second: Group, left: tuple[Index, ...], right: tuple[Index, ...], shape: tuple[Index, ...]
+) -> Group | Refused:
+    """One group of both, in which ``left`` (over first's axes) and ``right`` (over second's) are the same
+    element.
 
-    Both address a value of the given shape. If the outer axes differ, a purely pointwise group may take part of its
-    axes as a space of the other. Refuses where the two iterate over the value in ways that do not match.
+    Both address a value of the given shape. If the outer axes differ, a purely pointwise group may take part
+    of its axes as a space of the other. Refuses where the two iterate over the value in ways that do not
+    match.
     """
     same = unify(left, right, shape)
     if same is None:
@@ -142,7 +151,11 @@ def _pair_leftovers(a: Group, b: Group) -> tuple[Group, Group] | Refused:
         return a, b
     rest_a = [x for x in a.outer if x not in _all_axes(b)]
     rest_b = [x for x in b.outer if x not in _all_axes(a)]
-    same = unify([compose(rest_a)], [compose(rest_b)], [_count(rest_a)]) if _count(rest_a) is _count(rest_b) else None
+    same = (
+        unify([compose(rest_a)], [compose(rest_b)], [_count(rest_a)])
+        if _count(rest_a) is _count(rest_b)
+        else None
+    )
     if same is None:
         return Refused("they iterate over different ranges")
     return a.rewrite(same.left), b.rewrite(same.right)
@@ -208,9 +221,10 @@ def _all_axes(group: Group) -> set[Axis]:
     return set(group.outer).union(*group.spaces)
 
 
-# -- legality --------------------------------------------------------------------------------------------------------
+# -- legality ----------------------------------------------------------------------------------------------
 def crossing_reads(group: Group, first: frozenset[int]) -> Refused | None:
-    """Whether members that read a result across the two halves of a join read the very element of their own iteration.
+    """Whether members that read a result across the two halves of a join read the very element of their own
+    iteration.
 
     ``first`` are the positions of one half; reads within a half were checked when it was made.
     """
@@ -236,7 +250,8 @@ def depends_on_reduction(group: Group) -> bool:
     """Whether some member that runs over a space reads the result of a reduction in the group."""
     reduced = {v for m in group.members if isinstance(m.nest.root, Reduce) for v in m.nest.out}
     return any(
-        m.space is not None and any(load.value in reduced for load in loads(node_exprs(m.nest))) for m in group.members
+        m.space is not None and any(load.value in reduced for load in loads(node_exprs(m.nest)))
+        for m in group.members
     )
 
 

@@ -1,8 +1,8 @@
 """From a group to a kernel: what is computed in which loop, and what is kept where.
 
-A group's outer axes become the outer loops, each space at each *level* a loop nest inside them. A member's level is how many
-reductions it must wait for. A value of one level that a later one needs is recomputed if that is cheap, read back if it is
-stored anyway, and otherwise kept in a scratch row.
+A group's outer axes become the outer loops, each space at each *level* a loop nest inside them. A member's
+level is how many reductions it must wait for. A value of one level that a later one needs is recomputed if
+that is cheap, read back if it is stored anyway, and otherwise kept in a scratch row.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ def _title(group: Group) -> str:
     return "_".join(list(names)[:5]) or "kernel"
 
 
-# -- levels --------------------------------------------------------------------------------------------------------------
+# -- levels ------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """Per member's position: how many reductions of the group must be complete before it; ``count`` levels in all."""
+    """Per member's position: how many reductions of the group must be complete before it; ``count`` levels
+    in all."""
 
     of: Mapping[int, int]
     count: int
@@ -80,7 +81,7 @@ def levels_of(members: tuple[Member, ...]) -> Levels:
     return Levels(level, top + 1)
 
 
-# -- stages --------------------------------------------------------------------------------------------------------------
+# -- stages ------------------------------------------------------------------------------------------------
 class _Writer:
     """Writes the body of one kernel. Mutable, and private to one call of :func:`build_kernel`."""
 
@@ -98,7 +99,8 @@ class _Writer:
         return tuple(self._rows.values())
 
     def params(self) -> tuple[tuple[Value, bool, bool], ...]:
-        """(value, read, written) for every tensor in memory: what is only read first, then what is written."""
+        """(value, read, written) for every tensor in memory: what is only read first, then what is
+        written."""
         written = [v for m in self.members for v in m.nest.out if v is not None and v in self.stored]
         reads = [v for v in self._loaded if v not in written]
         return tuple([(v, True, False) for v in reads] + [(v, v in self._loaded, True) for v in written])
@@ -112,7 +114,7 @@ class _Writer:
                 stages += self._space(level, space)
         return self._wrap(tuple(stages))
 
-    # -- loops -------------------------------------------------------------------------------------------------------------
+    # -- loops ---------------------------------------------------------------------------------------------
     def _wrap(self, stages: Body) -> Body:
         """The outer loops around everything."""
         shape = self.shape
@@ -156,7 +158,9 @@ class _Writer:
         scans = any(isinstance(m.nest.root, Scan) for m in here)
         return list(self._row_loops(space, tuple(stages), tuple(carries), vector=not scans, reverse=reverse))
 
-    def _row_loops(self, space: int, body: Body, carries: tuple[Carry, ...], *, vector: bool, reverse: bool) -> Body:
+    def _row_loops(
+        self, space: int, body: Body, carries: tuple[Carry, ...], *, vector: bool, reverse: bool
+    ) -> Body:
         axes = self.shape.spaces[space]
         vector = vector and self.shape.style in (Style.ROWS, Style.SPLIT)
         for depth in range(len(axes) - 1, -1, -1):
@@ -168,7 +172,7 @@ class _Writer:
             body = (Loop(axes[depth], kind, body, carries if outermost else (), lanes, grain, reverse),)
         return body
 
-    # -- sheets: an accumulator per column ---------------------------------------------------------------------------------
+    # -- sheets: an accumulator per column -----------------------------------------------------------------
     def _accumulate(self, member: Member, level: int, stages: list[Loop | Stage]) -> _Accumulator:
         """Combine each iteration into the column's element of a row."""
         root, value = member.nest.root, member.nest.out[0]
@@ -181,7 +185,8 @@ class _Writer:
         return _Accumulator(total, part, root.kind)
 
     def _sheet(self, space: int, stages: list[Loop | Stage], rows: list[_Accumulator]) -> list[Loop | Stage]:
-        """All rows in order. With two loops or more, each round of the outermost one sums apart and is added at its end."""
+        """All rows in order. With two loops or more, each round of the outermost one sums apart and is added
+        at its end."""
         axes = self.shape.spaces[space]
         body = self._columns(stages)
         for axis in reversed(axes[1:]):
@@ -207,9 +212,10 @@ class _Writer:
             self._rows[key] = Value(f"row_{name}", extents, value.dtype, contiguous_strides(extents))
         return self._rows[key]
 
-    # -- stages of one level -------------------------------------------------------------------------------------------------
+    # -- stages of one level -------------------------------------------------------------------------------
     def _outer_stages(self, level: int) -> list[Loop | Stage]:
-        """What runs once per outer iteration before the spaces of ``level``: results of reductions, members with no space."""
+        """What runs once per outer iteration before the spaces of ``level``: results of reductions, members
+        with no space."""
         stages: list[Loop | Stage] = []
         for member in self.members:
             if isinstance(member.nest.root, Reduce) and self.levels.of[member.position] == level - 1:
@@ -270,9 +276,10 @@ class _Writer:
                 stages.append(Store(self._rows[value], self._row_index(member), expr))
         return stages
 
-    # -- expressions -------------------------------------------------------------------------------------------------------
+    # -- expressions ---------------------------------------------------------------------------------------
     def _exprs(self, member: Member, level: int) -> tuple[Expr, ...]:
-        """The member's bodies as computed at ``level``, over the group's axes, with results of the group put in."""
+        """The member's bodies as computed at ``level``, over the group's axes, with results of the group put
+        in."""
         key = (member.position, level)
         done = self._memo.get(key)
         if done is None:
@@ -318,7 +325,8 @@ class _Writer:
         return self._exprs(member, level)[k]
 
     def _outer_result(self, value: Value, member: Member, level: int) -> Expr:
-        """An outer member's value: from its column's row where a space of a sheet reads it, else the expression itself."""
+        """An outer member's value: from its column's row where a space of a sheet reads it, else the
+        expression itself."""
         row = self._rows.get(value)
         return self._exprs(member, level)[0] if row is None else Load(row, self._lane_index())
 
@@ -328,7 +336,8 @@ class _Writer:
         return self._ref(value)
 
     def _choose_rows(self) -> None:
-        """Give a scratch row to each value that a later level needs and that is too dear to recompute and not stored."""
+        """Give a scratch row to each value that a later level needs and that is too dear to recompute and
+        not stored."""
         for member in self.members:
             if isinstance(member.nest.root, Reduce | Scatter):
                 continue
@@ -342,7 +351,9 @@ class _Writer:
                     continue
                 if value in self.stored or not self._read_later(value, own):
                     continue
-                size = volume((a.extent for a in self.shape.spaces[member.space]), 1024) * value.dtype.itemsize
+                size = (
+                    volume((a.extent for a in self.shape.spaces[member.space]), 1024) * value.dtype.itemsize
+                )
                 scan = isinstance(member.nest.root, Scan)
                 rows = self.shape.style in (Style.ROWS, Style.STRIPS)
                 if scan or (rows and size <= MAX_SCRATCH and _work(self._exprs(member, own)) > CHEAP):

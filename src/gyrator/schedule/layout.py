@@ -1,4 +1,5 @@
-"""How a group walks through memory: strides of its accesses along its axes, and what follows for the order of loops."""
+"""How a group walks through memory: strides of its accesses along its axes, and what follows for the order
+of loops."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from gyrator.schedule.uses import loads, node_exprs, volume
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One load or store of a group: its position in memory over the group's axes, and how many bytes it moves."""
+    """One load or store of a group: its position in memory over the group's axes, and how many bytes it
+    moves."""
 
     position: Index
     weight: int
@@ -71,7 +73,8 @@ def _of_the_largest(found: list[tuple[Axis, int]]) -> set[Axis]:
 
 @lru_cache(maxsize=1 << 13)
 def member_positions(nest: Nest) -> tuple[tuple[Value | None, tuple[Index, int]], ...]:
-    """Per load and store of a nest: the value loaded (None for a store), its position over the nest's axes, and its weight."""
+    """Per load and store of a nest: the value loaded (None for a store), its position over the nest's axes,
+    and its weight."""
     exprs = node_exprs(nest)
     found = [(load.value, _weighed(load.value, load.index)) for load in loads(exprs)]
     stores = [(None, _weighed(v, _result_index(nest))) for v in nest.out if v is not None]
@@ -91,27 +94,26 @@ def _unit(position: Index) -> Axis | None:
 
 
 def loop_order(axes: Iterable[Axis], found: list[Access]) -> list[Axis]:
-    """Axes from the outermost loop to the innermost: the more bytes move contiguously along an axis, the further in.
-
-    Ties go by stride: larger strides outside.
-    """
-    scores: dict[Axis, tuple[float, float]] = {}
+    """Axes from the outermost loop to the innermost: by decreasing stride, but last the one along which most
+    bytes lie contiguously."""
+    contiguous: dict[Axis, int] = {}
+    stride: dict[Axis, int] = {}
     for axis in axes:
-        contiguous = stride = 0.0
+        contiguous[axis] = stride[axis] = 0
         for access in found:
-            c = access.position.coefficient(axis) if axis in access.position.axes() else None
+            if axis not in access.position.axes():
+                continue
+            c = access.position.coefficient(axis)
             if c is ONE:
-                contiguous += access.weight
-            elif c is not None and c.terms:
-                stride += access.weight * abs(volume((c,)))
-            elif axis in access.position.axes():
-                stride += access.weight
-        scores[axis] = (contiguous, -stride)
-    return sorted(axes, key=lambda a: scores[a])
+                contiguous[axis] += access.weight
+            stride[axis] += access.weight * (1 if c is None else abs(volume((c,))))
+    most = max(contiguous.values(), default=0)
+    return sorted(contiguous, key=lambda a: (most > 0 and contiguous[a] == most, -stride[a]))
 
 
 def coalesce(group: Group, order: list[Axis], found: list[Access]) -> tuple[Group, list[Axis]]:
-    """Merge neighbouring loops that walk through everything as one: ``i < 4, j < 9`` with strides 9, 1 → ``m < 36``.
+    """Merge neighbouring loops that walk through everything as one: ``i < 4, j < 9`` with strides 9, 1 → ``m
+    < 36``.
 
     Refuses a pair where some index uses the axes other than as ``i*extent(j) + j``.
     """
@@ -121,7 +123,10 @@ def coalesce(group: Group, order: list[Axis], found: list[Access]) -> tuple[Grou
         if merged and _mergeable(merged[-1], axis, raw):
             outer = merged.pop()
             both = Axis(f"{outer.name}{axis.name}"[-24:], outer.extent * axis.extent)
-            mapping: dict[Atom, Index] = {outer: both.index() // axis.extent, axis: both.index() % axis.extent}
+            mapping: dict[Atom, Index] = {
+                outer: both.index() // axis.extent,
+                axis: both.index() % axis.extent,
+            }
             group = _replace_axes(group, outer, axis, both, mapping)
             raw = [substitute(i, mapping) for i in raw]
             axis = both
@@ -130,7 +135,8 @@ def coalesce(group: Group, order: list[Axis], found: list[Access]) -> tuple[Grou
 
 
 def _raw_indices(group: Group) -> list[Index]:
-    """Indices whose value itself matters: index values, counters of random numbers, and what is within indirect ones."""
+    """Indices whose value itself matters: index values, counters of random numbers, and what is within
+    indirect ones."""
     found: list[Index] = []
     for member in group.members:
         for expr in node_exprs(member.nest):
@@ -163,7 +169,7 @@ def _replace_axes(group: Group, outer: Axis, inner: Axis, both: Axis, mapping: M
         return tuple(both if a is inner else a for a in axes if a is not outer)
 
     members = tuple(
-        Member(m.nest, m.position, {a: substitute(i, mapping) for a, i in m.at.items()}, m.space) for m in group.members
+        Member(m.nest, m.position, {a: substitute(i, mapping) for a, i in m.at.items()}, m.space)
+        for m in group.members
     )
     return Group(swap(group.outer), tuple(swap(s) for s in group.spaces), members)
-

@@ -17,7 +17,8 @@ BLOCK = 2048
 FEW_ROWS = 8
 LONG_ROW = 1 << 15
 PART = 64
-"""Rows whose float sum a sheet keeps apart, so that errors grow as in a tree rather than with the number of rows."""
+"""Rows whose float sum a sheet keeps apart, so that errors grow as in a tree rather than with the number of
+rows."""
 
 
 class Style(enum.Enum):
@@ -25,9 +26,11 @@ class Style(enum.Enum):
 
     ``ROWS``: ``| outer { = row }`` — each row is contiguous; the usual form.
     ``POINTS``: ``| outer { = last outer axis }`` — purely pointwise.
-    ``SHEET``: ``| block { - reduced { = columns: acc[column] += … } }`` — a sum over rows: reads whole rows in order, an
-    accumulator per column in a scratch row. Measured 3 to 5 times faster than ``STRIPS`` on a matrix larger than the caches.
-    ``STRIPS``: ``| block { = columns { - reduced } }`` — as SHEET for what keeps more state than one number (Welford, scans).
+    ``SHEET``: ``| block { - reduced { = columns: acc[column] += … } }`` — a sum over rows: reads whole rows
+    in order, an accumulator per column in a scratch row. Measured 3 to 5 times faster than ``STRIPS`` on a
+    matrix larger than the caches.
+    ``STRIPS``: ``| block { = columns { - reduced } }`` — as SHEET for what keeps more state than one number
+    (Welford, scans).
     ``SPLIT``: ``| block of the row, merged { = part }`` — few, long rows: all threads work on one.
     """
 
@@ -42,8 +45,8 @@ class Style(enum.Enum):
 class Shape:
     """The loops chosen for a group: ``parallel`` axes outermost, then as the style says.
 
-    ``lane`` is the outer axis that vectors lie along (POINTS, SHEET, STRIPS). ``spaces`` are the axes of each space from
-    the outermost loop to the innermost.
+    ``lane`` is the outer axis that vectors lie along (POINTS, SHEET, STRIPS). ``spaces`` are the axes of
+    each space from the outermost loop to the innermost.
     """
 
     group: Group
@@ -123,7 +126,8 @@ def _columns(group: Group, outer: list[Axis], spaces: list[Axes], column: Axis) 
 
 
 def _sheet_width(columns: int, parallel: int) -> int:
-    """Columns per thread's sheet: wide enough to read memory in long runs, narrow enough to occupy the cores."""
+    """Columns per thread's sheet: wide enough to read memory in long runs, narrow enough to occupy the
+    cores."""
     if parallel >= FEW_ROWS:
         return 4096
     share = -(-columns // FEW_ROWS)
@@ -144,7 +148,9 @@ def _size(axes: list[Axis] | Axes) -> int:
 def blocked(group: Group, axis: Axis, size: int) -> tuple[Group, Axis, Axis]:
     """Split a loop into blocks: ``m < n`` → ``b < ⌈n/size⌉``, ``t < min(size, n - b*size)``."""
     block, inner, mapping = block_axis(axis, size)
-    members = tuple(replace(m, at={a: substitute(i, mapping) for a, i in m.at.items()}) for m in group.members)
+    members = tuple(
+        replace(m, at={a: substitute(i, mapping) for a, i in m.at.items()}) for m in group.members
+    )
     return Group(group.outer, group.spaces, members), block, inner
 
 

@@ -98,8 +98,7 @@ class _Planner:
             steps += self._frees(unit, position)
         return [*steps, *self._write_back()]
 
-    # -- kernels
-    # -------------------------------------------------------------------------------------------------------
+    # -- kernels -------------------------------------------------------------------------------------------
     def _launch(self, group: Group, position: int) -> Iterator[Step]:
         outside = self._needed_outside(group, position)
         placed: dict[Value, Value] = {}
@@ -204,8 +203,7 @@ class _Planner:
                 return old
         return None
 
-    # -- externs
-    # -------------------------------------------------------------------------------------------------------
+    # -- externs -------------------------------------------------------------------------------------------
     def _call(self, extern: Extern, position: int) -> Iterator[Step]:
         into = extern.op in OUT_VARIANTS and all(v is not None for v in extern.out)
         if into:
@@ -216,8 +214,7 @@ class _Planner:
             yield from self._place_new_version(old.value, new, position, read=False)
         yield Call(extern, into)
 
-    # -- ends
-    # ----------------------------------------------------------------------------------------------------------
+    # -- ends ----------------------------------------------------------------------------------------------
     def _frees(self, unit: Unit, position: int) -> Iterator[Step]:
         outside = unit_reads(unit) - set(unit_defines(unit))
         touched = dict.fromkeys([*sorted(outside, key=lambda v: v.name), *self._visible(unit, position)])

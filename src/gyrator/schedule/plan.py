@@ -38,7 +38,7 @@ from gyrator.ir.program import Constant, Derived, Extern, Input, Output, View
 from gyrator.ir.tree import Kernel
 from gyrator.origin import Origin
 
-# -- where a value lies --------------------------------------------------------------------------------------
+# -- where a value lies ------------------------------------------------------------------------------------
 # A value says its own shape, strides and dtype; a placement says whose memory that is.
 
 
@@ -79,7 +79,7 @@ class SliceOf:
 Placement: TypeAlias = "Fresh | Reuse | InPlace | SliceOf"
 
 
-# -- steps ---------------------------------------------------------------------------------------------------
+# -- steps -------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Allocate:
     """Name the memory of ``value``."""
@@ -142,7 +142,7 @@ class Free:
 Step: TypeAlias = "Allocate | Launch | Call | Copy | Free"
 
 
-# -- plan ----------------------------------------------------------------------------------------------------
+# -- plan --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A graph ready to be printed.

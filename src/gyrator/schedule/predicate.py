@@ -16,9 +16,9 @@ def predicate(program: Program, rule: Rule) -> Program:
     """Push masks down to the loads that need them.
 
     Before: ``masked(1 <= i <= N, load(x, i-1), 0)``; after: ``load(x, i-1, mask = 1 <= i <= N, other = 0)``.
-    Where the body is more than a load, the mask stays as a ``where`` too. A load whose coordinates are proved to be
-    in range everywhere needs no mask. The same load outside the mask is another node: the memo is keyed by
-    (node, path condition).
+    Where the body is more than a load, the mask stays as a ``where`` too. A load whose coordinates are
+    proved to be in range everywhere needs no mask. The same load outside the mask is another node: the memo
+    is keyed by (node, path condition).
     """
     nodes = tuple(replace(n, root=_root(n.root, rule)) if isinstance(n, Nest) else n for n in program.nodes)
     return replace(program, nodes=nodes)
@@ -60,7 +60,9 @@ class _Pusher:
         mapping: dict[Atom, Index] = {}
         for atom in index.indirects():
             value = self.expr(atom.value, cond)
-            mapping[atom] = const(int(value.value)) if isinstance(value, Const) else Indirect(value, atom.size).index()
+            mapping[atom] = (
+                const(int(value.value)) if isinstance(value, Const) else Indirect(value, atom.size).index()
+            )
         return substitute(index, mapping) if mapping else index
 
     def _push(self, expr: Expr, cond: Expr | None) -> Expr:

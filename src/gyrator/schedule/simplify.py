@@ -37,9 +37,13 @@ def simplifier(*, exact_rounding: bool) -> Rule:
             case Op(_, args) if all(isinstance(a, Const) for a in args):
                 return _folded(expr)
             case Op("logical_and", (a, b)):
-                return _FALSE if _FALSE in (a, b) else b if a is _TRUE else a if b is _TRUE or a is b else None
+                return (
+                    _FALSE if _FALSE in (a, b) else b if a is _TRUE else a if b is _TRUE or a is b else None
+                )
             case Op("logical_or", (a, b)):
-                return _TRUE if _TRUE in (a, b) else b if a is _FALSE else a if b is _FALSE or a is b else None
+                return (
+                    _TRUE if _TRUE in (a, b) else b if a is _FALSE else a if b is _FALSE or a is b else None
+                )
             case Op("where", (mask, a, b)):
                 return a if mask is _TRUE or a is b else b if mask is _FALSE else None
             case Op("mul" | "div", (a, Const(value))) if value == 1:
@@ -48,7 +52,9 @@ def simplifier(*, exact_rounding: bool) -> Rule:
                 return b
             case Op("add" | "sub", (a, Const(value))) if value == 0 and not expr.dtype.is_floating_point:
                 return a
-            case Op("neg" | "logical_not" | "bitwise_not", (Op(inner, (arg,)),)) if inner == expr.name and inner != "logical_not":
+            case Op("neg" | "logical_not" | "bitwise_not", (Op(inner, (arg,)),)) if (
+                inner == expr.name and inner != "logical_not"
+            ):
                 return arg
             case Masked(mask, body, other):
                 return body if mask is _TRUE else other if mask is _FALSE else None
@@ -56,7 +62,9 @@ def simplifier(*, exact_rounding: bool) -> Rule:
                 return Const(index.value, torch.int64)
             case Checked(IndexValue(index), size) if is_nonnegative(index) and is_less(index, size):
                 return IndexValue(index)
-            case Checked(Const(int(value)), size) if size.value is not None and -size.value <= value < size.value:
+            case Checked(Const(int(value)), size) if (
+                size.value is not None and -size.value <= value < size.value
+            ):
                 return Const(value % size.value, torch.int64)
         return None
 
@@ -68,7 +76,9 @@ def _folded(op: Op) -> Const | None:
     args = [torch.tensor(a.value, dtype=a.dtype) for a in op.args if isinstance(a, Const)]
     result = OPS[op.name].reference(*args)
     value = result.item()
-    return Const(value, op.dtype) if result.dtype == op.dtype and isinstance(value, bool | int | float) else None
+    return (
+        Const(value, op.dtype) if result.dtype == op.dtype and isinstance(value, bool | int | float) else None
+    )
 
 
 def _index(expr: Expr) -> Index:

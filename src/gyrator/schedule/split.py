@@ -20,14 +20,17 @@ def split_reductions(program: Program) -> Program:
     """Split a reduction over rows into partial results of equal blocks of rows, and their combination.
 
     Before: ``s = nest[j<C] reduce sum over i<R  x[i, j]``
-    after:  ``p = nest[b<16, j<C] reduce sum over i<R/16  x[b*R/16 + i, j];  s = nest[j<C] reduce sum over b<16  p[b, j]``
+    after:  ``p = nest[b<16, j<C] reduce sum over i<R/16  x[b*R/16 + i, j];  s = nest[j<C] reduce sum over
+    b<16  p[b, j]``
 
-    Only where columns are contiguous and too few to occupy the cores (under 2,048), the rows divide evenly, and there
-    are at least 65,536 elements. The result does not depend on the number of threads.
+    Only where columns are contiguous and too few to occupy the cores (under 2,048), the rows divide evenly,
+    and there are at least 65,536 elements. The result does not depend on the number of threads.
     """
     nodes: list[Node] = []
     for node in program.nodes:
-        nodes += _split(node, node.root) if isinstance(node, Nest) and isinstance(node.root, Reduce) else [node]
+        nodes += (
+            _split(node, node.root) if isinstance(node, Nest) and isinstance(node.root, Reduce) else [node]
+        )
     return replace(program, nodes=tuple(nodes))
 
 

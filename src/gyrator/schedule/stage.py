@@ -21,7 +21,8 @@ from gyrator.session import Count, Session
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """The plan, the program it was made from (after all passes on programs), and every decision about fusion."""
+    """The plan, the program it was made from (after all passes on programs), and every decision about
+    fusion."""
 
     plan: Plan
     program: Program

@@ -1,7 +1,8 @@
-"""A directed acyclic graph whose nodes are merged: keeps a topological order, so that a cycle is found at once.
+"""A directed acyclic graph whose nodes are merged: keeps a topological order, so that a cycle is found at
+once.
 
-The order is maintained as by Pearce and Kelly, "A dynamic topological sort algorithm for directed acyclic graphs"
-(2007): a merge looks only at units ranked between the two.
+The order is maintained as by Pearce and Kelly, "A dynamic topological sort algorithm for directed acyclic
+graphs" (2007): a merge looks only at units ranked between the two.
 """
 
 from __future__ import annotations
@@ -48,8 +49,11 @@ class Units:
     def predecessors(self, unit: int) -> frozenset[int]:
         return frozenset(self._pred[unit])
 
-    def _reach(self, start: int, edges: list[set[int]], goal: int, within: Callable[[int], bool]) -> set[int] | None:
-        """Units reachable from ``start``, other than by the direct edge to ``goal``; None if one of them leads to ``goal``."""
+    def _reach(
+        self, start: int, edges: list[set[int]], goal: int, within: Callable[[int], bool]
+    ) -> set[int] | None:
+        """Units reachable from ``start``, other than by the direct edge to ``goal``; None if one of them
+        leads to ``goal``."""
         seen: set[int] = set()
         stack = [u for u in edges[start] if u != goal and within(self._rank[u])]
         while stack:
@@ -65,7 +69,11 @@ class Units:
         return seen
 
     def _reorder(self, first: int, last: int, before: set[int], after: set[int]) -> None:
-        members = sorted(before, key=self._rank.__getitem__) + [first, last] + sorted(after, key=self._rank.__getitem__)
+        members = (
+            sorted(before, key=self._rank.__getitem__)
+            + [first, last]
+            + sorted(after, key=self._rank.__getitem__)
+        )
         ranks = sorted(self._rank[u] for u in members)
         for unit, rank in zip(members, ranks, strict=True):
             self._rank[unit] = rank

@@ -1,0 +1,122 @@
+"""What becomes one kernel, what stays apart and why."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gyrator.ir.tree import Loop, LoopKind
+from tests.pure.schedule.harness import gradients, kernels, scheduled
+
+
+def x(*shape: int) -> Tensor:
+    return torch.randn(shape)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_softmax_is_one_kernel(dynamic: bool) -> None:
+    assert kernels(lambda a: torch.softmax(a * 2, -1), x(5, 37), dynamic=dynamic) == 1
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_layer_norm_is_one_kernel(dynamic: bool) -> None:
+    fn = lambda a, w, b: F.layer_norm(a, (a.shape[-1],), w, b)  # noqa: E731
+    assert kernels(fn, x(3, 7, 33), x(33), x(33), dynamic=dynamic) == 1
+
+
+def test_batch_norm_in_training_is_one_kernel() -> None:
+    fn = lambda a, w, b: F.batch_norm(a, None, None, w, b, training=True).relu()  # noqa: E731
+    assert kernels(fn, x(4, 6, 5, 5), x(6), x(6)) == 1
+
+
+def test_pad_and_cat_are_one_kernel() -> None:
+    assert kernels(lambda a, b: torch.cat([F.pad(a, (1, 1)), b], -1), x(3, 9), x(3, 5)) == 1
+
+
+def test_rotary_embedding_is_one_kernel() -> None:
+    def rotate(a: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        first, second = a.chunk(2, -1)
+        return a * cos + torch.cat([-second, first], -1) * sin
+
+    assert kernels(rotate, x(2, 5, 8), x(5, 8), x(5, 8)) == 1
+
+
+def test_a_view_between_producer_and_consumer_does_not_part_them() -> None:
+    def heads(a: Tensor, mask: Tensor) -> Tensor:
+        scores = (a * 2).view(2, 6, 4, 8).transpose(1, 2)
+        return torch.softmax(scores + mask, -1).transpose(1, 2).reshape(2, 6, 32)
+
+    assert kernels(heads, x(2, 6, 32), x(8)) == 1
+
+
+def test_an_extern_call_parts_kernels() -> None:
+    assert kernels(lambda a, w: torch.relu(a + 1) @ w * 3, x(5, 7), x(7, 4)) == 2
+
+
+def test_a_reduction_over_other_axes_stays_apart_and_says_why() -> None:
+    both = scheduled(lambda a: torch.softmax(a, 0) + torch.softmax(a, 1), (x(9, 11),))
+    reasons = {d.verdict.reason for d in both.decisions if d.verdict is not None}
+    assert len(both.plan.kernels) > 1
+    assert any("different axes" in r or "must run between" in r for r in reasons), reasons
+
+
+def test_a_long_row_is_not_serialised_by_its_epilogue() -> None:
+    one = scheduled(lambda a: a / a.sum(), (x(300, 300),))
+    assert "one long row would run on one core" in {
+        d.verdict.reason for d in one.decisions if d.verdict is not None
+    }
+
+
+def test_cross_entropy_backward_needs_no_scatter() -> None:
+    target = torch.randint(0, 20, (8,))
+    done = scheduled(
+        lambda a, t: gradients(lambda z: F.cross_entropy(z, t), [a], torch.tensor(1.0)), (x(8, 20), target)
+    )
+    assert len(done.plan.kernels) <= 2
+    assert "Scatter" not in repr(done.program.nodes)
+
+
+def test_a_bias_gradient_is_summed_where_its_summand_is_made() -> None:
+    def backward(a: Tensor, b: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+        return gradients(lambda p, q: F.gelu(p + q), [a, b], g)
+
+    assert kernels(backward, x(70, 33), x(33), x(70, 33)) == 1
+
+
+def test_equal_layers_share_their_kernels() -> None:
+    def layers(a: Tensor, w: Tensor) -> Tensor:
+        for _ in range(4):
+            a = torch.softmax(a @ w, -1)
+        return a
+
+    done = scheduled(layers, (x(5, 7), x(7, 7)))
+    assert len(done.plan.kernels) == 1
+    assert sum(type(s).__name__ == "Launch" for s in done.plan.steps) == 4
+
+
+def test_neighbouring_dimensions_are_one_loop() -> None:
+    """A (2, 32, 6, 6) nest with a load per channel needs three loops, one without needs one."""
+    channel = scheduled(lambda a, b: a + b.view(1, 32, 1, 1), (x(2, 32, 6, 6), x(32)))
+    assert [e.value for e in extents(channel.plan.kernels[0].body)] == [2, 32, 36]
+    flat = scheduled(lambda a: a + 1, (x(2, 32, 6, 6),))
+    assert [e.value for e in extents(flat.plan.kernels[0].body)] == [2304]
+
+
+def test_vectors_lie_along_contiguous_memory() -> None:
+    column = scheduled(lambda a: a.sum(0), (x(50, 40),))
+    lanes = [item for item in loops(column.plan.kernels[0].body) if item.kind is LoopKind.LANES]
+    assert {item.axis.extent.value for item in lanes} == {40}
+
+
+def loops(body: tuple[object, ...]) -> list[Loop]:
+    found: list[Loop] = []
+    for item in body:
+        if isinstance(item, Loop):
+            found += [item, *loops(item.body)]
+    return found
+
+
+def extents(body: tuple[object, ...]) -> list:
+    return [item.axis.extent for item in loops(body)]
