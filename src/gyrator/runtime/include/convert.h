@@ -62,7 +62,8 @@ template <int E, int M, bool Finite> inline uint32_t float_to_small(float x) {
   const uint32_t full = (magnitude & 0x7fffffu) | 0x800000u;
   const uint32_t rounded = (full + (1u << (shift - 1)) - 1 + (full >> shift & 1)) >> shift;
   const uint32_t r = exponent < 1 ? rounded : rounded + (uint32_t(exponent - 1) << M);
-  return sign | (r > top ? top : r);
+  const uint32_t largest = Finite ? top - 1 : infinity;         // a finite format saturates
+  return sign | (r > largest ? largest : r);
 }
 GY_FN float to_float(f8e4m3fn x) { return small_to_float<4, 3, true>(x.bits); }
 GY_FN float to_float(f8e5m2 x) { return small_to_float<5, 2, false>(x.bits); }

@@ -34,10 +34,11 @@ template <uint32_t M, int L> GY_FN void multiply_words(Vec<uint32_t, L> x, Vec<u
     GY_EACH(V, const W even = product((W)x.p[i]); const W odd = product((W)x.p[i] >> 32);
                const W high_mask = W{} + 0xffffffff00000000u;
                high.p[i] = (P)((even >> 32) | (odd & high_mask)); low.p[i] = (P)((even & ~high_mask) | (odd << 32));)
-    return;
-  }
+  } else
 #endif
-  GY_EACH(V, const uint64_t p = uint64_t(x.p[i]) * M; high.p[i] = uint32_t(p >> 32); low.p[i] = uint32_t(p);)
+  {
+    GY_EACH(V, const uint64_t p = uint64_t(x.p[i]) * M; high.p[i] = uint32_t(p >> 32); low.p[i] = uint32_t(p);)
+  }
 }
 
 template <int L> GY_FN PhiloxWords<L> philox(int64_t seed, Vec<int64_t, L> offset) {
