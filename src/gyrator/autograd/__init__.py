@@ -1,12 +1,16 @@
 """Joint forward and backward graphs, decompositions and partitioning: torch-level graphs in, compiled callables out.
 
-    gm, example_inputs ──joint trace──▶ ATen ──functionalise, decompose──▶ joint graph ──partition──▶ forward, backward
+    gm, example_inputs ──joint trace──▶ ATen ──decompose──▶ joint graph ──partition──▶ forward, backward ──▶ shell
 
-See docs/autograd.md.
+`aot.py` is the whole as one straight line; docs/autograd.md tells how it works.
 """
 
+from gyrator.autograd.aot import aot_compile
 from gyrator.autograd.decompositions import decomposition_table
 from gyrator.autograd.interface import Compiled, Compiler, GraphInfo, Update, interpret
-from gyrator.autograd.torch_aot import aot_compile
+from gyrator.autograd.partition import min_cut, min_cut_with_budget, save_all
 
-__all__ = ["Compiled", "Compiler", "GraphInfo", "Update", "aot_compile", "decomposition_table", "interpret"]
+__all__ = [
+    "Compiled", "Compiler", "GraphInfo", "Update", "aot_compile", "decomposition_table", "interpret", "min_cut",
+    "min_cut_with_budget", "save_all",
+]
