@@ -105,24 +105,6 @@ class IndexOutOfRange(GyratorError, IndexError, RuntimeError):
         super().__init__(what + place + extent, where=where)
 
 
-class AssertionFailed(GyratorError, RuntimeError):
-    """An assertion of the user's program, or one that torch recorded for later, was false while the graph
-    ran.
-    """
-
-
-class ShapeGuardError(GyratorError):
-    """A size at run time breaks a fact that the compiled code relies on."""
-
-    def __init__(self, fact: str, values: Mapping[str, int], *, where: Origin | None = None) -> None:
-        given = ", ".join(f"{name} = {value}" for name, value in values.items())
-        super().__init__(
-            f"compiled code needs {fact}, but {given}",
-            where=where,
-            hint="mark the size with torch._dynamo.mark_dynamic, or compile with dynamic=True",
-        )
-
-
 class OutputMismatch(GyratorError):
     """An operator returned a tensor whose size, strides or dtype differ from what its fake kernel
     promised.

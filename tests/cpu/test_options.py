@@ -42,11 +42,3 @@ def test_an_unknown_option_is_an_error_with_the_valid_ones() -> None:
         BackendCompilerFailed, match=r"unknown option 'fuse'; valid options are\n  numerics: "
     ):
         torch.compile(add_one, backend="gyrator", options={"fuse": True})(torch.ones(3))
-
-
-def test_equal_options_do_not_compile_again() -> None:
-    torch.compiler.reset()
-    torch._dynamo.utils.counters.clear()
-    for _ in range(2):
-        torch.compile(add_one, backend="gyrator", options={"numerics": "eager"})(torch.ones(3))
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
