@@ -83,6 +83,10 @@ def compile_graph(
         InternalCheckError: a stage broke its own rules.
     """
     with process.lock, frozen_garbage():
+        foreign = without_kernels(graph)
+        if foreign is not None:
+            session.warn(f"{foreign}: the graph runs operator by operator")
+            return interpret(graph, example_inputs, info)
         try:
             toolchain = find_toolchain(session.config)
         except ToolchainMissing as missing:
@@ -122,6 +126,20 @@ def compile_graph(
             facts = facts_of(shape_env, guards, key)
             entry = keep(key if facts is not None else None, text, libraries, lowered.constants, facts or [], stores)
         return finished(entry, lowered.constants, info, session, process)
+
+
+def without_kernels(graph: fx.GraphModule) -> str | None:
+    """Which tensors of the graph no kernel can be generated for, if there are any."""
+    for node in graph.graph.nodes:
+        values = node.meta.get("val")
+        for value in values if isinstance(values, (list, tuple)) else (values,):
+            if isinstance(value, torch.Tensor):
+                if value.device.type != "cpu":
+                    return f"no kernels are generated for tensors on {value.device.type}"
+                if value.layout is not torch.strided or value.is_quantized:
+                    kind = "quantised tensors" if value.is_quantized else f"layout {value.layout}"
+                    return f"no kernels are generated for {kind}"
+    return None
 
 
 # -- the cache -----------------------------------------------------------------------------------------------

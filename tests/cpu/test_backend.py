@@ -1,0 +1,169 @@
+"""The backend behind torch.compile: what users meet when all is well, and when it is not."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gyrator
+from gyrator.backend import gyrator as backend
+from gyrator.errors import IndexOutOfRange, KernelBuildError
+from gyrator.pipeline import frozen_garbage
+
+
+def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    return gyrator.compile(function, options=options)
+
+
+def softmax(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x + 1, -1)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def test_wrapper_runs_by_itself_after_its_folder_moved(folder: Path, tmp_path: Path) -> None:
+    compiled(softmax, cache_dir=folder)(torch.randn(5, 9))
+    (wrapper,) = folder.glob("graphs/??/*/wrapper.py")
+    moved = tmp_path / "moved"
+    wrapper.parent.rename(moved)
+    command = [sys.executable, str(moved / "wrapper.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert "us a call" in done.stdout
+
+
+def test_without_a_compiler_one_warning_and_the_right_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CXX", raising=False)
+    x = torch.randn(5, 9, requires_grad=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        result = compiled(softmax)(x)
+    lines = {str(w.message) for w in caught if w.category is gyrator.errors.GyratorWarning}
+    (line,) = lines
+    assert "C++ compiler" in line and "install g++" in line
+    torch.testing.assert_close(result, softmax(x))
+    result.square().sum().backward()
+    assert x.grad is not None and bool(x.grad.abs().sum() > 0)
+
+
+def fake_compiler(tmp_path: Path, script: str) -> Path:
+    path = tmp_path / "cxx"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o700)
+    return path
+
+
+def test_kernel_that_does_not_build_is_named(folder: Path, tmp_path: Path) -> None:
+    script = 'for last; do :; done; echo "kernels.cpp:9999: error: no such thing" >&2; exit 1'
+    run = compiled(softmax, cxx=str(fake_compiler(tmp_path, script)), cache_dir=folder)
+    with pytest.raises(Exception, match="no such thing") as caught:
+        run(torch.randn(5, 9))
+    error = getattr(caught.value, "inner_exception", caught.value)
+    assert isinstance(error, KernelBuildError)
+    assert Path(error.file).exists() and error.kernel in Path(error.file).read_text()
+    assert "test_backend.py" in str(error)
+
+
+def test_interrupted_build_leaves_everything_usable(folder: Path, tmp_path: Path) -> None:
+    slow = fake_compiler(tmp_path, 'kill -INT $PPID; sleep 1; exec g++ "$@"')
+    with pytest.raises(BaseException) as caught:
+        compiled(softmax, cxx=str(slow), cache_dir=folder)(torch.randn(5, 9))
+    assert isinstance(getattr(caught.value, "inner_exception", caught.value), KeyboardInterrupt)
+    x = torch.randn(5, 9)
+    torch.testing.assert_close(compiled(softmax, cache_dir=folder)(x), softmax(x))
+
+
+def test_index_out_of_range_raises_with_the_users_line(folder: Path) -> None:
+    def pick(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        return x[at] * 2
+
+    run = compiled(pick, cache_dir=folder)
+    x = torch.randn(10, 3)
+    torch.testing.assert_close(run(x, torch.tensor([1, -1])), pick(x, torch.tensor([1, -1])))
+    with pytest.raises(IndexError, match=r"test_backend\.py") as caught:
+        run(x, torch.tensor([1, 10]))
+    assert isinstance(caught.value, IndexOutOfRange)
+    torch.testing.assert_close(run(x, torch.tensor([3, 4])), pick(x, torch.tensor([3, 4])))
+
+
+def test_threads_may_compile_and_call_at_once(folder: Path) -> None:
+    torch._dynamo.reset()
+    run = gyrator.compile(softmax, options={"cache_dir": folder})
+    wrong: list[str] = []
+
+    def work(number: int) -> None:
+        for repeat in range(5):
+            x = torch.randn(300, 1000 + number % 2) + repeat
+            if not torch.allclose(run(x), softmax(x)):
+                wrong.append(f"{number} {repeat}")
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_large_outputs_are_never_overwritten(folder: Path) -> None:
+    run = compiled(softmax, cache_dir=folder)
+    x = torch.randn(600, 1000)
+    with torch.no_grad():
+        first = run(x)
+        kept = first.clone()
+        second = run(x * 2)
+        assert first.data_ptr() != second.data_ptr()
+        assert torch.equal(first, kept)
+        address = first.data_ptr()
+        del first
+        assert run(x).data_ptr() == address
+
+
+def test_reset_gives_memory_back(folder: Path) -> None:
+    run = compiled(softmax, cache_dir=folder)
+    with torch.no_grad():
+        run(torch.randn(600, 1000))
+    assert backend._process.pool.held()[0] > 0
+    gyrator.reset()
+    assert backend._process.pool.held() == (0, 0)
+
+
+def test_profiler_shows_kernels_by_name(folder: Path) -> None:
+    run = compiled(softmax, cache_dir=folder)
+    x = torch.randn(5, 9)
+    run(x)
+    with torch.profiler.profile() as profile:
+        run(x)
+    names = [event.key for event in profile.key_averages()]
+    assert any("softmax" in name or "amax" in name for name in names), names
+
+
+def test_backend_is_copied_and_compared_as_one_object() -> None:
+    assert copy.deepcopy(backend) is backend and copy.copy(backend) is backend
+
+
+def test_garbage_collection_is_restored() -> None:
+    with frozen_garbage():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with frozen_garbage():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

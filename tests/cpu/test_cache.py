@@ -1,0 +1,138 @@
+"""The cache across processes: no compiler runs twice, and whatever happens to it, answers stay right."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import sys, torch, gyrator, warnings
+torch.manual_seed(0)
+
+def model(x, w):
+    return torch.softmax(x @ w, -1).sum(0) + torch.arange(w.shape[1])
+
+rows = int(sys.argv[1]) if len(sys.argv) > 1 else 6
+x, w = torch.randn(rows, 8), torch.randn(8, 5, requires_grad=True)
+run = gyrator.compile(model, dynamic=len(sys.argv) > 2)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    result = run(x, w)
+result.square().sum().backward()
+gradient, w.grad = w.grad, None
+expected = model(x, w)
+expected.square().sum().backward()
+torch.testing.assert_close(result, expected)
+torch.testing.assert_close(gradient, w.grad)
+print("right", sum("damaged" in str(c.message) for c in caught))
+"""
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> dict[str, str]:
+    """An environment with a cache of its own and a compiler that writes down each of its runs."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    cxx = tmp_path / "cxx"
+    cxx.write_text(f'#!/bin/sh\necho run >> {tmp_path}/runs\nexec g++ "$@"\n')
+    cxx.chmod(0o700)
+    source = str(Path(__file__).parents[2] / "src")
+    return os.environ | {
+        "PYTHONPATH": source,
+        "CXX": str(cxx),
+        "GYRATOR_CACHE_DIR": str(tmp_path / "cache"),
+        "GYRATOR_DUMP": str(tmp_path / "dump"),
+        "GYRATOR_PROGRESS": "off",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def start(world: dict[str, str], tmp_path: Path, *args: str) -> subprocess.Popen[str]:
+    command = [sys.executable, str(tmp_path / "script.py"), *args]
+    return subprocess.Popen(command, env=world, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def run(world: dict[str, str], tmp_path: Path, *args: str) -> str:
+    process = start(world, tmp_path, *args)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    return output
+
+
+def compiler_runs(tmp_path: Path) -> int:
+    log = tmp_path / "runs"
+    return len(log.read_text().splitlines()) if log.exists() else 0
+
+
+def test_second_process_runs_no_compiler_lowering_or_scheduling(
+    world: dict[str, str], tmp_path: Path
+) -> None:
+    assert "right 0" in run(world, tmp_path)
+    before = compiler_runs(tmp_path)
+    assert before > 0
+    world["GYRATOR_DUMP"] = str(tmp_path / "second")
+    assert "right 0" in run(world, tmp_path)
+    assert compiler_runs(tmp_path) == before
+    times = [path.read_text() for path in (tmp_path / "second").glob("*/*times.txt")]
+    assert len(times) == 2
+    for text in times:
+        assert "load" in text and "lower" not in text and "schedule" not in text
+
+
+def test_dynamic_graph_is_found_for_other_sizes(world: dict[str, str], tmp_path: Path) -> None:
+    assert "right 0" in run(world, tmp_path, "6", "dynamic")
+    before = compiler_runs(tmp_path)
+    assert "right 0" in run(world, tmp_path, "11", "dynamic")
+    assert compiler_runs(tmp_path) == before
+
+
+@pytest.mark.parametrize("file", ["wrapper.py", "launcher.so", "manifest.json"])
+def test_damaged_entry_is_a_miss_with_one_warning(world: dict[str, str], tmp_path: Path, file: str) -> None:
+    run(world, tmp_path)
+    damaged = list((tmp_path / "cache").glob(f"graphs/??/*/{file}"))
+    assert damaged
+    for path in damaged:
+        content = path.read_bytes()
+        path.unlink()
+        path.write_bytes(content[: len(content) // 2])
+    assert "right 2" in run(world, tmp_path)
+    assert "right 0" in run(world, tmp_path)
+
+
+def test_two_processes_compile_the_same_at_once(world: dict[str, str], tmp_path: Path) -> None:
+    both = [start(world, tmp_path) for _ in range(2)]
+    for process in both:
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 0 and "right 0" in output, output
+
+
+def test_killed_process_leaves_the_cache_intact(world: dict[str, str], tmp_path: Path) -> None:
+    process = start(world, tmp_path)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "runs").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.4)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert "right 0" in run(world, tmp_path)
+
+
+def test_cache_can_be_switched_off(world: dict[str, str], tmp_path: Path) -> None:
+    world["GYRATOR_CACHE"] = "0"
+    assert "right 0" in run(world, tmp_path)
+    before = compiler_runs(tmp_path)
+    assert "right 0" in run(world, tmp_path)
+    assert compiler_runs(tmp_path) == 2 * before
+    assert not (tmp_path / "cache").exists()
+
+
+def test_folder_that_others_may_write_is_not_used(world: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    assert "right 0" in run(world, tmp_path)
+    assert not list((tmp_path / "cache").iterdir())
