@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 
 from gyrator import torch_compat
 from gyrator.autograd.decompositions import Numerics
-from gyrator.errors import UnsupportedOperator
+from gyrator.errors import UnsupportedInput, UnsupportedOperator
 from gyrator.ir.expr import Expr
 from gyrator.ir.index import Index, Size
 from gyrator.ir.program import Constant, Derived, Input, Output, Program, Update, View
@@ -214,6 +214,9 @@ class _Lowering:
         position = len(self.inputs)
         example = node.meta.get("val", self.examples[position] if position < len(self.examples) else None)
         if isinstance(example, torch.Tensor):
+            if example.layout is not torch.strided or example.is_quantized:
+                what = "quantised" if example.is_quantized else str(example.layout).removeprefix("torch.")
+                raise UnsupportedInput(f"input {node.target}, a {what} tensor,", where=origin_of(node))
             offset = self.symbols.to_index(example.storage_offset())
             value = self.b.given(self.b.meta(example), str(node.target), offset)
             self.inputs.append(Input(value=value))

@@ -5,6 +5,7 @@ mean(x: bf16[R, C], dim=1)  →  v1[i0] = sum over r0<C of cast<f32>(x[i0, r0]);
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -12,7 +13,7 @@ import torch
 from torch._ops import OpOverload
 
 from gyrator.ir.expr import Expr, IndexValue
-from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, dot, product
+from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, dot, is_nonnegative, product
 from gyrator.ir.ops import REDUCTIONS
 from gyrator.ir.program import Reduce
 from gyrator.lowering.builder import Builder, Meta
@@ -145,8 +146,17 @@ def _variance(
 
     results = [b.elementwise(out, (squares, count(x.shape, over), less), divide)]
     if mean_out is not None:
-        results.append(mean if mean.dtype == mean_out.dtype else b.copy(mean, mean_out, "mean"))
+        results.append(_mean_of(b, mean_out, mean, count(x.shape, over)))
     return results
+
+
+def _mean_of(b: Builder, out: Meta, mean: TensorRef, n: Index) -> TensorRef:
+    """Welford's mean as ``out``; that of no elements is NaN."""
+    if not is_nonnegative(n - 1):
+        return b.elementwise(
+            out, (mean, n), lambda m, k: op("where", op("eq", k, like(k, 0)), like(m, math.nan), m), suffix="mean"
+        )
+    return mean if mean.dtype == out.dtype else b.copy(mean, out, "mean")
 
 
 # -- extremes ----------------------------------------------------------------------------------------------

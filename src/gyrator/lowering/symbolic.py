@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import torch
 
-from gyrator.ir.expr import Expr, Op, Scalar
+from gyrator.ir.expr import Expr, Scalar
 from gyrator.ir.index import Index
 from gyrator.lowering.refs import TensorRef
 from gyrator.lowering.typed import number, op
@@ -31,10 +31,8 @@ def number_of(target: object, args: Sequence[object]) -> Expr | None:
 
 
 def item(tensor: TensorRef) -> Expr:
-    """The element of a one-element tensor as a Python number: float64 or bool (integers are sizes instead)."""
-    loaded = tensor.load(())
-    wide = torch.float64 if loaded.dtype.is_floating_point else loaded.dtype
-    return loaded if loaded.dtype == wide else Op("cast", (loaded,), wide)
+    """The element of a 0-d tensor as a Python number: a float or a bool (integers are sizes instead)."""
+    return tensor.load(())
 
 
 def _is_float(value: Number) -> bool:

@@ -25,7 +25,10 @@ def trace(fn: Function, args: Sequence[Any], *, dynamic: bool = False) -> torch.
     """The ATen graph of ``fn`` after gyrator's decompositions."""
     mode = "symbolic" if dynamic else "fake"
     plain = lambda *given: fn(*given)  # noqa: E731  (make_fx counts the parameters of what it is given)
-    graph = make_fx(plain, decomposition_table=decomposition_table(), tracing_mode=mode)(*args)
+    tracer = make_fx(
+        plain, decomposition_table=decomposition_table(), tracing_mode=mode, _allow_non_fake_inputs=True
+    )
+    graph = tracer(*args)
     output = graph.graph.output_node()
     output.args = (tuple(pytree.tree_leaves(output.args[0])),)
     graph.graph.eliminate_dead_code()

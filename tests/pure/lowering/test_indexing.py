@@ -1,0 +1,85 @@
+"""Reads and writes at run-time indices against eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.pure.lowering.harness import check, lowered, run, tensor
+from torch import Tensor
+
+from gyrator.errors import IndexOutOfRange
+
+WRAPPING = torch.tensor([[0, 3, -1], [4, 3, 3]])
+DISTINCT = torch.tensor([[0, 3, 1], [4, 3, 2]])
+ALONG_ROWS = torch.tensor([[0, 4, 1, 2, 3, 0, 1], [4, 4, 2, 0, 1, 1, 2]])
+aten = torch.ops.aten
+
+READS: dict[str, Callable[[Tensor], Any]] = {
+    "rows": lambda t: t[WRAPPING],
+    "columns": lambda t: t[:, WRAPPING],
+    "pairs": lambda t: t[WRAPPING, WRAPPING + 1],
+    "separated": lambda t: t[WRAPPING[0], None, WRAPPING[1]],
+    "broadcast": lambda t: t[WRAPPING[0, :, None], WRAPPING[1]],
+    "gather": lambda t: t.gather(0, ALONG_ROWS),
+    "take_along_dim": lambda t: t.take_along_dim(ALONG_ROWS, 0),
+    "index_select": lambda t: t.index_select(1, DISTINCT[0]),
+    "int32 indices": lambda t: t[DISTINCT.int()],
+}
+WRITES: dict[str, Callable[[Tensor], Any]] = {
+    "index_put": lambda t: t.index_put((DISTINCT[0],), t[DISTINCT[1]]),
+    "index_put, accumulating": lambda t: t.index_put((WRAPPING[0],), t[WRAPPING[1]], accumulate=True),
+    "index_put of one number": lambda t: t.index_put((WRAPPING[0],), torch.ones((), dtype=t.dtype)),
+    "index_put by a mask": lambda t: t.index_put((t > 0,), torch.ones((), dtype=t.dtype)),
+    "index_fill": lambda t: t.index_fill(0, DISTINCT[0], 2),
+    "index_copy": lambda t: t.index_copy(0, DISTINCT[0], t[:3]),
+    "index_add": lambda t: t.index_add(0, WRAPPING[1], t[:3], alpha=2),
+    "scatter of a number": lambda t: t.scatter(0, ALONG_ROWS, 1),
+    "scatter_add": lambda t: t.scatter_add(0, ALONG_ROWS, t[:2]),
+    "scatter_reduce amax": lambda t: t.scatter_reduce(0, ALONG_ROWS, t[:2], "amax"),
+    "scatter_reduce prod": lambda t: t.scatter_reduce(0, ALONG_ROWS, t[:2], "prod"),
+    "select_scatter": lambda t: t.select_scatter(t[0], 0, -1),
+    "slice_scatter with a step": lambda t: t.slice_scatter(t[:2], 0, 1, 5, 2),
+    "slice_scatter from the end": lambda t: t.slice_scatter(t[:, :2], 1, -2),
+    "diagonal_scatter": lambda t: t.diagonal_scatter(t[:5, 0]),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("case", [*READS, *WRITES])
+def test_indexing(case: str, dtype: torch.dtype, dynamic: bool) -> None:
+    check({**READS, **WRITES}[case], tensor(5, 7, dtype=dtype), dynamic=dynamic)
+
+
+def test_embedding_and_its_backward() -> None:
+    where = torch.tensor([[0, 3, 1], [4, 3, 3]])
+    check(lambda w, i: F.embedding(i, w), tensor(5, 7), where)
+    check(lambda g, i: aten.embedding_dense_backward(g, i, 5, -1, False), tensor(2, 3, 4), where)
+    check(lambda g, i: aten.embedding_dense_backward(g, i, 5, 3, True), tensor(2, 3, 4), where)
+
+
+def test_cross_entropy_with_ignored_targets() -> None:
+    check(lambda x, t: F.cross_entropy(x, t), tensor(5, 7), torch.tensor([1, 2, -100, 4, 0]))
+    check(lambda x, t: F.nll_loss(x, t, weight=torch.arange(7.0)), tensor(5, 7), torch.tensor([1, 2, 3, 4, 0]))
+
+
+def test_sums_in_half_precision_round_once() -> None:
+    ones = torch.ones(600, 1, dtype=torch.bfloat16)
+    low = lowered(lambda x, i: torch.zeros(1, 1, dtype=x.dtype).index_add(0, i, x), ones, torch.zeros(600, dtype=torch.int64))
+    assert run(low, [ones, torch.zeros(600, dtype=torch.int64)]).outputs[0].item() == 600
+
+
+def test_out_of_range_raises() -> None:
+    low = lowered(lambda x, i: x[i], tensor(5), torch.tensor([0, 5]))
+    with pytest.raises(IndexOutOfRange, match="5"):
+        run(low, [tensor(5), torch.tensor([0, 5])])
+
+
+def test_indexing_by_a_mask_is_a_call_of_unknown_size() -> None:
+    low = check(lambda x: x.gt(0).nonzero() + 1, tensor(5, 7), dynamic=True, externs=["aten.nonzero.default"])
+    call = next(n for n in low.program.nodes if hasattr(n, "op"))
+    assert [str(s) for s in call.scalars] == [str(call.out[0].shape[0])]
