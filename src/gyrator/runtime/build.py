@@ -12,7 +12,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from gyrator.cache.store import Store
 from gyrator.codegen.cpp import CppKernel
 from gyrator.errors import CacheCorrupt, KernelBuildError
 from gyrator.origin import Origin
+from gyrator.progress import Progress
 from gyrator.runtime.toolchain import Toolchain
 from gyrator.session import Count, Session
 
@@ -31,6 +32,9 @@ LAUNCHER = "launcher"
 
 KERNELS_PER_RUN = 12
 """A run costs 0.2 s for the headers, then 50 ms a kernel."""
+
+REPORT_SECONDS = 1.0
+"""Longest silence of `Build.wait`; the progress display decides what of it is shown."""
 
 _SOURCE, _LIBRARY = "kernels.cpp", "library.so"
 
@@ -43,10 +47,12 @@ class Build:
     Attributes:
         library_of: each kernel's library, by the kernel's name; known at once.
         jobs: each library's file, when it is there.
+        progress: where `wait` reports how many are there.
     """
 
     library_of: Mapping[str, str]
     jobs: Mapping[str, Future[Path]]
+    progress: Progress
 
     def wait(self) -> dict[str, Path]:
         """The files of all libraries, by name; the launcher is among them.
@@ -55,6 +61,12 @@ class Build:
         KeyboardInterrupt.
         """
         try:
+            unfinished = set(self.jobs.values())
+            while unfinished:
+                finished, unfinished = wait(unfinished, REPORT_SECONDS, FIRST_COMPLETED)
+                for job in finished:
+                    job.result()  # raises what the job raised
+                self.progress.update("building", len(self.jobs) - len(unfinished), len(self.jobs))
             return {name: job.result() for name, job in self.jobs.items()}
         finally:
             for job in self.jobs.values():
@@ -90,7 +102,7 @@ def start_build(
         for unit in (*units, launcher)
     }
     executor.shutdown(wait=False)
-    return Build({k.name: unit.name for unit in units for k in unit.kernels}, jobs)
+    return Build({k.name: unit.name for unit in units for k in unit.kernels}, jobs, session.progress)
 
 
 def _unit(kernels: Sequence[CppKernel], toolchain: Toolchain) -> _Unit:
