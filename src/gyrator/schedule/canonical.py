@@ -45,7 +45,7 @@ def canonicalise(group: Group, stored: frozenset[Value]) -> Canonical:
         out = tuple(None if v is None else names[v] for v in member.nest.out)
         nest = replace(member.nest, out=out, root=root)
         at = {a: substitute(i, axes) for a, i in member.at.items()}
-        members.append(Member(nest, number, at, member.space))
+        members.append(Member(nest, number, at, member.space, tuple(loads(node_exprs(nest)))))
     outer = _renamed(group.outer, axes)
     spaces = tuple(_renamed(s, axes) for s in group.spaces)
     kept = frozenset(names[v] for v in stored if v in names)
@@ -69,7 +69,7 @@ def _rename_values(group: Group) -> dict[Value, Value]:
     counts: dict[str, int] = {}
     for member in group.members:
         root = member.nest.root
-        found = [load.value for load in loads(node_exprs(member.nest))]
+        found = [load.value for load in member.loads]
         found += [root.into] if isinstance(root, Scatter) else []
         for value in (*found, *(v for v in member.nest.out if v is not None)):
             if value not in names:

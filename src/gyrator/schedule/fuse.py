@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from gyrator.ir.expr import Load, Value
 from gyrator.ir.index import Index, substitute
@@ -20,7 +21,7 @@ from gyrator.schedule.group import (
 )
 from gyrator.schedule.layout import unit_axes
 from gyrator.schedule.units import Units
-from gyrator.schedule.uses import loads, node_exprs, reads, volume
+from gyrator.schedule.uses import reads, volume
 
 MAX_MEMBERS, MAX_VALUES = 48, 48
 MIN_ROWS = 8
@@ -88,7 +89,7 @@ def _candidates(program: Program) -> Iterator[_Candidate]:
         if made is not None and isinstance(program.nodes[made], Nest):
             for p in positions:
                 yield _Candidate(2 * size + 1, p - made, made, p, value)
-        for p, q in zip(positions, positions[1:], strict=False):
+        for p, q in pairwise(positions):
             yield _Candidate(size, q - p, p, q, value)
 
 
@@ -159,7 +160,7 @@ def _places(group: Group, position: int, value: Value) -> list[tuple[Index, ...]
     member = next(m for m in group.members if m.position == position)
     if value in member.nest.out:
         return [] if isinstance(member.nest.root, Scatter) else [member.coordinates()]
-    found = [load for load in loads(node_exprs(member.nest)) if load.value is value]
+    found = [load for load in member.loads if load.value is value]
     return [_at(member, load) for load in found[:4]]
 
 

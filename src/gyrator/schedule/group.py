@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from gyrator.ir.expr import Value
+from gyrator.ir.expr import Load, Value
 from gyrator.ir.index import ZERO, Atom, Axis, Index, as_index, substitute
 from gyrator.ir.program import Nest, Pointwise, Reduce, Scan, Scatter
 from gyrator.schedule.align import axes_of, compose, linear_terms, unify
@@ -30,6 +30,7 @@ class Member:
     position: int
     at: Mapping[Atom, Index]
     space: int | None
+    loads: tuple[Load, ...]
 
     def coordinates(self) -> tuple[Index, ...]:
         """Where, over the group's axes, the element that one iteration defines lies in the result."""
@@ -51,9 +52,15 @@ class Group:
         """Split or rename axes everywhere: each axis becomes the axes of its image, in order."""
         if not mapping:
             return self
-        members = tuple(
-            replace(m, at={a: substitute(i, mapping) for a, i in m.at.items()}) for m in self.members
-        )
+        images: dict[Index, Index] = {}  # members of a group share most of their indices
+
+        def image(i: Index) -> Index:
+            found = images.get(i)
+            if found is None:
+                found = images[i] = substitute(i, mapping)
+            return found
+
+        members = tuple([replace(m, at={a: image(i) for a, i in m.at.items()}) for m in self.members])
         return Group(_images(self.outer, mapping), tuple(_images(s, mapping) for s in self.spaces), members)
 
 
@@ -67,6 +74,7 @@ class Refused:
 def singleton(nest: Nest, position: int) -> Group:
     """The group of one nest, its axes renamed so that no two groups share one; axes of size 1 disappear."""
     inner = _inner_axes(nest)
+    found = tuple(loads(node_exprs(nest)))
     at: dict[Atom, Index] = {}
     outer: list[Axis] = []
     space: list[Axis] = []
@@ -78,10 +86,10 @@ def singleton(nest: Nest, position: int) -> Group:
         at[axis] = own.index()
         (space if axis in inner else outer).append(own)
     if not inner:
-        return Group(tuple(outer), (), (Member(nest, position, at, None),))
+        return Group(tuple(outer), (), (Member(nest, position, at, None, found),))
     if not space:
         space = [Axis(f"n{position}one", as_index(1))]
-    return Group(tuple(outer), (tuple(space),), (Member(nest, position, at, 0),))
+    return Group(tuple(outer), (tuple(space),), (Member(nest, position, at, 0, found),))
 
 
 def _inner_axes(nest: Nest) -> Axes:
@@ -134,7 +142,11 @@ def join(
     same = unify(left, right, shape)
     if same is None:
         return Refused("they read the value at indices that do not match one to one")
-    a, b = first.rewrite(same.left), second.rewrite(same.right)
+    back = None if same.right or len(first.members) <= len(second.members) else _inverse(same.left)
+    if back is None:
+        a, b = first.rewrite(same.left), second.rewrite(same.right)
+    else:  # renaming the smaller group is less work
+        a, b = first, second.rewrite(back)
     paired = _pair_leftovers(a, b)
     if isinstance(paired, Refused):
         return paired
@@ -143,6 +155,18 @@ def join(
     if isinstance(demoted, Refused):
         return demoted
     return _unite(*demoted)
+
+
+def _inverse(renaming: Mapping[Atom, Index]) -> dict[Atom, Index] | None:
+    """The mapping the other way, if every axis is renamed to an axis."""
+    back: dict[Atom, Index] = {}
+    for axis, image in renaming.items():
+        match image.terms:
+            case (((Axis() as new,), 1),):
+                back[new] = axis.index()
+            case _:
+                return None
+    return back
 
 
 def _pair_leftovers(a: Group, b: Group) -> tuple[Group, Group] | Refused:
@@ -232,7 +256,7 @@ def crossing_reads(group: Group, first: frozenset[int]) -> Refused | None:
     for member in group.members:
         if isinstance(member.nest.root, Scatter) and member.nest.root.into in made:
             return Refused("a scatter needs its base complete")
-        for load in loads(node_exprs(member.nest)):
+        for load in member.loads:
             producer = made.get(load.value)
             if producer is None or (producer.position in first) == (member.position in first):
                 continue
@@ -250,7 +274,7 @@ def depends_on_reduction(group: Group) -> bool:
     """Whether some member that runs over a space reads the result of a reduction in the group."""
     reduced = {v for m in group.members if isinstance(m.nest.root, Reduce) for v in m.nest.out}
     return any(
-        m.space is not None and any(load.value in reduced for load in loads(node_exprs(m.nest)))
+        m.space is not None and any(load.value in reduced for load in m.loads)
         for m in group.members
     )
 

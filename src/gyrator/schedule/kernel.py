@@ -22,7 +22,7 @@ from gyrator.schedule.group import Group, Member
 from gyrator.schedule.loops import SIMPLE, Shape, Style, choose_loops
 from gyrator.schedule.naming import Built, canonical
 from gyrator.schedule.simplify import Rule, indirect
-from gyrator.schedule.uses import loads, node_exprs, volume
+from gyrator.schedule.uses import volume
 
 CHEAP = 6
 MAX_SCRATCH = 1 << 20
@@ -67,7 +67,7 @@ def levels_of(members: tuple[Member, ...]) -> Levels:
     top = 0
     for member in members:
         own = 0
-        for load in loads(node_exprs(member.nest)):
+        for load in member.loads:
             producer = made.get(load.value)
             if producer is not None:
                 readers.setdefault(producer.position, []).append(member.position)
@@ -403,7 +403,7 @@ class _Accumulator:
 
 
 def _loads(member: Member, value: Value) -> bool:
-    return any(load.value is value for load in loads(node_exprs(member.nest)))
+    return any(load.value is value for load in member.loads)
 
 
 def _bound(axis: Axis) -> Index:

@@ -4,7 +4,7 @@ of loops."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from gyrator.ir.expr import Expr, IndexValue, Load, Random, Value
@@ -28,7 +28,7 @@ def accesses(group: Group, stored: frozenset[Value] | None = None) -> list[Acces
     made = {v for m in group.members for v in m.nest.out}
     found: list[Access] = []
     for member in group.members:
-        for load in loads(node_exprs(member.nest)):
+        for load in member.loads:
             if load.value not in made:
                 found.append(_access(load.value, load.index, member))
         for value in member.nest.out:
@@ -169,7 +169,7 @@ def _replace_axes(group: Group, outer: Axis, inner: Axis, both: Axis, mapping: M
         return tuple(both if a is inner else a for a in axes if a is not outer)
 
     members = tuple(
-        Member(m.nest, m.position, {a: substitute(i, mapping) for a, i in m.at.items()}, m.space)
+        replace(m, at={a: substitute(i, mapping) for a, i in m.at.items()})
         for m in group.members
     )
     return Group(swap(group.outer), tuple(swap(s) for s in group.spaces), members)

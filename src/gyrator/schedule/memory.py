@@ -28,7 +28,7 @@ from gyrator.schedule.plan import (
     is_full,
 )
 from gyrator.schedule.simplify import Rule
-from gyrator.schedule.uses import loads, node_exprs, reads
+from gyrator.schedule.uses import reads
 
 Unit = Group | Extern
 
@@ -136,7 +136,7 @@ class _Planner:
     ) -> Iterator[Step]:
         if isinstance(member.nest.root, Scatter):
             base = member.nest.root.into
-            read = any(load.value is base for m in group.members for load in loads(node_exprs(m.nest)))
+            read = any(load.value is base for m in group.members for load in m.loads)
             yield from self._place_new_version(base, value, position, read=read)
             return
         old = self._update_target(group, member, value, position) or self._dying(
@@ -193,7 +193,7 @@ class _Planner:
     def _dying(
         self, group: Group, member: Member, value: Value, position: int, placed: Mapping[Value, Value]
     ) -> Value | None:
-        for load in loads(node_exprs(member.nest)):
+        for load in member.loads:
             old = load.value
             if old in self._life.given or old in placed.values() or not self._life.dies_at(old, position):
                 continue
@@ -286,8 +286,8 @@ def _elementwise(group: Group, writer: Member, old: Value, new: Value) -> bool:
     last = (level[writer.position], writer.position)
     tainted: set[Value] = set()
     for member in group.members:
-        found = [load for load in loads(node_exprs(member.nest)) if load.value is old]
-        if not found and not any(load.value in tainted for load in loads(node_exprs(member.nest))):
+        found = [load for load in member.loads if load.value is old]
+        if not found and not any(load.value in tainted for load in member.loads):
             continue
         tainted |= {v for v in member.nest.out if v is not None}
         if member.space is not None or (level[member.position], member.position) > last:
