@@ -1,12 +1,12 @@
 """Expressions as C++: each distinct node once, in the outermost block where everything it needs is known.
 
-Inside the body of a ``LANES`` loop a node is a vector ``gy::Vec<T, L>`` only if it depends on the lanes; all others are
-``gy::Vec<T, 1>``, computed as far out as possible and broadcast where they meet a vector.
+Inside the body of a ``LANES`` loop a node is a vector ``gy::Vec<T, 16>`` (if that is the width) only if it depends on the
+lanes; all others are ``gy::Vec<T, 1>``, computed as far out as possible and broadcast where they meet a vector.
 
     y[i, j] = exp(x[i, j] - m[i]) / d[i]      →      const auto m0 = gy::load<1>(m + i);
     with lanes along j                               const auto d0 = gy::load<1>(d + i);
-                                                     (for j) const auto x0 = gy::load<L>(x + i * 768 + j);
-                                                     (for j) gy::div(gy::exp(gy::sub(x0, gy::broadcast<L>(m0))), …)
+                                                     (for j) const auto x0 = gy::load(lanes, x + i * 768 + j);
+                                                     (for j) gy::div(gy::exp(gy::sub(x0, gy::broadcast<16>(m0))), …)
 """
 
 from __future__ import annotations
@@ -89,12 +89,13 @@ class Address:
 
 
 class Expressions:
-    """Prints expressions into a stack of blocks. ``lanes`` is the axis along which vectors lie, if any does here."""
+    """Abstract: prints expressions into a stack of blocks. ``lanes`` is the axis along which vectors of ``width`` lie, if any does here."""
 
     def __init__(self, kernel: Kernel, names: Names) -> None:
         self.names = names
         self.blocks: list[Block] = [Block(0)]
         self.lanes: Axis | None = None
+        self.width = 1
         self.pointers: dict[Value, Term] = {}
         self.checks: list[Checked] = []
         self._uses = _count_uses(kernel.body)
@@ -135,7 +136,7 @@ class Expressions:
 
     # -- values ----------------------------------------------------------------------------------------------------
     def value(self, e: Expr, wish: str | None = None) -> Term:
-        """Print ``e``: a ``gy::Vec`` with one lane, or with ``L`` lanes if it depends on the lanes.
+        """Print ``e``: a ``gy::Vec`` with one lane, or with ``width`` lanes if it depends on the lanes.
 
         With a ``wish`` the result is a name like it, unless ``e`` has a name already.
         """
@@ -180,7 +181,7 @@ class Expressions:
             term = self._named(e, term, "t")
         if not vector or term.vector:
             return term
-        return replace(term, text=f"gy::broadcast<L>({term.literal or term.text})", vector=True)
+        return replace(term, text=f"gy::broadcast<{self.width}>({term.literal or term.text})", vector=True)
 
     def _named(self, e: Expr, term: Term, stem: str, wish: str | None = None) -> Term:
         """Make ``term`` a local of its block, called like ``wish`` or else ``stem`` with a number."""
@@ -230,7 +231,7 @@ class Expressions:
         terms = self.together(exprs)
         text, vector = terms[-1].text, any(t.vector for t in terms)
         if e.mask is not None:  # an element that nobody reads passes as index 0 of at least one
-            zero = f"gy::broadcast<{'L' if vector else 1}>(int64_t(0))"
+            zero = f"gy::broadcast<{self.width if vector else 1}>(int64_t(0))"
             text = f"gy::where({terms[0].text}, {text}, {zero})"
             if not is_nonnegative(e.size - 1):
                 size = replace(size, text=f"gy::max_index(1, {size.text})")
@@ -258,10 +259,10 @@ class Expressions:
         base, slope, rest = self._by_lanes(flat)
         if not rest.terms:
             at, stride = self.index(flat), self.index(slope)
-            return Address(_plus(pointer.text, at), max(pointer.depth, at.depth, stride.depth), stride.text)
+            return Address(plus(pointer.text, at), max(pointer.depth, at.depth, stride.depth), stride.text)
         at, offsets = self.index(base), self.vector_index(flat - base)
         depth = max(pointer.depth, at.depth, offsets.depth)
-        return Address(_plus(pointer.text, at), depth, None, offsets.text)
+        return Address(plus(pointer.text, at), depth, None, offsets.text)
 
     def _by_lanes(self, index: Index) -> tuple[Index, Index, Index]:
         """``index = base + slope·lanes + rest``, where base and slope are the same for all lanes and rest is not affine."""
@@ -350,10 +351,10 @@ class Expressions:
         parts: list[Term] = []
         if slope.terms and self.lanes is not None:
             start, step = self.index(base + slope * self.lanes.index()), self.index(slope)
-            parts.append(Term(f"gy::iota<L>({start.text}, {step.text})", max(start.depth, step.depth)))
+            parts.append(Term(f"gy::iota<{self.width}>({start.text}, {step.text})", max(start.depth, step.depth)))
         elif base.terms or not rest.terms:
             start = self.index(base)
-            parts.append(Term(f"gy::broadcast<L>(int64_t({start.text}))", start.depth))
+            parts.append(Term(f"gy::broadcast<{self.width}>(int64_t({start.text}))", start.depth))
         parts += [self._vector_monomial(monomial, c) for monomial, c in rest.terms]
         text = parts[0].text
         for part in parts[1:]:
@@ -367,7 +368,7 @@ class Expressions:
         for other in varying[1:]:
             text = f"gy::mul({text}, {other.text})"
         if factor.text != "1":
-            text = f"gy::mul({text}, gy::broadcast<L>(int64_t({factor.text})))"
+            text = f"gy::mul({text}, gy::broadcast<{self.width}>(int64_t({factor.text})))"
         return Term(text, depth, vector=True)
 
     def _vector_atom(self, atom: Atom) -> Term:
@@ -398,7 +399,8 @@ def _weight(term: tuple[tuple[Atom, ...], int]) -> tuple[int, int]:
     return len(monomial), abs(c)
 
 
-def _plus(pointer: str, offset: Term) -> str:
+def plus(pointer: str, offset: Term) -> str:
+    """``pointer + offset`` without a needless sum."""
     if offset.text == "0":
         return pointer
     return f"{pointer} - {offset.text[1:]}" if offset.text.startswith("-") else f"{pointer} + {offset.text}"

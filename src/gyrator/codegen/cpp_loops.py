@@ -14,16 +14,16 @@ from dataclasses import dataclass
 
 import torch
 
-from gyrator.codegen.cpp_expr import Address, Block, Expressions, Term, roots, stages, written
+from gyrator.codegen.cpp_expr import Address, Block, Expressions, Term, plus, roots, stages, written
 from gyrator.codegen.cpp_names import Names, literal, type_name
 from gyrator.errors import InternalCheckError
 from gyrator.ir.expr import Const, Expr, Load, Ref, Value
-from gyrator.ir.index import ONE, Index, is_nonnegative, product
+from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, dot, is_nonnegative, product, substitute
 from gyrator.ir.ops import REDUCTIONS
 from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Stage, Store, Update
 
 _STACK_BYTES = 1 << 14  # larger scratch rows come from the heap
-_WIDTH, _LANES = re.compile(r"\bL\b"), re.compile(r"\blanes\b")
+_LANES = re.compile(r"\blanes\b")
 _FIELDS = {
     "argmax": ("value", "index"),
     "argmin": ("value", "index"),
@@ -90,6 +90,8 @@ class Loops(Expressions):
             return
         if len(self.blocks) == 1:
             self._scratch(loop)
+        if self.lanes is None and self._transposed_copy(loop):
+            return
         carried = [self._declare(c, loop) for c in loop.carries]
         self._range(loop, "0", self.index(loop.axis.extent).text)
         for reducer in carried:
@@ -127,13 +129,36 @@ class Loops(Expressions):
                 captured = "".join(f", &{self._reducers[c].name}" for c in updated if c in self._reducers)
                 function = f"[={captured}](auto lanes, int64_t {name}) GY_INLINE {{"
                 block.head, block.tail = f"gy::for_lanes<{loop.lanes}>({begin}, {end}, {function}", "});"
-            self.lanes = loop.axis
+            self.lanes, self.width = loop.axis, loop.lanes
             self.body(loop.body)
-            self.lanes = None
-            if any(_WIDTH.search(line) for line in block.lines):
-                block.lines.insert(0, f"constexpr int L = {loop.lanes};")
+            self.lanes, self.width = None, 1
             if whole and any(_LANES.search(line) for line in block.lines):
                 block.lines.insert(0, f"constexpr gy::lanes<{loop.lanes}> lanes;")
+
+    def _transposed_copy(self, outer: Loop) -> bool:
+        """Print a nest that only copies, and reads along one axis what it writes along the other, as one call.
+
+        ``for p: for q: to[q, p] = from[p, q]`` → ``gy::transpose_block(from, …, to, …, rows, columns)``. Refuses masks,
+        conversions, and extents that depend on the nest.
+        """
+        copy = _copy_nest(outer)
+        if copy is None:
+            return False
+        (p, q), store, load = copy
+        target, source = dot(store.index, store.value.strides), dot(load.index, load.value.strides)
+        if source.coefficient(q) is not ONE:
+            p, q = q, p
+        steps = [i.coefficient(a) for i in (target, source) for a in (p, q)]
+        if None in steps or steps[0] is not ONE or steps[3] is not ONE:
+            return False
+        start: dict[Atom, Index] = {p: ZERO, q: ZERO}
+        pointers = []
+        for value, flat in ((store.value, target), (load.value, source)):
+            pointers.append(plus(self.pointers[value].text, self.index(substitute(flat, start))))
+        texts = [self.index(i).text for i in (*steps, p.extent, q.extent) if i is not None]
+        self.emit(f"gy::transpose_block({pointers[1]}, {texts[2]}, {pointers[0]}, {texts[1]}, {texts[4]}, {texts[5]});")
+        self.forget([store.value])
+        return True
 
     # -- parallel loops --------------------------------------------------------------------------------------------
     def _region(self, outer: Loop) -> None:
@@ -215,7 +240,7 @@ class Loops(Expressions):
         if update is None:
             raise InternalCheckError("print", f"nothing updates carry {carry.name!r}")
         per_lane = "V" if self.lanes is not None or carry.last_wins else ""
-        width = "L" if self.lanes is not None else str(self._width(carry, loop))
+        width = self.width if self.lanes is not None else self._width(carry, loop)
         element = type_name(update.args[0].dtype)
         kind = f"gy::{per_lane}{'Last' if carry.last_wins else ''}{REDUCTIONS[carry.kind].cpp}<{element}, {width}>"
         name = self.names.fresh(f"{carry.name}_{carry.kind}{'s' if per_thread else ''}")
@@ -253,7 +278,7 @@ class Loops(Expressions):
         for k, ref in wanted:
             field = name if fields is None else f"{name}.{fields[k]}"
             if fields is not None and fields[k] == "count":
-                field = f"gy::broadcast<{'L' if vector else 1}>({type_name(ref.dtype)}({field}))"
+                field = f"gy::broadcast<{self.width}>({type_name(ref.dtype)}({field}))"
             self.bind(ref, Term(field, depth, vector, name=True))
 
     # -- stages ------------------------------------------------------------------------------------------------------
@@ -285,7 +310,7 @@ class Loops(Expressions):
     def _write(self, at: Address, text: str, mask: str | None) -> None:
         vector = self.lanes is not None
         if vector and at.stride == "0":  # all lanes hit one element: the last one stays
-            at = Address(at.pointer, at.depth, None, "gy::broadcast<L>(int64_t(0))")
+            at = Address(at.pointer, at.depth, None, f"gy::broadcast<{self.width}>(int64_t(0))")
         tail = f", {text}" + (f", {mask}" if mask is not None else "")
         self.emit(self.access("store", at, tail, vector=vector) + ";")
 
@@ -295,7 +320,7 @@ class Loops(Expressions):
         op = _COMBINE[stage.combine]
         if stage.atomic or (vector and at.stride in (None, "0")):
             how = "atomic" if stage.atomic else "plain"
-            offsets = at.offsets or (f"gy::iota<L>(0, {at.stride})" if vector else "gy::broadcast<1>(int64_t(0))")
+            offsets = at.offsets or (f"gy::iota<{self.width}>(0, {at.stride})" if vector else "gy::broadcast<1>(int64_t(0))")
             tail = f", {mask}" if mask is not None else ""
             lanes = "lanes" if vector else "gy::lanes<1>()"
             self.emit(f"gy::combine<gy::by_{op}, gy::{how}>({lanes}, {at.pointer}, {offsets}, {text}{tail});")
@@ -307,6 +332,22 @@ class Loops(Expressions):
         else:
             total = f"gy::{op}({old}, {text})"
         self._write(at, total, mask)
+
+
+def _copy_nest(outer: Loop) -> tuple[tuple[Axis, Axis], Store, Load] | None:
+    """The axes, store and load of two nested loops that do nothing but ``a[…] = b[…]``; None for other loops."""
+    if len(outer.body) != 1 or outer.carries or outer.kind is LoopKind.LANES:
+        return None
+    (inner,) = outer.body
+    if not isinstance(inner, Loop) or len(inner.body) != 1 or inner.carries or outer.axis in inner.axis.extent.axes():
+        return None
+    (stage,) = inner.body
+    if not isinstance(stage, Store) or stage.combine != "set" or stage.mask is not None:
+        return None
+    load = stage.expr
+    if not isinstance(load, Load) or load.mask is not None or load.value is stage.value:
+        return None
+    return (outer.axis, inner.axis), stage, load
 
 
 def _is_small(loop: Loop) -> bool:

@@ -44,7 +44,7 @@ _KEYWORDS = frozenset(
     template this thread_local throw true try typedef typeid typename uint8_t uint16_t uint32_t uint64_t union unsigned
     using virtual void volatile wchar_t while xor xor_eq main linux unix gy""".split()
 )
-_OURS = ("threads", "status", "failed", "lanes", "L")
+_OURS = ("threads", "status", "failed", "lanes")
 
 
 class Names:

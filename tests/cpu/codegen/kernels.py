@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from gyrator.ir.expr import Checked, Expr, IndexValue, Ref
-from gyrator.ir.index import IndexLike, Indirect, as_index
+from gyrator.ir.expr import Checked, Expr, IndexValue
+from gyrator.ir.index import IndexLike, Indirect, as_index, minimum
 from gyrator.ir.tree import Carry, Kernel, Let, Update
 from tests.cpu.codegen.harness import (
     BF16, F32, I64, axis, cast, kernel, lanes, load, op, parallel, ref, serial, size, store, tensor,
@@ -148,8 +148,18 @@ def transpose_add(rows: IndexLike, columns: IndexLike) -> Kernel:
     return kernel("transpose_add", [x, z], [y], parallel(i, lanes(j, store(y, (i, j), out))))
 
 
-def named(r: Ref | None) -> str:
-    return "" if r is None else r.name
+def tiled_transpose_add(rows: IndexLike, columns: IndexLike, tile: int = 64) -> Kernel:
+    """y = x.t() + z in squares: each square of x is copied transposed into a scratch square, then added row by row."""
+    x, z, y, t = (tensor(n, *s) for n, s in (("x", (columns, rows)), ("z", (rows, columns)), ("y", (rows, columns)), ("t", (tile, tile))))
+    ib, jb = axis("ib", (as_index(rows) + tile - 1) // tile), axis("jb", (as_index(columns) + tile - 1) // tile)
+    height = minimum(as_index(tile), as_index(rows) - ib.index() * tile)
+    width = minimum(as_index(tile), as_index(columns) - jb.index() * tile)
+    i, j, ii, jj = axis("i", height), axis("j", width), axis("ii", height), axis("jj", width)
+    row, column = ib.index() * tile, jb.index() * tile
+    copy = serial(jj, lanes(ii, store(t, (ii, jj), load(x, column + jj.index(), row + ii.index()))))
+    at = (row + i.index(), column + j.index())
+    add = serial(i, lanes(j, store(y, at, op("add", load(t, i, j), load(z, *at)))))
+    return kernel("transpose_add", [x, z], [y], parallel(ib, parallel(jb, copy, add, grain=8000), grain=80_000), scratch=[t])
 
 
 S0, S1 = size("s0"), size("s1")

@@ -7,13 +7,14 @@ import math
 import pytest
 import torch
 
+from gyrator.codegen.cpp import print_kernel
 from gyrator.ir.expr import Checked, Const, IndexValue, Op
 from gyrator.ir.index import Indirect, as_index, maximum, minimum
 from gyrator.ir.tree import Kernel, Let
 from tests.cpu.codegen.harness import (
     BF16, F32, I64, axis, cast, check, kernel, lanes, load, op, parallel, ref, run, serial, size, store, tensor,
 )  # fmt: skip
-from tests.cpu.codegen.kernels import embedding, gelu_bias, scatter_add, transpose_add
+from tests.cpu.codegen.kernels import embedding, gelu_bias, scatter_add, tiled_transpose_add, transpose_add
 
 S0, S1 = size("s0"), size("s1")
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -50,6 +51,26 @@ def test_symbolic_sizes_use_one_kernel_for_all() -> None:
 
 def test_transposed_input_is_read_with_a_stride() -> None:
     check(transpose_add(33, 47), {"x": sample(47, 33), "z": sample(33, 47), "y": torch.empty(33, 47)})
+
+
+@pytest.mark.parametrize("shape", [(64, 128), (70, 33), (5, 200), (130, 129)])
+def test_a_transposed_input_in_squares(shape: tuple[int, int]) -> None:
+    k = tiled_transpose_add(*shape)
+    assert "gy::transpose_block(" in print_kernel(k).text
+    x, z, y = sample(shape[1], shape[0]), sample(*shape), torch.empty(shape)
+    assert run(k, {"x": x, "z": z, "y": y}, threads=2) == 0
+    assert torch.equal(y, x.t() + z)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.bfloat16, torch.float32, torch.int64], ids=str)
+@pytest.mark.parametrize("outer", ["p", "q"])
+def test_transposed_copies(dtype: torch.dtype, outer: str) -> None:
+    x, y = tensor("x", 37, S0, dtype=dtype), tensor("y", S0, 37, dtype=dtype)
+    p, q = axis("p", 37), axis("q", S0)
+    copy = store(y, (q, p), load(x, p, q))
+    k = kernel("copy", [x], [y], serial(p, lanes(q, copy)) if outer == "p" else serial(q, lanes(p, copy)))
+    assert "gy::transpose_block(" in print_kernel(k).text
+    check(k, {"x": sample(37, 50, dtype=dtype), "y": torch.empty(50, 37, dtype=dtype)}, {"s0": 50})
 
 
 def test_flipped_input_has_a_negative_stride() -> None:
