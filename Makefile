@@ -41,7 +41,7 @@ demo: $(STAMPS)-base  ## a transformer in eager and gyrator: times, memory, erro
 	$(PY) -m gyrator demo $(ARGS)
 
 test: $(STAMPS)-test  ## all tests that this machine can run
-	$(PY) -m pytest -n $(JOBS) --dist loadfile tests/tiny.py tests $(ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: $(STAMPS)-dev  ## style and types
 	$(PY) -m ruff format --check src tests benchmarks
