@@ -253,3 +253,21 @@ def raw_bytes(tensor: torch.Tensor) -> bytes:
     with outside_tracing():
         flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
         return flat.view(torch.uint8).numpy().tobytes()
+
+
+def checkpoint_policy(body: Any) -> Callable[..., bool] | None:
+    """For a body of an activation checkpoint: whether an operator's results are computed again in backward, as the
+    user's `context_fn` says; None where all are."""
+    make_contexts = body.meta.get("_checkpoint_context_fn")
+    if make_contexts is None:
+        return None
+    policy = make_contexts()[0].policy_fn
+    module = importlib.import_module("torch.utils.checkpoint")
+    keep = (module.CheckpointPolicy.MUST_SAVE, module.CheckpointPolicy.PREFER_SAVE)
+    context = module.SelectiveCheckpointContext(is_recompute=False)
+
+    def recomputed(op: Any, *args: Any, **kwargs: Any) -> bool:
+        decision = policy(context, op, *args, **kwargs)
+        return decision not in keep and decision is not True
+
+    return recomputed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -61,12 +61,12 @@ def aot_compile(
         partition = partition_fn(roles)
         halves = split(roles, partition.saved)
         run, written = _differentiable(
-            joint, roles, halves, fw_compiler, bw_compiler or fw_compiler, lazy_backward
+            joint, roles, halves, build.bodies, fw_compiler, bw_compiler or fw_compiler, lazy_backward
         )
     else:
         graph = inference_graph(roles)
         compiled = _compile(
-            inference_compiler or fw_compiler, graph,
+            inference_compiler or fw_compiler, graph, build.bodies,
             GraphInfo("inference", _static(roles), _updates(joint), _strides(joint, 0)),
         )
         run, written = compiled.call, _written(joint, compiled)
@@ -104,12 +104,13 @@ def _roles(joint: Joint, graph: Graph, inputs: Inputs) -> JointGraph:
 
 
 def _differentiable(
-    joint: Joint, roles: JointGraph, halves: Halves, fw_compiler: Compiler, bw_compiler: Compiler, lazy: bool
+    joint: Joint, roles: JointGraph, halves: Halves, bodies: Mapping[str, GraphModule], fw_compiler: Compiler,
+    bw_compiler: Compiler, lazy: bool,
 ) -> tuple[BoxedCallable, frozenset[int]]:
     """Forward and backward compiled and joined by a torch.autograd.Function; the inputs that forward overwrites."""
     extra = halves.saved_values + halves.numbers
     info = GraphInfo("forward", _static(roles), _updates(joint), _strides(joint, extra))
-    forward = _compile(fw_compiler, halves.forward, info)
+    forward = _compile(fw_compiler, halves.forward, bodies, info)
     static = tuple(
         halves.numbers + halves.saved_values + index for index, position in enumerate(halves.saved_primals)
         if roles.primals[position] in roles.static
@@ -117,7 +118,7 @@ def _differentiable(
     backward_info = GraphInfo("backward", static, (), (None,) * len(roles.gradients))
 
     def compile_backward() -> BoxedCallable:
-        return _compile(bw_compiler, halves.backward, backward_info).call
+        return _compile(bw_compiler, halves.backward, bodies, backward_info).call
 
     run = make_function(Differentiable(
         forward=forward.call,
@@ -150,9 +151,11 @@ class _Lazy:
         return self._call(args)
 
 
-def _compile(compiler: Compiler, graph: Graph, info: GraphInfo) -> Compiled:
+def _compile(
+    compiler: Compiler, graph: Graph, bodies: Mapping[str, GraphModule], info: GraphInfo
+) -> Compiled:
     examples = [node.meta["val"] for node in graph.find_nodes(op="placeholder")]
-    return compiler(GraphModule(torch.nn.Module(), graph), examples, info)
+    return compiler(GraphModule(dict(bodies), graph), examples, info)
 
 
 def _static(roles: JointGraph) -> tuple[int, ...]:

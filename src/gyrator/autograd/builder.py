@@ -14,7 +14,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
 from gyrator.autograd.symbols import SYMBOLIC_TYPES, Held, SymbolTable, expression
 from gyrator.errors import UnsupportedOperator
@@ -44,6 +44,7 @@ class GraphBuilder:
         self.symbols = SymbolTable(self.graph)
         self.fake_mode = fake_mode
         self.origin: Meta = {}
+        self.bodies: dict[str, GraphModule] = {}
         self.values: dict[Any, Tensor] = {} if values is None else values
 
     def placeholder(self, name: str, value: Any) -> Node:
@@ -69,6 +70,14 @@ class GraphBuilder:
         with self.fake_mode, torch.no_grad():
             value = op(*_values_of(args), **{key: _values_of(arg) for key, arg in kwargs.items()})
         return self.append(op, args, kwargs, value)
+
+    def body(self, graph: Graph, bodies: dict[str, GraphModule]) -> Node:
+        """A node that stands for a graph, an argument of a higher-order operator."""
+        name = f"body_{len(self.bodies)}"
+        self.bodies[name] = GraphModule(dict(bodies), graph)
+        node = self.graph.create_node("get_attr", name)
+        node.meta["val"] = None
+        return node
 
     def result(self, node: Node, index: int) -> Node:
         """Result `index` of a node with several."""

@@ -72,7 +72,7 @@ def decompose(graph: Graph, table: DecompositionTable, build: GraphBuilder) -> G
     Raises:
         InternalCheckError: for a decomposition whose result has another size or dtype than the operator.
     """
-    return _Pass(table, GraphBuilder(build.fake_mode, build.values)).run(graph)
+    return _Pass(table, GraphBuilder(build.fake_mode, build.values)).run(graph, build.bodies)
 
 
 @final
@@ -85,7 +85,7 @@ class _Pass:
         self._templates: dict[Any, Template | None] = {}
         self._nodes: dict[Node, Any] = {}
 
-    def run(self, graph: Graph) -> GraphBuilder:
+    def run(self, graph: Graph, bodies: Mapping[Any, Any]) -> GraphBuilder:
         new, nodes = self._new, self._nodes
         live = live_nodes(graph)
         for node in graph.nodes:
@@ -94,10 +94,20 @@ class _Pass:
                     self._call(node)
             elif node.op == "output":
                 new.graph.output(self._mapped(node.args[0]))
+            elif node.op == "get_attr":
+                body = bodies[node.target]
+                inner = self._inner(keep_numbers=False)
+                nodes[node] = new.body(inner.run(body.graph, dict(body.named_children())).graph, inner._new.bodies)
             else:
                 nodes[node] = new.graph.node_copy(node)
                 self._symbols(nodes[node])
         return new
+
+    def _inner(self, keep_numbers: bool) -> _Pass:
+        """A pass over another graph that shares the templates."""
+        inner = _Pass(self._table, GraphBuilder(self._new.fake_mode, self._new.values, keep_numbers))
+        inner._templates = self._templates
+        return inner
 
     def _symbols(self, node: Node) -> None:
         value = node.meta["val"]
@@ -203,9 +213,8 @@ class _Pass:
 
     def _listed(self, graph: Graph, inputs: Sequence[Node]) -> Template:
         """A recorded graph as a template, its own calls decomposed in turn."""
-        inner = _Pass(self._table, GraphBuilder(self._new.fake_mode, self._new.values, keep_numbers=True))
-        inner._templates = self._templates
-        new = inner.run(graph).graph
+        inner = self._inner(keep_numbers=True)
+        new = inner.run(graph, {}).graph
         names: dict[Any, Any] = {inner._nodes[node]: Input(index) for index, node in enumerate(inputs)}
         calls: list[TemplateCall] = []
         for node in new.nodes:

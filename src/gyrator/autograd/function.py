@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from gyrator import torch_compat
 from gyrator.autograd.layout import tangent_strides
-from gyrator.errors import UnsupportedInput
+from gyrator.errors import UnsupportedInput, UnsupportedOperator
 
 
 @dataclass(frozen=True)
@@ -82,16 +81,23 @@ def make_function(spec: Differentiable) -> Callable[[list[Any]], Sequence[Any]]:
             return tuple(outputs[:results])
 
         @staticmethod
-        @once_differentiable
         def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
-            boxed = [*ctx.numbers, *ctx.saved_tensors]
+            saved = ctx.saved_tensors
+            inputs = saved[spec.saved_values:] if torch.is_grad_enabled() else ()
+            boxed = [*ctx.numbers, *saved]
+            del saved
             for tangent in spec.tangents:
                 shape, strides = (
                     ctx.layouts[tangent.result] if tangent.strides is None else (tangent.shape, tangent.strides)
                 )
                 boxed.append(_received(gradients[tangent.result], shape, strides, tangent))
             torch_compat.release_saved(ctx)
-            computed = backward(boxed)
+            if not torch.is_grad_enabled():
+                computed = backward(boxed)
+            else:
+                with torch.no_grad():
+                    values = backward(boxed)
+                computed = _SecondDerivative.apply(len(values), *values, *inputs, *gradients)
             return tuple([None if index is None else computed[index] for index in order])
 
     def call(args: list[Any]) -> Sequence[Any]:
@@ -99,6 +105,22 @@ def make_function(spec: Differentiable) -> Callable[[list[Any]], Sequence[Any]]:
         return outputs
 
     return call
+
+
+class _SecondDerivative(torch.autograd.Function):
+    """The identity on the first `count` values, gradients made with create_graph=True; the others are what they were
+    computed from. Its backward is refused."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *values: Any) -> tuple[Any, ...]:
+        return tuple(None if value is None else value.view_as(value) for value in values[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise UnsupportedOperator(
+            "a second derivative", "compiled code has a first derivative only; run this function with "
+            "torch.compiler.disable where you differentiate twice",
+        )
 
 
 def _layout(result: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:

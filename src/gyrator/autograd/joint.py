@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, final
 
 import torch
@@ -22,9 +23,9 @@ from gyrator import torch_compat
 from gyrator.autograd.aliasing import Forward, describe_outputs
 from gyrator.autograd.builder import GraphBuilder, Meta, origin_of
 from gyrator.autograd.inputs import Inputs
-from gyrator.autograd.layout import tangent_strides
+from gyrator.autograd.layout import contiguous_strides, tangent_strides
 from gyrator.autograd.recorder import Recorder
-from gyrator.autograd.symbols import SYMBOLIC_TYPES
+from gyrator.autograd.symbols import SYMBOLIC_TYPES, expression
 from gyrator.errors import UnsupportedOperator
 
 
@@ -149,7 +150,7 @@ def _backward(
     for number, result in enumerate(results):
         assert result is not None
         tangent = torch.empty_strided(
-            result.shape, tangent_strides(result.shape, result.stride()), dtype=result.dtype, device=result.device
+            result.shape, _tangent_strides(result), dtype=result.dtype, device=result.device
         )
         recorder.add_input(f"tangent_{number}", tangent)
         tangents.append(tangent)
@@ -167,6 +168,15 @@ def _backward(
     return tuple(wanted), nodes
 
 
+def _tangent_strides(result: Tensor) -> tuple[Any, ...]:
+    """`tangent_strides` of a traced result, without a fact about its symbolic sizes."""
+    if all(type(size) is int for size in (*result.shape, *result.stride())):
+        return tangent_strides(result.shape, result.stride())
+    dense = torch.empty_like(result).stride()
+    same = [expression(step) for step in dense] == [expression(step) for step in result.stride()]
+    return result.stride() if same else contiguous_strides(result.shape)
+
+
 @final
 class _Runner(Interpreter):
     """Runs the captured graph node by node, telling the recorder which node it is at."""
@@ -177,15 +187,41 @@ class _Runner(Interpreter):
         self._starts: list[int] = []
         self._origins: list[Meta] = []
         self._constants: dict[str, Tensor] = {}
+        self._region: Meta = {}
+        self._regions = count()
 
     def run_node(self, node: Node) -> Any:
         """Runs one node. Autograd nodes made by it carry sequence numbers from here on."""
         if node.op not in ("placeholder", "output", "get_attr"):
-            origin = origin_of(node.meta)
+            origin = {**origin_of(node.meta), **self._region}
             self._recorder.build.origin = origin
             self._starts.append(torch_compat.next_autograd_sequence())
             self._origins.append({**origin, "backward": True})
         return super().run_node(node)
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call; the body of an inlined higher-order operator runs in its place."""
+        if isinstance(target, torch_compat.higher_order_operator()):
+            name = target.name()
+            if name == "invoke_subgraph":
+                return self._inline(args[0], args[2:], self._region)
+            if name == "tag_activation_checkpoint":
+                return self._checkpoint(args[0], args[1:])
+        return super().call_function(target, args, kwargs)
+
+    def _checkpoint(self, body: GraphModule, args: Sequence[Any]) -> Any:
+        """A region that backward computes again; where a policy decides, it is asked for each operator."""
+        region = {**self._region, "region": next(self._regions), "recompute": True}
+        policy = torch_compat.checkpoint_policy(body)
+        with self._recorder.policy(policy):
+            return self._inline(body, args, region)
+
+    def _inline(self, body: GraphModule, args: Sequence[Any], region: Meta) -> Any:
+        inner = _Runner(body, self._recorder)
+        inner._starts, inner._origins, inner._regions, inner._region = (
+            self._starts, self._origins, self._regions, region
+        )
+        return inner.run(*args)
 
     def get_attr(self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A tensor that the graph holds becomes a constant input."""
@@ -193,8 +229,9 @@ class _Runner(Interpreter):
         if not isinstance(value, Tensor) or isinstance(value, FakeTensor):
             return value
         if target not in self._constants:
-            fake = self._recorder.build.fake_mode.from_tensor(value, static_shapes=True)
-            self._recorder.add_constant(value, fake)
+            with self._recorder.paused():
+                fake = self._recorder.build.fake_mode.from_tensor(value, static_shapes=True)
+                self._recorder.add_constant(value, fake)
             self._constants[target] = fake
         return self._constants[target]
 

@@ -21,6 +21,7 @@ from gyrator import torch_compat
 from gyrator.autograd.builder import PLAIN_TYPES, GraphBuilder
 from gyrator.autograd.effects import Behaviour, Effect, arguments, behaviour
 from gyrator.autograd.functionalize import Alias, Root, new_root, read, view_of, write
+from gyrator.autograd.higher_order import PASSED, RECORDED
 from gyrator.autograd.symbols import SYMBOLIC_TYPES
 from gyrator.autograd.views import METADATA_OPS, View
 from gyrator.errors import InternalCheckError, UnsupportedOperator
@@ -37,8 +38,12 @@ class Recorder(TorchDispatchMode):
         constants: tensors that the program holds, with the placeholders that stand for them.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self, build: GraphBuilder) -> None:
         super().__init__()
+        self._paused = False
+        self._policy: Callable[..., bool] | None = None
         self.build = build
         self.constants: list[tuple[Node, Tensor]] = []
         self.metadata_changes: list[tuple[Alias, OpOverload, tuple[Any, ...]]] = []
@@ -56,6 +61,10 @@ class Recorder(TorchDispatchMode):
         if func is torch.ops.prim.device.default:
             return args[0].fake_device
         kwargs = kwargs or {}
+        if self._paused:
+            return func(*args, **kwargs)
+        if not isinstance(func, OpOverload):
+            return self._higher_order(func, args, kwargs)
         how = behaviour(func)
         if how.effect is Effect.REFUSED:
             raise UnsupportedOperator(str(func), "it changes what memory a tensor owns")
@@ -66,6 +75,8 @@ class Recorder(TorchDispatchMode):
             return out
         if self._backward_origin is not None:
             self.build.origin = self._backward_origin(torch_compat.current_autograd_sequence())
+        elif self._policy is not None:
+            self.build.origin = {**self.build.origin, "recompute": self._policy(func, *args, **kwargs)}
         _RECORD[how.effect](self, how, func, args, kwargs, out)
         return out
 
@@ -129,6 +140,24 @@ class Recorder(TorchDispatchMode):
             yield
         finally:
             self._backward_origin = None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """While open, nothing is recorded."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+
+    @contextmanager
+    def policy(self, decide: Callable[..., bool] | None) -> Iterator[None]:
+        """While open, `decide(op, *args, **kwargs)` says whether an operator's results are to be computed again."""
+        before, self._policy = self._policy, decide
+        try:
+            yield
+        finally:
+            self._policy = before
 
     # --- recording, one way per effect ------------------------------------------------------------------------
 
@@ -217,7 +246,7 @@ class Recorder(TorchDispatchMode):
     ) -> None:
         given = arguments(func, args, kwargs)
         if how.functional is not None:
-            node = self.build.call(how.functional, *self._arguments_of(how.functional, given))
+            node = self.build.call(how.functional, *self._arguments_of(how.functional, func, given))
             first = how.plain_results
         else:
             node = self._auto_functionalized(func, how, given, out)
@@ -246,11 +275,12 @@ class Recorder(TorchDispatchMode):
                 self.share(item, given[how.written[max(index - how.plain_results, 0)]])
 
     def _arguments_of(
-        self, op: OpOverload, given: Mapping[str, Any]
+        self, op: OpOverload, func: OpOverload, given: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The nodes of `op`'s arguments out of `given`, by position as far as the schema allows."""
+        """The nodes of `op`'s arguments out of those `given` to `func`, by position as far as the schema allows."""
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
+        defaults = {argument.name: argument.default_value for argument in func._schema.arguments}
         for argument in op._schema.arguments:
             if argument.kwarg_only:
                 if argument.name in given:
@@ -258,7 +288,7 @@ class Recorder(TorchDispatchMode):
             elif argument.name in given:
                 args.append(self.node_of(given[argument.name]))
             else:
-                args.append(argument.default_value)
+                args.append(argument.default_value if argument.has_default_value() else defaults[argument.name])
         return tuple(args), kwargs
 
     def _auto_functionalized(
@@ -300,6 +330,42 @@ class Recorder(TorchDispatchMode):
                 ),
                 reserve,
             )
+
+    def _higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One node for a higher-order operator; its bodies are traced on their own."""
+        name = func.name()
+        calls = RECORDED.get(name)
+        if calls is None and name not in PASSED:
+            raise UnsupportedOperator(name, "it takes a graph, and gyrator does not trace into it")
+        out = func(*args, **kwargs)
+        given = list(args)
+        for position, operands in (calls(args) if calls is not None else {}).items():
+            given[position] = self._body(name, args[position], operands)
+        nodes = tuple(arg if isinstance(arg, (Node, OpOverload)) else self.node_of(arg) for arg in given)
+        node = self.build.append(func, nodes, {key: self.node_of(arg) for key, arg in kwargs.items()}, out)
+        self._results(node, out)
+        self._new_symbols(node, out)
+        return out
+
+    def _body(self, name: str, function: Callable[..., Any], operands: Sequence[Any]) -> Node:
+        """The functional graph of `function`, called with values like `operands`."""
+        build = GraphBuilder(self.build.fake_mode, self.build.values)
+        recorder = Recorder(build)
+        inputs = []
+        with torch.no_grad():
+            for index, operand in enumerate(operands):
+                value = aten.alias.default(operand) if isinstance(operand, Tensor) else operand
+                recorder.add_input(f"x{index}", value, index)
+                inputs.append(value)
+            with recorder:
+                out = function(*inputs)
+        if any(isinstance(value, Tensor) and recorder.alias_of(value).root.generation for value in inputs):
+            raise UnsupportedOperator(name, "its body mutates an input")
+        if recorder.constants:
+            raise UnsupportedOperator(name, "its body holds a tensor")
+        results = recorder.node_of(out)
+        build.graph.output(tuple(results) if isinstance(results, list) else results)
+        return self.build.body(build.graph, build.bodies)
 
     def _statement(
         self, how: Behaviour, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any

@@ -103,13 +103,35 @@ def _bans(
     for node in candidates:
         if node.op == "placeholder":
             bans[node] = Ban("an input", False)
-        elif node.meta.get("recompute"):
-            continue
+        elif node.meta.get("region") is not None and node in joint.forward_nodes:
+            ban = _region_ban(node)
+            if ban is not None:
+                bans[node] = ban
         elif node.op == "call_function":
             ban = _ban(node, joint, needed, stages)
             if ban is not None:
                 bans[node] = ban
     return bans
+
+
+def _region_ban(node: Node) -> Ban | None:
+    """In a region of an activation checkpoint: its results are saved, and what its policy saves."""
+    if cost(node) is Cost.RANDOM:
+        return Ban("random, and would differ", False)
+    if not node.meta["recompute"]:
+        return Ban("saved by the checkpoint's policy", False) if cost(node) is not Cost.VIEW else None
+    if _leaves_region(node):
+        return Ban("the result of an activation checkpoint", False)
+    return None
+
+
+def _leaves_region(node: Node) -> bool:
+    """Whether forward reads the value outside of its region."""
+    region = node.meta["region"]
+    return any(
+        user.meta.get("region") != region and not user.meta.get("backward") and user.op == "call_function"
+        for user in node.users
+    )
 
 
 def _ban(node: Node, joint: JointGraph, needed: set[Node], stages: Mapping[Node, int]) -> Ban | None:
@@ -185,7 +207,9 @@ def _materialised_in_backward(node: Node, joint: JointGraph, needed: set[Node]) 
 def _price(node: Node, joint: JointGraph) -> int:
     """Bytes to save a value, doubled where forward would not have written it to memory otherwise."""
     value = node.meta.get("val")
-    if not isinstance(value, Tensor) or node.meta.get("recompute"):
+    if not isinstance(value, Tensor):
+        return UNBOUNDED
+    if node.meta.get("recompute") and cost(node) is not Cost.RANDOM and not _leaves_region(node):
         return UNBOUNDED
     if node.op == "placeholder":
         if node in joint.updated:

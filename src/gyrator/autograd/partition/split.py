@@ -75,13 +75,14 @@ def _numbers(joint: JointGraph, saved: set[Node]) -> list[Node]:
 
 def _forward_graph(joint: JointGraph, values: Sequence[Node], numbers: Sequence[Node]) -> Graph:
     outputs = [*joint.results, *values, *numbers]
-    needed = ancestors(node for node in outputs if isinstance(node, Node))
+    statements = [node for node in joint.graph.nodes if is_statement(node) and node not in joint.backward_nodes]
+    needed = ancestors([*(node for node in outputs if isinstance(node, Node)), *statements])
     graph = Graph()
     copies: dict[Node, Node] = {}
     for node in joint.graph.nodes:
         if node in joint.backward_nodes or node.op == "output":
             continue
-        if node.op == "placeholder" or node in needed or (is_statement(node) and not node.meta.get("backward")):
+        if node.op == "placeholder" or node in needed:
             copies[node] = _copy(graph, node, copies)
     results = _owned([_mapped(node, copies) for node in joint.results], graph)
     kept = [
@@ -100,8 +101,7 @@ def _backward_graph(joint: JointGraph, available: Sequence[Node]) -> Graph:
         copies[node] = placeholder
     needed = ancestors(node for node in joint.gradients if isinstance(node, Node))
     for node in joint.graph.nodes:
-        wanted = node in needed and node in joint.backward_nodes
-        if wanted or (is_statement(node) and (node.meta.get("backward") or node in joint.backward_nodes)):
+        if node in joint.backward_nodes and (node in needed or is_statement(node)):
             _copy_with_sources(graph, node, copies)
     for node in joint.gradients:
         if isinstance(node, Node):
