@@ -1,4 +1,6 @@
-"""The program under construction: the one mutable object of a lowering, passed to every lowering explicitly."""
+"""The program under construction: the one mutable object of a lowering, passed to every lowering
+explicitly.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +31,7 @@ class Meta:
     device: torch.device
 
     def with_dtype(self, dtype: torch.dtype) -> Meta:
+        """Another dtype."""
         return Meta(self.shape, dtype, self.strides, self.device)
 
     def with_shape(self, shape: tuple[Index, ...]) -> Meta:
@@ -85,7 +88,9 @@ class Builder:
         return Value(name, meta.shape, meta.dtype, strides, meta.device)
 
     def given(self, meta: Meta, name: str, storage_offset: Index = ZERO) -> Value:
-        """A value that comes from outside, with its own strides, ``storage_offset`` elements into its storage."""
+        """A value that comes from outside, with its own strides, ``storage_offset`` elements into its
+        storage.
+        """
         value = Value(self._unique(name), meta.shape, meta.dtype, meta.strides, meta.device)
         if storage_offset is not ZERO:
             self._storage_offsets[value] = storage_offset
@@ -166,9 +171,11 @@ class Builder:
         return known
 
     def as_view(self, ref: TensorRef, strides: tuple[Index, ...] | None = None) -> View:
-        """``ref`` as a strided window, for an extern call or an output; a copy where its index map is not affine.
+        """``ref`` as a strided window, for an extern call or an output; a copy where its index map is not
+        affine.
 
-        With ``strides`` the window has exactly these, by a copy if need be. A dtype that nests do not compute in
+        With ``strides`` the window has exactly these, by a copy if need be. A dtype that nests do not
+        compute in
         cannot be copied: its own strides then stand.
 
         Raises: ValueError if a copy is needed and impossible.
@@ -213,7 +220,9 @@ class Builder:
 
 
 def same_strides(shape: Sequence[Index], a: Sequence[Index], b: Sequence[Index]) -> bool:
-    """Whether two strides lay out ``shape`` equally: they may differ where a dimension has one element, or if none has any."""
+    """Whether two strides lay out ``shape`` equally: they may differ where a dimension has one element, or
+    if none has any.
+    """
     if a == b or ZERO in shape:
         return True
     return all(x is y or extent is ONE for extent, x, y in zip(shape, a, b, strict=True))

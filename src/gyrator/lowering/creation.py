@@ -79,12 +79,13 @@ def _overloads(names: str) -> list[OpOverload]:
     return [getattr(aten, n).default for n in names.split()]
 
 
+_EMPTY = "zeros zeros_like new_zeros new_empty empty_like empty_strided new_empty_strided empty_permuted"
+
 LOWERINGS: Mapping[OpOverload, Callable[..., Any]] = {
     aten.full.default: _full,
     aten.full_like.default: _full,
     aten.new_full.default: _full,
-    **dict.fromkeys(_overloads("zeros zeros_like new_zeros new_empty empty_like empty_strided new_empty_strided"
-                               " empty_permuted"), _filled(0)),
+    **dict.fromkeys(_overloads(_EMPTY), _filled(0)),
     **dict.fromkeys(_overloads("ones ones_like new_ones"), _filled(1)),
     aten.empty.memory_format: _filled(0),
     aten.scalar_tensor.default: _scalar,

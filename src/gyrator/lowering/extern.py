@@ -21,15 +21,15 @@ from gyrator.origin import origin_of
 aten = torch.ops.aten
 
 Result: TypeAlias = (
-    "TensorRef | Index | Expr | bool | int | float | complex | str | None | torch.dtype | torch.device | torch.layout"
-    " | torch.memory_format | list[Result] | tuple[Result, ...]"
+    "TensorRef | Index | Expr | bool | int | float | complex | str | torch.dtype | torch.device"
+    " | torch.layout | torch.memory_format | fx.GraphModule | list[Result] | tuple[Result, ...] | None"
 )
 """What a node of the FX graph becomes, and what an op's arguments are."""
 
 STRIDES_FREE = frozenset({
     aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default, aten._int_mm.default,
 })  # fmt: skip
-"""Ops whose result does not depend on how their arguments lie in memory. All others get exactly the traced strides."""
+"""Ops that take any strides. All others get exactly the traced ones."""
 
 COPIES: Mapping[OpOverload, OpOverload] = {
     aten.view_as_real.default: aten.view_as_real_copy.default,
@@ -39,12 +39,13 @@ COPIES: Mapping[OpOverload, OpOverload] = {
     aten._conj.default: aten.conj_physical.default,
     aten._neg_view.default: aten._neg_view_copy.default,
 }
-"""Views that are no index maps → the op that makes a copy, since a call's result must be memory of its own."""
+"""Views that are no index maps → the op that copies, since a call's result must be memory of its own."""
 
 EFFECTS = frozenset({
-    aten._assert_async.default, aten._assert_async.msg, aten._functional_assert_async.msg, aten._print.default,
+    aten._assert_async.default, aten._assert_async.msg, aten._functional_assert_async.msg,
+    aten._print.default,
 })  # fmt: skip
-"""Calls that matter though nobody reads a result. Draws from torch's generators are others: their order counts."""
+"""Calls that matter though nobody reads a result. So do draws from torch's generators: their order counts."""
 
 
 def call(
@@ -85,7 +86,9 @@ def call_named(
 
 
 def argument(b: Builder, node: fx.Node, value: Result, traced: object, *, exact: bool) -> Arg:
-    """An argument of a call. With ``exact`` a tensor is passed with the strides that ``traced``, its FX node, had."""
+    """An argument of a call. With ``exact`` a tensor is passed with the strides that ``traced``, its FX
+    node, had.
+    """
     if isinstance(value, TensorRef):
         fake = traced.meta.get("val") if isinstance(traced, fx.Node) else None
         strides = b.meta(fake).strides if exact and isinstance(fake, torch.Tensor) else None
@@ -95,8 +98,8 @@ def argument(b: Builder, node: fx.Node, value: Result, traced: object, *, exact:
         return ListArg(
             tuple([argument(b, node, v, t, exact=exact) for v, t in zip(value, inner, strict=True)])
         )
-    if isinstance(value, Expr):
-        problem = "it takes a float or bool that is computed while the graph runs"
+    if isinstance(value, (Expr, fx.GraphModule)):
+        problem = "it takes a float, bool or subgraph that is known only while the graph runs"
         raise UnsupportedOperator(str(node.target), problem, where=origin_of(node), node=node.format_node())
     return value
 

@@ -59,7 +59,8 @@ def lower(
     """The program that computes what ``graph`` does.
 
     Args:
-        graph: functional ATen ops after decomposition. Shapes, dtypes and strides come from ``node.meta["val"]``.
+        graph: functional ATen ops after decomposition. Shapes, dtypes and strides come from
+        ``node.meta["val"]``.
             Its only mutations are ``copy_`` into inputs, auto_functionalized ops and effectful calls.
         example_inputs: one per placeholder; used where a placeholder carries no ``val``.
         symbols: the size symbols of this compilation.
@@ -182,7 +183,7 @@ class _Lowering:
             return higher_order.with_effects(self.b, node, args)
         if kind == "invoke_subgraph":
             return self._inlined(node, args)
-        return higher_order.region(self.b, node, self.env, dict(node.graph.owning_module.named_children()))
+        return higher_order.region(self.b, node, self.env)
 
     def _inlined(self, node: fx.Node, args: Sequence[Result]) -> Result:
         """``invoke_subgraph(module, name, *operands)`` → the module's nodes in place of the call."""
@@ -226,12 +227,15 @@ class _Lowering:
             self.inputs.append(Input(size=_plain_size(index)))
             return index
         self.inputs.append(Input())
-        return example  # type: ignore[return-value]
+        return example
 
     def _attribute(self, node: fx.Node) -> Result:
-        tensor = _attribute(node.graph.owning_module, str(node.target))
-        if not isinstance(tensor, torch.Tensor):
-            return tensor  # type: ignore[return-value]
+        module = node.graph.owning_module
+        assert module is not None
+        tensor = _attribute(module, str(node.target))
+        if isinstance(tensor, fx.GraphModule):
+            return tensor
+        assert isinstance(tensor, torch.Tensor)
         meta = self.b.meta(tensor)
         literal = _literal(tensor)
         if literal is not None:
@@ -259,6 +263,11 @@ class _Lowering:
     def _copy_into_input(self, node: fx.Node) -> Result:
         target, source = node.args[0], node.args[1]
         assert isinstance(target, fx.Node)
+        if target.op != "placeholder":
+            problem = f"it writes into {target}, which is no input: the graph should have been functional"
+            raise UnsupportedOperator(
+                str(node.target), problem, where=origin_of(node), node=node.format_node()
+            )
         self.copied[target] = node
         new, old = self._argument(source), self.env[target]
         assert isinstance(old, TensorRef)
@@ -337,7 +346,9 @@ def _computable(traced: object, args: Sequence[Result]) -> bool:
         item = stack.pop()
         if isinstance(item, (list, tuple)):
             stack.extend(item)
-        elif (isinstance(item, (torch.Tensor, TensorRef)) and item.dtype not in COMPUTED) or isinstance(item, complex):
+        elif (isinstance(item, (torch.Tensor, TensorRef)) and item.dtype not in COMPUTED) or isinstance(
+            item, complex
+        ):
             return False
     return True
 

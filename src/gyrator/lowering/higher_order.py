@@ -1,4 +1,5 @@
-"""Higher-order operators: custom ops that write into arguments, effect tokens, and operators that run subgraphs.
+"""Higher-order operators: custom ops that write into arguments, effect tokens, and operators that run
+subgraphs.
 
 =====================  ===============================================================================
 auto_functionalized    a call of the op itself, which writes into new versions of its arguments
@@ -34,7 +35,8 @@ REFUSED: Mapping[str, str] = {
 """Operators that are refused by name, and why."""
 
 
-# -- custom ops that write into arguments ----------------------------------------------------------------------
+# -- custom ops that write into arguments
+# ----------------------------------------------------------------------
 def auto_functionalized(b: Builder, node: fx.Node, kwargs: Mapping[str, Result]) -> Result:
     """``auto_functionalized(op, **arguments)`` → op's own results (None for none), then the new arguments.
 
@@ -68,7 +70,9 @@ def auto_functionalized_v2(b: Builder, node: fx.Node, kwargs: Mapping[str, Resul
             raise _refused(op, node, "it writes into a list, or twice into one tensor")
         if isinstance(position, int):
             base_of[name] = position
-            base = _own_memory(b, bases[position], name, {**given, "": bases[:position] + bases[position + 1 :]})
+            base = _own_memory(
+                b, bases[position], name, {**given, "": bases[:position] + bases[position + 1 :]}
+            )
             given[name] = _window(node, kwargs, name, base)
     results, new = _call(b, node, op, given)
     changed = list(bases)
@@ -97,7 +101,7 @@ def _written(op: OpOverload) -> list[str]:
 def _call(
     b: Builder, node: fx.Node, op: OpOverload, given: Mapping[str, Result]
 ) -> tuple[list[Result], dict[str, TensorRef]]:
-    """Append the call. Its own results (one None if there are none), and what each written argument became."""
+    """Append the call. Its own results (one None for none), and what each written argument became."""
     positional: list[Arg] = []
     named: list[tuple[str, Arg]] = []
     mutates: list[tuple[int, Value]] = []
@@ -137,7 +141,8 @@ def _own_memory(b: Builder, ref: Result, name: str, others: Mapping[str, Result]
     return b.copy(ref, plain, name)
 
 
-# -- effects -----------------------------------------------------------------------------------------------------
+# -- effects
+# -----------------------------------------------------------------------------------------------------
 def with_effects(b: Builder, node: fx.Node, args: Sequence[Result]) -> Result:
     """``with_effects(token, op, *args)`` → a call with effects; the token itself carries nothing."""
     op = node.args[1]
@@ -152,9 +157,11 @@ def with_effects(b: Builder, node: fx.Node, args: Sequence[Result]) -> Result:
     return [args[0], *[None if v is None else whole(v) for v in outs]]
 
 
-# -- regions -------------------------------------------------------------------------------------------------------
-def region(b: Builder, node: fx.Node, env: Mapping[fx.Node, Result], modules: Mapping[str, torch.nn.Module]) -> Result:
-    """A call of a whole operator with its subgraphs: ``cond``, ``while_loop``, ``scan``, ``map``, flex attention.
+# -- regions
+# -------------------------------------------------------------------------------------------------------
+def region(b: Builder, node: fx.Node, env: Mapping[fx.Node, Result]) -> Result:
+    """A call of a whole operator with its subgraphs: ``cond``, ``while_loop``, ``scan``, ``map``, flex
+    attention.
 
     It is called by the name ``gyrator.region_k``; ``b.regions`` holds the graph that this name stands for.
 
@@ -165,18 +172,20 @@ def region(b: Builder, node: fx.Node, env: Mapping[fx.Node, Result], modules: Ma
         raise _refused(node.target, node, REFUSED.get(name, "it has no lowering"))
     graph = fx.Graph()
     leaves: dict[fx.Node, fx.Node] = {}
+    held: dict[str, torch.nn.Module] = {}
+    passed: list[Arg] = []
     for leaf in node.all_input_nodes:
         given = env[leaf]
-        if isinstance(given, torch.nn.Module):
+        if isinstance(given, fx.GraphModule):
+            held[str(leaf.target)] = given
             leaves[leaf] = graph.get_attr(str(leaf.target))
         elif isinstance(given, (TensorRef, Index, int, float)) and not isinstance(given, bool):
             leaves[leaf] = graph.placeholder(leaf.name)
+            passed.append(extern.argument(b, node, given, leaf, exact=True))
     graph.output(graph.node_copy(node, lambda n: leaves[n]))
-    held = {str(n.target): modules[str(n.target)] for n in leaves if isinstance(env[n], torch.nn.Module)}
-    passed = [n for n in leaves if not isinstance(env[n], torch.nn.Module)]
     key = f"gyrator.region_{len(b.regions)}.default"
     b.regions[key] = fx.GraphModule(held, graph)
-    return extern.call_named(b, node, key, [extern.argument(b, node, env[n], n, exact=True) for n in passed])
+    return extern.call_named(b, node, key, passed)
 
 
 def _refused(op: object, node: fx.Node, reason: str) -> UnsupportedOperator:

@@ -1,7 +1,8 @@
 """Reads at run-time indices: gather, index_select, embedding, index with tensors.
 
 An index tensor's element becomes an atom of the index algebra, checked against the dimension it addresses:
-``x[idx]`` → ``load x[<checked(idx[i0], N)>, i1]``. Negative indices wrap and out-of-range ones raise, as in eager.
+``x[idx]`` → ``load x[<checked(idx[i0], N)>, i1]``. Negative indices wrap and out-of-range ones raise, as in
+eager.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ def indirect(index: TensorRef, at: Sequence[Index], size: Index, mask: Expr | No
     return Indirect(Checked(element(index, tuple(at), torch.int64), size, mask), size).index()
 
 
-def advanced(indices: Sequence[TensorRef | None], rank: int) -> tuple[list[int], int, int]:
-    """Of ``x[indices]``: the dimensions indexed by tensors, where their joint dimensions begin, and how many they are.
+def advanced(indices: Sequence[TensorRef | None]) -> tuple[list[int], int, int]:
+    """Of ``x[indices]``: the dimensions indexed by tensors, where their joint dimensions begin, and how
+    many they are.
 
     They take the place of the indexed dimensions where those are neighbours, else they come first.
     """
@@ -42,7 +44,7 @@ def indexed_coords(
     indices: Sequence[TensorRef | None], shape: Sequence[Index], at: Sequence[Index], mask: Expr | None = None
 ) -> Coords:
     """The coordinates in a tensor of ``shape`` that the element ``at`` of ``x[indices]`` reads."""
-    dims, start, width = advanced(indices, len(shape))
+    _, start, width = advanced(indices)
     joint, others = at[start : start + width], iter((*at[:start], *at[start + width :]))
     coords: list[Index] = []
     for k, size in enumerate(shape):
@@ -55,7 +57,9 @@ def indexed_coords(
 
 
 def is_plain(indices: Sequence[TensorRef | None]) -> bool:
-    """Whether all index tensors hold integers; masks have results of unknown size and stay with the library."""
+    """Whether all index tensors hold integers; masks have results of unknown size and stay with the
+    library.
+    """
     found = [i for i in indices if i is not None]
     return bool(found) and all(i.dtype not in (torch.bool, torch.uint8) for i in found)
 

@@ -175,7 +175,9 @@ def _pow(b: Builder, out: Meta, x: Operand, exponent: Operand) -> TensorRef:
 
 
 def power(x: Expr, exponent: Scalar) -> Expr:
-    """``x`` to a known power: small ones by multiplication, ±½ by the square root as eager does, others by ``pow``."""
+    """``x`` to a known power: small ones by multiplication, ±½ by the square root as eager does, others by
+    ``pow``.
+    """
     if exponent == 0:
         return like(x, 1)
     if exponent in (0.5, -0.5) and x.dtype.is_floating_point:
@@ -286,7 +288,9 @@ def _bitwise(name: str) -> Mapping[OpOverload, Lowering]:
 def _rows(
     names: str, overloads: str, family: Callable[[str], Lowering], **renamed: str
 ) -> dict[OpOverload, Lowering]:
-    """One row per name and existing overload; ``renamed`` says which op of the table stands for which ATen name."""
+    """One row per name and existing overload; ``renamed`` says which op of the table stands for which ATen
+    name.
+    """
     rows: dict[OpOverload, Lowering] = {}
     for name in names.split():
         packet = getattr(aten, name)
@@ -297,9 +301,10 @@ def _rows(
 
 
 _UNARY = (
-    "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh sigmoid erf erfc"
-    " erfinv lgamma digamma sqrt rsqrt reciprocal neg"
+    "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh sigmoid"
+    " erf erfc erfinv lgamma digamma sqrt rsqrt reciprocal neg"
 )
+_SHIFTS = "Tensor Scalar Tensor_Scalar Scalar_Tensor"
 _BINARY = "atan2 hypot copysign fmod remainder floor_divide"
 _PRIMS = {"mul": "mul", "sub": "sub", "maximum": "maximum", "minimum": "minimum", "pow": "pow", "neg": "neg"}
 
@@ -315,8 +320,8 @@ LOWERINGS: Mapping[OpOverload, Lowering] = {
     **_rows("isnan isinf", "default", _float_test),
     **_bitwise("and"), **_bitwise("or"), **_bitwise("xor"),
     **_rows("bitwise_not", "default", lambda _: _boolean("bitwise_not", "logical_not")),
-    **_rows("bitwise_left_shift __lshift__", "Tensor Scalar Tensor_Scalar Scalar_Tensor", lambda _: _elementwise("lshift")),
-    **_rows("bitwise_right_shift __rshift__", "Tensor Scalar Tensor_Scalar Scalar_Tensor", lambda _: _elementwise("rshift")),
+    **_rows("bitwise_left_shift __lshift__", _SHIFTS, lambda _: _elementwise("lshift")),
+    **_rows("bitwise_right_shift __rshift__", _SHIFTS, lambda _: _elementwise("rshift")),
     **_rows("add", "Tensor Scalar", lambda _: _add),
     **_rows("sub", "Tensor Scalar", lambda _: _sub),
     **_rows("rsub", "Tensor Scalar", lambda _: _rsub),
@@ -353,5 +358,6 @@ LOWERINGS: Mapping[OpOverload, Lowering] = {
     prims.where.default: _where,
     **{getattr(prims, name).default: _elementwise(row) for name, row in _PRIMS.items()},
 }  # fmt: skip
-"""Pointwise lowerings by overload. ATen ops with a fake kernel that promotes integers to floats need nothing more: the
+"""Pointwise lowerings by overload. ATen ops with a fake kernel that promotes integers to floats need
+nothing more: the
 result's dtype says it."""

@@ -1,8 +1,11 @@
 """Pooling: reductions over windows, forward and backward.
 
-A window reads ``x`` at ``stride·o − padding + dilation·r``; outside the input a maximum sees the smallest number and an
-average sees 0. Backward passes ask the other way round, for each input element which windows held it, so that nothing
-is scattered: with kernel ``k`` and stride ``s`` these are ``⌈k/s⌉`` windows at most, from ``⌊(p + padding)/s⌋`` downwards.
+A window reads ``x`` at ``stride·o − padding + dilation·r``; outside the input a maximum sees the smallest
+number and an
+average sees 0. Backward passes ask the other way round, for each input element which windows held it, so
+that nothing
+is scattered: with kernel ``k`` and stride ``s`` these are ``⌈k/s⌉`` windows at most, from ``⌊(p +
+padding)/s⌋`` downwards.
 """
 
 from __future__ import annotations
@@ -72,7 +75,9 @@ def window(
     padding: Sequence[int] | int = 0,
     dilation: Sequence[int] | int = 1,
 ) -> Window:
-    """A window of ``rank`` dimensions from ATen's arguments, where one number stands for all and no stride for the kernel."""
+    """A window of ``rank`` dimensions from ATen's arguments, where one number stands for all and no stride
+    for the kernel.
+    """
     steps = stride if stride else kernel
     return Window(*[_widened(v, rank) for v in (kernel, steps, padding, dilation)])
 
@@ -83,15 +88,20 @@ def _widened(given: Sequence[int] | int, rank: int) -> tuple[int, ...]:
 
 
 def _reduce(
-    b: Builder, out: Meta, inner: Sequence[Index], kind: str, bodies: Callable[[Coords, Coords], tuple[Expr, ...]],
-    results: Sequence[Meta | None], suffix: str,
-) -> list[TensorRef | None]:  # fmt: skip
+    b: Builder,
+    out: Meta,
+    inner: Sequence[Index],
+    kind: str,
+    bodies: Callable[[Coords, Coords], tuple[Expr, ...]],
+    results: Sequence[Meta],
+    suffix: str,
+) -> list[TensorRef]:
     """A reduction at each element of ``out`` over axes of extents ``inner``; bodies get both places."""
     axes, reduced = axes_of("i", out.shape), axes_of("r", tuple(inner))
     body = bodies(coords_of(axes), coords_of(reduced))
-    values = [None if m is None else b.value(m, suffix) for m in results]
+    values = [b.value(m, suffix) for m in results]
     b.nest(values, axes, Reduce(kind, reduced, body))
-    return [None if v is None else whole(v) for v in values]
+    return [whole(v) for v in values]
 
 
 def _sum(
@@ -103,7 +113,6 @@ def _sum(
         return b.pointwise(out, lambda at: body(at, (ZERO,) * len(inner)))
     same = wide.dtype == out.dtype
     (total,) = _reduce(b, out, inner, "sum", lambda at, r: (body(at, r),), (wide,), "" if same else suffix)
-    assert total is not None
     return total if same else b.copy(total, out)
 
 
@@ -134,7 +143,6 @@ def _max_pool(rank: int) -> Callable[..., Any]:
 
         extents = [as_index(k) for k in win.kernel]
         best, where = _reduce(b, values, extents, "argmax", bodies, (wide, indices), "max")
-        assert best is not None
         return best if wide.dtype == values.dtype else b.copy(best, values), where
 
     return lowering
@@ -217,16 +225,21 @@ def _avg_pool_backward(rank: int) -> Callable[..., Any]:
             held = [c for i, o, k, s, p in rows for c in between(i + p - o * s, ZERO, as_index(k))]
             given = cast(grad.load((*at[:-rank], *holder)), wide)
             count = _divisor(win, holder, shape, count_include_pad, divisor_override)
-            return masked([*_inside(holder, grad.shape[-rank:]), *held], op("div", given, number(count, wide)))
+            return masked(
+                [*_inside(holder, grad.shape[-rank:]), *held], op("div", given, number(count, wide))
+            )
 
         return _sum(b, out, win.holders(), body, "wide")
 
     return lowering
 
 
-# -- windows that divide the input evenly ----------------------------------------------------------------------
+# -- windows that divide the input evenly
+# ----------------------------------------------------------------------
 def _bounds(at: Index, parts: Index, size: Index) -> tuple[Index, Index]:
-    """Part ``at`` of ``size`` cut into ``parts``, neighbours overlapping where it does not divide: [start, end)."""
+    """Part ``at`` of ``size`` cut into ``parts``, neighbours overlapping where it does not divide: [start,
+    end).
+    """
     return (at * size) // parts, -((-(at + 1) * size) // parts)
 
 

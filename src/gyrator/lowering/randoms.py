@@ -1,6 +1,8 @@
-"""Random tensors: counter-based numbers, element ``k`` of a draw being a function of the draw's seed and ``k``.
+"""Random tensors: counter-based numbers, element ``k`` of a draw being a function of the draw's seed and
+``k``.
 
-All seeds of a graph come from one call at its first draw, ``gyrator.seeds.default(n, device) → int64[n]``: a run draws
+All seeds of a graph come from one call at its first draw, ``gyrator.seeds.default(n, device) → int64[n]``:
+a run draws
 from torch's generator once, and draws at different places of a program have equal text.
 """
 
@@ -70,7 +72,9 @@ def _randint_like(b: Builder, out: Meta, x: TensorRef, high: Operand, **_: Any) 
     return _randint(b, out, high)
 
 
-def _randint_like_low(b: Builder, out: Meta, x: TensorRef, low: Operand, high: Operand, **_: Any) -> TensorRef:
+def _randint_like_low(
+    b: Builder, out: Meta, x: TensorRef, low: Operand, high: Operand, **_: Any
+) -> TensorRef:
     return _randint_low(b, out, low, high)
 
 

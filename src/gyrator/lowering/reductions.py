@@ -1,6 +1,8 @@
-"""Reductions: one nest each, and a pointwise nest after it where the result needs a division or a narrower dtype.
+"""Reductions: one nest each, and a pointwise nest after it where the result needs a division or a narrower
+dtype.
 
-mean(x: bf16[R, C], dim=1)  →  v1[i0] = sum over r0<C of cast<f32>(x[i0, r0]);  v2[i0] = cast<bf16>(v1[i0] / C)
+mean(x: bf16[R, C], dim=1)  →  v1[i0] = sum over r0<C of cast<f32>(x[i0, r0]);  v2[i0] = cast<bf16>(v1[i0] /
+C)
 """
 
 from __future__ import annotations
@@ -23,7 +25,6 @@ from gyrator.lowering.views import dimension
 
 aten = torch.ops.aten
 Dims: TypeAlias = "int | Sequence[int] | None"
-Bodies: TypeAlias = "Callable[[Coords], tuple[Expr, ...]]"
 
 
 # -- the frame ---------------------------------------------------------------------------------------------
@@ -36,18 +37,18 @@ def reduced_dims(dims: Dims, rank: int) -> frozenset[int]:
     )
 
 
-def reduce(
+def reduce_several(
     b: Builder,
     out: Meta,
     shape: Sequence[Index],
     dims: frozenset[int],
     kind: str,
-    bodies: Bodies,
-    *,
-    wanted: Sequence[bool] = (True,),
+    bodies: Callable[[Coords], tuple[Expr, ...]],
+    wanted: Sequence[bool],
     suffix: str = "",
 ) -> list[TensorRef | None]:
-    """Append a reduction over ``dims`` of ``shape``; results have ``out``'s shape, which may keep reduced dimensions as 1.
+    """Append a reduction over ``dims`` of ``shape``; results have ``out``'s shape, which may keep reduced
+    dimensions as 1.
 
     ``bodies`` gives the expressions at a point of ``shape``; their dtypes decide those of the results.
     """
@@ -57,15 +58,28 @@ def reduce(
     keeps = len(out.shape) == len(shape)
     outer = iter([i for k, i in enumerate(coords_of(axes)) if not (keeps and k in dims)])
     at = tuple([next(inner) if k in dims else next(outer) for k in range(len(shape))])
-    if not reduced:
-        reduced = [Axis("r0", ONE)]
     body = bodies(at)
     dtypes = [d or body[min(k, len(body) - 1)].dtype for k, d in enumerate(REDUCTIONS[kind].results)]
     values = [
         b.value(out.with_dtype(d), suffix) if use else None for d, use in zip(dtypes, wanted, strict=True)
     ]
-    b.nest(values, axes, Reduce(kind, tuple(reduced), body))
+    b.nest(values, axes, Reduce(kind, tuple(reduced) or (Axis("r0", ONE),), body))
     return [None if v is None else whole(v) for v in values]
+
+
+def reduce(
+    b: Builder,
+    out: Meta,
+    shape: Sequence[Index],
+    dims: frozenset[int],
+    kind: str,
+    body: Callable[[Coords], Expr],
+    suffix: str = "",
+) -> TensorRef:
+    """The same for a reduction of one expression with one result."""
+    (result,) = reduce_several(b, out, shape, dims, kind, lambda at: (body(at),), (True,), suffix)
+    assert result is not None
+    return result
 
 
 def reduce_one(
@@ -73,8 +87,7 @@ def reduce_one(
 ) -> TensorRef:
     """A reduction of one tensor read as ``dtype``, cast to ``out``."""
     suffix = "" if dtype == out.dtype else kind
-    (result,) = reduce(b, out, x.shape, dims, kind, lambda at: (cast(x.load(at), dtype),), suffix=suffix)
-    assert result is not None
+    result = reduce(b, out, x.shape, dims, kind, lambda at: cast(x.load(at), dtype), suffix)
     return result if result.dtype == out.dtype else b.copy(result, out)
 
 
@@ -100,8 +113,7 @@ def _mean(
     b: Builder, out: Meta, x: TensorRef, dims: Dims = None, keepdim: bool = False, **_: Any
 ) -> TensorRef:
     over, wide = reduced_dims(dims, x.rank), compute_dtype(out.dtype)
-    body = lambda at: (cast(x.load(at), wide),)  # noqa: E731
-    (total,) = reduce(b, out, x.shape, over, "sum", body, suffix="sum")
+    total = reduce(b, out, x.shape, over, "sum", lambda at: cast(x.load(at), wide), "sum")
     return b.elementwise(out, (total, count(x.shape, over)), lambda t, n: op("div", t, n))
 
 
@@ -133,11 +145,15 @@ def _variance(
     keepdim: bool = False,
     root: bool = False,
 ) -> list[TensorRef]:
-    """Welford's mean and sum of squares, then the division by ``max(n - correction, 0)``; ``root`` for the deviation."""
+    """Welford's mean and sum of squares, then the division by ``max(n - correction, 0)``; ``root`` for the
+    deviation.
+    """
     over, wide = reduced_dims(dim, x.rank), compute_dtype(out.dtype)
-    body = lambda at: (cast(x.load(at), wide),)  # noqa: E731
     wanted = (mean_out is not None, True, False)
-    mean, squares, _ = reduce(b, out, x.shape, over, "welford", body, wanted=wanted, suffix="welford")
+    mean, squares, _ = reduce_several(
+        b, out, x.shape, over, "welford", lambda at: (cast(x.load(at), wide),), wanted, "welford"
+    )
+    assert squares is not None
     less = 1 if correction is None else correction
 
     def divide(m2: Expr, n: Expr, c: Expr) -> Expr:
@@ -145,7 +161,7 @@ def _variance(
         return op("sqrt", variance) if root else variance
 
     results = [b.elementwise(out, (squares, count(x.shape, over), less), divide)]
-    if mean_out is not None:
+    if mean is not None and mean_out is not None:
         results.append(_mean_of(b, mean_out, mean, count(x.shape, over)))
     return results
 
@@ -154,7 +170,10 @@ def _mean_of(b: Builder, out: Meta, mean: TensorRef, n: Index) -> TensorRef:
     """Welford's mean as ``out``; that of no elements is NaN."""
     if not is_nonnegative(n - 1):
         return b.elementwise(
-            out, (mean, n), lambda m, k: op("where", op("eq", k, like(k, 0)), like(m, math.nan), m), suffix="mean"
+            out,
+            (mean, n),
+            lambda m, k: op("where", op("eq", k, like(k, 0)), like(m, math.nan), m),
+            suffix="mean",
         )
     return mean if mean.dtype == out.dtype else b.copy(mean, out, "mean")
 
@@ -210,12 +229,12 @@ def arg_reduce(
         position = dot(tuple([i if k in dims else ZERO for k, i in enumerate(at)]), strides)
         return cast(x.load(at), dtype), IndexValue(position)
 
-    return reduce(b, out, x.shape, dims, kind, bodies, wanted=wanted, suffix=kind)
+    return reduce_several(b, out, x.shape, dims, kind, bodies, wanted, kind)
 
 
 # -- softmax -----------------------------------------------------------------------------------------------
 def _softmax(b: Builder, out: Meta, x: TensorRef, dim: int, half_to_float: bool = False) -> TensorRef:
-    shifted, exponents, total = _shifted_sum(b, out, x, dim)
+    _, exponents, total = _shifted_sum(b, out, x, dim)
     return b.elementwise(out, (exponents, total), lambda e, t: op("div", e, t))
 
 
@@ -230,12 +249,10 @@ def _shifted_sum(b: Builder, out: Meta, x: TensorRef, dim: int) -> tuple[TensorR
     over = reduced_dims(dim, x.rank)
     kept = out.with_shape(tuple([ONE if k in over else s for k, s in enumerate(x.shape)])).with_dtype(wide)
     full = out.with_dtype(wide)
-    (top,) = reduce(b, kept, x.shape, over, "max", lambda at: (cast(x.load(at), wide),), suffix="max")
-    assert top is not None
+    top = reduce(b, kept, x.shape, over, "max", lambda at: cast(x.load(at), wide), "max")
     shifted = b.elementwise(full, (x, top), lambda a, m: op("sub", a, m), suffix="shifted")
     exponents = b.elementwise(full, (shifted,), lambda a: op("exp", a), suffix="exp")
-    (total,) = reduce(b, kept, x.shape, over, "sum", lambda at: (exponents.load(at),), suffix="sum")
-    assert total is not None
+    total = reduce(b, kept, x.shape, over, "sum", exponents.load, "sum")
     return shifted, exponents, total
 
 
@@ -263,9 +280,7 @@ def _row_sum(
     wide = compute_dtype(out.dtype)
     over = reduced_dims(dim, y.rank)
     kept = out.with_shape(tuple([ONE if k in over else s for k, s in enumerate(y.shape)])).with_dtype(wide)
-    (total,) = reduce(b, kept, y.shape, over, "sum", lambda at: (body(at, wide),), suffix="sum")
-    assert total is not None
-    return total
+    return reduce(b, kept, y.shape, over, "sum", lambda at: body(at, wide), "sum")
 
 
 def _rows(packet: str, overloads: str, lowering: Callable[..., Any]) -> dict[OpOverload, Callable[..., Any]]:

@@ -1,7 +1,9 @@
 """Lazily viewed tensors: what lowering passes from op to op.
 
-A view (``transpose``, ``view``, ``expand``, ``x[1:]``) is no node of the program. It composes the index map from the
-viewed tensor's axes to the value's coordinates: ``x.t()[2:]`` of an ``x[M, N]`` has coordinates ``(d1, d0 + 2)``.
+A view (``transpose``, ``view``, ``expand``, ``x[1:]``) is no node of the program. It composes the index map
+from the
+viewed tensor's axes to the value's coordinates: ``x.t()[2:]`` of an ``x[M, N]`` has coordinates ``(d1, d0 +
+2)``.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ Coords: TypeAlias = "tuple[Index, ...]"
 class TensorRef:
     """``value`` seen through an index map.
 
-    ``coords`` has one index per dimension of ``value``, written in the view's axes ``d0 < shape[0]``, ``d1 < shape[1]``, ….
+    ``coords`` has one index per dimension of ``value``, written in the view's axes ``d0 < shape[0]``, ``d1
+    < shape[1]``, ….
     A ``dtype`` other than the value's, of the same width, reinterprets the bits.
     """
 
@@ -33,10 +36,12 @@ class TensorRef:
 
     @property
     def device(self) -> torch.device:
+        """Where the value lies."""
         return self.value.device
 
     @property
     def rank(self) -> int:
+        """The number of dimensions of the view."""
         return len(self.shape)
 
     def is_whole(self) -> bool:
@@ -55,7 +60,9 @@ class TensorRef:
         return TensorRef(self.value, shape, self.at(inner), self.dtype)
 
     def load(self, where: Coords) -> Expr:
-        """The element at ``where``, broadcast as torch does: missing leading dimensions, and those of size 1."""
+        """The element at ``where``, broadcast as torch does: missing leading dimensions, and those of size
+        1.
+        """
         skip = len(where) - len(self.shape)
         loaded = Load(self.value, self.at(where[skip:] if skip else where))
         return loaded if self.dtype == self.value.dtype else Op("bitcast", (loaded,), self.dtype)
@@ -66,7 +73,8 @@ def whole(value: Value) -> TensorRef:
     return TensorRef(value, value.shape, view_coords(value.shape), value.dtype)
 
 
-# -- the same few index maps come again and again in a graph, so these are remembered --------------------------
+# -- the same few index maps come again and again in a graph, so these are remembered
+# --------------------------
 @lru_cache(maxsize=4096)
 def _composed(shape: tuple[Index, ...], coords: Coords, where: Coords) -> Coords:
     """``coords`` with the axes of ``shape`` replaced by ``where``, except by 0 for an axis of extent 1."""

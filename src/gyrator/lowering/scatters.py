@@ -1,7 +1,8 @@
 """Writes at run-time indices, and updates of a part of a tensor.
 
 Each makes a new version of the tensor it writes into: ``index_add(x, 0, idx, src)`` is
-``scatter add into x at (<checked(idx[i0], N)>, i1) of src[i0, i1]``. Where the place is no run-time value (select_scatter,
+``scatter add into x at (<checked(idx[i0], N)>, i1) of src[i0, i1]``. Where the place is no run-time value
+(select_scatter,
 slice_scatter) the result is a selection instead, which fuses like any pointwise op.
 """
 
@@ -25,7 +26,14 @@ from gyrator.lowering.views import dimension, slice_start, wrap
 
 aten = torch.ops.aten
 
-COMBINES: Mapping[str, str] = {"sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": "max", "amin": "min"}
+COMBINES: Mapping[str, str] = {
+    "sum": "add",
+    "add": "add",
+    "prod": "mul",
+    "multiply": "mul",
+    "amax": "max",
+    "amin": "min",
+}
 
 
 # -- the frame -------------------------------------------------------------------------------------------
@@ -61,7 +69,12 @@ def _target(b: Builder, out: Meta, into: TensorRef) -> Value:
 
 # -- by index tensors ------------------------------------------------------------------------------------
 def _index_put(
-    b: Builder, out: Meta, x: TensorRef, indices: Sequence[TensorRef | None], values: TensorRef, accumulate: bool = False
+    b: Builder,
+    out: Meta,
+    x: TensorRef,
+    indices: Sequence[TensorRef | None],
+    values: TensorRef,
+    accumulate: bool = False,
 ) -> Any:
     if not is_plain(indices):
         return _masked_put(b, out, x, indices, values, accumulate)
@@ -71,7 +84,12 @@ def _index_put(
 
 
 def _masked_put(
-    b: Builder, out: Meta, x: TensorRef, indices: Sequence[TensorRef | None], values: TensorRef, accumulate: bool
+    b: Builder,
+    out: Meta,
+    x: TensorRef,
+    indices: Sequence[TensorRef | None],
+    values: TensorRef,
+    accumulate: bool,
 ) -> Any:
     """``x[mask] = number`` → ``where(mask, number, x)``; other masked writes stay with the library."""
     mask = indices[0] if indices and all(i is None for i in indices[1:]) else None
@@ -166,7 +184,9 @@ def _index_add(
 
 
 # -- at known places ---------------------------------------------------------------------------------------
-def _select_scatter(b: Builder, out: Meta, x: TensorRef, source: TensorRef, dim: int, index: IndexLike) -> Any:
+def _select_scatter(
+    b: Builder, out: Meta, x: TensorRef, source: TensorRef, dim: int, index: IndexLike
+) -> Any:
     d = dimension(dim, x.rank)
     chosen = wrap(as_index(index), x.shape[d])
 
@@ -209,7 +229,10 @@ def _diagonal_scatter(
     def body(at: Coords) -> Expr:
         k = at[first] - below
         others = [i for n, i in enumerate(at) if n not in (first, second)]
-        conditions = [op("eq", IndexValue(k), IndexValue(at[second] - right)), *between(k, ZERO, source.shape[-1])]
+        conditions = [
+            op("eq", IndexValue(k), IndexValue(at[second] - right)),
+            *between(k, ZERO, source.shape[-1]),
+        ]
         new = masked(conditions, element(source, (*others, k), out.dtype))
         return op("where", both(conditions), new, x.load(at))
 

@@ -46,7 +46,9 @@ def _merged() -> Mapping[OpOverload, Callable[..., Any]]:
 
 
 LOWERINGS = _merged()
-"""Overload → ``lowering(builder, meta of the result, *args, **kwargs)``; NotImplemented leaves the op to an extern call."""
+"""Overload → ``lowering(builder, meta of the result, *args, **kwargs)``; NotImplemented leaves the op to an
+extern call.
+"""
 
 VIEWS = frozenset(views.LOWERINGS)
 """Those that compute nothing and so take any dtype."""

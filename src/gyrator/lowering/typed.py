@@ -1,6 +1,7 @@
 """Typed scalar expressions: constants, casts and torch's dtype promotion.
 
-Half precision is computed in float32: an op casts its arguments up, computes, and casts its result down, one rounding
+Half precision is computed in float32: an op casts its arguments up, computes, and casts its result down,
+one rounding
 per ATen op as in eager's own kernels.
 """
 
@@ -19,7 +20,9 @@ from gyrator.ir.ops import OPS, Rule
 from gyrator.lowering.refs import Coords, TensorRef
 
 Operand: TypeAlias = "TensorRef | Expr | Index | Scalar"
-"""What a pointwise op takes: a tensor, or a number known now (``Scalar``), at the call's start (``Index``) or later (``Expr``)."""
+"""What a pointwise op takes: a tensor, or a number known now (``Scalar``), at the call's start (``Index``)
+or later (``Expr``).
+"""
 
 HALF = (torch.bfloat16, torch.float16)
 COMPUTED = frozenset({
@@ -31,12 +34,14 @@ COMPUTED = frozenset({
 
 # -- dtypes ------------------------------------------------------------------------------------------------
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that arithmetic for a result of ``dtype`` runs in: float32 for half precision, else itself."""
+    """The dtype that arithmetic for a result of ``dtype`` runs in: float32 for half precision."""
     return torch.float32 if dtype in HALF else dtype
 
 
 def result_type(operands: Iterable[Operand]) -> torch.dtype:
-    """torch's promotion: tensors with dimensions decide, then 0-d tensors, then numbers, unless of a higher category."""
+    """torch's promotion: tensors with dimensions decide, then 0-d tensors, then numbers, unless of a higher
+    category.
+    """
     sized: list[torch.dtype] = []
     scalar: list[torch.dtype] = []
     numbers: list[torch.dtype] = []
@@ -73,7 +78,9 @@ def number_dtype(number: Expr | Index | Scalar) -> torch.dtype:
 
 # -- constants and casts -----------------------------------------------------------------------------------
 def constant(value: Scalar, dtype: torch.dtype) -> Const:
-    """A literal of ``dtype``, converted as torch converts a Python number: integers wrap, large floats become infinite."""
+    """A literal of ``dtype``, converted as torch converts a Python number: integers wrap, large floats
+    become infinite.
+    """
     if dtype == torch.bool:
         return Const(bool(value), dtype)
     if dtype.is_floating_point:

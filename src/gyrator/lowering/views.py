@@ -46,7 +46,8 @@ def reshape(ref: TensorRef, shape: tuple[Index, ...]) -> TensorRef:
 def reshaped_coords(shape: tuple[Index, ...], at: Coords, old: tuple[Index, ...]) -> Coords:
     """Where the element ``at`` of ``shape`` lies in the shape ``old``, both in row-major order.
 
-    Dimensions are matched in groups of equal size first, so that ``[B, S, H*D] → [B*S, H, D]`` divides only in its first part.
+    Dimensions are matched in groups of equal size first, so that ``[B, S, H*D] → [B*S, H, D]`` divides only
+    in its first part.
     """
     if ZERO in shape:
         return (ZERO,) * len(old)
@@ -74,7 +75,9 @@ def split_position(position: Index, extents: Sequence[Index]) -> list[Index]:
 
 
 def _groups(new: Sequence[Index], old: Sequence[Index]) -> list[tuple[list[int], list[int]]]:
-    """Runs of dimensions of both shapes with one product: ``[6, 4] ↔ [2, 3, 4]`` → ``([0], [0, 1]), ([1], [2])``."""
+    """Runs of dimensions of both shapes with one product: ``[6, 4] ↔ [2, 3, 4]`` → ``([0], [0, 1]), ([1],
+    [2])``.
+    """
     groups: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(new) or j < len(old):
@@ -99,7 +102,7 @@ def _groups(new: Sequence[Index], old: Sequence[Index]) -> list[tuple[list[int],
 
 
 def slice_start(start: IndexLike | None, size: Index) -> Index:
-    """Python's normalised start of a slice: negatives count from the end, the result lies in ``[0, size]``."""
+    """Python's normalised start of a slice: negatives count from the end; within ``[0, size]``."""
     index = ZERO if start is None else as_index(start)
     if is_nonnegative(-index - 1):
         index = index + size
@@ -231,7 +234,9 @@ def _as_strided(
     stride: Sequence[IndexLike],
     offset: IndexLike | None = None,
 ) -> Any:
-    """A window on the memory of the value that ``x`` views. It is an index map where that value fills its memory."""
+    """A window on the memory of the value that ``x`` views. It is an index map where that value fills its
+    memory.
+    """
     value = x.value
     start = as_index(offset) - b.storage_offset(value) if offset is not None else _position(x)
     if x.dtype != value.dtype or start is None:
@@ -251,7 +256,9 @@ def _position(ref: TensorRef) -> Index | None:
 
 
 def _dense_order(shape: Sequence[Index], strides: Sequence[Index]) -> list[int] | None:
-    """The dimensions with more than one element, outermost first, if they fill memory without gaps; else None."""
+    """The dimensions with more than one element, outermost first, if they fill memory without gaps; else
+    None.
+    """
     left = [k for k, extent in enumerate(shape) if extent is not ONE]
     order: list[int] = []
     step = ONE
@@ -286,7 +293,8 @@ LOWERINGS: Mapping[OpOverload, Callable[..., Any]] = {
         prims.split_dim.default, prims.collapse_view.default,
     ), _view),
     **dict.fromkeys((
-        aten.alias.default, aten.detach.default, aten.lift.default, aten.lift_fresh.default, prims.view_of.default,
+        aten.alias.default, aten.detach.default, aten.lift.default, aten.lift_fresh.default,
+        prims.view_of.default,
     ), _same),
     aten.expand.default: _expand,
     aten.permute.default: _permute,

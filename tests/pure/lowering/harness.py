@@ -1,4 +1,4 @@
-"""Lower a function as the compiler would, run the program by the reference interpreter, compare with eager."""
+"""Lower a function, run the program by the reference interpreter, compare with eager."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from tests.acceptance import SLACK, assert_none, metadata_mismatch, value_mismatch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
@@ -16,6 +15,7 @@ from gyrator.ir.check import check_program
 from gyrator.ir.interp import Run, run_program
 from gyrator.ir.symbols import Symbols
 from gyrator.lowering import Lowered, lower
+from tests.acceptance import SLACK, assert_none, metadata_mismatch, value_mismatch
 
 Function = Callable[..., Any]
 HALF = (torch.bfloat16, torch.float16)
@@ -102,10 +102,14 @@ def _reference(fn: Function, args: Sequence[Any], expected: Sequence[Any]) -> Se
             found = pytree.tree_leaves(fn(*wide))
     except (RuntimeError, TypeError):
         return expected
-    return [w if isinstance(w, Tensor) and w.shape == e.shape else e for w, e in zip(found, expected, strict=True)]
+    return [
+        w if isinstance(w, Tensor) and w.shape == e.shape else e for w, e in zip(found, expected, strict=True)
+    ]
 
 
-def tensor(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0, low: float | None = None) -> Tensor:
+def tensor(
+    *shape: int, dtype: torch.dtype = torch.float32, seed: int = 0, low: float | None = None
+) -> Tensor:
     """Random numbers: normal for floats (at least ``low`` if given), small integers, bools."""
     generator = torch.Generator().manual_seed(seed)
     if dtype == torch.bool:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.pure.lowering.harness import check, lowered, run, tensor
 from torch import Tensor
 
 from gyrator.errors import IndexOutOfRange
+from tests.pure.lowering.harness import check, lowered, run, tensor
 
 WRAPPING = torch.tensor([[0, 3, -1], [4, 3, 3]])
 DISTINCT = torch.tensor([[0, 3, 1], [4, 3, 2]])
@@ -64,12 +64,18 @@ def test_embedding_and_its_backward() -> None:
 
 def test_cross_entropy_with_ignored_targets() -> None:
     check(lambda x, t: F.cross_entropy(x, t), tensor(5, 7), torch.tensor([1, 2, -100, 4, 0]))
-    check(lambda x, t: F.nll_loss(x, t, weight=torch.arange(7.0)), tensor(5, 7), torch.tensor([1, 2, 3, 4, 0]))
+    check(
+        lambda x, t: F.nll_loss(x, t, weight=torch.arange(7.0)), tensor(5, 7), torch.tensor([1, 2, 3, 4, 0])
+    )
 
 
 def test_sums_in_half_precision_round_once() -> None:
     ones = torch.ones(600, 1, dtype=torch.bfloat16)
-    low = lowered(lambda x, i: torch.zeros(1, 1, dtype=x.dtype).index_add(0, i, x), ones, torch.zeros(600, dtype=torch.int64))
+    low = lowered(
+        lambda x, i: torch.zeros(1, 1, dtype=x.dtype).index_add(0, i, x),
+        ones,
+        torch.zeros(600, dtype=torch.int64),
+    )
     assert run(low, [ones, torch.zeros(600, dtype=torch.int64)]).outputs[0].item() == 600
 
 

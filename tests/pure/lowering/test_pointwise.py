@@ -1,4 +1,6 @@
-"""Pointwise lowerings against eager: every op of the table, dtypes that promote, scalars, broadcasting, strides."""
+"""Pointwise lowerings against eager: every op of the table, dtypes that promote, scalars, broadcasting,
+strides.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +9,39 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.pure.lowering.harness import check, lowered, tensor
 from torch import Tensor
 
+from tests.pure.lowering.harness import check, lowered, tensor
+
 SHAPE = (5, 7)
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.uint8, torch.bool)
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+)
 UNARY = (
-    "exp exp2 expm1 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh sigmoid erf erfc erfinv sqrt rsqrt"
-    " reciprocal log log2 log10 lgamma digamma neg abs sign sgn floor ceil trunc round relu isnan isinf signbit"
-    " logical_not bitwise_not frac square"
+    "exp exp2 expm1 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh sigmoid erf erfc erfinv"
+    " sqrt rsqrt reciprocal log log2 log10 lgamma digamma neg abs sign sgn floor ceil trunc round relu isnan isinf"
+    " signbit logical_not bitwise_not frac square"
 ).split()
 BINARY = (
-    "add sub mul div maximum minimum fmod remainder pow atan2 hypot copysign fmax fmin floor_divide eq ne lt le gt ge"
-    " logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor"
+    "add sub mul div maximum minimum fmod remainder pow atan2 hypot copysign fmax fmin floor_divide eq ne lt le"
+    " gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor"
 ).split()
 PAIRS = (
     (torch.float32, torch.bfloat16), (torch.bfloat16, torch.bfloat16), (torch.float16, torch.bfloat16),
-    (torch.int64, torch.float32), (torch.bool, torch.int64), (torch.bool, torch.bool), (torch.uint8, torch.int8),
+    (torch.int64, torch.float32), (torch.bool, torch.int64), (torch.bool, torch.bool),
+    (torch.uint8, torch.int8),
 )  # fmt: skip
-SCALARS = ((torch.float32, 2.5), (torch.int64, 3), (torch.int64, 2.5), (torch.bfloat16, 0.1), (torch.uint8, 3),
-           (torch.bool, 2), (torch.float32, float("-inf")))  # fmt: skip
+SCALARS = (
+    (torch.float32, 2.5), (torch.int64, 3), (torch.int64, 2.5), (torch.bfloat16, 0.1), (torch.uint8, 3),
+    (torch.bool, 2), (torch.float32, float("-inf")),
+)  # fmt: skip
 
 
 def runs(fn: Callable[..., Tensor], *args: Tensor) -> bool:
@@ -84,7 +99,8 @@ def test_power_with_a_number_as_base() -> None:
 
 @pytest.mark.parametrize(
     "activation",
-    [F.gelu, F.silu, F.hardtanh, F.leaky_relu, F.elu, F.softplus, F.hardswish, F.mish, F.selu, F.relu6, F.logsigmoid,
+    [F.gelu, F.silu, F.hardtanh, F.leaky_relu, F.elu, F.softplus, F.hardswish, F.mish, F.selu, F.relu6,
+     F.logsigmoid,
      F.hardsigmoid, F.softsign, F.tanhshrink],
     ids=lambda f: f.__name__,
 )  # fmt: skip
@@ -96,16 +112,28 @@ def test_activations(activation: Callable[[Tensor], Tensor]) -> None:
 CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
     "add with alpha": (lambda x, y: torch.add(x, y, alpha=2), (tensor(*SHAPE), tensor(*SHAPE, seed=1))),
     "rsub with alpha": (lambda x: torch.rsub(x, 3, alpha=2), (tensor(*SHAPE, dtype=torch.int64),)),
-    "floor division": (lambda x, y: torch.div(x, y, rounding_mode="floor"), (tensor(*SHAPE), tensor(*SHAPE, seed=1))),
-    "truncating division": (lambda x: torch.div(x, 3, rounding_mode="trunc"), (tensor(*SHAPE, dtype=torch.int64),)),
+    "floor division": (
+        lambda x, y: torch.div(x, y, rounding_mode="floor"),
+        (tensor(*SHAPE), tensor(*SHAPE, seed=1)),
+    ),
+    "truncating division": (
+        lambda x: torch.div(x, 3, rounding_mode="trunc"),
+        (tensor(*SHAPE, dtype=torch.int64),),
+    ),
     "clamp by numbers": (lambda x: x.clamp(-0.5, 0.5), (tensor(*SHAPE),)),
     "clamp an integer by floats": (lambda x: x.clamp(0.5, 2), (tensor(*SHAPE, dtype=torch.int64),)),
     "clamp by tensors": (lambda x, y: x.clamp(y, y + 1), (tensor(*SHAPE), tensor(*SHAPE, seed=1))),
-    "where with promotion": (lambda x, y: torch.where(x > 0, x, y), (tensor(*SHAPE), tensor(7, dtype=torch.bfloat16))),
+    "where with promotion": (
+        lambda x, y: torch.where(x > 0, x, y),
+        (tensor(*SHAPE), tensor(7, dtype=torch.bfloat16)),
+    ),
     "masked_fill": (lambda x: x.masked_fill(x > 0, float("-inf")), (tensor(*SHAPE, dtype=torch.bfloat16),)),
     "lerp": (lambda x, y: torch.lerp(x, y, 0.3), (tensor(*SHAPE), tensor(*SHAPE, seed=1))),
     "addcmul": (lambda x, y: torch.addcmul(x, x, y, value=0.5), (tensor(*SHAPE), tensor(*SHAPE, seed=1))),
-    "addcdiv": (lambda x, y: torch.addcdiv(x, x, y, value=0.5), (tensor(*SHAPE), tensor(*SHAPE, seed=1, low=1.0))),
+    "addcdiv": (
+        lambda x, y: torch.addcdiv(x, x, y, value=0.5),
+        (tensor(*SHAPE), tensor(*SHAPE, seed=1, low=1.0)),
+    ),
     "round to decimals": (lambda x: torch.round(x, decimals=2), (tensor(*SHAPE),)),
     "shifts": (lambda x: (x << 2) + (x >> 1), (tensor(*SHAPE, dtype=torch.int64),)),
     "0-d": (lambda x: x * 2 + 1, (tensor(),)),
@@ -125,7 +153,10 @@ def test_cases(case: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_casts_between_all_dtypes(dtype: torch.dtype) -> None:
     for other in DTYPES:
-        check(lambda x, other=other: x.to(other), tensor(*SHAPE, dtype=dtype).abs() if dtype != torch.bool else tensor(5, dtype=dtype))
+        check(
+            lambda x, other=other: x.to(other),
+            tensor(*SHAPE, dtype=dtype).abs() if dtype != torch.bool else tensor(5, dtype=dtype),
+        )
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from tests.pure.lowering.harness import check, tensor
 
 aten = torch.ops.aten
@@ -60,5 +61,9 @@ def test_pools_in_three_dimensions() -> None:
 
 
 def test_symbolic_sizes() -> None:
-    check(lambda x: aten.max_pool2d_with_indices(x, [3, 3], [2, 2], [1, 1])[0], tensor(2, 3, 9, 8), dynamic=True)
-    check(lambda x: aten.avg_pool2d(x, [3, 3], [2, 2], [1, 1], False, False), tensor(2, 3, 9, 8), dynamic=True)
+    check(
+        lambda x: aten.max_pool2d_with_indices(x, [3, 3], [2, 2], [1, 1])[0], tensor(2, 3, 9, 8), dynamic=True
+    )
+    check(
+        lambda x: aten.avg_pool2d(x, [3, 3], [2, 2], [1, 1], False, False), tensor(2, 3, 9, 8), dynamic=True
+    )

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.pure.lowering.harness import check, lowered, tensor
 from torch import Tensor
+
+from tests.pure.lowering.harness import check, lowered, tensor
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool)
 ANY: dict[str, Callable[[Tensor], Any]] = {
@@ -47,7 +48,9 @@ FLOAT: dict[str, Callable[[Tensor], Any]] = {
     "log_softmax": lambda x: F.log_softmax(x, 0),
     "layer_norm": lambda x: F.layer_norm(x, (7,)),
     "softmax backward": lambda x: torch.ops.aten._softmax_backward_data(x, x.softmax(1), 1, x.dtype),
-    "log_softmax backward": lambda x: torch.ops.aten._log_softmax_backward_data(x, x.log_softmax(1), 1, x.dtype),
+    "log_softmax backward": lambda x: torch.ops.aten._log_softmax_backward_data(
+        x, x.log_softmax(1), 1, x.dtype
+    ),
 }
 
 
@@ -104,7 +107,13 @@ def test_nan_and_ties_as_in_eager() -> None:
 
 def test_decomposed_softmax_is_five_nests() -> None:
     low = lowered(lambda x: F.softmax(x, 1), tensor(3, 5))
-    assert [type(n.root).__name__ for n in low.program.nodes] == ["Reduce", "Pointwise", "Pointwise", "Reduce", "Pointwise"]
+    assert [type(n.root).__name__ for n in low.program.nodes] == [
+        "Reduce",
+        "Pointwise",
+        "Pointwise",
+        "Reduce",
+        "Pointwise",
+    ]
 
 
 def test_variance_is_one_pass() -> None:

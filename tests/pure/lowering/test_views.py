@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+
 from tests.pure.lowering.harness import check, lowered, tensor
 
 CASES: dict[str, Callable[..., Any]] = {
@@ -29,7 +30,14 @@ CASES: dict[str, Callable[..., Any]] = {
     "as_strided of a transposed tensor": lambda x: x.transpose(0, 2).as_strided((3, 2), (2, 1), 1) + 1,
     "bits": lambda x: x.view(torch.int32) + 1,
     "expand and merge": lambda x: x.reshape(4, -1, 1, 3).expand(4, 20, 2, 3).reshape(8, 60) + 0,
-    "views that leave": lambda x: (x.view(torch.int32), x.mT, x[1], x[:, 1:], x.view(10, 24), x[None].expand(3, 4, 6, 10)),
+    "views that leave": lambda x: (
+        x.view(torch.int32),
+        x.mT,
+        x[1],
+        x[:, 1:],
+        x.view(10, 24),
+        x[None].expand(3, 4, 6, 10),
+    ),
     "contiguous": lambda x: x.movedim(0, 1).contiguous(),
     "repeat": lambda x: x.repeat(2, 1, 3),
     "roll": lambda x: x.roll((1, -2), (0, 1)),
@@ -51,7 +59,9 @@ def test_a_view_of_a_view_is_one_index_map() -> None:
 
 
 def test_symbolic_sizes_split_as_constants_do() -> None:
-    low = lowered(lambda x: x.view(-1, 768).view(x.shape[0], x.shape[1], 12, 64) + 0, tensor(3, 5, 768), dynamic=True)
+    low = lowered(
+        lambda x: x.view(-1, 768).view(x.shape[0], x.shape[1], 12, 64) + 0, tensor(3, 5, 768), dynamic=True
+    )
     (nest,) = low.program.nodes
     assert str(nest.root.body) == "add(arg0_1[i0, i1, 64*i2 + i3], 0.0:f32)"
 
