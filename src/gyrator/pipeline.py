@@ -62,7 +62,11 @@ class Process:
 
 
 def compile_graph(
-    graph: fx.GraphModule, example_inputs: Sequence[object], info: GraphInfo, session: Session, process: Process
+    graph: fx.GraphModule,
+    example_inputs: Sequence[object],
+    info: GraphInfo,
+    session: Session,
+    process: Process,
 ) -> Compiled:
     """Compile a functional ATen graph into a callable that takes the list of its inputs and empties it.
 
@@ -124,7 +128,7 @@ def compile_graph(
             libraries = build.wait()
         with session.stage("store"):
             facts = facts_of(shape_env, guards, key)
-            entry = keep(key if facts is not None else None, text, libraries, lowered.constants, facts or [], stores)
+            entry = keep(key, facts, text, libraries, lowered.constants, stores)
         return finished(entry, lowered.constants, info, session, process)
 
 
@@ -197,7 +201,7 @@ def find(key: Key | None, store: Store, example_inputs: Sequence[object], sessio
     if "cache" in session.config.logs:
         others = [notes["key"] for notes in store.newest(20)]
         names = differing(key, [fields for fields in others if isinstance(fields, dict)])
-        print(f"gyrator: {session.name} is not in the cache; other than the nearest entry: {', '.join(names)}")
+        print(f"gyrator: {session.name} is not in the cache; new compared with it: {', '.join(names)}")
     return None
 
 
@@ -213,20 +217,22 @@ def facts_of(shape_env: ShapeEnv | None, before: int, key: Key | None) -> list[s
 
 def keep(
     key: Key | None,
+    facts: Sequence[str] | None,
     wrapper: str,
     libraries: Mapping[str, Path],
     constants: Mapping[str, torch.Tensor],
-    facts: list[str],
     stores: Stores,
 ) -> Entry:
-    """Store a compiled graph, so that it can be loaded from its folder alone."""
+    """Store a compiled graph, so that it can be loaded from its folder alone; without key or facts not to be
+    found.
+    """
     with TemporaryDirectory(prefix="gyrator-") as folder:
         files: dict[str, str | Path] = {WRAPPER: wrapper}
         files |= {library_file(name): path for name, path in libraries.items()}
         for name, tensor in constants.items():
             files[constant_file(name)] = Path(folder) / constant_file(name)
             save_constant(tensor, Path(folder) / constant_file(name))
-        if key is None:
+        if key is None or facts is None:
             return stores.uncached.put_anonymous(files)
         return stores.graphs.put(key.digest, files, {"key": dict(key.fields), "facts": list(facts)})
 
@@ -248,7 +254,8 @@ def built_kernels(plan: Plan, printed: Sequence[CppKernel], build: Build) -> dic
 
 def checked_place(kernel: Kernel) -> Origin | None:
     """The place of the user's program to name when an index of the kernel is out of range."""
-    indexing = [o for o in kernel.origins if any(word in o.op for word in ("index", "gather", "embedding", "scatter"))]
+    words = ("index", "gather", "embedding", "scatter")
+    indexing = [o for o in kernel.origins if any(word in o.op for word in words)]
     return next(iter([*indexing, *kernel.origins]), None)
 
 
