@@ -18,6 +18,7 @@ from gyrator.autograd.inputs import Inputs, fake_inputs, overlapping
 from gyrator.autograd.interface import BoxedCallable, Compiled, Compiler, GraphInfo, Size, Update
 from gyrator.autograd.joint import Joint, trace
 from gyrator.autograd.partition import Halves, JointGraph, PartitionFunction, inference_graph, min_cut, split
+from gyrator.autograd.rng import seed_recomputed
 from gyrator.autograd.shell import Program, make_shell
 
 
@@ -56,6 +57,7 @@ def aot_compile(
     inputs = fake_inputs(gm, example_inputs)
     joint = trace(gm, inputs)
     build = decompose(joint.graph, table, joint.build)
+    seed_recomputed(build)
     roles = _roles(joint, build.graph, inputs)
     if joint.differentiable:
         partition = partition_fn(roles)

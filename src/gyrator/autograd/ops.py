@@ -1,31 +1,80 @@
-"""gyrator's own operators, which its functional graphs use where ATen has none.
+"""gyrator's own operators, for what ATen has no name for.
 
-    restride(x, stride)             x copied into memory with the given strides; changes no value
-    seed(device)                    a new random seed from torch's generator: 0-d int64; random, so it runs once
-    rand(size, seed, offset, ...)   uniform numbers in [0, 1) from Philox, a pure function of seed, offset and position
-    randn(size, seed, offset, ...)  standard normal numbers, likewise
+    restride(x, stride)                x copied into memory with the given strides; changes no value
+    seeds(n, device)                   n new random seeds from torch's generator, int64[n]
+    rand(size, seeds, slot, ...)       uniform numbers in [0, 1): a pure function of seeds[slot] and the position
+    randn(size, seeds, slot, ...)      standard normal numbers, likewise
+
+Random numbers are Philox's (see `gyrator.ir.philox`): element k of a draw is counter k under the key seeds[slot].
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from gyrator.ir import philox
+
+LARGEST_SEED = 2**63 - 1
+
 
 def _restride(x: Tensor, stride: Sequence[int]) -> Tensor:
-    result = torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device)
-    return result.copy_(x)
+    return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
 
 
 def _restride_fake(x: Tensor, stride: Sequence[int]) -> Tensor:
     return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device)
 
 
+def _seeds(n: int, device: torch.device) -> Tensor:
+    return torch.randint(0, LARGEST_SEED, (n,), dtype=torch.int64, device=device)
+
+
+def _seeds_fake(n: int, device: torch.device) -> Tensor:
+    return torch.empty((n,), dtype=torch.int64, device=device)
+
+
+def _draw(
+    numbers: Callable[[philox.Words, torch.dtype], Tensor],
+) -> Callable[[Sequence[int], Tensor, int, torch.dtype, torch.device], Tensor]:
+    def draw(
+        size: Sequence[int], seeds: Tensor, slot: int, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        count = torch.Size(size).numel()
+        words = philox.philox(seeds[slot], torch.arange(count, dtype=torch.int64, device=device))
+        return numbers(words, dtype).reshape(size)
+
+    return draw
+
+
+def _draw_fake(
+    size: Sequence[int], seeds: Tensor, slot: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    return torch.empty(size, dtype=dtype, device=device)
+
+
 _LIBRARY = torch.library.Library("gyrator", "FRAGMENT")
-_LIBRARY.define("restride(Tensor x, SymInt[] stride) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-torch.library.impl("gyrator::restride", "CompositeExplicitAutograd", _restride, lib=_LIBRARY)
-torch.library.register_fake("gyrator::restride", _restride_fake, lib=_LIBRARY)
+
+
+def _define(
+    schema: str, function: Callable[..., Tensor], fake: Callable[..., Tensor], *tags: torch.Tag
+) -> None:
+    name = "gyrator::" + schema.partition("(")[0]
+    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
+    torch.library.impl(name, "CompositeExplicitAutograd", function, lib=_LIBRARY)
+    torch.library.register_fake(name, fake, lib=_LIBRARY)
+
+
+_DRAWN = "(SymInt[] size, Tensor seeds, SymInt slot, ScalarType dtype, Device device) -> Tensor"
+
+_define("restride(Tensor x, SymInt[] stride) -> Tensor", _restride, _restride_fake)
+_define("seeds(SymInt n, Device device) -> Tensor", _seeds, _seeds_fake, torch.Tag.nondeterministic_seeded)
+_define("rand" + _DRAWN, _draw(philox.uniform), _draw_fake)
+_define("randn" + _DRAWN, _draw(philox.normal), _draw_fake)
 
 restride = torch.ops.gyrator.restride.default
+seeds = torch.ops.gyrator.seeds.default
+rand = torch.ops.gyrator.rand.default
+randn = torch.ops.gyrator.randn.default

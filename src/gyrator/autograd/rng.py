@@ -1,0 +1,47 @@
+"""Random numbers that backward can draw again.
+
+In a region that backward computes again (an activation checkpoint), a draw from torch's generator would differ the second
+time. Such draws become pure functions of a seed, which is drawn once, in forward, and saved:
+
+    r = aten.rand([4, 8])     →     s = gyrator.seeds(1, cpu);  r = gyrator.rand([4, 8], s, 0, float32, cpu)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
+
+from gyrator.autograd import ops
+from gyrator.autograd.builder import GraphBuilder
+
+aten = torch.ops.aten
+
+_SEEDED: Mapping[OpOverload, OpOverload] = {aten.rand.default: ops.rand, aten.randn.default: ops.randn}
+
+
+def seed_recomputed(build: GraphBuilder) -> None:
+    """Rewrites the draws of `build`'s graph that backward is to repeat."""
+    draws: dict[torch.device, list[Node]] = {}
+    for node in build.graph.nodes:
+        if node.op == "call_function" and node.target in _SEEDED and node.meta.get("recompute"):
+            draws.setdefault(node.meta["val"].device, []).append(node)
+    for device, nodes in draws.items():
+        _seed(build, build.graph, device, nodes)
+
+
+def _seed(build: GraphBuilder, graph: Graph, device: torch.device, draws: list[Node]) -> None:
+    with graph.inserting_before(draws[0]):
+        seeds = graph.call_function(ops.seeds, (len(draws), device))
+    with build.fake_mode:
+        seeds.meta = {"val": build.metadata(torch.empty((len(draws),), dtype=torch.int64, device=device))}
+    for slot, node in enumerate(draws):
+        args: tuple[Any, ...] = (node.args[0], seeds, slot, node.meta["val"].dtype, device)
+        with graph.inserting_before(node):
+            seeded = graph.call_function(_SEEDED[node.target], args)  # type: ignore[index]
+        seeded.meta = node.meta
+        node.replace_all_uses_with(seeded)
+        graph.erase_node(node)
