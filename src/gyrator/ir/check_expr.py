@@ -179,9 +179,7 @@ def check_literal(value: Scalar, dtype: torch.dtype) -> None:
     """``value`` is a float for floating dtypes, an int in range for integers, a bool for bool."""
     wanted: type = float if dtype.is_floating_point else bool if dtype == torch.bool else int
     if type(value) is not wanted:
-        raise RuleBroken(
-            f"literal {value!r} of {short(dtype)} is a {type(value).__name__}, not {wanted.__name__}"
-        )
+        raise RuleBroken(f"literal {value!r} of {short(dtype)} is no {wanted.__name__}")
     if wanted is int:
         range_ = torch.iinfo(dtype)
         if not range_.min <= value <= range_.max:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.pure.ir.examples import EXAMPLES, Example
 
 from gyrator.ir.check import PREDICATED, check_program
 from gyrator.ir.interp import run_program
 from gyrator.ir.text import program_text
+from tests.pure.ir.examples import EXAMPLES, Example
 
 each_example = pytest.mark.parametrize("build", EXAMPLES, ids=lambda f: f.__name__)
 

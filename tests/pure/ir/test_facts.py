@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.pure.ir.test_symbols import fake
 
 from gyrator.ir.facts import Facts, Guarded, HintOnly, Proved, condition, divides, equal, facts_of
 from gyrator.ir.index import Size
 from gyrator.ir.symbols import Symbols
+from tests.pure.ir.test_symbols import fake
 
 N, M = Size("n", 2), Size("m", 0, 64)
 n, m = N.index(), M.index()

@@ -9,7 +9,6 @@ import pickle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.strategies import IndexCase, Space, _index, indices, spaces
 
 from gyrator.ir.index import (
     ONE,
@@ -31,6 +30,7 @@ from gyrator.ir.index import (
     substitute,
     upper,
 )
+from tests.strategies import IndexCase, Space, _index, indices, spaces
 
 B, S, N = Size("B", 1), Size("S", 1), Size("N", 2)
 b, s = Axis("b", B.index()).index(), Axis("s", S.index()).index()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from tests.strategies import check_pass
-
 from gyrator.ir.check import LOWERED, PREDICATED, SCHEDULED
 from gyrator.ir.program import Program
 from gyrator.schedule.dce import remove_dead
@@ -12,6 +10,7 @@ from gyrator.schedule.predicate import predicate
 from gyrator.schedule.scatter import scatters_to_selects
 from gyrator.schedule.simplify import simplifier, simplify
 from gyrator.schedule.split import split_reductions
+from tests.strategies import check_pass
 
 EXACT = simplifier(exact_rounding=True)
 
