@@ -3,7 +3,8 @@
 The text needs the header ``kernel.h`` of ``gyrator/runtime/include``, which the builder puts before it.
 
     // softmax: model.py:12 in forward: aten._softmax.default
-    extern "C" int32_t softmax(const float* __restrict__ x, float* __restrict__ y, int64_t s0, int32_t threads) {
+    extern "C" int32_t softmax(const float* __restrict__ x, float* __restrict__ y, int64_t s0, int32_t
+    threads) {
       …
       return 0;
     }
@@ -12,13 +13,13 @@ The text needs the header ``kernel.h`` of ``gyrator/runtime/include``, which the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from textwrap import wrap
 
 from gyrator.codegen.cpp_expr import Term
 from gyrator.codegen.cpp_loops import Loops
 from gyrator.codegen.cpp_names import Names, legal, type_name
 from gyrator.ir.expr import Checked
 from gyrator.ir.tree import Kernel, Param
-from gyrator.origin import Origin
 
 _WIDTH = 110
 
@@ -27,8 +28,10 @@ _WIDTH = 110
 class CppKernel:
     """A printed kernel.
 
-    It takes a pointer for each of ``Kernel.params``, an ``int64_t`` for each of ``Kernel.sizes`` and the number of threads it
-    may use, in this order; ``arguments`` are their C++ names. It returns 0, or the number of an index out of range:
+    It takes a pointer for each of ``Kernel.params``, an ``int64_t`` for each of ``Kernel.sizes`` and the
+    number of threads it
+    may use, in this order; ``arguments`` are their C++ names. It returns 0, or the number of an index out
+    of range:
     ``checks[number - 1]``.
     """
 
@@ -41,7 +44,8 @@ class CppKernel:
 def print_kernel(kernel: Kernel) -> CppKernel:
     """Print ``kernel``.
 
-    Raises: UnsupportedInput for an element type that C++ kernels do not handle; InternalCheckError for a tree that
+    Raises: UnsupportedInput for an element type that C++ kernels do not handle; InternalCheckError for a
+    tree that
     ``check_kernel`` refuses.
     """
     names = Names()
@@ -86,14 +90,15 @@ def _head(function: str, parameters: list[str]) -> list[str]:
 
 
 def _origin_lines(kernel: Kernel) -> list[str]:
+    """A comment for each place in the user's program, with the operators that stand there."""
     places: dict[str, list[str]] = {}
     for origin in kernel.origins:
-        places.setdefault(_place(origin), []).append(origin.op)
-    return [f"// {place}: {', '.join(dict.fromkeys(ops))}"[:_WIDTH] for place, ops in places.items()]
-
-
-def _place(origin: Origin) -> str:
-    return str(origin).replace("\n", " ")
+        places.setdefault(str(origin).replace("\n", " "), []).append(origin.op)
+    lines = []
+    for place, ops in places.items():
+        text = f"{place}: {', '.join(dict.fromkeys(ops))}"
+        lines += wrap(text, _WIDTH, initial_indent="// ", subsequent_indent="//   ", break_long_words=False)
+    return lines
 
 
 def _split_lines(lines: list[str]) -> list[str]:

@@ -1,25 +1,27 @@
 """Expressions as C++: each distinct node once, in the outermost block where everything it needs is known.
 
-Inside the body of a ``LANES`` loop a node is a vector ``gy::Vec<T, 16>`` (if that is the width) only if it depends on the
-lanes; all others are ``gy::Vec<T, 1>``, computed as far out as possible and broadcast where they meet a vector.
+Inside the body of a ``LANES`` loop a node is a vector ``gy::Vec<T, 16>`` (if that is the width) only if
+it depends on the
+lanes; all others are ``gy::Vec<T, 1>``, computed as far out as possible and broadcast where they meet a
+vector.
 
     y[i, j] = exp(x[i, j] - m[i]) / d[i]      →      const auto m0 = gy::load<1>(m + i);
     with lanes along j                               const auto d0 = gy::load<1>(d + i);
                                                      (for j) const auto x0 = gy::load(lanes, x + i * 768 + j);
-                                                     (for j) gy::div(gy::exp(gy::sub(x0, gy::broadcast<16>(m0))), …)
+                                                     (for j) gy::div(gy::exp(gy::sub(x0,
+                                                     gy::broadcast<16>(m0))), …)
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from gyrator.codegen.cpp_names import Names, literal, type_name
 from gyrator.errors import InternalCheckError
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Ref, Value
 from gyrator.ir.index import (
-    ONE,
     ZERO,
     Atom,
     Axis,
@@ -36,14 +38,16 @@ from gyrator.ir.index import (
 from gyrator.ir.ops import OPS
 from gyrator.ir.tree import Kernel, Let, Loop, Stage, Store, Update
 
-_LONG = 76  # an expression longer than this is given a name
+_COLUMNS = 110
+_NAMING = len("const auto = ;") + 8  # what a line that names an expression needs besides it
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
     """A printed value: its text, the block it may live in, and whether it has a lane per iteration.
 
-    ``name``: the text is a name or a literal, so repeating it costs nothing. ``literal`` is a constant's C++ literal.
+    ``name``: the text is a name or a literal, so repeating it costs nothing. ``literal`` is a constant's
+    C++ literal.
     """
 
     text: str
@@ -57,8 +61,8 @@ class Term:
 class Block:
     """A block being printed: ``lines`` between ``head`` and ``tail``.
 
-    ``skippable``: the block may run zero times, so what could fault must not be moved out of it. ``writes``: the values
-    stored anywhere in it, whose loads must not be moved out of it.
+    ``skippable``: the block may run zero times, so what could fault must not be moved out of it.
+    ``writes``: the values stored anywhere in it, whose loads must not be moved out of it.
     """
 
     depth: int
@@ -74,8 +78,8 @@ class Block:
 class Address:
     """Where a load or store goes: a pointer, and how the lanes lie from there.
 
-    ``stride`` is the C++ text of the distance between lanes (``"0"``: all lanes hit one element), or None where
-    ``offsets`` holds a vector of element offsets.
+    ``stride`` is the C++ text of the distance between lanes (``"0"``: all lanes hit one element), or None
+    where ``offsets`` holds a vector of element offsets.
     """
 
     pointer: str
@@ -85,11 +89,14 @@ class Address:
 
     @property
     def vector(self) -> bool:
+        """Whether lanes go to different elements."""
         return self.stride != "0"
 
 
 class Expressions:
-    """Abstract: prints expressions into a stack of blocks. ``lanes`` is the axis along which vectors of ``width`` lie, if any does here."""
+    """Abstract: prints expressions into a stack of blocks. ``lanes`` is the axis along which vectors of
+    ``width`` lie, if any does here.
+    """
 
     def __init__(self, kernel: Kernel, names: Names) -> None:
         self.names = names
@@ -101,9 +108,10 @@ class Expressions:
         self._uses = _count_uses(kernel.body)
         self._loaded = frozenset(e.value for e in self._uses if isinstance(e, Load))
 
-    # -- blocks ----------------------------------------------------------------------------------------------------
+    # -- blocks --------------------------------------------------------------------------------------------
     @property
     def block(self) -> Block:
+        """The innermost block."""
         return self.blocks[-1]
 
     def emit(self, line: str) -> None:
@@ -115,6 +123,7 @@ class Expressions:
         self.blocks[term.depth].terms[key] = term
 
     def find(self, key: Expr | Atom) -> Term | None:
+        """What ``key`` was bound to, if it still holds."""
         for block in reversed(self.blocks):
             term = block.terms.get(key)
             if term is not None:
@@ -132,9 +141,10 @@ class Expressions:
                 del block.terms[key]
 
     def is_used(self, ref: Ref) -> bool:
+        """Whether anything reads the local."""
         return self._uses[ref] > 0
 
-    # -- values ----------------------------------------------------------------------------------------------------
+    # -- values --------------------------------------------------------------------------------------------
     def value(self, e: Expr, wish: str | None = None) -> Term:
         """Print ``e``: a ``gy::Vec`` with one lane, or with ``width`` lanes if it depends on the lanes.
 
@@ -155,26 +165,47 @@ class Expressions:
                 return self._named(e, self._checked(e), "at", wish)
             case Random():
                 term = self._random(e)
-            case Op(name, args, dtype):
-                terms = self.together(args)
-                text = OPS[name].cpp.format(*(t.text for t in terms), dtype=type_name(dtype))
-                term = Term(text, max((t.depth for t in terms), default=0), any(t.vector for t in terms))
+            case Op():
+                term = self._op(e)
             case _:
                 raise InternalCheckError("print", f"{type(e).__name__} {e} cannot be printed as C++")
-        if wish is not None or self._uses[e] > 1 or len(term.text) > _LONG:
+        if wish is not None or self._uses[e] > 1:
             return self._named(e, term, "t", wish)
         return term
 
-    def together(self, exprs: Iterable[Expr]) -> list[Term]:
-        """Print expressions that one statement combines: all vectors if one is; those known further out get names there."""
-        pairs = [(e, self.value(e)) for e in exprs]
-        depth = max((t.depth for _, t in pairs), default=0)
-        wide = any(t.vector for _, t in pairs)
-        return [self._fit(e, t, depth, wide) for e, t in pairs]
+    def _op(self, e: Op) -> Term:
+        terms = self.together(e.args, len(e.name) + len("gy::(, )") + len(type_name(e.dtype)))
+        text = OPS[e.name].cpp.format(*(t.text for t in terms), dtype=type_name(e.dtype))
+        return Term(text, max((t.depth for t in terms), default=0), any(t.vector for t in terms))
 
-    def fitted(self, e: Expr, *, vector: bool) -> Term:
-        """Print ``e`` for a statement of the innermost block, broadcast if ``vector``."""
-        return self._fit(e, self.value(e), self.block.depth, vector)
+    def room(self, depth: int) -> int:
+        """Columns for an expression that is named in the block at ``depth``."""
+        return _COLUMNS - _NAMING - 2 * (depth + 1)
+
+    def together(self, exprs: Sequence[Expr], around: int) -> list[Term]:
+        """Print expressions that one statement combines: all vectors if one is.
+
+        Those known further out get names there; so do the longest while the line, with ``around`` columns
+        of other text, is too long.
+        """
+        terms = [self.value(e) for e in exprs]
+        depth = max((t.depth for t in terms), default=0)
+        wide = any(t.vector for t in terms)
+        around += sum(len("gy::broadcast<16>()") for t in terms if wide and not t.vector)
+        while sum(len(t.text) for t in terms) + around > self.room(depth):
+            k = max(range(len(terms)), key=lambda k: 0 if terms[k].name else len(terms[k].text))
+            if terms[k].name:
+                break
+            terms[k] = self._named(exprs[k], terms[k], "t")
+        return [self._fit(e, t, depth, wide) for e, t in zip(exprs, terms, strict=True)]
+
+    def fitted(self, e: Expr, term: Term, *, vector: bool, room: int = _COLUMNS) -> Term:
+        """``e``, printed as ``term``, for a statement of the innermost block: broadcast if ``vector``,
+        named if too long.
+        """
+        if len(term.text) > room and not term.name:
+            term = self._named(e, term, "t")
+        return self._fit(e, term, self.block.depth, vector)
 
     def _fit(self, e: Expr, term: Term, depth: int, vector: bool) -> Term:
         if not term.name and term.depth < depth:
@@ -194,7 +225,7 @@ class Expressions:
         self.bind(e, local)
         return local
 
-    # -- leaves ----------------------------------------------------------------------------------------------------
+    # -- leaves --------------------------------------------------------------------------------------------
     def _index_value(self, index: Index) -> Term:
         term = self.index(index)
         return replace(term, text=f"gy::broadcast<1>(int64_t({term.text}))", name=False)
@@ -213,7 +244,9 @@ class Expressions:
         return Term(self.access("load", at, tail, vector=vector), depth, vector)
 
     def access(self, verb: str, at: Address, tail: str, *, vector: bool) -> str:
-        """``verb`` is ``load`` or ``store``; ``tail`` is the text of the further arguments, commas included."""
+        """``verb`` is ``load`` or ``store``; ``tail`` is the text of the further arguments, commas
+        included.
+        """
         if not vector:
             return f"gy::{verb}{'<1>' if verb == 'load' else ''}({at.pointer}{tail})"
         if at.stride == "1":
@@ -228,7 +261,7 @@ class Expressions:
         site = self.checks.index(e) + 1
         size = self.index(e.size)
         exprs = [e.arg] if e.mask is None else [e.mask, e.arg]
-        terms = self.together(exprs)
+        terms = self.together(exprs, 50)
         text, vector = terms[-1].text, any(t.vector for t in terms)
         if e.mask is not None:  # an element that nobody reads passes as index 0 of at least one
             zero = f"gy::broadcast<{self.width if vector else 1}>(int64_t(0))"
@@ -244,14 +277,16 @@ class Expressions:
     def _random(self, e: Random) -> Term:
         vector = self.varies(e.offset)
         offset = self.vector_index(e.offset) if vector else self._index_value(e.offset)
-        terms = self.together((e.seed, *e.args))
+        terms = self.together((e.seed, *e.args), 60)
         if any(t.vector for t in terms):
-            raise InternalCheckError("print", f"{e}: the seed and the bounds of random numbers are the same for all lanes")
+            raise InternalCheckError(
+                "print", f"{e}: the seed and the bounds of random numbers are the same for all lanes"
+            )
         tail = "".join(f", {t.text}" for t in terms[1:])
         text = f"gy::{e.kind}<{type_name(e.dtype)}>({terms[0].text}, {offset.text}{tail})"
         return Term(text, max(offset.depth, *(t.depth for t in terms)), vector)
 
-    # -- addresses ---------------------------------------------------------------------------------------------------
+    # -- addresses -----------------------------------------------------------------------------------------
     def address(self, value: Value, index: tuple[Index, ...]) -> Address:
         """The address of ``value[index]``, for the first lane, and how the other lanes follow."""
         pointer = self.pointers[value]
@@ -265,7 +300,9 @@ class Expressions:
         return Address(plus(pointer.text, at), depth, None, offsets.text)
 
     def _by_lanes(self, index: Index) -> tuple[Index, Index, Index]:
-        """``index = base + slope·lanes + rest``, where base and slope are the same for all lanes and rest is not affine."""
+        """``index = base + slope·lanes + rest``, where base and slope are the same for all lanes and rest
+        is not affine.
+        """
         base = slope = rest = ZERO
         for monomial, c in index.terms:
             part = Index(((monomial, c),))
@@ -292,7 +329,7 @@ class Expressions:
                 return self.lanes is not None and self.value(value).vector
         return False
 
-    # -- indices as int64_t ------------------------------------------------------------------------------------------
+    # -- indices as int64_t --------------------------------------------------------------------------------
     def index(self, index: Index) -> Term:
         """An ``int64_t`` expression; where the index depends on the lanes, its value for the first one."""
         text, depth = "", 0
@@ -344,14 +381,16 @@ class Expressions:
         self.bind(atom, Term(name, depth, name=True))
         return Term(name, depth, name=True)
 
-    # -- indices as vectors --------------------------------------------------------------------------------------------
+    # -- indices as vectors --------------------------------------------------------------------------------
     def vector_index(self, index: Index) -> Term:
         """A ``Vec<int64_t, L>`` expression with the value of ``index`` for each lane."""
         base, slope, rest = self._by_lanes(index)
         parts: list[Term] = []
         if slope.terms and self.lanes is not None:
             start, step = self.index(base + slope * self.lanes.index()), self.index(slope)
-            parts.append(Term(f"gy::iota<{self.width}>({start.text}, {step.text})", max(start.depth, step.depth)))
+            parts.append(
+                Term(f"gy::iota<{self.width}>({start.text}, {step.text})", max(start.depth, step.depth))
+            )
         elif base.terms or not rest.terms:
             start = self.index(base)
             parts.append(Term(f"gy::broadcast<{self.width}>(int64_t({start.text}))", start.depth))
@@ -406,7 +445,7 @@ def plus(pointer: str, offset: Term) -> str:
     return f"{pointer} - {offset.text[1:]}" if offset.text.startswith("-") else f"{pointer} + {offset.text}"
 
 
-# -- counting --------------------------------------------------------------------------------------------------------
+# -- counting ----------------------------------------------------------------------------------------------
 def stages(body: Iterable[Loop | Stage]) -> Iterator[Stage]:
     """Every stage of a tree in the order of its text."""
     for item in body:

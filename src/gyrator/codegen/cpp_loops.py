@@ -1,7 +1,9 @@
 """Loop trees as C++ statements.
 
-A ``LANES`` loop becomes a generic lambda, called with ``gy::lanes<L>`` for full steps and once with ``gy::some_lanes<L>`` for
-the rest; without a rest it is a plain loop. A nest of ``PARALLEL`` loops becomes one flat range that each thread takes a fixed
+A ``LANES`` loop becomes a generic lambda, called with ``gy::lanes<L>`` for full steps and once with
+``gy::some_lanes<L>`` for
+the rest; without a rest it is a plain loop. A nest of ``PARALLEL`` loops becomes one flat range that each
+thread takes a fixed
 share of, so that runs with equal thread counts give equal bits.
 """
 
@@ -10,14 +12,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-
-import torch
+from dataclasses import dataclass, replace
 
 from gyrator.codegen.cpp_expr import Address, Block, Expressions, Term, plus, roots, stages, written
 from gyrator.codegen.cpp_names import Names, literal, type_name
 from gyrator.errors import InternalCheckError
-from gyrator.ir.expr import Const, Expr, Load, Ref, Value
+from gyrator.ir.expr import Expr, Load, Ref
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, dot, is_nonnegative, product, substitute
 from gyrator.ir.ops import REDUCTIONS
 from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Stage, Store, Update
@@ -82,7 +82,7 @@ class Loops(Expressions):
         self.block.lines.extend(f"  {line}" for line in inner.lines)
         self.emit(inner.tail)
 
-    # -- loops -----------------------------------------------------------------------------------------------------
+    # -- loops ---------------------------------------------------------------------------------------------
     def _loop(self, loop: Loop) -> None:
         threads = loop.kind is LoopKind.PARALLEL or (loop.kind is LoopKind.LANES and loop.grain > 0)
         if threads and not self._in_region and self.lanes is None and not _is_small(loop):
@@ -136,10 +136,10 @@ class Loops(Expressions):
                 block.lines.insert(0, f"constexpr gy::lanes<{loop.lanes}> lanes;")
 
     def _transposed_copy(self, outer: Loop) -> bool:
-        """Print a nest that only copies, and reads along one axis what it writes along the other, as one call.
+        """One call for a nest that only copies, and reads along one axis what it writes along the other.
 
-        ``for p: for q: to[q, p] = from[p, q]`` → ``gy::transpose_block(from, …, to, …, rows, columns)``. Refuses masks,
-        conversions, and extents that depend on the nest.
+        ``for p: for q: to[q, p] = from[p, q]`` → ``gy::transpose_block(from, …, to, …, rows, columns)``.
+        Refuses masks, conversions, and extents that depend on the nest.
         """
         copy = _copy_nest(outer)
         if copy is None:
@@ -156,11 +156,13 @@ class Loops(Expressions):
         for value, flat in ((store.value, target), (load.value, source)):
             pointers.append(plus(self.pointers[value].text, self.index(substitute(flat, start))))
         texts = [self.index(i).text for i in (*steps, p.extent, q.extent) if i is not None]
-        self.emit(f"gy::transpose_block({pointers[1]}, {texts[2]}, {pointers[0]}, {texts[1]}, {texts[4]}, {texts[5]});")
+        self.emit(
+            f"gy::transpose_block({pointers[1]}, {texts[2]}, {pointers[0]}, {texts[1]}, {texts[4]}, {texts[5]});"
+        )
         self.forget([store.value])
         return True
 
-    # -- parallel loops --------------------------------------------------------------------------------------------
+    # -- parallel loops ------------------------------------------------------------------------------------
     def _region(self, outer: Loop) -> None:
         """Threads over the flat range of ``outer`` and the parallel loops right inside it."""
         nest = _perfect_nest(outer)
@@ -190,7 +192,9 @@ class Loops(Expressions):
             self._results(parts, f"{parts.name}.merged()")
 
     def _flat(self, nest: tuple[Loop, ...], mine: str) -> None:
-        """``for step``: the axes start where this thread's share begins and count on like the digits of a number."""
+        """``for step``: the axes start where this thread's share begins and count on like the digits of a
+        number.
+        """
         names = [self.names.fresh(loop.axis.name) for loop in nest]
         extents = [self._digit(loop.axis.extent) for loop in nest]
         for k, name in enumerate(names):
@@ -233,9 +237,11 @@ class Loops(Expressions):
                 self.emit(f"{element}* const {name} = {name}_memory.at;")
             self.pointers[value] = Term(name, self.block.depth, name=True)
 
-    # -- carries -----------------------------------------------------------------------------------------------------
+    # -- carries -------------------------------------------------------------------------------------------
     def _declare(self, carry: Carry, loop: Loop, *, per_thread: str = "") -> Reducer:
-        """Declare the object of a carry of ``loop``; with ``per_thread``, one for each thread of that team."""
+        """Declare the object of a carry of ``loop``; with ``per_thread``, one for each thread of that
+        team.
+        """
         update = next((s for s in stages(loop.body) if isinstance(s, Update) and s.carry == carry.name), None)
         if update is None:
             raise InternalCheckError("print", f"nothing updates carry {carry.name!r}")
@@ -243,7 +249,10 @@ class Loops(Expressions):
         width = self.width if self.lanes is not None else self._width(carry, loop)
         element = type_name(update.args[0].dtype)
         kind = f"gy::{per_lane}{'Last' if carry.last_wins else ''}{REDUCTIONS[carry.kind].cpp}<{element}, {width}>"
-        name = self.names.fresh(f"{carry.name}_{carry.kind}{'s' if per_thread else ''}")
+        taken = any(r is not None and r.name == carry.name for r in carry.results)
+        name = self.names.fresh(
+            f"{carry.name}{f'_{carry.kind}' if taken else ''}{'_parts' if per_thread else ''}"
+        )
         self.emit(f"gy::PerThread<{kind}> {name}({per_thread});" if per_thread else f"{kind} {name};")
         reducer = Reducer(name, carry, across=self.lanes is None)
         self._reducers[carry.name] = reducer
@@ -281,14 +290,17 @@ class Loops(Expressions):
                 field = f"gy::broadcast<{self.width}>({type_name(ref.dtype)}({field}))"
             self.bind(ref, Term(field, depth, vector, name=True))
 
-    # -- stages ------------------------------------------------------------------------------------------------------
+    # -- stages --------------------------------------------------------------------------------------------
     def _let(self, ref: Ref, expr: Expr) -> None:
         if self.is_used(ref):
             self.bind(ref, self.value(expr, ref.name))
 
     def _update(self, stage: Update) -> None:
         reducer = self._reducers[stage.carry]
-        args = [self.fitted(a, vector=self.lanes is not None) for a in stage.args]
+        terms = [self.value(a) for a in stage.args]
+        room = (self.room(self.block.depth) - len(reducer.name)) // len(terms)
+        vector = self.lanes is not None
+        args = [self.fitted(a, t, vector=vector, room=room) for a, t in zip(stage.args, terms, strict=True)]
         text = ", ".join(a.text for a in args)
         if reducer.across and self.lanes is not None:
             self.emit(f"gy::update(lanes, {reducer.name}, {text});")
@@ -298,9 +310,15 @@ class Loops(Expressions):
 
     def _store(self, stage: Store) -> None:
         vector = self.lanes is not None
-        value = self.fitted(stage.expr, vector=vector)
+        value = self.value(stage.expr)
         at = self.address(stage.value, stage.index)
-        mask = None if stage.mask is None else self.fitted(stage.mask, vector=vector).text
+        mask = (
+            None
+            if stage.mask is None
+            else self.fitted(stage.mask, self.value(stage.mask), vector=vector).text
+        )
+        room = self.room(self.block.depth) - len(at.pointer) - len(mask or "")
+        value = self.fitted(stage.expr, value, vector=vector, room=room)
         if stage.combine != "set":
             self._combine(stage, at, value.text, mask)
         else:
@@ -320,12 +338,17 @@ class Loops(Expressions):
         op = _COMBINE[stage.combine]
         if stage.atomic or (vector and at.stride in (None, "0")):
             how = "atomic" if stage.atomic else "plain"
-            offsets = at.offsets or (f"gy::iota<{self.width}>(0, {at.stride})" if vector else "gy::broadcast<1>(int64_t(0))")
+            offsets = at.offsets or (
+                f"gy::iota<{self.width}>(0, {at.stride})" if vector else "gy::broadcast<1>(int64_t(0))"
+            )
             tail = f", {mask}" if mask is not None else ""
             lanes = "lanes" if vector else "gy::lanes<1>()"
             self.emit(f"gy::combine<gy::by_{op}, gy::{how}>({lanes}, {at.pointer}, {offsets}, {text}{tail});")
             return
         masked = "" if mask is None else f", {mask}, {literal(0, dtype)}"
+        target = self.names.fresh("to")
+        self.emit(f"{type_name(dtype)}* const {target} = {at.pointer};")
+        at = replace(at, pointer=target)
         old = self.access("load", at, masked, vector=vector)
         if dtype.is_floating_point and dtype.itemsize < 4:
             total = f"gy::cast<{type_name(dtype)}>(gy::{op}(gy::cast<float>({old}), gy::cast<float>({text})))"
@@ -335,11 +358,18 @@ class Loops(Expressions):
 
 
 def _copy_nest(outer: Loop) -> tuple[tuple[Axis, Axis], Store, Load] | None:
-    """The axes, store and load of two nested loops that do nothing but ``a[…] = b[…]``; None for other loops."""
+    """The axes, store and load of two nested loops that do nothing but ``a[…] = b[…]``; None for other
+    loops.
+    """
     if len(outer.body) != 1 or outer.carries or outer.kind is LoopKind.LANES:
         return None
     (inner,) = outer.body
-    if not isinstance(inner, Loop) or len(inner.body) != 1 or inner.carries or outer.axis in inner.axis.extent.axes():
+    if (
+        not isinstance(inner, Loop)
+        or len(inner.body) != 1
+        or inner.carries
+        or outer.axis in inner.axis.extent.axes()
+    ):
         return None
     (stage,) = inner.body
     if not isinstance(stage, Store) or stage.combine != "set" or stage.mask is not None:
@@ -358,7 +388,9 @@ def _is_small(loop: Loop) -> bool:
 
 
 def _perfect_nest(outer: Loop) -> tuple[Loop, ...]:
-    """``outer`` and the parallel loops below it that are all of their parent's body, carry nothing and have fixed extents."""
+    """``outer`` and the parallel loops below it that are all of their parent's body, carry nothing and
+    have fixed extents.
+    """
     nest = [outer]
     while outer.kind is LoopKind.PARALLEL and not outer.carries and len(nest[-1].body) == 1:
         (inner,) = nest[-1].body

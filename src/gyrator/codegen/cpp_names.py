@@ -36,13 +36,14 @@ TYPES = MappingProxyType(
 """Element type → its name in C++."""
 
 _KEYWORDS = frozenset(
-    """alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class
-    co_await co_return co_yield compl concept const const_cast consteval constexpr constinit continue decltype default
-    delete do double dynamic_cast else enum explicit export extern false float for friend goto if inline int int8_t
-    int16_t int32_t int64_t long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected
-    public register reinterpret_cast requires return short signed sizeof static static_assert static_cast struct switch
-    template this thread_local throw true try typedef typeid typename uint8_t uint16_t uint32_t uint64_t union unsigned
-    using virtual void volatile wchar_t while xor xor_eq main linux unix gy""".split()
+    """alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t
+    char32_t class co_await co_return co_yield compl concept const const_cast consteval constexpr
+    constinit continue decltype default delete do double dynamic_cast else enum explicit export extern
+    false float for friend goto if inline int int8_t int16_t int32_t int64_t long mutable namespace new
+    noexcept not not_eq nullptr operator or or_eq private protected public register reinterpret_cast
+    requires return short signed sizeof static static_assert static_cast struct switch template this
+    thread_local throw true try typedef typeid typename uint8_t uint16_t uint32_t uint64_t union
+    unsigned using virtual void volatile wchar_t while xor xor_eq main linux unix gy""".split()
 )
 _OURS = ("threads", "status", "failed", "lanes")
 
@@ -54,13 +55,17 @@ class Names:
         self._open: list[set[str]] = [set(_OURS)]
 
     def enter(self) -> None:
+        """A block begins."""
         self._open.append(set())
 
     def leave(self) -> None:
+        """The innermost block ends."""
         self._open.pop()
 
     def fresh(self, wish: str, depth: int | None = None) -> str:
-        """``wish`` or the first of ``wish_2``, ``wish_3``, … that no open block has; for the block at ``depth``."""
+        """``wish`` or the first of ``wish_2``, ``wish_3``, … that no open block has; for the block at
+        ``depth``.
+        """
         base = legal(wish)
         return self._first(chain([base], (f"{base}_{k}" for k in count(2))), depth)
 
@@ -93,7 +98,8 @@ def type_name(dtype: torch.dtype) -> str:
 
 
 def literal(value: Scalar, dtype: torch.dtype) -> str:
-    """A C++ expression of exactly the type of ``dtype``; the value is rounded as torch rounds a Python scalar.
+    """A C++ expression of exactly the type of ``dtype``; the value is rounded as torch rounds a Python
+    scalar.
 
     ``0.1`` as float32 is ``0.1f``, as bfloat16 ``gy::bf16{0x3dcd}``; integers outside the type wrap.
     """
@@ -104,7 +110,11 @@ def literal(value: Scalar, dtype: torch.dtype) -> str:
     if dtype == torch.float32:
         return _float_literal(_to_float32(float(value)), "float", "f")
     if dtype.is_floating_point:
-        bits = torch.tensor(float(value), dtype=dtype).view(torch.uint8 if dtype.itemsize == 1 else torch.uint16).item()
+        bits = (
+            torch.tensor(float(value), dtype=dtype)
+            .view(torch.uint8 if dtype.itemsize == 1 else torch.uint16)
+            .item()
+        )
         return f"{type_name(dtype)}{{0x{int(bits):0{2 * dtype.itemsize}x}}}"
     return _integer_literal(int(value), dtype)
 

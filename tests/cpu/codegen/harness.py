@@ -19,17 +19,27 @@ from gyrator.ir.expr import Const, Expr, Load, Op, Ref, Scalar, Value
 from gyrator.ir.index import Axis, Index, IndexLike, Size, as_index, contiguous_strides
 from gyrator.ir.interp_tree import run_kernel
 from gyrator.ir.ops import OPS, Rule
-from gyrator.ir.tree import Kernel, Loop, LoopKind, Param, Stage, Store, Update
+from gyrator.ir.tree import Kernel, Loop, LoopKind, Param, Stage, Store
 from gyrator.origin import Origin
 
 INCLUDE = Path(__file__).parents[3] / "src/gyrator/runtime/include"
-FLAGS = ("-O2", "-std=c++20", "-march=native", "-fopenmp", "-fPIC", "-shared", "-Wall", "-Werror", "-Wno-psabi")
+FLAGS = (
+    "-O2",
+    "-std=c++20",
+    "-march=native",
+    "-fopenmp",
+    "-fPIC",
+    "-shared",
+    "-Wall",
+    "-Werror",
+    "-Wno-psabi",
+)
 F32, BF16, I64 = torch.float32, torch.bfloat16, torch.int64
 NO_SIZES: Mapping[str, int] = MappingProxyType({})
 PARALLEL, SERIAL, LANES = LoopKind.PARALLEL, LoopKind.SERIAL, LoopKind.LANES
 
 
-# -- writing trees -----------------------------------------------------------------------------------------------------
+# -- writing trees -----------------------------------------------------------------------------------------
 def axis(name: str, extent: IndexLike) -> Axis:
     return Axis(name, as_index(extent))
 
@@ -38,7 +48,9 @@ def size(name: str, lo: int = 2) -> Index:
     return Size(name, lo).index()
 
 
-def tensor(name: str, *shape: IndexLike, dtype: torch.dtype = F32, strides: Sequence[IndexLike] | None = None) -> Value:
+def tensor(
+    name: str, *shape: IndexLike, dtype: torch.dtype = F32, strides: Sequence[IndexLike] | None = None
+) -> Value:
     extents = tuple(as_index(n) for n in shape)
     steps = contiguous_strides(extents) if strides is None else tuple(as_index(s) for s in strides)
     return Value(name, extents, dtype, steps)
@@ -85,16 +97,31 @@ def lanes(a: Axis, *body: Loop | Stage, width: int = 16, **more: object) -> Loop
 
 
 def kernel(
-    name: str, reads: Sequence[Value], writes: Sequence[Value], *body: Loop | Stage, scratch: Sequence[Value] = ()
+    name: str,
+    reads: Sequence[Value],
+    writes: Sequence[Value],
+    *body: Loop | Stage,
+    scratch: Sequence[Value] = (),
 ) -> Kernel:
-    """A kernel whose sizes are those of its values' shapes and strides; a value in both lists is updated in place."""
+    """A kernel whose sizes are those of its values' shapes and strides; a value in both lists is updated
+    in place.
+    """
     values = list(dict.fromkeys([*reads, *writes]))
-    sizes = dict.fromkeys(s for v in values for i in (*v.shape, *v.strides) for s in sorted(i.sizes(), key=repr))
+    sizes = dict.fromkeys(
+        s for v in values for i in (*v.shape, *v.strides) for s in sorted(i.sizes(), key=repr)
+    )
     params = tuple(Param(v, v in reads, v in writes) for v in values)
-    return Kernel(name, params, tuple(sizes), tuple(scratch), body, (Origin("model.py", 12, "forward", f"aten.{name}.default"),))
+    return Kernel(
+        name,
+        params,
+        tuple(sizes),
+        tuple(scratch),
+        body,
+        (Origin("model.py", 12, "forward", f"aten.{name}.default"),),
+    )
 
 
-# -- running -------------------------------------------------------------------------------------------------------------
+# -- running -----------------------------------------------------------------------------------------------
 @cache
 def build(text: str) -> ctypes.CDLL:
     folder = Path(tempfile.gettempdir()) / "gyrator-test-kernels"
@@ -105,12 +132,16 @@ def build(text: str) -> ctypes.CDLL:
     if not library.exists():
         source = stem.with_suffix(".cpp")
         source.write_text(f'#include "kernel.h"\n{text}')
-        done = subprocess.run(["g++", *FLAGS, f"-I{INCLUDE}", str(source), "-o", str(library)], capture_output=True, text=True)
+        done = subprocess.run(
+            ["g++", *FLAGS, f"-I{INCLUDE}", str(source), "-o", str(library)], capture_output=True, text=True
+        )
         assert done.returncode == 0, f"{text}\n{done.stderr[:6000]}"
     return ctypes.CDLL(str(library))
 
 
-def launch(printed: CppKernel, tensors: Sequence[torch.Tensor], sizes: Sequence[int] = (), threads: int = 1) -> int:
+def launch(
+    printed: CppKernel, tensors: Sequence[torch.Tensor], sizes: Sequence[int] = (), threads: int = 1
+) -> int:
     """Call a printed kernel with the memory of ``tensors`` as its parameters; its status."""
     function = build(printed.text)[printed.name]
     function.restype = ctypes.c_int32
@@ -118,9 +149,13 @@ def launch(printed: CppKernel, tensors: Sequence[torch.Tensor], sizes: Sequence[
     return int(function(*pointers, *(ctypes.c_int64(s) for s in sizes), ctypes.c_int32(threads)))
 
 
-def run(k: Kernel, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int] = NO_SIZES, threads: int = 1) -> int:
+def run(
+    k: Kernel, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int] = NO_SIZES, threads: int = 1
+) -> int:
     """Print, build and run; tensors and sizes are named as in the kernel."""
-    return launch(print_kernel(k), [tensors[p.value.name] for p in k.params], [sizes[s.name] for s in k.sizes], threads)
+    return launch(
+        print_kernel(k), [tensors[p.value.name] for p in k.params], [sizes[s.name] for s in k.sizes], threads
+    )
 
 
 def check(
@@ -130,7 +165,8 @@ def check(
     threads: int = 1,
     scale: float = 1.0,
 ) -> None:
-    """The printed kernel leaves in its results what the interpreter does: integers and bools equal, floats close.
+    """The printed kernel leaves in its results what the interpreter does: integers and bools equal,
+    floats close.
 
     ``scale`` is the size of the numbers that were added up, where results can be much smaller than those.
     """

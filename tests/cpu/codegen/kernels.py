@@ -8,13 +8,31 @@ from gyrator.ir.expr import Checked, Expr, IndexValue
 from gyrator.ir.index import IndexLike, Indirect, as_index, minimum
 from gyrator.ir.tree import Carry, Kernel, Let, Update
 from tests.cpu.codegen.harness import (
-    BF16, F32, I64, axis, cast, kernel, lanes, load, op, parallel, ref, serial, size, store, tensor,
+    BF16,
+    F32,
+    I64,
+    axis,
+    cast,
+    kernel,
+    lanes,
+    load,
+    op,
+    parallel,
+    ref,
+    serial,
+    size,
+    store,
+    tensor,
 )  # fmt: skip
 
 
 def gelu_bias(rows: IndexLike, columns: IndexLike, dtype: torch.dtype = BF16) -> Kernel:
     """y = gelu(x + b) in float32, stored as ``dtype``."""
-    x, b, y = tensor("x", rows, columns, dtype=dtype), tensor("b", columns, dtype=dtype), tensor("y", rows, columns, dtype=dtype)
+    x, b, y = (
+        tensor("x", rows, columns, dtype=dtype),
+        tensor("b", columns, dtype=dtype),
+        tensor("y", rows, columns, dtype=dtype),
+    )
     i, j = axis("i", rows), axis("j", columns)
     h = op("add", cast(load(x, i, j), F32), cast(load(b, j), F32))
     erf = op("erf", op("mul", h, 0.7071067811865476))
@@ -47,7 +65,10 @@ def softmax(rows: IndexLike, columns: IndexLike, width: int = 16) -> Kernel:
 
 def layer_norm(rows: IndexLike, columns: IndexLike) -> Kernel:
     """Welford, then normalise with weight and bias."""
-    x, w, b, y = (tensor(n, *s) for n, s in (("x", (rows, columns)), ("w", (columns,)), ("b", (columns,)), ("y", (rows, columns))))
+    x, w, b, y = (
+        tensor(n, *s)
+        for n, s in (("x", (rows, columns)), ("w", (columns,)), ("b", (columns,)), ("y", (rows, columns)))
+    )
     i, j = axis("i", rows), axis("j", columns)
     mean, m2, rstd = ref("mean", i), ref("m2", i), ref("rstd", i)
     count = cast(IndexValue(as_index(columns)), F32)
@@ -124,7 +145,11 @@ def checked(value: Expr, extent: IndexLike, mask: Expr | None = None) -> Indirec
 
 
 def embedding(rows: IndexLike, columns: IndexLike, vocabulary: int) -> Kernel:
-    table, idx, y = tensor("table", vocabulary, columns), tensor("idx", rows, dtype=I64), tensor("y", rows, columns)
+    table, idx, y = (
+        tensor("table", vocabulary, columns),
+        tensor("idx", rows, dtype=I64),
+        tensor("y", rows, columns),
+    )
     i, j = axis("i", rows), axis("j", columns)
     at = checked(load(idx, i), vocabulary).index()
     return kernel("embedding", [table, idx], [y], parallel(i, lanes(j, store(y, (i, j), load(table, at, j)))))
@@ -132,7 +157,11 @@ def embedding(rows: IndexLike, columns: IndexLike, vocabulary: int) -> Kernel:
 
 def scatter_add(rows: IndexLike, columns: IndexLike, vocabulary: int, *, along: str = "j") -> Kernel:
     """``table[idx[i], j] += src[i, j]`` with the lanes along the columns or along the rows."""
-    table, idx, src = tensor("table", vocabulary, columns), tensor("idx", rows, dtype=I64), tensor("src", rows, columns)
+    table, idx, src = (
+        tensor("table", vocabulary, columns),
+        tensor("idx", rows, dtype=I64),
+        tensor("src", rows, columns),
+    )
     i, j = axis("i", rows), axis("j", columns)
     at = checked(load(idx, i), vocabulary).index()
     add = store(table, (at, j), load(src, i, j), combine="add")
@@ -149,9 +178,22 @@ def transpose_add(rows: IndexLike, columns: IndexLike) -> Kernel:
 
 
 def tiled_transpose_add(rows: IndexLike, columns: IndexLike, tile: int = 64) -> Kernel:
-    """y = x.t() + z in squares: each square of x is copied transposed into a scratch square, then added row by row."""
-    x, z, y, t = (tensor(n, *s) for n, s in (("x", (columns, rows)), ("z", (rows, columns)), ("y", (rows, columns)), ("t", (tile, tile))))
-    ib, jb = axis("ib", (as_index(rows) + tile - 1) // tile), axis("jb", (as_index(columns) + tile - 1) // tile)
+    """y = x.t() + z in squares: each square of x is copied transposed into a scratch square, then added
+    row by row.
+    """
+    x, z, y, t = (
+        tensor(n, *s)
+        for n, s in (
+            ("x", (columns, rows)),
+            ("z", (rows, columns)),
+            ("y", (rows, columns)),
+            ("t", (tile, tile)),
+        )
+    )
+    ib, jb = (
+        axis("ib", (as_index(rows) + tile - 1) // tile),
+        axis("jb", (as_index(columns) + tile - 1) // tile),
+    )
     height = minimum(as_index(tile), as_index(rows) - ib.index() * tile)
     width = minimum(as_index(tile), as_index(columns) - jb.index() * tile)
     i, j, ii, jj = axis("i", height), axis("j", width), axis("ii", height), axis("jj", width)
@@ -159,7 +201,13 @@ def tiled_transpose_add(rows: IndexLike, columns: IndexLike, tile: int = 64) -> 
     copy = serial(jj, lanes(ii, store(t, (ii, jj), load(x, column + jj.index(), row + ii.index()))))
     at = (row + i.index(), column + j.index())
     add = serial(i, lanes(j, store(y, at, op("add", load(t, i, j), load(z, *at)))))
-    return kernel("transpose_add", [x, z], [y], parallel(ib, parallel(jb, copy, add, grain=8000), grain=80_000), scratch=[t])
+    return kernel(
+        "transpose_add",
+        [x, z],
+        [y],
+        parallel(ib, parallel(jb, copy, add, grain=8000), grain=80_000),
+        scratch=[t],
+    )
 
 
 S0, S1 = size("s0"), size("s1")

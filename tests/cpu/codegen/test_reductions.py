@@ -8,7 +8,23 @@ import torch
 from gyrator.ir.expr import IndexValue
 from gyrator.ir.index import as_index, minimum
 from gyrator.ir.tree import Carry, Kernel, Update
-from tests.cpu.codegen.harness import F32, I64, axis, check, kernel, lanes, load, op, parallel, ref, run, serial, size, store, tensor
+from tests.cpu.codegen.harness import (
+    F32,
+    I64,
+    axis,
+    check,
+    kernel,
+    lanes,
+    load,
+    op,
+    parallel,
+    ref,
+    run,
+    serial,
+    size,
+    store,
+    tensor,
+)
 from tests.cpu.codegen.kernels import argmax, column_sum, cumsum, full_sum, layer_norm, softmax
 from tests.cpu.codegen.test_pointwise import sample
 
@@ -74,7 +90,7 @@ def test_argmax_takes_the_first_of_equals_and_nan_before_all() -> None:
     check(argmax(3, 100), {"x": x, "y": torch.empty(3, dtype=I64)})
 
 
-# -- every kind, both ways ---------------------------------------------------------------------------------------------
+# -- every kind, both ways ---------------------------------------------------------------------------------
 INPUTS = {"any": torch.bool, "all": torch.bool, "xor": torch.int64, "prod": torch.float64}
 SINGLE = ("sum", "prod", "max", "min", "any", "all", "xor")
 
@@ -147,11 +163,16 @@ def test_softmax_in_one_pass() -> None:
     check(k, {"x": sample(5, 333) * 10, "y": torch.empty(5), "z": torch.empty(5)})
 
 
-# -- scans -------------------------------------------------------------------------------------------------------------
+# -- scans -------------------------------------------------------------------------------------------------
 def test_a_scan_across_lanes_is_a_vector_per_step() -> None:
     x, y, i, j = tensor("x", 20, 37), tensor("y", 20, 37), axis("i", 20), axis("j", 37)
     running = ref("running", i, j)
-    loop = serial(i, Update("s", (load(x, i, j),), (running,)), store(y, (i, j), running), carries=(Carry("s", "sum", (None,)),))
+    loop = serial(
+        i,
+        Update("s", (load(x, i, j),), (running,)),
+        store(y, (i, j), running),
+        carries=(Carry("s", "sum", (None,)),),
+    )
     check(kernel("cumsum", [x], [y], lanes(j, loop)), {"x": sample(20, 37), "y": torch.empty(20, 37)})
 
 
@@ -178,10 +199,13 @@ def test_cumulative_maximum_with_positions(last_wins: bool) -> None:
     loop = lanes(j, *body, carries=(Carry("s", "argmax", (None, None), last_wins),))
     data = torch.randint(0, 5, (4, 50), generator=torch.Generator().manual_seed(3)).float()
     data[2, 20] = torch.nan
-    check(kernel("cummax", [x], [v, p], parallel(i, loop)), {"x": data, "v": torch.empty(4, 50), "p": torch.empty(4, 50, dtype=I64)})
+    check(
+        kernel("cummax", [x], [v, p], parallel(i, loop)),
+        {"x": data, "v": torch.empty(4, 50), "p": torch.empty(4, 50, dtype=I64)},
+    )
 
 
-# -- nests -------------------------------------------------------------------------------------------------------------
+# -- nests -------------------------------------------------------------------------------------------------
 def test_a_carry_of_an_outer_loop_fed_by_lanes_inside() -> None:
     x, y, i, k, j = tensor("x", 4, 5, 37), tensor("y", 4), axis("i", 4), axis("k", 5), axis("j", 37)
     total = ref("total", i)
@@ -194,7 +218,9 @@ def test_a_carry_of_an_outer_loop_fed_by_lanes_inside() -> None:
 def test_a_carry_of_a_parallel_loop(threads: int) -> None:
     x, y, i, j = tensor("x", S0, S1), tensor("y"), axis("i", S0), axis("j", S1)
     total = ref("total")
-    loop = parallel(i, lanes(j, Update("t", (load(x, i, j),))), carries=(Carry("t", "sum", (total,)),), grain=20_000)
+    loop = parallel(
+        i, lanes(j, Update("t", (load(x, i, j),))), carries=(Carry("t", "sum", (total,)),), grain=20_000
+    )
     check(
         kernel("f", [x], [y], loop, store(y, (), op("div", total, 2.0))),
         {"x": sample(30, 37), "y": torch.empty(())}, {"s0": 30, "s1": 37}, threads,
@@ -205,7 +231,9 @@ def test_scalar_arguments_count_once_per_lane() -> None:
     x, y, i, j = tensor("x", 3), tensor("y", 3), axis("i", 3), axis("j", 21)
     total = ref("total", i)
     loop = lanes(j, Update("t", (load(x, i),)), carries=(Carry("t", "sum", (total,)),))
-    check(kernel("f", [x], [y], parallel(i, loop, store(y, (i,), total))), {"x": sample(3), "y": torch.empty(3)})
+    check(
+        kernel("f", [x], [y], parallel(i, loop, store(y, (i,), total))), {"x": sample(3), "y": torch.empty(3)}
+    )
 
 
 def test_partial_sums_of_columns_in_a_scratch_row() -> None:
@@ -232,7 +260,12 @@ def test_extent_that_depends_on_an_outer_loop() -> None:
     b = axis("b", (S0 + 15) // 16)
     start = b.index() * 16
     t = axis("t", minimum(as_index(16), S0 - start))
-    k = kernel("f", [x], [y], parallel(b, lanes(t, store(y, (start + t.index(),), op("neg", load(x, start + t.index()))))))
+    k = kernel(
+        "f",
+        [x],
+        [y],
+        parallel(b, lanes(t, store(y, (start + t.index(),), op("neg", load(x, start + t.index()))))),
+    )
     for n in (2, 16, 33):
         out = torch.empty(n)
         assert run(k, {"x": sample(n), "y": out}, {"s0": n}) == 0
