@@ -20,7 +20,7 @@ ORDER = """
     version origin errors inductor_names config config_page folders optional torch_compat api
     ir progress session metrics passes cache
     capture graph autograd lowering schedule codegen templates autotune runtime
-    pipeline report backend worker cli __main__
+    validate pipeline report backend worker cli __main__
 """.split()
 """The modules and packages of gyrator; each imports only what stands to its left."""
 

@@ -81,7 +81,6 @@ class Config:
         "Answers",
         "Run the graph, the nests before and after each pass, and the built code on the same "
         "inputs, and name the first that changed the answer. Slow.",
-        planned=True,
         shapes_code=False,
     )
 

@@ -50,6 +50,7 @@ def run_passes(
         if session.config.check == "every" or (session.config.check == "borders" and position == last):
             with session.stage(f"check {step.name}"):
                 _check(step, program)
+        session.keep(step.name, program)
         if session.dump is not None and program is not before:
             session.dump.write(step.name, text(program))
     return program

@@ -29,6 +29,7 @@ from gyrator.codegen.cpp import CppKernel, print_kernel
 from gyrator.codegen.wrapper import BuiltKernel, print_wrapper
 from gyrator.errors import CacheCorrupt, ToolchainMissing
 from gyrator.folders import cache_folder
+from gyrator.ir.program import Program
 from gyrator.ir.symbols import Symbols
 from gyrator.ir.tree import Kernel
 from gyrator.lowering import lower
@@ -40,6 +41,7 @@ from gyrator.runtime.toolchain import Toolchain, find_toolchain
 from gyrator.schedule.plan import Plan
 from gyrator.schedule.stage import schedule
 from gyrator.session import Count, Session
+from gyrator.validate import validated
 
 
 @final
@@ -105,12 +107,13 @@ def compile_graph(
         with session.stage("look up"):
             key = key_of(graph, session, shape_env, updates, toolchain)
             entry = find(key, stores.graphs, example_inputs, session)
-        if entry is not None:
+        if entry is not None and not session.config.validate:
             return finished(entry, {}, info, session, process)
 
         symbols = Symbols(shape_env)
         with session.stage("lower"):
             lowered = lower(graph, example_inputs, symbols=symbols, name=session.name, updates=updates)
+        session.keep("lower", lowered.program)
         for op in lowered.fallbacks:
             session.counters.add_extern(op)
         with session.stage("schedule"):
@@ -129,7 +132,11 @@ def compile_graph(
         with session.stage("store"):
             facts = facts_of(shape_env, guards, key)
             entry = keep(key, facts, text, libraries, lowered.constants, stores)
-        return finished(entry, lowered.constants, info, session, process)
+        compiled = finished(entry, lowered.constants, info, session, process)
+        if session.config.validate:
+            programs = [(name, p) for name, p in session.programs if isinstance(p, Program)]
+            return validated(compiled, graph, info, programs, lowered)
+        return compiled
 
 
 def without_kernels(graph: fx.GraphModule) -> str | None:

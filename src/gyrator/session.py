@@ -100,7 +100,8 @@ class Session:
     """One compilation: its options and target, and what it counts, times, warns, writes and shows.
 
     `device` is the target, which need not exist on this machine. `told` are the warnings that the user has
-    had; sessions that share it say nothing twice. Use as a context manager, or call `close`.
+    had; sessions that share it say nothing twice. `programs` are the results of passes by name,
+    kept with the option `validate`. Use as a context manager, or call `close`.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class Session:
         self.counters = Counters()
         self.progress = progress_for(config.progress, f"gyrator {name}") if progress is None else progress
         self.dump = DumpWriter(_new_folder(config.dump, name)) if config.dump is not None else None
+        self.programs: list[tuple[str, object]] = []
         self._timings: list[Timing] = []
         self._warnings: dict[str, None] = {}
         self._told = set() if told is None else told
@@ -147,6 +149,11 @@ class Session:
             self._depth = depth
             seconds = time.perf_counter() - start
             self._timings.append(Timing(name, depth, start - self._start, seconds))
+
+    def keep(self, name: str, program: object) -> None:
+        """Keep the result of a stage or pass, if all levels are to be compared (the option `validate`)."""
+        if self.config.validate:
+            self.programs.append((name, program))
 
     @property
     def timings(self) -> tuple[Timing, ...]:

@@ -1,0 +1,196 @@
+"""The option `validate`: on its first call a compiled graph runs at every level on the same inputs, and the
+first level whose answer differs is named.
+
+The levels are the ATen graph (torch's operators), the program after lowering and after each pass (the
+reference interpreter), and the built code. Slow, and twice the memory; for finding out who is to blame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, fx
+
+from gyrator.autograd.interface import Compiled, GraphInfo
+from gyrator.errors import WrongResult
+from gyrator.ir.interp import Run, run_program
+from gyrator.ir.program import Extern, Program, defines
+from gyrator.lowering import Lowered
+from gyrator.origin import Origin
+from gyrator.runtime.externs import operator
+
+SEEDS = "gyrator.seeds.default"
+SEED = 20
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Level:
+    """What one level computed: tensors by the names "output 0", "update of input 2", ...; of programs also
+    every intermediate value, in the order of its definition, with the user's line.
+    """
+
+    name: str
+    results: Mapping[str, Tensor]
+    values: Mapping[str, tuple[Tensor, Origin | None]]
+
+
+def validated(
+    compiled: Compiled,
+    graph: fx.GraphModule,
+    info: GraphInfo,
+    programs: Sequence[tuple[str, Program]],
+    lowered: Lowered,
+) -> Compiled:
+    """`compiled`, which on its first call compares all levels before it computes the answer.
+
+    Args:
+        programs: the program as lowered and after each pass, each with the name of the pass. lowered: what
+        lowering made, for the constants and regions that the programs refer to.
+
+    The call raises WrongResult, naming the first level that differs from the one before, and the first
+    value (in program order) that has the same name in both and differs.
+    """
+    pending = [True]
+
+    def call(args: list[Any]) -> Sequence[Any]:
+        if pending:
+            pending.clear()
+            _compare_all(levels(compiled, graph, info, programs, lowered, args))
+        return compiled.call(args)
+
+    return Compiled(call, compiled.written)
+
+
+def levels(
+    compiled: Compiled,
+    graph: fx.GraphModule,
+    info: GraphInfo,
+    programs: Sequence[tuple[str, Program]],
+    lowered: Lowered,
+    args: Sequence[Any],
+) -> Iterator[Level]:
+    """Every level's results on copies of the arguments, with the same random seed. A graph that draws
+    random numbers is left out: torch's operators draw others than kernels do.
+    """
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        if not any(isinstance(node, Extern) and node.op == SEEDS for node in lowered.program.nodes):
+            torch.manual_seed(SEED)
+            outputs = fx.Interpreter(graph).run(*copies(args))
+            yield Level("the ATen graph", _named(outputs, info, {}), {})
+        for name, program in programs:
+            torch.manual_seed(SEED)
+            run = run_program(program, copies(args), lowered.constants, externs=_externs(program, lowered))
+            yield _program_level(name, program, run, info)
+        torch.manual_seed(SEED)
+        given = copies(args)
+        outputs = compiled.call(list(given))
+        updated = {update.input: given[update.input] for update in info.updates}
+        yield Level("the built code", _named(outputs, info, updated), {})
+
+
+def copies(args: Sequence[Any]) -> list[Any]:
+    """Copies of the arguments with the same strides and offsets; tensors that share memory still do."""
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def copy(arg: Any) -> Any:
+        if not isinstance(arg, Tensor):
+            return arg
+        old = arg.untyped_storage()
+        new = storages.setdefault(old.data_ptr(), old.clone())
+        empty = torch.empty(0, dtype=arg.dtype, device=arg.device)
+        return empty.set_(new, arg.storage_offset(), arg.shape, arg.stride())
+
+    return [copy(arg) for arg in args]
+
+
+def difference(value: Tensor, expected: Tensor, scale: float) -> str | None:
+    """How two tensors differ, or None. Floats may differ by the square root of their precision relative to
+    the RMS of what is expected (far more than rounding, far less than a mistake), and by 16 units of
+    rounding relative to `scale`, the RMS of what they are made from: a sum that cancels is nothing but
+    rounding. Integers are equal.
+    """
+    if (value.shape, value.dtype) != (expected.shape, expected.dtype):
+        return f"{value.dtype}{list(value.shape)} instead of {expected.dtype}{list(expected.shape)}"
+    if not (value.is_floating_point() or value.is_complex()):
+        wrong = int((value != expected).sum())
+        return f"{wrong} of {value.numel()} elements differ" if wrong else None
+    a, b = value.to(torch.complex128), expected.to(torch.complex128)
+    strange = int((a.isfinite() != b.isfinite()).sum())
+    if strange:
+        return f"{strange} of {value.numel()} elements are finite in one and not in the other"
+    error, size, eps = _rms(a - b), _rms(b), torch.finfo(value.dtype).eps
+    if error <= eps**0.5 * size + 16 * eps * scale:
+        return None
+    return f"RMS difference {error:.1e}, RMS of the value {size:.1e}"
+
+
+def _compare_all(found: Iterator[Level]) -> None:
+    before: Level | None = None
+    for level in found:
+        if before is not None:
+            _compare(level, before)
+        before = level
+
+
+def _compare(level: Level, before: Level) -> None:
+    """Raise WrongResult if the levels' results differ; blame the first common value that does."""
+    scale = max((_rms(x) for x in before.results.values() if x.is_floating_point()), default=0.0)
+    for name, expected in before.results.items():
+        wrong = difference(level.results[name], expected, scale) if name in level.results else None
+        if wrong is None:
+            continue
+        value, origin = _first_difference(level, before, scale)
+        first = f"{name} (first at {value})" if value else name
+        raise WrongResult(level.name, first, f"{wrong}; before: {before.name}", where=origin)
+
+
+def _first_difference(level: Level, before: Level, scale: float) -> tuple[str | None, Origin | None]:
+    """The first value that both levels have and that differs, with the user's place."""
+    for name, (value, origin) in level.values.items():
+        earlier = before.values.get(name)
+        if earlier is not None and difference(value, earlier[0], scale):
+            return name, origin
+    return None, None
+
+
+def _program_level(name: str, program: Program, run: Run, info: GraphInfo) -> Level:
+    position = {declared.value: i for i, declared in enumerate(program.inputs) if declared.value is not None}
+    updated = {position[u.target]: new for u, new in zip(program.updates, run.updates, strict=True)}
+    origins = {
+        v.name: node.origins[0] if node.origins else None for node in program.nodes for v in defines(node)
+    }
+    values = {value: (run.values[value], origin) for value, origin in origins.items() if value in run.values}
+    return Level(name, _named(run.outputs, info, updated), values)
+
+
+def _named(outputs: Sequence[object], info: GraphInfo, updated: Mapping[int, Tensor]) -> dict[str, Tensor]:
+    """Results by name. `updated` holds inputs' new contents where the level writes them; else they are
+    outputs.
+    """
+    results = {}
+    update_of = {update.output: update.input for update in info.updates}
+    for i, output in enumerate(outputs):
+        if i in update_of:
+            new = updated.get(update_of[i], output)
+            if isinstance(new, Tensor):
+                results[f"update of input {update_of[i]}"] = new
+        elif isinstance(output, Tensor):
+            results[f"output {i}"] = output
+    return results
+
+
+def _externs(program: Program, lowered: Lowered) -> dict[str, Any]:
+    """The functions of extern calls that torch does not know: regions of the graph, and gyrator's own."""
+    names = {node.op for node in program.nodes if isinstance(node, Extern) and node.op.startswith("gyrator.")}
+    regions = lowered.regions
+    return {name: regions[name].forward if name in regions else operator(name) for name in names}
+
+
+def _rms(x: Tensor) -> float:
+    """The root mean square of the finite elements."""
+    finite = x[x.isfinite()].abs().double()
+    return float(finite.square().mean().sqrt()) if finite.numel() else 0.0
