@@ -16,7 +16,7 @@ from typing import TypeAlias, final
 
 import sympy
 import torch
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
 
 from gyrator.ir.index import (
     ONE,
@@ -73,7 +73,15 @@ class Symbols:
         """The index equal to ``x`` in every call."""
         if isinstance(x, int):
             return const(int(x))
-        return self.from_sympy(x.node.expr)
+        expr = x.node.expr
+        if expr not in self._indices and expr.args and self._is_one(x):
+            self._indices[expr] = const(1)
+        return self.from_sympy(expr)
+
+    @staticmethod
+    def _is_one(x: torch.SymInt) -> bool:
+        """Whether a guard says that an expression such as ``s // 2`` is 1: then it broadcasts, and must say so."""
+        return x.node.has_hint() and x.node.hint == 1 and statically_known_true(x == 1)
 
     def symbolic_ints(self) -> Mapping[Size, int | torch.SymInt]:
         """Size → torch's symbolic int, for the sizes with a hint; comparing these adds guards."""
@@ -211,7 +219,7 @@ def _is_fraction(factor: sympy.Basic) -> bool:
     return isinstance(factor, sympy.Pow) and isinstance(factor.exp, sympy.Integer) and int(factor.exp) < 0
 
 
-# -- rules: SymPy function → index algebra; None where it cannot be said exactly -----------------------------
+# -- rules: SymPy function → index algebra; None where it cannot be said exactly ---------------------------
 def _floordiv(args: tuple[Index, ...]) -> Index | None:
     num, den = args
     if is_nonnegative(den - 1):
@@ -268,7 +276,7 @@ _RULES: Mapping[str, Rule] = {
 _ROUNDING = frozenset({"TruncToInt", "FloorToInt", "CeilToInt"})
 
 
-# -- Python text of opaque expressions -----------------------------------------------------------------------
+# -- Python text of opaque expressions ---------------------------------------------------------------------
 _TEXT: Mapping[str, str] = {
     "FloorDiv": "({0} // {1})",
     "CleanDiv": "({0} // {1})",
@@ -349,7 +357,7 @@ def _piecewise_text(expr: sympy.Piecewise) -> str:
     return text
 
 
-# -- with other values ---------------------------------------------------------------------------------------
+# -- with other values -------------------------------------------------------------------------------------
 def specialise(index: Index, values: Mapping[Size, int]) -> Index:
     """``index`` with sizes replaced by numbers."""
     return substitute(index, {size: as_index(v) for size, v in values.items()})
