@@ -98,7 +98,7 @@ def _inner_axes(nest: Nest) -> Axes:
             return reduced
         case Scan(_, axis):
             return (axis,)
-        case Scatter(_, _, _, combine) if combine != "set":
+        case Scatter():
             return tuple(a for a in nest.axes if a not in _exclusive_axes(nest.root))
     return ()
 
