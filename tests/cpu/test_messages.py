@@ -56,7 +56,12 @@ def test_without_a_compiler_one_line_says_so_and_the_graph_still_runs(
 
 
 def test_a_kernel_that_does_not_build_names_itself_its_file_the_line_and_the_message(tmp_path: Path) -> None:
-    options = {"cxx": compiler(tmp_path, "echo 'kernels.cpp:12:5: error: no luck today' >&2; exit 1")}
+    program = (
+        'for a in "$@"; do case $a in *.cpp) source=$a;; esac; done\n'
+        "if grep -q softmax $source; then echo 'kernels.cpp:12:5: error: no luck today' >&2; exit 1; fi\n"
+        'exec /usr/bin/env g++ "$@"'
+    )
+    options = {"cxx": compiler(tmp_path, program)}
     with pytest.raises((BackendCompilerFailed, KernelBuildError)) as caught:
         torch.compile(scaled_softmax, backend="gyrator", options=options)(torch.randn(4, 5))
     text = str(caught.value)
