@@ -68,11 +68,15 @@ def _nextafter(b: Builder, out: Meta, x: TensorRef, y: TensorRef) -> Any:
 
 
 def _comparison(name: str) -> Lowering:
-    """Comparison in the dtype that both sides promote to; numbers are rounded to it first, as in eager."""
+    """Comparison in the dtype that both sides promote to; numbers are rounded to it first, as in eager.
+
+    Half types are compared as they are: in float32 an intermediate would keep digits that eager rounds away, and
+    ``x == x.amax()`` could hold nowhere.
+    """
 
     def lowering(b: Builder, out: Meta, x: Operand, y: Operand) -> TensorRef:
         common = result_type((x, y))
-        wide = compute_dtype(common)
+        wide = common if common in HALF else compute_dtype(common)
 
         def side(operand: Operand, at: Coords) -> Expr:
             return cast(element(operand, at, wide if isinstance(operand, TensorRef) else common), wide)
