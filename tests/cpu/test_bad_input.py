@@ -1,145 +1,234 @@
-"""What goes wrong is told in the user's terms: no compiler, a kernel that does not build, a wrong index, a
-wrong fake kernel, many processes at once.
+"""What goes wrong outside of the compiler gets a clear error or a right answer, never a crash.
+
+Most of these run in a process of their own: they change the toolchain, the cache, or kill the process.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import textwrap
+import time
 from pathlib import Path
 
 import pytest
 import torch
-from torch._dynamo.exc import BackendCompilerFailed
 
-from gyrator.errors import GyratorWarning, IndexOutOfRange, KernelBuildError, OutputMismatch, UnsupportedInput
+import gyrator
+from gyrator.errors import GyratorError, InvalidOption, KernelBuildError, UnknownOption
 
-SOURCE = Path(__file__).parents[2] / "src"
-
-
-@pytest.fixture(autouse=True)
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every test begins without compiled code, in memory and on disk."""
-    monkeypatch.setenv("GYRATOR_CACHE_DIR", str(tmp_path / "cache"))
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-
-
-def scaled_softmax(x: torch.Tensor) -> torch.Tensor:
-    return torch.softmax(x * 3, dim=-1)
-
-
-def compiler(folder: Path, program: str) -> str:
-    """A stand-in for a C++ compiler."""
-    path = folder / "g++"
-    path.write_text(f"#!/bin/sh\n{program}\n")
-    path.chmod(0o755)
-    return str(path)
-
-
-def cause(error: BaseException) -> BaseException:
-    """The error that torch.compile wrapped."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
-
-
-def test_without_a_compiler_one_line_says_so_and_the_graph_still_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("PATH", "/nonexistent")
-    monkeypatch.delenv("CXX", raising=False)
-    x = torch.randn(4, 5, requires_grad=True)
-    with pytest.warns(GyratorWarning, match=r"C\+\+ compiler not found\n  try: install g\+\+") as caught:
-        out = torch.compile(scaled_softmax, backend="gyrator")(x)
-    assert len(caught) == 1
-    torch.testing.assert_close(out, scaled_softmax(x))
-    (out * out).sum().backward()
-    expected = torch.autograd.grad((scaled_softmax(x) ** 2).sum(), x)[0]
-    torch.testing.assert_close(x.grad, expected)
-
-
-def test_a_kernel_that_does_not_build_names_itself_its_file_the_line_and_the_message(tmp_path: Path) -> None:
-    options = {"cxx": compiler(tmp_path, "echo 'kernels.cpp:12:5: error: no luck today' >&2; exit 1")}
-    with pytest.raises((BackendCompilerFailed, KernelBuildError)) as caught:
-        torch.compile(scaled_softmax, backend="gyrator", options=options)(torch.randn(4, 5))
-    text = str(caught.value)
-    assert "error: no luck today" in text
-    assert "does not build" in text
-    source = next(line.split("source: ")[1] for line in text.splitlines() if "source: " in line)
-    assert "softmax" in Path(source).read_text()
-    assert f"{__file__}:" in text
-
-
-def test_a_compiler_that_cannot_run_is_an_error_not_a_crash(tmp_path: Path) -> None:
-    broken = tmp_path / "g++"
-    broken.write_bytes(b"\x7fELF not a program")
-    broken.chmod(0o755)
-    with pytest.raises((BackendCompilerFailed, KernelBuildError)):
-        torch.compile(scaled_softmax, backend="gyrator", options={"cxx": str(broken)})(torch.randn(4, 5))
-
-
-@pytest.mark.parametrize("index", [7, -8])
-def test_an_index_out_of_range_is_an_error_as_in_eager(index: int) -> None:
-    def pick(x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-        return x[at].sin() + 1
-
-    compiled = torch.compile(pick, backend="gyrator")
-    x = torch.randn(7, 3)
-    torch.testing.assert_close(compiled(x, torch.tensor([6, -7])), pick(x, torch.tensor([6, -7])))
-    with pytest.raises(IndexError):
-        pick(x, torch.tensor([0, index]))
-    with pytest.raises(IndexOutOfRange) as caught:
-        compiled(x, torch.tensor([0, index]))
-    assert f"{__file__}:" in str(caught.value)
-
-
-def test_a_fake_kernel_that_promises_the_wrong_shape_is_found_out() -> None:
-    @torch.library.custom_op("gyrator_tests::halves", mutates_args=())
-    def halves(x: torch.Tensor) -> torch.Tensor:
-        return x[: x.shape[0] // 2].clone()
-
-    @halves.register_fake
-    def _(x: torch.Tensor) -> torch.Tensor:
-        return torch.empty_like(x)
-
-    compiled = torch.compile(lambda x: halves(x) + 1, backend="gyrator")
-    with pytest.raises(OutputMismatch, match=r"gyrator_tests(::|\.)halves"):
-        compiled(torch.randn(8, 3))
-
-
-def test_a_sparse_tensor_is_refused_or_computed_never_misread() -> None:
-    dense = torch.eye(3)
-    try:
-        out = torch.compile(lambda x: torch.sparse.sum(x) * 2, backend="gyrator")(dense.to_sparse())
-    except BackendCompilerFailed as error:
-        assert isinstance(cause(error), UnsupportedInput)
-    else:
-        assert out == 6
-
-
+ROOT = Path(__file__).parents[2]
 PROGRAM = """
-import torch, gyrator
-torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.LayerNorm(16))
-x = torch.randn(4, 8)
-torch.testing.assert_close(torch.compile(model, backend="gyrator")(x), model(x))
-print("right")
+    import torch, gyrator
+
+    def fn(x, y):
+        return torch.softmax(x * 2 + y, -1).cumsum(0), (x @ y.t()).relu()
+
+    x, y = torch.randn(6, 8), torch.randn(6, 8)
+"""
+COMPARE = """
+    for got, want in zip(torch.compile(fn, backend="gyrator")(x, y), fn(x, y), strict=True):
+        torch.testing.assert_close(got, want)
+    print("right")
 """
 
 
-def process(cache: Path) -> subprocess.Popen[str]:
-    env = {**os.environ, "PYTHONPATH": str(SOURCE), "GYRATOR_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+def environment(cache: Path, **changes: str) -> dict[str, str]:
+    """This process's environment with an empty cache; a name with an empty value is removed."""
+    merged = os.environ | {
+        "GYRATOR_CACHE_DIR": str(cache),
+        "PYTHONPATH": f"{ROOT / 'src'}",
+        "OMP_NUM_THREADS": "1",
+    }
+    merged |= changes
+    return {key: value for key, value in merged.items() if value}
+
+
+def script(*parts: str) -> list[str]:
+    return [sys.executable, "-c", "\n".join(textwrap.dedent(part) for part in parts)]
+
+
+def run(*parts: str, env: dict[str, str], timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(script(*parts), env=env, capture_output=True, text=True, timeout=timeout)
+
+
+# --- the toolchain ---
+
+
+def test_without_a_compiler_the_program_runs_and_says_so_once(tmp_path):
+    env = environment(tmp_path, PATH="/nonexistent", CXX="")
+    again = "torch._dynamo.reset()\n" + textwrap.dedent(COMPARE)
+    done = run(PROGRAM, COMPARE, again, env=env)
+    assert done.stdout.split() == ["right", "right"], done.stderr
+    told = [line for line in done.stderr.splitlines() if "compiler" in line.lower()]
+    assert len(told) == 1 and "g++" in told[0], done.stderr
+
+
+def test_a_kernel_that_does_not_build_names_itself_and_the_users_line(tmp_path):
+    broken = tmp_path / "g++"
+    broken.write_text(
+        '#!/bin/sh\ncase "$*" in *--version*) echo "g++ 12.2.0"; exit 0;; esac\n'
+        'echo "no such luck" >&2\nexit 1\n'
     )
+    broken.chmod(0o755)
+    done = run(PROGRAM, COMPARE, env=environment(tmp_path / "cache", CXX=str(broken)))
+    assert done.returncode != 0
+    for wanted in (KernelBuildError.__name__, "no such luck", "source:"):
+        assert wanted in done.stderr, done.stderr
 
 
-def test_processes_that_compile_the_same_at_once_are_all_right(tmp_path: Path) -> None:
-    several = [process(tmp_path) for _ in range(3)]
-    for one in several:
-        out, err = one.communicate()
-        assert (one.returncode, out) == (0, "right\n"), err
+# --- options ---
+
+
+def test_an_unknown_option_lists_the_valid_ones_with_their_types():
+    with pytest.raises(UnknownOption) as caught:
+        gyrator.compile(lambda x: x, options={"fuson": True})
+    text = str(caught.value)
+    assert "fuson" in text and "fusion" in text and "bool" in text
+
+
+def test_an_unknown_option_through_torch_compile_is_refused_too():
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="nonsense"):
+        torch.compile(lambda x: x + 1, backend="gyrator", options={"nonsense": 1})(torch.ones(2))
+
+
+def test_an_option_of_the_wrong_type_is_refused():
+    with pytest.raises(InvalidOption, match="fusion"):
+        gyrator.compile(lambda x: x, options={"fusion": "perhaps"})
+
+
+def test_an_unknown_mode_lists_the_modes():
+    with pytest.raises(UnknownOption, match="max-autotune"):
+        gyrator.compile(lambda x: x, mode="fastest")
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])
+@pytest.mark.filterwarnings("ignore")
+def test_every_mode_computes_the_same(mode):
+    torch._dynamo.reset()
+    x = torch.randn(4, 5)
+    out = gyrator.compile(lambda x: torch.softmax(x, -1) * 2, mode=mode)(x)
+    torch.testing.assert_close(out, torch.softmax(x, -1) * 2)
+
+
+# --- indices ---
+
+OUT_OF_RANGE = {
+    "gather": "torch.gather(x, 1, i[:, None])",
+    "index": "x[i] + 1",
+    "index_select": "torch.index_select(x, 0, i) * 2",
+    "index_put": "x.clone().index_put_((i,), x[:3] + 1)",
+    "scatter": "x.clone().scatter_(1, i[:, None], 1.0)",
+    "embedding": "torch.nn.functional.embedding(i, x) + 1",
+    "cross_entropy": "torch.nn.functional.cross_entropy(x[:3], i)",
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+def test_an_index_out_of_range_is_an_error_and_the_process_lives(name, tmp_path):
+    body = f"""
+        import torch, gyrator
+
+        fn = torch.compile(lambda x, i: {OUT_OF_RANGE[name]}, backend="gyrator")
+        x = torch.randn(5, 5)
+        fn(x, torch.tensor([0, 1, 4]))
+        for bad in ([0, 1, 1_000_000_000], [0, 7, 1], [-77, 0, 1]):
+            try:
+                fn(x, torch.tensor(bad))
+            except (IndexError, RuntimeError) as error:
+                print("refused", type(error).__name__)
+        fn(x, torch.tensor([2, 2, 0]))
+        print("alive")
+    """
+    done = run(body, env=environment(tmp_path))
+    assert done.stdout.split().count("refused") == 3 and "alive" in done.stdout, done.stdout + done.stderr
+
+
+def test_sizes_that_do_not_fit_are_refused_as_in_eager():
+    torch._dynamo.reset()
+    with pytest.raises(RuntimeError):
+        torch.compile(lambda x, y: x @ y, backend="gyrator")(torch.ones(2, 3), torch.ones(2, 3))
+
+
+def test_errors_are_of_one_family():
+    assert issubclass(KernelBuildError, GyratorError) and issubclass(UnknownOption, GyratorError)
+
+
+# --- processes that end at a bad moment ---
+
+
+def test_two_processes_compile_the_same_at_once(tmp_path):
+    env = environment(tmp_path)
+    both = [
+        subprocess.Popen(script(PROGRAM, COMPARE), env=env, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    assert [process.communicate(timeout=240)[0].strip() for process in both] == ["right", "right"]
+
+
+def test_the_cache_survives_kill_9_at_any_moment(tmp_path):
+    env = environment(tmp_path)
+    for delay in (0.1, 0.5, 1.0):
+        process = subprocess.Popen(
+            script(PROGRAM, "print('compiling', flush=True)", COMPARE),
+            env=env,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None and process.stdout.readline().strip() == "compiling"
+        time.sleep(delay)
+        process.kill()
+        process.communicate()
+    done = run(PROGRAM, COMPARE, env=env)
+    assert done.stdout.strip() == "right", done.stderr
+    assert "Error" not in done.stderr, done.stderr
+
+
+def test_a_damaged_cache_is_a_miss(tmp_path):
+    env = environment(tmp_path)
+    run(PROGRAM, COMPARE, env=env)
+    files = [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size > 0]
+    assert files
+    for path in files:
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    done = run(PROGRAM, COMPARE, env=env)
+    assert done.stdout.strip() == "right", done.stderr
+
+
+def test_ctrl_c_ends_builds_and_the_process_can_compile_again(tmp_path):
+    body = """
+        import signal, threading, time
+
+        threading.Timer(0.7, lambda: signal.raise_signal(signal.SIGINT)).start()
+        try:
+            for size in range(2, 200):
+                torch._dynamo.reset()
+                torch.compile(lambda x: torch.softmax(x, -1).cumsum(0) * size, backend="gyrator")(x)
+        except KeyboardInterrupt:
+            print("interrupted")
+        torch._dynamo.reset()
+    """
+    done = run(PROGRAM, body, COMPARE, env=environment(tmp_path))
+    assert done.stdout.split() == ["interrupted", "right"], done.stdout + done.stderr
+
+
+def test_no_compiler_process_is_left_behind(tmp_path):
+    process = subprocess.Popen(
+        script(PROGRAM, "print('compiling', flush=True)", COMPARE),
+        env=environment(tmp_path),
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None and process.stdout.readline().strip() == "compiling"
+    time.sleep(0.6)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    time.sleep(0.5)
+    left = subprocess.run(
+        ["ps", "-o", "comm=", "-g", str(process.pid)], capture_output=True, text=True
+    ).stdout
+    assert "cc1plus" not in left, left
