@@ -20,6 +20,7 @@ move. Run as a script it calls itself on random inputs and prints the time.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -56,6 +57,9 @@ from gyrator.schedule.plan import (
     is_full,
 )
 
+WIDTH = 110
+"""Columns of a line of the program."""
+
 POOLED_BYTES = 1 << 20
 """Values of at least so many bytes are taken from the pool."""
 
@@ -65,6 +69,10 @@ _RESERVED = (
 ).split()
 
 _DEFAULT_SIZE = 8
+_FREES_PER_LINE = 6
+
+_COMMA = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|, """)
+"""A string, to be passed over, or a comma."""
 
 
 @final
@@ -99,7 +107,10 @@ class _Wrapper:
         self.plan = plan
         self.kernels = kernels
         self.hints = hints
-        self.names = Names((*_RESERVED, *_size_names(plan)))
+        self.symbols = _size_names(plan)
+        self.names = Names((*_RESERVED, *self.symbols))
+        self.by_name = {i.value.name: i.value for i in plan.inputs if i.value is not None}
+        self.kernel_of = {kernel.name: kernel for kernel in plan.kernels}
         self.lines: list[str] = []
         self.bound: set[str] = set()
         self.waiting = list(plan.derived)
@@ -125,14 +136,15 @@ class _Wrapper:
         self.flush()
         self.emit(f"return {_tuple([self.output(o) for o in self.plan.outputs])}")
         body = "\n".join(f"        {line}" for line in self.lines)
-        setup = "\n".join(f"    {line}" if line else "" for line in self.setup())
+        lines = [piece for line in self.setup() for piece in broken(line, WIDTH - 4)]
+        setup = "\n".join(f"    {line}" if line else "" for line in lines)
         made = "\n".join(f"        {line}," for line in self.made_inputs())
         return _TEMPLATE.format(
             name=self.plan.name, setup=setup, body=body, made=made, math=self._math_import(body)
         )
 
     def emit(self, line: str) -> None:
-        self.lines.append(line)
+        self.lines += broken(line, WIDTH - 8)
 
     def name(self, value: Value) -> str:
         return self.names.of(value, value.name)
@@ -185,15 +197,13 @@ class _Wrapper:
 
     def derive(self) -> None:
         """Write the derived sizes whose parts are known by now."""
-        by_name = {i.value.name: i.value for i in self.plan.inputs if i.value is not None}
-        symbols = _size_names(self.plan)
-        progress = True
+        progress = bool(self.waiting)
         while progress:
             progress = False
             for derived in list(self.waiting):
-                source = self.name(by_name[derived.source]) if derived.source else ""
+                source = self.name(self.by_name[derived.source]) if derived.source else ""
                 text = derived_text(derived, source)
-                if derived.source or mentioned(text) & symbols <= self.bound:
+                if derived.source or mentioned(text) & self.symbols <= self.bound:
                     self.waiting.remove(derived)
                     self.bind_size(derived.size, text)
                     progress = True
@@ -217,10 +227,10 @@ class _Wrapper:
                 self.freeing.append(self.name(value))
 
     def flush(self) -> None:
-        """Write the frees collected so far as one line."""
-        if self.freeing:
-            self.emit(f"del {', '.join(self.freeing)}")
-            self.freeing.clear()
+        """Write the frees collected so far."""
+        for start in range(0, len(self.freeing), _FREES_PER_LINE):
+            self.emit(f"del {', '.join(self.freeing[start : start + _FREES_PER_LINE])}")
+        self.freeing.clear()
 
     def allocate(self, step: Allocate) -> None:
         value, name = step.value, self.name(step.value)
@@ -254,7 +264,7 @@ class _Wrapper:
         return f"{self.tool('empty')}({where})"
 
     def launch(self, step: Launch) -> None:
-        kernel = next(k for k in self.plan.kernels if k.name == step.kernel)
+        kernel = self.kernel_of[step.kernel]
         args = [self.pointer(v) for v in step.args] + [index_text(s) for s in step.sizes]
         self.emit(f"{self.names.of(kernel, kernel.name)}({', '.join([*args, 'threads'])})")
 
@@ -430,6 +440,25 @@ if __name__ == "__main__":
 '''
 
 
+def broken(line: str, width: int) -> list[str]:
+    """A line as several, broken after commas within its brackets; each further one starts with four spaces.
+
+    Comments stay as they are, and so does a piece without a comma to break at.
+    """
+    if len(line) <= width or line.startswith("#"):
+        return [line]
+    commas = [m.end() for m in _COMMA.finditer(line) if m.group() == ", "]
+    pieces, start, room = [], 0, width
+    while len(line) - start > room:
+        ends = [end for end in commas if start < end <= start + room]
+        if not ends:
+            break
+        pieces.append(line[start : ends[-1]].rstrip())
+        start, room = ends[-1], width - 4
+    rest = [*pieces, line[start:]]
+    return [rest[0], *(f"    {piece}" for piece in rest[1:])]
+
+
 def byte_size(value: Value) -> int | None:
     """Bytes from a value's first to its last element, or None where that depends on symbols."""
     sizes = [i.value for i in value.shape]
@@ -477,7 +506,8 @@ def _comment(origins: Origins) -> list[str]:
     """One line for each place of the user's program: its ATen ops, then the place."""
     places: dict[str, dict[str, None]] = {}
     for origin in origins:
-        place = f"{origin.file}:{origin.line} in {origin.function}" if origin.file else origin.function
+        file = origin.file.rpartition("/site-packages/")[2]
+        place = f"{file}:{origin.line} in {origin.function}" if file else origin.function
         places.setdefault(place, {})[origin.op] = None
     return [f"# {', '.join(ops)}" + (f"   {place}" if place else "") for place, ops in places.items()]
 

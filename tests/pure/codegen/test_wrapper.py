@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from gyrator.codegen.wrapper import BuiltKernel, byte_size, print_wrapper
+from gyrator.codegen.wrapper import BuiltKernel, broken, byte_size, print_wrapper
 from gyrator.errors import OutputMismatch
 from gyrator.ir.expr import Const, Load, Op, Value
 from gyrator.ir.index import ONE, ZERO, Axis, Index, Size, const, contiguous_strides
@@ -250,6 +251,15 @@ def test_text_depends_on_the_plan_alone() -> None:
     steps = (Allocate(y), Launch("add_0", (x, y)), Free(x))
     plan = Plan("g", (Input(x),), steps, (full_view(y),), (add_kernel(const(4)),))
     assert bound(plan)[0] == bound(plan)[0]
+
+
+def test_long_lines_are_broken_at_commas_outside_of_strings() -> None:
+    line = "f(" + ", ".join([*(f"argument_{k}" for k in range(12)), repr("a, b" * 9), '"c, d"', "last)"])
+    pieces = broken(line, 40)
+    assert len(pieces) > 3
+    assert all(len(piece) <= 44 for piece in pieces if "a, b" not in piece)
+    assert ast.dump(ast.parse("\n".join(pieces))) == ast.dump(ast.parse(line))
+    assert broken("# a, b, c" * 9, 40) == ["# a, b, c" * 9]
 
 
 def test_bytes_of_a_value_span_its_strides() -> None:
