@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 from gyrator.ir.expr import Const, Expr, Scalar
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.refs import Coords, TensorRef
-from gyrator.lowering.typed import Operand, cast, compute_dtype, element, like, op, result_type
+from gyrator.lowering.typed import HALF, Operand, cast, compute_dtype, element, like, op, result_type
 
 aten, prims = torch.ops.aten, torch.ops.prims
 Lowering = Callable[..., Any]
@@ -70,8 +70,8 @@ def _nextafter(b: Builder, out: Meta, x: TensorRef, y: TensorRef) -> Any:
 def _comparison(name: str) -> Lowering:
     """Comparison in the dtype that both sides promote to; numbers are rounded to it first, as in eager.
 
-    Half types are compared as they are: in float32 an intermediate would keep digits that eager rounds away, and
-    ``x == x.amax()`` could hold nowhere.
+    Half types are compared as they are: in float32 an intermediate would keep digits that eager rounds away,
+    and ``x == x.amax()`` could hold nowhere.
     """
 
     def lowering(b: Builder, out: Meta, x: Operand, y: Operand) -> TensorRef:
