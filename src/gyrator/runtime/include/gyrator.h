@@ -10,3 +10,4 @@
 #include "special.h"
 #include "reduce.h"
 #include "random.h"
+#include "tile.h"

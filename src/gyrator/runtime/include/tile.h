@@ -1,62 +1,64 @@
-// Transposed copies, block by block in registers.
+// Transposed copies of square tiles in registers, for 2-D loops that read along one axis and write along the other.
 #pragma once
-#include "gyrator.h"
+#include "random.h"
 
 namespace gy {
 
-// Edge of the square that is transposed in registers: one register per row, at most 16 of them.
-template <class T> constexpr int tile_edge = register_bytes == 0 || int(sizeof(T)) * 16 <= register_bytes
-                                                 ? 16
-                                                 : register_bytes / int(sizeof(T));
+// Side of a tile that fits the registers: one row per register. 32- and 64-bit elements; others go element by element.
+template <class T> constexpr bool tile_in_registers = register_bytes > 0 && (sizeof(T) == 4 || sizeof(T) == 8);
+template <class T> constexpr int tile_side = tile_in_registers<T> ? register_bytes / int(sizeof(T)) : 8;
 
 #if defined(GY_SIMD)
-template <int N, int Half, int... I, class V> GY_FN V zip(V a, V b, sequence<I...>) {
-  return __builtin_shufflevector(a, b, ((I & 1) * N + Half * N / 2 + I / 2)...);
+// Exchanges the off-diagonal blocks of S lanes of two rows that are S apart.
+template <int S, bool Second, int... I, class V> GY_FN V exchange(V a, V b, sequence<I...>) {
+  constexpr int n = sizeof...(I);
+  return __builtin_shufflevector(a, b, (Second ? (I & S ? n + I : I + S) : (I & S ? n + I - S : I))...);
 }
-// One step of a perfect shuffle: rows i and i + N/2 are interleaved. After log2(N) steps rows are columns.
-template <int N, class V> GY_FN void shuffle_rows(V (&row)[N]) {
-  V next[N];
-  GY_UNROLL for (int i = 0; i < N / 2; ++i) {
-    next[2 * i] = zip<N, 0>(row[i], row[i + N / 2], indices<N>{});
-    next[2 * i + 1] = zip<N, 1>(row[i], row[i + N / 2], indices<N>{});
+template <int S, class V, int N> GY_FN void transpose_rows(V (&row)[N]) {
+  if constexpr (S < N) {
+    GY_UNROLL for (int i = 0; i < N; ++i) {
+      if ((i & S) != 0) continue;
+      const V a = row[i], b = row[i + S];
+      row[i] = exchange<S, false>(a, b, indices<N>{});
+      row[i + S] = exchange<S, true>(a, b, indices<N>{});
+    }
+    transpose_rows<2 * S>(row);
   }
-  GY_UNROLL for (int i = 0; i < N; ++i) row[i] = next[i];
 }
 #endif
 
-// to[q * to_stride + p] = from[p * from_stride + q] for p < rows, q < columns, both at most tile_edge<T>.
-template <class T>
-GY_FN void transpose_block(T* to, int64_t to_stride, const T* from, int64_t from_stride, int64_t rows, int64_t columns) {
+// to[c * to_stride + r] = from[r * from_stride + c] for a whole tile.
+template <class T> GY_FN void transpose_tile(const T* from, int64_t from_stride, T* to, int64_t to_stride) {
+  constexpr int n = tile_side<T>;
 #if defined(GY_SIMD)
-  constexpr int N = tile_edge<T>;
-  if (rows == N && columns == N) {
-    using V = typename Vec<T, N>::P;
-    V row[N];
-    GY_UNROLL for (int p = 0; p < N; ++p) row[p] = load<N>(from + p * from_stride).p[0];
-    GY_UNROLL for (int step = 1; step < N; step *= 2) shuffle_rows<N>(row);
-    GY_UNROLL for (int q = 0; q < N; ++q) {
-      Vec<T, N> v;
-      v.p[0] = row[q];
-      store(to + q * to_stride, v);
-    }
+  if constexpr (tile_in_registers<T>) {
+    using V = Vec<T, n>;
+    typename V::P row[n];
+    GY_UNROLL for (int i = 0; i < n; ++i) row[i] = load<n>(from + i * from_stride).p[0];
+    transpose_rows<1>(row);
+    GY_UNROLL for (int i = 0; i < n; ++i) store(to + i * to_stride, V{{row[i]}});
     return;
   }
 #endif
-  for (int64_t p = 0; p < rows; ++p)
-    for (int64_t q = 0; q < columns; ++q) to[q * to_stride + p] = from[p * from_stride + q];
+  for (int r = 0; r < n; ++r)
+    for (int c = 0; c < n; ++c) to[c * to_stride + r] = from[r * from_stride + c];
 }
 
-// The same for any number of rows and columns.
+// The same for any number of rows and columns of `from`: whole tiles, then the edges.
 template <class T>
-__attribute__((noinline)) void transpose(T* to, int64_t to_stride, const T* from, int64_t from_stride, int64_t rows,
-                                         int64_t columns) {
-  constexpr int N = tile_edge<T>;
-  for (int64_t p = 0; p < rows; p += N) {
-    const int64_t height = rows - p < N ? rows - p : N;
-    for (int64_t q = 0; q < columns; q += N)
-      transpose_block(to + q * to_stride + p, to_stride, from + p * from_stride + q, from_stride, height,
-                      columns - q < N ? columns - q : N);
-  }
+GY_FN void transpose_block(const T* from, int64_t from_stride, T* to, int64_t to_stride, int64_t rows, int64_t columns) {
+  constexpr int n = tile_side<T>;
+  const int64_t whole_rows = rows / n * n, whole_columns = columns / n * n;
+  for (int64_t r = 0; r < whole_rows; r += n)
+    for (int64_t c = 0; c < whole_columns; c += n)
+      transpose_tile(from + r * from_stride + c, from_stride, to + c * to_stride + r, to_stride);
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t c = r < whole_rows ? whole_columns : 0; c < columns; ++c) to[c * to_stride + r] = from[r * from_stride + c];
+}
+// A rows x columns piece of `from` into a dense tile whose rows are the columns of `from`, `side` elements apart.
+template <class T>
+GY_FN void transpose_load(const T* from, int64_t from_stride, T* tile, int64_t side, int64_t rows, int64_t columns) {
+  transpose_block(from, from_stride, tile, side, rows, columns);
 }
 
 }  // namespace gy

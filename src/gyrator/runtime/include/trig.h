@@ -28,10 +28,10 @@ template <int Shift, class P> GY_FN P sin_quadrant(Quadrant<P> q) {
   const P value = (k & 1) != 0 ? cos_small(z) : sin_small(q.r, z);
   return from_bits<P>(bits(value) ^ shift_left<P>(k & 2, 30));
 }
-// float: 2 ulp for |x| < 1e5.
+// float: 1.6 ulp for |x| < 1e5.
 template <class P> GY_FN P sin(P x) { return x == 0.0f ? x : sin_quadrant<0>(quadrant(x)); }
 template <class P> GY_FN P cos(P x) { return sin_quadrant<1>(quadrant(x)); }
-// float: 4 ulp for |x| < 1e5.
+// float: 3.5 ulp for |x| < 1e5.
 template <class P> GY_FN P tan(P x) {
   const auto q = quadrant(x);
   const P z = q.r * q.r, s = sin_small(q.r, z), c = cos_small(z);
@@ -43,13 +43,13 @@ template <class P> GY_FN P tan(P x) {
 template <class P> GY_FN P asin_small(P x, P z) {
   return fma(polynomial(z, 0x1.595c32p-5f, 0x1.8c3e5cp-6f, 0x1.747bb8p-5f, 0x1.330204p-4f, 0x1.5555c8p-3f), z * x, x);
 }
-// float: 3 ulp. Beyond 1/2: pi/2 - 2 asin(sqrt((1 - x) / 2)).
+// float: 2.4 ulp. Beyond 1/2: pi/2 - 2 asin(sqrt((1 - x) / 2)).
 template <class P> GY_FN P asin(P x) {
   const P a = abs(x), half = fma(a, all<P>(-0.5f), all<P>(0.5f));
   const P z = a > 0.5f ? half : a * a, y = a > 0.5f ? sqrt(half) : a, s = asin_small(y, z);
   return copysign(a > 0.5f ? 0x1.921fb6p+0f - (s + s + 0x1.777a5cp-25f) : s, x);
 }
-// float: 2 ulp.
+// float: 1.2 ulp.
 template <class P> GY_FN P acos(P x) {
   const P a = abs(x), half = fma(a, all<P>(-0.5f), all<P>(0.5f));
   const P z = a > 0.5f ? half : x * x, y = a > 0.5f ? sqrt(half) : x, s = asin_small(y, z);
@@ -62,12 +62,12 @@ template <class P> GY_FN P atan_unit(P x) {
   return fma(polynomial(z, -0x1.d4dcf8p-10f, 0x1.64b0fap-7f, -0x1.fdc6dcp-6f, 0x1.da39bep-5f, -0x1.580a34p-4f,
                         0x1.c08c46p-4f, -0x1.242086p-3f, 0x1.9991e4p-3f, -0x1.55553ep-2f), z * x, x);
 }
-// float: 2 ulp.
+// float: 1.4 ulp.
 template <class P> GY_FN P atan(P x) {
   const P a = abs(x), t = atan_unit(a > 1.0f ? 1.0f / a : a);
   return copysign(a > 1.0f ? 0x1.921fb6p+0f - (t + 0x1.777a5cp-25f) : t, x);
 }
-// float: 3 ulp. The angle of the point (x, y).
+// float: 1.6 ulp. The angle of the point (x, y).
 template <class P> GY_FN P atan2(P y, P x) {
   const P ax = abs(x), ay = abs(y), low = ay < ax ? ay : ax, high = ay < ax ? ax : ay;
   P t = low / high;
@@ -80,7 +80,7 @@ template <class P> GY_FN P atan2(P y, P x) {
 }
 
 // ---- hyperbolic -------------------------------------------------------------------------------------------------
-// float: 2 ulp.
+// float: sinh 1.7 ulp, cosh 1.4 ulp.
 template <class P> GY_FN P sinh(P x) {
   const P a = abs(x), z = a * a;
   const P small = fma(polynomial(z, 0x1.756c14p-19f, 0x1.a022bcp-13f, 0x1.1110e0p-7f, 0x1.555556p-3f), z * a, a);
@@ -91,7 +91,7 @@ template <class P> GY_FN P cosh(P x) {
   const P h = exp_in_range<-1>(min(all<P>(90), abs(x)));
   return h + 0.25f / h;
 }
-// float: 3 ulp.
+// float: asinh 1.9 ulp, acosh 2 ulp, atanh 2.2 ulp.
 template <class P> GY_FN P asinh(P x) {
   const P a = abs(x), z = a * a;
   const P far = log(a) + 0x1.62e430p-1f;

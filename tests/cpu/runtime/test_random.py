@@ -1,0 +1,52 @@
+"""Random numbers of the kernels against the reference in torch, gyrator.ir.philox."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+from tests.cpu.runtime.headers import DTYPES, MODES, lanes_loop, load, name_of
+
+from gyrator.ir.philox import integers, normal, philox, uniform
+
+SEED, FIRST, COUNT = -123456789012345678, 2**33 - 500, 1003
+DRAWS = [("rand", t) for t in ("float", "double", "gy::bf16", "gy::f16")]
+DRAWS += [("randn", t) for t in ("float", "double", "gy::bf16")]
+
+
+def source() -> str:
+    text = ""
+    for kind, t in DRAWS:
+        draw = f"gy::{kind}<{t}>(gy::broadcast<1>(seed), gy::iota<L>(first + j, 1))"
+        head = f"{t}* y, int64_t seed, int64_t first, int64_t n, int64_t one"
+        text += f'extern "C" void {name_of(kind, t)}({head}) {{ {lanes_loop(f"gy::store(y + j, {draw});", 16)} }}\n'
+    draw = "gy::randint64<int64_t>(gy::broadcast<1>(seed), gy::iota<L>(first + j, 1), gy::broadcast<1>(low), gy::broadcast<1>(high))"
+    head = "int64_t* y, int64_t seed, int64_t first, int64_t n, int64_t one, int64_t low, int64_t high"
+    return text + f'extern "C" void randint({head}) {{ {lanes_loop(f"gy::store(y + j, {draw});", 16)} }}\n'
+
+
+def drawn(library: ctypes.CDLL, name: str, dtype: torch.dtype, *more: int) -> torch.Tensor:
+    results = []
+    for one_lane in (0, 1):
+        y = torch.empty(COUNT, dtype=dtype)
+        numbers = [ctypes.c_int64(v) for v in (SEED, FIRST, COUNT, one_lane, *more)]
+        getattr(library, name)(ctypes.c_void_p(y.data_ptr()), *numbers)
+        results.append(y)
+    assert torch.equal(*results)
+    return results[0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_kernels_draw_the_numbers_of_the_reference(mode: str) -> None:
+    library = load(source(), mode)
+    words = philox(torch.tensor(SEED), torch.arange(FIRST, FIRST + COUNT))
+    for kind, t in DRAWS:
+        got = drawn(library, name_of(kind, t), DTYPES[t])
+        if kind == "rand":
+            assert torch.equal(got, uniform(words, DTYPES[t]))
+        else:
+            torch.testing.assert_close(got, normal(words, DTYPES[t]))
+    for low, high in ((-5, 17), (0, 1), (-(2**62), 2**62 - 1)):
+        got = drawn(library, "randint", torch.int64, low, high)
+        assert torch.equal(got, integers(words, torch.tensor(low), torch.tensor(high)))
