@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from gyrator.autograd import ops
 from gyrator.ir.expr import Const, Expr, Scalar
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.refs import Coords, TensorRef
@@ -354,6 +355,7 @@ LOWERINGS: Mapping[OpOverload, Lowering] = {
     aten.threshold_backward.default: _threshold_backward,
     aten.clone.default: _clone,
     aten.lift_fresh_copy.default: _clone,
+    ops.restride: _clone,
     aten._to_copy.default: _to_copy,
     aten.copy.default: _copy,
     prims.convert_element_type.default: _clone,

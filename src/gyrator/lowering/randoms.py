@@ -14,58 +14,50 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from gyrator.autograd import ops
 from gyrator.ir.expr import Expr, Load, Random
-from gyrator.ir.index import contiguous_strides, dot
+from gyrator.ir.index import IndexLike, as_index, contiguous_strides, dot
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.refs import Coords, TensorRef
-from gyrator.lowering.typed import Operand, element, like, op
+from gyrator.lowering.typed import Operand, compute_dtype, element, like, op
 
 aten = torch.ops.aten
 
-DIGITS: Mapping[torch.dtype, int] = {torch.bfloat16: 8, torch.float16: 11}
-"""Significant bits of half precision: a uniform number is cut to so many bits, or it would round up to 1."""
 
-
-def draw(b: Builder, out: Meta, kind: str, *bounds: Operand) -> Callable[[Coords], Expr]:
-    """A new draw as a function of the place, in float32 (float64 for a float64 result) or int64."""
+def draw(b: Builder, out: Meta, kind: str, dtype: torch.dtype, *bounds: Operand) -> Callable[[Coords], Expr]:
+    """A new draw of numbers of ``dtype`` as a function of the place."""
     seeds, slot = b.seed(out.device)
-    dtype = torch.float64 if out.dtype == torch.float64 else torch.float32
-    if kind == "randint64":
-        dtype = torch.int64
-    strides = contiguous_strides(out.shape)
     limits = tuple([element(o, (), torch.int64) for o in bounds])
-    return lambda at: Random(kind, Load(seeds, (slot,)), dot(at, strides), dtype, limits)
+    return _numbered(out, kind, Load(seeds, (slot,)), dtype, limits)
 
 
-def _uniform_draw(b: Builder, out: Meta) -> Callable[[Coords], Expr]:
-    drawn, digits = draw(b, out, "rand"), DIGITS.get(out.dtype)
-
-    def cut(at: Coords) -> Expr:
-        number = drawn(at)
-        scale = like(number, 2.0 ** (digits or 0))
-        return op("div", op("floor", op("mul", number, scale)), scale)
-
-    return drawn if digits is None else cut
+def _numbered(
+    out: Meta, kind: str, seed: Expr, dtype: torch.dtype, limits: tuple[Expr, ...] = ()
+) -> Callable[[Coords], Expr]:
+    """Element ``k`` of the draw, in row-major order, is number ``k`` of the seed's sequence."""
+    strides = contiguous_strides(out.shape)
+    return lambda at: Random(kind, seed, dot(at, strides), dtype, limits)
 
 
+# -- ATen's draws ------------------------------------------------------------------------------------------
 def _rand(b: Builder, out: Meta, *_: Any, generator: object = None, **__: Any) -> Any:
     if generator is not None or not out.dtype.is_floating_point:
         return NotImplemented
-    return b.pointwise(out, _uniform_draw(b, out))
+    return b.pointwise(out, draw(b, out, "rand", out.dtype))
 
 
 def _randn(b: Builder, out: Meta, *_: Any, generator: object = None, **__: Any) -> Any:
     if generator is not None or not out.dtype.is_floating_point:
         return NotImplemented
-    return b.pointwise(out, draw(b, out, "randn"))
+    return b.pointwise(out, draw(b, out, "randn", out.dtype))
 
 
 def _randint(b: Builder, out: Meta, high: Operand, *_: Any, **__: Any) -> TensorRef:
-    return b.pointwise(out, draw(b, out, "randint64", 0, high))
+    return b.pointwise(out, draw(b, out, "randint64", torch.int64, 0, high))
 
 
 def _randint_low(b: Builder, out: Meta, low: Operand, high: Operand, *_: Any, **__: Any) -> TensorRef:
-    return b.pointwise(out, draw(b, out, "randint64", low, high))
+    return b.pointwise(out, draw(b, out, "randint64", torch.int64, low, high))
 
 
 def _randint_like(b: Builder, out: Meta, x: TensorRef, high: Operand, **_: Any) -> TensorRef:
@@ -84,7 +76,7 @@ def _uniform(
     """``rand·(high − low) + low``."""
     if generator is not None:
         return NotImplemented
-    return b.pointwise(out, _affine(draw(b, out, "rand"), high - low, low))
+    return b.pointwise(out, _affine(draw(b, out, "rand", compute_dtype(out.dtype)), high - low, low))
 
 
 def _normal(
@@ -93,7 +85,7 @@ def _normal(
     """``randn·std + mean``."""
     if generator is not None:
         return NotImplemented
-    return b.pointwise(out, _affine(draw(b, out, "randn"), std, mean))
+    return b.pointwise(out, _affine(draw(b, out, "randn", compute_dtype(out.dtype)), std, mean))
 
 
 def _affine(drawn: Callable[[Coords], Expr], scale: float, shift: float) -> Callable[[Coords], Expr]:
@@ -102,6 +94,16 @@ def _affine(drawn: Callable[[Coords], Expr], scale: float, shift: float) -> Call
         return op("add", op("mul", number, like(number, scale)), like(number, shift))
 
     return body
+
+
+# -- draws whose seeds the graph passes ----------------------------------------------------------------------
+def _seeded(kind: str) -> Callable[..., TensorRef]:
+    def lowering(
+        b: Builder, out: Meta, size: object, seeds: TensorRef, slot: IndexLike, *_: Any
+    ) -> TensorRef:
+        return b.pointwise(out, _numbered(out, kind, seeds.load((as_index(slot),)), out.dtype))
+
+    return lowering
 
 
 LOWERINGS: Mapping[OpOverload, Callable[..., Any]] = {
@@ -115,4 +117,10 @@ LOWERINGS: Mapping[OpOverload, Callable[..., Any]] = {
     aten.randint_like.low_dtype: _randint_like_low,
     aten.uniform.default: _uniform,
     aten.normal_functional.default: _normal,
+}
+"""Those that take seeds of this program."""
+
+SEEDED: Mapping[OpOverload, Callable[..., Any]] = {
+    ops.rand: _seeded("rand"),
+    ops.randn: _seeded("randn"),
 }

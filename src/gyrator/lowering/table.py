@@ -31,6 +31,7 @@ _FAMILIES = (
     indexing.LOWERINGS,
     scatters.LOWERINGS,
     randoms.LOWERINGS,
+    randoms.SEEDED,
     pooling.LOWERINGS,
 )
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._higher_order_ops.auto_functionalize import auto_functionalized
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from gyrator.autograd import ops
 from gyrator.errors import UnsupportedInput, UnsupportedOperator
 from gyrator.ir.check import check_program
 from gyrator.lowering import lower
@@ -217,3 +218,17 @@ def test_eager_numerics_leave_draws_to_the_library() -> None:
     low = lower(graph, (), symbols=symbols_of(graph), numerics="eager")
     assert low.fallbacks == ("aten.rand.default",)
     assert low.program.nodes[0].effects
+
+
+def test_draws_with_seeds_of_the_graph_are_what_the_operator_gives() -> None:
+    def fn(seeds: Tensor) -> tuple[Tensor, ...]:
+        cpu = torch.device("cpu")
+        dtypes = (torch.float32, torch.float64, torch.bfloat16)
+        drawn = [ops.rand([3, 4], seeds, 1, dtype, cpu) for dtype in dtypes]
+        return (*drawn, ops.randn([5], seeds, 0, torch.float32, cpu))
+
+    check(fn, torch.tensor([123, -456]))
+
+
+def test_restride_is_a_copy() -> None:
+    check(lambda x: ops.restride(x, [1, 3]), tensor(3, 4))
