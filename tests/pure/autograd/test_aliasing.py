@@ -1,0 +1,135 @@
+"""Outputs that are inputs or share memory are rebuilt as such; inputs that share memory give eager's results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.pure.autograd.harness import compiled, leaf, same_as_eager
+
+
+def itself(x: Tensor) -> Tensor:
+    return x
+
+
+def view_of_input(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.t(), x[1:]
+
+
+def views_of_intermediate(x: Tensor) -> tuple[Tensor, ...]:
+    y = x + 1
+    return y, y.view(-1), y.t()[0]
+
+
+def same_twice(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    return y, y
+
+
+def detached(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    return y, y.detach()
+
+
+def view_under_no_grad(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 2
+    with torch.no_grad():
+        v = y.view(-1)
+    return y, v
+
+
+def updated_and_viewed(x: Tensor) -> tuple[Tensor, Tensor]:
+    x.add_(1)
+    return x.view(-1), x
+
+
+def split(x: Tensor) -> tuple[Tensor, ...]:
+    return (x + 1).split(2)
+
+
+def sliced(x: Tensor) -> Tensor:
+    return (x + 1)[:, ::2]
+
+
+def expanded(x: Tensor) -> Tensor:
+    return x.sum(0, keepdim=True).expand(4, 4)
+
+
+def nothing_and_numbers(x: Tensor) -> tuple[Any, ...]:
+    return None, x.shape[0], x + 1, 3.5
+
+
+PROGRAMS = (
+    itself, view_of_input, views_of_intermediate, same_twice, detached, view_under_no_grad, updated_and_viewed,
+    split, sliced, expanded, nothing_and_numbers,
+)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_aliasing_is_eagers(program: Any, dynamic: bool) -> None:
+    same_as_eager(program, torch.randn(4, 4), backward=False, dynamic=dynamic)
+
+
+@pytest.mark.parametrize(
+    "program", [program for program in PROGRAMS if program is not updated_and_viewed],
+    ids=lambda program: program.__name__,
+)
+def test_gradients_through_aliases_are_eagers(program: Any) -> None:
+    same_as_eager(program, leaf(4, 4))
+
+
+def test_writing_to_one_output_changes_the_other() -> None:
+    function, _ = compiled(views_of_intermediate)
+    y, flat, _ = function(torch.zeros(2, 2))
+    y.fill_(9)
+    assert flat.tolist() == [9, 9, 9, 9]
+
+
+def test_an_output_that_is_an_input_is_the_same_object() -> None:
+    function, _ = compiled(lambda x: (x, x.sin()))
+    x = torch.randn(3)
+    assert function(x)[0] is x
+
+
+def test_no_result_is_an_alias_of_an_input_that_the_program_copied() -> None:
+    function, _ = compiled(lambda x: x.to(torch.float32, copy=True))
+    x = torch.ones(3)
+    result = function(x)
+    x.zero_()
+    assert result.tolist() == [1, 1, 1]
+
+
+# --- inputs ---------------------------------------------------------------------------------------------------------
+
+
+def add_to_first(x: Tensor, y: Tensor) -> Tensor:
+    x.mul_(2)
+    return y + 1
+
+
+def test_the_same_tensor_twice() -> None:
+    x = leaf(4)
+    same_as_eager(lambda a, b: a * b + a, x, x)
+
+
+def test_overlapping_inputs_one_of_which_is_mutated() -> None:
+    memory = torch.randn(12)
+    same_as_eager(add_to_first, memory[:8], memory[4:], backward=False)
+
+
+def test_a_later_call_with_overlapping_inputs_is_right() -> None:
+    function, _ = compiled(add_to_first)
+    function(torch.randn(4), torch.randn(4))
+    ours, eagers = torch.arange(8.0), torch.arange(8.0)
+    result = function(ours[:4], ours[2:6])
+    assert torch.equal(result, add_to_first(eagers[:4], eagers[2:6]))
+    assert torch.equal(ours, eagers)
+
+
+def test_overlapping_inputs_that_nobody_mutates_need_no_care() -> None:
+    memory = torch.randn(12)
+    same_as_eager(lambda x, y: x * y, memory[:8], memory[4:], backward=False)

@@ -1,0 +1,119 @@
+"""Decomposition: the table, templates, precision, strides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from gyrator.autograd import decomposition_table
+from gyrator.errors import InternalCheckError
+from torch import Tensor
+
+from tests.pure.autograd.harness import compiled, same_as_eager
+
+aten = torch.ops.aten
+
+
+def test_bfloat16_silu_is_computed_in_float32_and_rounded_once() -> None:
+    run, graphs = compiled(F.silu)
+    run(torch.randn(8, dtype=torch.bfloat16))
+    assert graphs.ops("inference") == [
+        "convert_element_type.default", "sigmoid.default", "mul.Tensor", "convert_element_type.default",
+    ]
+
+
+WHOLE: tuple[tuple[str, Callable[..., Any], tuple[Any, ...]], ...] = (
+    ("addmm.default", F.linear, (torch.randn(2, 3), torch.randn(4, 3), torch.randn(4))),
+    ("convolution.default", F.conv2d, (torch.randn(1, 2, 5, 5), torch.randn(3, 2, 3, 3))),
+    ("sort.default", torch.sort, (torch.randn(5),)),
+    ("var_mean.correction", torch.var_mean, (torch.randn(5),)),
+    ("cumsum.default", lambda x: x.cumsum(0), (torch.randn(5),)),
+    ("embedding.default", F.embedding, (torch.tensor([0, 1]), torch.randn(3, 4))),
+    ("gather.default", lambda x, i: x.gather(0, i), (torch.randn(3), torch.tensor([2, 0]))),
+    (
+        "_scaled_dot_product_flash_attention_for_cpu.default", F.scaled_dot_product_attention,
+        tuple(torch.randn(1, 2, 8, 16) for _ in range(3)),
+    ),
+)
+
+
+@pytest.mark.parametrize("op,function,args", WHOLE, ids=[op for op, _, _ in WHOLE])
+def test_stays_whole(op: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    run, graphs = compiled(function)
+    run(*args)
+    assert op in graphs.ops("inference")
+
+
+TAKEN_APART: tuple[tuple[Callable[..., Any], tuple[int, ...]], ...] = (
+    (F.gelu, (4, 8)),
+    (lambda x: F.gelu(x, approximate="tanh"), (4, 8)),
+    (lambda x: F.softmax(x, -1), (4, 8)),
+    (lambda x: F.log_softmax(x, -1), (4, 8)),
+    (lambda x: F.layer_norm(x, (8,)), (4, 8)),
+    (lambda x: F.rms_norm(x, (8,)), (4, 8)),
+    (lambda x: F.group_norm(x, 2), (2, 4, 3)),
+    (lambda x: F.batch_norm(x, None, None, training=True), (4, 8)),
+    (F.silu, (4, 8)),
+    (F.mish, (4, 8)),
+    (lambda x: F.cross_entropy(x, torch.tensor([1, 2, 0, 3])), (4, 8)),
+    (lambda x: x.std(-1), (4, 8)),
+)
+
+
+@pytest.mark.parametrize("function,shape", TAKEN_APART)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_values_and_gradients_are_as_exact_as_eagers(
+    function: Callable[..., Any], shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    same_as_eager(function, torch.randn(shape, dtype=dtype).requires_grad_())
+
+
+def test_strides_of_results_are_the_operators_own() -> None:
+    x = torch.randn(2, 4, 5, 5).to(memory_format=torch.channels_last)
+    same_as_eager(lambda x: F.interpolate(x, scale_factor=2, mode="nearest"), x, backward=False)
+    same_as_eager(lambda x: F.batch_norm(x, None, None, training=True), x, backward=False)
+
+
+def test_equal_calls_are_decomposed_once() -> None:
+    calls = []
+
+    def counted(x: Tensor) -> Tensor:
+        calls.append(tuple(x.shape))
+        return x * torch.sigmoid(x)
+
+    table = {**decomposition_table(), aten.silu.default: counted}
+    run, graphs = compiled(lambda x: F.silu(F.silu(F.silu(x))), decompositions=table)
+    run(torch.randn(4))
+    assert len(calls) == 1 and graphs.ops("inference").count("sigmoid.default") == 3
+
+
+def test_the_same_tensor_twice_is_not_confused_with_two() -> None:
+    table = {aten.hypot.default: lambda x, y: (x * x + y * y).sqrt()}
+    run, _ = compiled(lambda x, y: torch.hypot(x, x) + torch.hypot(x, y), decompositions=table)
+    x, y = torch.tensor([3.0]), torch.tensor([4.0])
+    torch.testing.assert_close(run(x, y), torch.hypot(x, x) + torch.hypot(x, y))
+
+
+def test_a_decomposition_that_declines_leaves_the_operator() -> None:
+    run, graphs = compiled(F.silu, decompositions={aten.silu.default: lambda x: NotImplemented})
+    run(torch.randn(4))
+    assert graphs.ops("inference") == ["silu.default"]
+
+
+def test_a_decomposition_of_another_shape_is_reported() -> None:
+    run, _ = compiled(F.silu, decompositions={aten.silu.default: lambda x: x.sum()})
+    with pytest.raises(Exception, match="decomposition of aten.silu.default") as caught:
+        run(torch.randn(4))
+    assert isinstance(caught.value.__cause__ or caught.value, (InternalCheckError, Exception))
+
+
+def test_symbolic_sizes_are_arithmetic_on_the_inputs() -> None:
+    run, graphs = compiled(lambda x: F.layer_norm(x.flatten(), (x.numel(),)), dynamic=True)
+    for rows in (3, 5):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(run(x), F.layer_norm(x.flatten(), (x.numel(),)))
+    placeholders = graphs.modules["inference"].graph.find_nodes(op="placeholder")
+    assert any(isinstance(node.meta["val"], torch.SymInt) for node in placeholders)

@@ -1,0 +1,259 @@
+"""The torch.autograd.Function and the shell around it: what users do with gradients."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gyrator.autograd import aot_compile, interpret
+from gyrator.errors import UnsupportedInput, UnsupportedOperator
+from torch import Tensor
+
+from tests.pure.autograd.ddp_worker import batch, build
+from tests.pure.autograd.harness import BACKEND, compiled, leaf, same_as_eager
+
+
+def cube(x: Tensor) -> Tensor:
+    return (x**3).sum()
+
+
+def two(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return x * 2, (y * 3).t()
+
+
+def test_backward_may_run_again_where_the_graph_is_retained() -> None:
+    run, _ = compiled(cube)
+    x = leaf(4)
+    loss = run(x)
+    first = torch.autograd.grad(loss, x, retain_graph=True)
+    assert torch.equal(first[0], torch.autograd.grad(loss, x)[0])
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        torch.autograd.grad(loss, x)
+
+
+def test_a_second_derivative_is_refused_with_a_clear_error() -> None:
+    run, _ = compiled(cube)
+    x = leaf(4)
+    (gradient,) = torch.autograd.grad(run(x), x, create_graph=True)
+    with pytest.raises(UnsupportedOperator, match="first derivative only"):
+        torch.autograd.grad(gradient.sum(), x)
+
+
+def test_a_gradient_that_nobody_computed_counts_as_zero() -> None:
+    run, _ = compiled(two)
+    x, y = leaf(3, 3), leaf(3, 3)
+    run(x, y)[0].sum().backward()
+    assert torch.equal(x.grad, torch.full((3, 3), 2.0))
+    assert y.grad is None or not y.grad.any()
+
+
+def test_gradients_may_come_in_other_strides() -> None:
+    run, _ = compiled(two)
+    x, y = leaf(3, 4), leaf(3, 4)
+    tangents = [torch.randn(4, 3).t(), torch.randn(3, 4).t()]
+    ours = torch.autograd.grad(run(x, y), [x, y], tangents)
+    torch.testing.assert_close(ours, torch.autograd.grad(two(x, y), [x, y], tangents))
+
+
+def test_inputs_that_need_no_gradient_get_none() -> None:
+    same_as_eager(lambda x, w: (x * w).sin(), torch.randn(4), leaf(4))
+
+
+def test_integer_and_detached_outputs_require_no_grad() -> None:
+    run, _ = compiled(lambda x: (x.sin(), x.argmax(), x.cos().detach()))
+    a, b, c = run(leaf(4))
+    assert (a.requires_grad, b.requires_grad, c.requires_grad) == (True, False, False)
+
+
+def test_lazy_backward_is_compiled_at_its_first_call() -> None:
+    run, graphs = compiled(cube, lazy_backward=True)
+    x = leaf(4)
+    loss = run(x)
+    assert "backward" not in graphs.modules
+    loss.backward()
+    assert "backward" in graphs.modules
+    torch.testing.assert_close(x.grad, 3 * x.detach() ** 2)
+
+
+def test_hooks_on_inner_gradients_run() -> None:
+    def hooked(x: Tensor) -> Tensor:
+        y = x * 2
+        y.register_hook(lambda gradient: gradient * 3)
+        return y.sin()
+
+    same_as_eager(hooked, leaf(4))
+
+
+def test_saved_inputs_are_guarded_against_later_writes() -> None:
+    run, _ = compiled(lambda x, w: (x * w).sum())
+    x, w = leaf(4), torch.randn(4)
+    loss = run(x, w)
+    w.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient * x * 100
+
+
+def test_a_custom_function_keeps_its_own_backward() -> None:
+    same_as_eager(lambda x: Doubled.apply(x.sin()).cos(), leaf(4))
+
+
+@torch.library.custom_op("gyrator_tests::scaled", mutates_args=())
+def scaled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@scaled.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+scaled.register_autograd(
+    lambda ctx, gradient: gradient * 7, setup_context=lambda ctx, inputs, output: None
+)
+
+
+@torch.library.custom_op("gyrator_tests::add_to", mutates_args=("x",))
+def add_to(x: Tensor, y: Tensor) -> None:
+    x.add_(y)
+
+
+def test_a_custom_op_keeps_its_registered_backward() -> None:
+    same_as_eager(lambda x: scaled(x + 1).sin(), leaf(4))
+
+
+def test_a_custom_op_may_mutate() -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        z = x.clone()
+        add_to(z, y)
+        add_to(x, y)
+        return z * 2
+
+    same_as_eager(program, torch.randn(4), torch.randn(4), backward=False)
+
+
+# --- autocast, loss scaling, distributed ----------------------------------------------------------------------------
+
+
+def under_autocast(x: Tensor, w: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = torch.nn.functional.linear(x, w)
+    return torch.nn.functional.gelu(y).float()
+
+
+def test_autocast_inside() -> None:
+    same_as_eager(under_autocast, leaf(4, 8), leaf(6, 8))
+
+
+def test_autocast_around() -> None:
+    run, _ = compiled(lambda x, w: torch.nn.functional.linear(x, w).relu())
+    x, w = leaf(4, 8), leaf(6, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        ours, eagers = run(x, w), torch.nn.functional.linear(x, w).relu()
+        assert ours.dtype == torch.bfloat16
+        tangent = torch.randn_like(ours)
+        ours_gradients = torch.autograd.grad(ours, [x, w], tangent)
+    torch.testing.assert_close(ours, eagers)
+    torch.testing.assert_close(ours_gradients, torch.autograd.grad(eagers, [x, w], tangent))
+
+
+def test_a_gradient_scaler_steps() -> None:
+    def trained(compile_it: bool) -> Tensor:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        run = torch.compile(model, backend=BACKEND) if compile_it else model
+        for _ in range(3):
+            optimizer.zero_grad()
+            scaler.scale(run(torch.ones(2, 4)).square().sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return model.weight.detach()
+
+    torch.testing.assert_close(trained(True), trained(False))
+
+
+@pytest.mark.slow
+def test_distributed_data_parallel_averages_gradients(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.pure.autograd.ddp_worker"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    workers = [
+        subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, env=environment)
+        for rank in range(2)
+    ]
+    printed = [worker.communicate(timeout=180)[0] for worker in workers]
+    model = build()
+    (sum(model(batch(rank)).square().sum() for rank in range(2)) / 2).backward()
+    for text in printed:
+        for ours, parameter in zip(json.loads(text.splitlines()[-1]), model.parameters(), strict=True):
+            torch.testing.assert_close(torch.tensor(ours), parameter.grad)
+
+
+# --- the shell -------------------------------------------------------------------------------------------------------
+
+
+def test_a_program_without_effects_costs_one_call() -> None:
+    gm = torch.fx.symbolic_trace(lambda x: (x + 1,))
+    run = aot_compile(gm, [torch.randn(3)], fw_compiler=interpret)
+    assert run.__code__.co_names == ("run",)
+
+
+def test_outputs_may_be_nested() -> None:
+    gm = torch.fx.symbolic_trace(lambda x: {"a": x + 1, "b": [x * 2, None]})
+    result = aot_compile(gm, [torch.ones(2)], fw_compiler=interpret)(torch.ones(2))
+    assert result["a"].tolist() == [2, 2] and result["b"][0].tolist() == [2, 2] and result["b"][1] is None
+
+
+def test_tensors_that_the_program_holds_are_inputs_of_the_graph() -> None:
+    class Holder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("held", torch.arange(3.0))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return x + self.held, self.held
+
+    module = Holder()
+    run = aot_compile(torch.fx.symbolic_trace(module), [torch.ones(3)], fw_compiler=interpret)
+    total, held = run(torch.ones(3))
+    assert total.tolist() == [1, 2, 3] and held.data_ptr() == module.held.data_ptr()
+
+
+def test_subclasses_and_sparse_tensors_are_refused() -> None:
+    gm = torch.fx.symbolic_trace(lambda x: (x + 1,))
+    with pytest.raises(UnsupportedInput, match="layout torch.sparse_coo"):
+        aot_compile(gm, [torch.eye(3).to_sparse()], fw_compiler=interpret)
+
+    class Special(torch.Tensor):
+        pass
+
+    with pytest.raises(UnsupportedInput, match="subclass Special"):
+        aot_compile(gm, [torch.ones(3).as_subclass(Special)], fw_compiler=interpret)
+
+
+def test_taking_over_another_tensors_memory_is_refused() -> None:
+    def program(x: Tensor, y: Tensor) -> Tensor:
+        x.set_(y)
+        return x + 1
+
+    gm = torch.fx.symbolic_trace(program)
+    with pytest.raises(UnsupportedOperator, match="what memory a tensor owns"):
+        aot_compile(gm, [torch.ones(3), torch.ones(3)], fw_compiler=interpret)

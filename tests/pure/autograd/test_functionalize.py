@@ -1,0 +1,165 @@
+"""Mutation becomes new values: the graphs are functional, and the caller sees what eager would have done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.pure.autograd.harness import compiled, leaf, same_as_eager
+
+
+def in_place(x: Tensor) -> Tensor:
+    x.mul_(2)
+    return x + 1
+
+
+def through_view(x: Tensor) -> Tensor:
+    y = x + 1
+    y[0].mul_(3)
+    return y.sum()
+
+
+def through_view_of_view(x: Tensor) -> Tensor:
+    y = x + 1
+    y.t()[1:, 0].add_(5)
+    return y * y
+
+
+def stale_view(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x + 1
+    v = y.view(-1)
+    y.mul_(2)
+    return v.sum(), y
+
+
+def transposed_in_place(x: Tensor) -> Tensor:
+    x.t_()
+    x.add_(1)
+    return x * 2
+
+
+def slice_of_input(x: Tensor) -> Tensor:
+    x[::2] = 0
+    return x.clone()
+
+
+def diagonal(x: Tensor) -> Tensor:
+    y = x.clone()
+    y.diagonal().fill_(7)
+    return y
+
+
+def strided(x: Tensor) -> Tensor:
+    y = x.clone()
+    y.as_strided((2, 2), (1, 4), 1).zero_()
+    return y
+
+
+def chunks(x: Tensor) -> Tensor:
+    y = x.clone()
+    a, b = y.chunk(2)
+    a.add_(b)
+    b.copy_(a)
+    return y
+
+
+def copied_from_other_layout(x: Tensor) -> Tensor:
+    y = torch.empty(x.shape)
+    y.copy_(x.t().contiguous().t())
+    return y.view(-1)
+
+
+def index_put(x: Tensor) -> Tensor:
+    y = x.clone()
+    y[torch.tensor([0, 1, 0])] += 1
+    return y
+
+
+def out_variant(x: Tensor) -> Tensor:
+    y = torch.empty_like(x)
+    torch.add(x, 1, out=y)
+    return y
+
+
+def foreach(x: Tensor) -> Tensor:
+    a, b = x + 1, x + 2
+    torch._foreach_mul_([a, b], 3.0)
+    return a + b
+
+
+PROGRAMS = (
+    in_place, through_view, through_view_of_view, stale_view, slice_of_input, diagonal, strided, chunks,
+    copied_from_other_layout, index_put, out_variant, foreach, transposed_in_place,
+)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_mutation_is_eagers(program: Any, dynamic: bool) -> None:
+    same_as_eager(program, torch.randn(4, 4), backward=False, dynamic=dynamic)
+
+
+@pytest.mark.parametrize(
+    "program", [through_view, through_view_of_view, stale_view, diagonal, index_put, foreach],
+    ids=lambda program: program.__name__,
+)
+def test_gradients_through_mutation_are_eagers(program: Any) -> None:
+    same_as_eager(program, leaf(4, 4))
+
+
+def test_graphs_are_functional() -> None:
+    function, graphs = compiled(through_view)
+    function(torch.randn(3, 3))
+    assert graphs.ops("inference") == [
+        "add.Tensor", "select.int", "mul.Tensor", "select_scatter.default", "sum.dim_IntList",
+    ]
+
+
+def test_an_updated_input_is_a_result_and_an_update() -> None:
+    function, graphs = compiled(in_place)
+    x = torch.ones(3)
+    assert function(x).tolist() == [3, 3, 3] and x.tolist() == [2, 2, 2]
+    (update,) = graphs.infos["inference"].updates
+    assert (update.input, update.output) == (0, 0)
+
+
+def test_mutating_a_non_leaf_that_requires_grad_is_seen_by_autograd() -> None:
+    w = leaf(4)
+
+    def gradient(function: Any) -> Tensor:
+        y = w * 3
+        result = function(y)
+        return torch.autograd.grad((result * y).sum(), w)[0]
+
+    function, _ = compiled(in_place)
+    torch.testing.assert_close(gradient(function), gradient(in_place))
+
+
+def test_parameters_may_be_updated_without_grad() -> None:
+    def step(w: Tensor, g: Tensor) -> Tensor:
+        with torch.no_grad():
+            w.sub_(g)
+        return (w * w).sum()
+
+    same_as_eager(step, leaf(4), torch.randn(4))
+
+
+def test_batch_norm_updates_its_statistics_once() -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
+    same_as_eager(lambda m, x: m(x), model, torch.randn(2, 3, 8, 8))
+
+
+def test_batch_norm_in_evaluation_updates_nothing() -> None:
+    model = torch.nn.BatchNorm1d(4).eval()
+    same_as_eager(lambda m, x: m(x), model, leaf(5, 4))
+
+
+def test_a_written_update_raises_the_version_counter() -> None:
+    function, _ = compiled(in_place)
+    x = torch.ones(3)
+    before = x._version
+    function(x)
+    assert x._version > before

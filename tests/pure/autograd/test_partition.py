@@ -1,0 +1,155 @@
+"""Partitioning: the flow, the cut against brute force, what is saved, budgets, explanations."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from gyrator.autograd import min_cut, min_cut_with_budget, save_all
+from gyrator.autograd.partition import JointGraph, Partition
+from gyrator.autograd.partition.max_flow import UNBOUNDED, FlowNetwork
+from torch import Tensor
+
+from tests.pure.autograd.harness import compiled, leaf
+
+
+def cheapest_cut(vertices: int, edges: list[tuple[int, int, int]], source: int, sink: int) -> int:
+    """The least capacity that separates source and sink, over all sets of vertices."""
+    inner = [vertex for vertex in range(vertices) if vertex not in (source, sink)]
+    best = UNBOUNDED
+    for count in range(len(inner) + 1):
+        for chosen in itertools.combinations(inner, count):
+            side = {source, *chosen}
+            best = min(best, sum(c for tail, head, c in edges if tail in side and head not in side))
+    return best
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_flow_equals_the_cheapest_cut(seed: int) -> None:
+    rng = random.Random(seed)
+    vertices = rng.randint(2, 8)
+    edges = [
+        (tail, head, rng.randint(0, 20))
+        for tail in range(vertices) for head in range(vertices) if tail != head and rng.random() < 0.5
+    ]
+    network = FlowNetwork(vertices)
+    for tail, head, capacity in edges:
+        network.add_edge(tail, head, capacity)
+    flow = network.maximise(0, vertices - 1)
+    assert flow == cheapest_cut(vertices, edges, 0, vertices - 1)
+    behind = network.sink_side(vertices - 1)
+    assert flow == sum(c for tail, head, c in edges if not behind[tail] and behind[head])
+
+
+def test_without_a_finite_cut_the_flow_is_unbounded() -> None:
+    network = FlowNetwork(3)
+    network.add_edge(0, 1, UNBOUNDED)
+    network.add_edge(1, 2, UNBOUNDED)
+    assert network.maximise(0, 2) >= UNBOUNDED
+
+
+def partitioned(
+    function: Callable[..., Any], *args: Tensor, by: Callable[[JointGraph], Partition] = min_cut
+) -> Partition:
+    """The partition of a function's joint graph; its gradients are checked against eager's."""
+    found: list[Partition] = []
+
+    def keep(joint: JointGraph) -> Partition:
+        found.append(by(joint))
+        return found[0]
+
+    run, _ = compiled(function, partition_fn=keep, numerics="eager")
+    differentiated = [arg for arg in args if arg.requires_grad]
+    ours = torch.autograd.grad(run(*args).sum(), differentiated)
+    eagers = torch.autograd.grad(function(*args).sum(), differentiated)
+    torch.testing.assert_close(ours, eagers)
+    return found[0]
+
+
+def saved_ops(partition: Partition) -> list[str]:
+    """What computes each saved value, as `mul.Tensor`; the name of an input."""
+    return [str(node.target).removeprefix("aten.") for node in partition.saved]
+
+
+def chain(x: Tensor) -> Tensor:
+    return x.sin().exp().sin().exp().sin()
+
+
+def test_a_chain_of_pointwise_ops_saves_its_input_alone() -> None:
+    x = leaf(8, 8)
+    assert [node.op for node in partitioned(chain, x).saved] == ["placeholder"]
+
+
+def test_saving_all_saves_every_value_that_backward_reads() -> None:
+    assert saved_ops(partitioned(chain, leaf(8, 8), by=save_all)) == ["arg0", "exp.default", "exp.default"]
+
+
+def test_a_matrix_product_is_not_computed_again() -> None:
+    partition = partitioned(lambda x, w: torch.relu(x @ w).sin(), leaf(8, 8), leaf(8, 8))
+    assert "mm.default" in saved_ops(partition)
+
+
+def test_a_small_reduction_is_saved_rather_than_its_input_read_again() -> None:
+    partition = partitioned(lambda x: torch.softmax(x * 2, -1).sin(), leaf(16, 64))
+    assert {"amax.default", "sum.dim_IntList"} <= set(saved_ops(partition))
+
+
+def test_random_values_are_saved() -> None:
+    torch.manual_seed(0)
+    partitioned_before: list[Partition] = []
+
+    def keep(joint: JointGraph) -> Partition:
+        partitioned_before.append(min_cut(joint))
+        return partitioned_before[0]
+
+    run, _ = compiled(lambda x: torch.nn.functional.dropout(x.sin()), partition_fn=keep)
+    x = leaf(64)
+    y = run(x)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(gradient == 0, y == 0)
+
+
+def test_parameters_cost_nothing_to_save() -> None:
+    model = torch.nn.Linear(8, 8)
+    found: list[Partition] = []
+
+    def keep(joint: JointGraph) -> Partition:
+        found.append(min_cut(joint))
+        return found[0]
+
+    run, _ = compiled(lambda x: model(x).sin(), partition_fn=keep)
+    run(leaf(4, 8)).sum().backward()
+    assert found[0].saved_bytes == 2 * 4 * 8 * 4  # the input and the product
+
+
+def mlp(x: Tensor, *weights: Tensor) -> Tensor:
+    for weight in weights:
+        x = torch.nn.functional.gelu(x @ weight)
+    return x
+
+
+@pytest.mark.parametrize("budget", [0.0, 0.3, 0.6, 1.0])
+def test_a_budget_bounds_the_saved_bytes(budget: float) -> None:
+    wide = torch.float64
+    args = [leaf(32, 16, dtype=wide), *(leaf(16, 16, dtype=wide) for _ in range(5))]
+    full = partitioned(mlp, *args)
+    bounded = partitioned(mlp, *args, by=min_cut_with_budget(budget))
+    inputs = sum(node.meta["val"].nbytes for node in bounded.saved if node.op == "placeholder")
+    assert bounded.saved_bytes <= max(budget * full.saved_bytes, inputs)
+
+
+def test_a_budget_outside_0_to_1_is_refused() -> None:
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        min_cut_with_budget(1.5)
+
+
+def test_the_partition_says_why() -> None:
+    partition = partitioned(lambda x, w: torch.relu(x @ w).sin(), leaf(8, 8), leaf(8, 8))
+    reasons = {str(node.target): reason for node, reason in partition.reasons.items()}
+    assert reasons["aten.mm.default"] == "saved: takes too long to compute again"
+    assert reasons["aten.relu.default"].startswith("recomputed: pointwise")
+    assert partition.saved_bytes <= partition.default_bytes

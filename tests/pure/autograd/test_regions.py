@@ -1,0 +1,171 @@
+"""Activation checkpoints, higher-order operators, and random numbers that forward and backward share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from gyrator.autograd import aot_compile, interpret
+from gyrator.autograd.higher_order import PASSED, RECORDED
+from gyrator.errors import UnsupportedOperator
+from torch import Tensor
+from torch._higher_order_ops.map import map as map_op
+from torch._higher_order_ops.while_loop import while_loop
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from tests.pure.autograd.harness import compiled, leaf, same_as_eager
+
+
+def block(x: Tensor, w: Tensor) -> Tensor:
+    return torch.relu(x @ w).sin()
+
+
+def checkpointed(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    return checkpoint(block, checkpoint(block, x, w, use_reentrant=False), v, use_reentrant=False).cos()
+
+
+def plain(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    return block(block(x, w), v).cos()
+
+
+def saved_by(function: Callable[..., Any]) -> int:
+    """How many tensors forward saves for backward, beyond its inputs."""
+    run, graphs = compiled(function)
+    run(leaf(8, 8), leaf(8, 8), leaf(8, 8))
+    outputs = graphs.modules["forward"].graph.output_node().args[0]
+    return len(outputs) - 1
+
+
+def test_a_checkpoint_saves_its_result_and_nothing_inside() -> None:
+    assert saved_by(checkpointed) < saved_by(plain)
+    assert saved_by(checkpointed) == 2
+
+
+def test_a_checkpointed_region_runs_again_in_backward() -> None:
+    run, graphs = compiled(checkpointed)
+    run(leaf(8, 8), leaf(8, 8), leaf(8, 8))
+    assert graphs.ops("forward").count("mm.default") == 2
+    assert graphs.ops("backward").count("mm.default") == 2 + 4
+
+
+def test_gradients_of_checkpoints_are_eagers() -> None:
+    same_as_eager(checkpointed, leaf(4, 4), leaf(4, 4), leaf(4, 4))
+
+
+def keep_products(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    is_product = op is torch.ops.aten.mm.default
+    return CheckpointPolicy.MUST_SAVE if is_product else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def test_a_policy_says_what_a_checkpoint_saves() -> None:
+    contexts = functools.partial(create_selective_checkpoint_contexts, keep_products)
+
+    def program(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+        return checkpoint(block, x, w, use_reentrant=False, context_fn=contexts) @ v
+
+    run, graphs = compiled(program)
+    args = [leaf(8, 8), leaf(8, 8), leaf(8, 8)]
+    torch.testing.assert_close(
+        torch.autograd.grad(run(*args).sum(), args), torch.autograd.grad((block(*args[:2]) @ args[2]).sum(), args)
+    )
+    assert graphs.ops("backward").count("mm.default") == 4
+
+
+@pytest.mark.parametrize("numerics", ["fast", "eager"])
+def test_dropout_in_a_checkpoint_has_one_mask(numerics: str) -> None:
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        return checkpoint(lambda x, w: F.dropout(x * w, 0.5), x, w, use_reentrant=False)
+
+    run, _ = compiled(program, numerics=numerics)
+    x, w = leaf(200), torch.ones(200)
+    y = run(x, w)
+    (gradient,) = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(gradient == 0, y == 0) and 20 < int((y == 0).sum()) < 180
+
+
+def test_a_seed_gives_the_same_numbers_again_and_each_call_new_ones() -> None:
+    run, _ = compiled(lambda x: F.dropout(x, 0.5) + torch.randn(4))
+    x = torch.ones(4)
+
+    def seeded() -> list[Tensor]:
+        torch.manual_seed(7)
+        return [run(x), run(x)]
+
+    (first, second), (again, _) = seeded(), seeded()
+    assert torch.equal(first, again) and not torch.equal(first, second)
+
+
+def test_eager_numerics_draws_eagers_numbers() -> None:
+    def program(x: Tensor) -> Tensor:
+        noise = torch.rand_like(x) + torch.randn(4) + torch.bernoulli(x.sigmoid()) + torch.randint(0, 5, (4,))
+        return F.dropout(noise, 0.3)
+
+    run, _ = compiled(program, numerics="eager")
+    x = torch.randn(4)
+    torch.manual_seed(3)
+    ours = run(x)
+    torch.manual_seed(3)
+    torch.testing.assert_close(ours, program(x))
+
+
+# --- higher-order operators ----------------------------------------------------------------------------------------
+
+
+def conditional(x: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 0, lambda x: F.silu(x), lambda x: x.cos() * 2, (x,))
+
+
+def repeated(x: Tensor) -> Any:
+    return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x.sin()), (torch.zeros((), dtype=torch.int64), x))
+
+
+def mapped(x: Tensor) -> Any:
+    return map_op(lambda row: row.sin() + 1, x)
+
+
+RUN = {"cond": conditional, "while_loop": repeated, "map_impl": mapped}
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_runs(name: str) -> None:
+    same_as_eager(RUN[name], torch.randn(4, 3), backward=False)
+
+
+def test_bodies_are_decomposed_functional_graphs() -> None:
+    run, graphs = compiled(conditional)
+    run(torch.randn(4))
+    bodies = dict(graphs.modules["inference"].named_children())
+    ops = {str(node.target) for body in bodies.values() for node in body.graph.nodes if node.op == "call_function"}
+    assert len(bodies) == 2 and "aten.sigmoid.default" in ops and "aten.silu.default" not in ops
+
+
+def test_cond_is_differentiable() -> None:
+    same_as_eager(conditional, leaf(4, 3))
+
+
+def test_operators_that_take_graphs_are_run_or_refused() -> None:
+    known = set(RECORDED) | PASSED
+    assert {"cond", "while_loop", "scan"} <= known and "flex_attention" not in known
+    with pytest.raises(UnsupportedOperator, match="flex_attention cannot be compiled"):
+        from_flex_attention()
+
+
+def from_flex_attention() -> None:
+    """Compiles a graph with an operator that is refused."""
+    graph = torch.fx.Graph()
+    q = graph.placeholder("q")
+    root = torch.nn.Module()
+    root.score = torch.fx.symbolic_trace(lambda score, b, h, m, n: score)
+    root.mask = torch.fx.symbolic_trace(lambda b, h, m, n: b >= 0)
+    score, mask = graph.get_attr("score"), graph.get_attr("mask")
+    block_mask = (16, 16, *[None] * 10, 16, 16, mask)
+    options = {"PRESCALE_QK": False}
+    result = graph.call_function(
+        torch.ops.higher_order.flex_attention, (q, q, q, score, block_mask, 1.0, options, (), ())
+    )
+    graph.output((result,))
+    aot_compile(torch.fx.GraphModule(root, graph), [torch.randn(1, 1, 16, 16)], fw_compiler=interpret)
