@@ -22,22 +22,28 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gyrator.autograd.interface import Compiled, GraphInfo, interpret
-from gyrator.cache.guards import all_hold, new_facts, symbolic_sizes
-from gyrator.cache.key import Key, Uncacheable, differing, graph_key
-from gyrator.cache.store import Entry, Store
+from gyrator.cache.store import Entry
 from gyrator.codegen.cpp import CppKernel, print_kernel
 from gyrator.codegen.wrapper import BuiltKernel, print_wrapper
-from gyrator.errors import CacheCorrupt, ToolchainMissing
-from gyrator.folders import cache_folder
+from gyrator.errors import ToolchainMissing
 from gyrator.ir.program import Program
 from gyrator.ir.symbols import Symbols
 from gyrator.ir.tree import Kernel
 from gyrator.lowering import lower
 from gyrator.origin import Origin
 from gyrator.runtime.build import Build, start_build
-from gyrator.runtime.load import WRAPPER, Runtime, constant_file, library_file, load, save_constant
+from gyrator.runtime.entries import (
+    facts_of,
+    find,
+    keep,
+    key_of,
+    moved_places,
+    numbered_places,
+    open_stores,
+)
+from gyrator.runtime.load import WRAPPER, Runtime, load
 from gyrator.runtime.pool import Pool
-from gyrator.runtime.toolchain import Toolchain, find_toolchain
+from gyrator.runtime.toolchain import find_toolchain
 from gyrator.schedule.plan import Plan
 from gyrator.schedule.stage import schedule
 from gyrator.session import Count, Session
@@ -56,7 +62,7 @@ class Process:
     told: set[str] = field(default_factory=set)
     scratch: list[TemporaryDirectory[str]] = field(default_factory=list)
 
-    def uncached_folder(self) -> Path:
+    def scratch_folder(self) -> Path:
         """A folder that is removed when the process ends, for code that is not kept."""
         if not self.scratch:
             self.scratch.append(TemporaryDirectory(prefix="gyrator-"))
@@ -103,12 +109,12 @@ def compile_graph(
         updates = [(update.input, update.output) for update in info.updates]
         shape_env = shape_env_of(example_inputs)
         guards = 0 if shape_env is None else len(shape_env.guards)
-        stores = open_stores(session, process)
+        stores = open_stores(session, process.scratch_folder())
         with session.stage("look up"):
-            key = key_of(graph, session, shape_env, updates, toolchain)
+            key = key_of(graph, session, shape_env, updates, toolchain.key())
             entry = find(key, stores.graphs, example_inputs, session)
         if entry is not None and not session.config.validate:
-            return finished(entry, {}, info, session, process)
+            return finished(entry, {}, moved_places(entry, graph), info, session, process)
 
         symbols = Symbols(shape_env)
         with session.stage("lower"):
@@ -123,16 +129,17 @@ def compile_graph(
         session.counters.add(Count.KERNELS, len(printed))
         build = start_build(printed, toolchain, stores.kernels, session, places(plan))
         with session.stage("print wrapper"):
-            text = print_wrapper(plan, built_kernels(plan, printed, build), symbols.hints)
+            built = built_kernels(plan, printed, build)
+            text = print_wrapper(plan, built, symbols.hints)
         if session.dump is not None:
             session.dump.write("kernels", "\n".join(kernel.text for kernel in printed), suffix="cpp")
             session.dump.write("wrapper", text, suffix="py")
         with session.stage("build"):
             libraries = build.wait()
         with session.stage("store"):
-            facts = facts_of(shape_env, guards, key)
-            entry = keep(key, facts, text, libraries, lowered.constants, stores)
-        compiled = finished(entry, lowered.constants, info, session, process)
+            notes = {"facts": facts_of(shape_env, guards, key), "places": numbered_places(graph, built)}
+            entry = keep(key, text, libraries, lowered.constants, notes, stores)
+        compiled = finished(entry, lowered.constants, {}, info, session, process)
         if session.config.validate:
             programs = [(name, p) for name, p in session.programs if isinstance(p, Program)]
             return validated(compiled, graph, info, programs, lowered)
@@ -151,102 +158,6 @@ def without_kernels(graph: fx.GraphModule) -> str | None:
                     kind = "quantised tensors" if value.is_quantized else f"layout {value.layout}"
                     return f"no kernels are generated for {kind}"
     return None
-
-
-# -- the cache -----------------------------------------------------------------------------------------------
-@final
-@dataclass(frozen=True, slots=True)
-class Stores:
-    """Where compiled graphs and built kernels lie; `uncached` takes the graphs that have no key."""
-
-    graphs: Store
-    kernels: Store
-    uncached: Store
-
-
-def open_stores(session: Session, process: Process) -> Stores:
-    """The stores in the user's folder; in a folder of this process if that is not wanted or not safe."""
-    scratch = process.uncached_folder()
-    root = cache_folder(session.config) if session.config.cache else scratch
-    try:
-        return Stores(Store(root, "graphs"), Store(root, "kernels"), Store(scratch, "uncached"))
-    except OSError as problem:
-        session.warn(f"compiled code is not kept: {problem}")
-        return Stores(Store(scratch, "graphs"), Store(scratch, "kernels"), Store(scratch, "uncached"))
-
-
-def key_of(
-    graph: fx.GraphModule,
-    session: Session,
-    shape_env: ShapeEnv | None,
-    updates: Sequence[tuple[int, int]],
-    toolchain: Toolchain,
-) -> Key | None:
-    """The graph's key, or None if it has none: then it is compiled anew each time."""
-    try:
-        return graph_key(graph, session.config, shape_env=shape_env, updates=updates, target=toolchain.key())
-    except Uncacheable:
-        return None
-
-
-def find(key: Key | None, store: Store, example_inputs: Sequence[object], session: Session) -> Entry | None:
-    """The stored entry of a key, if the facts about sizes that it relies on hold; counts hits and misses."""
-    if key is None:
-        return None
-    try:
-        entry = store.get(key.digest)
-    except CacheCorrupt as damaged:
-        session.warn(str(damaged))
-        entry = None
-    if entry is not None:
-        known = symbolic_sizes(example_inputs)
-        sizes = {new: known[old] for new, old in key.symbols.items() if old in known}
-        if all_hold([str(fact) for fact in as_list(entry.notes.get("facts"))], sizes):
-            session.counters.add(Count.GRAPH_CACHE_HITS)
-            return entry
-    session.counters.add(Count.GRAPH_CACHE_MISSES)
-    if "cache" in session.config.logs:
-        others = [notes["key"] for notes in store.newest(20)]
-        names = differing(key, [fields for fields in others if isinstance(fields, dict)])
-        print(f"gyrator: {session.name} is not in the cache; new compared with it: {', '.join(names)}")
-    return None
-
-
-def facts_of(shape_env: ShapeEnv | None, before: int, key: Key | None) -> list[str] | None:
-    """What compiling found out about sizes and relies on; None if that cannot be written down."""
-    if shape_env is None or key is None:
-        return []
-    try:
-        return new_facts(shape_env, before, {old: new for new, old in key.symbols.items()})
-    except ValueError:
-        return None
-
-
-def keep(
-    key: Key | None,
-    facts: Sequence[str] | None,
-    wrapper: str,
-    libraries: Mapping[str, Path],
-    constants: Mapping[str, torch.Tensor],
-    stores: Stores,
-) -> Entry:
-    """Store a compiled graph, so that it can be loaded from its folder alone; without key or facts not to be
-    found.
-    """
-    with TemporaryDirectory(prefix="gyrator-") as folder:
-        files: dict[str, str | Path] = {WRAPPER: wrapper}
-        files |= {library_file(name): path for name, path in libraries.items()}
-        for name, tensor in constants.items():
-            files[constant_file(name)] = Path(folder) / constant_file(name)
-            save_constant(tensor, Path(folder) / constant_file(name))
-        if key is None or facts is None:
-            return stores.uncached.put_anonymous(files)
-        return stores.graphs.put(key.digest, files, {"key": dict(key.fields), "facts": list(facts)})
-
-
-def as_list(value: object) -> list[object]:
-    """`value` if it is a list, else an empty one."""
-    return value if isinstance(value, list) else []
 
 
 # -- between the stages --------------------------------------------------------------------------------------
@@ -272,11 +183,16 @@ def places(plan: Plan) -> dict[str, Origin]:
 
 
 def finished(
-    entry: Entry, constants: Mapping[str, torch.Tensor], info: GraphInfo, session: Session, process: Process
+    entry: Entry,
+    constants: Mapping[str, torch.Tensor],
+    moved: Mapping[Origin, Origin],
+    info: GraphInfo,
+    session: Session,
+    process: Process,
 ) -> Compiled:
     """The callable of a compiled graph's folder."""
     with session.stage("load"):
-        runtime = Runtime(entry.folder, process.pool, constants, session.config.threads)
+        runtime = Runtime(entry.folder, process.pool, constants, moved, session.config.threads)
         return Compiled(load(entry.text(WRAPPER), runtime), frozenset(range(len(info.updates))))
 
 

@@ -100,6 +100,21 @@ def test_index_out_of_range_raises_with_the_users_line(folder: Path) -> None:
     torch.testing.assert_close(run(x, torch.tensor([3, 4])), pick(x, torch.tensor([3, 4])))
 
 
+def test_index_error_of_a_cached_graph_names_the_line_where_it_is_now(folder: Path, tmp_path: Path) -> None:
+    lines = []
+    for above in range(2):
+        script = tmp_path / "user.py"
+        script.write_text("\n" * above + "def pick(x, at):\n    return x[at] * 2\n")
+        scope: dict[str, Any] = {}
+        exec(compile(script.read_text(), str(script), "exec"), scope)
+        with pytest.raises(IndexOutOfRange) as caught:
+            compiled(scope["pick"], cache_dir=folder)(torch.randn(10, 3), torch.tensor([1, 10]))
+        assert caught.value.where is not None
+        lines.append(caught.value.where.line)
+    assert len(list(folder.glob("graphs/??/*"))) == 1
+    assert lines == [2, 3]
+
+
 def test_threads_may_compile_and_call_at_once(folder: Path) -> None:
     torch._dynamo.reset()
     run = gyrator.compile(softmax, options={"cache_dir": folder})

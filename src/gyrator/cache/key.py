@@ -111,11 +111,13 @@ def _digest(text: str) -> str:
 
 
 def _global_state() -> str:
-    return repr((
-        torch.get_default_dtype(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision(),
-    ))
+    return repr(
+        (
+            torch.get_default_dtype(),
+            torch.are_deterministic_algorithms_enabled(),
+            torch.get_float32_matmul_precision(),
+        )
+    )
 
 
 @final

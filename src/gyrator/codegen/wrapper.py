@@ -330,8 +330,7 @@ class _Wrapper:
         self.emit(f"del {results}")
 
     def bind_scalars(self, extern: Extern, found: Mapping[Value, str], numbers: Sequence[str]) -> None:
-        """A symbol that is a size of a result is read there; the others are the results that are no tensors.
-        """
+        """A symbol that is a size of a result is read there; the others are the results that are no tensors."""
         left = list(numbers)
         for size in extern.scalars:
             for value, where in found.items():

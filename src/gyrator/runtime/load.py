@@ -49,6 +49,7 @@ class Runtime:
         folder: where the wrapper, its kernel libraries and constants lie.
         pool: gives memory to large values.
         constants: tensors of the compiled graph that need not be read from files.
+        moved: where the user's places that the wrapper names lie now.
         most_threads: a limit to threads of a kernel; 0 for torch's number alone.
         named: every launch is shown to profilers under the kernel's name.
     """
@@ -56,6 +57,7 @@ class Runtime:
     folder: Path
     pool: Pool
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    moved: Mapping[Origin, Origin] = field(default_factory=dict)
     most_threads: int = 0
     named: bool = False
     _libraries: dict[str, Library] = field(default_factory=dict)
@@ -110,7 +112,7 @@ class Runtime:
             address = self._libraries[library].address(symbol)
         except (OSError, AttributeError) as error:
             raise CacheCorrupt(str(path), str(error)) from error
-        places = tuple((size, None if at is None else Origin(*at)) for size, at in sites)
+        places = tuple((size, None if at is None else self._place(Origin(*at))) for size, at in sites)
         launch = self._launcher()(address, count, index_error(places))
         return _in_range(symbol, launch) if self.named else launch
 
@@ -132,6 +134,9 @@ class Runtime:
             return torch.empty_strided(shape, strides, dtype=dtype).copy_(flat.view(tuple(shape)))
         except (OSError, RuntimeError) as error:
             raise CacheCorrupt(str(path), str(error)) from error
+
+    def _place(self, place: Origin) -> Origin:
+        return self.moved.get(place, place)
 
     def _launcher(self) -> Bind:
         if not self._bind:

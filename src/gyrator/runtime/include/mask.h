@@ -83,6 +83,16 @@ template <int size, class V> GY_FN V select_bits(uint64_t m, V yes, V no) {
 }
 #endif
 
+#if defined(GY_AVX2)
+// One register's select by whole lanes of ones or zeros: no comparison with zero, as the ternary operator would make.
+template <class M, class V> GY_FN V select_lanes(M m, V yes, V no) {
+  if constexpr (sizeof(V) == 16) return (V)__builtin_ia32_pblendvb128((v16qi)no, (v16qi)yes, (v16qi)m);
+  else if constexpr (same<V, native<float, 8>>) return (V)__builtin_ia32_blendvps256((v8sf)no, (v8sf)yes, (v8sf)m);
+  else if constexpr (same<V, native<double, 4>>) return (V)__builtin_ia32_blendvpd256((v4df)no, (v4df)yes, (v4df)m);
+  else return (V)__builtin_ia32_pblendvb256((v32qi)no, (v32qi)yes, (v32qi)m);
+}
+#endif
+
 template <Cmp C, class T, int L> GY_FN Vec<bool, L> compare(Vec<T, L> a, Vec<T, L> b) {
   using V = Vec<T, L>;
   if constexpr (is_half<T> || is_f8<T>) return compare<C>(convert<float>(a), convert<float>(b));
@@ -184,7 +194,8 @@ template <class T, int L> GY_FN Vec<T, L> where(Vec<bool, L> m, Vec<T, L> yes, V
 #if defined(GY_AVX2)
   else {
     const auto wide = convert<sint<sizeof(T)>>(m.m);
-    GY_EACH(V, r.p[i] = wide.p[i] ? yes.p[i] : no.p[i];)
+    if constexpr (V::lanes == 1) { GY_EACH(V, r.p[i] = wide.p[i] ? yes.p[i] : no.p[i];) }
+    else { GY_EACH(V, r.p[i] = select_lanes(wide.p[i], yes.p[i], no.p[i]);) }
   }
 #else
   else if constexpr (V::lanes == 1) { GY_EACH(V, r.p[i] = uint64_t(m.bits) >> i & 1 ? yes.p[i] : no.p[i];) }

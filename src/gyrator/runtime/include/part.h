@@ -52,6 +52,10 @@ template <class P> GY_FN P max(P a, P b) {
   else if constexpr (sizeof(P) == 64)
     return (P)__builtin_ia32_maxpd512_mask((v8df)a, (v8df)b, v8df{}, no_mask, current_rounding);
 #endif
+#if defined(GY_SIMD)
+  if constexpr (same<P, native<float, 8>>) return (P)__builtin_ia32_maxps256((v8sf)a, (v8sf)b);
+  if constexpr (same<P, native<double, 4>>) return (P)__builtin_ia32_maxpd256((v4df)a, (v4df)b);
+#endif
   return a > b ? a : b;
 }
 template <class P> GY_FN P min(P a, P b) {
@@ -60,6 +64,10 @@ template <class P> GY_FN P min(P a, P b) {
     return (P)__builtin_ia32_minps512_mask((v16sf)a, (v16sf)b, v16sf{}, no_mask, current_rounding);
   else if constexpr (sizeof(P) == 64)
     return (P)__builtin_ia32_minpd512_mask((v8df)a, (v8df)b, v8df{}, no_mask, current_rounding);
+#endif
+#if defined(GY_SIMD)
+  if constexpr (same<P, native<float, 8>>) return (P)__builtin_ia32_minps256((v8sf)a, (v8sf)b);
+  if constexpr (same<P, native<double, 4>>) return (P)__builtin_ia32_minpd256((v4df)a, (v4df)b);
 #endif
   return a < b ? a : b;
 }

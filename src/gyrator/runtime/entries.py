@@ -1,0 +1,137 @@
+"""Compiled graphs in the cache: where they lie, whether one fits a graph at hand, and keeping a new one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, final
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from gyrator.cache.guards import all_hold, new_facts, symbolic_sizes
+from gyrator.cache.key import Key, Uncacheable, differing, graph_key
+from gyrator.cache.store import Entry, Json, Store
+from gyrator.codegen.wrapper import BuiltKernel
+from gyrator.errors import CacheCorrupt
+from gyrator.folders import cache_folder
+from gyrator.origin import Origin, origin_of
+from gyrator.runtime.load import WRAPPER, constant_file, library_file, save_constant
+from gyrator.session import Count, Session
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """Where compiled graphs and built kernels lie; `uncached` takes the graphs that have no key."""
+
+    graphs: Store
+    kernels: Store
+    uncached: Store
+
+
+def open_stores(session: Session, scratch: Path) -> Stores:
+    """The stores in the user's folder; in the folder `scratch` if that is not wanted or not safe."""
+    root = cache_folder(session.config) if session.config.cache else scratch
+    try:
+        return Stores(Store(root, "graphs"), Store(root, "kernels"), Store(scratch, "uncached"))
+    except OSError as problem:
+        session.warn(f"compiled code is not kept: {problem}")
+        return Stores(Store(scratch, "graphs"), Store(scratch, "kernels"), Store(scratch, "uncached"))
+
+
+def key_of(
+    graph: fx.GraphModule,
+    session: Session,
+    shape_env: ShapeEnv | None,
+    updates: Sequence[tuple[int, int]],
+    target: str,
+) -> Key | None:
+    """The graph's key, or None if it has none: then it is compiled anew each time."""
+    try:
+        return graph_key(graph, session.config, shape_env=shape_env, updates=updates, target=target)
+    except Uncacheable:
+        return None
+
+
+def find(key: Key | None, store: Store, example_inputs: Sequence[object], session: Session) -> Entry | None:
+    """The stored entry of a key, if the facts about sizes that it relies on hold; counts hits and misses."""
+    if key is None:
+        return None
+    try:
+        entry = store.get(key.digest)
+    except CacheCorrupt as damaged:
+        session.warn(str(damaged))
+        entry = None
+    if entry is not None:
+        known = symbolic_sizes(example_inputs)
+        sizes = {new: known[old] for new, old in key.symbols.items() if old in known}
+        if all_hold([str(fact) for fact in as_list(entry.notes.get("facts"))], sizes):
+            session.counters.add(Count.GRAPH_CACHE_HITS)
+            return entry
+    session.counters.add(Count.GRAPH_CACHE_MISSES)
+    if "cache" in session.config.logs:
+        others = [notes["key"] for notes in store.newest(20)]
+        names = differing(key, [fields for fields in others if isinstance(fields, dict)])
+        print(f"gyrator: {session.name} is not in the cache; new compared with it: {', '.join(names)}")
+    return None
+
+
+def facts_of(shape_env: ShapeEnv | None, before: int, key: Key | None) -> list[Json] | None:
+    """What compiling found out about sizes and relies on; None if that cannot be written down."""
+    if shape_env is None or key is None:
+        return []
+    try:
+        return [*new_facts(shape_env, before, {old: new for new, old in key.symbols.items()})]
+    except ValueError:
+        return None
+
+
+def keep(
+    key: Key | None,
+    wrapper: str,
+    libraries: Mapping[str, Path],
+    constants: Mapping[str, torch.Tensor],
+    notes: Mapping[str, Json],
+    stores: Stores,
+) -> Entry:
+    """Store a compiled graph, so that it can be loaded from its folder alone.
+
+    Without a key, or facts about sizes that can be written down, nobody will find it again.
+    """
+    with TemporaryDirectory(prefix="gyrator-") as folder:
+        files: dict[str, str | Path] = {WRAPPER: wrapper}
+        files |= {library_file(name): path for name, path in libraries.items()}
+        for name, tensor in constants.items():
+            files[constant_file(name)] = Path(folder) / constant_file(name)
+            save_constant(tensor, Path(folder) / constant_file(name))
+        if key is None or notes["facts"] is None:
+            return stores.uncached.put_anonymous(files)
+        return stores.graphs.put(key.digest, files, {"key": dict(key.fields), **notes})
+
+
+def numbered_places(graph: fx.GraphModule, built: Mapping[str, BuiltKernel]) -> list[Json]:
+    """The places that index errors may name, each with the position of a node that comes from there."""
+    wanted = {place for kernel in built.values() for _, place in kernel.sites if place is not None}
+    if not wanted:
+        return []
+    positions = {origin_of(node): position for position, node in enumerate(graph.graph.nodes)}
+    found = [(place, positions[place]) for place in wanted if place in positions]
+    return [[place.file, place.line, place.function, place.op, at] for place, at in sorted(found, key=str)]
+
+
+def moved_places(entry: Entry, graph: fx.GraphModule) -> dict[Origin, Origin]:
+    """Where the places that an entry names lie now: the user's lines may have moved since it was written."""
+    places = as_list(entry.notes.get("places"))
+    if not places:
+        return {}
+    nodes = list(graph.graph.nodes)
+    return {Origin(*place[:4]): origin_of(nodes[place[4]]) for place in places if isinstance(place, list)}
+
+
+def as_list(value: object) -> list[Any]:
+    """`value` if it is a list, else an empty one."""
+    return value if isinstance(value, list) else []
