@@ -438,6 +438,10 @@ def div_mod(num: Index, den: Index) -> tuple[Index, Index]:
     if split is not None:
         q, r = split
         return quotient + q, r
+    floored = _split_with_floor(rest, den)
+    if floored is not None:
+        q, r = floored
+        return quotient + q, r
     nested = _nested_division(rest, den)
     if nested is not None:
         return quotient + nested, rest if nested is ZERO else _mod_atom(rest, den)
@@ -469,6 +473,26 @@ def _split_by_gcd(num: Index, den: Index) -> tuple[Index, Index] | None:
         if is_nonnegative(rest) and is_nonnegative(const(g - 1) - rest):
             q, r = div_mod(whole, const(d // g))
             return q, r * g + rest
+    return None
+
+
+def _split_with_floor(num: Index, den: Index) -> tuple[Index, Index] | None:
+    """``(g·a + r) // (g·b)`` → ``(a + r // g) // b``, remainder ``g·((a + r // g) % b) + r % g``; g a constant > 1.
+
+    So all quotients of one flat index share their parts: with ``f = 2048·b + t``, both ``f // 4224`` and
+    ``f // 128 % 33`` are of ``16·b + t // 128``, and ``4224·(f // 4224) + 128·(f // 128 % 33) + f % 128`` is ``f`` again.
+    """
+    d = den.value
+    if d is None:
+        return None
+    for g in sorted({gcd(c, d) for m, c in num.terms if m}, reverse=True):
+        whole = _canonical({m: c // g for m, c in num.terms if c % g == 0})
+        rest = _canonical({m: c for m, c in num.terms if c % g})
+        if g <= 1 or g == d or rest is ZERO or whole is ZERO:
+            continue
+        low, inner = div_mod(rest, const(g))
+        q, r = div_mod(whole + low, const(d // g))
+        return q, r * g + inner
     return None
 
 

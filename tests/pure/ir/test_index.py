@@ -201,3 +201,10 @@ def test_flattening_and_splitting_cancel_for_every_shape(shape: tuple[int, ...])
         found.insert(0, rest % n)
         rest = rest // n
     assert found == axes and rest is ZERO
+
+
+def test_the_digits_of_a_blocked_flat_index_add_up_to_it() -> None:
+    """[4, 33, 128] run over in blocks of 2048, which divide neither 128·33 nor the whole."""
+    block = Axis("block", const(9)).index()
+    flat = block * 2048 + Axis("t", minimum(const(2048), const(16896) - block * 2048)).index()
+    assert (flat // 4224) * 4224 + (flat // 128 % 33) * 128 + flat % 128 is flat
