@@ -442,9 +442,9 @@ if __name__ == "__main__":
 def broken(line: str, width: int) -> list[str]:
     """A line as several, broken after commas within its brackets; each further one starts with four spaces.
 
-    Comments stay as they are, and so does a piece without a comma to break at.
+    Comments and deletions stay as they are, and so does a piece without a comma to break at.
     """
-    if len(line) <= width or line.startswith("#"):
+    if len(line) <= width or line.startswith(("#", "del ")):
         return [line]
     commas = [m.end() for m in _COMMA.finditer(line) if m.group() == ", "]
     pieces, start, room = [], 0, width

@@ -259,7 +259,8 @@ def test_long_lines_are_broken_at_commas_outside_of_strings() -> None:
     assert len(pieces) > 3
     assert all(len(piece) <= 44 for piece in pieces if "a, b" not in piece)
     assert ast.dump(ast.parse("\n".join(pieces))) == ast.dump(ast.parse(line))
-    assert broken("# a, b, c" * 9, 40) == ["# a, b, c" * 9]
+    for line in ("# a, b, c" * 9, "del " + "name, " * 20 + "last"):
+        assert broken(line, 40) == [line]
 
 
 def test_bytes_of_a_value_span_its_strides() -> None:
