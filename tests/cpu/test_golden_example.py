@@ -6,10 +6,19 @@ running mean, running variance, counter), 4 results and 7 values saved for backw
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from gyrator.autograd.interface import Compiled, GraphInfo
+from gyrator.autograd.torch_aot import aot_compile
+from gyrator.config import Config
+from gyrator.pipeline import Process, compile_graph
+from gyrator.session import Count, Session
 from tests.acceptance import assert_none, expect
 
 SHAPE = (2, 16, 8, 8)
@@ -78,3 +87,68 @@ def test_evaluation_leaves_the_statistics_alone(backend):
     expected = model(x)
     torch.testing.assert_close(torch.compile(model, backend=backend)(x), expected)
     assert torch.equal(model[1].running_mean, before)
+
+
+# --- the compiled graph ---
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One graph that was compiled: the tensors it takes, returns to the user and saves, and what it became."""
+
+    kind: str
+    inputs: list[Tensor]
+    results: list[Tensor]
+    saved: list[Tensor]
+    kernels: int
+    externs: Mapping[str, int]
+
+
+def compiled_stages() -> dict[str, Stage]:
+    """The graphs of a training step by kind, as the backend compiles them without a cache."""
+    found: dict[str, Stage] = {}
+
+    def compiler(graph: torch.fx.GraphModule, inputs: Sequence[object], info: GraphInfo) -> Compiled:
+        config = Config.from_options(options={"cache": False})
+        with Session(config, torch.device("cpu"), info.kind) as session:
+            compiled = compile_graph(graph, inputs, info, session, Process())
+        placeholders = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
+        outputs = [node and node.meta["val"] for node in graph.graph.output_node().args[0]]
+        returned = {0, *(update.output for update in info.updates)}
+        results = [value for index, value in enumerate(outputs) if index in returned]
+        saved = [value for index, value in enumerate(outputs) if index not in returned]
+        counters = session.counters
+        stage = Stage(info.kind, placeholders, results, saved, counters[Count.KERNELS], counters.externs())
+        found[info.kind] = stage
+        return compiled
+
+    model, x = example()
+    torch._dynamo.reset()
+    backend = functools.partial(aot_compile, fw_compiler=compiler)
+    torch.compile(model, backend=backend)(x).sum().backward()
+    return found
+
+
+def test_forward_graph_has_eight_inputs_four_results_and_seven_saved_values():
+    forward = compiled_stages()["forward"]
+    assert len(forward.inputs) == 8
+    assert {(tuple(value.shape), value.dtype) for value in forward.results} == {
+        ((2, 32, 6, 6), torch.float32),
+        ((32,), torch.float32),
+        ((), torch.int64),
+    }
+    assert len(forward.results) == 4
+    assert len(forward.saved) == 7
+    assert [tuple(value.shape) for value in forward.saved if value.dtype == torch.bool] == [(2, 32, 6, 6)]
+
+
+def test_forward_is_one_convolution_and_at_most_four_kernels():
+    forward = compiled_stages()["forward"]
+    assert sum(forward.externs.values()) == 1, forward.externs
+    assert forward.kernels <= 4
+
+
+def test_backward_is_one_convolution_and_at_most_four_kernels():
+    backward = compiled_stages()["backward"]
+    assert sum(backward.externs.values()) == 1, backward.externs
+    assert backward.kernels <= 4
