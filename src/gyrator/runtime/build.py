@@ -90,7 +90,7 @@ def start_build(
     session: Session,
     origins: Mapping[str, Origin] | None = None,
 ) -> Build:
-    """Begin to build `kernels` and the launcher; returns at once. `origins` are places in the user's program."""
+    """Begin to build `kernels` and the launcher; returns at once. `origins` are the user's places."""
     starts = range(0, len(kernels), KERNELS_PER_RUN)
     units = [_unit(kernels[start : start + KERNELS_PER_RUN], toolchain) for start in starts]
     launcher = _Unit(LAUNCHER, LAUNCHER_SOURCE.read_text(), ())
