@@ -175,7 +175,7 @@ def build_expression(expr: Any, graph: Graph, symbols: Mapping[Any, Node]) -> No
     tracer = GraphAppendingTracer(graph)
     result = interp(analysis, {symbol: Proxy(node, tracer) for symbol, node in symbols.items()}, expr)
     if not isinstance(result, Proxy):
-        return result  # type: ignore[no-any-return]
+        return result
     _describe(result.node)
     return result.node
 
@@ -200,7 +200,7 @@ def fresh_symbols(fake_mode: Any, value: object) -> Mapping[Any, Any] | None:
 
 def next_autograd_sequence() -> int:
     """The number that the next autograd node will carry; numbers grow in the order of the forward run."""
-    return torch.autograd._get_sequence_nr()
+    return torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
 
 
 def current_autograd_sequence() -> int:
@@ -211,7 +211,7 @@ def current_autograd_sequence() -> int:
 
 def replayed_views() -> Any:
     """A context in which backward of an in-place write to a view replays the view, not `as_strided`."""
-    return torch.autograd._force_original_view_tracking(True)
+    return torch.autograd._force_original_view_tracking(True)  # type: ignore[attr-defined]
 
 
 def without_autocast() -> Any:
@@ -227,12 +227,6 @@ def autocast_enabled() -> bool:
 def python_dispatcher() -> Any:
     """A context in which composite operators are taken apart by torch's Python rules, which know symbolic sizes."""
     return importlib.import_module("torch._dispatch.python").enable_python_dispatcher()
-
-
-def higher_order_operator() -> type:
-    """The class of operators that take graphs as arguments."""
-    found: type = torch._ops.HigherOrderOperator
-    return found
 
 
 def release_saved(ctx: Any) -> None:

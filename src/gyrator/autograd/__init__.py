@@ -1,6 +1,8 @@
-"""Joint forward and backward graphs, decompositions and partitioning: torch-level graphs in, compiled callables out.
+"""Joint forward and backward graphs, decompositions and partitioning: torch-level graphs in, compiled
+callables out.
 
-    gm, example_inputs ──joint trace──▶ ATen ──decompose──▶ joint graph ──partition──▶ forward, backward ──▶ shell
+    gm, example_inputs ──joint trace──▶ ATen ──decompose──▶ joint graph ──partition──▶ forward, backward ──▶
+    shell
 
 `aot.py` is the whole as one straight line; docs/autograd.md tells how it works.
 """
@@ -11,6 +13,14 @@ from gyrator.autograd.interface import Compiled, Compiler, GraphInfo, Update, in
 from gyrator.autograd.partition import min_cut, min_cut_with_budget, save_all
 
 __all__ = [
-    "Compiled", "Compiler", "GraphInfo", "Update", "aot_compile", "decomposition_table", "interpret", "min_cut",
-    "min_cut_with_budget", "save_all",
+    "Compiled",
+    "Compiler",
+    "GraphInfo",
+    "Update",
+    "aot_compile",
+    "decomposition_table",
+    "interpret",
+    "min_cut",
+    "min_cut_with_budget",
+    "save_all",
 ]

@@ -1,8 +1,9 @@
-"""What a traced program returns: which of its outputs are inputs, views of inputs, views of each other, or new.
+"""What a traced program returns: which of its outputs are inputs, views of inputs, views of each other, or
+new.
 
-An output that shares memory with an input or with another output is not returned by the compiled graph: the shell
-rebuilds it by repeating its views on the tensor that owns the memory, outside the graph, so that autograd and later
-in-place writes see the same aliasing as in eager.
+An output that shares memory with an input or with another output is not returned by the compiled graph: the
+shell rebuilds it by repeating its views on the tensor that owns the memory, outside the graph, so that
+autograd and later in-place writes see the same aliasing as in eager.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class Number:
 
 @dataclass(frozen=True)
 class ReplayedView:
-    """One view to repeat; its symbolic arguments are `Number`s. `tracks_grad` is False where it was made under no_grad."""
+    """One view to repeat; its symbolic arguments are `Number`s. `tracks_grad` is False where it was made
+    under no_grad.
+    """
 
     view: View
     tracks_grad: bool
@@ -64,7 +67,9 @@ Source: TypeAlias = FromGraph | FromInput | Literal
 
 @dataclass(frozen=True)
 class InputUpdate:
-    """Input `input` is to be overwritten with result `result`; `tracked`: as an operation that autograd sees."""
+    """Input `input` is to be overwritten with result `result`; `tracked`: as an operation that autograd
+    sees.
+    """
 
     input: int
     result: int
@@ -170,10 +175,18 @@ def describe_outputs(
         if parent.root.input is not None and _is_input(parent, recorder, inputs)
     )
     differentiable = tuple(
-        position for position, tensor in enumerate(results.tensors) if tensor is not None and tensor.requires_grad
+        position
+        for position, tensor in enumerate(results.tensors)
+        if tensor is not None and tensor.requires_grad
     )
     return Forward(
-        tuple(results.nodes), tuple(results.tensors), tuple(results.exact), updates, changes, sources, structure,
+        tuple(results.nodes),
+        tuple(results.tensors),
+        tuple(results.exact),
+        updates,
+        changes,
+        sources,
+        structure,
         differentiable,
     )
 
@@ -208,7 +221,11 @@ def _shared_roots(recorder: Recorder, flat: Sequence[Any]) -> set[int]:
 
 
 def _source(
-    recorder: Recorder, value: Any, positions: dict[int, int], shared: set[int], results: _Results,
+    recorder: Recorder,
+    value: Any,
+    positions: dict[int, int],
+    shared: set[int],
+    results: _Results,
     inputs: Sequence[Any],
 ) -> Source:
     if isinstance(value, SYMBOLIC_TYPES):
@@ -249,5 +266,8 @@ def _is_input(parent: Alias, recorder: Recorder, inputs: Sequence[Any]) -> bool:
     while current.parent is not None:
         current = current.parent
     position = current.root.input
-    return position is not None and position < len(inputs) and recorder.alias_of(inputs[position]).parent is not None
-
+    return (
+        position is not None
+        and position < len(inputs)
+        and recorder.alias_of(inputs[position]).parent is not None
+    )

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
@@ -43,7 +42,8 @@ def aot_compile(
         partition_fn: decides what forward saves and backward recomputes.
         decompositions: see `decomposition_table`, whose result is the default.
         numerics: which default table.
-        lazy_backward: compile backward at its first call. Facts about sizes that it finds out then are not guarded, so
+        lazy_backward: compile backward at its first call. Facts about sizes that it finds out then are not
+        guarded, so
             it is for static shapes.
 
     Returns:
@@ -68,22 +68,26 @@ def aot_compile(
     else:
         graph = inference_graph(roles)
         compiled = _compile(
-            inference_compiler or fw_compiler, graph, build.bodies,
+            inference_compiler or fw_compiler,
+            graph,
+            build.bodies,
             GraphInfo("inference", _static(roles), _updates(joint), _strides(joint, 0)),
         )
         run, written = compiled.call, _written(joint, compiled)
     mutates = bool(joint.forward.updates)
     if mutates and overlapping(example_inputs):
         return gm.forward
-    return make_shell(Program(
-        run=run,
-        forward=joint.forward,
-        inputs=joint.inputs,
-        constants=joint.constants,
-        written=written,
-        fallback=gm.forward if mutates else None,
-        autocast=torch_compat.autocast_enabled(),
-    ))
+    return make_shell(
+        Program(
+            run=run,
+            forward=joint.forward,
+            inputs=joint.inputs,
+            constants=joint.constants,
+            written=written,
+            fallback=gm.forward if mutates else None,
+            autocast=torch_compat.autocast_enabled(),
+        )
+    )
 
 
 def _roles(joint: Joint, graph: Graph, inputs: Inputs) -> JointGraph:
@@ -93,11 +97,11 @@ def _roles(joint: Joint, graph: Graph, inputs: Inputs) -> JointGraph:
     assert isinstance(outputs, (tuple, list))
     primals = placeholders[: joint.inputs + len(joint.constants)]
     results = len(joint.forward.nodes)
-    static = {primals[position] for position in inputs.static} | set(primals[joint.inputs:])
+    static = {primals[position] for position in inputs.static} | set(primals[joint.inputs :])
     return JointGraph(
         graph=graph,
         primals=primals,
-        tangents=placeholders[len(primals):],
+        tangents=placeholders[len(primals) :],
         results=tuple(outputs[:results]),
         gradients=tuple(outputs[results:]),
         static=frozenset(static),
@@ -106,15 +110,23 @@ def _roles(joint: Joint, graph: Graph, inputs: Inputs) -> JointGraph:
 
 
 def _differentiable(
-    joint: Joint, roles: JointGraph, halves: Halves, bodies: Mapping[str, GraphModule], fw_compiler: Compiler,
-    bw_compiler: Compiler, lazy: bool,
+    joint: Joint,
+    roles: JointGraph,
+    halves: Halves,
+    bodies: Mapping[str, GraphModule],
+    fw_compiler: Compiler,
+    bw_compiler: Compiler,
+    lazy: bool,
 ) -> tuple[BoxedCallable, frozenset[int]]:
-    """Forward and backward compiled and joined by a torch.autograd.Function; the inputs that forward overwrites."""
+    """Forward and backward compiled and joined by a torch.autograd.Function; the inputs that forward
+    overwrites.
+    """
     extra = halves.saved_values + halves.numbers
     info = GraphInfo("forward", _static(roles), _updates(joint), _strides(joint, extra))
     forward = _compile(fw_compiler, halves.forward, bodies, info)
     static = tuple(
-        halves.numbers + halves.saved_values + index for index, position in enumerate(halves.saved_primals)
+        halves.numbers + halves.saved_values + index
+        for index, position in enumerate(halves.saved_primals)
         if roles.primals[position] in roles.static
     )
     backward_info = GraphInfo("backward", static, (), (None,) * len(roles.gradients))
@@ -122,18 +134,20 @@ def _differentiable(
     def compile_backward() -> BoxedCallable:
         return _compile(bw_compiler, halves.backward, bodies, backward_info).call
 
-    run = make_function(Differentiable(
-        forward=forward.call,
-        backward=_Lazy(compile_backward) if lazy else compile_backward(),
-        results=len(roles.results),
-        saved_values=halves.saved_values,
-        saved_inputs=halves.saved_primals,
-        tangents=tuple(
-            _tangent(result, node) for result, node in zip(joint.tangents, roles.tangents, strict=True)
-        ),
-        gradients=joint.gradients,
-        inputs=joint.inputs + len(joint.constants),
-    ))
+    run = make_function(
+        Differentiable(
+            forward=forward.call,
+            backward=_Lazy(compile_backward) if lazy else compile_backward(),
+            results=len(roles.results),
+            saved_values=halves.saved_values,
+            saved_inputs=halves.saved_primals,
+            tangents=tuple(
+                _tangent(result, node) for result, node in zip(joint.tangents, roles.tangents, strict=True)
+            ),
+            gradients=joint.gradients,
+            inputs=joint.inputs + len(joint.constants),
+        )
+    )
     return run, _written(joint, forward)
 
 
@@ -190,6 +204,4 @@ def _tangent(result: int, node: Node) -> Tangent:
     value = node.meta["val"]
     shape, strides = tuple(value.shape), tuple(value.stride())
     static = all(type(size) is int for size in (*shape, *strides))
-    return Tangent(
-        result, shape if static else None, strides if static else None, value.dtype, value.device
-    )
+    return Tangent(result, shape if static else None, strides if static else None, value.dtype, value.device)

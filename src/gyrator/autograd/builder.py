@@ -1,8 +1,8 @@
 """Builds a graph of functional operators whose nodes know their metadata.
 
-`node.meta["val"]` is a fake tensor (or symbolic number, or a tuple of them) that states size, strides, dtype and device
-as eager would have them. It states metadata only: nodes with equal metadata share one fake tensor, so its identity and
-storage mean nothing.
+`node.meta["val"]` is a fake tensor (or symbolic number, or a tuple of them) that states size, strides, dtype
+and device as eager would have them. It states metadata only: nodes with equal metadata share one fake
+tensor, so its identity and storage mean nothing.
 """
 
 from __future__ import annotations
@@ -24,9 +24,20 @@ Meta = Mapping[str, Any]
 ORIGIN_KEYS = ("stack_trace", "nn_module_stack", "source_fn_stack")
 """What a node inherits from the node of the captured graph that it came from."""
 
-PLAIN_TYPES = frozenset({
-    int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format,
-})
+PLAIN_TYPES = frozenset(
+    {
+        int,
+        float,
+        bool,
+        complex,
+        str,
+        type(None),
+        torch.dtype,
+        torch.device,
+        torch.layout,
+        torch.memory_format,
+    }
+)
 
 
 @final
@@ -108,7 +119,12 @@ def metadata_key(value: Tensor) -> tuple[Any, ...]:
     if value.layout is not torch.strided:
         raise UnsupportedOperator("a tensor operator", f"its result has layout {value.layout}")
     key: tuple[Any, ...] = (
-        tuple(value.shape), value.stride(), value.dtype, value.device, value.storage_offset(), value.is_conj()
+        tuple(value.shape),
+        value.stride(),
+        value.dtype,
+        value.device,
+        value.storage_offset(),
+        value.is_conj(),
     )
     if any(type(size) is not int for size in value.shape) or any(type(step) is not int for step in key[1]):
         key = (tuple(map(expression, key[0])), tuple(map(expression, key[1])), *key[2:])

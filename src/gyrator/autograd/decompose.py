@@ -1,13 +1,13 @@
 """Rewrites a functional graph by a table of decompositions.
 
-A decomposition is run once per distinct call (operator, metadata of its tensors, other arguments): recording it
-gives a template, a short list of calls, which is then pasted wherever the same call stands. A transformer repeats its
-layers, so few distinct calls stand for thousands of nodes.
+A decomposition is run once per distinct call (operator, metadata of its tensors, other arguments): recording
+it gives a template, a short list of calls, which is then pasted wherever the same call stands. A transformer
+repeats its layers, so few distinct calls stand for thousands of nodes.
 
     silu(x: bf16)   →   a = convert(x, float32); b = sigmoid(a); c = mul(a, b); convert(c, bfloat16)
 
-A result whose strides differ from those of the operator itself is restrided, so that every other node keeps the
-metadata it was traced with.
+A result whose strides differ from those of the operator itself is restrided, so that every other node keeps
+the metadata it was traced with.
 """
 
 from __future__ import annotations
@@ -97,7 +97,9 @@ class _Pass:
             elif node.op == "get_attr":
                 body = bodies[node.target]
                 inner = self._inner(keep_numbers=False)
-                nodes[node] = new.body(inner.run(body.graph, dict(body.named_children())).graph, inner._new.bodies)
+                nodes[node] = new.body(
+                    inner.run(body.graph, dict(body.named_children())).graph, inner._new.bodies
+                )
             else:
                 nodes[node] = new.graph.node_copy(node)
                 self._symbols(nodes[node])
@@ -125,8 +127,11 @@ class _Pass:
                 return
         elif target in self._table and isinstance(target, OpOverload):
             tensors: list[Node] = []
-            key = (target, *(_key(arg, tensors) for arg in node.args),
-                   *((name, _key(arg, tensors)) for name, arg in node.kwargs.items()))
+            key = (
+                target,
+                *(_key(arg, tensors) for arg in node.args),
+                *((name, _key(arg, tensors)) for name, arg in node.kwargs.items()),
+            )
             if key not in self._templates:
                 self._templates[key] = self._template(target, node)
             template = self._templates[key]
@@ -134,7 +139,10 @@ class _Pass:
                 self._nodes[node] = self._paste(template, [self._nodes[tensor] for tensor in tensors], node)
                 return
         copy = self._new.graph.create_node(
-            "call_function", target, self._mapped(node.args), self._mapped(node.kwargs)  # type: ignore[arg-type]
+            "call_function",
+            target,
+            self._mapped(node.args),
+            self._mapped(node.kwargs),
         )
         copy.meta = dict(node.meta)
         self._nodes[node] = copy
@@ -154,7 +162,7 @@ class _Pass:
             return {key: self._mapped(item) for key, item in argument.items()}
         return argument
 
-    # --- templates ----------------------------------------------------------------------------------------------
+    # --- templates ---------------------------------------------------------------------------------
 
     def _template(self, op: OpOverload, node: Node) -> Template | None:
         """Records the decomposition of a call; None where it declines."""
@@ -190,7 +198,8 @@ class _Pass:
         """The nodes of a decomposition's results, restrided to what the operator itself returns."""
         if isinstance(results, (tuple, list)):
             return tuple(
-                self._results(op, recorder, result, want) for result, want in zip(results, wanted, strict=True)
+                self._results(op, recorder, result, want)
+                for result, want in zip(results, wanted, strict=True)
             )
         if not isinstance(results, Tensor):
             return results
@@ -220,9 +229,14 @@ class _Pass:
         for node in new.nodes:
             if node.op == "call_function":
                 names[node] = Value(len(calls))
-                calls.append(TemplateCall(
-                    node.target, _renamed(node.args, names), _renamed(node.kwargs, names), node.meta["val"]
-                ))
+                calls.append(
+                    TemplateCall(
+                        node.target,
+                        _renamed(node.args, names),
+                        _renamed(node.kwargs, names),
+                        node.meta["val"],
+                    )
+                )
         return Template(tuple(calls), _renamed(new.output_node().args[0], names))
 
     def _paste(self, template: Template, inputs: Sequence[Any], node: Node) -> Any:
@@ -247,7 +261,10 @@ class _Pass:
 
         for call in template.calls:
             pasted = create(
-                "call_function", call.op, filled(call.args), {key: filled(arg) for key, arg in call.kwargs.items()}
+                "call_function",
+                call.op,
+                filled(call.args),
+                {key: filled(arg) for key, arg in call.kwargs.items()},
             )
             pasted.meta.update(meta)
             pasted.meta["val"] = call.value

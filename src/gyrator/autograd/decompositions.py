@@ -1,12 +1,13 @@
 """The table of decompositions: which ATen ops are rewritten into smaller ones, by what, and which stay whole.
 
-The reader of the result is a lowering from functional ATen to the loop IR. So an op is decomposed when its meaning is a
-few pointwise ops, reductions, views or gathers, and stays whole when the loop IR says it in one piece (a sum, a
-cumulative sum, a gather), when a library has a kernel for it (a matrix product), or when it could not be written as
-loops at all (a sort). Few nodes matter: each one costs compile time in every later stage.
+The reader of the result is a lowering from functional ATen to the loop IR. So an op is decomposed when its
+meaning is a few pointwise ops, reductions, views or gathers, and stays whole when the loop IR says it in one
+piece (a sum, a cumulative sum, a gather), when a library has a kernel for it (a matrix product), or when it
+could not be written as loops at all (a sort). Few nodes matter: each one costs compile time in every later
+stage.
 
-Low precision: every decomposition here computes bfloat16 and float16 inputs in float32 and rounds once, at its end,
-as eager's own kernels do inside one op.
+Low precision: every decomposition here computes bfloat16 and float16 inputs in float32 and rounds once, at
+its end, as eager's own kernels do inside one op.
 """
 
 from __future__ import annotations
@@ -29,45 +30,54 @@ prims = torch.ops.prims
 
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 
-KEPT_WHOLE: Mapping[str, str] = {
-    "mm addmm bmm baddbmm addbmm _int_mm _scaled_mm": "matrix products: a library call or a template",
-    "convolution convolution_backward": "library call or template",
-    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention"
-    " _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention and their backwards":
+KEPT_WHOLE: tuple[tuple[str, str], ...] = (
+    ("mm addmm bmm baddbmm addbmm _int_mm _scaled_mm", "matrix products: a library call or a template"),
+    ("convolution convolution_backward", "a library call or a template"),
+    (
+        "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention"
+        " _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention, and their backwards",
         "attention with eager's own kernel; a decomposed form would store the score matrix",
-    "sort topk kthvalue median mode unique searchsorted bucketize histc multinomial randperm nonzero":
+    ),
+    (
+        "sort topk kthvalue median mode unique searchsorted bucketize histc multinomial randperm nonzero",
         "order or size depends on the data",
-    "embedding gather index _unsafe_index index_put index_add scatter scatter_add scatter_reduce":
+    ),
+    (
+        "embedding gather index _unsafe_index index_put index_add scatter scatter_add scatter_reduce",
         "an indirect load or store is one node of the loop IR",
-    "select_scatter slice_scatter": "an update of a part: the lowering can write it in place",
-    "sum mean var var_mean amax amin prod any all argmax argmin": "one reduction of the loop IR (Welford for variance)",
-    "cumsum cumprod cummax cummin logcumsumexp": "one scan of the loop IR",
-    "max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d and their backwards": "window reductions",
-    "cat constant_pad_nd where clamp arange full repeat flip": "one nest of the loop IR",
-    "sigmoid tanh exp log erf sqrt rsqrt pow and other scalar functions": "one scalar op of the loop IR",
-    "addcmul addcdiv lerp": "one fused multiply-add each; a split form rounds twice",
-    "rand randn randint": "one random value of the loop IR, by Philox",
-    "linalg_* _fft_* _cdist_* ctc_loss": "library calls",
-}
+    ),
+    ("select_scatter slice_scatter", "an update of a part: the lowering can write it in place"),
+    (
+        "sum mean var var_mean amax amin prod any all argmax argmin",
+        "one reduction of the loop IR (Welford for variance)",
+    ),
+    ("cumsum cumprod cummax cummin logcumsumexp", "one scan of the loop IR"),
+    ("max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d, and their backwards", "window reductions"),
+    ("cat constant_pad_nd where clamp arange full repeat flip", "one nest of the loop IR"),
+    ("sigmoid tanh exp log erf sqrt rsqrt pow and other scalar functions", "one scalar op of the loop IR"),
+    ("addcmul addcdiv lerp", "one fused multiply-add each; a split form rounds twice"),
+    ("rand randn randint", "one random value of the loop IR, by Philox"),
+    ("linalg_* _fft_* _cdist_* ctc_loss", "library calls"),
+)
 """What stays whole and why; the lowering has a nest, an extern call or a template for each."""
 
 
-# --- from torch's table ---------------------------------------------------------------------------------------------
+# --- from torch's table ----------------------------------------------------------------------------
 
 _POINTWISE = """
     addr celu deg2rad elu elu_backward floor_divide frac gelu_backward glu_backward hardshrink hardsigmoid
     hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward heaviside isneginf isposinf
     leaky_relu leaky_relu_backward log_sigmoid_backward log_sigmoid_forward logaddexp logaddexp2 logit
-    logit_backward masked_fill mish mish_backward mvlgamma nan_to_num _prelu_kernel _prelu_kernel_backward rad2deg
-    rrelu_with_noise_backward rsub sgn sigmoid_backward sinc softplus
+    logit_backward masked_fill mish mish_backward mvlgamma nan_to_num _prelu_kernel _prelu_kernel_backward
+    rad2deg rrelu_with_noise_backward rsub sgn sigmoid_backward sinc softplus
     softplus_backward softshrink special_entr special_log_ndtr special_xlog1py tanh_backward threshold
     threshold_backward xlogy lcm gcd isin ldexp
 """
 _LOSSES = """
     binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits huber_loss
     huber_loss_backward mse_loss mse_loss_backward multi_margin_loss multilabel_margin_loss_forward
-    nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward smooth_l1_loss smooth_l1_loss_backward
-    soft_margin_loss soft_margin_loss_backward
+    nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward smooth_l1_loss
+    smooth_l1_loss_backward soft_margin_loss soft_margin_loss_backward
 """
 _NORMALISATION = """
     _native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training
@@ -85,8 +95,8 @@ _SHAPES = """
     _reshape_alias _unsafe_view affine_grid_generator alias_copy block_diag channel_shuffle diag_embed
     diagonal_backward diagonal_copy expand_copy im2col col2im narrow_copy permute_copy pixel_shuffle
     pixel_unshuffle roll rot90 select_backward slice_backward split split_with_sizes split_with_sizes_copy
-    squeeze_copy stack t t_copy take transpose transpose_copy tril triu tril_indices triu_indices unbind unbind_copy
-    unfold_backward unfold_copy unsafe_split unsafe_split_with_sizes unsqueeze_copy
+    squeeze_copy stack t t_copy take transpose transpose_copy tril triu tril_indices triu_indices unbind
+    unbind_copy unfold_backward unfold_copy unsafe_split unsafe_split_with_sizes unsqueeze_copy
     view_copy reflection_pad1d reflection_pad1d_backward reflection_pad2d
     reflection_pad2d_backward reflection_pad3d reflection_pad3d_backward replication_pad1d replication_pad2d
     replication_pad3d max_unpool2d max_unpool3d
@@ -108,9 +118,20 @@ _SAMPLING = """
 _PRODUCTS = "dot vdot mv addmv"
 _CASTS = "_to_copy"
 
-_FROM_TORCH = " ".join((
-    _POINTWISE, _LOSSES, _NORMALISATION, _REDUCTIONS, _SHAPES, _CREATION, _INDEXING, _SAMPLING, _PRODUCTS, _CASTS,
-))
+_FROM_TORCH = " ".join(
+    (
+        _POINTWISE,
+        _LOSSES,
+        _NORMALISATION,
+        _REDUCTIONS,
+        _SHAPES,
+        _CREATION,
+        _INDEXING,
+        _SAMPLING,
+        _PRODUCTS,
+        _CASTS,
+    )
+)
 
 
 def packets(names: Iterable[str]) -> list[OpOverloadPacket]:
@@ -118,7 +139,8 @@ def packets(names: Iterable[str]) -> list[OpOverloadPacket]:
     return [getattr(aten, name) for name in names if hasattr(aten, name)]
 
 
-# --- ours -----------------------------------------------------------------------------------------------------------
+# --- ours ------------------------------------------------------------------------------------------
+
 
 def _widen(x: Tensor) -> Tensor:
     """x in the precision its computation runs in: float32 for bfloat16 and float16, else unchanged."""
@@ -180,23 +202,37 @@ def _bernoulli_tensor(x: Tensor, p: Tensor | None = None, generator: torch.Gener
     return (aten.rand.default(x.shape, dtype=torch.float32, device=x.device) < probability).to(x.dtype)
 
 
-def _rand_like(x: Tensor, *, dtype: torch.dtype | None = None, device: torch.device | None = None,
-               memory_format: torch.memory_format | None = None, **_: object) -> Tensor:
+def _rand_like(
+    x: Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    memory_format: torch.memory_format | None = None,
+    **_: object,
+) -> Tensor:
     """rand_like(x) → rand(x.shape)."""
     if memory_format not in (None, torch.preserve_format, torch.contiguous_format) or not x.is_contiguous():
         return NotImplemented
     return aten.rand.default(x.shape, dtype=dtype or x.dtype, device=device or x.device)
 
 
-def _randn_like(x: Tensor, *, dtype: torch.dtype | None = None, device: torch.device | None = None,
-                memory_format: torch.memory_format | None = None, **_: object) -> Tensor:
+def _randn_like(
+    x: Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+    memory_format: torch.memory_format | None = None,
+    **_: object,
+) -> Tensor:
     """randn_like(x) → randn(x.shape)."""
     if memory_format not in (None, torch.preserve_format, torch.contiguous_format) or not x.is_contiguous():
         return NotImplemented
     return aten.randn.default(x.shape, dtype=dtype or x.dtype, device=device or x.device)
 
 
-def _uniform(x: Tensor, low: float = 0.0, high: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
+def _uniform(
+    x: Tensor, low: float = 0.0, high: float = 1.0, generator: torch.Generator | None = None
+) -> Tensor:
     """uniform(x, low, high) → rand·(high − low) + low."""
     if generator is not None or x.dtype not in (torch.float32, torch.float64):
         return NotImplemented
@@ -238,7 +274,8 @@ def decomposition_table(*, numerics: Numerics = "fast") -> dict[OpOverload, Deco
         numerics: "fast" writes every random op in terms of `rand` and `randn`, which the compiler fuses;
             "eager" leaves random ops whole, so that their values are eager's own under the same seed.
     """
-    table: dict[OpOverload, Decomposition] = dict(get_decompositions(packets(_FROM_TORCH.split())))
+    torchs: Mapping[Any, Decomposition] = get_decompositions(packets(_FROM_TORCH.split()))
+    table: dict[OpOverload, Decomposition] = dict(torchs)
     table.update(_OURS)
     if numerics == "fast":
         table.update(_RANDOM)

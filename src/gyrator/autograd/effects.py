@@ -1,6 +1,7 @@
-"""What an operator does besides returning values, read from its schema: views, writes, effects, and how to undo writes.
+"""What an operator does besides returning values, read from its schema: views, writes, effects, and how to
+undo writes.
 
-    functional_form(add_.Tensor) → add.Tensor        the new value is the last result
+functional_form(add_.Tensor) → add.Tensor        the new value is the last result
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -53,8 +54,7 @@ class Behaviour:
 
 
 BATCH_NORMS = frozenset(
-    getattr(aten, name).default
-    for name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
+    getattr(aten, name).default for name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
 )
 """They update running statistics though their schemas do not say so."""
 
@@ -66,7 +66,7 @@ _RENAMED: Mapping[OpOverload, OpOverload] = {
 }
 
 
-@lru_cache(maxsize=None)
+@cache
 def behaviour(op: OpOverload) -> Behaviour:
     """The behaviour of `op`, from its schema."""
     schema = op._schema
@@ -106,7 +106,8 @@ def arguments(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 def _writes(op: OpOverload, random: bool) -> Behaviour:
     schema = op._schema
     written = tuple(
-        argument.name for argument in schema.arguments
+        argument.name
+        for argument in schema.arguments
         if argument.alias_info is not None and argument.alias_info.is_write
     )
     plain = sum(result.alias_info is None for result in schema.returns)
@@ -119,7 +120,8 @@ def _functional_form(op: OpOverload) -> OpOverload | None:
         return _RENAMED[op]
     schema = op._schema
     wanted = [
-        (argument.name, str(argument.type)) for argument in schema.arguments
+        (argument.name, str(argument.type))
+        for argument in schema.arguments
         if not (argument.kwarg_only and argument.alias_info is not None and argument.alias_info.is_write)
     ]
     name = schema.name.partition("::")[2]

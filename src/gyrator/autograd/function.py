@@ -16,8 +16,9 @@ from gyrator.errors import UnsupportedInput, UnsupportedOperator
 
 @dataclass(frozen=True)
 class Tangent:
-    """A gradient that backward expects: for result `result`, with the given strides; None where they are symbolic and
-    are then those that the result had. `shape`, `dtype` and `device` describe the zeros that stand in for a missing one.
+    """A gradient that backward expects: for result `result`, with the given strides; None where they are
+    symbolic and are then those that the result had. `shape`, `dtype` and `device` describe the zeros that
+    stand in for a missing one.
     """
 
     result: int
@@ -33,7 +34,8 @@ class Differentiable:
 
     Attributes:
         forward: boxed; returns results, saved values, numbers.
-        backward: boxed; takes numbers, saved values, saved inputs, tangents; returns one gradient per entry of `gradients`.
+        backward: boxed; takes numbers, saved values, saved inputs, tangents; returns one gradient per entry
+        of `gradients`.
         results: number of results.
         saved_values: number of saved values after them.
         saved_inputs: positions of the inputs that backward reads.
@@ -83,12 +85,14 @@ def make_function(spec: Differentiable) -> Callable[[list[Any]], Sequence[Any]]:
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
             saved = ctx.saved_tensors
-            inputs = saved[spec.saved_values:] if torch.is_grad_enabled() else ()
+            inputs = saved[spec.saved_values :] if torch.is_grad_enabled() else ()
             boxed = [*ctx.numbers, *saved]
             del saved
             for tangent in spec.tangents:
                 shape, strides = (
-                    ctx.layouts[tangent.result] if tangent.strides is None else (tangent.shape, tangent.strides)
+                    ctx.layouts[tangent.result]
+                    if tangent.strides is None
+                    else (tangent.shape, tangent.strides)
                 )
                 boxed.append(_received(gradients[tangent.result], shape, strides, tangent))
             torch_compat.release_saved(ctx)
@@ -108,8 +112,8 @@ def make_function(spec: Differentiable) -> Callable[[list[Any]], Sequence[Any]]:
 
 
 class _SecondDerivative(torch.autograd.Function):
-    """The identity on the first `count` values, gradients made with create_graph=True; the others are what they were
-    computed from. Its backward is refused."""
+    """The identity on the first `count` values, gradients made with create_graph=True; the others are what
+    they were computed from. Its backward is refused."""
 
     @staticmethod
     def forward(ctx: Any, count: int, *values: Any) -> tuple[Any, ...]:
@@ -118,7 +122,8 @@ class _SecondDerivative(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         raise UnsupportedOperator(
-            "a second derivative", "compiled code has a first derivative only; run this function with "
+            "a second derivative",
+            "compiled code has a first derivative only; run this function with "
             "torch.compiler.disable where you differentiate twice",
         )
 
@@ -129,7 +134,9 @@ def _layout(result: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _received(gradient: Any, shape: Any, strides: Any, tangent: Tangent) -> Tensor:
-    """The gradient with the strides that backward was compiled for; zeros for one that autograd did not compute."""
+    """The gradient with the strides that backward was compiled for; zeros for one that autograd did not
+    compute.
+    """
     if gradient is None:
         return torch.empty_strided(shape, strides, dtype=tangent.dtype, device=tangent.device).zero_()
     if type(gradient) is not Tensor:

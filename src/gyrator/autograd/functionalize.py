@@ -1,8 +1,8 @@
 """Functionalisation while recording: mutation of tensors becomes new values.
 
-Every tensor of the traced program is an `Alias`: a chain of views that ends in a root, the tensor that owns the memory.
-A write to an alias makes a new value of the root, by the inverses of the views on the way; each other alias of
-that root is then stale and is viewed anew from the root's value when it is next read:
+Every tensor of the traced program is an `Alias`: a chain of views that ends in a root, the tensor that owns
+the memory. A write to an alias makes a new value of the root, by the inverses of the views on the way; each
+other alias of that root is then stale and is viewed anew from the root's value when it is next read:
 
     y = x + 1                          y0 = add(x, 1)
     v = y[0]                     →     v0 = select(y0, 0, 0)
@@ -30,7 +30,7 @@ aten = torch.ops.aten
 class Root:
     """A tensor that owns memory: its current value, and how many times it was written."""
 
-    __slots__ = ("node", "generation", "input", "tensor")
+    __slots__ = ("generation", "input", "node", "tensor")
 
     def __init__(self, node: Node, tensor: Tensor, input: int | None = None) -> None:
         self.node = node
@@ -41,9 +41,11 @@ class Root:
 
 @final
 class Alias:
-    """A tensor of the program: a root, or a view of another alias. `node` holds its value as of `generation`."""
+    """A tensor of the program: a root, or a view of another alias. `node` holds its value as of
+    `generation`.
+    """
 
-    __slots__ = ("root", "parent", "view", "node", "generation", "tracks_grad")
+    __slots__ = ("generation", "node", "parent", "root", "tracks_grad", "view")
 
     def __init__(
         self, root: Root, parent: Alias | None, view: View | None, node: Node, tracks_grad: bool = True
@@ -62,7 +64,9 @@ def new_root(node: Node, tensor: Tensor, input: int | None = None) -> Alias:
 
 
 def view_of(parent: Alias, view: View, node: Node, tracks_grad: bool) -> Alias:
-    """The alias of a view. It was made with gradient tracking on or off, which a rebuild of it must repeat."""
+    """The alias of a view. It was made with gradient tracking on or off, which a rebuild of it must
+    repeat.
+    """
     return Alias(parent.root, parent, view, node, tracks_grad)
 
 
@@ -79,7 +83,9 @@ def read(alias: Alias, build: GraphBuilder) -> Node:
 
 
 def write(alias: Alias, value: Node, build: GraphBuilder) -> None:
-    """Gives the alias the value `value`, and its root and everything between the values that follow from it."""
+    """Gives the alias the value `value`, and its root and everything between the values that follow from
+    it.
+    """
     chain: list[tuple[Alias, Node]] = []
     link = alias
     while link.parent is not None and link.view is not None:
@@ -120,16 +126,16 @@ def _emit(call: Call, old: Node, written: Node, build: GraphBuilder) -> Node:
     if op in IDENTITY_VIEWS:
         return written
     slots = {PARENT: old, WRITTEN: written}
-    nodes = tuple(
-        slots[arg] if arg is PARENT or arg is WRITTEN else _numbers(arg, build) for arg in args
-    )
+    nodes = tuple(slots[arg] if arg is PARENT or arg is WRITTEN else _numbers(arg, build) for arg in args)
     return _call_view(op, nodes, kwargs, build)
 
 
 def _call_view(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], build: GraphBuilder) -> Node:
-    """A view of a value whose layout may differ from the one it was traced with: made contiguous if it must be."""
+    """A view of a value whose layout may differ from the one it was traced with: made contiguous if it
+    must be.
+    """
     if op is aten.view.default and args[0].meta["val"].shape == args[1]:
-        return args[0]  # type: ignore[no-any-return]
+        return args[0]
     try:
         return build.call(op, args, kwargs)
     except RuntimeError:

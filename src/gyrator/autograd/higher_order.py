@@ -1,7 +1,8 @@
 """Higher-order operators: operators that take graphs.
 
     inlined   tag_activation_checkpoint, invoke_subgraph, wrap: their body is traced in their place
-    recorded  cond, while_loop, map_impl, scan, associative_scan: one node, whose bodies are functional ATen graphs
+    recorded  cond, while_loop, map_impl, scan, associative_scan: one node, whose bodies are functional ATen
+    graphs
               of their own
     passed    auto_functionalized, with_effects and others without bodies: one node
     refused   the rest
@@ -57,4 +58,3 @@ RECORDED: Mapping[str, Callable[[Sequence[Any]], Bodies]] = {
 
 PASSED = frozenset({"auto_functionalized", "with_effects", "out_dtype", "run_and_save_rng_state"})
 """Operators without bodies, recorded as they are."""
-

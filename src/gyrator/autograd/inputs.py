@@ -23,7 +23,8 @@ class Inputs:
         mode: the mode that the fake tensors belong to.
         values: one per placeholder: fake tensor, symbolic size, or scalar.
         requires_grad: whether autograd tracks the input, per input.
-        leaf: whether the input is a leaf of the user's autograd graph (it can then not be mutated under autograd).
+        leaf: whether the input is a leaf of the user's autograd graph (it can then not be mutated under
+        autograd).
         static: inputs that are parameters or buffers, whose memory stays the same.
     """
 
@@ -35,7 +36,8 @@ class Inputs:
 
 
 def fake_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> Inputs:
-    """The inputs of `gm` as fake tensors: those that capture made, which know the symbolic sizes, or new ones.
+    """The inputs of `gm` as fake tensors: those that capture made, which know the symbolic sizes, or new
+    ones.
 
     Raises:
         UnsupportedInput: for tensor subclasses and for tensors that are not strided.
@@ -60,8 +62,11 @@ def fake_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> Inputs:
         tuple(tensor is not None and tensor.requires_grad for tensor in tensors),
         tuple(tensor is None or tensor.is_leaf for tensor in tensors),
         tuple(
-            position for position, (tensor, node) in enumerate(zip(tensors, placeholders, strict=True))
-            if isinstance(tensor, torch.nn.Parameter) or "_buffers_" in node.name or "_parameters_" in node.name
+            position
+            for position, (tensor, node) in enumerate(zip(tensors, placeholders, strict=True))
+            if isinstance(tensor, torch.nn.Parameter)
+            or "_buffers_" in node.name
+            or "_parameters_" in node.name
         ),
     )
 
@@ -88,4 +93,6 @@ def _check(example: Any) -> None:
             hint='torch compiles tensor subclasses with torch.compile(backend="inductor" or "aot_eager")',
         )
     if example.layout is not torch.strided or example.is_quantized:
-        raise UnsupportedInput(f"a tensor of layout {example.layout}" + (", quantised" * example.is_quantized))
+        raise UnsupportedInput(
+            f"a tensor of layout {example.layout}" + (", quantised" * example.is_quantized)
+        )

@@ -1,7 +1,7 @@
 """What `aot_compile` and the compilers it is given say to each other.
 
-A compiler turns one functional ATen graph into a boxed callable: a function of one list, which it empties as it reads
-it, so that each input is freed as soon as its last reader ran.
+A compiler turns one functional ATen graph into a boxed callable: a function of one list, which it empties as
+it reads it, so that each input is freed as soon as its last reader ran.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ BoxedCallable = Callable[[list[Any]], Sequence[Any]]
 
 @dataclass(frozen=True)
 class Update:
-    """Output `output` of the graph is the new value of its input `input`, to be written into that input's memory.
+    """Output `output` of the graph is the new value of its input `input`, to be written into that input's
+    memory.
 
-    The graph itself is functional: it computes the new value and mutates nothing. Every reader of the old value in
-    the graph reads it before the update.
+    The graph itself is functional: it computes the new value and mutates nothing. Every reader of the old
+    value in the graph reads it before the update.
     """
 
     input: int
@@ -37,7 +38,8 @@ class GraphInfo:
         kind: whether the graph is used without autograd, or as its forward or backward half.
         static_inputs: inputs whose memory is the same at every call (parameters and buffers).
         updates: inputs that get a new value. See `Compiled.written`.
-        strides: for each output the strides in elements that it must have, or None where the compiler may choose
+        strides: for each output the strides in elements that it must have, or None where the compiler may
+        choose
             (updates, values saved for the backward graph, outputs that are not tensors).
     """
 
@@ -53,7 +55,8 @@ class Compiled:
 
     Attributes:
         call: takes the list of inputs, empties it, and returns the outputs in the graph's order.
-        written: positions in `GraphInfo.updates` that `call` writes into the inputs' memory by itself, after every
+        written: positions in `GraphInfo.updates` that `call` writes into the inputs' memory by itself, after
+        every
             read of the old value; it may return None at their outputs. For the rest the caller copies.
     """
 
@@ -66,17 +69,22 @@ class Compiler(Protocol):
 
     def __call__(
         self, graph: torch.fx.GraphModule, example_inputs: Sequence[object], info: GraphInfo, /
-    ) -> Compiled: ...
+    ) -> Compiled:
+        """The compiled graph. What it does with `graph` is its own affair."""
 
 
 def interpret(graph: torch.fx.GraphModule, example_inputs: Sequence[object], info: GraphInfo) -> Compiled:
-    """The compiler that compiles nothing: it runs the graph op by op. For tests, and to find out who is to blame."""
+    """The compiler that compiles nothing: it runs the graph op by op. For tests, and to find out who is to
+    blame.
+    """
     interpreter = torch.fx.Interpreter(graph)
 
     def call(args: list[Any]) -> Sequence[Any]:
         with torch.no_grad():
             outputs = interpreter.boxed_run(args)
-            return [_restrided(output, strides) for output, strides in zip(outputs, info.strides, strict=True)]
+            return [
+                _restrided(output, strides) for output, strides in zip(outputs, info.strides, strict=True)
+            ]
 
     return Compiled(call)
 

@@ -1,8 +1,9 @@
-"""The joint trace: a captured graph is run once on fake tensors, then torch.autograd runs its backward; both are recorded
-as one functional ATen graph.
+"""The joint trace: a captured graph is run once on fake tensors, then torch.autograd runs its backward; both
+are recorded as one functional ATen graph.
 
     placeholders: inputs, constants, tangents (one per differentiable output)
-    outputs:      results of forward (updates of inputs, outputs, bases of aliased outputs), then gradients of inputs
+    outputs:      results of forward (updates of inputs, outputs, bases of aliased outputs), then gradients
+    of inputs
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
@@ -39,7 +41,8 @@ class Joint:
         constants: tensors that the program holds.
         forward: what the forward half returns and how the caller's results are made from it.
         tangents: positions, among the forward half's results, of those that have a tangent.
-        gradients: positions of the inputs whose gradients the graph returns, in the order of its last results.
+        gradients: positions of the inputs whose gradients the graph returns, in the order of its last
+        results.
     """
 
     build: GraphBuilder
@@ -51,6 +54,7 @@ class Joint:
 
     @property
     def graph(self) -> Graph:
+        """The joint graph."""
         return self.build.graph
 
     @property
@@ -60,10 +64,12 @@ class Joint:
 
 
 def trace(gm: GraphModule, inputs: Inputs) -> Joint:
-    """Traces `gm` and, where autograd is on and an output depends on an input that requires grad, its backward.
+    """Traces `gm` and, where autograd is on and an output depends on an input that requires grad, its
+    backward.
 
     Raises:
-        UnsupportedOperator: for a program that changes what memory a tensor owns (`set_`, `resize_`), or mutates an
+        UnsupportedOperator: for a program that changes what memory a tensor owns (`set_`, `resize_`), or
+        mutates an
             input while its backward runs.
     """
     build = GraphBuilder(inputs.mode)
@@ -89,8 +95,12 @@ def trace(gm: GraphModule, inputs: Inputs) -> Joint:
             nodes += gradient_nodes
         build.graph.output(tuple(nodes))
     return Joint(
-        build, len(arguments), tuple(value for _, value in recorder.constants), forward,
-        tuple(differentiable), gradients,
+        build,
+        len(arguments),
+        tuple(value for _, value in recorder.constants),
+        forward,
+        tuple(differentiable),
+        gradients,
     )
 
 
@@ -103,8 +113,8 @@ def _symbolic(values: Sequence[Any]) -> bool:
 
 
 def _leaves(inputs: Inputs, recorder: Recorder) -> tuple[list[Any], list[Any]]:
-    """Leaves to differentiate with respect to, and what the program is run on: the leaf, or for an input that it
-    may mutate under autograd, a tensor computed from the leaf."""
+    """Leaves to differentiate with respect to, and what the program is run on: the leaf, or for an input
+    that it may mutate under autograd, a tensor computed from the leaf."""
     leaves: list[Any] = []
     arguments: list[Any] = []
     for position, value in enumerate(inputs.values):
@@ -144,11 +154,14 @@ class _Fresh(torch.autograd.Function):
 def _backward(
     runner: _Runner, recorder: Recorder, leaves: Sequence[Any], forward: Forward
 ) -> tuple[tuple[int, ...], list[Node | None]]:
-    """Runs backward from new tangents; the positions of the inputs with gradients, and the gradients' nodes."""
-    results = [forward.tensors[position] for position in forward.differentiable]
+    """Runs backward from new tangents; the positions of the inputs with gradients, and the gradients'
+    nodes.
+    """
+    results = [
+        tensor for tensor in map(forward.tensors.__getitem__, forward.differentiable) if tensor is not None
+    ]
     tangents = []
     for number, result in enumerate(results):
-        assert result is not None
         tangent = torch.empty_strided(
             result.shape, _tangent_strides(result), dtype=result.dtype, device=result.device
         )
@@ -201,7 +214,7 @@ class _Runner(Interpreter):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call; the body of an inlined higher-order operator runs in its place."""
-        if isinstance(target, torch_compat.higher_order_operator()):
+        if isinstance(target, HigherOrderOperator):
             name = target.name()
             if name == "invoke_subgraph":
                 return self._inline(args[0], args[2:], self._region)
@@ -219,13 +232,16 @@ class _Runner(Interpreter):
     def _inline(self, body: GraphModule, args: Sequence[Any], region: Meta) -> Any:
         inner = _Runner(body, self._recorder)
         inner._starts, inner._origins, inner._regions, inner._region = (
-            self._starts, self._origins, self._regions, region
+            self._starts,
+            self._origins,
+            self._regions,
+            region,
         )
         return inner.run(*args)
 
-    def get_attr(self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def get_attr(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A tensor that the graph holds becomes a constant input."""
-        value = super().get_attr(target, args, kwargs)  # type: ignore[arg-type]
+        value = super().get_attr(target, args, kwargs)
         if not isinstance(value, Tensor) or isinstance(value, FakeTensor):
             return value
         if target not in self._constants:
@@ -238,4 +254,4 @@ class _Runner(Interpreter):
     def origin_of_sequence(self, number: int) -> Mapping[str, Any]:
         """Where the autograd node with this number was made."""
         index = bisect_right(self._starts, number) - 1
-        return self._origins[index] if 0 <= index and number >= 0 else {"backward": True}
+        return self._origins[index] if index >= 0 and number >= 0 else {"backward": True}

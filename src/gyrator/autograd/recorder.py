@@ -1,7 +1,8 @@
 """Records the operators of a run on fake tensors as one functional graph.
 
-The recorder is a dispatch mode below autograd: it sees ATen operators of the forward run and of the backward run that
-torch.autograd makes of it, with composite operators already taken apart. Mutation is functionalised on the way.
+The recorder is a dispatch mode below autograd: it sees ATen operators of the forward run and of the backward
+run that torch.autograd makes of it, with composite operators already taken apart. Mutation is functionalised
+on the way.
 """
 
 from __future__ import annotations
@@ -55,7 +56,10 @@ class Recorder(TorchDispatchMode):
         self._backward_origin: Callable[[int], Mapping[str, Any]] | None = None
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (),
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func is torch.ops.prim.device.default:
@@ -64,6 +68,7 @@ class Recorder(TorchDispatchMode):
         if self._paused:
             return func(*args, **kwargs)
         if not isinstance(func, OpOverload):
+            self._take_origin()
             return self._higher_order(func, args, kwargs)
         how = behaviour(func)
         if how.effect is Effect.REFUSED:
@@ -73,14 +78,18 @@ class Recorder(TorchDispatchMode):
             if type(out) in SYMBOLIC_TYPES:
                 self._number(func, args, kwargs, out)
             return out
-        if self._backward_origin is not None:
-            self.build.origin = self._backward_origin(torch_compat.current_autograd_sequence())
-        elif self._policy is not None:
+        self._take_origin()
+        if self._policy is not None and self._backward_origin is None:
             self.build.origin = {**self.build.origin, "recompute": self._policy(func, *args, **kwargs)}
         _RECORD[how.effect](self, how, func, args, kwargs, out)
         return out
 
-    # --- inputs, reads ----------------------------------------------------------------------------------------
+    def _take_origin(self) -> None:
+        """In backward, new nodes inherit from where the autograd node that runs was made."""
+        if self._backward_origin is not None:
+            self.build.origin = self._backward_origin(torch_compat.current_autograd_sequence())
+
+    # --- inputs, reads -----------------------------------------------------------------------------
 
     def add_input(self, name: str, value: Any, position: int | None = None) -> Node:
         """A placeholder for `value`; a tensor becomes a root."""
@@ -112,7 +121,9 @@ class Recorder(TorchDispatchMode):
         """What is known of a tensor of the program."""
         alias = self._aliases.get(id(tensor))
         if alias is None:
-            raise InternalCheckError("joint trace", f"a tensor of size {tuple(tensor.shape)} was made out of sight")
+            raise InternalCheckError(
+                "joint trace", f"a tensor of size {tuple(tensor.shape)} was made out of sight"
+            )
         return alias
 
     def node_of(self, value: Any) -> Any:
@@ -152,14 +163,16 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def policy(self, decide: Callable[..., bool] | None) -> Iterator[None]:
-        """While open, `decide(op, *args, **kwargs)` says whether an operator's results are to be computed again."""
+        """While open, `decide(op, *args, **kwargs)` says whether an operator's results are to be computed
+        again.
+        """
         before, self._policy = self._policy, decide
         try:
             yield
         finally:
             self._policy = before
 
-    # --- recording, one way per effect ------------------------------------------------------------------------
+    # --- recording, one way per effect -------------------------------------------------------------
 
     def _bind(self, tensor: Tensor, alias: Alias) -> None:
         self._aliases[id(tensor)] = alias
@@ -202,7 +215,7 @@ class Recorder(TorchDispatchMode):
         if bindings:
             node.meta["unbacked_bindings"] = bindings
         results = out if isinstance(out, (tuple, list)) else (out,)
-        for index, item in enumerate(results):
+        for item in results:
             if isinstance(item, Tensor):
                 holder = self._aliases[id(item)].node if isinstance(out, (tuple, list)) else node
                 self.build.symbols.bind_sizes(item, holder)
@@ -245,39 +258,42 @@ class Recorder(TorchDispatchMode):
         self, how: Behaviour, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
     ) -> None:
         given = arguments(func, args, kwargs)
+        targets: list[Any] = [given.get(name) for name in how.written]
         if how.functional is not None:
             node = self.build.call(how.functional, *self._arguments_of(how.functional, func, given))
             first = how.plain_results
         else:
             node = self._auto_functionalized(func, how, given, out)
             first = max(len(func._schema.returns), 1)
-        several = isinstance(node.meta["val"], tuple)
         results = out if isinstance(out, (tuple, list)) else (out,)
         for index in range(how.plain_results):
-            part = self.build.result(node, index) if several else node
-            self._results(part, results[index])
-        if how.functional is not None and len(how.written) == 1 and isinstance(given.get(how.written[0]), (list, tuple)):
-            for index, item in enumerate(given[how.written[0]]):
-                write(self.alias_of(item), self.build.result(node, index), self.build)
-            return
-        for index, name in enumerate(how.written):
-            target = given.get(name)
-            if target is None:
-                continue
-            value = self.build.result(node, first + index) if several else node
-            if isinstance(target, (list, tuple)):
-                for position, item in enumerate(target):
-                    write(self.alias_of(item), self.build.result(value, position), self.build)
-            else:
-                write(self.alias_of(target), value, self.build)
+            self._results(self._part(node, index), results[index])
+        alone = how.functional is not None and first == 0 and len(targets) == 1
+        for index, target in enumerate(targets):
+            if target is not None:
+                self._write(target, node if alone else self._part(node, first + index))
         for index, item in enumerate(results):
             if isinstance(item, Tensor) and id(item) not in self._aliases:
-                self.share(item, given[how.written[max(index - how.plain_results, 0)]])
+                self.share(item, targets[max(index - how.plain_results, 0)])
+
+    def _part(self, node: Node, index: int) -> Node:
+        """Result `index` of a call, which is the call itself where it has only one."""
+        return self.build.result(node, index) if isinstance(node.meta["val"], tuple) else node
+
+    def _write(self, target: Any, value: Node) -> None:
+        """A tensor, or each tensor of a list, gets its new value."""
+        if isinstance(target, Tensor):
+            write(self.alias_of(target), value, self.build)
+        else:
+            for position, item in enumerate(target):
+                self._write(item, self.build.result(value, position))
 
     def _arguments_of(
         self, op: OpOverload, func: OpOverload, given: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The nodes of `op`'s arguments out of those `given` to `func`, by position as far as the schema allows."""
+        """The nodes of `op`'s arguments out of those `given` to `func`, by position as far as the schema
+        allows.
+        """
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         defaults = {argument.name: argument.default_value for argument in func._schema.arguments}
@@ -288,13 +304,17 @@ class Recorder(TorchDispatchMode):
             elif argument.name in given:
                 args.append(self.node_of(given[argument.name]))
             else:
-                args.append(argument.default_value if argument.has_default_value() else defaults[argument.name])
+                args.append(
+                    argument.default_value if argument.has_default_value() else defaults[argument.name]
+                )
         return tuple(args), kwargs
 
     def _auto_functionalized(
         self, func: OpOverload, how: Behaviour, given: Mapping[str, Any], out: Any
     ) -> Node:
-        """`auto_functionalized(func, **arguments)` → func's own results (None for none), then the new values."""
+        """`auto_functionalized(func, **arguments)` → func's own results (None for none), then the new
+        values.
+        """
         own = out if isinstance(out, tuple) else (out,)
         values = (*own, *(given.get(name) for name in how.written))
         kwargs = {key: self.node_of(arg) for key, arg in given.items()}
@@ -325,8 +345,10 @@ class Recorder(TorchDispatchMode):
         for reserve in out[3:]:
             self._results(
                 self.build.append(
-                    aten.empty.memory_format, (list(reserve.shape),),
-                    {"dtype": reserve.dtype, "device": reserve.device}, reserve,
+                    aten.empty.memory_format,
+                    (list(reserve.shape),),
+                    {"dtype": reserve.dtype, "device": reserve.device},
+                    reserve,
                 ),
                 reserve,
             )

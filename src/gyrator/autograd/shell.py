@@ -1,4 +1,5 @@
-"""The shell: what runs per call around the compiled graphs, written out as straight-line Python for each program.
+"""The shell: what runs per call around the compiled graphs, written out as straight-line Python for each
+program.
 
 Which steps are needed is decided once. A program without mutation, aliased outputs or gradients gets
 
@@ -43,7 +44,8 @@ class Program:
         inputs: number of inputs.
         constants: further inputs that the program holds.
         written: inputs that `run` has already overwritten itself.
-        fallback: the uncompiled program, for a call whose inputs share memory as the trace did not assume; None
+        fallback: the uncompiled program, for a call whose inputs share memory as the trace did not assume;
+        None
             where that makes no difference.
         autocast: whether autocast was on, so that it must be off inside.
     """
@@ -84,8 +86,10 @@ class _Writer:
                 f"        return {self._name(program.fallback, 'fallback')}(*args)",
             ]
         if program.autocast:
-            self._lines += [f"    with {self._name(torch_compat.without_autocast, 'without_autocast')}():",
-                            f"        results = {call}"]
+            self._lines += [
+                f"    with {self._name(torch_compat.without_autocast, 'without_autocast')}():",
+                f"        results = {call}",
+            ]
         else:
             self._lines.append(f"    results = {call}")
         for update in forward.updates:
@@ -107,7 +111,10 @@ class _Writer:
         """Whether the results are the outputs and nothing else happens."""
         program, forward = self._program, self._program.forward
         return (
-            program.fallback is None and not program.autocast and not forward.updates and not forward.changes
+            program.fallback is None
+            and not program.autocast
+            and not forward.updates
+            and not forward.changes
             and forward.sources == tuple(FromGraph(index) for index in range(len(forward.nodes)))
             and _is_flat(forward.structure, len(forward.sources))
         )
@@ -117,9 +124,13 @@ class _Writer:
         if update.tracked:
             self._lines.append(f"    {target}.copy_(results[{update.result}])")
         elif update.input in self._program.written:
-            self._lines.append(f"    {self._name(torch.autograd.graph.increment_version, 'increment')}({target})")
+            self._lines.append(
+                f"    {self._name(torch.autograd.graph.increment_version, 'increment')}({target})"
+            )
         else:
-            self._lines.append(f"    {self._name(_overwrite, 'overwrite')}({target}, results[{update.result}])")
+            self._lines.append(
+                f"    {self._name(_overwrite, 'overwrite')}({target}, results[{update.result}])"
+            )
 
     def _change(self, change: MetadataChange) -> None:
         args = "".join(f", {self._argument(arg)}" for arg in change.args)
@@ -131,7 +142,9 @@ class _Writer:
         if isinstance(source, FromInput):
             return self._viewed(self._input(source.input), source.views)
         value = source.value
-        return repr(value) if isinstance(value, (int, bool, str, type(None))) else self._name(value, "literal")
+        return (
+            repr(value) if isinstance(value, (int, bool, str, type(None))) else self._name(value, "literal")
+        )
 
     def _viewed(self, base: str, views: Sequence[ReplayedView]) -> str:
         if not views:
@@ -161,7 +174,11 @@ class _Writer:
             return f"results[{value.result}]"
         if isinstance(value, (list, tuple)):
             return "[" + ", ".join(self._argument(item) for item in value) + "]"
-        return repr(value) if isinstance(value, (int, float, bool, str, type(None))) else self._name(value, "value")
+        return (
+            repr(value)
+            if isinstance(value, (int, float, bool, str, type(None)))
+            else self._name(value, "value")
+        )
 
     def _name(self, value: Any, stem: str) -> str:
         for name, known in self._names.items():

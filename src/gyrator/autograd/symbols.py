@@ -1,7 +1,8 @@
 """Symbolic sizes as nodes of a graph.
 
-While tracing, sizes are `torch.SymInt` objects that carry an expression over symbols. A graph needs nodes for them:
-a symbol is a placeholder or a size of a tensor, an expression is arithmetic on those. Equal expressions share nodes.
+While tracing, sizes are `torch.SymInt` objects that carry an expression over symbols. A graph needs nodes
+for them: a symbol is a placeholder or a size of a tensor, an expression is arithmetic on those. Equal
+expressions share nodes.
 """
 
 from __future__ import annotations
@@ -22,13 +23,17 @@ SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 @dataclass(frozen=True)
 class Held:
-    """A symbolic number as it stands among the arguments of a template's nodes; each use of it makes its nodes."""
+    """A symbolic number as it stands among the arguments of a template's nodes; each use of it makes its
+    nodes.
+    """
 
     value: Scalar
 
 
 def expression(value: Any) -> Any:
-    """The expression behind a symbolic number, simplified by what is known of its symbols; a plain number unchanged."""
+    """The expression behind a symbolic number, simplified by what is known of its symbols; a plain number
+    unchanged.
+    """
     return value.node.expr if isinstance(value, SYMBOLIC_TYPES) else value
 
 
@@ -47,8 +52,9 @@ class SymbolTable:
 
     def bind_sizes(self, tensor: torch.Tensor, node: Node) -> None:
         """The symbols among the sizes of `tensor` can be read from `node`."""
-        for dim, size in enumerate(tensor.shape):
-            if type(size) is torch.SymInt and isinstance(size.node.expr, sympy.Symbol):
+        sizes: tuple[Any, ...] = tuple(tensor.shape)
+        for dim, size in enumerate(sizes):
+            if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
                 self._sources.setdefault(size.node.expr, (node, dim))
 
     def node_of(self, value: Scalar) -> Node | int | float | bool:
@@ -62,8 +68,12 @@ class SymbolTable:
         for symbol in expr.free_symbols:
             self._bind_symbol(symbol)
         node: Node | int | float | bool
-        node = self._nodes[expr] if expr in self._nodes else torch_compat.build_expression(
-            expr, self._graph, {symbol: self._nodes[symbol] for symbol in expr.free_symbols}
+        node = (
+            self._nodes[expr]
+            if expr in self._nodes
+            else torch_compat.build_expression(
+                expr, self._graph, {symbol: self._nodes[symbol] for symbol in expr.free_symbols}
+            )
         )
         if isinstance(node, Node):
             node.meta.setdefault("val", value)

@@ -49,7 +49,9 @@ def aot_compile(
     )
 
 
-def _adapt(compiler: Compiler, kind: GraphKind) -> Callable[[GraphModule, Sequence[object]], Callable[..., Any]]:
+def _adapt(
+    compiler: Compiler, kind: GraphKind
+) -> Callable[[GraphModule, Sequence[object]], Callable[..., Any]]:
     """A compiler of ours as one of torch's: trailing copies into inputs become updates."""
 
     def compile_graph(graph: GraphModule, example_inputs: Sequence[object]) -> Callable[..., Any]:
@@ -75,7 +77,7 @@ def _copies_to_updates(graph: GraphModule) -> tuple[Update, ...]:
         updates.append(Update(input=placeholders.index(target), output=len(results)))
         results.append(value)
         assert isinstance(target, Node)
-        node.replace_all_uses_with(value)  # type: ignore[arg-type]
+        node.replace_all_uses_with(value)
         results = [value if result is node else result for result in results]
         graph.graph.erase_node(node)
     output.args = (tuple(results),)
@@ -94,7 +96,9 @@ def _output_strides(graph: GraphModule, count: int) -> tuple[tuple[int | torch.S
 
 
 def _without_updates(compiled: Compiled, updates: Sequence[Update], count: int) -> Callable[..., Any]:
-    """`compiled.call` with the updates that it declined copied into the inputs, returning the first `count` outputs."""
+    """`compiled.call` with the updates that it declined copied into the inputs, returning the first
+    `count` outputs.
+    """
     pending = [update for position, update in enumerate(updates) if position not in compiled.written]
 
     def call(args: list[Any]) -> Sequence[Any]:

@@ -1,7 +1,7 @@
 """View operators: what each one's inverse is, and which in-place operators only change a tensor's metadata.
 
-A write to a view becomes a new value of the tensor it views: `inverse(old parent, new view) → new parent`. For
-`v = p[:, 2]; v.mul_(3)` that is `p' = select_scatter(p, v * 3, 1, 2)`.
+A write to a view becomes a new value of the tensor it views: `inverse(old parent, new view) → new parent`.
+For `v = p[:, 2]; v.mul_(3)` that is `p' = select_scatter(p, v * 3, 1, 2)`.
 """
 
 from __future__ import annotations
@@ -93,9 +93,11 @@ def inverse(view: View, parent: Tensor, written: Tensor) -> Call | None:
 
 def strided_inverse(written: Tensor) -> Call:
     """The inverse of any view, on the root of the chain: a scatter by the view's own strides."""
-    return aten.as_strided_scatter.default, (
-        PARENT, WRITTEN, tuple(written.shape), tuple(written.stride()), written.storage_offset()
-    ), {}
+    return (
+        aten.as_strided_scatter.default,
+        (PARENT, WRITTEN, tuple(written.shape), tuple(written.stride()), written.storage_offset()),
+        {},
+    )
 
 
 def _argument(view: View, position: int, name: str, default: Any = None) -> Any:

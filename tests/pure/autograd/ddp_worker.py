@@ -1,4 +1,6 @@
-"""One process of the data-parallel test: ``python -m tests.pure.autograd.ddp_worker RANK STORE`` prints its gradients."""
+"""One process of the data-parallel test: ``python -m tests.pure.autograd.ddp_worker RANK STORE`` prints
+its gradients.
+"""
 
 from __future__ import annotations
 

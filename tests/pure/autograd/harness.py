@@ -1,4 +1,6 @@
-"""Compiles through gyrator.autograd with graphs that run op by op, so that a wrong answer is the trace's own."""
+"""Compiles through gyrator.autograd with graphs that run op by op, so that a wrong answer is the trace's
+own.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,9 @@ from typing import Any
 
 import torch
 import torch._dynamo
-from gyrator.autograd import Compiled, GraphInfo, aot_compile, interpret
 from torch.fx import GraphModule
 
+from gyrator.autograd import Compiled, GraphInfo, aot_compile, interpret
 from tests.acceptance import check
 
 BACKEND = "gyrator_autograd"
@@ -35,7 +37,8 @@ class Graphs:
         """The operators of a graph in order, as `mul.Tensor`."""
         return [
             str(node.target).partition(".")[2]
-            for node in self.modules[kind].graph.nodes if node.op == "call_function"
+            for node in self.modules[kind].graph.nodes
+            if node.op == "call_function"
         ]
 
     def compiler(self, graph: GraphModule, example_inputs: Sequence[object], info: GraphInfo) -> Compiled:
@@ -44,8 +47,12 @@ class Graphs:
         return interpret(graph, example_inputs, info)
 
 
-def compiled(function: Callable[..., Any], *, dynamic: bool = False, **options: Any) -> tuple[Callable[..., Any], Graphs]:
-    """`function` compiled through gyrator.autograd with the given options, and the graphs it will have made."""
+def compiled(
+    function: Callable[..., Any], *, dynamic: bool = False, **options: Any
+) -> tuple[Callable[..., Any], Graphs]:
+    """`function` compiled through gyrator.autograd with the given options, and the graphs it will have
+    made.
+    """
     torch._dynamo.reset()
     graphs = Graphs()
 
@@ -55,7 +62,9 @@ def compiled(function: Callable[..., Any], *, dynamic: bool = False, **options: 
     return torch.compile(function, backend=backend, dynamic=dynamic), graphs
 
 
-def same_as_eager(function: Callable[..., Any], *args: Any, backward: bool = True, dynamic: bool = False) -> None:
+def same_as_eager(
+    function: Callable[..., Any], *args: Any, backward: bool = True, dynamic: bool = False
+) -> None:
     """Values, gradients, mutation, strides and aliasing are eager's."""
     torch._dynamo.reset()
     check(function, list(args), backend=BACKEND, backward=backward, dynamic=dynamic)

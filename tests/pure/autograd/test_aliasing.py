@@ -1,4 +1,6 @@
-"""Outputs that are inputs or share memory are rebuilt as such; inputs that share memory give eager's results."""
+"""Outputs that are inputs or share memory are rebuilt as such; inputs that share memory give eager's
+results.
+"""
 
 from __future__ import annotations
 
@@ -63,8 +65,17 @@ def nothing_and_numbers(x: Tensor) -> tuple[Any, ...]:
 
 
 PROGRAMS = (
-    itself, view_of_input, views_of_intermediate, same_twice, detached, view_under_no_grad, updated_and_viewed,
-    split, sliced, expanded, nothing_and_numbers,
+    itself,
+    view_of_input,
+    views_of_intermediate,
+    same_twice,
+    detached,
+    view_under_no_grad,
+    updated_and_viewed,
+    split,
+    sliced,
+    expanded,
+    nothing_and_numbers,
 )
 
 
@@ -75,7 +86,8 @@ def test_aliasing_is_eagers(program: Any, dynamic: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "program", [program for program in PROGRAMS if program is not updated_and_viewed],
+    "program",
+    [program for program in PROGRAMS if program is not updated_and_viewed],
     ids=lambda program: program.__name__,
 )
 def test_gradients_through_aliases_are_eagers(program: Any) -> None:
@@ -103,7 +115,7 @@ def test_no_result_is_an_alias_of_an_input_that_the_program_copied() -> None:
     assert result.tolist() == [1, 1, 1]
 
 
-# --- inputs ---------------------------------------------------------------------------------------------------------
+# --- inputs ----------------------------------------------------------------------------------------
 
 
 def add_to_first(x: Tensor, y: Tensor) -> Tensor:

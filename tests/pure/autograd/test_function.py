@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from gyrator.autograd import aot_compile, interpret
-from gyrator.errors import UnsupportedInput, UnsupportedOperator
 from torch import Tensor
 
+from gyrator.autograd import aot_compile, interpret
+from gyrator.errors import UnsupportedInput, UnsupportedOperator
 from tests.pure.autograd.ddp_worker import batch, build
 from tests.pure.autograd.harness import BACKEND, compiled, leaf, same_as_eager
 
@@ -125,9 +125,7 @@ def _(x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
-scaled.register_autograd(
-    lambda ctx, gradient: gradient * 7, setup_context=lambda ctx, inputs, output: None
-)
+scaled.register_autograd(lambda ctx, gradient: gradient * 7, setup_context=lambda ctx, inputs, output: None)
 
 
 @torch.library.custom_op("gyrator_tests::add_to", mutates_args=("x",))
@@ -149,7 +147,7 @@ def test_a_custom_op_may_mutate() -> None:
     same_as_eager(program, torch.randn(4), torch.randn(4), backward=False)
 
 
-# --- autocast, loss scaling, distributed ----------------------------------------------------------------------------
+# --- autocast, loss scaling, distributed -----------------------------------------------------------
 
 
 def under_autocast(x: Tensor, w: Tensor) -> Tensor:
@@ -196,7 +194,9 @@ def test_distributed_data_parallel_averages_gradients(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.pure.autograd.ddp_worker"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     workers = [
-        subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, env=environment)
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, env=environment
+        )
         for rank in range(2)
     ]
     printed = [worker.communicate(timeout=180)[0] for worker in workers]
@@ -207,7 +207,7 @@ def test_distributed_data_parallel_averages_gradients(tmp_path: Path) -> None:
             torch.testing.assert_close(torch.tensor(ours), parameter.grad)
 
 
-# --- the shell -------------------------------------------------------------------------------------------------------
+# --- the shell -------------------------------------------------------------------------------------
 
 
 def test_a_program_without_effects_costs_one_call() -> None:
@@ -239,7 +239,7 @@ def test_tensors_that_the_program_holds_are_inputs_of_the_graph() -> None:
 
 def test_subclasses_and_sparse_tensors_are_refused() -> None:
     gm = torch.fx.symbolic_trace(lambda x: (x + 1,))
-    with pytest.raises(UnsupportedInput, match="layout torch.sparse_coo"):
+    with pytest.raises(UnsupportedInput, match=r"layout torch\.sparse_coo"):
         aot_compile(gm, [torch.eye(3).to_sparse()], fw_compiler=interpret)
 
     class Special(torch.Tensor):

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from gyrator.autograd import min_cut, min_cut_with_budget, save_all
 from gyrator.autograd.partition import JointGraph, Partition
 from gyrator.autograd.partition.max_flow import UNBOUNDED, FlowNetwork
-from torch import Tensor
-
 from tests.pure.autograd.harness import compiled, leaf
 
 
@@ -34,7 +34,9 @@ def test_the_flow_equals_the_cheapest_cut(seed: int) -> None:
     vertices = rng.randint(2, 8)
     edges = [
         (tail, head, rng.randint(0, 20))
-        for tail in range(vertices) for head in range(vertices) if tail != head and rng.random() < 0.5
+        for tail in range(vertices)
+        for head in range(vertices)
+        if tail != head and rng.random() < 0.5
     ]
     network = FlowNetwork(vertices)
     for tail, head, capacity in edges:

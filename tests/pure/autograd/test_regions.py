@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from gyrator.autograd import aot_compile, interpret
-from gyrator.autograd.higher_order import PASSED, RECORDED
-from gyrator.errors import UnsupportedOperator
 from torch import Tensor
 from torch._higher_order_ops.map import map as map_op
 from torch._higher_order_ops.while_loop import while_loop
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from gyrator.autograd import aot_compile, interpret
+from gyrator.autograd.higher_order import PASSED, RECORDED
+from gyrator.errors import UnsupportedOperator
 from tests.pure.autograd.harness import compiled, leaf, same_as_eager
 
 
@@ -70,7 +70,8 @@ def test_a_policy_says_what_a_checkpoint_saves() -> None:
     run, graphs = compiled(program)
     args = [leaf(8, 8), leaf(8, 8), leaf(8, 8)]
     torch.testing.assert_close(
-        torch.autograd.grad(run(*args).sum(), args), torch.autograd.grad((block(*args[:2]) @ args[2]).sum(), args)
+        torch.autograd.grad(run(*args).sum(), args),
+        torch.autograd.grad((block(*args[:2]) @ args[2]).sum(), args),
     )
     assert graphs.ops("backward").count("mm.default") == 4
 
@@ -112,7 +113,7 @@ def test_eager_numerics_draws_eagers_numbers() -> None:
     torch.testing.assert_close(ours, program(x))
 
 
-# --- higher-order operators ----------------------------------------------------------------------------------------
+# --- higher-order operators ------------------------------------------------------------------------
 
 
 def conditional(x: Tensor) -> Tensor:
@@ -120,7 +121,9 @@ def conditional(x: Tensor) -> Tensor:
 
 
 def repeated(x: Tensor) -> Any:
-    return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x.sin()), (torch.zeros((), dtype=torch.int64), x))
+    return while_loop(
+        lambda i, x: i < 3, lambda i, x: (i + 1, x.sin()), (torch.zeros((), dtype=torch.int64), x)
+    )
 
 
 def mapped(x: Tensor) -> Any:
@@ -139,7 +142,12 @@ def test_bodies_are_decomposed_functional_graphs() -> None:
     run, graphs = compiled(conditional)
     run(torch.randn(4))
     bodies = dict(graphs.modules["inference"].named_children())
-    ops = {str(node.target) for body in bodies.values() for node in body.graph.nodes if node.op == "call_function"}
+    ops = {
+        str(node.target)
+        for body in bodies.values()
+        for node in body.graph.nodes
+        if node.op == "call_function"
+    }
     assert len(bodies) == 2 and "aten.sigmoid.default" in ops and "aten.silu.default" not in ops
 
 

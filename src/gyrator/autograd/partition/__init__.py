@@ -6,6 +6,13 @@ from gyrator.autograd.partition.plan import Partition, PartitionFunction, save_a
 from gyrator.autograd.partition.split import Halves, inference_graph, split
 
 __all__ = [
-    "Halves", "JointGraph", "Partition", "PartitionFunction", "inference_graph", "min_cut", "min_cut_with_budget",
-    "save_all", "split",
+    "Halves",
+    "JointGraph",
+    "Partition",
+    "PartitionFunction",
+    "inference_graph",
+    "min_cut",
+    "min_cut_with_budget",
+    "save_all",
+    "split",
 ]

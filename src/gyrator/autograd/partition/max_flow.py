@@ -1,7 +1,7 @@
 """Maximum flow and minimum cut by Dinic's algorithm (E. A. Dinitz, Soviet Math. Doklady 11, 1970).
 
-Vertices are small integers, capacities are integers. Edges lie in flat lists, an edge next to its reverse, so that
-`edge ^ 1` is the way back.
+Vertices are small integers, capacities are integers. Edges lie in flat lists, an edge next to its reverse,
+so that `edge ^ 1` is the way back.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class FlowNetwork:
         self._residual.append(0)
 
     def maximise(self, source: int, sink: int) -> int:
-        """Sends as much flow as possible and returns how much; at least `UNBOUNDED` where no finite cut exists."""
+        """Sends as much flow as possible and returns how much; at least `UNBOUNDED` where no finite cut
+        exists.
+        """
         total = 0
         while total < UNBOUNDED:
             levels = self._levels(source, sink)
@@ -41,8 +43,8 @@ class FlowNetwork:
         return total
 
     def sink_side(self, sink: int) -> list[bool]:
-        """After `maximise`: for each vertex whether it can still reach the sink. The edges into these vertices from
-        the others are the minimum cut nearest to the sink."""
+        """After `maximise`: for each vertex whether it can still reach the sink. The edges into these
+        vertices from the others are the minimum cut nearest to the sink."""
         heads, residual, edges = self._heads, self._residual, self._edges
         reached = [False] * len(edges)
         reached[sink] = True
@@ -74,7 +76,9 @@ class FlowNetwork:
         return levels
 
     def _blocking_flow(self, source: int, sink: int, levels: list[int]) -> int:
-        """Augments along shortest paths until none is left; each vertex remembers the first edge still worth trying."""
+        """Augments along shortest paths until none is left; each vertex remembers the first edge still
+        worth trying.
+        """
         heads, residual, edges = self._heads, self._residual, self._edges
         following = [0] * len(edges)
         total = 0

@@ -1,9 +1,10 @@
 """The min-cut partitioner: saves the fewest bytes from which backward can cheaply compute the rest again.
 
-Every forward value that backward may need is an edge (entry → exit) whose capacity is the price of saving it; values
-that cannot be recomputed hang on the source, values that backward reads hang on the sink. A cut is then a set of
-values to save that lets backward reach everything it reads, and the minimum cut is the cheapest one. (The formulation
-is known from T. Chen et al., arXiv:1604.06174 and from torch's partitioner; the bans below are ours.)
+Every forward value that backward may need is an edge (entry → exit) whose capacity is the price of saving
+it; values that cannot be recomputed hang on the source, values that backward reads hang on the sink. A cut
+is then a set of values to save that lets backward reach everything it reads, and the minimum cut is the
+cheapest one. (The formulation is known from T. Chen et al., arXiv:1604.06174 and from torch's partitioner;
+the bans below are ours.)
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from gyrator.autograd.partition.recompute import Ban, Cost, cost, fusible, reduc
 from gyrator.errors import InternalCheckError
 
 WIDE_READ_RATIO = 4
-"""A value read across a heavy operator ties its reader down unless it is this many times smaller than the reader."""
+"""A value read across a heavy operator ties its reader down unless it is this many times smaller than the
+reader.
+"""
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,8 @@ def min_cut(joint: JointGraph) -> Partition:
 def min_cut_with_budget(budget: float) -> PartitionFunction:
     """A partitioner that saves at most `budget` times the bytes that `min_cut` saves, where that is possible.
 
-    It gives up bans in the order of least work per byte saved. 1 is `min_cut`; 0 recomputes all that is not random.
+    It gives up bans in the order of least work per byte saved. 1 is `min_cut`; 0 recomputes all that is not
+    random.
 
     Raises:
         ValueError: for a budget outside [0, 1].
@@ -77,19 +81,21 @@ def min_cut_with_budget(budget: float) -> PartitionFunction:
     return partition
 
 
-# --- what may be recomputed -----------------------------------------------------------------------------------------
+# --- what may be recomputed ------------------------------------------------------------------------
 
 
 def _problem(joint: JointGraph) -> _Problem:
     needed = ancestors(node for node in joint.gradients if isinstance(node, Node))
     candidates = tuple(
-        node for node in joint.graph.nodes
+        node
+        for node in joint.graph.nodes
         if node in needed and node not in joint.backward_nodes and not is_number(node)
     )
     inside = set(candidates)
     gradients = {node for node in joint.gradients if isinstance(node, Node)}
     read = frozenset(
-        node for node in candidates
+        node
+        for node in candidates
         if node in gradients or any(user in joint.backward_nodes and user in needed for user in node.users)
     )
     return _Problem(joint, candidates, read, _bans(joint, candidates, inside, needed))
@@ -135,7 +141,9 @@ def _leaves_region(node: Node) -> bool:
 
 
 def _ban(node: Node, joint: JointGraph, needed: set[Node], stages: Mapping[Node, int]) -> Ban | None:
-    """Why backward must not compute a value of forward again. What only backward needs is computed once, there."""
+    """Why backward must not compute a value of forward again. What only backward needs is computed once,
+    there.
+    """
     kind = cost(node)
     if node.meta.get("backward"):
         return None
@@ -165,13 +173,15 @@ def _stages(joint: JointGraph) -> dict[Node, int]:
 
 
 def _reads_across(node: Node, stages: Mapping[Node, int]) -> bool:
-    """Whether a node reads a fusible value from before a heavy operator that it also depends on: recomputing both in
-    one kernel would chain the stages of the whole model together."""
+    """Whether a node reads a fusible value from before a heavy operator that it also depends on: recomputing
+    both in one kernel would chain the stages of the whole model together."""
     size = tensor_bytes(node.meta.get("val"))
     for source in node.all_input_nodes:
         origin = _through_views(source)
         if (
-            origin.op == "call_function" and stages[origin] < stages[node] and fusible(origin)
+            origin.op == "call_function"
+            and stages[origin] < stages[node]
+            and fusible(origin)
             and tensor_bytes(origin.meta.get("val")) * WIDE_READ_RATIO > size
         ):
             return True
@@ -194,14 +204,17 @@ def _materialised_in_backward(node: Node, joint: JointGraph, needed: set[Node]) 
         for user in pending.pop().users:
             if user not in needed:
                 continue
-            if (user in joint.backward_nodes or user.meta.get("backward")) and cost(user) in (Cost.HEAVY, Cost.RANDOM):
+            if (user in joint.backward_nodes or user.meta.get("backward")) and cost(user) in (
+                Cost.HEAVY,
+                Cost.RANDOM,
+            ):
                 return True
             if cost(user) is Cost.VIEW and user.target is not operator.getitem:
                 pending.append(user)
     return False
 
 
-# --- the cut --------------------------------------------------------------------------------------------------------
+# --- the cut ---------------------------------------------------------------------------------------
 
 
 def _price(node: Node, joint: JointGraph) -> int:
@@ -238,7 +251,9 @@ def _solve(problem: _Problem) -> tuple[Node, ...]:
             if reader is not None:
                 network.add_edge(2 * position + 1, 2 * reader, UNBOUNDED)
     if network.maximise(source, sink) >= UNBOUNDED:
-        raise InternalCheckError("partition", "backward needs a value that can neither be saved nor recomputed")
+        raise InternalCheckError(
+            "partition", "backward needs a value that can neither be saved nor recomputed"
+        )
     behind = network.sink_side(sink)
     return tuple(
         node for node, position in index.items() if behind[2 * position + 1] and not behind[2 * position]
@@ -251,11 +266,13 @@ def _without_bans(problem: _Problem, nodes: Iterable[Node]) -> _Problem:
     return _Problem(problem.joint, problem.candidates, problem.read, bans)
 
 
-# --- the explanation ------------------------------------------------------------------------------------------------
+# --- the explanation -------------------------------------------------------------------------------
 
 
 def _described(problem: _Problem, saved: tuple[Node, ...]) -> Partition:
-    """The partition with its reasons: for what is saved why it was not recomputed, for what is recomputed from what."""
+    """The partition with its reasons: for what is saved why it was not recomputed, for what is recomputed
+    from what.
+    """
     joint = problem.joint
     reasons: dict[Node, str] = {}
     kept = set(saved)
@@ -265,9 +282,7 @@ def _described(problem: _Problem, saved: tuple[Node, ...]) -> Partition:
     for node in _recomputed(problem, kept):
         if cost(node) is not Cost.VIEW:
             reasons[node] = f"recomputed: {cost(node).name.lower()}, cheaper than its bytes"
-    return Partition(
-        saved, reasons, _saved_bytes(joint, saved), _saved_bytes(joint, save_all(joint).saved)
-    )
+    return Partition(saved, reasons, _saved_bytes(joint, saved), _saved_bytes(joint, save_all(joint).saved))
 
 
 def _recomputed(problem: _Problem, saved: set[Node]) -> set[Node]:

@@ -36,10 +36,15 @@ def save_all(joint: JointGraph) -> Partition:
     forward = _runs_forward(joint)
     needed = ancestors(node for node in joint.gradients if isinstance(node, Node))
     saved = tuple(
-        node for node in joint.graph.nodes
-        if node in forward and not is_number(node) and not isinstance(node.meta.get("val"), tuple)
-        and any(user in needed and user not in forward for user in _readers(node))
-        or node in joint.gradients and node in forward
+        node
+        for node in joint.graph.nodes
+        if (
+            node in forward
+            and not is_number(node)
+            and not isinstance(node.meta.get("val"), tuple)
+            and any(user in needed and user not in forward for user in _readers(node))
+        )
+        or (node in joint.gradients and node in forward)
     )
     return Partition(saved)
 
@@ -53,8 +58,8 @@ def _runs_forward(joint: JointGraph) -> set[Node]:
     forward = set(joint.forward_nodes) | set(joint.primals)
     for node in joint.graph.nodes:
         recorded_forward = not node.meta.get("backward") and node not in joint.backward_nodes
-        if node.op == "call_function" and recorded_forward:
-            forward.add(node)
-        elif node.target is operator.getitem and node.args[0] in forward:
+        if (node.op == "call_function" and recorded_forward) or (
+            node.target is operator.getitem and node.args[0] in forward
+        ):
             forward.add(node)
     return forward

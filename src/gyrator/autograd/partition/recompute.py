@@ -1,9 +1,9 @@
 """Which values backward may compute again, and what computing or saving them costs.
 
-    view       free, never saved               pointwise, fill, cast     free where it fuses into its reader
-    reduction  only if its result is not far smaller than what it reads
-    gather     like pointwise                  matrix product, convolution, attention, scan, sort, unknown: not by default
-    random     never, unless its seed is a value of the graph
+view       free, never saved               pointwise, fill, cast     free where it fuses into its reader
+reduction  only if its result is not far smaller than what it reads
+gather     like pointwise                  matrix product, convolution, attention, scan, sort, unknown: not
+by default random     never, unless its seed is a value of the graph
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -41,27 +41,82 @@ class Cost(Enum):
     NUMBER = auto()
 
 
-_POINTWISE = frozenset({
-    "clone", "copy", "where", "full", "full_like", "zeros", "ones", "zeros_like", "ones_like", "empty", "empty_like",
-    "new_zeros", "new_full", "scalar_tensor", "arange", "iota", "fill", "constant_pad_nd", "cat", "index", "gather",
-    "_unsafe_index", "embedding", "select_scatter", "slice_scatter", "triu", "tril", "repeat", "flip", "lift_fresh_copy",
-    "convert_element_type", "restride", "masked_fill", "empty_strided", "eye", "index_select", "_to_copy",
-})
-_REDUCTIONS = frozenset({
-    "sum", "mean", "var", "var_mean", "std", "std_mean", "amax", "amin", "prod", "any", "all", "argmax", "argmin",
-    "logsumexp", "aminmax", "max", "min", "linalg_vector_norm",
-})
+_POINTWISE = frozenset(
+    {
+        "clone",
+        "copy",
+        "where",
+        "full",
+        "full_like",
+        "zeros",
+        "ones",
+        "zeros_like",
+        "ones_like",
+        "empty",
+        "empty_like",
+        "new_zeros",
+        "new_full",
+        "scalar_tensor",
+        "arange",
+        "iota",
+        "fill",
+        "constant_pad_nd",
+        "cat",
+        "index",
+        "gather",
+        "_unsafe_index",
+        "embedding",
+        "select_scatter",
+        "slice_scatter",
+        "triu",
+        "tril",
+        "repeat",
+        "flip",
+        "lift_fresh_copy",
+        "convert_element_type",
+        "restride",
+        "masked_fill",
+        "empty_strided",
+        "eye",
+        "index_select",
+        "_to_copy",
+    }
+)
+_REDUCTIONS = frozenset(
+    {
+        "sum",
+        "mean",
+        "var",
+        "var_mean",
+        "std",
+        "std_mean",
+        "amax",
+        "amin",
+        "prod",
+        "any",
+        "all",
+        "argmax",
+        "argmin",
+        "logsumexp",
+        "aminmax",
+        "max",
+        "min",
+        "linalg_vector_norm",
+    }
+)
 _SEEDED = frozenset({"gyrator::rand", "gyrator::randn"})
 
 
-@lru_cache(maxsize=None)
+@cache
 def _cost_of(target: Any) -> Cost:
     if target is operator.getitem:
         return Cost.VIEW
     if not isinstance(target, OpOverload):
         module = getattr(target, "__module__", None)
-        return Cost.NUMBER if module in ("_operator", "math", "builtins", "torch", "torch.fx.experimental.sym_node") else (
-            Cost.HEAVY
+        return (
+            Cost.NUMBER
+            if module in ("_operator", "math", "builtins", "torch", "torch.fx.experimental.sym_node")
+            else (Cost.HEAVY)
         )
     how = behaviour(target)
     name = target._schema.name
@@ -115,7 +170,8 @@ def work(node: Node) -> int:
     value = node.meta.get("val")
     elements = sum(
         tensor_bytes(item) // item.dtype.itemsize
-        for item in (value if isinstance(value, (tuple, list)) else (value,)) if isinstance(item, Tensor)
+        for item in (value if isinstance(value, (tuple, list)) else (value,))
+        if isinstance(item, Tensor)
     )
     depth = _PRODUCT_DEPTH.get(_name(node))
     return elements if depth is None else 2 * elements * depth(node)
@@ -164,7 +220,9 @@ _PRODUCT_DEPTH: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Ban:
-    """A node that backward must not compute again, and why; `negotiable` where a memory budget may overrule it."""
+    """A node that backward must not compute again, and why; `negotiable` where a memory budget may
+    overrule it.
+    """
 
     reason: str
     negotiable: bool

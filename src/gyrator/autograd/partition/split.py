@@ -24,7 +24,8 @@ class Halves:
 
     Attributes:
         forward: placeholders are the primals; outputs are the results, then `saved_values`, then `numbers`.
-        backward: placeholders are the numbers, the saved values, the saved primals, the tangents; outputs are gradients.
+        backward: placeholders are the numbers, the saved values, the saved primals, the tangents; outputs
+        are gradients.
         saved_values: how many values forward returns for backward.
         saved_primals: positions of primals that backward reads.
         numbers: how many numbers forward returns for backward.
@@ -38,16 +39,16 @@ class Halves:
 
 
 def split(joint: JointGraph, saved: Sequence[Node]) -> Halves:
-    """The two graphs. Backward computes again what it needs and `saved` lacks, each value just before its first use."""
+    """The two graphs. Backward computes again what it needs and `saved` lacks, each value just before its
+    first use.
+    """
     positions = {node: position for position, node in enumerate(joint.primals)}
     values = [node for node in saved if node not in positions or node in joint.updated]
     primals = [node for node in saved if node in positions and node not in joint.updated]
     numbers = _numbers(joint, set(saved))
     backward = _backward_graph(joint, [*numbers, *values, *primals])
     forward = _forward_graph(joint, values, numbers)
-    return Halves(
-        forward, backward, len(values), tuple(positions[node] for node in primals), len(numbers)
-    )
+    return Halves(forward, backward, len(values), tuple(positions[node] for node in primals), len(numbers))
 
 
 def inference_graph(joint: JointGraph) -> Graph:
@@ -75,7 +76,9 @@ def _numbers(joint: JointGraph, saved: set[Node]) -> list[Node]:
 
 def _forward_graph(joint: JointGraph, values: Sequence[Node], numbers: Sequence[Node]) -> Graph:
     outputs = [*joint.results, *values, *numbers]
-    statements = [node for node in joint.graph.nodes if is_statement(node) and node not in joint.backward_nodes]
+    statements = [
+        node for node in joint.graph.nodes if is_statement(node) and node not in joint.backward_nodes
+    ]
     needed = ancestors([*(node for node in outputs if isinstance(node, Node)), *statements])
     graph = Graph()
     copies: dict[Node, Node] = {}
@@ -85,9 +88,7 @@ def _forward_graph(joint: JointGraph, values: Sequence[Node], numbers: Sequence[
         if node.op == "placeholder" or node in needed:
             copies[node] = _copy(graph, node, copies)
     results = _owned([_mapped(node, copies) for node in joint.results], graph)
-    kept = [
-        _clone(graph, copies[node]) if node in joint.updated else copies[node] for node in values
-    ]
+    kept = [_clone(graph, copies[node]) if node in joint.updated else copies[node] for node in values]
     graph.output((*results, *kept, *(copies[node] for node in numbers)))
     return graph
 
@@ -137,8 +138,8 @@ def _mapped(node: Any, copies: Mapping[Node, Node]) -> Any:
 
 
 def _owned(results: Iterable[Any], graph: Graph) -> list[Any]:
-    """Results such that each tensor has memory of its own: one that is an input, a view of it, or shares memory with
-    an earlier result is cloned."""
+    """Results such that each tensor has memory of its own: one that is an input, a view of it, or shares
+    memory with an earlier result is cloned."""
     seen: set[Node] = set()
     owned: list[Any] = []
     for result in results:
