@@ -333,7 +333,7 @@ class Expressions:
     def index(self, index: Index) -> Term:
         """An ``int64_t`` expression; where the index depends on the lanes, its value for the first one."""
         text, depth = "", 0
-        for monomial, c in sorted(index.terms, key=_weight, reverse=True):
+        for monomial, c in sorted(index.terms, key=_weight):
             atoms = [self._atom(a) for a in sorted(monomial, key=lambda a: isinstance(a, Size))]
             depth = max([depth, *(a.depth for a in atoms)])
             factors = [a.text for a in atoms]
@@ -432,10 +432,10 @@ class Expressions:
         return Term(f"gy::{op}({x.text}, {y.text})", max(x.depth, y.depth), vector=True)
 
 
-def _weight(term: tuple[tuple[Atom, ...], int]) -> tuple[int, int]:
-    """Orders the terms of an address from the outermost dimension to the innermost."""
+def _weight(term: tuple[tuple[Atom, ...], int]) -> tuple[bool, int, int]:
+    """Orders the terms of an address from the outermost dimension to the innermost, what is subtracted last."""
     monomial, c = term
-    return len(monomial), abs(c)
+    return c < 0, -len(monomial), -abs(c)
 
 
 def plus(pointer: str, offset: Term) -> str:

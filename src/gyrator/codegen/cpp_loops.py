@@ -23,6 +23,7 @@ from gyrator.ir.ops import REDUCTIONS
 from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Stage, Store, Update
 
 _STACK_BYTES = 1 << 14  # larger scratch rows come from the heap
+_MOST_LANES = 64
 _LANES = re.compile(r"\blanes\b")
 _FIELDS = {
     "argmax": ("value", "index"),
@@ -230,7 +231,8 @@ class Loops(Expressions):
             name, element = self.names.fresh(value.name), type_name(value.dtype)
             count = sum(((n - 1) * s for n, s in zip(value.shape, value.strides, strict=True)), ONE)
             if count.value is not None and count.value * value.dtype.itemsize <= _STACK_BYTES:
-                self.emit(f"alignas(64) {element} {name}_memory[{max(count.value, 1)}];")
+                whole = -(-max(count.value, 1) // _MOST_LANES) * _MOST_LANES  # masked steps stay within it
+                self.emit(f"alignas(64) {element} {name}_memory[{whole}];")
                 self.emit(f"{element}* const {name} = {name}_memory;")
             else:
                 self.emit(f"const gy::Scratch<{element}> {name}_memory({self.index(count).text});")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gyrator.codegen.cpp import print_kernel
-from gyrator.ir.expr import Checked, Const, IndexValue, Op
+from gyrator.ir.expr import Checked, Const, IndexValue, Op, Random
 from gyrator.ir.index import Indirect, as_index, maximum, minimum
 from gyrator.ir.tree import Kernel, Let
 from tests.cpu.codegen.harness import (
@@ -257,6 +257,23 @@ def test_constants_are_exact(value: bool | int | float, dtype: torch.dtype) -> N
     assert run(kernel("f", [], [y], lanes(j, store(y, (j,), Const(value, dtype)))), {"y": out}) == 0
     expected = torch.full((20,), value, dtype=dtype)
     assert torch.equal(out.view(torch.uint8), expected.view(torch.uint8))
+
+
+# -- random numbers ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "kind, dtype",
+    [("rand", torch.float32), ("rand", torch.float64), ("rand", torch.bfloat16), ("randn", torch.float32),
+     ("randint64", torch.int64)],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("count", [20, 33])
+def test_random_numbers_depend_on_seed_and_element_alone(kind: str, dtype: torch.dtype, count: int) -> None:
+    seeds, y = tensor("seeds", 3, dtype=I64), tensor("y", 3, count, dtype=dtype)
+    i, j = axis("i", 3), axis("j", count)
+    bounds = (Const(-5, I64), Const(7, I64)) if kind == "randint64" else ()
+    draw = Random(kind, load(seeds, i), i.index() * count + j.index(), dtype, bounds)
+    k = kernel("draw", [seeds], [y], parallel(i, lanes(j, store(y, (i, j), draw))))
+    check(k, {"seeds": torch.tensor([1, -7, 1 << 40]), "y": torch.empty(3, count, dtype=dtype)})
 
 
 # -- indices read at run time ------------------------------------------------------------------------------
