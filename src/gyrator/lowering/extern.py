@@ -13,8 +13,8 @@ from torch._ops import OpOverload
 from gyrator.errors import UnsupportedOperator
 from gyrator.ir.expr import Expr, Value
 from gyrator.ir.index import Index, Size
-from gyrator.ir.program import Arg, Extern, ListArg
-from gyrator.lowering.builder import Builder
+from gyrator.ir.program import Arg, Extern, Item, ListArg
+from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.refs import TensorRef, whole
 from gyrator.origin import origin_of
 
@@ -98,10 +98,18 @@ def argument(b: Builder, node: fx.Node, value: Result, traced: object, *, exact:
         return ListArg(
             tuple([argument(b, node, v, t, exact=exact) for v, t in zip(value, inner, strict=True)])
         )
-    if isinstance(value, (Expr, fx.GraphModule)):
-        problem = "it takes a float, bool or subgraph that is known only while the graph runs"
+    if isinstance(value, Expr):
+        return number_argument(b, value)
+    if isinstance(value, fx.GraphModule):
+        problem = "it takes a subgraph"
         raise UnsupportedOperator(str(node.target), problem, where=origin_of(node), node=node.format_node())
     return value
+
+
+def number_argument(b: Builder, value: Expr) -> Item:
+    """A float or bool that the graph computes, as the Python number that a call or the caller gets."""
+    scalar = Meta((), value.dtype, (), torch.device("cpu"))
+    return Item(b.as_view(b.pointwise(scalar, lambda at: value, "number")))
 
 
 def _leaves(traced: object) -> Iterator[object]:

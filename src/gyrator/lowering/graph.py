@@ -16,14 +16,14 @@ from gyrator import torch_compat
 from gyrator.autograd.decompositions import Numerics
 from gyrator.errors import UnsupportedInput, UnsupportedOperator
 from gyrator.ir.expr import Expr
-from gyrator.ir.index import Index, Size
+from gyrator.ir.index import ZERO, Index, Size
 from gyrator.ir.program import Constant, Derived, Input, Output, Program, Update, View
 from gyrator.ir.symbols import Symbols
 from gyrator.lowering import effects, extern, higher_order
-from gyrator.lowering.builder import Builder
+from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.extern import Result
 from gyrator.lowering.refs import TensorRef, whole
-from gyrator.lowering.symbolic import number_of
+from gyrator.lowering.symbolic import item, number_of
 from gyrator.lowering.table import LOWERINGS, RANDOM, VIEWS
 from gyrator.lowering.typed import COMPUTED, constant
 from gyrator.origin import origin_of
@@ -226,6 +226,11 @@ class _Lowering:
             index = self.symbols.to_index(example)
             self.inputs.append(Input(size=_plain_size(index)))
             return index
+        if isinstance(example, (torch.SymFloat, torch.SymBool)):
+            dtype = torch.bool if isinstance(example, torch.SymBool) else torch.float64
+            value = self.b.given(Meta((), dtype, (), torch.device("cpu")), str(node.target), ZERO)
+            self.inputs.append(Input(value=value, number=True))
+            return item(whole(value))
         self.inputs.append(Input())
         return example
 
@@ -257,7 +262,7 @@ class _Lowering:
                 result, self.b.meta(fake).strides if isinstance(fake, torch.Tensor) else None
             )
         if isinstance(result, Expr):
-            raise UnsupportedOperator("output", "the graph returns a float or bool computed from a tensor")
+            return extern.number_argument(self.b, result)
         return result  # type: ignore[return-value]
 
     def _copy_into_input(self, node: fx.Node) -> Result:

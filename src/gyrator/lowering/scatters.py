@@ -15,9 +15,9 @@ import torch
 from torch._ops import OpOverload
 
 from gyrator.ir.expr import Expr, IndexValue, Value
-from gyrator.ir.index import ONE, ZERO, Index, IndexLike, as_index, div_mod
+from gyrator.ir.index import ONE, ZERO, Index, IndexLike, as_index, div_mod, dot, is_nonnegative
 from gyrator.ir.program import Scatter
-from gyrator.lowering.builder import Builder, Meta
+from gyrator.lowering.builder import Builder, Meta, same_strides
 from gyrator.lowering.indexing import indexed_coords, indirect, is_plain
 from gyrator.lowering.joins import masked
 from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, whole
@@ -239,6 +239,56 @@ def _diagonal_scatter(
     return b.copy(x, out) if ZERO in source.shape else b.pointwise(out, body)
 
 
+def _as_strided_scatter(
+    b: Builder,
+    out: Meta,
+    x: TensorRef,
+    source: TensorRef,
+    size: object,
+    stride: Sequence[IndexLike],
+    offset: IndexLike | None = None,
+) -> Any:
+    """``x`` with a window on its memory replaced: the element at position ``p`` comes from the window's
+    coordinates ``p // stride[0], p % stride[0] // stride[1], …`` if all lie in it and nothing is left over.
+
+    Refused where ``x`` is a view, or elements of the window could overlap.
+    """
+    strides = [as_index(s) for s in stride]
+    order = _nested(source.shape, strides)
+    if not x.is_whole() or order is None or not same_strides(x.shape, x.value.strides, out.strides):
+        return NotImplemented
+    start = as_index(offset) - b.storage_offset(x.value) if offset is not None else ZERO
+
+    def body(at: Coords) -> Expr:
+        inner = [ZERO] * source.rank
+        left = dot(at, x.value.strides) - start
+        conditions: list[Expr] = []
+        for k in order:
+            inner[k], left = div_mod(left, strides[k])
+            conditions += between(inner[k], ZERO, source.shape[k])
+        conditions += [*between(left, ZERO, ONE)]
+        new = masked(conditions, element(source, tuple(inner), out.dtype))
+        return op("where", both(conditions), new, x.load(at))
+
+    return b.copy(x, out) if ZERO in source.shape else b.pointwise(out, body)
+
+
+def _nested(shape: Sequence[Index], strides: Sequence[Index]) -> list[int] | None:
+    """The dimensions of more than one element, the widest stride first, if each stride spans what is inner."""
+    order: list[int] = []
+    left = [k for k, extent in enumerate(shape) if extent is not ONE]
+    span = ONE
+    while left:
+        inner = [k for k in left if all(is_nonnegative(strides[j] - strides[k]) for j in left)]
+        if not inner or not is_nonnegative(strides[inner[-1]] - span):
+            return None
+        k = inner[-1]
+        span = span + (shape[k] - 1) * strides[k]
+        order.insert(0, k)
+        left.remove(k)
+    return order
+
+
 LOWERINGS: Mapping[OpOverload, Callable[..., Any]] = {
     aten.index_put.default: _index_put,
     aten._unsafe_index_put.default: _index_put,
@@ -252,4 +302,5 @@ LOWERINGS: Mapping[OpOverload, Callable[..., Any]] = {
     aten.select_scatter.default: _select_scatter,
     aten.slice_scatter.default: _slice_scatter,
     aten.diagonal_scatter.default: _diagonal_scatter,
+    aten.as_strided_scatter.default: _as_strided_scatter,
 }

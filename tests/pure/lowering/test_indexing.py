@@ -44,6 +44,8 @@ WRITES: dict[str, Callable[[Tensor], Any]] = {
     "select_scatter": lambda t: t.select_scatter(t[0], 0, -1),
     "slice_scatter with a step": lambda t: t.slice_scatter(t[:2], 0, 1, 5, 2),
     "slice_scatter from the end": lambda t: t.slice_scatter(t[:, :2], 1, -2),
+    "as_strided_scatter": lambda t: t.as_strided_scatter(t[:2, :3], (2, 3), (14, 2), 1),
+    "as_strided_scatter of a column": lambda t: t.as_strided_scatter(t[:, :1], (5, 1), (7, 1), 3),
     "diagonal_scatter": lambda t: t.diagonal_scatter(t[:5, 0]),
 }
 
