@@ -13,7 +13,7 @@ from gyrator.ir.expr import Value
 from gyrator.ir.index import Index, Size
 from gyrator.ir.interp import Result, derive, resolve, solve
 from gyrator.ir.interp_tree import run_kernel
-from gyrator.ir.program import Arg, Extern, Input, ListArg, Output, View
+from gyrator.ir.program import Arg, Extern, Input, Item, ListArg, Output, View
 from gyrator.schedule.plan import (
     OUT_VARIANTS,
     Allocate,
@@ -127,6 +127,8 @@ class _Machine:
         match arg:
             case View():
                 return self.view(arg)
+            case Item(view):
+                return self.view(view).item()
             case Index():
                 return number(arg, self.sizes)
             case ListArg(items):
@@ -136,6 +138,8 @@ class _Machine:
     def output(self, output: Output) -> Result:
         if isinstance(output, View):
             return self.view(output)
+        if isinstance(output, Item):
+            return self.view(output.view).item()
         return number(output, self.sizes) if isinstance(output, Index) else output
 
     def view(self, view: View) -> Tensor:

@@ -133,7 +133,7 @@ def symbol_hint(shape_env: Any, symbol: Any) -> int | None:
 
 # --- memory and launching ---------------------------------------------------------------------------------
 
-_guards = torch._C._dynamo.guards
+_guards: Any = torch._C._dynamo.guards
 
 EmptyStrided = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
 Reinterpret = Callable[[torch.Tensor, Sequence[int], Sequence[int], int], torch.Tensor]

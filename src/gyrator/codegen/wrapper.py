@@ -26,6 +26,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
+import torch
+
 from gyrator.codegen.python_text import (
     Names,
     constant_text,
@@ -38,7 +40,7 @@ from gyrator.codegen.python_text import (
 from gyrator.codegen.ranges import index_ranges
 from gyrator.ir.expr import Value
 from gyrator.ir.index import ZERO, Atom, Index, Size, evaluate
-from gyrator.ir.program import Arg, Extern, ListArg, Output, View
+from gyrator.ir.program import Arg, Extern, Item, ListArg, Output, View
 from gyrator.ir.tree import Kernel
 from gyrator.origin import Origin, Origins
 from gyrator.schedule.plan import (
@@ -191,6 +193,10 @@ class _Wrapper:
                 names.append("_")
         self.emit(f"{_tuple(names)} = args" if names else "assert not args")
         self.emit("args.clear()")
+        for given in self.plan.inputs:
+            if given.value is not None and given.number:
+                name = self.name(given.value)
+                self.emit(f"{name} = torch.tensor({name}, dtype={given.value.dtype})")
         if any(isinstance(step, Launch) for step in self.plan.steps):
             self.emit(f"threads = {self.tool('num_threads')}()")
         self.derive()
@@ -330,7 +336,8 @@ class _Wrapper:
         self.emit(f"del {results}")
 
     def bind_scalars(self, extern: Extern, found: Mapping[Value, str], numbers: Sequence[str]) -> None:
-        """A symbol that is a size of a result is read there; the others are the results that are no tensors."""
+        """A symbol that is a size of a result is read there; the others are the results that are no tensors.
+        """
         left = list(numbers)
         for size in extern.scalars:
             for value, where in found.items():
@@ -351,6 +358,8 @@ class _Wrapper:
                 return self.view(View(new, arg.shape, arg.strides, arg.offset, arg.dtype))
             case View():
                 return self.view(arg)
+            case Item(view):
+                return f"{self.view(view)}.item()"
             case Index():
                 return index_text(arg)
             case ListArg(items):
@@ -379,6 +388,8 @@ class _Wrapper:
         match output:
             case View():
                 return self.view(output)
+            case Item(view):
+                return f"{self.view(view)}.item()"
             case Index():
                 return index_text(output)
             case _:
@@ -393,6 +404,9 @@ class _Wrapper:
             value = given.value
             if value is None:
                 lines.append("None" if given.size is None else str(self.hint(given.size.index())))
+                continue
+            if given.number:
+                lines.append("True" if value.dtype == torch.bool else "1.5")
                 continue
             shape = tuple(self.hint(i) for i in value.shape)
             strides = tuple(self.hint(i) for i in value.strides)

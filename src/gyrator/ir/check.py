@@ -27,6 +27,7 @@ from gyrator.ir.ops import REDUCTIONS
 from gyrator.ir.program import (
     Arg,
     Extern,
+    Item,
     ListArg,
     Nest,
     Node,
@@ -38,6 +39,7 @@ from gyrator.ir.program import (
     Sort,
     View,
     defines,
+    output_values,
     uses,
 )
 from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Stage, Store, Update
@@ -229,6 +231,10 @@ class _ProgramChecker:
         match arg:
             case View():
                 self.view(arg)
+            case Item(view):
+                self.view(view)
+                if view.shape:
+                    raise RuleBroken(f"the number {view} has dimensions")
             case Index():
                 self.uniform(arg)
             case ListArg(items):
@@ -252,9 +258,7 @@ class _ProgramChecker:
 
 
 def _check_no_dead(program: Program) -> None:
-    needed = {o.value for o in program.outputs if isinstance(o, View)} | {
-        u.value.value for u in program.updates
-    }
+    needed = output_values(program) | {u.value.value for u in program.updates}
     for node in reversed(program.nodes):
         effect = isinstance(node, Extern) and (node.effects or node.scalars)
         if not effect and needed.isdisjoint(defines(node)):

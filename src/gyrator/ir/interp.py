@@ -22,6 +22,7 @@ from gyrator.ir.index import Index, Size
 from gyrator.ir.program import (
     Arg,
     Extern,
+    Item,
     ListArg,
     Nest,
     Output,
@@ -93,6 +94,8 @@ class _Machine:
             if declared.size is not None and isinstance(given, int):
                 self.sizes[declared.size] = given
             if declared.value is not None:
+                if declared.number and isinstance(given, (int, float)):
+                    given = torch.tensor(given, dtype=declared.value.dtype)
                 if not isinstance(given, Tensor):
                     raise ValueError(f"input {declared.value} is no tensor")
                 tensors.append((declared.value, given.detach()))
@@ -118,7 +121,7 @@ class _Machine:
         if any(n > 1 and a != b for n, a, b in zip(tensor.shape, strides, tensor.stride(), strict=True)):
             raise ValueError(f"{value} has strides {strides}, given {list(tensor.stride())}")
 
-    # -- nests -----------------------------------------------------------------------------------------------
+    # -- nests ---------------------------------------------------------------------------------------------
     def nest(self, nest: Nest) -> None:
         root = nest.root
         axes = (*nest.axes, *root.reduced) if isinstance(root, Reduce) else nest.axes
@@ -164,7 +167,7 @@ class _Machine:
         combine_into(result.view(-1), linear.reshape(-1), source.reshape(-1), root.combine)
         return result
 
-    # -- externs ---------------------------------------------------------------------------------------------
+    # -- externs -------------------------------------------------------------------------------------------
     def extern(self, node: Extern) -> None:
         written: dict[Value, Tensor] = {}
         for position, new in node.mutates:
@@ -191,6 +194,8 @@ class _Machine:
         match arg:
             case View():
                 return self.view(arg, written)
+            case Item(view):
+                return self.view(view, written).item()
             case Index():
                 return number(arg, self.sizes)
             case ListArg(items):
@@ -200,6 +205,8 @@ class _Machine:
     def output(self, output: Output) -> Result:
         if isinstance(output, View):
             return self.view(output)
+        if isinstance(output, Item):
+            return self.view(output.view).item()
         return number(output, self.sizes) if isinstance(output, Index) else output
 
     def view(self, view: View, written: Mapping[Value, Tensor] | None = None) -> Tensor:

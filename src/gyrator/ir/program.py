@@ -20,7 +20,7 @@ from gyrator.ir.expr import Expr, Load, Value, walk_all
 from gyrator.ir.index import Axis, Index, Size
 from gyrator.origin import Origin
 
-# -- roots -----------------------------------------------------------------------------------------------------------
+# -- roots -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Scatter:
 Root: TypeAlias = "Pointwise | Reduce | Scan | Sort | Scatter"
 
 
-# -- nodes -----------------------------------------------------------------------------------------------------------
+# -- nodes -------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Nest:
     """One root over ``axes``. ``out`` has a value per result, None where nobody wants it.
@@ -111,16 +111,21 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
+class Item:
+    """The Python number that a 0-d view holds: a float or bool that the graph computes."""
+
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
 class ListArg:
     """A list argument of an extern call."""
 
     items: tuple[Arg, ...]
 
 
-ConstantArg: TypeAlias = (
-    "bool | int | float | complex | str | None | torch.dtype | torch.device | torch.layout | torch.memory_format"
-)
-Arg: TypeAlias = "View | Index | ListArg | ConstantArg"
+ConstantArg: TypeAlias = "bool | int | float | complex | str | None | torch.dtype | torch.device | torch.layout | torch.memory_format"
+Arg: TypeAlias = "View | Item | Index | ListArg | ConstantArg"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +150,17 @@ class Extern:
 Node: TypeAlias = "Nest | Extern"
 
 
-# -- program -----------------------------------------------------------------------------------------------------------
+# -- program -----------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A graph input: a tensor (``value``), a symbolic int (``size``), or one the program ignores (both None)."""
+    """A graph input: a tensor (``value``), a symbolic int (``size``), or one the program ignores (both None).
+
+    With ``number`` the caller passes a Python float or bool, which becomes the 0-d ``value``.
+    """
 
     value: Value | None = None
     size: Size | None = None
+    number: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +180,7 @@ class Derived:
     text: str
 
 
-Output: TypeAlias = "View | Index | None | bool | int | float"
+Output: TypeAlias = "View | Item | Index | None | bool | int | float"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +204,7 @@ class Program:
     derived: tuple[Derived, ...] = field(default=())
 
 
-# -- looking -------------------------------------------------------------------------------------------------------------
+# -- looking -----------------------------------------------------------------------------------------------
 def bodies(root: Root) -> tuple[Expr, ...]:
     """The expressions evaluated at each point of a nest, masks included."""
     match root:
@@ -222,9 +231,17 @@ def views(node: Extern) -> tuple[View, ...]:
         arg = stack.pop()
         if isinstance(arg, View):
             found.append(arg)
+        elif isinstance(arg, Item):
+            found.append(arg.view)
         elif isinstance(arg, ListArg):
             stack.extend(arg.items)
     return tuple(reversed(found))
+
+
+def output_values(program: Program) -> frozenset[Value]:
+    """The values that outputs show."""
+    views = (o.view if isinstance(o, Item) else o for o in program.outputs)
+    return frozenset(v.value for v in views if isinstance(v, View))
 
 
 def uses(node: Node) -> frozenset[Value]:

@@ -48,6 +48,8 @@ from gyrator.ir.index import (
 from gyrator.ir.program import (
     Arg,
     Extern,
+    Input,
+    Item,
     ListArg,
     Node,
     Output,
@@ -72,10 +74,10 @@ _INFIX = {
 _COMBINES = {"set": "=", "add": "+=", "mul": "*=", "max": "max=", "min": "min="}
 
 
-# -- programs ------------------------------------------------------------------------------------------------
+# -- programs ----------------------------------------------------------------------------------------------
 def program_text(program: Program) -> str:
     """The whole program, one line per node and named subexpression."""
-    inputs = [_input_text(i.value, i.size) for i in program.inputs]
+    inputs = [_input_text(i) for i in program.inputs]
     lines = [f"program {program.name}({', '.join(inputs)}) {{"]
     lines += [f"  {_declare(c.value)} = constant {c.key!r}" for c in program.constants]
     for d in program.derived:
@@ -97,10 +99,10 @@ def expr_text(expr: Expr) -> str:
     return _Names(()).expr(expr)
 
 
-def _input_text(value: Value | None, size: Size | None) -> str:
-    if value is not None:
-        return _declare(value)
-    return "_" if size is None else _size_text(size)
+def _input_text(given: Input) -> str:
+    if given.value is not None:
+        return _declare(given.value) + (" (a number)" if given.number else "")
+    return "_" if given.size is None else _size_text(given.size)
 
 
 def _size_text(size: Size) -> str:
@@ -167,6 +169,8 @@ def _arg_text(arg: Arg | Output) -> str:
     match arg:
         case View():
             return _view_text(arg)
+        case Item(view):
+            return f"{_view_text(view)}.item()"
         case ListArg(items):
             return f"[{', '.join(map(_arg_text, items))}]"
         case Index():
@@ -183,7 +187,7 @@ def _view_text(view: View) -> str:
     return text if view.dtype in (None, value.dtype) else f"{text}.bits({short(view.dtype)})"
 
 
-# -- kernels -------------------------------------------------------------------------------------------------
+# -- kernels -----------------------------------------------------------------------------------------------
 def kernel_text(kernel: Kernel) -> str:
     """A loop tree, one line per loop and stage."""
     params = [_param_text(p) for p in kernel.params] + [_size_text(s) for s in kernel.sizes]
@@ -268,7 +272,7 @@ def _kernel_expressions(body: Iterable[Loop | Stage]) -> list[Expr]:
     return found
 
 
-# -- expressions ---------------------------------------------------------------------------------------------
+# -- expressions -------------------------------------------------------------------------------------------
 def _expressions(root: Root) -> list[Expr]:
     inner = _indirect(root.index) if isinstance(root, Scatter) else []
     return [*bodies(root), *inner]
@@ -364,7 +368,7 @@ class _Names:
                 return f"{kind}<{short(dtype)}>({inner})"
         return repr(expr)
 
-    # -- indices ---------------------------------------------------------------------------------------------
+    # -- indices -------------------------------------------------------------------------------------------
     def indices(self, indices: tuple[Index, ...]) -> str:
         return ", ".join(map(self.index, indices))
 

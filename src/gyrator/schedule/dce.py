@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gyrator.ir.program import Extern, Nest, Node, Program, View, defines
+from gyrator.ir.program import Extern, Nest, Node, Program, defines, output_values
 from gyrator.schedule.uses import reads
 
 
@@ -15,9 +15,7 @@ def remove_dead(program: Program) -> Program:
     welford…; return mean``.
     Nodes with effects or mutations stay.
     """
-    live = {o.value for o in program.outputs if isinstance(o, View)} | {
-        u.value.value for u in program.updates
-    }
+    live = set(output_values(program)) | {u.value.value for u in program.updates}
     kept: list[Node] = []
     for node in reversed(program.nodes):
         effects = isinstance(node, Extern) and (node.effects or bool(node.scalars))

@@ -7,7 +7,17 @@ from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Load, Value
 from gyrator.ir.index import Index, dot, substitute
-from gyrator.ir.program import Extern, Node, Pointwise, Program, Scatter, Update, View, defines
+from gyrator.ir.program import (
+    Extern,
+    Node,
+    Pointwise,
+    Program,
+    Scatter,
+    Update,
+    View,
+    defines,
+    output_values,
+)
 from gyrator.ir.tree import Kernel
 from gyrator.schedule.canonical import canonicalise
 from gyrator.schedule.group import Group, Member
@@ -153,7 +163,7 @@ class _Planner:
         one."""
         if _same_memory(base, value) and not read:
             update = self._updates.get(value)
-            shown = any(isinstance(o, View) and o.value is value for o in self._program.outputs)
+            shown = value in output_values(self._program)
             if (
                 update is not None
                 and update.target is base
@@ -179,14 +189,14 @@ class _Planner:
             return None
         if update.target in unit_reads(group) and not _elementwise(group, member, update.target, value):
             return None
-        if any(isinstance(o, View) and o.value is value for o in self._program.outputs):
+        if value in output_values(self._program):
             return None
         self._updated.add(update)
         return update.target
 
     def _outlives(self, target: Value, position: int, update: Update) -> bool:
         """Whether the old contents of an input are still needed after ``position``."""
-        wanted = any(isinstance(o, View) and o.value is target for o in self._program.outputs)
+        wanted = target in output_values(self._program)
         elsewhere = any(u.value.value is target for u in self._program.updates if u is not update)
         return wanted or elsewhere or self._life.last.get(target, -1) > position
 
@@ -248,7 +258,7 @@ class _Planner:
         for update in pending:
             view = update.value
             yield Copy(full_view(update.target), replace(view, value=moved.get(view.value, view.value)))
-        outputs = {o.value for o in self._program.outputs if isinstance(o, View)}
+        outputs = output_values(self._program)
         for value in dict.fromkeys(
             [
                 *(u.value.value for u in self._program.updates),
@@ -263,7 +273,7 @@ class _Planner:
 
 def _life(program: Program, units: tuple[Unit, ...]) -> _Life:
     last = {v: p for p, unit in enumerate(units) for v in unit_reads(unit)}
-    forever = {o.value for o in program.outputs if isinstance(o, View)}
+    forever = set(output_values(program))
     for update in program.updates:
         forever |= {update.value.value, update.target}
     given = {i.value for i in program.inputs if i.value is not None} | {c.value for c in program.constants}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gyrator.ir.expr import Expr, Load, Value
 from gyrator.ir.index import Index, upper
-from gyrator.ir.program import Extern, Nest, Node, Program, Scatter, View, bodies, views
+from gyrator.ir.program import Extern, Nest, Node, Program, Scatter, bodies, output_values, views
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def reads(node: Node) -> set[Value]:
 
 def pinned_by(program: Program) -> Iterable[Value]:
     """Values that must lie in memory: outputs, updates, arguments of externs, the base of a scatter."""
-    yield from (o.value for o in program.outputs if isinstance(o, View))
+    yield from output_values(program)
     yield from (u.value.value for u in program.updates)
     for node in program.nodes:
         if isinstance(node, Extern):
