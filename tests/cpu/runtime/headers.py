@@ -19,7 +19,9 @@ from gyrator.runtime.toolchain import FLAGS, ISA_FLAGS, cpu_isa, find_toolchain
 _ORDER = ("scalar", "avx2", "avx512")
 
 MODES = [
-    pytest.param(mode, marks=pytest.mark.skipif(_ORDER.index(mode) > _ORDER.index(cpu_isa()), reason=f"no {mode}"))
+    pytest.param(
+        mode, marks=pytest.mark.skipif(_ORDER.index(mode) > _ORDER.index(cpu_isa()), reason=f"no {mode}")
+    )
     for mode in _ORDER
 ]
 
@@ -60,9 +62,10 @@ def name_of(*parts: object) -> str:
 
 
 def lanes_loop(body: str, lanes: int) -> str:
-    """``body`` (with ``L`` and ``j`` in scope) for j in [0, n): with `lanes` lanes and a tail, or all with one."""
+    """``body``, which uses ``L`` and ``j``, for j in [0, n): `lanes` at a time and a tail, or all one by one."""
     return (
-        f"int64_t j = 0; auto body = [&](auto l, int64_t j) {{ constexpr int L = l.value; (void)L; {body} }}; "
+        "int64_t j = 0; "
+        f"auto body = [&](auto l, int64_t j) {{ constexpr int L = l.value; (void)L; {body} }}; "
         f"if (!one) for (; j + {lanes} <= n; j += {lanes}) body(gy::lanes<{lanes}>{{}}, j); "
         f"for (; j < n; ++j) body(gy::lanes<1>{{}}, j);"
     )
@@ -84,7 +87,9 @@ def build(text: str, mode: str, *more_flags: str) -> Path:
     source.write_text(PREAMBLE + text)
     compiler = find_toolchain(Config()).compiler
     flags = [f for f in (*FLAGS, *ISA_FLAGS[mode], *more_flags) if f != "-fvisibility=hidden"]
-    done = subprocess.run([compiler, *flags, f"-I{INCLUDE}", source, "-o", library], capture_output=True, text=True)
+    done = subprocess.run(
+        [compiler, *flags, f"-I{INCLUDE}", source, "-o", library], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[:4000]
     return library
 

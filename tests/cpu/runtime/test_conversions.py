@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
-
 import pytest
 import torch
-from tests.cpu.runtime.headers import DTYPES, MODES, apply, elementwise, invoke, lanes_loop, load, name_of, same, samples
 
-MAIN = ("float", "double", "gy::bf16", "gy::f16", "int8_t", "int16_t", "int32_t", "int64_t", "uint8_t", "bool")
+from tests.cpu.runtime.headers import (
+    DTYPES,
+    MODES,
+    apply,
+    elementwise,
+    invoke,
+    lanes_loop,
+    load,
+    name_of,
+    same,
+    samples,
+)
+
+MAIN = (
+    "float",
+    "double",
+    "gy::bf16",
+    "gy::f16",
+    "int8_t",
+    "int16_t",
+    "int32_t",
+    "int64_t",
+    "uint8_t",
+    "bool",
+)
 RARE = ("gy::f8e4m3fn", "gy::f8e5m2", "uint16_t", "uint32_t", "uint64_t")
 PAIRS = [(a, b) for a in MAIN for b in MAIN if a != b]
 PAIRS += [p for t in RARE for p in ((t, "float"), ("float", t), (t, "int64_t"), ("int64_t", t))]
@@ -112,8 +134,9 @@ def test_masked_loads_touch_nothing_where_the_mask_is_false(mode: str) -> None:
     text = "".join(
         f'extern "C" void none_{k}(float* y, int64_t n, int64_t one) {{ const auto* x = ({t}*)0; '
         + lanes_loop(
-            f"const auto no = gy::broadcast<L>(false); gy::store(y + j, gy::cast<float>(gy::load<L>(x, no, {t}{{}}))); "
-            f"gy::store(y + j, gy::add(gy::load<L>(y + j), gy::cast<float>(gy::gather<L>(x, gy::iota<L>(j, 1), no, {t}{{}})))); "
+            f"const auto no = gy::broadcast<L>(false); const auto a = gy::load<L>(x, no, {t}{{}}); "
+            f"const auto b = gy::gather<L>(x, gy::iota<L>(j, 1), no, {t}{{}}); "
+            f"gy::store(y + j, gy::add(gy::cast<float>(a), gy::cast<float>(b))); "
             f"gy::store(({t}*)0, gy::broadcast<L>({t}{{}}), no);",
             16,
         )
@@ -130,8 +153,8 @@ def test_masked_loads_touch_nothing_where_the_mask_is_false(mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_checked_indices_wrap_and_report(mode: str) -> None:
     loop = lanes_loop("gy::store(y + j, gy::check_index(gy::load<L>(x + j), size, status, 7));", 16)
-    head = 'extern "C" void check(int64_t* y, const int64_t* x, int* status, int64_t size, int64_t n, int64_t one)'
-    library = load(f"{head} {{ {loop} }}", mode)
+    parameters = "int64_t* y, const int64_t* x, int* status, int64_t size, int64_t n, int64_t one"
+    library = load(f'extern "C" void check({parameters}) {{ {loop} }}', mode)
     x = torch.randint(-50, 50, (101,), generator=torch.Generator().manual_seed(0))
     for bad in ((), (3,), (100,)):
         for at in bad:

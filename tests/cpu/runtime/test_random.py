@@ -6,9 +6,9 @@ import ctypes
 
 import pytest
 import torch
-from tests.cpu.runtime.headers import DTYPES, MODES, lanes_loop, load, name_of
 
 from gyrator.ir.philox import integers, normal, philox, uniform
+from tests.cpu.runtime.headers import DTYPES, MODES, lanes_loop, load, name_of
 
 SEED, FIRST, COUNT = -123456789012345678, 2**33 - 500, 1003
 DRAWS = [("rand", t) for t in ("float", "double", "gy::bf16", "gy::f16")]
@@ -20,8 +20,10 @@ def source() -> str:
     for kind, t in DRAWS:
         draw = f"gy::{kind}<{t}>(gy::broadcast<1>(seed), gy::iota<L>(first + j, 1))"
         head = f"{t}* y, int64_t seed, int64_t first, int64_t n, int64_t one"
-        text += f'extern "C" void {name_of(kind, t)}({head}) {{ {lanes_loop(f"gy::store(y + j, {draw});", 16)} }}\n'
-    draw = "gy::randint64<int64_t>(gy::broadcast<1>(seed), gy::iota<L>(first + j, 1), gy::broadcast<1>(low), gy::broadcast<1>(high))"
+        loop = lanes_loop(f"gy::store(y + j, {draw});", 16)
+        text += f'extern "C" void {name_of(kind, t)}({head}) {{ {loop} }}\n'
+    bounds = "gy::broadcast<1>(low), gy::broadcast<1>(high)"
+    draw = f"gy::randint64<int64_t>(gy::broadcast<1>(seed), gy::iota<L>(first + j, 1), {bounds})"
     head = "int64_t* y, int64_t seed, int64_t first, int64_t n, int64_t one, int64_t low, int64_t high"
     return text + f'extern "C" void randint({head}) {{ {lanes_loop(f"gy::store(y + j, {draw});", 16)} }}\n'
 

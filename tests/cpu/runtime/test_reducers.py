@@ -6,6 +6,7 @@ import ctypes
 
 import pytest
 import torch
+
 from tests.cpu.runtime.headers import DTYPES, MODES, invoke, load
 
 LENGTHS = (1, 7, 16, 65, 1000, 100_003)
@@ -53,7 +54,11 @@ def run(library: ctypes.CDLL, kind: str, x: torch.Tensor) -> torch.Tensor:
     return y
 
 
-LANES = [pytest.param(mode.values[0], lanes, marks=mode.marks) for mode in MODES for lanes in (1, 4 if mode.values[0] == "scalar" else 16)]
+LANES = [
+    pytest.param(mode.values[0], lanes, marks=mode.marks)
+    for mode in MODES
+    for lanes in (1, 4 if mode.values[0] == "scalar" else 16)
+]
 
 
 @pytest.mark.parametrize(("mode", "lanes"), LANES)
@@ -87,7 +92,11 @@ def test_reducers_agree_with_float64(mode: str, lanes: int) -> None:
 def test_reducers_of_masks(mode: str, lanes: int) -> None:
     library = load(source(lanes), mode)
     for n in LENGTHS:
-        for x in (torch.zeros(n, dtype=torch.bool), torch.ones(n, dtype=torch.bool), torch.arange(n) == n // 2):
+        for x in (
+            torch.zeros(n, dtype=torch.bool),
+            torch.ones(n, dtype=torch.bool),
+            torch.arange(n) == n // 2,
+        ):
             assert run(library, "Any", x)[0] == x.any()
             assert run(library, "All", x)[0] == x.all()
             assert run(library, "Xor", x)[0] == (int(x.sum()) % 2 == 1)

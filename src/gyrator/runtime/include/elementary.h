@@ -36,8 +36,8 @@ template <int Shift = 0, class P> GY_FN P exp_in_range(P x) {
     P r = fma(n.value, all<P>(-0x1.62e42fefa3800p-1), x);
     r = fma(n.value, all<P>(-0x1.ef35793c76730p-45), r);
     if constexpr (Shift != 0) n = {n.value + double(Shift), n.integer + Shift};
-    return scale(polynomial(r, 0x1.201af6573fdd6p-29, 0x1.af71c7e4b9317p-26, 0x1.27e459097aad2p-22, 0x1.71ddeb49a321bp-19,
-                            0x1.a01a01e7e11adp-16, 0x1.a01a01b5f4771p-13, 0x1.6c16c16c0a43bp-10, 0x1.111111110e54cp-7,
+    return scale(polynomial(r, 0x1.2035c762f7cd7p-29, 0x1.af72e2618271p-26, 0x1.27e4524833b13p-22, 0x1.71ddeb0ecc90cp-19,
+                            0x1.a01a01e800efap-16, 0x1.a01a01b5efafcp-13, 0x1.6c16c16c0a442p-10, 0x1.111111110e54ep-7,
                             0x1.555555555556cp-5, 0x1.555555555555dp-3, 0.5, 1.0, 1.0), n);
   }
 }
