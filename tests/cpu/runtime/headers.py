@@ -62,7 +62,7 @@ def name_of(*parts: object) -> str:
 
 
 def lanes_loop(body: str, lanes: int) -> str:
-    """``body``, which uses ``L`` and ``j``, for j in [0, n): `lanes` at a time and a tail, or all one by one."""
+    """``body``, which uses ``L`` and ``j``, for j in [0, n): `lanes` at a time, or all one by one."""
     return (
         "int64_t j = 0; "
         f"auto body = [&](auto l, int64_t j) {{ constexpr int L = l.value; (void)L; {body} }}; "
