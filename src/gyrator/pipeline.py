@@ -107,11 +107,12 @@ def compile_graph(
         if session.dump is not None:
             session.dump.write("graph", graph.print_readable(print_output=False), suffix="py")
         updates = [(update.input, update.output) for update in info.updates]
+        shown = [k for k, strides in enumerate(info.strides) if strides is not None]
         shape_env = shape_env_of(example_inputs)
         guards = 0 if shape_env is None else len(shape_env.guards)
         stores = open_stores(session, process.scratch_folder())
         with session.stage("look up"):
-            key = key_of(graph, session, shape_env, updates, toolchain.key())
+            key = key_of(graph, session, shape_env, updates, shown, toolchain.key())
             entry = find(key, stores.graphs, example_inputs, session)
         if entry is not None and not session.config.validate:
             return finished(entry, {}, moved_places(entry, graph), info, session, process)
@@ -130,7 +131,7 @@ def compile_graph(
         build = start_build(printed, toolchain, stores.kernels, session, places(plan))
         with session.stage("print wrapper"):
             built = built_kernels(plan, printed, build)
-            text = print_wrapper(plan, built, symbols.hints)
+            text = print_wrapper(plan, built, symbols.hints, shown=shown)
         if session.dump is not None:
             session.dump.write("kernels", "\n".join(kernel.text for kernel in printed), suffix="cpp")
             session.dump.write("wrapper", text, suffix="py")

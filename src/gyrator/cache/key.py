@@ -51,6 +51,7 @@ def graph_key(
     *,
     shape_env: ShapeEnv | None = None,
     updates: Sequence[tuple[int, int]] = (),
+    shown: Iterable[int] = (),
     target: str = "",
 ) -> Key:
     """The key of a functional ATen graph.
@@ -60,6 +61,7 @@ def graph_key(
         config: its options that shape code.
         shape_env: what is known of the graph's symbols.
         updates: which outputs are new contents of which inputs.
+        shown: which outputs the user sees.
         target: the compiler, its flags and the instruction set.
 
     Raises:
@@ -72,7 +74,7 @@ def graph_key(
         "graph": _digest(text),
         "facts about sizes": _digest(facts),
         "constants": _digest("\n".join(writer.constants)),
-        "updates": _digest(repr(list(updates))),
+        "roles of outputs": _digest(repr((list(updates), sorted(shown)))),
         "options": _digest(config.key()),
         "gyrator": _digest(f"{__version__} {source_digest()}"),
         "torch": _digest(torch.__version__),

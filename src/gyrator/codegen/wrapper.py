@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -40,7 +40,7 @@ from gyrator.codegen.python_text import (
 from gyrator.codegen.ranges import index_ranges
 from gyrator.ir.expr import Value
 from gyrator.ir.index import ZERO, Atom, Index, Size, evaluate
-from gyrator.ir.program import Arg, Extern, Item, ListArg, Output, View
+from gyrator.ir.program import Arg, Extern, Item, ListArg, Output, View, views
 from gyrator.ir.tree import Kernel
 from gyrator.origin import Origin, Origins
 from gyrator.schedule.plan import (
@@ -91,24 +91,38 @@ class BuiltKernel:
 
 
 def print_wrapper(
-    plan: Plan, kernels: Mapping[str, BuiltKernel], hints: Mapping[Size, int] | None = None
+    plan: Plan,
+    kernels: Mapping[str, BuiltKernel],
+    hints: Mapping[Size, int] | None = None,
+    *,
+    shown: Container[int] = (),
 ) -> str:
     """The text of the program that performs `plan`.
+
+    A result of an operator that is nothing but an output at a position in `shown`, which the user sees, keeps
+    the strides that the operator gave it, as in eager; whatever else it promised.
 
     `kernels` has an entry for each kernel of the plan; `hints` are sizes for the inputs that the script makes
     up.
     """
-    return _Wrapper(plan, kernels, hints or {}).text()
+    return _Wrapper(plan, kernels, hints or {}, _only_shown(plan, shown)).text()
 
 
 @final
 class _Wrapper:
     """One plan on its way into text: the names given, and the lines written so far."""
 
-    def __init__(self, plan: Plan, kernels: Mapping[str, BuiltKernel], hints: Mapping[Size, int]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        kernels: Mapping[str, BuiltKernel],
+        hints: Mapping[Size, int],
+        free_strides: frozenset[Value],
+    ) -> None:
         self.plan = plan
         self.kernels = kernels
         self.hints = hints
+        self.free_strides = free_strides
         self.symbols = _size_names(plan)
         self.names = Names((*_RESERVED, *self.symbols))
         self.by_name = {i.value.name: i.value for i in plan.inputs if i.value is not None}
@@ -348,7 +362,8 @@ class _Wrapper:
                 self.bind_size(size, f"int({left.pop(0)})")
 
     def checked(self, value: Value, text: str, op: str) -> str:
-        where = f"{tuple_text(value.shape)}, {tuple_text(value.strides)}, {value.dtype}"
+        strides = "None" if value in self.free_strides else tuple_text(value.strides)
+        where = f"{tuple_text(value.shape)}, {strides}, {value.dtype}"
         return f'{self.tool("checked")}({text}, {where}, "{op}")'
 
     def argument(self, arg: Arg, new: Value | None) -> str:
@@ -505,6 +520,30 @@ def _size_names(plan: Plan) -> frozenset[str]:
             case _:
                 pass
     return frozenset(s.name for s in found)
+
+
+def _only_shown(plan: Plan, shown: Container[int]) -> frozenset[Value]:
+    """Values that no step reads and that are outputs as they are, all of them where the user sees them."""
+    found: set[Value] = set()
+    others: set[Value] = set()
+    for position, output in enumerate(plan.outputs):
+        view = output.view if isinstance(output, Item) else output
+        if isinstance(view, View):
+            whole = view is output and is_full(view) and position in shown
+            (found if whole else others).add(view.value)
+    for step in plan.steps:
+        match step:
+            case Allocate(_, InPlace(of) | Reuse(of) | SliceOf(of)):
+                others.add(of)
+            case Launch(_, args):
+                others.update(args)
+            case Call(extern):
+                others.update(v.value for v in views(extern))
+            case Copy(into, source):
+                others.update((into.value, source.value))
+            case _:
+                pass
+    return frozenset(found - others)
 
 
 def _origins_by_kernel(plan: Plan) -> dict[str, Origins]:

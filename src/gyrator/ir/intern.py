@@ -73,8 +73,8 @@ def interned(cls: type[T]) -> type[T]:
 
 def _reduce(self: object) -> tuple[type, tuple[object, ...]]:
     """Copies and pickles rebuild the node, and so find the one that exists."""
-    return type(self), tuple(getattr(self, n) for n in type(self).__match_args__)  # type:
-    ignore[attr-defined]
+    fields: tuple[str, ...] = type(self).__match_args__  # type: ignore[attr-defined]
+    return type(self), tuple(getattr(self, n) for n in fields)
 
 
 def _no_init(self: object, *args: object, **kwargs: object) -> None:

@@ -48,11 +48,14 @@ def key_of(
     session: Session,
     shape_env: ShapeEnv | None,
     updates: Sequence[tuple[int, int]],
+    shown: Sequence[int],
     target: str,
 ) -> Key | None:
     """The graph's key, or None if it has none: then it is compiled anew each time."""
     try:
-        return graph_key(graph, session.config, shape_env=shape_env, updates=updates, target=target)
+        return graph_key(
+            graph, session.config, shape_env=shape_env, updates=updates, shown=shown, target=target
+        )
     except Uncacheable:
         return None
 

@@ -60,8 +60,9 @@ def test_target_and_updates_are_part_of_the_key() -> None:
         graph_key(graph, Config()).digest,
         graph_key(graph, Config(), target="g++ 12").digest,
         graph_key(graph, Config(), updates=[(0, 0)]).digest,
+        graph_key(graph, Config(), shown=[0]).digest,
     }
-    assert len(digests) == 3
+    assert len(digests) == 4
 
 
 def test_global_state_is_part_of_the_key() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -14,7 +14,7 @@ from gyrator.codegen.wrapper import BuiltKernel, broken, byte_size, print_wrappe
 from gyrator.errors import OutputMismatch
 from gyrator.ir.expr import Const, Load, Op, Value
 from gyrator.ir.index import ONE, ZERO, Axis, Index, Size, const, contiguous_strides
-from gyrator.ir.program import Constant, Derived, Extern, Input, ListArg, View
+from gyrator.ir.program import Constant, Derived, Extern, Input, Item, ListArg, View
 from gyrator.ir.tree import Kernel, Loop, LoopKind, Param, Store
 from gyrator.origin import Origin
 from gyrator.runtime.load import BoxedCall, Runtime, load
@@ -76,8 +76,10 @@ def add_one(x: int, y: int, *sizes_and_threads: int) -> int:
     return 0
 
 
-def bound(plan: Plan, constants: dict[str, torch.Tensor] | None = None) -> tuple[str, BoxedCall]:
-    text = print_wrapper(plan, {k.name: BuiltKernel("lib", k.name) for k in plan.kernels})
+def bound(
+    plan: Plan, constants: dict[str, torch.Tensor] | None = None, shown: tuple[int, ...] = ()
+) -> tuple[str, BoxedCall]:
+    text = print_wrapper(plan, {k.name: BuiltKernel("lib", k.name) for k in plan.kernels}, shown=shown)
     namespace: dict[str, object] = {"__name__": "wrapper"}
     exec(text, namespace)
     runtime = StandIn({"add_0": add_one}, Runtime(Path("nowhere"), Pool(), constants or {}))
@@ -212,6 +214,32 @@ def test_result_with_other_strides_is_copied_and_with_another_shape_refused() ->
         assert "aten.relu.default" in str(error)
     else:
         raise AssertionError("a wrong shape went unnoticed")
+
+
+def test_numbers_enter_reach_calls_and_leave() -> None:
+    n, x, y = value("n", dtype=torch.float64), value("x", 4), value("y", 4)
+    scaled = Extern((y,), "aten.mul.Scalar", (full_view(x), Item(full_view(n))))
+    plan = Plan(
+        "g",
+        (Input(n, number=True), Input(x)),
+        (Call(scaled), Free(x)),
+        (full_view(y), Item(full_view(n))),
+        (),
+    )
+    _, call = bound(plan)
+    result, number = call([2.5, torch.ones(4)])
+    assert torch.equal(result, torch.full((4,), 2.5)) and number == 2.5 and isinstance(number, float)
+
+
+def test_result_that_only_the_user_sees_keeps_its_strides() -> None:
+    x = value("x", 2, 3)
+    turned = Value("turned", (const(2), const(3)), F32, (ONE, const(2)))
+    relu = Extern((turned,), "aten.relu.default", (full_view(x),))
+    plan = Plan("g", (Input(x),), (Call(relu), Free(x)), (full_view(turned),), ())
+    assert bound(plan, shown=(0,))[1]([torch.randn(2, 3)])[0].stride() == (3, 1)
+    assert bound(plan, shown=(1,))[1]([torch.randn(2, 3)])[0].stride() == (1, 2)
+    twice = replace(plan, outputs=(full_view(turned), full_view(turned)))
+    assert bound(twice, shown=(0,))[1]([torch.randn(2, 3)])[0].stride() == (1, 2)
 
 
 def test_operator_that_mutates_gets_the_new_versions_memory() -> None:
