@@ -274,7 +274,7 @@ def _as_strided_scatter(
 
 
 def _nested(shape: Sequence[Index], strides: Sequence[Index]) -> list[int] | None:
-    """The dimensions of more than one element, the widest stride first, if each stride spans what is inner."""
+    """The dimensions of more than one element, widest stride first, if each stride spans what is inner."""
     order: list[int] = []
     left = [k for k, extent in enumerate(shape) if extent is not ONE]
     span = ONE
