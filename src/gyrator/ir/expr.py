@@ -322,9 +322,16 @@ def rewrite(
     Expressions within indirect indices are rewritten too. Shared nodes are rewritten once.
     """
     memo: dict[Expr, Expr] = {}
+    moved: dict[Index, Index] = {}
     atoms = mapping or {}
 
     def index(i: Index) -> Index:
+        done = moved.get(i)
+        if done is None:
+            done = moved[i] = index_once(i)
+        return done
+
+    def index_once(i: Index) -> Index:
         inner = i.indirects()
         if not inner:
             return substitute(i, atoms)

@@ -72,7 +72,7 @@ class Axis(Atom):
 
     @property
     def key(self) -> str:  # type: ignore[override]
-        return self._key or _remember(self, "_key", f"1{self.name}")
+        return self._key or _remember(self, "_key", f"1{self.name} {self.extent}")
 
     def __repr__(self) -> str:
         return self.name
@@ -157,6 +157,9 @@ class Index:
     _axes: ClassVar[frozenset[Axis] | None]
     _lower: ClassVar[Index | Literal[False] | None]  # False: none is known
     _upper: ClassVar[Index | Literal[False] | None]
+    _merged: ClassVar[Index | Literal[False] | None]  # False: nothing to recombine
+    _nonnegative: ClassVar[bool | None]
+    _indirects: ClassVar[tuple[Indirect, ...] | None]
 
     # -- arithmetic ----------------------------------------------------------------------------------------
     def __add__(self, other: IndexLike) -> Index:
@@ -179,10 +182,16 @@ class Index:
         return Index(tuple((m, -c) for m, c in self.terms))
 
     def __sub__(self, other: IndexLike) -> Index:
-        return self + (-as_index(other))
+        other = as_index(other)
+        if not other.terms:
+            return self
+        total = dict(self.terms)
+        for monomial, c in other.terms:
+            total[monomial] = total.get(monomial, 0) - c
+        return _canonical(total)
 
     def __rsub__(self, other: IndexLike) -> Index:
-        return as_index(other) + (-self)
+        return as_index(other) - self
 
     def __mul__(self, other: IndexLike) -> Index:
         other = as_index(other)
@@ -259,8 +268,11 @@ class Index:
                 found |= atom.value.sizes()
         return frozenset(found)
 
-    def indirects(self) -> list[Indirect]:
-        return [a for a in self.atoms() if isinstance(a, Indirect)]
+    def indirects(self) -> tuple[Indirect, ...]:
+        """The run-time values in this index."""
+        if self._indirects is None:
+            return _remember(self, "_indirects", tuple([a for a in self.atoms() if type(a) is Indirect]))
+        return self._indirects
 
     def coefficient(self, axis: Axis) -> Index | None:
         """``c`` if this index is ``c·axis + rest`` with ``axis`` in neither ``c`` nor ``rest``; None
@@ -321,10 +333,11 @@ def _canonical(total: dict[Monomial, int]) -> Index:
     items = [t for t in total.items() if t[1]]
     if len(items) > 1:
         items.sort(key=_term_key)
-        merged = _recombine(items)
-        if merged is not None:
-            return merged
-    return Index(tuple(items))
+    index = Index(tuple(items))
+    merged = index._merged
+    if merged is None:
+        merged = _remember(index, "_merged", _recombine(items) or False) if len(items) > 1 else False
+    return merged or index
 
 
 def _term_key(term: tuple[Monomial, int]) -> tuple[int, tuple[str, ...]]:
@@ -415,6 +428,7 @@ def _divide_monomial(num: Monomial, den: Monomial) -> Monomial | None:
     return tuple(left)
 
 
+@lru_cache(maxsize=1 << 14)
 def div_mod(num: Index, den: Index) -> tuple[Index, Index]:
     """``(⌊num/den⌋, num - den·⌊num/den⌋)`` with every provable simplification; ``den`` must be positive.
 
@@ -657,6 +671,12 @@ def is_nonnegative(index: Index) -> bool:
     value = index.value
     if value is not None:
         return value >= 0
+    if index._nonnegative is None:
+        return _remember(index, "_nonnegative", _proved_nonnegative(index))
+    return index._nonnegative
+
+
+def _proved_nonnegative(index: Index) -> bool:
     if all(isinstance(a, Size) for m, _ in index.terms for a in m):
         return _sizes_nonnegative(index)
     bound = lower(index)
@@ -799,6 +819,7 @@ def contiguous_strides(shape: tuple[Index, ...]) -> tuple[Index, ...]:
     return tuple(reversed(strides))
 
 
+@lru_cache(maxsize=1 << 14)
 def dot(coords: tuple[Index, ...], strides: tuple[Index, ...]) -> Index:
     """``Σ coords[k]·strides[k]``: the linear position of a coordinate."""
     total = ZERO

@@ -6,10 +6,13 @@ walks a tree, and an analysis may be memoised on the node itself.
 
 from __future__ import annotations
 
-from typing import TypeVar, dataclass_transform
-from weakref import WeakValueDictionary
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias, TypeVar, dataclass_transform
+from weakref import ref
 
 T = TypeVar("T")
+Table: TypeAlias = "dict[object, ref[object]]"
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)
@@ -30,10 +33,10 @@ def interned(cls: type[T]) -> type[T]:
     }
     body["__slots__"] = (*names, "__weakref__")
     new = type(cls.__name__, cls.__bases__, body)
-    table: WeakValueDictionary[object, object] = WeakValueDictionary()
+    table: Table = {}
     scope: dict[str, object] = {
         "get": table.get,
-        "put": table.setdefault,
+        "put": _adder(table),
         "make": object.__new__,
         "defaults": defaults,
     }
@@ -48,8 +51,10 @@ def interned(cls: type[T]) -> type[T]:
     lines = [
         f"def __new__(cls, {params}):",
         f"    k = {key}",
-        "    node = get(k)",
-        "    if node is not None: return node",
+        "    found = get(k)",
+        "    if found is not None:",
+        "        node = found()",
+        "        if node is not None: return node",
     ]
     lines += (
         ["    node = make(cls)"]
@@ -69,6 +74,30 @@ def interned(cls: type[T]) -> type[T]:
     for name, method in methods.items():
         setattr(new, name, method)
     return new
+
+
+def _adder(table: Table) -> Callable[[object, object], object]:
+    """A function that enters a node under its key, or gives the one that another thread entered first.
+
+    The table holds nodes weakly. A plain dictionary of references is twice as fast as WeakValueDictionary.
+    """
+
+    def forget(key: object, dead: ref[object]) -> None:
+        if table.get(key) is dead:
+            del table[key]
+
+    def put(key: object, node: object) -> object:
+        new = ref(node, partial(forget, key))
+        while True:
+            entered = table.setdefault(key, new)
+            if entered is new:
+                return node
+            first = entered()
+            if first is not None:
+                return first
+            forget(key, entered)
+
+    return put
 
 
 def _reduce(self: object) -> tuple[type, tuple[object, ...]]:
