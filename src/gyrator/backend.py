@@ -11,8 +11,9 @@ from torch import fx
 
 from gyrator.autograd import aot_compile
 from gyrator.autograd.interface import Compiled, GraphInfo
+from gyrator.autograd.partition import min_cut_with_budget
 from gyrator.config import Config, notices
-from gyrator.pipeline import Process, compile_graph
+from gyrator.pipeline import Process, compile_graph, frozen_garbage
 from gyrator.session import Session
 
 
@@ -48,7 +49,14 @@ class Backend:
                     session.warn(text)
                 return compile_graph(graph, inputs, info, session, process)
 
-        return aot_compile(gm, example_inputs, fw_compiler=compiler, numerics=_numerics(config))
+        with process.lock, frozen_garbage():
+            return aot_compile(
+                gm,
+                example_inputs,
+                fw_compiler=compiler,
+                partition_fn=min_cut_with_budget(config.memory_budget),
+                numerics="eager" if config.numerics == "eager" else "fast",
+            )
 
     def __reduce__(self) -> str:
         """Copies and pickles of compiled modules refer to this object by its name."""
@@ -61,10 +69,6 @@ class Backend:
 
 gyrator = Backend(Process())
 """What the entry point of the package names."""
-
-
-def _numerics(config: Config) -> Any:
-    return config.numerics
 
 
 def _device(inputs: Sequence[object]) -> torch.device:

@@ -105,7 +105,6 @@ class Config:
         "recomputes only what costs nothing.",
         low=0.0,
         high=1.0,
-        planned=True,
     )
     freezing: bool = _option(
         False,

@@ -135,6 +135,8 @@ def compile_graph(
         if session.dump is not None:
             session.dump.write("kernels", "\n".join(kernel.text for kernel in printed), suffix="cpp")
             session.dump.write("wrapper", text, suffix="py")
+        if "output_code" in session.config.logs:
+            print("\n".join([*(kernel.text for kernel in printed), text]))
         with session.stage("build"):
             libraries = build.wait()
         with session.stage("store"):
