@@ -6,6 +6,7 @@ arguments have the dtypes its row in :mod:`gyrator.ir.ops` asks for, and every c
 ``cast``.
 """
 
+# ruff: noqa: D102  (methods that implement what the base class documents)
 from __future__ import annotations
 
 import struct

@@ -16,6 +16,7 @@ context
 rule fires only if it holds for every value of the sizes within their bounds.
 """
 
+# ruff: noqa: D102  (methods that implement what the base class documents)
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
@@ -80,6 +81,8 @@ class Axis(Atom):
 
 @interned
 class FloorDiv(Atom):
+    """``⌊num / den⌋``."""
+
     num: Index
     den: Index
     _key: ClassVar[str | None]
@@ -94,6 +97,8 @@ class FloorDiv(Atom):
 
 @interned
 class Mod(Atom):
+    """``num - den·⌊num / den⌋``."""
+
     num: Index
     den: Index
     _key: ClassVar[str | None]
@@ -108,6 +113,8 @@ class Mod(Atom):
 
 @interned
 class Min(Atom):
+    """The smaller of two indices, ordered by their text."""
+
     a: Index
     b: Index
 
@@ -121,6 +128,8 @@ class Min(Atom):
 
 @interned
 class Max(Atom):
+    """The larger of two indices, ordered by their text."""
+
     a: Index
     b: Index
 
@@ -371,6 +380,7 @@ def const(value: int) -> Index:
 
 
 def as_index(value: IndexLike) -> Index:
+    """``value`` itself, or the constant index of an int."""
     return value if isinstance(value, Index) else const(int(value))
 
 
@@ -491,10 +501,12 @@ def _split_by_gcd(num: Index, den: Index) -> tuple[Index, Index] | None:
 
 
 def _split_with_floor(num: Index, den: Index) -> tuple[Index, Index] | None:
-    """``(g·a + r) // (g·b)`` → ``(a + r // g) // b``, remainder ``g·((a + r // g) % b) + r % g``; g a constant > 1.
+    """``(g·a + r) // (g·b)`` → ``(a + r // g) // b``, remainder ``g·((a + r // g) % b) + r % g``; g a
+    constant > 1.
 
     So all quotients of one flat index share their parts: with ``f = 2048·b + t``, both ``f // 4224`` and
-    ``f // 128 % 33`` are of ``16·b + t // 128``, and ``4224·(f // 4224) + 128·(f // 128 % 33) + f % 128`` is ``f`` again.
+    ``f // 128 % 33`` are of ``16·b + t // 128``, and ``4224·(f // 4224) + 128·(f // 128 % 33) + f % 128``
+    is ``f`` again.
     """
     d = den.value
     if d is None:
@@ -769,12 +781,14 @@ def _substitute_atom(atom: Atom, mapping: Mapping[Atom, Index]) -> Atom | Index:
 
 
 def minimum(a: Index, b: Index) -> Index:
+    """The smaller index; an atom where that is not proved."""
     if is_nonnegative(b - a):
         return a
     return b if is_nonnegative(a - b) else Min(*sorted((a, b), key=repr)).index()
 
 
 def maximum(a: Index, b: Index) -> Index:
+    """The larger index; an atom where that is not proved."""
     if is_nonnegative(a - b):
         return a
     return b if is_nonnegative(b - a) else Max(*sorted((a, b), key=repr)).index()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from inspect import get_annotations
 from typing import TypeAlias, TypeVar, dataclass_transform
 from weakref import ref
 
@@ -24,7 +25,7 @@ def interned(cls: type[T]) -> type[T]:
     A name that starts with ``_`` (annotated as ClassVar for type checkers) is a cache slot, not a field: it
     begins as None.
     """
-    names = [n for n in cls.__dict__.get("__annotations__", {})]
+    names = list(get_annotations(cls))
     fields = [n for n in names if not n.startswith("_")]
     caches = [n for n in names if n.startswith("_")]
     defaults = {n: cls.__dict__[n] for n in fields if n in cls.__dict__}
@@ -63,7 +64,7 @@ def interned(cls: type[T]) -> type[T]:
     )
     lines += ["    node.check()"] if "check" in body else []
     lines += ["    return put(k, node)"]
-    exec("\n".join(lines), scope)  # noqa: S102  (one constructor per class, built from field names alone)
+    exec("\n".join(lines), scope)  # one constructor per class, built from field names alone
     methods = {
         "__new__": scope["__new__"],
         "__init__": _no_init,

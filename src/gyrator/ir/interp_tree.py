@@ -1,8 +1,8 @@
 """The reference interpreter for loop trees: the definition of what a kernel means.
 
 ``PARALLEL`` and ``LANES`` loops become dimensions of torch tensors, ``SERIAL`` loops run one iteration at a
-time. A loop around an update whose running result is read has an order and runs serially, whatever its kind; so
-does a loop on which the extent of an inner one depends.
+time. A loop around an update whose running result is read has an order and runs serially, whatever its kind;
+so does a loop on which the extent of an inner one depends.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _Machine:
                 case Update():
                     self.update(item)
 
-    # -- loops -----------------------------------------------------------------------------------------------
+    # -- loops ---------------------------------------------------------------------------------------------
     def loop(self, loop: Loop) -> None:
         for carry in loop.carries:
             self.carries[carry.name] = _Running(carry, self.depth)
@@ -122,7 +122,7 @@ class _Machine:
             if ref is not None:
                 self.refs[ref.name] = tensor
 
-    # -- stages ----------------------------------------------------------------------------------------------
+    # -- stages --------------------------------------------------------------------------------------------
     def evaluator(self) -> Evaluator:
         row = tuple(self.along(d, extent) for d, extent in enumerate(self.rows))
         return Evaluator(self.fetch, self.sizes, self.axes, self.refs, row)

@@ -1,7 +1,8 @@
 """The scalar operations: one row each, with everything the compiler needs to know about it.
 
-A row holds the arity, the dtype rule, the reference (torch), the text for each target, what it costs, and whether it keeps
-zero. A missing column fails at import. The C++ names are functions of the kernel header, overloaded for scalars and vectors.
+A row holds the arity, the dtype rule, the reference (torch), the text for each target, what it costs, and
+whether it keeps zero. A missing column fails at import. The C++ names are functions of the kernel header,
+overloaded for scalars and vectors.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class Unsupported:
 
 @dataclass(frozen=True, slots=True)
 class ScalarOp:
-    """One row. ``cost`` is in cheap instructions (an add is 1); ``keeps_zero``: f(0, …) = 0 when the first argument is 0."""
+    """One row. ``cost`` is in cheap instructions (an add is 1); ``keeps_zero``: f(0, …) = 0 when the first
+    argument is 0."""
 
     name: str
     arity: int
@@ -73,12 +75,9 @@ def _lib(name: str, arity: int = 1) -> str:
     return _LIB.format(name, ", ".join(f"{{{i}}}" for i in range(arity)))
 
 
-def _shift(op: Reference) -> Reference:
-    return op
-
-
 def _int_division(x: torch.Tensor, y: torch.Tensor, mode: str) -> torch.Tensor:
-    """Division where a zero divisor gives 0 (torch raises on the CPU for tensors); floats divide as torch does."""
+    """Division where a zero divisor gives 0 (torch raises on the CPU for tensors); floats divide as torch
+    does."""
     if x.dtype.is_floating_point:
         return torch.div(x, y, rounding_mode=mode)
     safe = torch.where(y == 0, torch.ones_like(y), y)
@@ -92,11 +91,27 @@ def _int_remainder(x: torch.Tensor, y: torch.Tensor, op: Reference) -> torch.Ten
     return torch.where(y == 0, torch.zeros_like(x), op(x, safe))
 
 
+def _floor_division(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return _int_division(x, y, "floor")
+
+
+def _trunc_division(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return _int_division(x, y, "trunc")
+
+
+def _remainder(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return _int_remainder(x, y, torch.remainder)
+
+
+def _fmod(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return _int_remainder(x, y, torch.fmod)
+
+
 def _fma(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
     return (x.double() * y.double() + z.double()).to(x.dtype)
 
 
-S, F, I, C, L = Rule.SAME, Rule.FLOAT, Rule.INTEGER, Rule.COMPARE, Rule.LOGICAL
+S, F, B, C, L = Rule.SAME, Rule.FLOAT, Rule.INTEGER, Rule.COMPARE, Rule.LOGICAL
 _NO_DIGAMMA = Unsupported("no digamma in the device library")
 
 _ROWS = (
@@ -105,10 +120,10 @@ _ROWS = (
     _row("sub", 2, S, torch.sub, "{0} - {1}"),
     _row("mul", 2, S, torch.mul, "{0} * {1}", keeps_zero=True),
     _row("div", 2, F, torch.true_divide, "({0} / {1})", cost=4, keeps_zero=True),
-    _row("floordiv", 2, S, lambda x, y: _int_division(x, y, "floor"), "rt.floordiv({0}, {1})", cost=8, keeps_zero=True),
-    _row("truncdiv", 2, S, lambda x, y: _int_division(x, y, "trunc"), "rt.truncdiv({0}, {1})", cost=8, keeps_zero=True),
-    _row("remainder", 2, S, lambda x, y: _int_remainder(x, y, torch.remainder), "rt.remainder({0}, {1})", cost=10),
-    _row("fmod", 2, S, lambda x, y: _int_remainder(x, y, torch.fmod), "rt.fmod({0}, {1})", cost=10),
+    _row("floordiv", 2, S, _floor_division, "rt.floordiv({0}, {1})", cost=8, keeps_zero=True),
+    _row("truncdiv", 2, S, _trunc_division, "rt.truncdiv({0}, {1})", cost=8, keeps_zero=True),
+    _row("remainder", 2, S, _remainder, "rt.remainder({0}, {1})", cost=10),
+    _row("fmod", 2, S, _fmod, "rt.fmod({0}, {1})", cost=10),
     _row("fma", 3, F, _fma, "tl.fma({0}, {1}, {2})"),
     _row("neg", 1, S, torch.neg, "-{0}", keeps_zero=True),
     _row("abs", 1, S, torch.abs, "tl.abs({0})", keeps_zero=True),
@@ -170,15 +185,16 @@ _ROWS = (
     _row("logical_or", 2, L, torch.logical_or, "({0} | {1})"),
     _row("logical_xor", 2, L, torch.logical_xor, "({0} ^ {1})"),
     _row("logical_not", 1, L, torch.logical_not, "({0} == 0)"),
-    _row("bitwise_and", 2, I, torch.bitwise_and, "({0} & {1})", keeps_zero=True),
-    _row("bitwise_or", 2, I, torch.bitwise_or, "({0} | {1})"),
-    _row("bitwise_xor", 2, I, torch.bitwise_xor, "({0} ^ {1})"),
-    _row("bitwise_not", 1, I, torch.bitwise_not, "(~{0})"),
-    _row("lshift", 2, I, _shift(torch.bitwise_left_shift), "rt.lshift({0}, {1})", keeps_zero=True),
-    _row("rshift", 2, I, _shift(torch.bitwise_right_shift), "rt.rshift({0}, {1})", keeps_zero=True),
+    _row("bitwise_and", 2, B, torch.bitwise_and, "({0} & {1})", keeps_zero=True),
+    _row("bitwise_or", 2, B, torch.bitwise_or, "({0} | {1})"),
+    _row("bitwise_xor", 2, B, torch.bitwise_xor, "({0} ^ {1})"),
+    _row("bitwise_not", 1, B, torch.bitwise_not, "(~{0})"),
+    _row("lshift", 2, B, torch.bitwise_left_shift, "rt.lshift({0}, {1})", keeps_zero=True),
+    _row("rshift", 2, B, torch.bitwise_right_shift, "rt.rshift({0}, {1})", keeps_zero=True),
     _row("where", 3, Rule.SELECT, torch.where, "tl.where({0}, {1}, {2})"),
     # conversion: the target dtype is the node's
-    _row("cast", 1, Rule.CONVERT, torch.Tensor.to, "{0}.to({dtype})", keeps_zero=True, cpp="gy::cast<{dtype}>({0})"),
+    _row("cast", 1, Rule.CONVERT, torch.Tensor.to, "{0}.to({dtype})", keeps_zero=True,
+         cpp="gy::cast<{dtype}>({0})"),
     _row("bitcast", 1, Rule.CONVERT, torch.Tensor.view, "{0}.to({dtype}, bitcast=True)", keeps_zero=True,
          cpp="gy::bitcast<{dtype}>({0})"),
 )  # fmt: skip
@@ -199,14 +215,16 @@ OPS: Mapping[str, ScalarOp] = _table(_ROWS)
 """Name → row."""
 
 
-# -- reductions and scans ------------------------------------------------------------------------------------------------
+# -- reductions and scans ----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """A way to combine elements. ``inputs`` per element; ``results`` are the dtypes of what comes out (None: the input's).
+    """A way to combine elements. ``inputs`` per element; ``results`` are the dtypes of what comes out
+    (None: the input's).
 
-    ``argmax``/``argmin`` take (value, int64 index) and give (value, index): NaN is extreme, the lowest index wins.
-    ``welford`` takes a value and gives (mean, sum of squared deviations, count); ``softmax`` takes a value and gives
-    (maximum, sum of exp(value - maximum)).
+    ``argmax``/``argmin`` take (value, int64 index) and give (value, index): NaN is extreme, the lowest
+    index wins.
+    ``welford`` takes a value and gives (mean, sum of squared deviations, count); ``softmax`` takes a value
+    and gives (maximum, sum of exp(value - maximum)).
     """
 
     name: str
@@ -231,11 +249,13 @@ _REDUCTIONS = (
     Reduction("logaddexp", 1, (None,), True, "LogAddExp"),
 )
 REDUCTIONS: Mapping[str, Reduction] = MappingProxyType({r.name: r for r in _REDUCTIONS})
-"""Name → reduction; those with ``scan`` may also be the root of a scan (cummax is a scan of argmax, last index on ties)."""
+"""Name → reduction; those with ``scan`` may also be the root of a scan (cummax is a scan of argmax, last
+index on ties)."""
 
 
 def identity(kind: str, dtype: torch.dtype) -> bool | int | float:
-    """The value that a ``sum``, ``prod``, ``max``, ``min``, ``any``, ``all``, ``xor`` or ``logaddexp`` starts from."""
+    """The value that a ``sum``, ``prod``, ``max``, ``min``, ``any``, ``all``, ``xor`` or ``logaddexp``
+    starts from."""
     if kind in ("max", "logaddexp", "argmax"):
         if dtype.is_floating_point:
             return -math.inf

@@ -1,7 +1,8 @@
 """Programs of loop nests: what lowering produces and the scheduler consumes.
 
-A program is an ordered list of nodes in SSA form. Each node defines values; every write makes a new value (a scatter or an
-update of an input is ``x@1``, never ``x`` again), so order carries no meaning beyond data flow and effects.
+A program is an ordered list of nodes in SSA form. Each node defines values; every write makes a new value
+(a scatter or an update of an input is ``x@1``, never ``x`` again), so order carries no meaning beyond data
+flow and effects.
 
 ============  ================================================================================================
 ``Nest``      a loop nest with one root: ``Pointwise | Reduce | Scan | Sort | Scatter``
@@ -32,7 +33,8 @@ class Pointwise:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """``out[axes] = kind over reduced of body``; ``kind`` is a row of ``REDUCTIONS``, which says how many bodies and results."""
+    """``out[axes] = kind over reduced of body``; ``kind`` is a row of ``REDUCTIONS``, which says how many
+    bodies and results."""
 
     kind: str
     reduced: tuple[Axis, ...]
@@ -43,8 +45,8 @@ class Reduce:
 class Scan:
     """``out[…, k, …] = kind over j ≤ k of body[…, j, …]`` along ``axis``, one of the nest's axes.
 
-    ``reverse`` runs from the end. A scan of ``argmax``/``argmin`` gives (value, index); on ties the later index wins
-    (torch's cummax).
+    ``reverse`` runs from the end. A scan of ``argmax``/``argmin`` gives (value, index); on ties the later
+    index wins (torch's cummax).
     """
 
     kind: str
@@ -67,8 +69,9 @@ class Sort:
 class Scatter:
     """A copy of ``into`` in which, for every point of the axes, element ``index`` is combined with ``body``.
 
-    ``combine`` is ``set`` (when several points hit one element any of them may win), ``add``, ``mul``, ``max`` or ``min``.
-    Points where ``mask`` is false write nothing. The result has ``into``'s shape and dtype.
+    ``combine`` is ``set`` (when several points hit one element any of them may win), ``add``, ``mul``,
+    ``max`` or ``min``. Points where ``mask`` is false write nothing. The result has ``into``'s shape and
+    dtype.
     """
 
     into: Value
@@ -86,8 +89,8 @@ Root: TypeAlias = "Pointwise | Reduce | Scan | Sort | Scatter"
 class Nest:
     """One root over ``axes``. ``out`` has a value per result, None where nobody wants it.
 
-    The shape of a result is the extents of ``axes`` in order (of ``into`` for a scatter). Axes are named ``i0, i1, …``
-    and reduced ones ``r0, r1, …`` so that equal nests have equal bodies.
+    The shape of a result is the extents of ``axes`` in order (of ``into`` for a scatter). Axes are named
+    ``i0, i1, …`` and reduced ones ``r0, r1, …`` so that equal nests have equal bodies.
     """
 
     out: tuple[Value | None, ...]
@@ -124,17 +127,20 @@ class ListArg:
     items: tuple[Arg, ...]
 
 
-ConstantArg: TypeAlias = "bool | int | float | complex | str | None | torch.dtype | torch.device | torch.layout | torch.memory_format"
+_Torch: TypeAlias = "torch.dtype | torch.device | torch.layout | torch.memory_format"
+ConstantArg: TypeAlias = "bool | int | float | complex | str | _Torch | None"
 Arg: TypeAlias = "View | Item | Index | ListArg | ConstantArg"
 
 
 @dataclass(frozen=True, slots=True)
 class Extern:
-    """A call of the op named ``op`` (``aten.mm.default``, ``mylib.scale.default``, ``gyrator.seeds.default``).
+    """A call of the op named ``op`` (``aten.mm.default``, ``mylib.scale.default``,
+    ``gyrator.seeds.default``).
 
-    ``out`` has a value per tensor result in order, None for results that are not tensors or not wanted. ``mutates``
-    lists, for ops that write into arguments, (position of the argument, the new version of its value). ``effects``
-    keeps the call alive and in order with other effects. ``scalars`` are size symbols the call defines (``item``).
+    ``out`` has a value per tensor result in order, None for results that are not tensors or not wanted.
+    ``mutates`` lists, for ops that write into arguments, (position of the argument, the new version of its
+    value). ``effects`` keeps the call alive and in order with other effects. ``scalars`` are size symbols
+    the call defines (``item``).
     """
 
     out: tuple[Value | None, ...]
@@ -173,14 +179,15 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """A size symbol computed at the start of a call: from an input's shape, or by a Python expression over other symbols."""
+    """A size symbol computed at the start of a call: from an input's shape, or by a Python expression over
+    other symbols."""
 
     size: Size
     source: str
     text: str
 
 
-Output: TypeAlias = "View | Item | Index | None | bool | int | float"
+Output: TypeAlias = "View | Item | Index | bool | int | float | None"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +200,8 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A whole graph. ``nodes`` are in an order that respects data flow; each value is defined once, before its uses."""
+    """A whole graph. ``nodes`` are in an order that respects data flow; each value is defined once, before
+    its uses."""
 
     name: str
     inputs: tuple[Input, ...]
@@ -245,7 +253,8 @@ def output_values(program: Program) -> frozenset[Value]:
 
 
 def uses(node: Node) -> frozenset[Value]:
-    """The values that ``node`` reads, an extern's mutated arguments and what a scatter starts from included."""
+    """The values that ``node`` reads, an extern's mutated arguments and what a scatter starts from
+    included."""
     if isinstance(node, Extern):
         return frozenset(v.value for v in views(node))
     found: set[Value] = set()

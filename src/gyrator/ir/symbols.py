@@ -80,7 +80,8 @@ class Symbols:
 
     @staticmethod
     def _is_one(x: torch.SymInt) -> bool:
-        """Whether a guard says that an expression such as ``s // 2`` is 1: then it broadcasts, and must say so."""
+        """Whether a guard says that an expression such as ``s // 2`` is 1: then it broadcasts, and must say
+        so."""
         return x.node.has_hint() and x.node.hint == 1 and statically_known_true(x == 1)
 
     def symbolic_ints(self) -> Mapping[Size, int | torch.SymInt]:
