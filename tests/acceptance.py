@@ -38,6 +38,9 @@ SLACK: Mapping[torch.dtype, float] = {
     torch.complex64: 4.0,
     torch.complex32: 1.0,
 }
+# A gradient that is zero by symmetry (of a bias before softmax) is rounding alone: its scale counts as at least
+# this share of the largest gradient's.
+ZERO_GRADIENT = 1e-3
 PERTURBED_RUNS = 4
 MESSAGE_LIMIT = 12
 
@@ -321,7 +324,7 @@ def _class_of(values: Tensor) -> Tensor:
 
 
 def _float_mismatch(
-    actual: Tensor, eager: Tensor, reference: Tensor, others: Sequence[Tensor], eps: float, slack: float
+    actual: Tensor, eager: Tensor, reference: Tensor, others: Sequence[Tensor], slack: float, floor: float
 ) -> str | None:
     actual, eager, reference = actual.double(), eager.double(), reference.double()
     kinds = [_class_of(values) for values in (eager, reference, *(other.double() for other in others))]
@@ -332,8 +335,8 @@ def _float_mismatch(
         return f"NaN or infinity in other places: {_worst(actual, eager, foreign)}"
     finite = actual.isfinite() & eager.isfinite() & reference.isfinite()
     actual, eager, reference = (torch.where(finite, t, 0.0) for t in (actual, eager, reference))
-    scale, own, error = _rms(reference), _rms(eager - reference), _rms(actual - reference)
-    allowed = 2 * own + slack * eps * scale + torch.finfo(torch.float32).tiny
+    scale, own, error = max(_rms(reference), floor), _rms(eager - reference), _rms(actual - reference)
+    allowed = 2 * own + slack * scale + torch.finfo(torch.float32).tiny
     for other in others:
         allowed = max(allowed, 2 * _rms(torch.where(finite, other.double(), 0.0).nan_to_num() - reference))
     if error <= allowed:
@@ -348,6 +351,7 @@ def value_mismatch(
     reference: Tensor,
     others: Sequence[Tensor] = (),
     slack: float | None = None,
+    floor: float = 0.0,
 ) -> str | None:
     """Why ``actual`` is no acceptable answer, or None. ``others`` are eager's results on perturbed inputs."""
     if actual.device.type == "meta" or eager.numel() == 0:
@@ -360,7 +364,7 @@ def value_mismatch(
     if not (dtype.is_floating_point or dtype.is_complex):
         return _discrete_mismatch(plain[0], plain[1], rest)
     slack = SLACK.get(dtype, 1.0) if slack is None else slack
-    return _float_mismatch(plain[0], plain[1], plain[2], rest, torch.finfo(dtype).eps, slack)
+    return _float_mismatch(*plain, rest, slack * torch.finfo(dtype).eps, floor)
 
 
 def mismatches(
@@ -385,15 +389,22 @@ def mismatches(
         lines.append(f"sharing of storage is {_groups(actual.sharing)}, eager's is {_groups(eager.sharing)}")
     if actual.identical != eager.identical:
         lines.append(f"identity is {sorted(actual.identical)}, eager's is {sorted(eager.identical)}")
+    floor = ZERO_GRADIENT * _largest_gradient(reference)
     for name in sorted(set(actual.tensors) & set(eager.tensors)):
         got, want = actual.tensors[name], eager.tensors[name]
         line = metadata_mismatch(got, want, strides=strides and not name.startswith("gradient"))
         if line is None and values:
             others = [run.tensors[name] for run in perturbed if name in run.tensors]
-            line = value_mismatch(got, want, reference.tensors.get(name, want), others, slack)
+            least = floor if name.startswith("gradient") else 0.0
+            line = value_mismatch(got, want, reference.tensors.get(name, want), others, slack, least)
         if line is not None:
             lines.append(f"{name}: {line}")
     return lines
+
+
+def _largest_gradient(observation: Observation) -> float:
+    gradients = [t for name, t in observation.tensors.items() if name.startswith("gradient")]
+    return max((_rms(g.double()) for g in gradients if g.is_floating_point()), default=0.0)
 
 
 def _zero_gradients(observation: Observation) -> set[str]:
