@@ -30,7 +30,7 @@ def run_kernel(kernel: Kernel, buffers: Mapping[str, Tensor], sizes: Mapping[Siz
     Raises: IndexOutOfRange where a ``Checked`` index is out of range; OutOfRange where the kernel itself is
     wrong.
     """
-    params = {p.value: buffers[p.value.name] for p in kernel.params}
+    params = {p.value: _seen(buffers[p.value.name], p.value, sizes) for p in kernel.params}
     rank = max((_vector_depth(item) for item in kernel.body), default=0)
     machine = _Machine(kernel, params, dict(sizes), [1] * rank, [1] * rank)
     machine.block(kernel.body)
@@ -177,6 +177,12 @@ class _Machine:
             known = known.expand(shape).clone() if fits else _poisoned(shape, value.dtype)
         self.scratch[value] = known
         return known
+
+
+def _seen(tensor: Tensor, value: Value, sizes: Mapping[Size, int]) -> Tensor:
+    """The memory of ``tensor`` with the shape and strides that the kernel knows it by."""
+    shape, strides = ([number(i, sizes) for i in part] for part in (value.shape, value.strides))
+    return tensor.as_strided(shape, strides) if tensor.numel() else tensor.new_empty(shape)
 
 
 def _flat(tensor: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from gyrator.ir.expr import Const, Expr, Load, Op, Random, Ref, Value, rewrite
-from gyrator.ir.index import Axis, Index, contiguous_strides, substitute, upper
+from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, dot, substitute, upper
 from gyrator.ir.ops import OPS, REDUCTIONS, identity
 from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, bodies
 from gyrator.ir.tree import Carry, Let, Loop, LoopKind, Stage, Store, Update
@@ -37,7 +37,9 @@ def build_kernel(group: Group, stored: frozenset[Value], rule: Rule) -> Built:
     shape = choose_loops(group, stored, phased=phased)
     writer = _Writer(shape, levels, stored, rule)
     body = writer.body()
-    return canonical(body, writer.rows(), writer.params(), _origins(group), _title(group))
+    flat = {f: v for v, f in writer.flat.items()}
+    built = canonical(body, writer.rows(), writer.params(), _origins(group), _title(group))
+    return Built(built.kernel, tuple(flat[f] for f in built.args))
 
 
 def _origins(group: Group) -> tuple[Origin, ...]:
@@ -91,6 +93,7 @@ class _Writer:
         self.made: dict[Value, tuple[Member, int]] = {
             v: (m, k) for m in self.members for k, v in enumerate(m.nest.out) if v is not None
         }
+        self.flat: dict[Value, Value] = {}
         self._rows: dict[Value, Value] = {}
         self._memo: dict[tuple[int, int], tuple[Expr, ...]] = {}
         self._loaded: dict[Value, None] = {}
@@ -102,8 +105,8 @@ class _Writer:
         """(value, read, written) for every tensor in memory: what is only read first, then what is
         written."""
         written = [v for m in self.members for v in m.nest.out if v is not None and v in self.stored]
-        reads = [v for v in self._loaded if v not in written]
-        return tuple([(v, True, False) for v in reads] + [(v, v in self._loaded, True) for v in written])
+        reads = [(self._memory(v), True, False) for v in self._loaded if v not in written]
+        return tuple(reads + [(self._memory(v), v in self._loaded, True) for v in written])
 
     def body(self) -> Body:
         self._choose_rows()
@@ -220,7 +223,7 @@ class _Writer:
         for member in self.members:
             if isinstance(member.nest.root, Reduce) and self.levels.of[member.position] == level - 1:
                 stages += [
-                    Store(v, member.coordinates(), self._result_of(v))
+                    Store(self._memory(v), self._place(v, member), self._result_of(v))
                     for v in member.nest.out
                     if v is not None and v in self.stored
                 ]
@@ -234,7 +237,7 @@ class _Writer:
                 continue
             (expr,) = self._exprs(member, level)
             if value in self.stored:
-                stages.append(Store(value, member.coordinates(), expr))
+                stages.append(Store(self._memory(value), self._place(value, member), expr))
             if self._read_in_space(value):
                 stages.append(self._name(value, expr))
         return stages
@@ -264,14 +267,15 @@ class _Writer:
             assert value is not None
             body, *rest = self._exprs(member, level)
             index = tuple(self._index(i, member, level) for i in root.index)
-            return [Store(value, index, body, root.combine, rest[0] if root.mask is not None else None)]
+            mask = rest[0] if root.mask is not None else None
+            return [Store(self._memory(value), self._position(value, index), body, root.combine, mask)]
         stages: list[Loop | Stage] = []
         for k, value in enumerate(member.nest.out):
             if value is None or (value not in self.stored and value not in self._rows):
                 continue
             expr = self._ref(value) if isinstance(root, Scan) else self._exprs(member, level)[k]
             if value in self.stored:
-                stages.append(Store(value, member.coordinates(), expr))
+                stages.append(Store(self._memory(value), self._place(value, member), expr))
             else:
                 stages.append(Store(self._rows[value], self._row_index(member), expr))
         return stages
@@ -297,15 +301,39 @@ class _Writer:
 
     def _replace(self, expr: Expr, level: int) -> Expr | None:
         if not isinstance(expr, Load):
-            return self.rule(expr)
+            return self._blocked(expr)
         made = self.made.get(expr.value)
         if made is None:
             self._loaded[expr.value] = None
-            return None
+            return Load(self._memory(expr.value), self._position(expr.value, expr.index), expr.mask, expr.other)
         result = self._result(expr.value, *made, level)
         if expr.mask is None:
             return result
         return Op("where", (expr.mask, result, Const(expr.other, result.dtype)), result.dtype)
+
+    def _blocked(self, expr: Expr) -> Expr | None:
+        """A node other than a load, over the loops' axes."""
+        if self.shape.blocks and expr.indices():
+            indices = tuple(substitute(i, self.shape.blocks) for i in expr.indices())
+            expr = expr.rebuild(expr.children(), indices)
+        return self.rule(expr) or expr
+
+    # -- memory: every tensor is addressed by the position of an element in it -----------------------------
+    def _memory(self, value: Value) -> Value:
+        """A tensor as its kernel sees it: one dimension, from its first element to its last."""
+        found = self.flat.get(value)
+        if found is None:
+            last = dot(tuple(n - 1 for n in value.shape), value.strides)
+            length = ZERO if any(n is ZERO for n in value.shape) else last + 1
+            found = self.flat[value] = Value(value.name, (length,), value.dtype, (ONE,), value.device)
+        return found
+
+    def _position(self, value: Value, index: tuple[Index, ...]) -> tuple[Index, ...]:
+        return (substitute(dot(index, value.strides), self.shape.blocks),)
+
+    def _place(self, value: Value, member: Member) -> tuple[Index, ...]:
+        """The position of the element that one iteration of ``member`` defines."""
+        return self._position(value, member.coordinates())
 
     def _result(self, value: Value, member: Member, k: int, level: int) -> Expr:
         """What a reader at ``level`` sees of a result of the group."""
@@ -321,7 +349,7 @@ class _Writer:
             return Load(self._rows[value], self._row_index(member))
         if value in self.stored:
             self._loaded[value] = None
-            return Load(value, member.coordinates())
+            return Load(self._memory(value), self._place(value, member))
         return self._exprs(member, level)[k]
 
     def _outer_result(self, value: Value, member: Member, level: int) -> Expr:

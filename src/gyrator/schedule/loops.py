@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from gyrator.ir.expr import Value
-from gyrator.ir.index import Atom, Axis, Index, as_index, minimum, substitute
+from gyrator.ir.index import Atom, Axis, Index, as_index, minimum
 from gyrator.ir.program import Reduce, Scan
 from gyrator.schedule.group import Axes, Group
 from gyrator.schedule.layout import accesses, coalesce, contiguous_axes, loop_order
@@ -45,8 +46,10 @@ class Style(enum.Enum):
 class Shape:
     """The loops chosen for a group: ``parallel`` axes outermost, then as the style says.
 
-    ``lane`` is the outer axis that vectors lie along (POINTS, SHEET, STRIPS). ``spaces`` are the axes of
-    each space from the outermost loop to the innermost.
+    ``lane`` is the outer axis that vectors lie along (POINTS, SHEET, STRIPS). ``spaces`` are the axes of each
+    space from the outermost loop to the innermost. ``blocks`` gives each axis of the group that runs in blocks as
+    an index over the loops' axes; positions in memory are computed over the group's axes first, where they are
+    simple, and blocked then.
     """
 
     group: Group
@@ -54,6 +57,7 @@ class Shape:
     parallel: tuple[Axis, ...]
     lane: Axis | None
     spaces: tuple[Axes, ...]
+    blocks: Mapping[Atom, Index]
     lanes: int = LANES
 
 
@@ -83,17 +87,18 @@ def choose_loops(group: Group, stored: frozenset[Value], *, phased: bool) -> Sha
         return _columns(group, outer, spaces, column)
     if _size(outer) < FEW_ROWS and _size(spaces[0]) > LONG_ROW and len(spaces) == 1 and not phased:
         return _split_row(group, outer, list(spaces[0]))
-    return Shape(group, Style.ROWS, tuple(outer), None, tuple(spaces))
+    return Shape(group, Style.ROWS, tuple(outer), None, tuple(spaces), {})
 
 
 def _points(group: Group, outer: list[Axis]) -> Shape:
     if not outer:
-        return Shape(group, Style.POINTS, (), None, (), 1)
+        return Shape(group, Style.POINTS, (), None, (), {}, 1)
     *parallel, last = outer
+    blocks: dict[Atom, Index] = {}
     if _size(parallel) < 64 and volume((last.extent,), 1 << 20) > 2 * BLOCK:
-        group, block, last = blocked(group, last, BLOCK)
+        block, last = _blocked(last, BLOCK, blocks)
         parallel.append(block)
-    return Shape(group, Style.POINTS, tuple(parallel), last, ())
+    return Shape(group, Style.POINTS, tuple(parallel), last, (), blocks)
 
 
 def _column(group: Group, outer: list[Axis], spaces: list[Axes], unit: set[Axis]) -> Axis | None:
@@ -113,16 +118,16 @@ def _columns(group: Group, outer: list[Axis], spaces: list[Axes], column: Axis) 
     style = Style.SHEET if simple else Style.STRIPS
     width = volume((column.extent,), 1 << 12)
     block = _sheet_width(width, _size(others)) if simple else 4 * LANES
+    blocks: dict[Atom, Index] = {}
     if width > block:
-        group, outside, column = blocked(group, column, block)
+        outside, column = _blocked(column, block, blocks)
         others.append(outside)
     if simple:
         for k, space in enumerate(spaces):
             if len(space) == 1 and volume((space[0].extent,), 1 << 12) > 2 * PART:
-                group, outside, inside = blocked(group, space[0], PART)
-                spaces[k] = (outside, inside)
+                spaces[k] = _blocked(space[0], PART, blocks)
     lanes = 4 * LANES if not simple and width >= 4 * LANES else LANES
-    return Shape(group, style, tuple(others), column, tuple(spaces), lanes)
+    return Shape(group, style, tuple(others), column, tuple(spaces), blocks, lanes)
 
 
 def _sheet_width(columns: int, parallel: int) -> int:
@@ -135,26 +140,20 @@ def _sheet_width(columns: int, parallel: int) -> int:
 
 
 def _split_row(group: Group, outer: list[Axis], row: list[Axis]) -> Shape:
+    blocks: dict[Atom, Index] = {}
     if len(row) == 1 or volume((row[0].extent,)) < FEW_ROWS:
-        group, block, inner = blocked(group, row[-1], BLOCK)
+        block, inner = _blocked(row[-1], BLOCK, blocks)
         row = [block, *row[:-1], inner]
-    return Shape(group, Style.SPLIT, tuple(outer), None, (tuple(row),))
+    return Shape(group, Style.SPLIT, tuple(outer), None, (tuple(row),), blocks)
 
 
 def _size(axes: list[Axis] | Axes) -> int:
     return volume(a.extent for a in axes)
 
 
-def blocked(group: Group, axis: Axis, size: int) -> tuple[Group, Axis, Axis]:
-    """Split a loop into blocks: ``m < n`` → ``b < ⌈n/size⌉``, ``t < min(size, n - b*size)``."""
-    block, inner, mapping = block_axis(axis, size)
-    members = tuple(
-        replace(m, at={a: substitute(i, mapping) for a, i in m.at.items()}) for m in group.members
-    )
-    return Group(group.outer, group.spaces, members), block, inner
-
-
-def block_axis(axis: Axis, size: int) -> tuple[Axis, Axis, dict[Atom, Index]]:
+def _blocked(axis: Axis, size: int, blocks: dict[Atom, Index]) -> tuple[Axis, Axis]:
+    """Split a loop into blocks, ``m < n`` → ``b < ⌈n/size⌉``, ``t < min(size, n - b*size)``, and note m = b*size + t."""
     block = Axis(axis.name + "b", (axis.extent + (size - 1)) // size)
     inner = Axis(axis.name + "t", minimum(as_index(size), axis.extent - block.index() * size))
-    return block, inner, {axis: block.index() * size + inner.index()}
+    blocks[axis] = block.index() * size + inner.index()
+    return block, inner

@@ -8,8 +8,17 @@ from dataclasses import replace
 
 import torch
 
-from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Masked, Op, Scalar, rewrite
-from gyrator.ir.index import Atom, Index, Indirect, const, is_less, is_nonnegative, substitute
+from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Masked, Op, Scalar, indirect, rewrite
+from gyrator.ir.index import (
+    Atom,
+    Index,
+    const,
+    is_less,
+    is_nonnegative,
+    maximum,
+    minimum,
+    substitute,
+)
 from gyrator.ir.ops import OPS
 from gyrator.ir.program import Nest, Pointwise, Program, Reduce, Root, Scan, Scatter, Sort
 
@@ -91,6 +100,13 @@ def _index(expr: Expr) -> Index:
 def _on_indices(name: str, a: Index, b: Index) -> Expr | None:
     if name in ("add", "sub", "mul"):
         return IndexValue(a + b if name == "add" else a - b if name == "sub" else a * b)
+    if name in ("floordiv", "remainder", "truncdiv", "fmod"):
+        same_sign = name in ("floordiv", "remainder") or is_nonnegative(a)
+        if not same_sign or not is_nonnegative(b - 1):
+            return None
+        return IndexValue(a // b if name in ("floordiv", "truncdiv") else a % b)
+    if name in ("minimum", "maximum"):
+        return IndexValue(minimum(a, b) if name == "minimum" else maximum(a, b))
     if name == "gt" or name == "ge":
         return _on_indices("lt" if name == "gt" else "le", b, a)
     if name == "lt":
@@ -165,16 +181,6 @@ def _rewrite_index(index: Index, go: Callable[[Expr], Expr], mapping: dict[Atom,
     for atom in index.indirects():
         full[atom] = indirect(go(atom.value), substitute(atom.size, mapping))
     return substitute(index, full)
-
-
-def indirect(value: Expr, size: Index) -> Index:
-    """A run-time index; a value that turned out to be a plain index is that index."""
-    match value:
-        case IndexValue(index):
-            return index
-        case Const(int(number)):
-            return const(number)
-    return Indirect(value, size).index()
 
 
 def simplify(program: Program, rule: Rule) -> Program:
