@@ -38,8 +38,8 @@ SLACK: Mapping[torch.dtype, float] = {
     torch.complex64: 4.0,
     torch.complex32: 1.0,
 }
-# A gradient that is zero by symmetry (of a bias before softmax) is rounding alone: its scale counts as at least
-# this share of the largest gradient's.
+# A gradient that is zero by symmetry (of a bias before softmax) is rounding alone: its scale counts as at
+# least this share of the largest gradient's.
 ZERO_GRADIENT = 1e-3
 PERTURBED_RUNS = 4
 MESSAGE_LIMIT = 12

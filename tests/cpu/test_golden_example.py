@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gyrator.autograd.aot import aot_compile
 from gyrator.autograd.interface import Compiled, GraphInfo
-from gyrator.autograd.torch_aot import aot_compile
 from gyrator.config import Config
 from gyrator.pipeline import Process, compile_graph
 from gyrator.session import Count, Session
@@ -94,12 +94,11 @@ def test_evaluation_leaves_the_statistics_alone(backend):
 
 @dataclass(frozen=True)
 class Stage:
-    """One graph that was compiled: the tensors it takes, returns to the user and saves, and what it became."""
+    """One compiled graph: the tensors it takes and returns to the user, and what it became."""
 
     kind: str
     inputs: list[Tensor]
     results: list[Tensor]
-    saved: list[Tensor]
     kernels: int
     externs: Mapping[str, int]
 
@@ -114,11 +113,11 @@ def compiled_stages() -> dict[str, Stage]:
             compiled = compile_graph(graph, inputs, info, session, Process())
         placeholders = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
         outputs = [node and node.meta["val"] for node in graph.graph.output_node().args[0]]
-        returned = {0, *(update.output for update in info.updates)}
+        returned = {index for index, strides in enumerate(info.strides) if strides is not None}
+        returned |= {update.output for update in info.updates}
         results = [value for index, value in enumerate(outputs) if index in returned]
-        saved = [value for index, value in enumerate(outputs) if index not in returned]
         counters = session.counters
-        stage = Stage(info.kind, placeholders, results, saved, counters[Count.KERNELS], counters.externs())
+        stage = Stage(info.kind, placeholders, results, counters[Count.KERNELS], counters.externs())
         found[info.kind] = stage
         return compiled
 
@@ -129,17 +128,25 @@ def compiled_stages() -> dict[str, Stage]:
     return found
 
 
-def test_forward_graph_has_eight_inputs_four_results_and_seven_saved_values():
+def test_forward_graph_has_eight_inputs_and_four_results():
     forward = compiled_stages()["forward"]
     assert len(forward.inputs) == 8
+    assert len(forward.results) == 4
     assert {(tuple(value.shape), value.dtype) for value in forward.results} == {
         ((2, 32, 6, 6), torch.float32),
         ((32,), torch.float32),
         ((), torch.int64),
     }
-    assert len(forward.results) == 4
-    assert len(forward.saved) == 7
-    assert [tuple(value.shape) for value in forward.saved if value.dtype == torch.bool] == [(2, 32, 6, 6)]
+
+
+def test_backward_reads_seven_saved_values_and_the_tangent():
+    """Convolution weight, input and output, mean, reciprocal deviation, and what tells where ReLU was active."""
+    backward = compiled_stages()["backward"]
+    assert len(backward.inputs) == 8
+    large = [
+        value for value in backward.inputs if value.shape == (2, 32, 6, 6) and value.dtype == torch.float32
+    ]
+    assert len(large) == 2, "only the convolution's output and the tangent are as large as the result"
 
 
 def test_forward_is_one_convolution_and_at_most_four_kernels():
