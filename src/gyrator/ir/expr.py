@@ -15,7 +15,7 @@ from typing import ClassVar, TypeAlias
 
 import torch
 
-from gyrator.ir.index import Atom, Axis, Index, Size, substitute
+from gyrator.ir.index import Atom, Axis, Index, Indirect, Size, const, substitute
 from gyrator.ir.intern import interned
 
 Scalar: TypeAlias = "bool | int | float"
@@ -338,9 +338,7 @@ def rewrite(
             return substitute(i, atoms)
         full: dict[Atom, Index] = dict(atoms)
         for atom in inner:
-            new = type(atom)(visit(atom.value), substitute(atom.size, atoms))
-            if new is not atom:
-                full[atom] = new.index()
+            full[atom] = indirect(visit(atom.value), substitute(atom.size, atoms))
         return substitute(i, full)
 
     def visit(e: Expr) -> Expr:
@@ -360,6 +358,16 @@ def rewrite(
         return memo[e]
 
     return visit(expr)
+
+
+def indirect(value: Expr, size: Index) -> Index:
+    """A run-time index in ``[0, size)``; a value that turned out to be a plain index is that index."""
+    match value:
+        case IndexValue(index):
+            return index
+        case Const(int(number)):
+            return const(number)
+    return Indirect(value, size).index()
 
 
 _SHORT = {

@@ -180,8 +180,11 @@ class _Machine:
 
 
 def _seen(tensor: Tensor, value: Value, sizes: Mapping[Size, int]) -> Tensor:
-    """The memory of ``tensor`` with the shape and strides that the kernel knows it by."""
-    shape, strides = ([number(i, sizes) for i in part] for part in (value.shape, value.strides))
+    """The memory of ``tensor`` with the shape and strides that the kernel knows it by.
+
+    A kernel may know memory as a vector from the first element to the last, ``1 + (n-1)*s`` long.
+    """
+    shape, strides = ([max(0, number(i, sizes)) for i in part] for part in (value.shape, value.strides))
     return tensor.as_strided(shape, strides) if tensor.numel() else tensor.new_empty(shape)
 
 
