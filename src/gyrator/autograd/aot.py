@@ -58,7 +58,7 @@ def aot_compile(
     joint = trace(gm, inputs)
     build = decompose(joint.graph, table, joint.build)
     seed_recomputed(build)
-    roles = _roles(joint, build.graph, inputs)
+    roles = roles_of(joint, build.graph, inputs)
     if joint.differentiable:
         partition = partition_fn(roles)
         halves = split(roles, partition.saved)
@@ -90,7 +90,7 @@ def aot_compile(
     )
 
 
-def _roles(joint: Joint, graph: Graph, inputs: Inputs) -> JointGraph:
+def roles_of(joint: Joint, graph: Graph, inputs: Inputs) -> JointGraph:
     """The decomposed joint graph with its nodes by role."""
     placeholders = tuple(graph.find_nodes(op="placeholder"))
     outputs = graph.output_node().args[0]

@@ -29,6 +29,8 @@ aten = torch.ops.aten
 prims = torch.ops.prims
 
 LOW_PRECISION = (torch.bfloat16, torch.float16)
+MEAN = 1
+"""The code of reduction="mean" among a loss's arguments."""
 
 KEPT_WHOLE: tuple[tuple[str, str], ...] = (
     ("mm addmm bmm baddbmm addbmm _int_mm _scaled_mm", "matrix products: a library call or a template"),
@@ -139,6 +141,9 @@ def packets(names: Iterable[str]) -> list[OpOverloadPacket]:
     return [getattr(aten, name) for name in names if hasattr(aten, name)]
 
 
+_LINSPACE: Decomposition = get_decompositions([aten.linspace])[aten.linspace.default]
+
+
 # --- ours ------------------------------------------------------------------------------------------
 
 
@@ -183,8 +188,35 @@ def _native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Te
 
 
 def _native_dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """native_dropout_backward(g, keep, scale) → g·keep·scale."""
-    return (_widen(grad) * mask * scale).to(grad.dtype)
+    """native_dropout_backward(g, keep, scale) → g·keep·scale, promoted as eager's multiplications do."""
+    value = _widen(grad) * mask * scale
+    return value.to(grad.dtype) if grad.is_floating_point() else value
+
+
+def _soft_margin_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Tensor:
+    """soft_margin_loss_backward(g, x, t) → −t·g·sigmoid(−t·x); sigmoid(t·x) − 1 would cancel."""
+    wide_target = _widen(target)
+    value = -wide_target * _widen(grad) * torch.sigmoid(-wide_target * _widen(x))
+    return (value / x.numel() if reduction == MEAN else value).to(x.dtype)
+
+
+def _linspace(
+    start: Any, end: Any, steps: int, *, dtype: torch.dtype | None = None, device: Any = None, **_: object
+) -> Tensor:
+    """linspace(a, b, n) of integers → a + s·i before the middle and b − s·(n − 1 − i) from there on, with
+    s = (b − a)/(n − 1), in float64 and truncated, as eager computes it; torch's table does it in float32.
+    """
+    if dtype is None or dtype.is_floating_point or dtype.is_complex or steps < 2:
+        return _LINSPACE(start, end, steps, dtype=dtype, device=device)
+    first, last = (
+        torch.full((), x, dtype=dtype, device=device) if not isinstance(x, Tensor) else x.to(dtype)
+        for x in (start, end)
+    )
+    low, high = first.to(torch.float64), last.to(torch.float64)
+    index = torch.arange(steps, device=device)
+    step = (high - low) / (steps - 1)
+    value = torch.where(index < steps // 2, low + step * index, high - step * (steps - 1 - index))
+    return value.to(dtype)
 
 
 def _bernoulli(x: Tensor, p: float, generator: torch.Generator | None = None) -> Tensor:
@@ -249,6 +281,8 @@ def _normal_functional(
 
 
 _OURS: Mapping[OpOverload, Decomposition] = {
+    **{overload: _linspace for overload in get_decompositions([aten.linspace])},
+    aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
     aten.silu.default: _silu,
     aten.silu_backward.default: _silu_backward,
     aten.gelu.default: _gelu,

@@ -88,6 +88,7 @@ def write(alias: Alias, value: Node, build: GraphBuilder) -> None:
     """
     chain: list[tuple[Alias, Node]] = []
     link = alias
+    value = _converted(value, alias.node, build)
     while link.parent is not None and link.view is not None:
         chain.append((link, value))
         old = read(link.parent, build)
@@ -141,6 +142,14 @@ def _call_view(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], build: Gr
     except RuntimeError:
         dense = build.call(aten.clone.default, (args[0],), {"memory_format": torch.contiguous_format})
         return build.call(op, (dense, *args[1:]), kwargs)
+
+
+def _converted(value: Node, old: Node, build: GraphBuilder) -> Node:
+    """`value` in the dtype of `old`: a write keeps the tensor's own (x.add_(float64), x.gt_(0))."""
+    dtype = old.meta["val"].dtype
+    if value.meta["val"].dtype == dtype:
+        return value
+    return build.call(torch.ops.prims.convert_element_type.default, (value, dtype), {})
 
 
 def _like(value: Node, old: Node, build: GraphBuilder) -> Node:

@@ -73,7 +73,7 @@ class Recorder(TorchDispatchMode):
         how = behaviour(func)
         if how.effect is Effect.REFUSED:
             raise UnsupportedOperator(str(func), "it changes what memory a tensor owns")
-        out = func(*args, **kwargs)
+        out = func(args[0].contiguous()) if func in _CONTIGUOUS else func(*args, **kwargs)
         if how.effect is Effect.NUMBER:
             if type(out) in SYMBOLIC_TYPES:
                 self._number(func, args, kwargs, out)
@@ -396,6 +396,9 @@ class Recorder(TorchDispatchMode):
             func, self.nodes_of(args), {key: self.node_of(arg) for key, arg in kwargs.items()}, None
         )
 
+
+_CONTIGUOUS = frozenset({aten.log_sigmoid_forward.default})
+"""Operators of one argument that make it contiguous first on the CPU, which their fake kernels do not say."""
 
 _SAME_VALUE = frozenset({aten.detach.default, aten.alias.default})
 

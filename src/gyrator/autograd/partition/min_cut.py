@@ -9,7 +9,6 @@ the bans below are ours.)
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,13 +19,26 @@ from torch.fx import Node
 from gyrator.autograd.partition.joint_graph import JointGraph, ancestors, is_number
 from gyrator.autograd.partition.max_flow import UNBOUNDED, FlowNetwork
 from gyrator.autograd.partition.plan import Partition, PartitionFunction, save_all
-from gyrator.autograd.partition.recompute import Ban, Cost, cost, fusible, reduces, tensor_bytes, work
+from gyrator.autograd.partition.recompute import (
+    Ban,
+    Cost,
+    cost,
+    fusible,
+    is_copyless,
+    reduces,
+    tensor_bytes,
+    work,
+)
 from gyrator.errors import InternalCheckError
 
 WIDE_READ_RATIO = 4
 """A value read across a heavy operator ties its reader down unless it is this many times smaller than the
 reader.
 """
+
+
+PRICE_OF_A_BYTE, PRICE_OF_A_WRITE, PRICE_OF_A_COPY = 32, 33, 64
+"""Prices of a byte that is in memory anyway, that must be written, and that must be read and written."""
 
 
 @dataclass(frozen=True)
@@ -173,16 +185,21 @@ def _stages(joint: JointGraph) -> dict[Node, int]:
 
 
 def _reads_across(node: Node, stages: Mapping[Node, int]) -> bool:
-    """Whether a node reads a fusible value from before a heavy operator that it also depends on: recomputing
-    both in one kernel would chain the stages of the whole model together."""
+    """Whether a node reads a fusible value from before a heavy operator that it also depends on, and others
+    read
+    that value before the operator: recomputing it for both would chain the stages of the whole model
+    together, as the sums of a residual stream do.
+    """
     size = tensor_bytes(node.meta.get("val"))
     for source in node.all_input_nodes:
         origin = _through_views(source)
+        stage = stages[origin]
         if (
             origin.op == "call_function"
-            and stages[origin] < stages[node]
+            and stage < stages[node]
             and fusible(origin)
             and tensor_bytes(origin.meta.get("val")) * WIDE_READ_RATIO > size
+            and any(stages.get(user, stage + 1) <= stage + 1 and user is not node for user in origin.users)
         ):
             return True
     return False
@@ -209,7 +226,7 @@ def _materialised_in_backward(node: Node, joint: JointGraph, needed: set[Node]) 
                 Cost.RANDOM,
             ):
                 return True
-            if cost(user) is Cost.VIEW and user.target is not operator.getitem:
+            if is_copyless(user):
                 pending.append(user)
     return False
 
@@ -218,20 +235,23 @@ def _materialised_in_backward(node: Node, joint: JointGraph, needed: set[Node]) 
 
 
 def _price(node: Node, joint: JointGraph) -> int:
-    """Bytes to save a value, doubled where forward would not have written it to memory otherwise."""
+    """What saving a value costs, in parts of bytes: a little more where forward would not have written it to
+    memory otherwise. Of views only those of a small part are saved, as copies, so that the whole is freed.
+    """
     value = node.meta.get("val")
     if not isinstance(value, Tensor):
         return UNBOUNDED
     if node.meta.get("recompute") and cost(node) is not Cost.RANDOM and not _leaves_region(node):
         return UNBOUNDED
+    size = tensor_bytes(value)
     if node.op == "placeholder":
         if node in joint.updated:
-            return 2 * tensor_bytes(value)
-        return 0 if node in joint.static else tensor_bytes(value)
-    if cost(node) is Cost.VIEW and node.target is not operator.getitem:
-        return UNBOUNDED
+            return size * PRICE_OF_A_COPY
+        return 0 if node in joint.static else size * PRICE_OF_A_BYTE
+    if is_copyless(node):
+        return size * PRICE_OF_A_COPY if reduces(node) else UNBOUNDED
     written = any(not fusible(user) for user in node.users) or not fusible(_through_views(node))
-    return tensor_bytes(value) * (1 if written else 2)
+    return size * (PRICE_OF_A_BYTE if written else PRICE_OF_A_WRITE)
 
 
 def _solve(problem: _Problem) -> tuple[Node, ...]:

@@ -140,6 +140,11 @@ def cost(node: Node) -> Cost:
     return _cost_of(node.target) if node.op == "call_function" else Cost.VIEW
 
 
+def is_copyless(node: Node) -> bool:
+    """Whether a node is a view: it reads and writes nothing."""
+    return cost(node) is Cost.VIEW and node.op == "call_function" and node.target is not operator.getitem
+
+
 def fusible(node: Node) -> bool:
     """Whether a node can be part of its readers' kernel."""
     return cost(node) in (Cost.VIEW, Cost.POINTWISE, Cost.REDUCTION)

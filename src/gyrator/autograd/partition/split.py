@@ -13,6 +13,7 @@ from torch.fx import Graph, Node
 
 from gyrator.autograd.effects import Effect, behaviour, is_statement
 from gyrator.autograd.partition.joint_graph import JointGraph, ancestors, is_number
+from gyrator.autograd.partition.recompute import is_copyless
 from gyrator.errors import InternalCheckError
 
 aten = torch.ops.aten
@@ -88,7 +89,10 @@ def _forward_graph(joint: JointGraph, values: Sequence[Node], numbers: Sequence[
         if node.op == "placeholder" or node in needed:
             copies[node] = _copy(graph, node, copies)
     results = _owned([_mapped(node, copies) for node in joint.results], graph)
-    kept = [_clone(graph, copies[node]) if node in joint.updated else copies[node] for node in values]
+    kept = [
+        _clone(graph, copies[node]) if node in joint.updated or is_copyless(node) else copies[node]
+        for node in values
+    ]
     graph.output((*results, *kept, *(copies[node] for node in numbers)))
     return graph
 
