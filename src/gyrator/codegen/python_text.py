@@ -43,7 +43,8 @@ class Names:
 
 def index_text(index: Index) -> str:
     """A Python expression over the names of sizes: ``2*s0 + s0 // 3``."""
-    return repr(index)
+    value = index.value
+    return repr(index) if value is None else str(value)
 
 
 def tuple_text(items: Iterable[Index]) -> str:

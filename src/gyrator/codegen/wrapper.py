@@ -141,7 +141,7 @@ class _Wrapper:
     # -- the program -----------------------------------------------------------------------------------------
     def text(self) -> str:
         for kernel in self.plan.kernels:
-            self.names.of(kernel, kernel.name)
+            self.kernel_name(kernel)
         for constant in self.plan.constants:
             self.name(constant.value)
         self.unpack()
@@ -165,6 +165,9 @@ class _Wrapper:
     def name(self, value: Value) -> str:
         return self.names.of(value, value.name)
 
+    def kernel_name(self, kernel: Kernel) -> str:
+        return self.names.of(f"kernel {kernel.name}", kernel.name)
+
     def tool(self, name: str) -> str:
         """A function of the runtime, fetched once in `bind`."""
         self.tools.add(name)
@@ -187,7 +190,7 @@ class _Wrapper:
     def kernel(self, kernel: Kernel) -> list[str]:
         built = self.kernels[kernel.name]
         count = len(kernel.params) + len(kernel.sizes)
-        name = self.names.of(kernel, kernel.name)
+        name = self.kernel_name(kernel)
         head = f'{name} = runtime.kernel("{built.library}", "{built.symbol}", {count}'
         if not built.sites:
             return [f"{head})"]
@@ -286,7 +289,7 @@ class _Wrapper:
     def launch(self, step: Launch) -> None:
         kernel = self.kernel_of[step.kernel]
         args = [self.pointer(v) for v in step.args] + [index_text(s) for s in step.sizes]
-        self.emit(f"{self.names.of(kernel, kernel.name)}({', '.join([*args, 'threads'])})")
+        self.emit(f"{self.kernel_name(kernel)}({', '.join([*args, 'threads'])})")
 
     def pointer(self, value: Value) -> str:
         """The address of a value; kept in a variable where several launches need it."""
