@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from gyrator.ir.expr import Const, Expr, Load, Op, Random, Ref, Value, rewrite
+from gyrator.ir.expr import Const, Expr, Load, Op, Random, Ref, Value, indirect, indirect, rewrite
 from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, dot, substitute, upper
 from gyrator.ir.ops import OPS, REDUCTIONS, identity
 from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, bodies
@@ -21,7 +21,7 @@ from gyrator.schedule.canonical import stem_of
 from gyrator.schedule.group import Group, Member
 from gyrator.schedule.loops import SIMPLE, Shape, Style, choose_loops
 from gyrator.schedule.naming import Built, canonical
-from gyrator.schedule.simplify import Rule, indirect
+from gyrator.schedule.simplify import Rule
 from gyrator.schedule.uses import volume
 
 CHEAP = 6
@@ -125,6 +125,9 @@ class _Writer:
         if shape.style in (Style.POINTS, Style.STRIPS) and shape.lane is not None:
             stages = (Loop(shape.lane, LoopKind.LANES, stages, lanes=shape.lanes),)
             grain *= volume((shape.lane.extent,))
+        if shape.tile is not None:
+            stages = (Loop(shape.tile, LoopKind.SERIAL, stages),)
+            grain *= volume((shape.tile.extent,))
         kind = LoopKind.SERIAL if shape.style is Style.SPLIT else LoopKind.PARALLEL
         for axis in reversed(shape.parallel):
             stages = (Loop(axis, kind, stages, grain=grain),)
@@ -305,7 +308,9 @@ class _Writer:
         made = self.made.get(expr.value)
         if made is None:
             self._loaded[expr.value] = None
-            return Load(self._memory(expr.value), self._position(expr.value, expr.index), expr.mask, expr.other)
+            return Load(
+                self._memory(expr.value), self._position(expr.value, expr.index), expr.mask, expr.other
+            )
         result = self._result(expr.value, *made, level)
         if expr.mask is None:
             return result

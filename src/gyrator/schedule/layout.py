@@ -169,7 +169,6 @@ def _replace_axes(group: Group, outer: Axis, inner: Axis, both: Axis, mapping: M
         return tuple(both if a is inner else a for a in axes if a is not outer)
 
     members = tuple(
-        replace(m, at={a: substitute(i, mapping) for a, i in m.at.items()})
-        for m in group.members
+        replace(m, at={a: substitute(i, mapping) for a, i in m.at.items()}) for m in group.members
     )
     return Group(swap(group.outer), tuple(swap(s) for s in group.spaces), members)

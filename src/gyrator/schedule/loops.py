@@ -7,16 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gyrator.ir.expr import Value
-from gyrator.ir.index import Atom, Axis, Index, as_index, minimum
+from gyrator.ir.index import ONE, Atom, Axis, Index, as_index, minimum
 from gyrator.ir.program import Reduce, Scan
 from gyrator.schedule.group import Axes, Group
-from gyrator.schedule.layout import accesses, coalesce, contiguous_axes, loop_order
+from gyrator.schedule.layout import Access, accesses, coalesce, contiguous_axes, loop_order
 from gyrator.schedule.uses import volume
 
 LANES = 16
 BLOCK = 2048
 FEW_ROWS = 8
 LONG_ROW = 1 << 15
+TILE_ROWS, TILE_COLUMNS, TILE_BYTES = 16, 256, 1 << 16
+"""A transposed access reads a cache line per lane; 16 rows use up its 64 bytes while 256 lines fit the first
+cache."""
 PART = 64
 """Rows whose float sum a sheet keeps apart, so that errors grow as in a tree rather than with the number of
 rows."""
@@ -47,9 +50,10 @@ class Shape:
     """The loops chosen for a group: ``parallel`` axes outermost, then as the style says.
 
     ``lane`` is the outer axis that vectors lie along (POINTS, SHEET, STRIPS). ``spaces`` are the axes of each
-    space from the outermost loop to the innermost. ``blocks`` gives each axis of the group that runs in blocks as
-    an index over the loops' axes; positions in memory are computed over the group's axes first, where they are
-    simple, and blocked then.
+    space from the outermost loop to the innermost. ``blocks`` gives each axis of the group that runs in
+    blocks as an index over the loops' axes; positions in memory are computed over the group's axes first,
+    where they are simple, and blocked then. ``tile`` is a short serial loop around the vectors, over rows of
+    a transposed access whose cache lines stay near.
     """
 
     group: Group
@@ -59,6 +63,7 @@ class Shape:
     spaces: tuple[Axes, ...]
     blocks: Mapping[Atom, Index]
     lanes: int = LANES
+    tile: Axis | None = None
 
 
 SIMPLE = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "max", "all": "min"}
@@ -81,7 +86,7 @@ def choose_loops(group: Group, stored: frozenset[Value], *, phased: bool) -> Sha
         spaces.append(tuple(order))
     group = Group(tuple(outer), tuple(spaces), group.members)
     if group.pointwise:
-        return _points(group, outer)
+        return _points(group, outer, accesses(group, stored))
     column = _column(group, outer, spaces, contiguous_axes(accesses(group, stored)))
     if column is not None:
         return _columns(group, outer, spaces, column)
@@ -90,15 +95,36 @@ def choose_loops(group: Group, stored: frozenset[Value], *, phased: bool) -> Sha
     return Shape(group, Style.ROWS, tuple(outer), None, tuple(spaces), {})
 
 
-def _points(group: Group, outer: list[Axis]) -> Shape:
+def _points(group: Group, outer: list[Axis], found: list[Access]) -> Shape:
     if not outer:
-        return Shape(group, Style.POINTS, (), None, (), {}, 1)
+        return Shape(group, Style.POINTS, (), None, (), {}, lanes=1)
     *parallel, last = outer
     blocks: dict[Atom, Index] = {}
+    crossing = _crossing(parallel, last, found)
+    if crossing is not None:
+        rows, row = _blocked(crossing, TILE_ROWS, blocks)
+        columns, last = _blocked(last, TILE_COLUMNS, blocks)
+        parallel = [a for a in parallel if a is not crossing] + [rows, columns]
+        return Shape(group, Style.POINTS, tuple(parallel), last, (), blocks, tile=row)
     if _size(parallel) < 64 and volume((last.extent,), 1 << 20) > 2 * BLOCK:
         block, last = _blocked(last, BLOCK, blocks)
         parallel.append(block)
     return Shape(group, Style.POINTS, tuple(parallel), last, (), blocks)
+
+
+def _crossing(parallel: list[Axis], last: Axis, found: list[Access]) -> Axis | None:
+    """An axis along which a large access is contiguous while the vectors lie along another: a transpose."""
+    heavy = max((a.weight for a in found), default=0)
+    if heavy < TILE_BYTES:
+        return None
+    for access in found:
+        axes = access.position.axes()
+        if access.weight * 4 < heavy or last not in axes or access.position.coefficient(last) is ONE:
+            continue
+        for axis in parallel:
+            if axis in axes and access.position.coefficient(axis) is ONE:
+                return axis
+    return None
 
 
 def _column(group: Group, outer: list[Axis], spaces: list[Axes], unit: set[Axis]) -> Axis | None:
@@ -152,7 +178,8 @@ def _size(axes: list[Axis] | Axes) -> int:
 
 
 def _blocked(axis: Axis, size: int, blocks: dict[Atom, Index]) -> tuple[Axis, Axis]:
-    """Split a loop into blocks, ``m < n`` → ``b < ⌈n/size⌉``, ``t < min(size, n - b*size)``, and note m = b*size + t."""
+    """Split a loop into blocks, ``m < n`` → ``b < ⌈n/size⌉``, ``t < min(size, n - b*size)``, and note m =
+    b*size + t."""
     block = Axis(axis.name + "b", (axis.extent + (size - 1)) // size)
     inner = Axis(axis.name + "t", minimum(as_index(size), axis.extent - block.index() * size))
     blocks[axis] = block.index() * size + inner.index()

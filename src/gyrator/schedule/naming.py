@@ -1,7 +1,7 @@
 """Canonical kernels: equal work has equal text, so that the twelve layers of a model share their kernels.
 
-Parameters are renamed by what they hold and where they first appear, axes by their order, locals by what defines them; the
-kernel's name is its title and a digest of everything else.
+Parameters are renamed by what they hold and where they first appear, axes by their order, locals by what
+defines them; the kernel's name is its title and a digest of everything else.
 """
 
 from __future__ import annotations
@@ -213,7 +213,8 @@ def describe(
     sizes: tuple[Size, ...],
     scratch: tuple[Value, ...],
 ) -> str:
-    """Everything that a kernel's code depends on, as text whose length is linear in the number of distinct nodes."""
+    """Everything that a kernel's code depends on, as text whose length is linear in the number of distinct
+    nodes."""
     lines: list[str] = []
     numbers: dict[Expr, int] = {}
 
@@ -234,7 +235,8 @@ def describe(
 
     for p in params:
         lines.append(
-            f"param {p.value.name} {p.value.shape} {p.value.strides} {p.value.dtype} {p.read} {p.written} {p.alias}"
+            f"param {p.value.name} {p.value.shape} {p.value.strides} {p.value.dtype} {p.read} {p.written}
+            {p.alias}"
         )
     lines += [f"scratch {v.name} {v.shape} {v.dtype}" for v in scratch] + [
         f"size {s.name} {s.lo}" for s in sizes
