@@ -1,4 +1,5 @@
-"""Joint trace and partition, ours and torch's side by side: ``python -m benchmarks.autograd_trace --json FILE``.
+"""Joint trace and partition, ours and torch's side by side: ``python -m benchmarks.autograd_trace --json
+FILE``.
 
 Each model is captured once by torch.compile. Then gyrator.autograd and torch's AOTAutograd, with its min-cut
 partitioner and the same decompositions, take turns on the captured training graph; nothing is compiled. The
@@ -50,9 +51,9 @@ class Figures:
     def line(self) -> str:
         """The figures for a reader."""
         return (
-            f"{self.model:18} {self.nodes:5} nodes   trace {self.trace:6.2f} s  torch {self.torch_trace:6.2f} s"
-            f"  ratio {self.trace / self.torch_trace:4.2f}   partition {self.partition:5.3f} s"
-            f"  torch {self.torch_partition:5.2f} s   saved {self.saved_bytes:9}  torch {self.torch_saved_bytes:9}"
+            f"{self.model:18} {self.nodes:5} nodes   trace {self.trace:5.2f} s, torch {self.torch_trace:5.2f} s"
+            f" ({self.trace / self.torch_trace:4.2f})   partition {self.partition:5.3f} s, torch"
+            f" {self.torch_partition:5.3f} s   saved {self.saved_bytes}, torch {self.torch_saved_bytes}"
         )
 
 

@@ -63,6 +63,7 @@ TAKEN_APART: tuple[tuple[Callable[..., Any], tuple[int, ...]], ...] = (
     (lambda x: F.batch_norm(x, None, None, training=True), (4, 8)),
     (F.silu, (4, 8)),
     (F.mish, (4, 8)),
+    (lambda x: F.soft_margin_loss(9 + x, torch.ones(4, 8)), (4, 8)),
     (lambda x: F.cross_entropy(x, torch.tensor([1, 2, 0, 3])), (4, 8)),
     (lambda x: x.std(-1), (4, 8)),
 )
@@ -80,6 +81,26 @@ def test_strides_of_results_are_the_operators_own() -> None:
     x = torch.randn(2, 4, 5, 5).to(memory_format=torch.channels_last)
     same_as_eager(lambda x: F.interpolate(x, scale_factor=2, mode="nearest"), x, backward=False)
     same_as_eager(lambda x: F.batch_norm(x, None, None, training=True), x, backward=False)
+
+
+def test_logsigmoid_is_contiguous_as_eagers() -> None:
+    same_as_eager(F.logsigmoid, torch.randn(3, 4).t(), backward=False)
+
+
+def test_linspace_of_integers_is_eagers() -> None:
+    def lines(x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(torch.linspace(a, b, n, dtype=torch.int64) + x for a, b, n in LINES)
+
+    same_as_eager(lines, torch.zeros((), dtype=torch.int64), backward=False)
+
+
+LINES = ((0, 7, 50), (-9, 40, 13), (4.3, -3, 8), (3, 5, 1), (3, 5, 0))
+
+
+def test_dropout_backward_promotes_integers() -> None:
+    mask = torch.tensor([True, False, True])
+    op = aten.native_dropout_backward.default
+    same_as_eager(lambda g: op(g, mask, 2.0), torch.arange(3), backward=False)
 
 
 def test_equal_calls_are_decomposed_once() -> None:

@@ -84,6 +84,13 @@ def out_variant(x: Tensor) -> Tensor:
     return y
 
 
+def other_dtype(x: Tensor) -> tuple[Tensor, Tensor]:
+    y, z = x + 1, x + 2
+    y.add_(x.double())
+    z[0].gt_(0)
+    return y, z
+
+
 def foreach(x: Tensor) -> Tensor:
     a, b = x + 1, x + 2
     torch._foreach_mul_([a, b], 3.0)
@@ -103,6 +110,7 @@ PROGRAMS = (
     index_put,
     out_variant,
     foreach,
+    other_dtype,
     transposed_in_place,
 )
 
