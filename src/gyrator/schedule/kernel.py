@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from gyrator.ir.expr import Const, Expr, Load, Op, Random, Ref, Value, indirect, indirect, rewrite
+from gyrator.ir.expr import Const, Expr, Load, Op, Random, Ref, Value, indirect, rewrite
 from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, dot, substitute, upper
 from gyrator.ir.ops import OPS, REDUCTIONS, identity
 from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, bodies

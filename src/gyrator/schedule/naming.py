@@ -1,7 +1,7 @@
 """Canonical kernels: equal work has equal text, so that the twelve layers of a model share their kernels.
 
-Parameters are renamed by what they hold and where they first appear, axes by their order, locals by what
-defines them; the kernel's name is its title and a digest of everything else.
+Parameters are renamed by what they hold and where they first appear, axes by their order, locals by what defines them; the
+kernel's name is its title and a digest of everything else.
 """
 
 from __future__ import annotations
@@ -207,14 +207,16 @@ def _sizes(
     return found
 
 
+_DETAILS = ("name", "kind", "value", "other", "dtype")
+
+
 def describe(
     stages: tuple[Loop | Stage, ...],
     params: tuple[Param, ...],
     sizes: tuple[Size, ...],
     scratch: tuple[Value, ...],
 ) -> str:
-    """Everything that a kernel's code depends on, as text whose length is linear in the number of distinct
-    nodes."""
+    """Everything that a kernel's code depends on, as text whose length is linear in the number of distinct nodes."""
     lines: list[str] = []
     numbers: dict[Expr, int] = {}
 
@@ -224,20 +226,14 @@ def describe(
                 children = [numbers[c] for c in node.children()]
                 inner = [(str(i) if not i.indirects() else _shallow(i, numbers)) for i in node.indices()]
                 head = type(node).__name__
-                detail = [
-                    getattr(node, n, "")
-                    for n in ("name", "kind", "value", "other", "dtype")
-                    if hasattr(node, n)
-                ]
+                detail = [getattr(node, n) for n in _DETAILS if hasattr(node, n)]
                 lines.append(f"{len(numbers)} {head} {detail} {children} {inner}")
                 numbers[node] = len(numbers)
         return numbers[expr]
 
     for p in params:
-        lines.append(
-            f"param {p.value.name} {p.value.shape} {p.value.strides} {p.value.dtype} {p.read} {p.written}
-            {p.alias}"
-        )
+        how = f"{p.read} {p.written} {p.alias}"
+        lines.append(f"param {p.value.name} {p.value.shape} {p.value.strides} {p.value.dtype} {how}")
     lines += [f"scratch {v.name} {v.shape} {v.dtype}" for v in scratch] + [
         f"size {s.name} {s.lo}" for s in sizes
     ]
