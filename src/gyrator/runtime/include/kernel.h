@@ -163,12 +163,16 @@ GY_FN int64_t min_index(int64_t a, int64_t b) { return a < b ? a : b; }
 GY_FN int64_t floor_div(int64_t a, int64_t d) { return a / d - (a % d < 0); }
 GY_FN int64_t floor_mod(int64_t a, int64_t d) { return a % d + (a % d < 0 ? d : 0); }
 
-// a / d and a % d for 0 <= a and one divisor d > 0 for all lanes.
+// a / d and a % d for 0 <= a < 2^52 and one divisor d > 0 for all lanes. The quotient of doubles is never rounded up to
+// the next integer: that is at least 1/d away, more than half a unit in the last place of a number below 2^52 / d.
 template <int L> GY_FN Vec<int64_t, L> div_index(Vec<int64_t, L> a, int64_t d) {
+#if defined(GY_AVX512)
+  if constexpr (L > 1) return cast<int64_t>(div(cast<double>(a), broadcast<L>(double(d))));
+#endif
   return map<int64_t>(a, [d](int64_t x) { return x / d; });
 }
 template <int L> GY_FN Vec<int64_t, L> mod_index(Vec<int64_t, L> a, int64_t d) {
-  return map<int64_t>(a, [d](int64_t x) { return x % d; });
+  return sub(a, mul(div_index(a, d), broadcast<L>(d)));
 }
 
 // ---- running extremes -------------------------------------------------------------------------------------------
@@ -235,29 +239,9 @@ GY_FN void combine(some_lanes<L> some, T* to, Vec<int64_t, L> offset, Vec<T, L> 
 }
 
 // ---- reducers over the lanes ------------------------------------------------------------------------------------
-// What does not change a reducer. Its C++ type is found by overload.
-template <class T, int L> GY_FN T neutral(const VSum<T, L>&) { return T(0); }
-template <class T, int L> GY_FN T neutral(const VProd<T, L>&) { return T(1); }
-template <class T, int L> GY_FN T neutral(const VMax<T, L>&) { return lowest_value<T>; }
-template <class T, int L> GY_FN T neutral(const VMin<T, L>&) { return highest_value<T>; }
-template <class T, int L> GY_FN T neutral(const VAny<T, L>&) { return false; }
-template <class T, int L> GY_FN T neutral(const VAll<T, L>&) { return true; }
-template <class T, int L> GY_FN T neutral(const VXor<T, L>&) { return T(0); }
-template <class T, int L> GY_FN T neutral(const VArgExtreme<T, L, true>&) { return lowest_value<T>; }
-template <class T, int L> GY_FN T neutral(const VArgExtreme<T, L, false>&) { return highest_value<T>; }
-template <class T, int L> GY_FN T neutral(const VOnlineSoftmax<T, L>&) { return -infinity<T>; }
-
 template <int L, class R, class... V> GY_FN void update(lanes<L>, R& reducer, V... v) { reducer.update(v...); }
-template <template <class, int> class S, class T, int L, class... More>
-GY_FN void update(some_lanes<L> some, Across<S, T, L>& reducer, Vec<T, L> v, More... more) {
-  reducer.update(where(some.on, v, broadcast<L>(neutral(reducer.body))), more...);
-}
-// The number of elements counts, so there is no neutral one.
-template <class T, int L> GY_FN void update(some_lanes<L> some, Across<VWelford, T, L>& reducer, Vec<T, L> v) {
-  const uint64_t bits = mask_bits(some.on);
-  const auto a = unpack(v);
-  for (int i = 0; i < L; ++i)
-    if (bits >> i & 1) reducer.update(broadcast<1>(a.at[i]));
+template <int L, class R, class... V> GY_FN void update(some_lanes<L> some, R& reducer, V... v) {
+  reducer.update_some(some.on, v...);
 }
 
 }  // namespace gy

@@ -178,9 +178,16 @@ template <int L> GY_FN Vec<bool, L> mask_from_bits(uint64_t bits) {
 template <int L> GY_FN bool any(Vec<bool, L> m) { return mask_bits(m) != 0; }
 template <int L> GY_FN bool all(Vec<bool, L> m) { return mask_bits(logical_not(m)) == 0; }
 template <int L> GY_FN bool lane(Vec<bool, L> m, int i) { return mask_bits(m) >> i & 1; }
-template <bool Last, int L> GY_FN Vec<bool, L / 2> half(Vec<bool, L> m) {
-  return mask_from_bits<L / 2>(mask_bits(m) >> (Last ? L / 2 : 0));
+template <int K, int L> GY_FN Vec<bool, L> exchange_lanes(Vec<bool, L> m) {
+#if defined(GY_AVX2)
+  return {exchange_lanes<K>(m.m)};
+#else
+  constexpr uint64_t low = ~uint64_t(0) / ((uint64_t(1) << K) + 1);          // blocks of K bits, every other one
+  const uint64_t bits = m.bits;
+  return mask_from_bits<L>((bits >> K & low) | (bits & low) << K);
+#endif
 }
+template <int L> GY_FN Vec<bool, 1> first_lane(Vec<bool, L> m) { return {bool(mask_bits(m) & 1)}; }
 // The first n lanes.
 template <int L> GY_FN Vec<bool, L> first_lanes(int64_t n) {
   return lt(iota<L>(0, 1), broadcast<L>(n));

@@ -12,46 +12,41 @@
 
 namespace gy {
 
-template <int L> struct PhiloxWords { Vec<uint32_t, L> w0, w1, w2, w3; };
+// Each word lies in the low half of 64 bits, where the multiply instruction wants it; the high half is not cleared.
+template <int L> struct PhiloxWords { Vec<uint64_t, L> w0, w1, w2, w3; };
 
-// The high and low words of x * M for each lane.
-template <uint32_t M, int L> GY_FN void multiply_words(Vec<uint32_t, L> x, Vec<uint32_t, L>& high, Vec<uint32_t, L>& low) {
-  using V = Vec<uint32_t, L>;
-#if defined(GY_SIMD)
-  if constexpr (V::lanes > 1) {
-    using P = typename V::P;
-    using W = native<uint64_t, V::lanes / 2>;
-    constexpr auto product = [](W a) {
+// The product of the low halves.
+template <uint32_t M, class P> GY_FN P multiply_words(P x) {
+  if constexpr (sizeof(P) == 8) return P(uint32_t(x)) * M;
 #if defined(GY_AVX512)
-      if constexpr (sizeof(W) == 64) {
-        const v16si m = v16si{} + int(M);
-        return (W)__builtin_ia32_pmuludq512_mask((v16si)a, m, v8di{}, no_mask);
-      } else
+  else if constexpr (sizeof(P) == 64)
+    return (P)__builtin_ia32_pmuludq512_mask((v16si)x, v16si{} + int(M), v8di{}, no_mask);
 #endif
-      if constexpr (sizeof(W) == 32) return (W)__builtin_ia32_pmuludq256((v8si)a, v8si{} + int(M));
-      else return (W)__builtin_ia32_pmuludq128((v4si)a, v4si{} + int(M));
-    };
-    GY_EACH(V, const W even = product((W)x.p[i]); const W odd = product((W)x.p[i] >> 32);
-               const W high_mask = W{} + 0xffffffff00000000u;
-               high.p[i] = (P)((even >> 32) | (odd & high_mask)); low.p[i] = (P)((even & ~high_mask) | (odd << 32));)
-  } else
+#if defined(GY_SIMD)
+  else if constexpr (sizeof(P) == 32) return (P)__builtin_ia32_pmuludq256((v8si)x, v8si{} + int(M));
+  else return (P)__builtin_ia32_pmuludq128((v4si)x, v4si{} + int(M));
 #endif
-  {
-    GY_EACH(V, const uint64_t p = uint64_t(x.p[i]) * M; high.p[i] = uint32_t(p >> 32); low.p[i] = uint32_t(p);)
-  }
+}
+template <class P> GY_FN P exclusive_or(P a, P b, uint64_t c) {
+#if defined(GY_AVX512)
+  if constexpr (sizeof(P) == 64)
+    return (P)__builtin_ia32_pternlogq512_mask((v8di)a, (v8di)b, v8di{} + (long long)c, 0x96, no_mask);
+#endif
+  return a ^ b ^ c;
 }
 
 template <int L> GY_FN PhiloxWords<L> philox(int64_t seed, Vec<int64_t, L> offset) {
-  const auto zero = broadcast<L>(uint32_t(0));
-  PhiloxWords<L> c = {convert<uint32_t>(offset), convert<uint32_t>(rshift(offset, broadcast<L>(int64_t(32)))), zero, zero};
+  using V = Vec<uint64_t, L>;
+  const auto zero = broadcast<L>(uint64_t(0));
+  PhiloxWords<L> c = {bitcast<uint64_t>(offset), zero, zero, zero};
+  GY_EACH(V, c.w1.p[i] = c.w0.p[i] >> 32;)
   uint32_t key0 = uint32_t(seed), key1 = uint32_t(uint64_t(seed) >> 32);
 #pragma GCC unroll 1
   for (int round = 0; round < 10; ++round) {
-    Vec<uint32_t, L> high0, low0, high1, low1;
-    multiply_words<0xD2511F53u>(c.w0, high0, low0);
-    multiply_words<0xCD9E8D57u>(c.w2, high1, low1);
-    c = {bitwise_xor(bitwise_xor(high1, c.w1), broadcast<L>(key0)), low1,
-         bitwise_xor(bitwise_xor(high0, c.w3), broadcast<L>(key1)), low0};
+    GY_EACH(V, const auto product0 = multiply_words<0xD2511F53u>(c.w0.p[i]);
+               const auto product1 = multiply_words<0xCD9E8D57u>(c.w2.p[i]);
+               c.w0.p[i] = exclusive_or(product1 >> 32, c.w1.p[i], key0); c.w1.p[i] = product1;
+               c.w2.p[i] = exclusive_or(product0 >> 32, c.w3.p[i], key1); c.w3.p[i] = product0;)
     key0 += 0x9E3779B9u;
     key1 += 0xBB67AE85u;
   }
@@ -59,14 +54,23 @@ template <int L> GY_FN PhiloxWords<L> philox(int64_t seed, Vec<int64_t, L> offse
 }
 
 // The top Bits bits of each word as a float in [0, 1).
-template <int Bits, int L> GY_FN Vec<float, L> unit_float(Vec<uint32_t, L> w) {
-  const auto top = rshift(w, broadcast<L>(uint32_t(32 - Bits)));
-  return mul(convert<float>(bitcast<int32_t>(top)), broadcast<L>(1.0f / float(1 << Bits)));
+template <int Bits, int L> GY_FN Vec<float, L> unit_float(Vec<uint64_t, L> w) {
+  auto low = convert<uint32_t>(w);
+  using V = Vec<uint32_t, L>;
+  GY_EACH(V, low.p[i] = low.p[i] >> (32 - Bits);)
+  return mul(convert<float>(bitcast<int32_t>(low)), broadcast<L>(1.0f / float(1 << Bits)));
 }
-template <int L> GY_FN Vec<double, L> unit_double(Vec<uint32_t, L> low, Vec<uint32_t, L> high) {
-  const auto all = bitwise_or(lshift(convert<int64_t>(high), broadcast<L>(int64_t(21))),
-                              convert<int64_t>(rshift(low, broadcast<L>(uint32_t(11)))));
-  return mul(convert<double>(all), broadcast<L>(0x1p-53));
+// high * 2^32 + low
+template <int L> GY_FN Vec<uint64_t, L> join_words(Vec<uint64_t, L> low, Vec<uint64_t, L> high) {
+  using V = Vec<uint64_t, L>;
+  GY_EACH(V, low.p[i] = (low.p[i] & 0xffffffffu) | (high.p[i] << 32);)
+  return low;
+}
+template <int L> GY_FN Vec<double, L> unit_double(Vec<uint64_t, L> low, Vec<uint64_t, L> high) {
+  auto all = join_words(low, high);
+  using V = Vec<uint64_t, L>;
+  GY_EACH(V, all.p[i] = all.p[i] >> 11;)
+  return mul(convert<double>(bitcast<int64_t>(all)), broadcast<L>(0x1p-53));
 }
 
 template <class T, int L> GY_FN Vec<T, L> rand(Vec<int64_t, 1> seed, Vec<int64_t, L> offset) {
@@ -89,9 +93,8 @@ template <class T, int L> GY_FN Vec<T, L> randn(Vec<int64_t, 1> seed, Vec<int64_
 template <class T, int L>
 GY_FN Vec<T, L> randint64(Vec<int64_t, 1> seed, Vec<int64_t, L> offset, Vec<int64_t, 1> low, Vec<int64_t, 1> high) {
   const auto c = philox(scalar(seed), offset);
-  const auto bits = bitwise_or(lshift(convert<uint64_t>(c.w1), broadcast<L>(uint64_t(32))), convert<uint64_t>(c.w0));
   const uint64_t start = uint64_t(scalar(low)), span = uint64_t(scalar(high)) - start;
-  return convert<T>(map<int64_t>(bits, [=](uint64_t x) { return int64_t(start + x % (span == 0 ? 1 : span)); }));
+  return convert<T>(map<int64_t>(join_words(c.w0, c.w1), [=](uint64_t x) { return int64_t(start + x % (span == 0 ? 1 : span)); }));
 }
 
 }  // namespace gy

@@ -10,41 +10,34 @@
 
 namespace gy {
 
-// A lane-wise reducer S made to reduce over its lanes as well.
+// All lanes combined by a commutative operation.
+template <int K, class V, class Op> GY_FN V fold_lanes(V v, Op op) {
+  if constexpr (K == 0) return v;
+  else return fold_lanes<K / 2>(op(v, exchange_lanes<K>(v)), op);
+}
+template <class T, int L, class Op> GY_FN Vec<T, 1> fold(Vec<T, L> v, Op op) {
+  return first_lane(fold_lanes<L / 2>(v, op));
+}
+
+template <int L, class T> GY_FN Vec<T, L> spread(Vec<T, 1> v) { return broadcast<L>(v); }
+template <int L> GY_FN int64_t spread(int64_t first) { return first; }
+
+// A lane-wise reducer S made to reduce over its lanes as well. One lane alone goes into the first, beside the
+// neutral value in the others.
 template <template <class, int> class S, class T, int L> struct Across {
   S<T, L> body;
-  S<T, 1> tail;
 
   template <int N, class... More> GY_FN void update(Vec<T, N> v, More... more) {
+    static_assert(N == L || N == 1, "a reducer takes L lanes or one");
     if constexpr (N == L) body.update(v, more...);
-    else {
-      static_assert(N == 1, "a reducer takes L lanes or one");
-      tail.update(v, more...);
-    }
+    else update_some(first_lanes<L>(1), broadcast<L>(v), spread<L>(more)...);
   }
-  GY_FN void merge(const Across& other) {
-    body.merge(other.body);
-    if constexpr (L > 1) tail.merge(other.tail);
+  // The lanes where the mask holds.
+  template <class... More> GY_FN void update_some(Vec<bool, L> on, Vec<T, L> v, More... more) {
+    body.update(where(on, v, broadcast<L>(S<T, L>::neutral)), more...);
   }
-  GY_FN auto result() const {
-    if constexpr (L == 1) return body.result();
-    else {
-      auto r = fold<L>(body.partial());
-      r.merge(tail.partial());
-      return r.result();
-    }
-  }
-
- private:
-  // Halves the lanes until one is left. The partial result has only what a merge needs.
-  template <int N, class Partial> static GY_FN auto fold(const Partial& s) {
-    if constexpr (N == 1) return s;
-    else {
-      auto low = s.template part<false>();
-      low.join(s.template part<true>());
-      return fold<N / 2>(low);
-    }
-  }
+  GY_FN void merge(const Across& other) { body.merge(other.body); }
+  GY_FN auto result() const { return body.across().result(); }
 };
 
 // ---- reducers with one value and one operation ------------------------------------------------------------------
@@ -55,28 +48,47 @@ template <class T> constexpr T highest_value = is_float<T> ? T(infinity<float>) 
 
 #define GY_REDUCER(name, start, operation)                                                     \
   template <class T, int L> struct V##name {                                                   \
-    Vec<T, L> value = broadcast<L>(T(start));                                                  \
+    static constexpr T neutral = T(start);                                                     \
+    Vec<T, L> value = broadcast<L>(neutral);                                                   \
     GY_FN void update(Vec<T, L> v) { value = operation(value, v); }                            \
     GY_FN void merge(const V##name& other) { update(other.value); }                            \
-    GY_FN void join(const V##name& other) { update(other.value); }                             \
     GY_FN Vec<T, L> result() const { return value; }                                           \
-    GY_FN V##name partial() const { return *this; }                                            \
-    template <bool Last> GY_FN V##name<T, L / 2> part() const { return {half<Last>(value)}; }  \
+    GY_FN V##name<T, 1> across() const {                                                       \
+      return {fold(value, [](auto a, auto b) { return operation(a, b); })};                    \
+    }                                                                                          \
   };                                                                                           \
   template <class T, int L> using name = Across<V##name, T, L>;
 GY_REDUCER(PlainSum, 0, add)
 GY_REDUCER(Prod, 1, mul)
 GY_REDUCER(Max, lowest_value<T>, maximum)
 GY_REDUCER(Min, highest_value<T>, minimum)
-GY_REDUCER(Any, false, logical_or)
-GY_REDUCER(All, true, logical_and)
 GY_REDUCER(Xor, 0, bitwise_xor)
 #undef GY_REDUCER
+
+template <class T, int L> struct VAny {
+  static constexpr bool neutral = false;
+  Vec<bool, L> value = broadcast<L>(false);
+  GY_FN void update(Vec<bool, L> v) { value = logical_or(value, v); }
+  GY_FN void merge(const VAny& other) { update(other.value); }
+  GY_FN Vec<bool, L> result() const { return value; }
+  GY_FN VAny<T, 1> across() const { return {{any(value)}}; }
+};
+template <class T, int L> struct VAll {
+  static constexpr bool neutral = true;
+  Vec<bool, L> value = broadcast<L>(true);
+  GY_FN void update(Vec<bool, L> v) { value = logical_and(value, v); }
+  GY_FN void merge(const VAll& other) { update(other.value); }
+  GY_FN Vec<bool, L> result() const { return value; }
+  GY_FN VAll<T, 1> across() const { return {{all(value)}}; }
+};
+template <class T, int L> using Any = Across<VAny, T, L>;
+template <class T, int L> using All = Across<VAll, T, L>;
 
 // ---- sum --------------------------------------------------------------------------------------------------------
 // Floats are added in a cascade of four levels, each flushed into the next after 32 additions: the error grows with
 // 32 per level, not with the length. Integers wrap.
 template <class T, int L> struct VSum {
+  static constexpr T neutral = T(0);
   Vec<T, L> level0 = broadcast<L>(T(0)), level1 = level0, level2 = level0, level3 = level0;
   uint32_t count = 0;
 
@@ -90,7 +102,7 @@ template <class T, int L> struct VSum {
     if constexpr (is_float<T>) return add(add(level3, level2), add(level1, level0));
     else return add(level3, level0);
   }
-  GY_FN VPlainSum<T, L> partial() const { return {result()}; }
+  GY_FN VPlainSum<T, 1> across() const { return VPlainSum<T, L>{result()}.across(); }
 
  private:
   GY_FN void flush() {
@@ -110,6 +122,7 @@ template <class T, int L> using Sum = Across<VSum, T, L>;
 // ---- position of the extreme ------------------------------------------------------------------------------------
 // NaN is the extreme; of equal values the first index wins. Within a lane, indices must come in rising order.
 template <class T, int L, bool Largest> struct VArgExtreme {
+  static constexpr T neutral = Largest ? lowest_value<T> : highest_value<T>;
   Vec<T, L> value = broadcast<L>(T(0));
   Vec<int64_t, L> index = broadcast<L>(int64_t(0));
   bool empty = true;
@@ -129,11 +142,16 @@ template <class T, int L, bool Largest> struct VArgExtreme {
     take(logical_and(m, broadcast<L>(!other.empty)), other.value, other.index);
     empty = empty && other.empty;
   }
-  GY_FN void join(const VArgExtreme& other) { merge(other); }
   GY_FN VArgExtreme result() const { return *this; }  // members value and index
-  GY_FN VArgExtreme partial() const { return *this; }
-  template <bool Last> GY_FN VArgExtreme<T, L / 2, Largest> part() const {
-    return {half<Last>(value), half<Last>(index), empty};
+  GY_FN VArgExtreme<T, 1, Largest> across() const {
+    const auto all = fold_lanes<L / 2>(*this, [](VArgExtreme a, const VArgExtreme& b) {
+      a.merge(b);
+      return a;
+    });
+    return {first_lane(all.value), first_lane(all.index), empty};
+  }
+  template <int K> friend GY_FN VArgExtreme exchange_lanes(const VArgExtreme& r) {
+    return {exchange_lanes<K>(r.value), exchange_lanes<K>(r.index), r.empty};
   }
 
  private:
@@ -162,13 +180,15 @@ template <class T, int L> struct Moments {
     add_weighted(other, share, T(count) * share);
     count += other.count;
   }
-  // The same for two halves of equal counts.
-  GY_FN void join(const Moments& other) {
-    add_weighted(other, T(0.5), T(count) * T(0.5));
-    count += other.count;
-  }
   GY_FN Moments result() const { return *this; }
-  template <bool Last> GY_FN Moments<T, L / 2> part() const { return {half<Last>(mean), half<Last>(m2), count}; }
+  // Lanes have equal counts: the mean of the means, and the spread of the means beside the spreads.
+  GY_FN Moments<T, 1> across() const {
+    const auto sum = [](auto a, auto b) { return add(a, b); };
+    const auto all = mul(fold(mean, sum), broadcast<1>(T(1) / T(L)));
+    const auto d = sub(mean, broadcast<L>(all));
+    const auto spread_of_means = mul(fold(mul(d, d), sum), broadcast<1>(T(count)));
+    return {all, add(fold(m2, sum), spread_of_means), count * L};
+  }
 
  private:
   GY_FN void add_weighted(const Moments& other, T share, T weight) {
@@ -198,7 +218,7 @@ template <class T, int L> struct VWelford {
     r.merge(chunk());
     return r;
   }
-  GY_FN Moments<T, L> partial() const { return result(); }
+  GY_FN Moments<T, 1> across() const { return result().across(); }
   GY_FN void merge(const VWelford& other) { total.merge(other.result()); }
 
  private:
@@ -216,6 +236,34 @@ template <class T, int L> struct VWelford {
     middle = {};
   }
 };
+// The count is one for all lanes, so that some lanes alone go into a sum of their own.
+template <class T, int L> struct Across<VWelford, T, L> {
+  VWelford<T, L> body;
+  Moments<T, 1> rest;
+
+  template <int N> GY_FN void update(Vec<T, N> v) {
+    static_assert(N == L || N == 1, "a reducer takes L lanes or one");
+    if constexpr (N == L) body.update(v);
+    else rest.merge({v, broadcast<1>(T(0)), 1});
+  }
+  GY_FN void update_some(Vec<bool, L> on, Vec<T, L> v) {
+    const auto sum = [](auto a, auto b) { return add(a, b); };
+    const auto zero = broadcast<L>(T(0));
+    const int count = __builtin_popcountll(mask_bits(on));
+    const auto mean = div(fold(where(on, v, zero), sum), broadcast<1>(T(count > 0 ? count : 1)));
+    const auto d = where(on, sub(v, broadcast<L>(mean)), zero);
+    rest.merge({mean, fold(mul(d, d), sum), count});
+  }
+  GY_FN void merge(const Across& other) {
+    body.merge(other.body);
+    rest.merge(other.rest);
+  }
+  GY_FN Moments<T, 1> result() const {
+    auto r = body.across();
+    r.merge(rest);
+    return r;
+  }
+};
 template <class T, int L> using Welford = Across<VWelford, T, L>;
 
 // ---- softmax in one pass ----------------------------------------------------------------------------------------
@@ -230,12 +278,16 @@ template <class T, int L> struct MaxAndSum {
     sum = add(mul(sum, exp(sub(max, zero_at))), mul(other.sum, exp(sub(other.max, zero_at))));
     max = top;
   }
-  GY_FN void join(const MaxAndSum& other) { merge(other); }
   GY_FN MaxAndSum result() const { return *this; }
-  template <bool Last> GY_FN MaxAndSum<T, L / 2> part() const { return {half<Last>(max), half<Last>(sum)}; }
+  GY_FN MaxAndSum<T, 1> across() const {
+    const auto top = fold(max, [](auto a, auto b) { return maximum(a, b); });
+    const auto scaled = mul(sum, exp(sub(max, broadcast<L>(MaxAndSum<T, 1>::base(top)))));
+    return {top, fold(scaled, [](auto a, auto b) { return add(a, b); })};
+  }
 };
 // The sum is rescaled only when the maximum grows.
 template <class T, int L> struct VOnlineSoftmax {
+  static constexpr T neutral = -infinity<T>;
   Vec<T, L> max = broadcast<L>(-infinity<T>), recent = broadcast<L>(T(0)), older = broadcast<L>(T(0));
   uint32_t count = 0;
 
@@ -254,7 +306,7 @@ template <class T, int L> struct VOnlineSoftmax {
     }
   }
   GY_FN MaxAndSum<T, L> result() const { return {max, add(older, recent)}; }
-  GY_FN MaxAndSum<T, L> partial() const { return result(); }
+  GY_FN MaxAndSum<T, 1> across() const { return result().across(); }
   GY_FN void merge(const VOnlineSoftmax& other) {
     auto r = result();
     r.merge(other.result());
@@ -268,17 +320,15 @@ template <class T, int L> using OnlineSoftmax = Across<VOnlineSoftmax, T, L>;
 // log(sum of exp(x)), from the same state.
 template <class T, int L> struct LogOfSum {
   MaxAndSum<T, L> state;
-  GY_FN void merge(const LogOfSum& other) { state.merge(other.state); }
-  GY_FN void join(const LogOfSum& other) { state.merge(other.state); }
   GY_FN Vec<T, L> result() const { return add(MaxAndSum<T, L>::base(state.max), log(state.sum)); }
-  template <bool Last> GY_FN LogOfSum<T, L / 2> part() const { return {state.template part<Last>()}; }
 };
 template <class T, int L> struct VLogAddExp {
+  static constexpr T neutral = -infinity<T>;
   VOnlineSoftmax<T, L> state;
   GY_FN void update(Vec<T, L> v) { state.update(v); }
   GY_FN void merge(const VLogAddExp& other) { state.merge(other.state); }
-  GY_FN LogOfSum<T, L> partial() const { return {state.result()}; }
-  GY_FN Vec<T, L> result() const { return partial().result(); }
+  GY_FN LogOfSum<T, 1> across() const { return {state.across()}; }
+  GY_FN Vec<T, L> result() const { return LogOfSum<T, L>{state.result()}.result(); }
 };
 template <class T, int L> using LogAddExp = Across<VLogAddExp, T, L>;
 

@@ -140,6 +140,9 @@ template <int Start, int... I, class V> GY_FN auto take_lanes(V v, sequence<I...
 template <int... I, class V> GY_FN auto join_lanes(V a, V b, sequence<I...>) {
   return __builtin_shufflevector(a, b, I...);
 }
+template <int K, int... I, class V> GY_FN V exchange_within(V v, sequence<I...>) {
+  return __builtin_shufflevector(v, v, (I ^ K)...);
+}
 // The k-th piece of To's size inside v.
 template <class To, int K, class V> GY_FN To piece(V v) {
   if constexpr (sizeof(To) == sizeof(V)) return (To)v;
@@ -262,20 +265,19 @@ template <class T, int L> GY_FN void store_strided(T* to, int64_t stride, Vec<T,
   GY_UNROLL for (int i = 0; i < L; ++i) to[i * stride] = a.at[i];
 }
 
-// The first or the last L/2 lanes.
-template <bool Last, class T, int L> GY_FN Vec<T, L / 2> half(Vec<T, L> v) {
+// Lane i gets lane i ^ K; K is a power of two below L.
+template <int K, class T, int L> GY_FN Vec<T, L> exchange_lanes(Vec<T, L> v) {
   using V = Vec<T, L>;
-  using H = Vec<T, L / 2>;
-  H r;
-  if constexpr (V::parts > 1) {
-    GY_UNROLL for (int i = 0; i < H::parts; ++i) r.p[i] = v.p[i + (Last ? H::parts : 0)];
-  } else if constexpr (H::lanes == 1) {
-    GY_UNROLL for (int i = 0; i < H::parts; ++i) r.p[i] = v.p[0][i + (Last ? H::parts : 0)];
-  }
+  V r;
+  if constexpr (K >= V::lanes) { GY_EACH(V, r.p[i] = v.p[i ^ (K / V::lanes)];) }
 #if defined(GY_SIMD)
-  else r.p[0] = piece<typename H::P, Last>(v.p[0]);
+  else { GY_EACH(V, r.p[i] = exchange_within<K>(v.p[i], indices<V::lanes>{});) }
 #endif
   return r;
+}
+template <class T, int L> GY_FN Vec<T, 1> first_lane(Vec<T, L> v) {
+  if constexpr (Vec<T, L>::lanes == 1) return {{v.p[0]}};
+  else return {{v.p[0][0]}};
 }
 
 // The same bits under another type of the same size.
