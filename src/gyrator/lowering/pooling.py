@@ -170,6 +170,12 @@ def _max_pool_backward(rank: int) -> Callable[..., Any]:
 
 
 # -- average -----------------------------------------------------------------------------------------------
+def _quotient(total: Expr, count: Index) -> Expr:
+    """A sum over the number of its terms; integers are truncated, as in eager."""
+    division = "div" if total.dtype.is_floating_point else "truncdiv"
+    return op(division, total, number(count, total.dtype))
+
+
 def _avg_pool(rank: int) -> Callable[..., Any]:
     def lowering(
         b: Builder, out: Meta, x: TensorRef, kernel: Sequence[int], stride: Sequence[int] = (),
@@ -188,7 +194,7 @@ def _avg_pool(rank: int) -> Callable[..., Any]:
 
         def mean(at: Coords) -> Expr:
             count = _divisor(win, at[-rank:], shape, count_include_pad, divisor_override)
-            return op("div", total.load(at), number(count, wide.dtype))
+            return _quotient(total.load(at), count)
 
         return b.pointwise(out, mean)
 
@@ -226,7 +232,7 @@ def _avg_pool_backward(rank: int) -> Callable[..., Any]:
             given = cast(grad.load((*at[:-rank], *holder)), wide)
             count = _divisor(win, holder, shape, count_include_pad, divisor_override)
             return masked(
-                [*_inside(holder, grad.shape[-rank:]), *held], op("div", given, number(count, wide))
+                [*_inside(holder, grad.shape[-rank:]), *held], _quotient(given, count)
             )
 
         return _sum(b, out, win.holders(), body, "wide")
@@ -264,7 +270,7 @@ def _adaptive_avg_pool(b: Builder, out: Meta, x: TensorRef, size: object) -> Any
 
     def mean(at: Coords) -> Expr:
         count = product([e - s for s, e in map(_bounds, at[-2:], parts, shape)])
-        return op("div", total.load(at), number(count, wide.dtype))
+        return _quotient(total.load(at), count)
 
     return b.pointwise(out, mean)
 
@@ -281,7 +287,7 @@ def _adaptive_avg_pool_backward(b: Builder, out: Meta, grad: TensorRef, x: Tenso
         held = [c for o, (start, end) in zip(holder, spans, strict=True) for c in between(o, start, end)]
         count = product([e - s for s, e in map(_bounds, holder, parts, shape)])
         given = cast(grad.load((*at[:-2], *holder)), wide)
-        return masked(held, op("div", given, number(count, wide)))
+        return masked(held, _quotient(given, count))
 
     return _sum(b, out, [_holding(n, s) for n, s in zip(parts, shape, strict=True)], body, "wide")
 

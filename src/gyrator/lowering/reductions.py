@@ -106,7 +106,8 @@ def _sum(
 def _prod(
     b: Builder, out: Meta, x: TensorRef, dim: Dims = None, keepdim: bool = False, **_: Any
 ) -> TensorRef:
-    return reduce_one(b, out, x, reduced_dims(dim, x.rank), "prod", compute_dtype(out.dtype))
+    kind = "all" if out.dtype == torch.bool else "prod"
+    return reduce_one(b, out, x, reduced_dims(dim, x.rank), kind, compute_dtype(out.dtype))
 
 
 def _mean(

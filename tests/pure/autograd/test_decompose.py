@@ -63,7 +63,7 @@ TAKEN_APART: tuple[tuple[Callable[..., Any], tuple[int, ...]], ...] = (
     (lambda x: F.batch_norm(x, None, None, training=True), (4, 8)),
     (F.silu, (4, 8)),
     (F.mish, (4, 8)),
-    (lambda x: F.soft_margin_loss(9 + x, torch.ones(4, 8)), (4, 8)),
+    (lambda x: F.soft_margin_loss(9 + x, torch.ones_like(x)), (4, 8)),
     (lambda x: F.cross_entropy(x, torch.tensor([1, 2, 0, 3])), (4, 8)),
     (lambda x: x.std(-1), (4, 8)),
 )

@@ -67,3 +67,8 @@ def test_symbolic_sizes() -> None:
     check(
         lambda x: aten.avg_pool2d(x, [3, 3], [2, 2], [1, 1], False, False), tensor(2, 3, 9, 8), dynamic=True
     )
+
+
+def test_averages_of_integers_are_truncated() -> None:
+    x = torch.arange(-20, 28).reshape(1, 6, 8)
+    check(lambda x: aten.avg_pool2d(x, [3, 2], [2, 2], [1, 1]), x)

@@ -28,6 +28,7 @@ ANY: dict[str, Callable[[Tensor], Any]] = {
     "any": lambda x: x.any(1),
     "all": lambda x: x.all(),
     "prod": lambda x: x.prod(0),
+    "prod as bool": lambda x: x.prod(0, dtype=torch.bool),
     "cumsum": lambda x: x.cumsum(0),
     "cumprod": lambda x: x.cumprod(1),
     "cummax": lambda x: x.cummax(1),
