@@ -170,8 +170,8 @@ def integer(s: Scope) -> str:
         "{} ^ 3",
         "{}.bitwise_not()",
         "{}.logical_not()",
-        "{} << 1",
-        "{} >> 1",
+        "({} * 1) << 1",  # torch's own capture refuses to shift bools
+        "({} * 1) >> 1",
         "-{}.long()",
         "{}.long() ** 2",
         "{}.clamp(0, 2)",

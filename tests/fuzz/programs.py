@@ -181,7 +181,13 @@ class _Draft:
         if before and kind < 0.12 and not self.backward:
             other = self.rng.choice(before)
             return self.rng.choice(
-                [other, f"{other}[..., :2]", f"{other}.reshape(-1)", f"{other}.T", f"{other}[None]"]
+                [
+                    other,
+                    f"torch.atleast_1d({other})[..., :2]",
+                    f"{other}.reshape(-1)",
+                    f"{other}.T",
+                    f"{other}[None]",
+                ]
             )
         if kind < 0.22 and ndim >= 2:
             return f"{text}.transpose(0, -1)"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from gyrator.ir.expr import Const, Expr, Load, Op, Random, Ref, Value, indirect, rewrite
+from gyrator.ir.expr import Const, Expr, Load, Op, Random, Ref, Value, indirect, rewrite, walk_all
 from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, dot, substitute, upper
 from gyrator.ir.ops import OPS, REDUCTIONS, identity
 from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, bodies
@@ -38,7 +38,7 @@ def build_kernel(group: Group, stored: frozenset[Value], rule: Rule) -> Built:
     writer = _Writer(shape, levels, stored, rule)
     body = writer.body()
     flat = {f: v for v, f in writer.flat.items()}
-    built = canonical(body, writer.rows(), writer.params(), _origins(group), _title(group))
+    built = canonical(body, writer.rows(), writer.params(_read(body)), _origins(group), _title(group))
     return Built(built.kernel, tuple(flat[f] for f in built.args))
 
 
@@ -101,12 +101,14 @@ class _Writer:
     def rows(self) -> tuple[Value, ...]:
         return tuple(self._rows.values())
 
-    def params(self) -> tuple[tuple[Value, bool, bool], ...]:
+    def params(self, read: set[Value]) -> tuple[tuple[Value, bool, bool], ...]:
         """(value, read, written) for every tensor in memory: what is only read first, then what is
-        written."""
+        written. ``read`` is what the body reads: less than was loaded where an index disappeared, as that
+        of a dimension with stride 0 does."""
         written = [v for m in self.members for v in m.nest.out if v is not None and v in self.stored]
-        reads = [(self._memory(v), True, False) for v in self._loaded if v not in written]
-        return tuple(reads + [(self._memory(v), v in self._loaded, True) for v in written])
+        loaded = [v for v in self._loaded if self._memory(v) in read]
+        reads = [(self._memory(v), True, False) for v in loaded if v not in written]
+        return tuple(reads + [(self._memory(v), v in loaded, True) for v in written])
 
     def body(self) -> Body:
         self._choose_rows()
@@ -443,6 +445,33 @@ def _bound(axis: Axis) -> Index:
     """How many iterations a loop has at most, whatever the loops around it are at."""
     last = upper(axis.extent - 1)
     return axis.extent if last is None else last + 1
+
+
+def _read(body: Body) -> set[Value]:
+    """The values that a body loads from."""
+    seen: set[Expr] = set()
+    pending = list(body)
+    while pending:
+        stage = pending.pop()
+        if isinstance(stage, Loop):
+            pending += stage.body
+            continue
+        for expr in _stage_exprs(stage):
+            for _ in walk_all(expr, seen):
+                pass
+    return {expr.value for expr in seen if isinstance(expr, Load)}
+
+
+def _stage_exprs(stage: Stage) -> tuple[Expr, ...]:
+    match stage:
+        case Let(_, expr):
+            return (expr,)
+        case Update(_, args):
+            return args
+        case Store(_, index, expr, _, mask):
+            at = tuple(atom.value for i in index for atom in i.indirects())
+            return (expr, *at) if mask is None else (expr, *at, mask)
+    raise TypeError(stage)
 
 
 def _work(exprs: tuple[Expr, ...]) -> int:

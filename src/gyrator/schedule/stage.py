@@ -8,6 +8,7 @@ from gyrator.ir.check import LOWERED, PREDICATED, SCHEDULED, check_kernel, check
 from gyrator.ir.program import Nest, Program
 from gyrator.passes import Pass, run_passes
 from gyrator.schedule.dce import remove_dead
+from gyrator.schedule.empty import fill_empty
 from gyrator.schedule.fuse import Decision, fuse
 from gyrator.schedule.inline import inline
 from gyrator.schedule.memory import plan_memory
@@ -33,6 +34,7 @@ def program_passes(rule: Rule) -> tuple[Pass[Program], ...]:
     """What happens to a program before its nests are grouped."""
     return (
         Pass("dce", lambda p, s: remove_dead(p), lambda p: check_program(p, LOWERED)),
+        Pass("fill empty", lambda p, s: fill_empty(p), lambda p: check_program(p, LOWERED)),
         Pass("simplify", lambda p, s: simplify(p, rule), lambda p: check_program(p, LOWERED)),
         # before inlining, which removes the constants it looks for
         Pass("scatters to selects", lambda p, s: scatters_to_selects(p), lambda p: check_program(p, LOWERED)),

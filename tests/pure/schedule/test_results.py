@@ -21,6 +21,12 @@ CASES: dict[str, tuple[Callable[..., object], tuple[Tensor, ...]]] = {
     "scan over rows": (lambda a: torch.cumsum(a, -1) + a, (r(13, 17),)),
     "argmax": (lambda a: (a.argmax(-1), a.max(-1).values), (r(4, 31),)),
     "empty": (lambda a: (a + 1, a.sum(1)), (r(3, 0),)),
+    "empty rows and columns": (
+        lambda a: (a.atan().sum((0, -1)) > 0, a.atan().sum(1), a.all()), (r(0, 0),),
+    ),
+    "index along an expanded dimension": (
+        lambda a, i: torch.where(a[i] > 0, a[i], 1.0), (r(7, 3).expand(2, 7, 3), torch.tensor([0, 1, 1])),
+    ),
     "scalar": (lambda a: a * 2 + 1, (r(()),)),
     "size one": (lambda a: a.sum(-1) + a.amax((1, 2)).unsqueeze(-1), (r(4, 3, 1),)),
     "transposed": (lambda a, b: a.t() + b, (r(12, 20), r(20, 12))),

@@ -1,0 +1,45 @@
+"""Nests without work: results without elements, and reductions of none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gyrator.ir.expr import Const, Value
+from gyrator.ir.index import ZERO, Axis
+from gyrator.ir.ops import identity
+from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Scatter
+
+STARTS = frozenset({"sum", "prod", "max", "min", "any", "all", "xor", "logaddexp"})
+"""Reductions whose result is the value they start from where nothing is reduced."""
+
+
+def fill_empty(program: Program) -> Program:
+    """Replace nests that compute nothing by constants, so that later passes meet no loop of extent 0.
+
+    Before: ``s = nest[i<3] reduce sum over r<0  x[i, r]``; after: ``s = nest[i<3] 0.0``.
+    Scatters stay (they copy), and so do reductions without a single value to start from (Welford's).
+    """
+    nodes: list[Node] = []
+    for node in program.nodes:
+        nodes += _filled(node) if isinstance(node, Nest) else [node]
+    return replace(program, nodes=tuple(nodes))
+
+
+def _filled(nest: Nest) -> list[Node]:
+    root, values = nest.root, [v for v in nest.out if v is not None]
+    if isinstance(root, Scatter):
+        return [nest]
+    if any(ZERO in v.shape for v in values):
+        return [_constant(nest, v, Const(_zero(v), v.dtype)) for v in values]
+    if isinstance(root, Reduce) and root.kind in STARTS and any(a.extent is ZERO for a in root.reduced):
+        return [_constant(nest, v, Const(identity(root.kind, v.dtype), v.dtype)) for v in values]
+    return [nest]
+
+
+def _zero(value: Value) -> bool | int | float:
+    return identity("any", value.dtype)
+
+
+def _constant(nest: Nest, value: Value, body: Const) -> Nest:
+    axes = tuple(Axis(f"i{k}", extent) for k, extent in enumerate(value.shape))
+    return replace(nest, out=(value,), axes=axes, root=Pointwise(body))
