@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import guard_or_true
 
 from gyrator import torch_compat
 from gyrator.autograd import ops
@@ -211,11 +212,11 @@ class _Pass:
             node = recorder.build.call(torch.ops.prims.convert_element_type.default, (node, wanted.dtype), {})
             given = node.meta["val"]
         ours, theirs = metadata_key(given), metadata_key(wanted)
-        if ours[0] != theirs[0] or ours[2:4] != theirs[2:4]:
+        if not _same_sizes(given, wanted) or ours[2:4] != theirs[2:4]:
             raise InternalCheckError(
                 "decompose", f"the decomposition of {op} gives {ours[:4]}, the operator {theirs[:4]}"
             )
-        if ours[1] != theirs[1] and wanted.numel() != 0:
+        if ours[0] != theirs[0] or (ours[1] != theirs[1] and wanted.numel() != 0):
             strides = tuple(recorder.build.number(step) for step in wanted.stride())
             return recorder.build.append(ops.restride, (node, strides), {}, wanted)
         return node
@@ -270,6 +271,14 @@ class _Pass:
             pasted.meta["val"] = call.value
             values.append(pasted)
         return filled(template.results)
+
+
+def _same_sizes(given: Tensor, wanted: Tensor) -> bool:
+    """Whether two shapes agree; expressions that are written differently agree if their sizes do."""
+    return len(given.shape) == len(wanted.shape) and all(
+        expression(ours) == expression(theirs) or guard_or_true(ours == theirs)
+        for ours, theirs in zip(given.shape, wanted.shape, strict=True)
+    )
 
 
 def live_nodes(graph: Graph) -> set[Node]:
