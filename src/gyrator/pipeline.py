@@ -107,7 +107,7 @@ def compile_graph(
         if session.dump is not None:
             session.dump.write("graph", graph.print_readable(print_output=False), suffix="py")
         updates = [(update.input, update.output) for update in info.updates]
-        shown = [k for k, strides in enumerate(info.strides) if strides is not None]
+        shown = range(0 if info.kind == "backward" else len(info.strides) - info.saved)
         shape_env = shape_env_of(example_inputs)
         guards = 0 if shape_env is None else len(shape_env.guards)
         stores = open_stores(session, process.scratch_folder())

@@ -109,6 +109,10 @@ class Forward:
     structure: pytree.TreeSpec
     differentiable: tuple[int, ...]
 
+    def written(self, inputs: int) -> tuple[int, ...]:
+        """Which of the first `inputs` inputs are overwritten."""
+        return tuple(update.input for update in self.updates if update.input < inputs)
+
     def generations(self, recorder: Recorder, inputs: Sequence[Any]) -> list[int]:
         """How often each input's memory was written so far."""
         return [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -53,48 +54,92 @@ def aot_compile(
         UnsupportedInput: for tensor subclasses and layouts other than strided.
         UnsupportedOperator: for operators that change what memory a tensor owns.
     """
+    traced = aot_program(
+        gm,
+        example_inputs,
+        fw_compiler=fw_compiler,
+        bw_compiler=bw_compiler,
+        inference_compiler=inference_compiler,
+        partition_fn=partition_fn,
+        decompositions=decompositions,
+        numerics=numerics,
+        lazy_backward=lazy_backward,
+    )
+    return assemble(traced, gm, example_inputs)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A compiled program before it is put together: what the shell needs, and what joins its halves if it has
+    two (`program.run` is then unused).
+    """
+
+    program: Program
+    link: Differentiable | None
+
+
+def assemble(traced: Traced, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """The callable that the user calls; `gm` itself where inputs that are written share memory."""
+    program = traced.program
+    updated = tuple(update.input for update in program.forward.updates)
+    if overlapping(example_inputs, updated):
+        return gm.forward
+    run = program.run if traced.link is None else make_function(traced.link)
+    return make_shell(replace(program, run=run, fallback=gm.forward if updated else None))
+
+
+def aot_program(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    fw_compiler: Compiler,
+    bw_compiler: Compiler | None = None,
+    inference_compiler: Compiler | None = None,
+    partition_fn: PartitionFunction = min_cut,
+    decompositions: DecompositionTable | None = None,
+    numerics: Numerics = "fast",
+    lazy_backward: bool = False,
+) -> Traced:
+    """`aot_compile` up to the point where its result can be kept and put together again later."""
     table = decomposition_table(numerics=numerics) if decompositions is None else decompositions
     inputs = fake_inputs(gm, example_inputs)
     joint = trace(gm, inputs)
     build = decompose(joint.graph, table, joint.build)
     seed_recomputed(build)
     roles = roles_of(joint, build.graph, inputs)
+    link = None
     if joint.differentiable:
         partition = partition_fn(roles)
         halves = split(roles, partition.saved)
-        run, written = _differentiable(
+        link, written = _differentiable(
             joint, roles, halves, build.bodies, fw_compiler, bw_compiler or fw_compiler, lazy_backward
         )
+        run = link.forward
     else:
         graph = inference_graph(roles)
         compiled = _compile(
             inference_compiler or fw_compiler,
             graph,
             build.bodies,
-            GraphInfo("inference", _static(roles), _updates(joint), _strides(joint, 0)),
+            GraphInfo("inference", _static(roles), _updates(joint), _strides(joint, graph)),
         )
         run, written = compiled.call, _written(joint, compiled)
-    mutates = bool(joint.forward.updates)
-    if mutates and overlapping(example_inputs):
-        return gm.forward
-    return make_shell(
-        Program(
-            run=run,
-            forward=joint.forward,
-            inputs=joint.inputs,
-            constants=joint.constants,
-            written=written,
-            fallback=gm.forward if mutates else None,
-            autocast=torch_compat.autocast_enabled(),
-        )
+    program = Program(
+        run=run,
+        forward=joint.forward,
+        inputs=joint.inputs,
+        constants=joint.constants,
+        written=written,
+        fallback=None,
+        autocast=torch_compat.autocast_enabled(),
     )
+    return Traced(program, link)
 
 
 def roles_of(joint: Joint, graph: Graph, inputs: Inputs) -> JointGraph:
     """The decomposed joint graph with its nodes by role."""
     placeholders = tuple(graph.find_nodes(op="placeholder"))
-    outputs = graph.output_node().args[0]
-    assert isinstance(outputs, (tuple, list))
+    outputs = _outputs(graph)
     primals = placeholders[: joint.inputs + len(joint.constants)]
     results = len(joint.forward.nodes)
     static = {primals[position] for position in inputs.static} | set(primals[joint.inputs :])
@@ -102,8 +147,8 @@ def roles_of(joint: Joint, graph: Graph, inputs: Inputs) -> JointGraph:
         graph=graph,
         primals=primals,
         tangents=placeholders[len(primals) :],
-        results=tuple(outputs[:results]),
-        gradients=tuple(outputs[results:]),
+        results=outputs[:results],
+        gradients=outputs[results:],
         static=frozenset(static),
         updated=frozenset(primals[update.input] for update in joint.forward.updates),
     )
@@ -117,12 +162,10 @@ def _differentiable(
     fw_compiler: Compiler,
     bw_compiler: Compiler,
     lazy: bool,
-) -> tuple[BoxedCallable, frozenset[int]]:
-    """Forward and backward compiled and joined by a torch.autograd.Function; the inputs that forward
-    overwrites.
-    """
-    extra = halves.saved_values + halves.numbers
-    info = GraphInfo("forward", _static(roles), _updates(joint), _strides(joint, extra))
+) -> tuple[Differentiable, frozenset[int]]:
+    """Forward and backward compiled, and how they are joined; the inputs that forward overwrites."""
+    kept = halves.saved_values + halves.numbers
+    info = GraphInfo("forward", _static(roles), _updates(joint), _strides(joint, halves.forward), kept)
     forward = _compile(fw_compiler, halves.forward, bodies, info)
     static = tuple(
         halves.numbers + halves.saved_values + index
@@ -134,21 +177,19 @@ def _differentiable(
     def compile_backward() -> BoxedCallable:
         return _compile(bw_compiler, halves.backward, bodies, backward_info).call
 
-    run = make_function(
-        Differentiable(
-            forward=forward.call,
-            backward=_Lazy(compile_backward) if lazy else compile_backward(),
-            results=len(roles.results),
-            saved_values=halves.saved_values,
-            saved_inputs=halves.saved_primals,
-            tangents=tuple(
-                _tangent(result, node) for result, node in zip(joint.tangents, roles.tangents, strict=True)
-            ),
-            gradients=joint.gradients,
-            inputs=joint.inputs + len(joint.constants),
-        )
+    link = Differentiable(
+        forward=forward.call,
+        backward=_Lazy(compile_backward) if lazy else compile_backward(),
+        results=len(roles.results),
+        saved_values=halves.saved_values,
+        saved_inputs=halves.saved_primals,
+        tangents=tuple(
+            _tangent(result, node) for result, node in zip(joint.tangents, roles.tangents, strict=True)
+        ),
+        gradients=joint.gradients,
+        inputs=joint.inputs + len(joint.constants),
     )
-    return run, _written(joint, forward)
+    return link, _written(joint, forward)
 
 
 class _Lazy:
@@ -190,14 +231,24 @@ def _written(joint: Joint, compiled: Compiled) -> frozenset[int]:
     return frozenset(updates[position].input for position in compiled.written)
 
 
-def _strides(joint: Joint, extra: int) -> tuple[tuple[Size, ...] | None, ...]:
-    """Strides that the results must have, and None for `extra` further outputs."""
+def _strides(joint: Joint, graph: Graph) -> tuple[tuple[Size, ...] | None, ...]:
+    """The strides that the outputs of `graph` must have: those that the user sees and, for saved values,
+    those that backward is compiled for. None where they are free.
+    """
     forward = joint.forward
-    exact = tuple(
-        tuple(tensor.stride()) if seen and isinstance(tensor, Tensor) else None
-        for tensor, seen in zip(forward.tensors, forward.exact, strict=True)
-    )
-    return exact + (None,) * extra
+    seen = [tensor if exact else None for tensor, exact in zip(forward.tensors, forward.exact, strict=True)]
+    saved = [_value(node) for node in _outputs(graph)[len(seen) :]]
+    return tuple(tuple(value.stride()) if isinstance(value, Tensor) else None for value in (*seen, *saved))
+
+
+def _outputs(graph: Graph) -> tuple[Any, ...]:
+    outputs = graph.output_node().args[0]
+    assert isinstance(outputs, (tuple, list))
+    return tuple(outputs)
+
+
+def _value(node: Any) -> Any:
+    return node.meta["val"] if isinstance(node, Node) else node
 
 
 def _tangent(result: int, node: Node) -> Tangent:

@@ -281,7 +281,7 @@ def _normal_functional(
 
 
 _OURS: Mapping[OpOverload, Decomposition] = {
-    **dict.fromkeys(get_decompositions([aten.linspace]), _linspace),
+    **dict.fromkeys(list[Any](get_decompositions([aten.linspace])), _linspace),
     aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
     aten.silu.default: _silu,
     aten.silu_backward.default: _silu_backward,

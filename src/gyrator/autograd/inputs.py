@@ -71,10 +71,38 @@ def fake_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> Inputs:
     )
 
 
-def overlapping(tensors: Sequence[Any]) -> bool:
-    """Whether two of the tensors share memory."""
-    owners = [tensor.untyped_storage()._cdata for tensor in tensors if isinstance(tensor, Tensor)]
-    return len(set(owners)) < len(owners)
+def overlapping(values: Sequence[Any], written: Sequence[int]) -> bool:
+    """Whether a tensor at one of the positions `written` shares memory with another of the tensors, so that
+    a write to one changes the other.
+    """
+    owners = [value.untyped_storage()._cdata for value in values if isinstance(value, Tensor)]
+    if len(set(owners)) == len(owners):
+        return False
+    return any(
+        isinstance(values[position], Tensor)
+        and any(
+            index != position and isinstance(other, Tensor) and _meet(values[position], other)
+            for index, other in enumerate(values)
+        )
+        for position in written
+    )
+
+
+def _meet(one: Tensor, other: Tensor) -> bool:
+    """Whether the ranges of memory that two tensors span have bytes in common."""
+    if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
+        return False
+    (start, end), (other_start, other_end) = _span(one), _span(other)
+    return start < other_end and other_start < end
+
+
+def _span(value: Tensor) -> tuple[int, int]:
+    """The first byte of a tensor in its storage, and the first after it."""
+    start = int(value.storage_offset()) * value.element_size()
+    if value.numel() == 0:
+        return start, start
+    last = sum((int(size) - 1) * int(step) for size, step in zip(value.shape, value.stride(), strict=True))
+    return start, start + (last + 1) * value.element_size()
 
 
 def _mode(values: Sequence[Any]) -> FakeTensorMode:

@@ -38,15 +38,16 @@ class GraphInfo:
         kind: whether the graph is used without autograd, or as its forward or backward half.
         static_inputs: inputs whose memory is the same at every call (parameters and buffers).
         updates: inputs that get a new value. See `Compiled.written`.
-        strides: for each output the strides in elements that it must have, or None where the compiler may
-        choose
-            (updates, values saved for the backward graph, outputs that are not tensors).
+        strides: for each output the strides in elements that it must have; None where they are free (updates,
+            gradients, outputs that are not tensors).
+        saved: how many outputs at the end are kept for the backward graph and seen by nobody else.
     """
 
     kind: GraphKind
     static_inputs: tuple[int, ...] = ()
     updates: tuple[Update, ...] = ()
     strides: tuple[tuple[Size, ...] | None, ...] = ()
+    saved: int = 0
 
 
 @dataclass(frozen=True)

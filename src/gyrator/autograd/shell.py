@@ -30,6 +30,7 @@ from gyrator.autograd.aliasing import (
     ReplayedView,
     Source,
 )
+from gyrator.autograd.inputs import overlapping
 
 _NUMBERS = count()
 
@@ -81,8 +82,9 @@ class _Writer:
             self._lines.append(f"    return {call}")
             return self._built()
         if program.fallback is not None:
+            written = forward.written(program.inputs)
             self._lines += [
-                f"    if {self._name(_overlapping, 'overlapping')}(args):",
+                f"    if {self._name(overlapping, 'overlapping')}(args, {written}):",
                 f"        return {self._name(program.fallback, 'fallback')}(*args)",
             ]
         if program.autocast:
@@ -211,8 +213,3 @@ def _is_flat(structure: pytree.TreeSpec, leaves: int) -> bool:
 def _overwrite(target: Tensor, value: Tensor) -> None:
     with torch.no_grad():
         target.copy_(value)
-
-
-def _overlapping(args: Sequence[Any]) -> bool:
-    owners = [arg.untyped_storage()._cdata for arg in args if isinstance(arg, Tensor)]
-    return len(set(owners)) < len(owners)

@@ -59,7 +59,8 @@ def _adapt(
         assert isinstance(outputs, (list, tuple))
         count = len(outputs)
         updates = _copies_to_updates(graph)
-        info = GraphInfo(kind=kind, updates=updates, strides=_output_strides(graph, count))
+        saved = 0 if kind == "inference" else count  # which of them are saved is torch's secret
+        info = GraphInfo(kind=kind, updates=updates, strides=_output_strides(graph, count), saved=saved)
         compiled = compiler(graph, example_inputs, info)
         return _without_updates(compiled, updates, count)
 

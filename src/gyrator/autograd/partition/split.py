@@ -47,14 +47,15 @@ def split(joint: JointGraph, saved: Sequence[Node]) -> Halves:
     values = [node for node in saved if node not in positions or node in joint.updated]
     primals = [node for node in saved if node in positions and node not in joint.updated]
     numbers = _numbers(joint, set(saved))
-    backward = _backward_graph(joint, [*numbers, *values, *primals])
-    forward = _forward_graph(joint, values, numbers)
+    forward, kept = _forward_graph(joint, values, numbers)
+    handed = {**dict(zip(values, kept, strict=True)), **{node: node for node in (*numbers, *primals)}}
+    backward = _backward_graph(joint, {node: handed[node] for node in (*numbers, *values, *primals)})
     return Halves(forward, backward, len(values), tuple(positions[node] for node in primals), len(numbers))
 
 
 def inference_graph(joint: JointGraph) -> Graph:
     """The graph of a program without backward: the joint graph, each result in memory of its own."""
-    return _forward_graph(joint, [], [])
+    return _forward_graph(joint, [], [])[0]
 
 
 def _numbers(joint: JointGraph, saved: set[Node]) -> list[Node]:
@@ -75,7 +76,10 @@ def _numbers(joint: JointGraph, saved: set[Node]) -> list[Node]:
     return sorted(found, key=order.__getitem__)
 
 
-def _forward_graph(joint: JointGraph, values: Sequence[Node], numbers: Sequence[Node]) -> Graph:
+def _forward_graph(
+    joint: JointGraph, values: Sequence[Node], numbers: Sequence[Node]
+) -> tuple[Graph, list[Node]]:
+    """The forward graph, and the nodes that it returns for the values to be saved."""
     outputs = [*joint.results, *values, *numbers]
     statements = [
         node for node in joint.graph.nodes if is_statement(node) and node not in joint.backward_nodes
@@ -90,19 +94,20 @@ def _forward_graph(joint: JointGraph, values: Sequence[Node], numbers: Sequence[
             copies[node] = _copy(graph, node, copies)
     results = _owned([_mapped(node, copies) for node in joint.results], graph)
     kept = [
-        _clone(graph, copies[node]) if node in joint.updated or is_copyless(node) else copies[node]
+        _dense_clone(graph, copies[node]) if node in joint.updated or is_copyless(node) else copies[node]
         for node in values
     ]
     graph.output((*results, *kept, *(copies[node] for node in numbers)))
-    return graph
+    return graph, kept
 
 
-def _backward_graph(joint: JointGraph, available: Sequence[Node]) -> Graph:
+def _backward_graph(joint: JointGraph, available: Mapping[Node, Node]) -> Graph:
+    """The backward graph; `available` maps what forward hands over to the node that describes it."""
     graph = Graph()
     copies: dict[Node, Node] = {}
-    for node in [*available, *joint.tangents]:
+    for node, described in {**available, **{node: node for node in joint.tangents}}.items():
         placeholder = graph.placeholder(node.name)
-        placeholder.meta = dict(node.meta)
+        placeholder.meta = dict(described.meta)
         copies[node] = placeholder
     needed = ancestors(node for node in joint.gradients if isinstance(node, Node))
     for node in joint.graph.nodes:
@@ -177,6 +182,15 @@ def _owner(node: Node) -> Node:
 
 def _views(node: Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and behaviour(node.target).effect is Effect.VIEW
+
+
+def _dense_clone(graph: Graph, node: Node) -> Node:
+    """A clone without the gaps that a view may have."""
+    clone = _clone(graph, node)
+    value = node.meta["val"]
+    with value.fake_mode:
+        clone.meta["val"] = aten.clone.default(value)
+    return clone
 
 
 def _clone(graph: Graph, node: Node) -> Node:
