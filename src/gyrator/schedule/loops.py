@@ -17,7 +17,7 @@ LANES = 16
 BLOCK = 2048
 FEW_ROWS = 8
 LONG_ROW = 1 << 15
-TILE_ROWS, TILE_COLUMNS, TILE_BYTES = 16, 256, 1 << 16
+TILE_ROWS, TILE_COLUMNS, TILE_BYTES = 16, 32, 1 << 16
 """A transposed access reads a cache line per lane; 16 rows use up its 64 bytes while 256 lines fit the first
 cache."""
 PART = 64
