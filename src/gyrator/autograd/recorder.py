@@ -23,6 +23,7 @@ from gyrator.autograd.builder import PLAIN_TYPES, GraphBuilder
 from gyrator.autograd.effects import Behaviour, Effect, arguments, behaviour
 from gyrator.autograd.functionalize import Alias, Root, new_root, read, view_of, write
 from gyrator.autograd.higher_order import PASSED, RECORDED
+from gyrator.autograd.real_strides import REAL_STRIDES
 from gyrator.autograd.symbols import SYMBOLIC_TYPES
 from gyrator.autograd.views import METADATA_OPS, View
 from gyrator.errors import InternalCheckError, UnsupportedOperator
@@ -73,7 +74,7 @@ class Recorder(TorchDispatchMode):
         how = behaviour(func)
         if how.effect is Effect.REFUSED:
             raise UnsupportedOperator(str(func), "it changes what memory a tensor owns")
-        out = func(args[0].contiguous()) if func in _CONTIGUOUS else func(*args, **kwargs)
+        out = REAL_STRIDES.get(func, func)(*args, **kwargs)
         if how.effect is Effect.NUMBER:
             if type(out) in SYMBOLIC_TYPES:
                 self._number(func, args, kwargs, out)
@@ -396,9 +397,6 @@ class Recorder(TorchDispatchMode):
             func, self.nodes_of(args), {key: self.node_of(arg) for key, arg in kwargs.items()}, None
         )
 
-
-_CONTIGUOUS = frozenset({aten.log_sigmoid_forward.default})
-"""Operators of one argument that make it contiguous first on the CPU, which their fake kernels do not say."""
 
 _SAME_VALUE = frozenset({aten.detach.default, aten.alias.default})
 

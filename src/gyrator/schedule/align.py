@@ -48,11 +48,16 @@ def linear_terms(index: Index) -> dict[Axis, Index] | None:
     found: dict[Axis, Index] = {}
     for monomial, c in index.terms:
         axes = [a for a in monomial if isinstance(a, Axis)]
-        if len(axes) != 1 or any(not isinstance(a, Size | Axis) for a in monomial):
+        if len(axes) != 1 or any(not isinstance(a, Axis) and not _fixed(a) for a in monomial):
             return None
         rest = tuple(a for a in monomial if a is not axes[0])
         found[axes[0]] = found.get(axes[0], ZERO) + Index(((rest, c),))
     return found
+
+
+def _fixed(atom: Atom) -> bool:
+    """Whether an atom is the same in every iteration: a size, or ``s // 2`` of one."""
+    return isinstance(atom, Size) or not (atom.index().axes() or atom.index().indirects())
 
 
 def radix(index: Index, extent: Index) -> list[Axis] | None:

@@ -58,3 +58,10 @@ def test_nested_divisions_split_an_axis_twice() -> None:
     x = axis("x", 72)
     found = splits_for_divisions([x // 36, (x // 6) % 6])
     assert sorted(a.extent.value for a in found[atom(x)].axes()) == [2, 6, 6]
+
+
+def test_extents_may_be_quotients_of_sizes() -> None:
+    half = S // const(2)
+    flat, row, column = axis("m", half * half), axis("r", half), axis("c", half)
+    same = unify([flat], [row * half + column], [half * half])
+    assert same is not None and same.left[atom(flat)] is row * half + column

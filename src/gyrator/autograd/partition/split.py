@@ -14,6 +14,7 @@ from torch.fx import Graph, Node
 from gyrator.autograd.effects import Effect, behaviour, is_statement
 from gyrator.autograd.partition.joint_graph import JointGraph, ancestors, is_number
 from gyrator.autograd.partition.recompute import is_copyless
+from gyrator.autograd.symbols import expression
 from gyrator.errors import InternalCheckError
 
 aten = torch.ops.aten
@@ -72,8 +73,33 @@ def _numbers(joint: JointGraph, saved: set[Node]) -> list[Node]:
             found[node] = None
         else:
             pending.extend(node.all_input_nodes)
+    for node in _unreadable(joint, [*visited, *saved, *joint.tangents], [*saved, *found, *joint.tangents]):
+        found[node] = None
     order = {node: index for index, node in enumerate(joint.graph.nodes)}
     return sorted(found, key=order.__getitem__)
+
+
+def _unreadable(joint: JointGraph, nodes: Iterable[Node], given: Iterable[Node]) -> list[Node]:
+    """The inputs that hold symbols which sizes of `nodes` mention and no size of a `given` node is alone."""
+    readable: set[Any] = set()
+    for node in given:
+        value = node.meta.get("val")
+        sizes = tuple(value.shape) if isinstance(value, Tensor) else (value,)
+        readable.update(expression(size) for size in sizes if isinstance(size, torch.SymInt))
+    mentioned = {symbol for node in nodes for symbol in _symbols(node.meta.get("val"))}
+    return [
+        node
+        for node in joint.primals
+        if is_number(node) and expression(node.meta["val"]) in mentioned - readable
+    ]
+
+
+def _symbols(value: Any) -> set[Any]:
+    """The symbols in the sizes and strides of a tensor."""
+    if not isinstance(value, Tensor):
+        return set()
+    sizes = (*value.shape, *value.stride(), value.storage_offset())
+    return {s for size in sizes if isinstance(size, torch.SymInt) for s in expression(size).free_symbols}
 
 
 def _forward_graph(

@@ -1,0 +1,36 @@
+"""Operators whose fake kernels state other strides than their real ones return.
+
+A traced graph promises the strides of its fake tensors, and what the user sees must lie in memory as in
+eager. The functions here stand in for such operators on fake tensors: same result, eager's strides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+aten = torch.ops.aten
+
+
+def _log_sigmoid_forward(x: Tensor) -> Any:
+    """The CPU kernel makes its argument contiguous first."""
+    return aten.log_sigmoid_forward.default(x.contiguous() if x.device.type == "cpu" else x)
+
+
+def _max_unpool2d(x: Tensor, indices: Tensor, output_size: Sequence[int]) -> Tensor:
+    """The result of a channels-last image is channels-last."""
+    result = aten.max_unpool2d.default(x, indices, output_size)
+    last = torch.channels_last
+    if x.ndim == 4 and x.is_contiguous(memory_format=last) and not x.is_contiguous():
+        return result.contiguous(memory_format=last)
+    return result
+
+
+REAL_STRIDES: Mapping[OpOverload, Callable[..., Any]] = {
+    aten.log_sigmoid_forward.default: _log_sigmoid_forward,
+    aten.max_unpool2d.default: _max_unpool2d,
+}
