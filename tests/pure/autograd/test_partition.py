@@ -157,3 +157,21 @@ def test_the_partition_says_why() -> None:
     assert reasons["aten.mm.default"] == "saved: takes too long to compute again"
     assert reasons["aten.relu.default"].startswith("recomputed: pointwise")
     assert partition.saved_bytes <= partition.default_bytes
+
+
+def test_backward_is_given_every_symbol_that_its_sizes_mention() -> None:
+    def halves(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        part = x.chunk(2, 0)[0].clone()
+        part.diagonal().fill_(1)
+        return part.softmax(0), y.chunk(2, -1)[0] * 1
+
+    function, graphs = compiled(halves, dynamic=True)
+    sum(out.sum() for out in function(leaf(9, 40), leaf(40, 9))).backward()
+    given, mentioned = set(), set()
+    for node in graphs.modules["backward"].graph.nodes:
+        value = node.meta.get("val")
+        sizes = [*value.shape, *value.stride()] if isinstance(value, Tensor) else [value]
+        symbols = [size.node.expr for size in sizes if isinstance(size, torch.SymInt)]
+        mentioned |= {symbol for expr in symbols for symbol in expr.free_symbols}
+        given |= {expr for expr in symbols if expr.is_Symbol and node.op == "placeholder"}
+    assert mentioned <= given
