@@ -34,7 +34,7 @@ CEILINGS = {
     "cache": 1_200,
     "capture": 4_000,
     "graph": 4_000,
-    "autograd": 4_500,
+    "autograd": 5_500,
     "lowering": 6_000,
     "schedule": 4_500,
     "codegen": 5_000,
