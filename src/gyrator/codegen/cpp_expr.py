@@ -62,7 +62,8 @@ class Block:
     """A block being printed: ``lines`` between ``head`` and ``tail``.
 
     ``skippable``: the block may run zero times, so what could fault must not be moved out of it.
-    ``writes``: the values stored anywhere in it, whose loads must not be moved out of it.
+    ``writes``: the values stored anywhere in it, whose loads must not be moved out of it. ``extents``: how
+    often each of its loops runs.
     """
 
     depth: int
@@ -70,6 +71,7 @@ class Block:
     tail: str = "}"
     writes: frozenset[Value] = frozenset()
     skippable: bool = False
+    extents: tuple[Index, ...] = ()
     lines: list[str] = field(default_factory=list)
     terms: dict[Expr | Atom, Term] = field(default_factory=dict)
 
@@ -271,8 +273,17 @@ class Expressions:
         depth = max(size.depth, *(t.depth for t in terms))
         for block in self.blocks[depth + 1 :]:
             depth = block.depth if block.skippable else depth
+        if e.mask is None and not is_nonnegative(e.size - 1):
+            self._refuse_empty(size, site)
         lanes = "lanes, " if vector else ""
         return Term(f"gy::check_index({lanes}{text}, {size.text}, status, {site})", depth, vector)
+
+    def _refuse_empty(self, size: Term, site: int) -> None:
+        """No index into an empty dimension is in range: return before anything is read from there."""
+        extents = [n for block in self.blocks for n in block.extents if not n.axes()]
+        maybe_empty = [self.index(n).text for n in extents if not is_nonnegative(n - 1)]
+        condition = " && ".join([f"{size.text} < 1", *(f"{n} > 0" for n in dict.fromkeys(maybe_empty))])
+        self.blocks[size.depth].lines.append(f"if ({condition}) return {site};")
 
     def _random(self, e: Random) -> Term:
         vector = self.varies(e.offset)
@@ -433,7 +444,7 @@ class Expressions:
 
 
 def _weight(term: tuple[tuple[Atom, ...], int]) -> tuple[bool, int, int]:
-    """Orders the terms of an address from the outermost dimension to the innermost, what is subtracted last."""
+    """Orders the terms of an address from the outermost dimension inwards, what is subtracted last."""
     monomial, c = term
     return c < 0, -len(monomial), -abs(c)
 

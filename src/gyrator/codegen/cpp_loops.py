@@ -67,12 +67,12 @@ class Loops(Expressions):
                     self._update(item)
 
     @contextmanager
-    def _nested(self, *, loop: Loop | None = None) -> Iterator[Block]:
-        """A block one level further in; what is hoisted out of it lands before its head."""
-        inner = Block(len(self.blocks))
-        if loop is not None:
-            inner.writes = written(loop.body)
-            inner.skippable = not is_nonnegative(loop.axis.extent - 1)
+    def _nested(self, *loops: Loop) -> Iterator[Block]:
+        """A block one level further in, the body of ``loops``; what is hoisted out lands before its head."""
+        inner = Block(len(self.blocks), extents=tuple([loop.axis.extent for loop in loops]))
+        if loops:
+            inner.writes = written(loops[-1].body)
+            inner.skippable = not all(is_nonnegative(extent - 1) for extent in inner.extents)
             self.forget(inner.writes)
         self.blocks.append(inner)
         self.names.enter()
@@ -105,7 +105,7 @@ class Loops(Expressions):
             self._serial(loop, begin, end)
 
     def _serial(self, loop: Loop, begin: str, end: str) -> None:
-        with self._nested(loop=loop) as block:
+        with self._nested(loop) as block:
             name = self._variable(loop)
             block.head = f"for (int64_t {name} = {begin}; {name} < {end}; ++{name}) {{"
             if loop.reverse:
@@ -120,7 +120,7 @@ class Loops(Expressions):
 
     def _vectors(self, loop: Loop, begin: str, end: str) -> None:
         extent = loop.axis.extent.value
-        with self._nested(loop=loop) as block:
+        with self._nested(loop) as block:
             name = self._variable(loop)
             whole = extent is not None and extent % loop.lanes == 0
             if whole:
@@ -153,13 +153,12 @@ class Loops(Expressions):
         if None in steps or steps[0] is not ONE or steps[3] is not ONE:
             return False
         start: dict[Atom, Index] = {p: ZERO, q: ZERO}
-        pointers = []
-        for value, flat in ((store.value, target), (load.value, source)):
-            pointers.append(plus(self.pointers[value].text, self.index(substitute(flat, start))))
-        texts = [self.index(i).text for i in (*steps, p.extent, q.extent) if i is not None]
-        self.emit(
-            f"gy::transpose_block({pointers[1]}, {texts[2]}, {pointers[0]}, {texts[1]}, {texts[4]}, {texts[5]});"
-        )
+        ends = []
+        for value, flat, step in ((load.value, source, steps[2]), (store.value, target, steps[1])):
+            ends.append(plus(self.pointers[value].text, self.index(substitute(flat, start))))
+            ends.append(self.index(step or ZERO).text)
+        extents = [self.index(axis.extent).text for axis in (p, q)]
+        self.emit(f"gy::transpose_block({', '.join(ends + extents)});")
         self.forget([store.value])
         return True
 
@@ -193,9 +192,7 @@ class Loops(Expressions):
             self._results(parts, f"{parts.name}.merged()")
 
     def _flat(self, nest: tuple[Loop, ...], mine: str) -> None:
-        """``for step``: the axes start where this thread's share begins and count on like the digits of a
-        number.
-        """
+        """``for step``: the axes start where this thread's share begins and count on like digits."""
         names = [self.names.fresh(loop.axis.name) for loop in nest]
         extents = [self._digit(loop.axis.extent) for loop in nest]
         for k, name in enumerate(names):
@@ -203,7 +200,7 @@ class Loops(Expressions):
             digit = f"{mine}.begin" + (f" / {below}" if below else "") + (f" % {extents[k]}" if k else "")
             self.emit(f"int64_t {name} = {digit};")
         step = self.names.fresh("step")
-        with self._nested(loop=nest[-1]) as block:
+        with self._nested(*nest) as block:
             block.head = f"for (int64_t {step} = {mine}.begin; {step} < {mine}.end; ++{step}) {{"
             for loop, name in zip(nest, names, strict=True):
                 self.bind(loop.axis, Term(name, block.depth, name=True))
@@ -241,16 +238,15 @@ class Loops(Expressions):
 
     # -- carries -------------------------------------------------------------------------------------------
     def _declare(self, carry: Carry, loop: Loop, *, per_thread: str = "") -> Reducer:
-        """Declare the object of a carry of ``loop``; with ``per_thread``, one for each thread of that
-        team.
-        """
+        """Declare the object of a carry of ``loop``; with ``per_thread``, one for each of that team."""
         update = next((s for s in stages(loop.body) if isinstance(s, Update) and s.carry == carry.name), None)
         if update is None:
             raise InternalCheckError("print", f"nothing updates carry {carry.name!r}")
         per_lane = "V" if self.lanes is not None or carry.last_wins else ""
         width = self.width if self.lanes is not None else self._width(carry, loop)
         element = type_name(update.args[0].dtype)
-        kind = f"gy::{per_lane}{'Last' if carry.last_wins else ''}{REDUCTIONS[carry.kind].cpp}<{element}, {width}>"
+        last = "Last" if carry.last_wins else ""
+        kind = f"gy::{per_lane}{last}{REDUCTIONS[carry.kind].cpp}<{element}, {width}>"
         taken = any(r is not None and r.name == carry.name for r in carry.results)
         name = self.names.fresh(
             f"{carry.name}{f'_{carry.kind}' if taken else ''}{'_parts' if per_thread else ''}"
@@ -314,11 +310,9 @@ class Loops(Expressions):
         vector = self.lanes is not None
         value = self.value(stage.expr)
         at = self.address(stage.value, stage.index)
-        mask = (
-            None
-            if stage.mask is None
-            else self.fitted(stage.mask, self.value(stage.mask), vector=vector).text
-        )
+        mask = None
+        if stage.mask is not None:
+            mask = self.fitted(stage.mask, self.value(stage.mask), vector=vector).text
         room = self.room(self.block.depth) - len(at.pointer) - len(mask or "")
         value = self.fitted(stage.expr, value, vector=vector, room=room)
         if stage.combine != "set":
@@ -360,9 +354,7 @@ class Loops(Expressions):
 
 
 def _copy_nest(outer: Loop) -> tuple[tuple[Axis, Axis], Store, Load] | None:
-    """The axes, store and load of two nested loops that do nothing but ``a[…] = b[…]``; None for other
-    loops.
-    """
+    """The axes, store and load of two nested loops that do nothing but ``a[…] = b[…]``, else None."""
     if len(outer.body) != 1 or outer.carries or outer.kind is LoopKind.LANES:
         return None
     (inner,) = outer.body

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Iterator
-from itertools import chain, count
 from types import MappingProxyType
 
 import torch
@@ -53,31 +51,41 @@ class Names:
 
     def __init__(self) -> None:
         self._open: list[set[str]] = [set(_OURS)]
+        self._next: list[dict[str, int]] = [{}]
 
     def enter(self) -> None:
         """A block begins."""
         self._open.append(set())
+        self._next.append({})
 
     def leave(self) -> None:
         """The innermost block ends."""
         self._open.pop()
+        self._next.pop()
 
     def fresh(self, wish: str, depth: int | None = None) -> str:
-        """``wish`` or the first of ``wish_2``, ``wish_3``, … that no open block has; for the block at
-        ``depth``.
-        """
+        """``wish`` or the first of ``wish_2``, ``wish_3``, … that no open block has."""
         base = legal(wish)
-        return self._first(chain([base], (f"{base}_{k}" for k in count(2))), depth)
+        if not self._taken(base):
+            self._open[-1 if depth is None else depth].add(base)
+            return base
+        return self._first(f"{base}_", 2, depth)
 
     def numbered(self, stem: str, depth: int | None = None) -> str:
         """The first of ``stem0``, ``stem1``, … that no open block has."""
-        base = legal(stem)
-        return self._first((f"{base}{k}" for k in count()), depth)
+        return self._first(legal(stem), 0, depth)
 
-    def _first(self, options: Iterator[str], depth: int | None) -> str:
-        name = next(o for o in options if not any(o in names for names in self._open))
-        self._open[-1 if depth is None else depth].add(name)
-        return name
+    def _first(self, stem: str, start: int, depth: int | None) -> str:
+        at = -1 if depth is None else depth
+        number = max([start, *(counts.get(stem, start) for counts in self._next)])
+        while self._taken(f"{stem}{number}"):
+            number += 1
+        self._open[at].add(f"{stem}{number}")
+        self._next[at][stem] = number + 1
+        return f"{stem}{number}"
+
+    def _taken(self, name: str) -> bool:
+        return any(name in names for names in self._open)
 
 
 def legal(wish: str) -> str:

@@ -91,7 +91,8 @@ class Loop:
     """``for axis in range(extent)`` (from the end if ``reverse``).
 
     ``lanes`` is the vector length of a ``LANES`` loop. ``grain`` is the estimated cost of one iteration, in
-    cheap instructions, by which a ``PARALLEL`` loop decides at run time whether threads pay.
+    cheap instructions, by which a ``PARALLEL`` loop decides at run time whether threads pay; so does a
+    ``LANES`` loop with a grain that no parallel loop is around, and each thread gets whole vectors.
     """
 
     axis: Axis

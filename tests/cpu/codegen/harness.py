@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -21,19 +22,9 @@ from gyrator.ir.interp_tree import run_kernel
 from gyrator.ir.ops import OPS, Rule
 from gyrator.ir.tree import Kernel, Loop, LoopKind, Param, Stage, Store
 from gyrator.origin import Origin
+from gyrator.runtime.build import INCLUDE
+from gyrator.runtime.toolchain import FLAGS, ISA_FLAGS, cpu_isa
 
-INCLUDE = Path(__file__).parents[3] / "src/gyrator/runtime/include"
-FLAGS = (
-    "-O2",
-    "-std=c++20",
-    "-march=native",
-    "-fopenmp",
-    "-fPIC",
-    "-shared",
-    "-Wall",
-    "-Werror",
-    "-Wno-psabi",
-)
 F32, BF16, I64 = torch.float32, torch.bfloat16, torch.int64
 NO_SIZES: Mapping[str, int] = MappingProxyType({})
 PARALLEL, SERIAL, LANES = LoopKind.PARALLEL, LoopKind.SERIAL, LoopKind.LANES
@@ -122,40 +113,61 @@ def kernel(
 
 
 # -- running -----------------------------------------------------------------------------------------------
+ISA = os.environ.get("GYRATOR_CPU_ISA", cpu_isa())
+# Warnings about printed text are errors; headers are a system's, whose warnings nobody wants.
+COMMAND = (
+    "g++",
+    *(f for f in FLAGS if f not in ("-w", "-fvisibility=hidden")),
+    "-Wall",
+    "-Wextra",
+    "-Wno-unused-parameter",
+    "-Werror",
+    "-Wno-psabi",
+    f"-isystem{INCLUDE}",
+)
+
+
 @cache
-def build(text: str) -> ctypes.CDLL:
+def build(text: str, isa: str = ISA) -> ctypes.CDLL:
+    """The library of a printed kernel, built once for each text, header and instruction set."""
     folder = Path(tempfile.gettempdir()) / "gyrator-test-kernels"
     folder.mkdir(exist_ok=True)
     headers = "".join(f.read_text() for f in sorted(INCLUDE.glob("*.h")))
-    stem = folder / hashlib.sha256((text + headers).encode()).hexdigest()[:24]
+    stem = folder / hashlib.sha256(f"{COMMAND} {isa} {text} {headers}".encode()).hexdigest()[:24]
     library = stem.with_suffix(".so")
     if not library.exists():
         source = stem.with_suffix(".cpp")
         source.write_text(f'#include "kernel.h"\n{text}')
-        done = subprocess.run(
-            ["g++", *FLAGS, f"-I{INCLUDE}", str(source), "-o", str(library)], capture_output=True, text=True
-        )
+        command = [*COMMAND, *ISA_FLAGS[isa], str(source), "-o", str(library)]
+        done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, f"{text}\n{done.stderr[:6000]}"
     return ctypes.CDLL(str(library))
 
 
 def launch(
-    printed: CppKernel, tensors: Sequence[torch.Tensor], sizes: Sequence[int] = (), threads: int = 1
+    printed: CppKernel,
+    tensors: Sequence[torch.Tensor],
+    sizes: Sequence[int] = (),
+    threads: int = 1,
+    isa: str = ISA,
 ) -> int:
     """Call a printed kernel with the memory of ``tensors`` as its parameters; its status."""
-    function = build(printed.text)[printed.name]
+    function = build(printed.text, isa)[printed.name]
     function.restype = ctypes.c_int32
     pointers = [ctypes.c_void_p(t.data_ptr()) for t in tensors]
     return int(function(*pointers, *(ctypes.c_int64(s) for s in sizes), ctypes.c_int32(threads)))
 
 
 def run(
-    k: Kernel, tensors: Mapping[str, torch.Tensor], sizes: Mapping[str, int] = NO_SIZES, threads: int = 1
+    k: Kernel,
+    tensors: Mapping[str, torch.Tensor],
+    sizes: Mapping[str, int] = NO_SIZES,
+    threads: int = 1,
+    isa: str = ISA,
 ) -> int:
     """Print, build and run; tensors and sizes are named as in the kernel."""
-    return launch(
-        print_kernel(k), [tensors[p.value.name] for p in k.params], [sizes[s.name] for s in k.sizes], threads
-    )
+    values = [tensors[p.value.name] for p in k.params]
+    return launch(print_kernel(k), values, [sizes[s.name] for s in k.sizes], threads, isa)
 
 
 def check(
@@ -164,9 +176,9 @@ def check(
     sizes: Mapping[str, int] = NO_SIZES,
     threads: int = 1,
     scale: float = 1.0,
+    isa: str = ISA,
 ) -> None:
-    """The printed kernel leaves in its results what the interpreter does: integers and bools equal,
-    floats close.
+    """The printed kernel leaves in its results what the interpreter does: integers equal, floats close.
 
     ``scale`` is the size of the numbers that were added up, where results can be much smaller than those.
     """
@@ -174,7 +186,7 @@ def check(
     expected = {name: t.clone() for name, t in tensors.items()}
     run_kernel(k, expected, {s: sizes[s.name] for s in k.sizes})
     actual = {name: t.clone() for name, t in tensors.items()}
-    assert run(k, actual, sizes, threads) == 0
+    assert run(k, actual, sizes, threads, isa) == 0
     for param in k.params:
         name = param.value.name
         close = {"atol": 1e-5 * scale, "rtol": 1e-2 if param.value.dtype.itemsize == 2 else 1e-5}

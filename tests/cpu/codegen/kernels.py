@@ -73,11 +73,12 @@ def layer_norm(rows: IndexLike, columns: IndexLike) -> Kernel:
     mean, m2, rstd = ref("mean", i), ref("m2", i), ref("rstd", i)
     count = cast(IndexValue(as_index(columns)), F32)
     out = op("add", op("mul", op("mul", op("sub", load(x, i, j), mean), rstd), load(w, j)), load(b, j))
+    moments = Carry("moments", "welford", (mean, m2, None))
     return kernel(
         "layer_norm", [x, w, b], [y],
         parallel(
             i,
-            lanes(j, Update("moments", (load(x, i, j),)), carries=(Carry("moments", "welford", (mean, m2, None)),)),
+            lanes(j, Update("moments", (load(x, i, j),)), carries=(moments,)),
             Let(rstd, op("rsqrt", op("add", op("div", m2, count), 1e-5))),
             lanes(j, store(y, (i, j), out)),
         ),
@@ -136,7 +137,11 @@ def argmax(rows: IndexLike, columns: IndexLike) -> Kernel:
     best = Carry("best", "argmax", (None, where))
     return kernel(
         "argmax", [x], [y],
-        parallel(i, lanes(j, Update("best", (load(x, i, j), IndexValue(j.index()))), carries=(best,)), store(y, (i,), where)),
+        parallel(
+            i,
+            lanes(j, Update("best", (load(x, i, j), IndexValue(j.index()))), carries=(best,)),
+            store(y, (i,), where),
+        ),
     )  # fmt: skip
 
 

@@ -245,8 +245,9 @@ def test_comparison_and_selection(dtype: torch.dtype) -> None:
     "value, dtype",
     [
         (0.1, torch.float32), (1e-45, torch.float32), (3.4e38, torch.float32), (-0.0, torch.float32),
-        (math.inf, torch.float32), (-math.inf, torch.float64), (math.nan, torch.float32), (0.1, torch.float64), (7, torch.float32),
-        (0.1, torch.bfloat16), (65504.0, torch.float16), (True, torch.bool), (True, torch.int64), (-(1 << 63), torch.int64),
+        (math.inf, torch.float32), (-math.inf, torch.float64), (math.nan, torch.float32), (0.1, torch.float64),
+        (7, torch.float32), (0.1, torch.bfloat16), (65504.0, torch.float16), (True, torch.bool),
+        (True, torch.int64), (-(1 << 63), torch.int64),
         ((1 << 63) - 1, torch.int64), (255, torch.uint8), (-128, torch.int8), (2**31 - 1, torch.int32),
     ],
     ids=str,
@@ -289,6 +290,17 @@ def test_an_index_out_of_range_is_reported_and_nothing_is_read_there(bad: int) -
         embedding(S0, 70, 100), {"table": sample(100, 70), "idx": idx, "y": torch.empty(3, 70)}, {"s0": 3}
     )
     assert status == 1
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+def test_any_index_into_nothing_is_out_of_range(rows: int) -> None:
+    n, m = size("n", 0), size("m", 0)
+    table, idx, y = tensor("table", n, 8), tensor("idx", m, dtype=I64), tensor("y", m, 8)
+    i, j = axis("i", m), axis("j", 8)
+    at = Indirect(Checked(load(idx, i), n), n).index()
+    k = kernel("take", [table, idx], [y], parallel(i, lanes(j, store(y, (i, j), load(table, at, j)))))
+    tensors = {"table": torch.empty(0, 8), "idx": torch.zeros(rows, dtype=I64), "y": torch.empty(rows, 8)}
+    assert run(k, tensors, {"n": 0, "m": rows}) == (1 if rows else 0)
 
 
 def test_indices_along_the_lanes_gather() -> None:
@@ -379,7 +391,11 @@ def test_named_values_are_computed_where_they_belong() -> None:
         parallel(
             i,
             Let(scale, op("exp", load(x, i, 0))),
-            lanes(j, Let(shifted, op("sub", load(x, i, j), scale)), store(y, (i, j), op("mul", shifted, shifted))),
+            lanes(
+                j,
+                Let(shifted, op("sub", load(x, i, j), scale)),
+                store(y, (i, j), op("mul", shifted, shifted)),
+            ),
         ),
     )  # fmt: skip
     check(k, {"x": sample(6, 40), "y": torch.empty(6, 40)})

@@ -1,0 +1,46 @@
+"""The same texts are right on every instruction set, with whole and with partial vectors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gyrator.runtime.toolchain import ISA_FLAGS, cpu_isa
+from tests.cpu.codegen.harness import BF16, I64, check
+from tests.cpu.codegen.kernels import (
+    argmax,
+    column_sum,
+    embedding,
+    full_sum,
+    gelu_bias,
+    layer_norm,
+    scatter_add,
+    softmax,
+)
+from tests.cpu.codegen.test_pointwise import S0, sample
+
+_ORDER = list(ISA_FLAGS)
+_HERE = _ORDER[: _ORDER.index(cpu_isa()) + 1]
+
+
+@pytest.mark.parametrize("isa", _HERE)
+@pytest.mark.parametrize("shape", [(3, 64), (5, 37)])
+def test_typical_kernels(isa: str, shape: tuple[int, int]) -> None:
+    x, y = sample(*shape), torch.empty(shape)
+    row, column = sample(shape[1]), torch.empty(shape[0])
+    half, idx = x.to(BF16), torch.tensor([1, -2, 3, 0, 2])[: shape[0]]
+    check(softmax(*shape), {"x": x, "y": y}, isa=isa)
+    check(layer_norm(*shape), {"x": x, "w": row, "b": row.flip(0), "y": y}, isa=isa)
+    check(gelu_bias(*shape), {"x": half, "b": row.to(BF16), "y": y.to(BF16)}, isa=isa)
+    check(column_sum(*shape), {"x": x, "y": row}, isa=isa)
+    check(full_sum(S0), {"x": x.flatten(), "y": torch.empty(())}, {"s0": x.numel()}, isa=isa)
+    check(argmax(*shape), {"x": x, "y": column.to(I64)}, isa=isa)
+    check(
+        embedding(S0, shape[1], 5),
+        {"table": sample(5, shape[1]), "idx": idx, "y": y},
+        {"s0": shape[0]},
+        isa=isa,
+    )
+    for along in "ij":
+        table = sample(5, shape[1])
+        check(scatter_add(*shape, 5, along=along), {"table": table, "idx": idx, "src": x}, isa=isa)
