@@ -166,11 +166,13 @@ def _silu_backward(grad: Tensor, x: Tensor) -> Tensor:
 
 
 def _gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    """gelu(x) → x/2·(1 + erf(x/√2)), or its tanh form for approximate="tanh"."""
+    """gelu(x) → x/2·(1 + erf(x/√2)), or x·sigmoid(2u) for approximate="tanh", which is x/2·(1 + tanh(u))
+    without its cancellation at negative x.
+    """
     wide = _widen(x)
     if approximate == "tanh":
         inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * (wide * wide * wide))
-        value = 0.5 * wide * (1 + torch.tanh(inner))
+        value = wide * torch.sigmoid(2 * inner)
     else:
         value = 0.5 * wide * (1 + torch.erf(wide * math.sqrt(0.5)))
     return value.to(x.dtype)
