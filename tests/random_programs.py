@@ -8,6 +8,7 @@ what would amplify rounding (a comparison, a sort, a conversion to int) reads pu
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random as Rng
@@ -86,9 +87,11 @@ class Limits:
     symbolic: bool = True
     zero: bool = True
     strided: bool = True
+    long: bool = False
 
 
 EVERYTHING = Limits()
+MOST_POINTS = 60_000
 
 _FLOAT_EXACT = ("add", "sub", "mul", "neg", "abs", "maximum", "minimum", "sign", "where")
 _UNARY = ("exp", "tanh", "sigmoid", "sqrt", "rsqrt", "log1p", "sin", "erf", "expm1")
@@ -168,12 +171,22 @@ class _Generator:
         options += [a for v in self.values for a in v.shape]
         if self.limits.zero and self.rng.random() < 0.03:
             return ZERO
+        if self.limits.long and self.rng.random() < 0.12:  # several vectors, blocks, threads
+            return const(self.rng.choice([33, 70, 300, 5000]))
         return self.rng.choice(options)
 
     def shape(self) -> tuple[Index, ...]:
         if self.values and self.rng.random() < 0.5:
             return self.rng.choice(list(self.values)).shape
-        return tuple(self.extent() for _ in range(self.rng.choice([0, 1, 1, 2, 2, 2, 3])))
+        return self.bounded([self.extent() for _ in range(self.rng.choice([0, 1, 1, 2, 2, 2, 3]))])
+
+    def bounded(self, extents: list[Index], around: int = 1) -> tuple[Index, ...]:
+        """Extents, the last ones replaced by 2 where ``around`` times their product would take too long."""
+        kept: list[Index] = []
+        for extent in extents:
+            around *= max(1, number(extent, self.sizes))
+            kept.append(extent if around <= MOST_POINTS else const(2))
+        return tuple(kept)
 
     def strides(self, shape: tuple[Index, ...], *, broadcast: bool) -> tuple[Index, ...]:
         if not self.limits.strided or self.rng.random() < 0.6:
@@ -257,7 +270,10 @@ class _Generator:
         kind = self.rng.choice((*_REDUCTIONS, "softmax"))
         pick = kind in ("argmax", "argmin")
         nonempty = pick or kind in ("welford", "softmax")
-        extents = [self.extent() for _ in range(self.rng.choice([1, 1, 2]))]
+        points = math.prod(number(a.extent, self.sizes) for a in axes)
+        extents = list(self.bounded([self.extent() for _ in range(self.rng.choice([1, 1, 2]))], points))
+        if kind == "prod":  # a longer one may overflow, which depends on the order
+            extents = [const(self.rng.choice([1, 2, 5, 8, 17]))]
         if nonempty:
             extents = [e if is_nonnegative(e - 1) else const(3) for e in extents]
         reduced = tuple(Axis(f"r{k}", e) for k, e in enumerate(extents))
@@ -293,6 +309,8 @@ class _Generator:
 
     def scan(self, axes: tuple[Axis, ...]) -> None:
         kind, axis = self.rng.choice(_SCANS), self.rng.choice(axes)
+        if kind == "prod" and number(axis.extent, self.sizes) > 20:
+            kind = "sum"
         dtype = self.rng.choice([F32, F64, I64])
         pick = kind in ("argmax", "argmin")
         purity = Purity.SPECIAL if pick else Purity.EXACT
@@ -401,17 +419,18 @@ class _Generator:
         if options and roll < 0.8:
             return self.load(self.rng.choice(options), axes)
         if dtype == F32 and roll < 0.83 and self.limits.random and axes:
-            return self.draw(axes)
+            return self.draw(axes, purity)
         if dtype == I64 and axes and roll < 0.93:
             return IndexValue(self.affine(axes))
         return self.constant(dtype)
 
-    def draw(self, axes: tuple[Axis, ...]) -> Expr:
+    def draw(self, axes: tuple[Axis, ...], purity: Purity) -> Expr:
         linear = ZERO
         for axis in axes:
             linear = linear * axis.extent + axis.index()
         self.draws += 1
-        return Random("rand", Const(self.draws, I64), linear, F32)
+        kind = self.rng.choice(["rand", "rand", "randn"]) if purity is Purity.ROUNDED else "rand"
+        return Random(kind, Const(self.draws, I64), linear, F32)
 
     def constant(self, dtype: torch.dtype) -> Const:
         if dtype == BOOL:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gyrator.ir.check import LOWERED, ProgramSpec, check_program
+from gyrator.ir.evaluate import place
 from gyrator.ir.index import Atom, Axis, Index, Size, const, evaluate, maximum, minimum
 from gyrator.ir.interp import Result, run_program
 from gyrator.ir.program import Program, View
@@ -78,6 +79,16 @@ def compare(
             )
         except AssertionError as difference:
             raise AssertionError(f"{name}: {difference}\n{program_text(program)}") from None
+
+
+def fresh_arguments(case: Case) -> list[Tensor | int]:
+    """The arguments again, in memory of their own with the strides that the program expects."""
+    return [
+        place(declared.value, given, case.sizes)
+        if declared.value is not None and isinstance(given, Tensor)
+        else given
+        for declared, given in zip(case.program.inputs, case.arguments, strict=True)
+    ]
 
 
 def _steps(tensor: Tensor) -> list[int]:

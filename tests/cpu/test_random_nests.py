@@ -34,7 +34,7 @@ from tests.run_plan import run_plan
 from tests.strategies import compare, fresh_arguments
 
 # Lowering calls torch's sort, so kernels never sort.
-LIMITS = Limits(roots=(*["pointwise"] * 3, "reduce", "reduce", "scan", "scatter"))
+LIMITS = Limits(roots=(*["pointwise"] * 3, "reduce", "reduce", "scan", "scatter"), long=True)
 CONFIG = Config(numerics="eager", check="every", threads=2)
 PROGRAMS, AT_ONCE = 24, 12
 

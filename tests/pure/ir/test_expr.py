@@ -145,8 +145,9 @@ SINGLE = [k for k, r in REDUCTIONS.items() if r.inputs == 1 and len(r.results) =
 def test_combining_with_the_identity_changes_nothing(kind: str) -> None:
     dtype = BOOL if kind in ("any", "all") else I64 if kind == "xor" else F32
     operation = {
-        "sum": torch.add, "prod": torch.mul, "max": torch.maximum, "min": torch.minimum, "any": torch.logical_or,
-        "all": torch.logical_and, "xor": torch.bitwise_xor, "logaddexp": torch.logaddexp,
+        "sum": torch.add, "prod": torch.mul, "max": torch.maximum, "min": torch.minimum,
+        "any": torch.logical_or, "all": torch.logical_and, "xor": torch.bitwise_xor,
+        "logaddexp": torch.logaddexp,
     }[kind]  # fmt: skip
     element = torch.tensor([1, 0], dtype=dtype)
     start = torch.tensor(identity(kind, dtype), dtype=dtype)

@@ -1,8 +1,13 @@
-"""Every pass on programs gives a program that means the same, whatever the program."""
+"""Whatever the program, every pass keeps what it means, and so does the plan that is made of it."""
 
 from __future__ import annotations
 
+import torch
+from hypothesis import HealthCheck, given, settings
+
+from gyrator.config import Config
 from gyrator.ir.check import LOWERED, PREDICATED, SCHEDULED
+from gyrator.ir.interp import run_program
 from gyrator.ir.program import Program
 from gyrator.schedule.dce import remove_dead
 from gyrator.schedule.inline import inline
@@ -10,7 +15,11 @@ from gyrator.schedule.predicate import predicate
 from gyrator.schedule.scatter import scatters_to_selects
 from gyrator.schedule.simplify import simplifier, simplify
 from gyrator.schedule.split import split_reductions
-from tests.strategies import check_pass
+from gyrator.schedule.stage import schedule
+from gyrator.session import Session
+from tests.random_programs import Case, Limits
+from tests.run_plan import run_plan
+from tests.strategies import cases, check_pass, compare, fresh_arguments
 
 EXACT = simplifier(exact_rounding=True)
 
@@ -50,3 +59,22 @@ def test_all_passes_in_order() -> None:
         return split_reductions(remove_dead(predicate(program, EXACT)))
 
     check_pass(all_passes, leaves=SCHEDULED)
+
+
+# Lowering calls torch's sort, so kernels never sort.
+SCHEDULED_ROOTS = Limits(roots=(*["pointwise"] * 3, "reduce", "reduce", "scan", "scatter"))
+CONFIG = Config(numerics="eager", check="every")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(cases(SCHEDULED_ROOTS))
+def test_a_plan_gives_what_its_program_gives(case: Case) -> None:
+    """Fusion, loops, memory and updates of inputs: the plan's kernels are interpreted."""
+    with Session(CONFIG, torch.device("cpu"), "random") as session:
+        plan = schedule(case.program, session).plan
+    arguments = fresh_arguments(case)
+    run = run_program(case.program, case.arguments)
+    outputs = run_plan(plan, arguments)
+    inputs = [i.value for i in case.program.inputs]
+    updated = [arguments[inputs.index(u.target)] for u in case.program.updates]
+    compare(case, [*run.outputs, *run.updates], [*outputs, *updated], run.values)
