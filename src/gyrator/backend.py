@@ -8,13 +8,89 @@ from typing import Any, final
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from gyrator.autograd import aot_compile
+from gyrator.autograd.aot import aot_program, assemble
+from gyrator.autograd.inputs import Inputs, fake_inputs
 from gyrator.autograd.interface import Compiled, GraphInfo
 from gyrator.autograd.partition import min_cut_with_budget
+from gyrator.cache.key import Key
 from gyrator.config import Config, notices
-from gyrator.pipeline import Process, compile_graph, frozen_garbage
+from gyrator.errors import CacheCorrupt, ToolchainMissing
+from gyrator.pipeline import Process, compile_graph, frozen_garbage, loaded, shape_env_of
+from gyrator.runtime.entries import Stores, open_stores
+from gyrator.runtime.programs import Found, find_program, keep_program, program_key
+from gyrator.runtime.toolchain import find_toolchain
 from gyrator.session import Session
+
+
+def compile_program(
+    gm: fx.GraphModule, example_inputs: Sequence[Any], config: Config, name: str, process: Process
+) -> Callable[..., Any]:
+    """Compile a captured graph, or take it from the cache: then it is neither traced nor compiled."""
+    inputs = fake_inputs(gm, example_inputs)
+    shape_env = shape_env_of(inputs.values)
+    guards = 0 if shape_env is None else len(shape_env.guards)
+    graphs: list[str | None] = []
+
+    def session_for(kind: str) -> Session:
+        return Session(config, _device(inputs.values), f"{name}_{kind}", told=process.told)
+
+    def compiler(graph: fx.GraphModule, values: Sequence[object], info: GraphInfo) -> Compiled:
+        with session_for(info.kind) as session:
+            compiled = compile_graph(graph, values, info, session, process)
+            graphs.append(compiled.key)
+            return compiled
+
+    with session_for("program") as session:
+        for text in notices(config):
+            session.warn(text)
+        stores = open_stores(session, process.scratch_folder())
+        with session.stage("look up"):
+            key = _key(gm, inputs, example_inputs, config, shape_env)
+            found = _find(key, stores, inputs.values, session)
+        if found is not None:
+            calls = [loaded(entry, {}, {}, session, process) for entry in found.graphs]
+            return assemble(found.traced(calls), gm, example_inputs)
+
+    traced = aot_program(
+        gm,
+        example_inputs,
+        fw_compiler=compiler,
+        partition_fn=min_cut_with_budget(config.memory_budget),
+        numerics="eager" if config.numerics == "eager" else "fast",
+    )
+    kept = [graph for graph in graphs if graph is not None]
+    if key is not None and len(kept) == len(graphs):
+        keep_program(key, traced, kept, shape_env, guards, stores.programs)
+    return assemble(traced, gm, example_inputs)
+
+
+def _key(
+    gm: fx.GraphModule,
+    inputs: Inputs,
+    example_inputs: Sequence[object],
+    config: Config,
+    shape_env: ShapeEnv | None,
+) -> Key | None:
+    """The program's key; None if it has none, or if it must be compiled anyway."""
+    if config.validate:
+        return None
+    try:
+        toolchain = find_toolchain(config)
+    except ToolchainMissing:
+        return None
+    return program_key(gm, inputs, example_inputs, config, shape_env, toolchain.key())
+
+
+def _find(key: Key | None, stores: Stores, values: Sequence[object], session: Session) -> Found | None:
+    if key is None:
+        return None
+    try:
+        return find_program(key, stores.programs, stores.graphs, values)
+    except CacheCorrupt as damaged:
+        session.warn(str(damaged))
+        return None
 
 
 @final
@@ -41,22 +117,8 @@ class Backend:
         """
         config = Config.from_options(mode, options)
         name = f"graph{next(self._numbers)}"
-        process = self._process
-
-        def compiler(graph: fx.GraphModule, inputs: Sequence[object], info: GraphInfo) -> Compiled:
-            with Session(config, _device(inputs), f"{name}_{info.kind}", told=process.told) as session:
-                for text in notices(config):
-                    session.warn(text)
-                return compile_graph(graph, inputs, info, session, process)
-
-        with process.lock, frozen_garbage():
-            return aot_compile(
-                gm,
-                example_inputs,
-                fw_compiler=compiler,
-                partition_fn=min_cut_with_budget(config.memory_budget),
-                numerics="eager" if config.numerics == "eager" else "fast",
-            )
+        with self._process.lock, frozen_garbage():
+            return compile_program(gm, example_inputs, config, name, self._process)
 
     def __reduce__(self) -> str:
         """Copies and pickles of compiled modules refer to this object by its name."""

@@ -21,7 +21,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from gyrator.autograd.interface import Compiled, GraphInfo, interpret
+from gyrator.autograd.interface import BoxedCallable, Compiled, GraphInfo, interpret
 from gyrator.cache.store import Entry
 from gyrator.codegen.cpp import CppKernel, print_kernel
 from gyrator.codegen.wrapper import BuiltKernel, print_wrapper
@@ -108,6 +108,7 @@ def compile_graph(
             session.dump.write("graph", graph.print_readable(print_output=False), suffix="py")
         updates = [(update.input, update.output) for update in info.updates]
         shown = range(0 if info.kind == "backward" else len(info.strides) - info.saved)
+        written = frozenset(range(len(updates)))
         shape_env = shape_env_of(example_inputs)
         guards = 0 if shape_env is None else len(shape_env.guards)
         stores = open_stores(session, process.scratch_folder())
@@ -115,7 +116,8 @@ def compile_graph(
             key = key_of(graph, session, shape_env, updates, shown, toolchain.key())
             entry = find(key, stores.graphs, example_inputs, session)
         if entry is not None and not session.config.validate:
-            return finished(entry, {}, moved_places(entry, graph), info, session, process)
+            call = loaded(entry, {}, moved_places(entry, graph), session, process)
+            return Compiled(call, written, entry.key)
 
         symbols = Symbols(shape_env)
         with session.stage("lower"):
@@ -142,7 +144,8 @@ def compile_graph(
         with session.stage("store"):
             notes = {"facts": facts_of(shape_env, guards, key), "places": numbered_places(graph, built)}
             entry = keep(key, text, libraries, lowered.constants, notes, stores)
-        compiled = finished(entry, lowered.constants, {}, info, session, process)
+        call = loaded(entry, lowered.constants, {}, session, process)
+        compiled = Compiled(call, written, entry.key)
         if session.config.validate:
             programs = [(name, p) for name, p in session.programs if isinstance(p, Program)]
             return validated(compiled, graph, info, programs, lowered)
@@ -185,18 +188,17 @@ def places(plan: Plan) -> dict[str, Origin]:
     return {kernel.name: kernel.origins[0] for kernel in plan.kernels if kernel.origins}
 
 
-def finished(
+def loaded(
     entry: Entry,
     constants: Mapping[str, torch.Tensor],
     moved: Mapping[Origin, Origin],
-    info: GraphInfo,
     session: Session,
     process: Process,
-) -> Compiled:
+) -> BoxedCallable:
     """The callable of a compiled graph's folder."""
     with session.stage("load"):
         runtime = Runtime(entry.folder, process.pool, constants, moved, session.config.threads)
-        return Compiled(load(entry.text(WRAPPER), runtime), frozenset(range(len(info.updates))))
+        return load(entry.text(WRAPPER), runtime)
 
 
 def shape_env_of(example_inputs: Sequence[object]) -> ShapeEnv | None:

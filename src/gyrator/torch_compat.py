@@ -236,6 +236,15 @@ def release_saved(ctx: Any) -> None:
         clear()
 
 
+def qualified_name(function: object) -> str | None:
+    """`torch.nn.functional.gelu` and so on, also for functions written in C; None if it has no name."""
+    try:
+        name = torch.fx.node._get_qualified_name(function)  # type: ignore[arg-type]
+    except (RuntimeError, AttributeError):
+        return None
+    return name.replace("__torch__.", "")
+
+
 def outside_tracing() -> AbstractContextManager[None]:
     """Inside, tensors are real even while torch traces with fake ones around it."""
     context: AbstractContextManager[None] = torch.utils._python_dispatch._disable_current_modes()

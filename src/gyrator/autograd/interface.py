@@ -59,10 +59,12 @@ class Compiled:
         written: positions in `GraphInfo.updates` that `call` writes into the inputs' memory by itself, after
         every
             read of the old value; it may return None at their outputs. For the rest the caller copies.
+        key: what the cache finds the graph under; None if it is not there.
     """
 
     call: BoxedCallable
     written: frozenset[int] = frozenset()
+    key: str | None = None
 
 
 class Compiler(Protocol):

@@ -59,8 +59,9 @@ def _adapt(
         assert isinstance(outputs, (list, tuple))
         count = len(outputs)
         updates = _copies_to_updates(graph)
-        saved = 0 if kind == "inference" else count  # which of them are saved is torch's secret
-        info = GraphInfo(kind=kind, updates=updates, strides=_output_strides(graph, count), saved=saved)
+        strides = _output_strides(graph, count)
+        saved = 0 if kind == "inference" else len(strides)  # which outputs are saved is torch's secret
+        info = GraphInfo(kind=kind, updates=updates, strides=strides, saved=saved)
         compiled = compiler(graph, example_inputs, info)
         return _without_updates(compiled, updates, count)
 

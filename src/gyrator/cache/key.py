@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,16 +17,21 @@ from typing import final
 
 import torch
 from torch import fx
-from torch._ops import HigherOrderOperator, OpOverload
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gyrator.config import Config
-from gyrator.torch_compat import raw_bytes
+from gyrator.origin import origin_of
+from gyrator.torch_compat import qualified_name, raw_bytes
 from gyrator.version import __version__
 
 _PLAIN = (bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _SYMBOL = re.compile(r"\b[A-Za-z_]\w*\b")
+
+
+_TORCHS_OWN = ("aten", "prims")
+_LIBRARIES = ("torch", "_operator", "math", "builtins")
 
 
 class Uncacheable(Exception):
@@ -69,12 +75,48 @@ def graph_key(
     """
     writer = _Writer()
     text = "\n".join(writer.graph(graph))
+    roles = {"roles of outputs": repr((list(updates), sorted(shown)))}
+    return _key(writer, {"graph": text} | roles, config, shape_env, target)
+
+
+def captured_key(
+    gm: fx.GraphModule,
+    inputs: Sequence[object],
+    about_inputs: str,
+    config: Config,
+    *,
+    shape_env: ShapeEnv | None = None,
+    target: str = "",
+) -> Key:
+    """The key of a graph as torch.compile captured it, with torch's functions and lines of the user's
+    program.
+
+    Args:
+        gm: the graph. inputs: fake tensors, sizes and scalars, one per placeholder.
+        about_inputs: what else matters of them: which require gradients, which share memory.
+        config, shape_env, target: as for `graph_key`.
+
+    Raises:
+        Uncacheable: for functions, operators and modules that are not torch's own, whose code may change.
+    """
+    writer = _Writer(captured=True)
+    given = "\n".join(writer.meta(value) for value in inputs)
+    text = "\n".join(writer.graph(gm))
+    texts = {"inputs": f"{given}\n{about_inputs}", "graph": text, "modes": _modes()}
+    return _key(writer, texts, config, shape_env, target)
+
+
+def _key(
+    writer: _Writer,
+    texts: Mapping[str, str],
+    config: Config,
+    shape_env: ShapeEnv | None,
+    target: str,
+) -> Key:
     facts = "" if shape_env is None else "\n".join(writer.facts(shape_env))
-    fields = {
-        "graph": _digest(text),
+    fields = {name: _digest(text) for name, text in texts.items()} | {
         "facts about sizes": _digest(facts),
         "constants": _digest("\n".join(writer.constants)),
-        "roles of outputs": _digest(repr((list(updates), sorted(shown)))),
         "options": _digest(config.key()),
         "gyrator": _digest(f"{__version__} {source_digest()}"),
         "torch": _digest(torch.__version__),
@@ -112,6 +154,25 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def _modes() -> str:
+    """The state under which a trace records other operators or other gradients."""
+    cuda = torch.backends.cuda
+    autocast = [
+        (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")
+    ]
+    return repr(
+        (
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.is_anomaly_enabled(),
+            autocast,
+            torch.is_autocast_cache_enabled(),
+            torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled,
+            (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()),
+        )
+    )
+
+
 def _global_state() -> str:
     return repr(
         (
@@ -126,7 +187,8 @@ def _global_state() -> str:
 class _Writer:
     """Writes one graph; remembers which names it gave to symbols."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, captured: bool = False) -> None:
+        self.captured = captured
         self.symbols: dict[str, str] = {}
         self.constants: list[str] = []
 
@@ -139,7 +201,8 @@ class _Writer:
             meta = self.meta(node.meta.get("val"))
             bindings = sorted(str(s) for s in node.meta.get("unbacked_bindings") or ())
             unbacked = " ".join(self.renamed(s) for s in bindings)
-            yield f"%{len(numbers)} {node.op} {target}({args}; {kwargs}) -> {meta} {unbacked}"
+            place = str(origin_of(node)) if self.captured else ""
+            yield f"%{len(numbers)} {node.op} {target}({args}; {kwargs}) -> {meta} {unbacked}{place}"
             numbers[node] = len(numbers)
             if node.op == "get_attr":
                 yield from self.attribute(module, str(node.target))
@@ -158,12 +221,29 @@ class _Writer:
     def target(self, target: object) -> str:
         if isinstance(target, str):
             return target
-        if isinstance(target, (OpOverload, HigherOrderOperator)):
+        if isinstance(target, (OpOverload, OpOverloadPacket)):
+            if self.captured and str(target).partition(".")[0] not in _TORCHS_OWN:
+                raise Uncacheable(f"a call of {target}, whose gradient may change")
             return str(target)
+        if isinstance(target, HigherOrderOperator):
+            return str(target)
+        if self.captured:
+            return self.function(target)
         module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
         if module in ("_operator", "builtins", "math", "torch") and name is not None:
             return f"{module}.{name}"
         raise Uncacheable(f"a call of {target}")
+
+    def function(self, target: object) -> str:
+        """The name of a function of torch's or Python's own, under which it is found again."""
+        name = qualified_name(target)
+        root, _, rest = (name or "").partition(".")
+        found: object = sys.modules.get(root)
+        for part in rest.split("."):
+            found = getattr(found, part, None)
+        if name is None or root not in _LIBRARIES or found is not target:
+            raise Uncacheable(f"a call of {target}")
+        return name
 
     def value(self, value: object, numbers: Mapping[fx.Node, int]) -> str:
         if isinstance(value, fx.Node):
@@ -174,6 +254,9 @@ class _Writer:
             return f"slice{self.value((value.start, value.stop, value.step), numbers)}"
         if isinstance(value, _SYMBOLIC):
             return self.renamed(str(value.node.expr))
+        if isinstance(value, dict):
+            items = ((repr(k), self.value(v, numbers)) for k, v in value.items())
+            return "{" + ", ".join(f"{k}: {v}" for k, v in items) + "}"
         if isinstance(value, (float, complex, *_PLAIN)):
             return repr(value)
         if isinstance(value, OpOverload):

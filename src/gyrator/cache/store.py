@@ -35,10 +35,11 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 @final
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A folder with checked files, and what its writer noted about it."""
+    """A folder with checked files, what its writer noted about it, and its key if it can be found again."""
 
     folder: Path
     notes: Mapping[str, Json]
+    key: str | None = None
 
     def text(self, name: str) -> str:
         """The text of one of its files."""
@@ -72,7 +73,7 @@ class Store:
             for name, digest in manifest["files"].items():
                 if file_digest(folder / name) != digest:
                     raise ValueError(f"{name} does not match its digest")
-            return Entry(folder, manifest["notes"])
+            return Entry(folder, manifest["notes"], key)
         except (FileNotFoundError, NotADirectoryError) as error:
             if not folder.exists():
                 return None
@@ -104,11 +105,11 @@ class Store:
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         self._sweep()
-        return Entry(place, notes)
+        return Entry(place, notes, key)
 
     def put_anonymous(self, files: Mapping[str, str | Path]) -> Entry:
         """Write an entry that nobody will look up."""
-        return self.put(secrets.token_hex(32), files, {})
+        return Entry(self.put(secrets.token_hex(32), files, {}).folder, {})
 
     def remove(self, key: str) -> None:
         """Forget an entry. Processes that run its code keep it."""

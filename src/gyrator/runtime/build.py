@@ -1,7 +1,7 @@
 """Building kernels: printed C++ into libraries, several kernels to a compiler run, several runs at once.
 
-A library's name is a digest of its text, the headers and the toolchain; one that was built before is taken
-from the store.
+Each kernel is known by a digest of its text without comments, the headers and the toolchain, and so is each
+library: a kernel that any graph built before is found in the store, whatever it was built together with.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import final
 
-from gyrator.cache.store import Store
+from gyrator.cache.store import Entry, Store
 from gyrator.codegen.cpp import CppKernel
 from gyrator.errors import CacheCorrupt, KernelBuildError
 from gyrator.origin import Origin
@@ -31,12 +33,62 @@ LAUNCHER_SOURCE = INCLUDE / "launch.cpp"
 LAUNCHER = "launcher"
 
 KERNELS_PER_RUN = 12
-"""A run costs 0.2 s for the headers, then 50 ms a kernel."""
+"""The most kernels that one compiler run builds, so that one run does not take long on its own."""
+
+LINES_WORTH_A_RUN = 50
+"""A compiler run costs 0.1 s for starting, headers and linking: as much as 50 lines of kernels."""
 
 REPORT_SECONDS = 1.0
 """Longest silence of `Build.wait`; the progress display decides what of it is shown."""
 
 _SOURCE, _LIBRARY = "kernels.cpp", "library.so"
+
+
+class _Stopped(Exception):
+    """A job's end when its build was given up; nobody waits for it."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class CompilerRuns:
+    """The compilers at work for one build, which can be ended all at once."""
+
+    _running: set[subprocess.Popen[str]] = field(default_factory=set)
+    _stopped: threading.Event = field(default_factory=threading.Event)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def run(self, command: Sequence[str], folder: Path) -> tuple[int, str]:
+        """Run a compiler that keeps its temporary files in `folder`; its exit status and messages.
+
+        After `stop` the status is that of a killed process.
+        """
+        environment = {**os.environ, "TMPDIR": str(folder), "LC_ALL": "C.UTF-8"}
+        with self._lock:
+            if self._stopped.is_set():
+                return -signal.SIGKILL, ""
+            process = subprocess.Popen(
+                command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+            )
+            self._running.add(process)
+        try:
+            messages = process.communicate()[1]
+            return process.returncode, messages
+        finally:
+            with self._lock:
+                self._running.discard(process)
+
+    def stop(self) -> None:
+        """End the compilers that run, with the processes they started, and start no more."""
+        with self._lock:
+            self._stopped.set()
+            for process in self._running:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopped.is_set()
 
 
 @final
@@ -47,18 +99,20 @@ class Build:
     Attributes:
         library_of: each kernel's library, by the kernel's name; known at once.
         jobs: each library's file, when it is there.
+        runs: the compilers.
         progress: where `wait` reports how many are there.
     """
 
     library_of: Mapping[str, str]
     jobs: Mapping[str, Future[Path]]
+    runs: CompilerRuns
     progress: Progress
 
     def wait(self) -> dict[str, Path]:
         """The files of all libraries, by name; the launcher is among them.
 
-        Raises: KernelBuildError if the compiler refused one; the other runs are ended first.
-        KeyboardInterrupt.
+        Raises: KernelBuildError if the compiler refused a kernel. KeyboardInterrupt. The other compilers are
+        ended first.
         """
         try:
             unfinished = set(self.jobs.values())
@@ -68,6 +122,9 @@ class Build:
                     job.result()  # raises what the job raised
                 self.progress.update("building", len(self.jobs) - len(unfinished), len(self.jobs))
             return {name: job.result() for name, job in self.jobs.items()}
+        except BaseException:
+            self.runs.stop()
+            raise
         finally:
             for job in self.jobs.values():
                 job.cancel()
@@ -76,11 +133,99 @@ class Build:
 @final
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """What one compiler run builds."""
+    """What one compiler run builds. `key` names the library in the store."""
 
     name: str
+    key: str
     text: str
     kernels: tuple[CppKernel, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Builder:
+    """What all jobs of one build share. `base` is the digest of the toolchain and the headers."""
+
+    toolchain: Toolchain
+    base: str
+    store: Store
+    session: Session
+    origins: Mapping[str, Origin]
+    runs: CompilerRuns
+
+    def key(self, text: str) -> str:
+        """The key of a text in the store."""
+        return _digest(f"{self.base}\n{text}")
+
+    def unit(self, kernels: Sequence[CppKernel]) -> _Unit:
+        """One compiler run for several kernels."""
+        key = self.key("library of\n" + "\n".join(_code(k) for k in kernels))
+        text = '#include "kernel.h"\n\n' + "\n".join(export(k.text) for k in kernels)
+        return _Unit(key[:20], key, text, tuple(kernels))
+
+    def find(self, key: str) -> Entry | None:
+        """An entry of the store; a damaged one counts as absent, after a warning."""
+        try:
+            return self.store.get(key)
+        except CacheCorrupt as error:
+            self.session.warn(str(error))
+            return None
+
+    def find_library(self, kernel: CppKernel, libraries: dict[str, Entry | None]) -> str | None:
+        """The key of a built library that has `kernel`. `libraries` remembers those looked up before."""
+        key = self.key(_code(kernel))
+        entry = self.find(key)
+        if entry is None:
+            return None
+        library = str(entry.notes["library"])
+        if library not in libraries:
+            libraries[library] = self.find(library)
+        if libraries[library] is None:
+            self.store.remove(key)
+            return None
+        return library
+
+    def build(self, unit: _Unit) -> Path:
+        """Build a unit's library and store it.
+
+        Raises: KernelBuildError. _Stopped after the build was given up.
+        """
+        with tempfile.TemporaryDirectory(prefix="gyrator-") as folder:
+            library = Path(folder) / _LIBRARY
+            self.session.counters.add(Count.COMPILER_RUNS)
+            self.session.counters.add(Count.KERNELS_BUILT, len(unit.kernels))
+            messages = self.compile(unit.text, library)
+            if messages is not None:
+                raise self.refusal(unit, messages)
+            entry = self.store.put(unit.key, {_SOURCE: unit.text, _LIBRARY: library}, {})
+            for kernel in unit.kernels:
+                self.store.put(self.key(_code(kernel)), {}, {"library": unit.key})
+            return entry.folder / _LIBRARY
+
+    def compile(self, text: str, library: Path) -> str | None:
+        """Compile a text beside `library`; the compiler's messages if it refused."""
+        source = library.with_name(_SOURCE)
+        source.write_text(text)
+        compiler, flags = str(self.toolchain.compiler), self.toolchain.flags
+        command = [compiler, *flags, f"-I{INCLUDE}", str(source), "-o", str(library)]
+        status, messages = self.runs.run(command, library.parent)
+        if self.runs.stopped:
+            raise _Stopped
+        return None if status == 0 else messages or f"the compiler ended with status {status}"
+
+    def refusal(self, unit: _Unit, messages: str) -> KernelBuildError:
+        """The error for a unit that the compiler refused: it names the kernel and keeps its source."""
+        folder = Path(tempfile.mkdtemp(prefix="gyrator-refused-"))
+        guilty = _guilty(unit, messages)
+        if guilty is None and len(unit.kernels) > 1:
+            for kernel in unit.kernels:
+                alone = self.compile(self.unit((kernel,)).text, folder / _LIBRARY)
+                if alone is not None:
+                    guilty, messages = kernel.name, alone
+                    break
+        (folder / _SOURCE).write_text(unit.text)
+        where = self.origins.get(guilty or "")
+        return KernelBuildError(guilty or unit.name, str(folder / _SOURCE), messages[-4000:], where=where)
 
 
 def start_build(
@@ -91,23 +236,44 @@ def start_build(
     origins: Mapping[str, Origin] | None = None,
 ) -> Build:
     """Begin to build `kernels` and the launcher; returns at once. `origins` are the user's places."""
-    starts = range(0, len(kernels), KERNELS_PER_RUN)
-    units = [_unit(kernels[start : start + KERNELS_PER_RUN], toolchain) for start in starts]
-    launcher = _Unit(LAUNCHER, LAUNCHER_SOURCE.read_text(), ())
+    base = _digest(f"{toolchain.key()}\n{headers_digest()}")
+    builder = _Builder(toolchain, base, store, session, origins or {}, CompilerRuns())
+    libraries: dict[str, Entry | None] = {}
+    found = {k.name: builder.find_library(k, libraries) for k in kernels}
+    missing = [k for k in kernels if found[k.name] is None]
+    session.counters.add(Count.KERNELS_CACHED, len(kernels) - len(missing))
     workers = session.config.build_threads or os.cpu_count() or 1
-    executor = ThreadPoolExecutor(workers, thread_name_prefix="gyrator-build")
-    jobs = {
-        unit.name: executor.submit(_build, unit, toolchain, store, session, origins or {})
-        for unit in (*units, launcher)
-    }
-    executor.shutdown(wait=False)
-    return Build({k.name: unit.name for unit in units for k in unit.kernels}, jobs, session.progress)
+    units = [builder.unit(group) for group in in_runs(missing, workers)]
+
+    launcher_text = LAUNCHER_SOURCE.read_text()
+    launcher = _Unit(LAUNCHER, builder.key(launcher_text), launcher_text, ())
+    built_launcher = builder.find(launcher.key)
+    to_build = units if built_launcher is not None else [*units, launcher]
+
+    jobs = {key[:20]: _done(libraries[key]) for key in dict.fromkeys(found.values()) if key is not None}
+    if built_launcher is not None:
+        jobs[LAUNCHER] = _done(built_launcher)
+    if to_build:
+        executor = ThreadPoolExecutor(min(workers, len(to_build)), thread_name_prefix="gyrator-build")
+        jobs |= {unit.name: executor.submit(builder.build, unit) for unit in to_build}
+        executor.shutdown(wait=False)
+    library_of = {name: key[:20] for name, key in found.items() if key is not None}
+    library_of |= {kernel.name: unit.name for unit in units for kernel in unit.kernels}
+    return Build(library_of, jobs, builder.runs, session.progress)
 
 
-def _unit(kernels: Sequence[CppKernel], toolchain: Toolchain) -> _Unit:
-    text = '#include "kernel.h"\n\n' + "\n".join(export(k.text) for k in kernels)
-    digest = _digest(f"{toolchain.key()}\n{headers_digest()}\n{text}")
-    return _Unit(digest[:20], text, tuple(kernels))
+def in_runs(kernels: Sequence[CppKernel], workers: int) -> list[list[CppKernel]]:
+    """Kernels for each compiler run: about equal work, and as many runs as `workers` if there is enough."""
+    if not kernels:
+        return []
+    lines = {k.name: k.text.count("\n") + 1 for k in kernels}
+    worth = min(workers, sum(lines.values()) // LINES_WORTH_A_RUN, len(kernels))
+    count = max(1, worth, -(-len(kernels) // KERNELS_PER_RUN))
+    groups: list[list[CppKernel]] = [[] for _ in range(count)]
+    for kernel in sorted(kernels, key=lambda k: -lines[k.name]):
+        open_groups = [g for g in groups if len(g) < KERNELS_PER_RUN]
+        min(open_groups, key=lambda g: sum(lines[k.name] for k in g)).append(kernel)
+    return [group for group in groups if group]
 
 
 def export(text: str) -> str:
@@ -121,49 +287,30 @@ def headers_digest() -> str:
     return _digest("\n".join(p.read_text() for p in sorted(INCLUDE.glob("*.h"))))
 
 
+def _code(kernel: CppKernel) -> str:
+    """A kernel's text without the comments that name the user's lines."""
+    return "\n".join(_without_comments(kernel.text.splitlines()))
+
+
+def _without_comments(lines: Iterable[str]) -> Iterable[str]:
+    return (line for line in lines if not line.lstrip().startswith("//"))
+
+
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _build(
-    unit: _Unit, toolchain: Toolchain, store: Store, session: Session, origins: Mapping[str, Origin]
-) -> Path:
-    key = _digest(f"{toolchain.key()}\n{headers_digest()}\n{unit.text}")
-    try:
-        found = store.get(key)
-    except CacheCorrupt as error:
-        session.warn(str(error))
-        found = None
-    if found is not None:
-        session.counters.add(Count.KERNELS_CACHED, len(unit.kernels))
-        return found.folder / _LIBRARY
-    with tempfile.TemporaryDirectory(prefix="gyrator-") as folder:
-        source, library = Path(folder) / _SOURCE, Path(folder) / _LIBRARY
-        source.write_text(unit.text)
-        session.counters.add(Count.COMPILER_RUNS)
-        session.counters.add(Count.KERNELS_BUILT, len(unit.kernels))
-        _run(unit, toolchain, source, library, origins)
-        return store.put(key, {_SOURCE: unit.text, _LIBRARY: library}, {}).folder / _LIBRARY
+def _done(entry: Entry | None) -> Future[Path]:
+    assert entry is not None
+    future: Future[Path] = Future()
+    future.set_result(entry.folder / _LIBRARY)
+    return future
 
 
-def _run(
-    unit: _Unit, toolchain: Toolchain, source: Path, library: Path, origins: Mapping[str, Origin]
-) -> None:
-    command = [str(toolchain.compiler), *toolchain.flags, f"-I{INCLUDE}", str(source), "-o", str(library)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return
-    kernel = _guilty(unit, done.stderr)
-    kept = Path(tempfile.gettempdir()) / f"gyrator-{unit.name}.cpp"
-    kept.write_text(unit.text)
-    raise KernelBuildError(kernel, str(kept), done.stderr[-4000:], where=origins.get(kernel))
-
-
-def _guilty(unit: _Unit, message: str) -> str:
-    """The kernel whose lines the compiler's first error names."""
-    match = re.search(rf"{re.escape(_SOURCE)}:(\d+)", message)
-    line = int(match.group(1)) if match else 0
-    name = unit.name
+def _guilty(unit: _Unit, messages: str) -> str | None:
+    """The kernel whose lines the compiler's first error names; None if it names none."""
+    match = re.search(rf"{re.escape(_SOURCE)}:(\d+)", messages)
+    line, name = int(match.group(1)) if match else 0, None
     for kernel in unit.kernels:
         start = unit.text[: unit.text.index(export(kernel.text))].count("\n") + 1
         if start <= line:

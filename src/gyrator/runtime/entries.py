@@ -26,8 +26,9 @@ from gyrator.session import Count, Session
 @final
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """Where compiled graphs and built kernels lie; `uncached` takes the graphs that have no key."""
+    """Where programs, compiled graphs and built kernels lie; `uncached` takes the graphs that have no key."""
 
+    programs: Store
     graphs: Store
     kernels: Store
     uncached: Store
@@ -37,10 +38,15 @@ def open_stores(session: Session, scratch: Path) -> Stores:
     """The stores in the user's folder; in the folder `scratch` if that is not wanted or not safe."""
     root = cache_folder(session.config) if session.config.cache else scratch
     try:
-        return Stores(Store(root, "graphs"), Store(root, "kernels"), Store(scratch, "uncached"))
+        return _stores(root, scratch)
     except OSError as problem:
         session.warn(f"compiled code is not kept: {problem}")
-        return Stores(Store(scratch, "graphs"), Store(scratch, "kernels"), Store(scratch, "uncached"))
+        return _stores(scratch, scratch)
+
+
+def _stores(root: Path, scratch: Path) -> Stores:
+    programs, graphs, kernels = (Store(root, kind) for kind in ("programs", "graphs", "kernels"))
+    return Stores(programs, graphs, kernels, Store(scratch, "uncached"))
 
 
 def key_of(

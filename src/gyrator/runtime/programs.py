@@ -1,0 +1,107 @@
+"""Whole programs in the cache: one that was compiled before is put together again without a trace.
+
+Graphs (`entries`) are found by what they compute; a program is found by what torch.compile captured, and
+names its graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from gyrator.autograd.aot import Traced
+from gyrator.autograd.inputs import Inputs
+from gyrator.autograd.interface import BoxedCallable
+from gyrator.autograd.record import Unrecordable, from_json, to_json
+from gyrator.cache.guards import all_hold, new_facts, symbolic_sizes
+from gyrator.cache.key import Key, Uncacheable, captured_key
+from gyrator.cache.store import Entry, Json, Store
+from gyrator.config import Config
+from gyrator.errors import CacheCorrupt
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A program in the cache: its description, and its graphs (forward or inference first, then backward)."""
+
+    description: Mapping[str, Any]
+    graphs: tuple[Entry, ...]
+
+    def traced(self, calls: Sequence[BoxedCallable]) -> Traced:
+        """The program with its loaded graphs. Raises: ValueError and others for a description that is not
+        right.
+        """
+        return from_json(self.description, calls[0], calls[1] if len(calls) > 1 else None)
+
+
+def program_key(
+    gm: fx.GraphModule,
+    inputs: Inputs,
+    examples: Sequence[object],
+    config: Config,
+    env: ShapeEnv | None,
+    target: str,
+) -> Key | None:
+    """The key of a captured graph, or None if it has none."""
+    kinds = [type(example).__name__ if not isinstance(example, torch.Tensor) else "" for example in examples]
+    about = repr((inputs.requires_grad, inputs.leaf, inputs.static, kinds, sharing(examples)))
+    try:
+        return captured_key(gm, inputs.values, about, config, shape_env=env, target=target)
+    except Uncacheable:
+        return None
+
+
+def sharing(values: Sequence[object]) -> list[int]:
+    """For each tensor the number of its memory, counted as it first appears; -1 for what is no tensor."""
+    numbers: dict[int, int] = {}
+    tensors = [v.untyped_storage()._cdata if isinstance(v, torch.Tensor) else None for v in values]
+    return [-1 if owner is None else numbers.setdefault(owner, len(numbers)) for owner in tensors]
+
+
+def find_program(key: Key, programs: Store, graphs: Store, inputs: Sequence[object]) -> Found | None:
+    """The program of a key, if all its graphs are there and the facts about sizes that they rely on hold.
+
+    Raises:
+        CacheCorrupt: an entry is damaged; it was removed.
+    """
+    entry = programs.get(key.digest)
+    if entry is None:
+        return None
+    names, facts, description = (entry.notes.get(name) for name in ("graphs", "facts", "program"))
+    if not (isinstance(names, list) and isinstance(facts, list) and isinstance(description, dict)):
+        raise CacheCorrupt(str(entry.folder), "its notes are of another version")
+    found = [graphs.get(str(name)) for name in names]
+    known = symbolic_sizes(inputs)
+    sizes = {new: known[old] for new, old in key.symbols.items() if old in known}
+    whole = [graph for graph in found if graph is not None]
+    if len(whole) < len(names) or not all_hold([str(fact) for fact in facts], sizes):
+        return None
+    return Found(description, tuple(whole))
+
+
+def keep_program(
+    key: Key, traced: Traced, graphs: Sequence[str], env: ShapeEnv | None, guards: int, programs: Store
+) -> None:
+    """Store a program whose graphs are stored under the keys `graphs`; not one that cannot be written down.
+
+    `guards` is how many facts about sizes were guarded before it was traced.
+    """
+    canonical = {old: new for new, old in key.symbols.items()}
+    try:
+        facts: list[Json] = [] if env is None else [*new_facts(env, guards, canonical)]
+        description = to_json(traced)
+    except (Unrecordable, ValueError):
+        return
+    notes: dict[str, Json] = {
+        "program": description,
+        "graphs": [*graphs],
+        "facts": facts,
+        "key": {**key.fields},
+    }
+    programs.put(key.digest, {}, notes)
