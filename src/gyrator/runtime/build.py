@@ -186,10 +186,13 @@ class _Builder:
         return library
 
     def build(self, unit: _Unit) -> Path:
-        """Build a unit's library and store it.
+        """Build a unit's library and store it, unless another process did meanwhile.
 
         Raises: KernelBuildError. _Stopped after the build was given up.
         """
+        present = self.find(unit.key)  # also removes it if it is damaged
+        if present is not None:
+            return self.remember(unit, present)
         with tempfile.TemporaryDirectory(prefix="gyrator-") as folder:
             library = Path(folder) / _LIBRARY
             self.session.counters.add(Count.COMPILER_RUNS)
@@ -197,10 +200,13 @@ class _Builder:
             messages = self.compile(unit.text, library)
             if messages is not None:
                 raise self.refusal(unit, messages)
-            entry = self.store.put(unit.key, {_SOURCE: unit.text, _LIBRARY: library}, {})
-            for kernel in unit.kernels:
-                self.store.put(self.key(_code(kernel)), {}, {"library": unit.key})
-            return entry.folder / _LIBRARY
+            return self.remember(unit, self.store.put(unit.key, {_SOURCE: unit.text, _LIBRARY: library}, {}))
+
+    def remember(self, unit: _Unit, entry: Entry) -> Path:
+        """Note for each kernel of a unit which library has it; the library's file."""
+        for kernel in unit.kernels:
+            self.store.put(self.key(_code(kernel)), {}, {"library": unit.key})
+        return entry.folder / _LIBRARY
 
     def compile(self, text: str, library: Path) -> str | None:
         """Compile a text beside `library`; the compiler's messages if it refused."""
