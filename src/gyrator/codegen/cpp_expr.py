@@ -22,6 +22,7 @@ from gyrator.codegen.cpp_names import Names, literal, type_name
 from gyrator.errors import InternalCheckError
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Ref, Value
 from gyrator.ir.index import (
+    ONE,
     ZERO,
     Atom,
     Axis,
@@ -32,6 +33,8 @@ from gyrator.ir.index import (
     Min,
     Mod,
     Size,
+    const,
+    div_mod,
     dot,
     is_nonnegative,
 )
@@ -73,7 +76,7 @@ class Block:
     skippable: bool = False
     extents: tuple[Index, ...] = ()
     lines: list[str] = field(default_factory=list)
-    terms: dict[Expr | Atom, Term] = field(default_factory=dict)
+    terms: dict[Expr | Atom | Index, Term] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +123,11 @@ class Expressions:
         """Append a line to the innermost block."""
         self.block.lines.append(line)
 
-    def bind(self, key: Expr | Atom, term: Term) -> None:
+    def bind(self, key: Expr | Atom | Index, term: Term) -> None:
         """From now on, to the end of the term's block, ``key`` prints as ``term``."""
         self.blocks[term.depth].terms[key] = term
 
-    def find(self, key: Expr | Atom) -> Term | None:
+    def find(self, key: Expr | Atom | Index) -> Term | None:
         """What ``key`` was bound to, if it still holds."""
         for block in reversed(self.blocks):
             term = block.terms.get(key)
@@ -216,7 +219,7 @@ class Expressions:
             return term
         return replace(term, text=f"gy::broadcast<{self.width}>({term.literal or term.text})", vector=True)
 
-    def _named(self, e: Expr, term: Term, stem: str, wish: str | None = None) -> Term:
+    def _named(self, e: Expr | Index, term: Term, stem: str, wish: str | None = None) -> Term:
         """Make ``term`` a local of its block, called like ``wish`` or else ``stem`` with a number."""
         if wish is not None:
             name = self.names.fresh(wish, term.depth)
@@ -302,43 +305,67 @@ class Expressions:
         """The address of ``value[index]``, for the first lane, and how the other lanes follow."""
         pointer = self.pointers[value]
         flat = dot(index, value.strides)
-        base, slope, rest = self._by_lanes(flat)
+        slope, rest = self._by_lanes(flat)
         if not rest.terms:
             at, stride = self.index(flat), self.index(slope)
             return Address(plus(pointer.text, at), max(pointer.depth, at.depth, stride.depth), stride.text)
-        at, offsets = self.index(base), self.vector_index(flat - base)
+        fixed = Index(tuple(t for t in flat.terms if all(self._step(a) is ZERO for a in t[0])))
+        at, offsets = self.index(fixed), self._named_offsets(flat - fixed)
         depth = max(pointer.depth, at.depth, offsets.depth)
         return Address(plus(pointer.text, at), depth, None, offsets.text)
 
-    def _by_lanes(self, index: Index) -> tuple[Index, Index, Index]:
-        """``index = base + slope·lanes + rest``, where base and slope are the same for all lanes and rest
-        is not affine.
-        """
-        base = slope = rest = ZERO
+    def _named_offsets(self, index: Index) -> Term:
+        known = self.find(index)
+        return known if known is not None else self._named(index, self.vector_index(index), "offset")
+
+    def _by_lanes(self, index: Index) -> tuple[Index, Index]:
+        """``(slope, rest)``: from lane to lane all of ``index`` but ``rest`` grows by ``slope``."""
+        slope = rest = ZERO
         for monomial, c in index.terms:
-            part = Index(((monomial, c),))
-            varying = [a for a in monomial if self._varies(a)]
-            if not varying:
-                base = base + part
-            elif varying == [self.lanes]:
-                slope = slope + Index(((tuple(a for a in monomial if a is not self.lanes), c),))
-            else:
-                rest = rest + part
-        return base, slope, rest
+            steps = [self._step(a) for a in monomial]
+            moving = [k for k, step in enumerate(steps) if step is not ZERO]
+            if len(moving) > 1 or any(step is None for step in steps):
+                rest = rest + Index(((monomial, c),))
+            elif moving:
+                others = tuple(a for k, a in enumerate(monomial) if k != moving[0])
+                slope = slope + Index(((others, c),)) * (steps[moving[0]] or ZERO)
+        return slope, rest
 
     def varies(self, index: Index) -> bool:
         """Whether lanes see different values of ``index``."""
-        return self.lanes is not None and any(self._varies(a) for m, _ in index.terms for a in m)
+        return self.lanes is not None and any(self._step(a) is not ZERO for m, _ in index.terms for a in m)
 
-    def _varies(self, atom: Atom) -> bool:
+    def _step(self, atom: Atom) -> Index | None:
+        """What ``atom`` grows by from lane to lane within a vector; None where that is not constant."""
+        if self.lanes is None:
+            return ZERO
         match atom:
             case Axis():
-                return atom is self.lanes
-            case FloorDiv(a, b) | Mod(a, b) | Min(a, b) | Max(a, b):
-                return self.varies(a) or self.varies(b)
+                return ONE if atom is self.lanes else ZERO
+            case FloorDiv(num, den) | Mod(num, den):
+                if not self.varies(num) and not self.varies(den):
+                    return ZERO
+                stride = self._stride_in_blocks(num, den)
+                return stride if stride is None or isinstance(atom, Mod) else ZERO
+            case Min(a, b) | Max(a, b):
+                return None if self.varies(a) or self.varies(b) else ZERO
             case Indirect(value):
-                return self.lanes is not None and self.value(value).vector
-        return False
+                return None if self.value(value).vector else ZERO
+        return ZERO
+
+    def _stride_in_blocks(self, num: Index, den: Index) -> Index | None:
+        """``s`` where ``num = s·lanes + rest`` and no vector crosses a multiple of ``den``; None if one may.
+
+        Vectors start at multiples of their width: with width 16 ``(j + 64·i) // 32`` is one number in each.
+        """
+        slope, rest = self._by_lanes(num)
+        span = (slope.value or 0) * self.width
+        if self.lanes is None or rest.terms or span <= 0 or num.coefficient(self.lanes) is not slope:
+            return None
+        start = num - slope * self.lanes.index()
+        if den.value is None or den.value % span or div_mod(start, const(span))[1] is not ZERO:
+            return None
+        return slope
 
     # -- indices as int64_t --------------------------------------------------------------------------------
     def index(self, index: Index) -> Term:
@@ -395,16 +422,14 @@ class Expressions:
     # -- indices as vectors --------------------------------------------------------------------------------
     def vector_index(self, index: Index) -> Term:
         """A ``Vec<int64_t, L>`` expression with the value of ``index`` for each lane."""
-        base, slope, rest = self._by_lanes(index)
+        slope, rest = self._by_lanes(index)
+        first, step = self.index(index - rest), self.index(slope)
         parts: list[Term] = []
-        if slope.terms and self.lanes is not None:
-            start, step = self.index(base + slope * self.lanes.index()), self.index(slope)
-            parts.append(
-                Term(f"gy::iota<{self.width}>({start.text}, {step.text})", max(start.depth, step.depth))
-            )
-        elif base.terms or not rest.terms:
-            start = self.index(base)
-            parts.append(Term(f"gy::broadcast<{self.width}>(int64_t({start.text}))", start.depth))
+        if slope.terms:
+            text = f"gy::iota<{self.width}>({first.text}, {step.text})"
+            parts.append(Term(text, max(first.depth, step.depth)))
+        elif first.text != "0" or not rest.terms:
+            parts.append(Term(f"gy::broadcast<{self.width}>(int64_t({first.text}))", first.depth))
         parts += [self._vector_monomial(monomial, c) for monomial, c in rest.terms]
         text = parts[0].text
         for part in parts[1:]:
@@ -412,8 +437,10 @@ class Expressions:
         return Term(text, max(p.depth for p in parts), vector=True)
 
     def _vector_monomial(self, monomial: tuple[Atom, ...], c: int) -> Term:
-        varying = [self._vector_atom(a) for a in monomial if self._varies(a)]
-        factor = self.index(Index(((tuple(a for a in monomial if not self._varies(a)), c),)))
+        steps = [self._step(a) for a in monomial]
+        varying = [self._vector_atom(a) for a, step in zip(monomial, steps, strict=True) if step is not ZERO]
+        fixed = tuple(a for a, step in zip(monomial, steps, strict=True) if step is ZERO)
+        factor = self.index(Index(((fixed, c),)))
         text, depth = varying[0].text, max([factor.depth, *(v.depth for v in varying)])
         for other in varying[1:]:
             text = f"gy::mul({text}, {other.text})"
@@ -507,7 +534,10 @@ def _count_uses(body: Iterable[Loop | Stage]) -> Counter[Expr]:
     return uses
 
 
-def _reads(key: Expr | Atom) -> frozenset[Value]:
+def _reads(key: Expr | Atom | Index) -> frozenset[Value]:
     """The values whose elements a node depends on."""
-    exprs = [key] if isinstance(key, Expr) else [a.value for a in key.index().indirects()]
+    if isinstance(key, Expr):
+        exprs = [key]
+    else:
+        exprs = [a.value for a in (key if isinstance(key, Index) else key.index()).indirects()]
     return frozenset(n.value for e in exprs for n in e.walk() if isinstance(n, Load))

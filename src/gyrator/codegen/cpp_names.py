@@ -43,6 +43,7 @@ _KEYWORDS = frozenset(
     thread_local throw true try typedef typeid typename uint8_t uint16_t uint32_t uint64_t union
     unsigned using virtual void volatile wchar_t while xor xor_eq main linux unix gy""".split()
 )
+_LONGEST = 32
 _OURS = ("threads", "status", "failed", "lanes")
 
 
@@ -90,7 +91,7 @@ class Names:
 
 def legal(wish: str) -> str:
     """An identifier like ``wish``: ``x@1`` → ``x_1``, ``2d`` → ``v_2d``, ``int`` → ``v_int``."""
-    base = re.sub(r"_{2,}|\W", "_", wish).lstrip("_") or "v"
+    base = re.sub(r"_{2,}|\W", "_", wish).lstrip("_")[:_LONGEST] or "v"
     return f"v_{base}" if base[0].isdigit() or base in _KEYWORDS else base
 
 

@@ -138,9 +138,11 @@ def build(text: str, isa: str = ISA) -> ctypes.CDLL:
     if not library.exists():
         source = stem.with_suffix(".cpp")
         source.write_text(f'#include "kernel.h"\n{text}')
-        command = [*COMMAND, *ISA_FLAGS[isa], str(source), "-o", str(library)]
+        unfinished = stem.with_suffix(f".{os.getpid()}")
+        command = [*COMMAND, *ISA_FLAGS[isa], str(source), "-o", str(unfinished)]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, f"{text}\n{done.stderr[:6000]}"
+        unfinished.replace(library)
     return ctypes.CDLL(str(library))
 
 

@@ -110,6 +110,27 @@ def test_a_division_along_the_lanes_gathers() -> None:
     check(k, {"x": sample(10, 7), "y": torch.empty(210)})
 
 
+@pytest.mark.parametrize("width, contiguous", [(16, True), (32, True), (64, False)])
+@pytest.mark.parametrize("heads", [4, 3])
+def test_digits_of_the_lanes_are_contiguous_if_no_vector_crosses_a_block(
+    width: int, contiguous: bool, heads: int
+) -> None:
+    """Heads put together again: y[s, 32·h + d] = x[h, s, d]."""
+    x, y = tensor("x", heads, 5, 32), tensor("y", 5, 32 * heads)
+    i, j = axis("i", 5), axis("j", 32 * heads)
+    e = op("add", load(x, j.index() // 32, i, j.index() % 32), 1.0)
+    k = kernel("merge", [x], [y], parallel(i, lanes(j, store(y, (i, j), e), width=width)))
+    assert ("gather" not in print_kernel(k).text) == contiguous
+    check(k, {"x": sample(heads, 5, 32), "y": torch.empty(5, 32 * heads)})
+
+
+def test_a_shifted_block_is_not_taken_for_an_aligned_one() -> None:
+    x, y, j = tensor("x", 5, 32), tensor("y", 100), axis("j", 100)
+    at = j.index() + 8
+    k = kernel("f", [x], [y], lanes(j, store(y, (j,), load(x, at // 32, 31 - at % 32))))
+    check(k, {"x": sample(5, 32), "y": torch.empty(100)})
+
+
 def test_a_division_of_an_outer_axis_is_taken_once_per_row() -> None:
     x, y = tensor("x", 4, 6), tensor("y", 12, 6)
     i, j = axis("i", 12), axis("j", 6)
@@ -245,8 +266,8 @@ def test_comparison_and_selection(dtype: torch.dtype) -> None:
     "value, dtype",
     [
         (0.1, torch.float32), (1e-45, torch.float32), (3.4e38, torch.float32), (-0.0, torch.float32),
-        (math.inf, torch.float32), (-math.inf, torch.float64), (math.nan, torch.float32), (0.1, torch.float64),
-        (7, torch.float32), (0.1, torch.bfloat16), (65504.0, torch.float16), (True, torch.bool),
+        (math.inf, torch.float32), (-math.inf, torch.float64), (math.nan, torch.float32),
+        (0.1, torch.float64), (7, torch.float32), (0.1, torch.bfloat16), (65504.0, torch.float16), (True, torch.bool),
         (True, torch.int64), (-(1 << 63), torch.int64),
         ((1 << 63) - 1, torch.int64), (255, torch.uint8), (-128, torch.int8), (2**31 - 1, torch.int32),
     ],
