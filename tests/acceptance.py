@@ -405,7 +405,7 @@ def mismatches(
 
 def _largest_gradient(observation: Observation) -> float:
     gradients = [t for name, t in observation.tensors.items() if name.startswith("gradient")]
-    return max((_rms(g.double()) for g in gradients if g.is_floating_point()), default=0.0)
+    return max((_rms(_plain(g).double()) for g in gradients if g.is_floating_point()), default=0.0)
 
 
 def _zero_gradients(observation: Observation) -> set[str]:
@@ -413,7 +413,7 @@ def _zero_gradients(observation: Observation) -> set[str]:
     return {
         name
         for name, tensor in observation.tensors.items()
-        if name.startswith("gradient") and not bool(tensor.any())
+        if name.startswith("gradient") and not bool(_plain(tensor).any())
     }
 
 
