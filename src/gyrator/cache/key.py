@@ -25,7 +25,7 @@ from gyrator.origin import origin_of
 from gyrator.torch_compat import qualified_name, raw_bytes
 from gyrator.version import __version__
 
-_PLAIN = (bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_PLAIN = (bool, int, str, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _SYMBOL = re.compile(r"\b[A-Za-z_]\w*\b")
 

@@ -1,0 +1,83 @@
+"""The key of what torch.compile captured: it changes with whatever changes the trace, and trusts torch's code alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.fx import GraphModule
+
+from gyrator.cache.key import Key, Uncacheable, captured_key
+from gyrator.config import Config
+
+
+def captured(function: Callable[..., Any], *args: Any) -> GraphModule:
+    graphs: list[GraphModule] = []
+
+    def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        graphs.append(gm)
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(function, backend=backend, fullgraph=True)(*args)
+    return graphs[0]
+
+
+def key_of(function: Callable[..., Any], *args: Any, about: str = "") -> Key:
+    return captured_key(captured(function, *args), args, about, Config())
+
+
+def model(x: torch.Tensor) -> torch.Tensor:
+    y = torch.nn.functional.gelu(torch.conv1d(x, x).relu_() + 1)
+    return y.transpose(1, 2)[..., ::2].sum(dim=(0, 1)) @ torch.eye(1, dtype=torch.float32)
+
+
+X = torch.randn(1, 1, 5)
+
+
+def test_functions_methods_and_slices_of_torch_have_a_key() -> None:
+    assert key_of(model, X) == key_of(model, X.clone())
+
+
+def test_what_matters_about_inputs_is_part_of_it() -> None:
+    converted = X.double().float()
+    keys = [key_of(model, X), key_of(model, X, about="shared"), key_of(model, converted)]
+    assert len({key.digest for key in keys}) == 2
+
+
+def test_modes_are_part_of_it() -> None:
+    gm = captured(model, X)
+    before = captured_key(gm, (X,), "", Config())
+    with torch.no_grad():
+        assert captured_key(gm, (X,), "", Config()) != before
+    with torch.autocast("cpu"):
+        assert captured_key(gm, (X,), "", Config()) != before
+    assert captured_key(gm, (X,), "", Config()) == before
+
+
+def test_lines_of_the_user_are_part_of_it() -> None:
+    def one(x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+    def other(x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+    assert key_of(one, X) != key_of(other, X)
+
+
+def test_functions_that_are_not_torchs_have_none() -> None:
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(model, (graph.placeholder("x"),)))
+    with pytest.raises(Uncacheable):
+        captured_key(GraphModule(torch.nn.Module(), graph), (X,), "", Config())
+
+
+def test_operators_that_are_not_torchs_have_none() -> None:
+    with torch.library._scoped_library("gyrator_key_test", "DEF") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+        library.impl("twice", lambda x: torch.empty_like(x), "Meta")
+        with pytest.raises(Uncacheable):
+            key_of(lambda x: torch.ops.gyrator_key_test.twice(x), X)
