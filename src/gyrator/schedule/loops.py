@@ -6,8 +6,8 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gyrator.ir.expr import Value
-from gyrator.ir.index import ONE, Atom, Axis, Index, as_index, minimum
+from gyrator.ir.expr import IndexValue, Value
+from gyrator.ir.index import ONE, Atom, Axis, Index, as_index, minimum, substitute
 from gyrator.ir.program import Reduce, Scan
 from gyrator.schedule.group import Axes, Group
 from gyrator.schedule.layout import Access, accesses, coalesce, contiguous_axes, loop_order
@@ -82,6 +82,7 @@ def choose_loops(group: Group, stored: frozenset[Value], *, phased: bool) -> Sha
         scanned = any(isinstance(m.nest.root, Scan) and m.space == k for m in group.members)
         found = accesses(group, stored)
         order = list(group.spaces[k]) if scanned else loop_order(group.spaces[k], found)
+        order = _numbered_order(group, k, order)
         group, order = coalesce(group, order, found)
         spaces.append(tuple(order))
     group = Group(tuple(outer), tuple(spaces), group.members)
@@ -93,6 +94,27 @@ def choose_loops(group: Group, stored: frozenset[Value], *, phased: bool) -> Sha
     if _size(outer) < FEW_ROWS and _size(spaces[0]) > LONG_ROW and len(spaces) == 1 and not phased:
         return _split_row(group, outer, list(spaces[0]))
     return Shape(group, Style.ROWS, tuple(outer), None, tuple(spaces), {})
+
+
+def _numbered_order(group: Group, space: int, order: list[Axis]) -> list[Axis]:
+    """``order``, or where elements are numbered (argmax) the one in which the numbers grow: of equal elements
+    the first to come is kept, and has to be the one with the lowest number."""
+    for member in group.members:
+        root = member.nest.root
+        if member.space == space and isinstance(root, Reduce) and len(root.body) == 2:
+            number = root.body[1]
+            if isinstance(number, IndexValue):
+                at = substitute(number.index, member.at)
+                return sorted(order, key=lambda a: _magnitude(at.coefficient(a)), reverse=True)
+    return order
+
+
+def _magnitude(step: Index | None) -> tuple[int, int]:
+    """A key that orders the strides of a row-major shape, symbolic ones too: ``n*m`` above ``m`` above 1."""
+    if step is None or not step.terms:
+        return 0, 0
+    monomial, c = step.terms[0]
+    return len(monomial), c
 
 
 def _points(group: Group, outer: list[Axis], found: list[Access]) -> Shape:
