@@ -66,7 +66,7 @@ class Names:
 
     def fresh(self, wish: str, depth: int | None = None) -> str:
         """``wish`` or the first of ``wish_2``, ``wish_3``, … that no open block has."""
-        base = legal(wish)
+        base = legal(wish[:_LONGEST])
         if not self._taken(base):
             self._open[-1 if depth is None else depth].add(base)
             return base
@@ -91,7 +91,7 @@ class Names:
 
 def legal(wish: str) -> str:
     """An identifier like ``wish``: ``x@1`` → ``x_1``, ``2d`` → ``v_2d``, ``int`` → ``v_int``."""
-    base = re.sub(r"_{2,}|\W", "_", wish).lstrip("_")[:_LONGEST] or "v"
+    base = re.sub(r"_{2,}|\W", "_", wish).lstrip("_") or "v"
     return f"v_{base}" if base[0].isdigit() or base in _KEYWORDS else base
 
 
