@@ -1,4 +1,4 @@
-"""The key of what torch.compile captured: it changes with whatever changes the trace, and trusts torch's code alone."""
+"""The key of what torch.compile captured: it changes with whatever changes the trace."""
 
 from __future__ import annotations
 
