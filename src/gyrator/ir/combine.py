@@ -105,7 +105,7 @@ def _welford(x: Tensor) -> State:
 def merge(kind: str, a: State, b: State, *, last_wins: bool = False) -> State:
     """The state of ``a``'s elements followed by ``b``'s. Shapes broadcast.
 
-    ``last_wins``: of equal extremes ``b``'s index is taken, not the lower one.
+    Of equal extremes the first keeps its index, or with ``last_wins`` the last: indices are not compared.
     """
     if kind == "welford":
         return _merge_welford(a, b)
@@ -113,9 +113,12 @@ def merge(kind: str, a: State, b: State, *, last_wins: bool = False) -> State:
         return _merge_softmax(a, b)
     pairs = [torch.stack(torch.broadcast_tensors(x, y), -1) for x, y in zip(a, b, strict=True)]
     merged = _reduce_last(kind, tuple(pairs))
+    if len(a) == 1:
+        return merged
+    first = _equal(merged[0], a[0])
     if last_wins:
-        return merged[0], torch.where(_equal(merged[0], b[0]), b[1], merged[1])
-    return merged
+        first = first & ~_equal(merged[0], b[0])
+    return merged[0], torch.where(first, a[1], b[1])
 
 
 def _merge_welford(a: State, b: State) -> State:
