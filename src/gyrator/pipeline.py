@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import final
 
 import torch
@@ -143,8 +144,9 @@ def compile_graph(
             libraries = build.wait()
         with session.stage("store"):
             notes = {"facts": facts_of(shape_env, guards, key), "places": numbered_places(graph, built)}
-            entry = keep(key, text, libraries, lowered.constants, notes, stores)
-        call = loaded(entry, lowered.constants, {}, session, process)
+            again = None if lowered.regions else key  # regions run from graphs that this process holds
+            entry = keep(again, text, libraries, lowered.constants, notes, stores)
+        call = loaded(entry, lowered.constants, {}, session, process, lowered.regions)
         compiled = Compiled(call, written, entry.key)
         if session.config.validate:
             programs = [(name, p) for name, p in session.programs if isinstance(p, Program)]
@@ -194,10 +196,13 @@ def loaded(
     moved: Mapping[Origin, Origin],
     session: Session,
     process: Process,
+    regions: Mapping[str, fx.GraphModule] = MappingProxyType({}),
 ) -> BoxedCallable:
-    """The callable of a compiled graph's folder."""
+    """The callable of a compiled graph's folder. A graph that calls regions is not found again."""
     with session.stage("load"):
-        runtime = Runtime(entry.folder, process.pool, constants, moved, session.config.threads)
+        runtime = Runtime(
+            entry.folder, process.pool, constants, moved, session.config.threads, regions=regions
+        )
         return load(entry.text(WRAPPER), runtime)
 
 

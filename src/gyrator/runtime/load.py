@@ -52,6 +52,7 @@ class Runtime:
         moved: where the user's places that the wrapper names lie now.
         most_threads: a limit to threads of a kernel; 0 for torch's number alone.
         named: every launch is shown to profilers under the kernel's name.
+        regions: what the wrapper calls by the names of graphs within the graph (branches and bodies of loops).
     """
 
     folder: Path
@@ -60,12 +61,12 @@ class Runtime:
     moved: Mapping[Origin, Origin] = field(default_factory=dict)
     most_threads: int = 0
     named: bool = False
+    regions: Mapping[str, Callable[..., object]] = field(default_factory=dict)
     _libraries: dict[str, Library] = field(default_factory=dict)
     _bind: list[Bind] = field(default_factory=list)
 
     empty = staticmethod(empty_strided_cpu)
     reinterpret = staticmethod(reinterpret)
-    operator = staticmethod(externs.operator)
     checked = staticmethod(externs.checked)
     leaves = staticmethod(externs.leaves)
     retype = staticmethod(externs.retype)
@@ -93,6 +94,10 @@ class Runtime:
     ) -> torch.Tensor:
         """Memory on another device than the CPU."""
         return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+    def operator(self, name: str) -> Callable[..., object]:
+        """The region or the operator of that name. Raises: UnsupportedOperator if there is neither."""
+        return self.regions.get(name) or externs.operator(name)
 
     @property
     def num_threads(self) -> Callable[[], int]:
