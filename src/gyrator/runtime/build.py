@@ -35,8 +35,8 @@ LAUNCHER = "launcher"
 KERNELS_PER_RUN = 12
 """The most kernels that one compiler run builds, so that one run does not take long on its own."""
 
-LINES_WORTH_A_RUN = 50
-"""A compiler run costs 0.1 s for starting, headers and linking: as much as 50 lines of kernels."""
+LINES_WORTH_A_RUN = 40
+"""A compiler run costs 80 ms for starting, headers and linking: as much as 40 lines of kernels."""
 
 REPORT_SECONDS = 1.0
 """Longest silence of `Build.wait`; the progress display decides what of it is shown."""
@@ -197,7 +197,8 @@ class _Builder:
             library = Path(folder) / _LIBRARY
             self.session.counters.add(Count.COMPILER_RUNS)
             self.session.counters.add(Count.KERNELS_BUILT, len(unit.kernels))
-            messages = self.compile(unit.text, library)
+            link = () if unit.name == LAUNCHER else self.toolchain.libraries
+            messages = self.compile(unit.text, library, link)
             if messages is not None:
                 raise self.refusal(unit, messages)
             return self.remember(unit, self.store.put(unit.key, {_SOURCE: unit.text, _LIBRARY: library}, {}))
@@ -208,12 +209,12 @@ class _Builder:
             self.store.put(self.key(_code(kernel)), {}, {"library": unit.key})
         return entry.folder / _LIBRARY
 
-    def compile(self, text: str, library: Path) -> str | None:
-        """Compile a text beside `library`; the compiler's messages if it refused."""
+    def compile(self, text: str, library: Path, link: Sequence[str]) -> str | None:
+        """Compile a text beside `library` and `link` it; the compiler's messages if it refused."""
         source = library.with_name(_SOURCE)
         source.write_text(text)
         compiler, flags = str(self.toolchain.compiler), self.toolchain.flags
-        command = [compiler, *flags, f"-I{INCLUDE}", str(source), "-o", str(library)]
+        command = [compiler, *flags, f"-I{INCLUDE}", str(source), "-o", str(library), *link]
         status, messages = self.runs.run(command, library.parent)
         if self.runs.stopped:
             raise _Stopped
@@ -225,7 +226,7 @@ class _Builder:
         guilty = _guilty(unit, messages)
         if guilty is None and len(unit.kernels) > 1:
             for kernel in unit.kernels:
-                alone = self.compile(self.unit((kernel,)).text, folder / _LIBRARY)
+                alone = self.compile(self.unit((kernel,)).text, folder / _LIBRARY, self.toolchain.libraries)
                 if alone is not None:
                     guilty, messages = kernel.name, alone
                     break

@@ -17,7 +17,11 @@ from gyrator.errors import ToolchainMissing
 FLAGS = (
     *("-std=c++20", "-O2", "-fPIC", "-shared", "-fopenmp", "-fvisibility=hidden", "-w"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing"),
+    *("-fno-exceptions", "-fno-rtti"),
 )
+
+LIBRARIES = ("-nostartfiles", "-nodefaultlibs", "-lgomp", "-lm", "-lc", "-lgcc")
+"""What kernels need of the system. Without the C++ library and start files a link takes 15 ms, not 75."""
 
 ISA_FLAGS: Mapping[str, tuple[str, ...]] = MappingProxyType({
     "scalar": (),
@@ -51,9 +55,14 @@ class Toolchain:
         """What the compiler is given beside the files."""
         return (*FLAGS, *ISA_FLAGS[self.isa])
 
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """What the compiler is given after the files when it links kernels. Clang finds its own OpenMP."""
+        return () if "clang" in self.identity else LIBRARIES
+
     def key(self) -> str:
         """Everything about the toolchain on which a library depends."""
-        return " ".join((self.identity, *self.flags))
+        return " ".join((self.identity, *self.flags, *self.libraries))
 
 
 def find_toolchain(config: Config) -> Toolchain:
