@@ -22,6 +22,7 @@ from gyrator.ir.symbols import Symbols
 from gyrator.lowering import effects, extern, higher_order
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.extern import Result
+from gyrator.lowering.pointwise import REGISTERED_LATE
 from gyrator.lowering.refs import TensorRef, whole
 from gyrator.lowering.symbolic import item, number_of
 from gyrator.lowering.table import LOWERINGS, RANDOM, VIEWS
@@ -143,6 +144,7 @@ class _Lowering:
         if special is not None:
             return special(self.b, node, args, kwargs)
         lowering = LOWERINGS.get(op) if self.random or op not in RANDOM else None
+        lowering = lowering or REGISTERED_LATE.get(str(op))
         if lowering is not None and (op in VIEWS or _computable(traced, args)):
             out = _metas(self.b, traced)
             result: Result = lowering(self.b, out, *args, **kwargs)

@@ -158,6 +158,11 @@ def _addcdiv(
     return b.elementwise(out, (x, s, t), lambda p, q, r: op("add", p, op("div", _scaled(q, value), r)))
 
 
+def _fma(b: Builder, out: Meta, x: TensorRef, y: Operand, z: Operand) -> TensorRef:
+    """x·y + z, rounded once."""
+    return b.elementwise(out, (x, y, z), lambda p, q, r: op("fma", p, q, r))
+
+
 def _lerp(b: Builder, out: Meta, start: TensorRef, end: TensorRef, weight: Operand) -> TensorRef:
     """start + w·(end − start) for |w| < ½, else end − (1 − w)·(end − start), which is exact at both ends."""
 
@@ -312,6 +317,9 @@ _UNARY = (
 _SHIFTS = "Tensor Scalar Tensor_Scalar Scalar_Tensor"
 _BINARY = "atan2 hypot copysign fmod remainder floor_divide"
 _PRIMS = {"mul": "mul", "sub": "sub", "maximum": "maximum", "minimum": "minimum", "pow": "pow", "neg": "neg"}
+
+REGISTERED_LATE: Mapping[str, Lowering] = {"prims.fma.default": _fma}
+"""Operators that torch registers when its capture first writes them (`addcmul_` of an optimizer), by name."""
 
 LOWERINGS: Mapping[OpOverload, Lowering] = {
     **_rows(_UNARY, "default", _elementwise),
