@@ -23,15 +23,11 @@ from gyrator.ir.index import (
     ZERO,
     Index,
     Size,
-    as_index,
     const,
     is_nonnegative,
-    lower,
     maximum,
     minimum,
     product,
-    substitute,
-    upper,
 )
 from gyrator.ir.program import Derived
 from gyrator.torch_compat import symbol_hint
@@ -356,32 +352,3 @@ def _piecewise_text(expr: sympy.Piecewise) -> str:
         chosen = python_text(value)
         text = chosen if condition == sympy.true else f"({chosen} if {python_text(condition)} else {text})"
     return text
-
-
-# -- with other values -------------------------------------------------------------------------------------
-def specialise(index: Index, values: Mapping[Size, int]) -> Index:
-    """``index`` with sizes replaced by numbers."""
-    return substitute(index, {size: as_index(v) for size, v in values.items()})
-
-
-def constant_bounds(index: Index) -> tuple[int | None, int | None]:
-    """Proven inclusive bounds as plain ints, or None: ``4*i + s`` with i < 8, s ≥ 2 gives (2, None)."""
-    low, high = lower(index), upper(index)
-    lows = None if low is None else _end(low, low_end=True)
-    highs = None if high is None else _end(high, low_end=False)
-    return lows, highs
-
-
-def _end(index: Index, *, low_end: bool) -> int | None:
-    total = 0
-    for monomial, c in index.terms:
-        part = c
-        for atom in monomial:
-            if not isinstance(atom, Size) or atom.lo < 0:
-                return None
-            end = atom.lo if (c > 0) == low_end else atom.hi
-            if end is None:
-                return None
-            part *= end
-        total += part
-    return total
