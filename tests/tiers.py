@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.known_failures import KNOWN
 
 TESTS = Path(__file__).parent
 GOLDEN = TESTS / "golden"
@@ -40,6 +41,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         tier = tier_of(item.path)
         if tier is not None:
             item.add_marker(tier)
+        if item.nodeid in KNOWN:
+            item.add_marker(pytest.mark.xfail(reason=KNOWN[item.nodeid], strict=False))
         (dropped if tier is not None and reasons[tier] else kept).append(item)
     if dropped:
         config.hook.pytest_deselected(items=dropped)
