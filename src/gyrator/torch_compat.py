@@ -225,7 +225,9 @@ def autocast_enabled() -> bool:
 
 
 def python_dispatcher() -> Any:
-    """A context in which composite operators are taken apart by torch's Python rules, which know symbolic sizes."""
+    """A context in which composite operators are taken apart by torch's Python rules, which know symbolic
+    sizes.
+    """
     return importlib.import_module("torch._dispatch.python").enable_python_dispatcher()
 
 
@@ -259,8 +261,8 @@ def raw_bytes(tensor: torch.Tensor) -> bytes:
 
 
 def checkpoint_policy(body: Any) -> Callable[..., bool] | None:
-    """For a body of an activation checkpoint: whether an operator's results are computed again in backward, as the
-    user's `context_fn` says; None where all are."""
+    """For a body of an activation checkpoint: whether an operator's results are computed again in backward,
+    as the user's `context_fn` says; None where all are."""
     make_contexts = body.meta.get("_checkpoint_context_fn")
     if make_contexts is None:
         return None

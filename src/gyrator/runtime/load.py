@@ -52,7 +52,7 @@ class Runtime:
         moved: where the user's places that the wrapper names lie now.
         most_threads: a limit to threads of a kernel; 0 for torch's number alone.
         named: every launch is shown to profilers under the kernel's name.
-        regions: what the wrapper calls by the names of graphs within the graph (branches and bodies of loops).
+        regions: what the wrapper calls by the names of graphs within the graph (branches, bodies of loops).
     """
 
     folder: Path

@@ -1,4 +1,4 @@
-"""The store: whole entries or none, whatever happens to writers; damage is found; the folder is the user's own."""
+"""The store: whole entries or none whatever happens to writers; damage is found; only the user's own folder."""
 
 from __future__ import annotations
 
