@@ -42,6 +42,7 @@ from gyrator.ir.ops import OPS
 from gyrator.ir.tree import Kernel, Let, Loop, Stage, Store, Update
 
 _COLUMNS = 110
+_STEM = 24  # of a value's name, for what is loaded from it
 _NAMING = len("const auto = ;") + 8  # what a line that names an expression needs besides it
 
 
@@ -163,7 +164,7 @@ class Expressions:
             return known
         match e:
             case Load():
-                return self._named(e, self._load(e), f"{e.value.name}_", wish)
+                return self._named(e, self._load(e), f"{e.value.name[:_STEM]}_", wish)
             case IndexValue(index):
                 term = self.vector_index(index) if self.varies(index) else self._index_value(index)
             case Checked():
