@@ -24,11 +24,6 @@ KNOWN: Mapping[str, str] = {
     "tests/pure/autograd/test_regions.py::test_cond_is_differentiable": "gradients through cond are not traced yet",
     _CPU + "test_models.py::test_model[training-bart]": "a size symbol without a range on torch 2.11",
     _CPU + "test_models.py::test_model[training-blenderbot_small]": "a size symbol without a range on torch 2.11",
-    _CPU + "test_protocol.py::test_number_of_threads_is_read_at_each_call[1]":
-        "small work runs on one thread whatever the number asked for",
-    _CPU + "test_protocol.py::test_number_of_threads_is_read_at_each_call[2]":
-        "small work runs on one thread whatever the number asked for",
-    _CPU + "test_fuzz.py::test_random_programs_match_eager[1600]": "seeds listed in tests/fuzz/known.py changed their batch",
     _CPU + "test_opinfo.py::test_ops[5]": "strides of fft_ihfft2 on builds without MKL's FFT",
     _CPU + "test_opinfo.py::test_ops[22]": "index_fill's gradient calls _unique, whose result has no known size",
     "tests/pure/test_readme.py::test_the_readme_is_current": "the table follows the recorded results at each release",
