@@ -168,3 +168,28 @@ def test_every_number_of_lanes_serves(mode: str, lanes: int) -> None:
     for t in kinds:
         a, b = samples(t, 1), samples(t, 2)
         assert same(apply(library, f"k_{t}", DTYPES[t], a, b), torch.where(a < b, a + b, a * -b)).all()
+
+
+SMALL = [
+    ("add", torch.add, 2), ("sub", torch.sub, 2), ("mul", torch.mul, 2), ("div", torch.div, 2),
+    ("maximum", torch.maximum, 2), ("fmin", torch.fmin, 2), ("neg", torch.neg, 1), ("abs", torch.abs, 1),
+    ("sign", torch.sign, 1), ("floor", torch.floor, 1), ("isnan", torch.isnan, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_arithmetic_on_16_bit_floats_rounds_each_result(mode: str) -> None:
+    halves = ("gy::bf16", "gy::f16")
+    text = "".join(
+        elementwise(
+            name_of(name, t), [t] * arity, result_type(name, t), f"gy::{name}({'a, b'[: 3 * arity - 2]})"
+        )
+        for name, _, arity in SMALL
+        for t in halves
+    )
+    library = load(text, mode)
+    for name, reference, arity in SMALL:
+        for t in halves:
+            inputs = [samples(t, seed) for seed in (1, 2)][:arity]
+            got = apply(library, name_of(name, t), DTYPES[result_type(name, t)], *inputs)
+            assert same(got + 0, reference(*inputs) + 0).all(), (name, t)

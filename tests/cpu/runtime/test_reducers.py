@@ -167,3 +167,28 @@ def test_lane_wise_reducers_keep_the_lanes(mode: str) -> None:
     assert torch.equal(y[1], x.amax(0))
     assert torch.equal(y[2].long(), x.argmin(0))
     torch.testing.assert_close(y[3], x.var(0, correction=0) * 300, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("half", ["gy::bf16", "gy::f16"])
+def test_extremes_of_16_bit_floats(mode: str, half: str) -> None:
+    text = f"""extern "C" void extremes({half}* y, int64_t* at, const {half}* x, int64_t n) {{
+      gy::Max<{half}, 16> high; gy::Min<{half}, 16> low; gy::ArgMax<{half}, 16> where;
+      each<16>(0, n, [&](auto l, int64_t j) {{
+        const auto v = gy::load<l.value>(x + j);
+        high.update(v); low.update(v); where.update(v, j);
+      }});
+      gy::store(y, high.result()); gy::store(y + 1, low.result()); gy::store(at, where.result().index);
+    }}"""
+    library = load(text, mode)
+    for x in (-torch.rand(77) - 1, torch.rand(77) + 1, torch.tensor([1.0, torch.nan] * 20)):
+        values, y, at = (
+            x.to(DTYPES[half]),
+            torch.empty(2, dtype=DTYPES[half]),
+            torch.empty(1, dtype=torch.int64),
+        )
+        invoke(library, "extremes", y, at, values, x.numel())
+        torch.testing.assert_close(
+            y, torch.stack([values.amax(), values.amin()]), equal_nan=True, rtol=0, atol=0
+        )
+        assert at == values.argmax()

@@ -7,13 +7,21 @@
 namespace gy {
 
 
+// Arithmetic on 16-bit and 8-bit floats is float's, rounded after each operation.
+template <class T, class Op, class... V> GY_FN auto in_float(Op op, V... v) { return convert<T>(op(convert<float>(v)...)); }
+#define GY_SMALL_FLOATS(name, ...) \
+  if constexpr (is_small<T>) return in_float<T>([](auto... v) { return name(v...); }, __VA_ARGS__);
+
 // ---- add, sub, mul, neg, abs ------------------------------------------------------------------------------------
 #define GY_WRAPPING(name, op)                                                                     \
   template <class T, int L> GY_FN Vec<T, L> name(Vec<T, L> a, Vec<T, L> b) {                      \
-    using V = Vec<T, L>;                                                                          \
-    V r;                                                                                          \
-    GY_EACH(V, r.p[i] = (typename V::P)((typename V::U)a.p[i] op (typename V::U)b.p[i]);)         \
-    return r;                                                                                     \
+    GY_SMALL_FLOATS(name, a, b)                                                                   \
+    else {                                                                                        \
+      using V = Vec<T, L>;                                                                        \
+      V r;                                                                                        \
+      GY_EACH(V, r.p[i] = (typename V::P)((typename V::U)a.p[i] op (typename V::U)b.p[i]);)       \
+      return r;                                                                                   \
+    }                                                                                             \
   }
 GY_WRAPPING(add, +) GY_WRAPPING(sub, -) GY_WRAPPING(mul, *)
 #undef GY_WRAPPING
@@ -24,7 +32,8 @@ template <int L> GY_FN Vec<bool, L> mul(Vec<bool, L> a, Vec<bool, L> b) { return
 template <class T, int L> GY_FN Vec<T, L> neg(Vec<T, L> a) {
   using V = Vec<T, L>;
   V r;
-  if constexpr (is_float<T>) { GY_EACH(V, r.p[i] = -a.p[i];) }
+  if constexpr (is_small<T>) r = in_float<T>([](auto v) { return neg(v); }, a);
+  else if constexpr (is_float<T>) { GY_EACH(V, r.p[i] = -a.p[i];) }
   else { GY_EACH(V, r.p[i] = (typename V::P)(typename V::U{} - (typename V::U)a.p[i]);) }
   return r;
 }
@@ -74,7 +83,7 @@ template <class T, int L> GY_FN auto sign_bit_of() {
   return broadcast<L>(bits_as<T>(uint<sizeof(T)>(uint<sizeof(T)>(1) << (8 * sizeof(T) - 1))));
 }
 template <class T, int L> GY_FN Vec<T, L> abs(Vec<T, L> a) {
-  if constexpr (is_float<T>) return bitwise_and(a, bitwise_not(sign_bit_of<T, L>()));
+  if constexpr (is_real<T>) return bitwise_and(a, bitwise_not(sign_bit_of<T, L>()));
   else if constexpr (is_signed<T>) return where(lt(a, broadcast<L>(T(0))), neg(a), a);
   else return a;
 }
@@ -84,15 +93,18 @@ template <class T, int L> GY_FN Vec<T, L> copysign(Vec<T, L> a, Vec<T, L> b) {
   return bitwise_or(bitwise_and(a, bitwise_not(s)), bitwise_and(b, s));
 }
 template <class T, int L> GY_FN Vec<bool, L> signbit(Vec<T, L> a) {
-  if constexpr (is_float<T>) return lt(bitcast<sint<sizeof(T)>>(a), broadcast<L>(sint<sizeof(T)>(0)));
+  if constexpr (is_real<T>) return lt(bitcast<sint<sizeof(T)>>(a), broadcast<L>(sint<sizeof(T)>(0)));
   else return lt(a, broadcast<L>(T(0)));
 }
 // -1, 0 or 1; NaN gives 0, as torch.
 template <class T, int L> GY_FN Vec<T, L> sign(Vec<T, L> a) {
-  const auto zero = broadcast<L>(T(0));
-  const auto positive = where(gt(a, zero), broadcast<L>(T(1)), zero);
-  if constexpr (is_signed<T>) return where(lt(a, zero), broadcast<L>(T(-1)), positive);
-  else return positive;
+  GY_SMALL_FLOATS(sign, a)
+  else {
+    const auto zero = broadcast<L>(T(0));
+    const auto positive = where(gt(a, zero), broadcast<L>(T(1)), zero);
+    if constexpr (is_signed<T>) return where(lt(a, zero), broadcast<L>(T(-1)), positive);
+    else return positive;
+  }
 }
 template <int L> GY_FN Vec<bool, L> sign(Vec<bool, L> a) { return a; }
 
@@ -120,15 +132,18 @@ template <int L> GY_FN Vec<bool, L> minimum(Vec<bool, L> a, Vec<bool, L> b) { re
 
 // ---- classification ---------------------------------------------------------------------------------------------
 template <class T, int L> GY_FN Vec<bool, L> isnan(Vec<T, L> a) {
-  if constexpr (is_float<T>) return ne(a, a);
+  if constexpr (is_small<T>) return isnan(convert<float>(a));
+  else if constexpr (is_float<T>) return ne(a, a);
   else return broadcast<L>(false);
 }
 template <class T, int L> GY_FN Vec<bool, L> isinf(Vec<T, L> a) {
-  if constexpr (is_float<T>) return eq(abs(a), broadcast<L>(infinity<T>));
+  if constexpr (is_small<T>) return isinf(convert<float>(a));
+  else if constexpr (is_float<T>) return eq(abs(a), broadcast<L>(infinity<T>));
   else return broadcast<L>(false);
 }
 template <class T, int L> GY_FN Vec<bool, L> isfinite(Vec<T, L> a) {
-  if constexpr (is_float<T>) return lt(abs(a), broadcast<L>(infinity<T>));
+  if constexpr (is_small<T>) return isfinite(convert<float>(a));
+  else if constexpr (is_float<T>) return lt(abs(a), broadcast<L>(infinity<T>));
   else return broadcast<L>(true);
 }
 
@@ -145,35 +160,45 @@ template <class T, int L> GY_FN Vec<T, L> raw_min(Vec<T, L> a, Vec<T, L> b) {
 }
 // NaN if either is NaN.
 template <class T, int L> GY_FN Vec<T, L> maximum(Vec<T, L> a, Vec<T, L> b) {
-  if constexpr (is_float<T>) return where(isnan(a), a, raw_max(a, b));
+  GY_SMALL_FLOATS(maximum, a, b)
+  else if constexpr (is_float<T>) return where(isnan(a), a, raw_max(a, b));
   else return where(gt(a, b), a, b);
 }
 template <class T, int L> GY_FN Vec<T, L> minimum(Vec<T, L> a, Vec<T, L> b) {
-  if constexpr (is_float<T>) return where(isnan(a), a, raw_min(a, b));
+  GY_SMALL_FLOATS(minimum, a, b)
+  else if constexpr (is_float<T>) return where(isnan(a), a, raw_min(a, b));
   else return where(lt(a, b), a, b);
 }
 // NaN only if both are.
 template <class T, int L> GY_FN Vec<T, L> fmax(Vec<T, L> a, Vec<T, L> b) {
-  if constexpr (is_float<T>) return where(isnan(b), a, raw_max(a, b));
+  GY_SMALL_FLOATS(fmax, a, b)
+  else if constexpr (is_float<T>) return where(isnan(b), a, raw_max(a, b));
   else return maximum(a, b);
 }
 template <class T, int L> GY_FN Vec<T, L> fmin(Vec<T, L> a, Vec<T, L> b) {
-  if constexpr (is_float<T>) return where(isnan(b), a, raw_min(a, b));
+  GY_SMALL_FLOATS(fmin, a, b)
+  else if constexpr (is_float<T>) return where(isnan(b), a, raw_min(a, b));
   else return minimum(a, b);
 }
 
 // ---- fused multiply-add, square root, rounding ------------------------------------------------------------------
 // a * b + c, rounded once.
 template <class T, int L> GY_FN Vec<T, L> fma(Vec<T, L> a, Vec<T, L> b, Vec<T, L> c) {
-  static_assert(is_float<T>, "fma is for float and double");
-  using V = Vec<T, L>;
-  GY_EACH(V, a.p[i] = part::fma(a.p[i], b.p[i], c.p[i]);)
-  return a;
+  static_assert(is_real<T>, "fma is for floats");
+  GY_SMALL_FLOATS(fma, a, b, c)
+  else {
+    using V = Vec<T, L>;
+    GY_EACH(V, a.p[i] = part::fma(a.p[i], b.p[i], c.p[i]);)
+    return a;
+  }
 }
 template <class T, int L> GY_FN Vec<T, L> sqrt(Vec<T, L> a) {
-  using V = Vec<T, L>;
-  GY_EACH(V, a.p[i] = part::sqrt(a.p[i]);)
-  return a;
+  GY_SMALL_FLOATS(sqrt, a)
+  else {
+    using V = Vec<T, L>;
+    GY_EACH(V, a.p[i] = part::sqrt(a.p[i]);)
+    return a;
+  }
 }
 template <int Mode, class T, int L> GY_FN Vec<T, L> round_mode(Vec<T, L> a) {
   using V = Vec<T, L>;
@@ -182,7 +207,8 @@ template <int Mode, class T, int L> GY_FN Vec<T, L> round_mode(Vec<T, L> a) {
 }
 #define GY_ROUNDING(name, mode)                                  \
   template <class T, int L> GY_FN Vec<T, L> name(Vec<T, L> a) {  \
-    if constexpr (is_float<T>) return round_mode<mode>(a);       \
+    GY_SMALL_FLOATS(name, a)                                     \
+    else if constexpr (is_float<T>) return round_mode<mode>(a);  \
     else return a;                                               \
   }
 GY_ROUNDING(round, 8) GY_ROUNDING(floor, 9) GY_ROUNDING(ceil, 10) GY_ROUNDING(trunc, 11)
@@ -190,14 +216,22 @@ GY_ROUNDING(round, 8) GY_ROUNDING(floor, 9) GY_ROUNDING(ceil, 10) GY_ROUNDING(tr
 
 // ---- division ---------------------------------------------------------------------------------------------------
 template <class T, int L> GY_FN Vec<T, L> div(Vec<T, L> a, Vec<T, L> b) {
-  static_assert(is_float<T>, "div is true division: cast integers first");
-  using V = Vec<T, L>;
-  V r;
-  GY_EACH(V, r.p[i] = a.p[i] / b.p[i];)
-  return r;
+  static_assert(is_real<T>, "div is true division: cast integers first");
+  GY_SMALL_FLOATS(div, a, b)
+  else {
+    using V = Vec<T, L>;
+    GY_EACH(V, a.p[i] = a.p[i] / b.p[i];)
+    return a;
+  }
 }
-template <class T, int L> GY_FN Vec<T, L> reciprocal(Vec<T, L> a) { return div(broadcast<L>(T(1)), a); }
-template <class T, int L> GY_FN Vec<T, L> rsqrt(Vec<T, L> a) { return div(broadcast<L>(T(1)), sqrt(a)); }
+template <class T, int L> GY_FN Vec<T, L> reciprocal(Vec<T, L> a) {
+  GY_SMALL_FLOATS(reciprocal, a)
+  else return div(broadcast<L>(T(1)), a);
+}
+template <class T, int L> GY_FN Vec<T, L> rsqrt(Vec<T, L> a) {
+  GY_SMALL_FLOATS(rsqrt, a)
+  else return div(broadcast<L>(T(1)), sqrt(a));
+}
 
 // Quotient toward zero of integers; x / 0 is 0 and the lowest value / -1 wraps, neither traps.
 template <class T> GY_FN T quotient_one(T a, T b) {
@@ -208,7 +242,8 @@ template <class T> GY_FN T quotient_one(T a, T b) {
   return T(a / b);
 }
 template <class T, int L> GY_FN Vec<T, L> truncdiv(Vec<T, L> a, Vec<T, L> b) {
-  if constexpr (is_float<T>) return trunc(div(a, b));
+  GY_SMALL_FLOATS(truncdiv, a, b)
+  else if constexpr (is_float<T>) return trunc(div(a, b));
   else if constexpr (sizeof(T) < 8 && L > 1 && register_bytes > 0) {
     // 32-bit quotients are exact after rounding toward zero in double, 8- and 16-bit ones in float.
     using F = pick<sizeof(T) == 4, double, float>;
@@ -243,14 +278,16 @@ template <class T, int L> GY_FN Vec<T, L> float_fmod(Vec<T, L> a, Vec<T, L> b) {
 }
 // The rest of truncating division; it has the sign of a. Integers by zero give 0.
 template <class T, int L> GY_FN Vec<T, L> fmod(Vec<T, L> a, Vec<T, L> b) {
-  if constexpr (is_float<T>) return float_fmod(a, b);
+  GY_SMALL_FLOATS(fmod, a, b)
+  else if constexpr (is_float<T>) return float_fmod(a, b);
   else return integer_fmod(a, b);
 }
 // The rest with the sign of b (Python's %).
 template <class T, int L> GY_FN Vec<T, L> remainder(Vec<T, L> a, Vec<T, L> b) {
-  const auto r = fmod(a, b);
-  if constexpr (!is_signed<T>) return r;
+  GY_SMALL_FLOATS(remainder, a, b)
+  else if constexpr (!is_signed<T>) return fmod(a, b);
   else {
+    const auto r = fmod(a, b);
     const auto zero = broadcast<L>(T(0));
     const auto wrong = logical_and(ne(r, zero), logical_xor(lt(r, zero), lt(b, zero)));
     return where(wrong, add(r, b), r);
@@ -258,14 +295,16 @@ template <class T, int L> GY_FN Vec<T, L> remainder(Vec<T, L> a, Vec<T, L> b) {
 }
 // Quotient rounded down (Python's //); for floats exactly torch's div(rounding_mode="floor").
 template <class T, int L> GY_FN Vec<T, L> floordiv(Vec<T, L> a, Vec<T, L> b) {
-  const auto zero = broadcast<L>(T(0)), one = broadcast<L>(T(1));
   if constexpr (is_int<T> && !is_signed<T>) return truncdiv(a, b);
+  else if constexpr (is_small<T>) return in_float<T>([](auto x, auto y) { return floordiv(x, y); }, a, b);
   else if constexpr (is_int<T>) {
+    const auto zero = broadcast<L>(T(0)), one = broadcast<L>(T(1));
     const auto q = truncdiv(a, b);
     const auto r = sub(a, mul(q, b));
     const auto down = logical_and(logical_and(ne(r, zero), ne(b, zero)), logical_xor(lt(r, zero), lt(b, zero)));
     return where(down, sub(q, one), q);
   } else {
+    const auto zero = broadcast<L>(T(0)), one = broadcast<L>(T(1));
     const auto quotient = div(a, b);
     const auto rest = fmod(a, b);
     auto whole = div(sub(a, rest), b);

@@ -189,7 +189,8 @@ template <class T> constexpr bool own_real = register_bytes > 0 && is_float<T>;
 
 #define GY_MATH(name, own)                                                  \
   template <class T, int L> GY_FN Vec<T, L> name(Vec<T, L> x) {             \
-    if constexpr (own<T>) {                                                 \
+    GY_SMALL_FLOATS(name, x)                                                \
+    else if constexpr (own<T>) {                                            \
       using V = Vec<T, L>;                                                  \
       GY_EACH(V, x.p[i] = part::name(x.p[i]);)                              \
       return x;                                                             \
@@ -200,7 +201,8 @@ GY_MATH(log, own_real) GY_MATH(log2, own_float) GY_MATH(log10, own_float) GY_MAT
 
 template <class T, int L> GY_FN Vec<T, L> sigmoid(Vec<T, L> x) {
   using V = Vec<T, L>;
-  if constexpr (own_real<T>) { GY_EACH(V, x.p[i] = part::sigmoid(x.p[i]);) }
+  GY_SMALL_FLOATS(sigmoid, x)
+  else if constexpr (own_real<T>) { GY_EACH(V, x.p[i] = part::sigmoid(x.p[i]);) }
   else {
     const auto e = exp(neg(abs(x)));
     const auto one = broadcast<L>(T(1));

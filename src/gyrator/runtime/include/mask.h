@@ -95,7 +95,7 @@ template <class M, class V> GY_FN V select_lanes(M m, V yes, V no) {
 
 template <Cmp C, class T, int L> GY_FN Vec<bool, L> compare(Vec<T, L> a, Vec<T, L> b) {
   using V = Vec<T, L>;
-  if constexpr (is_half<T> || is_f8<T>) return compare<C>(convert<float>(a), convert<float>(b));
+  if constexpr (is_small<T>) return compare<C>(convert<float>(a), convert<float>(b));
   else if constexpr (L == 1) return {bool(compare_native<C>(a.p[0], b.p[0]))};
 #if defined(GY_AVX2)
   else {
@@ -221,7 +221,7 @@ template <class To, class From, int L> GY_FN Vec<To, L> cast(Vec<From, L> v) {
   if constexpr (same<To, From>) return v;
   else if constexpr (is_bool<From>) return where(v, broadcast<L>(convert_one<To>(1)), broadcast<L>(convert_one<To>(0)));
   else if constexpr (is_bool<To>) {
-    if constexpr (is_half<From> || is_f8<From>) return cast<bool>(convert<float>(v));
+    if constexpr (is_small<From>) return cast<bool>(convert<float>(v));
     else return ne(v, broadcast<L>(From(0)));
   } else return convert<To>(v);
 }

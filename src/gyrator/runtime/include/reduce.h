@@ -41,10 +41,26 @@ template <template <class, int> class S, class T, int L> struct Across {
 };
 
 // ---- reducers with one value and one operation ------------------------------------------------------------------
-template <class T> constexpr T lowest_value = is_float<T>       ? T(-infinity<float>)
-                                              : is_signed<T>    ? T(uint<sizeof(T)>(1) << (8 * sizeof(T) - 1))
-                                                                : T(0);
-template <class T> constexpr T highest_value = is_float<T> ? T(infinity<float>) : T(~lowest_value<pick<is_float<T>, int, T>>);
+template <class T> constexpr T lowest_of() {
+  if constexpr (same<T, bf16>) return {0xff80};
+  else if constexpr (same<T, f16>) return {0xfc00};
+  else if constexpr (is_float<T>) return T(-infinity<float>);
+  else if constexpr (is_signed<T>) return T(uint<sizeof(T)>(1) << (8 * sizeof(T) - 1));
+  else return T(0);
+}
+template <class T> constexpr T highest_of() {
+  if constexpr (same<T, bf16>) return {0x7f80};
+  else if constexpr (same<T, f16>) return {0x7c00};
+  else if constexpr (is_float<T>) return T(infinity<float>);
+  else return T(~lowest_of<T>());
+}
+template <class T> constexpr T one_of() {
+  if constexpr (same<T, bf16>) return {0x3f80};
+  else if constexpr (same<T, f16>) return {0x3c00};
+  else return T(1);
+}
+template <class T> constexpr T lowest_value = lowest_of<T>();
+template <class T> constexpr T highest_value = highest_of<T>();
 
 #define GY_REDUCER(name, start, operation)                                                     \
   template <class T, int L> struct V##name {                                                   \
@@ -59,7 +75,7 @@ template <class T> constexpr T highest_value = is_float<T> ? T(infinity<float>) 
   };                                                                                           \
   template <class T, int L> using name = Across<V##name, T, L>;
 GY_REDUCER(PlainSum, 0, add)
-GY_REDUCER(Prod, 1, mul)
+GY_REDUCER(Prod, one_of<T>(), mul)
 GY_REDUCER(Max, lowest_value<T>, maximum)
 GY_REDUCER(Min, highest_value<T>, minimum)
 GY_REDUCER(Xor, 0, bitwise_xor)
@@ -136,7 +152,7 @@ template <class T, int L, bool Largest> struct VArgExtreme {
   GY_FN void update(Vec<T, L> v, int64_t first) { update(v, iota<L>(first, 1)); }
   GY_FN void merge(const VArgExtreme& other) {
     auto same_value = eq(other.value, value);
-    if constexpr (is_float<T>) same_value = logical_or(same_value, logical_and(isnan(other.value), isnan(value)));
+    if constexpr (is_real<T>) same_value = logical_or(same_value, logical_and(isnan(other.value), isnan(value)));
     const auto earlier = logical_and(same_value, lt(other.index, index));
     const auto m = logical_or(broadcast<L>(empty), logical_or(better(other.value, value), earlier));
     take(logical_and(m, broadcast<L>(!other.empty)), other.value, other.index);
@@ -156,7 +172,7 @@ template <class T, int L, bool Largest> struct VArgExtreme {
 
  private:
   static GY_FN Vec<bool, L> better(Vec<T, L> a, Vec<T, L> b) {
-    if constexpr (is_float<T>) return logical_and(logical_not(Largest ? le(a, b) : ge(a, b)), eq(b, b));
+    if constexpr (is_real<T>) return logical_and(logical_not(Largest ? le(a, b) : ge(a, b)), eq(b, b));
     else return Largest ? gt(a, b) : lt(a, b);
   }
   GY_FN void take(Vec<bool, L> m, Vec<T, L> v, Vec<int64_t, L> at) {

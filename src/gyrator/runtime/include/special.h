@@ -24,7 +24,10 @@ template <class P> GY_FN P erf(P x) {
 
 GY_MATH(erf, own_float)
 // The library for each lane, in double: its float version is 3 ulp off.
-template <class T, int L> GY_FN Vec<T, L> erfc(Vec<T, L> x) { return map<T>(x, [](T v) { return T(__builtin_erfc(v)); }); }
+template <class T, int L> GY_FN Vec<T, L> erfc(Vec<T, L> x) {
+  GY_SMALL_FLOATS(erfc, x)
+  else return map<T>(x, [](T v) { return T(__builtin_erfc(v)); });
+}
 
 // ---- powers -----------------------------------------------------------------------------------------------------
 // An integer to an integer power, wrapping. A negative power of anything but 1 and -1 is 0, as torch.
@@ -42,7 +45,8 @@ template <class T> inline T integer_pow(T base, T exponent) {
 }
 // x^y. float: 0.51 ulp, by exp and log in double; C's rules for zeros, infinities and NaN.
 template <class T, int L> GY_FN Vec<T, L> pow(Vec<T, L> x, Vec<T, L> y) {
-  if constexpr (is_int<T>) return map<T>(x, y, integer_pow<T>);
+  GY_SMALL_FLOATS(pow, x, y)
+  else if constexpr (is_int<T>) return map<T>(x, y, integer_pow<T>);
   else if constexpr (own_float<T>) {
     const auto zero = broadcast<L>(0.0f), one = broadcast<L>(1.0f), size = abs(x);
     auto r = convert<float>(exp(mul(convert<double>(y), log(convert<double>(size)))));
@@ -58,7 +62,8 @@ template <class T, int L> GY_FN Vec<T, L> pow(Vec<T, L> x, Vec<T, L> y) {
 
 // sqrt(x^2 + y^2) without overflow between. float: 0.51 ulp.
 template <class T, int L> GY_FN Vec<T, L> hypot(Vec<T, L> x, Vec<T, L> y) {
-  if constexpr (own_float<T>) {
+  GY_SMALL_FLOATS(hypot, x, y)
+  else if constexpr (own_float<T>) {
     const auto a = convert<double>(x), b = convert<double>(y);
     const auto r = convert<float>(sqrt(fma(a, a, mul(b, b))));
     return where(logical_or(isinf(x), isinf(y)), broadcast<L>(infinity<float>), r);
@@ -103,9 +108,18 @@ inline double lgamma_one(double x) {
   int sign;
   return __builtin_lgamma_r(x, &sign);
 }
-template <class T, int L> GY_FN Vec<T, L> erfinv(Vec<T, L> x) { return map<T>(x, [](T v) { return T(erfinv_one(v)); }); }
-template <class T, int L> GY_FN Vec<T, L> digamma(Vec<T, L> x) { return map<T>(x, [](T v) { return T(digamma_one(v)); }); }
-template <class T, int L> GY_FN Vec<T, L> lgamma(Vec<T, L> x) { return map<T>(x, [](T v) { return T(lgamma_one(v)); }); }
+template <class T, int L> GY_FN Vec<T, L> erfinv(Vec<T, L> x) {
+  GY_SMALL_FLOATS(erfinv, x)
+  else return map<T>(x, [](T v) { return T(erfinv_one(v)); });
+}
+template <class T, int L> GY_FN Vec<T, L> digamma(Vec<T, L> x) {
+  GY_SMALL_FLOATS(digamma, x)
+  else return map<T>(x, [](T v) { return T(digamma_one(v)); });
+}
+template <class T, int L> GY_FN Vec<T, L> lgamma(Vec<T, L> x) {
+  GY_SMALL_FLOATS(lgamma, x)
+  else return map<T>(x, [](T v) { return T(lgamma_one(v)); });
+}
 
 // ---- neighbours -------------------------------------------------------------------------------------------------
 // The next float after x in the direction of y.

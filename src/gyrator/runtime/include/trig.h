@@ -114,7 +114,8 @@ template <class P> GY_FN P atanh(P x) {
 // Arguments beyond 1e5 go to the library, each lane on its own.
 #define GY_PERIODIC(name)                                                                          \
   template <class T, int L> GY_FN Vec<T, L> name(Vec<T, L> x) {                                    \
-    if constexpr (own_float<T>) {                                                                  \
+    GY_SMALL_FLOATS(name, x)                                                                       \
+    else if constexpr (own_float<T>) {                                                             \
       const auto far = logical_not(lt(abs(x), broadcast<L>(1e5f)));                                \
       auto r = x;                                                                                  \
       using V = Vec<T, L>;                                                                         \
@@ -129,7 +130,8 @@ GY_MATH(sinh, own_float) GY_MATH(cosh, own_float)
 GY_MATH(asinh, own_float) GY_MATH(acosh, own_float) GY_MATH(atanh, own_float)
 
 template <class T, int L> GY_FN Vec<T, L> atan2(Vec<T, L> y, Vec<T, L> x) {
-  if constexpr (own_float<T>) {
+  GY_SMALL_FLOATS(atan2, y, x)
+  else if constexpr (own_float<T>) {
     using V = Vec<T, L>;
     GY_EACH(V, y.p[i] = part::atan2(y.p[i], x.p[i]);)
     return y;

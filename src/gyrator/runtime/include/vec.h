@@ -57,6 +57,8 @@ template <class A, class B> constexpr bool same = __is_same(A, B);
 template <class T> constexpr bool is_float = same<T, float> || same<T, double>;
 template <class T> constexpr bool is_half = same<T, bf16> || same<T, f16>;
 template <class T> constexpr bool is_f8 = same<T, f8e4m3fn> || same<T, f8e5m2>;
+template <class T> constexpr bool is_small = is_half<T> || is_f8<T>;
+template <class T> constexpr bool is_real = is_float<T> || is_small<T>;
 template <class T> constexpr bool is_bool = same<T, bool>;
 template <class T> constexpr bool is_int = !is_float<T> && !is_half<T> && !is_f8<T> && !is_bool<T>;
 template <class T> constexpr T infinity = T(__builtin_inff());
@@ -68,7 +70,7 @@ template <int Size> using sint =
 template <int Size> using uint =
     pick<Size == 1, uint8_t, pick<Size == 2, uint16_t, pick<Size == 4, uint32_t, uint64_t>>>;
 // What a register holds: 16-bit and 8-bit floats are kept as their bits.
-template <class T> using rep = pick<is_half<T> || is_f8<T>, uint<sizeof(T)>, T>;
+template <class T> using rep = pick<is_small<T>, uint<sizeof(T)>, T>;
 // The type in which wrapping arithmetic is defined.
 template <class T> using wrap = pick<is_float<T>, T, uint<sizeof(T)>>;
 
