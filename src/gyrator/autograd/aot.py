@@ -81,7 +81,7 @@ class Traced:
 def assemble(traced: Traced, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """The callable that the user calls; `gm` itself where inputs that are written share memory."""
     program = traced.program
-    updated = tuple(update.input for update in program.forward.updates)
+    updated = program.forward.written(program.inputs)
     if overlapping(example_inputs, updated):
         return gm.forward
     run = program.run if traced.link is None else make_function(traced.link)

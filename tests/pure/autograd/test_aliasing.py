@@ -145,3 +145,19 @@ def test_a_later_call_with_overlapping_inputs_is_right() -> None:
 def test_overlapping_inputs_that_nobody_mutates_need_no_care() -> None:
     memory = torch.randn(12)
     same_as_eager(lambda x, y: x * y, memory[:8], memory[4:], backward=False)
+
+
+def test_disjoint_parts_of_one_memory_are_compiled() -> None:
+    function, graphs = compiled(add_to_first)
+    memory = torch.arange(8.0)
+    assert torch.equal(function(memory[:4], memory[4:]), torch.arange(5.0, 9.0))
+    assert torch.equal(memory[:4], 2 * torch.arange(4.0))
+    assert graphs.ops("inference") == ["mul.Tensor", "add.Tensor"]
+
+
+def test_what_saves_a_part_of_a_value_frees_the_rest() -> None:
+    function, graphs = compiled(lambda x, w: (x @ w)[:, 0].sin().exp())
+    x, w = leaf(32, 32), leaf(32, 32)
+    function(x, w).sum().backward()
+    outputs = graphs.modules["forward"].graph.output_node().args[0]
+    assert max(node.meta["val"].numel() for node in outputs) == 32

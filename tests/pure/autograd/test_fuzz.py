@@ -1,0 +1,22 @@
+"""Random programs with aliasing, mutation, views and backward, traced by gyrator.autograd and run op by op."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.harness import BATCH, Settings, run
+from tests.pure.autograd.harness import BACKEND
+
+
+@pytest.mark.parametrize("first", [20_000, 20_020, 20_040])
+def test_random_programs_do_what_eager_does(first: int, tmp_path: Path) -> None:
+    failures = list(run(range(first, first + 20), Settings(BACKEND, tmp_path, BATCH, True)))
+    assert not failures, "\n".join(map(str, failures))
+
+
+@pytest.mark.slow
+def test_many_random_programs_do_what_eager_does(tmp_path: Path) -> None:
+    failures = list(run(range(30_000, 32_000), Settings(BACKEND, tmp_path, BATCH, True)))
+    assert not failures, "\n".join(map(str, failures))
