@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.compiled_autograd
 from torch import Tensor
 
 from gyrator.autograd import aot_compile, interpret
@@ -145,6 +146,15 @@ def test_a_custom_op_may_mutate() -> None:
         return z * 2
 
     same_as_eager(program, torch.randn(4), torch.randn(4), backward=False)
+
+
+def test_compiled_autograd_runs() -> None:
+    x = leaf(4)
+    run, _ = compiled(cube)
+    loss = run(x)
+    with torch._dynamo.compiled_autograd._enable(lambda gm: gm):
+        loss.backward()
+    torch.testing.assert_close(x.grad, 3 * x.detach() ** 2)
 
 
 # --- autocast, loss scaling, distributed -----------------------------------------------------------

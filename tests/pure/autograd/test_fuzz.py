@@ -1,4 +1,4 @@
-"""Random programs with aliasing, mutation, views and backward, traced by gyrator.autograd and run op by op."""
+"""Random programs with aliasing, mutation, views and backward, traced here and run op by op."""
 
 from __future__ import annotations
 

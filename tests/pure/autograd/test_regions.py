@@ -10,7 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.map import map as map_op
+from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -130,7 +132,21 @@ def mapped(x: Tensor) -> Any:
     return map_op(lambda row: row.sin() + 1, x)
 
 
-RUN = {"cond": conditional, "while_loop": repeated, "map_impl": mapped}
+def scanned(x: Tensor) -> Any:
+    return scan(lambda carry, row: (carry + row, carry * row), torch.zeros(3), x)
+
+
+def scanned_in_any_order(x: Tensor) -> Any:
+    return associative_scan(lambda a, b: a + b, x, dim=0, combine_mode="generic")
+
+
+RUN = {
+    "scan": scanned,
+    "associative_scan": scanned_in_any_order,
+    "cond": conditional,
+    "while_loop": repeated,
+    "map_impl": mapped,
+}
 
 
 @pytest.mark.parametrize("name", RUN)
