@@ -36,8 +36,9 @@ def with_tables(readme: str, text: str) -> str:
 
 
 def recorded() -> dict[str, Mapping[str, Any]]:
-    """Every report in benchmarks/results, by file name."""
-    return {path.name: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}
+    """Every report of cases with peers in benchmarks/results, by file name."""
+    reports = {path.name: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}
+    return {name: report for name, report in reports.items() if "rows" in report and "machine" in report}
 
 
 def _report(name: str, report: Mapping[str, Any]) -> str:
