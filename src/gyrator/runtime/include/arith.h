@@ -8,11 +8,13 @@ namespace gy {
 
 
 // Arithmetic on 16-bit and 8-bit floats is float's, rounded after each operation.
-template <class T, class Op, class... V> GY_FN auto in_float(Op op, V... v) { return convert<T>(op(convert<float>(v)...)); }
+template <class T, class Op, class... V> GY_FN auto in_float(Op op, V... v) {
+  return convert<T>(op(convert<float>(v)...));
+}
 #define GY_SMALL_FLOATS(name, ...) \
   if constexpr (is_small<T>) return in_float<T>([](auto... v) { return name(v...); }, __VA_ARGS__);
 
-// ---- add, sub, mul, neg, abs ------------------------------------------------------------------------------------
+// ---- add, sub, mul, neg, abs ------------------------------------------------------------------------------
 #define GY_WRAPPING(name, op)                                                                     \
   template <class T, int L> GY_FN Vec<T, L> name(Vec<T, L> a, Vec<T, L> b) {                      \
     GY_SMALL_FLOATS(name, a, b)                                                                   \
@@ -38,7 +40,7 @@ template <class T, int L> GY_FN Vec<T, L> neg(Vec<T, L> a) {
   return r;
 }
 
-// ---- bits -------------------------------------------------------------------------------------------------------
+// ---- bits -------------------------------------------------------------------------------------------------
 #define GY_BITWISE(name, op)                                                                      \
   template <class T, int L> GY_FN Vec<T, L> name(Vec<T, L> a, Vec<T, L> b) {                      \
     using V = Vec<T, L>;                                                                          \
@@ -78,7 +80,7 @@ template <class T, int L> GY_FN Vec<T, L> rshift(Vec<T, L> a, Vec<T, L> b) {
   return is_signed<T> ? r : where(inside, r, broadcast<L>(T(0)));
 }
 
-// ---- sign -------------------------------------------------------------------------------------------------------
+// ---- sign -------------------------------------------------------------------------------------------------
 template <class T, int L> GY_FN auto sign_bit_of() {
   return broadcast<L>(bits_as<T>(uint<sizeof(T)>(uint<sizeof(T)>(1) << (8 * sizeof(T) - 1))));
 }
@@ -108,7 +110,7 @@ template <class T, int L> GY_FN Vec<T, L> sign(Vec<T, L> a) {
 }
 template <int L> GY_FN Vec<bool, L> sign(Vec<bool, L> a) { return a; }
 
-// ---- logic on numbers -------------------------------------------------------------------------------------------
+// ---- logic on numbers -------------------------------------------------------------------------------------
 template <class T, int L> GY_FN Vec<bool, L> logical_and(Vec<T, L> a, Vec<T, L> b) {
   return logical_and(cast<bool>(a), cast<bool>(b));
 }
@@ -121,16 +123,22 @@ template <class T, int L> GY_FN Vec<bool, L> logical_xor(Vec<T, L> a, Vec<T, L> 
 template <class T, int L> GY_FN Vec<bool, L> logical_not(Vec<T, L> a) { return logical_not(cast<bool>(a)); }
 
 // false < true.
-template <int L> GY_FN Vec<bool, L> eq(Vec<bool, L> a, Vec<bool, L> b) { return logical_not(logical_xor(a, b)); }
+template <int L> GY_FN Vec<bool, L> eq(Vec<bool, L> a, Vec<bool, L> b) {
+  return logical_not(logical_xor(a, b));
+}
 template <int L> GY_FN Vec<bool, L> ne(Vec<bool, L> a, Vec<bool, L> b) { return logical_xor(a, b); }
-template <int L> GY_FN Vec<bool, L> lt(Vec<bool, L> a, Vec<bool, L> b) { return logical_and(logical_not(a), b); }
-template <int L> GY_FN Vec<bool, L> le(Vec<bool, L> a, Vec<bool, L> b) { return logical_or(logical_not(a), b); }
+template <int L> GY_FN Vec<bool, L> lt(Vec<bool, L> a, Vec<bool, L> b) {
+  return logical_and(logical_not(a), b);
+}
+template <int L> GY_FN Vec<bool, L> le(Vec<bool, L> a, Vec<bool, L> b) {
+  return logical_or(logical_not(a), b);
+}
 template <int L> GY_FN Vec<bool, L> gt(Vec<bool, L> a, Vec<bool, L> b) { return lt(b, a); }
 template <int L> GY_FN Vec<bool, L> ge(Vec<bool, L> a, Vec<bool, L> b) { return le(b, a); }
 template <int L> GY_FN Vec<bool, L> maximum(Vec<bool, L> a, Vec<bool, L> b) { return logical_or(a, b); }
 template <int L> GY_FN Vec<bool, L> minimum(Vec<bool, L> a, Vec<bool, L> b) { return logical_and(a, b); }
 
-// ---- classification ---------------------------------------------------------------------------------------------
+// ---- classification ---------------------------------------------------------------------------------------
 template <class T, int L> GY_FN Vec<bool, L> isnan(Vec<T, L> a) {
   if constexpr (is_small<T>) return isnan(convert<float>(a));
   else if constexpr (is_float<T>) return ne(a, a);
@@ -147,7 +155,7 @@ template <class T, int L> GY_FN Vec<bool, L> isfinite(Vec<T, L> a) {
   else return broadcast<L>(true);
 }
 
-// ---- minimum and maximum ----------------------------------------------------------------------------------------
+// ---- minimum and maximum ----------------------------------------------------------------------------------
 template <class T, int L> GY_FN Vec<T, L> raw_max(Vec<T, L> a, Vec<T, L> b) {
   using V = Vec<T, L>;
   GY_EACH(V, a.p[i] = part::max(a.p[i], b.p[i]);)
@@ -181,7 +189,7 @@ template <class T, int L> GY_FN Vec<T, L> fmin(Vec<T, L> a, Vec<T, L> b) {
   else return minimum(a, b);
 }
 
-// ---- fused multiply-add, square root, rounding ------------------------------------------------------------------
+// ---- fused multiply-add, square root, rounding ------------------------------------------------------------
 // a * b + c, rounded once.
 template <class T, int L> GY_FN Vec<T, L> fma(Vec<T, L> a, Vec<T, L> b, Vec<T, L> c) {
   static_assert(is_real<T>, "fma is for floats");
@@ -214,7 +222,7 @@ template <int Mode, class T, int L> GY_FN Vec<T, L> round_mode(Vec<T, L> a) {
 GY_ROUNDING(round, 8) GY_ROUNDING(floor, 9) GY_ROUNDING(ceil, 10) GY_ROUNDING(trunc, 11)
 #undef GY_ROUNDING
 
-// ---- division ---------------------------------------------------------------------------------------------------
+// ---- division ---------------------------------------------------------------------------------------------
 template <class T, int L> GY_FN Vec<T, L> div(Vec<T, L> a, Vec<T, L> b) {
   static_assert(is_real<T>, "div is true division: cast integers first");
   GY_SMALL_FLOATS(div, a, b)
@@ -260,13 +268,16 @@ template <class T, int L> GY_FN Vec<T, L> integer_fmod(Vec<T, L> a, Vec<T, L> b)
 }
 // a - n*b exactly, for floats: one fused step where the quotient is small, else the library's fmod per lane.
 template <class T, int L> GY_FN Vec<T, L> float_fmod(Vec<T, L> a, Vec<T, L> b) {
-  const auto by_library = [](T x, T y) { return same<T, float> ? T(__builtin_fmodf(x, y)) : T(__builtin_fmod(x, y)); };
+  const auto by_library = [](T x, T y) {
+    return same<T, float> ? T(__builtin_fmodf(x, y)) : T(__builtin_fmod(x, y));
+  };
 #if defined(GY_SIMD)
   const auto q = trunc(div(a, b));
   const auto size = abs(b);
   const T smallest = same<T, float> ? T(1e-30f) : T(1e-290);
-  const auto easy = logical_and(lt(abs(q), broadcast<L>(T(1 << 21))),
-                                logical_and(gt(size, broadcast<L>(smallest)), lt(size, broadcast<L>(infinity<T>))));
+  const auto easy =
+      logical_and(lt(abs(q), broadcast<L>(T(1 << 21))),
+                  logical_and(gt(size, broadcast<L>(smallest)), lt(size, broadcast<L>(infinity<T>))));
   if (__builtin_expect(!all(easy), 0)) return map<T>(a, b, by_library);
   auto r = fma(neg(q), b, a);                                  // exact, but q may be one too large
   const auto overshot = logical_and(ne(r, broadcast<L>(T(0))), logical_xor(signbit(r), signbit(a)));
@@ -301,14 +312,16 @@ template <class T, int L> GY_FN Vec<T, L> floordiv(Vec<T, L> a, Vec<T, L> b) {
     const auto zero = broadcast<L>(T(0)), one = broadcast<L>(T(1));
     const auto q = truncdiv(a, b);
     const auto r = sub(a, mul(q, b));
-    const auto down = logical_and(logical_and(ne(r, zero), ne(b, zero)), logical_xor(lt(r, zero), lt(b, zero)));
+    const auto down =
+        logical_and(logical_and(ne(r, zero), ne(b, zero)), logical_xor(lt(r, zero), lt(b, zero)));
     return where(down, sub(q, one), q);
   } else {
     const auto zero = broadcast<L>(T(0)), one = broadcast<L>(T(1));
     const auto quotient = div(a, b);
     const auto rest = fmod(a, b);
     auto whole = div(sub(a, rest), b);
-    whole = where(logical_and(ne(rest, zero), logical_xor(lt(b, zero), lt(rest, zero))), sub(whole, one), whole);
+    whole =
+        where(logical_and(ne(rest, zero), logical_xor(lt(b, zero), lt(rest, zero))), sub(whole, one), whole);
     auto down = floor(whole);
     down = where(gt(sub(whole, down), broadcast<L>(T(0.5))), add(down, one), down);
     down = where(ne(whole, zero), down, copysign(zero, quotient));

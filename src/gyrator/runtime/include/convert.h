@@ -1,8 +1,9 @@
 // Conversions between element types: convert<To>(Vec<From, L>), for every pair of numeric types.
 //
-// Each pair is a path of steps that double, keep or halve the element's size; each step has an instruction per
-// register or a loop over lanes. Rules (those of torch on CPU): float to integer truncates, an integer that is too
-// wide wraps, to a 16-bit float rounds to nearest even and keeps NaN. bf16 and f16 go through float.
+// Each pair is a path of steps that double, keep or halve the element's size; each step has an instruction
+// per register or a loop over lanes. Rules (those of torch on CPU): float to integer truncates, an integer
+// that is too wide wraps, to a 16-bit float rounds to nearest even and keeps NaN. bf16 and f16 go through
+// float.
 #pragma once
 #include "vec.h"
 
@@ -27,7 +28,7 @@ typedef double v2df __attribute__((vector_size(16)));
 typedef double v4df __attribute__((vector_size(32)));
 typedef double v8df __attribute__((vector_size(64)));
 
-// ---- 16-bit and 8-bit floats, one value -------------------------------------------------------------------------
+// ---- 16-bit and 8-bit floats, one value -------------------------------------------------------------------
 GY_FN float to_float(bf16 x) { return bits_as<float>(uint32_t(x.bits) << 16); }
 GY_FN bf16 to_bf16(float x) {
   const uint32_t u = bits_as<uint32_t>(x);
@@ -92,14 +93,15 @@ template <class To, class From> GY_FN To convert_one(From x) {
   else if constexpr (is_bool<To>) return x != From(0);
   else if constexpr (is_float<From> && is_int<To>) {
     if constexpr (same<To, uint64_t>)
-      return x >= From(9223372036854775808.0) ? uint64_t(int64_t(x - From(9223372036854775808.0))) ^ (1ull << 63)
-                                              : uint64_t(int64_t(x));
+      return x >= From(9223372036854775808.0)
+                 ? uint64_t(int64_t(x - From(9223372036854775808.0))) ^ (1ull << 63)
+                 : uint64_t(int64_t(x));
     else if constexpr (sizeof(To) == 8 || same<To, uint32_t>) return To(int64_t(x));
     else return To(int32_t(x));
   } else return To(x);
 }
 
-// ---- one register ----------------------------------------------------------------------------------------------
+// ---- one register -----------------------------------------------------------------------------------------
 #if defined(GY_SIMD)
 constexpr int no_mask = -1, current_rounding = 4;
 
@@ -110,16 +112,22 @@ template <class ToE, class FromE, class To, class From> GY_FN To widen(From v) {
   if constexpr (wide) {
     if constexpr (same<ToE, double> && same<FromE, float>)
       return (To)__builtin_ia32_cvtps2pd512_mask((v8sf)v, v8df{}, no_mask, current_rounding);
-    else if constexpr (same<ToE, double>) return (To)__builtin_ia32_cvtdq2pd512_mask((v8si)v, v8df{}, no_mask);
+    else if constexpr (same<ToE, double>)
+      return (To)__builtin_ia32_cvtdq2pd512_mask((v8si)v, v8df{}, no_mask);
     else if constexpr (same<FromE, float>)
       return (To)__builtin_ia32_cvttps2qq512_mask((v8sf)v, v8di{}, no_mask, current_rounding);
     else if constexpr (same<FromE, f16>)
       return (To)__builtin_ia32_vcvtph2ps512_mask((v16hi)v, v16sf{}, no_mask, current_rounding);
-    else if constexpr (same<FromE, int8_t>) return (To)__builtin_ia32_pmovsxbw512_mask((v32qi)v, v32hi{}, no_mask);
-    else if constexpr (same<FromE, uint8_t>) return (To)__builtin_ia32_pmovzxbw512_mask((v32qi)v, v32hi{}, no_mask);
-    else if constexpr (same<FromE, int16_t>) return (To)__builtin_ia32_pmovsxwd512_mask((v16hi)v, v16si{}, no_mask);
-    else if constexpr (same<FromE, uint16_t>) return (To)__builtin_ia32_pmovzxwd512_mask((v16hi)v, v16si{}, no_mask);
-    else if constexpr (same<FromE, int32_t>) return (To)__builtin_ia32_pmovsxdq512_mask((v8si)v, v8di{}, no_mask);
+    else if constexpr (same<FromE, int8_t>)
+      return (To)__builtin_ia32_pmovsxbw512_mask((v32qi)v, v32hi{}, no_mask);
+    else if constexpr (same<FromE, uint8_t>)
+      return (To)__builtin_ia32_pmovzxbw512_mask((v32qi)v, v32hi{}, no_mask);
+    else if constexpr (same<FromE, int16_t>)
+      return (To)__builtin_ia32_pmovsxwd512_mask((v16hi)v, v16si{}, no_mask);
+    else if constexpr (same<FromE, uint16_t>)
+      return (To)__builtin_ia32_pmovzxwd512_mask((v16hi)v, v16si{}, no_mask);
+    else if constexpr (same<FromE, int32_t>)
+      return (To)__builtin_ia32_pmovsxdq512_mask((v8si)v, v8di{}, no_mask);
     else return (To)__builtin_ia32_pmovzxdq512_mask((v8si)v, v8di{}, no_mask);
   }
   if constexpr (!wide && same<FromE, float> && same<ToE, int64_t>)
@@ -145,7 +153,8 @@ template <class From, int L> GY_FN Vec<int32_t, L> bytes_to_int32(Vec<From, L> v
   constexpr int pieces = Vec<From, L>::bytes / 16;
   GY_UNROLL for (int i = 0; i < r.parts; ++i) {
     const auto bytes = nth_piece<v16qi, pieces>(v.p[i / pieces], i % pieces);
-    if constexpr (is_signed<From>) r.p[i] = (typename Vec<int32_t, L>::P)__builtin_ia32_pmovsxbd512_mask(bytes, v16si{}, no_mask);
+    if constexpr (is_signed<From>)
+      r.p[i] = (typename Vec<int32_t, L>::P)__builtin_ia32_pmovsxbd512_mask(bytes, v16si{}, no_mask);
     else r.p[i] = (typename Vec<int32_t, L>::P)__builtin_ia32_pmovzxbd512_mask(bytes, v16si{}, no_mask);
   }
   return r;
@@ -170,9 +179,10 @@ template <class To, int FromSize, class From> GY_FN To truncate(From v) {
     return piece<To, 0>(even);
   } else {
     constexpr char x = -1;                                    // a zero byte
-    const v32qi low_bytes = FromSize == 4
-        ? v32qi{0, 1, 4, 5, 8, 9, 12, 13, x, x, x, x, x, x, x, x, 0, 1, 4, 5, 8, 9, 12, 13, x, x, x, x, x, x, x, x}
-        : v32qi{0, 2, 4, 6, 8, 10, 12, 14, x, x, x, x, x, x, x, x, 0, 2, 4, 6, 8, 10, 12, 14, x, x, x, x, x, x, x, x};
+    const v32qi low_bytes = FromSize == 4 ? v32qi{0, 1, 4, 5, 8, 9, 12, 13, x, x, x, x, x, x, x, x,
+                                                  0, 1, 4, 5, 8, 9, 12, 13, x, x, x, x, x, x, x, x}
+                                          : v32qi{0, 2, 4, 6, 8, 10, 12, 14, x, x, x, x, x, x, x, x,
+                                                  0, 2, 4, 6, 8, 10, 12, 14, x, x, x, x, x, x, x, x};
     const v32qi s = __builtin_ia32_pshufb256((v32qi)v, low_bytes);
     return piece<To, 0>(__builtin_ia32_permdi256((v4di)s, 0x08));
   }
@@ -180,7 +190,7 @@ template <class To, int FromSize, class From> GY_FN To truncate(From v) {
 }
 #endif
 
-// ---- whole vectors ----------------------------------------------------------------------------------------------
+// ---- whole vectors ----------------------------------------------------------------------------------------
 template <class To, class From, int L> GY_FN Vec<To, L> convert_lanes(Vec<From, L> v) {
   if constexpr (L == 1) return broadcast<1>(convert_one<To>(scalar(v)));
   else return map<To>(v, [](From x) { return convert_one<To>(x); });

@@ -1,8 +1,8 @@
 // Exponentials, logarithms, logistic and hyperbolic tangent.
 //
-// Methods: Cody and Waite's two-constant range reduction with fused multiply-adds; minimax polynomials computed by
-// tools/minimax.py. Bounds are in ulps of the result, measured against 40-digit arithmetic (docs/numerics.md).
-// Without FMA (the fallback mode) every function is the C library's.
+// Methods: Cody and Waite's two-constant range reduction with fused multiply-adds; minimax polynomials
+// computed by tools/minimax.py. Bounds are in ulps of the result, measured against 40-digit arithmetic
+// (docs/numerics.md). Without FMA (the fallback mode) every function is the C library's.
 #pragma once
 #include "arith.h"
 
@@ -15,8 +15,8 @@ namespace libm {
     if constexpr (same<T, float>) return __builtin_##name##f(x);       \
     else return __builtin_##name(x);                                   \
   }
-GY_LIBM(exp) GY_LIBM(exp2) GY_LIBM(expm1) GY_LIBM(log) GY_LIBM(log2) GY_LIBM(log10) GY_LIBM(log1p) GY_LIBM(tanh)
-GY_LIBM(erf) GY_LIBM(sin) GY_LIBM(cos) GY_LIBM(tan) GY_LIBM(asin) GY_LIBM(acos) GY_LIBM(atan)
+GY_LIBM(exp) GY_LIBM(exp2) GY_LIBM(expm1) GY_LIBM(log) GY_LIBM(log2) GY_LIBM(log10) GY_LIBM(log1p)
+GY_LIBM(tanh) GY_LIBM(erf) GY_LIBM(sin) GY_LIBM(cos) GY_LIBM(tan) GY_LIBM(asin) GY_LIBM(acos) GY_LIBM(atan)
 GY_LIBM(sinh) GY_LIBM(cosh) GY_LIBM(asinh) GY_LIBM(acosh) GY_LIBM(atanh)
 #undef GY_LIBM
 }  // namespace libm
@@ -30,19 +30,24 @@ template <int Shift = 0, class P> GY_FN P exp_in_range(P x) {
     P r = fma(n.value, all<P>(-0x1.62e4p-1f), x);
     r = fma(n.value, all<P>(-0x1.7f7d1cp-20f), r);
     if constexpr (Shift != 0) n = {n.value + float(Shift), n.integer + Shift};
-    return scale(polynomial(r, 0x1.6abf44p-10f, 0x1.123e36p-7f, 0x1.555858p-5f, 0x1.55548cp-3f, 0x1.fffffcp-2f, 1.0f, 1.0f), n);
+    return scale(polynomial(r, 0x1.6abf44p-10f, 0x1.123e36p-7f, 0x1.555858p-5f, 0x1.55548cp-3f,
+                            0x1.fffffcp-2f, 1.0f, 1.0f),
+                 n);
   } else {
     auto n = round_to_integer(x, 0x1.71547652b82fep+0);
     P r = fma(n.value, all<P>(-0x1.62e42fefa3800p-1), x);
     r = fma(n.value, all<P>(-0x1.ef35793c76730p-45), r);
     if constexpr (Shift != 0) n = {n.value + double(Shift), n.integer + Shift};
-    return scale(polynomial(r, 0x1.2035c762f7cd7p-29, 0x1.af72e2618271p-26, 0x1.27e4524833b13p-22, 0x1.71ddeb0ecc90cp-19,
-                            0x1.a01a01e800efap-16, 0x1.a01a01b5efafcp-13, 0x1.6c16c16c0a442p-10, 0x1.111111110e54ep-7,
-                            0x1.555555555556cp-5, 0x1.555555555555dp-3, 0.5, 1.0, 1.0), n);
+    return scale(
+        polynomial(r, 0x1.2035c762f7cd7p-29, 0x1.af72e2618271p-26, 0x1.27e4524833b13p-22,
+                   0x1.71ddeb0ecc90cp-19, 0x1.a01a01e800efap-16, 0x1.a01a01b5efafcp-13, 0x1.6c16c16c0a442p-10,
+                   0x1.111111110e54ep-7, 0x1.555555555556cp-5, 0x1.555555555555dp-3, 0.5, 1.0, 1.0),
+        n);
   }
 }
 template <class P> GY_FN P exp(P x) {
-  return exp_in_range(of_float<P> ? clamp(x, element<P>(-105), element<P>(90)) : clamp(x, element<P>(-750), element<P>(715)));
+  return exp_in_range(of_float<P> ? clamp(x, element<P>(-105), element<P>(90))
+                                  : clamp(x, element<P>(-750), element<P>(715)));
 }
 
 // 2^x. float: 0.9 ulp.
@@ -50,7 +55,9 @@ template <class P> GY_FN P exp2(P x) {
   x = clamp(x, -152.0f, 130.0f);
   const auto n = round_to_integer(x, 1.0f);
   const P r = (x - n.value) * 0x1.62e430p-1f;
-  return scale(polynomial(r, 0x1.6abf44p-10f, 0x1.123e36p-7f, 0x1.555858p-5f, 0x1.55548cp-3f, 0x1.fffffcp-2f, 1.0f, 1.0f), n);
+  return scale(polynomial(r, 0x1.6abf44p-10f, 0x1.123e36p-7f, 0x1.555858p-5f, 0x1.55548cp-3f, 0x1.fffffcp-2f,
+                          1.0f, 1.0f),
+               n);
 }
 
 // e^x - 1 = 2^n (e + 1) - 1.
@@ -59,13 +66,14 @@ template <class P> GY_FN Expm1Parts<P> expm1_parts(P x) {
   const auto n = round_to_integer(x, 0x1.715476p+0f);
   P r = fma(n.value, all<P>(-0x1.62e4p-1f), x);
   r = fma(n.value, all<P>(-0x1.7f7d1cp-20f), r);
-  const P p = polynomial(r, 0x1.3b17bap-13f, 0x1.6d2e58p-10f, 0x1.1155aap-7f, 0x1.555502p-5f, 0x1.55552cp-3f, 0.5f);
+  const P p =
+      polynomial(r, 0x1.3b17bap-13f, 0x1.6d2e58p-10f, 0x1.1155aap-7f, 0x1.555502p-5f, 0x1.55552cp-3f, 0.5f);
   return {fma(r * r, p, r), n};
 }
 // float: 1.5 ulp.
 template <class P> GY_FN P expm1(P x) {
   const auto parts = expm1_parts(clamp(x, -30.0f, 88.8f));
-  const P t = power_of_two<P>(parts.n.integer - 1);            // half, so that the largest results do not overflow early
+  const P t = power_of_two<P>(parts.n.integer - 1);  // half: the largest results must not overflow early
   const P r = fma(t, parts.e, t - 0.5f);
   return x == 0.0f ? x : r + r;                                // -0 stays -0
 }
@@ -108,12 +116,13 @@ template <class P> GY_FN P tanh(P x) {
   return copysign(moderate_div(e, below, e - (below - 2.0f)), x);
 }
 
-// ---- logarithms -------------------------------------------------------------------------------------------------
+// ---- logarithms -------------------------------------------------------------------------------------------
 // x = 2^k (1 + f) with 1 + f in [sqrt(1/2), sqrt(2)), for positive x, subnormal ones too.
 template <class P> struct LogParts { P k, f; };
 template <class P> GY_FN LogParts<P> log_parts(P x) {
   using T = element<P>;
-  constexpr T smallest_normal = of_float<P> ? T(0x1p-126) : T(0x1p-1022), up = of_float<P> ? T(0x1p24) : T(0x1p54);
+  constexpr T smallest_normal = of_float<P> ? T(0x1p-126) : T(0x1p-1022),
+              up = of_float<P> ? T(0x1p24) : T(0x1p54);
   constexpr sint<sizeof(T)> root_half = of_float<P> ? 0x3f3504f3 : 0x3fe6a09e667f3bcd;
   const Bits<P> b = bits(x < smallest_normal ? x * up : x);
   const Bits<P> k = (b - root_half) >> mantissa_bits<P>;
@@ -146,8 +155,9 @@ template <class P> GY_FN P log(P x) {
     return log_edges(x, fma(k, all<P>(0x1.62e4p-1f), f + tail));
   } else {
     const P s = f / (f + 2.0), z = s * s;
-    const P r = z * polynomial(z, 0x1.2f04f647763c2p-3, 0x1.39a1cf4bee076p-3, 0x1.74663db237dd1p-3, 0x1.c71c52119c7bbp-3,
-                               0x1.24924941e3616p-2, 0x1.999999997ff0ap-2, 0x1.5555555555592p-1);
+    const P r = z * polynomial(z, 0x1.2f04f647763c2p-3, 0x1.39a1cf4bee076p-3, 0x1.74663db237dd1p-3,
+                               0x1.c71c52119c7bbp-3, 0x1.24924941e3616p-2, 0x1.999999997ff0ap-2,
+                               0x1.5555555555592p-1);
     const P half_square = f * f * 0.5;
     const P low = fma(s, half_square + r, k * 0x1.ef35793c76730p-45);
     return log_edges(x, fma(k, all<P>(0x1.62e42fefa3800p-1), f - (half_square - low)));
@@ -162,7 +172,8 @@ template <class P> GY_FN P log2(P x) {
 // float: 1.1 ulp.
 template <class P> GY_FN P log10(P x) {
   const auto [k, f] = log_parts(x);
-  const P low = fma(f, all<P>(-0x1.5b235ep-27f), fma(log_tail(f), all<P>(0x1.bcb7b2p-2f), k * 0x1.3509f8p-18f));
+  const P low =
+      fma(f, all<P>(-0x1.5b235ep-27f), fma(log_tail(f), all<P>(0x1.bcb7b2p-2f), k * 0x1.3509f8p-18f));
   return log_edges(x, fma(k, all<P>(0x1.344p-2f), fma(f, all<P>(0x1.bcb7b2p-2f), low)));
 }
 // log(1 + x). float: 1.5 ulp.

@@ -1,5 +1,5 @@
-// The library that generated C++ kernels include: vectors, masks, conversions, math, reducers, random numbers, tiles.
-// It needs no other header than stdint.h, so that a kernel compiles in a fraction of a second.
+// The library that generated C++ kernels include: vectors, masks, conversions, math, reducers, random
+// numbers, tiles. It needs no header but stdint.h, so that a kernel compiles in a fraction of a second.
 #pragma once
 #include "vec.h"
 #include "convert.h"

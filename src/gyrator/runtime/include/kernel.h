@@ -1,4 +1,5 @@
-// What printed kernels use besides vectors: loops over lanes, shares of threads, scratch rows, index arithmetic.
+// What printed kernels use besides vectors: loops over lanes, shares of threads, scratch rows, index
+// arithmetic.
 #pragma once
 #include "gyrator.h"
 
@@ -14,9 +15,9 @@ void free(void*);
 
 namespace gy {
 
-// ---- loops ------------------------------------------------------------------------------------------------------
-// The end of a loop that is no multiple of L: the first few of L lanes. What the others compute is not used: their
-// loads give 0, their stores write nothing, and reducers over the lanes see a neutral element.
+// ---- loops ------------------------------------------------------------------------------------------------
+// The end of a loop that is no multiple of L: the first few of L lanes. What the others compute is not used:
+// their loads give 0, their stores write nothing, and reducers over the lanes see a neutral element.
 template <int L> struct some_lanes {
   static constexpr int value = L;
   Vec<bool, L> on;
@@ -29,7 +30,7 @@ template <int L, class Body> GY_FN void for_lanes(int64_t begin, int64_t end, co
   if (j < end) body(some_lanes<L>{first_lanes<L>(end - j)}, j);
 }
 
-// ---- memory -----------------------------------------------------------------------------------------------------
+// ---- memory -----------------------------------------------------------------------------------------------
 template <int L> GY_FN Vec<bool, L> on(some_lanes<L> some, Vec<bool, L> m) { return logical_and(some.on, m); }
 
 template <int L, class T> GY_FN Vec<T, L> load(lanes<L>, const T* from) { return load<L>(from); }
@@ -83,18 +84,22 @@ template <int L, class T, class At> GY_FN void store_strided(lanes<L>, T* to, At
 template <int L, class T, class At> GY_FN void store_strided(some_lanes<L> some, T* to, At at, Vec<T, L> v) {
   store_strided(to, at, v, some.on);
 }
-template <int L, class T, class At> GY_FN void store_strided(lanes<L>, T* to, At at, Vec<T, L> v, Vec<bool, L> m) {
+template <int L, class T, class At>
+GY_FN void store_strided(lanes<L>, T* to, At at, Vec<T, L> v, Vec<bool, L> m) {
   store_strided(to, at, v, m);
 }
 template <int L, class T, class At>
 GY_FN void store_strided(some_lanes<L> some, T* to, At at, Vec<T, L> v, Vec<bool, L> m) {
   store_strided(to, at, v, on(some, m));
 }
-template <int L, class T> GY_FN void scatter(lanes<L>, T* to, Vec<int64_t, L> at, Vec<T, L> v) { scatter(to, at, v); }
+template <int L, class T> GY_FN void scatter(lanes<L>, T* to, Vec<int64_t, L> at, Vec<T, L> v) {
+  scatter(to, at, v);
+}
 template <int L, class T> GY_FN void scatter(some_lanes<L> some, T* to, Vec<int64_t, L> at, Vec<T, L> v) {
   scatter(to, at, v, some.on);
 }
-template <int L, class T> GY_FN void scatter(lanes<L>, T* to, Vec<int64_t, L> at, Vec<T, L> v, Vec<bool, L> m) {
+template <int L, class T>
+GY_FN void scatter(lanes<L>, T* to, Vec<int64_t, L> at, Vec<T, L> v, Vec<bool, L> m) {
   scatter(to, at, v, m);
 }
 template <int L, class T>
@@ -102,16 +107,19 @@ GY_FN void scatter(some_lanes<L> some, T* to, Vec<int64_t, L> at, Vec<T, L> v, V
   scatter(to, at, v, on(some, m));
 }
 
-template <int L> GY_FN Vec<int64_t, L> check_index(lanes<L>, Vec<int64_t, L> v, int64_t size, int* status, int site) {
+template <int L>
+GY_FN Vec<int64_t, L> check_index(lanes<L>, Vec<int64_t, L> v, int64_t size, int* status, int site) {
   return check_index(v, size, status, site);
 }
 template <int L>
-GY_FN Vec<int64_t, L> check_index(some_lanes<L> some, Vec<int64_t, L> v, int64_t size, int* status, int site) {
+GY_FN Vec<int64_t, L> check_index(some_lanes<L> some, Vec<int64_t, L> v, int64_t size, int* status,
+                                  int site) {
   return check_index(where(some.on, v, broadcast<L>(int64_t(0))), size, status, site);
 }
 
-// ---- threads ----------------------------------------------------------------------------------------------------
-// How many threads a loop of `steps` iterations of `cost` cheap instructions is worth: each gets at least 30,000.
+// ---- threads ----------------------------------------------------------------------------------------------
+// How many threads a loop of `steps` iterations of `cost` cheap instructions is worth: each gets at least
+// 30,000.
 GY_FN int team_size(int threads, int64_t steps, int64_t cost) {
   const int64_t worth = steps * (cost > 0 ? cost : 1) / 30000;
   const int64_t most = worth < threads ? worth : threads;
@@ -120,7 +128,8 @@ GY_FN int team_size(int threads, int64_t steps, int64_t cost) {
 }
 
 struct Range { int64_t begin, end; };
-// This thread's part of [0, steps): the same in every run with as many threads. Cuts lie at multiples of `unit`.
+// This thread's part of [0, steps): the same in every run with as many threads. Cuts lie at multiples of
+// `unit`.
 GY_FN Range share(int64_t steps, int64_t unit = 1) {
   const int64_t units = (steps + unit - 1) / unit, me = omp_get_thread_num(), all = omp_get_num_threads();
   const int64_t begin = units * me / all * unit, end = units * (me + 1) / all * unit;
@@ -156,15 +165,16 @@ template <class T> struct PerThread {
   }
 };
 
-// ---- index arithmetic -------------------------------------------------------------------------------------------
+// ---- index arithmetic -------------------------------------------------------------------------------------
 GY_FN int64_t max_index(int64_t a, int64_t b) { return a > b ? a : b; }
 GY_FN int64_t min_index(int64_t a, int64_t b) { return a < b ? a : b; }
 // Rounded down; d > 0.
 GY_FN int64_t floor_div(int64_t a, int64_t d) { return a / d - (a % d < 0); }
 GY_FN int64_t floor_mod(int64_t a, int64_t d) { return a % d + (a % d < 0 ? d : 0); }
 
-// a / d and a % d for 0 <= a < 2^52 and one divisor d > 0 for all lanes. The quotient of doubles is never rounded up to
-// the next integer: that is at least 1/d away, more than half a unit in the last place of a number below 2^52 / d.
+// a / d and a % d for 0 <= a < 2^52 and one divisor d > 0 for all lanes. The quotient of doubles is never
+// rounded up to the next integer: that is at least 1/d away, more than half a unit in the last place of a
+// number below 2^52 / d.
 template <int L> GY_FN Vec<int64_t, L> div_index(Vec<int64_t, L> a, int64_t d) {
 #if defined(GY_AVX512)
   if constexpr (L > 1) return cast<int64_t>(div(cast<double>(a), broadcast<L>(double(d))));
@@ -175,8 +185,9 @@ template <int L> GY_FN Vec<int64_t, L> mod_index(Vec<int64_t, L> a, int64_t d) {
   return sub(a, mul(div_index(a, d), broadcast<L>(d)));
 }
 
-// ---- running extremes -------------------------------------------------------------------------------------------
-// The extreme so far and its position, where an equal later element replaces an earlier one and NaN is the extreme.
+// ---- running extremes -------------------------------------------------------------------------------------
+// The extreme so far and its position, where an equal later element replaces an earlier one and NaN is the
+// extreme.
 template <class T, int L, bool Largest> struct VLastExtreme {
   Vec<T, L> value = broadcast<L>(Largest ? lowest_value<T> : highest_value<T>);
   Vec<int64_t, L> index = broadcast<L>(int64_t(0));
@@ -191,7 +202,7 @@ template <class T, int L, bool Largest> struct VLastExtreme {
 template <class T, int L> using VLastArgMax = VLastExtreme<T, L, true>;
 template <class T, int L> using VLastArgMin = VLastExtreme<T, L, false>;
 
-// ---- combining stores -------------------------------------------------------------------------------------------
+// ---- combining stores -------------------------------------------------------------------------------------
 struct by_add { template <class V> GY_FN V operator()(V a, V b) const { return add(a, b); } };
 struct by_mul { template <class V> GY_FN V operator()(V a, V b) const { return mul(a, b); } };
 struct by_maximum { template <class V> GY_FN V operator()(V a, V b) const { return maximum(a, b); } };
@@ -214,7 +225,8 @@ template <class Op, class T> GY_FN void combine_one(T* at, T value, atomic) {
                                       __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
 }
 
-// to[offset] op= v for one lane after the other (where the mask holds), so that lanes may hit the same element.
+// to[offset] op= v for one lane after the other (where the mask holds), so that lanes may hit the same
+// element.
 template <class Op, class How, class T, int L>
 GY_FN void combine(lanes<L>, T* to, Vec<int64_t, L> offset, Vec<T, L> v) {
   const auto at = unpack(offset);
@@ -238,8 +250,10 @@ GY_FN void combine(some_lanes<L> some, T* to, Vec<int64_t, L> offset, Vec<T, L> 
   combine<Op, How>(lanes<L>{}, to, offset, v, on(some, m));
 }
 
-// ---- reducers over the lanes ------------------------------------------------------------------------------------
-template <int L, class R, class... V> GY_FN void update(lanes<L>, R& reducer, V... v) { reducer.update(v...); }
+// ---- reducers over the lanes ------------------------------------------------------------------------------
+template <int L, class R, class... V> GY_FN void update(lanes<L>, R& reducer, V... v) {
+  reducer.update(v...);
+}
 template <int L, class R, class... V> GY_FN void update(some_lanes<L> some, R& reducer, V... v) {
   reducer.update_some(some.on, v...);
 }

@@ -1,11 +1,11 @@
-// Masks: comparisons, select, logic on masks, boolean loads and stores, masked memory access, gather and scatter.
-// A masked access never touches memory where the mask is false.
+// Masks: comparisons, select, logic on masks, boolean loads and stores, masked memory access, gather and
+// scatter. A masked access never touches memory where the mask is false.
 #pragma once
 #include "convert.h"
 
 namespace gy {
 
-// ---- comparisons ------------------------------------------------------------------------------------------------
+// ---- comparisons ------------------------------------------------------------------------------------------
 enum class Cmp { eq, ne, lt, le, gt, ge };
 
 template <Cmp C, class T> GY_FN auto compare_native(T a, T b) {
@@ -22,24 +22,38 @@ template <Cmp C, class T> GY_FN auto compare_native(T a, T b) {
 template <Cmp C, class E, class V> GY_FN uint64_t compare_bits(V a, V b) {
   constexpr int size = sizeof(E);
   if constexpr (is_float<E>) {
-    constexpr int p = C == Cmp::eq ? 0 : C == Cmp::ne ? 4 : C == Cmp::lt ? 17 : C == Cmp::le ? 18 : C == Cmp::gt ? 30 : 29;
+    constexpr int p = C == Cmp::eq   ? 0
+                      : C == Cmp::ne ? 4
+                      : C == Cmp::lt ? 17
+                      : C == Cmp::le ? 18
+                      : C == Cmp::gt ? 30
+                                     : 29;
     if constexpr (size == 4) {
       if constexpr (sizeof(V) == 64)
         return uint16_t(__builtin_ia32_cmpps512_mask((v16sf)a, (v16sf)b, p, no_mask, current_rounding));
-      else if constexpr (sizeof(V) == 32) return uint8_t(__builtin_ia32_cmpps256_mask((v8sf)a, (v8sf)b, p, no_mask));
+      else if constexpr (sizeof(V) == 32)
+        return uint8_t(__builtin_ia32_cmpps256_mask((v8sf)a, (v8sf)b, p, no_mask));
       else return uint8_t(__builtin_ia32_cmpps128_mask((v4sf)a, (v4sf)b, p, no_mask)) & 15;
     } else {
       if constexpr (sizeof(V) == 64)
         return uint8_t(__builtin_ia32_cmppd512_mask((v8df)a, (v8df)b, p, no_mask, current_rounding));
-      else if constexpr (sizeof(V) == 32) return uint8_t(__builtin_ia32_cmppd256_mask((v4df)a, (v4df)b, p, no_mask)) & 15;
+      else if constexpr (sizeof(V) == 32)
+        return uint8_t(__builtin_ia32_cmppd256_mask((v4df)a, (v4df)b, p, no_mask)) & 15;
       else return uint8_t(__builtin_ia32_cmppd128_mask((v2df)a, (v2df)b, p, no_mask)) & 3;
     }
   } else {
-    constexpr int p = C == Cmp::eq ? 0 : C == Cmp::ne ? 4 : C == Cmp::lt ? 1 : C == Cmp::le ? 2 : C == Cmp::gt ? 6 : 5;
-    constexpr uint64_t all = sizeof(V) / size == 64 ? ~uint64_t(0) : (uint64_t(1) << (sizeof(V) / size % 64)) - 1;
-#define GY_COMPARE(letter, width, type)                                                         \
+    constexpr int p = C == Cmp::eq   ? 0
+                      : C == Cmp::ne ? 4
+                      : C == Cmp::lt ? 1
+                      : C == Cmp::le ? 2
+                      : C == Cmp::gt ? 6
+                                     : 5;
+    constexpr uint64_t all =
+        sizeof(V) / size == 64 ? ~uint64_t(0) : (uint64_t(1) << (sizeof(V) / size % 64)) - 1;
+#define GY_COMPARE(letter, width, type) \
   return uint64_t(is_signed<E> ? __builtin_ia32_cmp##letter##width##_mask((type)a, (type)b, p, no_mask) \
-                               : __builtin_ia32_ucmp##letter##width##_mask((type)a, (type)b, p, no_mask)) & all;
+                               : __builtin_ia32_ucmp##letter##width##_mask((type)a, (type)b, p, no_mask)) & \
+         all;
     if constexpr (sizeof(V) == 64) {
       if constexpr (size == 1) { GY_COMPARE(b, 512, v64qi) }
       else if constexpr (size == 2) { GY_COMPARE(w, 512, v32hi) }
@@ -62,7 +76,8 @@ template <Cmp C, class E, class V> GY_FN uint64_t compare_bits(V a, V b) {
 
 // One register's select: `yes` where the bit is set.
 template <int size, class V> GY_FN V select_bits(uint64_t m, V yes, V no) {
-#define GY_SELECT(letter, width, type) return (V)__builtin_ia32_blendm##letter##_##width##_mask((type)no, (type)yes, m);
+#define GY_SELECT(letter, width, type) \
+  return (V)__builtin_ia32_blendm##letter##_##width##_mask((type)no, (type)yes, m);
   if constexpr (sizeof(V) == 64) {
     if constexpr (size == 1) { GY_SELECT(b, 512, v64qi) }
     else if constexpr (size == 2) { GY_SELECT(w, 512, v32hi) }
@@ -84,11 +99,14 @@ template <int size, class V> GY_FN V select_bits(uint64_t m, V yes, V no) {
 #endif
 
 #if defined(GY_AVX2)
-// One register's select by whole lanes of ones or zeros: no comparison with zero, as the ternary operator would make.
+// One register's select by whole lanes of ones or zeros: no comparison with zero, as the ternary operator
+// would make.
 template <class M, class V> GY_FN V select_lanes(M m, V yes, V no) {
   if constexpr (sizeof(V) == 16) return (V)__builtin_ia32_pblendvb128((v16qi)no, (v16qi)yes, (v16qi)m);
-  else if constexpr (same<V, native<float, 8>>) return (V)__builtin_ia32_blendvps256((v8sf)no, (v8sf)yes, (v8sf)m);
-  else if constexpr (same<V, native<double, 4>>) return (V)__builtin_ia32_blendvpd256((v4df)no, (v4df)yes, (v4df)m);
+  else if constexpr (same<V, native<float, 8>>)
+    return (V)__builtin_ia32_blendvps256((v8sf)no, (v8sf)yes, (v8sf)m);
+  else if constexpr (same<V, native<double, 4>>)
+    return (V)__builtin_ia32_blendvpd256((v4df)no, (v4df)yes, (v4df)m);
   else return (V)__builtin_ia32_pblendvb256((v32qi)no, (v32qi)yes, (v32qi)m);
 }
 #endif
@@ -123,7 +141,7 @@ template <Cmp C, class T, int L> GY_FN Vec<bool, L> compare(Vec<T, L> a, Vec<T, 
 GY_COMPARISON(eq) GY_COMPARISON(ne) GY_COMPARISON(lt) GY_COMPARISON(le) GY_COMPARISON(gt) GY_COMPARISON(ge)
 #undef GY_COMPARISON
 
-// ---- logic on masks ---------------------------------------------------------------------------------------------
+// ---- logic on masks ---------------------------------------------------------------------------------------
 template <class F, int L> GY_FN Vec<bool, L> mask_op(Vec<bool, L> a, Vec<bool, L> b, F f) {
   if constexpr (L == 1) return {bool(f(a.bits, b.bits))};
 #if defined(GY_AVX2)
@@ -182,7 +200,7 @@ template <int K, int L> GY_FN Vec<bool, L> exchange_lanes(Vec<bool, L> m) {
 #if defined(GY_AVX2)
   return {exchange_lanes<K>(m.m)};
 #else
-  constexpr uint64_t low = ~uint64_t(0) / ((uint64_t(1) << K) + 1);          // blocks of K bits, every other one
+  constexpr uint64_t low = ~uint64_t(0) / ((uint64_t(1) << K) + 1);  // blocks of K bits, every other one
   const uint64_t bits = m.bits;
   return mask_from_bits<L>((bits >> K & low) | (bits & low) << K);
 #endif
@@ -193,7 +211,7 @@ template <int L> GY_FN Vec<bool, L> first_lanes(int64_t n) {
   return lt(iota<L>(0, 1), broadcast<L>(n));
 }
 
-// ---- select -----------------------------------------------------------------------------------------------------
+// ---- select -----------------------------------------------------------------------------------------------
 template <class T, int L> GY_FN Vec<T, L> where(Vec<bool, L> m, Vec<T, L> yes, Vec<T, L> no) {
   using V = Vec<T, L>;
   V r;
@@ -216,17 +234,18 @@ template <int L> GY_FN Vec<bool, L> where(Vec<bool, L> m, Vec<bool, L> yes, Vec<
   return logical_or(logical_and(m, yes), logical_and(logical_not(m), no));
 }
 
-// ---- cast: convert, and bool ------------------------------------------------------------------------------------
+// ---- cast: convert, and bool ------------------------------------------------------------------------------
 template <class To, class From, int L> GY_FN Vec<To, L> cast(Vec<From, L> v) {
   if constexpr (same<To, From>) return v;
-  else if constexpr (is_bool<From>) return where(v, broadcast<L>(convert_one<To>(1)), broadcast<L>(convert_one<To>(0)));
+  else if constexpr (is_bool<From>)
+    return where(v, broadcast<L>(convert_one<To>(1)), broadcast<L>(convert_one<To>(0)));
   else if constexpr (is_bool<To>) {
     if constexpr (is_small<From>) return cast<bool>(convert<float>(v));
     else return ne(v, broadcast<L>(From(0)));
   } else return convert<To>(v);
 }
 
-// ---- bool in memory: one byte, 0 or 1 ---------------------------------------------------------------------------
+// ---- bool in memory: one byte, 0 or 1 ---------------------------------------------------------------------
 template <int L> GY_FN Vec<bool, L> load(const bool* from) {
   const auto* bytes = reinterpret_cast<const uint8_t*>(from);
 #if defined(GY_AVX512)
@@ -249,7 +268,7 @@ template <int L> GY_FN void store(bool* to, Vec<bool, L> v) {
     store(bytes, cast<uint8_t>(v));
 }
 
-// ---- masked memory ----------------------------------------------------------------------------------------------
+// ---- masked memory ----------------------------------------------------------------------------------------
 template <int L, class T> GY_FN Vec<T, L> load(const T* from, Vec<bool, L> m, T other) {
   using V = Vec<T, L>;
   if constexpr (is_bool<T>)
@@ -264,7 +283,8 @@ template <int L, class T> GY_FN Vec<T, L> load(const T* from, Vec<bool, L> m, T 
 #if defined(GY_AVX512)
     if constexpr (V::lanes > 1) {
 #define GY_MASKED(name, width, scalar, type) \
-  r.p[i] = (typename V::P)__builtin_ia32_loaddqu##name##width##_mask((const scalar*)(q + i * V::lanes), (type)r.p[i], bits);
+  r.p[i] = (typename V::P)__builtin_ia32_loaddqu##name##width##_mask((const scalar*)(q + i * V::lanes), \
+                                                                     (type)r.p[i], bits);
 #define GY_MASKED_WIDTHS(name, scalar, a, b, c)                             \
   if constexpr (V::bytes == 64) { GY_MASKED(name, 512, scalar, a) }         \
   else if constexpr (V::bytes == 32) { GY_MASKED(name, 256, scalar, b) }    \
@@ -339,7 +359,8 @@ template <class T, int L> GY_FN void store(T* to, Vec<T, L> v, Vec<bool, L> m) {
   }
 }
 
-template <int L, class T> GY_FN Vec<T, L> load_strided(const T* from, int64_t stride, Vec<bool, L> m, T other) {
+template <int L, class T>
+GY_FN Vec<T, L> load_strided(const T* from, int64_t stride, Vec<bool, L> m, T other) {
   const uint64_t bits = mask_bits(m);
   Lanes<T, L> r;
   GY_UNROLL for (int i = 0; i < L; ++i) r.at[i] = bits >> i & 1 ? from[i * stride] : other;
@@ -352,8 +373,9 @@ template <class T, int L> GY_FN void store_strided(T* to, int64_t stride, Vec<T,
     if (bits >> i & 1) to[i * stride] = a.at[i];
 }
 
-// ---- gather and scatter: element offsets, not bytes -------------------------------------------------------------
-template <int L, class T> GY_FN Vec<T, L> gather(const T* from, Vec<int64_t, L> offset, Vec<bool, L> m, T other) {
+// ---- gather and scatter: element offsets, not bytes -------------------------------------------------------
+template <int L, class T>
+GY_FN Vec<T, L> gather(const T* from, Vec<int64_t, L> offset, Vec<bool, L> m, T other) {
   using V = Vec<T, L>;
 #if defined(GY_AVX512)
   if constexpr (!is_bool<T> && sizeof(T) >= 4 && L % 8 == 0) {
@@ -369,7 +391,8 @@ template <int L, class T> GY_FN Vec<T, L> gather(const T* from, Vec<int64_t, L> 
       const uint64_t bits = uint64_t(m.bits) >> (16 * i);
       const v8si rest = piece<v8si, 0>(r.p[i]);
       const v8si low = __builtin_ia32_gatherdiv16si(rest, from, (v8di)offset.p[2 * i], uint8_t(bits), 4);
-      const v8si high = __builtin_ia32_gatherdiv16si(rest, from, (v8di)offset.p[2 * i + 1], uint8_t(bits >> 8), 4);
+      const v8si high =
+          __builtin_ia32_gatherdiv16si(rest, from, (v8di)offset.p[2 * i + 1], uint8_t(bits >> 8), 4);
       r.p[i] = join<typename V::P>(low, high);
     }
     return r;
@@ -380,14 +403,16 @@ template <int L, class T> GY_FN Vec<T, L> gather(const T* from, Vec<int64_t, L> 
     const auto wide = convert<int64_t>(m.m);
     if constexpr (sizeof(T) == 8) {
       GY_UNROLL for (int i = 0; i < L / 4; ++i)
-        r.p[i] = (typename V::P)__builtin_ia32_gatherdiv4di((v4di)r.p[i], (const long long*)from, (v4di)offset.p[i],
-                                                            (v4di)wide.p[i], 8);
+        r.p[i] = (typename V::P)__builtin_ia32_gatherdiv4di((v4di)r.p[i], (const long long*)from,
+                                                            (v4di)offset.p[i], (v4di)wide.p[i], 8);
     } else {
       v4si quarter[L / 4];
       const auto narrow = Vec<int32_t, L>(m.m);
       GY_UNROLL for (int i = 0; i < L / 4; ++i) {
-        const v4si bits = nth_piece<v4si, Vec<int32_t, L>::bytes / 16>(narrow.p[i * 4 / narrow.lanes], i % (narrow.lanes / 4));
-        quarter[i] = __builtin_ia32_gatherdiv4si256(piece<v4si, 0>(r.p[0]), (const int*)from, (v4di)offset.p[i], bits, 4);
+        const v4si bits = nth_piece<v4si, Vec<int32_t, L>::bytes / 16>(narrow.p[i * 4 / narrow.lanes],
+                                                                       i % (narrow.lanes / 4));
+        quarter[i] = __builtin_ia32_gatherdiv4si256(piece<v4si, 0>(r.p[0]), (const int*)from,
+                                                    (v4di)offset.p[i], bits, 4);
       }
       GY_UNROLL for (int i = 0; i < V::parts; ++i) {
         if constexpr (V::bytes == 32) r.p[i] = join<typename V::P>(quarter[2 * i], quarter[2 * i + 1]);
@@ -420,8 +445,8 @@ template <class T, int L> GY_FN void scatter(T* to, Vec<int64_t, L> offset, Vec<
   for (int i = 0; i < L; ++i) to[at.at[i]] = a.at[i];
 }
 
-// An index as eager checks it: negative ones count from the end; a lane outside [0, size) stores `site` (not 0) to
-// *status and yields 0, so that the access stays inside and the caller can raise.
+// An index as eager checks it: negative ones count from the end; a lane outside [0, size) stores `site` (not
+// 0) to *status and yields 0, so that the access stays inside and the caller can raise.
 template <int L> GY_FN Vec<int64_t, L> check_index(Vec<int64_t, L> v, int64_t size, int* status, int site) {
   const auto zero = broadcast<L>(int64_t(0)), end = broadcast<L>(size);
   Vec<int64_t, L> shifted;

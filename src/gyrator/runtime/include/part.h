@@ -1,6 +1,6 @@
-// Operations on one register (or one scalar), for the math functions: these are written on parts, not on whole
-// vectors, because values that are no structs compile several times faster. Plain operators do the rest:
-// x * y + 0.5f, (x < y) ? a : b, and integer arithmetic on bits.
+// Operations on one register (or one scalar), for the math functions: these are written on parts, not on
+// whole vectors, because values that are no structs compile several times faster. Plain operators do the
+// rest: x * y + 0.5f, (x < y) ? a : b, and integer arithmetic on bits.
 #pragma once
 #include "convert.h"
 
@@ -31,7 +31,8 @@ template <class P> GY_FN P fma(P a, P b, P c) {
     return (P)__builtin_ia32_vfmaddpd512_mask((v8df)a, (v8df)b, (v8df)c, no_mask, current_rounding);
 #endif
 #if defined(GY_SIMD)
-  else if constexpr (sizeof(P) == 32 && of_float<P>) return (P)__builtin_ia32_vfmaddps256((v8sf)a, (v8sf)b, (v8sf)c);
+  else if constexpr (sizeof(P) == 32 && of_float<P>)
+    return (P)__builtin_ia32_vfmaddps256((v8sf)a, (v8sf)b, (v8sf)c);
   else if constexpr (sizeof(P) == 32) return (P)__builtin_ia32_vfmaddpd256((v4df)a, (v4df)b, (v4df)c);
   else if constexpr (of_float<P>) return (P)__builtin_ia32_vfmaddps((v4sf)a, (v4sf)b, (v4sf)c);
   else return (P)__builtin_ia32_vfmaddpd((v2df)a, (v2df)b, (v2df)c);
@@ -72,14 +73,17 @@ template <class P> GY_FN P min(P a, P b) {
   return a < b ? a : b;
 }
 // Into [low, high]; NaN stays.
-template <class P> GY_FN P clamp(P x, element<P> low, element<P> high) { return max(all<P>(low), min(all<P>(high), x)); }
+template <class P> GY_FN P clamp(P x, element<P> low, element<P> high) {
+  return max(all<P>(low), min(all<P>(high), x));
+}
 
 template <class P> GY_FN P sqrt(P a) {
   if constexpr (is_scalar<P>) return of_float<P> ? P(__builtin_sqrtf(a)) : P(__builtin_sqrt(a));
 #if defined(GY_AVX512)
   else if constexpr (sizeof(P) == 64 && of_float<P>)
     return (P)__builtin_ia32_sqrtps512_mask((v16sf)a, v16sf{}, no_mask, current_rounding);
-  else if constexpr (sizeof(P) == 64) return (P)__builtin_ia32_sqrtpd512_mask((v8df)a, v8df{}, no_mask, current_rounding);
+  else if constexpr (sizeof(P) == 64)
+    return (P)__builtin_ia32_sqrtpd512_mask((v8df)a, v8df{}, no_mask, current_rounding);
 #endif
 #if defined(GY_SIMD)
   else if constexpr (sizeof(P) == 32 && of_float<P>) return (P)__builtin_ia32_sqrtps256((v8sf)a);
@@ -92,9 +96,15 @@ template <class P> GY_FN P sqrt(P a) {
 // Mode: 8 nearest even, 9 down, 10 up, 11 toward zero (the instruction's immediate, exceptions off).
 template <int Mode, class P> GY_FN P round_mode(P a) {
   if constexpr (is_scalar<P> && of_float<P>)
-    return Mode == 8 ? __builtin_rintf(a) : Mode == 9 ? __builtin_floorf(a) : Mode == 10 ? __builtin_ceilf(a) : __builtin_truncf(a);
+    return Mode == 8    ? __builtin_rintf(a)
+           : Mode == 9  ? __builtin_floorf(a)
+           : Mode == 10 ? __builtin_ceilf(a)
+                        : __builtin_truncf(a);
   else if constexpr (is_scalar<P>)
-    return Mode == 8 ? __builtin_rint(a) : Mode == 9 ? __builtin_floor(a) : Mode == 10 ? __builtin_ceil(a) : __builtin_trunc(a);
+    return Mode == 8    ? __builtin_rint(a)
+           : Mode == 9  ? __builtin_floor(a)
+           : Mode == 10 ? __builtin_ceil(a)
+                        : __builtin_trunc(a);
 #if defined(GY_AVX512)
   else if constexpr (sizeof(P) == 64 && of_float<P>)
     return (P)__builtin_ia32_rndscaleps_mask((v16sf)a, Mode, v16sf{}, no_mask, current_rounding);
@@ -109,14 +119,16 @@ template <int Mode, class P> GY_FN P round_mode(P a) {
 #endif
 }
 
-// ---- sign -------------------------------------------------------------------------------------------------------
-template <class P> constexpr auto sign_bit = sint<sizeof(element<P>)>(uint<sizeof(element<P>)>(1) << (8 * sizeof(element<P>) - 1));
+// ---- sign -------------------------------------------------------------------------------------------------
+template <class P>
+constexpr auto sign_bit =
+    sint<sizeof(element<P>)>(uint<sizeof(element<P>)>(1) << (8 * sizeof(element<P>) - 1));
 template <class P> GY_FN P abs(P x) { return from_bits<P>(bits(x) & ~sign_bit<P>); }
 template <class P> GY_FN P copysign(P magnitude, P sign) {
   return from_bits<P>((bits(magnitude) & ~sign_bit<P>) | (bits(sign) & sign_bit<P>));
 }
 
-// ---- powers of two ----------------------------------------------------------------------------------------------
+// ---- powers of two ----------------------------------------------------------------------------------------
 template <class P> constexpr int mantissa_bits = of_float<P> ? 23 : 52;
 template <class P> constexpr int exponent_bias = of_float<P> ? 127 : 1023;
 template <class P> GY_FN Bits<P> shift_left(Bits<P> b, int n) {
@@ -124,8 +136,8 @@ template <class P> GY_FN Bits<P> shift_left(Bits<P> b, int n) {
   return (Bits<P>)((U)b << n);
 }
 
-// x rounded to the nearest integer, as a float and as an integer: adding 1.5 * 2^mantissa leaves the integer in the
-// low bits. For |x| below 2^(mantissa - 1).
+// x rounded to the nearest integer, as a float and as an integer: adding 1.5 * 2^mantissa leaves the integer
+// in the low bits. For |x| below 2^(mantissa - 1).
 template <class P> struct Rounded { P value; Bits<P> integer; };
 template <class P> GY_FN Rounded<P> round_to_integer(P x, element<P> factor) {
   constexpr auto magic = of_float<P> ? element<P>(0x1.8p23) : element<P>(0x1.8p52);

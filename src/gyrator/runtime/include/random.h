@@ -1,10 +1,11 @@
 // Counter-based random numbers: Philox 4x32 with 10 rounds (Salmon, Moraes, Dror, Shaw, SC 2011).
 //
-// The key is the 64-bit seed (low word first), the counter (offset low, offset high, 0, 0), so that an element's
-// number depends on its offset alone. With the four words w0 ... w3:
-//   rand      float (w0 >> 8) 2^-24; f16 (w0 >> 21) 2^-11; bf16 (w0 >> 24) 2^-8; double ((w1 2^32 + w0) >> 11) 2^-53
-//   randn     sqrt(-2 log(1 - u)) cos(2 pi v), u and v the float rand of w0 and of w1; for double the double rand
-//             of (w0, w1) and of (w2, w3)
+// The key is the 64-bit seed (low word first), the counter (offset low, offset high, 0, 0), so that an
+// element's number depends on its offset alone. With the four words w0 ... w3:
+//   rand      float (w0 >> 8) 2^-24; f16 (w0 >> 21) 2^-11; bf16 (w0 >> 24) 2^-8;
+//             double ((w1 2^32 + w0) >> 11) 2^-53
+//   randn     sqrt(-2 log(1 - u)) cos(2 pi v), u and v the float rand of w0 and of w1;
+//             for double the double rand of (w0, w1) and of (w2, w3)
 //   randint64 low + (w1 2^32 + w0) mod (high - low), unsigned
 // gyrator.ir.philox is the same in torch.
 #pragma once
@@ -12,7 +13,8 @@
 
 namespace gy {
 
-// Each word lies in the low half of 64 bits, where the multiply instruction wants it; the high half is not cleared.
+// Each word lies in the low half of 64 bits, where the multiply instruction wants it; the high half is not
+// cleared.
 template <int L> struct PhiloxWords { Vec<uint64_t, L> w0, w1, w2, w3; };
 
 // The product of the low halves.
@@ -91,10 +93,12 @@ template <class T, int L> GY_FN Vec<T, L> randn(Vec<int64_t, 1> seed, Vec<int64_
 }
 
 template <class T, int L>
-GY_FN Vec<T, L> randint64(Vec<int64_t, 1> seed, Vec<int64_t, L> offset, Vec<int64_t, 1> low, Vec<int64_t, 1> high) {
+GY_FN Vec<T, L> randint64(Vec<int64_t, 1> seed, Vec<int64_t, L> offset, Vec<int64_t, 1> low,
+                          Vec<int64_t, 1> high) {
   const auto c = philox(scalar(seed), offset);
   const uint64_t start = uint64_t(scalar(low)), span = uint64_t(scalar(high)) - start;
-  return convert<T>(map<int64_t>(join_words(c.w0, c.w1), [=](uint64_t x) { return int64_t(start + x % (span == 0 ? 1 : span)); }));
+  return convert<T>(map<int64_t>(join_words(c.w0, c.w1),
+                                 [=](uint64_t x) { return int64_t(start + x % (span == 0 ? 1 : span)); }));
 }
 
 }  // namespace gy

@@ -3,8 +3,8 @@
 // Sum<T, L>, Max<T, L>, ... reduce over the lanes too; a loop's tail updates them with one lane at a time:
 //     gy::Sum<float, 64> s;  ... s.update(gy::load<64>(p)); ... s.update(gy::load<1>(p)); ...
 //     gy::Vec<float, 1> total = s.result();           // gy::broadcast<L>(total), gy::scalar(total)
-// merge() joins parallel partial results, in a fixed order if the caller's order is fixed. More lanes than one
-// register give independent chains: 64 lanes of float hide the latency of the addition.
+// merge() joins parallel partial results, in a fixed order if the caller's order is fixed. More lanes than
+// one register give independent chains: 64 lanes of float hide the latency of the addition.
 #pragma once
 #include "special.h"
 
@@ -40,7 +40,7 @@ template <template <class, int> class S, class T, int L> struct Across {
   GY_FN auto result() const { return body.across().result(); }
 };
 
-// ---- reducers with one value and one operation ------------------------------------------------------------------
+// ---- reducers with one value and one operation ------------------------------------------------------------
 template <class T> constexpr T lowest_of() {
   if constexpr (same<T, bf16>) return {0xff80};
   else if constexpr (same<T, f16>) return {0xfc00};
@@ -100,9 +100,9 @@ template <class T, int L> struct VAll {
 template <class T, int L> using Any = Across<VAny, T, L>;
 template <class T, int L> using All = Across<VAll, T, L>;
 
-// ---- sum --------------------------------------------------------------------------------------------------------
-// Floats are added in a cascade of four levels, each flushed into the next after 32 additions: the error grows with
-// 32 per level, not with the length. Integers wrap.
+// ---- sum --------------------------------------------------------------------------------------------------
+// Floats are added in a cascade of four levels, each flushed into the next after 32 additions: the error
+// grows with 32 per level, not with the length. Integers wrap.
 template <class T, int L> struct VSum {
   static constexpr T neutral = T(0);
   Vec<T, L> level0 = broadcast<L>(T(0)), level1 = level0, level2 = level0, level3 = level0;
@@ -135,7 +135,7 @@ template <class T, int L> struct VSum {
 };
 template <class T, int L> using Sum = Across<VSum, T, L>;
 
-// ---- position of the extreme ------------------------------------------------------------------------------------
+// ---- position of the extreme ------------------------------------------------------------------------------
 // NaN is the extreme; of equal values the first index wins. Within a lane, indices must come in rising order.
 template <class T, int L, bool Largest> struct VArgExtreme {
   static constexpr T neutral = Largest ? lowest_value<T> : highest_value<T>;
@@ -152,7 +152,8 @@ template <class T, int L, bool Largest> struct VArgExtreme {
   GY_FN void update(Vec<T, L> v, int64_t first) { update(v, iota<L>(first, 1)); }
   GY_FN void merge(const VArgExtreme& other) {
     auto same_value = eq(other.value, value);
-    if constexpr (is_real<T>) same_value = logical_or(same_value, logical_and(isnan(other.value), isnan(value)));
+    if constexpr (is_real<T>)
+      same_value = logical_or(same_value, logical_and(isnan(other.value), isnan(value)));
     const auto earlier = logical_and(same_value, lt(other.index, index));
     const auto m = logical_or(broadcast<L>(empty), logical_or(better(other.value, value), earlier));
     take(logical_and(m, broadcast<L>(!other.empty)), other.value, other.index);
@@ -185,7 +186,7 @@ template <class T, int L> using VArgMin = VArgExtreme<T, L, false>;
 template <class T, int L> using ArgMax = Across<VArgMax, T, L>;
 template <class T, int L> using ArgMin = Across<VArgMin, T, L>;
 
-// ---- mean and variance ------------------------------------------------------------------------------------------
+// ---- mean and variance ------------------------------------------------------------------------------------
 // Mean, sum of squared deviations and count, merged by Chan, Golub and LeVeque's formula.
 template <class T, int L> struct Moments {
   Vec<T, L> mean = broadcast<L>(T(0)), m2 = broadcast<L>(T(0));
@@ -213,8 +214,8 @@ template <class T, int L> struct Moments {
     m2 = add(add(m2, other.m2), mul(mul(d, broadcast<L>(weight)), d));
   }
 };
-// Values come in chunks of 32, each summed around its own first value (so no cancellation when the mean is large
-// against the spread); chunks are merged in two levels.
+// Values come in chunks of 32, each summed around its own first value (so no cancellation when the mean is
+// large against the spread); chunks are merged in two levels.
 template <class T, int L> struct VWelford {
   Moments<T, L> total, middle;
   Vec<T, L> shift = broadcast<L>(T(0)), sum = broadcast<L>(T(0)), squares = broadcast<L>(T(0));
@@ -282,13 +283,15 @@ template <class T, int L> struct Across<VWelford, T, L> {
 };
 template <class T, int L> using Welford = Across<VWelford, T, L>;
 
-// ---- softmax in one pass ----------------------------------------------------------------------------------------
+// ---- softmax in one pass ----------------------------------------------------------------------------------
 // The maximum and the sum of exp(x - maximum).
 template <class T, int L> struct MaxAndSum {
   Vec<T, L> max, sum;
 
   // What to subtract: a row of -inf alone has sum 0, not exp(-inf - -inf).
-  static GY_FN Vec<T, L> base(Vec<T, L> m) { return where(eq(m, broadcast<L>(-infinity<T>)), broadcast<L>(T(0)), m); }
+  static GY_FN Vec<T, L> base(Vec<T, L> m) {
+    return where(eq(m, broadcast<L>(-infinity<T>)), broadcast<L>(T(0)), m);
+  }
   GY_FN void merge(const MaxAndSum& other) {
     const auto top = maximum(max, other.max), zero_at = base(top);
     sum = add(mul(sum, exp(sub(max, zero_at))), mul(other.sum, exp(sub(other.max, zero_at))));

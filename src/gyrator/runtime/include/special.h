@@ -8,10 +8,11 @@ namespace part {
 // float: 1.3 ulp. Below 1 an odd polynomial; above, 1 - e^q(|x|) with q fitted to log(erfc).
 template <class P> GY_FN P erf(P x) {
   const P a = min(all<P>(3.92f), abs(x)), z = a * a;           // erf rounds to 1 from 3.92 on
-  const P inner = fma(polynomial(z, 0x1.4771fep-14f, -0x1.a3515ep-11f, 0x1.53f224p-8f, -0x1.b7f71ap-6f, 0x1.ce2ce6p-4f,
-                                 -0x1.81273ep-2f, 0x1.06eba8p-3f), a, a);
-  const P q = polynomial(a, 0x1.86de82p-13f, -0x1.825b7ap-9f, 0x1.65cba4p-6f, -0x1.a6534ep-4f, -0x1.46baecp-1f,
-                         -0x1.2088eap+0f, -0x1.6622b0p-12f);
+  const P inner = fma(polynomial(z, 0x1.4771fep-14f, -0x1.a3515ep-11f, 0x1.53f224p-8f, -0x1.b7f71ap-6f,
+                                 0x1.ce2ce6p-4f, -0x1.81273ep-2f, 0x1.06eba8p-3f),
+                      a, a);
+  const P q = polynomial(a, 0x1.86de82p-13f, -0x1.825b7ap-9f, 0x1.65cba4p-6f, -0x1.a6534ep-4f,
+                         -0x1.46baecp-1f, -0x1.2088eap+0f, -0x1.6622b0p-12f);
   // e^q to the accuracy that 1 - e^q needs; q is in [-17.2, -1.8] wherever this branch is used
   const auto n = round_to_integer(q, 0x1.715476p+0f);
   const P r = fma(n.value, all<P>(-0x1.62e430p-1f), q);
@@ -29,12 +30,13 @@ template <class T, int L> GY_FN Vec<T, L> erfc(Vec<T, L> x) {
   else return map<T>(x, [](T v) { return T(__builtin_erfc(v)); });
 }
 
-// ---- powers -----------------------------------------------------------------------------------------------------
+// ---- powers -----------------------------------------------------------------------------------------------
 // An integer to an integer power, wrapping. A negative power of anything but 1 and -1 is 0, as torch.
 template <class T> inline T integer_pow(T base, T exponent) {
   using U = uint<(sizeof(T) < 4 ? 4 : sizeof(T))>;             // narrower ones would be promoted to int
   if constexpr (is_signed<T>) {
-    if (exponent < T(0)) return base == T(1) ? T(1) : base == T(-1) ? (exponent % 2 != 0 ? T(-1) : T(1)) : T(0);
+    if (exponent < T(0))
+      return base == T(1) ? T(1) : base == T(-1) ? (exponent % 2 != 0 ? T(-1) : T(1)) : T(0);
   }
   U r = 1, b = U(base);
   for (auto e = wrap<T>(exponent); e != 0; e = wrap<T>(e >> 1)) {
@@ -57,7 +59,9 @@ template <class T, int L> GY_FN Vec<T, L> pow(Vec<T, L> x, Vec<T, L> y) {
     r = where(logical_and(negative, logical_not(whole)), broadcast<L>(quiet_nan<float>), r);
     const auto is_one = logical_or(logical_or(eq(y, zero), eq(x, one)), logical_and(eq(size, one), isinf(y)));
     return where(is_one, one, r);
-  } else return map<T>(x, y, [](T a, T b) { return same<T, float> ? T(__builtin_powf(a, b)) : T(__builtin_pow(a, b)); });
+  }
+  else return map<T>(
+      x, y, [](T a, T b) { return same<T, float> ? T(__builtin_powf(a, b)) : T(__builtin_pow(a, b)); });
 }
 
 // sqrt(x^2 + y^2) without overflow between. float: 0.51 ulp.
@@ -68,11 +72,12 @@ template <class T, int L> GY_FN Vec<T, L> hypot(Vec<T, L> x, Vec<T, L> y) {
     const auto r = convert<float>(sqrt(fma(a, a, mul(b, b))));
     return where(logical_or(isinf(x), isinf(y)), broadcast<L>(infinity<float>), r);
   } else {
-    return map<T>(x, y, [](T a, T b) { return same<T, float> ? T(__builtin_hypotf(a, b)) : T(__builtin_hypot(a, b)); });
+    return map<T>(
+        x, y, [](T a, T b) { return same<T, float> ? T(__builtin_hypotf(a, b)) : T(__builtin_hypot(a, b)); });
   }
 }
 
-// ---- one value at a time, in double -----------------------------------------------------------------------------
+// ---- one value at a time, in double -----------------------------------------------------------------------
 // Winitzki's approximation, then two steps of Halley's method on erf, or on erfc near the ends.
 inline double erfinv_one(double x) {
   const double a = __builtin_fabs(x);
@@ -100,8 +105,12 @@ inline double digamma_one(double x) {
   }
   for (; x < 10.0; x += 1.0) r -= 1.0 / x;
   const double z = 1.0 / (x * x);
-  const double series = ((((((z * (1.0 / 12) - 691.0 / 32760) * z + 1.0 / 132) * z - 1.0 / 240) * z + 1.0 / 252) * z -
-                          1.0 / 120) * z + 1.0 / 12) * z;
+  const double series =
+      ((((((z * (1.0 / 12) - 691.0 / 32760) * z + 1.0 / 132) * z - 1.0 / 240) * z + 1.0 / 252) * z -
+        1.0 / 120) *
+           z +
+       1.0 / 12) *
+      z;
   return r + __builtin_log(x) - 0.5 / x - series;
 }
 inline double lgamma_one(double x) {
@@ -121,7 +130,7 @@ template <class T, int L> GY_FN Vec<T, L> lgamma(Vec<T, L> x) {
   else return map<T>(x, [](T v) { return T(lgamma_one(v)); });
 }
 
-// ---- neighbours -------------------------------------------------------------------------------------------------
+// ---- neighbours -------------------------------------------------------------------------------------------
 // The next float after x in the direction of y.
 template <class T, int L> GY_FN Vec<T, L> nextafter(Vec<T, L> x, Vec<T, L> y) {
   using I = sint<sizeof(T)>;

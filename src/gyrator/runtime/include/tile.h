@@ -1,11 +1,14 @@
-// Transposed copies of square tiles in registers, for 2-D loops that read along one axis and write along the other.
+// Transposed copies of square tiles in registers, for 2-D loops that read along one axis and write along the
+// other.
 #pragma once
 #include "random.h"
 
 namespace gy {
 
-// Side of a tile that fits the registers: one row per register. 32- and 64-bit elements; others go element by element.
-template <class T> constexpr bool tile_in_registers = register_bytes > 0 && (sizeof(T) == 4 || sizeof(T) == 8);
+// Side of a tile that fits the registers: one row per register. 32- and 64-bit elements; others go element by
+// element.
+template <class T>
+constexpr bool tile_in_registers = register_bytes > 0 && (sizeof(T) == 4 || sizeof(T) == 8);
 template <class T> constexpr int tile_side = tile_in_registers<T> ? register_bytes / int(sizeof(T)) : 8;
 
 #if defined(GY_SIMD)
@@ -46,18 +49,22 @@ template <class T> GY_FN void transpose_tile(const T* from, int64_t from_stride,
 
 // The same for any number of rows and columns of `from`: whole tiles, then the edges.
 template <class T>
-GY_FN void transpose_block(const T* from, int64_t from_stride, T* to, int64_t to_stride, int64_t rows, int64_t columns) {
+GY_FN void transpose_block(const T* from, int64_t from_stride, T* to, int64_t to_stride, int64_t rows,
+                           int64_t columns) {
   constexpr int n = tile_side<T>;
   const int64_t whole_rows = rows / n * n, whole_columns = columns / n * n;
   for (int64_t r = 0; r < whole_rows; r += n)
     for (int64_t c = 0; c < whole_columns; c += n)
       transpose_tile(from + r * from_stride + c, from_stride, to + c * to_stride + r, to_stride);
   for (int64_t r = 0; r < rows; ++r)
-    for (int64_t c = r < whole_rows ? whole_columns : 0; c < columns; ++c) to[c * to_stride + r] = from[r * from_stride + c];
+    for (int64_t c = r < whole_rows ? whole_columns : 0; c < columns; ++c)
+      to[c * to_stride + r] = from[r * from_stride + c];
 }
-// A rows x columns piece of `from` into a dense tile whose rows are the columns of `from`, `side` elements apart.
+// A rows x columns piece of `from` into a dense tile whose rows are the columns of `from`, `side` elements
+// apart.
 template <class T>
-GY_FN void transpose_load(const T* from, int64_t from_stride, T* tile, int64_t side, int64_t rows, int64_t columns) {
+GY_FN void transpose_load(const T* from, int64_t from_stride, T* tile, int64_t side, int64_t rows,
+                          int64_t columns) {
   transpose_block(from, from_stride, tile, side, rows, columns);
 }
 

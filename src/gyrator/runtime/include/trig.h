@@ -1,11 +1,12 @@
-// Trigonometric and hyperbolic functions and their inverses. Our algorithms serve float; double calls the library.
+// Trigonometric and hyperbolic functions and their inverses. Our algorithms serve float; double calls the
+// library.
 #pragma once
 #include "elementary.h"
 
 namespace gy {
 namespace part {
 
-// ---- sine, cosine, tangent --------------------------------------------------------------------------------------
+// ---- sine, cosine, tangent --------------------------------------------------------------------------------
 // x = k pi/2 + r with |r| <= pi/4; three constants keep r accurate for |x| up to 1e5.
 template <class P> struct Quadrant { P r; Bits<P> k; };
 template <class P> GY_FN Quadrant<P> quadrant(P x) {
@@ -19,7 +20,8 @@ template <class P> GY_FN P sin_small(P r, P z) {
   return fma(polynomial(z, -0x1.995402p-13f, 0x1.110778p-7f, -0x1.555546p-3f), z * r, r);
 }
 template <class P> GY_FN P cos_small(P z) {
-  return fma(polynomial(z, 0x1.99e80cp-16f, -0x1.6c0c28p-10f, 0x1.55554ap-5f), z * z, fma(z, all<P>(-0.5f), all<P>(1)));
+  return fma(polynomial(z, 0x1.99e80cp-16f, -0x1.6c0c28p-10f, 0x1.55554ap-5f), z * z,
+             fma(z, all<P>(-0.5f), all<P>(1)));
 }
 // The sine of (k + Shift) pi/2 + r.
 template <int Shift, class P> GY_FN P sin_quadrant(Quadrant<P> q) {
@@ -38,10 +40,11 @@ template <class P> GY_FN P tan(P x) {
   return x == 0.0f ? x : ((q.k & 1) != 0 ? -c : s) / ((q.k & 1) != 0 ? s : c);
 }
 
-// ---- inverse functions ------------------------------------------------------------------------------------------
+// ---- inverse functions ------------------------------------------------------------------------------------
 // asin on [0, 1/2], given x and x^2.
 template <class P> GY_FN P asin_small(P x, P z) {
-  return fma(polynomial(z, 0x1.595c32p-5f, 0x1.8c3e5cp-6f, 0x1.747bb8p-5f, 0x1.330204p-4f, 0x1.5555c8p-3f), z * x, x);
+  return fma(polynomial(z, 0x1.595c32p-5f, 0x1.8c3e5cp-6f, 0x1.747bb8p-5f, 0x1.330204p-4f, 0x1.5555c8p-3f),
+             z * x, x);
 }
 // float: 2.4 ulp. Beyond 1/2: pi/2 - 2 asin(sqrt((1 - x) / 2)).
 template <class P> GY_FN P asin(P x) {
@@ -79,11 +82,12 @@ template <class P> GY_FN P atan2(P y, P x) {
   return (x == x ? y : x) != (x == x ? y : x) ? x + y : r;     // NaN if either is
 }
 
-// ---- hyperbolic -------------------------------------------------------------------------------------------------
+// ---- hyperbolic -------------------------------------------------------------------------------------------
 // float: sinh 1.7 ulp, cosh 1.4 ulp.
 template <class P> GY_FN P sinh(P x) {
   const P a = abs(x), z = a * a;
-  const P small = fma(polynomial(z, 0x1.756c14p-19f, 0x1.a022bcp-13f, 0x1.1110e0p-7f, 0x1.555556p-3f), z * a, a);
+  const P small =
+      fma(polynomial(z, 0x1.756c14p-19f, 0x1.a022bcp-13f, 0x1.1110e0p-7f, 0x1.555556p-3f), z * a, a);
   const P h = exp_in_range<-1>(min(all<P>(90), a));
   return copysign(a < 1.0f ? small : h - 0.25f / h, x);
 }
@@ -136,7 +140,8 @@ template <class T, int L> GY_FN Vec<T, L> atan2(Vec<T, L> y, Vec<T, L> x) {
     GY_EACH(V, y.p[i] = part::atan2(y.p[i], x.p[i]);)
     return y;
   } else {
-    return map<T>(y, x, [](T b, T a) { return same<T, float> ? T(__builtin_atan2f(b, a)) : T(__builtin_atan2(b, a)); });
+    return map<T>(
+        y, x, [](T b, T a) { return same<T, float> ? T(__builtin_atan2f(b, a)) : T(__builtin_atan2(b, a)); });
   }
 }
 

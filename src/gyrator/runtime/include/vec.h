@@ -1,9 +1,9 @@
 // Vec<T, L>: L values of type T, held as an array of register-width vectors; loads, stores, broadcasts.
 //
 // The library is compiled in one of three modes, picked by the instruction set that the compiler was given:
-// AVX-512 (F, BW, DQ, VL; 64-byte registers), AVX2 with FMA and F16C (32-byte registers), and a scalar fallback.
-// Every function is a template over L in {1, 2, 4, 8, 16, 32, 64} and gives the same bits for every L, so that a
-// loop's body can be written once and called with many lanes and, for the tail, with one.
+// AVX-512 (F, BW, DQ, VL; 64-byte registers), AVX2 with FMA and F16C (32-byte registers), and a scalar
+// fallback. Every function is a template over L in {1, 2, 4, 8, 16, 32, 64} and gives the same bits for every
+// L, so that a loop's body can be written once and called with many lanes and, for the tail, with one.
 #pragma once
 #include <stdint.h>
 
@@ -17,19 +17,21 @@
 #define GY_SIMD 1
 #endif
 
-// Vectors never cross a call (every function is inlined), so the calling convention of wide ones does not matter.
+// Vectors never cross a call (every function is inlined), so the calling convention of wide ones does not
+// matter.
 #pragma GCC diagnostic ignored "-Wpsabi"
 
 #define GY_FN inline __attribute__((always_inline))
-// Small loops over the registers of one Vec must be unrolled before scalar replacement, or they live in memory.
-// The fallback has one lane per part and is best used with L = 1; there loops stay loops.
+// Small loops over the registers of one Vec must be unrolled before scalar replacement, or they live in
+// memory. The fallback has one lane per part and is best used with L = 1; there loops stay loops.
 #if defined(GY_SIMD)
 #define GY_UNROLL _Pragma("GCC unroll 64")
 #else
 #define GY_UNROLL
 #endif
 
-// Runs the statements for each part i of V. One and two parts are written out: it compiles faster than a loop.
+// Runs the statements for each part i of V. One and two parts are written out: it compiles faster than a
+// loop.
 #define GY_EACH(V, ...)                                                                               \
   if constexpr (V::parts == 1) {                                                                      \
     constexpr int i = 0;                                                                              \
@@ -43,7 +45,7 @@
 
 namespace gy {
 
-// ---- element types ----------------------------------------------------------------------------------------------
+// ---- element types ----------------------------------------------------------------------------------------
 struct bf16 { uint16_t bits; };
 struct f16 { uint16_t bits; };
 struct f8e4m3fn { uint8_t bits; };
@@ -63,8 +65,9 @@ template <class T> constexpr bool is_bool = same<T, bool>;
 template <class T> constexpr bool is_int = !is_float<T> && !is_half<T> && !is_f8<T> && !is_bool<T>;
 template <class T> constexpr T infinity = T(__builtin_inff());
 template <class T> constexpr T quiet_nan = T(__builtin_nanf(""));
-template <class T> constexpr bool is_signed = is_float<T> || same<T, int8_t> || same<T, int16_t> || same<T, int32_t> ||
-                                              same<T, int64_t>;
+template <class T>
+constexpr bool is_signed =
+    is_float<T> || same<T, int8_t> || same<T, int16_t> || same<T, int32_t> || same<T, int64_t>;
 template <int Size> using sint =
     pick<Size == 1, int8_t, pick<Size == 2, int16_t, pick<Size == 4, int32_t, int64_t>>>;
 template <int Size> using uint =
@@ -74,7 +77,7 @@ template <class T> using rep = pick<is_small<T>, uint<sizeof(T)>, T>;
 // The type in which wrapping arithmetic is defined.
 template <class T> using wrap = pick<is_float<T>, T, uint<sizeof(T)>>;
 
-// ---- registers --------------------------------------------------------------------------------------------------
+// ---- registers --------------------------------------------------------------------------------------------
 template <class T, int N> struct native_type {
   typedef T type __attribute__((vector_size(N * sizeof(T))));
   typedef T unaligned __attribute__((vector_size(N * sizeof(T)), aligned(1), may_alias));
@@ -132,7 +135,7 @@ template <class To, class From> GY_FN To bits_as(From from) {
   else return __builtin_bit_cast(To, from);
 }
 
-// ---- whole registers of another width ---------------------------------------------------------------------------
+// ---- whole registers of another width ---------------------------------------------------------------------
 #if defined(GY_SIMD)
 template <int... I> struct sequence {};
 template <int N> using indices = sequence<__integer_pack(N)...>;
@@ -148,13 +151,16 @@ template <int K, int... I, class V> GY_FN V exchange_within(V v, sequence<I...>)
 // The k-th piece of To's size inside v.
 template <class To, int K, class V> GY_FN To piece(V v) {
   if constexpr (sizeof(To) == sizeof(V)) return (To)v;
-  else return (To)take_lanes<K * int(sizeof(To)) / 8>((native<int64_t, sizeof(V) / 8>)v, indices<sizeof(To) / 8>{});
+  else
+    return (To)take_lanes<K* int(sizeof(To)) / 8>((native<int64_t, sizeof(V) / 8>)v,
+                                                  indices<sizeof(To) / 8>{});
 }
 // The same with k known only after unrolling; v has Pieces of them.
 template <class To, int Pieces, class V> GY_FN To nth_piece(V v, int k) {
   if constexpr (Pieces == 1) return (To)v;
   else if constexpr (Pieces == 2) return k == 0 ? piece<To, 0>(v) : piece<To, 1>(v);
-  else return k == 0 ? piece<To, 0>(v) : k == 1 ? piece<To, 1>(v) : k == 2 ? piece<To, 2>(v) : piece<To, 3>(v);
+  else
+    return k == 0 ? piece<To, 0>(v) : k == 1 ? piece<To, 1>(v) : k == 2 ? piece<To, 2>(v) : piece<To, 3>(v);
 }
 template <class To, class V> GY_FN To join(V low, V high) {
   using Q = native<int64_t, sizeof(V) / 8>;
@@ -162,7 +168,7 @@ template <class To, class V> GY_FN To join(V low, V high) {
 }
 #endif
 
-// ---- memory -----------------------------------------------------------------------------------------------------
+// ---- memory -----------------------------------------------------------------------------------------------
 template <class V, class E> GY_FN V read_as(const E* from) {
   return *reinterpret_cast<const native_unaligned<E, sizeof(V) / sizeof(E)>*>(from);
 }
@@ -221,7 +227,7 @@ template <int L> GY_FN Vec<int64_t, L> iota(int64_t start, int64_t step) {
   return r;
 }
 
-// ---- lanes one by one -------------------------------------------------------------------------------------------
+// ---- lanes one by one -------------------------------------------------------------------------------------
 template <class T, int L> struct Lanes {
   alignas(L * sizeof(T) < 64 ? L * sizeof(T) : 64) T at[L];
 };
