@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch._dynamo
 import torch.nn.functional as F
-from benchmarks.zoo import build
 from torch import Tensor
 from torch._dynamo.utils import counters
 
+from benchmarks.zoo import build
 from tests.acceptance import assert_none, expect
 
 BERT_SIZES = [(2, 12), (3, 12), (4, 7), (1, 9), (5, 16), (2, 3), (1, 1), (8, 5)]

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.zoo import MODELS, build
 from torch import Tensor, nn
 
+from benchmarks.zoo import MODELS, build
 from tests.acceptance import assert_none, expect
 
 # transformers returns nothing else that a user trains or predicts with; the rest repeats these.

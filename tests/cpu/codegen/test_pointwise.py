@@ -267,8 +267,8 @@ def test_comparison_and_selection(dtype: torch.dtype) -> None:
     [
         (0.1, torch.float32), (1e-45, torch.float32), (3.4e38, torch.float32), (-0.0, torch.float32),
         (math.inf, torch.float32), (-math.inf, torch.float64), (math.nan, torch.float32),
-        (0.1, torch.float64), (7, torch.float32), (0.1, torch.bfloat16), (65504.0, torch.float16), (True, torch.bool),
-        (True, torch.int64), (-(1 << 63), torch.int64),
+        (0.1, torch.float64), (7, torch.float32), (0.1, torch.bfloat16), (65504.0, torch.float16),
+        (True, torch.bool), (True, torch.int64), (-(1 << 63), torch.int64),
         ((1 << 63) - 1, torch.int64), (255, torch.uint8), (-128, torch.int8), (2**31 - 1, torch.int32),
     ],
     ids=str,
