@@ -25,3 +25,12 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     torch._dynamo.reset()
     yield request.config.getoption("--backend")
     torch._dynamo.reset()
+
+
+@pytest.fixture(autouse=True)
+def grad_mode_is_left_on() -> Iterator[None]:
+    """A test that leaves gradients switched off fails itself, instead of those after it on its worker."""
+    yield
+    left_on = torch.is_grad_enabled()
+    torch.set_grad_enabled(True)
+    assert left_on, "the test left gradients switched off"

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from tests.known_failures import KNOWN
 
 TESTS = Path(__file__).parent

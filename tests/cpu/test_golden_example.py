@@ -113,9 +113,7 @@ def compiled_stages() -> dict[str, Stage]:
             compiled = compile_graph(graph, inputs, info, session, Process())
         placeholders = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
         outputs = [node and node.meta["val"] for node in graph.graph.output_node().args[0]]
-        returned = {index for index, strides in enumerate(info.strides) if strides is not None}
-        returned |= {update.output for update in info.updates}
-        results = [value for index, value in enumerate(outputs) if index in returned]
+        results = outputs[: len(outputs) - info.saved]
         counters = session.counters
         stage = Stage(info.kind, placeholders, results, counters[Count.KERNELS], counters.externs())
         found[info.kind] = stage

@@ -5,6 +5,7 @@ its gradients.
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 import torch
@@ -25,14 +26,16 @@ def batch(rank: int) -> torch.Tensor:
 
 
 def main(rank: int, store: str) -> None:
-    """Runs one step and prints the gradients as JSON."""
+    """Runs one step, prints the gradients as JSON, and stays until standard input ends: no process
+    leaves while the other may still hear from it.
+    """
     dist.init_process_group("gloo", rank=rank, world_size=2, store=dist.FileStore(store, 2))
     model = build()
     parallel = torch.nn.parallel.DistributedDataParallel(torch.compile(model, backend=BACKEND))
     parallel(batch(rank)).square().sum().backward()
-    print(json.dumps([parameter.grad.tolist() for parameter in model.parameters()]))
-    dist.barrier()
-    dist.destroy_process_group()
+    print(json.dumps([parameter.grad.tolist() for parameter in model.parameters()]), flush=True)
+    sys.stdin.read()
+    os._exit(0)
 
 
 if __name__ == "__main__":

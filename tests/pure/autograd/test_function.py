@@ -116,7 +116,7 @@ def test_a_custom_function_keeps_its_own_backward() -> None:
     same_as_eager(lambda x: Doubled.apply(x.sin()).cos(), leaf(4))
 
 
-@torch.library.custom_op("gyrator_tests::scaled", mutates_args=())
+@torch.library.custom_op("gyrator_tests::doubled", mutates_args=())
 def scaled(x: Tensor) -> Tensor:
     return x * 2
 
@@ -205,15 +205,21 @@ def test_distributed_data_parallel_averages_gradients(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     workers = [
         subprocess.Popen(
-            [*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, env=environment
+            [*command, str(rank), str(tmp_path / "store")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
         )
         for rank in range(2)
     ]
-    printed = [worker.communicate(timeout=180)[0] for worker in workers]
+    printed = [worker.stdout.readline() for worker in workers if worker.stdout]
+    for worker in workers:
+        worker.communicate(timeout=180)
     model = build()
     (sum(model(batch(rank)).square().sum() for rank in range(2)) / 2).backward()
     for text in printed:
-        for ours, parameter in zip(json.loads(text.splitlines()[-1]), model.parameters(), strict=True):
+        for ours, parameter in zip(json.loads(text), model.parameters(), strict=True):
             torch.testing.assert_close(torch.tensor(ours), parameter.grad)
 
 
