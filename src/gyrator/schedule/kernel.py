@@ -8,7 +8,7 @@ that is cheap, read back if it is stored anyway, and otherwise kept in a scratch
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from gyrator.ir.expr import Const, Expr, Load, Op, Random, Ref, Value, indirect, rewrite, walk_all
@@ -160,6 +160,7 @@ class _Writer:
             stages += self._stores(member, level)
         if not stages:
             return []
+        stages = _stores_last(stages)
         reverse = any(isinstance(m.nest.root, Scan) and m.nest.root.reverse for m in here)
         if self.shape.style is Style.SHEET:
             return self._sheet(space, stages, accumulators)
@@ -241,11 +242,11 @@ class _Writer:
                 stages += self._stores(member, level)
                 continue
             (expr,) = self._exprs(member, level)
-            if value in self.stored:
-                stages.append(Store(self._memory(value), self._place(value, member), expr))
             if self._read_in_space(value):
                 stages.append(self._name(value, expr))
-        return stages
+            if value in self.stored:
+                stages.append(Store(self._memory(value), self._place(value, member), expr))
+        return _stores_last(stages)
 
     def _name(self, value: Value, expr: Expr) -> Stage:
         if self.shape.style is Style.SHEET:
@@ -435,6 +436,33 @@ class _Accumulator:
     @property
     def start(self) -> Const:
         return Const(identity(self.kind, self.total.dtype), self.total.dtype)
+
+
+def _stores_last(stages: list[Loop | Stage]) -> list[Loop | Stage]:
+    """One iteration reads all it reads before it writes, so that a result may take the memory of an operand
+    that other members read too.
+
+        m[i] = f(old[i]); p[i] = g(old[i])   →   let m = f(old[i]); let p = g(old[i]); m[i] = %m; p[i] = %p
+
+    What combines with memory stays in its order, between the two.
+    """
+    if len(stages) < 2:
+        return stages
+    named: dict[Expr, Ref] = {s.expr: s.name for s in stages if isinstance(s, Let)}
+    first: list[Loop | Stage] = []
+    last: list[Loop | Stage] = []
+    for stage in stages:
+        if not isinstance(stage, Store) or stage.combine != "set" or stage.mask is not None:
+            first.append(stage)
+            continue
+        expr = stage.expr
+        if not isinstance(expr, Ref | Const):
+            if expr not in named:
+                named[expr] = Ref(stage.value.name, expr.dtype, expr.axes())
+                first.append(Let(named[expr], expr))
+            expr = named[expr]
+        last.append(replace(stage, expr=expr))
+    return first + last
 
 
 def _loads(member: Member, value: Value) -> bool:

@@ -12,6 +12,7 @@ from gyrator.ir.program import (
     Node,
     Pointwise,
     Program,
+    Reduce,
     Scatter,
     Update,
     View,
@@ -285,24 +286,29 @@ def _same_memory(a: Value, b: Value) -> bool:
 
 
 def _elementwise(group: Group, writer: Member, old: Value, new: Value) -> bool:
-    """Whether every element of ``old`` is last read in the iteration that writes the same place of ``new``.
+    """Whether every element of ``old`` is last read in the iteration that writes the same place of ``new``,
+    or before.
 
-    True only if nothing that depends on ``old`` within the group runs over a space, or after ``writer``.
+    An iteration reads before it writes, and the levels of a group follow each other within an outer
+    iteration. So what depends on ``old``, other than through a reduction, must be of a lower level than
+    ``writer``, or of the same level in the same loops; and it must read ``old`` at the place that is written.
     """
-    if not isinstance(writer.nest.root, Pointwise) or writer.space is not None:
+    if not isinstance(writer.nest.root, Pointwise):
         return False
     place = substitute(dot(tuple(a.index() for a in writer.nest.axes), new.strides), writer.at)
     level = levels_of(group.members).of
-    last = (level[writer.position], writer.position)
+    last = level[writer.position]
     tainted: set[Value] = set()
     for member in group.members:
         found = [load for load in member.loads if load.value is old]
         if not found and not any(load.value in tainted for load in member.loads):
             continue
-        tainted |= {v for v in member.nest.out if v is not None}
-        if member.space is not None or (level[member.position], member.position) > last:
+        if not isinstance(member.nest.root, Reduce):
+            tainted |= {v for v in member.nest.out if v is not None}
+        own = level[member.position]
+        if own > last or (own == last and member.space not in (None, writer.space)):
             return False
-        if any(_place(load, member) is not place for load in found):
+        if isinstance(member.nest.root, Scatter) or any(_place(load, member) is not place for load in found):
             return False
     return True
 

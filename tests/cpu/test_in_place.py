@@ -1,0 +1,85 @@
+"""Updates of inputs happen in the input's own memory where every element is read before it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import gyrator
+
+
+def momentum(x: Tensor, p: Tensor) -> Tensor:
+    old = x * 2
+    x.mul_(0.9).add_(p)
+    p.sub_(x, alpha=0.1)
+    return old
+
+
+def adam(x: Tensor, p: Tensor) -> None:
+    grad = p.sin()
+    x.lerp_(grad, 0.1)
+    p.addcdiv_(x, (x * x).sqrt() + 1e-3, value=-0.01)
+
+
+def softmax_of_rows(x: Tensor, p: Tensor) -> None:
+    x.copy_(torch.softmax(x, -1))
+
+
+def centre_columns(x: Tensor, p: Tensor) -> None:
+    x.sub_(x.mean(0))
+
+
+def scale_by_the_maximum(x: Tensor, p: Tensor) -> None:
+    x.div_(x.abs().max())
+
+
+def normalise_then_read(x: Tensor, p: Tensor) -> Tensor:
+    x.sub_(x.mean(-1, keepdim=True))
+    return (x * x).sum(-1)
+
+
+IN_PLACE = [momentum, adam, softmax_of_rows, centre_columns, scale_by_the_maximum, normalise_then_read]
+
+
+def add_reversed(x: Tensor, p: Tensor) -> None:
+    x.add_(x.flip(0))
+
+
+def add_first_row(x: Tensor, p: Tensor) -> None:
+    x.add_(x[0].clone())
+
+
+def swap(x: Tensor, p: Tensor) -> None:
+    old = x.clone()
+    x.copy_(p)
+    p.copy_(old)
+
+
+def old_after_a_reduction(x: Tensor, p: Tensor) -> Tensor:
+    old = x.clone()
+    x.mul_(p)
+    return old - x.sum(-1, keepdim=True)
+
+
+COPIED = [add_reversed, add_first_row, swap, old_after_a_reduction]
+
+
+@pytest.mark.parametrize("shape", [(300, 300), (7, 1000), (3, 5)])
+@pytest.mark.parametrize("fn", IN_PLACE + COPIED, ids=lambda fn: fn.__name__)
+def test_updates(fn: Callable[..., Tensor | None], shape: tuple[int, int], tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    ours = [torch.randn(shape) for _ in range(2)]
+    eager = [x.clone() for x in ours]
+    returned = gyrator.compile(fn, options={"cache_dir": tmp_path})(*ours)
+    expected = fn(*eager)
+    torch.testing.assert_close(ours, eager)
+    assert (returned is None) is (expected is None)
+    if expected is not None:
+        torch.testing.assert_close(returned, expected)
+    (wrapper,) = tmp_path.glob("graphs/??/*/wrapper.py")
+    assert (".copy_(" in wrapper.read_text()) is (fn in COPIED)
