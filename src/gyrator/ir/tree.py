@@ -118,6 +118,46 @@ class Param:
     alias: str | None = None
 
 
+# -- tiles of a GPU kernel ---------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Config:
+    """One way to run a tiled kernel: the size of each block by name (powers of two), warps and stages."""
+
+    blocks: tuple[tuple[str, int], ...]
+    num_warps: int
+    num_stages: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A program handles ``block`` (a name in ``Config.blocks``) iterations of the loop over ``axis`` at once.
+
+    ``whole``: the block covers the axis, so the loop is one step and its values stay in registers for the
+    loops over the same axis that follow.
+    """
+
+    axis: Axis
+    block: str
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How a kernel runs on a GPU: which loops run in blocks, and candidates for the block sizes, the best
+    guess first.
+
+    ``PARALLEL`` loops form the grid, one program per iteration unless tiled; tiled ``LANES`` loops run
+    within a program. ``wide``: positions may pass 2³¹ and need 64 bits. ``category`` names the kind of
+    kernel and ``hint`` is about how many elements it handles.
+    """
+
+    tiles: tuple[Tile, ...]
+    configs: tuple[Config, ...]
+    category: str
+    wide: bool = False
+    hint: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """A function of tensors and sizes. ``scratch`` values are rows private to one iteration of the parallel
@@ -133,3 +173,4 @@ class Kernel:
     scratch: tuple[Value, ...]
     body: tuple[Loop | Stage, ...]
     origins: tuple[Origin, ...] = ()
+    tiling: Tiling | None = None

@@ -1,0 +1,118 @@
+"""What a printed Triton kernel is: its text, and all that is needed to build and launch it.
+
+The module's text defines ``@triton.jit def <name>(<params>, <blocks>: tl.constexpr, …)``, with the params in
+the order of ``TritonKernel.params`` and then the block sizes in the order of ``Config.blocks``. It imports
+``triton``, ``triton.language`` and the device library ``gyrator.runtime.triton_ops``.
+
+A launch runs ``programs(kernel, config, sizes)`` programs in one dimension, none if that is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import TypeAlias
+
+import torch
+
+from gyrator.ir.expr import short
+from gyrator.ir.index import Atom, Index, Size, evaluate
+from gyrator.ir.tree import Config
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """A tensor: the address of its first element, for the value of ``Kernel.params`` with that name.
+
+    ``alias`` names another pointer to the same memory, updated in place.
+    """
+
+    name: str
+    dtype: torch.dtype
+    written: bool
+    alias: str | None = None
+
+    @property
+    def type(self) -> str:
+        """The type in Triton's signature: ``*bf16``."""
+        return f"*{_TYPES.get(self.dtype) or short(self.dtype).replace('f', 'fp', 1)}"
+
+
+@dataclass(frozen=True, slots=True)
+class SizeArgument:
+    """A size symbol of ``Kernel.sizes``, passed as a 64-bit integer whatever its value."""
+
+    name: str
+    size: Size
+    type = "i64"
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Memory of the launch's own: ``nbytes`` over the size symbols, zeroed before each launch if ``zeroed``.
+
+    It is large enough for every config.
+    """
+
+    name: str
+    nbytes: Index
+    zeroed: bool
+    type = "*i8"
+
+
+Parameter: TypeAlias = "Pointer | SizeArgument | Workspace"
+
+
+@dataclass(frozen=True, slots=True)
+class GridAxis:
+    """``⌈extent / block⌉`` programs, with ``block`` the name of a block size; ``extent`` of them if None."""
+
+    extent: Index
+    block: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TritonKernel:
+    """A printed kernel.
+
+    ``configs`` are alternatives, the best guess first; all give the same results. ``asserts``: it checks
+    indices by device asserts, which Triton keeps only when it compiles with ``debug=True``.
+    ``category`` is one of ``pointwise | persistent | looped | scan | foreach``, for metrics and autotuning.
+    ``hint`` is about how many elements it handles, by the sizes' hints.
+    """
+
+    name: str
+    source: str
+    params: tuple[Parameter, ...]
+    grid: tuple[GridAxis, ...]
+    configs: tuple[Config, ...]
+    category: str
+    asserts: bool = False
+    hint: int = 0
+
+    def signature(self, config: Config) -> dict[str, str]:
+        """Name → Triton type of every argument; block sizes are ``constexpr``."""
+        return {p.name: p.type for p in self.params} | {name: "constexpr" for name, _ in config.blocks}
+
+
+OPTIONS: Mapping[str, object] = {"sanitize_overflow": False}
+"""Options that every build takes: index arithmetic is proved not to overflow."""
+
+
+def programs(kernel: TritonKernel, config: Config, sizes: Mapping[Size, int]) -> int:
+    """How many programs a launch runs."""
+    blocks = dict(config.blocks)
+    env: dict[Atom, int] = {}
+    env.update(sizes)
+    counts = [evaluate(axis.extent, env) for axis in kernel.grid]
+    steps = [1 if axis.block is None else blocks[axis.block] for axis in kernel.grid]
+    return prod(-(-n // step) for n, step in zip(counts, steps, strict=True))
+
+
+_TYPES = {
+    torch.bool: "i1",
+    torch.bfloat16: "bf16",
+    torch.float8_e4m3fn: "fp8e4nv",
+    torch.float8_e5m2: "fp8e5",
+}
