@@ -18,6 +18,7 @@ from pathlib import Path
 
 from gyrator.errors import InvalidOption, UnknownOption
 from gyrator.inductor_names import hint_for
+from gyrator.metric_tables import TABLES
 
 OptionValue = bool | int | float | str | Path | tuple[str, ...] | None
 """What an option can hold."""
@@ -85,18 +86,14 @@ class Config:
     )
 
     # --- fusion and memory
-    fusion: bool = _option(True, "Fusion and memory", "Fuse nests into common kernels.", planned=True)
-    inline: bool = _option(
-        True, "Fusion and memory", "Copy cheap producers into their readers.", planned=True
-    )
-    max_fused_nodes: int = _option(
-        64, "Fusion and memory", "Most nests that one kernel may hold.", low=1, planned=True
-    )
+    fusion: bool = _option(True, "Fusion and memory", "Fuse nests into common kernels.")
+    inline: bool = _option(True, "Fusion and memory", "Copy cheap producers into their readers.")
+    max_fused_nodes: int = _option(48, "Fusion and memory", "Most nests that one kernel may hold.", low=1)
     inplace: bool = _option(
-        True, "Fusion and memory", "Let a kernel write over an input that nobody reads later.", planned=True
+        True, "Fusion and memory", "Let a result take the memory of a tensor that nobody reads later."
     )
     reuse_buffers: bool = _option(
-        True, "Fusion and memory", "Give dead buffers' memory to new values.", planned=True
+        True, "Fusion and memory", "Keep the memory of large dead buffers for new values and later calls."
     )
     memory_budget: float = _option(
         1.0,
@@ -235,15 +232,13 @@ class Config:
         (),
         "Seeing what happens",
         "Metric tables to write, as `metric_table_NAME.csv` in the working directory.",
-        choices=(
-            "slow_fusion",
-            "graph_stats",
-            "persistent_red_perf",
-            "fusion_failure_due_to_indexing_mismatch",
-            "kernel_metadata",
-            "kernel_autotune",
-        ),
-        planned=True,
+        choices=tuple(TABLES),
+        shapes_code=False,
+    )
+    model_name: str = _option(
+        "",
+        "Seeing what happens",
+        "What the first column of metric tables says: the model that is compiled.",
         shapes_code=False,
     )
     progress: str = _option(

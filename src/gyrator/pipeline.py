@@ -200,9 +200,8 @@ def loaded(
 ) -> BoxedCallable:
     """The callable of a compiled graph's folder. A graph that calls regions is not found again."""
     with session.stage("load"):
-        runtime = Runtime(
-            entry.folder, process.pool, constants, moved, session.config.threads, regions=regions
-        )
+        pool = process.pool if session.config.reuse_buffers else None
+        runtime = Runtime(entry.folder, pool, constants, moved, session.config.threads, regions=regions)
         return load(entry.text(WRAPPER), runtime)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -42,3 +43,45 @@ def test_an_unknown_option_is_an_error_with_the_valid_ones() -> None:
         BackendCompilerFailed, match=r"unknown option 'fuse'; valid options are\n  numerics: "
     ):
         torch.compile(add_one, backend="gyrator", options={"fuse": True})(torch.ones(3))
+
+
+def two_steps(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    wide = x.exp()
+    return wide, (wide * 2).sum(-1)
+
+
+@pytest.mark.parametrize(
+    ("option", "kernels"),
+    [({}, 1), ({"fusion": False}, 2), ({"max_fused_nodes": 1}, 2), ({"fusion": False, "inline": False}, 3)],
+    ids=str,
+)
+def test_options_of_fusion_change_how_many_kernels_there_are(
+    option: dict[str, object], kernels: int, tmp_path: Path
+) -> None:
+    torch.compiler.reset()
+    x = torch.randn(33, 65)
+    compiled = torch.compile(two_steps, backend="gyrator", options={"cache_dir": tmp_path, **option})
+    torch.testing.assert_close(compiled(x), two_steps(x))
+    assert wrapper_of(tmp_path).count("runtime.kernel(") == kernels
+
+
+@pytest.mark.parametrize("option", ["inplace", "reuse_buffers"])
+def test_without_sharing_memory_results_are_the_same(option: str, tmp_path: Path) -> None:
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return torch.mm(x + y, y).relu().cumsum(0)
+
+    torch.compiler.reset()
+    ours = (torch.randn(600, 600), torch.randn(600, 600))
+    eager = tuple(t.clone() for t in ours)
+    compiled = torch.compile(step, backend="gyrator", options={"cache_dir": tmp_path, option: False})
+    for _ in range(2):
+        torch.testing.assert_close(compiled(*ours), step(*eager), rtol=1e-4, atol=1e-2)
+        torch.testing.assert_close(ours[0], eager[0])
+    assert ("# in place" in wrapper_of(tmp_path)) is (option != "inplace")
+
+
+def wrapper_of(folder: Path) -> str:
+    """The text of the only wrapper in a cache folder."""
+    (wrapper,) = folder.glob("graphs/??/*/wrapper.py")
+    return wrapper.read_text()

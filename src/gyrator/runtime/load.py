@@ -47,7 +47,7 @@ class Runtime:
 
     Attributes:
         folder: where the wrapper, its kernel libraries and constants lie.
-        pool: gives memory to large values.
+        pool: gives memory to large values; None: torch's allocator does.
         constants: tensors of the compiled graph that need not be read from files.
         moved: where the user's places that the wrapper names lie now.
         most_threads: a limit to threads of a kernel; 0 for torch's number alone.
@@ -56,7 +56,7 @@ class Runtime:
     """
 
     folder: Path
-    pool: Pool
+    pool: Pool | None
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
     moved: Mapping[Origin, Origin] = field(default_factory=dict)
     most_threads: int = 0
@@ -73,8 +73,10 @@ class Runtime:
 
     @property
     def take(self) -> Callable[[int, Sequence[int], Sequence[int], torch.dtype], torch.Tensor]:
-        """(bytes, shape, strides, dtype) → memory from the pool."""
-        return self.pool.take
+        """(bytes, shape, strides, dtype) → memory for a large value."""
+        if self.pool is not None:
+            return self.pool.take
+        return lambda nbytes, shape, strides, dtype: empty_strided_cpu(shape, strides, dtype)
 
     def allocate(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Memory for a value whose size is known only now: from the pool if it is large."""
@@ -86,7 +88,7 @@ class Runtime:
         nbytes = count * dtype.itemsize
         if nbytes < SMALLEST:
             return empty_strided_cpu(shape, strides, dtype)
-        return self.pool.take(nbytes, shape, strides, dtype)
+        return self.take(nbytes, shape, strides, dtype)
 
     @staticmethod
     def allocate_on(

@@ -23,7 +23,7 @@ from gyrator.schedule.layout import unit_axes
 from gyrator.schedule.units import Units
 from gyrator.schedule.uses import reads, volume
 
-MAX_MEMBERS, MAX_VALUES = 48, 48
+MAX_VALUES = 48
 MIN_ROWS = 8
 BIG_ROW = 1 << 15
 
@@ -56,15 +56,15 @@ class _Candidate:
     value: Value
 
 
-def fuse(program: Program) -> Fused:
-    """Join nests into groups, greedily by bytes saved, then nearness.
+def fuse(program: Program, most: int) -> Fused:
+    """Join nests into groups of ``most`` nests at most, greedily by bytes saved, then nearness.
 
     Candidates are a producer with a reader of its result, and two readers of one value. A join is legal
     where the iteration spaces unify (see :mod:`align`), every read of a result within the group is at the
     reader's own iteration, and no other unit lies between the two; it is refused where it would serialise a
     long row, or stride through memory, or make a kernel too large.
     """
-    state = _State(program)
+    state = _State(program, most)
     decisions: dict[tuple[int, int, Value], Decision] = {}
     for candidate in sorted(_candidates(program), key=lambda c: (-c.score, c.distance, c.first)):
         verdict = state.attempt(candidate)
@@ -96,8 +96,8 @@ def _candidates(program: Program) -> Iterator[_Candidate]:
 class _State:
     """The groups so far. Mutable, and private to one call of :func:`fuse`."""
 
-    def __init__(self, program: Program) -> None:
-        self._program = program
+    def __init__(self, program: Program, most: int) -> None:
+        self._program, self._most = program, most
         self._groups: dict[int, Group] = {
             p: singleton(n, p) for p, n in enumerate(program.nodes) if isinstance(n, Nest)
         }
@@ -122,8 +122,8 @@ class _State:
         return None
 
     def _join(self, first: Group, second: Group, c: _Candidate) -> Group | Refused:
-        if len(first.members) + len(second.members) > MAX_MEMBERS:
-            return Refused(f"the kernel would have more than {MAX_MEMBERS} parts")
+        if len(first.members) + len(second.members) > self._most:
+            return Refused(f"the kernel would have more than {self._most} parts")
         refusal = Refused("they do not read the shared value by whole elements")
         for left in _places(first, c.first, c.value):
             for right in _places(second, c.second, c.value):

@@ -57,14 +57,14 @@ class _Life:
         return value not in self.forever and self.last.get(value, -1) <= position
 
 
-def plan_memory(program: Program, units: tuple[Unit, ...], rule: Rule) -> Plan:
+def plan_memory(program: Program, units: tuple[Unit, ...], rule: Rule, *, in_place: bool = True) -> Plan:
     """Place every value that lies in memory, build each group's kernel, and end each name after its last use.
 
     A result takes the memory of a value that dies in the same step where the step reads it element by
     element; the new contents of an input are written into the input itself under the same condition, else
-    copied at the end.
+    copied at the end. Without ``in_place`` every result has memory of its own.
     """
-    planner = _Planner(program, units, rule)
+    planner = _Planner(program, units, rule, in_place)
     steps = planner.steps()
     kernels = {k.name: k for k in planner.kernels}
     return Plan(
@@ -93,8 +93,9 @@ def unit_defines(unit: Unit) -> list[Value]:
 class _Planner:
     """Walks the units once. Mutable, and private to one call of :func:`plan_memory`."""
 
-    def __init__(self, program: Program, units: tuple[Unit, ...], rule: Rule) -> None:
+    def __init__(self, program: Program, units: tuple[Unit, ...], rule: Rule, in_place: bool) -> None:
         self._program, self._units, self._rule = program, units, rule
+        self._in_place = in_place
         self._life = _life(program, units)
         self._updates = {u.value.value: u for u in program.updates if is_full(u.value)}
         self._updated: set[Update] = set()
@@ -150,9 +151,10 @@ class _Planner:
             read = any(load.value is base for m in group.members for load in m.loads)
             yield from self._place_new_version(base, value, position, read=read)
             return
-        old = self._update_target(group, member, value, position) or self._dying(
-            group, member, value, position, placed
-        )
+        old = None
+        if self._in_place:
+            old = self._update_target(group, member, value, position)
+            old = old or self._dying(group, member, value, position, placed)
         if old is None:
             yield Allocate(value, Fresh())
             return
@@ -162,7 +164,7 @@ class _Planner:
     def _place_new_version(self, base: Value, value: Value, position: int, *, read: bool) -> Iterator[Step]:
         """In place of ``base`` where nothing needs its old contents: no later unit, and no ``read`` by this
         one."""
-        if _same_memory(base, value) and not read:
+        if self._in_place and _same_memory(base, value) and not read:
             update = self._updates.get(value)
             shown = value in output_values(self._program)
             if (

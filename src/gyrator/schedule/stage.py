@@ -30,16 +30,17 @@ class Scheduled:
     decisions: tuple[Decision, ...]
 
 
-def program_passes(rule: Rule) -> tuple[Pass[Program], ...]:
+def program_passes(rule: Rule, *, inlining: bool = True) -> tuple[Pass[Program], ...]:
     """What happens to a program before its nests are grouped."""
+    # before masks are pushed down: a producer read under a mask takes the mask with it
+    inlined = Pass[Program]("inline", lambda p, s: inline(p, rule), lambda p: check_program(p, LOWERED))
     return (
         Pass("dce", lambda p, s: remove_dead(p), lambda p: check_program(p, LOWERED)),
         Pass("fill empty", lambda p, s: fill_empty(p), lambda p: check_program(p, LOWERED)),
         Pass("simplify", lambda p, s: simplify(p, rule), lambda p: check_program(p, LOWERED)),
         # before inlining, which removes the constants it looks for
         Pass("scatters to selects", lambda p, s: scatters_to_selects(p), lambda p: check_program(p, LOWERED)),
-        # before masks are pushed down: a producer read under a mask takes the mask with it
-        Pass("inline", lambda p, s: inline(p, rule), lambda p: check_program(p, LOWERED)),
+        *((inlined,) if inlining else ()),
         Pass("predicate", lambda p, s: predicate(p, rule), lambda p: check_program(p, PREDICATED)),
         Pass("dce again", lambda p, s: remove_dead(p), lambda p: check_program(p, SCHEDULED)),
         Pass("split reductions", lambda p, s: split_reductions(p), lambda p: check_program(p, SCHEDULED)),
@@ -51,14 +52,15 @@ def schedule(program: Program, session: Session) -> Scheduled:
 
     Raises: InternalCheckError if a pass breaks its spec (checked as ``session.config.check`` says).
     """
-    rule = simplifier(exact_rounding=session.config.numerics == "eager")
+    config = session.config
+    rule = simplifier(exact_rounding=config.numerics == "eager")
     session.counters.add(Count.NESTS_BEFORE_FUSION, _nests(program))
-    program = run_passes(program, program_passes(rule), session)
+    program = run_passes(program, program_passes(rule, inlining=config.inline), session)
     with session.stage("fuse"):
-        fused = fuse(program)
+        fused = fuse(program, config.max_fused_nodes if config.fusion else 1)
     with session.stage("kernels and memory"):
-        plan = plan_memory(program, fused.steps, rule)
-    if session.config.check != "off":
+        plan = plan_memory(program, fused.steps, rule, in_place=config.inplace)
+    if config.check != "off":
         with session.stage("check kernels"):
             for kernel in plan.kernels:
                 check_kernel(kernel)
