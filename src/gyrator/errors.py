@@ -128,6 +128,25 @@ class ToolchainMissing(GyratorError):
         super().__init__(f"{what} not found", hint=hint)
 
 
+class DeviceUnsupported(GyratorError):
+    """The GPU, its driver or Triton is missing or too old for the path that was asked for."""
+
+    def __init__(self, found: str, needed: str, hint: str) -> None:
+        super().__init__(f"{found}; {needed} is needed", hint=hint)
+        self.found, self.needed = found, needed
+
+
+class LaunchFailed(GyratorError):
+    """The GPU's driver refused to load or launch a kernel, or an earlier kernel had failed."""
+
+    def __init__(self, kernel: str, status: str) -> None:
+        super().__init__(
+            f"{kernel} was not launched: {status}",
+            hint="GPUs report late: with CUDA_LAUNCH_BLOCKING=1 the kernel at fault is named",
+        )
+        self.kernel, self.status = kernel, status
+
+
 class KernelBuildError(GyratorError):
     """The compiler refused a generated kernel. A bug of gyrator, or of the toolchain."""
 

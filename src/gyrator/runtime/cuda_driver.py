@@ -1,0 +1,122 @@
+"""The CUDA driver's library, as far as running kernels needs it: loading binaries and launching.
+
+It is called through ctypes, so that neither a C++ compiler nor a further package is needed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, final
+
+from gyrator.errors import DeviceUnsupported, LaunchFailed
+
+LIBRARY = "libcuda.so.1"
+
+INVALID_CONTEXT, DEVICE_ASSERT, OUT_OF_RESOURCES = 201, 710, 701
+"""Statuses that have a meaning here; `cuda.h` lists all."""
+
+_REGISTERS, _LOCAL_BYTES, _DYNAMIC_SHARED = 4, 3, 8  # CUfunction_attribute
+_PLAIN_SHARED = 48 << 10
+"""Bytes of shared memory that a block gets without asking."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class DeviceKernel:
+    """A kernel in a device's memory.
+
+    Attributes:
+        handle: what the driver knows it by.
+        registers: per thread.
+        spilled: bytes per thread that lie in memory for lack of registers.
+    """
+
+    handle: int
+    registers: int
+    spilled: int
+
+
+@final
+class CudaDriver:
+    """Loads and launches kernels on the device that is current."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
+        self.launch_ex: Callable[..., int] = self._function("cuLaunchKernelEx", 4)
+        self.launch_cooperative: Callable[..., int] = library.cuLaunchCooperativeKernel
+        self._modules: list[ctypes.c_void_p] = []
+
+    def _function(self, name: str, pointers: int) -> Any:
+        found = getattr(self._library, name)
+        found.argtypes, found.restype = [ctypes.c_void_p] * pointers, ctypes.c_int
+        return found
+
+    def load(self, binary: bytes, name: str, shared: int) -> DeviceKernel:
+        """The kernel `name` of a cubin, allowed to use `shared` bytes of memory per block.
+
+        Raises: LaunchFailed if the driver refuses it.
+        """
+        module, handle = ctypes.c_void_p(), ctypes.c_void_p()
+        self.check(
+            self._in_context(lambda: self._library.cuModuleLoadData(ctypes.byref(module), binary)), name
+        )
+        found = self._library.cuModuleGetFunction(ctypes.byref(handle), module, name.encode())
+        self.check(found, name)
+        if shared > _PLAIN_SHARED:
+            self.check(self._library.cuFuncSetAttribute(handle, _DYNAMIC_SHARED, ctypes.c_int(shared)), name)
+        self._modules.append(module)
+        assert handle.value is not None
+        return DeviceKernel(
+            handle.value, self._attribute(handle, _REGISTERS), self._attribute(handle, _LOCAL_BYTES)
+        )
+
+    def _attribute(self, handle: ctypes.c_void_p, which: int) -> int:
+        value = ctypes.c_int()
+        self._library.cuFuncGetAttribute(ctypes.byref(value), which, handle)
+        return value.value
+
+    def copy(self, into: int, source: int, nbytes: int, stream: int) -> None:
+        """Copy device memory, in the order of a stream."""
+        pointers = (ctypes.c_void_p(into), ctypes.c_void_p(source))
+        status = self._library.cuMemcpyDtoDAsync_v2(
+            *pointers, ctypes.c_size_t(nbytes), ctypes.c_void_p(stream)
+        )
+        self.check(status, "a copy")
+
+    def check(self, status: int, what: str) -> None:
+        """Raises: LaunchFailed for a status other than 0, with the driver's name for it."""
+        if status:
+            text = ctypes.c_char_p()
+            self._library.cuGetErrorName(ctypes.c_int(status), ctypes.byref(text))
+            name = text.value.decode() if text.value else f"CUDA error {status}"
+            raise LaunchFailed(what, name)
+
+    def _in_context(self, call: Callable[[], int]) -> int:
+        status = call()
+        return call() if status == INVALID_CONTEXT and self.enter_context() else status
+
+    def enter_context(self) -> bool:
+        """Make device 0's context current on a thread that has none; whether that succeeded.
+
+        torch makes the context of a device current when it is chosen; only a thread that never chose one, and
+        so stands on device 0, can lack it.
+        """
+        device, context = ctypes.c_int(0), ctypes.c_void_p()
+        got = self._library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+        return got == 0 and self._library.cuCtxSetCurrent(context) == 0
+
+
+@cache
+def cuda_driver() -> CudaDriver:
+    """The driver of this machine.
+
+    Raises: DeviceUnsupported if it has none.
+    """
+    try:
+        return CudaDriver(ctypes.CDLL(LIBRARY))
+    except (OSError, AttributeError) as problem:
+        hint = "install the driver of the GPU (for CUDA 12 or later), or compile for the CPU"
+        raise DeviceUnsupported(f"no usable CUDA driver ({problem})", "CUDA 12", hint) from problem

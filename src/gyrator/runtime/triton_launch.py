@@ -1,0 +1,189 @@
+"""Launching Triton kernels: a Python function for each, which costs about 2 us of processor time.
+
+A launch is one `struct` pack and one call of the driver. Both work on a block of memory that is made once:
+
+    0        28   32       40            56
+    +--------+----+--------+-------------+-----------------+
+    | grid,  |    | stream | attributes: | the kernel's    |
+    | block  |    |        | none        | own arguments   |
+    +--------+----+--------+-------------+-----------------+
+      `CUlaunchConfig` of cuda.h           in C's layout
+
+A thread takes the block for as long as its call of the driver lasts, since the driver runs without the
+interpreter's lock; a second thread makes itself another one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from struct import Struct, calcsize
+from typing import TypeAlias, final
+
+from gyrator.runtime.cuda_driver import INVALID_CONTEXT, CudaDriver, DeviceKernel
+
+Launch: TypeAlias = Callable[..., None]
+"""Takes a stream, a kernel's pointers, then its numbers."""
+
+Blocks: TypeAlias = tuple[int, int, int]
+Grid: TypeAlias = "Blocks | Callable[..., Blocks]"
+"""How many blocks run in each direction; where that depends on sizes, a function of the kernel's numbers."""
+
+ALIGNMENT = 16
+"""Bytes that one thread loads or stores at once, if an address is known to be a multiple of it."""
+
+CODES = {
+    "i1": "?", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u8": "B", "u16": "H", "u32": "I", "u64": "Q",
+    "fp32": "f", "fp64": "d",
+}  # fmt: skip
+"""Triton's names of argument types that are no pointers → codes of `struct`."""
+
+_HEAD, _FROM_STREAM = "7I4x", "Q16x"
+_STREAM_AT = calcsize(f"@{_HEAD}")
+_SCRATCH = 2
+"""Triton's kernels end with so many pointers that are null unless asked for."""
+
+
+def code_of(kind: str) -> str:
+    """The code of `struct` for a type of argument."""
+    return "Q" if kind.startswith("*") else CODES[kind]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Memory of one launch at a time: what `pack_into` takes, then the addresses that the driver takes."""
+
+    memory: bytearray
+    config: int
+    arguments: int
+    owners: tuple[object, ...]
+
+
+def bind(
+    driver: CudaDriver,
+    function: DeviceKernel,
+    name: str,
+    kinds: Sequence[str],
+    grid: Grid,
+    warps: int,
+    shared: int,
+    cooperative: bool = False,
+) -> Launch:
+    """The function that launches a kernel.
+
+    Args:
+        driver, function: the kernel where it was loaded, and `name`, for messages.
+        kinds: the types of its arguments, pointers first.
+        grid: see `Grid`.
+        warps: of 32 threads per block.
+        shared: bytes of memory per block.
+        cooperative: all its blocks wait for each other, so they must run at once.
+
+    Raises (when called): LaunchFailed. A launch of no blocks does nothing.
+    """
+    codes = "".join(code_of(kind) for kind in kinds)
+    whole = Struct(f"@{_HEAD}{_FROM_STREAM}{codes}0Q")
+    tail = Struct(f"@{_FROM_STREAM}{codes}0Q")
+    places = [
+        calcsize(f"@{_HEAD}{_FROM_STREAM}{codes[: k + 1]}") - calcsize(f"@{code}")
+        for k, code in enumerate(codes)
+    ]
+    threads = 32 * warps
+    fixed = None if callable(grid) else grid
+
+    def new_block() -> _Block:
+        memory = bytearray(whole.size + 8 * _SCRATCH)
+        view = (ctypes.c_char * len(memory)).from_buffer(memory)
+        start = ctypes.addressof(view)
+        scratch = [whole.size + 8 * k for k in range(_SCRATCH)]
+        pointers = (ctypes.c_void_p * (len(places) + _SCRATCH))(*[start + at for at in (*places, *scratch)])
+        if fixed is not None:
+            Struct("@7I").pack_into(memory, 0, *fixed, threads, 1, 1, shared)
+        return _Block(memory, start, ctypes.addressof(pointers), (view, pointers))
+
+    blocks = [new_block()]
+    take, give = blocks.pop, blocks.append
+    pack_tail, pack_whole = tail.pack_into, whole.pack_into
+    handle = function.handle
+    start_kernel = _cooperative(driver) if cooperative else driver.launch_ex
+
+    def failed(status: int, block: _Block) -> None:
+        if status == INVALID_CONTEXT and driver.enter_context():
+            status = start_kernel(block.config, handle, block.arguments, None)
+        driver.check(status, name)
+
+    def launch(stream: int, *args: float) -> None:
+        try:
+            block = take()
+        except IndexError:
+            block = new_block()
+        pack_tail(block.memory, _STREAM_AT, stream, *args)
+        status = start_kernel(block.config, handle, block.arguments, None)
+        if status:
+            failed(status, block)
+        give(block)
+
+    if fixed is not None:
+        return launch if 0 not in fixed else _nothing
+    pointers = sum(kind.startswith("*") for kind in kinds)
+    assert callable(grid)
+    size_of = grid
+
+    def launch_sized(stream: int, *args: float) -> None:
+        counts = size_of(*args[pointers:])
+        if 0 in counts:
+            return
+        try:
+            block = take()
+        except IndexError:
+            block = new_block()
+        pack_whole(block.memory, 0, *counts, threads, 1, 1, shared, stream, *args)
+        status = start_kernel(block.config, handle, block.arguments, None)
+        if status:
+            failed(status, block)
+        give(block)
+
+    return launch_sized
+
+
+def _nothing(stream: int, *args: float) -> None:
+    """The launch of a kernel without blocks."""
+
+
+def _cooperative(driver: CudaDriver) -> Callable[..., int]:
+    """The driver's cooperative launch with the arguments of the plain one."""
+    head = Struct("@7I4xQ")
+
+    def launch(config: int, handle: int, arguments: int, _: None) -> int:
+        *counts, stream = head.unpack(ctypes.string_at(config, head.size))
+        numbers = [ctypes.c_uint(n) for n in counts]
+        pointers = (ctypes.c_void_p(stream), ctypes.c_void_p(arguments))
+        return driver.launch_cooperative(ctypes.c_void_p(handle), *numbers, *pointers)
+
+    return launch
+
+
+def guarded(aligned: Launch, checked: Sequence[int], otherwise: Callable[[], Launch]) -> Launch:
+    """A launch whose kernel relies on arguments that are multiples of 16: those at `checked`.
+
+    Where one is not, the kernel that `otherwise` makes at the first need runs: it relies on none of them.
+    """
+    if not checked:
+        return aligned
+    places = tuple(checked)
+    made: list[Launch] = []
+
+    def launch(stream: int, *args: int) -> None:
+        bits = 0
+        for at in places:
+            bits |= args[at]
+        if bits & (ALIGNMENT - 1):
+            if not made:
+                made.append(otherwise())
+            made[0](stream, *args)
+        else:
+            aligned(stream, *args)
+
+    return launch

@@ -1,0 +1,156 @@
+"""Launching kernels through a driver that only notes what it is told."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gyrator.errors import DeviceUnsupported, LaunchFailed
+from gyrator.runtime import cuda_driver
+from gyrator.runtime.cuda_driver import CudaDriver, DeviceKernel
+from gyrator.runtime.triton_launch import Launch, bind, guarded
+
+FUNCTION = DeviceKernel(handle=4711, registers=32, spilled=0)
+
+
+class Noted:
+    """One launch as the driver saw it."""
+
+    def __init__(self, config: int, handle: int, arguments: int, codes: str) -> None:
+        *self.blocks, self.threads, _, _, self.shared, self.stream = struct.unpack(
+            "@7I4xQ", ctypes.string_at(config, 40)
+        )
+        self.attributes = struct.unpack("@QI", ctypes.string_at(config + 40, 12))
+        pointers = (ctypes.c_void_p * (len(codes) + 2)).from_address(arguments)
+        self.args = [
+            struct.unpack(f"@{c}", ctypes.string_at(at, struct.calcsize(c)))[0]
+            for c, at in zip(codes + "QQ", pointers, strict=True)
+        ]
+        self.handle = handle
+
+
+class Library:
+    """Stands for libcuda: notes launches, and answers with `status` until the context is set."""
+
+    def __init__(self, codes: str = "QQi", status: int = 0) -> None:
+        self.codes, self.status, self.launches = codes, status, list[Noted]()
+        self.meanwhile: Callable[[], None] = lambda: None
+
+        def cuLaunchKernelEx(config: int, handle: int, arguments: int, _: None) -> int:
+            self.meanwhile()
+            if self.status == 0:
+                self.launches.append(Noted(config, handle, arguments, self.codes))
+            return self.status
+
+        self.cuLaunchKernelEx = cuLaunchKernelEx
+
+    def cuLaunchCooperativeKernel(self, *args: Any) -> int:
+        self.cooperative = [a.value for a in args]
+        return 0
+
+    def cuDevicePrimaryCtxRetain(self, *_: Any) -> int:
+        return 0
+
+    def cuCtxSetCurrent(self, _: Any) -> int:
+        self.status = 0
+        return 0
+
+    def cuGetErrorName(self, status: ctypes.c_int, into: Any) -> int:
+        into._obj.value = b"CUDA_ERROR_ILLEGAL_ADDRESS"
+        return 0
+
+
+def launcher(library: Library, kinds: list[str], grid: Any = (5, 1, 1), **more: Any) -> Launch:
+    options = {"warps": 4, "shared": 96, **more}
+    return bind(CudaDriver(library), FUNCTION, "softmax_0", kinds, grid, **options)  # type: ignore[arg-type]
+
+
+def test_a_launch_passes_the_grid_the_stream_and_every_argument() -> None:
+    library = Library("QiQd?")
+    launcher(library, ["*bf16", "i32", "*fp32", "fp64", "i1"])(7, 1 << 40, -3, 1 << 41, 0.5, True)
+    (seen,) = library.launches
+    assert (seen.blocks, seen.threads, seen.shared, seen.stream) == ([5, 1, 1], 128, 96, 7)
+    assert seen.args == [1 << 40, -3, 1 << 41, 0.5, True, 0, 0]
+    assert seen.handle == 4711 and seen.attributes == (0, 0)
+
+
+def test_a_grid_that_depends_on_sizes_is_computed_from_the_numbers() -> None:
+    library = Library("QQi")
+    launch = launcher(library, ["*fp32", "*fp32", "i32"], lambda n: (-(-n // 1024), 1, 1))
+    launch(0, 16, 32, 1025)
+    launch(0, 16, 32, 0)
+    launch(0, 16, 32, 9000)
+    assert [seen.blocks for seen in library.launches] == [[2, 1, 1], [9, 1, 1]]
+    assert [seen.threads for seen in library.launches] == [128, 128]
+
+
+def test_a_kernel_without_blocks_is_not_launched() -> None:
+    library = Library()
+    launcher(library, ["*fp32", "*fp32", "i32"], (0, 1, 1))(0, 16, 32, 0)
+    assert library.launches == []
+
+
+def test_a_cooperative_kernel_goes_to_the_cooperative_launch() -> None:
+    library = Library("Q")
+    launcher(library, ["*fp32"], cooperative=True)(9, 16)
+    assert library.cooperative[:9] == [4711, 5, 1, 1, 128, 1, 1, 96, 9]
+
+
+def test_launches_at_the_same_time_do_not_share_memory() -> None:
+    library = Library("QQi")
+    launch = launcher(library, ["*fp32", "*fp32", "i32"])
+
+    def second() -> None:
+        library.meanwhile = lambda: None
+        other = threading.Thread(target=launch, args=(2, 160, 320, 2))
+        other.start()
+        other.join()
+
+    library.meanwhile = second
+    launch(1, 16, 32, 1)
+    assert [(seen.stream, seen.args[:3]) for seen in library.launches] == [
+        (2, [160, 320, 2]),
+        (1, [16, 32, 1]),
+    ]
+
+
+def test_a_thread_without_a_context_gets_one() -> None:
+    library = Library("Q", status=cuda_driver.INVALID_CONTEXT)
+    launcher(library, ["*fp32"])(0, 16)
+    assert len(library.launches) == 1
+
+
+def test_a_refused_launch_names_the_kernel_and_the_status() -> None:
+    with pytest.raises(LaunchFailed, match="softmax_0 was not launched: CUDA_ERROR_ILLEGAL_ADDRESS"):
+        launcher(Library("Q", status=700), ["*fp32"])(0, 16)
+
+
+def test_unaligned_arguments_take_the_kernel_that_relies_on_nothing() -> None:
+    calls: list[str] = []
+
+    def note(name: str) -> Launch:
+        return lambda stream, *args: calls.append(name)
+
+    def otherwise() -> Launch:
+        calls.append("build")
+        return note("any")
+
+    launch = guarded(note("aligned"), (0, 2), otherwise)
+    launch(0, 32, 33, 64)
+    launch(0, 32, 33, 68)
+    launch(0, 36, 33, 64)
+    assert calls == ["aligned", "build", "any", "any"]
+    aligned = note("aligned")
+    assert guarded(aligned, (), otherwise) is aligned
+
+
+def test_a_machine_without_a_driver_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_driver, "LIBRARY", "libcuda-which-is-not-here.so")
+    cuda_driver.cuda_driver.cache_clear()
+    with pytest.raises(DeviceUnsupported, match="no usable CUDA driver"):
+        cuda_driver.cuda_driver()
