@@ -138,7 +138,7 @@ def test_forward_graph_has_eight_inputs_and_four_results():
 
 
 def test_backward_reads_seven_saved_values_and_the_tangent():
-    """Convolution weight, input and output, mean, reciprocal deviation, and what tells where ReLU is active."""
+    """Convolution weight, input and output, mean, reciprocal deviation, and where ReLU is active."""
     backward = compiled_stages()["backward"]
     assert len(backward.inputs) == 8
     large = [

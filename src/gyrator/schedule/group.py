@@ -39,6 +39,10 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Group:
+    """Nests in one kernel: ``outer`` axes are common to all; besides, each member runs over one of ``spaces``
+    or none.
+    """
+
     outer: Axes
     spaces: tuple[Axes, ...]
     members: tuple[Member, ...]
@@ -277,8 +281,10 @@ def depends_on_reduction(group: Group) -> bool:
 
 
 def scan_directions(group: Group) -> set[bool]:
+    """Whether the scans of a group run backwards; two answers if they disagree."""
     return {m.nest.root.reverse for m in group.members if isinstance(m.nest.root, Scan)}
 
 
 def is_pointwise(member: Member) -> bool:
+    """Whether the member's nest is pointwise."""
     return isinstance(member.nest.root, Pointwise)

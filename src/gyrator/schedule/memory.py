@@ -79,14 +79,17 @@ def plan_memory(program: Program, units: tuple[Unit, ...], rule: Rule, *, in_pla
 
 
 def unit_nodes(unit: Unit) -> tuple[Node, ...]:
+    """The nodes of the program that a unit holds."""
     return (unit,) if isinstance(unit, Extern) else tuple(m.nest for m in unit.members)
 
 
 def unit_reads(unit: Unit) -> set[Value]:
+    """The values that a unit reads, its own included."""
     return set().union(*(reads(n) for n in unit_nodes(unit)))
 
 
 def unit_defines(unit: Unit) -> list[Value]:
+    """The values that a unit computes."""
     return [v for n in unit_nodes(unit) for v in defines(n)]
 
 

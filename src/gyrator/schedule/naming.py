@@ -1,7 +1,7 @@
 """Canonical kernels: equal work has equal text, so that the twelve layers of a model share their kernels.
 
-Parameters are renamed by what they hold and where they first appear, axes by their order, locals by what defines them; the
-kernel's name is its title and a digest of everything else.
+Parameters are renamed by what they hold and where they first appear, axes by their order, locals by what
+defines them; the kernel's name is its title and a digest of everything else.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def describe(
     sizes: tuple[Size, ...],
     scratch: tuple[Value, ...],
 ) -> str:
-    """Everything that a kernel's code depends on, as text whose length is linear in the number of distinct nodes."""
+    """Everything that a kernel's code depends on, as text: its length is linear in the distinct nodes."""
     lines: list[str] = []
     numbers: dict[Expr, int] = {}
 

@@ -47,6 +47,7 @@ class Units:
         return sorted((u for u in range(len(self._into)) if self._into[u] == u), key=lambda u: self._rank[u])
 
     def predecessors(self, unit: int) -> frozenset[int]:
+        """The units that must run right before ``unit``."""
         return frozenset(self._pred[unit])
 
     def _reach(
@@ -69,11 +70,8 @@ class Units:
         return seen
 
     def _reorder(self, first: int, last: int, before: set[int], after: set[int]) -> None:
-        members = (
-            sorted(before, key=self._rank.__getitem__)
-            + [first, last]
-            + sorted(after, key=self._rank.__getitem__)
-        )
+        earlier, later = (sorted(some, key=self._rank.__getitem__) for some in (before, after))
+        members = [*earlier, first, last, *later]
         ranks = sorted(self._rank[u] for u in members)
         for unit, rank in zip(members, ranks, strict=True):
             self._rank[unit] = rank

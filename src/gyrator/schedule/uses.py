@@ -52,6 +52,7 @@ def pinned_by(program: Program) -> Iterable[Value]:
 
 
 def uses(program: Program) -> Uses:
+    """Who reads each value of a program."""
     readers: dict[Value, list[int]] = {}
     for position, node in enumerate(program.nodes):
         for value in reads(node):

@@ -1,4 +1,4 @@
-"""The store: whole entries or none whatever happens to writers; damage is found; only the user's own folder."""
+"""The store: whole entries or none whatever happens to writers; damage is found; only the user's folder."""
 
 from __future__ import annotations
 

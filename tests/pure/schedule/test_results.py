@@ -58,7 +58,8 @@ def test_plan_equals_eager(name: str) -> None:
 def test_plan_with_symbolic_sizes_equals_eager(name: str) -> None:
     fn, args = CASES[name]
     if name == "layer norm backward":
-        fn = lambda a, w, b, g: gradients(
-            lambda *p: F.layer_norm(p[0], (w.shape[0],), p[1], p[2]), [a, w, b], g
-        )
+
+        def fn(a: Tensor, w: Tensor, b: Tensor, g: Tensor) -> object:
+            return gradients(lambda *p: F.layer_norm(p[0], (w.shape[0],), p[1], p[2]), [a, w, b], g)
+
     scheduled(fn, args, dynamic=True)
