@@ -22,16 +22,47 @@ from gyrator.progress import Progress, progress_for
 class Count(StrEnum):
     """What a compilation counts. A new counter is one line here."""
 
+    # about the code
     NESTS_BEFORE_FUSION = "nests before fusion"
     NESTS_AFTER_FUSION = "nests after fusion"
     KERNELS = "generated kernels"
+    LAUNCHES = "launches of kernels"
+    POINTWISE = "pointwise kernels"
+    PERSISTENT_REDUCTIONS = "persistent reduction kernels"
+    LOOPED_REDUCTIONS = "looped reduction kernels"
+    SPLIT_REDUCTIONS = "split reduction kernels"
+    COOPERATIVE_REDUCTIONS = "cooperative reduction kernels"
+    MIX_ORDER_REDUCTIONS = "mix-order reduction kernels"
+    SCANS = "scan kernels"
+    SCATTERS = "scatter kernels"
+    FOREACH = "foreach kernels"
+    TEMPLATES = "template kernels"
+    CPP_VECTORISED = "vectorised C++ kernels"
+    CPP_CASTS = "dtype casts in C++ kernels"
+    OUTER_LOOP_FUSIONS = "outer-loop fusions"
+    OUTER_LOOP_INNER_KERNELS = "inner kernels of outer-loop fusions"
+    OUTER_LOOP_BUFFERS = "local buffers of outer-loop fusions"
+    PARALLEL_REDUCTIONS = "parallel reductions"
+    LOOP_REORDERINGS = "loop reorderings"
+    SCATTERS_UPON_CONSTANTS = "scatters upon constants"
+    PADDED_STRIDES = "padded strides"
+    EXTERN_CALLS = "extern calls"
+    BYTES_ACCESSED = "bytes accessed by kernels"
+    ELEMENTS = "elements written by kernels"
+    ESTIMATED_NS = "estimated nanoseconds of kernels"
+    # about getting it
     KERNELS_BUILT = "kernels built"
     KERNELS_CACHED = "kernels taken from the cache"
     COMPILER_RUNS = "compiler runs"
-    EXTERN_CALLS = "extern calls"
-    BYTES_ACCESSED = "bytes accessed by kernels"
     GRAPH_CACHE_HITS = "graphs taken from the cache"
     GRAPH_CACHE_MISSES = "graphs not in the cache"
+
+
+ABOUT_GETTING = frozenset({
+    Count.KERNELS_BUILT, Count.KERNELS_CACHED, Count.COMPILER_RUNS,
+    Count.GRAPH_CACHE_HITS, Count.GRAPH_CACHE_MISSES,
+})  # fmt: skip
+"""Counters that depend on the cache; the others are the same whether code is generated or found."""
 
 
 @final
@@ -65,6 +96,30 @@ class Counters:
         """All counters that are not zero."""
         with self._lock:
             return dict(self._sums)
+
+    def about_code(self) -> dict[str, int]:
+        """What a cache hit must count again: counters by their names, externs as ``extern OP``."""
+        counts = {what.name: n for what, n in self.snapshot().items() if what not in ABOUT_GETTING}
+        return counts | {f"{_EXTERN}{op}": n for op, n in self._externs.items()}
+
+    def replay(self, counts: Mapping[str, object]) -> None:
+        """Count what `about_code` wrote down; names of other versions are passed over."""
+        for name, n in counts.items():
+            if isinstance(n, int) and name.startswith(_EXTERN):
+                op = name.removeprefix(_EXTERN)
+                with self._lock:
+                    self._externs[op] = self._externs.get(op, 0) + n
+            elif isinstance(n, int) and name in Count.__members__:
+                self.add(Count[name], n)
+
+    def merge(self, other: Counters) -> None:
+        """Add all of another's counters."""
+        for what, n in other.snapshot().items():
+            self.add(what, n)
+        self.replay({f"{_EXTERN}{op}": n for op, n in other.externs().items()})
+
+
+_EXTERN = "extern "
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,46 @@
+"""The metric tables: CSV files about one run of the compiler, each switched on by its name.
+
+A table is declared by one line of `TABLES`; `metrics/tables.py` writes the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import final
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table's name and its columns in order, after the first one, `model_name`."""
+
+    name: str
+    columns: tuple[str, ...]
+
+    @property
+    def file(self) -> str:
+        """The name of its file."""
+        return f"metric_table_{self.name}.csv"
+
+
+def _four(*stems: str) -> str:
+    return " ".join(f"kernel{k}_{stem}" for stem in stems for k in range(4))
+
+
+def _declared(**columns: str) -> Mapping[str, Table]:
+    return {name: Table(name, tuple(text.split())) for name, text in columns.items()}
+
+
+TABLES = _declared(
+    slow_fusion="kernel1_path kernel1_latency kernel2_path kernel2_latency fused_kernel_path "
+    "fused_kernel_latency slow_down_ratio",
+    graph_stats="graph_id num_nodes_before_fusion num_nodes_after_fusion",
+    persistent_red_perf=f"{_four('path', 'latency')} size_hints reduction_hint",
+    fusion_failure_due_to_indexing_mismatch="pre_grad_graph_id post_grad_graph_id node1_name node2_name "
+    "node1_debug_str node2_debug_str common_buffer_names failure_reason",
+    kernel_metadata="kernel_name kernel_path kernel_category size_hints reduction_hint line_of_code num_load "
+    "num_store num_for_loop num_atomic_add num_args xnumel ynumel rnumel kernel_args_num_gb",
+    kernel_autotune="kernel_path kernel_name triton_config latency_ms",
+)
+"""All tables, by name."""

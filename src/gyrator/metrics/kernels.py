@@ -1,0 +1,247 @@
+"""What a kernel does, read from its loop tree: its kind, loops, loads and stores, operations and traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from math import prod
+from typing import final
+
+from gyrator.ir.expr import Expr, Load, Op, Random, Value, walk_all
+from gyrator.ir.index import Atom, Axis, Index, Size, evaluate
+from gyrator.ir.ops import OPS
+from gyrator.ir.tree import Kernel, Let, Loop, LoopKind, Stage, Store, Update
+
+UNKNOWN_SIZE = 64
+"""What a size without a hint counts as."""
+
+BYTES_PER_SECOND, OPERATIONS_PER_SECOND = 10e9, 50e9
+"""The machine of estimated run times: about one core of a server. Only ratios of estimates mean much."""
+
+RANDOM_OPERATIONS = 40
+"""What a random number takes, about."""
+
+
+class KernelKind(StrEnum):
+    """What a kernel is above all."""
+
+    POINTWISE = "pointwise"
+    PERSISTENT_REDUCTION = "persistent reduction"  # rows stay in scratch memory between its loops
+    LOOPED_REDUCTION = "looped reduction"
+    SPLIT_REDUCTION = "split reduction"  # threads share a row; their results are merged
+    COOPERATIVE_REDUCTION = "cooperative reduction"  # blocks share a row, within one launch (GPU)
+    MIX_ORDER = "mix-order reduction"  # rows and columns of one tensor
+    SCAN = "scan"
+    SCATTER = "scatter"
+    FOREACH = "foreach"  # several loops that share nothing
+    TEMPLATE = "template"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KernelFacts:
+    """A kernel in figures. Symbolic sizes count as their hints.
+
+    Attributes:
+        loads, stores: places in the program text. loops, atomics, casts: likewise.
+        inner_loops: loops right inside the outermost ones; two or more are a fusion of loops.
+        buffers: scratch rows.
+        numels: iterations along (innermost kept, other kept, reduced) axes.
+        elements: what is written into memory. operations: arithmetic, roughly.
+        read, written: bytes for each parameter.
+        strides: for each parameter the steps with which the loops around its store walk it, outermost first.
+    """
+
+    kind: KernelKind
+    vectorised: bool
+    parallel_reduction: bool
+    loads: int
+    stores: int
+    loops: int
+    atomics: int
+    casts: int
+    inner_loops: int
+    buffers: int
+    numels: tuple[int, int, int]
+    elements: int
+    operations: int
+    read: tuple[int, ...]
+    written: tuple[int, ...]
+    strides: tuple[tuple[int, ...], ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that one launch reads and writes, if each is moved once."""
+        return sum(self.read) + sum(self.written)
+
+    @property
+    def estimate(self) -> float:
+        """Estimated nanoseconds of one launch."""
+        return estimated_ns(self.bytes, self.operations)
+
+
+def estimated_ns(nbytes: int, operations: int) -> float:
+    """The time that moving bytes or computing takes, whichever is longer, on the machine of the estimates."""
+    return 1e9 * max(nbytes / BYTES_PER_SECOND, operations / OPERATIONS_PER_SECOND)
+
+
+def count_of(size: Index, hints: Mapping[Size, int]) -> int:
+    """A size as a number: hints stand for symbols, and the start of their loops for axes."""
+    env: dict[Atom, int] = {s: hints.get(s, max(s.lo, UNKNOWN_SIZE)) for s in size.sizes()}
+    env |= dict.fromkeys(size.axes(), 0)
+    try:
+        return max(evaluate(size, env), 0)
+    except (KeyError, TypeError, ValueError):
+        return UNKNOWN_SIZE
+
+
+def value_bytes(value: Value, hints: Mapping[Size, int]) -> int:
+    """Bytes of a value's elements."""
+    return prod(count_of(n, hints) for n in value.shape) * value.dtype.itemsize
+
+
+def facts_of(kernel: Kernel, hints: Mapping[Size, int]) -> KernelFacts:
+    """Walk the tree once."""
+    walk = _Walk(kernel, hints)
+    walk.body(kernel.body, (), set())
+    return walk.facts()
+
+
+class _Walk:
+    """Adds up one kernel. Mutable, and private to one call of `facts_of`."""
+
+    def __init__(self, kernel: Kernel, hints: Mapping[Size, int]) -> None:
+        self.kernel, self.hints = kernel, hints
+        self.params = {param.value: k for k, param in enumerate(kernel.params)}
+        self.read = [0] * len(kernel.params)
+        self.written = [0] * len(kernel.params)
+        self.strides: list[tuple[int, ...]] = [()] * len(kernel.params)
+        self.loads = self.stores = self.atomics = self.casts = self.operations = self.loops = 0
+        self.carried = self.running = self.shared = self.columns = self.vectors = self.scattered = False
+        self.reduced: dict[Axis, int] = {}
+        self.kept: dict[Axis, int] = {}
+
+    def body(self, body: tuple[Loop | Stage, ...], around: tuple[Loop, ...], seen: set[Expr]) -> None:
+        for item in body:
+            if isinstance(item, Loop):
+                self.loop(item, around, seen)
+            else:
+                self.stage(item, around, seen)
+
+    def loop(self, loop: Loop, around: tuple[Loop, ...], seen: set[Expr]) -> None:
+        self.loops += 1
+        self.vectors |= loop.kind is LoopKind.LANES and loop.lanes > 1
+        self.carried |= bool(loop.carries)
+        self.shared |= bool(loop.carries) and (
+            loop.kind is LoopKind.PARALLEL or (loop.kind is LoopKind.LANES and loop.grain > 0 and not around)
+        )
+        axes = self.reduced if loop.carries else self.kept
+        axes[loop.axis] = count_of(loop.axis.extent, self.hints)
+        self.body(loop.body, (*around, loop), set(seen))
+
+    def stage(self, stage: Stage, around: tuple[Loop, ...], seen: set[Expr]) -> None:
+        trips = prod(count_of(loop.axis.extent, self.hints) for loop in around)
+        match stage:
+            case Let(_, expr):
+                self.exprs((expr,), trips, seen)
+            case Update(_, args, running):
+                self.running |= bool(running)
+                self.operations += trips * len(args)
+                self.exprs(args, trips, seen)
+            case Store():
+                self.store(stage, around, trips, seen)
+
+    def store(self, store: Store, around: tuple[Loop, ...], trips: int, seen: set[Expr]) -> None:
+        self.stores += 1
+        self.atomics += store.atomic
+        at = tuple(atom.value for i in store.index for atom in i.indirects())
+        self.exprs((store.expr, *at, *(() if store.mask is None else (store.mask,))), trips, seen)
+        position = self.params.get(store.value)
+        combined = store.combine != "set"
+        self.operations += trips * combined
+        if position is None:
+            self.columns |= combined
+            return
+        self.scattered |= combined or bool(at)
+        moved = min(trips, prod(count_of(n, self.hints) for n in store.value.shape))
+        self.written[position] += moved * store.value.dtype.itemsize
+        if combined:
+            self.read[position] += moved * store.value.dtype.itemsize
+        if len(store.index) == 1:
+            steps = [store.index[0].coefficient(loop.axis) for loop in around]
+            self.strides[position] = tuple(count_of(s, self.hints) for s in steps if s is not None)
+
+    def exprs(self, exprs: tuple[Expr, ...], trips: int, seen: set[Expr]) -> None:
+        for root in exprs:
+            for node in walk_all(root, seen):
+                match node:
+                    case Load(value):
+                        self.loads += 1
+                        self.load(value, trips)
+                    case Op("cast"):
+                        self.casts += 1
+                    case Op(name):
+                        self.operations += trips * OPS[name].cost
+                    case Random():
+                        self.operations += trips * RANDOM_OPERATIONS
+                    case _:
+                        pass
+
+    def load(self, value: Value, trips: int) -> None:
+        position = self.params.get(value)
+        if position is not None:
+            whole = prod(count_of(n, self.hints) for n in value.shape)
+            self.read[position] += min(trips, whole) * value.dtype.itemsize
+
+    def facts(self) -> KernelFacts:
+        whole = [value_bytes(param.value, self.hints) for param in self.kernel.params]
+        read = tuple(min(n, most) for n, most in zip(self.read, whole, strict=True))
+        written = tuple(min(n, most) for n, most in zip(self.written, whole, strict=True))
+        kept = list(self.kept.values()) or [1]
+        elements = sum(
+            n // param.value.dtype.itemsize for n, param in zip(written, self.kernel.params, strict=True)
+        )
+        inner = [len(list(_loops_in(loop))) for loop in self.kernel.body if isinstance(loop, Loop)]
+        return KernelFacts(
+            kind=self.kind(),
+            vectorised=self.vectors,
+            parallel_reduction=self.shared,
+            loads=self.loads,
+            stores=self.stores,
+            loops=self.loops,
+            atomics=self.atomics,
+            casts=self.casts,
+            inner_loops=max(inner, default=0),
+            buffers=len(self.kernel.scratch),
+            numels=(kept[-1], prod(kept[:-1]), prod(self.reduced.values())),
+            elements=elements,
+            operations=self.operations,
+            read=read,
+            written=written,
+            strides=tuple(self.strides),
+        )
+
+    def kind(self) -> KernelKind:
+        if self.running:
+            return KernelKind.SCAN
+        if self.columns and self.carried:
+            return KernelKind.MIX_ORDER
+        if self.shared:
+            return KernelKind.SPLIT_REDUCTION
+        if self.columns or self.carried:
+            persistent = bool(self.kernel.scratch) and self.carried
+            return KernelKind.PERSISTENT_REDUCTION if persistent else KernelKind.LOOPED_REDUCTION
+        if self.scattered:
+            return KernelKind.SCATTER
+        several = sum(isinstance(item, Loop) for item in self.kernel.body) > 1
+        return KernelKind.FOREACH if several else KernelKind.POINTWISE
+
+
+def _loops_in(loop: Loop) -> Iterator[Loop]:
+    """The loops in which the outermost ones, a chain of single loops, meet the first several."""
+    inner = [item for item in loop.body if isinstance(item, Loop)]
+    if len(inner) == 1 and len(loop.body) == 1:
+        yield from _loops_in(inner[0])
+    else:
+        yield from inner
