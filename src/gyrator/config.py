@@ -171,6 +171,13 @@ class Config:
         low=0,
         shapes_code=False,
     )
+    cuda_capability: int = _option(
+        0,
+        "Target",
+        "Compute capability of the GPU that kernels are built for, 90 for 9.0. 0: that of the tensors' "
+        "device.",
+        low=0,
+    )
     assume_aligned_inputs: bool = _option(
         False,
         "Target",

@@ -1,0 +1,277 @@
+"""Building Triton kernels: each for every choice of its blocks, in worker processes, each only once.
+
+A binary is known by a digest of all that it depends on: the text without comments, the choice, what is taken
+for granted of its arguments, the GPU's capability, Triton's version and the device library. One that any
+graph built before is taken from the store; then Triton is not even imported.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from gyrator.cache.store import Entry, Json, Store
+from gyrator.codegen.triton_source import OPTIONS, SizeArgument, TritonKernel
+from gyrator.config import Config
+from gyrator.errors import CacheCorrupt, DeviceUnsupported, KernelBuildError, ToolchainMissing
+from gyrator.optional import available
+from gyrator.origin import Origin
+from gyrator.progress import Progress
+from gyrator.runtime.workers import MOST, PROGRAM, WorkerEnded, Workers
+from gyrator.session import Count, Session
+
+OLDEST_TRITON = (3, 6)
+LOWEST_CAPABILITY = 80
+REPORT_SECONDS = 1.0
+
+SHARED_BYTES: Mapping[int, int] = {80: 163 << 10, 86: 99 << 10, 87: 163 << 10, 89: 99 << 10, 90: 227 << 10,
+                                   100: 227 << 10, 103: 227 << 10, 120: 99 << 10, 121: 99 << 10}  # fmt: skip
+"""Shared memory that a block may have, by capability (CUDA programming guide, table of technical limits)."""
+
+_LIBRARY = Path(__file__).with_name("triton_ops.py")
+_BINARY, _SOURCE = "kernel.cubin", "kernel.py"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class GpuTarget:
+    """What GPU kernels are built for: a capability (90 for 9.0), and the Triton that builds them."""
+
+    capability: int
+    triton: str
+
+    def key(self) -> str:
+        """A text for keys of the cache."""
+        return f"sm_{self.capability} Triton {self.triton} {_library_digest()}"
+
+
+def find_target(config: Config, device: torch.device) -> GpuTarget:
+    """What kernels for `device` are built for: its own capability, or the one that an option names.
+
+    Raises:
+        ToolchainMissing: Triton is not installed.
+        DeviceUnsupported: there is no GPU, or it or Triton is too old.
+    """
+    if not available("triton"):
+        hint = "install the Triton that torch pins, or move the model to the CPU"
+        raise ToolchainMissing("Triton, which kernels for GPUs need,", hint)
+    triton = importlib.metadata.version("triton")
+    if _version(triton) < OLDEST_TRITON:
+        oldest = ".".join(map(str, OLDEST_TRITON))
+        raise DeviceUnsupported(f"Triton {triton}", f"{oldest} or later", f"pip install 'triton>={oldest}'")
+    return GpuTarget(config.cuda_capability or _capability(device), triton)
+
+
+def _capability(device: torch.device) -> int:
+    needed = "one of compute capability 8.0 or later"
+    if not torch.cuda.is_available():
+        hint = "options={'cuda_capability': 90} builds kernels for a GPU that is not here"
+        raise DeviceUnsupported("no GPU was found", needed, hint)
+    major, minor = torch.cuda.get_device_capability(device)
+    if 10 * major + minor < LOWEST_CAPABILITY:
+        name = torch.cuda.get_device_name(device)
+        hint = "move the model to the CPU, or leave it uncompiled"
+        raise DeviceUnsupported(f"{name} has compute capability {major}.{minor}", needed, hint)
+    return 10 * major + minor
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("+")[0].split(".")[:2] if part.isdigit())
+
+
+# -- what is asked for ---------------------------------------------------------------------------------------
+@final
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One binary to build: a kernel, one of its configs, and the arguments that are multiples of 16."""
+
+    kernel: TritonKernel
+    config: int
+    aligned: frozenset[int]
+
+    def request(self, target: GpuTarget) -> dict[str, Any]:
+        """What a worker is asked for."""
+        config = self.kernel.configs[self.config]
+        options = {
+            "num_warps": config.num_warps,
+            "num_stages": config.num_stages,
+            "debug": self.kernel.asserts,
+        }
+        return {
+            "source": self.kernel.source,
+            "function": self.kernel.name,
+            "signature": self.kernel.signature(config),
+            "constants": dict(config.blocks),
+            "aligned": sorted(self.aligned),
+            "options": {**OPTIONS, **options, "debug": self.kernel.asserts},
+            "capability": target.capability,
+        }
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """A built kernel in the store. `key` names its entry there; `failure` is what Triton said if it refused."""
+
+    key: str
+    file: Path
+    notes: Mapping[str, Json]
+    failure: str | None = None
+
+
+@final
+@dataclass(frozen=True)
+class TritonBuild:
+    """Binaries on their way, by kernel: one job for each config."""
+
+    kernels: tuple[TritonKernel, ...]
+    jobs: Mapping[str, tuple[Future[Binary], ...]]
+    target: GpuTarget
+    workers: Workers
+    progress: Progress
+    origins: Mapping[str, Origin]
+
+    def wait(self) -> dict[str, dict[int, Binary]]:
+        """For each kernel, by its name, the binaries of the configs that the GPU can run.
+
+        Raises: KernelBuildError if there is none. KeyboardInterrupt; the workers are ended first.
+        """
+        try:
+            unfinished = {job for jobs in self.jobs.values() for job in jobs}
+            count = len(unfinished)
+            while unfinished:
+                _, unfinished = wait(unfinished, REPORT_SECONDS, FIRST_COMPLETED)
+                self.progress.update("building", count - len(unfinished), count)
+            return {kernel.name: self._usable(kernel) for kernel in self.kernels}
+        except KeyboardInterrupt:
+            for jobs in self.jobs.values():
+                for job in jobs:
+                    job.cancel()
+            self.workers.stop()
+            raise
+
+    def _usable(self, kernel: TritonKernel) -> dict[int, Binary]:
+        built = [job.result() for job in self.jobs[kernel.name]]
+        limit = SHARED_BYTES.get(self.target.capability, 99 << 10)
+        good = {
+            k: binary
+            for k, binary in enumerate(built)
+            if binary.failure is None and int(str(binary.notes["shared"])) <= limit
+        }
+        if not good:
+            failures = [b.failure or f"it needs more than {limit} bytes of shared memory" for b in built]
+            folder = Path(tempfile.mkdtemp(prefix="gyrator-refused-"))
+            (folder / _SOURCE).write_text(kernel.source)
+            where = self.origins.get(kernel.name)
+            raise KernelBuildError(kernel.name, str(folder / _SOURCE), failures[0][-4000:], where=where)
+        return good
+
+
+# -- building ------------------------------------------------------------------------------------------------
+def start_triton_build(
+    kernels: Sequence[TritonKernel],
+    aligned: Mapping[str, frozenset[int]],
+    target: GpuTarget,
+    workers: Workers,
+    store: Store,
+    session: Session,
+    origins: Mapping[str, Origin] | None = None,
+) -> TritonBuild:
+    """Begin to build every config of `kernels`; returns at once.
+
+    `aligned` has, for each kernel by name, the positions of arguments that may be taken for multiples of 16.
+    """
+    orders = {k.name: [Order(k, c, aligned[k.name]) for c in range(len(k.configs))] for k in kernels}
+    keys = {order: binary_key(order, target) for found in orders.values() for order in found}
+    present = {key: find_binary(key, store, session) for key in keys.values()}
+    missing = {key: order for order, key in keys.items() if present[key] is None}
+    session.counters.add(Count.KERNELS_CACHED, len(present) - len(missing))
+    session.counters.add(Count.KERNELS_BUILT, len(missing))
+    jobs = {key: _done(binary) for key, binary in present.items() if binary is not None}
+    if missing:
+        count = min(len(missing), MOST, session.config.build_threads or _processors())
+        workers.prepare(count)
+        executor = ThreadPoolExecutor(count, thread_name_prefix="gyrator-build")
+        for key, order in missing.items():
+            jobs[key] = executor.submit(build_binary, order, key, target, workers, store)
+        executor.shutdown(wait=False)
+    by_kernel = {name: tuple(jobs[keys[order]] for order in found) for name, found in orders.items()}
+    return TritonBuild(tuple(kernels), by_kernel, target, workers, session.progress, origins or {})
+
+
+def build_binary(order: Order, key: str, target: GpuTarget, workers: Workers, store: Store) -> Binary:
+    """Have a worker build one binary, and store it."""
+    try:
+        answer = workers.ask(order.request(target))
+    except WorkerEnded as error:
+        return Binary(key, Path(), {}, f"the process that compiles it ended: {error}")
+    if "error" in answer:
+        return Binary(key, Path(), {}, str(answer["error"]))
+    binary = Path(answer.pop("binary"))
+    entry = store.put(key, {_BINARY: binary, _SOURCE: order.kernel.source}, answer)
+    binary.unlink(missing_ok=True)
+    return Binary(key, entry.folder / _BINARY, entry.notes)
+
+
+def find_binary(key: str, store: Store, session: Session) -> Binary | None:
+    """A binary that was built before; a damaged one counts as absent, after a warning."""
+    try:
+        entry: Entry | None = store.get(key)
+    except CacheCorrupt as error:
+        session.warn(str(error))
+        return None
+    return None if entry is None else Binary(key, entry.folder / _BINARY, entry.notes)
+
+
+def binary_key(order: Order, target: GpuTarget) -> str:
+    """The key of a binary in the store."""
+    request = order.request(target) | {"source": "\n".join(_code(order.kernel.source))}
+    return _digest(f"{target.key()}\n{json.dumps(request, sort_keys=True)}")
+
+
+def default_aligned(kernel: TritonKernel, hints: Mapping[Any, int]) -> frozenset[int]:
+    """The arguments that a kernel may rely on to be multiples of 16, if launches make sure of it: all
+    addresses, and the sizes that are such multiples by their hints.
+    """
+    return frozenset(
+        at
+        for at, param in enumerate(kernel.params)
+        if not isinstance(param, SizeArgument) or hints.get(param.size, 1) % 16 == 0
+    )
+
+
+def _code(source: str) -> Iterator[str]:
+    """A kernel's lines without the comments that name the user's lines."""
+    return (line for line in source.splitlines() if not line.lstrip().startswith("#"))
+
+
+@lru_cache(maxsize=1)
+def _library_digest() -> str:
+    """Of the device library, and of the program that compiles."""
+    texts = [path.read_text() for path in (_LIBRARY, PROGRAM) if path.exists()]
+    return _digest("\n".join(texts))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _done(binary: Binary) -> Future[Binary]:
+    future: Future[Binary] = Future()
+    future.set_result(binary)
+    return future
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0))

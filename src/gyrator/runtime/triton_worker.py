@@ -1,0 +1,121 @@
+"""A program that compiles Triton kernels: a line of JSON in, a line of JSON out, until its input ends.
+
+    python triton_worker.py FOLDER
+
+It runs on its own, beside the process that wants the kernels: Triton holds the interpreter's lock while it
+compiles. It imports neither torch nor the rest of gyrator, so it is ready after half a second. FOLDER takes
+what it writes; whoever started it removes it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import select
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TextIO
+
+IDLE_SECONDS = 120.0
+"""A worker that nobody asks for anything ends, and gives its memory back."""
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def main(folder: Path) -> None:
+    """Serve requests until the input ends."""
+    answers, messages = _private_output(folder)
+    _prepare(folder)
+    while _waits(sys.stdin):
+        line = sys.stdin.readline()
+        if not line:
+            break
+        request = json.loads(line)
+        messages.seek(0)
+        messages.truncate()
+        try:
+            answer = compile_kernel(request, folder)
+        except Exception as error:  # whatever Triton raises is the answer
+            messages.flush()
+            said = (folder / "messages").read_text(errors="replace")[-4000:]
+            answer = {"error": f"{type(error).__name__}: {error}\n{said}".strip()}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def compile_kernel(request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Compile one kernel for one choice of blocks; the answer says where its binary lies.
+
+    A request has: ``source`` (a module's text), ``function`` in it, ``signature`` (argument → type),
+    ``constants`` (argument → value), ``aligned`` (positions of arguments that are multiples of 16),
+    ``options`` of the compiler and ``capability`` (80, 90, …) of the GPU.
+    """
+    compiler = importlib.import_module("triton.compiler")
+    target = importlib.import_module("triton.backends.compiler").GPUTarget
+    function = getattr(_module(request["source"], folder), request["function"])
+    aligned = {(at,): [["tt.divisibility", 16]] for at in request["aligned"]}
+    source = compiler.ASTSource(function, request["signature"], request["constants"], aligned)
+    built = compiler.compile(
+        source, target=target("cuda", request["capability"], 32), options=request["options"]
+    )
+    handle, path = tempfile.mkstemp(suffix=".cubin", dir=folder)
+    with os.fdopen(handle, "wb") as stream:
+        stream.write(built.asm["cubin"])
+    found = built.metadata
+    if found.global_scratch_size or found.profile_scratch_size:
+        raise ValueError("the kernel wants scratch memory of Triton's own")
+    return {
+        "binary": path,
+        "function": found.name,
+        "shared": found.shared,
+        "warps": found.num_warps,
+        "cooperative": bool(found.launch_cooperative_grid),
+    }
+
+
+def _module(source: str, folder: Path) -> ModuleType:
+    """A module from its text, in a file of its own, where Triton reads the kernel's lines."""
+    handle, path = tempfile.mkstemp(prefix="kernel_", suffix=".py", dir=folder)
+    with os.fdopen(handle, "w") as stream:
+        stream.write(source)
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _private_output(folder: Path) -> tuple[TextIO, TextIO]:
+    """The stream for answers, and the file that takes whatever else is printed from now on."""
+    answers = os.fdopen(os.dup(1), "w")
+    messages = (folder / "messages").open("w")
+    os.dup2(messages.fileno(), 1)
+    os.dup2(messages.fileno(), 2)
+    return answers, messages
+
+
+def _prepare(folder: Path) -> None:
+    """Import Triton and what every first compilation needs."""
+    os.environ |= {"TRITON_CACHE_DIR": str(folder / "triton"), "TRITON_STORE_BINARY_ONLY": "1"}
+    os.environ.pop("TRITON_INTERPRET", None)
+    package = ModuleType("gyrator")  # the package without what its own file imports: kernels need one module
+    package.__path__ = [str(ROOT)]
+    sys.modules["gyrator"] = package
+    importlib.import_module("triton.compiler")
+    cache: Any = importlib.import_module("triton.runtime.cache")
+    if hasattr(cache, "triton_key"):  # Triton's own cache is not used: no need to digest its 300 MB for it
+        cache.triton_key = lambda: ""
+
+
+def _waits(stream: TextIO) -> bool:
+    """Whether there is something to read before the time is up."""
+    return bool(select.select([stream], [], [], IDLE_SECONDS)[0])
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

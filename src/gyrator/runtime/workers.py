@@ -1,0 +1,144 @@
+"""Processes that compile Triton kernels, each one kernel at a time; `triton_worker.py` is their program."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+PROGRAM = Path(__file__).with_name("triton_worker.py")
+
+MOST = 16
+"""Workers of one process at most; each takes 130 MB."""
+
+
+class WorkerEnded(Exception):
+    """A worker ended before it answered: it was killed, or stopped on purpose."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    process: subprocess.Popen[str]
+    folder: tempfile.TemporaryDirectory[str]
+
+    @staticmethod
+    def start() -> _Worker:
+        """Start a worker in a session of its own, so that Ctrl-C in a terminal does not reach it."""
+        folder = tempfile.TemporaryDirectory(prefix="gyrator-triton-")
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        process = subprocess.Popen(
+            [sys.executable, "-P", str(PROGRAM), folder.name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+        return _Worker(process, folder)
+
+    def ask(self, request: Mapping[str, object]) -> dict[str, Any]:
+        """The answer to a request. Raises: WorkerEnded."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        try:
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+            answer = self.process.stdout.readline()
+        except (OSError, ValueError) as error:
+            raise WorkerEnded(str(error)) from error
+        if not answer:
+            raise WorkerEnded(f"status {self.process.wait()}")
+        found: dict[str, Any] = json.loads(answer)
+        return found
+
+    def end(self) -> None:
+        """End the process and remove its files."""
+        if self.process.poll() is None:
+            self.process.kill()
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        self.process.wait()
+        self.folder.cleanup()
+
+
+@final
+class Workers:
+    """The workers of one process. Threads may ask at the same time; each gets a worker of its own.
+
+    Workers end with this process: their input ends. One that was idle for two minutes ends by itself, and
+    another takes its place when there is work again.
+    """
+
+    def __init__(self) -> None:
+        self._idle: list[_Worker] = []
+        self._busy: set[_Worker] = set()
+        self._lock = threading.Lock()
+        self._stops = 0
+
+    def prepare(self, count: int) -> None:
+        """Have at least `count` workers, which begin to import Triton now."""
+        with self._lock:
+            missing = min(count, MOST) - len(self._idle) - len(self._busy)
+            self._idle += [_Worker.start() for _ in range(missing)]
+
+    def ask(self, request: Mapping[str, object]) -> dict[str, Any]:
+        """What a worker answers; a new one is asked if it ended before.
+
+        Raises: WorkerEnded if the new one ended too, or after `stop`.
+        """
+        stops = self._stops
+        try:
+            return self._answer(self._take(), request)
+        except WorkerEnded:
+            if self._stops != stops:
+                raise
+            return self._answer(self._new(), request)
+
+    def _answer(self, worker: _Worker, request: Mapping[str, object]) -> dict[str, Any]:
+        try:
+            answer = worker.ask(request)
+        except BaseException:
+            with self._lock:
+                self._busy.discard(worker)
+            worker.end()
+            raise
+        with self._lock:
+            self._busy.discard(worker)
+            self._idle.append(worker)
+        return answer
+
+    def _take(self) -> _Worker:
+        with self._lock:
+            while self._idle:
+                worker = self._idle.pop()
+                if worker.process.poll() is None:
+                    self._busy.add(worker)
+                    return worker
+                worker.end()
+        return self._new()
+
+    def _new(self) -> _Worker:
+        worker = _Worker.start()
+        with self._lock:
+            self._busy.add(worker)
+        return worker
+
+    def stop(self) -> None:
+        """End all workers; those who wait for an answer get `WorkerEnded`."""
+        with self._lock:
+            ending = [*self._idle, *self._busy]
+            self._idle.clear()
+            self._busy.clear()
+            self._stops += 1
+        for worker in ending:
+            worker.end()
