@@ -100,12 +100,10 @@ OPTIONS: Mapping[str, object] = {"sanitize_overflow": False}
 """Options that every build takes: index arithmetic is proved not to overflow."""
 
 
-def programs(kernel: TritonKernel, config: Config, sizes: Mapping[Size, int]) -> int:
+def programs(kernel: TritonKernel, config: Config, sizes: Mapping[Atom, int]) -> int:
     """How many programs a launch runs."""
     blocks = dict(config.blocks)
-    env: dict[Atom, int] = {}
-    env.update(sizes)
-    counts = [evaluate(axis.extent, env) for axis in kernel.grid]
+    counts = [evaluate(axis.extent, sizes) for axis in kernel.grid]
     steps = [1 if axis.block is None else blocks[axis.block] for axis in kernel.grid]
     return prod(-(-n // step) for n, step in zip(counts, steps, strict=True))
 

@@ -98,6 +98,11 @@ class Nest:
     root: Root
     origins: tuple[Origin, ...] = ()
 
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the results lie on a GPU."""
+        return any(v is not None and v.device.type == "cuda" for v in self.out)
+
 
 @dataclass(frozen=True, slots=True)
 class View:

@@ -9,6 +9,7 @@ from itertools import pairwise
 from gyrator.ir.expr import Load, Value
 from gyrator.ir.index import Index, substitute
 from gyrator.ir.program import Extern, Nest, Program, Reduce, Scan, Scatter, defines
+from gyrator.schedule.gpu import gpu_refusal
 from gyrator.schedule.group import (
     Group,
     Member,
@@ -179,6 +180,10 @@ def _check(group: Group, first: Group, second: Group) -> Refused | None:
     }
     if len(touched) > MAX_VALUES:
         return Refused(f"the kernel would touch more than {MAX_VALUES} tensors")
+    if len({m.nest.on_gpu for m in group.members}) > 1:
+        return Refused("they run on different devices")
+    if group.members[0].nest.on_gpu:
+        return gpu_refusal(group)
     if group.pointwise:
         return None
     rows = volume(a.extent for a in group.outer)

@@ -102,7 +102,7 @@ def _inner_axes(nest: Nest) -> Axes:
             return reduced
         case Scan(_, axis):
             return (axis,)
-        case Scatter():
+        case Scatter() if not nest.on_gpu:  # there iterations may collide: they write by atomics
             return tuple(a for a in nest.axes if a not in _exclusive_axes(nest.root))
     return ()
 

@@ -18,6 +18,9 @@ from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, bodies
 from gyrator.ir.tree import Carry, Let, Loop, LoopKind, Stage, Store, Update
 from gyrator.origin import Origin
 from gyrator.schedule.canonical import stem_of
+from gyrator.schedule.gpu import Gpu
+from gyrator.schedule.gpu_loops import gpu_loops
+from gyrator.schedule.gpu_tiling import tile_kernel
 from gyrator.schedule.group import Group, Member
 from gyrator.schedule.loops import SIMPLE, Shape, Style, choose_loops
 from gyrator.schedule.naming import Built, canonical
@@ -30,16 +33,18 @@ MAX_SCRATCH = 1 << 20
 Body: TypeAlias = "tuple[Loop | Stage, ...]"
 
 
-def build_kernel(group: Group, stored: frozenset[Value], rule: Rule) -> Built:
-    """The loop tree of a group; ``stored`` are the results that something outside the group needs."""
+def build_kernel(group: Group, stored: frozenset[Value], rule: Rule, gpu: Gpu | None = None) -> Built:
+    """The loop tree of a group, for ``gpu`` or else a CPU; ``stored`` are the results that something outside
+    the group needs."""
     levels = levels_of(group.members)
     phased = any(levels.of[m.position] for m in group.members if m.space is not None)
-    shape = choose_loops(group, stored, phased=phased)
+    shape = gpu_loops(group, stored) if gpu is not None else choose_loops(group, stored, phased=phased)
     writer = _Writer(shape, levels, stored, rule)
     body = writer.body()
     flat = {f: v for v, f in writer.flat.items()}
     built = canonical(body, writer.rows(), writer.params(_read(body)), _origins(group), _title(group))
-    return Built(built.kernel, tuple(flat[f] for f in built.args))
+    kernel = built.kernel if gpu is None else tile_kernel(built.kernel, gpu)
+    return Built(kernel, tuple(flat[f] for f in built.args))
 
 
 def _origins(group: Group) -> tuple[Origin, ...]:
@@ -89,7 +94,7 @@ class _Writer:
 
     def __init__(self, shape: Shape, levels: Levels, stored: frozenset[Value], rule: Rule) -> None:
         self.shape, self.levels, self.stored, self.rule = shape, levels, stored, rule
-        self.members = shape.group.members
+        self.members, self.on_gpu = shape.group.members, shape.style is Style.TILES
         self.made: dict[Value, tuple[Member, int]] = {
             v: (m, k) for m in self.members for k, v in enumerate(m.nest.out) if v is not None
         }
@@ -171,7 +176,7 @@ class _Writer:
         self, space: int, body: Body, carries: tuple[Carry, ...], *, vector: bool, reverse: bool
     ) -> Body:
         axes = self.shape.spaces[space]
-        vector = vector and self.shape.style in (Style.ROWS, Style.SPLIT)
+        vector = (vector and self.shape.style in (Style.ROWS, Style.SPLIT)) or self.on_gpu
         for depth in range(len(axes) - 1, -1, -1):
             innermost, outermost = depth == len(axes) - 1, depth == 0
             kind, lanes = (LoopKind.LANES, self.shape.lanes) if innermost and vector else (LoopKind.SERIAL, 1)
@@ -274,7 +279,8 @@ class _Writer:
             body, *rest = self._exprs(member, level)
             index = tuple(self._index(i, member, level) for i in root.index)
             mask = rest[0] if root.mask is not None else None
-            return [Store(self._memory(value), self._position(value, index), body, root.combine, mask)]
+            place = self._position(value, index)
+            return [Store(self._memory(value), place, body, root.combine, mask, atomic=self.on_gpu)]
         stages: list[Loop | Stage] = []
         for k, value in enumerate(member.nest.out):
             if value is None or (value not in self.stored and value not in self._rows):
@@ -355,7 +361,7 @@ class _Writer:
             return self._ref(value) if isinstance(root, Scan) else self._exprs(member, level)[k]
         if value in self._rows:
             return Load(self._rows[value], self._row_index(member))
-        if value in self.stored:
+        if value in self.stored and not self.on_gpu:
             self._loaded[value] = None
             return Load(self._memory(value), self._place(value, member))
         return self._exprs(member, level)[k]
@@ -385,7 +391,7 @@ class _Writer:
                     if self.shape.style is Style.SHEET and self._read_in_space(value):
                         self._column_row(value, value.name)
                     continue
-                if value in self.stored or not self._read_later(value, own):
+                if value in self.stored or self.on_gpu or not self._read_later(value, own):
                     continue
                 size = (
                     volume((a.extent for a in self.shape.spaces[member.space]), 1024) * value.dtype.itemsize

@@ -36,6 +36,8 @@ class Style(enum.Enum):
     ``STRIPS``: ``| block { = columns { - reduced } }`` — as SHEET for what keeps more state than one number
     (Welford, scans).
     ``SPLIT``: ``| block of the row, merged { = part }`` — few, long rows: all threads work on one.
+    ``TILES``: ``| outer { = row }`` — on a GPU: one loop per space, no scratch rows; what a later loop needs
+    is recomputed, or still in registers where a tile covers the row.
     """
 
     ROWS = "rows"
@@ -43,6 +45,7 @@ class Style(enum.Enum):
     SHEET = "sheet"
     STRIPS = "strips"
     SPLIT = "split"
+    TILES = "tiles"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,20 @@ def choose_loops(group: Group, stored: frozenset[Value], *, phased: bool) -> Sha
 
     ``phased``: some member waits for a reduction of the group, so that rows cannot be split among threads.
     """
+    group = ordered(group, stored)
+    outer, spaces = list(group.outer), list(group.spaces)
+    if group.pointwise:
+        return _points(group, outer, accesses(group, stored))
+    column = _column(group, outer, spaces, contiguous_axes(accesses(group, stored)))
+    if column is not None:
+        return _columns(group, outer, spaces, column)
+    if _size(outer) < FEW_ROWS and _size(spaces[0]) > LONG_ROW and len(spaces) == 1 and not phased:
+        return _split_row(group, outer, list(spaces[0]))
+    return Shape(group, Style.ROWS, tuple(outer), None, tuple(spaces), {})
+
+
+def ordered(group: Group, stored: frozenset[Value]) -> Group:
+    """The group with its axes from the outermost loop to the innermost, merged where memory allows it."""
     found = accesses(group, stored)
     group, outer = coalesce(group, loop_order(group.outer, found), found)
     spaces: list[Axes] = []
@@ -85,15 +102,7 @@ def choose_loops(group: Group, stored: frozenset[Value], *, phased: bool) -> Sha
         order = _numbered_order(group, k, order)
         group, order = coalesce(group, order, found)
         spaces.append(tuple(order))
-    group = Group(tuple(outer), tuple(spaces), group.members)
-    if group.pointwise:
-        return _points(group, outer, accesses(group, stored))
-    column = _column(group, outer, spaces, contiguous_axes(accesses(group, stored)))
-    if column is not None:
-        return _columns(group, outer, spaces, column)
-    if _size(outer) < FEW_ROWS and _size(spaces[0]) > LONG_ROW and len(spaces) == 1 and not phased:
-        return _split_row(group, outer, list(spaces[0]))
-    return Shape(group, Style.ROWS, tuple(outer), None, tuple(spaces), {})
+    return Group(tuple(outer), tuple(spaces), group.members)
 
 
 def _numbered_order(group: Group, space: int, order: list[Axis]) -> list[Axis]:
@@ -122,11 +131,11 @@ def _points(group: Group, outer: list[Axis], found: list[Access]) -> Shape:
         return Shape(group, Style.POINTS, (), None, (), {}, lanes=1)
     *parallel, last = outer
     blocks: dict[Atom, Index] = {}
-    crossing = _crossing(parallel, last, found)
-    if crossing is not None:
-        rows, row = _blocked(crossing, TILE_ROWS, blocks)
+    across = crossing(parallel, last, found)
+    if across is not None:
+        rows, row = _blocked(across, TILE_ROWS, blocks)
         columns, last = _blocked(last, TILE_COLUMNS, blocks)
-        parallel = [a for a in parallel if a is not crossing] + [rows, columns]
+        parallel = [a for a in parallel if a is not across] + [rows, columns]
         return Shape(group, Style.POINTS, tuple(parallel), last, (), blocks, tile=row)
     if _size(parallel) < 64 and volume((last.extent,), 1 << 20) > 2 * BLOCK:
         block, last = _blocked(last, BLOCK, blocks)
@@ -134,7 +143,7 @@ def _points(group: Group, outer: list[Axis], found: list[Access]) -> Shape:
     return Shape(group, Style.POINTS, tuple(parallel), last, (), blocks)
 
 
-def _crossing(parallel: list[Axis], last: Axis, found: list[Access]) -> Axis | None:
+def crossing(parallel: list[Axis], last: Axis, found: list[Access]) -> Axis | None:
     """An axis along which a large access is contiguous while the vectors lie along another: a transpose."""
     heavy = max((a.weight for a in found), default=0)
     if heavy < TILE_BYTES:

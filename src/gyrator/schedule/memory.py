@@ -21,6 +21,7 @@ from gyrator.ir.program import (
 )
 from gyrator.ir.tree import Kernel
 from gyrator.schedule.canonical import canonicalise
+from gyrator.schedule.gpu import Gpu, gpu_of
 from gyrator.schedule.group import Group, Member
 from gyrator.schedule.kernel import build_kernel, levels_of
 from gyrator.schedule.naming import Built
@@ -57,14 +58,17 @@ class _Life:
         return value not in self.forever and self.last.get(value, -1) <= position
 
 
-def plan_memory(program: Program, units: tuple[Unit, ...], rule: Rule, *, in_place: bool = True) -> Plan:
+def plan_memory(
+    program: Program, units: tuple[Unit, ...], rule: Rule, *, in_place: bool = True, gpu: Gpu | None = None
+) -> Plan:
     """Place every value that lies in memory, build each group's kernel, and end each name after its last use.
 
     A result takes the memory of a value that dies in the same step where the step reads it element by
     element; the new contents of an input are written into the input itself under the same condition, else
-    copied at the end. Without ``in_place`` every result has memory of its own.
+    copied at the end. Without ``in_place`` every result has memory of its own. ``gpu`` is what nests on
+    "cuda" run on.
     """
-    planner = _Planner(program, units, rule, in_place)
+    planner = _Planner(program, units, rule, in_place, gpu)
     steps = planner.steps()
     kernels = {k.name: k for k in planner.kernels}
     return Plan(
@@ -96,8 +100,10 @@ def unit_defines(unit: Unit) -> list[Value]:
 class _Planner:
     """Walks the units once. Mutable, and private to one call of :func:`plan_memory`."""
 
-    def __init__(self, program: Program, units: tuple[Unit, ...], rule: Rule, in_place: bool) -> None:
-        self._program, self._units, self._rule = program, units, rule
+    def __init__(
+        self, program: Program, units: tuple[Unit, ...], rule: Rule, in_place: bool, gpu: Gpu | None
+    ) -> None:
+        self._program, self._units, self._rule, self._gpu = program, units, rule, gpu
         self._in_place = in_place
         self._life = _life(program, units)
         self._updates = {u.value.value: u for u in program.updates if is_full(u.value)}
@@ -130,7 +136,9 @@ class _Planner:
         common = canonicalise(group, stored)
         built = self._built.get(common.key)
         if built is None:
-            built = self._built[common.key] = build_kernel(common.group, common.stored, self._rule)
+            built = self._built[common.key] = build_kernel(
+                common.group, common.stored, self._rule, gpu_of(group.members[0].nest, self._gpu)
+            )
         built = Built(built.kernel, tuple(common.actual[v] for v in built.args))
         names = {v: p.value.name for v, p in zip(built.args, built.kernel.params, strict=True)}
         alias = {names[new]: names[old] for new, old in placed.items() if old in names}

@@ -29,7 +29,9 @@ def split_reductions(program: Program) -> Program:
     nodes: list[Node] = []
     for node in program.nodes:
         nodes += (
-            _split(node, node.root) if isinstance(node, Nest) and isinstance(node.root, Reduce) else [node]
+            _split(node, node.root)
+            if isinstance(node, Nest) and isinstance(node.root, Reduce) and not node.on_gpu
+            else [node]
         )
     return replace(program, nodes=tuple(nodes))
 

@@ -10,6 +10,7 @@ from gyrator.passes import Pass, run_passes
 from gyrator.schedule.dce import remove_dead
 from gyrator.schedule.empty import fill_empty
 from gyrator.schedule.fuse import Decision, fuse
+from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.inline import inline
 from gyrator.schedule.memory import plan_memory
 from gyrator.schedule.plan import Plan
@@ -47,8 +48,8 @@ def program_passes(rule: Rule, *, inlining: bool = True) -> tuple[Pass[Program],
     )
 
 
-def schedule(program: Program, session: Session) -> Scheduled:
-    """Program → plan: passes on the program, fusion, kernels, memory.
+def schedule(program: Program, session: Session, gpu: Gpu | None = None) -> Scheduled:
+    """Program → plan: passes on the program, fusion, kernels, memory. ``gpu`` is what nests on "cuda" run on.
 
     Raises: InternalCheckError if a pass breaks its spec (checked as ``session.config.check`` says).
     """
@@ -59,7 +60,7 @@ def schedule(program: Program, session: Session) -> Scheduled:
     with session.stage("fuse"):
         fused = fuse(program, config.max_fused_nodes if config.fusion else 1)
     with session.stage("kernels and memory"):
-        plan = plan_memory(program, fused.steps, rule, in_place=config.inplace)
+        plan = plan_memory(program, fused.steps, rule, in_place=config.inplace, gpu=gpu)
     if config.check != "off":
         with session.stage("check kernels"):
             for kernel in plan.kernels:

@@ -1,0 +1,46 @@
+"""What a schedule knows of a GPU, and which fusions pay there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gyrator.ir.program import Nest, Reduce, Scan
+from gyrator.schedule.group import Group, Refused, depends_on_reduction
+from gyrator.schedule.layout import unit_axes
+from gyrator.schedule.uses import volume
+
+COLUMNS = 32
+"""Columns that a program handles at least, so that memory is read by whole transactions."""
+SHORT_ROW = 1 << 14
+FEW_PROGRAMS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """Compute capability and number of multiprocessors."""
+
+    arch: tuple[int, int] = (9, 0)
+    processors: int = 132
+
+
+def gpu_of(nest: Nest, gpu: Gpu | None) -> Gpu | None:
+    """The GPU that a nest runs on; None if its results lie on a CPU."""
+    return gpu if nest.on_gpu else None
+
+
+def gpu_refusal(group: Group) -> Refused | None:
+    """Why a join of groups on a GPU does not pay or cannot be printed; None if it does."""
+    if group.pointwise:
+        return None
+    scanned = {v for m in group.members if isinstance(m.nest.root, Scan) for v in m.nest.out}
+    if scanned and depends_on_reduction(group):
+        return Refused("a scan and what waits for a reduction need separate passes over the row")
+    rows = volume(a.extent for a in group.outer)
+    row = max(volume(a.extent for a in s) for s in group.spaces)
+    unit = unit_axes(group)
+    columns = bool(unit & set(group.outer)) and not any(unit & set(s) for s in group.spaces)
+    programs = rows // COLUMNS if columns else rows
+    only_reductions = all(isinstance(m.nest.root, Reduce) or m.space is None for m in group.members)
+    if row > SHORT_ROW and programs < FEW_PROGRAMS and not only_reductions:
+        return Refused("a few long rows would run on a few multiprocessors")
+    return None

@@ -1,0 +1,52 @@
+"""Choosing a group's loops for a GPU: a grid of tiles, and within a program one loop per space."""
+
+from __future__ import annotations
+
+from gyrator.ir.expr import Value
+from gyrator.ir.index import ONE, Atom, Axis, Index, product
+from gyrator.schedule.group import Axes, Group
+from gyrator.schedule.layout import accesses
+from gyrator.schedule.loops import Shape, Style, crossing, ordered
+from gyrator.schedule.uses import volume
+
+MIN_SIDE = 16
+"""Tiles over two axes pay where both are at least this long."""
+
+
+def gpu_loops(group: Group, stored: frozenset[Value]) -> Shape:
+    """Flatten the outer axes into one axis of the grid, and each space into one row.
+
+    A pointwise group that reads along one axis what it writes along another keeps the two apart, so that both
+    become sides of a tile, with the other axes in front:
+
+        y[i, j, k] = x[k, i, j]   →   | b = i·J + j … no tile … →   | x[j + J·i …]: sides (ij, k)
+    """
+    group = ordered(group, stored)
+    blocks: dict[Atom, Index] = {}
+    spaces = tuple([(_flat(f"row{n}", space, blocks),) for n, space in enumerate(group.spaces)])
+    parallel = tuple(_grid(group, stored, blocks))
+    return Shape(group, Style.TILES, parallel, None, spaces, blocks, lanes=1)
+
+
+def _grid(group: Group, stored: frozenset[Value], blocks: dict[Atom, Index]) -> list[Axis]:
+    if not group.outer:
+        return []
+    *others, last = group.outer
+    side = crossing(others, last, accesses(group, stored)) if group.pointwise else None
+    if side is None or min(volume((a.extent,)) for a in (side, last)) < MIN_SIDE:
+        return [_flat("point", group.outer, blocks)]
+    rest = tuple(a for a in others if a is not side)
+    return [*([_flat("plane", rest, blocks)] if rest else []), side, last]
+
+
+def _flat(name: str, axes: Axes, blocks: dict[Atom, Index]) -> Axis:
+    """One axis in place of several; ``blocks`` notes each as a digit of it."""
+    if len(axes) == 1:
+        return axes[0]
+    flat = Axis(name, product([a.extent for a in axes]))
+    step = ONE
+    for axis in reversed(axes):
+        digit = flat.index() // step
+        blocks[axis] = digit if axis is axes[0] else digit % axis.extent
+        step = step * axis.extent
+    return flat

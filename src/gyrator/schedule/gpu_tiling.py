@@ -1,0 +1,238 @@
+"""Tiles of a GPU kernel: which loops run in blocks, candidates for the block sizes, warps and stages.
+
+The candidates follow from how the kernel walks through memory: a row that is contiguous is handled by a
+program of its own, whole if it fits in the registers of a block of threads; of columns a program takes as
+many as fill a memory transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from gyrator.ir.expr import Expr, Load, walk_all
+from gyrator.ir.index import Axis, FloorDiv, Index, Mod, lower, upper
+from gyrator.ir.tree import Config, Kernel, Loop, LoopKind, Stage, Store, Tile, Tiling, Update
+from gyrator.schedule.gpu import Gpu
+from gyrator.schedule.naming import stage_exprs
+from gyrator.schedule.uses import volume
+
+MAX_INDEX = 1 << 31
+WHOLE_ROW = 1 << 15
+"""Elements of a row that a program may keep: 32 of a thread's 64 registers, in 1,024 threads."""
+WHOLE_SUM = 1 << 12
+"""As WHOLE_ROW, for a row that is read once anyway: a loop then needs fewer registers."""
+WHOLE_SCAN = 1 << 12
+WHOLE_COLUMN = 64
+LONGEST_BLOCK = 1 << 20
+"""Triton's limit on the elements of a tile."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """How a kernel walks: its grid's axes, its rows' axes with the loops over each, and its accesses as
+    (position, bytes per element)."""
+
+    grid: tuple[Axis, ...]
+    rows: dict[Axis, tuple[Loop, ...]]
+    accesses: tuple[tuple[Index, int], ...]
+
+
+def tile_kernel(kernel: Kernel, gpu: Gpu) -> Kernel:
+    """``kernel`` with its tiling: every loop over a row and the last axis of the grid get a block, the last
+    two in a kernel whose accesses cross."""
+    walk = _walk(kernel)
+    wide = not all(_fits(i) for i in _indices(kernel))
+    points = volume(a.extent for a in walk.grid)
+    hint = points * max((volume((r.extent,)) for r in walk.rows), default=1)
+    if walk.rows:
+        tiles, configs, category = _row_tiles(walk, points, gpu)
+    else:
+        tiles, configs, category = _point_tiles(walk, points, gpu)
+    return replace(kernel, tiling=Tiling(tiles, configs, category, wide, hint))
+
+
+# -- pointwise ---------------------------------------------------------------------------------------------
+def _point_tiles(walk: _Walk, points: int, gpu: Gpu) -> tuple[tuple[Tile, ...], tuple[Config, ...], str]:
+    if not walk.grid:
+        return (), (Config((), 1),), "pointwise"
+    *_, last = walk.grid
+    if len(walk.grid) == 1:
+        sizes = (256, 512) if points <= 512 * 4 * gpu.processors else (1024, 512, 2048)
+        configs = [Config((("XBLOCK", n),), 8 if n > 1024 else 4) for n in sizes]
+        return (Tile(last, "XBLOCK"),), tuple(configs), "pointwise"
+    item = max((size for _, size in walk.accesses), default=4)
+    side = 64 if item <= 2 else 32
+    shapes = ((side, side), (32, 2 * side), (2 * side, 32), (16, 4 * side))
+    configs = [Config((("YBLOCK", y), ("XBLOCK", x)), 8 if x * y > 2048 else 4) for y, x in shapes]
+    return (Tile(walk.grid[-2], "YBLOCK"), Tile(last, "XBLOCK")), tuple(configs), "pointwise"
+
+
+# -- rows --------------------------------------------------------------------------------------------------
+def _row_tiles(walk: _Walk, points: int, gpu: Gpu) -> tuple[tuple[Tile, ...], tuple[Config, ...], str]:
+    """A program handles one row or several; each row whole where it fits."""
+    columns = bool(walk.grid) and _walks_columns(walk)
+    whole = {axis: _is_whole(axis, loops, columns=columns) for axis, loops in walk.rows.items()}
+    longest = max(_power(_length(a)) if w else 0 for a, w in whole.items())
+    if all(whole.values()):
+        pairs = _whole_columns(longest, points) if columns else _whole_rows(longest, points, gpu)
+        shapes = [(x, 0, warps) for x, warps in pairs]
+    else:
+        row = max(_power(volume((a.extent,), 1 << 14)) for a, w in whole.items() if not w)
+        shapes = _looped_columns(row, points) if columns else _looped_rows(row)
+    if not walk.grid:
+        shapes = [(1, block, warps) for _, block, warps in shapes]
+    tiled = any(x > 1 for x, _, _ in shapes)
+    blocks = {axis: f"R{n}BLOCK" if len(whole) > 1 else "RBLOCK" for n, axis in enumerate(whole)}
+    configs = []
+    for x, block, warps in shapes:
+        sizes = [("XBLOCK", x)] if tiled else []
+        sizes += [(blocks[a], _power(_length(a)) if w else block) for a, w in whole.items()]
+        configs.append(Config(tuple(sizes), warps))
+    tiles = [Tile(walk.grid[-1], "XBLOCK")] if tiled else []
+    tiles += [Tile(a, blocks[a], w) for a, w in whole.items()]
+    scans = any(_scans(loop) for loops in walk.rows.values() for loop in loops)
+    category = "scan" if scans else "persistent" if all(whole.values()) else "looped"
+    return tuple(tiles), tuple(dict.fromkeys(configs)), category
+
+
+def _whole_rows(row: int, points: int, gpu: Gpu) -> list[tuple[int, int]]:
+    """(rows, warps) of a program; a thread has 16 elements of a long row, 8 of several short ones."""
+    if row >= 1024:
+        warps = min(max(row // 512, 4), 32)
+        return [(1, warps), (1, max(warps // 2, 1)), (1, min(2 * warps, 32))]
+    most = max(1, points // (2 * gpu.processors))
+    rows = min(max(1, 1024 // row), _power(most + 1) // 2 or 1)
+    return [(n, min(max(n * row // 256, 1), 8)) for n in dict.fromkeys((rows, max(rows // 4, 1), 2 * rows))]
+
+
+def _whole_columns(row: int, points: int) -> list[tuple[int, int]]:
+    sides = [min(x, _power(points)) for x in (4096 // max(row, 16), 1024 // max(row, 16))]
+    return [(x, min(max(x * row // 256, 1), 8)) for x in dict.fromkeys(sides)]
+
+
+def _looped_rows(row: int) -> list[tuple[int, int, int]]:
+    """(rows, block of a row, warps)."""
+    found = [(1, min(row, block), warps) for block, warps in ((4096, 8), (2048, 8), (8192, 16))]
+    return list(dict.fromkeys(found))
+
+
+def _looped_columns(row: int, points: int) -> list[tuple[int, int, int]]:
+    found = [(x, min(row, block), 8) for x, block in ((64, 64), (128, 32), (32, 64))]
+    return [(min(x, _power(points)), block, warps) for x, block, warps in found]
+
+
+def _is_whole(axis: Axis, loops: tuple[Loop, ...], *, columns: bool) -> bool:
+    length = _length(axis)
+    if length is None:
+        return False
+    if columns:
+        return length <= WHOLE_COLUMN
+    if any(_scans(loop) for loop in loops):
+        return length <= WHOLE_SCAN
+    again = _read_again(axis, loops)
+    return _power(length) * max(again, 1) <= (WHOLE_ROW if again else WHOLE_SUM)
+
+
+def _read_again(axis: Axis, loops: tuple[Loop, ...]) -> int:
+    """How many loads along the row several of its loops need."""
+    seen: set[Load] = set()
+    again: set[Load] = set()
+    for loop in loops:
+        own = {load for load in _loads(loop.body) if axis in load.axes()}
+        again |= own & seen
+        seen |= own
+    return len(again)
+
+
+def _walks_columns(walk: _Walk) -> bool:
+    """Whether most bytes lie contiguously along the grid rather than along the rows."""
+    weights = [0, 0]
+    for position, size in walk.accesses:
+        weight = size * volume(a.extent for a in position.axes())
+        for kind, axes in enumerate((walk.rows, walk.grid[-1:])):
+            weights[kind] = max(weights[kind], weight if any(_contiguous(position, a) for a in axes) else 0)
+    return weights[1] > weights[0]
+
+
+def _contiguous(position: Index, axis: Axis) -> bool:
+    """Whether neighbours along ``axis``, or along its last digit, are neighbours in memory."""
+    for monomial, c in position.terms:
+        if c == 1 and len(monomial) == 1:
+            atom = monomial[0]
+            num = atom.num if isinstance(atom, Mod) else atom.index()
+            if num is axis.index():
+                return True
+    return False
+
+
+# -- looking -----------------------------------------------------------------------------------------------
+def _walk(kernel: Kernel) -> _Walk:
+    grid: list[Axis] = []
+    rows: dict[Axis, tuple[Loop, ...]] = {}
+    for loop in _loops(kernel.body):
+        if loop.kind is LoopKind.PARALLEL:
+            grid.append(loop.axis)
+        elif loop.kind is LoopKind.LANES:
+            rows[loop.axis] = (*rows.get(loop.axis, ()), loop)
+    loads = [(load.index[0], load.dtype.itemsize) for load in dict.fromkeys(_loads(kernel.body))]
+    stores = [(s.index[0], s.value.dtype.itemsize) for s in _stages(kernel.body) if isinstance(s, Store)]
+    return _Walk(tuple(grid), rows, (*loads, *stores))
+
+
+def _loops(body: Iterable[Loop | Stage]) -> Iterator[Loop]:
+    for item in body:
+        if isinstance(item, Loop):
+            yield item
+            yield from _loops(item.body)
+
+
+def _stages(body: Iterable[Loop | Stage]) -> Iterator[Stage]:
+    for item in body:
+        if isinstance(item, Loop):
+            yield from _stages(item.body)
+        else:
+            yield item
+
+
+def _loads(body: Iterable[Loop | Stage]) -> list[Load]:
+    exprs = (expr for stage in _stages(body) for expr in stage_exprs(stage))
+    return list(dict.fromkeys(load for expr in exprs for load in expr.loads()))
+
+
+def _scans(loop: Loop) -> bool:
+    return any(isinstance(s, Update) and s.running for s in loop.body)
+
+
+def _length(axis: Axis) -> int | None:
+    """How long an axis is at most, if that is known."""
+    bound = upper(axis.extent)
+    return None if bound is None else bound.value
+
+
+def _power(n: int | None) -> int:
+    """The smallest power of two that is at least ``n``."""
+    return 1 << max((n or 1) - 1, 0).bit_length()
+
+
+def _indices(kernel: Kernel) -> Iterator[Index]:
+    """Every index that a kernel computes."""
+    yield from (loop.axis.extent for loop in _loops(kernel.body))
+    seen: set[Expr] = set()
+    for stage in _stages(kernel.body):
+        if isinstance(stage, Store):
+            yield from stage.index
+        for root in stage_exprs(stage):
+            for expr in walk_all(root, seen):
+                yield from expr.indices()
+
+
+def _fits(index: Index) -> bool:
+    """Whether an index provably stays within 32 bits, and so does what it is computed from."""
+    low, high = lower(index), upper(index)
+    if low is None or high is None or low.value is None or high.value is None:
+        return False
+    if low.value < -MAX_INDEX or high.value >= MAX_INDEX:
+        return False
+    inner = [i for a in index.atoms() if isinstance(a, FloorDiv | Mod) for i in (a.num, a.den)]
+    return all(_fits(i) for i in inner)
