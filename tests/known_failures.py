@@ -17,7 +17,6 @@ KNOWN: Mapping[str, str] = {
     _CPU + "test_models.py::test_model[training-bart]": "a size symbol without a range on torch 2.11",
     _CPU + "test_models.py::test_model[training-blenderbot_small]":
         "a size symbol without a range on torch 2.11",
-    _CPU + "test_opinfo.py::test_ops[5]": "strides of fft_ihfft2 on builds without MKL's FFT",
     _CPU + "test_opinfo.py::test_ops[22]":
         "index_fill's gradient calls _unique, whose result has no known size",
     "tests/pure/test_readme.py::test_the_readme_is_current":

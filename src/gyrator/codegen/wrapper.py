@@ -99,13 +99,13 @@ def print_wrapper(
 ) -> str:
     """The text of the program that performs `plan`.
 
-    A result of an operator that is nothing but an output at a position in `shown`, which the user sees, keeps
+    A result of an operator that only operators read, or the user as an output at a position in `shown`, keeps
     the strides that the operator gave it, as in eager; whatever else it promised.
 
     `kernels` has an entry for each kernel of the plan; `hints` are sizes for the inputs that the script makes
     up.
     """
-    return _Wrapper(plan, kernels, hints or {}, _only_shown(plan, shown)).text()
+    return _Wrapper(plan, kernels, hints or {}, _free_strides(plan, shown)).text()
 
 
 @final
@@ -525,8 +525,8 @@ def _size_names(plan: Plan) -> frozenset[str]:
     return frozenset(s.name for s in found)
 
 
-def _only_shown(plan: Plan, shown: Container[int]) -> frozenset[Value]:
-    """Values that no step reads and that are outputs as they are, all of them where the user sees them."""
+def _free_strides(plan: Plan, shown: Container[int]) -> frozenset[Value]:
+    """Values that nothing addresses by their strides: they are read whole, by operators or by the user."""
     found: set[Value] = set()
     others: set[Value] = set()
     for position, output in enumerate(plan.outputs):
@@ -541,12 +541,19 @@ def _only_shown(plan: Plan, shown: Container[int]) -> frozenset[Value]:
             case Launch(_, args):
                 others.update(args)
             case Call(extern):
-                others.update(v.value for v in views(extern))
+                takes_any = _takes_any_strides(extern)
+                for view in views(extern):
+                    (found if takes_any and is_full(view) else others).add(view.value)
             case Copy(into, source):
                 others.update((into.value, source.value))
             case _:
                 pass
     return frozenset(found - others)
+
+
+def _takes_any_strides(extern: Extern) -> bool:
+    """Whether an operator means the same whatever strides its arguments have. Those of users may not."""
+    return extern.op.startswith("aten.") and "as_strided" not in extern.op and not extern.mutates
 
 
 def _origins_by_kernel(plan: Plan) -> dict[str, Origins]:

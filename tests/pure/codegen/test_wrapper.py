@@ -242,6 +242,20 @@ def test_result_that_only_the_user_sees_keeps_its_strides() -> None:
     assert bound(twice, shown=(0,))[1]([torch.randn(2, 3)])[0].stride() == (1, 2)
 
 
+def test_strides_that_an_operator_gave_reach_the_operator_that_reads_them() -> None:
+    x = value("x", 2, 3)
+    turned = Value("turned", (const(2), const(3)), F32, (ONE, const(2)))
+    again = Value("again", (const(2), const(3)), F32, (ONE, const(2)))
+    relu = Extern((turned,), "aten.relu.default", (full_view(x),))
+    neg = Extern((again,), "aten.neg.default", (full_view(turned),))
+    steps = (Call(relu), Free(x), Call(neg), Free(turned))
+    plan = Plan("g", (Input(x),), steps, (full_view(again),), ())
+    assert bound(plan, shown=(0,))[1]([torch.randn(2, 3)])[0].stride() == (3, 1)
+    own = replace(neg, op="library.neg.default")
+    theirs = replace(plan, steps=(*steps[:2], Call(own), Free(turned)))
+    assert "(1, 2)" in print_wrapper(theirs, {}, shown=(0,))
+
+
 def test_operator_that_mutates_gets_the_new_versions_memory() -> None:
     x, new = value("x", 4), value("x@1", 4)
     zero = Extern((None,), "aten.zero_.default", (full_view(x),), mutates=((0, new),))
