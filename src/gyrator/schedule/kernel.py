@@ -102,9 +102,10 @@ class _Writer:
         self._rows: dict[Value, Value] = {}
         self._memo: dict[tuple[int, int], tuple[Expr, ...]] = {}
         self._loaded: dict[Value, None] = {}
+        self._tiles: dict[tuple[Value, Index], Value] = {}
 
     def rows(self) -> tuple[Value, ...]:
-        return tuple(self._rows.values())
+        return (*self._rows.values(), *self._tiles.values())
 
     def params(self, read: set[Value]) -> tuple[tuple[Value, bool, bool], ...]:
         """(value, read, written) for every tensor in memory: what is only read first, then what is
@@ -133,7 +134,7 @@ class _Writer:
             stages = (Loop(shape.lane, LoopKind.LANES, stages, lanes=shape.lanes),)
             grain *= volume((shape.lane.extent,))
         if shape.tile is not None:
-            stages = (Loop(shape.tile, LoopKind.SERIAL, stages),)
+            stages = self._transposed(Loop(shape.tile, LoopKind.SERIAL, stages))
             grain *= volume((shape.tile.extent,))
         kind = LoopKind.SERIAL if shape.style is Style.SPLIT else LoopKind.PARALLEL
         for axis in reversed(shape.parallel):
@@ -185,6 +186,51 @@ class _Writer:
                 kind, lanes, grain = LoopKind.PARALLEL, 1, _cost(body)
             body = (Loop(axes[depth], kind, body, carries if outermost else (), lanes, grain, reverse),)
         return body
+
+    # -- tiles: what lies across the vectors is transposed on its way ----------------------------------------
+    def _across(self, value: Value, position: Index) -> Value | None:
+        """The tile that stands for ``value`` at a position that is contiguous along the tile's rows instead
+        of the vectors; None for any other."""
+        row, lane = self.shape.tile, self.shape.lane
+        if row is None or lane is None or position.indirects() or position.coefficient(row) is not ONE:
+            return None
+        if position.coefficient(lane) in (None, ZERO, ONE):
+            return None
+        tile = self._tiles.get((value, position))
+        if tile is None:
+            extents = (_bound(row), _bound(lane))
+            name = f"tile_{value.name}" + (f"_{len(self._tiles)}" if value in self._tiled() else "")
+            tile = Value(name, extents, value.dtype, contiguous_strides(extents))
+            self._tiles[value, position] = tile
+        return tile
+
+    def _tiled(self) -> set[Value]:
+        return {value for value, _ in self._tiles}
+
+    def _tile_index(self) -> tuple[Index, ...]:
+        assert self.shape.tile is not None and self.shape.lane is not None
+        return (self.shape.tile.index(), self.shape.lane.index())
+
+    def _transposed(self, rows: Loop) -> Body:
+        """The loop over a tile's rows, between copies of its operands into tiles and of tiles into its
+        results.
+
+            - r { = c { y[r, c] = x[c, r] + 1 } }   →   - c { - r { tile[r, c] = x[c, r] } }
+                                                        - r { = c { y[r, c] = tile[r, c] + 1 } }
+        """
+        lane, written = self.shape.lane, {self._memory(v) for v in self.stored if v in self.made}
+        assert lane is not None
+        before: list[Loop | Stage] = []
+        after: list[Loop | Stage] = []
+        for (value, position), tile in self._tiles.items():
+            here, there = Load(tile, self._tile_index()), Load(value, (position,))
+            if value in written:
+                copy = Store(value, (position,), here)
+                after.append(Loop(rows.axis, LoopKind.SERIAL, (Loop(lane, LoopKind.SERIAL, (copy,)),)))
+            else:
+                copy = Store(tile, self._tile_index(), there)
+                before.append(Loop(lane, LoopKind.SERIAL, (Loop(rows.axis, LoopKind.SERIAL, (copy,)),)))
+        return (*before, rows, *after)
 
     # -- sheets: an accumulator per column -----------------------------------------------------------------
     def _accumulate(self, member: Member, level: int, stages: list[Loop | Stage]) -> _Accumulator:
@@ -250,8 +296,13 @@ class _Writer:
             if self._read_in_space(value):
                 stages.append(self._name(value, expr))
             if value in self.stored:
-                stages.append(Store(self._memory(value), self._place(value, member), expr))
+                stages.append(self._store(value, member, expr))
         return _stores_last(stages)
+
+    def _store(self, value: Value, member: Member, expr: Expr) -> Store:
+        memory, index = self._memory(value), self._place(value, member)
+        tile = self._across(memory, index[0])
+        return Store(memory, index, expr) if tile is None else Store(tile, self._tile_index(), expr)
 
     def _name(self, value: Value, expr: Expr) -> Stage:
         if self.shape.style is Style.SHEET:
@@ -317,9 +368,11 @@ class _Writer:
         made = self.made.get(expr.value)
         if made is None:
             self._loaded[expr.value] = None
-            return Load(
-                self._memory(expr.value), self._position(expr.value, expr.index), expr.mask, expr.other
-            )
+            memory, index = self._memory(expr.value), self._position(expr.value, expr.index)
+            tile = self._across(memory, index[0]) if expr.mask is None else None
+            if tile is not None:
+                return Load(tile, self._tile_index())
+            return Load(memory, index, expr.mask, expr.other)
         result = self._result(expr.value, *made, level)
         if expr.mask is None:
             return result

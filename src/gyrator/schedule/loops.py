@@ -17,9 +17,9 @@ LANES = 16
 BLOCK = 2048
 FEW_ROWS = 8
 LONG_ROW = 1 << 15
-TILE_ROWS, TILE_COLUMNS, TILE_BYTES = 16, 32, 1 << 16
-"""A transposed access reads a cache line per lane; 16 rows use up its 64 bytes while 256 lines fit the first
-cache."""
+TILE_ROWS, TILE_COLUMNS, TILE_BYTES = 64, 64, 1 << 16
+"""Rows and columns of the tile through which a transposed access of a larger tensor goes: runs of several
+cache lines both ways, and the tile stays in the first cache."""
 PART = 64
 """Rows whose float sum a sheet keeps apart, so that errors grow as in a tree rather than with the number of
 rows."""

@@ -30,6 +30,11 @@ CASES: dict[str, tuple[Callable[..., object], tuple[Tensor, ...]]] = {
     "scalar": (lambda a: a * 2 + 1, (r(()),)),
     "size one": (lambda a: a.sum(-1) + a.amax((1, 2)).unsqueeze(-1), (r(4, 3, 1),)),
     "transposed": (lambda a, b: a.t() + b, (r(12, 20), r(20, 12))),
+    "large transposed operands": (
+        lambda a, b, c: (a.t() + b * 2 - a.t().contiguous(), (b + c).t().contiguous() * 3),
+        (r(130, 150), r(150, 130), r(130)),
+    ),
+    "large permuted": (lambda a, b: a.permute(2, 0, 1) * b, (r(6, 50, 130), r(130, 6, 50))),
     "embedding": (lambda i, w: F.embedding(i, w) * 3, (torch.randint(0, 9, (4, 3)), r(9, 6))),
     "accumulate": (
         lambda a, i, v: torch.index_put(a, (i,), v, accumulate=True), (r(9, 4), torch.tensor([1, 1, 2, 8,
@@ -53,7 +58,7 @@ def test_plan_equals_eager(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["sheet with parts", "strips", "scan over rows", "transposed", "layer norm backward"]
+    "name", ["sheet with parts", "strips", "scan over rows", "transposed", "large permuted", "layer norm backward"]
 )
 def test_plan_with_symbolic_sizes_equals_eager(name: str) -> None:
     fn, args = CASES[name]

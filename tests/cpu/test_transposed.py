@@ -1,0 +1,64 @@
+"""Operands and results that lie across the vectors go through tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import gyrator
+from tests.acceptance import check
+
+
+def add_transposed(x: Tensor, y: Tensor) -> Tensor:
+    return x.t() + y
+
+
+def both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    sums = x.t() * 2 + y
+    return sums, (sums + 1).t().contiguous()
+
+
+def permuted(x: Tensor, y: Tensor) -> Tensor:
+    cube = x.reshape(1, *x.shape).expand(3, -1, -1).contiguous()
+    return cube.permute(2, 0, 1) * y[:, None, :].contiguous()[:, :, :1] - 1
+
+
+def update_by_transpose(x: Tensor, y: Tensor) -> Tensor:
+    y.add_(x.t())
+    x.copy_(y.t() * 3)
+    return x + 1
+
+
+PROGRAMS = [add_transposed, both, permuted, update_by_transpose]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "fn", [add_transposed, both, permuted, update_by_transpose], ids=lambda f: f.__name__
+)
+def test_equals_eager(fn: Callable[..., object], dtype: torch.dtype, backend: str) -> None:
+    check(fn, (torch.randn(193, 301, dtype=dtype), torch.randn(301, 193, dtype=dtype)), backend=backend)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int8, torch.bool])
+@pytest.mark.parametrize("shape", [(256, 384), (130, 1025)])
+def test_other_elements_and_sizes(dtype: torch.dtype, shape: tuple[int, int], backend: str) -> None:
+    x, y = (torch.randn(s).mul(10).to(dtype) for s in (shape, shape[::-1]))
+    check(add_transposed, (x, y), backend=backend)
+
+
+def test_a_large_transposed_operand_is_read_through_a_tile(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    gyrator.compile(add_transposed, options={"cache_dir": tmp_path})(
+        torch.randn(256, 256), torch.randn(256, 256)
+    )
+    assert any("gy::transpose_block" in text for text in sources(tmp_path))
+
+
+def sources(folder: Path) -> list[str]:
+    """The C++ sources below a cache folder."""
+    return [path.read_text() for path in folder.rglob("*.cpp")]
