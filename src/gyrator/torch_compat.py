@@ -14,12 +14,15 @@ from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution, DistributionFinder, EntryPoint
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.fx import Graph, Node, Proxy
 from torch.fx.node import map_arg
 from torch.fx.proxy import GraphAppendingTracer
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 ENTRY_POINT_GROUP = "torch_dynamo_backends"
 _ANY = DistributionFinder.Context()
@@ -141,12 +144,36 @@ Reinterpret = Callable[[torch.Tensor, Sequence[int], Sequence[int], int], torch.
 empty_strided_cpu: EmptyStrided = _guards._empty_strided_cpu
 """(shape, strides, dtype) → new memory on the CPU, in half the time of `torch.empty_strided`."""
 
+empty_strided_cuda: EmptyStrided = _guards._empty_strided_cuda
+"""The same on the current GPU, from torch's caching allocator."""
+
 reinterpret: Reinterpret = _guards._reinterpret_tensor
 """(base, shape, strides, offset) → another tensor on the memory of `base`, `offset` elements after its first;
 autograd sees no view."""
 
 profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 """Whether a profiler is recording in this thread."""
+
+
+def raw_stream(index: int) -> int:
+    """The address of the current stream of a GPU."""
+    stream: int = torch._C._cuda_getCurrentRawStream(index)
+    return stream
+
+
+def on_device(index: int, call: Callable[[T], R]) -> Callable[[T], R]:
+    """`call` with that GPU as the current one."""
+    current = getattr(torch._C, "_cuda_getDevice", None)  # missing in builds for CPUs
+    if current is None:
+        return call
+
+    def entered(argument: T) -> R:
+        if current() == index:
+            return call(argument)
+        with torch.cuda.device(index):
+            return call(argument)
+
+    return entered
 
 
 def storage_holders(storage: torch.UntypedStorage) -> Callable[[], int]:

@@ -28,6 +28,7 @@ from typing import final
 
 import torch
 
+from gyrator.codegen.gpu_calls import programs_text, updated_text
 from gyrator.codegen.python_text import (
     Names,
     constant_text,
@@ -38,8 +39,9 @@ from gyrator.codegen.python_text import (
     tuple_text,
 )
 from gyrator.codegen.ranges import index_ranges
+from gyrator.codegen.triton_source import Pointer, SizeArgument, TritonKernel, Workspace
 from gyrator.ir.expr import Value
-from gyrator.ir.index import ZERO, Atom, Index, Size, evaluate
+from gyrator.ir.index import ZERO, Atom, Index, Size, evaluate, substitute
 from gyrator.ir.program import Arg, Extern, Item, ListArg, Output, View, views
 from gyrator.ir.tree import Kernel
 from gyrator.origin import Origin, Origins
@@ -68,6 +70,7 @@ POOLED_BYTES = 1 << 20
 _RESERVED = (
     "torch math runtime call bind args inputs main random_tensor empty take allocate allocate_on reinterpret"
     " retype checked leaves num_threads threads Runtime min max abs int float bool round"
+    " stream current_stream empty_cuda workspace aligned"
 ).split()
 
 _DEFAULT_SIZE = 8
@@ -92,10 +95,11 @@ class BuiltKernel:
 
 def print_wrapper(
     plan: Plan,
-    kernels: Mapping[str, BuiltKernel],
+    kernels: Mapping[str, BuiltKernel | TritonKernel],
     hints: Mapping[Size, int] | None = None,
     *,
     shown: Container[int] = (),
+    align: Container[Value] = (),
 ) -> str:
     """The text of the program that performs `plan`.
 
@@ -103,9 +107,9 @@ def print_wrapper(
     the strides that the operator gave it, as in eager; whatever else it promised.
 
     `kernels` has an entry for each kernel of the plan; `hints` are sizes for the inputs that the script makes
-    up.
+    up. Inputs in `align` are replaced by aligned copies if they are not aligned.
     """
-    return _Wrapper(plan, kernels, hints or {}, _free_strides(plan, shown)).text()
+    return _Wrapper(plan, kernels, hints or {}, _free_strides(plan, shown), align).text()
 
 
 @final
@@ -115,14 +119,17 @@ class _Wrapper:
     def __init__(
         self,
         plan: Plan,
-        kernels: Mapping[str, BuiltKernel],
+        kernels: Mapping[str, BuiltKernel | TritonKernel],
         hints: Mapping[Size, int],
         free_strides: frozenset[Value],
+        align: Container[Value],
     ) -> None:
         self.plan = plan
         self.kernels = kernels
         self.hints = hints
         self.free_strides = free_strides
+        self.align = align
+        self.gpu = gpu_of(plan)
         self.symbols = _size_names(plan)
         self.names = Names((*_RESERVED, *self.symbols))
         self.by_name = {i.value.name: i.value for i in plan.inputs if i.value is not None}
@@ -155,8 +162,9 @@ class _Wrapper:
         lines = [piece for line in self.setup() for piece in broken(line, WIDTH - 4)]
         setup = "\n".join(f"    {line}" if line else "" for line in lines)
         made = "\n".join(f"        {line}," for line in self.made_inputs())
+        call = "call" if self.gpu is None else f"runtime.on_device({self.gpu.index}, call)"
         return _TEMPLATE.format(
-            name=self.plan.name, setup=setup, body=body, made=made, math=self._math_import(body)
+            name=self.plan.name, setup=setup, body=body, call=call, made=made, math=self._math_import(body)
         )
 
     def emit(self, line: str) -> None:
@@ -189,6 +197,8 @@ class _Wrapper:
 
     def kernel(self, kernel: Kernel) -> list[str]:
         built = self.kernels[kernel.name]
+        if isinstance(built, TritonKernel):
+            return [self.gpu_kernel(kernel, built)]
         count = len(kernel.params) + len(kernel.sizes)
         name = self.kernel_name(kernel)
         head = f'{name} = runtime.kernel("{built.library}", "{built.symbol}", {count}'
@@ -196,6 +206,12 @@ class _Wrapper:
             return [f"{head})"]
         sites = [f"    ({size}, {_origin_text(where)})," for size, where in built.sites]
         return [f"{head}, (", *sites, "))"]
+
+    def gpu_kernel(self, kernel: Kernel, built: TritonKernel) -> str:
+        updated = updated_text(kernel, built) if len(built.configs) > 1 else ""
+        more = f", {updated}" if updated else ""
+        name = self.kernel_name(kernel)
+        return f'{name} = runtime.gpu_kernel("{built.name}", {programs_text(built)}{more})'
 
     # -- inputs and sizes ------------------------------------------------------------------------------------
     def unpack(self) -> None:
@@ -214,8 +230,14 @@ class _Wrapper:
             if given.value is not None and given.number:
                 name = self.name(given.value)
                 self.emit(f"{name} = torch.tensor({name}, dtype={given.value.dtype})")
-        if any(isinstance(step, Launch) for step in self.plan.steps):
+        launched = {step.kernel for step in self.plan.steps if isinstance(step, Launch)}
+        if any(isinstance(self.kernels[name], BuiltKernel) for name in launched):
             self.emit(f"threads = {self.tool('num_threads')}()")
+        if self.gpu is not None and any(isinstance(self.kernels[name], TritonKernel) for name in launched):
+            self.emit(f"stream = {self.tool('current_stream')}({self.gpu.index})")
+        for given in self.plan.inputs:
+            if given.value is not None and given.value in self.align:
+                self.emit(f"{self.name(given.value)} = {self.tool('aligned')}({self.name(given.value)})")
         self.derive()
 
     def derive(self) -> None:
@@ -277,6 +299,8 @@ class _Wrapper:
 
     def fresh(self, value: Value) -> str:
         where = f"{tuple_text(value.shape)}, {tuple_text(value.strides)}, {value.dtype}"
+        if value.device == self.gpu:
+            return f"{self.tool('empty_cuda')}({where})"
         if value.device.type != "cpu":
             return f"{self.tool('allocate_on')}({device_text(value.device)}, {where})"
         nbytes = byte_size(value)
@@ -287,9 +311,39 @@ class _Wrapper:
         return f"{self.tool('empty')}({where})"
 
     def launch(self, step: Launch) -> None:
-        kernel = self.kernel_of[step.kernel]
+        kernel, built = self.kernel_of[step.kernel], self.kernels[step.kernel]
+        if isinstance(built, TritonKernel):
+            self.launch_on_gpu(step, self.kernel_name(kernel), built)
+            return
         args = [self.pointer(v) for v in step.args] + [index_text(s) for s in step.sizes]
         self.emit(f"{self.kernel_name(kernel)}({', '.join([*args, 'threads'])})")
+
+    def launch_on_gpu(self, step: Launch, name: str, kernel: TritonKernel) -> None:
+        values, sizes, args, own = iter(step.args), iter(step.sizes), ["stream"], []
+        known: dict[Atom, Index] = {p.size: size for p, size in zip(_sizes(kernel), step.sizes, strict=True)}
+        for param in kernel.params:
+            match param:
+                case Pointer():
+                    args.append(self.gpu_pointer(next(values)))
+                case SizeArgument():
+                    args.append(index_text(next(sizes)))
+                case Workspace(_, nbytes, zeroed):
+                    own.append(self.names.fresh("space"))
+                    amount = index_text(substitute(nbytes, known))
+                    self.emit(f"{own[-1]} = {self.tool('workspace')}({amount}, {zeroed})")
+                    args.append(f"{own[-1]}.data_ptr()")
+        self.emit(f"{name}({', '.join(args)})")
+        if own:
+            self.emit(f"del {', '.join(own)}")
+
+    def gpu_pointer(self, value: Value) -> str:
+        """The address of a value on the GPU; that of a copy for a number that lies on the CPU."""
+        if value.device == self.gpu or value in self.pointers:
+            return self.pointer(value)
+        copy = self.names.fresh(f"{self.name(value)}_gpu")
+        assert self.gpu is not None
+        self.emit(f"{copy} = {self.name(value)}.to({device_text(self.gpu)})")
+        return f"{copy}.data_ptr()"
 
     def pointer(self, value: Value) -> str:
         """The address of a value; kept in a variable where several launches need it."""
@@ -353,8 +407,7 @@ class _Wrapper:
         self.emit(f"del {results}")
 
     def bind_scalars(self, extern: Extern, found: Mapping[Value, str], numbers: Sequence[str]) -> None:
-        """A symbol that is a size of a result is read there; the others are the results that are no tensors.
-        """
+        """A symbol that is a size of a result is read there; the others are the results that are numbers."""
         left = list(numbers)
         for size in extern.scalars:
             for value, where in found.items():
@@ -456,7 +509,7 @@ def bind(runtime: Runtime):
     def call(args):
 {body}
 
-    return call
+    return {call}
 
 
 def inputs():
@@ -469,6 +522,18 @@ def inputs():
 if __name__ == "__main__":
     main(__file__, bind, inputs)
 '''
+
+
+def gpu_of(plan: Plan) -> torch.device | None:
+    """The GPU that a plan's values lie on; None if there is none."""
+    found = (v.device for k in plan.kernels for p in k.params if (v := p.value).device.type == "cuda")
+    allocated = (s.value.device for s in plan.steps if isinstance(s, Allocate))
+    given = (i.value.device for i in plan.inputs if i.value is not None)
+    return next((d for d in (*found, *allocated, *given) if d.type == "cuda"), None)
+
+
+def _sizes(kernel: TritonKernel) -> list[SizeArgument]:
+    return [param for param in kernel.params if isinstance(param, SizeArgument)]
 
 
 def broken(line: str, width: int) -> list[str]:

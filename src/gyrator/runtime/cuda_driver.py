@@ -15,7 +15,7 @@ from gyrator.errors import DeviceUnsupported, LaunchFailed
 
 LIBRARY = "libcuda.so.1"
 
-INVALID_CONTEXT, DEVICE_ASSERT, OUT_OF_RESOURCES = 201, 710, 701
+INVALID_CONTEXT, DEVICE_ASSERT = 201, 710
 """Statuses that have a meaning here; `cuda.h` lists all."""
 
 _REGISTERS, _LOCAL_BYTES, _DYNAMIC_SHARED = 4, 3, 8  # CUfunction_attribute

@@ -93,6 +93,22 @@ def retype(
     return empty.set_(tensor.untyped_storage(), start, tuple(shape), tuple(strides))
 
 
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` itself if its first element lies at a multiple of 16 bytes, else a copy that does."""
+    return tensor if tensor.data_ptr() % 16 == 0 else _copied(tensor)
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    new = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return new.copy_(tensor)
+
+
+def workspace(nbytes: int, zeroed: bool) -> torch.Tensor:
+    """Memory on the current GPU for one launch."""
+    made = torch.zeros if zeroed else torch.empty
+    return made(nbytes, dtype=torch.uint8, device="cuda")
+
+
 def _kind(result: object) -> str:
     if isinstance(result, torch.Tensor):
         return f"{result.dtype} of shape {tuple(result.shape)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias, TypeVar, final
 
 import numpy
 import torch
@@ -13,19 +13,24 @@ import torch
 from gyrator.errors import CacheCorrupt
 from gyrator.origin import Origin
 from gyrator.runtime import externs
+from gyrator.runtime.gpu_kernels import GpuKernels, Sized
 from gyrator.runtime.launch import Bind, Launch, Library, bind_by_ctypes, index_error, load_launcher
 from gyrator.runtime.pool import SMALLEST, Pool
 from gyrator.torch_compat import (
     empty_strided_cpu,
+    empty_strided_cuda,
+    on_device,
     outside_tracing,
     profiler_enabled,
     raw_bytes,
+    raw_stream,
     reinterpret,
 )
 
 WRAPPER = "wrapper.py"
 LAUNCHER = "launcher.so"
 
+T = TypeVar("T")
 BoxedCall: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 SiteText: TypeAlias = "tuple[int | None, tuple[str, int, str, str] | None]"
 
@@ -53,6 +58,7 @@ class Runtime:
         most_threads: a limit to threads of a kernel; 0 for torch's number alone.
         named: every launch is shown to profilers under the kernel's name.
         regions: what the wrapper calls by the names of graphs within the graph (branches, bodies of loops).
+        gpu: its kernels that run on a GPU; None where they are found by the folder alone.
     """
 
     folder: Path
@@ -62,6 +68,7 @@ class Runtime:
     most_threads: int = 0
     named: bool = False
     regions: Mapping[str, Callable[..., object]] = field(default_factory=dict)
+    gpu: GpuKernels | None = None
     _libraries: dict[str, Library] = field(default_factory=dict)
     _bind: list[Bind] = field(default_factory=list)
 
@@ -70,6 +77,11 @@ class Runtime:
     checked = staticmethod(externs.checked)
     leaves = staticmethod(externs.leaves)
     retype = staticmethod(externs.retype)
+    empty_cuda = staticmethod(empty_strided_cuda)
+    current_stream = staticmethod(raw_stream)
+    on_device = staticmethod(on_device)
+    aligned = staticmethod(externs.aligned)
+    workspace = staticmethod(externs.workspace)
 
     @property
     def take(self) -> Callable[[int, Sequence[int], Sequence[int], torch.dtype], torch.Tensor]:
@@ -122,6 +134,17 @@ class Runtime:
         places = tuple((size, None if at is None else self._place(Origin(*at))) for size, at in sites)
         launch = self._launcher()(address, count, index_error(places))
         return _in_range(symbol, launch) if self.named else launch
+
+    def gpu_kernel(
+        self, name: str, programs: Sized, updated: Mapping[int, Sized] | None = None
+    ) -> Callable[..., object]:
+        """The launch function of a kernel on the GPU; see `GpuKernels.kernel`."""
+        launch = self._gpu_kernels.kernel(name, programs, updated)
+        return _in_range(name, launch) if self.named else launch
+
+    @property
+    def _gpu_kernels(self) -> GpuKernels:
+        return self.gpu or GpuKernels(self.folder, moved=self.moved)
 
     def constant(
         self, key: str, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype
@@ -180,10 +203,10 @@ def save_constant(tensor: torch.Tensor, path: Path) -> None:
     path.write_bytes(raw_bytes(tensor))
 
 
-def _in_range(name: str, launch: Launch) -> Launch:
+def _in_range(name: str, launch: Callable[..., T]) -> Callable[..., T]:
     """`launch` inside a range that profilers show under `name`."""
 
-    def ranged(*args: int) -> int:
+    def ranged(*args: int) -> T:
         with torch.profiler.record_function(name):
             return launch(*args)
 

@@ -91,38 +91,29 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 # -- what is asked for ---------------------------------------------------------------------------------------
-@final
-@dataclass(frozen=True, slots=True)
-class Order:
-    """One binary to build: a kernel, one of its configs, and the arguments that are multiples of 16."""
-
-    kernel: TritonKernel
-    config: int
-    aligned: frozenset[int]
-
-    def request(self, target: GpuTarget) -> dict[str, Any]:
-        """What a worker is asked for."""
-        config = self.kernel.configs[self.config]
-        options = {
-            "num_warps": config.num_warps,
-            "num_stages": config.num_stages,
-            "debug": self.kernel.asserts,
-        }
-        return {
-            "source": self.kernel.source,
-            "function": self.kernel.name,
-            "signature": self.kernel.signature(config),
-            "constants": dict(config.blocks),
-            "aligned": sorted(self.aligned),
-            "options": {**OPTIONS, **options, "debug": self.kernel.asserts},
-            "capability": target.capability,
-        }
+def request_for(
+    kernel: TritonKernel, config: int, aligned: frozenset[int], capability: int
+) -> dict[str, Any]:
+    """What a worker is asked for: a kernel for one of its configs. `aligned` are the positions of arguments
+    that are multiples of 16.
+    """
+    chosen = kernel.configs[config]
+    options = {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
+    return {
+        "source": kernel.source,
+        "function": kernel.name,
+        "signature": kernel.signature(chosen),
+        "constants": dict(chosen.blocks),
+        "aligned": sorted(aligned),
+        "options": {**OPTIONS, **options, "debug": kernel.asserts},
+        "capability": capability,
+    }
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """A built kernel in the store. `key` names its entry there; `failure` is what Triton said if it refused."""
+    """A built kernel in the store, under `key`. `failure` is what Triton said if it refused to build it."""
 
     key: str
     file: Path
@@ -192,36 +183,48 @@ def start_triton_build(
 
     `aligned` has, for each kernel by name, the positions of arguments that may be taken for multiples of 16.
     """
-    orders = {k.name: [Order(k, c, aligned[k.name]) for c in range(len(k.configs))] for k in kernels}
-    keys = {order: binary_key(order, target) for found in orders.values() for order in found}
-    present = {key: find_binary(key, store, session) for key in keys.values()}
-    missing = {key: order for order, key in keys.items() if present[key] is None}
-    session.counters.add(Count.KERNELS_CACHED, len(present) - len(missing))
-    session.counters.add(Count.KERNELS_BUILT, len(missing))
+    requests: dict[str, dict[str, Any]] = {}
+    keys: dict[str, list[str]] = {}
+    for kernel in kernels:
+        for config in range(len(kernel.configs)):
+            request = request_for(kernel, config, aligned[kernel.name], target.capability)
+            key = binary_key(request, target.triton)
+            requests[key] = request
+            keys.setdefault(kernel.name, []).append(key)
+    present = {key: find_binary(key, store, session) for key in requests}
     jobs = {key: _done(binary) for key, binary in present.items() if binary is not None}
+    missing = [key for key in requests if key not in jobs]
+    session.counters.add(Count.KERNELS_CACHED, len(jobs))
+    session.counters.add(Count.KERNELS_BUILT, len(missing))
     if missing:
         count = min(len(missing), MOST, session.config.build_threads or _processors())
         workers.prepare(count)
         executor = ThreadPoolExecutor(count, thread_name_prefix="gyrator-build")
-        for key, order in missing.items():
-            jobs[key] = executor.submit(build_binary, order, key, target, workers, store)
+        for key in missing:
+            jobs[key] = executor.submit(build_binary, requests[key], key, workers, store)
         executor.shutdown(wait=False)
-    by_kernel = {name: tuple(jobs[keys[order]] for order in found) for name, found in orders.items()}
+    by_kernel = {name: tuple(jobs[key] for key in found) for name, found in keys.items()}
     return TritonBuild(tuple(kernels), by_kernel, target, workers, session.progress, origins or {})
 
 
-def build_binary(order: Order, key: str, target: GpuTarget, workers: Workers, store: Store) -> Binary:
+def build_binary(request: Mapping[str, Any], key: str, workers: Workers, store: Store) -> Binary:
     """Have a worker build one binary, and store it."""
     try:
-        answer = workers.ask(order.request(target))
+        answer = workers.ask(request)
     except WorkerEnded as error:
         return Binary(key, Path(), {}, f"the process that compiles it ended: {error}")
     if "error" in answer:
         return Binary(key, Path(), {}, str(answer["error"]))
     binary = Path(answer.pop("binary"))
-    entry = store.put(key, {_BINARY: binary, _SOURCE: order.kernel.source}, answer)
+    entry = store.put(key, {_BINARY: binary, _SOURCE: request["source"]}, answer)
     binary.unlink(missing_ok=True)
     return Binary(key, entry.folder / _BINARY, entry.notes)
+
+
+def rebuild(request: Mapping[str, Any], workers: Workers, store: Store, session: Session) -> Binary:
+    """A binary from the store, or built now."""
+    key = binary_key(request, importlib.metadata.version("triton"))
+    return find_binary(key, store, session) or build_binary(request, key, workers, store)
 
 
 def find_binary(key: str, store: Store, session: Session) -> Binary | None:
@@ -234,10 +237,10 @@ def find_binary(key: str, store: Store, session: Session) -> Binary | None:
     return None if entry is None else Binary(key, entry.folder / _BINARY, entry.notes)
 
 
-def binary_key(order: Order, target: GpuTarget) -> str:
-    """The key of a binary in the store."""
-    request = order.request(target) | {"source": "\n".join(_code(order.kernel.source))}
-    return _digest(f"{target.key()}\n{json.dumps(request, sort_keys=True)}")
+def binary_key(request: Mapping[str, Any], triton: str) -> str:
+    """The key in the store of what a worker is asked for."""
+    plain = {**request, "source": "\n".join(_code(request["source"]))}
+    return _digest(f"{triton} {_library_digest()}\n{json.dumps(plain, sort_keys=True)}")
 
 
 def default_aligned(kernel: TritonKernel, hints: Mapping[Any, int]) -> frozenset[int]:

@@ -21,14 +21,13 @@ from dataclasses import dataclass
 from struct import Struct, calcsize
 from typing import TypeAlias, final
 
-from gyrator.runtime.cuda_driver import INVALID_CONTEXT, CudaDriver, DeviceKernel
+from gyrator.runtime.cuda_driver import DEVICE_ASSERT, INVALID_CONTEXT, CudaDriver, DeviceKernel
 
 Launch: TypeAlias = Callable[..., None]
 """Takes a stream, a kernel's pointers, then its numbers."""
 
-Blocks: TypeAlias = tuple[int, int, int]
-Grid: TypeAlias = "Blocks | Callable[..., Blocks]"
-"""How many blocks run in each direction; where that depends on sizes, a function of the kernel's numbers."""
+Programs: TypeAlias = "int | Callable[..., int]"
+"""How many programs run; where that depends on sizes, a function of all the kernel's arguments."""
 
 ALIGNMENT = 16
 """Bytes that one thread loads or stores at once, if an address is known to be a multiple of it."""
@@ -66,20 +65,22 @@ def bind(
     function: DeviceKernel,
     name: str,
     kinds: Sequence[str],
-    grid: Grid,
+    programs: Programs,
     warps: int,
     shared: int,
     cooperative: bool = False,
+    on_assert: Callable[[], object] = lambda: None,
 ) -> Launch:
     """The function that launches a kernel.
 
     Args:
         driver, function: the kernel where it was loaded, and `name`, for messages.
-        kinds: the types of its arguments, pointers first.
-        grid: see `Grid`.
+        kinds: the types of its arguments.
+        programs: see `Programs`.
         warps: of 32 threads per block.
         shared: bytes of memory per block.
         cooperative: all its blocks wait for each other, so they must run at once.
+        on_assert: called when a check of an earlier kernel had failed; it may raise a better error.
 
     Raises (when called): LaunchFailed. A launch of no blocks does nothing.
     """
@@ -91,7 +92,7 @@ def bind(
         for k, code in enumerate(codes)
     ]
     threads = 32 * warps
-    fixed = None if callable(grid) else grid
+    fixed = programs if isinstance(programs, int) else 0
 
     def new_block() -> _Block:
         memory = bytearray(whole.size + 8 * _SCRATCH)
@@ -99,8 +100,7 @@ def bind(
         start = ctypes.addressof(view)
         scratch = [whole.size + 8 * k for k in range(_SCRATCH)]
         pointers = (ctypes.c_void_p * (len(places) + _SCRATCH))(*[start + at for at in (*places, *scratch)])
-        if fixed is not None:
-            Struct("@7I").pack_into(memory, 0, *fixed, threads, 1, 1, shared)
+        Struct("@7I").pack_into(memory, 0, fixed, 1, 1, threads, 1, 1, shared)
         return _Block(memory, start, ctypes.addressof(pointers), (view, pointers))
 
     blocks = [new_block()]
@@ -112,6 +112,8 @@ def bind(
     def failed(status: int, block: _Block) -> None:
         if status == INVALID_CONTEXT and driver.enter_context():
             status = start_kernel(block.config, handle, block.arguments, None)
+        if status == DEVICE_ASSERT:
+            on_assert()
         driver.check(status, name)
 
     def launch(stream: int, *args: float) -> None:
@@ -125,21 +127,19 @@ def bind(
             failed(status, block)
         give(block)
 
-    if fixed is not None:
-        return launch if 0 not in fixed else _nothing
-    pointers = sum(kind.startswith("*") for kind in kinds)
-    assert callable(grid)
-    size_of = grid
+    if isinstance(programs, int):
+        return launch if programs else _nothing
+    count_of = programs
 
     def launch_sized(stream: int, *args: float) -> None:
-        counts = size_of(*args[pointers:])
-        if 0 in counts:
+        count = count_of(*args)
+        if not count:
             return
         try:
             block = take()
         except IndexError:
             block = new_block()
-        pack_whole(block.memory, 0, *counts, threads, 1, 1, shared, stream, *args)
+        pack_whole(block.memory, 0, count, 1, 1, threads, 1, 1, shared, stream, *args)
         status = start_kernel(block.config, handle, block.arguments, None)
         if status:
             failed(status, block)
@@ -165,13 +165,12 @@ def _cooperative(driver: CudaDriver) -> Callable[..., int]:
     return launch
 
 
-def guarded(aligned: Launch, checked: Sequence[int], otherwise: Callable[[], Launch]) -> Launch:
-    """A launch whose kernel relies on arguments that are multiples of 16: those at `checked`.
+def guarded(current: list[Launch], checked: Sequence[int], otherwise: Callable[[], Launch]) -> Launch:
+    """A function that calls the one launch in `current`, which may be exchanged.
 
-    Where one is not, the kernel that `otherwise` makes at the first need runs: it relies on none of them.
+    Its kernel relies on arguments that are multiples of 16: those at `checked`. Where one is not, the kernel
+    that `otherwise` makes at the first need runs, which relies on none of them.
     """
-    if not checked:
-        return aligned
     places = tuple(checked)
     made: list[Launch] = []
 
@@ -184,6 +183,9 @@ def guarded(aligned: Launch, checked: Sequence[int], otherwise: Callable[[], Lau
                 made.append(otherwise())
             made[0](stream, *args)
         else:
-            aligned(stream, *args)
+            current[0](stream, *args)
 
-    return launch
+    def launch_always(stream: int, *args: int) -> None:
+        current[0](stream, *args)
+
+    return launch if places else launch_always

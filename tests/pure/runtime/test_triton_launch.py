@@ -65,9 +65,9 @@ class Library:
         return 0
 
 
-def launcher(library: Library, kinds: list[str], grid: Any = (5, 1, 1), **more: Any) -> Launch:
+def launcher(library: Library, kinds: list[str], programs: Any = 5, **more: Any) -> Launch:
     options = {"warps": 4, "shared": 96, **more}
-    return bind(CudaDriver(library), FUNCTION, "softmax_0", kinds, grid, **options)  # type: ignore[arg-type]
+    return bind(CudaDriver(library), FUNCTION, "softmax_0", kinds, programs, **options)  # type: ignore[arg-type]
 
 
 def test_a_launch_passes_the_grid_the_stream_and_every_argument() -> None:
@@ -79,9 +79,9 @@ def test_a_launch_passes_the_grid_the_stream_and_every_argument() -> None:
     assert seen.handle == 4711 and seen.attributes == (0, 0)
 
 
-def test_a_grid_that_depends_on_sizes_is_computed_from_the_numbers() -> None:
+def test_a_number_of_programs_that_depends_on_sizes_is_computed_from_the_arguments() -> None:
     library = Library("QQi")
-    launch = launcher(library, ["*fp32", "*fp32", "i32"], lambda n: (-(-n // 1024), 1, 1))
+    launch = launcher(library, ["*fp32", "*fp32", "i32"], lambda x, y, n: -(-n // 1024))
     launch(0, 16, 32, 1025)
     launch(0, 16, 32, 0)
     launch(0, 16, 32, 9000)
@@ -91,7 +91,7 @@ def test_a_grid_that_depends_on_sizes_is_computed_from_the_numbers() -> None:
 
 def test_a_kernel_without_blocks_is_not_launched() -> None:
     library = Library()
-    launcher(library, ["*fp32", "*fp32", "i32"], (0, 1, 1))(0, 16, 32, 0)
+    launcher(library, ["*fp32", "*fp32", "i32"], 0)(0, 16, 32, 0)
     assert library.launches == []
 
 
@@ -140,13 +140,21 @@ def test_unaligned_arguments_take_the_kernel_that_relies_on_nothing() -> None:
         calls.append("build")
         return note("any")
 
-    launch = guarded(note("aligned"), (0, 2), otherwise)
+    launch = guarded([note("aligned")], (0, 2), otherwise)
     launch(0, 32, 33, 64)
     launch(0, 32, 33, 68)
     launch(0, 36, 33, 64)
     assert calls == ["aligned", "build", "any", "any"]
-    aligned = note("aligned")
-    assert guarded(aligned, (), otherwise) is aligned
+
+
+def test_a_launch_may_be_exchanged_for_another() -> None:
+    calls: list[str] = []
+    current: list[Launch] = [lambda stream, *args: calls.append("first")]
+    launch = guarded(current, (), lambda: current[0])
+    launch(0, 33)
+    current[0] = lambda stream, *args: calls.append("second")
+    launch(0, 33)
+    assert calls == ["first", "second"]
 
 
 def test_a_machine_without_a_driver_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:

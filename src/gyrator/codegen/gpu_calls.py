@@ -1,0 +1,128 @@
+"""How a wrapper calls the GPU kernels of a plan: how many programs run, what of their arguments is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
+
+from gyrator.codegen.python_text import index_text
+from gyrator.codegen.triton_source import GridAxis, Pointer, SizeArgument, TritonKernel, Workspace
+from gyrator.ir.expr import Value
+from gyrator.ir.index import Index
+from gyrator.ir.program import View, views
+from gyrator.ir.tree import Kernel, Loop, Stage, Store
+from gyrator.schedule.plan import Allocate, Call, Copy, Fresh, InPlace, Launch, Plan, Reuse, SliceOf
+
+ALIGNMENT = 16
+"""Bytes that a thread moves at once; fresh memory on a GPU starts at a multiple of it."""
+
+Positions: TypeAlias = "frozenset[int]"
+
+
+def aligned_values(plan: Plan, inputs: frozenset[Value] = frozenset()) -> frozenset[Value]:
+    """The values of a plan whose first element surely lies at a multiple of 16 bytes.
+
+    `inputs` are those that the wrapper aligns. What an operator returns may be a view of anything.
+    """
+    found = set(inputs)
+    for step in plan.steps:
+        match step:
+            case Allocate(value, Fresh()):
+                found.add(value)
+            case Allocate(value, Reuse(of) | InPlace(of)) if of in found:
+                found.add(value)
+            case Allocate(value, SliceOf(of, offset)) if of in found and _divides(value, offset):
+                found.add(value)
+            case _:
+                pass
+    return frozenset(found)
+
+
+def _divides(value: Value, offset: Index) -> bool:
+    return all(factor * value.dtype.itemsize % ALIGNMENT == 0 for _, factor in offset.terms)
+
+
+def aligned_arguments(
+    plan: Plan, kernels: Mapping[str, TritonKernel], aligned: frozenset[Value]
+) -> dict[str, Positions]:
+    """For each kernel by its name, the positions of arguments that are aligned at all its launches."""
+    found: dict[str, Positions] = {}
+    for step in plan.steps:
+        if not isinstance(step, Launch):
+            continue
+        params = kernels[step.kernel].params
+        pointers = [at for at, param in enumerate(params) if isinstance(param, Pointer)]
+        here = frozenset(at for at, value in zip(pointers, step.args, strict=True) if value in aligned)
+        here |= {at for at, param in enumerate(params) if isinstance(param, Workspace)}
+        found[step.kernel] = found.get(step.kernel, here) & here
+    return found
+
+
+def inputs_to_align(plan: Plan) -> tuple[Value, ...]:
+    """The inputs that a wrapper may replace by an aligned copy: kernels read them, and nothing writes into
+    them or returns them.
+    """
+    read = {v for step in plan.steps if isinstance(step, Launch) for v in step.args}
+    kept = {value for step in plan.steps for value in _in_place(step)}
+    kept |= {output.value for output in plan.outputs if isinstance(output, View)}
+    given = [i.value for i in plan.inputs if i.value is not None and not i.number]
+    return tuple(v for v in given if v in read and v not in kept and v.device.type != "cpu")
+
+
+def _in_place(step: object) -> Iterator[Value]:
+    match step:
+        case Allocate(_, InPlace(of) | Reuse(of) | SliceOf(of)):
+            yield of
+        case Copy(into, _):
+            yield into.value
+        case Call(extern) if extern.mutates:
+            yield from (view.value for view in views(extern))
+        case _:
+            pass
+
+
+# -- texts ---------------------------------------------------------------------------------------------------
+def programs_text(kernel: TritonKernel) -> str:
+    """How many programs a launch runs: ``lambda s0, XBLOCK: -(-s0 // XBLOCK)``."""
+    blocks = dict.fromkeys(name for config in kernel.configs for name, _ in config.blocks)
+    names = ", ".join([*size_names(kernel), *blocks])
+    counts = [_count_text(axis) for axis in kernel.grid]
+    product = " * ".join(text for text in counts if text != "1") or "1"
+    return f"lambda {names}: {product}" if names else f"lambda: {product}"
+
+
+def _count_text(axis: GridAxis) -> str:
+    extent = index_text(axis.extent)
+    if axis.block is None:
+        return extent if axis.extent.value is not None else f"({extent})"
+    inner = extent if extent.isalnum() else f"({extent})"
+    return f"-(-{inner} // {axis.block})"
+
+
+def size_names(kernel: TritonKernel) -> list[str]:
+    """The symbols of a kernel's sizes, in the order of its arguments."""
+    return [param.size.name for param in kernel.params if isinstance(param, SizeArgument)]
+
+
+def updated_text(tree: Kernel, kernel: TritonKernel) -> str:
+    """The bytes of each argument that a launch changes from what it finds there, so that running it again
+    would change it again: ``{2: lambda s0: 4 * s0}``; empty if there are none.
+    """
+    changing = {p.value.name for p in tree.params if p.read and p.written}
+    changing |= {p.value.name for p in tree.params if p.alias is not None}
+    changing |= {s.value.name for s in _stores(tree.body) if s.combine != "set"}
+    names, entries = ", ".join(size_names(kernel)), []
+    by_name = {p.value.name: p.value for p in tree.params}
+    for at, param in enumerate(kernel.params):
+        if isinstance(param, Pointer) and param.name in changing:
+            value = by_name[param.name]
+            entries.append(f"{at}: lambda {names}: {index_text(value.shape[0] * value.dtype.itemsize)}")
+    return "{" + ", ".join(entries).replace("lambda :", "lambda:") + "}" if entries else ""
+
+
+def _stores(body: tuple[Loop | Stage, ...]) -> Iterator[Store]:
+    for stage in body:
+        if isinstance(stage, Loop):
+            yield from _stores(stage.body)
+        elif isinstance(stage, Store):
+            yield stage

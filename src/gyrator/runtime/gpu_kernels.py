@@ -1,0 +1,220 @@
+"""The GPU kernels of a compiled graph, from its folder: loaded, and tuned, at their first launch.
+
+`kernels.json` in the folder describes them; a warm start needs neither Triton nor a compiler.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, final
+
+import torch
+
+from gyrator.cache.store import Store
+from gyrator.codegen.triton_source import SizeArgument, TritonKernel
+from gyrator.errors import CacheCorrupt, IndexOutOfRange, KernelBuildError, LaunchFailed
+from gyrator.origin import Origin
+from gyrator.runtime.cuda_driver import CudaDriver, cuda_driver
+from gyrator.runtime.triton_build import Binary, request_for
+from gyrator.runtime.triton_launch import Launch, Programs, bind, guarded
+from gyrator.runtime.triton_tune import fastest
+
+DESCRIPTION = "kernels.json"
+
+Rebuild = Callable[[Mapping[str, Any]], Binary]
+"""Builds what a worker is asked for, or finds it in the store."""
+
+Sized = Callable[..., int]
+"""A number that depends on a kernel's sizes, and its blocks where it is a number of programs."""
+
+
+def binary_file(key: str) -> str:
+    """The file of a binary in a compiled graph's folder."""
+    return f"{key[:32]}.cubin"
+
+
+def describe(
+    kernels: Sequence[TritonKernel],
+    binaries: Mapping[str, Mapping[int, Binary]],
+    relied: Mapping[str, frozenset[int]],
+    known: Mapping[str, frozenset[int]],
+    places: Mapping[str, Origin],
+    capability: int,
+) -> dict[str, str | Path]:
+    """The files that a compiled graph's folder needs for its GPU kernels.
+
+    Args:
+        binaries: by kernel and number of config.
+        relied: by kernel, the arguments that they take for multiples of 16. known: those that always are.
+        places: the user's places, for kernels that check indices.
+    """
+    files: dict[str, str | Path] = {}
+    described: dict[str, Any] = {}
+    for kernel in kernels:
+        found, place = binaries[kernel.name], places.get(kernel.name)
+        sure = relied[kernel.name] & known[kernel.name]
+        variants = [
+            {**b.notes, "file": binary_file(b.key), "blocks": dict(kernel.configs[k].blocks)}
+            for k, b in found.items()
+        ]
+        files |= {binary_file(b.key): b.file for b in found.values()}
+        described[kernel.name] = {
+            "kinds": [param.type for param in kernel.params],
+            "sizes": [at for at, p in enumerate(kernel.params) if isinstance(p, SizeArgument)],
+            "checked": sorted(relied[kernel.name] - sure),
+            "variants": variants,
+            "unaligned": request_for(kernel, next(iter(found)), sure, capability),
+            "choice": next(iter(found.values())).key,
+            "place": [place.file, place.line, place.function, place.op] if kernel.asserts and place else None,
+        }
+    files[DESCRIPTION] = json.dumps(described, indent=1)
+    return files
+
+
+@final
+@dataclass(frozen=True)
+class GpuKernels:
+    """The kernels in a folder.
+
+    Attributes:
+        folder: of the compiled graph.
+        choices: where the choices among configs are kept; None: nowhere.
+        rebuild: builds a kernel for arguments that are not aligned; None: it cannot.
+        moved: where the user's places lie now.
+        driver: loads and launches.
+    """
+
+    folder: Path
+    choices: Store | None = None
+    rebuild: Rebuild | None = None
+    moved: Mapping[Origin, Origin] = field(default_factory=dict)
+    driver: Callable[[], CudaDriver] = cuda_driver
+    _described: dict[str, Any] = field(default_factory=dict)
+
+    def kernel(self, name: str, programs: Sized, updated: Mapping[int, Sized] | None = None) -> Launch:
+        """The launch function of a kernel.
+
+        Args:
+            programs: how many programs run, of the kernel's sizes and the blocks of a config by name.
+            updated: for each argument whose memory a launch changes from what it finds there, its bytes, of
+                the kernel's sizes.
+
+        Raises: CacheCorrupt if the folder does not have the kernel.
+        """
+        about = self._description(name)
+        current: list[Launch] = []
+
+        def first(stream: int, *args: int) -> None:
+            current[0] = self._chosen(name, about, programs, updated or {}, stream, args)
+            current[0](stream, *args)
+
+        current.append(first)
+        return guarded(current, about["checked"], lambda: self._unaligned(name, about, programs))
+
+    def _description(self, name: str) -> Mapping[str, Any]:
+        path = self.folder / DESCRIPTION
+        try:
+            if not self._described:
+                self._described.update(json.loads(path.read_text()))
+            found: Mapping[str, Any] = self._described[name]
+        except (OSError, ValueError, KeyError) as error:
+            raise CacheCorrupt(str(path), repr(error)) from error
+        return found
+
+    def _chosen(
+        self,
+        name: str,
+        about: Mapping[str, Any],
+        programs: Sized,
+        updated: Mapping[int, Sized],
+        stream: int,
+        args: Sequence[int],
+    ) -> Launch:
+        """The launch of the best config for these arguments: the recorded one, else the fastest."""
+        variants = about["variants"]
+        sizes = [args[at] for at in about["sizes"]]
+        key = f"{about['choice']}-{torch.cuda.get_device_name()}-{sizes}" if len(variants) > 1 else ""
+        known = self._recorded(key, variants)
+        if known is not None:
+            return self._loaded(name, about, known, programs)
+        launches = [self._loaded(name, about, variant, programs) for variant in variants]
+        saved = [(args[at], nbytes(*sizes)) for at, nbytes in updated.items()]
+        best = fastest(launches, stream, args, saved, self.driver())
+        if best is None:
+            return launches[0]
+        if self.choices is not None:
+            self.choices.put(_file_name(key), {}, _identity(variants[best]))
+        return launches[best]
+
+    def _recorded(self, key: str, variants: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+        if len(variants) == 1:
+            return variants[0]
+        try:
+            entry = None if self.choices is None else self.choices.get(_file_name(key))
+        except CacheCorrupt:
+            return None
+        if entry is None:
+            return None
+        return next((v for v in variants if _identity(v) == entry.notes), None)
+
+    def _unaligned(self, name: str, about: Mapping[str, Any], programs: Sized) -> Launch:
+        """The launch for arguments that are not multiples of 16."""
+        if self.rebuild is None:
+            raise LaunchFailed(name, "an argument is not aligned, and there is no builder")
+        request = about["unaligned"]
+        built = self.rebuild(request)
+        if built.failure is not None:
+            raise KernelBuildError(name, str(self.folder / DESCRIPTION), built.failure)
+        variant = {**built.notes, "file": str(built.file), "blocks": request["constants"]}
+        return self._loaded(name, about, variant, programs)
+
+    def _loaded(
+        self, name: str, about: Mapping[str, Any], variant: Mapping[str, Any], programs: Sized
+    ) -> Launch:
+        driver, path = self.driver(), self.folder / variant["file"]
+        try:
+            binary = path.read_bytes()
+        except OSError as error:
+            raise CacheCorrupt(str(path), str(error)) from error
+        function = driver.load(binary, variant["function"], variant["shared"])
+        return bind(
+            driver,
+            function,
+            name,
+            about["kinds"],
+            _programs(programs, about["sizes"], variant["blocks"]),
+            variant["warps"],
+            variant["shared"],
+            variant["cooperative"],
+            self._on_assert,
+        )
+
+    def _on_assert(self) -> NoReturn:
+        """Raises: IndexOutOfRange for a check on the GPU that failed; it names the place if only one can be
+        meant.
+        """
+        places = [Origin(*about["place"]) for about in self._described.values() if about["place"]]
+        where = self.moved.get(places[0], places[0]) if len(places) == 1 else None
+        raise IndexOutOfRange(None, None, None, where=where)
+
+
+def _programs(programs: Sized, sizes: Sequence[int], blocks: Mapping[str, int]) -> Programs:
+    """The number of programs for a config, as launches take it."""
+    if not sizes:
+        return programs(**blocks)
+    if len(sizes) == 1:
+        (only,) = sizes
+        return lambda *args: programs(args[only], **blocks)
+    return lambda *args: programs(*[args[at] for at in sizes], **blocks)
+
+
+def _identity(variant: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: variant[name] for name in ("blocks", "warps", "file")}
+
+
+def _file_name(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()

@@ -1,0 +1,89 @@
+"""Choosing among a kernel's configs: each is timed on the arguments of the first call.
+
+What the kernel would change twice is put aside before and put back after. The choice is kept in the store
+under the kernel, the GPU and the sizes, so that later processes load that one binary alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from gyrator.errors import LaunchFailed
+from gyrator.runtime.cuda_driver import CudaDriver
+from gyrator.runtime.triton_launch import Launch
+
+WARM_UP = 2
+BATCHES = 4
+BATCH_MS = 0.5
+"""The fastest of four batches counts; a batch is as many launches as take half a millisecond."""
+
+MOST_LAUNCHES = 50
+
+
+def fastest(
+    candidates: Sequence[Launch],
+    stream: int,
+    args: Sequence[int],
+    updated: Sequence[tuple[int, int]],
+    driver: CudaDriver,
+) -> int | None:
+    """The position of the fastest candidate on the current stream, which is `stream`.
+
+    Args:
+        candidates: launches of the same kernel that give the same results.
+        args: what each takes.
+        updated: (address, bytes) of memory whose contents matter afterwards and must not change here.
+
+    Returns None where nothing can be timed: while a graph is recorded, or without memory for the copies.
+
+    Raises: LaunchFailed if no candidate can be launched.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        return None
+    try:
+        with _put_aside(updated, stream, driver):
+            times = [_milliseconds(launch, stream, args) for launch in candidates]
+    except torch.cuda.OutOfMemoryError:
+        return None
+    best = min(range(len(times)), key=lambda k: times[k])
+    if times[best] == float("inf"):
+        candidates[0](stream, *args)  # raises why
+    return best
+
+
+@contextlib.contextmanager
+def _put_aside(updated: Sequence[tuple[int, int]], stream: int, driver: CudaDriver) -> Iterator[None]:
+    """Restore memory at the end."""
+    copies = [(at, n, torch.empty(n, dtype=torch.uint8, device="cuda")) for at, n in updated if n]
+    for at, nbytes, copy in copies:
+        driver.copy(copy.data_ptr(), at, nbytes, stream)
+    try:
+        yield
+    finally:
+        for at, nbytes, copy in copies:
+            driver.copy(at, copy.data_ptr(), nbytes, stream)
+
+
+def _milliseconds(launch: Launch, stream: int, args: Sequence[int]) -> float:
+    """Of one launch; infinite if the GPU lacks the registers or the shared memory for it."""
+    try:
+        for _ in range(WARM_UP):
+            launch(stream, *args)
+    except LaunchFailed:
+        return float("inf")
+    once = _batch(launch, stream, args, 1)
+    count = max(1, min(MOST_LAUNCHES, int(BATCH_MS / max(once, 1e-3))))
+    return min(_batch(launch, stream, args, count) for _ in range(BATCHES)) / count
+
+
+def _batch(launch: Launch, stream: int, args: Sequence[int], count: int) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(count):
+        launch(stream, *args)
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end)
