@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any, final
@@ -13,57 +14,88 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from gyrator.autograd.aot import aot_program, assemble
 from gyrator.autograd.inputs import Inputs, fake_inputs
 from gyrator.autograd.interface import Compiled, GraphInfo
-from gyrator.autograd.partition import min_cut_with_budget
+from gyrator.autograd.partition import JointGraph, Partition, min_cut_with_budget
 from gyrator.cache.key import Key
 from gyrator.config import Config, notices
 from gyrator.errors import CacheCorrupt, ToolchainMissing
 from gyrator.pipeline import Process, compile_graph, frozen_garbage, loaded, shape_env_of
-from gyrator.runtime.entries import Stores, open_stores
+from gyrator.report.dump import dump_graph, dump_partition
+from gyrator.report.record import ProgramRecord, from_json, to_json
+from gyrator.report.watch import graph_compiled, program_compiled, program_record
+from gyrator.runtime.entries import Stores, explain_miss, open_stores
 from gyrator.runtime.programs import Found, find_program, keep_program, program_key
 from gyrator.runtime.toolchain import find_toolchain
 from gyrator.session import Session
+from gyrator.torch_compat import recompile_reason
 
 
 def compile_program(
     gm: fx.GraphModule, example_inputs: Sequence[Any], config: Config, name: str, process: Process
 ) -> Callable[..., Any]:
     """Compile a captured graph, or take it from the cache: then it is neither traced nor compiled."""
+    start = time.perf_counter()
     inputs = fake_inputs(gm, example_inputs)
     shape_env = shape_env_of(inputs.values)
     guards = 0 if shape_env is None else len(shape_env.guards)
     graphs: list[str | None] = []
-
-    def session_for(kind: str) -> Session:
-        return Session(config, _device(inputs.values), f"{name}_{kind}", told=process.told)
+    records: list[ProgramRecord] = []
+    device = _device(inputs.values)
+    choose = min_cut_with_budget(config.memory_budget)
 
     def compiler(graph: fx.GraphModule, values: Sequence[object], info: GraphInfo) -> Compiled:
-        with session_for(info.kind) as session:
+        with program.stage(f"{info.kind} graph"), program.child(f"{name}_{info.kind}") as session:
             compiled = compile_graph(graph, values, info, session, process)
+            process.counted.append(session.counters)
             graphs.append(compiled.key)
             return compiled
 
-    with session_for("program") as session:
+    def partition(joint: JointGraph) -> Partition:
+        chosen = choose(joint)
+        records.append(program_record(joint, chosen))
+        if program.dump is not None:
+            dump_partition(program.dump, joint, chosen)
+        return chosen
+
+    session = Session(
+        config, device, f"{name}_program", told=process.told, why_missed=process.watch is not None
+    )
+    with session as program:
+        process.counted.append(program.counters)
         for text in notices(config):
-            session.warn(text)
-        stores = open_stores(session, process.scratch_folder())
-        with session.stage("look up"):
+            program.warn(text)
+        if "recompiles" in config.logs and (why := recompile_reason()):
+            print(f"gyrator: {name} compiles a function again: {why}")
+        if program.dump is not None:
+            dump_graph(program.dump, "captured", gm, inputs.values)
+        stores = open_stores(program, process.scratch_folder())
+        with program.stage("look up"):
             key = _key(gm, inputs, example_inputs, config, shape_env)
-            found = _find(key, stores, inputs.values, session)
+            found = _find(key, stores, inputs.values, program)
         if found is not None:
-            calls = [loaded(entry, {}, {}, session, process) for entry in found.graphs]
+            calls = []
+            for entry in found.graphs:
+                calls.append(loaded(entry, {}, {}, program, process))
+                graph_compiled(program, entry, process.watch, cached=True)
+            program_compiled(
+                program, name, gm, from_json(ProgramRecord, found.about), start, process.watch, cached=True
+            )
             return assemble(found.traced(calls), gm, example_inputs)
 
-    traced = aot_program(
-        gm,
-        example_inputs,
-        fw_compiler=compiler,
-        partition_fn=min_cut_with_budget(config.memory_budget),
-        numerics="eager" if config.numerics == "eager" else "fast",
-    )
-    kept = [graph for graph in graphs if graph is not None]
-    if key is not None and len(kept) == len(graphs):
-        keep_program(key, traced, kept, shape_env, guards, stores.programs)
-    return assemble(traced, gm, example_inputs)
+        traced = aot_program(
+            gm,
+            example_inputs,
+            fw_compiler=compiler,
+            partition_fn=partition,
+            numerics="eager" if config.numerics == "eager" else "fast",
+            stage=program.stage,
+        )
+        record = records[0] if records else ProgramRecord()
+        kept = [graph for graph in graphs if graph is not None]
+        if key is not None and len(kept) == len(graphs):
+            with program.stage("store"):
+                keep_program(key, traced, kept, shape_env, guards, stores.programs, to_json(record))
+        program_compiled(program, name, gm, record, start, process.watch, cached=False)
+        return assemble(traced, gm, example_inputs)
 
 
 def _key(
@@ -87,10 +119,13 @@ def _find(key: Key | None, stores: Stores, values: Sequence[object], session: Se
     if key is None:
         return None
     try:
-        return find_program(key, stores.programs, stores.graphs, values)
+        found = find_program(key, stores.programs, stores.graphs, values)
     except CacheCorrupt as damaged:
         session.warn(str(damaged))
-        return None
+        found = None
+    if found is None:
+        explain_miss(key, stores.programs, session)
+    return found
 
 
 @final
@@ -125,8 +160,10 @@ class Backend:
         return "gyrator"
 
     def reset(self) -> None:
-        """Give back the memory that compiled code keeps; torch.compiler.reset calls it."""
+        """Zero the counters and give back the memory that compiled code keeps; torch.compiler.reset calls
+        it."""
         self._process.pool.clear()
+        self._process.counted.clear()
 
 
 gyrator = Backend(Process())

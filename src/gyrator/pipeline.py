@@ -23,15 +23,20 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gyrator.autograd.interface import BoxedCallable, Compiled, GraphInfo, interpret
-from gyrator.cache.store import Entry
+from gyrator.cache.store import Entry, Json
 from gyrator.codegen.cpp import CppKernel, print_kernel
 from gyrator.codegen.wrapper import BuiltKernel, print_wrapper
 from gyrator.errors import ToolchainMissing
 from gyrator.ir.program import Program
 from gyrator.ir.symbols import Symbols
+from gyrator.ir.text import program_text
 from gyrator.ir.tree import Kernel
 from gyrator.lowering import lower
 from gyrator.origin import Origin
+from gyrator.report.describe import describe
+from gyrator.report.dump import dump_compiled, dump_graph
+from gyrator.report.record import to_json
+from gyrator.report.watch import COUNTERS, RECORD, Watch, graph_compiled
 from gyrator.runtime.build import Build, start_build
 from gyrator.runtime.entries import (
     facts_of,
@@ -47,7 +52,7 @@ from gyrator.runtime.pool import Pool
 from gyrator.runtime.toolchain import find_toolchain
 from gyrator.schedule.plan import Plan
 from gyrator.schedule.stage import schedule
-from gyrator.session import Count, Session
+from gyrator.session import Counters, Session
 from gyrator.validate import validated
 
 
@@ -55,12 +60,15 @@ from gyrator.validate import validated
 @dataclass(frozen=True)
 class Process:
     """What the compilations of one process share: one compiles at a time, and their code shares a memory
-    pool.
+    pool. `watch` is told of every graph and program that is ready; `counted` are the counters of all
+    sessions.
     """
 
     lock: threading.RLock = field(default_factory=threading.RLock)
     pool: Pool = field(default_factory=Pool)
     told: set[str] = field(default_factory=set)
+    watch: Watch | None = None
+    counted: list[Counters] = field(default_factory=list)
     scratch: list[TemporaryDirectory[str]] = field(default_factory=list)
 
     def scratch_folder(self) -> Path:
@@ -106,7 +114,7 @@ def compile_graph(
             session.warn(f"graphs run operator by operator: {missing}")
             return interpret(graph, example_inputs, info)
         if session.dump is not None:
-            session.dump.write("graph", graph.print_readable(print_output=False), suffix="py")
+            dump_graph(session.dump, "aten", graph, example_inputs)
         updates = [(update.input, update.output) for update in info.updates]
         shown = range(0 if info.kind == "backward" else len(info.strides) - info.saved)
         written = frozenset(range(len(updates)))
@@ -118,35 +126,49 @@ def compile_graph(
             entry = find(key, stores.graphs, example_inputs, session)
         if entry is not None and not session.config.validate:
             call = loaded(entry, {}, moved_places(entry, graph), session, process)
+            graph_compiled(session, entry, process.watch, cached=True)
             return Compiled(call, written, entry.key)
 
         symbols = Symbols(shape_env)
         with session.stage("lower"):
             lowered = lower(graph, example_inputs, symbols=symbols, name=session.name, updates=updates)
         session.keep("lower", lowered.program)
+        if session.dump is not None:
+            session.dump.write("lowered", program_text(lowered.program))
         for op in lowered.fallbacks:
             session.counters.add_extern(op)
         with session.stage("schedule"):
-            plan = schedule(lowered.program, session).plan
+            scheduled = schedule(lowered.program, session)
+            plan = scheduled.plan
         with session.stage("print kernels"):
             printed = tuple([print_kernel(kernel) for kernel in plan.kernels])
-        session.counters.add(Count.KERNELS, len(printed))
         build = start_build(printed, toolchain, stores.kernels, session, places(plan))
         with session.stage("print wrapper"):
             built = built_kernels(plan, printed, build)
             text = print_wrapper(plan, built, symbols.hints, shown=shown)
-        if session.dump is not None:
-            session.dump.write("kernels", "\n".join(kernel.text for kernel in printed), suffix="cpp")
-            session.dump.write("wrapper", text, suffix="py")
         if "output_code" in session.config.logs:
             print("\n".join([*(kernel.text for kernel in printed), text]))
+        with session.stage("record"):
+            texts = {k.name: (text.name, text.text) for k, text in zip(plan.kernels, printed, strict=True)}
+            counters = session.counters
+            record = describe(
+                session.name, info.kind, lowered.program, scheduled, texts, symbols.hints, counters
+            )
         with session.stage("build"):
             libraries = build.wait()
         with session.stage("store"):
-            notes = {"facts": facts_of(shape_env, guards, key), "places": numbered_places(graph, built)}
+            notes: dict[str, Json] = {
+                "facts": facts_of(shape_env, guards, key),
+                "places": numbered_places(graph, built),
+                COUNTERS: {**record.counters},
+            }
             again = None if lowered.regions else key  # regions run from graphs that this process holds
-            entry = keep(again, text, libraries, lowered.constants, notes, stores)
+            about = {RECORD: to_json(record)}
+            entry = keep(again, text, libraries, lowered.constants, notes, stores, about)
+        if session.dump is not None:
+            dump_compiled(session.dump, scheduled, record, entry, [kernel.text for kernel in printed])
         call = loaded(entry, lowered.constants, {}, session, process, lowered.regions)
+        graph_compiled(session, entry, process.watch, cached=False)
         compiled = Compiled(call, written, entry.key)
         if session.config.validate:
             programs = [(name, p) for name, p in session.programs if isinstance(p, Program)]

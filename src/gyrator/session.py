@@ -134,6 +134,14 @@ class Timing:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class BuildTime:
+    """A compiler run: the kernels that it built, and seconds."""
+
+    kernels: tuple[str, ...]
+    seconds: float
+
+
 @final
 class DumpWriter:
     """Writes numbered text files into a folder of one session: `00_captured.txt`, `01_lowered.txt`, ..."""
@@ -156,7 +164,8 @@ class Session:
 
     `device` is the target, which need not exist on this machine. `told` are the warnings that the user has
     had; sessions that share it say nothing twice. `programs` are the results of passes by name,
-    kept with the option `validate`. Use as a context manager, or call `close`.
+    kept with the option `validate`; `builds` the compiler runs; `missed` says why the cache did not have it,
+    if `why_missed` asks. Use as a context manager, or call `close`.
     """
 
     def __init__(
@@ -166,6 +175,7 @@ class Session:
         name: str = "graph",
         progress: Progress | None = None,
         told: set[str] | None = None,
+        why_missed: bool = False,
     ) -> None:
         self.config = config
         self.device = device
@@ -174,6 +184,8 @@ class Session:
         self.progress = progress_for(config.progress, f"gyrator {name}") if progress is None else progress
         self.dump = DumpWriter(_new_folder(config.dump, name)) if config.dump is not None else None
         self.programs: list[tuple[str, object]] = []
+        self.builds: list[BuildTime] = []
+        self.why_missed, self.missed = why_missed, ""
         self._timings: list[Timing] = []
         self._warnings: dict[str, None] = {}
         self._told = set() if told is None else told
@@ -204,6 +216,17 @@ class Session:
             self._depth = depth
             seconds = time.perf_counter() - start
             self._timings.append(Timing(name, depth, start - self._start, seconds))
+
+    def child(self, name: str) -> Session:
+        """A session for a part of this one: same options and target, same display of progress."""
+        return Session(self.config, self.device, name, self.progress, self._told, self.why_missed)
+
+    @contextmanager
+    def building(self, kernels: tuple[str, ...]) -> Iterator[None]:
+        """Time a compiler run. May be called from several threads."""
+        start = time.perf_counter()
+        yield
+        self.builds.append(BuildTime(kernels, time.perf_counter() - start))
 
     def keep(self, name: str, program: object) -> None:
         """Keep the result of a stage or pass, if all levels are to be compared (the option `validate`)."""

@@ -303,3 +303,28 @@ def checkpoint_policy(body: Any) -> Callable[..., bool] | None:
         return decision not in keep and decision is not True
 
     return recomputed
+
+
+def recompile_reason() -> str | None:
+    """While torch.compile captures a function again: the guard that failed, as torch words it."""
+    metrics = importlib.import_module("torch._dynamo.utils").get_metrics_context()
+    reason = getattr(metrics, "_metrics", {}).get("recompile_reason")
+    return None if not reason else str(reason).splitlines()[0].partition(": ")[2].partition("  #")[0].strip()
+
+
+def capture_end(gm: torch.fx.GraphModule) -> tuple[str, str]:
+    """Why torch.compile ended a captured graph where it did, and the user's place; "" if it did not say."""
+    ended = getattr(gm, "compile_subgraph_reason", None)
+    if ended is None:
+        return "", ""
+    frames = list(getattr(ended, "user_stack", None) or ())
+    place = f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
+    if not getattr(ended, "graph_break", False):
+        return "the function returned", place
+    return str(ended.reason).splitlines()[0], place
+
+
+def user_function(compiled: object) -> Any:
+    """What was given to torch.compile: a module or function; `compiled` itself if it is none of its results."""
+    module = getattr(compiled, "_orig_mod", None)
+    return getattr(compiled, "_torchdynamo_orig_callable", compiled) if module is None else module

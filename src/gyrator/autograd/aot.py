@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
@@ -20,6 +21,9 @@ from gyrator.autograd.joint import Joint, trace
 from gyrator.autograd.partition import Halves, JointGraph, PartitionFunction, inference_graph, min_cut, split
 from gyrator.autograd.rng import seed_recomputed
 from gyrator.autograd.shell import Program, make_shell
+
+Stage: TypeAlias = Callable[[str], AbstractContextManager[object]]
+"""What the work on a part of the pipeline, given by name, runs within: for timing."""
 
 
 def aot_compile(
@@ -99,18 +103,24 @@ def aot_program(
     decompositions: DecompositionTable | None = None,
     numerics: Numerics = "fast",
     lazy_backward: bool = False,
+    stage: Stage = nullcontext,
 ) -> Traced:
-    """`aot_compile` up to the point where its result can be kept and put together again later."""
+    """`aot_compile` up to the point where its result can be kept and put together again later. Each part of
+    the work runs within `stage(its name)`.
+    """
     table = decomposition_table(numerics=numerics) if decompositions is None else decompositions
     inputs = fake_inputs(gm, example_inputs)
-    joint = trace(gm, inputs)
-    build = decompose(joint.graph, table, joint.build)
-    seed_recomputed(build)
-    roles = roles_of(joint, build.graph, inputs)
+    with stage("trace"):
+        joint = trace(gm, inputs)
+    with stage("decompose"):
+        build = decompose(joint.graph, table, joint.build)
+        seed_recomputed(build)
+        roles = roles_of(joint, build.graph, inputs)
     link = None
     if joint.differentiable:
-        partition = partition_fn(roles)
-        halves = split(roles, partition.saved)
+        with stage("partition"):
+            partition = partition_fn(roles)
+            halves = split(roles, partition.saved)
         link, written = _differentiable(
             joint, roles, halves, build.bodies, fw_compiler, bw_compiler or fw_compiler, lazy_backward
         )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any, final
 
 import torch
@@ -82,11 +83,24 @@ def find(key: Key | None, store: Store, example_inputs: Sequence[object], sessio
             session.counters.add(Count.GRAPH_CACHE_HITS)
             return entry
     session.counters.add(Count.GRAPH_CACHE_MISSES)
-    if "cache" in session.config.logs:
-        others = [notes["key"] for notes in store.newest(20)]
-        names = differing(key, [fields for fields in others if isinstance(fields, dict)])
-        print(f"gyrator: {session.name} is not in the cache; new compared with it: {', '.join(names)}")
+    explain_miss(key, store, session, damaged_or_guarded=entry is not None)
     return None
+
+
+def explain_miss(key: Key, store: Store, session: Session, *, damaged_or_guarded: bool = False) -> None:
+    """Say in what the key differs from the most similar one stored, if that is asked for."""
+    if not (session.why_missed or "cache" in session.config.logs):
+        return
+    others = [notes["key"] for notes in store.newest(20)]
+    names = differing(key, [fields for fields in others if isinstance(fields, dict)])
+    if damaged_or_guarded:
+        session.missed = "facts about sizes that the stored code relies on do not hold"
+    elif not others:
+        session.missed = "the cache is empty"
+    else:
+        session.missed = f"new compared with it: {', '.join(names)}"
+    if "cache" in session.config.logs:
+        print(f"gyrator: {session.name} is not in the cache; {session.missed}")
 
 
 def facts_of(shape_env: ShapeEnv | None, before: int, key: Key | None) -> list[Json] | None:
@@ -106,13 +120,15 @@ def keep(
     constants: Mapping[str, torch.Tensor],
     notes: Mapping[str, Json],
     stores: Stores,
+    others: Mapping[str, str] = MappingProxyType({}),
 ) -> Entry:
-    """Store a compiled graph, so that it can be loaded from its folder alone.
+    """Store a compiled graph, so that it can be loaded from its folder alone. `others` are further texts by
+    the names of their files.
 
     Without a key, or facts about sizes that can be written down, nobody will find it again.
     """
     with TemporaryDirectory(prefix="gyrator-") as folder:
-        files: dict[str, str | Path] = {WRAPPER: wrapper}
+        files: dict[str, str | Path] = {WRAPPER: wrapper, **others}
         files |= {library_file(name): path for name, path in libraries.items()}
         for name, tensor in constants.items():
             files[constant_file(name)] = Path(folder) / constant_file(name)

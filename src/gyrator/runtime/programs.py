@@ -24,6 +24,9 @@ from gyrator.cache.store import Entry, Json, Store
 from gyrator.config import Config
 from gyrator.errors import CacheCorrupt
 
+ABOUT = "record.json"
+"""The file of what is known of a program beside its code."""
+
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class Found:
 
     description: Mapping[str, Any]
     graphs: tuple[Entry, ...]
+    about: str
 
     def traced(self, calls: Sequence[BoxedCallable]) -> Traced:
         """The program with its loaded graphs. Raises: ValueError and others for a description that is not
@@ -82,15 +86,21 @@ def find_program(key: Key, programs: Store, graphs: Store, inputs: Sequence[obje
     whole = [graph for graph in found if graph is not None]
     if len(whole) < len(names) or not all_hold([str(fact) for fact in facts], sizes):
         return None
-    return Found(description, tuple(whole))
+    return Found(description, tuple(whole), entry.text(ABOUT))
 
 
 def keep_program(
-    key: Key, traced: Traced, graphs: Sequence[str], env: ShapeEnv | None, guards: int, programs: Store
+    key: Key,
+    traced: Traced,
+    graphs: Sequence[str],
+    env: ShapeEnv | None,
+    guards: int,
+    programs: Store,
+    about: str,
 ) -> None:
     """Store a program whose graphs are stored under the keys `graphs`; not one that cannot be written down.
 
-    `guards` is how many facts about sizes were guarded before it was traced.
+    `guards` is how many facts about sizes were guarded before it was traced; `about` is kept with it.
     """
     canonical = {old: new for new, old in key.symbols.items()}
     try:
@@ -104,4 +114,4 @@ def keep_program(
         "facts": facts,
         "key": {**key.fields},
     }
-    programs.put(key.digest, {}, notes)
+    programs.put(key.digest, {ABOUT: about}, notes)

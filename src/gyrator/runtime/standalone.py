@@ -47,3 +47,11 @@ def _times(call: BoxedCall, inputs: list[Any]) -> list[float]:
         call(args)
         times.append(time.perf_counter() - start)
     return times
+
+
+def run_graph(module: Callable[..., Any], inputs: Callable[[], list[Any]]) -> None:
+    """Call an FX graph's program for a second and print the median time of a call."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        times = _times(lambda args: module(*args), inputs())
+    print(f"{statistics.median(times) * 1e6:.1f} us a call (median of {len(times)})")

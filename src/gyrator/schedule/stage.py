@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gyrator.ir.check import LOWERED, PREDICATED, SCHEDULED, check_kernel, check_program
-from gyrator.ir.program import Nest, Program
+from gyrator.ir.program import Extern, Nest, Program
+from gyrator.ir.text import program_text
 from gyrator.passes import Pass, run_passes
 from gyrator.schedule.dce import remove_dead
 from gyrator.schedule.empty import fill_empty
 from gyrator.schedule.fuse import Decision, fuse
 from gyrator.schedule.gpu import Gpu
+from gyrator.schedule.group import Group
 from gyrator.schedule.inline import inline
 from gyrator.schedule.memory import plan_memory
 from gyrator.schedule.plan import Plan
@@ -23,11 +25,12 @@ from gyrator.session import Count, Session
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """The plan, the program it was made from (after all passes on programs), and every decision about
-    fusion."""
+    """The plan, the program it was made from (after all passes on programs), its nests as groups and its
+    calls in the plan's order, and every decision about fusion."""
 
     plan: Plan
     program: Program
+    units: tuple[Group | Extern, ...]
     decisions: tuple[Decision, ...]
 
 
@@ -56,7 +59,7 @@ def schedule(program: Program, session: Session, gpu: Gpu | None = None) -> Sche
     config = session.config
     rule = simplifier(exact_rounding=config.numerics == "eager")
     session.counters.add(Count.NESTS_BEFORE_FUSION, _nests(program))
-    program = run_passes(program, program_passes(rule, inlining=config.inline), session)
+    program = run_passes(program, program_passes(rule, inlining=config.inline), session, text=program_text)
     with session.stage("fuse"):
         fused = fuse(program, config.max_fused_nodes if config.fusion else 1)
     with session.stage("kernels and memory"):
@@ -65,8 +68,8 @@ def schedule(program: Program, session: Session, gpu: Gpu | None = None) -> Sche
         with session.stage("check kernels"):
             for kernel in plan.kernels:
                 check_kernel(kernel)
-    session.counters.add(Count.NESTS_AFTER_FUSION, len(plan.kernels))
-    return Scheduled(plan, program, fused.decisions)
+    session.counters.add(Count.NESTS_AFTER_FUSION, sum(isinstance(unit, Group) for unit in fused.steps))
+    return Scheduled(plan, program, fused.steps, fused.decisions)
 
 
 def _nests(program: Program) -> int:

@@ -1,0 +1,1 @@
+"""What the compiler did and why: records of compiled graphs, and reports made of them."""

@@ -1,0 +1,373 @@
+"""From a plan, and the program and decisions that it was made from, to the record of a compiled graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
+from typing import TypeAlias
+
+from gyrator.ir.expr import Value
+from gyrator.ir.index import Size
+from gyrator.ir.program import Extern, Item, Nest, Node, Output, Program, Scatter, View, defines, uses, views
+from gyrator.ir.tree import Kernel
+from gyrator.metrics.kernels import KernelFacts, KernelKind, count_of, estimated_ns, facts_of, value_bytes
+from gyrator.origin import Origins, place_of
+from gyrator.report.record import GraphRecord, Holder, KernelRecord, Places, StepRecord, Unfused
+from gyrator.schedule.group import Group
+from gyrator.schedule.plan import Allocate, Call, Copy, Free, Fresh, Launch, Plan, Step
+from gyrator.schedule.stage import Scheduled
+from gyrator.session import Count, Counters
+
+Hints: TypeAlias = "Mapping[Size, int]"
+
+KIND_COUNTS: Mapping[KernelKind, Count] = {
+    KernelKind.POINTWISE: Count.POINTWISE,
+    KernelKind.PERSISTENT_REDUCTION: Count.PERSISTENT_REDUCTIONS,
+    KernelKind.LOOPED_REDUCTION: Count.LOOPED_REDUCTIONS,
+    KernelKind.SPLIT_REDUCTION: Count.SPLIT_REDUCTIONS,
+    KernelKind.COOPERATIVE_REDUCTION: Count.COOPERATIVE_REDUCTIONS,
+    KernelKind.MIX_ORDER: Count.MIX_ORDER_REDUCTIONS,
+    KernelKind.SCAN: Count.SCANS,
+    KernelKind.SCATTER: Count.SCATTERS,
+    KernelKind.FOREACH: Count.FOREACH,
+    KernelKind.TEMPLATE: Count.TEMPLATES,
+}
+
+_PRODUCTS = frozenset("mm bmm addmm baddbmm _int_mm addmv mv dot _scaled_mm".split())
+
+
+def describe(
+    name: str,
+    kind: str,
+    lowered: Program,
+    made: Scheduled,
+    printed: Mapping[str, tuple[str, str]],
+    hints: Hints,
+    counters: Counters,
+) -> GraphRecord:
+    """The record of a graph; counts on the way what the code is like.
+
+    `lowered` is the program before any pass; `printed` has for each kernel of the plan its symbol and its
+    source, by the kernel's name.
+    """
+    plan = made.plan
+    facts = {kernel.name: facts_of(kernel, hints) for kernel in plan.kernels}
+    steps = tuple(_steps(made, facts, hints))
+    launches = Counter(step.name for step in steps if step.kind == "kernel")
+    nests = {_value_name(node): node for node in made.program.nodes if isinstance(node, Nest)}
+    _count(lowered, made, facts, launches, hints, counters)
+    memory, holders = _memory(plan, made.program, hints)
+    given = [i.value for i in plan.inputs if i.value is not None]
+    return GraphRecord(
+        name=name,
+        kind=kind,
+        inputs=tuple(value.name for value in given),
+        outputs=tuple(_output_names(plan.outputs)),
+        inputs_bytes=sum(value_bytes(v, hints) for v in [*given, *(c.value for c in plan.constants)]),
+        kernels=tuple(
+            _kernel(kernel, facts[kernel.name], printed[kernel.name], launches[kernel.name])
+            for kernel in plan.kernels
+        ),
+        steps=steps,
+        nests={name: _nest(nest, hints) for name, nest in nests.items()},
+        unfused=tuple(_unfused(made, hints)),
+        memory=memory,
+        holders=holders,
+        counters=counters.about_code(),
+    )
+
+
+def places_of(origins: Origins) -> Places:
+    """One line for each place of the user's program, with the operators that stand there."""
+    found: dict[str, dict[str, None]] = {}
+    for origin in origins:
+        found.setdefault(str(origin), {})[origin.op] = None
+    return tuple(f"{place}: {', '.join(ops)}" for place, ops in found.items())
+
+
+# -- kernels and steps ---------------------------------------------------------------------------------------
+def _kernel(kernel: Kernel, facts: KernelFacts, printed: tuple[str, str], launches: int) -> KernelRecord:
+    symbol, source = printed
+    return KernelRecord(
+        name=kernel.name,
+        symbol=symbol,
+        kind=facts.kind.value,
+        source=source,
+        places=places_of(kernel.origins),
+        launches=launches,
+        vectorised=facts.vectorised,
+        loads=facts.loads,
+        stores=facts.stores,
+        loops=facts.loops,
+        atomics=facts.atomics,
+        casts=facts.casts,
+        inner_loops=facts.inner_loops,
+        buffers=facts.buffers,
+        arguments=len(kernel.params) + len(kernel.sizes),
+        numels=facts.numels,
+        elements=facts.elements,
+        bytes=facts.bytes,
+        operations=facts.operations,
+        estimated_ns=facts.estimate,
+    )
+
+
+def _steps(made: Scheduled, facts: Mapping[str, KernelFacts], hints: Hints) -> Iterator[StepRecord]:
+    plan = made.plan
+    groups = iter([unit for unit in made.units if isinstance(unit, Group)])
+    params = {kernel.name: kernel.params for kernel in plan.kernels}
+    for step in plan.steps:
+        match step:
+            case Launch(name, args):
+                members = next(groups).members
+                both = list(zip(params[name], args, strict=True))
+                yield StepRecord(
+                    kind="kernel",
+                    name=name,
+                    nests=tuple(_value_name(member.nest) for member in members),
+                    reads=tuple(value.name for param, value in both if param.read),
+                    writes=tuple(value.name for param, value in both if param.written),
+                    bytes=facts[name].bytes,
+                    operations=facts[name].operations,
+                    places=places_of(step.origins),
+                )
+            case Call(extern):
+                written = [*defines(extern)]
+                read = [view.value for view in views(extern)]
+                yield StepRecord(
+                    kind="extern",
+                    name=extern.op,
+                    nests=(),
+                    reads=tuple(dict.fromkeys(value.name for value in read)),
+                    writes=tuple(value.name for value in written),
+                    bytes=sum(value_bytes(value, hints) for value in {*read, *written}),
+                    operations=_extern_operations(extern, hints),
+                    places=places_of(extern.origins),
+                    why=why_extern(extern),
+                )
+            case Copy(into, source):
+                yield StepRecord(
+                    kind="copy",
+                    name="copy",
+                    nests=(),
+                    reads=(source.value.name,),
+                    writes=(into.value.name,),
+                    bytes=2 * value_bytes(into.value, hints),
+                    operations=0,
+                    places=places_of(step.origins),
+                )
+            case _:
+                pass
+
+
+def why_extern(extern: Extern) -> str:
+    """Why an operator is called instead of compiled into a kernel."""
+    library, _, rest = extern.op.partition(".")
+    base = rest.partition(".")[0]
+    if library == "gyrator":
+        return "it is gyrator's own: " + (
+            "seeds of random numbers" if base == "seeds" else "a region of the graph"
+        )
+    if base in _PRODUCTS:
+        return "matrix products are left to the library, which is fast at them"
+    if "convolution" in base:
+        return "convolutions are left to the library, which is fast at them"
+    if "attention" in base:
+        return "attention is left to the library's fused kernel"
+    if extern.scalars:
+        return "its result's size, or a number, is known only when it has run"
+    if extern.mutates:
+        return "it writes into its arguments"
+    if library not in ("aten", "prims"):
+        return "it is an operator of another library, whose code is not known"
+    return "there is no lowering for it" + (", and it has an effect" if extern.effects else "")
+
+
+def _extern_operations(extern: Extern, hints: Hints) -> int:
+    base = extern.op.partition(".")[2].partition(".")[0]
+    written = next((prod(_shape(v, hints)) for v in extern.out if v is not None), 0)
+    shapes = [[count_of(n, hints) for n in view.shape] for view in views(extern)]
+    if base in _PRODUCTS and len(shapes) >= 2:
+        return 2 * written * (shapes[-2][-1] if shapes[-2] else 1)
+    if base == "convolution" and len(shapes) >= 2:
+        return 2 * written * prod(shapes[1][1:])
+    if base == "convolution_backward" and len(shapes) >= 3:
+        return 4 * prod(shapes[0]) * prod(shapes[2][1:])
+    if "attention" in base and len(shapes) >= 2 and len(shapes[1]) >= 2:
+        return (10 if "backward" in base else 4) * prod(shapes[0]) * shapes[1][-2]
+    return written
+
+
+def _nest(nest: Nest, hints: Hints) -> tuple[int, float]:
+    out = {value for value in nest.out if value is not None}
+    elements = sum(prod(_shape(value, hints)) for value in out)
+    return elements, estimated_ns(sum(value_bytes(value, hints) for value in {*uses(nest), *out}), 0)
+
+
+# -- what was not fused --------------------------------------------------------------------------------------
+def _unfused(made: Scheduled, hints: Hints) -> Iterator[Unfused]:
+    nodes = made.program.nodes
+    producer = {value: node for node in nodes for value in defines(node)}
+    unit = {id(m.nest): k for k, u in enumerate(made.units) if isinstance(u, Group) for m in u.members}
+    verdicts = {(id(d.first), id(d.second), d.shared): d.verdict for d in made.decisions}
+    for reader in nodes:
+        for value in sorted(uses(reader), key=lambda v: v.name):
+            first = producer.get(value)
+            if first is None or (unit.get(id(first), -1) == unit.get(id(reader), -2)):
+                continue
+            verdict = verdicts.get((id(first), id(reader), value))
+            reason = _call_between(first, reader) or (verdict.reason if verdict else "")
+            yield Unfused(
+                producer=_value_name(first),
+                reader=_value_name(reader),
+                value=value.name,
+                bytes=value_bytes(value, hints),
+                reason=reason or "each was fused with others first, and together they may not run as one",
+                producer_place=place_of(first.origins),
+                reader_place=place_of(reader.origins),
+            )
+
+
+def _call_between(first: Node, reader: Node) -> str:
+    if isinstance(first, Extern) and isinstance(reader, Extern):
+        return f"both are calls: {first.op} and {reader.op}"
+    if isinstance(first, Extern):
+        return f"the value comes from a call: {first.op}"
+    if isinstance(reader, Extern):
+        return f"the value goes to a call: {reader.op}"
+    return ""
+
+
+# -- memory --------------------------------------------------------------------------------------------------
+def _memory(plan: Plan, program: Program, hints: Hints) -> tuple[tuple[int, ...], tuple[Holder, ...]]:
+    """Bytes held after each launch, call and copy, and who holds them at the peak."""
+    origins = {value: node.origins for node in program.nodes for value in defines(node)}
+    life = _Life(hints)
+    totals: list[int] = []
+    peak, at_peak = -1, dict[Value, int]()
+    for step in plan.steps:
+        life.step(step)
+        if isinstance(step, (Allocate, Free)):
+            continue
+        total = sum(life.held.values())
+        totals.append(total)
+        if total > peak:
+            peak, at_peak = total, dict(life.held)
+    held = sorted(at_peak.items(), key=lambda item: -item[1])
+    return tuple(totals), tuple(Holder(v.name, n, place_of(origins.get(v, ()))) for v, n in held)
+
+
+class _Life:
+    """Which memory is held: its first value with its bytes. Mutable, and private to `_memory`."""
+
+    def __init__(self, hints: Hints) -> None:
+        self.hints = hints
+        self.held: dict[Value, int] = {}
+        self.owner: dict[Value, Value] = {}
+        self.names: Counter[Value] = Counter()
+
+    def step(self, step: Step) -> None:
+        match step:
+            case Allocate(value, Fresh()):
+                self.begin(value)
+            case Allocate(value, placement) if not isinstance(placement, Fresh):
+                self.share(value, self.owner.get(placement.of))
+            case Call(extern, into) if not into:
+                for result in extern.out:
+                    if result is not None:
+                        self.begin(result)
+            case Free(value):
+                self.end(value)
+            case _:
+                pass
+
+    def begin(self, value: Value) -> None:
+        self.held[value] = value_bytes(value, self.hints)
+        self.share(value, value)
+
+    def share(self, value: Value, owner: Value | None) -> None:
+        if owner is not None:  # memory of inputs is not counted
+            self.owner[value] = owner
+            self.names[owner] += 1
+
+    def end(self, value: Value) -> None:
+        owner = self.owner.pop(value, None)
+        if owner is not None:
+            self.names[owner] -= 1
+            if not self.names[owner]:
+                self.held.pop(owner, None)
+
+
+# -- counting ------------------------------------------------------------------------------------------------
+def _count(
+    lowered: Program,
+    made: Scheduled,
+    facts: Mapping[str, KernelFacts],
+    launches: Mapping[str, int],
+    hints: Hints,
+    counters: Counters,
+) -> None:
+    plan = made.plan
+    counters.add(Count.KERNELS, len(plan.kernels))
+    counters.add(Count.LAUNCHES, sum(launches.values()))
+    calls = [step.extern for step in plan.steps if isinstance(step, Call)]
+    moved = sum(value_bytes(value, hints) for call in calls for value in {*uses(call), *defines(call)})
+    counters.add(Count.BYTES_ACCESSED, moved)
+    counters.add(Count.SCATTERS_UPON_CONSTANTS, max(0, _scatters(lowered) - _scatters(made.program)))
+    counters.add(Count.LOOP_REORDERINGS, _reordered(plan, facts, hints))
+    for name, fact in facts.items():
+        counters.add(KIND_COUNTS[fact.kind])
+        counters.add(Count.CPP_VECTORISED, int(fact.vectorised))
+        counters.add(Count.CPP_CASTS, fact.casts)
+        counters.add(Count.PARALLEL_REDUCTIONS, int(fact.parallel_reduction))
+        if fact.inner_loops > 1:
+            counters.add(Count.OUTER_LOOP_FUSIONS)
+            counters.add(Count.OUTER_LOOP_INNER_KERNELS, fact.inner_loops)
+            counters.add(Count.OUTER_LOOP_BUFFERS, fact.buffers)
+        counters.add(Count.BYTES_ACCESSED, fact.bytes * launches[name])
+        counters.add(Count.ELEMENTS, fact.elements * launches[name])
+        counters.add(Count.ESTIMATED_NS, int(fact.estimate * launches[name]))
+
+
+def _scatters(program: Program) -> int:
+    return sum(isinstance(node, Nest) and isinstance(node.root, Scatter) for node in program.nodes)
+
+
+def _reordered(plan: Plan, facts: Mapping[str, KernelFacts], hints: Hints) -> int:
+    """How many kernels run their loops in another order than that of the dimensions of what they write."""
+    found: set[str] = set()
+    for step in plan.steps:
+        if isinstance(step, Launch):
+            for value, steps in zip(step.args, facts[step.kernel].strides, strict=True):
+                dims = [dim for at in steps if (dim := _dimension(value, at, hints)) is not None]
+                if dims != sorted(dims):
+                    found.add(step.kernel)
+    return len(found)
+
+
+def _dimension(value: Value, step: int, hints: Hints) -> int | None:
+    """The dimension along which a loop with that step through memory runs."""
+    for dim, (size, stride) in enumerate(zip(value.shape, value.strides, strict=True)):
+        low = count_of(stride, hints)
+        if low <= step < low * count_of(size, hints):
+            return dim
+    return None
+
+
+# -- names ---------------------------------------------------------------------------------------------------
+def _value_name(node: Node) -> str:
+    """A node by its first result; a call without results by its operator."""
+    first: Iterable[Value] = defines(node)
+    return next((value.name for value in first), node.op if isinstance(node, Extern) else "nothing")
+
+
+def _output_names(outputs: Sequence[Output]) -> Iterator[str]:
+    for output in outputs:
+        view = output.view if isinstance(output, Item) else output
+        if isinstance(view, View):
+            yield view.value.name
+
+
+def _shape(value: Value, hints: Hints) -> list[int]:
+    return [count_of(n, hints) for n in value.shape]

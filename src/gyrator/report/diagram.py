@@ -1,0 +1,148 @@
+"""A compiled graph as a picture: a box for each launch and call, with the nests that were fused into it, in
+layers from top to bottom. Plain SVG.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import groupby
+from typing import final
+
+from gyrator.report.record import GraphRecord, StepRecord
+
+LINE, PAD, GAP_X, GAP_Y = 15, 8, 24, 46
+CHARACTER = 6.3
+MOST_NESTS = 12
+WIDEST = 44
+SWEEPS = 6
+COLOURS = {"kernel": "#dcebfa", "extern": "#fbe7cf", "copy": "#eeeeee", "end": "#e3f3df"}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Box:
+    """A box: its lines of text, the colour's name, the anchor that a click goes to, and its tooltip."""
+
+    lines: tuple[str, ...]
+    kind: str
+    link: str
+    title: str
+
+    @property
+    def width(self) -> float:
+        return CHARACTER * max(len(line) for line in self.lines) + 2 * PAD
+
+    @property
+    def height(self) -> float:
+        return LINE * len(self.lines) + PAD
+
+
+def diagram(record: GraphRecord, link: str = "") -> str:
+    """The SVG of a graph. `link` is put before a kernel's name to make what a click on it leads to."""
+    boxes, edges = _boxes(record, link)
+    depth = _depths(len(boxes), edges)
+    layers = _layers(depth, edges)
+    at = _positions(boxes, layers)
+    width = max((x + boxes[b].width for b, (x, _) in at.items()), default=0) + GAP_X
+    height = max((y + boxes[b].height for b, (_, y) in at.items()), default=0) + GAP_X
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
+        f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="monospace" font-size="10.5">',
+        f"<title>{escape(record.name)}</title>",
+        *(_edge(boxes, at, first, second) for first, second in edges),
+        *(_drawn(box, *at[number]) for number, box in enumerate(boxes)),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _boxes(record: GraphRecord, link: str) -> tuple[list[_Box], list[tuple[int, int]]]:
+    boxes = [_Box(("inputs",), "end", "", ", ".join(record.inputs))]
+    maker: dict[str, int] = dict.fromkeys(record.inputs, 0)
+    edges: dict[tuple[int, int], None] = {}
+    for number, step in enumerate(record.steps, start=1):
+        boxes.append(_box(step, link))
+        for value in step.reads:
+            edges[maker.get(value, 0), number] = None
+        maker |= dict.fromkeys(step.writes, number)
+    boxes.append(_Box(("outputs",), "end", "", ", ".join(record.outputs)))
+    for value in record.outputs:
+        edges[maker.get(value, 0), len(boxes) - 1] = None
+    return boxes, [(a, b) for a, b in edges if a != b]
+
+
+def _box(step: StepRecord, link: str) -> _Box:
+    nests = [f"· {name}" for name in step.nests[:MOST_NESTS]] if len(step.nests) > 1 else []
+    more = [f"· and {len(step.nests) - MOST_NESTS} more"] if len(step.nests) > MOST_NESTS else []
+    lines = tuple(_cut(line) for line in [step.name, *nests, *more])
+    href = f"{link}{step.name}" if link and step.kind == "kernel" else ""
+    return _Box(lines, step.kind, href, "\n".join([step.name, step.why, *step.places]).strip())
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"
+
+
+def _depths(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
+    """Each box below all that it reads; boxes are numbered in an order that respects edges."""
+    sources: dict[int, list[int]] = {}
+    for first, second in edges:
+        sources.setdefault(second, []).append(first)
+    depth = [0] * count
+    for box in range(count):
+        depth[box] = max((depth[s] + 1 for s in sources.get(box, ())), default=0 if box == 0 else 1)
+    return depth
+
+
+def _layers(depth: Sequence[int], edges: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """Boxes of each depth, moved so that neighbours stand near each other (the mean of their places)."""
+    order = sorted(range(len(depth)), key=lambda box: depth[box])
+    layers = [list(boxes) for _, boxes in groupby(order, key=lambda box: depth[box])]
+    near: dict[int, list[int]] = {}
+    for first, second in edges:
+        near.setdefault(first, []).append(second)
+        near.setdefault(second, []).append(first)
+    place = {box: float(k) for layer in layers for k, box in enumerate(layer)}
+    for sweep in range(SWEEPS):
+        for layer in layers if sweep % 2 == 0 else reversed(layers):
+            wish = {b: sum(place[n] for n in near.get(b, [b])) / len(near.get(b, [b])) for b in layer}
+            layer.sort(key=lambda box: wish[box])
+            place |= {box: float(k) for k, box in enumerate(layer)}
+    return layers
+
+
+def _positions(boxes: Sequence[_Box], layers: Sequence[Sequence[int]]) -> dict[int, tuple[float, float]]:
+    widths = [sum(boxes[b].width + GAP_X for b in layer) for layer in layers]
+    at: dict[int, tuple[float, float]] = {}
+    y = float(GAP_X)
+    for layer, width in zip(layers, widths, strict=True):
+        x = GAP_X + (max(widths) - width) / 2
+        for box in layer:
+            at[box] = (x, y)
+            x += boxes[box].width + GAP_X
+        y += max(boxes[b].height for b in layer) + GAP_Y
+    return at
+
+
+def _edge(boxes: Sequence[_Box], at: Mapping[int, tuple[float, float]], first: int, second: int) -> str:
+    x, y = at[first][0] + boxes[first].width / 2, at[first][1] + boxes[first].height
+    u, v = at[second][0] + boxes[second].width / 2, at[second][1]
+    bend = max(GAP_Y / 2, (v - y) / 3)
+    curve = f"M{x:.0f} {y:.0f}C{x:.0f} {y + bend:.0f} {u:.0f} {v - bend:.0f} {u:.0f} {v:.0f}"
+    return f'<path d="{curve}" fill="none" stroke="#999" stroke-opacity="0.6"/>'
+
+
+def _drawn(box: _Box, x: float, y: float) -> str:
+    text = "".join(
+        f'<text x="{x + PAD:.0f}" y="{y + LINE * (k + 1) - 1:.0f}"'
+        f"{' font-weight=' + chr(34) + 'bold' + chr(34) if k == 0 else ''}>{escape(line)}</text>"
+        for k, line in enumerate(box.lines)
+    )
+    frame = (
+        f'<rect x="{x:.0f}" y="{y:.0f}" width="{box.width:.0f}" height="{box.height:.0f}" rx="4" '
+        f'fill="{COLOURS[box.kind]}" stroke="#777"/>'
+    )
+    body = f"<g><title>{escape(box.title)}</title>{frame}{text}</g>"
+    return f'<a href="{escape(box.link)}">{body}</a>' if box.link else body

@@ -1,0 +1,216 @@
+"""The option `dump`: every stage as a numbered file of the session's folder.
+
+Graphs are Python programs that run by themselves on random inputs and print their time; nests, kernels and
+plans are text.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+
+import torch
+from torch import fx
+
+from gyrator.autograd.partition import JointGraph, Partition
+from gyrator.cache.store import Entry
+from gyrator.codegen.python_text import index_text
+from gyrator.ir.program import Extern
+from gyrator.ir.text import kernel_text, node_text
+from gyrator.origin import origin_of
+from gyrator.report.diagram import diagram
+from gyrator.report.record import GraphRecord
+from gyrator.runtime.load import WRAPPER
+from gyrator.schedule.plan import (
+    Allocate,
+    Call,
+    Copy,
+    Free,
+    Fresh,
+    InPlace,
+    Launch,
+    Plan,
+    Reuse,
+    SliceOf,
+    Step,
+)
+from gyrator.schedule.stage import Scheduled
+from gyrator.session import DumpWriter
+from gyrator.torch_compat import qualified_name
+
+_HINT = 8
+"""What a size without a hint counts as."""
+
+
+def dump_graph(dump: DumpWriter, name: str, gm: fx.GraphModule, values: Sequence[object]) -> None:
+    """Write an FX graph as a program; `values` are fake tensors, sizes and numbers, one per placeholder."""
+    constants = dict(_tensors(gm, ""))
+    saved = ""
+    if constants:
+        saved = dump.write(f"{name}_constants", "", suffix="pt").name
+        torch.save(constants, dump.folder / saved)
+    dump.write(name, graph_program(name, gm, values, saved), suffix="py")
+
+
+def dump_partition(dump: DumpWriter, joint: JointGraph, partition: Partition) -> None:
+    """Write the joint graph as a program, and what the partition saves and recomputes, with the reasons."""
+    values = [node.meta.get("val") for node in joint.graph.nodes if node.op == "placeholder"]
+    if all(node.op != "get_attr" for node in joint.graph.nodes):
+        dump_graph(dump, "joint", fx.GraphModule({}, joint.graph), values)
+    else:  # its bodies are written with the halves
+        dump.write("joint", str(joint.graph))
+    lines = [
+        f"# saved: {partition.saved_bytes} bytes; all that backward reads: {partition.default_bytes} bytes"
+    ]
+    for node, reason in partition.reasons.items():
+        lines.append(f"{node.name}: {reason}   # {origin_of(node)}")
+    dump.write("partition", "\n".join(lines))
+
+
+def dump_compiled(
+    dump: DumpWriter, scheduled: Scheduled, record: GraphRecord, entry: Entry, sources: Sequence[str]
+) -> None:
+    """Write what became of a lowered program: groups, kernels, the plan, the wrapper with its libraries, and
+    the picture of the graph. `sources` are the kernels' texts.
+    """
+    dump.write("nests_after_fusion", groups_text(scheduled))
+    dump.write("kernel_plans", "\n\n".join(kernel_text(kernel) for kernel in scheduled.plan.kernels))
+    dump.write("plan", plan_text(scheduled.plan))
+    dump.write("kernels", "\n".join(sources), suffix="cpp")
+    for path in entry.folder.iterdir():
+        if path.suffix in (".so", ".bin"):
+            shutil.copyfile(path, dump.folder / path.name)
+    dump.write("wrapper", entry.text(WRAPPER), suffix="py")
+    dump.write("graph", diagram(record), suffix="svg")
+
+
+# -- FX graphs -----------------------------------------------------------------------------------------------
+def graph_program(name: str, gm: fx.GraphModule, values: Sequence[object], saved: str = "") -> str:
+    """An FX graph as a program that stands alone. `saved` is the file of its constants, beside it."""
+    imports: dict[str, None] = dict.fromkeys(["import torch", ""])
+    classes = list(_classes("Graph", gm, "", imports))
+    load = f'CONSTANTS = torch.load(Path(__file__).parent / "{saved}")\n\n\n' if saved else ""
+    if saved:
+        imports = dict.fromkeys(["from pathlib import Path", "", *imports])
+    body = "\n\n".join(classes)
+    if "torch.ops.gyrator." in body:
+        imports["import gyrator.autograd.ops"] = None
+    imports["from gyrator.runtime.standalone import random_tensor, run_graph"] = None
+    made = "\n".join(f"        {_input_text(value)}," for value in values)
+    return (
+        f'"""The graph {name!r}, as a program: it runs on random inputs and prints its time."""\n\n'
+        + "\n".join(imports)
+        + f"\n\n{load}{body}\n\ndef inputs():\n    return [\n{made}\n    ]\n\n\n"
+        + 'if __name__ == "__main__":\n    run_graph(Graph(), inputs)\n'
+    )
+
+
+def _classes(name: str, gm: fx.GraphModule, path: str, imports: dict[str, None]) -> Iterator[str]:
+    code = gm.graph.python_code("self", verbose=True)
+    for alias, target in code.globals.items():
+        if re.search(rf"\b{re.escape(alias)}\b", code.src) and alias != "torch":
+            imports[_import_text(alias, target)] = None
+    fields = []
+    for node in gm.graph.find_nodes(op="get_attr"):
+        target = str(node.target)
+        found: object = gm
+        for part in target.split("."):
+            found = getattr(found, part)
+        if isinstance(found, fx.GraphModule):
+            inner = f"{name}_{target.replace('.', '_')}"
+            yield from _classes(inner, found, f"{path}{target}.", imports)
+            fields.append(f"self.{target} = {inner}()")
+        elif isinstance(found, torch.Tensor):
+            fields.append(f'self.{target} = CONSTANTS["{path}{target}"]')
+    setup = "\n        ".join(["super().__init__()", *dict.fromkeys(fields)])
+    src = "\n".join(f"    {line}" if line.strip() else "" for line in code.src.strip().splitlines())
+    yield f"class {name}(torch.nn.Module):\n    def __init__(self):\n        {setup}\n\n{src}\n"
+
+
+def _tensors(gm: fx.GraphModule, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+    for node in gm.graph.find_nodes(op="get_attr"):
+        found: object = gm
+        for part in str(node.target).split("."):
+            found = getattr(found, part)
+        if isinstance(found, fx.GraphModule):
+            yield from _tensors(found, f"{path}{node.target}.")
+        elif isinstance(found, torch.Tensor):
+            yield f"{path}{node.target}", found.detach()
+
+
+def _import_text(alias: str, target: object) -> str:
+    if isinstance(target, ModuleType):
+        return f"import {target.__name__} as {alias}"
+    if isinstance(target, float):
+        return f'{alias} = float("{target}")'
+    if target is type(None):
+        return f"{alias} = type(None)"
+    module, _, name = (qualified_name(target) or f"{type(target).__module__}.{alias}").rpartition(".")
+    return f"from {module} import {name} as {alias}"
+
+
+def _input_text(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        shape, strides = ([_number(n) for n in sizes] for sizes in (value.shape, value.stride()))
+        return f"random_tensor({tuple(shape)}, {tuple(strides)}, {value.dtype})"
+    return (
+        str(_number(value))
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+        else repr(value)
+    )
+
+
+def _number(size: int | torch.SymInt | torch.SymFloat | torch.SymBool) -> int | float | bool:
+    if isinstance(size, (int, float, bool)):
+        return size
+    found: int | float | bool = size.node.hint if size.node.has_hint() else _HINT
+    return found
+
+
+# -- nests and plans -----------------------------------------------------------------------------------------
+def groups_text(scheduled: Scheduled) -> str:
+    """The program's nests by the kernel that they became part of, with the user's lines."""
+    launches = iter([step.kernel for step in scheduled.plan.steps if isinstance(step, Launch)])
+    parts = []
+    for unit in scheduled.units:
+        if isinstance(unit, Extern):
+            parts.append(f"call {unit.op}\n{_indented(node_text(unit))}")
+        else:
+            texts = "\n".join(node_text(member.nest) for member in unit.members)
+            parts.append(f"kernel {next(launches)}\n{_indented(texts)}")
+    return "\n\n".join(parts)
+
+
+def plan_text(plan: Plan) -> str:
+    """A plan step by step."""
+    return "\n".join([f"plan {plan.name}:", *(f"  {_step_text(step)}" for step in plan.steps)])
+
+
+def _step_text(step: Step) -> str:
+    match step:
+        case Allocate(value, placement):
+            match placement:
+                case Fresh():
+                    where = "fresh"
+                case Reuse(of):
+                    where = f"in the memory of {of.name}"
+                case InPlace(of):
+                    where = f"in place of {of.name}"
+                case SliceOf(of, offset):
+                    where = f"a part of {of.name} from {index_text(offset)}"
+            return f"allocate {value.name}  {where}"
+        case Launch(kernel, args, sizes):
+            given = ", ".join([*(value.name for value in args), *(index_text(s) for s in sizes)])
+            return f"launch {kernel}({given})"
+        case Call(extern, into):
+            return f"call {node_text(extern).splitlines()[-1].strip()}{'  into its result' if into else ''}"
+        case Copy(into, source):
+            return f"copy {source.value.name} into {into.value.name}"
+        case Free(value):
+            return f"free {value.name}"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())

@@ -1,0 +1,180 @@
+"""What is known of a compiled graph: kernels, steps, fusions refused, memory. Stored beside its code as JSON,
+so that a graph from the cache can be explained like a new one.
+
+Sizes that are symbols count as the hints that the graph was compiled with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar, final
+
+T = TypeVar("T")
+
+Places: typing.TypeAlias = "tuple[str, ...]"
+"""Lines like ``model.py:12 in forward: aten.mm.default``."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KernelRecord:
+    """A generated kernel. Bytes, operations and the estimate are those of one launch."""
+
+    name: str
+    symbol: str
+    kind: str
+    source: str
+    places: Places
+    launches: int
+    vectorised: bool
+    loads: int
+    stores: int
+    loops: int
+    atomics: int
+    casts: int
+    inner_loops: int
+    buffers: int
+    arguments: int
+    numels: tuple[int, int, int]
+    elements: int
+    bytes: int
+    operations: int
+    estimated_ns: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """A launch of a kernel, or a call of an operator: what it computes, reads and writes (names of values).
+
+    `why` says for a call why no kernel was generated.
+    """
+
+    kind: str
+    name: str
+    nests: tuple[str, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    bytes: int
+    operations: int
+    places: Places
+    why: str = ""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Unfused:
+    """A producer and a reader of its value that are no common kernel, and why."""
+
+    producer: str
+    reader: str
+    value: str
+    bytes: int
+    reason: str
+    producer_place: str
+    reader_place: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Memory that is held when most is: whose it is, and the user's place."""
+
+    value: str
+    bytes: int
+    place: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class GraphRecord:
+    """A compiled graph.
+
+    Attributes:
+        inputs, outputs: names of values. inputs_bytes: bytes of inputs and constants, not part of `memory`.
+        nests: elements and estimated nanoseconds of each nest before fusion.
+        memory: bytes that the graph's own values hold after each step; `holders` are those at the peak.
+        counters: as `Counters.about_code` writes them.
+    """
+
+    name: str
+    kind: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    inputs_bytes: int
+    kernels: tuple[KernelRecord, ...]
+    steps: tuple[StepRecord, ...]
+    nests: Mapping[str, tuple[int, float]]
+    unfused: tuple[Unfused, ...]
+    memory: tuple[int, ...]
+    holders: tuple[Holder, ...]
+    counters: Mapping[str, int]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A value of the forward graph that backward reads or computes again, and why."""
+
+    value: str
+    saved: bool
+    reason: str
+    bytes: int
+    place: str
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ProgramRecord:
+    """What is known of a captured program beside its graphs: what forward keeps for backward.
+
+    `saved_bytes` are those of values that would otherwise be freed, `default_bytes` the same if nothing
+    were recomputed.
+    """
+
+    kept: tuple[Kept, ...] = ()
+    saved_bytes: int = 0
+    default_bytes: int = 0
+
+
+def to_json(record: GraphRecord | ProgramRecord) -> str:
+    """A record as JSON text."""
+    return json.dumps(dataclasses.asdict(record), separators=(",", ":"))
+
+
+def from_json(kind: type[T], text: str) -> T:
+    """The record that `to_json` wrote.
+
+    Raises: KeyError, TypeError, ValueError for a text of another version.
+    """
+    found = _read(kind, json.loads(text))
+    assert isinstance(found, kind)
+    return found
+
+
+def _read(kind: Any, data: Any) -> Any:
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        hints = _hints(kind)
+        return kind(**{f.name: _read(hints[f.name], data[f.name]) for f in dataclasses.fields(kind)})
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple:
+        kinds = [args[0]] * len(data) if args[-1] is Ellipsis else args
+        return tuple(_read(k, item) for k, item in zip(kinds, data, strict=True))
+    if origin is not None and issubclass(origin, Mapping):
+        return {key: _read(args[1], value) for key, value in data.items()}
+    if isinstance(kind, types.UnionType):
+        return data
+    if not isinstance(data, (kind, int)):
+        raise TypeError(f"{data!r} is no {kind}")
+    return data
+
+
+@cache
+def _hints(kind: type) -> Mapping[str, Any]:
+    return typing.get_type_hints(kind)

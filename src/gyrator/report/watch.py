@@ -1,0 +1,159 @@
+"""What a compilation tells about itself: counters, metric tables, and events for whoever explains it.
+
+`pipeline.py` and `backend.py` call these functions; with nothing switched on they cost next to nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias, final
+
+from torch import fx
+
+from gyrator.autograd.partition import JointGraph, Partition
+from gyrator.autograd.partition.recompute import tensor_bytes
+from gyrator.cache.store import Entry
+from gyrator.metrics.tables import Row, add_rows
+from gyrator.origin import origin_of, place_of
+from gyrator.report.record import GraphRecord, Kept, ProgramRecord, from_json
+from gyrator.session import Session
+from gyrator.torch_compat import capture_end
+
+RECORD = "record.json"
+"""The file of a compiled graph's record in its folder."""
+
+COUNTERS = "counters"
+"""The note in which an entry of the cache keeps its counters."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class GraphCompiled:
+    """A graph is ready: where its code and record lie, whether the cache had it, and its session."""
+
+    name: str
+    folder: Path
+    cached: bool
+    session: Session
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ProgramCompiled:
+    """A captured program is ready: why capture ended where it did, what forward keeps for backward."""
+
+    name: str
+    reason: str
+    place: str
+    cached: bool
+    seconds: float
+    record: ProgramRecord
+    session: Session
+
+
+Event: TypeAlias = "GraphCompiled | ProgramCompiled"
+Watch: TypeAlias = "Callable[[Event], None]"
+
+
+def graph_compiled(session: Session, entry: Entry, watch: Watch | None, *, cached: bool) -> None:
+    """A graph is in `entry`, new or `cached`: count again what the cache saved counting, and write tables."""
+    if cached:
+        counts = entry.notes.get(COUNTERS)
+        session.counters.replay(counts if isinstance(counts, dict) else {})
+    if session.config.metrics:
+        add_graph_rows(session, from_json(GraphRecord, entry.text(RECORD)), entry.folder)
+    if watch is not None:
+        watch(GraphCompiled(session.name, entry.folder, cached, session))
+
+
+def program_compiled(
+    session: Session,
+    name: str,
+    gm: fx.GraphModule,
+    record: ProgramRecord,
+    start: float,
+    watch: Watch | None,
+    *,
+    cached: bool,
+) -> None:
+    """A captured program that `start` (of time.perf_counter) saw begin is ready, all its graphs included."""
+    if watch is not None:
+        reason, place = capture_end(gm)
+        watch(ProgramCompiled(name, reason, place, cached, time.perf_counter() - start, record, session))
+
+
+def program_record(joint: JointGraph, partition: Partition) -> ProgramRecord:
+    """What a partition saves and recomputes, and why, the largest first."""
+    saved = set(partition.saved)
+    kept = [
+        Kept(
+            value=node.name,
+            saved=node in saved,
+            reason=reason.partition(": ")[2],
+            bytes=tensor_bytes(node.meta.get("val")),
+            place=place_of((origin_of(node),)),
+        )
+        for node, reason in partition.reasons.items()
+    ]
+    kept.sort(key=lambda value: (not value.saved, -value.bytes, value.value))
+    return ProgramRecord(tuple(kept), partition.saved_bytes, partition.default_bytes)
+
+
+# -- rows of metric tables -----------------------------------------------------------------------------------
+def add_graph_rows(session: Session, record: GraphRecord, folder: Path) -> None:
+    """A compiled graph's rows of the tables that are on."""
+    config = session.config
+    add_rows(config, "graph_stats", lambda: _graph_stats(session.name, record))
+    add_rows(config, "kernel_metadata", lambda: _kernel_metadata(record, folder))
+    add_rows(config, "fusion_failure_due_to_indexing_mismatch", lambda: _mismatches(session.name, record))
+
+
+def _graph_stats(name: str, record: GraphRecord) -> Iterable[Row]:
+    calls = sum(step.kind == "extern" for step in record.steps)
+    before, after = (record.counters.get(f"NESTS_{when}_FUSION", 0) for when in ("BEFORE", "AFTER"))
+    yield {
+        "graph_id": name,
+        "num_nodes_before_fusion": before + calls,
+        "num_nodes_after_fusion": after + calls,
+    }
+
+
+def _kernel_metadata(record: GraphRecord, folder: Path) -> Iterable[Row]:
+    for kernel in record.kernels:
+        x, y, r = kernel.numels
+        reduction = "reduction" in kernel.kind
+        yield {
+            "kernel_name": kernel.name,
+            "kernel_path": str(folder),
+            "kernel_category": kernel.kind.replace(" ", "_").replace("-", "_"),
+            "size_hints": None if kernel.kind == "foreach" else f"[{', '.join(map(str, kernel.numels))}]",
+            "reduction_hint": kernel.kind.partition(" ")[0].upper() if reduction else None,
+            "line_of_code": sum(not line.startswith(("//", "#", "@")) for line in kernel.source.splitlines()),
+            "num_load": kernel.loads,
+            "num_store": kernel.stores,
+            "num_for_loop": kernel.loops,
+            "num_atomic_add": kernel.atomics,
+            "num_args": kernel.arguments,
+            "xnumel": x,
+            "ynumel": y,
+            "rnumel": r,
+            "kernel_args_num_gb": kernel.bytes / 1e9,
+        }
+
+
+def _mismatches(name: str, record: GraphRecord) -> Iterable[Row]:
+    for pair in record.unfused:
+        if any(word in pair.reason for word in ("indices", "ranges", "whole elements")):
+            yield {
+                "pre_grad_graph_id": name.partition("_")[0],
+                "post_grad_graph_id": name,
+                "node1_name": pair.producer,
+                "node2_name": pair.reader,
+                "node1_debug_str": f"{pair.producer} at {pair.producer_place}",
+                "node2_debug_str": f"{pair.reader} at {pair.reader_place}",
+                "common_buffer_names": pair.value,
+                "failure_reason": pair.reason,
+            }
