@@ -368,7 +368,7 @@ def indexing(s: Scope) -> str:
     colons = ":, " * d
     index = s.index(size, s.rng.choice([1, 2, 4]))
     plain = index.replace("-", "")  # index_select takes no negative index; out of range draws are dropped
-    return s.choose(
+    text = s.choose(
         f"{x}[{colons}torch.tensor({index})]",
         f"{x}.index_select({d}, torch.tensor({plain}))",
         f"{x}[{colons}torch.tensor([{index}, {index}])]",
@@ -377,6 +377,9 @@ def indexing(s: Scope) -> str:
         f"{x}.gather({d}, torch.zeros_like({x}, dtype=torch.int64))",
         f"F.embedding(torch.tensor({plain}), {x})",
     )
+    if text.startswith(f"{x}[") and 1 in s.values[x].shape and not s.values[x].is_contiguous():
+        raise Impossible  # no rule says in what order eager lays the result's dimensions out
+    return text
 
 
 def masking(s: Scope) -> str:
@@ -462,9 +465,27 @@ def library(s: Scope) -> str:
 # --- mutation: of arguments, intermediates, and views of both ---
 
 
+def meets(x: Tensor, y: Tensor) -> bool:
+    """Whether y, broadcast to x, reads an element of memory at another position than where x has it: the
+    result of an in-place operator is then whatever the order of its loop makes it."""
+    if x.untyped_storage()._cdata != y.untyped_storage()._cdata:
+        return False
+    if torch.broadcast_shapes(x.shape, y.shape) != x.shape:
+        return False  # eager refuses
+    whole = torch.arange(x.untyped_storage().nbytes())
+    mine, read = (
+        whole.as_strided(
+            t.shape, [step * t.element_size() for step in t.stride()], t.storage_offset() * t.element_size()
+        )
+        for t in (x, y)
+    )
+    read = read.expand(x.shape)
+    return bool(torch.isin(read[read != mine], mine).any())
+
+
 def update(s: Scope) -> str:
     x = s.pick()
-    return s.choose(
+    text = s.choose(
         "{0}.add_({1})",
         "{0}.mul_({1})",
         "{0}.sub_({1})",
@@ -477,7 +498,11 @@ def update(s: Scope) -> str:
         "{0} += {1}",
         "{0} *= 2",
         "{0}.neg_()",
-    ).format(x, s.like(x))
+    )
+    y = s.like(x)
+    if "{1}" in text and y in s.values and meets(s.values[x], s.values[y]):
+        raise Impossible
+    return text.format(x, y)
 
 
 def update_float(s: Scope) -> str:

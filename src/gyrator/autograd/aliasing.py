@@ -210,7 +210,7 @@ def _updates(
         updates.append(InputUpdate(position, result, tracked))
     for position, (node, _) in enumerate(recorder.constants):
         root = recorder.constant_root(node)
-        if root.generation:
+        if root.generation and root.input is not None:
             updates.append(InputUpdate(len(inputs) + position, results.value(root.node), False))
     return updates
 

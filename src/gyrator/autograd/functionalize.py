@@ -21,6 +21,7 @@ from torch.fx import Node
 
 from gyrator.autograd import ops
 from gyrator.autograd.builder import GraphBuilder
+from gyrator.autograd.symbols import expression
 from gyrator.autograd.views import IDENTITY_VIEWS, PARENT, WRITTEN, Call, View, inverse, strided_inverse
 
 aten = torch.ops.aten
@@ -96,7 +97,7 @@ def write(alias: Alias, value: Node, build: GraphBuilder) -> None:
         if call is None:
             value = _emit(strided_inverse(link.node.meta["val"]), read_root(link.root, build), value, build)
             break
-        value = _emit(call, old, value, build)
+        value = _sized_like(_emit(call, old, value, build), old, build)
         link = link.parent
     root = alias.root
     root.node = _like(value, root.node, build)
@@ -106,6 +107,18 @@ def write(alias: Alias, value: Node, build: GraphBuilder) -> None:
     for written, node in chain:
         if written.node.meta["val"] is node.meta["val"]:
             written.node, written.generation = node, root.generation
+
+
+def _sized_like(value: Node, old: Node, build: GraphBuilder) -> Node:
+    """`value`, whose sizes are those of `old` though a fake kernel may have stated them as other expressions:
+    2 * (s // 2) of the view back to s elements.
+    """
+    wanted, given = old.meta["val"], value.meta["val"]
+    if given is not wanted and [*map(expression, given.shape)] != [*map(expression, wanted.shape)]:
+        with build.fake_mode:
+            stated = torch.empty_strided(wanted.shape, given.stride(), dtype=given.dtype, device=given.device)
+        value.meta["val"] = build.metadata(stated)
+    return value
 
 
 def read_root(root: Root, build: GraphBuilder) -> Node:
@@ -139,7 +152,7 @@ def _call_view(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], build: Gr
         return args[0]
     try:
         return build.call(op, args, kwargs)
-    except RuntimeError:
+    except (RuntimeError, ValueError):  # a fake view raises either
         dense = build.call(aten.clone.default, (args[0],), {"memory_format": torch.contiguous_format})
         return build.call(op, (dense, *args[1:]), kwargs)
 

@@ -30,7 +30,14 @@ def _max_unpool2d(x: Tensor, indices: Tensor, output_size: Sequence[int]) -> Ten
     return result
 
 
+def _index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+    """The result is a filled clone: it lies in memory as a clone does."""
+    return aten.clone.default(x)
+
+
 REAL_STRIDES: Mapping[OpOverload, Callable[..., Any]] = {
     aten.log_sigmoid_forward.default: _log_sigmoid_forward,
+    aten.index_fill.int_Scalar: _index_fill,
+    aten.index_fill.int_Tensor: _index_fill,
     aten.max_unpool2d.default: _max_unpool2d,
 }

@@ -101,12 +101,14 @@ class Recorder(TorchDispatchMode):
             self._bind(value, new_root(node, value, position))
         return node
 
-    def add_constant(self, value: Tensor, fake: Tensor) -> None:
-        """A tensor that the program holds itself: an input that the runtime supplies."""
+    def add_constant(self, value: Tensor, fake: Tensor, *, literal: bool = False) -> None:
+        """A tensor that the program holds itself: an input that the runtime supplies. Of a `literal`
+        (`torch.tensor([1, 2])` in the program) each run has a new one: a write to it stays inside."""
         anchor = self._last_input
         graph = self.build.graph
         with graph.inserting_after(anchor) if anchor is not None else graph.inserting_before():
-            node = self.add_input(f"constant_{len(self.constants)}", fake, self._inputs)
+            position = None if literal else self._inputs
+            node = self.add_input(f"constant_{len(self.constants)}", fake, position)
         self.constants.append((node, value))
         self._constant_roots[node] = self.alias_of(fake).root
 
@@ -194,7 +196,7 @@ class Recorder(TorchDispatchMode):
         self, how: Behaviour, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
     ) -> None:
         if func is aten.lift_fresh_copy.default and not isinstance(args[0], FakeTensor):
-            self.add_constant(args[0], out)
+            self.add_constant(args[0], out, literal=True)
             return
         node_kwargs = {key: self.node_of(arg) for key, arg in kwargs.items()}
         node = self.build.append(func, self.nodes_of(args), node_kwargs, out)
@@ -226,7 +228,7 @@ class Recorder(TorchDispatchMode):
     ) -> None:
         source = args[0]
         if not isinstance(source, FakeTensor):
-            self.add_constant(source, out)
+            self.add_constant(source, out, literal=func is aten.lift_fresh.default)
             return
         parent = self.alias_of(source)
         tracks = torch.is_grad_enabled()

@@ -97,6 +97,18 @@ def foreach(x: Tensor) -> Tensor:
     return a + b
 
 
+def view_of_a_result_in_another_layout(x: Tensor) -> Tensor:
+    y = x.unflatten(0, (-1, 2)).transpose(-3, -1)
+    y.index_add_(1, torch.tensor([0, 1]), y[:, :2] * 1)
+    return y
+
+
+def through_unflatten(x: Tensor) -> Tensor:
+    y = x.unflatten(-2, (-1, 2))
+    y.transpose(0, -1).add_(1)
+    return y
+
+
 PROGRAMS = (
     in_place,
     through_view,
@@ -112,6 +124,8 @@ PROGRAMS = (
     foreach,
     other_dtype,
     transposed_in_place,
+    view_of_a_result_in_another_layout,
+    through_unflatten,
 )
 
 
@@ -148,6 +162,40 @@ def test_an_updated_input_is_a_result_and_an_update() -> None:
     assert function(x).tolist() == [3, 3, 3] and x.tolist() == [2, 2, 2]
     (update,) = graphs.infos["inference"].updates
     assert (update.input, update.output) == (0, 0)
+
+
+def test_an_update_has_the_size_of_its_input_as_the_input_states_it() -> None:
+    run, graphs = compiled(through_unflatten, dynamic=True)
+    run(torch.randn(6, 4))
+    nodes = graphs.modules["inference"].graph
+    (update,) = graphs.infos["inference"].updates
+    given = nodes.find_nodes(op="placeholder")[update.input].meta["val"]
+    result = nodes.output_node().args[0][update.output].meta["val"]
+    assert [size.node.expr for size in result.shape] == [size.node.expr for size in given.shape]
+
+
+def test_a_literal_is_new_at_each_call() -> None:
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = torch.tensor([1.0, 2.0])
+        part = y.narrow(0, 0, 2)
+        y.add_(x)
+        return part, y * 2
+
+    run, _ = compiled(program)
+    for _ in range(2):
+        x = leaf(2)
+        part, double = run(x)
+        assert torch.equal(part, x + torch.tensor([1.0, 2.0])) and torch.equal(double, part * 2)
+        part.sum().backward()
+        assert torch.equal(x.grad, torch.ones(2))
+
+
+def test_a_literal_that_is_returned_belongs_to_the_caller() -> None:
+    run, _ = compiled(lambda x: (torch.tensor([1.0, 2.0]), x + 1))
+    for _ in range(2):
+        literal, _ = run(torch.ones(2))
+        assert literal.tolist() == [1.0, 2.0]
+        literal.zero_()
 
 
 def test_mutating_a_non_leaf_that_requires_grad_is_seen_by_autograd() -> None:
