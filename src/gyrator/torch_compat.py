@@ -7,6 +7,7 @@ make_fx, ShapeEnv, decomposition tables, pytree).
 from __future__ import annotations
 
 import importlib
+import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -198,7 +199,8 @@ def build_expression(expr: Any, graph: Graph, symbols: Mapping[Any, Node]) -> No
     torch walks its own expression language, whose functions (FloorDiv, Mod, ...) are private.
     """
     interp = importlib.import_module("torch.utils._sympy.interp").sympy_interp
-    analysis = importlib.import_module("torch.utils._sympy.reference").PythonReferenceAnalysis
+    reference = importlib.import_module("torch.utils._sympy.reference").PythonReferenceAnalysis
+    analysis = type("Arithmetic", (reference,), {"int_truediv": staticmethod(operator.truediv)})
     tracer = GraphAppendingTracer(graph)
     result = interp(analysis, {symbol: Proxy(node, tracer) for symbol, node in symbols.items()}, expr)
     if not isinstance(result, Proxy):
@@ -325,6 +327,6 @@ def capture_end(gm: torch.fx.GraphModule) -> tuple[str, str]:
 
 
 def user_function(compiled: object) -> Any:
-    """What was given to torch.compile: a module or function; `compiled` itself if it is none of its results."""
+    """What torch.compile made `compiled` of: a module or function; itself if it did not make it."""
     module = getattr(compiled, "_orig_mod", None)
     return getattr(compiled, "_torchdynamo_orig_callable", compiled) if module is None else module
