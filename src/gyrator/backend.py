@@ -24,7 +24,7 @@ from gyrator.report.record import ProgramRecord, from_json, to_json
 from gyrator.report.watch import graph_compiled, program_compiled, program_record
 from gyrator.runtime.entries import Stores, explain_miss, open_stores
 from gyrator.runtime.programs import Found, find_program, keep_program, program_key
-from gyrator.runtime.toolchain import find_toolchain
+from gyrator.runtime.targets import find_targets
 from gyrator.session import Session
 from gyrator.torch_compat import recompile_reason
 
@@ -69,7 +69,7 @@ def compile_program(
             dump_graph(program.dump, "captured", gm, inputs.values)
         stores = open_stores(program, process.scratch_folder())
         with program.stage("look up"):
-            key = _key(gm, inputs, example_inputs, config, shape_env)
+            key = _key(gm, inputs, example_inputs, config, device, shape_env)
             found = _find(key, stores, inputs.values, program)
         if found is not None:
             calls = []
@@ -81,6 +81,8 @@ def compile_program(
             )
             return assemble(found.traced(calls), gm, example_inputs)
 
+        if device.type == "cuda":
+            process.workers.prepare(2)  # they import Triton while the graphs are traced
         traced = aot_program(
             gm,
             example_inputs,
@@ -103,16 +105,17 @@ def _key(
     inputs: Inputs,
     example_inputs: Sequence[object],
     config: Config,
+    device: torch.device,
     shape_env: ShapeEnv | None,
 ) -> Key | None:
     """The program's key; None if it has none, or if it must be compiled anyway."""
     if config.validate:
         return None
     try:
-        toolchain = find_toolchain(config)
+        targets = find_targets(config, device)
     except ToolchainMissing:
         return None
-    return program_key(gm, inputs, example_inputs, config, shape_env, toolchain.key())
+    return program_key(gm, inputs, example_inputs, config, shape_env, targets.key())
 
 
 def _find(key: Key | None, stores: Stores, values: Sequence[object], session: Session) -> Found | None:
@@ -133,7 +136,7 @@ class Backend:
     """Compiles what torch.compile captured. `process` is the state that all its compilations share."""
 
     def __init__(self, process: Process) -> None:
-        self._process = process
+        self.process = process
         self._numbers = count()
 
     def __call__(
@@ -152,8 +155,8 @@ class Backend:
         """
         config = Config.from_options(mode, options)
         name = f"graph{next(self._numbers)}"
-        with self._process.lock, frozen_garbage():
-            return compile_program(gm, example_inputs, config, name, self._process)
+        with self.process.lock, frozen_garbage():
+            return compile_program(gm, example_inputs, config, name, self.process)
 
     def __reduce__(self) -> str:
         """Copies and pickles of compiled modules refer to this object by its name."""
@@ -162,8 +165,8 @@ class Backend:
     def reset(self) -> None:
         """Zero the counters and give back the memory that compiled code keeps; torch.compiler.reset calls
         it."""
-        self._process.pool.clear()
-        self._process.counted.clear()
+        self.process.pool.clear()
+        self.process.counted.clear()
 
 
 gyrator = Backend(Process())

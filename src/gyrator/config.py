@@ -257,10 +257,13 @@ class Config:
         shapes_code=False,
     )
     benchmark_kernel: bool = _option(
-        False, "Seeing what happens", "Give each kernel's file a main block that times it.", planned=True
+        False, "Seeing what happens", "Write a program for each kernel that times it, beside the wrapper."
     )
     profile_bandwidth: bool = _option(
-        False, "Seeing what happens", "Time every kernel of real runs and report its GB/s.", planned=True
+        False,
+        "Seeing what happens",
+        "Time every kernel of real runs and print its GB/s when the process ends.",
+        shapes_code=False,
     )
 
     @staticmethod

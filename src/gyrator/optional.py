@@ -15,6 +15,7 @@ from gyrator.errors import ToolchainMissing
 _INSTALL = {
     "triton": "install a CUDA build of torch, which brings Triton, or `pip install triton`",
     "transformers": "pip install 'gyrator[bench]'",
+    "plotly": "pip install 'gyrator[report]'",
     "redis": "pip install 'gyrator[redis]'",
     "cutlass": "pip install 'gyrator[cutlass]'",
 }
@@ -27,12 +28,12 @@ def available(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def require(package: str) -> ModuleType:
-    """Import an optional package.
+def require(package: str, module: str = "") -> ModuleType:
+    """Import an optional package, or a module of it.
 
     Raises:
         ToolchainMissing: it is not installed; the hint is the command that installs it.
     """
     if not available(package):
         raise ToolchainMissing(f"the package {package}", _INSTALL[package])
-    return importlib.import_module(package)
+    return importlib.import_module(f"{package}.{module}" if module else package)

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
@@ -24,20 +25,18 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gyrator.autograd.interface import BoxedCallable, Compiled, GraphInfo, interpret
 from gyrator.cache.store import Entry, Json
-from gyrator.codegen.cpp import CppKernel, print_kernel
-from gyrator.codegen.wrapper import BuiltKernel, print_wrapper
+from gyrator.codegen.kernel_script import kernel_scripts
+from gyrator.codegen.wrapper import print_wrapper
 from gyrator.errors import ToolchainMissing
 from gyrator.ir.program import Program
 from gyrator.ir.symbols import Symbols
 from gyrator.ir.text import program_text
-from gyrator.ir.tree import Kernel
 from gyrator.lowering import lower
 from gyrator.origin import Origin
 from gyrator.report.describe import describe
 from gyrator.report.dump import dump_compiled, dump_graph
 from gyrator.report.record import to_json
-from gyrator.report.watch import COUNTERS, RECORD, Watch, graph_compiled
-from gyrator.runtime.build import Build, start_build
+from gyrator.report.watch import COUNTERS, RECORD, Watch, graph_compiled, traffic
 from gyrator.runtime.entries import (
     facts_of,
     find,
@@ -47,10 +46,14 @@ from gyrator.runtime.entries import (
     numbered_places,
     open_stores,
 )
+from gyrator.runtime.gpu_kernels import GpuKernels
 from gyrator.runtime.load import WRAPPER, Runtime, load
 from gyrator.runtime.pool import Pool
-from gyrator.runtime.toolchain import find_toolchain
-from gyrator.schedule.plan import Plan
+from gyrator.runtime.profile import BandwidthProfile
+from gyrator.runtime.targets import Targets, find_targets, start_kernels
+from gyrator.runtime.triton_build import rebuild
+from gyrator.runtime.workers import Workers
+from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.stage import schedule
 from gyrator.session import Counters, Session
 from gyrator.validate import validated
@@ -59,16 +62,18 @@ from gyrator.validate import validated
 @final
 @dataclass(frozen=True)
 class Process:
-    """What the compilations of one process share: one compiles at a time, and their code shares a memory
-    pool. `watch` is told of every graph and program that is ready; `counted` are the counters of all
-    sessions.
+    """What the compilations of one process share: one compiles at a time, their code shares a memory pool,
+    and `workers` compile their GPU kernels. `watch` is told of every graph and program that is ready; `counted` are the counters of all
+    sessions; `profile` collects for the option `profile_bandwidth`.
     """
 
     lock: threading.RLock = field(default_factory=threading.RLock)
     pool: Pool = field(default_factory=Pool)
+    workers: Workers = field(default_factory=Workers)
     told: set[str] = field(default_factory=set)
     watch: Watch | None = None
     counted: list[Counters] = field(default_factory=list)
+    profile: BandwidthProfile = field(default_factory=BandwidthProfile)
     scratch: list[TemporaryDirectory[str]] = field(default_factory=list)
 
     def scratch_folder(self) -> Path:
@@ -95,24 +100,30 @@ def compile_graph(
         process: see `Process`.
 
     Returns:
-        The callable; it writes all updates into the inputs. Without a C++ compiler: one that calls torch's
-        operators one by one, after one warning.
+        The callable; it writes all updates into the inputs. Where the processor's kernels lack a C++
+        compiler: one that calls torch's operators one by one, after one warning.
 
     Raises:
         UnsupportedOperator, UnsupportedInput: the graph cannot be compiled.
-        KernelBuildError: the C++ compiler refused a kernel.
+        DeviceUnsupported, ToolchainMissing: the GPU, its driver or Triton is missing or too old.
+        KernelBuildError: a compiler refused a kernel.
         InternalCheckError: a stage broke its own rules.
     """
+
+
+    def without_compiler(missing: ToolchainMissing) -> Compiled:
+        session.warn(f"graphs run operator by operator: {missing}")
+        return interpret(graph, example_inputs, info)
+
     with process.lock, frozen_garbage():
         foreign = without_kernels(graph)
         if foreign is not None:
             session.warn(f"{foreign}: the graph runs operator by operator")
             return interpret(graph, example_inputs, info)
         try:
-            toolchain = find_toolchain(session.config)
+            targets = find_targets(session.config, device_of(graph))
         except ToolchainMissing as missing:
-            session.warn(f"graphs run operator by operator: {missing}")
-            return interpret(graph, example_inputs, info)
+            return without_compiler(missing)
         if session.dump is not None:
             dump_graph(session.dump, "aten", graph, example_inputs)
         updates = [(update.input, update.output) for update in info.updates]
@@ -122,7 +133,7 @@ def compile_graph(
         guards = 0 if shape_env is None else len(shape_env.guards)
         stores = open_stores(session, process.scratch_folder())
         with session.stage("look up"):
-            key = key_of(graph, session, shape_env, updates, shown, toolchain.key())
+            key = key_of(graph, session, shape_env, updates, shown, targets.key())
             entry = find(key, stores.graphs, example_inputs, session)
         if entry is not None and not session.config.validate:
             call = loaded(entry, {}, moved_places(entry, graph), session, process)
@@ -138,35 +149,36 @@ def compile_graph(
         for op in lowered.fallbacks:
             session.counters.add_extern(op)
         with session.stage("schedule"):
-            scheduled = schedule(lowered.program, session)
+            scheduled = schedule(lowered.program, session, gpu_of(targets, device_of(graph)))
             plan = scheduled.plan
-        with session.stage("print kernels"):
-            printed = tuple([print_kernel(kernel) for kernel in plan.kernels])
-        build = start_build(printed, toolchain, stores.kernels, session, places(plan))
+        try:
+            kernels = start_kernels(
+                plan, targets, stores.kernels, session, process.workers, symbols.hints
+            )
+        except ToolchainMissing as missing:
+            return without_compiler(missing)
         with session.stage("print wrapper"):
-            built = built_kernels(plan, printed, build)
-            text = print_wrapper(plan, built, symbols.hints, shown=shown)
-        if "output_code" in session.config.logs:
-            print("\n".join([*(kernel.text for kernel in printed), text]))
+            text = print_wrapper(plan, kernels.built, symbols.hints, shown=shown, align=kernels.align)
         with session.stage("record"):
-            texts = {k.name: (text.name, text.text) for k, text in zip(plan.kernels, printed, strict=True)}
             counters = session.counters
             record = describe(
-                session.name, info.kind, lowered.program, scheduled, texts, symbols.hints, counters
+                session.name, info.kind, lowered.program, scheduled, kernels.texts, symbols.hints, counters
             )
         with session.stage("build"):
-            libraries = build.wait()
+            files = kernels.wait()
         with session.stage("store"):
             notes: dict[str, Json] = {
                 "facts": facts_of(shape_env, guards, key),
-                "places": numbered_places(graph, built),
+                "places": numbered_places(graph, kernels.places),
                 COUNTERS: {**record.counters},
             }
             again = None if lowered.regions else key  # regions run from graphs that this process holds
-            about = {RECORD: to_json(record)}
-            entry = keep(again, text, libraries, lowered.constants, notes, stores, about)
+            files[RECORD] = to_json(record)
+            if session.config.benchmark_kernel and targets.gpu is None:
+                files |= dict(kernel_scripts(plan, kernels.on_cpu, symbols.hints))
+            entry = keep(again, text, files, lowered.constants, notes, stores)
         if session.dump is not None:
-            dump_compiled(session.dump, scheduled, record, entry, [kernel.text for kernel in printed])
+            dump_compiled(session.dump, scheduled, record, entry, [code for _, code in kernels.texts.values()])
         call = loaded(entry, lowered.constants, {}, session, process, lowered.regions)
         graph_compiled(session, entry, process.watch, cached=False)
         compiled = Compiled(call, written, entry.key)
@@ -182,36 +194,37 @@ def without_kernels(graph: fx.GraphModule) -> str | None:
         values = node.meta.get("val")
         for value in values if isinstance(values, (list, tuple)) else (values,):
             if isinstance(value, torch.Tensor):
-                if value.device.type != "cpu":
+                if value.device.type not in ("cpu", "cuda"):
                     return f"no kernels are generated for tensors on {value.device.type}"
+                if value.device.type == "cuda" and value.device != device_of(graph):
+                    return "no kernels are generated for graphs on several GPUs"
                 if value.layout is not torch.strided or value.is_quantized:
                     kind = "quantised tensors" if value.is_quantized else f"layout {value.layout}"
                     return f"no kernels are generated for {kind}"
     return None
 
 
+def device_of(graph: fx.GraphModule) -> torch.device:
+    """The GPU that tensors of a graph lie on, else the CPU."""
+    for node in graph.graph.nodes:
+        values = node.meta.get("val")
+        for value in values if isinstance(values, (list, tuple)) else (values,):
+            if isinstance(value, torch.Tensor) and value.device.type == "cuda":
+                return value.device
+    return torch.device("cpu")
+
+
+def gpu_of(targets: Targets, device: torch.device) -> Gpu | None:
+    """What the schedule knows of the GPU; of one that is not here, that it is like an H100."""
+    if targets.gpu is None:
+        return None
+    arch = divmod(targets.gpu.capability, 10)
+    if not torch.cuda.is_available():
+        return Gpu(arch)
+    return Gpu(arch, torch.cuda.get_device_properties(device).multi_processor_count)
+
+
 # -- between the stages --------------------------------------------------------------------------------------
-def built_kernels(plan: Plan, printed: Sequence[CppKernel], build: Build) -> dict[str, BuiltKernel]:
-    """Where the wrapper finds each kernel of the plan."""
-    found = {}
-    for kernel, text in zip(plan.kernels, printed, strict=True):
-        sites = tuple((check.size.value, checked_place(kernel)) for check in text.checks)
-        found[kernel.name] = BuiltKernel(build.library_of[text.name], text.name, sites)
-    return found
-
-
-def checked_place(kernel: Kernel) -> Origin | None:
-    """The place of the user's program to name when an index of the kernel is out of range."""
-    words = ("index", "gather", "embedding", "scatter")
-    indexing = [o for o in kernel.origins if any(word in o.op for word in words)]
-    return next(iter([*indexing, *kernel.origins]), None)
-
-
-def places(plan: Plan) -> dict[str, Origin]:
-    """The first place of the user's program that each kernel comes from."""
-    return {kernel.name: kernel.origins[0] for kernel in plan.kernels if kernel.origins}
-
-
 def loaded(
     entry: Entry,
     constants: Mapping[str, torch.Tensor],
@@ -221,9 +234,17 @@ def loaded(
     regions: Mapping[str, fx.GraphModule] = MappingProxyType({}),
 ) -> BoxedCallable:
     """The callable of a compiled graph's folder. A graph that calls regions is not found again."""
+    config = session.config
     with session.stage("load"):
-        pool = process.pool if session.config.reuse_buffers else None
-        runtime = Runtime(entry.folder, pool, constants, moved, session.config.threads, regions=regions)
+        pool = process.pool if config.reuse_buffers else None
+        note = None
+        if config.profile_bandwidth:
+            process.profile.expect(traffic(entry))
+            note = process.profile.note
+        stores = open_stores(session, process.scratch_folder())
+        build = partial(rebuild, workers=process.workers, store=stores.kernels, session=session)
+        gpu = GpuKernels(entry.folder, stores.kernels, build, moved)
+        runtime = Runtime(entry.folder, pool, constants, moved, config.threads, regions=regions, gpu=gpu, note=note)
         return load(entry.text(WRAPPER), runtime)
 
 

@@ -127,9 +127,9 @@ def test_reset_gives_memory_back(folder: Path) -> None:
     run = compiled(softmax, cache_dir=folder)
     with torch.no_grad():
         run(torch.randn(600, 1000))
-    assert backend._process.pool.held()[0] > 0
+    assert backend.process.pool.held()[0] > 0
     gyrator.reset()
-    assert backend._process.pool.held() == (0, 0)
+    assert backend.process.pool.held() == (0, 0)
 
 
 def test_profiler_shows_kernels_by_name(folder: Path) -> None:

@@ -71,5 +71,5 @@ def test_compile_reports_a_wrong_option_at_once() -> None:
 
 
 def test_the_public_names() -> None:
-    assert set(gyrator.__all__) == {"Config", "__version__", "compile", "reset"}
+    assert set(gyrator.__all__) == {"Config", "__version__", "compile", "counters", "explain", "reset"}
     assert gyrator.Config is Config

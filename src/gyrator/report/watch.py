@@ -19,8 +19,9 @@ from gyrator.cache.store import Entry
 from gyrator.metrics.tables import Row, add_rows
 from gyrator.origin import origin_of, place_of
 from gyrator.report.record import GraphRecord, Kept, ProgramRecord, from_json
+from gyrator.runtime.load import WRAPPER
 from gyrator.session import Session
-from gyrator.torch_compat import capture_end
+from gyrator.torch_compat import capture_end, recompile_reason
 
 RECORD = "record.json"
 """The file of a compiled graph's record in its folder."""
@@ -43,11 +44,14 @@ class GraphCompiled:
 @final
 @dataclass(frozen=True, slots=True)
 class ProgramCompiled:
-    """A captured program is ready: why capture ended where it did, what forward keeps for backward."""
+    """A captured program is ready: why capture ended where it did, which guard failed if the function had
+    been compiled before, and what forward keeps for backward.
+    """
 
     name: str
     reason: str
     place: str
+    recompiled: str
     cached: bool
     seconds: float
     record: ProgramRecord
@@ -65,8 +69,16 @@ def graph_compiled(session: Session, entry: Entry, watch: Watch | None, *, cache
         session.counters.replay(counts if isinstance(counts, dict) else {})
     if session.config.metrics:
         add_graph_rows(session, from_json(GraphRecord, entry.text(RECORD)), entry.folder)
+    if "output_code" in session.config.logs:
+        sources = [kernel.source for kernel in from_json(GraphRecord, entry.text(RECORD)).kernels]
+        print("\n".join([*sources, f"# {entry.folder / WRAPPER}", entry.text(WRAPPER)]))
     if watch is not None:
         watch(GraphCompiled(session.name, entry.folder, cached, session))
+
+
+def traffic(entry: Entry) -> dict[str, int]:
+    """Bytes that a launch of each kernel of a compiled graph moves, by the kernel's symbol."""
+    return {kernel.symbol: kernel.bytes for kernel in from_json(GraphRecord, entry.text(RECORD)).kernels}
 
 
 def program_compiled(
@@ -82,7 +94,8 @@ def program_compiled(
     """A captured program that `start` (of time.perf_counter) saw begin is ready, all its graphs included."""
     if watch is not None:
         reason, place = capture_end(gm)
-        watch(ProgramCompiled(name, reason, place, cached, time.perf_counter() - start, record, session))
+        seconds, again = time.perf_counter() - start, recompile_reason() or ""
+        watch(ProgramCompiled(name, reason, place, again, cached, seconds, record, session))
 
 
 def program_record(joint: JointGraph, partition: Partition) -> ProgramRecord:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,6 +33,9 @@ LAUNCHER = "launcher.so"
 
 T = TypeVar("T")
 BoxedCall: TypeAlias = Callable[[list[Any]], Sequence[Any]]
+Note: TypeAlias = Callable[[str, float], None]
+"""Told the name of a kernel or operator and the seconds that a call of it took."""
+
 SiteText: TypeAlias = "tuple[int | None, tuple[str, int, str, str] | None]"
 
 
@@ -56,6 +60,7 @@ class Runtime:
         constants: tensors of the compiled graph that need not be read from files.
         moved: where the user's places that the wrapper names lie now.
         most_threads: a limit to threads of a kernel; 0 for torch's number alone.
+        note: is told the time of every launch and call.
         named: every launch is shown to profilers under the kernel's name.
         regions: what the wrapper calls by the names of graphs within the graph (branches, bodies of loops).
         gpu: its kernels that run on a GPU; None where they are found by the folder alone.
@@ -67,6 +72,7 @@ class Runtime:
     moved: Mapping[Origin, Origin] = field(default_factory=dict)
     most_threads: int = 0
     named: bool = False
+    note: Note | None = None
     regions: Mapping[str, Callable[..., object]] = field(default_factory=dict)
     gpu: GpuKernels | None = None
     _libraries: dict[str, Library] = field(default_factory=dict)
@@ -111,7 +117,7 @@ class Runtime:
 
     def operator(self, name: str) -> Callable[..., object]:
         """The region or the operator of that name. Raises: UnsupportedOperator if there is neither."""
-        return self.regions.get(name) or externs.operator(name)
+        return self._watched(name, self.regions.get(name) or externs.operator(name))
 
     @property
     def num_threads(self) -> Callable[[], int]:
@@ -133,14 +139,17 @@ class Runtime:
             raise CacheCorrupt(str(path), str(error)) from error
         places = tuple((size, None if at is None else self._place(Origin(*at))) for size, at in sites)
         launch = self._launcher()(address, count, index_error(places))
-        return _in_range(symbol, launch) if self.named else launch
+        return self._watched(symbol, _in_range(symbol, launch) if self.named else launch)
 
     def gpu_kernel(
         self, name: str, programs: Sized, updated: Mapping[int, Sized] | None = None
     ) -> Callable[..., object]:
         """The launch function of a kernel on the GPU; see `GpuKernels.kernel`."""
         launch = self._gpu_kernels.kernel(name, programs, updated)
-        return _in_range(name, launch) if self.named else launch
+        return self._watched(name, _in_range(name, launch) if self.named else launch)
+
+    def _watched(self, name: str, function: Callable[..., T]) -> Callable[..., T]:
+        return function if self.note is None else _timed(name, function, self.note)
 
     @property
     def _gpu_kernels(self) -> GpuKernels:
@@ -201,6 +210,20 @@ def load(text: str, runtime: Runtime) -> BoxedCall:
 def save_constant(tensor: torch.Tensor, path: Path) -> None:
     """Write a tensor's elements row by row."""
     path.write_bytes(raw_bytes(tensor))
+
+
+def _timed(name: str, function: Callable[..., T], note: Note) -> Callable[..., T]:
+    """`function`, after each call of which `note` is told the time until its work is done."""
+
+    def timed(*args: Any, **kwargs: Any) -> T:
+        start = time.perf_counter()
+        result = function(*args, **kwargs)
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        note(name, time.perf_counter() - start)
+        return result
+
+    return timed
 
 
 def _in_range(name: str, launch: Callable[..., T]) -> Callable[..., T]:

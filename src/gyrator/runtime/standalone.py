@@ -12,6 +12,7 @@ import torch
 
 from gyrator.runtime.load import BoxedCall, Runtime
 from gyrator.runtime.pool import Pool
+from gyrator.runtime.profile import bandwidth_line
 
 SECONDS = 1.0
 """How long a script measures."""
@@ -55,3 +56,22 @@ def run_graph(module: Callable[..., Any], inputs: Callable[[], list[Any]]) -> No
     with torch.no_grad():
         times = _times(lambda args: module(*args), inputs())
     print(f"{statistics.median(times) * 1e6:.1f} us a call (median of {len(times)})")
+
+
+def benchmark_kernel(
+    file: str,
+    library: str,
+    symbol: str,
+    tensors: Callable[[], list[torch.Tensor]],
+    sizes: Sequence[int],
+    nbytes: int,
+) -> None:
+    """Launch one kernel of the folder of `file` for a second; print the median time, bytes and GB/s."""
+    torch.manual_seed(0)
+    given = tensors()
+    runtime = Runtime(Path(file).resolve().parent, Pool())
+    launch = runtime.kernel(library, symbol, len(given) + len(sizes))
+    pointers, threads = [tensor.data_ptr() for tensor in given], runtime.num_threads()
+    times = _times(lambda args: (launch(*args),), [*pointers, *sizes, threads])
+    seconds = statistics.median(times)
+    print(bandwidth_line(symbol, seconds, nbytes, len(times)))

@@ -1,0 +1,66 @@
+"""The option `benchmark_kernel`: for each kernel a program that times it on random inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from gyrator.codegen.ranges import index_ranges
+from gyrator.codegen.wrapper import BuiltKernel
+from gyrator.ir.index import Index, Size
+from gyrator.metrics.kernels import count_of, facts_of
+from gyrator.schedule.plan import Launch, Plan
+
+Hints = Mapping[Size, int]
+
+
+def kernel_scripts(plan: Plan, kernels: Mapping[str, BuiltKernel], hints: Hints) -> Iterator[tuple[str, str]]:
+    """(file, text) for each kernel of a plan, with the arguments of its first launch."""
+    ranges = index_ranges(plan)
+    first = {step.kernel: step for step in reversed(plan.steps) if isinstance(step, Launch)}
+    for kernel in plan.kernels:
+        built, launch = kernels[kernel.name], first[kernel.name]
+        tensors = []
+        for value in launch.args:
+            shape, strides = (tuple(_sizes(sizes, hints)) for sizes in (value.shape, value.strides))
+            below = f", below={count_of(ranges[value], hints)}" if value in ranges else ""
+            tensors.append(f"        random_tensor({shape}, {strides}, {value.dtype}{below}),")
+        sizes = ", ".join(str(n) for n in _sizes(launch.sizes, hints))
+        places = "\n".join(f"    {origin}: {origin.op}" for origin in kernel.origins)
+        yield (
+            f"kernel_{built.symbol}.py",
+            _TEMPLATE.format(
+                name=kernel.name,
+                places=places,
+                tensors="\n".join(tensors),
+                sizes=sizes,
+                library=built.library,
+                symbol=built.symbol,
+                nbytes=facts_of(kernel, hints).bytes,
+            ),
+        )
+
+
+def _sizes(sizes: tuple[Index, ...], hints: Hints) -> Iterator[int]:
+    return (count_of(size, hints) for size in sizes)
+
+
+_TEMPLATE = '''"""Times the kernel {name} on random inputs: ms, GB, GB/s. It comes from
+
+{places}
+"""
+
+import torch
+
+from gyrator.runtime.standalone import benchmark_kernel, random_tensor
+
+
+def tensors():
+    """One tensor for each pointer that the kernel takes."""
+    return [
+{tensors}
+    ]
+
+
+if __name__ == "__main__":
+    benchmark_kernel(__file__, "{library}", "{symbol}", tensors, [{sizes}], {nbytes})
+'''

@@ -1,0 +1,153 @@
+"""What users ask about compilations: `gyrator.explain` and `gyrator.counters`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from gyrator.backend import Backend, gyrator
+from gyrator.config import Config
+from gyrator.report.data import GraphReport, KernelBuild, ProgramReport, ReportData, StageTime
+from gyrator.report.html import page
+from gyrator.report.record import GraphRecord, from_json
+from gyrator.report.text import text
+from gyrator.report.watch import RECORD, Event, GraphCompiled, ProgramCompiled
+from gyrator.runtime.load import WRAPPER
+from gyrator.runtime.profile import machine_peaks, step_times
+from gyrator.session import Counters, Session
+from gyrator.torch_compat import user_function
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `explain` found. `str` of it, or `print`, is the text for a terminal; `data` has every figure."""
+
+    data: ReportData
+
+    def __str__(self) -> str:
+        return text(self.data)
+
+    def json(self) -> str:
+        """All of `data` as JSON."""
+        return json.dumps(dataclasses.asdict(self.data), indent=1)
+
+    def html(self, path: str | Path | None = None) -> str:
+        """One page with plots that needs no other file; also written to `path` if one is given.
+
+        Raises: ToolchainMissing without the package plotly (`pip install 'gyrator[report]'`).
+        """
+        written = page(self.data)
+        if path is not None:
+            Path(path).write_text(written)
+        return written
+
+
+def explain(
+    function: Callable[..., object],
+    *args: Any,
+    mode: str | None = None,
+    options: Mapping[str, object] | None = None,
+    dynamic: bool | None = None,
+    timing: bool = True,
+    **kwargs: Any,
+) -> Report:
+    """Compile a function or module for these arguments, or take it from the cache; tell what became of it.
+
+    The function is called once. Backward is compiled, but not run. What the process compiled before stays as
+    it is, and so does what `torch.compile` made of the same function.
+
+    Args:
+        function: a function or module, or what `torch.compile` made of one.
+        args, kwargs: its arguments.
+        mode, options, dynamic: as for `gyrator.compile`.
+        timing: also run every kernel on random inputs to see what it takes, about half a second a graph.
+
+    Raises:
+        UnknownOption, InvalidOption: a wrong mode or option. What compiling or calling the function raises.
+    """
+    Config.from_options(mode, options)
+    events: list[tuple[Event, float]] = []
+    watcher = Backend(
+        replace(gyrator.process, watch=lambda event: events.append((event, time.perf_counter())))
+    )
+    target = user_function(function)
+    given = dict(options) if options else None
+    compiled: Any = torch.compile(target, backend=watcher, mode=mode, options=given, dynamic=dynamic)  # type: ignore[arg-type]
+    start = time.perf_counter()
+    compiled(*args, **kwargs)
+    end = events[-1][1] if events else time.perf_counter()
+    programs = tuple(_programs([event for event, _ in events], timing))
+    seconds = end - start
+    return Report(
+        ReportData(
+            function=getattr(target, "__qualname__", type(target).__name__),
+            seconds=seconds,
+            capture_seconds=max(0.0, seconds - sum(program.seconds for program in programs)),
+            peaks=machine_peaks() if timing else None,
+            programs=programs,
+        )
+    )
+
+
+def counters() -> Counters:
+    """The counters of everything that this process compiled since it began or `gyrator.reset` was called."""
+    total = Counters()
+    for counted in list(gyrator.process.counted):
+        total.merge(counted)
+    return total
+
+
+def _programs(events: list[Event], timing: bool) -> Iterator[ProgramReport]:
+    graphs: list[GraphReport] = []
+    for event in events:
+        if isinstance(event, GraphCompiled):
+            graphs.append(_graph(event, timing))
+            continue
+        assert isinstance(event, ProgramCompiled)
+        yield ProgramReport(
+            name=event.name,
+            ended=event.reason,
+            place=event.place,
+            recompiled=event.recompiled,
+            cached=event.cached,
+            missed=event.session.missed,
+            seconds=event.seconds,
+            stages=_stages(event.session),
+            record=event.record,
+            graphs=tuple(graphs),
+        )
+        graphs = []
+
+
+def _graph(event: GraphCompiled, timing: bool) -> GraphReport:
+    record = from_json(GraphRecord, (event.folder / RECORD).read_text())
+    own = event.session if event.name == event.session.name and not event.name.endswith("_program") else None
+    return GraphReport(
+        record=record,
+        cached=event.cached,
+        missed=event.session.missed,
+        wrapper=str(event.folder / WRAPPER),
+        stages=() if own is None else _stages(own),
+        builds=() if own is None else tuple(KernelBuild(b.kernels, b.seconds) for b in own.builds),
+        times=_times(event.folder) if timing else (),
+    )
+
+
+def _times(folder: Path) -> tuple[float, ...]:
+    """The times of a graph's steps; none for a graph that random inputs make fail, or that calls regions."""
+    try:
+        return step_times(folder)
+    except Exception:  # whatever an operator thinks of random inputs
+        return ()
+
+
+def _stages(session: Session) -> tuple[StageTime, ...]:
+    return tuple(StageTime(t.name, t.depth, t.seconds) for t in session.timings)

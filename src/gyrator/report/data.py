@@ -1,0 +1,134 @@
+"""A report: everything that `explain` found, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
+from gyrator.report.record import GraphRecord, KernelRecord, ProgramRecord, StepRecord
+from gyrator.runtime.profile import Peaks
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """A stage of a compile, how deep it lies within others, and its seconds."""
+
+    name: str
+    depth: int
+    seconds: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class KernelBuild:
+    """A compiler run: the kernels it built together, and seconds. Runs overlap with each other and stages."""
+
+    kernels: tuple[str, ...]
+    seconds: float
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class GraphReport:
+    """A compiled graph.
+
+    Attributes:
+        cached: the cache had it; otherwise `missed` says what was new.
+        wrapper: where its program lies.
+        stages, builds: where its compile time went.
+        times: seconds of each launch and call of `record.steps`, on random inputs; () if not measured.
+    """
+
+    record: GraphRecord
+    cached: bool
+    missed: str
+    wrapper: str
+    stages: tuple[StageTime, ...]
+    builds: tuple[KernelBuild, ...]
+    times: tuple[float, ...]
+
+    def timed_steps(self) -> Iterator[tuple[StepRecord, float | None]]:
+        """Launches and calls in order, each with its seconds where measured."""
+        steps = [step for step in self.record.steps if step.kind != "copy"]
+        known = len(self.times) == len(steps)
+        yield from zip(steps, self.times if known else [None] * len(steps), strict=True)
+
+    def kernel_seconds(self) -> dict[str, float]:
+        """Seconds of one launch of each kernel, the mean of its launches, where measured."""
+        found: dict[str, list[float]] = {}
+        for step, seconds in self.timed_steps():
+            if step.kind == "kernel" and seconds is not None:
+                found.setdefault(step.name, []).append(seconds)
+        return {name: sum(times) / len(times) for name, times in found.items()}
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ProgramReport:
+    """A captured program: why it ended where it did, and its graphs (forward or inference, then backward)."""
+
+    name: str
+    ended: str
+    place: str
+    recompiled: str
+    cached: bool
+    missed: str
+    seconds: float
+    stages: tuple[StageTime, ...]
+    record: ProgramRecord
+    graphs: tuple[GraphReport, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ReportData:
+    """One call of a function: its programs, what capture took (torch.compile's own work), and what the
+    machine reaches where kernels were timed. `seconds` is the wall time until the last program was ready.
+    """
+
+    function: str
+    seconds: float
+    capture_seconds: float
+    peaks: Peaks | None
+    programs: tuple[ProgramReport, ...]
+
+    def graphs(self) -> Iterator[GraphReport]:
+        """The graphs of all programs."""
+        for program in self.programs:
+            yield from program.graphs
+
+    def stages(self) -> Iterator[tuple[str, StageTime]]:
+        """Every stage with the path of those around it: capture, then program by program."""
+        yield "", StageTime("capture (torch.compile)", 0, self.capture_seconds)
+        for program in self.programs:
+            graphs = {g.record.kind: g for g in program.graphs}
+            path: list[str] = [program.name]
+            yield "", StageTime(program.name, 0, program.seconds)
+            for stage in program.stages:
+                path[stage.depth + 1 :] = []
+                yield "/".join(path), StageTime(stage.name, stage.depth + 1, stage.seconds)
+                path.append(stage.name)
+                graph = graphs.get(stage.name.removesuffix(" graph"))
+                if graph is not None and stage.name.endswith(" graph"):
+                    yield from _within(graph, path)
+
+    def accounted(self) -> float:
+        """The share of the wall time that stages at the top account for."""
+        inside = sum(stage.seconds for p in self.programs for stage in p.stages if stage.depth == 0)
+        return (self.capture_seconds + inside) / self.seconds if self.seconds else 1.0
+
+
+def _within(graph: GraphReport, path: list[str]) -> Iterator[tuple[str, StageTime]]:
+    below = list(path)
+    for stage in graph.stages:
+        below[len(path) + stage.depth :] = []
+        yield "/".join(below), StageTime(stage.name, len(path) + stage.depth, stage.seconds)
+        below.append(stage.name)
+
+
+def roofline(kernel: KernelRecord, seconds: float, peaks: Peaks) -> float:
+    """Which share of what the machine reaches a kernel reaches, by bytes or operations, whichever binds."""
+    least = max(kernel.bytes / peaks.bytes, kernel.operations / peaks.operations)
+    return least / seconds if seconds else 0.0

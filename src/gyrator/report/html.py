@@ -1,0 +1,158 @@
+"""A report as one HTML page with plots, everything within it."""
+
+from __future__ import annotations
+
+import json
+import linecache
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from gyrator.optional import require
+from gyrator.report.data import GraphReport, ReportData, roofline
+from gyrator.report.diagram import diagram
+from gyrator.report.record import KernelRecord, Places
+
+TEMPLATE = Path(__file__).with_name("page.html.jinja")
+AROUND = 2
+"""Lines of the user's program shown before and after the one that a kernel comes from."""
+
+_PLACE = re.compile(r"^(?P<file>.+):(?P<line>\d+) in ")
+Plot = dict[str, Any]
+
+
+def page(report: ReportData) -> str:
+    """The page.
+
+    Raises: ToolchainMissing without the package plotly.
+    """
+    plotly = require("plotly", "offline")
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"size": _size, "us": lambda s: "" if s is None else f"{s * 1e6:.1f}"}
+    graphs = [_graph(report, number, graph) for number, graph in enumerate(report.graphs())]
+    plots = {"time": _compile_time(report), "roofline": _roofline(report)}
+    plots |= {f"memory-{number}": _memory(graph) for number, graph in enumerate(report.graphs())}
+    return environment.from_string(TEMPLATE.read_text()).render(
+        report=report,
+        graphs=graphs,
+        plots=Markup(json.dumps(plots).replace("</", "<\\/")),
+        plotly=Markup(plotly.get_plotlyjs()),
+    )
+
+
+def _graph(report: ReportData, number: int, graph: GraphReport) -> Mapping[str, object]:
+    seconds, peaks = graph.kernel_seconds(), report.peaks
+    kernels = [
+        {
+            "anchor": f"g{number}-{kernel.name}",
+            "kernel": kernel,
+            "seconds": seconds.get(kernel.name),
+            "roof": roofline(kernel, seconds[kernel.name], peaks)
+            if kernel.name in seconds and peaks
+            else None,
+            "lines": list(_user_lines(kernel.places)),
+        }
+        for kernel in graph.record.kernels
+    ]
+    return {
+        "number": number,
+        "report": graph,
+        "kernels": kernels,
+        "calls": [pair for pair in graph.timed_steps() if pair[0].kind == "extern"],
+        "unfused": sorted(graph.record.unfused, key=lambda pair: -pair.bytes),
+        "diagram": Markup(diagram(graph.record, f"#g{number}-")),
+    }
+
+
+def _user_lines(places: Places) -> Iterator[tuple[str, str]]:
+    """For each place its line, and the user's program there."""
+    for place in places:
+        match = _PLACE.match(place)
+        source = ""
+        if match is not None:
+            line = int(match["line"])
+            span = range(max(1, line - AROUND), line + AROUND + 1)
+            shown = [(n, linecache.getline(match["file"], n)) for n in span]
+            source = "".join(f"{'>' if n == line else ' '}{n:5d}  {text}" for n, text in shown if text)
+        yield place, source
+
+
+# -- plots ---------------------------------------------------------------------------------------------------
+def _compile_time(report: ReportData) -> Plot:
+    ids, labels, parents, values = ["all"], ["all"], [""], [report.seconds]
+    for path, stage in report.stages():
+        parent = f"all/{path}" if path else "all"
+        name, count = f"{parent}/{stage.name}", 2
+        while name in ids:
+            name, count = f"{parent}/{stage.name} ({count})", count + 1
+        ids.append(name)
+        labels.append(stage.name)
+        parents.append(parent)
+        values.append(stage.seconds)
+    trace = {
+        "type": "icicle", "ids": ids, "labels": labels, "parents": parents, "values": values,
+        "branchvalues": "total", "tiling": {"orientation": "v"},
+        "hovertemplate": "%{label}<br>%{value:.4f} s<extra></extra>",
+    }  # fmt: skip
+    return {"data": [trace], "layout": {"title": {"text": "Compile time by stage"}, "height": 420}}
+
+
+def _roofline(report: ReportData) -> Plot:
+    points = [
+        (number, kernel, seconds)
+        for number, graph in enumerate(report.graphs())
+        for kernel in graph.record.kernels
+        if (seconds := graph.kernel_seconds().get(kernel.name)) and kernel.bytes and kernel.operations
+    ]
+    scatter = {
+        "type": "scatter", "mode": "markers", "name": "kernels", "marker": {"size": 10},
+        "x": [_intensity(kernel) for _, kernel, _ in points],
+        "y": [kernel.operations / seconds / 1e9 for _, kernel, seconds in points],
+        "text": [kernel.name for _, kernel, _ in points],
+        "customdata": [f"g{number}-{kernel.name}" for number, kernel, _ in points],
+        "hovertemplate": "%{text}<br>%{x:.3g} operations a byte<br>%{y:.3g} Gop/s<extra></extra>",
+    }  # fmt: skip
+    traces: list[Mapping[str, object]] = [scatter]
+    if report.peaks is not None:
+        reach = [0.01, report.peaks.operations / report.peaks.bytes, 1000.0]
+        roof = [min(x * report.peaks.bytes, report.peaks.operations) / 1e9 for x in reach]
+        traces.append(
+            {"type": "scatter", "mode": "lines", "name": "the machine's roof", "x": reach, "y": roof}
+        )
+    axes = {
+        "xaxis": {"type": "log", "title": {"text": "operations a byte"}},
+        "yaxis": {"type": "log", "title": {"text": "Gop/s"}},
+    }
+    return {"data": traces, "layout": {"title": {"text": "Roofline (click a kernel)"}, "height": 460, **axes}}
+
+
+def _intensity(kernel: KernelRecord) -> float:
+    return kernel.operations / kernel.bytes
+
+
+def _memory(graph: GraphReport) -> Plot:
+    memory: Sequence[int] = graph.record.memory
+    trace = {
+        "type": "scatter", "mode": "lines", "fill": "tozeroy", "line": {"shape": "hv"},
+        "x": list(range(1, len(memory) + 1)), "y": [n / 1e6 for n in memory],
+        "text": [step.name for step in graph.record.steps],
+        "hovertemplate": "%{text}<br>%{y:.3f} MB<extra></extra>",
+    }  # fmt: skip
+    layout = {
+        "title": {"text": f"Memory of {graph.record.name} over its steps"}, "height": 300,
+        "xaxis": {"title": {"text": "step"}}, "yaxis": {"title": {"text": "MB"}},
+    }  # fmt: skip
+    return {"data": [trace], "layout": layout}
+
+
+def _size(count: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"

@@ -1,0 +1,125 @@
+"""A report as text for the terminal."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from gyrator.report.data import GraphReport, ProgramReport, ReportData, roofline
+
+ROWS = 12
+"""Most rows of a table; the rest is counted."""
+
+
+def text(report: ReportData, width: int = 140) -> str:
+    """All of a report that fits on a few screens."""
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=False)
+    console.print(f"[bold]{escape(report.function)}[/]: {_summary(report)}")
+    for program in report.programs:
+        _program(console, program)
+        for graph in program.graphs:
+            _graph(console, graph, report)
+    _compile_time(console, report)
+    return out.getvalue()
+
+
+def _summary(report: ReportData) -> str:
+    graphs = list(report.graphs())
+    kernels = sum(len(graph.record.kernels) for graph in graphs)
+    calls = sum(step.kind == "extern" for graph in graphs for step in graph.record.steps)
+    return (
+        f"{len(report.programs)} captured, {len(graphs)} graphs, {kernels} kernels, "
+        f"{calls} calls of operators; ready after {report.seconds:.2f} s"
+    )
+
+
+def _program(console: Console, program: ProgramReport) -> None:
+    ended = f"; ended at {program.place}: {program.ended}" if program.ended else ""
+    source = "from the cache" if program.cached else f"compiled ({program.missed or 'not looked up'})"
+    console.print(f"\n[bold]{program.name}[/] {escape(source)}{escape(ended)}", highlight=False)
+    if program.recompiled:
+        console.print(f"  compiled again because {escape(program.recompiled)}", highlight=False)
+    record = program.record
+    if record.kept:
+        saved = sum(kept.saved for kept in record.kept)
+        console.print(
+            f"  for backward: {saved} values saved ({_bytes(record.saved_bytes)}; all that it reads would be "
+            f"{_bytes(record.default_bytes)}), {len(record.kept) - saved} recomputed"
+        )
+        rows = [
+            ("saved" if k.saved else "recomputed", k.value, _bytes(k.bytes), k.reason, k.place)
+            for k in record.kept
+        ]
+        _table(console, "", ("", "value", "size", "why", "place"), rows)
+
+
+def _graph(console: Console, graph: GraphReport, report: ReportData) -> None:
+    record = graph.record
+    seconds = graph.kernel_seconds()
+    source = "from the cache" if graph.cached else f"compiled ({graph.missed or 'not looked up'})"
+    console.print(f"\n[bold]{record.name}[/] {escape(source)}; {graph.wrapper}", highlight=False)
+    kernels = [
+        (
+            kernel.name,
+            kernel.kind,
+            f"{kernel.launches}",
+            _bytes(kernel.bytes),
+            f"{kernel.operations:,}",
+            f"{took * 1e6:.1f}" if took else "",
+            f"{roofline(kernel, took, report.peaks):.0%}" if took and report.peaks else "",
+            kernel.places[0] if kernel.places else "",
+        )
+        for kernel in record.kernels
+        for took in [seconds.get(kernel.name)]
+    ]
+    head = ("kernel", "kind", "n", "bytes", "operations", "us", "roof", "from")
+    _table(console, "kernels", head, kernels)
+    calls = [
+        (step.name, _bytes(step.bytes), f"{took * 1e6:.1f}" if took else "", step.why, (*step.places, "")[0])
+        for step, took in graph.timed_steps()
+        if step.kind == "extern"
+    ]
+    _table(console, "calls of operators", ("operator", "bytes", "us", "why", "from"), calls)
+    apart = sorted(record.unfused, key=lambda pair: -pair.bytes)
+    pairs = [(u.producer, u.reader, _bytes(u.bytes), u.reason, u.reader_place) for u in apart]
+    _table(console, "not fused", ("producer", "reader", "bytes", "why", "reader's place"), pairs)
+    held = [(h.value, _bytes(h.bytes), h.place) for h in record.holders]
+    peak = max(record.memory, default=0)
+    _table(console, f"memory at the peak of {_bytes(peak)}", ("value", "bytes", "from"), held)
+
+
+def _compile_time(console: Console, report: ReportData) -> None:
+    rows = [
+        (f"{'  ' * stage.depth}{stage.name}", f"{stage.seconds * 1e3:.1f}") for _, stage in report.stages()
+    ]
+    title = f"compile time, {report.accounted():.0%} of it in stages"
+    _table(console, title, ("stage", "ms"), rows, most=200)
+    builds = sorted((b for g in report.graphs() for b in g.builds), key=lambda b: -b.seconds)
+    runs = [(", ".join(build.kernels), f"{build.seconds * 1e3:.0f}") for build in builds]
+    _table(console, "compiler runs", ("kernels", "ms"), runs)
+
+
+def _table(
+    console: Console, title: str, head: Sequence[str], rows: Iterable[Sequence[str]], most: int = ROWS
+) -> None:
+    rows = list(rows)
+    if not rows:
+        return
+    table = Table(*head, title=title or None, title_justify="left", box=None, pad_edge=False)
+    for row in rows[:most]:
+        table.add_row(*(escape(cell) for cell in row))
+    console.print(table)
+    if len(rows) > most:
+        console.print(f"… and {len(rows) - most} more")
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"

@@ -1,0 +1,113 @@
+"""Timing what a wrapper calls, kernel by kernel: for reports, and for the option `profile_bandwidth`."""
+
+from __future__ import annotations
+
+import atexit
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from gyrator.runtime.load import WRAPPER, BoxedCall, Runtime
+from gyrator.runtime.pool import Pool
+from gyrator.torch_compat import outside_tracing
+
+
+def program_of(folder: Path) -> dict[str, Any]:
+    """The names that a compiled graph's wrapper defines: `bind`, `inputs`."""
+    path = folder / WRAPPER
+    namespace: dict[str, Any] = {"__name__": "gyrator_wrapper", "__file__": str(path)}
+    exec(compile(path.read_text(), str(path), "exec"), namespace)  # from the user's own cache
+    return namespace
+
+
+def step_times(folder: Path, seconds: float = 0.2) -> tuple[float, ...]:
+    """Median seconds of each launch and call of a compiled graph on random inputs, in their order."""
+    program, calls = program_of(folder), list[list[float]]()
+    with outside_tracing(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        call: BoxedCall = program["bind"](
+            Runtime(folder, Pool(), note=lambda _, took: calls[-1].append(took))
+        )
+        given: list[Any] = program["inputs"]()
+        end = time.perf_counter() + seconds
+        while len(calls) < 3 or (time.perf_counter() < end and len(calls) < 100):
+            calls.append([])
+            call(list(given))
+    return tuple(statistics.median(times) for times in zip(*calls[1:], strict=True))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """What the machine reaches: bytes a second of a copy, operations a second of a float32 product."""
+
+    bytes: float
+    operations: float
+
+
+def machine_peaks(device: str = "cpu") -> Peaks:
+    """Measured on a copy of 64 MiB and a product of 768x768 matrices: the best of a few."""
+    source = torch.ones(1 << 24, device=device)
+    target, square = torch.empty_like(source), torch.ones(768, 768, device=device)
+
+    def best(function: Callable[[], object]) -> float:
+        times = []
+        for _ in range(4):
+            start = time.perf_counter()
+            function()
+            if device != "cpu":
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    with torch.no_grad(), outside_tracing():
+        copied = best(lambda: target.copy_(source))
+        return Peaks(2.0 * source.nbytes / copied, 2 * 768**3 / best(lambda: square @ square))
+
+
+@final
+class BandwidthProfile:
+    """What kernels of real runs take, added up by name, for one process. Printed when the process ends."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bytes: dict[str, int] = {}
+        self._times: dict[str, list[float]] = {}
+
+    def expect(self, traffic: Mapping[str, int]) -> None:
+        """Bytes that one launch of each kernel moves."""
+        with self._lock:
+            if not self._bytes:
+                atexit.register(self.print)
+            self._bytes |= traffic
+
+    def note(self, name: str, seconds: float) -> None:
+        """A kernel ran."""
+        if name in self._bytes:
+            with self._lock:
+                self._times.setdefault(name, []).append(seconds)
+
+    def lines(self) -> Sequence[str]:
+        """A line for each kernel, the one that took most time in all first."""
+        with self._lock:
+            order = sorted(self._times.items(), key=lambda item: -sum(item[1]))
+        return [
+            bandwidth_line(name, statistics.median(times), self._bytes[name], len(times))
+            for name, times in order
+        ]
+
+    def print(self) -> None:
+        """Write the lines to stderr."""
+        print("\n".join(["gyrator: bandwidth of kernels", *self.lines()]), file=sys.stderr)
+
+
+def bandwidth_line(name: str, seconds: float, nbytes: int, launches: int) -> str:
+    """``0.123 ms   0.012 GB   97.56 GB/s   8 x softmax_1``."""
+    rate = nbytes / 1e9 / seconds if seconds else 0.0
+    return f"{seconds * 1e3:9.3f} ms {nbytes / 1e9:9.6f} GB {rate:9.2f} GB/s  {launches:5d} x {name}"
