@@ -13,10 +13,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
+
+import gyrator.backend
 
 PEERS = ("eager", "inductor", "gyrator")
 
@@ -156,6 +160,19 @@ def compiled(fn: Any, peer: str, *, dynamic: bool) -> Any:
     return torch.compile(fn, backend=peer, dynamic=dynamic or None)
 
 
+def peak_memory(call: Callable[[], object]) -> int:
+    """Most bytes that one call takes from torch's CPU allocator at a time. Memory that a backend kept from
+    earlier calls is given back before, so that it counts.
+    """
+    gyrator.backend.gyrator.reset()
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        call()
+    events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
+    held = accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns()))
+    return max(held, default=0)
+
+
 def geomean(values: Sequence[float]) -> float | None:
     return math.exp(statistics.fmean(map(math.log, values))) if values else None
 
@@ -173,6 +190,7 @@ def report(rows: Sequence[Row], measured: Sequence[Limits]) -> dict[str, Any]:
                 for over in PEERS[:2]
             }
             | {"inductor_over_eager": geomean(_ratios(alike, "eager", "inductor"))}
+            | {f"memory_over_{over}": geomean(_memory(alike, over)) for over in PEERS[:2]}
         )
     return {
         "machine": machine(),
@@ -186,6 +204,12 @@ def _ratios(rows: Sequence[Row], slow: str, fast: str) -> list[float]:
     return [
         row.seconds[slow] / row.seconds[fast] for row in rows if slow in row.seconds and fast in row.seconds
     ]
+
+
+def _memory(rows: Sequence[Row], over: str) -> list[float]:
+    """gyrator's peak memory by the peer's."""
+    peaks = [row.notes.get("peak_memory", {}) for row in rows]
+    return [p["gyrator"] / p[over] for p in peaks if p.get("gyrator") and p.get(over)]
 
 
 def line(row: Row) -> str:

@@ -1,6 +1,7 @@
 """Whole models: the time of an inference call and of a training step (forward, loss, backward).
 
-The step leaves gradients in place of the optimiser, whose time is a kernel benchmark.
+The step leaves gradients in place of the optimiser, whose time is a kernel benchmark. Peak memory is that of
+one call besides what lives before it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 import torch._dynamo
 
-from benchmarks.measure import Limits, Row, compiled, interleaved, prepared
+from benchmarks.measure import Limits, Row, compiled, interleaved, peak_memory, prepared
 from benchmarks.zoo import MODELS, Size, build
 
 QUICK = ("bert", "gpt2", "resnet")
@@ -73,4 +74,6 @@ def _row(
     time.sleep(0.05)
     ready, first, errors = prepared(make, peers)
     seconds = interleaved(ready, budget=2.0 * max(len(ready), 1))
-    return Row("models", case, limits.threads, dynamic, seconds, first, errors)
+    peaks = {peer: peak_memory(call) for peer, call in ready.items()}
+    notes = {"peak_memory": peaks}
+    return Row("models", case, limits.threads, dynamic, seconds, first, errors, notes=notes)
