@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import MappingProxyType
 from typing import Any, final
 
 import torch
@@ -16,11 +15,10 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from gyrator.cache.guards import all_hold, new_facts, symbolic_sizes
 from gyrator.cache.key import Key, Uncacheable, differing, graph_key
 from gyrator.cache.store import Entry, Json, Store
-from gyrator.codegen.wrapper import BuiltKernel
 from gyrator.errors import CacheCorrupt
 from gyrator.folders import cache_folder
 from gyrator.origin import Origin, origin_of
-from gyrator.runtime.load import WRAPPER, constant_file, library_file, save_constant
+from gyrator.runtime.load import WRAPPER, constant_file, save_constant
 from gyrator.session import Count, Session
 
 
@@ -116,20 +114,18 @@ def facts_of(shape_env: ShapeEnv | None, before: int, key: Key | None) -> list[J
 def keep(
     key: Key | None,
     wrapper: str,
-    libraries: Mapping[str, Path],
+    files: Mapping[str, str | Path],
     constants: Mapping[str, torch.Tensor],
     notes: Mapping[str, Json],
     stores: Stores,
-    others: Mapping[str, str] = MappingProxyType({}),
 ) -> Entry:
-    """Store a compiled graph, so that it can be loaded from its folder alone. `others` are further texts by
-    the names of their files.
+    """Store a compiled graph, so that it can be loaded from its folder alone. `files` are those of its
+    kernels and whatever else is said of it.
 
     Without a key, or facts about sizes that can be written down, nobody will find it again.
     """
     with TemporaryDirectory(prefix="gyrator-") as folder:
-        files: dict[str, str | Path] = {WRAPPER: wrapper, **others}
-        files |= {library_file(name): path for name, path in libraries.items()}
+        files = {WRAPPER: wrapper, **files}
         for name, tensor in constants.items():
             files[constant_file(name)] = Path(folder) / constant_file(name)
             save_constant(tensor, Path(folder) / constant_file(name))
@@ -138,9 +134,8 @@ def keep(
         return stores.graphs.put(key.digest, files, {"key": dict(key.fields), **notes})
 
 
-def numbered_places(graph: fx.GraphModule, built: Mapping[str, BuiltKernel]) -> list[Json]:
+def numbered_places(graph: fx.GraphModule, wanted: Collection[Origin]) -> list[Json]:
     """The places that index errors may name, each with the position of a node that comes from there."""
-    wanted = {place for kernel in built.values() for _, place in kernel.sites if place is not None}
     if not wanted:
         return []
     positions = {origin_of(node): position for position, node in enumerate(graph.graph.nodes)}

@@ -1,0 +1,472 @@
+"""Kernels as Triton: ``print_triton`` turns a loop tree with a tiling into the text of a module.
+
+    # softmax: model.py:12 in forward: aten._softmax.default
+    @triton.jit
+    def softmax(x, y, RBLOCK: tl.constexpr):
+        i0 = tl.program_id(0)
+        i1 = tl.arange(0, RBLOCK)
+        i1_ok = i1 < 1000
+        x_1 = tl.load(x + i0 * 1000 + i1, i1_ok)
+        …
+
+A loop over a row that a tile covers is no loop in the text: its values stay known to the loops over the same
+row that follow. Another one runs in steps of its block, with an accumulator per element of a tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from textwrap import wrap
+
+import torch
+
+from gyrator.codegen.python_text import Names
+from gyrator.codegen.triton_expr import Axes, Block, Expressions, Term, grid_loops
+from gyrator.codegen.triton_names import literal, type_name, working
+from gyrator.codegen.triton_source import GridAxis, Pointer, SizeArgument, TritonKernel
+from gyrator.errors import InternalCheckError
+from gyrator.ir.expr import Const, Expr, Ref
+from gyrator.ir.index import Axis
+from gyrator.ir.ops import REDUCTIONS, identity
+from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Stage, Store, Tiling, Update
+
+_WIDTH = 110
+_RESERVED = ("tl", "triton", "rt", "libdevice", "float", "pid")
+_ATOMICS = {"add": "atomic_add", "max": "atomic_max", "min": "atomic_min"}
+_NEXT = {
+    "sum": "{0} + {1}",
+    "prod": "{0} * {1}",
+    "max": "rt.maximum({0}, {1})",
+    "min": "rt.minimum({0}, {1})",
+    "any": "tl.maximum({0}, {1})",
+    "all": "tl.minimum({0}, {1})",
+    "xor": "{0} ^ {1}",
+    "logaddexp": "rt.logaddexp({0}, {1})",
+}
+_REDUCE = {
+    "sum": "tl.sum({0}, {axis}{keep_dims})",
+    "prod": "rt.reduce_prod({0}, {axis}, {keep})",
+    "max": "rt.reduce_max({0}, {axis}, {keep})",
+    "min": "rt.reduce_min({0}, {axis}, {keep})",
+    "any": "tl.max({0}, {axis}{keep_dims})",
+    "all": "tl.min({0}, {axis}{keep_dims})",
+    "xor": "rt.reduce_xor({0}, {axis}, {keep})",
+    "logaddexp": "rt.reduce_logaddexp({0}, {axis}, {keep})",
+}
+
+
+def print_triton(kernel: Kernel) -> TritonKernel:
+    """Print a kernel that has a tiling.
+
+    Raises: UnsupportedInput for an element type that kernels for GPUs do not handle; InternalCheckError for
+    a tree that has no Triton.
+    """
+    if kernel.tiling is None or kernel.scratch:
+        raise InternalCheckError("print", f"kernel {kernel.name} was scheduled for a CPU")
+    names = Names((*_RESERVED, kernel.name))
+    printer = Printer(kernel, kernel.tiling, names)
+    params: list[Pointer | SizeArgument] = []
+    for p in kernel.params:
+        type_name(p.value.dtype)
+        name = names.fresh(p.value.name)
+        printer.pointers[p.value] = name
+        params.append(Pointer(name, p.value.dtype, p.written, p.alias))
+    for size in kernel.sizes:
+        name = names.fresh(size.name)
+        params.append(SizeArgument(name, size))
+        if not kernel.tiling.wide:
+            printer.emit(f"{name} = {name}.to(tl.int32)")
+        printer.bind(size, Term(name, name=True))
+    blocks = tuple(dict.fromkeys(t.block for t in kernel.tiling.tiles))
+    grid = printer.grid()
+    return TritonKernel(
+        kernel.name,
+        _module(kernel, printer, [p.name for p in params], blocks),
+        tuple(params),
+        grid,
+        kernel.tiling.configs,
+        kernel.tiling.category,
+        printer.asserts,
+        kernel.tiling.hint,
+    )
+
+
+def _module(kernel: Kernel, printer: Printer, params: Sequence[str], blocks: Sequence[str]) -> str:
+    imports = ["import triton", "import triton.language as tl"]
+    if "libdevice" in printer.libraries:
+        imports.append("from triton.language.extra import libdevice")
+    if "rt" in printer.libraries:
+        imports += ["", "from gyrator.runtime import triton_ops as rt"]
+    head = f"def {kernel.name}({', '.join([*params, *(f'{b}: tl.constexpr' for b in blocks)])}):"
+    heads = wrap(head, _WIDTH, subsequent_indent="    ", break_long_words=False)
+    body = [f"    {line}" for line in printer.block.lines] or ["    pass"]
+    return "\n".join([*imports, "", "", *_origin_lines(kernel), "@triton.jit", *heads, *body]) + "\n"
+
+
+def _origin_lines(kernel: Kernel) -> list[str]:
+    """A comment for each place in the user's program, with the operators that stand there."""
+    places: dict[str, list[str]] = {}
+    for origin in kernel.origins:
+        places.setdefault(str(origin).replace("\n", " "), []).append(origin.op)
+    lines = []
+    for place, ops in places.items():
+        text = f"{place}: {', '.join(dict.fromkeys(ops))}"
+        lines += wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="#   ", break_long_words=False)
+    return lines
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulator:
+    """The locals of a carry of a loop that runs in blocks."""
+
+    carry: Carry
+    names: tuple[str, ...]
+    dtype: torch.dtype
+
+
+class Printer(Expressions):
+    """Prints the grid, the loops and the stages of one kernel."""
+
+    def __init__(self, kernel: Kernel, tiling: Tiling, names: Names) -> None:
+        super().__init__(kernel, tiling, names)
+        self._carries: dict[str, tuple[Carry, Loop]] = {}
+        self._accumulators: dict[str, Accumulator] = {}
+        self._scope: Axes = frozenset(self._grid_tiles)
+
+    # -- grid ----------------------------------------------------------------------------------------------
+    def grid(self) -> tuple[GridAxis, ...]:
+        """Print the whole kernel; the axes of its grid."""
+        loops = grid_loops(self.kernel)
+        axes = [self._grid_axis(loop.axis) for loop in loops]
+        if loops:
+            self._program_ids([loop.axis for loop in loops])
+        self.body(loops[-1].body if loops else self.kernel.body)
+        return tuple(axes)
+
+    def _grid_axis(self, axis: Axis) -> GridAxis:
+        tile = self.tile_of.get(axis)
+        return GridAxis(axis.extent, None if tile is None else tile.block)
+
+    def _program_ids(self, axes: Sequence[Axis]) -> None:
+        """Axes as digits of the program's number, the last one fastest."""
+        wide = ".to(tl.int64)" if self.tiling.wide else ""
+        rest = f"tl.program_id(0){wide}"
+        if len(axes) > 1:
+            self.emit(f"pid = {rest}")
+            rest = "pid"
+        for k in range(len(axes) - 1, -1, -1):
+            axis, tile = axes[k], self.tile_of.get(axes[k])
+            name = self.names.fresh(axis.name)
+            extent = self.index(axis.extent)
+            count = extent.operand if tile is None else f"tl.cdiv({extent.text}, {tile.block})"
+            number = rest if k == 0 else f"{rest} % {count}"
+            if tile is None:
+                self.emit(f"{name} = {number}")
+            else:
+                start = number if k == 0 else f"({number})"
+                lanes = self.spread(f"tl.arange(0, {tile.block})", axis)
+                self.emit(f"{name} = {start} * {tile.block} + {lanes}")
+            self.bind(axis, Term(name, axes=frozenset() if tile is None else frozenset((axis,)), name=True))
+            self._bound(axis, extent.text)
+            if k > 0:
+                self.emit(f"pid = pid // {count}")
+
+    def _bound(self, axis: Axis, extent: str) -> None:
+        """Name the condition that a tile is within ``axis``, unless every block size divides the extent."""
+        tile, number = self.tile_of.get(axis), axis.extent.value
+        if tile is None:
+            return
+        blocks = [dict(c.blocks)[tile.block] for c in self.tiling.configs]
+        if number is not None and all(number % b == 0 for b in blocks):
+            return
+        variable = self.find(axis)
+        assert variable is not None
+        name = self.names.fresh(f"{variable.text}_ok")
+        self.emit(f"{name} = {variable.text} < {extent}")
+        self.bounds[axis] = replace(variable, text=name)
+
+    # -- loops and stages ----------------------------------------------------------------------------------
+    def body(self, items: Sequence[Loop | Stage]) -> None:
+        """Print loops and stages into the innermost block."""
+        for item in items:
+            match item:
+                case Loop():
+                    self._loop(item)
+                case Let(name, expr):
+                    self.bind(name, self.value(expr, name.name))
+                case Store():
+                    self._store(item)
+                case Update():
+                    self._update(item)
+
+    def _loop(self, loop: Loop) -> None:
+        tile = self.tile_of.get(loop.axis)
+        if loop.kind is not LoopKind.LANES or tile is None:
+            raise InternalCheckError("print", f"a {loop.kind.value} loop over {loop.axis} has no Triton")
+        outside = self._scope
+        self._scope |= {loop.axis}
+        for carry in loop.carries:
+            self._carries[carry.name] = (carry, loop)
+        if tile.whole:
+            self._whole(loop.axis, tile.block)
+            self.body(loop.body)
+        else:
+            self._steps(loop, tile.block)
+        self._scope = outside
+
+    def _whole(self, axis: Axis, block: str) -> None:
+        if self.find(axis) is None:
+            extent = self.index(axis.extent).text
+            name = self.names.fresh(axis.name)
+            self.emit(f"{name} = {self.spread(f'tl.arange(0, {block})', axis)}")
+            self.bind(axis, Term(name, axes=frozenset((axis,)), name=True))
+            self._bound(axis, extent)
+
+    def _steps(self, loop: Loop, block: str) -> None:
+        """A loop over blocks; a reversed one begins with the last."""
+        axis = loop.axis
+        extent = self.index(axis.extent)
+        for carry in loop.carries:
+            self._declare(carry, loop)
+        inner = Block(len(self.blocks))
+        self.blocks.append(inner)
+        start, name = self.names.fresh("start"), self.names.fresh(axis.name)
+        first = start
+        if loop.reverse:
+            first = f"(tl.cdiv({extent.text}, {block}) * {block} - {block} - {start})"
+        wide = ".to(tl.int64)" if self.tiling.wide and not self._is_short(axis) else ""
+        self.emit(f"{name} = {first} + {self.spread(f'tl.arange(0, {block})', axis)}{wide}")
+        self.bind(axis, Term(name, inner.depth, frozenset((axis,)), name=True))
+        self._bound(axis, extent.text)
+        self.body(loop.body)
+        self.blocks.pop()
+        self.bounds.pop(axis, None)
+        self.emit(f"for {start} in range(0, {extent.text}, {block}):")
+        self.block.lines.extend(f"    {line}" for line in inner.lines)
+        for carry in loop.carries:
+            self._finish(self._accumulators[carry.name], loop.axis)
+
+    @staticmethod
+    def _is_short(axis: Axis) -> bool:
+        return False
+
+    # -- carries -------------------------------------------------------------------------------------------
+    def _declare(self, carry: Carry, loop: Loop) -> None:
+        """Accumulators before a loop in blocks: a tile for a reduction, a column for a scan."""
+        update = next(s for s in loop.body if isinstance(s, Update) and s.carry == carry.name)
+        first = update.args[0].dtype
+        dtype = working(first)
+        start = identity(carry.kind, first) if carry.kind not in ("welford", "softmax") else 0.0
+        starts: list[tuple[object, torch.dtype]] = [(start, dtype)]
+        match carry.kind:
+            case "argmax" | "argmin":
+                starts.append((0 if update.running else torch.iinfo(torch.int64).max, torch.int64))
+            case "welford":
+                starts += [(0.0, dtype), (0.0, dtype)]
+            case "softmax":
+                starts = [(identity("max", first), dtype), (0.0, dtype)]
+        axes = self._scope - {loop.axis} if update.running else self._scope
+        names = []
+        for value, kind in starts:
+            names.append(self.names.fresh(carry.name))
+            number = int(value) if kind is not first and isinstance(value, bool) else value
+            shape = self.shape(axes) if axes else "[]"
+            assert isinstance(number, bool | int | float)
+            self.emit(f"{names[-1]} = tl.full({shape}, {literal(number)}, {type_name(kind)})")
+        self._accumulators[carry.name] = Accumulator(carry, tuple(names), dtype)
+
+    def _update(self, update: Update) -> None:
+        carry, loop = self._carries[update.carry]
+        whole = self.tile_of[loop.axis].whole
+        dtype = working(update.args[0].dtype)
+        args = [self._element(update.args[0], carry.kind, dtype, loop.axis)]
+        if REDUCTIONS[carry.kind].inputs == 2:
+            args.append(self._number(update.args[1], loop.axis, scan=bool(update.running)))
+            axes = args[0].axes | args[1].axes
+            args = [self._broadcast(a, axes) for a in args]
+        if update.running:
+            self._scan(update, carry, loop, args)
+        elif whole:
+            self._reduce_tile(carry, loop.axis, args, dtype)
+        else:
+            self._step(self._accumulators[carry.name], loop.axis, args)
+
+    def _element(self, e: Expr, kind: str, dtype: torch.dtype, axis: Axis) -> Term:
+        """An element in the type that the reduction runs in, neutral outside the row."""
+        term = self.value(e)
+        if isinstance(e, Const):
+            value = int(e.value) if e.dtype == torch.bool else e.value
+            term = Term(f"tl.full([], {literal(value)}, {type_name(dtype)})")
+        elif dtype != e.dtype:
+            term = replace(term, text=f"{term.operand}.to({type_name(dtype)})", atom=True, name=False)
+        if axis not in self.bounds or kind == "welford":
+            return self._along(term, axis)
+        start = identity("max" if kind == "softmax" else kind, e.dtype)
+        return self._neutral(term, literal(int(start) if isinstance(start, bool) else start), axis)
+
+    def _number(self, e: Expr, axis: Axis, *, scan: bool) -> Term:
+        """The number of an element, the largest of all outside the row."""
+        if axis not in self.bounds or scan:
+            return self._along(self.value(e), axis)
+        return self._neutral(self.value(e), str(torch.iinfo(torch.int64).max), axis)
+
+    def _neutral(self, term: Term, start: str, axis: Axis) -> Term:
+        ok = self.bounds[axis]
+        text = f"tl.where({ok.text}, {term.text}, {start})"
+        return self.named(Term(text, max(ok.depth, term.depth), term.axes | {axis}), "part")
+
+    def _along(self, term: Term, axis: Axis) -> Term:
+        """A term that varies along the row, repeated if it does not."""
+        return self._broadcast(term, term.axes | {axis})
+
+    def _broadcast(self, term: Term, axes: Axes) -> Term:
+        if axes == term.axes:
+            return self.named(term, "part")
+        text = f"tl.broadcast_to({term.text}, {self.shape(axes)})"
+        return self.named(Term(text, self.block.depth, axes), "part")
+
+    def _step(self, into: Accumulator, axis: Axis, args: list[Term]) -> None:
+        """Combine a tile into the accumulators, element by element."""
+        kind, names = into.carry.kind, ", ".join(into.names)
+        texts = ", ".join(a.text for a in args)
+        match kind:
+            case "argmax" | "argmin":
+                text = f"rt.{kind}({names}, {texts})"
+            case "welford":
+                ok = self.bounds[axis].text if axis in self.bounds else "True"
+                text = f"rt.welford_next({names}, {texts}, {ok})"
+            case "softmax":
+                text = f"rt.softmax_next({names}, {texts})"
+            case _:
+                text = _NEXT[kind].format(into.names[0], args[0].operand)
+        if text.startswith("rt."):
+            self.libraries.add("rt")
+        self.emit(f"{names} = {text}")
+
+    def _finish(self, done: Accumulator, axis: Axis) -> None:
+        """Reduce the accumulators to the results."""
+        if not any(r is not None and self.is_used(r) for r in done.carry.results):
+            return
+        self._bind_results(
+            done.carry, self._reduced(done.carry.kind, done.names, axis), self._scope - {axis}, done.dtype
+        )
+
+    def _reduce_tile(self, carry: Carry, axis: Axis, args: list[Term], dtype: torch.dtype) -> None:
+        """Reduce a tile that covers the row."""
+        axes = frozenset().union(*(a.axes for a in args)) - {axis}
+        texts = [a.text for a in args]
+        match carry.kind:
+            case "welford":
+                found = self._welford_tile(args[0], axis)
+            case "softmax":
+                found = self._softmax_tile(args[0], axis)
+            case _:
+                found = self._reduced(carry.kind, texts, axis)
+        self._bind_results(carry, found, axes, dtype)
+
+    def _reduced(self, kind: str, texts: Sequence[str], axis: Axis) -> list[str]:
+        """Name the results of reducing tiles along their last dimension."""
+        keep = self.rank > 1
+        place = {"axis": self.rank - 1, "keep": keep, "keep_dims": ", keep_dims=True" if keep else ""}
+        if kind in _REDUCE:
+            text = _REDUCE[kind].format(*texts, **place)
+            if text.startswith("rt."):
+                self.libraries.add("rt")
+            return [text]
+        self.libraries.add("rt")
+        names = [self.names.fresh(kind) for _ in REDUCTIONS[kind].results]
+        self.emit(f"{', '.join(names)} = rt.reduce_{kind}({', '.join(texts)}, {place['axis']}, {keep})")
+        return names
+
+    def _welford_tile(self, x: Term, axis: Axis) -> list[str]:
+        """In two passes over registers: mean, then squared deviations from it."""
+        ok = self.bounds.get(axis)
+        extent = self.index(axis.extent).operand
+        part = x.text if ok is None else f"tl.where({ok.text}, {x.text}, 0.0)"
+        keep = ", keep_dims=True" if self.rank > 1 else ""
+        mean, off, m2 = (self.names.fresh(n) for n in ("mean", "off", "m2"))
+        self.emit(f"{mean} = tl.sum({part}, {self.rank - 1}{keep}) / {extent}")
+        self.emit(
+            f"{off} = "
+            + (f"{x.text} - {mean}" if ok is None else f"tl.where({ok.text}, {x.text} - {mean}, 0.0)")
+        )
+        self.emit(f"{m2} = tl.sum({off} * {off}, {self.rank - 1}{keep})")
+        return [mean, m2, f"({mean} * 0 + {extent})"]
+
+    def _softmax_tile(self, x: Term, axis: Axis) -> list[str]:
+        self.libraries.add("rt")
+        one = self.names.fresh("one")
+        names = [self.names.fresh(n) for n in ("top", "total")]
+        self.emit(f"{one} = tl.full({self.shape(x.axes)}, 1.0, {x.text}.dtype)")
+        self.emit(
+            f"{', '.join(names)} = rt.reduce_softmax({x.text}, {one}, {self.rank - 1}, {self.rank > 1})"
+        )
+        return names
+
+    def _bind_results(self, carry: Carry, texts: Sequence[str], axes: Axes, dtype: torch.dtype) -> None:
+        self._bind_refs(carry.results, texts, axes, dtype)
+
+    def _bind_refs(
+        self, refs: Sequence[Ref | None], texts: Sequence[str], axes: Axes, dtype: torch.dtype
+    ) -> None:
+        """Name those results that somebody reads, in their own types."""
+        for ref, text in zip(refs, texts, strict=True):
+            if ref is None or not self.is_used(ref):
+                continue
+            if ref.dtype == torch.bool:
+                text = f"({text} != 0)"
+            elif ref.dtype not in (dtype, torch.int64):
+                text = f"{text}.to({type_name(ref.dtype)})"
+            self.bind(ref, self.named(Term(text, self.block.depth, axes), ref.name))
+
+    # -- scans ---------------------------------------------------------------------------------------------
+    def _scan(self, update: Update, carry: Carry, loop: Loop, args: list[Term]) -> None:
+        """Scan a tile along the row, after what came before it."""
+        axis, place = loop.axis, self.rank - 1
+        self.libraries.add("rt")
+        combine = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}.get(
+            carry.kind, carry.kind
+        )
+        if carry.last_wins:
+            combine = f"last_{combine}"
+        names = [self.names.fresh(f"{carry.kind}_scan") for _ in args]
+        texts = ", ".join(a.text for a in args)
+        given = f"({texts})" if len(args) > 1 else texts
+        left, how = ", ".join(names), f"rt.{combine}, reverse={loop.reverse}"
+        self.emit(f"{left} = tl.associative_scan({given}, {place}, {how})")
+        axes = frozenset().union(*(a.axes for a in args))
+        if not self.tile_of[axis].whole:
+            before = self._accumulators[carry.name]
+            self.emit(f"{', '.join(names)} = rt.{combine}({', '.join([*before.names, *names])})")
+            axes |= self._scope
+            self._carry_on(before, names, loop)
+        self._bind_refs(update.running, names, axes, working(update.args[0].dtype))
+
+    def _carry_on(self, into: Accumulator, names: Sequence[str], loop: Loop) -> None:
+        """What the next tile starts from: the last element of this one."""
+        block = self.tile_of[loop.axis].block
+        at = "0" if loop.reverse else f"{block} - 1"
+        here = self.spread(f"tl.arange(0, {block})", loop.axis)
+        for old, new in zip(into.names, names, strict=True):
+            self.emit(f"{old} = rt.pick({new}, {here} == {at}, {self.rank - 1}, {self.rank > 1})")
+
+    # -- stores --------------------------------------------------------------------------------------------
+    def _store(self, store: Store) -> None:
+        at = self.address(store.value, store.index)
+        mask = [] if store.mask is None else [self.value(store.mask)]
+        value = self.value(store.expr)
+        if len(value.text) > 60:
+            value = self.named(value, "t", store.expr)
+        every = self._scope if store.atomic else at.axes.union(value.axes, *(m.axes for m in mask))
+        pointer = at.text
+        if every != at.axes:
+            pointer = f"tl.broadcast_to({at.text}, {self.shape(every)})"
+        conditions = self.within(every) + mask
+        tail = f", {' & '.join(dict.fromkeys(c.operand for c in conditions))}" if conditions else ""
+        if store.combine == "set":
+            self.emit(f"tl.store({pointer}, {value.text}{tail})")
+        elif store.atomic and store.combine in _ATOMICS:
+            self.emit(f'tl.{_ATOMICS[store.combine]}({pointer}, {value.text}{tail}, sem="relaxed")')
+        else:
+            raise InternalCheckError("print", f"{store.combine} into memory has no atomic in Triton")

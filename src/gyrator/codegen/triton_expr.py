@@ -1,0 +1,424 @@
+"""Expressions as Triton: each distinct node once, in the outermost block where everything it needs is known.
+
+A node is a tensor whose dimensions are the tiles of the kernel, of size 1 along each that it does not depend
+on, so that tensors broadcast where they meet; what depends on no tile is a scalar.
+
+    y[i, j] = exp(x[i, j] - m[i])      →      m_0 = tl.load(m + i, i_ok)                        # [XBLOCK, 1]
+    tiles i, j                                tl.exp(tl.load(x + (i * 768 + j), i_ok & j_ok) - m_0)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from gyrator.codegen.cpp_expr import count_uses
+from gyrator.codegen.python_text import Names
+from gyrator.codegen.triton_names import is_small, literal, type_name, typed_literal
+from gyrator.errors import InternalCheckError
+from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Ref, Value
+from gyrator.ir.index import (
+    Atom,
+    Axis,
+    FloorDiv,
+    Index,
+    Indirect,
+    Max,
+    Min,
+    Mod,
+    Size,
+    dot,
+    is_nonnegative,
+)
+from gyrator.ir.ops import OPS, Rule, Unsupported
+from gyrator.ir.tree import Kernel, Loop, LoopKind, Tile, Tiling
+from gyrator.origin import Origin
+
+Key = Expr | Atom | Index
+Axes = frozenset[Axis]
+
+_COLUMNS = 100
+_CALL = re.compile(r"[\w.]+\(\{0\}(, \{\d\})*\)")
+_PARTS = re.compile(r"\{(\d)\}")
+_NONE: Axes = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A printed value: its text, the block it may live in, and the tiles along which it varies.
+
+    ``atom``: the text binds tighter than any operator. ``name``: it is a name, so repeating it costs nothing.
+    """
+
+    text: str
+    depth: int = 0
+    axes: Axes = _NONE
+    atom: bool = True
+    name: bool = False
+
+    @property
+    def operand(self) -> str:
+        """The text as an operand."""
+        return self.text if self.atom else f"({self.text})"
+
+
+@dataclass(slots=True)
+class Block:
+    """A block being printed: lines, and what is known in it."""
+
+    depth: int
+    lines: list[str] = field(default_factory=list)
+    terms: dict[Key, Term] = field(default_factory=dict)
+
+
+class Expressions:
+    """Abstract: prints expressions into a stack of blocks."""
+
+    def __init__(self, kernel: Kernel, tiling: Tiling, names: Names) -> None:
+        self.kernel, self.tiling, self.names = kernel, tiling, names
+        self.blocks: list[Block] = [Block(0)]
+        self.pointers: dict[Value, str] = {}
+        self.bounds: dict[Axis, Term] = {}
+        self.libraries: set[str] = set()
+        self.asserts = False
+        self.tile_of: dict[Axis, Tile] = {t.axis: t for t in tiling.tiles}
+        self._rows = _row_axes(kernel, tiling)
+        self._grid_tiles = [t.axis for t in tiling.tiles if t.axis not in self._rows]
+        self._uses = count_uses(kernel.body)
+
+    # -- tiles ---------------------------------------------------------------------------------------------
+    @property
+    def rank(self) -> int:
+        """Dimensions of a tile: one for each tiled axis of the grid and one that all rows share."""
+        return len(self._grid_tiles) + bool(self._rows)
+
+    def dimension(self, axis: Axis) -> int:
+        """The dimension of tiles along which a tiled axis lies."""
+        return self._grid_tiles.index(axis) if axis in self._grid_tiles else self.rank - 1
+
+    def spread(self, text: str, axis: Axis) -> str:
+        """A vector along ``axis`` as a tensor of full rank: ``v[:, None]``."""
+        if self.rank == 1:
+            return text
+        places = [":" if d == self.dimension(axis) else "None" for d in range(self.rank)]
+        return f"{text}[{', '.join(places)}]"
+
+    def shape(self, axes: Axes) -> str:
+        """The shape of a tensor that varies along ``axes``: ``[XBLOCK, 1]``."""
+        sizes = ["1"] * self.rank
+        for axis in axes:
+            sizes[self.dimension(axis)] = self.tile_of[axis].block
+        return f"[{', '.join(sizes)}]"
+
+    def within(self, axes: Iterable[Axis]) -> list[Term]:
+        """The conditions under which a tile's elements along ``axes`` are within the loops."""
+        found = [(self.dimension(a), self.bounds[a]) for a in axes if a in self.bounds]
+        return [term for _, term in sorted(found, key=lambda pair: pair[0])]
+
+    # -- blocks --------------------------------------------------------------------------------------------
+    @property
+    def block(self) -> Block:
+        """The innermost block."""
+        return self.blocks[-1]
+
+    def emit(self, line: str) -> None:
+        """Append a line to the innermost block."""
+        self.block.lines.append(line)
+
+    def bind(self, key: Key, term: Term) -> None:
+        """From now on, to the end of the term's block, ``key`` prints as ``term``."""
+        self.blocks[term.depth].terms[key] = term
+
+    def find(self, key: Key) -> Term | None:
+        """What ``key`` was bound to, if it still holds."""
+        for block in reversed(self.blocks):
+            term = block.terms.get(key)
+            if term is not None:
+                return term
+        return None
+
+    def is_used(self, ref: Ref) -> bool:
+        """Whether anything reads the local."""
+        return self._uses[ref] > 0
+
+    def named(self, term: Term, stem: str, key: Key | None = None) -> Term:
+        """Make ``term`` a local of its block, called like ``stem``."""
+        if term.name:
+            return term
+        name = self.names.fresh(stem)
+        self.blocks[term.depth].lines.append(f"{name} = {term.text}")
+        local = Term(name, term.depth, term.axes, name=True)
+        if key is not None:
+            self.bind(key, local)
+        return local
+
+    # -- values --------------------------------------------------------------------------------------------
+    def value(self, e: Expr, wish: str | None = None) -> Term:
+        """Print ``e``; with a ``wish`` the result is a name like it, unless ``e`` has a name already."""
+        if isinstance(e, Const):
+            return Term(typed_literal(e.value, e.dtype))
+        known = self.find(e)
+        if known is not None:
+            return known
+        match e:
+            case Load():
+                return self.named(self._load(e), wish or e.value.name, e)
+            case IndexValue(index):
+                term = self._int64(index)
+            case Checked():
+                return self._checked(e)
+            case Random():
+                term = self._random(e)
+            case Op():
+                term = self._op(e)
+            case _:
+                raise InternalCheckError("print", f"{type(e).__name__} {e} cannot be printed as Triton")
+        if wish is not None or self._uses[e] > 1 or len(term.text) > _COLUMNS - 2 * term.depth:
+            return self.named(term, wish or "t", e)
+        return term
+
+    def _op(self, e: Op) -> Term:
+        row = OPS[e.name]
+        if isinstance(row.triton, Unsupported):
+            raise InternalCheckError("print", f"{e.name} on a GPU: {row.triton.reason}")
+        if e.name == "cast":
+            return self._cast(e)
+        if row.rule is Rule.COMPARE and all(_is_index(a) for a in e.args):
+            args = [self._index_operand(a) for a in e.args]
+        else:
+            args = [self._argument(e, k, row.triton) for k in range(len(e.args))]
+        small = is_small(e.args[-1].dtype) and row.rule in (Rule.SAME, Rule.FLOAT, Rule.COMPARE)
+        if small:
+            args = [a if isinstance(x, Const) else _float(a) for a, x in zip(args, e.args, strict=True)]
+        term = self._joined(_BOOLEAN.get(e.name, row.triton) if _is_bool(e) else row.triton, args, e.dtype)
+        if small and e.dtype == e.args[-1].dtype:
+            term = replace(term, text=f"{term.operand}.to({type_name(e.dtype)})", atom=True)
+        return term
+
+    def _argument(self, e: Op, k: int, template: str) -> Term:
+        """Operand ``k``; a literal stays bare where an operator gives it the other operand's type."""
+        arg = e.args[k]
+        if isinstance(arg, Const):
+            bare = not _CALL.fullmatch(template) and any(not isinstance(a, Const) for a in e.args)
+            dtype = torch.float32 if is_small(arg.dtype) else arg.dtype
+            return Term(literal(arg.value) if bare else typed_literal(arg.value, dtype))
+        return self.value(arg)
+
+    def _joined(self, template: str, args: Sequence[Term], dtype: torch.dtype) -> Term:
+        """The template filled in; the longest arguments get names while the line is too long."""
+        terms = list(args)
+        while sum(len(t.text) for t in terms) > _COLUMNS - len(template):
+            k = max(range(len(terms)), key=lambda k: 0 if terms[k].name else len(terms[k].text))
+            if terms[k].name or len(terms[k].text) < 12:
+                break
+            terms[k] = self.named(terms[k], "t")
+        if template.startswith(("rt.", "libdevice.")):
+            self.libraries.add(template.partition(".")[0])
+        call = _CALL.fullmatch(template) is not None
+        texts = [t.text if call else t.operand for t in terms]
+        atom = call or template.startswith("(") or template.endswith(")")
+        depth = max((t.depth for t in terms), default=0)
+        text = template.format(*texts, dtype=type_name(dtype))
+        return Term(text, depth, _NONE.union(*(t.axes for t in terms)), atom)
+
+    def _cast(self, e: Op) -> Term:
+        arg = self.value(e.args[0])
+        source, target = e.args[0].dtype, e.dtype
+        if target == torch.bool:
+            return replace(arg, text=f"({arg.operand} != 0)", atom=True, name=False)
+        steps = [type_name(target)]
+        if source.is_floating_point and not target.is_floating_point:
+            if target.itemsize < 4 or not target.is_signed:
+                steps.insert(0, "tl.int64" if target.itemsize >= 4 else "tl.int32")
+            if is_small(source):
+                steps.insert(0, "tl.float32")
+        elif (is_small(source) and target != torch.float32) or (is_small(target) and source != torch.float32):
+            steps.insert(0, "tl.float32")
+        return replace(arg, text=arg.operand + "".join(f".to({s})" for s in steps), atom=True, name=False)
+
+    # -- leaves --------------------------------------------------------------------------------------------
+    def _load(self, e: Load) -> Term:
+        at = self.address(e.value, e.index)
+        conditions = self.within(at.axes)
+        mask = None if e.mask is None else self.value(e.mask)
+        if mask is not None:
+            conditions = [*self.within(at.axes | mask.axes), mask]
+            if not at.axes and mask.axes:
+                at = replace(at, text=f"tl.broadcast_to({at.text}, {self.shape(mask.axes)})", axes=mask.axes)
+        tail = f", {_all(conditions)}" if conditions else ""
+        if mask is not None:
+            tail += f", {literal(e.other)}"
+        found = [at, *conditions]
+        axes = _NONE.union(*(t.axes for t in found))
+        return Term(f"tl.load({at.text}{tail})", max(t.depth for t in found), axes)
+
+    def _checked(self, e: Checked) -> Term:
+        """Wrap a negative index, and assert that it is in range."""
+        self.asserts = True
+        size, raw = self.index(e.size), self.value(e.arg)
+        raw = self.named(raw, "at")
+        wrapped = Term(
+            f"tl.where({raw.text} < 0, {raw.text} + {size.operand}, {raw.text})",
+            max(raw.depth, size.depth),
+            raw.axes,
+        )
+        at = self.named(wrapped, "at", e)
+        masks = [] if e.mask is None else [self.value(e.mask)]
+        conditions = self.within(_NONE.union(at.axes, *(m.axes for m in masks))) + masks
+        tail = f", {_all(conditions)}" if conditions else ""
+        depth = max(at.depth, *(m.depth for m in conditions)) if conditions else at.depth
+        test = f"({at.text} >= 0) & ({at.text} < {size.text})"
+        message = f"index out of range: {place_of_index(self.kernel)}".replace('"', "'")
+        self.blocks[depth].lines.append(f'tl.device_assert({test}, "{message}"{tail})')
+        return at
+
+    def _random(self, e: Random) -> Term:
+        self.libraries.add("rt")
+        name = e.kind if e.kind == "randint64" else f"{e.kind}_{type_name(e.dtype).removeprefix('tl.')}"
+        terms = [self.value(e.seed), self._int64(e.offset), *(self.value(a) for a in e.args)]
+        text = f"rt.{name}({', '.join(t.text for t in terms)})"
+        return Term(text, max(t.depth for t in terms), _NONE.union(*(t.axes for t in terms)))
+
+    # -- addresses -----------------------------------------------------------------------------------------
+    def address(self, value: Value, index: tuple[Index, ...]) -> Term:
+        """A pointer to ``value[index]``: what is the same for the whole tile is added first."""
+        flat = dot(index, value.strides)
+        parts = [(Index((term,)), self.index(Index((term,)))) for term in flat.terms]
+        fixed = _sum(i for i, t in parts if not t.axes)
+        moving = _sum(i for i, t in parts if t.axes)
+        text, terms = self.pointers[value], []
+        for index_ in (fixed, moving):
+            if index_.terms:
+                term = self.index(index_)
+                text += f" + {term.operand}"
+                terms.append(term)
+        return Term(
+            text, max((t.depth for t in terms), default=0), _NONE.union(*(t.axes for t in terms)), False
+        )
+
+    # -- indices -------------------------------------------------------------------------------------------
+    def index(self, index: Index) -> Term:
+        """An integer expression."""
+        text, depth, axes = "", 0, _NONE
+        for monomial, c in sorted(index.terms, key=_weight):
+            atoms = [self._atom(a) for a in sorted(monomial, key=lambda a: isinstance(a, Size))]
+            depth, axes = max([depth, *(a.depth for a in atoms)]), axes.union(*(a.axes for a in atoms))
+            factors = [a.operand for a in atoms]
+            if abs(c) != 1 or not factors:
+                factors.append(str(abs(c)))
+            joined = " * ".join(factors)
+            if text:
+                text += f" {'-' if c < 0 else '+'} {joined}"
+            else:
+                text = f"-{joined}" if c < 0 else joined
+        return Term(text or "0", depth, axes, " " not in text and not text.startswith("-"))
+
+    def _int64(self, index: Index) -> Term:
+        if index.value is not None:
+            return Term(typed_literal(index.value, torch.int64))
+        term = self.index(index)
+        return replace(term, text=f"{term.operand}.to(tl.int64)", atom=True, name=False)
+
+    def _atom(self, atom: Atom) -> Term:
+        known = self.find(atom)
+        if known is not None:
+            return known
+        match atom:
+            case FloorDiv(num, den) | Mod(num, den):
+                a, b = self.index(num), self.index(den)
+                sign, name = ("//", "div") if isinstance(atom, FloorDiv) else ("%", "mod")
+                if is_nonnegative(num):
+                    text = f"{a.operand} {sign} {b.operand}"
+                else:
+                    self.libraries.add("rt")
+                    text = f"rt.floor_{name}({a.text}, {b.text})"
+                return self.named(Term(text, max(a.depth, b.depth), a.axes | b.axes), "k", atom)
+            case Min(a_, b_) | Max(a_, b_):
+                a, b = self.index(a_), self.index(b_)
+                name = "minimum" if isinstance(atom, Min) else "maximum"
+                text = f"tl.{name}({a.text}, {b.text})"
+                return self.named(Term(text, max(a.depth, b.depth), a.axes | b.axes), "k", atom)
+            case Indirect(value):
+                term = self.value(value)
+                if self.tiling.wide or value.dtype != torch.int64:
+                    return term
+                return replace(term, text=f"{term.operand}.to(tl.int32)", atom=True, name=False)
+        raise InternalCheckError("print", f"{type(atom).__name__} {atom} has no value here")
+
+    def _index_operand(self, e: Expr) -> Term:
+        """An operand of a comparison of indices, in the type that indices have."""
+        if isinstance(e, IndexValue):
+            return self.index(e.index)
+        assert isinstance(e, Const)
+        return Term(literal(e.value))
+
+
+_BOOLEAN = {
+    "add": "({0} | {1})",
+    "mul": "({0} & {1})",
+    "maximum": "({0} | {1})",
+    "minimum": "({0} & {1})",
+    "lt": "(~{0} & {1})",
+    "le": "(~{0} | {1})",
+    "gt": "({0} & ~{1})",
+    "ge": "({0} | ~{1})",
+    "eq": "({0} == {1})",
+    "bitwise_not": "({0} == 0)",
+    "abs": "{0}",
+    "sign": "{0}",
+}
+"""Ops on bool whose text differs: sums are or, products and."""
+
+
+def _is_bool(e: Op) -> bool:
+    return all(a.dtype == torch.bool for a in e.args)
+
+
+def _is_index(e: Expr) -> bool:
+    small = isinstance(e, Const) and isinstance(e.value, int) and abs(e.value) < 1 << 31
+    return e.dtype == torch.int64 and (isinstance(e, IndexValue) or small)
+
+
+def _float(term: Term) -> Term:
+    return replace(term, text=f"{term.operand}.to(tl.float32)", atom=True, name=False)
+
+
+def _all(conditions: Sequence[Term]) -> str:
+    return " & ".join(dict.fromkeys(c.operand for c in conditions))
+
+
+def _sum(indices: Iterable[Index]) -> Index:
+    terms = tuple(term for index in indices for term in index.terms)
+    return Index(terms)
+
+
+def _weight(term: tuple[tuple[Atom, ...], int]) -> tuple[bool, int, int]:
+    """Orders the terms of an address from the outermost dimension inwards, what is subtracted last."""
+    monomial, c = term
+    return c < 0, -len(monomial), -abs(c)
+
+
+def grid_loops(kernel: Kernel) -> tuple[Loop, ...]:
+    """The parallel loops around everything, outermost first."""
+    found: list[Loop] = []
+    body = kernel.body
+    while len(body) == 1 and isinstance(body[0], Loop) and body[0].kind is LoopKind.PARALLEL:
+        found.append(body[0])
+        body = body[0].body
+    return tuple(found)
+
+
+def _row_axes(kernel: Kernel, tiling: Tiling) -> frozenset[Axis]:
+    """The tiled axes whose loops lie within a program."""
+    grid = {loop.axis for loop in grid_loops(kernel)}
+    return frozenset(t.axis for t in tiling.tiles if t.axis not in grid)
+
+
+def place_of_index(kernel: Kernel) -> str:
+    """The place of the user's program to name when an index of the kernel is out of range."""
+    words = ("index", "gather", "embedding", "scatter")
+    found: list[Origin] = [o for o in kernel.origins if any(word in o.op for word in words)]
+    return str(next(iter([*found, *kernel.origins]), "unknown place"))

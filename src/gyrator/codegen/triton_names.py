@@ -1,0 +1,70 @@
+"""What things are called in Triton: element types, literals, the types that arithmetic runs in."""
+
+from __future__ import annotations
+
+import math
+from types import MappingProxyType
+
+import torch
+
+from gyrator.errors import UnsupportedInput
+from gyrator.ir.expr import Scalar
+
+TYPES = MappingProxyType(
+    {
+        torch.float32: "tl.float32",
+        torch.float64: "tl.float64",
+        torch.bfloat16: "tl.bfloat16",
+        torch.float16: "tl.float16",
+        torch.float8_e4m3fn: "tl.float8e4nv",
+        torch.float8_e5m2: "tl.float8e5",
+        torch.bool: "tl.int1",
+        torch.int8: "tl.int8",
+        torch.int16: "tl.int16",
+        torch.int32: "tl.int32",
+        torch.int64: "tl.int64",
+        torch.uint8: "tl.uint8",
+        torch.uint16: "tl.uint16",
+        torch.uint32: "tl.uint32",
+        torch.uint64: "tl.uint64",
+    }
+)
+"""Element type → its name in Triton."""
+
+_PLAIN = (torch.float32, torch.int32, torch.bool)
+
+
+def type_name(dtype: torch.dtype) -> str:
+    """The element type's name in Triton.
+
+    Raises: UnsupportedInput for a type that kernels do not handle.
+    """
+    if dtype not in TYPES:
+        raise UnsupportedInput(f"a tensor of {dtype} on a GPU")
+    return TYPES[dtype]
+
+
+def is_small(dtype: torch.dtype) -> bool:
+    """Whether arithmetic on the type runs in float32: floats of 16 or 8 bits."""
+    return dtype.is_floating_point and dtype.itemsize < 4
+
+
+def working(dtype: torch.dtype) -> torch.dtype:
+    """The type in which a reduction of elements of ``dtype`` runs."""
+    if is_small(dtype):
+        return torch.float32
+    return torch.int32 if dtype.itemsize < 4 else dtype
+
+
+def literal(value: Scalar) -> str:
+    """A Python literal, which takes the type of what it is combined with."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    return repr(value)
+
+
+def typed_literal(value: Scalar, dtype: torch.dtype) -> str:
+    """A literal that has its type wherever it stands."""
+    if dtype in _PLAIN:
+        return literal(value)
+    return f"tl.full([], {literal(value)}, {type_name(dtype)})"

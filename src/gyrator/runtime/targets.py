@@ -1,0 +1,177 @@
+"""A plan's kernels for both targets: those with tiles are printed as Triton and run on a GPU, the others as
+C++.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import final
+
+import torch
+
+from gyrator.cache.store import Store
+from gyrator.codegen.cpp import CppKernel, print_kernel
+from gyrator.codegen.gpu_calls import aligned_arguments, aligned_values, inputs_to_align
+from gyrator.codegen.triton import print_triton
+from gyrator.codegen.triton_source import TritonKernel
+from gyrator.codegen.wrapper import BuiltKernel
+from gyrator.config import Config
+from gyrator.errors import ToolchainMissing
+from gyrator.ir.expr import Value
+from gyrator.ir.index import Size
+from gyrator.ir.tree import Kernel
+from gyrator.origin import Origin
+from gyrator.runtime.build import Build, start_build
+from gyrator.runtime.gpu_kernels import describe
+from gyrator.runtime.load import library_file
+from gyrator.runtime.toolchain import Toolchain, find_toolchain
+from gyrator.runtime.triton_build import (
+    GpuTarget,
+    TritonBuild,
+    default_aligned,
+    find_target,
+    start_triton_build,
+)
+from gyrator.runtime.workers import Workers
+from gyrator.schedule.plan import Plan
+from gyrator.session import Session
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What a graph's kernels are built for: a GPU, this machine's processor, or both.
+
+    A graph on a GPU seldom has kernels for the processor, so `cpu` may be None for it.
+    """
+
+    cpu: Toolchain | None
+    gpu: GpuTarget | None = None
+
+    def key(self) -> str:
+        """A text for keys of the cache."""
+        return "\n".join(target.key() for target in (self.cpu, self.gpu) if target is not None)
+
+
+def find_targets(config: Config, device: torch.device) -> Targets:
+    """The targets of graphs on `device`.
+
+    Raises: ToolchainMissing; DeviceUnsupported for a GPU that is missing or too old.
+    """
+    if device.type != "cuda":
+        return Targets(find_toolchain(config))
+    gpu = find_target(config, device)
+    try:
+        return Targets(find_toolchain(config), gpu)
+    except ToolchainMissing:
+        return Targets(None, gpu)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The kernels of a plan, printed and on their way.
+
+    Attributes:
+        built: where the wrapper finds each, by its name in the plan.
+        texts: its symbol and text.
+        align: inputs that the wrapper aligns.
+        places: of the user's program, for indices out of range.
+    """
+
+    built: Mapping[str, BuiltKernel | TritonKernel]
+    texts: Mapping[str, tuple[str, str]]
+    align: tuple[Value, ...]
+    places: frozenset[Origin]
+    _waits: tuple[Callable[[], Mapping[str, str | Path]], ...] = field(default=())
+
+    @property
+    def on_cpu(self) -> dict[str, BuiltKernel]:
+        """Those that run on the processor."""
+        return {name: built for name, built in self.built.items() if isinstance(built, BuiltKernel)}
+
+    def wait(self) -> dict[str, str | Path]:
+        """The files that the graph's folder needs, when they are there.
+
+        Raises: KernelBuildError, KeyboardInterrupt.
+        """
+        files: dict[str, str | Path] = {}
+        for wait in self._waits:
+            files |= wait()
+        return files
+
+
+def start_kernels(
+    plan: Plan,
+    targets: Targets,
+    store: Store,
+    session: Session,
+    workers: Workers,
+    hints: Mapping[Size, int],
+) -> Kernels:
+    """Print a plan's kernels and begin to build them; returns at once.
+
+    Raises: ToolchainMissing if a kernel runs on the processor and there is no compiler. UnsupportedInput,
+    InternalCheckError for a kernel that cannot be printed.
+    """
+    on_gpu = [kernel for kernel in plan.kernels if kernel.tiling is not None]
+    on_cpu = [kernel for kernel in plan.kernels if kernel.tiling is None]
+    with session.stage("print kernels"):
+        triton = {kernel.name: print_triton(kernel) for kernel in on_gpu}
+        cpp = {kernel.name: print_kernel(kernel) for kernel in on_cpu}
+    align = inputs_to_align(plan) if on_gpu and session.config.assume_aligned_inputs else ()
+    built: dict[str, BuiltKernel | TritonKernel] = {**triton}
+    waits: list[Callable[[], Mapping[str, str | Path]]] = []
+    places = {k.name: k.origins[0] for k in plan.kernels if k.origins}
+    if on_cpu or not on_gpu:
+        toolchain = targets.cpu or find_toolchain(session.config)
+        build = start_build(list(cpp.values()), toolchain, store, session, places)
+        built |= built_kernels(on_cpu, list(cpp.values()), build)
+        waits.append(lambda: {library_file(name): path for name, path in build.wait().items()})
+    if on_gpu:
+        assert targets.gpu is not None
+        waits.append(_start_triton(plan, triton, align, targets.gpu, workers, store, session, hints))
+    texts = {name: (kernel.name, kernel.source) for name, kernel in triton.items()}
+    texts |= {name: (kernel.name, kernel.text) for name, kernel in cpp.items()}
+    sites = {place for b in built.values() if isinstance(b, BuiltKernel) for _, place in b.sites}
+    sites |= {checked_place(k) for k in on_gpu if triton[k.name].asserts}
+    return Kernels(built, texts, align, frozenset(p for p in sites if p is not None), tuple(waits))
+
+
+def _start_triton(
+    plan: Plan,
+    kernels: Mapping[str, TritonKernel],
+    align: Iterable[Value],
+    target: GpuTarget,
+    workers: Workers,
+    store: Store,
+    session: Session,
+    hints: Mapping[Size, int],
+) -> Callable[[], Mapping[str, str | Path]]:
+    """Begin to build the kernels on a GPU; returns what waits for their files."""
+    known = aligned_arguments(plan, kernels, aligned_values(plan, frozenset(align)))
+    relied = {name: default_aligned(kernel, hints) for name, kernel in kernels.items()}
+    places = {k.name: place for k in plan.kernels if k.name in kernels and (place := checked_place(k))}
+    found = tuple(kernels.values())
+    build: TritonBuild = start_triton_build(found, relied, target, workers, store, session, places)
+    return lambda: describe(found, build.wait(), relied, known, places, target.capability)
+
+
+def built_kernels(
+    kernels: Sequence[Kernel], printed: Sequence[CppKernel], build: Build
+) -> dict[str, BuiltKernel]:
+    """Where the wrapper finds each kernel of the processor."""
+    found = {}
+    for kernel, text in zip(kernels, printed, strict=True):
+        sites = tuple((check.size.value, checked_place(kernel)) for check in text.checks)
+        found[kernel.name] = BuiltKernel(build.library_of[text.name], text.name, sites)
+    return found
+
+
+def checked_place(kernel: Kernel) -> Origin | None:
+    """The place of the user's program to name when an index of the kernel is out of range."""
+    words = ("index", "gather", "embedding", "scatter")
+    indexing = [o for o in kernel.origins if any(word in o.op for word in words)]
+    return next(iter([*indexing, *kernel.origins]), None)

@@ -1,0 +1,356 @@
+"""The device library of Triton kernels: what generated kernels call by the name ``rt``.
+
+Only generated kernels import this module. Integer division by zero gives 0, as in the reference
+interpreter; comparisons and extremes treat NaN as torch does.
+"""
+
+# ruff: noqa: D103  (named after the rows of the op table, where they are described)
+# mypy: ignore-errors
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+NAN = tl.PropagateNan.ALL
+
+
+# -- arithmetic --------------------------------------------------------------------------------------------
+@triton.jit
+def floordiv(a, b):
+    if a.dtype.is_floating():
+        return floor_division_of_floats(a, b)
+    safe = tl.where(b == 0, 1, b).to(b.dtype)
+    quotient = a // safe
+    rest = a - quotient * safe
+    down = (rest != 0) & ((rest < 0) != (safe < 0))
+    return tl.where(b == 0, 0, tl.where(down, quotient - 1, quotient)).to(a.dtype)
+
+
+@triton.jit
+def floor_division_of_floats(a, b):
+    """Python's rule, as in torch: the quotient of what is left after the remainder, rounded down."""
+    rest = libdevice.fmod(a, b)
+    quotient = (a - rest) / b
+    quotient = tl.where((rest != 0) & ((b < 0) != (rest < 0)), quotient - 1, quotient)
+    down = tl.floor(quotient)
+    down = tl.where(quotient - down > 0.5, down + 1, down)
+    down = tl.where(quotient == 0, libdevice.copysign(quotient * 0, a / b), down)
+    return tl.where(b == 0, a / b, down)
+
+
+@triton.jit
+def truncdiv(a, b):
+    if a.dtype.is_floating():
+        return libdevice.trunc(a / b)
+    safe = tl.where(b == 0, 1, b).to(b.dtype)
+    return tl.where(b == 0, 0, a // safe).to(a.dtype)
+
+
+@triton.jit
+def remainder(a, b):
+    if a.dtype.is_floating():
+        rest = libdevice.fmod(a, b)
+        return tl.where((rest != 0) & ((b < 0) != (rest < 0)), rest + b, rest)
+    safe = tl.where(b == 0, 1, b).to(b.dtype)
+    rest = a % safe
+    wrapped = tl.where((rest != 0) & ((rest < 0) != (safe < 0)), rest + safe, rest)
+    return tl.where(b == 0, 0, wrapped).to(a.dtype)
+
+
+@triton.jit
+def fmod(a, b):
+    if a.dtype.is_floating():
+        return libdevice.fmod(a, b)
+    safe = tl.where(b == 0, 1, b).to(b.dtype)
+    return tl.where(b == 0, 0, a % safe).to(a.dtype)
+
+
+@triton.jit
+def floor_div(a, b):
+    """Of indices, ``b`` positive."""
+    quotient = a // b
+    return tl.where(a - quotient * b < 0, quotient - 1, quotient)
+
+
+@triton.jit
+def floor_mod(a, b):
+    rest = a % b
+    return tl.where(rest < 0, rest + b, rest)
+
+
+@triton.jit
+def sign(a):
+    if a.dtype.is_floating():
+        return (a > 0).to(a.dtype) - (a < 0).to(a.dtype)
+    if a.dtype.is_int_signed():
+        return (a > 0).to(a.dtype) - (a < 0).to(a.dtype)
+    return (a != 0).to(a.dtype)
+
+
+@triton.jit
+def maximum(a, b):
+    return tl.maximum(a, b, propagate_nan=NAN)
+
+
+@triton.jit
+def minimum(a, b):
+    return tl.minimum(a, b, propagate_nan=NAN)
+
+
+@triton.jit
+def pow(a, b):
+    if a.dtype.is_floating():
+        return libdevice.pow(a, b)
+    return integer_pow(a, b)
+
+
+@triton.jit
+def integer_pow(a, b):
+    """By squaring, wrapping; a negative exponent gives 0 unless the base is 1 or -1, as in torch."""
+    result = (a * 0 + 1).to(a.dtype)
+    base = a
+    left = tl.where(b > 0, b, 0)
+    for _ in tl.static_range(a.dtype.primitive_bitwidth):
+        result = tl.where((left & 1) != 0, result * base, result).to(a.dtype)
+        base = (base * base).to(a.dtype)
+        left = left >> 1
+    if b.dtype.is_int_signed():
+        unit = tl.where(a == 1, 1, tl.where(a + 1 == 0, 1 - 2 * (b & 1), 0)).to(a.dtype)
+        return tl.where(b < 0, unit, result)
+    return result
+
+
+@triton.jit
+def sqrt(a):
+    if a.dtype == tl.float32:
+        return tl.sqrt_rn(a)
+    return tl.sqrt(a)
+
+
+@triton.jit
+def isinf(a):
+    return tl.abs(a) == float("inf")
+
+
+@triton.jit
+def lshift(a, b):
+    inside = (b >= 0) & (b < a.dtype.primitive_bitwidth)
+    return tl.where(inside, a << tl.where(inside, b, 0).to(b.dtype), 0).to(a.dtype)
+
+
+@triton.jit
+def rshift(a, b):
+    inside = (b >= 0) & (b < a.dtype.primitive_bitwidth)
+    if a.dtype.is_int_signed():
+        return a >> tl.where(inside, b, a.dtype.primitive_bitwidth - 1).to(b.dtype)
+    return tl.where(inside, a >> tl.where(inside, b, 0).to(b.dtype), 0).to(a.dtype)
+
+
+# -- ways to combine ---------------------------------------------------------------------------------------
+@triton.jit
+def add(a, b):
+    return a + b
+
+
+@triton.jit
+def multiply(a, b):
+    return a * b
+
+
+@triton.jit
+def exclusive_or(a, b):
+    return a ^ b
+
+
+@triton.jit
+def logaddexp(a, b):
+    top = maximum(a, b)
+    rest = tl.exp(-tl.abs(a - b))
+    return tl.where(a == b, top + 0.6931471805599453, top + libdevice.log1p(rest))
+
+
+@triton.jit
+def argmax(a, i, b, j):
+    """The larger, NaN above all; of equal ones that with the lower number."""
+    first = (a > b) | ((a != a) & (b == b))
+    same = (a == b) | ((a != a) & (b != b))
+    first = first | (same & (i < j))
+    return tl.where(first, a, b), tl.where(first, i, j)
+
+
+@triton.jit
+def argmin(a, i, b, j):
+    first = (a < b) | ((a != a) & (b == b))
+    same = (a == b) | ((a != a) & (b != b))
+    first = first | (same & (i < j))
+    return tl.where(first, a, b), tl.where(first, i, j)
+
+
+@triton.jit
+def last_argmax(a, i, b, j):
+    """Of ``a`` and what comes later; of equal ones the later."""
+    first = (a > b) | ((a != a) & (b == b))
+    return tl.where(first, a, b), tl.where(first, i, j)
+
+
+@triton.jit
+def last_argmin(a, i, b, j):
+    first = (a < b) | ((a != a) & (b == b))
+    return tl.where(first, a, b), tl.where(first, i, j)
+
+
+@triton.jit
+def welford(mean, m2, n, mean_b, m2_b, n_b):
+    """The state (mean, sum of squared deviations, count) of both sets of elements."""
+    count = n + n_b
+    share = tl.where(count == 0, 0, n_b / count)
+    delta = mean_b - mean
+    return mean + delta * share, m2 + m2_b + delta * delta * n * share, count
+
+
+@triton.jit
+def welford_next(mean, m2, n, x, ok):
+    """The state after one more element, where ``ok``."""
+    count = n + 1
+    delta = x - mean
+    new = mean + delta / count
+    return tl.where(ok, new, mean), tl.where(ok, m2 + delta * (x - new), m2), tl.where(ok, count, n)
+
+
+@triton.jit
+def softmax_next(top, total, x):
+    """The state (maximum, sum of exp(x - maximum)) after one more element; -inf adds nothing."""
+    new = maximum(top, x)
+    base = tl.where(new == float("-inf"), 0.0, new).to(new.dtype)
+    return new, total * tl.exp(top - base) + tl.exp(x - base)
+
+
+# -- reductions of a tile ----------------------------------------------------------------------------------
+@triton.jit
+def reduce_max(x, axis: tl.constexpr, keep: tl.constexpr):
+    return tl.reduce(x, axis, maximum, keep_dims=keep)
+
+
+@triton.jit
+def reduce_min(x, axis: tl.constexpr, keep: tl.constexpr):
+    return tl.reduce(x, axis, minimum, keep_dims=keep)
+
+
+@triton.jit
+def reduce_prod(x, axis: tl.constexpr, keep: tl.constexpr):
+    return tl.reduce(x, axis, multiply, keep_dims=keep)
+
+
+@triton.jit
+def reduce_xor(x, axis: tl.constexpr, keep: tl.constexpr):
+    return tl.reduce(x, axis, exclusive_or, keep_dims=keep)
+
+
+@triton.jit
+def reduce_logaddexp(x, axis: tl.constexpr, keep: tl.constexpr):
+    top, total = reduce_softmax(x, (x * 0 + 1).to(x.dtype), axis, keep)
+    return top + tl.log(total)
+
+
+@triton.jit
+def reduce_argmax(x, i, axis: tl.constexpr, keep: tl.constexpr):
+    return tl.reduce((x, i), axis, argmax, keep_dims=keep)
+
+
+@triton.jit
+def reduce_argmin(x, i, axis: tl.constexpr, keep: tl.constexpr):
+    return tl.reduce((x, i), axis, argmin, keep_dims=keep)
+
+
+@triton.jit
+def reduce_welford(mean, m2, n, axis: tl.constexpr, keep: tl.constexpr):
+    return tl.reduce((mean, m2, n), axis, welford, keep_dims=keep)
+
+
+@triton.jit
+def reduce_softmax(top, total, axis: tl.constexpr, keep: tl.constexpr):
+    """Of states: the maximum of all, and the sum with respect to it."""
+    highest = tl.reduce(top, axis, maximum, keep_dims=True)
+    base = tl.where(highest == float("-inf"), 0.0, highest).to(highest.dtype)
+    return tl.reduce(top, axis, maximum, keep_dims=keep), tl.sum(
+        total * tl.exp(top - base), axis, keep_dims=keep
+    )
+
+
+@triton.jit
+def pick(x, here, axis: tl.constexpr, keep: tl.constexpr):
+    """The one element of each row where ``here``."""
+    return tl.sum(tl.where(here, x, 0), axis, keep_dims=keep).to(x.dtype)
+
+
+# -- random numbers: gyrator.ir.philox is the same in torch --------------------------------------------------
+@triton.jit
+def words(seed, offset):
+    """The four words for element ``offset``: Philox 4x32-10 with the seed as key."""
+    low = (offset & 0xFFFFFFFF).to(tl.uint32)
+    high = ((offset >> 32) & 0xFFFFFFFF).to(tl.uint32)
+    zero = low * 0
+    return tl.philox(seed, low, high, zero, zero)
+
+
+@triton.jit
+def unit_double(low, high):
+    return (((high.to(tl.uint64) << 32) | low.to(tl.uint64)) >> 11).to(tl.float64) * 1.1102230246251565e-16
+
+
+@triton.jit
+def rand_float32(seed, offset):
+    w0, _, _, _ = words(seed, offset)
+    return (w0 >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+
+
+@triton.jit
+def rand_float16(seed, offset):
+    w0, _, _, _ = words(seed, offset)
+    return ((w0 >> 21).to(tl.int32).to(tl.float32) * 0.00048828125).to(tl.float16)
+
+
+@triton.jit
+def rand_bfloat16(seed, offset):
+    w0, _, _, _ = words(seed, offset)
+    return ((w0 >> 24).to(tl.int32).to(tl.float32) * 0.00390625).to(tl.bfloat16)
+
+
+@triton.jit
+def rand_float64(seed, offset):
+    w0, w1, _, _ = words(seed, offset)
+    return unit_double(w0, w1)
+
+
+@triton.jit
+def randn_float32(seed, offset):
+    w0, w1, _, _ = words(seed, offset)
+    u = (w0 >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+    v = (w1 >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+    return sqrt(-2.0 * tl.log(1.0 - u)) * tl.cos(6.283185307179586 * v)
+
+
+@triton.jit
+def randn_float16(seed, offset):
+    return randn_float32(seed, offset).to(tl.float16)
+
+
+@triton.jit
+def randn_bfloat16(seed, offset):
+    return randn_float32(seed, offset).to(tl.bfloat16)
+
+
+@triton.jit
+def randn_float64(seed, offset):
+    w0, w1, w2, w3 = words(seed, offset)
+    radius = tl.sqrt(-2.0 * tl.log(1.0 - unit_double(w0, w1)))
+    return radius * tl.cos(6.283185307179586 * unit_double(w2, w3))
+
+
+@triton.jit
+def randint64(seed, offset, low, high):
+    w0, w1, _, _ = words(seed, offset)
+    bits = (w1.to(tl.uint64) << 32) | w0.to(tl.uint64)
+    span = (high - low).to(tl.uint64)
+    return low + (bits % tl.where(span == 0, 1, span)).to(tl.int64)
