@@ -1,0 +1,193 @@
+"""Whole programs for a GPU on a machine without one: graphs of CPU tensors are taken for graphs on a GPU and
+go through all stages; their wrappers run on CPU tensors, with kernels in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+
+from gyrator.autograd.aot import aot_compile
+from gyrator.autograd.interface import Compiled, GraphInfo
+from gyrator.codegen.gpu_calls import inputs_to_align
+from gyrator.codegen.triton import print_triton
+from gyrator.codegen.triton_source import Pointer, SizeArgument, TritonKernel
+from gyrator.codegen.triton_source import programs as count_programs
+from gyrator.codegen.wrapper import print_wrapper
+from gyrator.config import Config
+from gyrator.ir.index import evaluate
+from gyrator.ir.symbols import Symbols
+from gyrator.lowering import lower
+from gyrator.pipeline import shape_env_of
+from gyrator.runtime.load import Runtime, load
+from gyrator.runtime.pool import Pool
+from gyrator.schedule.gpu import Gpu
+from gyrator.schedule.plan import Plan
+from gyrator.schedule.stage import schedule
+from gyrator.session import Session
+from gyrator.torch_compat import empty_strided_cpu
+from tests.triton.worker import Worker
+
+GPU = torch.device("cuda", 0)
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A graph compiled for a GPU, as text; `constants` are the tensors that it holds."""
+
+    plan: Plan
+    kernels: tuple[TritonKernel, ...]
+    wrapper: str
+    constants: Mapping[str, torch.Tensor]
+
+
+@dataclass
+class Emulator:
+    """A compiler of graphs for `aot_compile`; it keeps what it printed. With `numbers_on_cpu` inputs without
+    dimensions stay on the CPU.
+    """
+
+    folder: Path
+    worker: Worker
+    numbers_on_cpu: bool = False
+    config: Config = field(default_factory=lambda: Config(check="every"))
+    printed: list[Printed] = field(default_factory=list)
+
+    def compile(self, graph: fx.GraphModule, example_inputs: Sequence[object], info: GraphInfo) -> Compiled:
+        updates = [(update.input, update.output) for update in info.updates]
+        shown = range(0 if info.kind == "backward" else len(info.strides) - info.saved)
+        made = print_for_gpu(
+            graph, on_gpu(graph, example_inputs, self.numbers_on_cpu), self.config, updates, shown
+        )
+        self.printed.append(made)
+        text = made.wrapper.replace(f'torch.device("{GPU}")', 'torch.device("cpu")')
+        runtime = EmulatedRuntime(Runtime(self.folder, Pool(), made.constants), made, self.worker)
+        return Compiled(load(text, runtime), frozenset(range(len(updates))))  # type: ignore[arg-type]
+
+    def backend(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """For torch.compile."""
+        return aot_compile(gm, example_inputs, fw_compiler=self.compile)
+
+
+def on_gpu(
+    graph: fx.GraphModule, example_inputs: Sequence[object], numbers_on_cpu: bool = False
+) -> list[object]:
+    """Move a graph's metadata to the GPU: each tensor, and each device among the arguments. Returns the moved
+    inputs.
+    """
+    stays = [numbers_on_cpu and isinstance(x, FakeTensor) and x.dim() == 0 for x in example_inputs]
+    moved = [x if stay else _moved(x) for x, stay in zip(example_inputs, stays, strict=True)]
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    fixed = {node for node, stay in zip(placeholders, stays, strict=True) if stay}
+    for node in graph.graph.nodes:
+        if node in fixed:
+            continue
+        if "val" in node.meta:
+            node.meta["val"] = pytree.tree_map(_moved, node.meta["val"])
+        node.kwargs = {key: _moved(arg) for key, arg in node.kwargs.items()}
+        node.args = tuple(_moved(arg) for arg in node.args)
+    return moved
+
+
+def _moved(value: Any) -> Any:
+    if isinstance(value, torch.device):
+        return GPU
+    if not isinstance(value, FakeTensor):
+        return value
+    with value.fake_mode:
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=GPU)
+
+
+def print_for_gpu(
+    graph: fx.GraphModule,
+    inputs: Sequence[object],
+    config: Config,
+    updates: Sequence[tuple[int, int]] = (),
+    shown: range = range(0),
+) -> Printed:
+    """A graph whose metadata lies on a GPU, through all stages."""
+    symbols = Symbols(shape_env_of(inputs))
+    low = lower(graph, inputs, symbols=symbols, updates=updates)
+    with Session(config, GPU) as session:
+        plan = schedule(low.program, session, Gpu()).plan
+    kernels = tuple(print_triton(kernel) for kernel in plan.kernels)
+    by_name = {kernel.name: built for kernel, built in zip(plan.kernels, kernels, strict=True)}
+    align = inputs_to_align(plan) if config.assume_aligned_inputs else ()
+    text = print_wrapper(plan, by_name, symbols.hints, shown=shown, align=align)
+    return Printed(plan, kernels, text, low.constants)
+
+
+class EmulatedRuntime:
+    """A runtime whose GPU is the CPU."""
+
+    def __init__(self, real: Runtime, made: Printed, worker: Worker) -> None:
+        self._real, self._worker = real, worker
+        self._kernels = {
+            built.name: (
+                built,
+                {p.name: q.value.shape[0] for p, q in zip(built.params, kernel.params, strict=False)},
+            )
+            for kernel, built in zip(made.plan.kernels, made.kernels, strict=True)
+        }
+        self.launches: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def current_stream(self, index: int) -> int:
+        return 4711 + index
+
+    def on_device(self, index: int, call: Callable[..., Any]) -> Callable[..., Any]:
+        return call
+
+    def empty_cuda(self, shape: Any, strides: Any, dtype: torch.dtype) -> torch.Tensor:
+        """Memory full of garbage, so that a kernel that reads what nothing wrote shows."""
+        new = empty_strided_cpu(shape, strides, dtype)
+        new.untyped_storage().fill_(0x7B)
+        return new
+
+    def workspace(self, nbytes: int, zeroed: bool) -> torch.Tensor:
+        return torch.full((nbytes,), 0 if zeroed else 0x7B, dtype=torch.uint8)
+
+    def gpu_kernel(
+        self, name: str, programs: Callable[..., int], updated: Mapping[int, Callable[..., int]] | None = None
+    ) -> Callable[..., None]:
+        kernel, lengths = self._kernels[name]
+        config = kernel.configs[0]
+
+        def launch(stream: int, *args: int) -> None:
+            assert stream == 4711
+            self.launches.append(name)
+            given = list(zip(kernel.params, args, strict=True))
+            sizes = {p.size: arg for p, arg in given if isinstance(p, SizeArgument)}
+            count = programs(*sizes.values(), **dict(config.blocks))
+            assert count == count_programs(kernel, config, sizes)
+            memory = {
+                p.name: _at_address(arg, p.dtype, evaluate(lengths[p.name], sizes))
+                for p, arg in given
+                if isinstance(p, Pointer)
+            }
+            if count:
+                copies = {name: tensor.clone() for name, tensor in memory.items()}
+                self._worker.run(kernel, copies, sizes, config)
+                for p in kernel.params:
+                    if isinstance(p, Pointer) and p.written:
+                        memory[p.name].copy_(copies[p.name])
+
+        return launch
+
+
+def _at_address(address: int, dtype: torch.dtype, length: int) -> torch.Tensor:
+    """The elements from an address on, as a flat tensor."""
+    if length == 0:
+        return torch.empty(0, dtype=dtype)
+    memory = (ctypes.c_char * (length * dtype.itemsize)).from_address(address)
+    return torch.frombuffer(memory, dtype=dtype)

@@ -1,0 +1,118 @@
+"""Graphs for a GPU that is not here, through the whole compiler: binaries, wrapper, cache."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import fx, nn
+
+from gyrator.autograd.aot import aot_compile
+from gyrator.autograd.interface import Compiled, GraphInfo, interpret
+from gyrator.config import Config
+from gyrator.errors import DeviceUnsupported, ToolchainMissing
+from gyrator.pipeline import Process, compile_graph
+from gyrator.runtime import triton_build
+from gyrator.runtime.gpu_kernels import DESCRIPTION
+from gyrator.session import Count, Session
+from tests.triton.emulated import GPU, on_gpu
+
+CAPABILITIES = (80, 90)
+
+
+@pytest.fixture
+def process() -> Iterator[Process]:
+    made = Process()
+    yield made
+    made.workers.stop()
+
+
+def graphs_of(
+    module: nn.Module, *inputs: torch.Tensor
+) -> list[tuple[fx.GraphModule, list[object], GraphInfo]]:
+    """The forward and backward graphs of a module, with their metadata on a GPU."""
+    found = []
+
+    def keep(graph: fx.GraphModule, values: Sequence[object], info: GraphInfo) -> Compiled:
+        run = interpret(graph, values, info)
+        found.append((graph, on_gpu(graph, values), info))
+        return run
+
+    torch._dynamo.reset()
+    torch.compile(module, backend=lambda gm, values: aot_compile(gm, values, fw_compiler=keep))(*inputs)
+    return found
+
+
+def compiled(config: Config, process: Process, module: nn.Module, *inputs: torch.Tensor) -> list[Session]:
+    sessions = []
+    for graph, values, info in graphs_of(module, *inputs):
+        with Session(config, GPU, info.kind) as session:
+            compile_graph(graph, values, info, session, process)
+            sessions.append(session)
+    return sessions
+
+
+def folders(config: Config) -> list[Path]:
+    assert config.cache_dir is not None
+    return [path.parent for path in config.cache_dir.glob(f"graphs/*/*/{DESCRIPTION}")]
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_a_layer_is_built_for_a_gpu_that_is_not_here(
+    capability: int, process: Process, tmp_path: Path
+) -> None:
+    config = Config(cuda_capability=capability, cache_dir=tmp_path)
+    layer = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True, activation="gelu")
+    compiled(config, process, layer, torch.randn(2, 8, 32, requires_grad=True))
+    assert len(folders(config)) == 2
+    for folder in folders(config):
+        described = json.loads((folder / DESCRIPTION).read_text())
+        assert described
+        for about in described.values():
+            for variant in about["variants"]:
+                usage = resources(folder / variant["file"])
+                assert "STACK:0" in usage and "LOCAL:0" in usage, usage
+
+
+def resources(binary: Path) -> str:
+    """What the binary's own tables say of registers, stack and memory."""
+    triton = pytest.importorskip("triton")
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    command = [str(tool), "--dump-resource-usage", str(binary)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_what_was_built_is_found_again_without_triton(process: Process, tmp_path: Path) -> None:
+    config, module = Config(cuda_capability=90, cache_dir=tmp_path), nn.LayerNorm(48)
+    (first, *_) = compiled(config, process, module, torch.randn(10, 48))
+    assert first.counters[Count.KERNELS_BUILT] > 0
+    again = Process()
+    (second, *_) = compiled(config, again, module, torch.randn(10, 48))
+    assert second.counters[Count.GRAPH_CACHE_HITS] == 1 and not again.workers.running()
+    other = Process()
+    (third, *_) = compiled(config, other, nn.Sequential(nn.LayerNorm(48), nn.Identity()), torch.randn(10, 48))
+    assert third.counters[Count.KERNELS_BUILT] == 0 and not other.workers.running()
+
+
+def test_no_triton_and_an_old_one_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_build.importlib.metadata, "version", lambda package: "3.2.0")
+    with pytest.raises(DeviceUnsupported, match=r"Triton 3\.2\.0; 3\.6 or later is needed"):
+        triton_build.find_target(Config(), GPU)
+    monkeypatch.setattr(triton_build, "available", lambda package: False)
+    with pytest.raises(ToolchainMissing, match="Triton"):
+        triton_build.find_target(Config(), GPU)
+
+
+def test_a_missing_gpu_and_an_old_one_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DeviceUnsupported, match=r"no GPU was found; one of compute capability 8\.0"):
+        triton_build.find_target(Config(), GPU)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    with pytest.raises(DeviceUnsupported, match=r"Tesla T4 has compute capability 7\.5"):
+        triton_build.find_target(Config(), GPU)

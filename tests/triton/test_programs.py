@@ -1,0 +1,91 @@
+"""Programs for a GPU, forward and backward: what their wrappers compute with kernels in the interpreter is
+what eager computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gyrator.config import Config
+from tests.triton.emulated import Emulator
+from tests.triton.worker import Worker
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    started = Worker(interpret=True)
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def emulator(tmp_path: Path, worker: Worker) -> Emulator:
+    torch._dynamo.reset()
+    return Emulator(tmp_path, worker)
+
+
+def check(emulator: Emulator, function: Callable[..., Tensor], *args: Any, backward: bool = False) -> str:
+    """Compares with eager; returns the forward wrapper."""
+    wanted = [a.clone() if isinstance(a, Tensor) and not a.requires_grad else a for a in args]
+    expected = function(*wanted)
+    actual = torch.compile(function, backend=emulator.backend)(*args)
+    torch.testing.assert_close(actual, expected)
+    for given, want in zip(args, wanted, strict=True):
+        if isinstance(given, Tensor):
+            torch.testing.assert_close(given, want)
+    if backward:
+        leaves = [a for a in args if isinstance(a, Tensor) and a.requires_grad]
+        leaves += list(function.parameters()) if isinstance(function, nn.Module) else []
+        tangent = torch.randn_like(expected)
+        for got, want in zip(
+            torch.autograd.grad(actual, leaves, tangent),
+            torch.autograd.grad(expected, leaves, tangent),
+            strict=True,
+        ):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    return emulator.printed[0].wrapper
+
+
+def test_softmax(emulator: Emulator) -> None:
+    wrapper = check(emulator, lambda x: torch.softmax(x, -1), torch.randn(6, 100))
+    assert "stream = current_stream(0)" in wrapper and "empty_cuda((6, 100)" in wrapper
+    assert "threads" not in wrapper
+
+
+def test_layer_norm_training(emulator: Emulator) -> None:
+    check(emulator, nn.LayerNorm(48), torch.randn(10, 48, requires_grad=True), backward=True)
+
+
+def test_a_bert_layer_training(emulator: Emulator) -> None:
+    layer = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True, activation="gelu")
+    check(emulator, layer, torch.randn(2, 8, 32, requires_grad=True), backward=True)
+
+
+def test_an_update_of_an_input(emulator: Emulator) -> None:
+    check(emulator, lambda x, y: x.mul_(2).add_(y).sum(), torch.randn(40), torch.randn(40))
+
+
+def test_sizes_that_change(emulator: Emulator) -> None:
+    compiled = torch.compile(lambda x: torch.softmax(x * 2, -1), backend=emulator.backend, dynamic=True)
+    for shape in ((3, 20), (5, 33), (1, 16)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(compiled(x), torch.softmax(x * 2, -1))
+
+
+def test_numbers_on_the_cpu_reach_kernels(emulator: Emulator) -> None:
+    emulator.numbers_on_cpu = True
+    wrapper = check(emulator, lambda x, k: x * k + 1, torch.randn(20), torch.tensor(2.5))
+    assert '.to(torch.device("cuda:0"))' in wrapper
+
+
+def test_inputs_are_aligned_where_that_is_assumed(emulator: Emulator) -> None:
+    emulator.config = Config(assume_aligned_inputs=True)
+    memory = torch.randn(41)
+    wrapper = check(emulator, lambda x: torch.sin(x) + 1, memory[1:])
+    assert "arg0 = aligned(arg0)" in wrapper

@@ -1,0 +1,194 @@
+"""A process with Triton of its own, which runs kernels in Triton's interpreter or compiles them for a GPU.
+
+Triton decides when it is imported whether it interprets, so that one process cannot do both.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pickle
+import re
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gyrator.codegen.triton_source import OPTIONS, Config, SizeArgument, TritonKernel, programs
+from gyrator.ir.index import Size
+from gyrator.ir.ops import OPS
+from gyrator.optional import require
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Built:
+    """What the compiler says of a kernel: registers and spilled registers of a thread, bytes of shared
+    memory, and the text of the assembly."""
+
+    registers: int
+    spills: int
+    shared: int
+    ptx: str
+
+
+class Worker:
+    """The process. ``interpret`` chooses what it can do: ``run`` or ``compile``."""
+
+    def __init__(self, *, interpret: bool) -> None:
+        env = {**os.environ, "TRITON_INTERPRET": "1" if interpret else "0", "CUDA_VISIBLE_DEVICES": ""}
+        paths = [str(ROOT / "src"), str(ROOT), *sys.path]
+        env["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.triton.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=env,
+            cwd=ROOT,
+        )
+
+    def run(
+        self, kernel: TritonKernel, tensors: Mapping[str, Tensor], sizes: Mapping[Size, int], config: Config
+    ) -> None:
+        """Launch ``kernel`` on CPU tensors, one for each pointer's name, in Triton's interpreter."""
+        arguments = [sizes[p.size] if isinstance(p, SizeArgument) else tensors[p.name] for p in kernel.params]
+        grid = programs(kernel, config, sizes)
+        written = self._ask("run", (kernel.source, kernel.name, arguments, config, grid))
+        for old, new in zip(arguments, written, strict=True):
+            if isinstance(old, Tensor):
+                old.untyped_storage().copy_(new.untyped_storage())
+
+    def compile(self, kernel: TritonKernel, config: Config, arch: int) -> Built:
+        """Compile for a compute capability such as 90."""
+        built: Built = self._ask("compile", (kernel, config, arch))
+        return built
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+
+    def _ask(self, what: str, request: object) -> Any:
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        pickle.dump((what, request), process.stdin)
+        process.stdin.flush()
+        failure, answer = pickle.load(process.stdout)
+        if failure is not None:
+            raise AssertionError(failure)
+        return answer
+
+
+# -- in the process ------------------------------------------------------------------------------------------
+def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TRITON_CACHE_DIR"] = folder
+        if os.environ["TRITON_INTERPRET"] == "1":
+            _mend_interpreter()
+        count = 0
+        while True:
+            try:
+                what, request = pickle.load(requests)
+            except EOFError:
+                return
+            count += 1
+            path = Path(folder) / f"kernel_{count}.py"
+            try:
+                answer = (None, _run(path, *request) if what == "run" else _compile(path, *request))
+            except Exception:
+                source = request[0] if what == "run" else request[0].source
+                answer = (f"{traceback.format_exc()}\n{source}", None)
+            pickle.dump(answer, answers)
+            answers.flush()
+
+
+def _mend_interpreter() -> None:
+    """With the latest NumPy, a scalar of the interpreter (an array of one element) is no loop bound."""
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, *scope: Any) -> None:
+        patch(tensor, *scope)
+        tensor.__index__ = lambda self: int(self.handle.data.item())
+        tensor.__int__ = tensor.__index__
+
+    interpreter._patch_lang_tensor = patched
+    libdevice = importlib.import_module("triton.language.extra.libdevice")
+    for name in _LIBRARY:
+        setattr(libdevice, name, _elementwise(interpreter, getattr(torch, _LIBRARY[name])))
+
+
+_LIBRARY = {name: name for name in OPS} | {"nearbyint": "round"}
+_LIBRARY = {name: op for name, op in _LIBRARY.items() if hasattr(torch, op)}
+"""What kernels may call in the device library, which the interpreter lacks, and the same in torch."""
+
+
+def _elementwise(interpreter: Any, op: Callable[..., Tensor]) -> Callable[..., Any]:
+    language = importlib.import_module("triton.language.core")
+
+    def call(*args: Any) -> Any:
+        found = op(*(torch.from_numpy(np.ascontiguousarray(a.handle.data)) for a in args)).numpy()
+        kind = args[0].dtype if found.dtype != np.bool_ else language.int32
+        handle = interpreter.TensorHandle(found.astype(np.int32) if found.dtype == np.bool_ else found, kind)
+        shape = list(found.shape)
+        block = len(args[0].type.shape) > 0 if args[0].type.is_block() else False
+        return language.tensor(handle, language.block_type(kind, shape) if block else kind)
+
+    return call
+
+
+def _function(path: Path, source: str, name: str) -> Any:
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, name)
+
+
+def _run(path: Path, source: str, name: str, arguments: list[Any], config: Config, grid: int) -> list[Any]:
+    function = _function(path, source, name)
+    if grid:
+        function[(grid,)](*arguments, **dict(config.blocks))
+    return arguments
+
+
+def _compile(path: Path, kernel: TritonKernel, config: Config, arch: int) -> Built:
+    triton = require("triton")
+    function = _function(path, kernel.source, kernel.name)
+    names = [p.name for p in kernel.params]
+    aligned = {(k,): [["tt.divisibility", 16]] for k in range(len(names))}
+    source = triton.compiler.ASTSource(
+        function, kernel.signature(config), constexprs=dict(config.blocks), attrs=aligned
+    )
+    target = triton.backends.compiler.GPUTarget("cuda", arch, 32)
+    options = {
+        **OPTIONS,
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+        "debug": kernel.asserts,
+    }
+    compiled = triton.compile(source, target=target, options=options)
+    cubin = path.with_suffix(".cubin")
+    cubin.write_bytes(compiled.asm["cubin"])
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    said = subprocess.run([tool, "-res-usage", cubin], capture_output=True, text=True, check=True)
+    found = dict(re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", said.stdout + said.stderr))
+    spills = int(found["LOCAL"]) + int(found["STACK"])
+    return Built(int(found["REG"]), spills, compiled.metadata.shared, compiled.asm["ptx"])
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what kernels print must not get between the answers
+    serve(sys.stdin.buffer, answers)
