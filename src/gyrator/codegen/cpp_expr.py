@@ -111,7 +111,7 @@ class Expressions:
         self.width = 1
         self.pointers: dict[Value, Term] = {}
         self.checks: list[Checked] = []
-        self._uses = _count_uses(kernel.body)
+        self._uses = count_uses(kernel.body)
         self._loaded = frozenset(e.value for e in self._uses if isinstance(e, Load))
 
     # -- blocks --------------------------------------------------------------------------------------------
@@ -518,7 +518,7 @@ def _operands(e: Expr) -> Iterator[Expr]:
     yield from (a.value for i in e.indices() for a in i.indirects())
 
 
-def _count_uses(body: Iterable[Loop | Stage]) -> Counter[Expr]:
+def count_uses(body: Iterable[Loop | Stage]) -> Counter[Expr]:
     """How many stages and distinct nodes use each node."""
     uses: Counter[Expr] = Counter()
     pending: list[Expr] = []
