@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from gyrator.ir.index import Index, Size
 from gyrator.ir.interp import Result, derive, resolve, solve
 from gyrator.ir.interp_tree import run_kernel
 from gyrator.ir.program import Arg, Extern, Input, Item, ListArg, Output, View
+from gyrator.ir.tree import Kernel
 from gyrator.schedule.plan import (
     OUT_VARIANTS,
     Allocate,
@@ -30,15 +32,21 @@ from gyrator.schedule.plan import (
     Step,
 )
 
+Runner: TypeAlias = "Callable[[Kernel, Mapping[str, Tensor], Mapping[Size, int]], None]"
+
 
 def run_plan(
-    plan: Plan, inputs: Sequence[Tensor | int], constants: Mapping[str, Tensor] | None = None
+    plan: Plan,
+    inputs: Sequence[Tensor | int],
+    constants: Mapping[str, Tensor] | None = None,
+    launch: Runner = run_kernel,
 ) -> list[Result]:
-    """The plan's outputs. Inputs that the plan updates are written into.
+    """The plan's outputs. Inputs that the plan updates are written into. ``launch`` runs a kernel on tensors
+    by their names.
 
     Memory is filled with garbage when it is allocated or reused, so that a step that reads too early shows.
     """
-    machine = _Machine(plan)
+    machine = _Machine(plan, launch)
     for declared, given in zip(plan.inputs, inputs, strict=True):
         machine.bind(declared, given)
     machine.memory |= {c.value: (constants or {})[c.key] for c in plan.constants}
@@ -53,6 +61,7 @@ def run_plan(
 @dataclass
 class _Machine:
     plan: Plan
+    launch: Runner
     sizes: dict[Size, int] = field(default_factory=dict)
     memory: dict[Value, Tensor] = field(default_factory=dict)
 
@@ -71,7 +80,7 @@ class _Machine:
                 kernel = next(k for k in self.plan.kernels if k.name == name)
                 buffers = {p.value.name: self.memory[a] for p, a in zip(kernel.params, args, strict=True)}
                 bound = {s: number(i, self.sizes) for s, i in zip(kernel.sizes, sizes, strict=True)}
-                run_kernel(kernel, buffers, bound)
+                self.launch(kernel, buffers, bound)
             case Call(extern, into):
                 self.call(extern, into=into)
             case Copy(target, source, _):

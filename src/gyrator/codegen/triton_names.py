@@ -67,4 +67,6 @@ def typed_literal(value: Scalar, dtype: torch.dtype) -> str:
     """A literal that has its type wherever it stands."""
     if dtype in _PLAIN:
         return literal(value)
+    if is_small(dtype):
+        return f"tl.full([], {literal(value)}, tl.float32).to({type_name(dtype)})"
     return f"tl.full([], {literal(value)}, {type_name(dtype)})"

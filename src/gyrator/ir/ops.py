@@ -134,7 +134,7 @@ _ROWS = (
     _row("fmax", 2, F, torch.fmax, "tl.maximum({0}, {1})"),
     _row("fmin", 2, F, torch.fmin, "tl.minimum({0}, {1})"),
     _row("pow", 2, S, torch.pow, "rt.pow({0}, {1})", cost=30),
-    _row("sqrt", 1, F, torch.sqrt, "tl.sqrt_rn({0})", cost=5, keeps_zero=True),
+    _row("sqrt", 1, F, torch.sqrt, "rt.sqrt({0})", cost=5, keeps_zero=True),
     _row("rsqrt", 1, F, torch.rsqrt, "tl.rsqrt({0})", cost=6),
     # rounding
     _row("floor", 1, F, torch.floor, "tl.floor({0})", keeps_zero=True),
@@ -179,7 +179,7 @@ _ROWS = (
     _row("gt", 2, C, torch.gt, "({0} > {1})"),
     _row("ge", 2, C, torch.ge, "({0} >= {1})"),
     _row("isnan", 1, C, torch.isnan, "({0} != {0})"),
-    _row("isinf", 1, C, torch.isinf, "(tl.abs({0}) == float('inf'))"),
+    _row("isinf", 1, C, torch.isinf, "rt.isinf({0})"),
     _row("signbit", 1, C, torch.signbit, _lib("signbit")),
     _row("logical_and", 2, L, torch.logical_and, "({0} & {1})"),
     _row("logical_or", 2, L, torch.logical_or, "({0} | {1})"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gyrator.ir.expr import Value
-from gyrator.ir.index import ONE, Atom, Axis, Index, product
+from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, product
 from gyrator.schedule.group import Axes, Group
 from gyrator.schedule.layout import accesses
 from gyrator.schedule.loops import Shape, Style, crossing, ordered
@@ -44,6 +44,9 @@ def _flat(name: str, axes: Axes, blocks: dict[Atom, Index]) -> Axis:
     if len(axes) == 1:
         return axes[0]
     flat = Axis(name, product([a.extent for a in axes]))
+    if flat.extent is ZERO:  # nothing runs, and digits would divide by zero
+        blocks.update(dict.fromkeys(axes, flat.index()))
+        return flat
     step = ONE
     for axis in reversed(axes):
         digit = flat.index() // step
