@@ -19,7 +19,8 @@ from gyrator.cache.store import Entry
 from gyrator.codegen.python_text import index_text
 from gyrator.ir.program import Extern
 from gyrator.ir.text import kernel_text, node_text
-from gyrator.origin import origin_of
+from gyrator.origin import Origins, origin_of
+from gyrator.report.describe import places_of
 from gyrator.report.diagram import diagram
 from gyrator.report.record import GraphRecord
 from gyrator.runtime.load import WRAPPER
@@ -176,9 +177,11 @@ def groups_text(scheduled: Scheduled) -> str:
     parts = []
     for unit in scheduled.units:
         if isinstance(unit, Extern):
-            parts.append(f"call {unit.op}\n{_indented(node_text(unit))}")
+            texts = "\n".join([*_comments(unit.origins), node_text(unit)])
+            parts.append(f"call {unit.op}\n{_indented(texts)}")
         else:
-            texts = "\n".join(node_text(member.nest) for member in unit.members)
+            nests = [member.nest for member in unit.members]
+            texts = "\n".join("\n".join([*_comments(nest.origins), node_text(nest)]) for nest in nests)
             parts.append(f"kernel {next(launches)}\n{_indented(texts)}")
     return "\n\n".join(parts)
 
@@ -210,6 +213,10 @@ def _step_text(step: Step) -> str:
             return f"copy {source.value.name} into {into.value.name}"
         case Free(value):
             return f"free {value.name}"
+
+
+def _comments(origins: Origins) -> list[str]:
+    return [f"# {place}" for place in places_of(origins)]
 
 
 def _indented(text: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+import gyrator.autograd.ops  # noqa: F401  # registers gyrator's own operators
 from gyrator.runtime.load import BoxedCall, Runtime
 from gyrator.runtime.pool import Pool
 from gyrator.runtime.profile import bandwidth_line
