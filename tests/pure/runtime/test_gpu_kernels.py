@@ -1,0 +1,166 @@
+"""GPU kernels of a compiled graph: chosen, loaded and launched through a driver that only takes notes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gyrator.cache.store import Store
+from gyrator.errors import CacheCorrupt, IndexOutOfRange, KernelBuildError, LaunchFailed
+from gyrator.origin import Origin
+from gyrator.runtime import gpu_kernels
+from gyrator.runtime.cuda_driver import DEVICE_ASSERT, CudaDriver, DeviceKernel
+from gyrator.runtime.gpu_kernels import DESCRIPTION, GpuKernels
+from gyrator.runtime.triton_build import Binary
+from tests.pure.runtime.test_triton_launch import Library
+
+SUM = 0x1000  # an address that is a multiple of 16
+
+
+class Driver(CudaDriver):
+    """Loads binaries by noting their text."""
+
+    def __init__(self, library: Library) -> None:
+        super().__init__(library)  # type: ignore[arg-type]
+        self.loaded: list[str] = []
+
+    def load(self, binary: bytes, name: str, shared: int) -> DeviceKernel:
+        self.loaded.append(binary.decode())
+        return DeviceKernel(len(self.loaded), 32, 0)
+
+
+def same(driver: Driver) -> Driver:
+    return driver
+
+
+def variant(file: str, block: int) -> dict[str, Any]:
+    blocks = {"XBLOCK": block}
+    return {
+        "file": file, "blocks": blocks, "function": "add_0", "shared": 0, "warps": 4, "cooperative": False,
+    }  # fmt: skip
+
+
+def folder(path: Path, **more: Any) -> Path:
+    """A compiled graph's folder with a kernel of two configs."""
+    about = {
+        "kinds": ["*fp32", "*fp32", "i64"],
+        "sizes": [2],
+        "checked": [0, 2],
+        "variants": [variant("a.cubin", 256), variant("b.cubin", 1024)],
+        "unaligned": {"constants": {"XBLOCK": 256}},
+        "choice": "k",
+        "place": None,
+    }
+    path.mkdir(exist_ok=True)
+    (path / DESCRIPTION).write_text(json.dumps({"add_0": about | more}))
+    for name in ("a", "b", "c"):
+        (path / f"{name}.cubin").write_text(name)
+    return path
+
+
+def programs(s0: int, XBLOCK: int) -> int:
+    return -(-s0 // XBLOCK)
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Library:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    return Library("QQq")
+
+
+def test_one_config_is_loaded_at_the_first_launch(library: Library, tmp_path: Path) -> None:
+    driver = Driver(library)
+    kernels = GpuKernels(folder(tmp_path, variants=[variant("a.cubin", 256)]), driver=lambda: driver)
+    launch = kernels.kernel("add_0", programs)
+    assert driver.loaded == []
+    launch(7, SUM, SUM + 64, 512)
+    launch(7, SUM, SUM + 64, 1024)
+    assert driver.loaded == ["a"]
+    assert [seen.blocks for seen in library.launches] == [[2, 1, 1], [4, 1, 1]]
+
+
+def test_the_fastest_config_is_kept_for_later_processes(
+    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def second(candidates: Any, stream: int, args: Any, updated: Any, driver: Any) -> int:
+        asked.append((len(candidates), list(args), list(updated)))
+        return 1
+
+    monkeypatch.setattr(gpu_kernels, "fastest", second)
+    store = Store(tmp_path / "store", "choices")
+    for loaded in (["a", "b"], ["b"]):  # the second process loads the chosen one alone
+        driver = Driver(library)
+        kernels = GpuKernels(folder(tmp_path / "graph"), choices=store, driver=partial(same, driver))
+        kernels.kernel("add_0", programs, {1: lambda s0: 4 * s0})(7, SUM, SUM, 4096)
+        assert driver.loaded == loaded
+    assert asked == [(2, [SUM, SUM, 4096], [(SUM, 16384)])]
+    assert [seen.blocks for seen in library.launches] == [[4, 1, 1], [4, 1, 1]]
+
+
+def test_what_cannot_be_timed_now_is_not_recorded(
+    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_kernels, "fastest", lambda *_: None)
+    store = Store(tmp_path / "store", "choices")
+    driver = Driver(library)
+    GpuKernels(folder(tmp_path / "graph"), store, driver=lambda: driver).kernel("add_0", programs)(
+        7, SUM, SUM, 16
+    )
+    assert list(store.newest(5)) == []
+
+
+def test_unaligned_arguments_build_a_kernel_that_relies_on_nothing(library: Library, tmp_path: Path) -> None:
+    driver, built = Driver(library), []
+
+    def rebuild(request: Mapping[str, Any]) -> Binary:
+        built.append(request)
+        notes = {"function": "add_0", "shared": 0, "warps": 4, "cooperative": False}
+        return Binary("key", tmp_path / "c.cubin", notes)
+
+    kernels = GpuKernels(
+        folder(tmp_path, variants=[variant("a.cubin", 1024)]), rebuild=rebuild, driver=lambda: driver
+    )
+    launch = kernels.kernel("add_0", programs)
+    for size in (17, 33):
+        launch(7, SUM, SUM, size)
+    launch(7, SUM, SUM, 16)
+    assert len(built) == 1 and driver.loaded == ["c", "a"]
+
+
+def test_a_kernel_that_cannot_be_rebuilt_says_why(library: Library, tmp_path: Path) -> None:
+    driver = Driver(library)
+    without = GpuKernels(folder(tmp_path), driver=lambda: driver).kernel("add_0", programs)
+    with pytest.raises(LaunchFailed, match="not aligned"):
+        without(7, SUM + 4, SUM, 16)
+    broken = GpuKernels(
+        folder(tmp_path), rebuild=lambda _: Binary("", Path(), {}, "no"), driver=lambda: driver
+    )
+    with pytest.raises(KernelBuildError, match="no"):
+        broken.kernel("add_0", programs)(7, SUM + 4, SUM, 16)
+
+
+def test_a_failed_check_on_the_gpu_names_the_users_line(library: Library, tmp_path: Path) -> None:
+    place = ["model.py", 12, "forward", "aten.gather"]
+    moved = {Origin(*place): Origin("model.py", 14, "forward", "aten.gather")}
+    path = folder(tmp_path, variants=[variant("a.cubin", 256)], place=place)
+    launch = GpuKernels(path, moved=moved, driver=lambda: Driver(library)).kernel("add_0", programs)
+    library.status = DEVICE_ASSERT
+    with pytest.raises(IndexOutOfRange, match=r"model\.py:14 in forward"):
+        launch(7, SUM, SUM, 16)
+
+
+def test_a_folder_without_the_kernel_is_damaged(library: Library, tmp_path: Path) -> None:
+    with pytest.raises(CacheCorrupt):
+        GpuKernels(folder(tmp_path)).kernel("mul_0", programs)
+    (tmp_path / "a.cubin").unlink()
+    lone = folder(tmp_path, variants=[variant("d.cubin", 256)])
+    with pytest.raises(CacheCorrupt, match=r"d\.cubin"):
+        GpuKernels(lone, driver=lambda: Driver(library)).kernel("add_0", programs)(7, SUM, SUM, 16)
