@@ -49,7 +49,7 @@ class Worker:
         paths = [str(ROOT / "src"), str(ROOT), *sys.path]
         env["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.triton.worker"],
+            [sys.executable, "-c", "from tests.triton.worker import main; main()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=env,
@@ -112,7 +112,8 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
 
 
 def _mend_interpreter() -> None:
-    """With the latest NumPy, a scalar of the interpreter (an array of one element) is no loop bound."""
+    """With the latest NumPy, a scalar of the interpreter (an array of one element) is no loop bound. It rounds
+    to bfloat16 towards zero, and lacks the device library."""
     interpreter = importlib.import_module("triton.runtime.interpreter")
     patch = interpreter._patch_lang_tensor
 
@@ -122,6 +123,15 @@ def _mend_interpreter() -> None:
         tensor.__int__ = tensor.__index__
 
     interpreter._patch_lang_tensor = patched
+    convert = interpreter._convert_float
+
+    def rounded(data: Any, source: Any, target: Any, mode: Any) -> Any:
+        if (str(source), str(target)) == ("fp32", "bf16"):
+            near = torch.from_numpy(np.ascontiguousarray(data)).to(torch.bfloat16)
+            return near.view(torch.int16).numpy().view(np.uint16)
+        return convert(data, source, target, mode)
+
+    interpreter._convert_float = rounded
     libdevice = importlib.import_module("triton.language.extra.libdevice")
     for name in _LIBRARY:
         setattr(libdevice, name, _elementwise(interpreter, getattr(torch, _LIBRARY[name])))
@@ -187,7 +197,7 @@ def _compile(path: Path, kernel: TritonKernel, config: Config, arch: int) -> Bui
     return Built(int(found["REG"]), spills, compiled.metadata.shared, compiled.asm["ptx"])
 
 
-if __name__ == "__main__":
+def main() -> None:
     torch.set_num_threads(1)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what kernels print must not get between the answers

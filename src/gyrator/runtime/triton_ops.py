@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-NAN = tl.PropagateNan.ALL
+NAN = tl.constexpr(tl.PropagateNan.ALL)
 
 
 # -- arithmetic --------------------------------------------------------------------------------------------
