@@ -110,6 +110,9 @@ class Config:
         "a parameter are not seen.",
         planned=True,
     )
+    channels_last: bool = _option(
+        True, "Fusion and memory", "Give 2-D convolutions of large images channels-last operands."
+    )
     pad_strides: bool = _option(
         False,
         "Fusion and memory",
@@ -181,9 +184,8 @@ class Config:
     assume_aligned_inputs: bool = _option(
         False,
         "Target",
-        "Copy inputs that are not 16-byte aligned, so that kernels may rely on alignment. Off: "
-        "no alignment is assumed.",
-        planned=True,
+        "Copy inputs on a GPU that do not start at a multiple of 16 bytes, so that kernels need not ask. "
+        "Off: nothing is copied; a kernel asks at each launch and has a second form for such inputs.",
     )
     cuda_graphs: bool = _option(
         False,
@@ -197,7 +199,7 @@ class Config:
     build_threads: int = _option(
         0,
         "Building and caching",
-        "Compiler runs at the same time. 0: one for each core.",
+        "Compiler runs, or processes that compile GPU kernels, at the same time. 0: one for each core.",
         low=0,
         shapes_code=False,
     )

@@ -18,10 +18,12 @@ from rich.console import Console
 from rich.table import Table
 
 from gyrator.config import Config, unknown_environment
-from gyrator.errors import ToolchainMissing
+from gyrator.errors import DeviceUnsupported, ToolchainMissing
 from gyrator.folders import cache_folder
 from gyrator.optional import available
+from gyrator.runtime.cuda_driver import cuda_driver
 from gyrator.runtime.toolchain import cpu_isa, find_toolchain
+from gyrator.runtime.triton_build import LOWEST_CAPABILITY, find_target
 from gyrator.version import __version__
 
 
@@ -70,6 +72,7 @@ def findings(config: Config) -> Iterator[Finding]:
     yield _instruction_set(config)
     yield _threads(config)
     yield _triton()
+    yield from _driver()
     yield from _devices()
     yield _cache(config)
     for line in unknown_environment(os.environ):
@@ -166,12 +169,27 @@ def _threads(config: Config) -> Finding:
 
 
 def _triton() -> Finding:
-    if available("triton"):
-        return Finding("Triton", State.GOOD, importlib.metadata.version("triton"))
-    if torch.cuda.is_available():
-        advice = "install the Triton that torch pins, or no GPU kernel can be built"
-        return Finding("Triton", State.WRONG, "not installed", advice)
-    return Finding("Triton", State.ABSENT, "not installed (only needed for GPUs)")
+    if not available("triton"):
+        if torch.cuda.is_available():
+            advice = "install the Triton that torch pins, or no GPU kernel can be built"
+            return Finding("Triton", State.WRONG, "not installed", advice)
+        return Finding("Triton", State.ABSENT, "not installed (only needed for GPUs)")
+    version = importlib.metadata.version("triton")
+    try:
+        find_target(Config(cuda_capability=LOWEST_CAPABILITY), torch.device("cuda"))
+    except DeviceUnsupported as error:
+        return Finding("Triton", State.WRONG, f"{version}; {error.needed} is needed", error.hint or "")
+    return Finding("Triton", State.GOOD, version)
+
+
+def _driver() -> Iterator[Finding]:
+    if not torch.cuda.is_available():
+        return
+    try:
+        version = cuda_driver().version()
+        yield Finding("CUDA driver", State.GOOD, f"for CUDA {version // 1000}.{version % 1000 // 10}")
+    except DeviceUnsupported as error:
+        yield Finding("CUDA driver", State.WRONG, error.found, error.hint or "")
 
 
 def _devices() -> Iterator[Finding]:
@@ -182,7 +200,7 @@ def _devices() -> Iterator[Finding]:
         properties = torch.cuda.get_device_properties(index)
         text = f"{properties.name}, capability {properties.major}.{properties.minor}, "
         text += f"{properties.total_memory / 2**30:.0f} GiB"
-        good = properties.major >= 8
+        good = 10 * properties.major + properties.minor >= LOWEST_CAPABILITY
         advice = "" if good else "compute capability 8.0 or later is needed; use device='cpu'"
         yield Finding(f"GPU {index}", State.GOOD if good else State.WRONG, text, advice)
 

@@ -54,6 +54,12 @@ class CudaDriver:
         found.argtypes, found.restype = [ctypes.c_void_p] * pointers, ctypes.c_int
         return found
 
+    def version(self) -> int:
+        """The newest CUDA that it supports: 12040 for 12.4."""
+        number = ctypes.c_int()
+        self._library.cuDriverGetVersion(ctypes.byref(number))
+        return number.value
+
     def load(self, binary: bytes, name: str, shared: int) -> DeviceKernel:
         """The kernel `name` of a cubin, allowed to use `shared` bytes of memory per block.
 
