@@ -1,4 +1,4 @@
-"""The command line: `python -m gyrator demo | doctor | bench | cache`."""
+"""The command line: `python -m gyrator demo | doctor | bench | bisect | cache`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from gyrator.cli.bench import run_bench
+from gyrator.cli.bisect import run_bisect
 from gyrator.cli.cache import clear_cache, show_cache
 from gyrator.cli.demo import run_demo
 from gyrator.cli.doctor import run_doctor
@@ -85,6 +86,16 @@ def doctor() -> None:
 def bench(context: typer.Context) -> None:
     """Run the benchmarks with peers side by side (`bench --help` lists their options)."""
     raise typer.Exit(run_bench(context.args))
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bisect(
+    context: typer.Context,
+    script: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A program that uses gyrator.")],
+    out: Annotated[Path, typer.Option(help="Folder for the repro.")] = Path("gyrator_repro"),
+) -> None:
+    """Find the pass that makes a script's program fail, and a few operators that show it."""
+    raise typer.Exit(run_bisect(script, context.args, out, Console()))
 
 
 @cache_app.command("info")

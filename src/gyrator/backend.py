@@ -89,6 +89,7 @@ def compile_program(
             fw_compiler=compiler,
             partition_fn=partition,
             numerics="eager" if config.numerics == "eager" else "fast",
+            channels_last=config.channels_last,
             stage=program.stage,
         )
         record = records[0] if records else ProgramRecord()
@@ -154,6 +155,8 @@ class Backend:
             compiled.
         """
         config = Config.from_options(mode, options)
+        if self.process.instead is not None:
+            return self.process.instead(gm, example_inputs, config)
         name = f"graph{next(self._numbers)}"
         with self.process.lock, frozen_garbage():
             return compile_program(gm, example_inputs, config, name, self.process)

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
-from typing import final
+from typing import TypeAlias, final
 
 import torch
 from torch import fx
@@ -27,6 +27,7 @@ from gyrator.autograd.interface import BoxedCallable, Compiled, GraphInfo, inter
 from gyrator.cache.store import Entry, Json
 from gyrator.codegen.kernel_script import kernel_scripts
 from gyrator.codegen.wrapper import print_wrapper
+from gyrator.config import Config
 from gyrator.errors import ToolchainMissing
 from gyrator.ir.program import Program
 from gyrator.ir.symbols import Symbols
@@ -58,13 +59,18 @@ from gyrator.schedule.stage import schedule
 from gyrator.session import Counters, Session
 from gyrator.validate import validated
 
+Instead: TypeAlias = Callable[[fx.GraphModule, Sequence[object], Config], Callable[..., object]]
+
 
 @final
 @dataclass(frozen=True)
 class Process:
     """What the compilations of one process share: one compiles at a time, their code shares a memory pool,
-    and `workers` compile their GPU kernels. `watch` is told of every graph and program that is ready; `counted` are the counters of all
-    sessions; `profile` collects for the option `profile_bandwidth`.
+    and `workers` compile their GPU kernels.
+
+    `watch` is told of every graph and program that is ready; `counted` are the counters of all sessions;
+    `profile` collects for the option `profile_bandwidth`; `instead` takes captured programs in the backend's
+    place.
     """
 
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -72,6 +78,7 @@ class Process:
     workers: Workers = field(default_factory=Workers)
     told: set[str] = field(default_factory=set)
     watch: Watch | None = None
+    instead: Instead | None = None
     counted: list[Counters] = field(default_factory=list)
     profile: BandwidthProfile = field(default_factory=BandwidthProfile)
     scratch: list[TemporaryDirectory[str]] = field(default_factory=list)
@@ -109,7 +116,6 @@ def compile_graph(
         KernelBuildError: a compiler refused a kernel.
         InternalCheckError: a stage broke its own rules.
     """
-
 
     def without_compiler(missing: ToolchainMissing) -> Compiled:
         session.warn(f"graphs run operator by operator: {missing}")
@@ -152,9 +158,7 @@ def compile_graph(
             scheduled = schedule(lowered.program, session, gpu_of(targets, device_of(graph)))
             plan = scheduled.plan
         try:
-            kernels = start_kernels(
-                plan, targets, stores.kernels, session, process.workers, symbols.hints
-            )
+            kernels = start_kernels(plan, targets, stores.kernels, session, process.workers, symbols.hints)
         except ToolchainMissing as missing:
             return without_compiler(missing)
         with session.stage("print wrapper"):
@@ -178,7 +182,9 @@ def compile_graph(
                 files |= dict(kernel_scripts(plan, kernels.on_cpu, symbols.hints))
             entry = keep(again, text, files, lowered.constants, notes, stores)
         if session.dump is not None:
-            dump_compiled(session.dump, scheduled, record, entry, [code for _, code in kernels.texts.values()])
+            dump_compiled(
+                session.dump, scheduled, record, entry, [code for _, code in kernels.texts.values()]
+            )
         call = loaded(entry, lowered.constants, {}, session, process, lowered.regions)
         graph_compiled(session, entry, process.watch, cached=False)
         compiled = Compiled(call, written, entry.key)
@@ -244,7 +250,9 @@ def loaded(
         stores = open_stores(session, process.scratch_folder())
         build = partial(rebuild, workers=process.workers, store=stores.kernels, session=session)
         gpu = GpuKernels(entry.folder, stores.kernels, build, moved)
-        runtime = Runtime(entry.folder, pool, constants, moved, config.threads, regions=regions, gpu=gpu, note=note)
+        runtime = Runtime(
+            entry.folder, pool, constants, moved, config.threads, regions=regions, gpu=gpu, note=note
+        )
         return load(entry.text(WRAPPER), runtime)
 
 

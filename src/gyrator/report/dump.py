@@ -88,24 +88,36 @@ def dump_compiled(
 
 
 # -- FX graphs -----------------------------------------------------------------------------------------------
-def graph_program(name: str, gm: fx.GraphModule, values: Sequence[object], saved: str = "") -> str:
-    """An FX graph as a program that stands alone. `saved` is the file of its constants, beside it."""
-    imports: dict[str, None] = dict.fromkeys(["import torch", ""])
-    classes = list(_classes("Graph", gm, "", imports))
-    load = f'CONSTANTS = torch.load(Path(__file__).parent / "{saved}")\n\n\n' if saved else ""
-    if saved:
-        imports = dict.fromkeys(["from pathlib import Path", "", *imports])
-    body = "\n\n".join(classes)
+def graph_program(
+    name: str,
+    gm: fx.GraphModule,
+    values: Sequence[object],
+    saved: str = "",
+    given: str = "",
+    runner: str = "gyrator.runtime.standalone.run_graph",
+) -> str:
+    """An FX graph as a program that stands alone. Files beside it: `saved` has its constants, `given` its
+    inputs, which are random if there is none. `runner` is the function that runs it.
+    """
+    imports: dict[str, None] = dict.fromkeys(["from pathlib import Path", "", "import torch", ""])
+    body = "\n\n".join(_classes("Graph", gm, "", imports))
     if "torch.ops.gyrator." in body:
         imports["import gyrator.autograd.ops"] = None
-    imports["from gyrator.runtime.standalone import random_tensor, run_graph"] = None
-    made = "\n".join(f"        {_input_text(value)}," for value in values)
+    imports["from gyrator.runtime.standalone import random_tensor"] = None
+    module, _, function = runner.rpartition(".")
+    imports[f"from {module} import {function}"] = None
+    load = f"CONSTANTS = {_load_text(saved)}\n\n\n" if saved else ""
+    made = "\n".join(["[", *(f"        {_input_text(value)}," for value in values), "    ]"])
     return (
-        f'"""The graph {name!r}, as a program: it runs on random inputs and prints its time."""\n\n'
+        f'"""The graph {name!r}, as a program that runs by itself: with `{function}`."""\n\n'
         + "\n".join(imports)
-        + f"\n\n{load}{body}\n\ndef inputs():\n    return [\n{made}\n    ]\n\n\n"
-        + 'if __name__ == "__main__":\n    run_graph(Graph(), inputs)\n'
+        + f"\n\n{load}{body}\n\ndef inputs():\n    return {_load_text(given) if given else made}\n\n\n"
+        + f'if __name__ == "__main__":\n    {function}(Graph(), inputs)\n'
     )
+
+
+def _load_text(file: str) -> str:
+    return f'torch.load(Path(__file__).parent / "{file}")'
 
 
 def _classes(name: str, gm: fx.GraphModule, path: str, imports: dict[str, None]) -> Iterator[str]:
