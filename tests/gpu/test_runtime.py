@@ -1,0 +1,235 @@
+"""The runtime on a GPU: streams, devices, alignment, choices, the cache, errors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from gyrator.runtime.cuda_driver import cuda_driver
+from gyrator.runtime.triton_tune import fastest
+from tests.acceptance import check
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("GYRATOR_CACHE_DIR", str(tmp_path / "cache"))
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def softmax(x: Tensor) -> Tensor:
+    return torch.softmax(x * 2, -1)
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, dtype=dtype, device="cuda")
+
+
+def bert_layer(dropout: float = 0.0) -> nn.Module:
+    layer = nn.TransformerEncoderLayer(
+        256, 4, 1024, dropout=dropout, batch_first=True, activation="gelu", device="cuda"
+    )
+    return layer.bfloat16()
+
+
+def test_a_bert_layer_forward_and_backward() -> None:
+    x = random(4, 128, 256, dtype=torch.bfloat16).requires_grad_()
+    check(bert_layer(), [x], backend="gyrator", backward=True)
+
+
+def test_sizes_that_change() -> None:
+    compiled = torch.compile(softmax, backend="gyrator", dynamic=True)
+    for shape in ((16, 1024), (5, 33), (1, 16), (64, 4000)):
+        x = random(*shape)
+        torch.testing.assert_close(compiled(x), softmax(x))
+
+
+def test_launches_go_to_the_current_stream() -> None:
+    compiled = torch.compile(softmax, backend="gyrator")
+    x = random(4096, 4096)
+    compiled(x)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        late = random(4096, 4096)
+        result = compiled(late)
+        assert not stream.query()
+    stream.synchronize()
+    torch.testing.assert_close(result, softmax(late))
+
+
+def test_threads_launch_at_the_same_time() -> None:
+    compiled = torch.compile(softmax, backend="gyrator")
+    inputs = [random(256, 512) for _ in range(4)]
+    compiled(inputs[0])
+    results: dict[int, Tensor] = {}
+
+    def run(k: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(50):
+                results[k] = compiled(inputs[k])
+            torch.cuda.current_stream().synchronize()
+
+    threads = [threading.Thread(target=run, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for k, x in enumerate(inputs):
+        torch.testing.assert_close(results[k], softmax(x))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_tensors_of_another_device_than_the_current_one() -> None:
+    x = torch.randn(64, 512, device="cuda:1")
+    torch.testing.assert_close(torch.compile(softmax, backend="gyrator")(x), softmax(x))
+    assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.parametrize("assume", [False, True])
+def test_inputs_that_are_not_aligned(assume: bool) -> None:
+    compiled = torch.compile(softmax, backend="gyrator", options={"assume_aligned_inputs": assume})
+    memory = random(64 * 512 + 1)
+    for start in (0, 1, 0):
+        x = memory[start : start + 64 * 512].view(64, 512)
+        torch.testing.assert_close(compiled(x), softmax(x))
+
+
+def test_updates_of_inputs_survive_the_choice_of_a_config() -> None:
+    def update(x: Tensor, y: Tensor) -> None:
+        x.mul_(0.5).add_(y)
+
+    x, y = random(1 << 20), random(1 << 20)
+    wanted = x * 0.5 + y
+    torch.compile(update, backend="gyrator")(x, y)
+    torch.testing.assert_close(x, wanted)
+
+
+def test_numbers_on_the_cpu() -> None:
+    x, k = random(1000), torch.tensor(2.5)
+    torch.testing.assert_close(torch.compile(lambda x, k: x * k + 1, backend="gyrator")(x, k), x * k + 1)
+
+
+def test_two_devices_in_one_operator_are_eagers_error() -> None:
+    with pytest.raises(Exception, match="device"):
+        torch.compile(lambda x, y: x + y, backend="gyrator")(random(8), torch.randn(8))
+
+
+def test_dropout_draws_anew_and_repeats_under_a_seed() -> None:
+    drop = torch.compile(lambda x: nn.functional.dropout(x, 0.5), backend="gyrator")
+    x = torch.ones(1 << 16, device="cuda")
+    torch.manual_seed(1)
+    first, second = drop(x), drop(x)
+    torch.manual_seed(1)
+    assert torch.equal(drop(x), first) and not torch.equal(first, second)
+    assert abs(float((first == 0).float().mean()) - 0.5) < 0.02
+
+
+def test_profilers_show_kernels_by_name() -> None:
+    compiled, x = torch.compile(softmax, backend="gyrator"), random(64, 512)
+    compiled(x)
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
+        compiled(x)
+        torch.cuda.synchronize()
+    assert any("amax_default" in event.key for event in recorded.key_averages())
+
+
+def test_peak_memory_is_not_above_eagers() -> None:
+    layer, x = bert_layer(), random(8, 512, 256, dtype=torch.bfloat16).requires_grad_()
+
+    def peak(call: nn.Module) -> int:
+        for _ in range(2):
+            torch.cuda.reset_peak_memory_stats()
+            call(x).sum().backward()
+        return torch.cuda.max_memory_allocated()
+
+    eager = peak(layer)
+    compiled = torch.compile(layer, backend="gyrator")
+    assert peak(compiled) <= eager + MIB
+
+
+def test_a_second_process_builds_nothing(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys, torch\n"
+        "f = torch.compile(lambda x: torch.softmax(x * 2, -1), backend='gyrator')\n"
+        "f(torch.randn(64, 512, device='cuda'))\n"
+        "print('triton.compiler' in sys.modules)\n"
+    )
+    for _ in range(2):
+        done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == "False"
+
+
+def test_an_index_out_of_range_names_the_line(tmp_path: Path) -> None:
+    """In a process of its own: after a failed check a GPU's context is lost."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import torch\n"
+        "def pick(x, i):\n"
+        "    return x[i] * 2  # this line\n"
+        "f = torch.compile(pick, backend='gyrator')\n"
+        "x, i = torch.randn(10, device='cuda'), torch.tensor([3, 77], device='cuda')\n"
+        "f(x, i)\n"
+        "torch.cuda.synchronize()\n"
+    )
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=False)
+    assert done.returncode != 0 and "program.py:3" in done.stderr
+
+
+def test_a_kernel_that_is_too_large_is_passed_over() -> None:
+    """Of two launches the one that the GPU refuses is not chosen."""
+    driver = cuda_driver()
+    launches: list[int] = []
+
+    def refused(stream: int, *args: int) -> None:
+        driver.check(701, "k")
+
+    def good(stream: int, *args: int) -> None:
+        launches.append(stream)
+
+    assert fastest([refused, good], torch.cuda.current_stream().cuda_stream, [], [], driver) == 1
+    assert launches
+
+
+def test_a_call_is_captured_into_a_graph() -> None:
+    compiled, x = torch.compile(softmax, backend="gyrator"), random(64, 512)
+    compiled(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = compiled(x)
+    x.copy_(random(64, 512))
+    graph.replay()
+    torch.testing.assert_close(result, softmax(x))
+
+
+def test_launches_are_cheap() -> None:
+    """A chain of small kernels takes less than 20 us for each, allocation and the GPU's own part included."""
+
+    def chain(x: Tensor) -> Tensor:
+        for _ in range(50):
+            x = torch.softmax(x, -1).cumsum(0)
+        return x
+
+    compiled, x = torch.compile(chain, backend="gyrator"), random(32, 32)
+    compiled(x)
+    torch.cuda.synchronize()
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(10):
+        compiled(x)
+    end.record()
+    end.synchronize()
+    assert begin.elapsed_time(end) / 10 / 100 < 0.02
