@@ -45,7 +45,8 @@ KEPT_WHOLE: tuple[tuple[str, str], ...] = (
         "order or size depends on the data",
     ),
     (
-        "embedding gather index _unsafe_index index_put index_add scatter scatter_add scatter_reduce",
+        "embedding gather index _unsafe_index index_select index_put index_add index_copy index_reduce"
+        " scatter scatter_add scatter_reduce masked_scatter",
         "an indirect load or store is one node of the loop IR",
     ),
     ("select_scatter slice_scatter", "an update of a part: the lowering can write it in place"),
@@ -54,7 +55,11 @@ KEPT_WHOLE: tuple[tuple[str, str], ...] = (
         "one reduction of the loop IR (Welford for variance)",
     ),
     ("cumsum cumprod cummax cummin logcumsumexp", "one scan of the loop IR"),
-    ("max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d, and their backwards", "window reductions"),
+    (
+        "max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d adaptive_max_pool2d, and their backwards",
+        "window reductions",
+    ),
+    ("upsample_nearest2d, and all upsampling backwards", "one gather; sums over an input's outputs"),
     ("cat constant_pad_nd where clamp arange full repeat flip", "one nest of the loop IR"),
     ("sigmoid tanh exp log erf sqrt rsqrt pow and other scalar functions", "one scalar op of the loop IR"),
     ("addcmul addcdiv lerp", "one fused multiply-add each; a split form rounds twice"),
@@ -108,14 +113,11 @@ _CREATION = """
     logspace hann_window
 """
 _INDEXING = """
-    embedding_dense_backward index_copy index_fill index_select
+    embedding_dense_backward index_fill
     _unsafe_masked_index _unsafe_masked_index_put_accumulate
 """
 _SAMPLING = """
-    upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d
-    upsample_trilinear3d upsample_bicubic2d _upsample_nearest_exact1d
-    _upsample_nearest_exact2d _upsample_nearest_exact3d grid_sampler_2d
-    adaptive_max_pool2d adaptive_max_pool3d
+    upsample_bilinear2d upsample_linear1d upsample_trilinear3d upsample_bicubic2d grid_sampler_2d
 """
 _PRODUCTS = "dot vdot mv addmv"
 _CASTS = "_to_copy"

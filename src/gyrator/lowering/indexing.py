@@ -1,8 +1,8 @@
 """Reads at run-time indices: gather, index_select, embedding, index with tensors.
 
 An index tensor's element becomes an atom of the index algebra, checked against the dimension it addresses:
-``x[idx]`` → ``load x[<checked(idx[i0], N)>, i1]``. Negative indices wrap and out-of-range ones raise, as in
-eager.
+``x[idx]`` → ``load x[<checked(idx[i0], N)>, i1]``. Out-of-range indices raise. As in eager, negative ones
+wrap between Python's brackets, and raise in the named operators (gather, index_select, embedding, scatter).
 """
 
 from __future__ import annotations
@@ -17,15 +17,21 @@ from gyrator.ir.expr import Checked, Expr
 from gyrator.ir.index import ZERO, Index, Indirect
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.refs import Coords, TensorRef
-from gyrator.lowering.typed import element
+from gyrator.lowering.typed import element, like, number, op
 from gyrator.lowering.views import dimension
 
 aten = torch.ops.aten
 
 
-def indirect(index: TensorRef, at: Sequence[Index], size: Index, mask: Expr | None = None) -> Index:
-    """The element of ``index`` at ``at`` as a coordinate of a dimension of ``size`` elements."""
-    return Indirect(Checked(element(index, tuple(at), torch.int64), size, mask), size).index()
+def indirect(index: TensorRef, at: Sequence[Index], size: Index, *, wraps: bool = False) -> Index:
+    """The element of ``index`` at ``at`` as a coordinate of a dimension of ``size`` elements.
+
+    Unless it ``wraps``, a negative one is moved to ``size``, which is out of range: -1 → checked(size, size).
+    """
+    place = element(index, tuple(at), torch.int64)
+    if not wraps and index.dtype != torch.uint8:
+        place = op("where", op("lt", place, like(place, 0)), number(size, torch.int64), place)
+    return Indirect(Checked(place, size), size).index()
 
 
 def advanced(indices: Sequence[TensorRef | None]) -> tuple[list[int], int, int]:
@@ -41,7 +47,7 @@ def advanced(indices: Sequence[TensorRef | None]) -> tuple[list[int], int, int]:
 
 
 def indexed_coords(
-    indices: Sequence[TensorRef | None], shape: Sequence[Index], at: Sequence[Index], mask: Expr | None = None
+    indices: Sequence[TensorRef | None], shape: Sequence[Index], at: Sequence[Index]
 ) -> Coords:
     """The coordinates in a tensor of ``shape`` that the element ``at`` of ``x[indices]`` reads."""
     _, start, width = advanced(indices)
@@ -52,7 +58,7 @@ def indexed_coords(
         if index is None:
             coords.append(next(others))
         else:
-            coords.append(indirect(index, joint, size, mask))
+            coords.append(indirect(index, joint, size, wraps=True))
     return tuple(coords)
 
 

@@ -14,6 +14,7 @@ from gyrator.ir.expr import Const, Expr, Scalar
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.refs import Coords, TensorRef
 from gyrator.lowering.typed import HALF, Operand, cast, compute_dtype, element, like, op, result_type
+from gyrator.lowering.views import dimension
 
 aten, prims = torch.ops.aten, torch.ops.prims
 Lowering = Callable[..., Any]
@@ -209,6 +210,56 @@ def _repeated_product(x: Expr, count: int) -> Expr:
     return op("mul", square, x) if count % 2 else square
 
 
+# -- special functions ---------------------------------------------------------------------------------------
+def _polygamma(b: Builder, out: Meta, n: int, x: TensorRef) -> Any:
+    """The digamma function and its first derivative; higher ones need the zeta function, a library call."""
+    if n not in (0, 1):
+        return NotImplemented
+    return b.elementwise(out, (x,), _trigamma if n else lambda a: op("digamma", a))
+
+
+def _trigamma(x: Expr) -> Expr:
+    """Reflected at ½, raised by six steps of ``ψ'(x) = ψ'(x + 1) + 1/x²``, then four terms of its series in
+    1/x (Abramowitz and Stegun 6.4.6, 6.4.7 and 6.4.12).
+    """
+    small = op("lt", x, like(x, 0.5))
+    sine = op("sin", op("mul", x, like(x, math.pi)))
+    reflected = op("div", like(x, math.pi**2), op("mul", sine, sine))
+    y = op("where", small, op("sub", like(x, 1), x), x)
+    total: Expr = like(x, 0)
+    for _ in range(6):
+        total = op("add", total, op("reciprocal", op("mul", y, y)))
+        y = op("add", y, like(x, 1))
+    square = op("reciprocal", op("mul", y, y))
+    series: Expr = like(x, 1 / 42)
+    for divisor in (30, 6):
+        series = op("sub", like(x, 1 / divisor), op("mul", square, series))
+    series = op("add", op("add", like(x, 1), op("div", like(x, 0.5), y)), op("mul", square, series))
+    total = op("add", total, op("div", series, y))
+    return op("where", small, op("sub", reflected, total), total)
+
+
+def _angle(b: Builder, out: Meta, x: TensorRef) -> TensorRef:
+    """π of negative numbers, else 0; NaN stays."""
+
+    def body(a: Expr) -> Expr:
+        half_turn = op("where", op("lt", a, like(a, 0)), like(a, math.pi), like(a, 0))
+        return op("where", op("ne", a, a), a, half_turn)
+
+    return b.elementwise(out, (x,), body)
+
+
+def _glu(b: Builder, out: Meta, x: TensorRef, dim: int = -1) -> TensorRef:
+    """The first half along ``dim`` times the sigmoid of the second."""
+    d, wide = dimension(dim, x.rank), compute_dtype(out.dtype)
+
+    def body(at: Coords) -> Expr:
+        gate = x.load((*at[:d], at[d] + out.shape[d], *at[d + 1 :]))
+        return op("mul", cast(x.load(at), wide), op("sigmoid", cast(gate, wide)))
+
+    return b.pointwise(out, body)
+
+
 # -- selection ---------------------------------------------------------------------------------------------
 def _where(b: Builder, out: Meta, condition: TensorRef, x: Operand, y: Operand) -> TensorRef:
     """Selection keeps the bits, so half precision is not widened."""
@@ -360,6 +411,9 @@ LOWERINGS: Mapping[OpOverload, Lowering] = {
     aten.addcmul.default: _addcmul,
     aten.addcdiv.default: _addcdiv,
     aten.signbit.default: _signbit,
+    aten.polygamma.default: _polygamma,
+    aten.angle.default: _angle,
+    aten.glu.default: _glu,
     aten.threshold_backward.default: _threshold_backward,
     aten.clone.default: _clone,
     aten.lift_fresh_copy.default: _clone,

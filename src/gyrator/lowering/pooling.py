@@ -130,16 +130,10 @@ def _max_pool(rank: int) -> Callable[..., Any]:
         values, indices = out
         wide = values.with_dtype(compute_dtype(values.dtype))
         shape = x.shape[-rank:]
-        least = identity("max", wide.dtype)
 
         def bodies(at: Coords, inner: Coords) -> tuple[Expr, ...]:
             place = win.positions(at[-rank:], inner)
-            conditions = _inside(place, shape)
-            value = masked(conditions, cast(x.load((*at[:-rank], *place)), wide.dtype), least)
-            position: Expr = IndexValue(dot(place, contiguous_strides(shape)))
-            if conditions:
-                position = op("where", both(conditions), position, number(NOWHERE, torch.int64))
-            return value, position
+            return _candidate(x, (*at[:-rank], *place), _inside(place, shape), rank, wide.dtype)
 
         extents = [as_index(k) for k in win.kernel]
         best, where = _reduce(b, values, extents, "argmax", bodies, (wide, indices), "max")
@@ -159,14 +153,35 @@ def _max_pool_backward(rank: int) -> Callable[..., Any]:
 
         def body(at: Coords, back: Coords) -> Expr:
             holder = (*at[:-rank], *win.holder(at[-rank:], back))
-            mine = number(dot(at[-rank:], contiguous_strides(shape)), torch.int64)
-            given = cast(grad.load(holder), wide)
-            chosen = op("where", op("eq", indices.load(holder), mine), given, like(given, 0))
+            chosen = _if_chosen(grad, indices, holder, at[-rank:], shape, wide)
             return masked(_inside(holder[-rank:], grad.shape[-rank:]), chosen)
 
         return _sum(b, out, win.holders(), body, "wide")
 
     return lowering
+
+
+def _candidate(
+    x: TensorRef, at: Coords, conditions: Sequence[Expr], rank: int, dtype: torch.dtype
+) -> tuple[Expr, Expr]:
+    """The element at ``at`` and its position among the pooled dimensions; the least value and nowhere unless
+    the conditions hold.
+    """
+    value = masked(conditions, cast(x.load(at), dtype), identity("max", dtype))
+    position: Expr = IndexValue(dot(at[-rank:], contiguous_strides(x.shape[-rank:])))
+    if conditions:
+        position = op("where", both(conditions), position, number(NOWHERE, torch.int64))
+    return value, position
+
+
+def _if_chosen(
+    grad: TensorRef, indices: TensorRef, holder: Coords, at: Coords, shape: Sequence[Index],
+    dtype: torch.dtype,
+) -> Expr:  # fmt: skip
+    """The gradient of window ``holder`` if it chose the element ``at``, else 0."""
+    mine = number(dot(at, contiguous_strides(tuple(shape))), torch.int64)
+    given = cast(grad.load(holder), dtype)
+    return op("where", op("eq", indices.load(holder), mine), given, like(given, 0))
 
 
 # -- average -----------------------------------------------------------------------------------------------
@@ -254,47 +269,94 @@ def _longest(parts: Index, size: Index) -> Index:
     return size // parts if whole_parts else size // parts + 2
 
 
-def _adaptive_avg_pool(b: Builder, out: Meta, x: TensorRef, size: object) -> Any:
-    if ZERO in out.shape or ZERO in x.shape:
-        return NotImplemented
-    parts, shape = out.shape[-2:], x.shape[-2:]
-    wide = out.with_dtype(compute_dtype(out.dtype))
+def _adaptive_avg_pool(rank: int) -> Callable[..., Any]:
+    def lowering(b: Builder, out: Meta, x: TensorRef, size: object) -> Any:
+        if ZERO in out.shape or ZERO in x.shape:
+            return NotImplemented
+        parts, shape = out.shape[-rank:], x.shape[-rank:]
+        wide = out.with_dtype(compute_dtype(out.dtype))
 
-    def body(at: Coords, inner: Coords) -> Expr:
-        spans = [_bounds(o, n, s) for o, n, s in zip(at[-2:], parts, shape, strict=True)]
-        place = tuple([start + r for (start, _), r in zip(spans, inner, strict=True)])
-        conditions = [c for p, (start, end) in zip(place, spans, strict=True) for c in between(p, start, end)]
-        return masked(conditions, cast(x.load((*at[:-2], *place)), wide.dtype))
+        def body(at: Coords, inner: Coords) -> Expr:
+            place, conditions = _part_element(at[-rank:], inner, parts, shape)
+            return masked(conditions, cast(x.load((*at[:-rank], *place)), wide.dtype))
 
-    total = _sum(b, wide, [_longest(n, s) for n, s in zip(parts, shape, strict=True)], body, "sum")
+        total = _sum(b, wide, [_longest(n, s) for n, s in zip(parts, shape, strict=True)], body, "sum")
 
-    def mean(at: Coords) -> Expr:
-        count = product([e - s for s, e in map(_bounds, at[-2:], parts, shape)])
-        return _quotient(total.load(at), count)
+        def mean(at: Coords) -> Expr:
+            count = product([e - s for s, e in map(_bounds, at[-rank:], parts, shape)])
+            return _quotient(total.load(at), count)
 
-    return b.pointwise(out, mean)
+        return b.pointwise(out, mean)
+
+    return lowering
 
 
-def _adaptive_avg_pool_backward(b: Builder, out: Meta, grad: TensorRef, x: TensorRef) -> Any:
-    if ZERO in grad.shape or ZERO in x.shape:
-        return NotImplemented
-    parts, shape = grad.shape[-2:], x.shape[-2:]
-    wide = compute_dtype(out.dtype)
+def _part_element(
+    at: Sequence[Index], inner: Sequence[Index], parts: Sequence[Index], shape: Sequence[Index]
+) -> tuple[Coords, list[Expr]]:
+    """Where element ``inner`` of part ``at`` lies, and the conditions that there is such an element."""
+    spans = [_bounds(o, n, s) for o, n, s in zip(at, parts, shape, strict=True)]
+    place = tuple([start + r for (start, _), r in zip(spans, inner, strict=True)])
+    return place, [c for p, (start, end) in zip(place, spans, strict=True) for c in between(p, start, end)]
 
-    def body(at: Coords, inner: Coords) -> Expr:
-        spans = [_bounds(p, s, n) for p, n, s in zip(at[-2:], parts, shape, strict=True)]
-        holder = tuple([start + r for (start, _), r in zip(spans, inner, strict=True)])
-        held = [c for o, (start, end) in zip(holder, spans, strict=True) for c in between(o, start, end)]
-        count = product([e - s for s, e in map(_bounds, holder, parts, shape)])
-        given = cast(grad.load((*at[:-2], *holder)), wide)
-        return masked(held, _quotient(given, count))
 
-    return _sum(b, out, [_holding(n, s) for n, s in zip(parts, shape, strict=True)], body, "wide")
+def _adaptive_avg_pool_backward(rank: int) -> Callable[..., Any]:
+    def lowering(b: Builder, out: Meta, grad: TensorRef, x: TensorRef) -> Any:
+        if ZERO in grad.shape or ZERO in x.shape:
+            return NotImplemented
+        parts, shape = grad.shape[-rank:], x.shape[-rank:]
+        wide = compute_dtype(out.dtype)
+
+        def body(at: Coords, back: Coords) -> Expr:
+            holder, held = _part_element(at[-rank:], back, shape, parts)
+            count = product([e - s for s, e in map(_bounds, holder, parts, shape)])
+            given = cast(grad.load((*at[:-rank], *holder)), wide)
+            return masked(held, _quotient(given, count))
+
+        return _sum(b, out, [_holding(n, s) for n, s in zip(parts, shape, strict=True)], body, "wide")
+
+    return lowering
 
 
 def _holding(parts: Index, size: Index) -> Index:
     """How many parts can hold one element."""
     return ONE if size % parts is ZERO else parts // size + 2
+
+
+def _adaptive_max_pool(rank: int) -> Callable[..., Any]:
+    def lowering(b: Builder, out: tuple[Meta, Meta], x: TensorRef, size: object) -> Any:
+        values, indices = out
+        if ZERO in values.shape or ZERO in x.shape:
+            return NotImplemented
+        parts, shape = values.shape[-rank:], x.shape[-rank:]
+        wide = values.with_dtype(compute_dtype(values.dtype))
+
+        def bodies(at: Coords, inner: Coords) -> tuple[Expr, ...]:
+            place, conditions = _part_element(at[-rank:], inner, parts, shape)
+            return _candidate(x, (*at[:-rank], *place), conditions, rank, wide.dtype)
+
+        extents = [_longest(n, s) for n, s in zip(parts, shape, strict=True)]
+        best, where = _reduce(b, values, extents, "argmax", bodies, (wide, indices), "max")
+        return best if wide.dtype == values.dtype else b.copy(best, values), where
+
+    return lowering
+
+
+def _adaptive_max_pool_backward(rank: int) -> Callable[..., Any]:
+    def lowering(b: Builder, out: Meta, grad: TensorRef, x: TensorRef, indices: TensorRef) -> Any:
+        if ZERO in grad.shape or ZERO in x.shape:
+            return NotImplemented
+        parts, shape = grad.shape[-rank:], x.shape[-rank:]
+        wide = compute_dtype(out.dtype)
+
+        def body(at: Coords, back: Coords) -> Expr:
+            holder, held = _part_element(at[-rank:], back, shape, parts)
+            where = (*at[:-rank], *holder)
+            return masked(held, _if_chosen(grad, indices, where, at[-rank:], shape, wide))
+
+        return _sum(b, out, [_holding(n, s) for n, s in zip(parts, shape, strict=True)], body, "wide")
+
+    return lowering
 
 
 LOWERINGS: Mapping[OpOverload, Callable[..., Any]] = {
@@ -306,6 +368,12 @@ LOWERINGS: Mapping[OpOverload, Callable[..., Any]] = {
     aten.avg_pool3d.default: _avg_pool(3),
     aten.avg_pool2d_backward.default: _avg_pool_backward(2),
     aten.avg_pool3d_backward.default: _avg_pool_backward(3),
-    aten._adaptive_avg_pool2d.default: _adaptive_avg_pool,
-    aten._adaptive_avg_pool2d_backward.default: _adaptive_avg_pool_backward,
+    aten._adaptive_avg_pool2d.default: _adaptive_avg_pool(2),
+    aten._adaptive_avg_pool3d.default: _adaptive_avg_pool(3),
+    aten._adaptive_avg_pool2d_backward.default: _adaptive_avg_pool_backward(2),
+    aten._adaptive_avg_pool3d_backward.default: _adaptive_avg_pool_backward(3),
+    aten.adaptive_max_pool2d.default: _adaptive_max_pool(2),
+    aten.adaptive_max_pool3d.default: _adaptive_max_pool(3),
+    aten.adaptive_max_pool2d_backward.default: _adaptive_max_pool_backward(2),
+    aten.adaptive_max_pool3d_backward.default: _adaptive_max_pool_backward(3),
 }

@@ -9,31 +9,52 @@ slice_scatter) the result is a selection instead, which fuses like any pointwise
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, final
 
 import torch
 from torch._ops import OpOverload
 
-from gyrator.ir.expr import Expr, IndexValue, Value
-from gyrator.ir.index import ONE, ZERO, Index, IndexLike, as_index, div_mod, dot, is_nonnegative
+from gyrator.ir.expr import Checked, Expr, IndexValue, Value
+from gyrator.ir.index import (
+    ONE,
+    ZERO,
+    Index,
+    IndexLike,
+    Indirect,
+    as_index,
+    contiguous_strides,
+    div_mod,
+    dot,
+    is_nonnegative,
+    product,
+)
+from gyrator.ir.ops import identity
 from gyrator.ir.program import Scatter
 from gyrator.lowering.builder import Builder, Meta, same_strides
 from gyrator.lowering.indexing import indexed_coords, indirect, is_plain
 from gyrator.lowering.joins import masked
 from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, whole
-from gyrator.lowering.typed import Operand, between, both, compute_dtype, element, number, op
-from gyrator.lowering.views import dimension, slice_start, wrap
+from gyrator.lowering.scans import scan
+from gyrator.lowering.typed import (
+    Operand,
+    between,
+    both,
+    cast,
+    compute_dtype,
+    constant,
+    element,
+    like,
+    number,
+    op,
+)
+from gyrator.lowering.views import dimension, expanded, reshape, slice_start, split_position, wrap
 
 aten = torch.ops.aten
 
 COMBINES: Mapping[str, str] = {
-    "sum": "add",
-    "add": "add",
-    "prod": "mul",
-    "multiply": "mul",
-    "amax": "max",
-    "amin": "min",
-}
+    "sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "max": "max", "min": "min",
+}  # fmt: skip
 
 
 # -- the frame -------------------------------------------------------------------------------------------
@@ -134,10 +155,7 @@ def _scatter_reduce(
     b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, source: Operand, reduce: str, *,
     include_self: bool = True,
 ) -> Any:  # fmt: skip
-    """Means, and results that leave out the old value, need counts and stay with the library."""
-    if reduce not in COMBINES or not include_self:
-        return NotImplemented
-    return _scatter_along(b, out, x, dim, index, source, COMBINES[reduce])
+    return reduced_into(b, out, x, _along(x, dim, index), source, reduce, include_self=include_self)
 
 
 def _scatter_old_reduce(
@@ -151,17 +169,45 @@ def _scatter_along(
 ) -> Any:
     if out.dtype == torch.bool and combine != "set":
         return NotImplemented
+    points = _along(x, dim, index)
+    return scatter(b, out, x, points.shape, points.place, source, combine)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Points:
+    """A set of writes: for each point of ``shape``, which element of the target it goes to."""
+
+    shape: tuple[Index, ...]
+    place: Callable[[Coords], Coords]
+
+
+def _along(x: TensorRef, dim: int, index: TensorRef) -> Points:
+    """``scatter``: each element of ``index`` says where along ``dim`` its own place is."""
     if x.rank == 0:
-        return scatter(b, out, x, (), lambda at: (), source, combine)
+        return Points((), lambda at: ())
     d = dimension(dim, x.rank)
-    shape = index.shape or (ONE,)
 
     def place(at: Coords) -> Coords:
         where = list(at)
         where[d] = indirect(index, at if index.rank else (), x.shape[d])
         return tuple(where)
 
-    return scatter(b, out, x, shape, place, source, combine)
+    return Points(index.shape or (ONE,), place)
+
+
+def _slices(x: TensorRef, dim: int, index: TensorRef, source: TensorRef) -> Points:
+    """``index_add``: each element of ``index`` says where along ``dim`` a whole slice of ``source`` goes."""
+    if x.rank == 0:
+        return Points((), lambda at: ())
+    d = dimension(dim, x.rank)
+
+    def place(at: Coords) -> Coords:
+        where = list(at)
+        where[d] = indirect(index, at[d : d + 1] if index.rank else (), x.shape[d])
+        return tuple(where)
+
+    return Points(source.shape or (ONE,), place)
 
 
 def _index_add(
@@ -169,18 +215,99 @@ def _index_add(
 ) -> Any:
     if out.dtype == torch.bool or x.rank == 0:
         return NotImplemented
-    d = dimension(dim, x.rank)
     if alpha != 1:
         scaled = Meta(source.shape, source.dtype, source.shape, out.device).with_shape(source.shape)
         source = b.elementwise(scaled, (source, alpha), lambda s, a: op("mul", s, a), suffix="scaled")
-    shape = source.shape if source.rank else (ONE,)
+    points = _slices(x, dim, index, source)
+    return scatter(b, out, x, points.shape, points.place, source, "add")
+
+
+def _index_copy(b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, source: TensorRef) -> Any:
+    points = _slices(x, dim, index, source)
+    return scatter(b, out, x, points.shape, points.place, source)
+
+
+def _index_reduce(
+    b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, source: TensorRef, reduce: str, *,
+    include_self: bool = True,
+) -> Any:  # fmt: skip
+    points = _slices(x, dim, index, source)
+    return reduced_into(b, out, x, points, source, reduce, include_self=include_self)
+
+
+# -- means, and results without the old values ---------------------------------------------------------------
+def reduced_into(
+    b: Builder, out: Meta, x: TensorRef, points: Points, source: Operand, reduce: str, *, include_self: bool
+) -> Any:
+    """``source`` combined into ``x`` by ``reduce``; a mean divides by how many there were.
+
+    Without ``include_self`` the elements that are written to begin at the neutral element. Integer means are
+    rounded down, as in eager.
+    """
+    mean = reduce == "mean"
+    if out.dtype == torch.bool:
+        return NotImplemented
+    kind = "sum" if mean else {"amax": "max", "amin": "min"}.get(reduce, reduce)
+    wide = out.with_dtype(compute_dtype(out.dtype))
+    counts = _counts(b, wide, points, start=int(include_self)) if mean or not include_self else None
+    start = x
+    if counts is not None and not include_self:
+        neutral = constant(identity(kind, wide.dtype), wide.dtype)
+        start = b.elementwise(
+            wide, (x, counts), lambda a, n: op("where", op("gt", n, like(n, 0)), neutral, a), suffix="start"
+        )
+    total = scatter(b, wide if mean else out, start, points.shape, points.place, source, COMBINES[kind])
+    if counts is None or not mean:
+        return total
+    division = "div" if out.dtype.is_floating_point else "floordiv"
+
+    def divide(t: Expr, n: Expr) -> Expr:
+        return op(division, t, op("maximum", n, like(n, 1)))
+
+    return b.elementwise(out, (total, counts), divide, suffix="mean")
+
+
+def _counts(b: Builder, out: Meta, points: Points, start: int) -> TensorRef:
+    """How often each element is written to, ``start`` included."""
+    whole_numbers = out.with_dtype(torch.int32 if out.dtype.is_floating_point else out.dtype)
+    none = b.full(whole_numbers, constant(start, whole_numbers.dtype), "none")
+    one = constant(1, whole_numbers.dtype)
+    return scatter(b, whole_numbers, none, points.shape, points.place, one, "add")
+
+
+# -- as many as a mask has -----------------------------------------------------------------------------------
+def _masked_scatter(b: Builder, out: Meta, x: TensorRef, mask: TensorRef, source: TensorRef) -> Any:
+    """Where the mask holds, the elements of ``source`` in order: number ``cumsum(mask) - 1``."""
+    if ZERO in source.shape or ZERO in out.shape:
+        return NotImplemented
+    count, given = product(out.shape), product(source.shape)
+    chosen, values = reshape(expanded(mask, out.shape), (count,)), reshape(source, (given,))
+    flat = Meta((count,), torch.int64, (ONE,), out.device)
+    (upto,) = scan(b, flat, 0, "sum", lambda at: (cast(chosen.load(at), torch.int64),), "upto")
+
+    def body(at: Coords) -> Expr:
+        here = (dot(at, contiguous_strides(out.shape)),)
+        number_in = op("sub", upto.load(here), constant(1, torch.int64))
+        taken = cast(values.load((Indirect(Checked(number_in, given), given).index(),)), out.dtype)
+        condition = element(mask, at, torch.bool)
+        return op("where", condition, masked([condition], taken), x.load(at))
+
+    return b.pointwise(out, body)
+
+
+def _put(
+    b: Builder, out: Meta, x: TensorRef, index: TensorRef, source: TensorRef, accumulate: bool = False
+) -> Any:
+    """``x.flatten()[index] = source``."""
+    if ZERO in x.shape or (accumulate and out.dtype == torch.bool):
+        return NotImplemented
+    count = product(index.shape)
+    indices, values = reshape(index, (count,)), reshape(source, (count,))
 
     def place(at: Coords) -> Coords:
-        where = list(at)
-        where[d] = indirect(index, at[d : d + 1] if index.rank else (), x.shape[d])
-        return tuple(where)
+        return tuple(split_position(indirect(indices, at, product(x.shape), wraps=True), x.shape))
 
-    return scatter(b, out, x, shape, place, source, "add")
+    return scatter(b, out, x, (count,), place, values, "add" if accumulate else "set")
 
 
 # -- at known places ---------------------------------------------------------------------------------------
@@ -298,7 +425,11 @@ LOWERINGS: Mapping[OpOverload, Callable[..., Any]] = {
     aten.scatter.value_reduce: _scatter_old_reduce,
     aten.scatter_add.default: _scatter_dim("add"),
     aten.scatter_reduce.two: _scatter_reduce,
+    aten.masked_scatter.default: _masked_scatter,
+    aten.put.default: _put,
     aten.index_add.default: _index_add,
+    aten.index_copy.default: _index_copy,
+    aten.index_reduce.default: _index_reduce,
     aten.select_scatter.default: _select_scatter,
     aten.slice_scatter.default: _slice_scatter,
     aten.diagonal_scatter.default: _diagonal_scatter,

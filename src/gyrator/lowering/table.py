@@ -16,6 +16,7 @@ from gyrator.lowering import (
     pooling,
     randoms,
     reductions,
+    sampling,
     scans,
     scatters,
     views,
@@ -33,6 +34,7 @@ _FAMILIES = (
     randoms.LOWERINGS,
     randoms.SEEDED,
     pooling.LOWERINGS,
+    sampling.LOWERINGS,
 )
 
 

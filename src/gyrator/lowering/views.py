@@ -101,6 +101,12 @@ def _groups(new: Sequence[Index], old: Sequence[Index]) -> list[tuple[list[int],
     return groups
 
 
+def expanded(x: TensorRef, shape: tuple[Index, ...]) -> TensorRef:
+    """``x`` broadcast to ``shape``."""
+    at = view_coords(shape)[len(shape) - x.rank :]
+    return x.view(shape, tuple([ZERO if extent is ONE else i for extent, i in zip(x.shape, at, strict=True)]))
+
+
 def slice_start(start: IndexLike | None, size: Index) -> Index:
     """Python's normalised start of a slice: negatives count from the end; within ``[0, size]``."""
     index = ZERO if start is None else as_index(start)
@@ -133,10 +139,7 @@ def _same(b: Builder, out: Meta, x: TensorRef, *_: Any) -> TensorRef:
 
 
 def _expand(b: Builder, out: Meta, x: TensorRef, *_: Any, **__: Any) -> TensorRef:
-    at = view_coords(out.shape)[len(out.shape) - x.rank :]
-    return x.view(
-        out.shape, tuple([ZERO if extent is ONE else i for extent, i in zip(x.shape, at, strict=True)])
-    )
+    return expanded(x, out.shape)
 
 
 def _permute(b: Builder, out: Meta, x: TensorRef, dims: Sequence[int]) -> TensorRef:

@@ -41,6 +41,17 @@ WRITES: dict[str, Callable[[Tensor], Any]] = {
     "scatter_add": lambda t: t.scatter_add(0, ALONG_ROWS, t[:2]),
     "scatter_reduce amax": lambda t: t.scatter_reduce(0, ALONG_ROWS, t[:2], "amax"),
     "scatter_reduce prod": lambda t: t.scatter_reduce(0, ALONG_ROWS, t[:2], "prod"),
+    "scatter_reduce mean": lambda t: t.scatter_reduce(0, ALONG_ROWS, t[:2], "mean"),
+    "scatter_reduce amin of new values": lambda t: t.scatter_reduce(
+        0, ALONG_ROWS, t[:2], "amin", include_self=False
+    ),
+    "index_reduce mean of new values": lambda t: t.index_reduce(
+        1, DISTINCT[0], t[:, :3], "mean", include_self=False
+    ),
+    "index_reduce prod": lambda t: t.index_reduce(0, WRAPPING[1], t[:3], "prod"),
+    "masked_scatter": lambda t: t.masked_scatter(t[0] > 0, t.flip(0)),
+    "put": lambda t: t.put(WRAPPING, t[:2, :3]),
+    "put, accumulating": lambda t: t.mT.put(WRAPPING, t[:2, :3], accumulate=True),
     "select_scatter": lambda t: t.select_scatter(t[0], 0, -1),
     "slice_scatter with a step": lambda t: t.slice_scatter(t[:2], 0, 1, 5, 2),
     "slice_scatter from the end": lambda t: t.slice_scatter(t[:, :2], 1, -2),
@@ -85,6 +96,33 @@ def test_out_of_range_raises() -> None:
     low = lowered(lambda x, i: x[i], tensor(5), torch.tensor([0, 5]))
     with pytest.raises(IndexOutOfRange, match="5"):
         run(low, [tensor(5), torch.tensor([0, 5])])
+
+
+NAMED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "gather": lambda t, i: t.gather(0, i),
+    "index_select": lambda t, i: t.index_select(0, i),
+    "embedding": lambda t, i: F.embedding(i, t[:, None]),
+    "scatter": lambda t, i: t.scatter(0, i, 1),
+    "index_add": lambda t, i: t.index_add(0, i, t[:1]),
+    "index_copy": lambda t, i: t.index_copy(0, i, t[:1]),
+}
+
+
+@pytest.mark.parametrize("case", NAMED)
+def test_named_operators_refuse_negative_indices(case: str) -> None:
+    below = torch.tensor([-1])
+    with pytest.raises((IndexError, RuntimeError)):
+        NAMED[case](tensor(5), below)
+    low = lowered(NAMED[case], tensor(5), torch.tensor([4]))
+    with pytest.raises(IndexOutOfRange):
+        run(low, [tensor(5), below])
+
+
+def test_masked_scatter_refuses_a_source_that_is_too_short() -> None:
+    fn = lambda t, s: t.masked_scatter(t == t, s)  # noqa: E731
+    low = lowered(fn, tensor(5), tensor(4))
+    with pytest.raises(IndexOutOfRange):
+        run(low, [tensor(5), tensor(4)])
 
 
 def test_indexing_by_a_mask_is_a_call_of_unknown_size() -> None:

@@ -54,6 +54,22 @@ def test_adaptive_avg_pool(size: tuple[int, int]) -> None:
     check(lambda g, x: aten._adaptive_avg_pool2d_backward(g, x), tensor(2, 3, *size), x)
 
 
+@pytest.mark.parametrize("size", [(3, 4), (2, 5), (1, 1), (4, 3)])
+def test_adaptive_max_pool_and_its_gradient(size: tuple[int, int]) -> None:
+    x = tensor(2, 3, 9, 8).round()  # with ties
+    values, indices = aten.adaptive_max_pool2d(x, size)
+    check(lambda x: aten.adaptive_max_pool2d(x, size), x)
+    grad = tensor(*values.shape)
+    check(lambda g, x, i: aten.adaptive_max_pool2d_backward(g, x, i), grad, x, indices)
+
+
+def test_adaptive_pools_in_three_dimensions() -> None:
+    x, size = tensor(2, 4, 5, 6), (2, 5, 4)
+    check(lambda x: aten._adaptive_avg_pool3d(x, size), x)
+    check(lambda g, x: aten._adaptive_avg_pool3d_backward(g, x), tensor(2, *size), x)
+    check(lambda x: aten.adaptive_max_pool3d(x, size), x)
+
+
 def test_pools_in_three_dimensions() -> None:
     x = tensor(2, 4, 5, 6)
     check(lambda x: aten.max_pool3d_with_indices(x, [2, 2, 2], [2, 2, 2], [1, 1, 1]), x)

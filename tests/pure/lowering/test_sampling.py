@@ -1,0 +1,70 @@
+"""Nearest upsampling, and the gradients of resampling and of replicating pads, against eager."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.pure.lowering.harness import check, tensor
+
+aten = torch.ops.aten
+SIZES = [
+    ((4, 6), (8, 24), (None, None)),  # doubled and quadrupled: every output has one input
+    ((4, 6), (8, 18), (2.0, 3.0)),  # thrice: 1/3 is rounded
+    ((5, 7), (3, 4), (None, None)),
+    ((3, 5), (5, 8), (1.7, 1.7)),  # the factors are not quite the ratios of sizes
+    ((1, 4), (3, 1), (None, None)),
+]
+IDS = [f"{old}->{new}" for old, new, _ in SIZES]
+Pair = tuple[int, int]
+Factors = tuple[float | None, float | None]
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize(("old", "new", "factors"), SIZES, ids=IDS)
+@pytest.mark.parametrize("name", ["upsample_nearest2d", "_upsample_nearest_exact2d"])
+def test_nearest_and_its_gradient(name: str, old: Pair, new: Pair, factors: Factors, dynamic: bool) -> None:
+    forward, backward = getattr(aten, name).default, getattr(aten, f"{name}_backward").default
+    check(lambda x: forward(x, new, *factors), tensor(2, 3, *old), dynamic=dynamic)
+    for dtype in (torch.float32, torch.bfloat16):
+        given = tensor(2, 3, *new, dtype=dtype)
+        check(lambda g: backward(g, new, [2, 3, *old], *factors), given, dynamic=dynamic)
+
+
+def test_a_doubled_size_is_doubled_whatever_the_factor() -> None:
+    x, size, factors = tensor(2, 3, 2, 6), (4, 12), (2.3, 2.0)
+    check(lambda x: aten.upsample_nearest2d.default(x, size, *factors), x)
+    check(lambda g: aten.upsample_nearest2d_backward.default(g, size, x.shape, *factors), tensor(2, 3, *size))
+
+
+@pytest.mark.parametrize("aligned", [False, True], ids=["centres", "corners"])
+@pytest.mark.parametrize(("old", "new", "factors"), SIZES, ids=IDS)
+@pytest.mark.parametrize("name", ["upsample_bilinear2d", "upsample_bicubic2d"])
+def test_gradient_of_weighted_upsampling(
+    name: str, old: Pair, new: Pair, factors: Factors, aligned: bool
+) -> None:
+    backward = getattr(aten, f"{name}_backward").default
+    for dtype in (torch.float32, torch.float64):
+        given = tensor(2, 3, *new, dtype=dtype)
+        check(lambda g: backward(g, new, [2, 3, *old], aligned, *factors), given, slack=4)
+
+
+def test_gradients_in_one_and_three_dimensions() -> None:
+    check(lambda g: aten.upsample_linear1d_backward.default(g, [9], [2, 3, 4], False), tensor(2, 3, 9))
+    check(
+        lambda g: aten.upsample_trilinear3d_backward.default(g, [3, 5, 4], [1, 2, 2, 3, 4], True),
+        tensor(1, 2, 3, 5, 4),
+    )
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("pads", [(1, 2, 3, 0), (0, 4, -1, 2), (0, 0, 0, 0)], ids=str)
+@pytest.mark.parametrize("size", [(4, 5), (2, 1)], ids=str)
+def test_gradient_of_replicating_pads(size: Pair, pads: Sequence[int], dynamic: bool) -> None:
+    x = tensor(2, 3, *size)
+    padded = F.pad(x, pads, mode="replicate")
+    backward = aten.replication_pad2d_backward.default
+    check(lambda g, x: backward(g, x, pads), tensor(*padded.shape), x, dynamic=dynamic)
