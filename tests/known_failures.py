@@ -9,7 +9,6 @@ from collections.abc import Mapping
 
 _CPU = "tests/cpu/"
 KNOWN: Mapping[str, str] = {
-    _CPU + "test_higher_order.py::test_runs[flexible_attention]": "flex attention is refused",
     _CPU + "test_models.py::test_model[training-bart]": "a size symbol without a range on torch 2.11",
     _CPU + "test_models.py::test_model[training-blenderbot_small]":
         "a size symbol without a range on torch 2.11",

@@ -13,6 +13,7 @@ from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.invoke_subgraph import mark_compile_region
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
 from tests.acceptance import check
@@ -103,14 +104,27 @@ def gradient_inside(x: Tensor) -> Tensor:
 
 def flexible_attention(x: Tensor) -> Tensor:
     q = x.expand(1, 2, *x.shape).contiguous()
-    return torch.nn.attention.flex_attention.flex_attention(
-        q, q, q, score_mod=lambda s, b, h, i, j: s + (i - j)
+    return flex_attention(q, q, q, score_mod=lambda s, b, h, i, j: s + (i - j))
+
+
+def masked_attention(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Two heads of queries share one of keys; the first row attends to nothing."""
+    q, shift = x.expand(1, 2, *x.shape).contiguous(), x[0]
+    mask = create_block_mask(lambda b, h, i, j: (i >= j) & (i > 0), None, None, len(x), len(x), device="cpu")
+    return flex_attention(
+        q,
+        q[:, :1],
+        q[:, :1],
+        score_mod=lambda s, b, h, i, j: s + shift[j],
+        block_mask=mask,
+        enable_gqa=True,
+        return_lse=True,
     )
 
 
 RUN: list[Callable[..., Any]] = [
     cond, loop, scanned, associative, mapped, subgraph, checkpointed, own_autograd_function, custom_op,
-    custom_op_that_mutates, vmapped, gradient_inside, flexible_attention,
+    custom_op_that_mutates, vmapped, gradient_inside, flexible_attention, masked_attention,
 ]  # fmt: skip
 TRAINED = [cond, subgraph, checkpointed, own_autograd_function, vmapped]
 REFUSED: dict[Callable[..., Any], str] = {}

@@ -1,6 +1,7 @@
 """Higher-order operators: operators that take graphs.
 
-    inlined   tag_activation_checkpoint, invoke_subgraph, wrap: their body is traced in their place
+    inlined   tag_activation_checkpoint, invoke_subgraph, wrap: their body is traced in their place;
+              flex_attention: the operators that define it are
     recorded  cond, while_loop, map_impl, scan, associative_scan: one node, whose bodies are functional ATen
     graphs
               of their own

@@ -8,6 +8,7 @@ are recorded as one functional ATen graph.
 
 from __future__ import annotations
 
+import operator
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -24,6 +25,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from gyrator import torch_compat
 from gyrator.autograd.aliasing import Forward, describe_outputs
 from gyrator.autograd.builder import GraphBuilder, Meta, origin_of
+from gyrator.autograd.flex_attention import flex_attention, index
 from gyrator.autograd.inputs import Inputs
 from gyrator.autograd.layout import contiguous_strides, tangent_strides
 from gyrator.autograd.recorder import Recorder
@@ -201,6 +203,7 @@ class _Runner(Interpreter):
         self._origins: list[Meta] = []
         self._constants: dict[str, Tensor] = {}
         self._region: Meta = {}
+        self._of_scores = False
         self._regions = count()
 
     def run_node(self, node: Node) -> Any:
@@ -220,6 +223,10 @@ class _Runner(Interpreter):
                 return self._inline(args[0], args[2:], self._region)
             if name == "tag_activation_checkpoint":
                 return self._checkpoint(args[0], args[1:])
+            if name == "flex_attention":
+                return flex_attention(self._score, args)
+        if target is operator.getitem and self._of_scores:
+            return index(args[0], args[1])
         return super().call_function(target, args, kwargs)
 
     def _checkpoint(self, body: GraphModule, args: Sequence[Any]) -> Any:
@@ -229,8 +236,15 @@ class _Runner(Interpreter):
         with self._recorder.policy(policy):
             return self._inline(body, args, region)
 
-    def _inline(self, body: GraphModule, args: Sequence[Any], region: Meta) -> Any:
+    def _score(self, body: GraphModule, args: Sequence[Any]) -> Any:
+        """A function of one attention score, run under vmap."""
+        return self._inline(body, args, self._region, of_scores=True)
+
+    def _inline(
+        self, body: GraphModule, args: Sequence[Any], region: Meta, *, of_scores: bool = False
+    ) -> Any:
         inner = _Runner(body, self._recorder)
+        inner._of_scores = of_scores
         inner._starts, inner._origins, inner._regions, inner._region = (
             self._starts,
             self._origins,

@@ -11,9 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.flex_attention import flex_attention
 from torch._higher_order_ops.map import map as map_op
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
+from torch.nn.attention.flex_attention import create_block_mask
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from gyrator.autograd import aot_compile, interpret
@@ -173,23 +175,38 @@ def test_cond_is_differentiable() -> None:
 
 def test_operators_that_take_graphs_are_run_or_refused() -> None:
     known = set(RECORDED) | PASSED
-    assert {"cond", "while_loop", "scan"} <= known and "flex_attention" not in known
-    with pytest.raises(UnsupportedOperator, match="flex_attention cannot be compiled"):
-        from_flex_attention()
+    assert {"cond", "while_loop", "scan"} <= known and "strict_mode" not in known
+    graph, root = torch.fx.Graph(), torch.nn.Module()
+    root.body = torch.fx.symbolic_trace(lambda x: (x + 1,))
+    x = graph.placeholder("x")
+    graph.output((graph.call_function(torch.ops.higher_order.strict_mode, (graph.get_attr("body"), (x,))),))
+    with pytest.raises(UnsupportedOperator, match="strict_mode cannot be compiled"):
+        aot_compile(torch.fx.GraphModule(root, graph), [torch.randn(4)], fw_compiler=interpret)
 
 
-def from_flex_attention() -> None:
-    """Compiles a graph with an operator that is refused."""
-    graph = torch.fx.Graph()
-    q = graph.placeholder("q")
-    root = torch.nn.Module()
-    root.score = torch.fx.symbolic_trace(lambda score, b, h, m, n: score)
-    root.mask = torch.fx.symbolic_trace(lambda b, h, m, n: b >= 0)
-    score, mask = graph.get_attr("score"), graph.get_attr("mask")
-    block_mask = (16, 16, *[None] * 10, 16, 16, mask)
-    options = {"PRESCALE_QK": False}
-    result = graph.call_function(
-        torch.ops.higher_order.flex_attention, (q, q, q, score, block_mask, 1.0, options, (), ())
+# --- attention with functions of the user's --------------------------------------------------------
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Any:
+    """Called as an operator, since torch's function refuses gradients on CPUs. Row 0 attends to nothing."""
+
+    def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor, bias: Tensor = bias) -> Tensor:
+        return torch.tanh(s) + bias[h, i - j] + bias[0, j]
+
+    mask = create_block_mask(lambda b, h, i, j: (i >= j) & (i > 0), None, None, 6, 6, device="cpu")
+    reads = () if torch.compiler.is_compiling() else ((bias,), ())  # capture finds them by itself
+    return flex_attention(q, k, v, score, mask.as_tuple(), 0.5, {}, *reads)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_flex_attention_has_eagers_values_and_gradients(dynamic: bool) -> None:
+    same_as_eager(
+        attention, leaf(2, 2, 6, 4), leaf(2, 2, 6, 4), leaf(2, 2, 6, 3), leaf(2, 6), dynamic=dynamic
     )
-    graph.output((result,))
-    aot_compile(torch.fx.GraphModule(root, graph), [torch.randn(1, 1, 16, 16)], fw_compiler=interpret)
+
+
+def test_flex_attention_lies_in_memory_as_its_query() -> None:
+    q = torch.randn(2, 6, 2, 4).transpose(1, 2)
+    k, bias = torch.randn(1, 1, 6, 4), torch.randn(2, 6)
+    same_as_eager(attention, q, k, k, bias, backward=False)
+    same_as_eager(attention, *(x.bfloat16() for x in (q, k, k, bias)), backward=False)
