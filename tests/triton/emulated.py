@@ -21,9 +21,10 @@ from gyrator.codegen.gpu_calls import inputs_to_align
 from gyrator.codegen.triton import print_triton
 from gyrator.codegen.triton_source import Pointer, SizeArgument, TritonKernel
 from gyrator.codegen.triton_source import programs as count_programs
-from gyrator.codegen.wrapper import print_wrapper
+from gyrator.codegen.wrapper import BuiltKernel, print_wrapper
 from gyrator.config import Config
 from gyrator.ir.index import evaluate
+from gyrator.ir.interp_tree import run_kernel
 from gyrator.ir.symbols import Symbols
 from gyrator.lowering import lower
 from gyrator.pipeline import shape_env_of
@@ -86,9 +87,12 @@ def on_gpu(
     stays = [numbers_on_cpu and isinstance(x, FakeTensor) and x.dim() == 0 for x in example_inputs]
     moved = [x if stay else _moved(x) for x, stay in zip(example_inputs, stays, strict=True)]
     placeholders = graph.graph.find_nodes(op="placeholder")
-    fixed = {node for node, stay in zip(placeholders, stays, strict=True) if stay}
+    on_cpu = {node for node, stay in zip(placeholders, stays, strict=True) if stay}
     for node in graph.graph.nodes:
-        if node in fixed:
+        sources = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), FakeTensor)]
+        if node.op == "call_function" and sources and on_cpu.issuperset(sources):
+            on_cpu.add(node)
+        if node in on_cpu:
             continue
         if "val" in node.meta:
             node.meta["val"] = pytree.tree_map(_moved, node.meta["val"])
@@ -118,11 +122,11 @@ def print_for_gpu(
     low = lower(graph, inputs, symbols=symbols, updates=updates)
     with Session(config, GPU) as session:
         plan = schedule(low.program, session, Gpu()).plan
-    kernels = tuple(print_triton(kernel) for kernel in plan.kernels)
-    by_name = {kernel.name: built for kernel, built in zip(plan.kernels, kernels, strict=True)}
+    kernels = {kernel.name: print_triton(kernel) for kernel in plan.kernels if kernel.tiling is not None}
+    by_name = {k.name: kernels.get(k.name) or BuiltKernel("cpu", k.name) for k in plan.kernels}
     align = inputs_to_align(plan) if config.assume_aligned_inputs else ()
     text = print_wrapper(plan, by_name, symbols.hints, shown=shown, align=align)
-    return Printed(plan, kernels, text, low.constants)
+    return Printed(plan, tuple(kernels.values()), text, low.constants)
 
 
 class EmulatedRuntime:
@@ -130,13 +134,8 @@ class EmulatedRuntime:
 
     def __init__(self, real: Runtime, made: Printed, worker: Worker) -> None:
         self._real, self._worker = real, worker
-        self._kernels = {
-            built.name: (
-                built,
-                {p.name: q.value.shape[0] for p, q in zip(built.params, kernel.params, strict=False)},
-            )
-            for kernel, built in zip(made.plan.kernels, made.kernels, strict=True)
-        }
+        self._trees = {kernel.name: kernel for kernel in made.plan.kernels}
+        self._kernels = {kernel.name: kernel for kernel in made.kernels}
         self.launches: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -157,11 +156,33 @@ class EmulatedRuntime:
     def workspace(self, nbytes: int, zeroed: bool) -> torch.Tensor:
         return torch.full((nbytes,), 0 if zeroed else 0x7B, dtype=torch.uint8)
 
+    def kernel(self, library: str, symbol: str, count: int, sites: object = ()) -> Callable[..., None]:
+        """A kernel of the processor, run by the reference interpreter."""
+        tree = self._trees[symbol]
+
+        def launch(*args: int) -> None:
+            assert len(args) == count + 1
+            bound = dict(zip(tree.sizes, args[len(tree.params) :], strict=False))
+            values = [param.value for param in tree.params]
+            run_kernel(
+                tree,
+                {
+                    v.name: _at_address(at, v.dtype, evaluate(v.shape[0], bound))
+                    for v, at in zip(values, args)
+                },
+                bound,
+            )
+
+        return launch
+
     def gpu_kernel(
         self, name: str, programs: Callable[..., int], updated: Mapping[int, Callable[..., int]] | None = None
     ) -> Callable[..., None]:
-        kernel, lengths = self._kernels[name]
+        kernel = self._kernels[name]
         config = kernel.configs[0]
+        pointers = [p.name for p in kernel.params if isinstance(p, Pointer)]
+        values = [param.value for param in self._trees[name].params]
+        lengths = {name: value.shape[0] for name, value in zip(pointers, values, strict=True)}
 
         def launch(stream: int, *args: int) -> None:
             assert stream == 4711

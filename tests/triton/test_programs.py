@@ -84,6 +84,21 @@ def test_numbers_on_the_cpu_reach_kernels(emulator: Emulator) -> None:
     assert '.to(torch.device("cuda:0"))' in wrapper
 
 
+def test_a_graph_computes_on_both_devices(emulator: Emulator) -> None:
+    """As optimizers do: numbers on the CPU change, and tensors on the GPU are scaled by them."""
+    emulator.numbers_on_cpu = True
+
+    def step(x: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+        later = count + 1
+        return x / (1 - 0.9**later), later * 2
+
+    x, count = torch.randn(20), torch.tensor(3.0)
+    actual = torch.compile(step, backend=emulator.backend)(x, count)
+    torch.testing.assert_close(actual, step(x, count))
+    (made,) = emulator.printed
+    assert len(made.plan.kernels) > len(made.kernels) > 0
+
+
 def test_inputs_are_aligned_where_that_is_assumed(emulator: Emulator) -> None:
     emulator.config = Config(assume_aligned_inputs=True)
     memory = torch.randn(41)
