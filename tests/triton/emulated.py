@@ -168,7 +168,7 @@ class EmulatedRuntime:
                 tree,
                 {
                     v.name: _at_address(at, v.dtype, evaluate(v.shape[0], bound))
-                    for v, at in zip(values, args)
+                    for v, at in zip(values, args, strict=False)
                 },
                 bound,
             )
