@@ -112,8 +112,8 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
 
 
 def _mend_interpreter() -> None:
-    """With the latest NumPy, a scalar of the interpreter (an array of one element) is no loop bound. It rounds
-    to bfloat16 towards zero, and lacks the device library."""
+    """With the latest NumPy, a scalar of the interpreter (an array of one element) is no loop bound. The
+    interpreter rounds to bfloat16 towards zero, and lacks the device library."""
     interpreter = importlib.import_module("triton.runtime.interpreter")
     patch = interpreter._patch_lang_tensor
 

@@ -32,7 +32,7 @@ from gyrator.ir.ops import REDUCTIONS, identity
 from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Stage, Store, Tiling, Update
 
 _WIDTH = 110
-_RESERVED = ("tl", "triton", "rt", "libdevice", "float", "pid")
+_RESERVED = ("tl", "triton", "rt", "libdevice", "float", "pid", "old", "new")
 _ATOMICS = {"add": "atomic_add", "max": "atomic_max", "min": "atomic_min"}
 _NEXT = {
     "sum": "{0} + {1}",
@@ -202,6 +202,9 @@ class Printer(Expressions):
 
     def _loop(self, loop: Loop) -> None:
         tile = self.tile_of.get(loop.axis)
+        if loop.kind is LoopKind.SERIAL and not loop.carries and not loop.reverse:
+            self._serial(loop)
+            return
         if loop.kind is not LoopKind.LANES or tile is None:
             raise InternalCheckError("print", f"a {loop.kind.value} loop over {loop.axis} has no Triton")
         outside = self._scope
@@ -214,6 +217,17 @@ class Printer(Expressions):
         else:
             self._steps(loop, tile.block)
         self._scope = outside
+
+    def _serial(self, loop: Loop) -> None:
+        extent = self.index(loop.axis.extent).text
+        inner = Block(len(self.blocks))
+        self.blocks.append(inner)
+        name = self.names.fresh(loop.axis.name)
+        self.bind(loop.axis, Term(name, inner.depth, name=True))
+        self.body(loop.body)
+        self.blocks.pop()
+        self.emit(f"for {name} in range(0, {extent}):")
+        self.block.lines.extend(f"    {line}" for line in inner.lines)
 
     def _whole(self, axis: Axis, block: str) -> None:
         if self.find(axis) is None:
@@ -468,5 +482,21 @@ class Printer(Expressions):
             self.emit(f"tl.store({pointer}, {value.text}{tail})")
         elif store.atomic and store.combine in _ATOMICS:
             self.emit(f'tl.{_ATOMICS[store.combine]}({pointer}, {value.text}{tail}, sem="relaxed")')
+        elif not store.atomic:
+            self._combine(store, pointer, value, tail)
         else:
             raise InternalCheckError("print", f"{store.combine} into memory has no atomic in Triton")
+
+    def _combine(self, store: Store, pointer: str, value: Term, tail: str) -> None:
+        """Read, combine and write; the barrier puts the iterations of a serial loop in order."""
+        kind = {"add": "sum", "mul": "prod"}.get(store.combine, store.combine)
+        dtype = type_name(working(store.value.dtype))
+        text = _NEXT[kind].format("old", "new")
+        if text.startswith("rt."):
+            self.libraries.add("rt")
+        self.emit(f"old = tl.load({pointer}{tail}).to({dtype})")
+        constant = isinstance(store.expr, Const)
+        self.emit(f"new = {value.text if constant else f'{value.operand}.to({dtype})'}")
+        boolean = " != 0" if store.value.dtype == torch.bool else ""
+        self.emit(f"tl.store({pointer}, ({text}){boolean}{tail})")
+        self.emit("tl.debug_barrier()")

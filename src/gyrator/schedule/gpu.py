@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gyrator.ir.program import Nest, Reduce, Scan
-from gyrator.schedule.group import Group, Refused, depends_on_reduction
+from gyrator.ir.program import Nest, Reduce, Scan, Scatter
+from gyrator.schedule.group import Group, Refused, depends_on_reduction, is_atomic
 from gyrator.schedule.layout import unit_axes
 from gyrator.schedule.uses import volume
 
@@ -32,6 +32,8 @@ def gpu_refusal(group: Group) -> Refused | None:
     """Why a join of groups on a GPU does not pay or cannot be printed; None if it does."""
     if group.pointwise:
         return None
+    if any(isinstance(m.nest.root, Scatter) and not is_atomic(m.nest) for m in group.members):
+        return Refused("a scatter without atomics runs in order")
     scanned = {v for m in group.members if isinstance(m.nest.root, Scan) for v in m.nest.out}
     if scanned and depends_on_reduction(group):
         return Refused("a scan and what waits for a reduction need separate passes over the row")

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+import torch
+
 from gyrator.ir.expr import Load, Value
 from gyrator.ir.index import ZERO, Atom, Axis, Index, as_index, substitute
 from gyrator.ir.program import Nest, Pointwise, Reduce, Scan, Scatter
@@ -102,9 +104,22 @@ def _inner_axes(nest: Nest) -> Axes:
             return reduced
         case Scan(_, axis):
             return (axis,)
-        case Scatter() if not nest.on_gpu:  # there iterations may collide: they write by atomics
+        case Scatter() if not is_atomic(nest):
             return tuple(a for a in nest.axes if a not in _exclusive_axes(nest.root))
     return ()
+
+
+def is_atomic(nest: Nest) -> bool:
+    """Whether a scatter's iterations may collide: on a GPU, where it combines by atomics. What has none
+    (products, small integers) runs its colliding iterations in order, as on a CPU."""
+    root = nest.root
+    if not nest.on_gpu or not isinstance(root, Scatter):
+        return False
+    dtype = root.into.dtype
+    return root.combine == "set" or (root.combine != "mul" and dtype in _ATOMIC)
+
+
+_ATOMIC = (torch.float32, torch.float64, torch.int32, torch.int64)
 
 
 def _exclusive_axes(root: Scatter) -> set[Axis]:

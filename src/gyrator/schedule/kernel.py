@@ -21,7 +21,7 @@ from gyrator.schedule.canonical import stem_of
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_loops import gpu_loops
 from gyrator.schedule.gpu_tiling import tile_kernel
-from gyrator.schedule.group import Group, Member
+from gyrator.schedule.group import Group, Member, is_atomic
 from gyrator.schedule.loops import SIMPLE, Shape, Style, choose_loops
 from gyrator.schedule.naming import Built, canonical
 from gyrator.schedule.simplify import Rule
@@ -178,6 +178,8 @@ class _Writer:
     ) -> Body:
         axes = self.shape.spaces[space]
         vector = (vector and self.shape.style in (Style.ROWS, Style.SPLIT)) or self.on_gpu
+        in_order = any(isinstance(s, Store) and s.combine != "set" and not s.atomic for s in body)
+        vector = vector and not in_order
         for depth in range(len(axes) - 1, -1, -1):
             innermost, outermost = depth == len(axes) - 1, depth == 0
             kind, lanes = (LoopKind.LANES, self.shape.lanes) if innermost and vector else (LoopKind.SERIAL, 1)
@@ -331,7 +333,7 @@ class _Writer:
             index = tuple(self._index(i, member, level) for i in root.index)
             mask = rest[0] if root.mask is not None else None
             place = self._position(value, index)
-            return [Store(self._memory(value), place, body, root.combine, mask, atomic=self.on_gpu)]
+            return [Store(self._memory(value), place, body, root.combine, mask, is_atomic(member.nest))]
         stages: list[Loop | Stage] = []
         for k, value in enumerate(member.nest.out):
             if value is None or (value not in self.stored and value not in self._rows):

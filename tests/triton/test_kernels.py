@@ -1,0 +1,179 @@
+"""Kernels as Triton: what they give in Triton's interpreter, and what the compiler makes of them.
+
+The same functions are traced small, to be interpreted and compared with eager, and large, to be compiled for
+compute capabilities 8.0 and 9.0 with registers and spills counted. Triton runs in processes of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gyrator.codegen.triton import print_triton
+from tests.pure.lowering.harness import lowered
+from tests.run_plan import run_plan
+from tests.triton.harness import gpu_plan, on_gpu, runner
+from tests.triton.worker import Worker
+
+BF16 = torch.bfloat16
+Shape = tuple[int, ...]
+
+
+def floats(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape))).to(dtype)
+
+
+def half(*shape: int) -> Tensor:
+    return floats(*shape, dtype=BF16)
+
+
+def numbers(below: int, *shape: int) -> Tensor:
+    return torch.randint(below, shape, generator=torch.Generator().manual_seed(0))
+
+
+def rms_norm(x: Tensor, w: Tensor) -> Tensor:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * w
+
+
+def layer_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.layer_norm(x, (x.shape[-1],), w, b)
+
+
+def layer_norm_backward(g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    x, g32 = x.float(), g.float()
+    var, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
+    scale = torch.rsqrt(var + 1e-5)
+    h, gw = (x - mean) * scale, g32 * w
+    dx = (gw - h * (gw * h).mean(-1, keepdim=True) - gw.mean(-1, keepdim=True)) * scale
+    return dx.to(g.dtype), (g32 * h).sum(0), g32.sum(0)
+
+
+def several_reductions(x: Tensor) -> tuple[Tensor, ...]:
+    flags = x > 1
+    return x.argmax(-1), x.argmin(0), x.amax(0), x.prod(-1), x.var(-1), flags.any(-1), flags.all(0), x.sum()
+
+
+def scans(x: Tensor) -> tuple[Tensor, ...]:
+    return x.cumsum(-1), x.cumprod(0), *x.cummax(-1), x.logcumsumexp(-1)
+
+
+def indices(x: Tensor, i: Tensor) -> tuple[Tensor, ...]:
+    added = x.index_add(0, i, x[: i.shape[0]])
+    return x[i] * 2, added, x.gather(0, i[:, None]), x.scatter_reduce(0, i[:, None], x[: i.shape[0]] * 2, "amax")
+
+
+def integers(i: Tensor, j: Tensor) -> tuple[Tensor, ...]:
+    return (
+        i // (j + 1),
+        i % (j + 1),
+        i - 7 & j,
+        (i - 9) // 4,
+        (i - 9) % 4,
+        i << 2,
+        (i - 20) >> 1,
+        i.to(torch.int8),
+    )
+
+
+def casts(x: Tensor) -> tuple[Tensor, ...]:
+    return x.half(), x.to(BF16), x.to(torch.int32), x.bool(), x.double() * 0.1, (x * 3).to(torch.int64)
+
+
+PROGRAMS: dict[Callable[..., Any], Callable[[bool], tuple[Tensor, ...]]] = {
+    rms_norm: lambda big: (half(4096, 8192), half(8192)) if big else (half(5, 70), half(70)),
+    layer_norm: lambda big: (
+        (half(64, 4096), floats(4096), floats(4096)) if big else (half(5, 70), *[floats(70)] * 2)
+    ),
+    layer_norm_backward: lambda big: (
+        (half(57600, 384), half(57600, 384), floats(384)) if big else (half(70, 40), half(70, 40), floats(40))
+    ),
+    several_reductions: lambda big: (floats(2000, 3000) if big else floats(9, 70),),
+    scans: lambda big: (floats(64, 8192) if big else floats(3, 70),),
+    indices: lambda big: (floats(500, 768), numbers(500, 400)) if big else (floats(9, 6), numbers(9, 7)),
+    integers: lambda big: (numbers(30, 999), numbers(30, 999)) if big else (numbers(30, 99), numbers(30, 99)),
+    casts: lambda big: (floats(4096, 100) if big else floats(9, 7),),
+}
+PROGRAMS |= {
+    lambda x: torch.softmax(x, -1): lambda big: (half(512, 16384) if big else half(5, 70),),
+    lambda x: torch.softmax(x, 0): lambda big: (floats(1000, 1000) if big else floats(70, 40),),
+    lambda x: F.gelu(x + 1) * 0.5: lambda big: (half(4096, 4096) if big else half(9, 70),),
+    lambda x, y: x.t() + y: lambda big: (
+        (floats(2048, 1024), floats(1024, 2048)) if big else (floats(150, 140), floats(140, 150))
+    ),
+    lambda x, t: F.cross_entropy(x.float(), t): lambda big: (
+        (half(512, 50000), numbers(50000, 512)) if big else (half(6, 70), numbers(70, 6))
+    ),
+    lambda x: F.batch_norm(x, None, None, training=True): lambda big: (
+        floats(64, 64, 28, 28) if big else floats(4, 3, 7, 7),
+    ),
+    lambda x: F.max_pool2d(x, 2): lambda big: (floats(8, 64, 56, 56) if big else floats(2, 3, 8, 8),),
+    lambda x: torch.cat([x, x[:, :3]], 1).relu().flip(0): lambda big: (
+        floats(900, 800) if big else floats(9, 8),
+    ),
+}
+NAMES = [fn.__name__ if fn.__name__ != "<lambda>" else f"lambda{k}" for k, fn in enumerate(PROGRAMS)]
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> Iterator[Worker]:
+    worker = Worker(interpret=True)
+    yield worker
+    worker.close()
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[Worker]:
+    worker = Worker(interpret=False)
+    yield worker
+    worker.close()
+
+
+@pytest.mark.parametrize("fn", PROGRAMS, ids=NAMES)
+def test_kernels_give_what_eager_gives(fn: Callable[..., Any], interpreter: Worker) -> None:
+    args = PROGRAMS[fn](False)
+    low = lowered(fn, *args)
+    plan = gpu_plan(on_gpu(low.program))
+    results = run_plan(plan, [a.clone() for a in args], low.constants, runner(interpreter))
+    eager = fn(*args)
+    for got, wanted in zip(results, [eager] if isinstance(eager, Tensor) else eager, strict=True):
+        assert isinstance(got, Tensor)
+        close = 1e-2 if wanted.dtype == BF16 else 2e-5
+        torch.testing.assert_close(got, wanted, rtol=close, atol=close)
+
+
+@pytest.mark.parametrize("fn", PROGRAMS, ids=NAMES)
+def test_kernels_compile_without_spilling(fn: Callable[..., Any], compiler: Worker) -> None:
+    plan = gpu_plan(on_gpu(lowered(fn, *PROGRAMS[fn](True)).program))
+    for number, kernel in enumerate(plan.kernels):
+        printed = print_triton(kernel)
+        built = compiler.compile(printed, printed.configs[0], 90 if number % 2 else 80)
+        assert built.spills == 0, printed.source
+        assert built.registers * printed.configs[0].num_warps * 32 <= 65_536
+        assert built.shared <= 48 << 10
+
+
+def test_a_row_that_fits_is_read_once(compiler: Worker) -> None:
+    (kernel,) = gpu_plan(on_gpu(lowered(lambda x: torch.softmax(x, -1), half(512, 16384)).program)).kernels
+    printed = print_triton(kernel)
+    assert printed.source.count("tl.load(") == 1 and "for " not in printed.source
+    ptx = compiler.compile(printed, printed.configs[0], 90).ptx
+    assert "ld.global.v4" in ptx.replace(".b32", "") or "ld.global" in ptx
+
+
+def test_a_transposed_read_gets_a_tile_with_two_sides() -> None:
+    program = on_gpu(lowered(lambda x, y: x.t() + y, floats(2048, 1024), floats(1024, 2048)).program)
+    (kernel,) = gpu_plan(program).kernels
+    assert kernel.tiling is not None
+    assert [t.block for t in kernel.tiling.tiles] == ["YBLOCK", "XBLOCK"]
+
+
+def test_kernels_name_the_users_line_where_an_index_is_out_of_range() -> None:
+    (kernel,) = gpu_plan(on_gpu(lowered(lambda x, i: x[i], floats(9, 6), numbers(9, 7)).program)).kernels
+    printed = print_triton(kernel)
+    assert printed.asserts and "index out of range: " in printed.source
