@@ -16,6 +16,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--backend", default="gyrator", help="torch.compile backend under test")
     group.addoption("--fuzz", type=int, default=None, metavar="N", help="how many random programs to run")
     group.addoption("--fuzz-seed", type=int, default=0, metavar="SEED", help="seed of the first program")
+    group.addoption("--all-bugs", action="store_true", help="bisect every seeded bug, not only some")
     group.addoption("--opinfo-full", action="store_true", help="every op, dtype and sample of OpInfo")
 
 

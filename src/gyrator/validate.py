@@ -7,7 +7,8 @@ reference interpreter), and the built code. Slow, and twice the memory; for find
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -59,7 +60,8 @@ def validated(
     def call(args: list[Any]) -> Sequence[Any]:
         if pending:
             pending.clear()
-            _compare_all(levels(compiled, graph, info, programs, lowered, args))
+            with closing(levels(compiled, graph, info, programs, lowered, args)) as found:  # restores grad mode
+                _compare_all(found)
         return compiled.call(args)
 
     return Compiled(call, compiled.written)
@@ -72,7 +74,7 @@ def levels(
     programs: Sequence[tuple[str, Program]],
     lowered: Lowered,
     args: Sequence[Any],
-) -> Iterator[Level]:
+) -> Generator[Level, None, None]:
     """Every level's results on copies of the arguments, with the same random seed. A graph that draws
     random numbers is left out: torch's operators draw others than kernels do.
     """

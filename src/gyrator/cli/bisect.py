@@ -27,6 +27,8 @@ from gyrator.config import Config
 from gyrator.errors import GyratorError, InternalCheckError, KernelBuildError, WrongResult
 from gyrator.pipeline import Process
 from gyrator.report.dump import graph_program
+from gyrator.report.record import GraphRecord, from_json
+from gyrator.report.watch import RECORD, Event, GraphCompiled, Watch
 from gyrator.validate import difference
 
 SECONDS = 120.0
@@ -120,7 +122,9 @@ def failing_program(run: Callable[[], object], argv: Sequence[str]) -> Case | No
 
 
 # -- does it fail? -------------------------------------------------------------------------------------------
-def check(gm: fx.GraphModule, inputs: Sequence[Any], config: Config) -> Failure | None:
+def check(
+    gm: fx.GraphModule, inputs: Sequence[Any], config: Config, watch: Watch | None = None
+) -> Failure | None:
     """How the compiled program fails on these inputs; None if all its levels agree with eager.
 
     Results, gradients and new contents of inputs are compared. Programs that draw random numbers are
@@ -131,7 +135,8 @@ def check(gm: fx.GraphModule, inputs: Sequence[Any], config: Config) -> Failure 
     strict = replace(config, cache=False, validate=True, check="every", progress="off", numerics=numerics)
     expected = _outcome(gm, inputs)
     try:
-        found = _outcome(compile_program(_fresh(gm), _copies(inputs), strict, "bisect", Process()), inputs)
+        compiled = compile_program(_fresh(gm), _copies(inputs), strict, "bisect", Process(watch=watch))
+        found = _outcome(compiled, inputs)
     except Exception as error:
         return _failure(error)
     wrong = _differences(found, expected)
@@ -317,7 +322,13 @@ def _copies(values: Sequence[Any]) -> list[Any]:
 
 # -- telling -------------------------------------------------------------------------------------------------
 def hints(case: Case) -> Iterator[str]:
-    """Which option makes a failure in what comes after the passes go away."""
+    """The kernels of the program, and which option makes a failure in what comes after the passes go away."""
+    events: list[Event] = []
+    check(case.graph, case.inputs, case.config, events.append)
+    for event in events:
+        if isinstance(event, GraphCompiled):
+            record = from_json(GraphRecord, (event.folder / RECORD).read_text())
+            yield from (f"kernel of {event.name}: {kernel.name}" for kernel in record.kernels)
     if case.failure.stage in ("the built code", "build", "memory between the graphs"):
         for switch in SWITCHES:
             if not case.failure.like(check(case.graph, case.inputs, replace(case.config, **switch))):  # type: ignore[arg-type]
