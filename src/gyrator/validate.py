@@ -60,7 +60,8 @@ def validated(
     def call(args: list[Any]) -> Sequence[Any]:
         if pending:
             pending.clear()
-            with closing(levels(compiled, graph, info, programs, lowered, args)) as found:  # restores grad mode
+            # closed at once, since it has switched gradients off
+            with closing(levels(compiled, graph, info, programs, lowered, args)) as found:
                 _compare_all(found)
         return compiled.call(args)
 

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gyrator import pipeline
 from gyrator.codegen.cpp import CppKernel, print_kernel
 from gyrator.errors import WrongResult
 from gyrator.ir.expr import Op
 from gyrator.ir.program import Nest, Node, Pointwise, Program
 from gyrator.ir.tree import Kernel
 from gyrator.passes import Pass
+from gyrator.runtime import targets
 from gyrator.schedule import stage
 from gyrator.schedule.simplify import Rule
 from gyrator.session import Session
@@ -68,8 +68,8 @@ def test_the_pass_that_changed_the_answer_is_named_with_the_users_line(
 ) -> None:
     right = stage.program_passes
 
-    def wrong(rule: Rule) -> tuple[Pass[Program], ...]:
-        before, *after = right(rule)
+    def wrong(rule: Rule, *, inlining: bool) -> tuple[Pass[Program], ...]:
+        before, *after = right(rule, inlining=inlining)
         return (before, Pass("a pass with a bug", break_program), *after)
 
     monkeypatch.setattr(stage, "program_passes", wrong)
@@ -85,7 +85,7 @@ def test_built_code_that_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         printed = print_kernel(kernel)
         return dataclasses.replace(printed, text=printed.text.replace("3.0", "4.0").replace("3.f", "4.f"))
 
-    monkeypatch.setattr(pipeline, "print_kernel", wrong)
+    monkeypatch.setattr(targets, "print_kernel", wrong)
     with pytest.raises(WrongResult, match="stage 'the built code' changed output 0: RMS difference"):
         validating(scaled_sum)(torch.randn(4, 5))
 
