@@ -38,7 +38,7 @@ def split_reductions(program: Program) -> Program:
 
 def _split(nest: Nest, root: Reduce) -> list[Node]:
     value = nest.out[0]
-    if root.kind not in SIMPLE or value is None or not nest.axes or not _is_column(nest, root):
+    if root.kind not in SIMPLE or value is None or not nest.axes or not is_column(nest, root):
         return [nest]
     columns = volume(a.extent for a in nest.axes)
     rows = volume(a.extent for a in root.reduced)
@@ -73,7 +73,7 @@ def _parts(axis: Axis) -> int | None:
     return min(found, key=lambda p: abs(p - PARTS), default=None)
 
 
-def _is_column(nest: Nest, root: Reduce) -> bool:
+def is_column(nest: Nest, root: Reduce) -> bool:
     """Whether the largest loads are contiguous along a kept axis."""
     best, column = 0, False
     for load in loads(root.body):

@@ -12,9 +12,11 @@ from gyrator.schedule.dce import remove_dead
 from gyrator.schedule.empty import fill_empty
 from gyrator.schedule.fuse import Decision, fuse
 from gyrator.schedule.gpu import Gpu
+from gyrator.schedule.gpu_reductions import online_softmax, split_on_gpu
 from gyrator.schedule.group import Group
 from gyrator.schedule.inline import inline
 from gyrator.schedule.memory import plan_memory
+from gyrator.schedule.pad import pad_rows
 from gyrator.schedule.plan import Plan
 from gyrator.schedule.predicate import predicate
 from gyrator.schedule.scatter import scatters_to_selects
@@ -34,8 +36,12 @@ class Scheduled:
     decisions: tuple[Decision, ...]
 
 
-def program_passes(rule: Rule, *, inlining: bool = True) -> tuple[Pass[Program], ...]:
+def program_passes(rule: Rule, *, inlining: bool = True, gpu: Gpu | None = None) -> tuple[Pass[Program], ...]:
     """What happens to a program before its nests are grouped."""
+    on_gpu: tuple[Pass[Program], ...] = (
+        Pass("online softmax", lambda p, s: online_softmax(p), lambda p: check_program(p, LOWERED)),
+        Pass("split on GPU", lambda p, s: split_on_gpu(p, gpu), lambda p: check_program(p, LOWERED)),
+    )
     # before masks are pushed down: a producer read under a mask takes the mask with it
     inlined = Pass[Program]("inline", lambda p, s: inline(p, rule), lambda p: check_program(p, LOWERED))
     return (
@@ -45,6 +51,7 @@ def program_passes(rule: Rule, *, inlining: bool = True) -> tuple[Pass[Program],
         # before inlining, which removes the constants it looks for
         Pass("scatters to selects", lambda p, s: scatters_to_selects(p), lambda p: check_program(p, LOWERED)),
         *((inlined,) if inlining else ()),
+        *(on_gpu if gpu is not None else ()),
         Pass("predicate", lambda p, s: predicate(p, rule), lambda p: check_program(p, PREDICATED)),
         Pass("dce again", lambda p, s: remove_dead(p), lambda p: check_program(p, SCHEDULED)),
         Pass("split reductions", lambda p, s: split_reductions(p), lambda p: check_program(p, SCHEDULED)),
@@ -59,7 +66,17 @@ def schedule(program: Program, session: Session, gpu: Gpu | None = None) -> Sche
     config = session.config
     rule = simplifier(exact_rounding=config.numerics == "eager")
     session.counters.add(Count.NESTS_BEFORE_FUSION, _nests(program))
-    program = run_passes(program, program_passes(rule, inlining=config.inline), session, text=program_text)
+    passes = program_passes(rule, inlining=config.inline, gpu=gpu)
+    if gpu is not None:
+        everywhere = config.pad_strides
+        passes += (
+            Pass(
+                "pad rows",
+                lambda p, s: pad_rows(p, everywhere=everywhere),
+                lambda p: check_program(p, SCHEDULED),
+            ),
+        )
+    program = run_passes(program, passes, session, text=program_text)
     with session.stage("fuse"):
         fused = fuse(program, config.max_fused_nodes if config.fusion else 1)
     with session.stage("kernels and memory"):

@@ -1,0 +1,197 @@
+"""Reductions on a GPU: few long ones are split over programs, and a softmax reads a long row once less."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from gyrator.ir.expr import Const, Expr, IndexValue, Load, Masked, Op, Value
+from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, const, contiguous_strides, substitute
+from gyrator.ir.ops import identity
+from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce
+from gyrator.schedule.gpu import Gpu
+from gyrator.schedule.gpu_tiling import WHOLE_ROW
+from gyrator.schedule.loops import SIMPLE
+from gyrator.schedule.split import is_column
+from gyrator.schedule.uses import volume
+
+COLUMNS, PER_PROCESSOR = 64, 4
+MIN_WORK = 1 << 16
+MIN_ROW, MIN_ROWS = 1 << 11, 64
+"""Elements of a row, and rows of a block of columns, that are worth a program of their own."""
+
+
+# -- splitting ---------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """How a reduction is split: ``axis`` of the reduced ones into ``parts`` of ``step`` iterations."""
+
+    axis: Axis
+    parts: int
+    step: int
+
+    @property
+    def ragged(self) -> bool:
+        return self.parts * self.step != self.axis.extent.value
+
+
+def split_on_gpu(program: Program, gpu: Gpu | None) -> Program:
+    """Split a reduction with too few results to occupy a GPU into partial results and their combination.
+
+    Before: ``s = nest[j<C] reduce sum over i<R  x[i, j]``
+    after:  ``p = nest[b<P, j<C] reduce sum over i<R/P  x[b*R/P + i, j];  s = nest[j<C] reduce sum over b<P
+    p[b, j]``
+
+    P makes four programs per multiprocessor. Where it does not divide R the last part is masked. Splits sums,
+    products, extremes (with their numbers) and, where P divides R, variances. Refuses extents that are not
+    known.
+    """
+    if gpu is None:
+        return program
+    nodes: list[Node] = []
+    for node in program.nodes:
+        if not isinstance(node, Nest) or not isinstance(node.root, Reduce) or not node.on_gpu:
+            nodes.append(node)
+            continue
+        cut = _cut(node, node.root, gpu)
+        nodes += [node] if cut is None else _split(node, node.root, cut)
+    return replace(program, nodes=tuple(nodes))
+
+
+def _cut(nest: Nest, root: Reduce, gpu: Gpu) -> _Cut | None:
+    kept, row = volume(a.extent for a in nest.axes), volume(a.extent for a in root.reduced)
+    known = all(a.extent.value is not None for a in (*nest.axes, *root.reduced))
+    if not known or kept * row < MIN_WORK or root.kind not in (*SIMPLE, "argmax", "argmin", "welford"):
+        return None
+    column = is_column(nest, root)
+    programs, least = (-(-kept // COLUMNS), MIN_ROWS) if column else (kept, MIN_ROW)
+    wanted = min(PER_PROCESSOR * gpu.processors // max(programs, 1), row // least)
+    if programs >= gpu.processors or wanted < 2:
+        return None
+    axis = next((a for a in root.reduced if volume((a.extent,)) >= wanted), None)
+    if axis is None:
+        axis = max(root.reduced, key=lambda a: volume((a.extent,)))
+    length = volume((axis.extent,))
+    even = [p for p in range(max(wanted // 2, 2), 2 * wanted + 1) if length % p == 0]
+    if even:
+        parts = min(even, key=lambda p: abs(p - wanted))
+        return _Cut(axis, parts, length // parts)
+    step = -(-length // min(wanted, length))
+    parts = -(-length // step)
+    return None if parts < 2 or root.kind == "welford" else _Cut(axis, parts, step)
+
+
+def _split(nest: Nest, root: Reduce, cut: _Cut) -> list[Node]:
+    block, inner = Axis("i0", const(cut.parts)), Axis("r0", const(cut.step))
+    place = block.index() * cut.step + inner.index()
+    kept = tuple(Axis(f"i{k + 1}", a.extent) for k, a in enumerate(nest.axes))
+    others = [a for a in root.reduced if a is not cut.axis]
+    rest = tuple(Axis(f"r{k + 1}", a.extent) for k, a in enumerate(others))
+    at: dict[Atom, Index] = {cut.axis: place}
+    at |= {old: new.index() for old, new in zip((*nest.axes, *others), (*kept, *rest), strict=True)}
+    body = tuple(b.substitute(at) for b in root.body)
+    if cut.ragged:
+        inside = Op("lt", (IndexValue(place), Const(cut.axis.extent.value or 0, torch.int64)), torch.bool)
+        starts = [identity(root.kind, body[0].dtype), torch.iinfo(torch.int64).max]
+        body = tuple(Masked(inside, b, Const(s, b.dtype)) for b, s in zip(body, starts, strict=False))
+    shape = (const(cut.parts), *(a.extent for a in nest.axes))
+    dtypes = [b.dtype for b in body] if root.kind != "welford" else [body[0].dtype] * 3
+    device = next(v.device for v in nest.out if v is not None)
+    name = next(v.name for v in nest.out if v is not None)
+    partial = tuple(
+        Value(f"{name}_part{k or ''}", shape, dtype, contiguous_strides(shape), device)
+        for k, dtype in enumerate(dtypes)
+    )
+    first = replace(nest, out=partial, axes=(block, *kept), root=Reduce(root.kind, (inner, *rest), body))
+    row = Axis("r0", const(cut.parts))
+    coords = (row.index(), *(a.index() for a in nest.axes))
+    loads = tuple(Load(p, coords) for p in partial)
+    if root.kind != "welford":
+        return [first, replace(nest, root=Reduce(root.kind, (row,), loads))]
+    count = cut.step * volume(a.extent for a in rest)
+    return [replace(first, out=(partial[0], partial[1], None)), *_welford(nest, row, loads, count, name)]
+
+
+def _welford(nest: Nest, row: Axis, loads: tuple[Load, ...], count: int, name: str) -> list[Node]:
+    """The variance of all from means and squared deviations of parts of ``count`` elements.
+
+    ``mean = Σ mean_b / P``; ``m2 = Σ (m2_b + count·(mean_b - mean)²)``
+    """
+    means, m2s, _ = loads
+    dtype, device = means.dtype, means.value.device
+    shape = tuple(a.extent for a in nest.axes)
+    here = tuple(a.index() for a in nest.axes)
+
+    def fresh(suffix: str) -> Value:
+        return Value(f"{name}_{suffix}", shape, dtype, contiguous_strides(shape), device)
+
+    def op(kind: str, a: Expr, b: Expr) -> Op:
+        return Op(kind, (a, b), dtype)
+
+    parts = volume((row.extent,))
+    total, mean = fresh("means"), nest.out[0] or fresh("mean")
+    average = op("mul", Load(total, here), Const(1.0 / parts, dtype))
+    off = op("sub", means, Load(mean, here))
+    deviation = op("add", m2s, op("mul", op("mul", off, off), Const(float(count), dtype)))
+    found: list[Node] = [
+        replace(nest, out=(total,), root=Reduce("sum", (row,), (means,))),
+        replace(nest, out=(mean,), root=Pointwise(average)),
+    ]
+    if nest.out[1] is not None:
+        found.append(replace(nest, out=(nest.out[1],), root=Reduce("sum", (row,), (deviation,))))
+    if nest.out[2] is not None:
+        found.append(replace(nest, out=(nest.out[2],), root=Pointwise(Const(float(count * parts), dtype))))
+    return found
+
+
+# -- softmax -----------------------------------------------------------------------------------------------
+def online_softmax(program: Program) -> Program:
+    """Maximum and sum of exponentials in one pass over a row that is too long to keep.
+
+    Before: ``m = reduce max over j of a[i, j];  s = reduce sum over j of exp(a[i, j] - m[i])``
+    after:  ``m, s = reduce softmax over j of a[i, j]``
+
+    Refuses rows of at most 32,768 elements, which stay in registers between two passes.
+    """
+    tops: dict[Value, tuple[int, Nest]] = {}
+    nodes: list[Node | None] = list(program.nodes)
+    for position, node in enumerate(program.nodes):
+        if not isinstance(node, Nest) or not isinstance(node.root, Reduce) or not node.on_gpu:
+            continue
+        value, root = node.out[0], node.root
+        row = [a.extent.value for a in root.reduced]
+        if value is None or (None not in row and volume(a.extent for a in root.reduced) <= WHOLE_ROW):
+            continue
+        if root.kind == "max" and root.body[0].dtype == torch.float32:
+            tops[value] = (position, node)
+            continue
+        top = _top_of(root.body[0], node) if root.kind == "sum" else None
+        found = tops.pop(top, None) if top is not None else None
+        if found is None or not _same_rows(found[1], node, root.body[0]):
+            continue
+        at, first = found
+        assert isinstance(first.root, Reduce)
+        both = Reduce("softmax", root.reduced, first.root.body)
+        nodes[at] = replace(first, out=(top, value), root=both, origins=(*first.origins, *node.origins))
+        nodes[position] = None
+    return replace(program, nodes=tuple([n for n in nodes if n is not None]))
+
+
+def _top_of(body: Expr, nest: Nest) -> Value | None:
+    """The value that every element of ``exp(a - m)`` subtracts, where its index is that of the row."""
+    match body:
+        case Op("exp", (Op("sub", (_, Load(value, index, None))),)):
+            one: Mapping[Atom, Index] = {a: ZERO for a in nest.axes if a.extent is ONE}
+            own = tuple(substitute(a.index(), one) for a in nest.axes)
+            return value if tuple(substitute(i, one) for i in index) == own else None
+    return None
+
+
+def _same_rows(first: Nest, second: Nest, body: Expr) -> bool:
+    """Whether the sum runs over the very elements of the maximum."""
+    assert isinstance(body, Op) and isinstance(body.args[0], Op)
+    assert isinstance(first.root, Reduce) and isinstance(second.root, Reduce)
+    same = first.axes == second.axes and first.root.reduced == second.root.reduced
+    return same and body.args[0].args[0] is first.root.body[0]
