@@ -80,8 +80,8 @@ def swapped(function: str, blamed: str, old: str, new: str) -> Bug:
     def make(patch: Patch) -> None:
         right = getattr(stage, function)
 
-        def wrong(program: Program, *rest: Any) -> Program:
-            done = right(program, *rest)
+        def wrong(program: Program, *rest: Any, **named: Any) -> Program:
+            done = right(program, *rest, **named)
             return replace(done, nodes=tuple(nest(node) for node in done.nodes))
 
         patch.setattr(stage, function, wrong)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -68,8 +69,8 @@ def test_the_pass_that_changed_the_answer_is_named_with_the_users_line(
 ) -> None:
     right = stage.program_passes
 
-    def wrong(rule: Rule, *, inlining: bool) -> tuple[Pass[Program], ...]:
-        before, *after = right(rule, inlining=inlining)
+    def wrong(rule: Rule, **named: Any) -> tuple[Pass[Program], ...]:
+        before, *after = right(rule, **named)
         return (before, Pass("a pass with a bug", break_program), *after)
 
     monkeypatch.setattr(stage, "program_passes", wrong)
