@@ -98,6 +98,7 @@ class Forward:
         sources: for each flat output of the program where it comes from.
         structure: how flat outputs are arranged.
         differentiable: positions of the results that require grad.
+        offsets: inputs whose storage offset the graphs rely on, with that offset.
     """
 
     nodes: tuple[Node | None, ...]
@@ -108,16 +109,22 @@ class Forward:
     sources: tuple[Source, ...]
     structure: pytree.TreeSpec
     differentiable: tuple[int, ...]
-
-    def written(self, inputs: int) -> tuple[int, ...]:
-        """Which of the first `inputs` inputs are overwritten."""
-        return tuple(update.input for update in self.updates if update.input < inputs)
+    offsets: tuple[tuple[int, int], ...] = ()
 
     def generations(self, recorder: Recorder, inputs: Sequence[Any]) -> list[int]:
         """How often each input's memory was written so far."""
         return [
             recorder.alias_of(value).root.generation if isinstance(value, Tensor) else 0 for value in inputs
         ]
+
+
+def pinned_offsets(recorder: Recorder, inputs: Sequence[Any]) -> tuple[tuple[int, int], ...]:
+    """`Forward.offsets` of a program that ran on these inputs; a symbolic offset becomes a guarded number."""
+    return tuple(
+        (position, int(value.storage_offset()))
+        for position, value in enumerate(inputs)
+        if isinstance(value, Tensor) and recorder.alias_of(value).root.pinned
+    )
 
 
 class _Results:

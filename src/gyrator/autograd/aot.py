@@ -85,11 +85,13 @@ class Traced:
 def assemble(traced: Traced, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """The callable that the user calls; `gm` itself where inputs that are written share memory."""
     program = traced.program
-    updated = program.forward.written(program.inputs)
-    if overlapping(example_inputs, updated):
+    updated = tuple(update.input for update in program.forward.updates)
+    if overlapping((*example_inputs, *program.constants), updated):
         return gm.forward
     run = program.run if traced.link is None else make_function(traced.link)
-    return make_shell(replace(program, run=run, fallback=gm.forward if updated else None))
+    return make_shell(
+        replace(program, run=run, fallback=gm.forward if updated or program.forward.offsets else None)
+    )
 
 
 def aot_program(

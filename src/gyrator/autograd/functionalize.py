@@ -12,7 +12,7 @@ other alias of that root is then stale and is viewed anew from the root's value 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -23,19 +23,23 @@ from gyrator.autograd import ops
 from gyrator.autograd.builder import GraphBuilder
 from gyrator.autograd.symbols import expression
 from gyrator.autograd.views import IDENTITY_VIEWS, PARENT, WRITTEN, Call, View, inverse, strided_inverse
+from gyrator.errors import UnsupportedOperator
 
 aten = torch.ops.aten
 
 
 @final
 class Root:
-    """A tensor that owns memory: its current value, and how many times it was written."""
+    """A tensor that owns memory: its current value, and how many times it was written. `pinned` says that the
+    graph names places in its memory by their distance from the memory's start.
+    """
 
-    __slots__ = ("generation", "input", "node", "tensor")
+    __slots__ = ("generation", "input", "node", "pinned", "tensor")
 
     def __init__(self, node: Node, tensor: Tensor, input: int | None = None) -> None:
         self.node = node
         self.generation = 0
+        self.pinned = False
         self.input = input
         self.tensor = tensor
 
@@ -78,7 +82,7 @@ def read(alias: Alias, build: GraphBuilder) -> Node:
         if alias.parent is None or alias.view is None:
             alias.node = root.node
         else:
-            alias.node = _replay(alias.view, read(alias.parent, build), build)
+            alias.node = _replay(_moved(alias.view, root), read(alias.parent, build), build)
         alias.generation = root.generation
     return alias.node
 
@@ -95,6 +99,7 @@ def write(alias: Alias, value: Node, build: GraphBuilder) -> None:
         old = read(link.parent, build)
         call = inverse(link.view, old.meta["val"], link.node.meta["val"])
         if call is None:
+            _pin(link.root, link.view)
             value = _emit(strided_inverse(link.node.meta["val"]), read_root(link.root, build), value, build)
             break
         value = _sized_like(_emit(call, old, value, build), old, build)
@@ -124,6 +129,23 @@ def _sized_like(value: Node, old: Node, build: GraphBuilder) -> Node:
 def read_root(root: Root, build: GraphBuilder) -> Node:
     """The node that holds the present value of the tensor that owns the memory."""
     return root.node
+
+
+def _pin(root: Root, view: View) -> None:
+    """Notes that a place in the root's memory is about to be named by its distance from the start."""
+    root.pinned = True
+    if root.input is not None and type(root.tensor.storage_offset()) is not int:
+        raise UnsupportedOperator(str(view.op), "it writes to an input whose storage offset varies")
+
+
+def _moved(view: View, root: Root) -> View:
+    """`as_strided` names a place by its distance from the start of the memory: the root's new values have
+    memory of their own, in which they are the first.
+    """
+    offset = view.args[2] if view.op is aten.as_strided.default and len(view.args) > 2 else None
+    if offset is None:
+        return view
+    return replace(view, args=(*view.args[:2], offset - root.tensor.storage_offset()))
 
 
 def _replay(view: View, parent: Node, build: GraphBuilder) -> Node:
@@ -171,7 +193,9 @@ def _like(value: Node, old: Node, build: GraphBuilder) -> Node:
     if wanted is given or wanted.stride() == given.stride() or wanted.numel() <= 1:
         return value
     strides = tuple(build.number(step) for step in wanted.stride())
-    return build.append(ops.restride, (value, strides), {}, wanted)
+    with build.fake_mode:
+        stated = torch.empty_strided(wanted.shape, wanted.stride(), dtype=wanted.dtype, device=wanted.device)
+    return build.append(ops.restride, (value, strides), {}, stated)
 
 
 def _numbers(argument: Any, build: GraphBuilder) -> Any:

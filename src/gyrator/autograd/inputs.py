@@ -88,6 +88,17 @@ def overlapping(values: Sequence[Any], written: Sequence[int]) -> bool:
     )
 
 
+def reaches_outside(view: Tensor, owner: Tensor) -> bool:
+    """Whether a view of `owner` has elements outside of the range of memory that `owner` spans; with symbolic
+    sizes that is not known, and taken to be false.
+    """
+    places = (*view.shape, *view.stride(), *owner.shape, *owner.stride())
+    if view.numel() == 0 or any(type(number) is not int for number in places):
+        return False
+    (start, end), (first, last) = _span(view), _span(owner)
+    return start < first or last < end
+
+
 def _meet(one: Tensor, other: Tensor) -> bool:
     """Whether the ranges of memory that two tensors span have bytes in common."""
     if one.untyped_storage()._cdata != other.untyped_storage()._cdata:

@@ -12,7 +12,7 @@ import operator
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, final
 
@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from gyrator import torch_compat
-from gyrator.autograd.aliasing import Forward, describe_outputs
+from gyrator.autograd.aliasing import Forward, describe_outputs, pinned_offsets
 from gyrator.autograd.builder import GraphBuilder, Meta, origin_of
 from gyrator.autograd.flex_attention import flex_attention, index
 from gyrator.autograd.inputs import Inputs
@@ -96,6 +96,7 @@ def trace(gm: GraphModule, inputs: Inputs) -> Joint:
             gradients, gradient_nodes = _backward(runner, recorder, leaves, forward)
             nodes += gradient_nodes
         build.graph.output(tuple(nodes))
+        forward = replace(forward, offsets=pinned_offsets(recorder, leaves))
     return Joint(
         build,
         len(arguments),

@@ -60,6 +60,7 @@ def to_json(traced: Traced) -> dict[str, Json]:
         "sources": [_source_to_json(source) for source in forward.sources],
         "structure": structure,
         "differentiable": [*forward.differentiable],
+        "offsets": [[*pair] for pair in forward.offsets],
         "link": None if link is None else _link_to_json(link),
     }
 
@@ -81,6 +82,7 @@ def from_json(data: Mapping[str, Any], forward: BoxedCallable, backward: BoxedCa
         sources=tuple(_source_from_json(source) for source in data["sources"]),
         structure=pytree.treespec_loads(data["structure"]),
         differentiable=tuple(data["differentiable"]),
+        offsets=tuple((position, offset) for position, offset in data["offsets"]),
     )
     program = Program(
         run=forward,

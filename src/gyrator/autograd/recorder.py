@@ -23,6 +23,7 @@ from gyrator.autograd.builder import PLAIN_TYPES, GraphBuilder
 from gyrator.autograd.effects import Behaviour, Effect, arguments, behaviour
 from gyrator.autograd.functionalize import Alias, Root, new_root, read, view_of, write
 from gyrator.autograd.higher_order import PASSED, RECORDED
+from gyrator.autograd.inputs import reaches_outside
 from gyrator.autograd.real_strides import REAL_STRIDES
 from gyrator.autograd.symbols import SYMBOLIC_TYPES
 from gyrator.autograd.views import METADATA_OPS, View
@@ -231,6 +232,13 @@ class Recorder(TorchDispatchMode):
             self.add_constant(source, out, literal=func is aten.lift_fresh.default)
             return
         parent = self.alias_of(source)
+        if (
+            func is aten.as_strided.default
+            and arguments(func, args, kwargs).get("storage_offset") is not None
+        ):
+            parent.root.pinned = True
+            if parent.root.input is not None and reaches_outside(out, parent.root.tensor):
+                raise UnsupportedOperator(str(func), "it reaches memory that its tensor does not span")
         tracks = torch.is_grad_enabled()
         present = read(parent, self.build)
         if func in _SAME_VALUE:

@@ -45,9 +45,8 @@ class Program:
         inputs: number of inputs.
         constants: further inputs that the program holds.
         written: inputs that `run` has already overwritten itself.
-        fallback: the uncompiled program, for a call whose inputs share memory as the trace did not assume;
-        None
-            where that makes no difference.
+        fallback: the uncompiled program, for a call whose inputs share memory or begin in it as the trace did
+            not assume; None where that makes no difference.
         autocast: whether autocast was on, so that it must be off inside.
     """
 
@@ -82,9 +81,8 @@ class _Writer:
             self._lines.append(f"    return {call}")
             return self._built()
         if program.fallback is not None:
-            written = forward.written(program.inputs)
             self._lines += [
-                f"    if {self._name(overlapping, 'overlapping')}(args, {written}):",
+                f"    if {' or '.join(self._surprises())}:",
                 f"        return {self._name(program.fallback, 'fallback')}(*args)",
             ]
         if program.autocast:
@@ -108,6 +106,17 @@ class _Writer:
                 f"({flat}, {self._name(forward.structure, 'structure')})"
             )
         return self._built()
+
+    def _surprises(self) -> list[str]:
+        """Conditions under which a call's inputs lie in memory as the trace did not assume."""
+        program, forward = self._program, self._program.forward
+        found = [f"args[{at}].storage_offset() != {offset}" for at, offset in forward.offsets]
+        written = tuple(update.input for update in forward.updates)
+        if written:
+            held = "".join(f", {self._name(value, 'constant')}" for value in program.constants)
+            values = f"[*args{held}]" if held else "args"
+            found.append(f"{self._name(overlapping, 'overlapping')}({values}, {written})")
+        return found
 
     def _plain(self) -> bool:
         """Whether the results are the outputs and nothing else happens."""

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gyrator.autograd import aot_compile, interpret
 from tests.pure.autograd.harness import compiled, leaf, same_as_eager
 
 
@@ -153,6 +154,53 @@ def test_disjoint_parts_of_one_memory_are_compiled() -> None:
     assert torch.equal(function(memory[:4], memory[4:]), torch.arange(5.0, 9.0))
     assert torch.equal(memory[:4], 2 * torch.arange(4.0))
     assert graphs.ops("inference") == ["mul.Tensor", "add.Tensor"]
+
+
+def by_address(x: Tensor) -> Tensor:
+    part = x.as_strided((2,), (1,), 4)
+    part.mul_(3)
+    x.add_(1)
+    return part * x[:2]
+
+
+def through_a_view_without_an_inverse(x: Tensor) -> Tensor:
+    x.unfold(0, 2, 2)[0].mul_(2)
+    return x + 0
+
+
+@pytest.mark.parametrize("program", [by_address, through_a_view_without_an_inverse])
+def test_a_later_call_with_inputs_at_another_offset_is_right(program: Any) -> None:
+    function, _ = compiled(program)
+    for offset in (3, 0, 4):
+        ours, eagers = torch.arange(10.0), torch.arange(10.0)
+        assert torch.equal(function(ours[offset : offset + 6]), program(eagers[offset : offset + 6]))
+        assert torch.equal(ours, eagers)
+
+
+def test_a_write_at_a_varying_offset_is_refused_where_it_needs_a_number() -> None:
+    function, _ = compiled(through_a_view_without_an_inverse, dynamic=True)
+    with pytest.raises(Exception, match="an input whose storage offset varies"):
+        function(torch.arange(10.0)[3:9])
+
+
+def test_memory_outside_of_an_input_is_refused() -> None:
+    function, _ = compiled(lambda x: x.as_strided((2,), (1,), 0) + 1)
+    with pytest.raises(Exception, match="reaches memory that its tensor does not span"):
+        function(torch.arange(10.0)[3:])
+
+
+def test_a_held_tensor_that_a_written_input_overlaps() -> None:
+    held = torch.arange(4.0)
+    root = torch.nn.Module()
+    root.register_buffer("held", held)
+    graph = torch.fx.Graph()
+    x, value = graph.placeholder("x"), graph.get_attr("held")
+    graph.call_function(torch.ops.aten.add_.Tensor, (x, 1))
+    graph.output((graph.call_function(torch.ops.aten.mul.Tensor, (value, 2)),))
+    program = torch.fx.GraphModule(root, graph)
+    function = aot_compile(program, [torch.zeros(4)], fw_compiler=interpret)
+    assert function(torch.zeros(4))[0].tolist() == [0, 2, 4, 6]
+    assert function(held)[0].tolist() == [2, 4, 6, 8]
 
 
 def test_what_saves_a_part_of_a_value_frees_the_rest() -> None:
