@@ -136,6 +136,8 @@ def test_softmax_of_infinities(mode: str, lanes: int) -> None:
     one = empty.clone()
     one[33] = 2.0
     assert run(library, "OnlineSoftmax", one)[:2].tolist() == [2.0, 1.0]
+    one[34] = torch.inf
+    assert run(library, "LogAddExp", one)[0] == torch.inf
 
 
 @pytest.mark.parametrize(("mode", "lanes"), LANES)

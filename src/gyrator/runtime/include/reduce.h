@@ -339,7 +339,10 @@ template <class T, int L> using OnlineSoftmax = Across<VOnlineSoftmax, T, L>;
 // log(sum of exp(x)), from the same state.
 template <class T, int L> struct LogOfSum {
   MaxAndSum<T, L> state;
-  GY_FN Vec<T, L> result() const { return add(MaxAndSum<T, L>::base(state.max), log(state.sum)); }
+  GY_FN Vec<T, L> result() const {
+    const auto found = add(MaxAndSum<T, L>::base(state.max), log(state.sum));
+    return where(eq(state.max, broadcast<L>(infinity<T>)), state.max, found);  // inf - inf is in the sum
+  }
 };
 template <class T, int L> struct VLogAddExp {
   static constexpr T neutral = -infinity<T>;
