@@ -116,8 +116,8 @@ class Config:
     pad_strides: bool = _option(
         False,
         "Fusion and memory",
-        "Pad the strides of large intermediates whose rows are badly aligned.",
-        planned=True,
+        "On a GPU, pad the strides of all large intermediates whose rows are badly aligned, not only those "
+        "of what matrix products read or write.",
     )
 
     # --- choosing kernels

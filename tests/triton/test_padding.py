@@ -1,0 +1,98 @@
+"""Rows of large matrices start at multiples of 16 bytes, and nothing computes differently."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gyrator.config import Config
+from gyrator.ir.expr import Value
+from gyrator.schedule import pad
+from gyrator.schedule.plan import Allocate, Call
+from tests.triton.emulated import Emulator
+from tests.triton.worker import Worker
+
+ROWS, WORDS = 12, 33  # 132 bytes a row
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    started = Worker(interpret=True)
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def emulator(tmp_path: Path, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> Emulator:
+    torch._dynamo.reset()
+    monkeypatch.setattr(pad, "LARGE", 1 << 10)
+    return Emulator(tmp_path, worker)
+
+
+def steps(emulator: Emulator, graph: int) -> set[int | None]:
+    """The steps between rows of all values of the vocabulary's width."""
+    found: set[Value] = set()
+    for step in emulator.printed[graph].plan.steps:
+        if isinstance(step, Allocate):
+            found.add(step.value)
+        elif isinstance(step, Call):
+            found |= {v for v in step.extern.out if v is not None}
+    return {v.strides[0].value for v in found if [n.value for n in v.shape] == [ROWS, WORDS]}
+
+
+def loss(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    logits = nn.functional.linear(x, w, b)
+    return torch.logsumexp(logits.float(), -1).sum()
+
+
+def inputs() -> list[Tensor]:
+    return [torch.randn(s, requires_grad=True) for s in ((ROWS, 16), (WORDS, 16), (WORDS,))]
+
+
+def test_logits_and_their_gradient_are_padded(emulator: Emulator) -> None:
+    args = inputs()
+    actual = torch.compile(loss, backend=emulator.backend)(*args)
+    expected = loss(*args)
+    torch.testing.assert_close(actual, expected)
+    for got, want in zip(torch.autograd.grad(actual, args), torch.autograd.grad(expected, args), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    assert 36 in steps(emulator, 0) and 36 in steps(emulator, 1)
+
+
+def test_logits_that_the_caller_sees_keep_their_strides(emulator: Emulator) -> None:
+    args = [a.detach() for a in inputs()]
+
+    def both(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        logits = nn.functional.linear(x, w, b)
+        return logits, logits.exp().sum()
+
+    logits, total = torch.compile(both, backend=emulator.backend)(*args)
+    torch.testing.assert_close((logits, total), both(*args))
+    assert logits.stride() == (WORDS, 1) and steps(emulator, 0) == {WORDS, 36}
+
+
+def test_what_only_kernels_read_is_padded_on_demand(emulator: Emulator) -> None:
+    def twice(x: Tensor) -> Tensor:
+        y = torch.softmax(x, 0)
+        return torch.softmax(y, 1).sum(1)
+
+    x = torch.randn(ROWS, WORDS)
+    for everywhere, wanted in ((False, {WORDS}), (True, {36})):
+        emulator.config = Config(pad_strides=everywhere, check="every")
+        torch._dynamo.reset()
+        torch.testing.assert_close(torch.compile(twice, backend=emulator.backend)(x), twice(x))
+        assert steps(emulator, -1) <= wanted
+
+
+def test_small_and_aligned_matrices_stay(emulator: Emulator) -> None:
+    for rows, words in ((2, WORDS), (ROWS, 32)):
+        torch._dynamo.reset()
+        args = [torch.randn(s) for s in ((rows, 16), (words, 16), (words,))]
+        torch.compile(loss, backend=emulator.backend)(*args)
+        strides = [step.value.strides[0].value for step in emulator.printed[-1].plan.steps
+                   if isinstance(step, Allocate) and len(step.value.shape) == 2]  # fmt: skip
+        assert set(strides) <= {words, 1}
