@@ -149,7 +149,9 @@ def _walks_columns(walk: _Walk) -> bool:
     """Whether most bytes lie contiguously along the grid rather than along the rows."""
     weights = [0, 0]
     for position, size in walk.accesses:
-        weight = size * volume(a.extent for a in position.axes())
+        reached = upper(position)
+        span = 1 << 62 if reached is None or reached.value is None else reached.value + 1
+        weight = size * min(volume(a.extent for a in position.axes()), span)
         for kind, axes in enumerate((walk.rows, walk.grid[-1:])):
             weights[kind] = max(weights[kind], weight if any(_contiguous(position, a) for a in axes) else 0)
     return weights[1] > weights[0]
