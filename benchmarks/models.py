@@ -6,6 +6,7 @@ one call besides what lives before it.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -53,6 +54,7 @@ def run(
     """Yields two rows per model."""
     names = [name for name in MODELS if name in only or (not only and (not quick or name in QUICK))]
     for name in names:
+        os.environ["GYRATOR_MODEL_NAME"] = name  # of rows in metric tables
         for kind, make in (("inference", inference), ("training", training)):
             yield _row(
                 f"{name}_{kind}",

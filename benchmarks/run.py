@@ -14,6 +14,8 @@ import torch
 import gyrator as gyrator
 from benchmarks import compile_time, kernels, models
 from benchmarks.measure import PEERS, Limits, Row, limits, line, report, say
+from gyrator.config import Config
+from gyrator.metrics.tables import start_tables
 
 SUITES = ("overhead", "kernels", "models", "compile_time")
 
@@ -53,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs what the arguments ask for; prints a line per case and writes the JSON file. Returns 0."""
     options = parse(argv)
     warnings.simplefilter("ignore")
+    start_tables(Config.from_options())
     found: list[Row] = []
     measured: list[Limits] = []
     kept = torch.get_num_threads()
