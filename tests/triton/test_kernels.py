@@ -64,8 +64,9 @@ def scans(x: Tensor) -> tuple[Tensor, ...]:
 
 
 def indices(x: Tensor, i: Tensor) -> tuple[Tensor, ...]:
-    added = x.index_add(0, i, x[: i.shape[0]])
-    return x[i] * 2, added, x.gather(0, i[:, None]), x.scatter_reduce(0, i[:, None], x[: i.shape[0]] * 2, "amax")
+    rows, column = x[: i.shape[0]], i[:, None]
+    largest = x.scatter_reduce(0, column, rows * 2, "amax")
+    return x[i] * 2, x.index_add(0, i, rows), x.gather(0, column), largest
 
 
 def integers(i: Tensor, j: Tensor) -> tuple[Tensor, ...]:
