@@ -32,6 +32,7 @@ INDUCTOR_NAMES = (
     Counterpart("coordinate_descent_tuning", "coordinate_descent"),
     Counterpart("benchmark_fusion", "benchmark_fusion"),
     Counterpart("comprehensive_padding", "pad_strides"),
+    Counterpart("layout_optimization", "channels_last"),
     Counterpart("fallback_random", "numerics", '`numerics="eager"`'),
     Counterpart("emulate_precision_casts", "numerics", '`numerics="eager"`'),
     Counterpart("trace.enabled", "dump", "a folder instead of a flag"),

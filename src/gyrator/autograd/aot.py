@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from gyrator import torch_compat
+from gyrator.autograd.channels_last import prefer_channels_last
 from gyrator.autograd.decompose import decompose
 from gyrator.autograd.decompositions import DecompositionTable, Numerics, decomposition_table
 from gyrator.autograd.function import Differentiable, Tangent, make_function
@@ -104,6 +105,7 @@ def aot_program(
     partition_fn: PartitionFunction = min_cut,
     decompositions: DecompositionTable | None = None,
     numerics: Numerics = "fast",
+    channels_last: bool = False,
     lazy_backward: bool = False,
     stage: Stage = nullcontext,
 ) -> Traced:
@@ -116,6 +118,8 @@ def aot_program(
         joint = trace(gm, inputs)
     with stage("decompose"):
         build = decompose(joint.graph, table, joint.build)
+        if channels_last:
+            prefer_channels_last(build)
         seed_recomputed(build)
         roles = roles_of(joint, build.graph, inputs)
     link = None

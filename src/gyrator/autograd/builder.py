@@ -79,7 +79,7 @@ class GraphBuilder:
     def call(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
         """A call of `op` on nodes; its result is found by calling it on their fake tensors."""
         with self.fake_mode, torch.no_grad():
-            value = op(*_values_of(args), **{key: _values_of(arg) for key, arg in kwargs.items()})
+            value = op(*values_of(args), **{key: values_of(arg) for key, arg in kwargs.items()})
         return self.append(op, args, kwargs, value)
 
     def body(self, graph: Graph, bodies: dict[str, GraphModule]) -> Node:
@@ -131,18 +131,18 @@ def metadata_key(value: Tensor) -> tuple[Any, ...]:
     return (*key[:4], expression(key[4]), key[5])
 
 
-def _values_of(argument: Any) -> Any:
+def values_of(argument: Any) -> Any:
     """Nodes replaced by what their metadata says they hold."""
     if isinstance(argument, Node):
         return argument.meta["val"]
     if isinstance(argument, Held):
         return argument.value
     if isinstance(argument, tuple):
-        return tuple([_values_of(item) for item in argument])
+        return tuple([values_of(item) for item in argument])
     if isinstance(argument, list):
-        return [_values_of(item) for item in argument]
+        return [values_of(item) for item in argument]
     if isinstance(argument, dict):
-        return {key: _values_of(item) for key, item in argument.items()}
+        return {key: values_of(item) for key, item in argument.items()}
     return argument
 
 

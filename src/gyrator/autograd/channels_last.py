@@ -1,0 +1,194 @@
+"""Convolutions in channels-last memory, where libraries run them fastest.
+
+    y = conv(x, w)            y = conv(clone(x, channels_last), w)    # y is channels-last, and so is
+    z = relu(y)          →    z = relu(y)                             # what is computed from it
+    return z                  return clone(z, contiguous)
+
+The strides of a traced graph are eager's, and library calls get them exactly. So a new layout is given to a
+convolution's operands, and the metadata of all that follows is found anew, as long as operators keep the
+meaning of their arguments under any strides. Before all others the old layout is restored.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from gyrator.autograd.builder import ORIGIN_KEYS, GraphBuilder, flatten, values_of
+from gyrator.autograd.layout import contiguous_strides
+from gyrator.autograd.symbols import expression
+
+aten = torch.ops.aten
+
+SMALLEST = 20480
+"""Elements of an image below which oneDNN is not used for it, and the layout does not matter."""
+
+_IMAGES = {aten.convolution.default: (0,), aten.convolution_backward.default: (0, 1)}
+"""Positions of the operands that should be channels-last."""
+
+_FOLLOWERS = frozenset({
+    operator.getitem, aten.convolution.default, aten.convolution_backward.default,
+    aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.amin.default, aten.var_mean.correction,
+    aten.var.correction, aten.cat.default, aten.constant_pad_nd.default, aten.expand.default,
+    aten.permute.default, aten.transpose.int, aten.slice.Tensor, aten.select.int, aten.unsqueeze.default,
+    aten.squeeze.dim, aten.squeeze.dims, aten.view.default, aten.split.Tensor,
+    aten.split_with_sizes.default,
+    aten.avg_pool2d.default, aten.avg_pool2d_backward.default, aten._adaptive_avg_pool2d.default,
+    aten._adaptive_avg_pool2d_backward.default, aten.max_pool2d_with_indices.default,
+    aten.max_pool2d_with_indices_backward.default, aten.upsample_nearest2d.vec,
+    aten.upsample_bilinear2d.vec, aten.native_group_norm.default,
+})  # fmt: skip
+"""Operators that mean the same whatever their arguments' strides, besides those tagged as pointwise."""
+
+
+def prefer_channels_last(build: GraphBuilder) -> None:
+    """Give convolutions channels-last operands.
+
+    Touched are 2-D convolutions, not transposed ones, of large enough images whose operands are contiguous:
+    on a CPU, and of 16-bit numbers on a GPU. The outputs of the graph keep their strides.
+    """
+    if any(_gains(node) for node in build.graph.nodes):
+        _Rewriter(build).run()
+
+
+def _gains(node: Node) -> bool:
+    positions = _IMAGES.get(node.target) if isinstance(node.target, OpOverload) else None
+    if positions is None or node.args[6 if len(positions) == 1 else 7]:
+        return False
+    image = values_of(node.args[positions[-1]])
+    if image.ndim != 4 or not image.is_floating_point() or image.dtype == torch.float64:
+        return False
+    if any(type(size) is int and size == 1 for size in image.shape[1:]):
+        return False
+    small = all(type(size) is int for size in image.shape) and image.numel() < SMALLEST
+    return not small if image.device.type == "cpu" else image.dtype.itemsize == 2
+
+
+class _Rewriter:
+    """One walk over the graph. Mutable, and private to one call of :func:`prefer_channels_last`."""
+
+    def __init__(self, build: GraphBuilder) -> None:
+        self._build = build
+        self._original: dict[Node, Any] = {}
+        self._copies: dict[tuple[Node, bool], Node] = {}
+
+    def run(self) -> None:
+        for node in list(self._build.graph.nodes):
+            gains = _gains(node)
+            if not gains and not any(arg in self._original for arg in node.all_input_nodes):
+                continue
+            if gains:
+                for position in _IMAGES[node.target]:
+                    self._convert(node, position)
+            if not self._follow(node):
+                self._restore(node)
+
+    def _convert(self, node: Node, position: int) -> None:
+        image = node.args[position]
+        assert isinstance(image, Node)
+        if not _is_contiguous(image.meta["val"]):
+            return
+        node.update_arg(position, self._copy(node, image, torch.channels_last))
+
+    def _follow(self, node: Node) -> bool:
+        """Find the node's metadata anew; False if it must see what it saw before."""
+        if not callable(node.target) or not _means_the_same(node.target):
+            return False
+        before = node.meta["val"]
+        try:
+            with self._build.fake_mode, torch.no_grad():
+                after = node.target(*values_of(node.args), **values_of(node.kwargs))
+        except (RuntimeError, ValueError):  # a view that these strides do not allow
+            return False
+        if _strides(after) == _strides(before):
+            return True
+        if not all(_order(value) for value in flatten(before) if isinstance(value, Tensor)):
+            return False
+        self._original[node] = before
+        node.meta["val"] = self._build.metadata(after)
+        return True
+
+    def _restore(self, node: Node) -> None:
+        """Give the node its arguments in their old layout."""
+        for argument in node.all_input_nodes:
+            before = self._original.get(argument)
+            if isinstance(before, Tensor):
+                node.replace_input_with(argument, self._restored(node, argument, before))
+
+    def _restored(self, user: Node, node: Node, before: Tensor) -> Node:
+        if _is_contiguous(before):
+            return self._copy(user, node, torch.contiguous_format)
+        found = self._copies.get((node, False))
+        if found is None:
+            order = _order(before)
+            back = sorted(range(len(order)), key=order.__getitem__)
+            found = self._before(user, node, aten.permute.default, (node, order))
+            found = self._before(user, node, aten.clone.default, (found,), torch.contiguous_format)
+            found = self._before(user, node, aten.permute.default, (found, back))
+            self._copies[node, False] = found
+        return found
+
+    def _copy(self, user: Node, node: Node, layout: torch.memory_format) -> Node:
+        key = (node, layout is torch.channels_last)
+        if key not in self._copies:
+            self._copies[key] = self._before(user, node, aten.clone.default, (node,), layout)
+        return self._copies[key]
+
+    def _before(
+        self, user: Node, like: Node, op: OpOverload, args: Any, layout: torch.memory_format | None = None
+    ) -> Node:
+        """A new call before ``user``, of the same origin as ``like``."""
+        self._build.origin = {k: v for k, v in like.meta.items() if k in (*ORIGIN_KEYS, "backward")}
+        kwargs = {} if layout is None else {"memory_format": layout}
+        with self._build.graph.inserting_before(user):
+            return self._build.call(op, args, kwargs)
+
+
+def _means_the_same(target: Any) -> bool:
+    return target in _FOLLOWERS or (isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags)
+
+
+def _strides(value: Any) -> list[list[Any]]:
+    """What is to be known of the strides of all tensors in ``value``."""
+    return [_steps(t.shape, t.stride()) for t in flatten(value) if isinstance(t, Tensor)]
+
+
+def _steps(shape: Sequence[Any], strides: Sequence[Any]) -> list[Any]:
+    """The strides of the dimensions that are not known to have one element."""
+    return [
+        expression(step)
+        for size, step in zip(shape, strides, strict=True)
+        if type(size) is not int or size != 1
+    ]
+
+
+def _is_contiguous(value: Tensor) -> bool:
+    return _steps(value.shape, value.stride()) == _steps(value.shape, contiguous_strides(value.shape))
+
+
+def _order(value: Tensor) -> Sequence[int]:
+    """The dimensions from the outermost in memory to the innermost, if in this order the tensor is
+    contiguous; else nothing.
+    """
+    for order in ([*range(value.ndim)], *_transposes(value.ndim)):
+        shape, strides = [value.shape[d] for d in order], [value.stride()[d] for d in order]
+        if _steps(shape, strides) == _steps(shape, contiguous_strides(shape)):
+            return order
+    return ()
+
+
+def _transposes(rank: int) -> Sequence[list[int]]:
+    """Two neighbouring blocks of dimensions exchanged: what permutes between layouts are."""
+    found = []
+    for first in range(rank):
+        for middle in range(first + 1, rank):
+            for last in range(middle + 1, rank + 1):
+                dims = [*range(rank)]
+                found.append([*dims[:first], *dims[middle:last], *dims[first:middle], *dims[last:]])
+    return found

@@ -1,0 +1,97 @@
+"""Convolutions get channels-last operands; what the user sees lies in memory as in eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import gyrator
+from tests.acceptance import check
+
+torch.manual_seed(0)
+WIDE, DEPTHWISE = torch.randn(24, 6, 3, 3) / 7, torch.randn(24, 1, 3, 3) / 3
+IMAGE = torch.randn(4, 6, 33, 35)
+
+
+def conv(x: Tensor, weight: Tensor, **options: int) -> Tensor:
+    return F.conv2d(x, weight.to(x.dtype), **options)
+
+
+def result_seen(x: Tensor) -> Tensor:
+    return conv(x, WIDE, padding=1)
+
+
+def pointwise_between(x: Tensor) -> Tensor:
+    return conv(conv(x, WIDE, padding=1).relu() * 2, DEPTHWISE, groups=24).sigmoid()
+
+
+def flattened(x: Tensor) -> Tensor:
+    return conv(x, WIDE, stride=2).flatten(2).transpose(1, 2).softmax(-1)
+
+
+def rows_flattened(x: Tensor) -> Tensor:
+    return conv(x, WIDE).flatten(1) @ torch.ones(24 * 31 * 33, 2, dtype=x.dtype) / 1000
+
+
+def pooled(x: Tensor) -> Tensor:
+    y = F.max_pool2d(conv(x, WIDE, padding=1), 2)
+    return F.adaptive_avg_pool2d(torch.cat([y, y.flip(1)], 1), 1).flatten(1)
+
+
+def normalised(x: Tensor) -> Tensor:
+    y = conv(x, WIDE, padding=1)
+    return F.group_norm(F.batch_norm(y, None, None, training=True), 4)
+
+
+def depends_on_strides(x: Tensor) -> Tensor:
+    y = conv(x, WIDE, padding=1) + 1
+    return y.as_strided((5, 7), (3, 1), 2)
+
+
+def view_of_result(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = conv(x, WIDE, padding=1)
+    return y, y[:, 1:3].permute(0, 2, 3, 1)
+
+
+PROGRAMS = [
+    result_seen, pointwise_between, flattened, rows_flattened, pooled, normalised, depends_on_strides,
+    view_of_result,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fn", PROGRAMS, ids=lambda fn: fn.__name__)
+def test_values_and_strides_are_eagers(fn: Callable[..., object], backend: str) -> None:
+    check(fn, (IMAGE,), backend=backend)
+
+
+@pytest.mark.parametrize("fn", [pointwise_between, flattened, pooled, normalised], ids=lambda fn: fn.__name__)
+def test_gradients_are_eagers(fn: Callable[..., object], backend: str) -> None:
+    check(fn, (IMAGE.clone().requires_grad_(),), backend=backend, backward=True)
+
+
+def test_symbolic_sizes(backend: str) -> None:
+    torch._dynamo.reset()
+    run = torch.compile(pointwise_between, backend=backend, dynamic=True)
+    for x in (IMAGE, torch.randn(3, 6, 40, 51)):
+        torch.testing.assert_close(run(x), pointwise_between(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("x", "option", "found"),
+    [(IMAGE, True, True), (IMAGE, False, False), (IMAGE[:1, :, :5, :5], True, False)],
+    ids=["large", "switched off", "small"],
+)
+def test_only_large_images_are_moved_and_an_option_switches_it_off(
+    x: Tensor, option: bool, found: bool, tmp_path: Path
+) -> None:
+    torch._dynamo.reset()
+    options = {"channels_last": option, "cache_dir": tmp_path}
+    gyrator.compile(pointwise_between, options=options)(x)
+    (wrapper,) = tmp_path.glob("graphs/??/*/wrapper.py")
+    channels = 24
+    assert (f", 1, {33 * channels}, {channels})" in wrapper.read_text()) is found
