@@ -38,16 +38,16 @@ def record(program: Program, *args: object, **options: object) -> GraphRecord:
     ids=["pointwise", "looped", "persistent", "split", "scan", "scatter"],
 )
 def test_the_kind_of_a_kernel(program: Program, shape: tuple[int, ...], kind: str) -> None:
-    kinds = [kernel.kind for kernel in record(program, torch.randn(shape)).kernels]
+    kinds = [kernel.facts.kind for kernel in record(program, torch.randn(shape)).kernels]
     assert kind in kinds
 
 
 def test_bytes_elements_and_operations_of_a_kernel_are_exact() -> None:
     (kernel,) = record(lambda x, y: x * y + 1, torch.randn(6, 64), torch.randn(64)).kernels
     assert kernel.bytes == 4 * (6 * 64 + 64 + 6 * 64)
-    assert (kernel.elements, kernel.operations) == (6 * 64, 2 * 6 * 64)
-    assert (kernel.loads, kernel.stores, kernel.arguments, kernel.launches) == (2, 1, 3, 1)
-    assert kernel.vectorised
+    assert (kernel.facts.elements, kernel.facts.operations) == (6 * 64, 2 * 6 * 64)
+    assert (kernel.facts.loads, kernel.facts.stores, kernel.arguments, kernel.launches) == (2, 1, 3, 1)
+    assert kernel.facts.vectorised
 
 
 def test_a_table_that_is_read_by_index_counts_the_rows_that_are_read() -> None:
@@ -58,7 +58,7 @@ def test_a_table_that_is_read_by_index_counts_the_rows_that_are_read() -> None:
 
 def test_casts_are_counted() -> None:
     (kernel,) = record(lambda x: torch.sin(x), torch.randn(64, dtype=torch.bfloat16)).kernels
-    assert kernel.casts == 2  # to float32 and back
+    assert kernel.facts.casts == 2  # to float32 and back
 
 
 def test_loops_that_do_not_follow_a_results_dimensions_are_reorderings() -> None:

@@ -130,5 +130,5 @@ def _within(graph: GraphReport, path: list[str]) -> Iterator[tuple[str, StageTim
 
 def roofline(kernel: KernelRecord, seconds: float, peaks: Peaks) -> float:
     """Which share of what the machine reaches a kernel reaches, by bytes or operations, whichever binds."""
-    least = max(kernel.bytes / peaks.bytes, kernel.operations / peaks.operations)
+    least = max(kernel.bytes / peaks.bytes, kernel.facts.operations / peaks.operations)
     return least / seconds if seconds else 0.0

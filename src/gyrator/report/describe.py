@@ -92,24 +92,13 @@ def _kernel(kernel: Kernel, facts: KernelFacts, printed: tuple[str, str], launch
     return KernelRecord(
         name=kernel.name,
         symbol=symbol,
-        kind=facts.kind.value,
         source=source,
         places=places_of(kernel.origins),
         launches=launches,
-        vectorised=facts.vectorised,
-        loads=facts.loads,
-        stores=facts.stores,
-        loops=facts.loops,
-        atomics=facts.atomics,
-        casts=facts.casts,
-        inner_loops=facts.inner_loops,
-        buffers=facts.buffers,
         arguments=len(kernel.params) + len(kernel.sizes),
-        numels=facts.numels,
-        elements=facts.elements,
         bytes=facts.bytes,
-        operations=facts.operations,
         estimated_ns=facts.estimate,
+        facts=facts,
     )
 
 

@@ -108,12 +108,12 @@ def _roofline(report: ReportData) -> Plot:
         (number, kernel, seconds)
         for number, graph in enumerate(report.graphs())
         for kernel in graph.record.kernels
-        if (seconds := graph.kernel_seconds().get(kernel.name)) and kernel.bytes and kernel.operations
+        if (seconds := graph.kernel_seconds().get(kernel.name)) and kernel.bytes and kernel.facts.operations
     ]
     scatter = {
         "type": "scatter", "mode": "markers", "name": "kernels", "marker": {"size": 10},
         "x": [_intensity(kernel) for _, kernel, _ in points],
-        "y": [kernel.operations / seconds / 1e9 for _, kernel, seconds in points],
+        "y": [kernel.facts.operations / seconds / 1e9 for _, kernel, seconds in points],
         "text": [kernel.name for _, kernel, _ in points],
         "customdata": [f"g{number}-{kernel.name}" for number, kernel, _ in points],
         "hovertemplate": "%{text}<br>%{x:.3g} operations a byte<br>%{y:.3g} Gop/s<extra></extra>",
@@ -133,7 +133,7 @@ def _roofline(report: ReportData) -> Plot:
 
 
 def _intensity(kernel: KernelRecord) -> float:
-    return kernel.operations / kernel.bytes
+    return kernel.facts.operations / kernel.bytes
 
 
 def _memory(graph: GraphReport) -> Plot:

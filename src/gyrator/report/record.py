@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 from typing import Any, TypeVar, final
+
+from gyrator.metrics.kernels import KernelFacts
 
 T = TypeVar("T")
 
@@ -24,28 +26,17 @@ Places: typing.TypeAlias = "tuple[str, ...]"
 @final
 @dataclass(frozen=True, slots=True)
 class KernelRecord:
-    """A generated kernel. Bytes, operations and the estimate are those of one launch."""
+    """A generated kernel. `bytes`, the estimate and `facts` are those of one launch."""
 
     name: str
     symbol: str
-    kind: str
     source: str
     places: Places
     launches: int
-    vectorised: bool
-    loads: int
-    stores: int
-    loops: int
-    atomics: int
-    casts: int
-    inner_loops: int
-    buffers: int
     arguments: int
-    numels: tuple[int, int, int]
-    elements: int
     bytes: int
-    operations: int
     estimated_ns: float
+    facts: KernelFacts
 
 
 @final
@@ -168,8 +159,8 @@ def _read(kind: Any, data: Any) -> Any:
         return tuple(_read(k, item) for k, item in zip(kinds, data, strict=True))
     if origin is not None and issubclass(origin, Mapping):
         return {key: _read(args[1], value) for key, value in data.items()}
-    if isinstance(kind, types.UnionType):
-        return data
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return kind(data)
     if not isinstance(data, (kind, int)):
         raise TypeError(f"{data!r} is no {kind}")
     return data

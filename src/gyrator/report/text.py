@@ -66,10 +66,10 @@ def _graph(console: Console, graph: GraphReport, report: ReportData) -> None:
     kernels = [
         (
             kernel.name,
-            kernel.kind,
+            kernel.facts.kind,
             f"{kernel.launches}",
             _bytes(kernel.bytes),
-            f"{kernel.operations:,}",
+            f"{kernel.facts.operations:,}",
             f"{took * 1e6:.1f}" if took else "",
             f"{roofline(kernel, took, report.peaks):.0%}" if took and report.peaks else "",
             kernel.places[0] if kernel.places else "",

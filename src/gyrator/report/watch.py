@@ -136,19 +136,20 @@ def _graph_stats(name: str, record: GraphRecord) -> Iterable[Row]:
 
 def _kernel_metadata(record: GraphRecord, folder: Path) -> Iterable[Row]:
     for kernel in record.kernels:
-        x, y, r = kernel.numels
-        reduction = "reduction" in kernel.kind
+        facts = kernel.facts
+        x, y, r = facts.numels
+        reduction = "reduction" in facts.kind
         yield {
             "kernel_name": kernel.name,
             "kernel_path": str(folder),
-            "kernel_category": kernel.kind.replace(" ", "_").replace("-", "_"),
-            "size_hints": None if kernel.kind == "foreach" else f"[{', '.join(map(str, kernel.numels))}]",
-            "reduction_hint": kernel.kind.partition(" ")[0].upper() if reduction else None,
+            "kernel_category": facts.kind.replace(" ", "_").replace("-", "_"),
+            "size_hints": None if facts.kind == "foreach" else f"[{', '.join(map(str, facts.numels))}]",
+            "reduction_hint": facts.kind.partition(" ")[0].upper() if reduction else None,
             "line_of_code": sum(not line.startswith(("//", "#", "@")) for line in kernel.source.splitlines()),
-            "num_load": kernel.loads,
-            "num_store": kernel.stores,
-            "num_for_loop": kernel.loops,
-            "num_atomic_add": kernel.atomics,
+            "num_load": facts.loads,
+            "num_store": facts.stores,
+            "num_for_loop": facts.loops,
+            "num_atomic_add": facts.atomics,
             "num_args": kernel.arguments,
             "xnumel": x,
             "ynumel": y,
