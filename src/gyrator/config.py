@@ -190,9 +190,8 @@ class Config:
     cuda_graphs: bool = _option(
         False,
         "Target",
-        "Record the launches of a call as a CUDA graph and replay it. Set by the modes reduce-overhead and "
-        "max-autotune.",
-        planned=True,
+        "Record the launches of a call as a CUDA graph and replay it, for inference whose work is all on the "
+        "GPU. Set by the modes reduce-overhead and max-autotune.",
     )
 
     # --- building and caching

@@ -38,7 +38,9 @@ from gyrator.report.describe import describe
 from gyrator.report.dump import dump_compiled, dump_graph
 from gyrator.report.record import to_json
 from gyrator.report.watch import COUNTERS, RECORD, Watch, graph_compiled, traffic
+from gyrator.runtime.cuda_graphs import record_on_gpu, recordable, replayed
 from gyrator.runtime.entries import (
+    as_list,
     facts_of,
     find,
     keep,
@@ -60,6 +62,9 @@ from gyrator.session import Counters, Session
 from gyrator.validate import validated
 
 Instead: TypeAlias = Callable[[fx.GraphModule, Sequence[object], Config], Callable[..., object]]
+
+RECORDED = "recorded"
+"""What an entry notes of a graph whose calls can be recorded: the inputs that stay in place."""
 
 
 @final
@@ -175,6 +180,7 @@ def compile_graph(
                 "facts": facts_of(shape_env, guards, key),
                 "places": numbered_places(graph, kernels.places),
                 COUNTERS: {**record.counters},
+                RECORDED: [*info.static_inputs] if recordable(plan, info) else None,
             }
             again = None if lowered.regions else key  # regions run from graphs that this process holds
             files[RECORD] = to_json(record)
@@ -253,7 +259,10 @@ def loaded(
         runtime = Runtime(
             entry.folder, pool, constants, moved, config.threads, regions=regions, gpu=gpu, note=note
         )
-        return load(entry.text(WRAPPER), runtime)
+        call = load(entry.text(WRAPPER), runtime)
+        if config.cuda_graphs and entry.notes.get(RECORDED) is not None:
+            return replayed(call, as_list(entry.notes[RECORDED]), record_on_gpu)
+        return call
 
 
 def shape_env_of(example_inputs: Sequence[object]) -> ShapeEnv | None:
