@@ -233,3 +233,26 @@ def test_launches_are_cheap() -> None:
     end.record()
     end.synchronize()
     assert begin.elapsed_time(end) / 10 / 100 < 0.02
+
+
+def test_reduce_overhead_replays_a_recording_and_keeps_earlier_results() -> None:
+    layer = bert_layer().eval()
+    compiled = torch.compile(layer, backend="gyrator", mode="reduce-overhead")
+    with torch.no_grad():
+        inputs = [random(2, 64, 256, dtype=torch.bfloat16) for _ in range(5)]
+        results = [compiled(x) for x in inputs]
+        for x, got in zip(inputs, results, strict=True):
+            torch.testing.assert_close(got, layer(x), rtol=2e-2, atol=2e-2)
+
+
+def test_logits_of_an_odd_vocabulary() -> None:
+    """Their rows are padded; what the caller sees is not."""
+    head = nn.Linear(256, 30522, device="cuda", dtype=torch.bfloat16)
+    x = random(512, 256, dtype=torch.bfloat16).requires_grad_()
+    words = torch.randint(0, 30522, (512,), device="cuda")
+
+    def loss(x: Tensor) -> tuple[Tensor, Tensor]:
+        logits = head(x)
+        return nn.functional.cross_entropy(logits.float(), words), logits
+
+    check(loss, [x], backend="gyrator", backward=True)
