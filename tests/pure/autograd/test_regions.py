@@ -19,6 +19,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from gyrator.autograd import aot_compile, interpret
+from gyrator.autograd.decompositions import decomposition_table
 from gyrator.autograd.higher_order import PASSED, RECORDED
 from gyrator.errors import UnsupportedOperator
 from tests.pure.autograd.harness import compiled, leaf, same_as_eager
@@ -78,6 +79,37 @@ def test_a_policy_says_what_a_checkpoint_saves() -> None:
         torch.autograd.grad((block(*args[:2]) @ args[2]).sum(), args),
     )
     assert graphs.ops("backward").count("mm.default") == 4
+
+
+def attended(x: Tensor, w: Tensor, dropout: float) -> Tensor:
+    q = (x @ w).unflatten(-1, (2, 4)).transpose(-3, -2)
+    return F.scaled_dot_product_attention(q, q, q, dropout_p=dropout).transpose(-3, -2).flatten(-2)
+
+
+def test_attention_in_a_checkpoint_runs_again() -> None:
+    def function(x: Tensor, w: Tensor) -> Tensor:
+        return checkpoint(attended, x, w, 0.0, use_reentrant=False).sin()
+
+    same_as_eager(function, leaf(2, 6, 8), leaf(8, 8))
+    run, graphs = compiled(function)
+    run(leaf(2, 6, 8), leaf(8, 8))
+    attention = "_scaled_dot_product_flash_attention_for_cpu.default"
+    assert attention in graphs.ops("forward") and attention in graphs.ops("backward")
+
+
+def test_an_operator_with_random_results_in_a_checkpoint_is_saved() -> None:
+    def function(x: Tensor) -> Tensor:
+        return checkpoint(
+            lambda x: torch.native_dropout(x.sin(), 0.5, True)[0] * x, x, use_reentrant=False
+        ).cos()
+
+    whole = {op: f for op, f in decomposition_table().items() if "dropout" not in str(op)}
+    run, _ = compiled(function, decompositions=whole)
+    x = torch.linspace(0.5, 1.5, 64, requires_grad=True)
+    y = run(x)
+    y.sum().backward()
+    kept = y != 1
+    assert kept.any() and not kept.all() and torch.equal(x.grad != 0, kept)
 
 
 @pytest.mark.parametrize("numerics", ["fast", "eager"])

@@ -9,6 +9,7 @@ the bans below are ours.)
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -241,7 +242,7 @@ def _price(node: Node, joint: JointGraph) -> int:
     value = node.meta.get("val")
     if not isinstance(value, Tensor):
         return UNBOUNDED
-    if node.meta.get("recompute") and cost(node) is not Cost.RANDOM and not _leaves_region(node):
+    if node.meta.get("recompute") and not _random(node) and not _leaves_region(node):
         return UNBOUNDED
     size = tensor_bytes(value)
     if node.op == "placeholder":
@@ -252,6 +253,12 @@ def _price(node: Node, joint: JointGraph) -> int:
         return size * PRICE_OF_A_COPY if reduces(node) else UNBOUNDED
     written = any(not fusible(user) for user in node.users) or not fusible(_through_views(node))
     return size * (PRICE_OF_A_BYTE if written else PRICE_OF_A_WRITE)
+
+
+def _random(node: Node) -> bool:
+    """Whether a value is random, or one of several results of an operator that is."""
+    source = node.args[0] if node.target is operator.getitem else node
+    return isinstance(source, Node) and cost(source) is Cost.RANDOM
 
 
 def _solve(problem: _Problem) -> tuple[Node, ...]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from gyrator.autograd.effects import Effect, behaviour
+from gyrator.autograd.effects import Effect, arguments, behaviour
 from gyrator.autograd.symbols import SYMBOLIC_TYPES
 
 UNKNOWN_SIZE = 4096
@@ -137,7 +137,16 @@ def _cost_of(target: Any) -> Cost:
 
 def cost(node: Node) -> Cost:
     """What computing `node` again takes."""
-    return _cost_of(node.target) if node.op == "call_function" else Cost.VIEW
+    if node.op != "call_function":
+        return Cost.VIEW
+    kind = _cost_of(node.target)
+    return Cost.HEAVY if kind is Cost.RANDOM and _drops_nothing(node) else kind
+
+
+def _drops_nothing(node: Node) -> bool:
+    """Whether a node is attention without dropout, which draws no numbers though its operator may."""
+    given = arguments(node.target, node.args, node.kwargs) if isinstance(node.target, OpOverload) else {}
+    return "attention" in str(node.target) and given.get("dropout_p", 0.0) == 0.0
 
 
 def is_copyless(node: Node) -> bool:

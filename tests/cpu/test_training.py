@@ -1,0 +1,254 @@
+"""Training: three optimizer steps end at the weights of float64, as near as eager's do.
+
+pytest tests/cpu/test_training.py                    small models, every way of training
+python -m tests.cpu.test_training [NAME ...]         models of the zoo: all, or those named
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from benchmarks.zoo import MODELS, build
+from tests.acceptance import assert_none, expect
+
+STEPS = 3
+Optimizer = Callable[[Any], torch.optim.Optimizer]
+OPTIMIZERS: Mapping[str, Optimizer] = {
+    "SGD with momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+    # The large eps keeps a gradient that is rounding alone from becoming a whole step.
+    "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, eps=1e-3),
+}
+
+
+class Images(nn.Module):
+    """Convolutions with batch norm, whose running statistics are part of the result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.max_pool2d(F.relu(self.norm(self.stem(x))), 2)
+        return self.head(y.mean((2, 3)))
+
+
+class Block(nn.Module):
+    """Attention and a gated feed-forward layer, each on a residual path."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(width), nn.RMSNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width)
+        self.gate, self.down = nn.Linear(width, 4 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            part.unflatten(-1, (2, -1)).transpose(1, 2) for part in self.qkv(self.first(x)).chunk(3, -1)
+        )
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + self.out(mixed)
+        gate, value = self.gate(self.second(x)).chunk(2, -1)
+        return x + self.down(F.silu(gate) * value)
+
+
+class Words(nn.Module):
+    """A language model whose last layer is its embedding, with or without activation checkpoints."""
+
+    def __init__(self, checkpointed: bool = False) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 16)
+        self.blocks = nn.ModuleList([Block(16)])
+        self.checkpointed = checkpointed
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
+        return x @ self.embed.weight.T
+
+
+class Columns(nn.Module):
+    """A perceptron with a learnt scale that it uses twice, a buffer that it counts in, and a frozen layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 12), nn.Linear(12, 5)
+        self.scale = nn.Parameter(torch.tensor(0.7))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.first.bias.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.second(F.gelu(self.first(x) * self.scale)) / self.scale
+
+
+Batch = tuple[Tensor, Tensor]
+
+
+def images(sizes: Sequence[int]) -> list[Batch]:
+    return [(torch.randn(4, 3, n, n), torch.randint(0, 5, (4,))) for n in sizes]
+
+
+def words(sizes: Sequence[int]) -> list[Batch]:
+    return [(torch.randint(0, 11, (3, n)), torch.randint(0, 11, (3, n))) for n in sizes]
+
+
+def columns(sizes: Sequence[int]) -> list[Batch]:
+    return [(torch.randn(n, 6), torch.randint(0, 5, (n,))) for n in sizes]
+
+
+def loss_of(model: nn.Module, x: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(model(x).flatten(0, -2).float(), target.flatten())
+
+
+def loss_under_autocast(model: nn.Module, x: Tensor, target: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return loss_of(model, x, target)
+
+
+def train(
+    model: nn.Module, batches: Sequence[Batch], loss: Callable[..., Tensor], optimizer: Optimizer
+) -> dict[str, Tensor]:
+    """Every loss, and the parameters, gradients and buffers at the end."""
+    with torch.enable_grad():
+        chosen, losses = optimizer(model.parameters()), []
+        for batch in batches:
+            chosen.zero_grad()
+            losses.append(loss(model, *batch))
+            losses[-1].backward()
+            chosen.step()
+    gradients = {f"{n} grad": p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return {**gradients, **_detached(model.state_dict()), "losses": torch.stack(losses).detach()}
+
+
+def _detached(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach() for name, tensor in tensors.items()}
+
+
+def check_training(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    optimizer: str,
+    backend: str,
+    loss: Callable[..., Tensor] = loss_of,
+    **options: Any,
+) -> None:
+    """Trains in eager, in float64 and compiled, from the same weights, and compares the results."""
+
+    def run(chosen: Callable[..., Tensor]) -> Callable[..., Any]:
+        return lambda model, batches: train(model, batches, chosen, OPTIMIZERS[optimizer])
+
+    compiled = torch.compile(loss, backend=backend, **options)
+    assert_none(expect(run(loss), (model.train(), batches)).mismatches(run(compiled)))
+
+
+MADE: Mapping[str, tuple[Callable[[], nn.Module], Callable[[Sequence[int]], list[Batch]]]] = {
+    "images": (Images, images), "words": (Words, words), "columns": (Columns, columns),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", MADE)
+def test_three_steps(name: str, optimizer: str, backend: str) -> None:
+    torch.manual_seed(0)
+    model, batches = MADE[name]
+    check_training(model(), batches([6] * STEPS), optimizer, backend)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_three_steps_at_three_sizes(name: str, backend: str) -> None:
+    torch.manual_seed(0)
+    model, batches = MADE[name]
+    check_training(model(), batches([6, 8, 10]), "AdamW", backend, dynamic=True)
+
+
+@pytest.mark.parametrize("name", ["words", "images"])
+def test_three_steps_under_autocast(name: str, backend: str) -> None:
+    torch.manual_seed(0)
+    model, batches = MADE[name]
+    check_training(model(), batches([6] * STEPS), "SGD with momentum", backend, loss_under_autocast)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_three_steps_with_activation_checkpoints(dynamic: bool, backend: str) -> None:
+    torch.manual_seed(0)
+    sizes = [6, 8, 10] if dynamic else [6] * STEPS
+    check_training(Words(checkpointed=True), words(sizes), "AdamW", backend, dynamic=dynamic)
+
+
+def test_backward_twice_through_a_retained_graph(backend: str) -> None:
+    torch.manual_seed(0)
+    model, batches = Columns(), columns([6])
+
+    def twice(loss: Callable[..., Tensor]) -> Callable[..., Any]:
+        def run(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+            with torch.enable_grad():
+                result = loss(model, *batch)
+                result.backward(retain_graph=True)
+                (result * 3).backward()
+            return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+        return run
+
+    compiled = torch.compile(loss_of, backend=backend)
+    assert_none(expect(twice(loss_of), (model, batches[0])).mismatches(twice(compiled)))
+
+
+def test_two_losses_of_one_forward_have_a_backward_each(backend: str) -> None:
+    torch.manual_seed(0)
+
+    def outputs(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = model(x)
+        return y.square().mean(), y.sum()
+
+    def separately(call: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Any]:
+        def run(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+            with torch.enable_grad():
+                first, second = call(model, x)
+                first.backward(retain_graph=True)
+                second.backward()
+            return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+        return run
+
+    compiled = torch.compile(outputs, backend=backend)
+    assert_none(expect(separately(outputs), (Columns(), torch.randn(6, 6))).mismatches(separately(compiled)))
+
+
+# --- the models of the zoo -------------------------------------------------------------------------
+
+
+def _zoo_loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    loss: Tensor = model(**batch)["loss"]
+    return loss
+
+
+def sweep(names: Sequence[str], backend: str = "gyrator") -> int:
+    """Trains models of the zoo with each optimizer and prints what differs; how many do."""
+    wrong = 0
+    for name in names:
+        for optimizer in OPTIMIZERS:
+            torch._dynamo.reset()
+            workload = build(name, "tiny")
+            batches: Any = [(dict(workload.batch),)] * STEPS
+            try:
+                check_training(workload.model, batches, optimizer, backend, _zoo_loss)
+                result = "as float64"
+            except Exception as error:
+                wrong, result = wrong + 1, f"{type(error).__name__}: {error}"
+            print(f"{name:20} {optimizer:20} {result}", flush=True)
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(1 if sweep(sys.argv[1:] or list(MODELS)) else 0)
