@@ -30,7 +30,7 @@ FLUSH = 256 << 20
 Function = Callable[..., Any]
 
 
-# -- cases -----------------------------------------------------------------------------------------------------
+# -- cases ---------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Case:
     """A function with the shapes and types of its arguments. ``backward``: gradients of the floats too.
@@ -101,7 +101,7 @@ def cases(scale: float) -> Iterator[Case]:
     yield Case("cumsum", lambda x: x.cumsum(-1), (two(2048, 65536, F32),))
 
 
-# -- measuring -------------------------------------------------------------------------------------------------
+# -- measuring ---------------------------------------------------------------------------------------------
 @dataclass
 class Row:
     """One case: milliseconds by contender, the floor, and what went wrong by contender."""
@@ -206,7 +206,7 @@ def measure(case: Case, contenders: dict[str, Callable[[Function], Function]], b
     return row
 
 
-# -- the script ------------------------------------------------------------------------------------------------
+# -- the script ---------------------------------------------------------------------------------------------
 def chosen(args: argparse.Namespace) -> dict[str, Callable[[Function], Function]]:
     tuned = {"max_autotune": True}
     found: dict[str, Callable[[Function], Function]] = {

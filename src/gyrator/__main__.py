@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -11,12 +10,10 @@ import torch
 import typer
 from rich.console import Console
 
-from gyrator.cli.bench import run_bench
 from gyrator.cli.bisect import run_bisect
 from gyrator.cli.cache import clear_cache, show_cache
-from gyrator.cli.demo import run_demo
+from gyrator.cli.checkout import run_module
 from gyrator.cli.doctor import run_doctor
-from gyrator.cli.measure import Job
 from gyrator.config import Config
 from gyrator.errors import GyratorError
 from gyrator.folders import cache_folder
@@ -33,45 +30,13 @@ cache_app = typer.Typer(help="What the cache on disk holds.", no_args_is_help=Tr
 app.add_typer(cache_app, name="cache")
 
 
-class Size(StrEnum):
-    """How large the demo's transformer is."""
-
-    TINY = "tiny"
-    SMALL = "small"
-    BASE = "base"
+_PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
-class Model(StrEnum):
-    """The two kinds of transformer."""
-
-    GPT = "gpt"
-    BERT = "bert"
-
-
-@app.command()
-def demo(
-    model: Annotated[Model, typer.Option(help="Decoder or encoder.")] = Model.GPT,
-    size: Annotated[Size, typer.Option(help="How large the model is.")] = Size.SMALL,
-    batch: Annotated[int, typer.Option(min=1, help="Sequences in a batch.")] = 4,
-    steps: Annotated[int, typer.Option(min=1, help="Timed steps.")] = 10,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    against: Annotated[
-        list[str] | None,
-        typer.Option(help="Another backend of torch.compile to compare with, such as inductor."),
-    ] = None,
-    backend: Annotated[str, typer.Option(hidden=True)] = "gyrator",
-    json: Annotated[Path | None, typer.Option(help="Also write the results to this file.")] = None,
-) -> None:
-    """Run a transformer with random weights in eager and gyrator, and print times, memory and errors."""
-    if dtype not in ("float32", "bfloat16", "float16"):
-        raise typer.BadParameter("float32, bfloat16 or float16", param_hint="--dtype")
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise typer.BadParameter("torch finds no CUDA device", param_hint="--device")
-    job = Job(
-        *(backend, "inference", size.value, model is Model.GPT, batch, steps, device, dtype), reference=""
-    )
-    raise typer.Exit(run_demo(job, (backend, *(against or ())), Console(), json))
+@app.command(context_settings=_PASSED_ON)
+def demo(context: typer.Context) -> None:
+    """Run a transformer in eager and gyrator and print times, memory and errors (`demo --help`)."""
+    raise typer.Exit(run_module("benchmarks.demo", context.args))
 
 
 @app.command()
@@ -80,12 +45,10 @@ def doctor() -> None:
     raise typer.Exit(run_doctor(Config.from_options(), Console(width=None)))
 
 
-@app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-)
+@app.command(context_settings=_PASSED_ON)
 def bench(context: typer.Context) -> None:
     """Run the benchmarks with peers side by side (`bench --help` lists their options)."""
-    raise typer.Exit(run_bench(context.args))
+    raise typer.Exit(run_module("benchmarks.run", context.args))
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

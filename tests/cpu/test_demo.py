@@ -7,12 +7,12 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from gyrator.__main__ import app
+from benchmarks.demo.__main__ import app
 
 
 def test_the_demo_runs_and_is_as_right_as_eager(tmp_path: Path) -> None:
     out = tmp_path / "demo.json"
-    result = CliRunner().invoke(app, ["demo", "--size", "tiny", "--steps", "2", "--json", str(out)])
+    result = CliRunner().invoke(app, ["--size", "tiny", "--steps", "2", "--json", str(out)])
     assert result.exit_code == 0, result.stdout
     rows = {(row["task"], row["backend"]): row for row in json.loads(out.read_text())["results"]}
     assert set(rows) == {(t, b) for t in ("inference", "training") for b in ("eager", "gyrator")}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import shutil
 import sys
@@ -10,14 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 from typer.testing import CliRunner
 
 from gyrator.__main__ import app, main
-from gyrator.cli import bench, doctor
-from gyrator.cli.demo import Failure, results_table
+from gyrator.cli import checkout, doctor
 from gyrator.cli.doctor import Finding, State, findings
-from gyrator.cli.measure import Result
 from gyrator.config import Config
 from gyrator.errors import ToolchainMissing
 
@@ -104,32 +100,11 @@ def test_clearing_the_cache_follows_no_links(tmp_path: Path) -> None:
     assert not os.path.lexists(cache / "link")
 
 
-def test_wrong_arguments_of_the_demo_are_refused() -> None:
-    assert RUN.invoke(app, ["demo", "--dtype", "int8"]).exit_code == 2
-    assert RUN.invoke(app, ["demo", "--size", "huge"]).exit_code == 2
-    assert RUN.invoke(app, ["demo", "--steps", "0"]).exit_code == 2
-    if not torch.cuda.is_available():
-        assert RUN.invoke(app, ["demo", "--device", "cuda"]).exit_code == 2
-
-
-def test_the_demos_table_shows_speed_up_memory_and_failures() -> None:
-    out = io.StringIO()
-    rows = {
-        ("inference", "eager"): Result(0.2, 0.1, 100 * 2**20, 1e-7),
-        ("inference", "gyrator"): Result(2.5, 0.05, 90 * 2**20, 2e-7),
-        ("training", "gyrator"): Failure("it broke"),
-    }
-    Console(width=100, file=out).print(results_table(rows))
-    text = " ".join(out.getvalue().split())
-    assert "inference gyrator 2.50 s 50.00 ms 2.00× 90 MiB 2.0e-07" in text
-    assert "training gyrator failed" in text
-
-
 def test_bench_needs_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(bench, "__file__", str(tmp_path / "a/b/c/d.py"))
+    monkeypatch.setattr(checkout, "__file__", str(tmp_path / "a/b/c/d.py"))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ToolchainMissing, match=r"benchmarks/ not found\n  try: run this from a checkout"):
-        bench.run_bench([])
+        checkout.run_module("benchmarks.run", [])
 
 
 def test_an_error_is_printed_without_a_traceback(

@@ -19,10 +19,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from gyrator.cli.measure import EAGER, EVENT_MARK, REFERENCE, RESULT_MARK, Event, Job, Result, model_config
+from benchmarks.demo.measure import (
+    EAGER,
+    EVENT_MARK,
+    REFERENCE,
+    RESULT_MARK,
+    Event,
+    Job,
+    Result,
+    model_config,
+)
 
 TASKS = ("inference", "training")
-SOURCE = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +134,15 @@ def _follow(job: Job, folder: Path, progress: Progress) -> Result | Failure:
 
 def _worker(job: Job, caches: Path) -> subprocess.Popen[str]:
     """A process that does the job with empty caches; its stderr is merged into its stdout."""
-    command = [sys.executable, "-m", "gyrator.cli.measure", json.dumps(asdict(job))]
+    command = [sys.executable, "-m", "benchmarks.demo.measure", json.dumps(asdict(job))]
     variables = {
         "GYRATOR_CACHE_DIR": str(caches / "gyrator"),
         "GYRATOR_PROGRESS": "lines",
         "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
         "TRITON_CACHE_DIR": str(caches / "triton"),
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(SOURCE), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(
+            map(str, filter(None, [ROOT / "src", ROOT, os.environ.get("PYTHONPATH")]))
+        ),
     }
     env = {**os.environ, **variables}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, text=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gyrator.cli.demo_model import SIZES, ModelConfig, Transformer, loss_of, random_batch
+from benchmarks.demo.model import SIZES, ModelConfig, Transformer, loss_of, random_batch
 
 CPU = torch.device("cpu")
 GPT = ModelConfig(causal=True, vocabulary=50, length=16, layers=2, hidden=32, heads=4)

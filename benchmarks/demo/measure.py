@@ -16,8 +16,9 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor, nn
 
-from gyrator.cli.demo_model import SIZES, Batch, ModelConfig, Transformer, loss_of, random_batch
-from gyrator.cli.memory import peak_bytes, reset_peak
+import gyrator as gyrator  # registers the backend, also where it is not installed
+from benchmarks.demo.memory import peak_bytes, reset_peak
+from benchmarks.demo.model import SIZES, Batch, ModelConfig, Transformer, loss_of, random_batch
 
 EAGER = "eager"
 REFERENCE = "float64"

@@ -1,4 +1,4 @@
-"""`python -m gyrator bench`: runs the benchmarks of a source checkout and passes their arguments on."""
+"""Programs of a source checkout that the command line passes its arguments on to: benchmarks and the demo."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def checkout() -> Path:
     )
 
 
-def run_bench(arguments: Sequence[str]) -> int:
-    """Run benchmarks/run.py with the arguments. Returns its exit status.
+def run_module(module: str, arguments: Sequence[str]) -> int:
+    """Run a module of the checkout with the arguments. Returns its exit status.
 
     Raises:
         ToolchainMissing: there is no checkout.
     """
     root = checkout()
     path = os.pathsep.join(filter(None, [str(root / "src"), str(root), os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-m", "benchmarks.run", *arguments]
+    command = [sys.executable, "-m", module, *arguments]
     return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False).returncode

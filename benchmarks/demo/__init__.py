@@ -1,0 +1,1 @@
+"""The demo: a transformer in eager, gyrator and peers."""
