@@ -370,6 +370,7 @@ class _Wrapper:
         if step.into:
             args += [f"out={self.name(v)}" for v in extern.out if v is not None]
         text = f"{self.operator(op)}({', '.join(args)})"
+        self.lines += _comment(tuple(o for o in extern.origins if o.file))[:1]
         results = [v for v in extern.out if v is not None]
         if step.into or not (results or extern.scalars):
             self.emit(text)

@@ -88,6 +88,9 @@ def estimated_ns(nbytes: int, operations: int) -> float:
 
 def count_of(size: Index, hints: Mapping[Size, int]) -> int:
     """A size as a number: hints stand for symbols, and the start of their loops for axes."""
+    known = size.value
+    if known is not None:
+        return max(known, 0)
     env: dict[Atom, int] = {s: hints.get(s, max(s.lo, UNKNOWN_SIZE)) for s in size.sizes()}
     env |= dict.fromkeys(size.axes(), 0)
     try:

@@ -155,9 +155,7 @@ def why_extern(extern: Extern) -> str:
     library, _, rest = extern.op.partition(".")
     base = rest.partition(".")[0]
     if library == "gyrator":
-        return "it is gyrator's own: " + (
-            "seeds of random numbers" if base == "seeds" else "a region of the graph"
-        )
+        return "it draws the seeds of random numbers" if base == "seeds" else "it runs a region of the graph"
     if base in _PRODUCTS:
         return "matrix products are left to the library, which is fast at them"
     if "convolution" in base:
