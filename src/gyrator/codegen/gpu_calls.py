@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TypeAlias
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from gyrator.codegen.python_text import index_text
 from gyrator.codegen.triton_source import GridAxis, Pointer, SizeArgument, TritonKernel, Workspace
@@ -16,45 +16,58 @@ from gyrator.schedule.plan import Allocate, Call, Copy, Fresh, InPlace, Launch, 
 ALIGNMENT = 16
 """Bytes that a thread moves at once; fresh memory on a GPU starts at a multiple of it."""
 
-Positions: TypeAlias = "frozenset[int]"
 
-
-def aligned_values(plan: Plan, inputs: frozenset[Value] = frozenset()) -> frozenset[Value]:
-    """The values of a plan whose first element surely lies at a multiple of 16 bytes.
+def alignment(plan: Plan, inputs: Iterable[Value] = ()) -> dict[Value, bool]:
+    """Whether the first element of a value lies at a multiple of 16 bytes, where that is known.
 
     `inputs` are those that the wrapper aligns. What an operator returns may be a view of anything.
     """
-    found = set(inputs)
+    found = dict.fromkeys(inputs, True)
     for step in plan.steps:
         match step:
             case Allocate(value, Fresh()):
-                found.add(value)
+                found[value] = True
             case Allocate(value, Reuse(of) | InPlace(of)) if of in found:
-                found.add(value)
-            case Allocate(value, SliceOf(of, offset)) if of in found and _divides(value, offset):
-                found.add(value)
+                found[value] = found[of]
+            case Allocate(value, SliceOf(of, offset)) if not _divides(value, offset):
+                found[value] = False
+            case Allocate(value, SliceOf(of)) if of in found:
+                found[value] = found[of]
             case _:
                 pass
-    return frozenset(found)
+    return found
 
 
 def _divides(value: Value, offset: Index) -> bool:
     return all(factor * value.dtype.itemsize % ALIGNMENT == 0 for _, factor in offset.terms)
 
 
-def aligned_arguments(
-    plan: Plan, kernels: Mapping[str, TritonKernel], aligned: frozenset[Value]
-) -> dict[str, Positions]:
-    """For each kernel by its name, the positions of arguments that are aligned at all its launches."""
-    found: dict[str, Positions] = {}
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """Positions of a kernel's arguments: those that are aligned at all its launches, and those that are not
+    at some.
+    """
+
+    aligned: frozenset[int]
+    unaligned: frozenset[int] = frozenset()
+
+
+def argument_alignment(
+    plan: Plan, kernels: Mapping[str, TritonKernel], known: Mapping[Value, bool]
+) -> dict[str, Arguments]:
+    """What is known of the arguments of each kernel, by its name."""
+    found: dict[str, Arguments] = {}
     for step in plan.steps:
-        if not isinstance(step, Launch):
+        if not isinstance(step, Launch) or step.kernel not in kernels:
             continue
         params = kernels[step.kernel].params
         pointers = [at for at, param in enumerate(params) if isinstance(param, Pointer)]
-        here = frozenset(at for at, value in zip(pointers, step.args, strict=True) if value in aligned)
-        here |= {at for at, param in enumerate(params) if isinstance(param, Workspace)}
-        found[step.kernel] = found.get(step.kernel, here) & here
+        states = {at: known.get(value) for at, value in zip(pointers, step.args, strict=True)}
+        aligned = {at for at, state in states.items() if state}
+        aligned |= {at for at, param in enumerate(params) if isinstance(param, Workspace)}
+        unaligned = {at for at, state in states.items() if state is False}
+        before = found.get(step.kernel, Arguments(frozenset(aligned)))
+        found[step.kernel] = Arguments(before.aligned & aligned, before.unaligned | unaligned)
     return found
 
 
@@ -112,11 +125,11 @@ def updated_text(tree: Kernel, kernel: TritonKernel) -> str:
     changing |= {p.value.name for p in tree.params if p.alias is not None}
     changing |= {s.value.name for s in _stores(tree.body) if s.combine != "set"}
     names, entries = ", ".join(size_names(kernel)), []
-    by_name = {p.value.name: p.value for p in tree.params}
-    for at, param in enumerate(kernel.params):
-        if isinstance(param, Pointer) and param.name in changing:
-            value = by_name[param.name]
-            entries.append(f"{at}: lambda {names}: {index_text(value.shape[0] * value.dtype.itemsize)}")
+    pointers = [at for at, param in enumerate(kernel.params) if isinstance(param, Pointer)]
+    for at, param in zip(pointers, tree.params, strict=True):
+        if param.value.name in changing:
+            nbytes = param.value.shape[0] * param.value.dtype.itemsize
+            entries.append(f"{at}: lambda {names}: {index_text(nbytes)}")
     return "{" + ", ".join(entries).replace("lambda :", "lambda:") + "}" if entries else ""
 
 

@@ -13,7 +13,7 @@ import torch
 
 from gyrator.cache.store import Store
 from gyrator.codegen.cpp import CppKernel, print_kernel
-from gyrator.codegen.gpu_calls import aligned_arguments, aligned_values, inputs_to_align
+from gyrator.codegen.gpu_calls import alignment, argument_alignment, inputs_to_align
 from gyrator.codegen.triton import print_triton
 from gyrator.codegen.triton_source import TritonKernel
 from gyrator.codegen.wrapper import BuiltKernel
@@ -151,8 +151,9 @@ def _start_triton(
     hints: Mapping[Size, int],
 ) -> Callable[[], Mapping[str, str | Path]]:
     """Begin to build the kernels on a GPU; returns what waits for their files."""
-    known = aligned_arguments(plan, kernels, aligned_values(plan, frozenset(align)))
-    relied = {name: default_aligned(kernel, hints) for name, kernel in kernels.items()}
+    arguments = argument_alignment(plan, kernels, alignment(plan, align))
+    known = {name: found.aligned for name, found in arguments.items()}
+    relied = {name: default_aligned(k, hints) - arguments[name].unaligned for name, k in kernels.items()}
     places = {k.name: place for k in plan.kernels if k.name in kernels and (place := checked_place(k))}
     found = tuple(kernels.values())
     build: TritonBuild = start_triton_build(found, relied, target, workers, store, session, places)

@@ -1,0 +1,108 @@
+"""What a wrapper knows of the arguments of GPU kernels, and how it computes numbers of programs."""
+
+from __future__ import annotations
+
+import torch
+
+from gyrator.codegen.gpu_calls import (
+    Arguments,
+    alignment,
+    argument_alignment,
+    inputs_to_align,
+    programs_text,
+    updated_text,
+)
+from gyrator.codegen.triton_source import GridAxis, Pointer, SizeArgument, TritonKernel, Workspace
+from gyrator.ir.expr import Const, Value
+from gyrator.ir.index import Axis, Index, Size, const, contiguous_strides
+from gyrator.ir.program import Input
+from gyrator.ir.tree import Config, Kernel, Loop, LoopKind, Param, Store
+from gyrator.schedule.plan import Allocate, Fresh, InPlace, Launch, Plan, Reuse, SliceOf, full_view
+
+BF16, S = torch.bfloat16, Size("s0", 2)
+CONFIGS = (Config((("XBLOCK", 256),), 4), Config((("XBLOCK", 1024),), 8))
+
+
+def value(name: str, *shape: int) -> Value:
+    sizes = tuple(map(const, shape))
+    return Value(name, sizes, BF16, contiguous_strides(sizes), torch.device("cuda", 0))
+
+
+def kernel(*grid: GridAxis, sizes: tuple[Size, ...] = ()) -> TritonKernel:
+    params = (Pointer("x", BF16, False), Pointer("y", BF16, True), Workspace("w", const(64), True))
+    return TritonKernel(
+        "k", "", (*params, *[SizeArgument(s.name, s) for s in sizes]), grid, CONFIGS, "pointwise"
+    )
+
+
+def plan(*steps: Allocate | Launch, inputs: tuple[Value, ...] = (), outputs: tuple[Value, ...] = ()) -> Plan:
+    given = tuple(Input(value=v) for v in inputs)
+    return Plan("p", given, steps, tuple(full_view(v) for v in outputs), ())
+
+
+def test_alignment_follows_where_values_are_placed() -> None:
+    x, whole, left, right, odd, again = (
+        value(n, 8, 24) for n in ("x", "whole", "left", "right", "odd", "again")
+    )
+    known = alignment(
+        plan(
+            Allocate(whole, Fresh()),
+            Allocate(left, SliceOf(whole, const(8))),
+            Allocate(right, SliceOf(whole, const(12))),
+            Allocate(odd, InPlace(right)),
+            Allocate(again, Reuse(x)),
+        )
+    )
+    assert known == {whole: True, left: True, right: False, odd: False}
+    assert alignment(plan(Allocate(again, Reuse(x))), [x]) == {x: True, again: True}
+
+
+def test_an_argument_is_aligned_if_it_is_at_every_launch() -> None:
+    x, fresh, window = value("x", 8), value("fresh", 32), value("window", 8)
+    steps = (
+        Allocate(fresh),
+        Allocate(window, SliceOf(fresh, const(3))),
+        Launch("k", (x, fresh)),
+        Launch("k", (fresh, fresh)),
+        Launch("k", (x, window)),
+    )
+    made = plan(*steps)
+    found = argument_alignment(made, {"k": kernel()}, alignment(made))
+    assert found == {"k": Arguments(frozenset({2}), frozenset({1}))}
+
+
+def test_only_inputs_that_kernels_read_and_nothing_returns_are_aligned() -> None:
+    read, returned, updated, unread = (value(n, 8) for n in ("read", "returned", "updated", "unread"))
+    new = value("new", 8)
+    made = plan(
+        Allocate(new, InPlace(updated)),
+        Launch("k", (read, new)),
+        Launch("k", (returned, updated)),
+        inputs=(read, returned, updated, unread),
+        outputs=(returned,),
+    )
+    assert inputs_to_align(made) == (read,)
+
+
+def test_the_number_of_programs_is_a_function_of_sizes_and_blocks() -> None:
+    n: Index = S.index()
+    text = programs_text(kernel(GridAxis(n * 3, "XBLOCK"), GridAxis(const(5)), sizes=(S,)))
+    assert text == "lambda s0, XBLOCK: -(-(3*s0) // XBLOCK) * 5"
+    assert eval(text)(1000, 256) == 12 * 5
+    assert eval(programs_text(kernel(GridAxis(n, None), sizes=(S,))))(7, 256) == 7
+    assert eval(programs_text(kernel()))(256) == 1
+
+
+def test_memory_that_a_second_launch_would_change_again_is_named() -> None:
+    x, y = value("x", 40), value("y", 40)
+    i = Axis("i0", const(40))
+
+    def tree(combine: str, *, alias: str | None = None) -> Kernel:
+        store = Store(y, (i.index(),), Const(1.0, BF16), combine)
+        params = (Param(x, True, False), Param(y, False, True, alias))
+        return Kernel("k", params, (), (), (Loop(i, LoopKind.PARALLEL, (store,)),))
+
+    assert updated_text(tree("set"), kernel()) == ""
+    for changing in (tree("add"), tree("set", alias="x")):
+        text = updated_text(changing, kernel())
+        assert eval(text)[1]() == 80 and list(eval(text)) == [1]
