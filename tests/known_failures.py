@@ -14,6 +14,4 @@ KNOWN: Mapping[str, str] = {
         "a size symbol without a range on torch 2.11",
     _CPU + "test_opinfo.py::test_ops[22]":
         "index_fill's gradient calls _unique, whose result has no known size",
-    "tests/pure/test_readme.py::test_the_readme_is_current":
-        "the table follows the recorded results at each release",
 }  # fmt: skip
