@@ -98,8 +98,12 @@ def _module(kernel: Kernel, printer: Printer, params: Sequence[str], blocks: Seq
         imports.append("from triton.language.extra import libdevice")
     if "rt" in printer.libraries:
         imports += ["", "from gyrator.runtime import triton_ops as rt"]
-    head = f"def {kernel.name}({', '.join([*params, *(f'{b}: tl.constexpr' for b in blocks)])}):"
-    heads = wrap(head, _WIDTH, subsequent_indent="    ", break_long_words=False)
+    rest = ", ".join([*params, *(f"{b}: tl.constexpr" for b in blocks)]) + "):"
+    heads = [f"def {kernel.name}({rest}"]
+    if len(heads[0]) > _WIDTH:
+        indent = "    "
+        lines = wrap(rest, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False)
+        heads = [f"def {kernel.name}(", *lines]
     body = [f"    {line}" for line in printer.block.lines] or ["    pass"]
     return "\n".join([*imports, "", "", *_origin_lines(kernel), "@triton.jit", *heads, *body]) + "\n"
 
