@@ -484,7 +484,8 @@ class _Wrapper:
             strides = tuple(self.hint(i) for i in value.strides)
             limit = ranges.get(value)
             high = "" if limit is None else f", below={self.hint(limit)}"
-            lines.append(f"random_tensor({shape}, {strides}, {value.dtype}{high})")
+            place = "" if value.device.type == "cpu" else f', device="{value.device}"'
+            lines.append(f"random_tensor({shape}, {strides}, {value.dtype}{high}{place})")
         return lines
 
     def hint(self, index: Index) -> int:

@@ -20,10 +20,14 @@ SECONDS = 1.0
 
 
 def random_tensor(
-    shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, below: int | None = None
+    shape: Sequence[int],
+    strides: Sequence[int],
+    dtype: torch.dtype,
+    below: int | None = None,
+    device: str = "cpu",
 ) -> torch.Tensor:
     """A random tensor: normal floats, booleans, integers from 0 up to `below` (by default 2)."""
-    new = torch.empty_strided(shape, strides, dtype=dtype)
+    new = torch.empty_strided(shape, strides, dtype=dtype, device=device)
     if dtype.is_floating_point or dtype.is_complex:
         wide = dtype if dtype in (torch.float32, torch.float64) or dtype.is_complex else torch.float32
         return new.copy_(torch.randn(shape, dtype=wide))
@@ -47,6 +51,8 @@ def _times(call: BoxedCall, inputs: list[Any]) -> list[float]:
         args = list(inputs)
         start = time.perf_counter()
         call(args)
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
     return times
 
