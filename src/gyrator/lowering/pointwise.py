@@ -30,6 +30,22 @@ def _elementwise(name: str) -> Lowering:
     return lowering
 
 
+def _of_rounded(name: str) -> Lowering:
+    """The same where an operand is rounded to the result's dtype first, as eager does: in half precision
+    ``x % 0.1`` is a remainder by the nearest half number, which makes all the difference.
+    """
+
+    def lowering(b: Builder, out: Meta, *operands: Operand) -> TensorRef:
+        wide = compute_dtype(out.dtype)
+
+        def body(at: Coords) -> Expr:
+            return op(name, *[cast(element(o, at, out.dtype), wide) for o in operands])
+
+        return b.pointwise(out, body)
+
+    return lowering
+
+
 def _rounding(name: str) -> Lowering:
     """floor and the like, which leave integers alone."""
 
@@ -346,18 +362,14 @@ def _bitwise(name: str) -> Mapping[OpOverload, Lowering]:
     return {getattr(packet, overload): lowering for overload in ("Tensor", "Scalar", "Scalar_Tensor")}
 
 
-def _rows(
-    names: str, overloads: str, family: Callable[[str], Lowering], **renamed: str
-) -> dict[OpOverload, Lowering]:
-    """One row per name and existing overload; ``renamed`` says which op of the table stands for which ATen
-    name.
-    """
+def _rows(names: str, overloads: str, family: Callable[[str], Lowering]) -> dict[OpOverload, Lowering]:
+    """One row per name and existing overload."""
     rows: dict[OpOverload, Lowering] = {}
     for name in names.split():
         packet = getattr(aten, name)
         for overload in overloads.split():
             if overload in packet.overloads():
-                rows[getattr(packet, overload)] = family(renamed.get(name, name))
+                rows[getattr(packet, overload)] = family(name)
     return rows
 
 
@@ -366,7 +378,7 @@ _UNARY = (
     " erf erfc erfinv lgamma digamma sqrt rsqrt reciprocal neg"
 )
 _SHIFTS = "Tensor Scalar Tensor_Scalar Scalar_Tensor"
-_BINARY = "atan2 hypot copysign fmod remainder floor_divide"
+_BINARY = "atan2 hypot copysign fmod remainder"
 _PRIMS = {"mul": "mul", "sub": "sub", "maximum": "maximum", "minimum": "minimum", "pow": "pow", "neg": "neg"}
 
 REGISTERED_LATE: Mapping[str, Lowering] = {"prims.fma.default": _fma}
@@ -374,7 +386,8 @@ REGISTERED_LATE: Mapping[str, Lowering] = {"prims.fma.default": _fma}
 
 LOWERINGS: Mapping[OpOverload, Lowering] = {
     **_rows(_UNARY, "default", _elementwise),
-    **_rows(_BINARY, "default Tensor Scalar", _elementwise, floor_divide="floordiv"),
+    **_rows(_BINARY, "default Tensor Scalar", _of_rounded),
+    **_rows("floor_divide", "default Tensor Scalar", lambda _: _elementwise("floordiv")),
     **_rows("floor ceil trunc", "default", _rounding),
     **_rows("mul", "Tensor Scalar", lambda _: _boolean("mul", "logical_and")),
     **_rows("maximum", "default", lambda _: _boolean("maximum", "logical_or")),

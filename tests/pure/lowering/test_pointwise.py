@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.pure.lowering.harness import check, lowered, tensor
+from tests.pure.lowering.harness import check, lowered, run, tensor
 
 SHAPE = (5, 7)
 DTYPES = (
@@ -90,6 +90,14 @@ def test_powers(exponent: float) -> None:
     check(lambda x: x.abs() ** exponent, tensor(*SHAPE, dtype=torch.bfloat16))
     if exponent >= 0:
         check(lambda x: x**exponent, tensor(*SHAPE, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("name", ["fmod", "remainder"])
+def test_half_precision_divides_by_the_rounded_number(name: str) -> None:
+    fn, x = getattr(torch, name), tensor(*SHAPE, dtype=torch.bfloat16)
+    for divisor in (0.1, torch.tensor(0.1)):
+        low = lowered(lambda x, d=divisor: fn(x, d), x)
+        assert torch.equal(run(low, [x]).outputs[0], fn(x, divisor))
 
 
 def test_power_with_a_number_as_base() -> None:
