@@ -34,6 +34,7 @@ from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Stage, Store, Ti
 _WIDTH = 110
 _RESERVED = ("tl", "triton", "rt", "libdevice", "float", "pid", "old", "new")
 _ATOMICS = {"add": "atomic_add", "max": "atomic_max", "min": "atomic_min"}
+_KINDS = {"add": "sum", "mul": "prod"}
 _NEXT = {
     "sum": "{0} + {1}",
     "prod": "{0} * {1}",
@@ -62,7 +63,7 @@ def print_triton(kernel: Kernel) -> TritonKernel:
     Raises: UnsupportedInput for an element type that kernels for GPUs do not handle; InternalCheckError for
     a tree that has no Triton.
     """
-    if kernel.tiling is None or kernel.scratch:
+    if kernel.tiling is None:
         raise InternalCheckError("print", f"kernel {kernel.name} was scheduled for a CPU")
     names = Names((*_RESERVED, kernel.name))
     printer = Printer(kernel, kernel.tiling, names)
@@ -78,6 +79,7 @@ def print_triton(kernel: Kernel) -> TritonKernel:
         if not kernel.tiling.wide:
             printer.emit(f"{name} = {name}.to(tl.int32)")
         printer.bind(size, Term(name, name=True))
+    printer.rows |= {value: names.fresh(value.name) for value in kernel.scratch}
     blocks = tuple(dict.fromkeys(t.block for t in kernel.tiling.tiles))
     grid = printer.grid()
     return TritonKernel(
@@ -470,7 +472,22 @@ class Printer(Expressions):
             self.emit(f"{old} = rt.pick({new}, {here} == {at}, {self.rank - 1}, {self.rank > 1})")
 
     # -- stores --------------------------------------------------------------------------------------------
+    def _keep(self, store: Store) -> None:
+        """A scratch row is a local: the tile that covers it."""
+        name, expr = self.rows[store.value], store.expr
+        if isinstance(expr, Const):
+            shape, dtype = self.shape(self._scope), type_name(store.value.dtype)
+            self.emit(f"{name} = tl.full({shape}, {literal(expr.value)}, {dtype})")
+            return
+        text = _NEXT[_KINDS.get(store.combine, store.combine)].format(name, self.value(expr).operand)
+        if text.startswith("rt."):
+            self.libraries.add("rt")
+        self.emit(f"{name} = {text}")
+
     def _store(self, store: Store) -> None:
+        if store.value in self.rows:
+            self._keep(store)
+            return
         at = self.address(store.value, store.index)
         mask = [] if store.mask is None else [self.value(store.mask)]
         value = self.value(store.expr)
@@ -493,7 +510,7 @@ class Printer(Expressions):
 
     def _combine(self, store: Store, pointer: str, value: Term, tail: str) -> None:
         """Read, combine and write; the barrier puts the iterations of a serial loop in order."""
-        kind = {"add": "sum", "mul": "prod"}.get(store.combine, store.combine)
+        kind = _KINDS.get(store.combine, store.combine)
         dtype = type_name(working(store.value.dtype))
         text = _NEXT[kind].format("old", "new")
         if text.startswith("rt."):

@@ -81,6 +81,7 @@ class Expressions:
         self.kernel, self.tiling, self.names = kernel, tiling, names
         self.blocks: list[Block] = [Block(0)]
         self.pointers: dict[Value, str] = {}
+        self.rows: dict[Value, str] = {}
         self.bounds: dict[Axis, Term] = {}
         self.libraries: set[str] = set()
         self.asserts = False
@@ -241,6 +242,8 @@ class Expressions:
 
     # -- leaves --------------------------------------------------------------------------------------------
     def _load(self, e: Load) -> Term:
+        if e.value in self.rows:
+            return Term(self.rows[e.value], self.block.depth, frozenset(self.tile_of), name=True)
         at = self.address(e.value, e.index)
         conditions = self.within(at.axes)
         mask = None if e.mask is None else self.value(e.mask)

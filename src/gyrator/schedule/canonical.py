@@ -45,14 +45,16 @@ def canonicalise(group: Group, stored: frozenset[Value]) -> Canonical:
         out = tuple(None if v is None else names[v] for v in member.nest.out)
         nest = replace(member.nest, out=out, root=root)
         at = {a: substitute(i, axes) for a, i in member.at.items()}
-        members.append(Member(nest, number, at, member.space, tuple(loads(node_exprs(nest)))))
+        members.append(Member(nest, number, at, member.space, tuple(loads(node_exprs(nest))), member.down))
     outer = _renamed(group.outer, axes)
-    spaces = tuple(_renamed(s, axes) for s in group.spaces)
+    spaces, serial = tuple(_renamed(s, axes) for s in group.spaces), _renamed(group.serial, axes)
     kept = frozenset(names[v] for v in stored if v in names)
-    parts = tuple((m.nest.out, m.nest.axes, m.nest.root, tuple(m.at.items()), m.space) for m in members)
+    parts = tuple(
+        [(m.nest.out, m.nest.axes, m.nest.root, tuple(m.at.items()), m.space, m.down) for m in members]
+    )
     return Canonical(
-        (outer, spaces, parts, kept),
-        Group(outer, spaces, tuple(members)),
+        (outer, spaces, serial, parts, kept),
+        Group(outer, spaces, tuple(members), serial),
         kept,
         {n: v for v, n in names.items()},
     )
@@ -82,7 +84,7 @@ def _rename_values(group: Group) -> dict[Value, Value]:
 
 def _rename_axes(group: Group) -> dict[Atom, Index]:
     axes: dict[Atom, Index] = {}
-    for axis in (*group.outer, *(a for s in group.spaces for a in s)):
+    for axis in (*group.outer, *(a for s in group.spaces for a in s), *group.serial):
         axes[axis] = Axis(f"a{len(axes)}", axis.extent).index()
     return axes
 

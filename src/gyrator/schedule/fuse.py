@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from gyrator.ir.expr import Load, Value
 from gyrator.ir.index import Index, substitute
 from gyrator.ir.program import Extern, Nest, Program, Reduce, Scan, Scatter, defines
 from gyrator.schedule.gpu import gpu_refusal
+from gyrator.schedule.gpu_mix import mix
 from gyrator.schedule.group import (
     Group,
     Member,
@@ -74,6 +75,11 @@ def fuse(program: Program, most: int) -> Fused:
         decisions[candidate.first, candidate.second, candidate.value] = Decision(
             first, second, candidate.value, verdict
         )
+    for (p, q, value), decision in list(decisions.items()):
+        if decision.verdict is not None and decision.first.on_gpu and decision.second.on_gpu:
+            verdict = state.attempt(_Candidate(0, 0, p, q, value), mixing=True)
+            if verdict is None:
+                decisions[p, q, value] = replace(decision, verdict=None)
     return Fused(tuple(state.steps()), tuple(decisions.values()))
 
 
@@ -104,16 +110,17 @@ class _State:
         }
         self._units = Units(len(program.nodes), _edges(program))
 
-    def attempt(self, c: _Candidate) -> Refused | None:
-        """Join the two units of a candidate if that is legal and good; None on success."""
+    def attempt(self, c: _Candidate, *, mixing: bool = False) -> Refused | None:
+        """Join the two units of a candidate if that is legal and good; None on success. ``mixing`` joins rows
+        with columns."""
         a, b = self._units.find(c.first), self._units.find(c.second)
         if a == b:
             return None
         first, second = self._groups[a], self._groups[b]
-        joined = self._join(first, second, c)
+        joined = self._mixed(first, second, c) if mixing else self._join(first, second, c)
         if isinstance(joined, Refused):
             return joined
-        problem = _check(joined, first, second)
+        problem = None if mixing else _check(joined, first, second)
         if problem is not None:
             return problem
         if not self._units.merge(a, b):
@@ -132,6 +139,19 @@ class _State:
                 if isinstance(result, Group):
                     return result
                 refusal = result
+        return refusal
+
+    def _mixed(self, first: Group, second: Group, c: _Candidate) -> Group | Refused:
+        if len(first.members) + len(second.members) > self._most:
+            return Refused(f"the kernel would have more than {self._most} parts")
+        refusal = Refused("they do not read the shared value by whole elements")
+        for left in _places(first, c.first, c.value):
+            for right in _places(second, c.second, c.value):
+                for rows, columns, a, b in ((first, second, left, right), (second, first, right, left)):
+                    result = mix(rows, columns, a, b, c.value.shape)
+                    if isinstance(result, Group):
+                        return result
+                    refusal = result
         return refusal
 
     def steps(self) -> Iterator[Group | Extern]:

@@ -25,7 +25,7 @@ def gpu_loops(group: Group, stored: frozenset[Value]) -> Shape:
     blocks: dict[Atom, Index] = {}
     spaces = tuple([(_flat(f"row{n}", space, blocks),) for n, space in enumerate(group.spaces)])
     parallel = tuple(_grid(group, stored, blocks))
-    return Shape(group, Style.TILES, parallel, None, spaces, blocks, lanes=1)
+    return Shape(group, Style.TILES, parallel, None, spaces, blocks, lanes=1, serial=group.serial)
 
 
 def _grid(group: Group, stored: frozenset[Value], blocks: dict[Atom, Index]) -> list[Axis]:

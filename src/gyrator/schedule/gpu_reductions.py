@@ -12,15 +12,20 @@ from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, const, contiguous_str
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce
 from gyrator.schedule.gpu import Gpu
+from gyrator.schedule.gpu_mix import MAX_COLUMNS
 from gyrator.schedule.gpu_tiling import WHOLE_ROW
 from gyrator.schedule.loops import SIMPLE
 from gyrator.schedule.split import is_column
-from gyrator.schedule.uses import volume
+from gyrator.schedule.uses import loads, volume
 
 COLUMNS, PER_PROCESSOR = 64, 4
 MIN_WORK = 1 << 16
 MIN_ROW, MIN_ROWS = 1 << 11, 64
 """Elements of a row, and rows of a block of columns, that are worth a program of their own."""
+
+MIN_ROWS_MIXED, MOST_AT_ONCE = 16, 16
+"""Where a tensor is summed both ways: rows that a program runs through at least, and programs of a
+multiprocessor at once."""
 
 
 # -- splitting ---------------------------------------------------------------------------------------------
@@ -51,16 +56,27 @@ def split_on_gpu(program: Program, gpu: Gpu | None) -> Program:
     if gpu is None:
         return program
     nodes: list[Node] = []
+    by_rows = _read_by_rows(program)
     for node in program.nodes:
         if not isinstance(node, Nest) or not isinstance(node.root, Reduce) or not node.on_gpu:
             nodes.append(node)
             continue
-        cut = _cut(node, node.root, gpu)
+        mixed = any(load.value in by_rows for load in loads(node.root.body))
+        cut = _cut(node, node.root, gpu, mixed=mixed)
         nodes += [node] if cut is None else _split(node, node.root, cut)
     return replace(program, nodes=tuple(nodes))
 
 
-def _cut(nest: Nest, root: Reduce, gpu: Gpu) -> _Cut | None:
+def _read_by_rows(program: Program) -> set[Value]:
+    """Large values along whose rows something is reduced: column sums of them may join (see gpu_mix)."""
+    found: set[Value] = set()
+    for node in program.nodes:
+        if isinstance(node, Nest) and isinstance(node.root, Reduce) and not is_column(node, node.root):
+            found |= {load.value for load in loads(node.root.body) if volume(load.value.shape) >= MIN_WORK}
+    return found
+
+
+def _cut(nest: Nest, root: Reduce, gpu: Gpu, *, mixed: bool) -> _Cut | None:
     kept, row = volume(a.extent for a in nest.axes), volume(a.extent for a in root.reduced)
     known = all(a.extent.value is not None for a in (*nest.axes, *root.reduced))
     if not known or kept * row < MIN_WORK or root.kind not in (*SIMPLE, "argmax", "argmin", "welford"):
@@ -68,6 +84,9 @@ def _cut(nest: Nest, root: Reduce, gpu: Gpu) -> _Cut | None:
     column = is_column(nest, root)
     programs, least = (-(-kept // COLUMNS), MIN_ROWS) if column else (kept, MIN_ROW)
     wanted = min(PER_PROCESSOR * gpu.processors // max(programs, 1), row // least)
+    if mixed and column and kept <= MAX_COLUMNS:
+        at_once = max(1, min(MOST_AT_ONCE, (1 << 14) // kept))
+        programs, wanted = 0, min(gpu.processors * at_once, row // MIN_ROWS_MIXED)
     if programs >= gpu.processors or wanted < 2:
         return None
     axis = next((a for a in root.reduced if volume((a.extent,)) >= wanted), None)

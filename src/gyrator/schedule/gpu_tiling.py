@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from gyrator.ir.expr import Expr, Load, walk_all
 from gyrator.ir.index import Axis, FloorDiv, Index, Mod, lower, upper
 from gyrator.ir.tree import Config, Kernel, Loop, LoopKind, Stage, Store, Tile, Tiling, Update
-from gyrator.schedule.gpu import Gpu
+from gyrator.schedule.gpu import FEW_PROGRAMS, Gpu
 from gyrator.schedule.naming import stage_exprs
 from gyrator.schedule.uses import volume
 
@@ -45,8 +45,9 @@ def tile_kernel(kernel: Kernel, gpu: Gpu) -> Kernel:
     wide = not all(_fits(i) for i in _indices(kernel))
     points = volume(a.extent for a in walk.grid)
     hint = points * max((volume((r.extent,)) for r in walk.rows), default=1)
+    hint *= volume(loop.axis.extent for loop in _loops(kernel.body) if loop.kind is LoopKind.SERIAL)
     if walk.rows:
-        tiles, configs, category = _row_tiles(walk, points, gpu)
+        tiles, configs, category = _row_tiles(walk, points, gpu, mixed=bool(kernel.scratch))
     else:
         tiles, configs, category = _point_tiles(walk, points, gpu)
     return replace(kernel, tiling=Tiling(tiles, configs, category, wide, hint))
@@ -69,10 +70,13 @@ def _point_tiles(walk: _Walk, points: int, gpu: Gpu) -> tuple[tuple[Tile, ...], 
 
 
 # -- rows --------------------------------------------------------------------------------------------------
-def _row_tiles(walk: _Walk, points: int, gpu: Gpu) -> tuple[tuple[Tile, ...], tuple[Config, ...], str]:
-    """A program handles one row or several; each row whole where it fits."""
-    columns = bool(walk.grid) and _walks_columns(walk)
-    whole = {axis: _is_whole(axis, loops, columns=columns) for axis, loops in walk.rows.items()}
+def _row_tiles(
+    walk: _Walk, points: int, gpu: Gpu, *, mixed: bool
+) -> tuple[tuple[Tile, ...], tuple[Config, ...], str]:
+    """A program handles one row or several; each row whole where it fits, and where sums down the columns are
+    kept (``mixed``)."""
+    columns = bool(walk.grid) and not mixed and _walks_columns(walk)
+    whole = {axis: mixed or _is_whole(axis, loops, columns=columns) for axis, loops in walk.rows.items()}
     longest = max(_power(_length(a)) if w else 0 for a, w in whole.items())
     if all(whole.values()):
         pairs = _whole_columns(longest, points) if columns else _whole_rows(longest, points, gpu)
@@ -118,7 +122,8 @@ def _looped_rows(row: int) -> list[tuple[int, int, int]]:
 
 
 def _looped_columns(row: int, points: int) -> list[tuple[int, int, int]]:
-    found = [(x, min(row, block), 8) for x, block in ((64, 64), (128, 32), (32, 64))]
+    shapes = ((64, 64), (128, 32), (32, 64)) if points >= 64 * FEW_PROGRAMS else ((16, 128), (32, 64))
+    found = [(x, min(row, block), 8) for x, block in shapes]
     return [(min(x, _power(points)), block, warps) for x, block, warps in found]
 
 

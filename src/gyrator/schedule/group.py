@@ -26,13 +26,14 @@ Axes: TypeAlias = "tuple[Axis, ...]"
 @dataclass(frozen=True, slots=True)
 class Member:
     """A nest in a group. ``at`` gives each of its axes as an index over the group's; ``space`` is None for
-    outer only."""
+    outer only. ``down``: a reduction over the group's serial axes, with a result per element of its space."""
 
     nest: Nest
     position: int
     at: Mapping[Atom, Index]
     space: int | None
     loads: tuple[Load, ...]
+    down: bool = False
 
     def coordinates(self) -> tuple[Index, ...]:
         """Where, over the group's axes, the element that one iteration defines lies in the result."""
@@ -42,12 +43,13 @@ class Member:
 @dataclass(frozen=True, slots=True)
 class Group:
     """Nests in one kernel: ``outer`` axes are common to all; besides, each member runs over one of ``spaces``
-    or none.
+    or none. ``serial`` are outer axes that one program of a GPU runs through in order (see :mod:`gpu_mix`).
     """
 
     outer: Axes
     spaces: tuple[Axes, ...]
     members: tuple[Member, ...]
+    serial: Axes = ()
 
     @property
     def pointwise(self) -> bool:
@@ -67,7 +69,8 @@ class Group:
             return found
 
         members = tuple([replace(m, at={a: image(i) for a, i in m.at.items()}) for m in self.members])
-        return Group(_images(self.outer, mapping), tuple(_images(s, mapping) for s in self.spaces), members)
+        spaces = tuple(_images(s, mapping) for s in self.spaces)
+        return Group(_images(self.outer, mapping), spaces, members, _images(self.serial, mapping))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 from gyrator.ir.expr import Const, Expr, Load, Op, Random, Ref, Value, indirect, rewrite, walk_all
 from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, dot, substitute, upper
@@ -123,7 +123,35 @@ class _Writer:
             stages += self._columns(self._outer_stages(level))
             for space in range(len(self.shape.spaces)):
                 stages += self._space(level, space)
-        return self._wrap(tuple(stages))
+        return self._wrap(self._mixed(stages))
+
+    def _mixed(self, stages: list[Loop | Stage]) -> Body:
+        """Around the rows that a program of a GPU runs through: what is summed down the columns starts before
+        and is stored after."""
+        down = [(m, v) for m in self.members if m.down for v in m.nest.out if v is not None]
+        if not down:
+            return tuple(stages)
+        (lane,) = self.shape.spaces[0]
+        start: list[Loop | Stage] = []
+        end: list[Loop | Stage] = []
+        for member, value in down:
+            row, at = self._rows[value], (lane.index(),)
+            assert isinstance(member.nest.root, Reduce)
+            start.append(Store(row, at, Const(identity(member.nest.root.kind, value.dtype), value.dtype)))
+            end.append(Store(self._memory(value), self._place(value, member), Load(row, at)))
+        body = tuple(stages)
+        for axis in reversed(self.shape.serial):
+            body = (Loop(axis, LoopKind.SERIAL, body),)
+        return Loop(lane, LoopKind.LANES, tuple(start)), *body, Loop(lane, LoopKind.LANES, tuple(end))
+
+    def _down(self, member: Member, level: int) -> Store:
+        """Combine a row into what is summed down the columns."""
+        root, value = member.nest.root, member.nest.out[0]
+        assert isinstance(root, Reduce) and value is not None
+        (lane,) = self.shape.spaces[0]
+        row = Value(f"row_{value.name}", (lane.extent,), value.dtype, (ONE,))
+        self._rows[value] = row
+        return Store(row, (lane.index(),), self._exprs(member, level)[0], SIMPLE[root.kind])
 
     # -- loops ---------------------------------------------------------------------------------------------
     def _wrap(self, stages: Body) -> Body:
@@ -157,6 +185,9 @@ class _Writer:
         accumulators: list[_Accumulator] = []
         for member in here:
             root = member.nest.root
+            if member.down:
+                stages.append(self._down(member, level))
+                continue
             if isinstance(root, Reduce) and self.shape.style is Style.SHEET:
                 accumulators.append(self._accumulate(member, level, stages))
             elif isinstance(root, Reduce | Scan):
@@ -178,7 +209,7 @@ class _Writer:
     ) -> Body:
         axes = self.shape.spaces[space]
         vector = (vector and self.shape.style in (Style.ROWS, Style.SPLIT)) or self.on_gpu
-        in_order = any(isinstance(s, Store) and s.combine != "set" and not s.atomic for s in body)
+        in_order = any(_is_scatter(s) and s.value not in self._rows.values() for s in body)
         vector = vector and not in_order
         for depth in range(len(axes) - 1, -1, -1):
             innermost, outermost = depth == len(axes) - 1, depth == 0
@@ -280,6 +311,8 @@ class _Writer:
         with no space."""
         stages: list[Loop | Stage] = []
         for member in self.members:
+            if member.down:
+                continue
             if isinstance(member.nest.root, Reduce) and self.levels.of[member.position] == level - 1:
                 stages += [
                     Store(self._memory(v), self._place(v, member), self._result_of(v))
@@ -474,7 +507,9 @@ class _Writer:
 
     def _ref(self, value: Value) -> Ref:
         member, _ = self.made[value]
-        scope = set(self.shape.parallel) | ({self.shape.lane} if self.shape.lane is not None else set())
+        scope = {*self.shape.parallel, *self.shape.serial} | (
+            {self.shape.lane} if self.shape.lane is not None else set()
+        )
         if isinstance(member.nest.root, Scan) and member.space is not None:
             scope |= set(self.shape.spaces[member.space])
         return Ref(value.name, value.dtype, frozenset(scope))
@@ -524,6 +559,11 @@ def _stores_last(stages: list[Loop | Stage]) -> list[Loop | Stage]:
             expr = named[expr]
         last.append(replace(stage, expr=expr))
     return first + last
+
+
+def _is_scatter(stage: Loop | Stage) -> TypeGuard[Store]:
+    """Whether a stage reads memory, combines and writes, so that iterations which meet run in order."""
+    return isinstance(stage, Store) and stage.combine != "set" and not stage.atomic
 
 
 def _loads(member: Member, value: Value) -> bool:

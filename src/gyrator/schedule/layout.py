@@ -171,4 +171,4 @@ def _replace_axes(group: Group, outer: Axis, inner: Axis, both: Axis, mapping: M
     members = tuple(
         replace(m, at={a: substitute(i, mapping) for a, i in m.at.items()}) for m in group.members
     )
-    return Group(swap(group.outer), tuple(swap(s) for s in group.spaces), members)
+    return Group(swap(group.outer), tuple(swap(s) for s in group.spaces), members, group.serial)

@@ -67,6 +67,7 @@ class Shape:
     blocks: Mapping[Atom, Index]
     lanes: int = LANES
     tile: Axis | None = None
+    serial: Axes = ()
 
 
 SIMPLE = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "max", "all": "min"}
@@ -102,7 +103,7 @@ def ordered(group: Group, stored: frozenset[Value]) -> Group:
         order = _numbered_order(group, k, order)
         group, order = coalesce(group, order, found)
         spaces.append(tuple(order))
-    return Group(tuple(outer), tuple(spaces), group.members)
+    return Group(tuple(outer), tuple(spaces), group.members, group.serial)
 
 
 def _numbered_order(group: Group, space: int, order: list[Axis]) -> list[Axis]:
