@@ -16,7 +16,7 @@ from gyrator.autograd.interface import Compiled, GraphInfo, interpret
 from gyrator.config import Config
 from gyrator.errors import DeviceUnsupported, ToolchainMissing
 from gyrator.pipeline import Process, compile_graph
-from gyrator.runtime import triton_build
+from gyrator.runtime import targets, triton_build
 from gyrator.runtime.gpu_kernels import DESCRIPTION
 from gyrator.session import Count, Session
 from tests.triton.emulated import GPU, on_gpu
@@ -96,6 +96,18 @@ def test_what_was_built_is_found_again_without_triton(process: Process, tmp_path
     other = Process()
     (third, *_) = compiled(config, other, nn.Sequential(nn.LayerNorm(48), nn.Identity()), torch.randn(10, 48))
     assert third.counters[Count.KERNELS_BUILT] == 0 and not other.workers.running()
+
+
+def test_no_cpp_compiler_is_needed(process: Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(config: Config) -> None:
+        raise ToolchainMissing("a C++ compiler", "none here")
+
+    monkeypatch.setattr(targets, "find_toolchain", missing)
+    config = Config(cuda_capability=90, cache_dir=tmp_path)
+    for module in (nn.LayerNorm(48), nn.Linear(48, 16)):  # the second has no kernel of its own
+        (session, *_) = compiled(config, process, module, torch.randn(10, 48))
+        assert session.counters[Count.GRAPH_CACHE_MISSES] == 1
+    assert len(list(tmp_path.glob("graphs/*/*/wrapper.py"))) >= 2
 
 
 def test_no_triton_and_an_old_one_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

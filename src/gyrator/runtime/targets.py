@@ -125,7 +125,7 @@ def start_kernels(
     built: dict[str, BuiltKernel | TritonKernel] = {**triton}
     waits: list[Callable[[], Mapping[str, str | Path]]] = []
     places = {k.name: k.origins[0] for k in plan.kernels if k.origins}
-    if on_cpu or not on_gpu:
+    if on_cpu or targets.gpu is None:
         toolchain = targets.cpu or find_toolchain(session.config)
         build = start_build(list(cpp.values()), toolchain, store, session, places)
         built |= built_kernels(on_cpu, list(cpp.values()), build)
