@@ -153,7 +153,14 @@ def compile_graph(
 
         symbols = Symbols(shape_env)
         with session.stage("lower"):
-            lowered = lower(graph, example_inputs, symbols=symbols, name=session.name, updates=updates)
+            lowered = lower(
+                graph,
+                example_inputs,
+                symbols=symbols,
+                name=session.name,
+                updates=updates,
+                numerics="eager" if session.config.numerics == "eager" else "fast",
+            )
         session.keep("lower", lowered.program)
         if session.dump is not None:
             session.dump.write("lowered", program_text(lowered.program))

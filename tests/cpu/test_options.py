@@ -85,3 +85,16 @@ def wrapper_of(folder: Path) -> str:
     """The text of the only wrapper in a cache folder."""
     (wrapper,) = folder.glob("graphs/??/*/wrapper.py")
     return wrapper.read_text()
+
+
+def test_eager_numerics_draw_the_numbers_that_eager_draws() -> None:
+    def noisy(x: torch.Tensor) -> torch.Tensor:
+        return torch.rand_like(x) + torch.nn.functional.dropout(x, 0.5)
+
+    x = torch.ones(50)
+    compiled = torch.compile(noisy, backend="gyrator", options={"numerics": "eager"})
+    results = []
+    for fn in (noisy, compiled):
+        torch.manual_seed(3)
+        results.append(fn(x))
+    assert torch.equal(*results)
