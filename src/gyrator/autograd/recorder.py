@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gyrator import torch_compat
 from gyrator.autograd.builder import PLAIN_TYPES, GraphBuilder
 from gyrator.autograd.effects import Behaviour, Effect, arguments, behaviour
+from gyrator.autograd.fake_results import FakeResults
 from gyrator.autograd.functionalize import Alias, Root, new_root, read, view_of, write
 from gyrator.autograd.higher_order import PASSED, RECORDED
 from gyrator.autograd.inputs import reaches_outside
@@ -46,6 +47,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self, build: GraphBuilder) -> None:
         super().__init__()
         self._paused = False
+        self._results_of = FakeResults(build.fake_mode)
         self._policy: Callable[..., bool] | None = None
         self.build = build
         self.constants: list[tuple[Node, Tensor]] = []
@@ -75,7 +77,9 @@ class Recorder(TorchDispatchMode):
         how = behaviour(func)
         if how.effect is Effect.REFUSED:
             raise UnsupportedOperator(str(func), "it changes what memory a tensor owns")
-        out = REAL_STRIDES.get(func, func)(*args, **kwargs)
+        run = REAL_STRIDES.get(func, func)
+        pure = how.effect is Effect.PURE
+        out = self._results_of.call(func, run, args, kwargs) if pure else run(*args, **kwargs)
         if how.effect is Effect.NUMBER:
             if type(out) in SYMBOLIC_TYPES:
                 self._number(func, args, kwargs, out)

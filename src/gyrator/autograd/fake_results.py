@@ -1,0 +1,77 @@
+"""Results of operators on fake tensors, each asked of torch once per metadata of the arguments.
+
+A model repeats its layers: most calls are like an earlier one, and what torch's fake mode does for a call,
+its own cache included, costs ten times as much as making a tensor of known metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from gyrator.autograd.builder import PLAIN_TYPES
+
+_UNKNOWN_SIZES = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
+
+
+@final
+class FakeResults:
+    """Remembers the metadata of results of pure operators: one new tensor, of sizes that are numbers."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self._mode = mode
+        self._known: dict[Any, tuple[Any, ...]] = {}
+
+    def call(
+        self,
+        op: OpOverload,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """`function(*args, **kwargs)`, which stands for the pure operator `op`."""
+        key = _key((op, args, *kwargs.items())) if op.namespace in ("aten", "prims") else None
+        if key is None or not _UNKNOWN_SIZES.isdisjoint(op.tags):
+            return function(*args, **kwargs)
+        known = self._known.get(key)
+        if known is not None:
+            size, strides, dtype, device = known
+            with _disable_current_modes():
+                return FakeTensor(
+                    self._mode, torch.empty_strided(size, strides, dtype=dtype, device="meta"), device
+                )
+        out = function(*args, **kwargs)
+        if type(out) is FakeTensor and out.constant is None and out.storage_offset() == 0:
+            found = _metadata(out)
+            if found is not None:
+                self._known[key] = found[:4]
+        return out
+
+
+def _key(value: Any) -> Any:
+    """A value as part of a key; None where a call with it is not to be remembered."""
+    kind = type(value)
+    if kind is FakeTensor:
+        return _metadata(value)
+    if kind in PLAIN_TYPES or kind is OpOverload:
+        return kind, value
+    if kind in (tuple, list, torch.Size):
+        parts = [_key(item) for item in value]
+        return None if None in parts else (kind, *parts)
+    return None
+
+
+def _metadata(tensor: Tensor) -> tuple[Any, ...] | None:
+    """What an operator's fake kernel can see of a tensor; None with symbols or a known value."""
+    if type(tensor) is not FakeTensor or tensor.constant is not None or tensor.layout is not torch.strided:
+        return None
+    size, strides, offset = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+    if any(type(number) is not int for number in (*size, *strides, offset)):
+        return None
+    return size, strides, tensor.dtype, tensor.device, offset, tensor.is_conj(), tensor.is_neg()
