@@ -59,12 +59,13 @@ from gyrator.runtime.workers import Workers
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.stage import schedule
 from gyrator.session import Counters, Session
+from gyrator.torch_compat import on_device
 from gyrator.validate import validated
 
 Instead: TypeAlias = Callable[[fx.GraphModule, Sequence[object], Config], Callable[..., object]]
 
 RECORDED = "recorded"
-"""What an entry notes of a graph whose calls can be recorded: the inputs that stay in place."""
+"""What an entry notes of a graph whose calls can be recorded: its GPU, and the inputs that stay in place."""
 
 
 @final
@@ -132,7 +133,8 @@ def compile_graph(
             session.warn(f"{foreign}: the graph runs operator by operator")
             return interpret(graph, example_inputs, info)
         try:
-            targets = find_targets(session.config, device_of(graph))
+            device = device_of(graph)
+            targets = find_targets(session.config, device)
         except ToolchainMissing as missing:
             return without_compiler(missing)
         if session.dump is not None:
@@ -167,7 +169,7 @@ def compile_graph(
         for op in lowered.fallbacks:
             session.counters.add_extern(op)
         with session.stage("schedule"):
-            scheduled = schedule(lowered.program, session, gpu_of(targets, device_of(graph)))
+            scheduled = schedule(lowered.program, session, gpu_of(targets, device))
             plan = scheduled.plan
         try:
             kernels = start_kernels(plan, targets, stores.kernels, session, process.workers, symbols.hints)
@@ -187,7 +189,7 @@ def compile_graph(
                 "facts": facts_of(shape_env, guards, key),
                 "places": numbered_places(graph, kernels.places),
                 COUNTERS: {**record.counters},
-                RECORDED: [*info.static_inputs] if recordable(plan, info) else None,
+                RECORDED: [device.index, *info.static_inputs] if recordable(plan, info) else None,
             }
             again = None if lowered.regions else key  # regions run from graphs that this process holds
             files[RECORD] = to_json(record)
@@ -268,7 +270,8 @@ def loaded(
         )
         call = load(entry.text(WRAPPER), runtime)
         if config.cuda_graphs and entry.notes.get(RECORDED) is not None:
-            return replayed(call, as_list(entry.notes[RECORDED]), record_on_gpu)
+            index, *static = as_list(entry.notes[RECORDED])
+            return on_device(index, replayed(call, static, record_on_gpu))
         return call
 
 
