@@ -16,7 +16,7 @@ import torch
 
 from gyrator.ir.expr import Load, Value
 from gyrator.ir.index import ZERO, Atom, Axis, Index, as_index, substitute
-from gyrator.ir.program import Nest, Pointwise, Reduce, Scan, Scatter
+from gyrator.ir.program import Nest, Reduce, Scan, Scatter
 from gyrator.schedule.align import axes_of, compose, linear_terms, unify
 from gyrator.schedule.uses import loads, node_exprs, volume
 
@@ -301,8 +301,3 @@ def depends_on_reduction(group: Group) -> bool:
 def scan_directions(group: Group) -> set[bool]:
     """Whether the scans of a group run backwards; two answers if they disagree."""
     return {m.nest.root.reverse for m in group.members if isinstance(m.nest.root, Scan)}
-
-
-def is_pointwise(member: Member) -> bool:
-    """Whether the member's nest is pointwise."""
-    return isinstance(member.nest.root, Pointwise)

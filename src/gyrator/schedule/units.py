@@ -46,10 +46,6 @@ class Units:
         """The remaining units in a topological order."""
         return sorted((u for u in range(len(self._into)) if self._into[u] == u), key=lambda u: self._rank[u])
 
-    def predecessors(self, unit: int) -> frozenset[int]:
-        """The units that must run right before ``unit``."""
-        return frozenset(self._pred[unit])
-
     def _reach(
         self, start: int, edges: list[set[int]], goal: int, within: Callable[[int], bool]
     ) -> set[int] | None:
