@@ -9,9 +9,6 @@ from collections.abc import Mapping
 
 _CPU = "tests/cpu/"
 KNOWN: Mapping[str, str] = {
-    _CPU + "test_models.py::test_model[training-bart]": "a size symbol without a range on torch 2.11",
-    _CPU + "test_models.py::test_model[training-blenderbot_small]":
-        "a size symbol without a range on torch 2.11",
     _CPU + "test_opinfo.py::test_ops[22]":
         "index_fill's gradient calls _unique, whose result has no known size",
 }  # fmt: skip

@@ -49,12 +49,12 @@ def fake_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> Inputs:
     values: list[Any] = []
     mode = _mode([*captured, *example_inputs])
     for known, example in zip(captured, example_inputs, strict=True):
-        if isinstance(example, FakeTensor) or not isinstance(example, Tensor):
+        if not isinstance(example, Tensor):
             values.append(known if isinstance(known, (torch.SymInt, torch.SymFloat)) else example)
-        elif isinstance(known, FakeTensor):
-            values.append(known)
-        else:
-            values.append(mode.from_tensor(example, static_shapes=True))
+            continue
+        # A symbol has a meaning in one mode alone: what another mode made is not mixed in.
+        fakes = [fake for fake in (example, known) if isinstance(fake, FakeTensor) and fake.fake_mode is mode]
+        values.append(fakes[0] if fakes else _faked(example, mode))
     tensors = [example if isinstance(example, Tensor) else None for example in example_inputs]
     return Inputs(
         mode,
@@ -69,6 +69,13 @@ def fake_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> Inputs:
             or "_parameters_" in node.name
         ),
     )
+
+
+def _faked(example: Tensor, mode: FakeTensorMode) -> Tensor:
+    if isinstance(example, FakeTensor):
+        return example
+    fake: Tensor = mode.from_tensor(example, static_shapes=True)
+    return fake
 
 
 def overlapping(values: Sequence[Any], written: Sequence[int]) -> bool:
