@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gyrator.codegen.triton import print_triton
 from gyrator.schedule.gpu import Gpu
+from gyrator.schedule.plan import Plan
 from tests.pure.lowering.harness import lowered
 from tests.run_plan import run_plan
 from tests.triton.harness import gpu_plan, on_gpu, runner
@@ -196,3 +197,17 @@ def test_sums_over_rows_and_columns_of_the_same_tensors_read_them_once(interpret
     for got, wanted in zip(results, layer_norm_backward(*small), strict=True):
         assert isinstance(got, Tensor)
         torch.testing.assert_close(got, wanted, rtol=1e-2, atol=1e-2)
+
+
+def test_softmax_of_a_long_row_reads_it_twice(interpreter: Worker) -> None:
+    """Once for maximum and sum together, once for the result, which finds part of the row in the cache."""
+
+    def plan_of(x: Tensor) -> Plan:
+        return gpu_plan(on_gpu(lowered(lambda x: torch.softmax(x, -1), x).program))
+
+    (kernel,) = plan_of(half(256, 40000)).kernels
+    source = print_triton(kernel).source
+    assert source.count("tl.load(") == 2 and "evict_last" in source
+    x = floats(2, 40000)
+    (got,) = run_plan(plan_of(x), [x.clone()], launch=runner(interpreter))
+    torch.testing.assert_close(got, torch.softmax(x, -1))

@@ -138,6 +138,7 @@ class Printer(Expressions):
         super().__init__(kernel, tiling, names)
         self._carries: dict[str, tuple[Carry, Loop]] = {}
         self._accumulators: dict[str, Accumulator] = {}
+        self._numbered = 0
         self._scope: Axes = frozenset(self._grid_tiles)
 
     # -- grid ----------------------------------------------------------------------------------------------
@@ -249,6 +250,8 @@ class Printer(Expressions):
         extent = self.index(axis.extent)
         for carry in loop.carries:
             self._declare(carry, loop)
+        self._numbered += 1
+        self.loop_number = self._numbered
         inner = Block(len(self.blocks))
         self.blocks.append(inner)
         start, name = self.names.fresh("start"), self.names.fresh(axis.name)
@@ -261,6 +264,7 @@ class Printer(Expressions):
         self._bound(axis, extent.text)
         self.body(loop.body)
         self.blocks.pop()
+        self.loop_number = 0
         self.bounds.pop(axis, None)
         self.emit(f"for {start} in range(0, {extent.text}, {block}):")
         self.block.lines.extend(f"    {line}" for line in inner.lines)
@@ -305,8 +309,8 @@ class Printer(Expressions):
             args.append(self._number(update.args[1], loop.axis, scan=bool(update.running)))
             axes = args[0].axes | args[1].axes
             args = [self._broadcast(a, axes) for a in args]
-        if update.running:
-            self._scan(update, carry, loop, args)
+        if update.running:  # Triton 3.6 fails on scans of tiles with a side of 1 under such a layout
+            self._scan(update, carry, loop, [self._broadcast(a, self._scope) for a in args])
         elif whole:
             self._reduce_tile(carry, loop.axis, args, dtype)
         else:

@@ -10,12 +10,12 @@ on, so that tensors broadcast where they meet; what depends on no tile is a scal
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
-from gyrator.codegen.cpp_expr import count_uses
+from gyrator.codegen.cpp_expr import count_uses, roots, stages
 from gyrator.codegen.python_text import Names
 from gyrator.codegen.triton_names import is_small, literal, type_name, typed_literal
 from gyrator.errors import InternalCheckError
@@ -34,7 +34,7 @@ from gyrator.ir.index import (
     is_nonnegative,
 )
 from gyrator.ir.ops import OPS, Rule, Unsupported
-from gyrator.ir.tree import Kernel, Loop, LoopKind, Tile, Tiling
+from gyrator.ir.tree import Kernel, Loop, LoopKind, Stage, Tile, Tiling
 from gyrator.origin import Origin
 
 Key = Expr | Atom | Index
@@ -89,6 +89,8 @@ class Expressions:
         self._rows = _row_axes(kernel, tiling)
         self._grid_tiles = [t.axis for t in tiling.tiles if t.axis not in self._rows]
         self._uses = count_uses(kernel.body)
+        self.loop_number = 0
+        self.last_loop, self.again = _loops_of_loads(kernel, self.tile_of)
 
     # -- tiles ---------------------------------------------------------------------------------------------
     @property
@@ -256,6 +258,11 @@ class Expressions:
             tail += f", {literal(e.other)}"
         found = [at, *conditions]
         axes = _NONE.union(*(t.axes for t in found))
+        last = self.last_loop.get(e, 0)
+        if self.loop_number and last > self.loop_number:  # the next loop over the row finds it in the cache
+            tail += ', eviction_policy="evict_last"'
+        elif self.loop_number and last > 1 and e in self.again:
+            tail += ', eviction_policy="evict_first"'
         return Term(f"tl.load({at.text}{tail})", max(t.depth for t in found), axes)
 
     def _checked(self, e: Checked) -> Term:
@@ -402,6 +409,28 @@ def _weight(term: tuple[tuple[Atom, ...], int]) -> tuple[bool, int, int]:
     """Orders the terms of an address from the outermost dimension inwards, what is subtracted last."""
     monomial, c = term
     return c < 0, -len(monomial), -abs(c)
+
+
+def _loops_of_loads(kernel: Kernel, tiles: Mapping[Axis, Tile]) -> tuple[dict[Load, int], set[Load]]:
+    """For each load in loops that run in blocks the number of the last one, and the loads of several."""
+    last: dict[Load, int] = {}
+    again: set[Load] = set()
+    pending: list[Loop | Stage] = list(kernel.body)
+    number = 0
+    while pending:
+        item = pending.pop(0)
+        if not isinstance(item, Loop):
+            continue
+        tile = tiles.get(item.axis)
+        if item.kind is not LoopKind.LANES or tile is None or tile.whole:
+            pending = [*item.body, *pending]
+            continue
+        number += 1
+        for load in {x for stage in stages(item.body) for e in roots(stage) for x in e.loads()}:
+            if load in last:
+                again.add(load)
+            last[load] = number
+    return last, again
 
 
 def grid_loops(kernel: Kernel) -> tuple[Loop, ...]:

@@ -175,6 +175,7 @@ def online_softmax(program: Program) -> Program:
     Refuses rows of at most 32,768 elements, which stay in registers between two passes.
     """
     tops: dict[Value, tuple[int, Nest]] = {}
+    made = {n.out[0]: n for n in program.nodes if isinstance(n, Nest) and isinstance(n.root, Pointwise)}
     nodes: list[Node | None] = list(program.nodes)
     for position, node in enumerate(program.nodes):
         if not isinstance(node, Nest) or not isinstance(node.root, Reduce) or not node.on_gpu:
@@ -186,16 +187,28 @@ def online_softmax(program: Program) -> Program:
         if root.kind == "max" and root.body[0].dtype == torch.float32:
             tops[value] = (position, node)
             continue
-        top = _top_of(root.body[0], node) if root.kind == "sum" else None
-        found = tops.pop(top, None) if top is not None else None
-        if found is None or not _same_rows(found[1], node, root.body[0]):
+        body = _computed(root.body[0], made)
+        top = _top_of(body, node) if root.kind == "sum" else None
+        found = tops.get(top) if top is not None else None
+        if found is None or not _same_rows(found[1], node, body):
             continue
+        assert top is not None
+        del tops[top]
         at, first = found
         assert isinstance(first.root, Reduce)
         both = Reduce("softmax", root.reduced, first.root.body)
         nodes[at] = replace(first, out=(top, value), root=both, origins=(*first.origins, *node.origins))
         nodes[position] = None
     return replace(program, nodes=tuple([n for n in nodes if n is not None]))
+
+
+def _computed(body: Expr, made: Mapping[Value | None, Nest]) -> Expr:
+    """What a load of a pointwise result stands for."""
+    if isinstance(body, Load) and body.mask is None and body.value in made:
+        nest = made[body.value]
+        assert isinstance(nest.root, Pointwise)
+        return nest.root.body.substitute(dict(zip(nest.axes, body.index, strict=True)))
+    return body
 
 
 def _top_of(body: Expr, nest: Nest) -> Value | None:
