@@ -258,7 +258,7 @@ class Printer(Expressions):
         first = start
         if loop.reverse:
             first = f"(tl.cdiv({extent.text}, {block}) * {block} - {block} - {start})"
-        wide = ".to(tl.int64)" if self.tiling.wide and not self._is_short(axis) else ""
+        wide = ".to(tl.int64)" if self.tiling.wide else ""
         self.emit(f"{name} = {first} + {self.spread(f'tl.arange(0, {block})', axis)}{wide}")
         self.bind(axis, Term(name, inner.depth, frozenset((axis,)), name=True))
         self._bound(axis, extent.text)
@@ -270,10 +270,6 @@ class Printer(Expressions):
         self.block.lines.extend(f"    {line}" for line in inner.lines)
         for carry in loop.carries:
             self._finish(self._accumulators[carry.name], loop.axis)
-
-    @staticmethod
-    def _is_short(axis: Axis) -> bool:
-        return False
 
     # -- carries -------------------------------------------------------------------------------------------
     def _declare(self, carry: Carry, loop: Loop) -> None:
@@ -372,9 +368,8 @@ class Printer(Expressions):
         """Reduce the accumulators to the results."""
         if not any(r is not None and self.is_used(r) for r in done.carry.results):
             return
-        self._bind_results(
-            done.carry, self._reduced(done.carry.kind, done.names, axis), self._scope - {axis}, done.dtype
-        )
+        found = self._reduced(done.carry.kind, done.names, axis)
+        self._bind_refs(done.carry.results, found, self._scope - {axis}, done.dtype)
 
     def _reduce_tile(self, carry: Carry, axis: Axis, args: list[Term], dtype: torch.dtype) -> None:
         """Reduce a tile that covers the row."""
@@ -387,7 +382,7 @@ class Printer(Expressions):
                 found = self._softmax_tile(args[0], axis)
             case _:
                 found = self._reduced(carry.kind, texts, axis)
-        self._bind_results(carry, found, axes, dtype)
+        self._bind_refs(carry.results, found, axes, dtype)
 
     def _reduced(self, kind: str, texts: Sequence[str], axis: Axis) -> list[str]:
         """Name the results of reducing tiles along their last dimension."""
@@ -427,9 +422,6 @@ class Printer(Expressions):
             f"{', '.join(names)} = rt.reduce_softmax({x.text}, {one}, {self.rank - 1}, {self.rank > 1})"
         )
         return names
-
-    def _bind_results(self, carry: Carry, texts: Sequence[str], axes: Axes, dtype: torch.dtype) -> None:
-        self._bind_refs(carry.results, texts, axes, dtype)
 
     def _bind_refs(
         self, refs: Sequence[Ref | None], texts: Sequence[str], axes: Axes, dtype: torch.dtype

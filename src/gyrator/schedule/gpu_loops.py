@@ -19,7 +19,7 @@ def gpu_loops(group: Group, stored: frozenset[Value]) -> Shape:
     A pointwise group that reads along one axis what it writes along another keeps the two apart, so that both
     become sides of a tile, with the other axes in front:
 
-        y[i, j, k] = x[k, i, j]   →   | b = i·J + j … no tile … →   | x[j + J·i …]: sides (ij, k)
+        y[b, i, j] = x[b, j, i]   →   | b { | i tiled { | j tiled { y[…] = x[…] } } }
     """
     group = ordered(group, stored)
     blocks: dict[Atom, Index] = {}
