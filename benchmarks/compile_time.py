@@ -41,11 +41,7 @@ def bert(layers: int) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
         intermediate_size=4 * HIDDEN,
     )
     tokens = torch.randint(0, 1000, (BATCH, LENGTH))
-    batch = {
-        "input_ids": tokens,
-        "attention_mask": torch.ones_like(tokens),
-        "labels": torch.tensor([0, 1] * 2),
-    }
+    batch = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": torch.tensor([0, 1] * 2)}
     return transformers.BertForSequenceClassification(config).train(), batch
 
 
@@ -64,12 +60,7 @@ def worker(layers: int, backend: str, dynamic: bool) -> dict[str, float]:
         times.append(time.perf_counter() - start)
         processor.append(_processor_time() - before)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {
-        "first": times[0],
-        "first_cpu": processor[0],
-        "later": min(times[2:]),
-        "peak_memory": float(peak),
-    }
+    return {"first": times[0], "first_cpu": processor[0], "later": min(times[2:]), "peak_memory": float(peak)}
 
 
 def _processor_time() -> float:
@@ -111,9 +102,7 @@ def _environment(folder: Path, log: Path, threads: int) -> Mapping[str, str]:
     }
 
 
-def run(
-    limits: Limits, peers: Sequence[str], *, dynamic: bool, quick: bool, only: Sequence[str] = ()
-) -> Iterator[Row]:
+def run(limits: Limits, peers: Sequence[str], *, dynamic: bool, quick: bool, only: Sequence[str] = ()) -> Iterator[Row]:
     """Yields rows ``bert12_cold`` and ``bert12_warm``, and those of 24 layers unless ``quick``."""
     for layers in LAYERS[:1] if quick else LAYERS:
         found: dict[str, dict[str, dict[str, Any]]] = {"cold": {}, "warm": {}}
@@ -123,9 +112,7 @@ def run(
                 folder = Path(place) / peer
                 folder.mkdir()
                 for state in found:
-                    found[state][peer] = measure(
-                        layers, backend, folder, dynamic=dynamic, threads=limits.threads
-                    )
+                    found[state][peer] = measure(layers, backend, folder, dynamic=dynamic, threads=limits.threads)
             folder = Path(place)
             capture = measure(layers, "eager", folder, dynamic=dynamic, threads=limits.threads)
         for state, results in found.items():

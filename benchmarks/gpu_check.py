@@ -84,9 +84,7 @@ def cases(scale: float) -> Iterator[Case]:
     yield Case("layer norm", layer_norm, norm(16384, 4096, bias=True))
     for dtype in (BF16, F32):
         n = rows(576000) * 384 * dtype.itemsize
-        yield Case(
-            f"layer norm fwd+bwd {dtype}", layer_norm, norm(576000, 384, dtype, bias=True), True, 5 * n
-        )
+        yield Case(f"layer norm fwd+bwd {dtype}", layer_norm, norm(576000, 384, dtype, bias=True), True, 5 * n)
     n = rows(576000) * 384 * 2
     yield Case("RMS norm fwd+bwd 384", rms_norm, norm(576000, 384, bias=False), True, 5 * n)
     n = rows(16384) * 8192 * 2
@@ -175,9 +173,7 @@ def exact_results(case: Case, args: Sequence[Tensor], tangent: Tensor | None) ->
     """Eager in float64, in float32 where the arguments are too large for that."""
     size = sum(a.numel() for a in args)
     wide = torch.float64 if size < 1 << 28 else torch.float32
-    lifted = [
-        a.detach().to(wide).requires_grad_(a.requires_grad) if a.is_floating_point() else a for a in args
-    ]
+    lifted = [a.detach().to(wide).requires_grad_(a.requires_grad) if a.is_floating_point() else a for a in args]
     return [r.detach() for r in step(case.fn, lifted, tangent)()]
 
 

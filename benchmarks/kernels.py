@@ -106,9 +106,7 @@ def _rotation() -> tuple[Tensor, ...]:
 CELL = 4 * CELLS
 KERNELS: dict[str, Kernel] = {
     "layer_norm": Kernel(layer_norm, lambda: (_matrix(), _vector(), _vector()), 2 * CELL),
-    "layer_norm_fwd_bwd": Kernel(
-        layer_norm, lambda: (_matrix(), _vector(), _vector()), 5 * CELL, backward=True
-    ),
+    "layer_norm_fwd_bwd": Kernel(layer_norm, lambda: (_matrix(), _vector(), _vector()), 5 * CELL, backward=True),
     "rms_norm": Kernel(rms_norm, lambda: (_matrix(), _vector()), 2 * CELL),
     "rms_norm_fwd_bwd": Kernel(rms_norm, lambda: (_matrix(), _vector()), 5 * CELL, backward=True),
     "softmax": Kernel(softmax, lambda: (_matrix(),), 2 * CELL),
@@ -167,9 +165,7 @@ def overhead(peer: str, dynamic: bool) -> Callable[[], object]:
     return calls
 
 
-def run(
-    limits: Limits, peers: Sequence[str], *, dynamic: bool, quick: bool, only: Sequence[str] = ()
-) -> Iterator[Row]:
+def run(limits: Limits, peers: Sequence[str], *, dynamic: bool, quick: bool, only: Sequence[str] = ()) -> Iterator[Row]:
     """Yields a row per kernel."""
     budget = 1.0 if quick else 4.0
     for name, kernel in KERNELS.items():
@@ -181,9 +177,7 @@ def run(
     if not only or "adam" in only:
         tensors = 10 if quick else 40
         build = functools.partial(adam, tensors, dynamic=dynamic)
-        yield _row(
-            "adam", build, limits.threads, peers, dynamic, budget, limits.seconds(7 * tensors * 2**20, 0)
-        )
+        yield _row("adam", build, limits.threads, peers, dynamic, budget, limits.seconds(7 * tensors * 2**20, 0))
 
 
 def run_overhead(limits: Limits, peers: Sequence[str], *, dynamic: bool) -> Iterator[Row]:

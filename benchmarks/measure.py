@@ -65,11 +65,7 @@ class Row:
 def machine() -> dict[str, Any]:
     """What a reader needs to know to compare figures."""
     cpu = next(
-        (
-            line.split(":")[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if "model name" in line
-        ),
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
         platform.processor(),
     )
     return {
@@ -185,10 +181,7 @@ def report(rows: Sequence[Row], measured: Sequence[Limits]) -> dict[str, Any]:
         alike = [r for r in rows if (r.suite, r.threads, r.dynamic) == (suite, threads, dynamic)]
         means.append(
             {"suite": suite, "threads": threads, "dynamic": dynamic}
-            | {
-                f"gyrator_over_{over}": geomean([s for r in alike if (s := r.speedup(over))])
-                for over in PEERS[:2]
-            }
+            | {f"gyrator_over_{over}": geomean([s for r in alike if (s := r.speedup(over))]) for over in PEERS[:2]}
             | {"inductor_over_eager": geomean(_ratios(alike, "eager", "inductor"))}
             | {f"memory_over_{over}": geomean(_memory(alike, over)) for over in PEERS[:2]}
         )
@@ -201,9 +194,7 @@ def report(rows: Sequence[Row], measured: Sequence[Limits]) -> dict[str, Any]:
 
 
 def _ratios(rows: Sequence[Row], slow: str, fast: str) -> list[float]:
-    return [
-        row.seconds[slow] / row.seconds[fast] for row in rows if slow in row.seconds and fast in row.seconds
-    ]
+    return [row.seconds[slow] / row.seconds[fast] for row in rows if slow in row.seconds and fast in row.seconds]
 
 
 def _memory(rows: Sequence[Row], over: str) -> list[float]:
@@ -215,8 +206,7 @@ def _memory(rows: Sequence[Row], over: str) -> list[float]:
 def line(row: Row) -> str:
     """One row as text: milliseconds by peer, and gyrator's speed-ups."""
     times = "  ".join(
-        f"{peer} {1e3 * row.seconds[peer]:9.3f}" if peer in row.seconds else f"{peer}    failed"
-        for peer in PEERS
+        f"{peer} {1e3 * row.seconds[peer]:9.3f}" if peer in row.seconds else f"{peer}    failed" for peer in PEERS
     )
     limit = f"  limit {1e3 * row.limit:8.3f}" if row.limit else ""
     gains = "  ".join(f"×{gain:.2f} {over}" for over in PEERS[:2] if (gain := row.speedup(over)))

@@ -43,34 +43,19 @@ def training(name: str, size: Size, peer: str, dynamic: bool) -> Callable[[], ob
     return call
 
 
-def run(
-    limits: Limits,
-    peers: Sequence[str],
-    *,
-    dynamic: bool,
-    quick: bool,
-    only: Sequence[str] = (),
-) -> Iterator[Row]:
+def run(limits: Limits, peers: Sequence[str], *, dynamic: bool, quick: bool, only: Sequence[str] = ()) -> Iterator[Row]:
     """Yields two rows per model."""
     names = [name for name in MODELS if name in only or (not only and (not quick or name in QUICK))]
     for name in names:
         os.environ["GYRATOR_MODEL_NAME"] = name  # of rows in metric tables
         for kind, make in (("inference", inference), ("training", training)):
             yield _row(
-                f"{name}_{kind}",
-                lambda peer, n=name, m=make: m(n, "small", peer, dynamic),
-                limits,
-                peers,
-                dynamic,
+                f"{name}_{kind}", lambda peer, n=name, m=make: m(n, "small", peer, dynamic), limits, peers, dynamic
             )
 
 
 def _row(
-    case: str,
-    make: Callable[[str], Callable[[], object]],
-    limits: Limits,
-    peers: Sequence[str],
-    dynamic: bool,
+    case: str, make: Callable[[str], Callable[[], object]], limits: Limits, peers: Sequence[str], dynamic: bool
 ) -> Row:
     torch._dynamo.reset()
     time.sleep(0.05)

@@ -44,9 +44,7 @@ def recorded() -> dict[str, Mapping[str, Any]]:
 def _report(name: str, report: Mapping[str, Any]) -> str:
     machine = report["machine"]
     where = f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}, {machine['compiler']}"
-    head = (
-        f"{where} ([{name}](benchmarks/results/{name}), {machine['date'][:10]}, commit {machine['commit']}):"
-    )
+    head = f"{where} ([{name}](benchmarks/results/{name}), {machine['date'][:10]}, commit {machine['commit']}):"
     return "\n\n".join([head, _summary(report), *_cases(report["rows"])])
 
 
@@ -61,9 +59,7 @@ def _summary(report: Mapping[str, Any]) -> str:
         figures = ("gyrator_over_eager", "gyrator_over_inductor", "inductor_over_eager")
         cells = [_times(mean.get(figure)) for figure in figures]
         shapes = "dynamic" if mean["dynamic"] else "static"
-        lines.append(
-            f"| {mean['suite']} | {mean['threads']} | {shapes} | {len(alike)} | {' | '.join(cells)} |"
-        )
+        lines.append(f"| {mean['suite']} | {mean['threads']} | {shapes} | {len(alike)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -76,9 +72,7 @@ def _cases(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 def _suite(suite: str, rows: Sequence[Mapping[str, Any]]) -> str:
     peers = list(dict.fromkeys(peer for row in rows for peer in (*row["seconds"], *row["errors"])))
     lines = [
-        "| case | threads | "
-        + " | ".join([*(f"{p}, ms" for p in peers), *(f"first {p}, s" for p in peers)])
-        + " |",
+        "| case | threads | " + " | ".join([*(f"{p}, ms" for p in peers), *(f"first {p}, s" for p in peers)]) + " |",
         "|---|" + "---:|" * (1 + 2 * len(peers)),
     ]
     for row in rows:

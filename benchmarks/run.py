@@ -34,9 +34,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "suites", nargs="*", default=["overhead", "kernels"], help=f"any of {', '.join(SUITES)}, or all"
     )
-    parser.add_argument(
-        "--threads", default="1", help="thread counts, separated by commas; 'all' for every core"
-    )
+    parser.add_argument("--threads", default="1", help="thread counts, separated by commas; 'all' for every core")
     parser.add_argument("--dynamic", choices=("static", "dynamic", "both"), default="static")
     parser.add_argument("--peers", nargs="+", default=list(PEERS), help="any of eager, inductor, gyrator")
     parser.add_argument("--only", nargs="+", default=[], help="names of cases")
@@ -75,8 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for mean in report(found, measured)["geomeans"]:
         say(
             ", ".join(
-                f"{key} {value:.3f}" if isinstance(value, float) else f"{key} {value}"
-                for key, value in mean.items()
+                f"{key} {value:.3f}" if isinstance(value, float) else f"{key} {value}" for key, value in mean.items()
             )
         )
     return 0

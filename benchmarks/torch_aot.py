@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule, Node
 
-from gyrator import torch_compat
 from gyrator.autograd.decompositions import DecompositionTable, Numerics, decomposition_table
 from gyrator.autograd.interface import Compiled, Compiler, GraphInfo, GraphKind, Update
 
@@ -39,19 +40,20 @@ def aot_compile(
         A callable with `gm`'s own signature.
     """
     table = decomposition_table(numerics=numerics) if decompositions is None else decompositions
-    return torch_compat.aot_autograd(
+    compiled: Callable[..., Any] = aot_module_simplified(
         gm,
-        example_inputs,
+        list(example_inputs),
         fw_compiler=_adapt(fw_compiler, "forward"),
         bw_compiler=_adapt(bw_compiler or fw_compiler, "backward"),
         inference_compiler=_adapt(inference_compiler or fw_compiler, "inference"),
+        partition_fn=min_cut_rematerialization_partition,
         decompositions=dict(table),
+        keep_inference_input_mutations=True,
     )
+    return compiled
 
 
-def _adapt(
-    compiler: Compiler, kind: GraphKind
-) -> Callable[[GraphModule, Sequence[object]], Callable[..., Any]]:
+def _adapt(compiler: Compiler, kind: GraphKind) -> Callable[[GraphModule, Sequence[object]], Callable[..., Any]]:
     """A compiler of ours as one of torch's: trailing copies into inputs become updates."""
 
     def compile_graph(graph: GraphModule, example_inputs: Sequence[object]) -> Callable[..., Any]:
@@ -110,4 +112,4 @@ def _without_updates(compiled: Compiled, updates: Sequence[Update], count: int) 
             target.copy_(outputs[update.output])
         return outputs[:count]
 
-    return torch_compat.mark_boxed(call)
+    return make_boxed_func(call)

@@ -220,9 +220,7 @@ def deberta_v2(size: Size) -> Workload:
 
 def mamba(size: Size) -> Workload:
     s = TEXT[size]
-    length = (
-        s.length if size == "tiny" else s.length // 4
-    )  # its scan in eager is a Python loop over the sequence
+    length = s.length if size == "tiny" else s.length // 4  # its scan in eager is a Python loop over the sequence
     config = hf.MambaConfig(
         vocab_size=s.vocabulary,
         hidden_size=s.width,
@@ -254,9 +252,7 @@ def whisper(size: Size) -> Workload:
     )
     features = torch.randn(s.batch, 16, frames)
     model = hf.WhisperForConditionalGeneration(config)
-    return Workload(
-        model, {"input_features": features, "labels": _tokens(s)[:, : s.length // 2].contiguous()}
-    )
+    return Workload(model, {"input_features": features, "labels": _tokens(s)[:, : s.length // 2].contiguous()})
 
 
 def _images(size: Size, side: int | None = None) -> dict[str, Tensor]:

@@ -458,9 +458,7 @@ class Expected:
                 continue
         return runs
 
-    def observe(
-        self, fn: Callable[..., Any], transform: Callable[[Tensor], Tensor] = lambda flat: flat
-    ) -> Observation:
+    def observe(self, fn: Callable[..., Any], transform: Callable[[Tensor], Tensor] = lambda flat: flat) -> Observation:
         """Runs ``fn``, eager or compiled, on a fresh copy of the arguments."""
         args, kwargs = copy_arguments((tuple(self.args), dict(self.kwargs or {})), transform)
         return observe(fn, args, kwargs, backward=self.backward, seed=self.seed, prepare=self.prepare)

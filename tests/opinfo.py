@@ -66,9 +66,7 @@ def op_name(op: OpInfo) -> str:
 
 def exceptions() -> dict[str, str]:
     """Ops (or tasks) that need not pass, with the reason; kept in opinfo_exceptions.toml."""
-    return {
-        key: str(value) for key, value in tomllib.loads(EXCEPTIONS.read_text()).get("exceptions", {}).items()
-    }
+    return {key: str(value) for key, value in tomllib.loads(EXCEPTIONS.read_text()).get("exceptions", {}).items()}
 
 
 # --- tasks ---
@@ -185,11 +183,7 @@ def _compare(group: Sequence[Task], expected: Expected, actual: Observation) -> 
         lines = mismatches(actual, expected.eager, expected.reference, expected.perturbed())
     reasons: dict[str, str] = {}
     for index, task in enumerate(group):
-        mine = [
-            line
-            for line in lines
-            if f"[{index}]" in _position(line) and (task.values or not _of_values(line))
-        ]
+        mine = [line for line in lines if f"[{index}]" in _position(line) and (task.values or not _of_values(line))]
         if mine:
             reasons[task.name] = "; ".join(mine)[:600]
     return reasons

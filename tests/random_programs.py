@@ -18,18 +18,7 @@ from torch import Tensor
 
 from gyrator.ir.evaluate import number, place
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Masked, Op, Random, Value
-from gyrator.ir.index import (
-    ONE,
-    ZERO,
-    Axis,
-    Index,
-    Indirect,
-    Size,
-    const,
-    contiguous_strides,
-    is_less,
-    is_nonnegative,
-)
+from gyrator.ir.index import ONE, ZERO, Axis, Index, Indirect, Size, const, contiguous_strides, is_less, is_nonnegative
 from gyrator.ir.program import (
     Extern,
     Input,
@@ -144,9 +133,7 @@ class _Generator:
             if fits and 0 not in [s.value for s in target.strides] and self.rng.random() < 0.3:
                 updates.append(Update(target, _whole(self.rng.choice(fits))))
         inputs = [Input(size=s) for s in self.sizes] + [Input(value=v) for v in self.inputs]
-        return Program(
-            "random", tuple(inputs), tuple(self.nodes), tuple(map(_whole, outputs)), tuple(updates)
-        )
+        return Program("random", tuple(inputs), tuple(self.nodes), tuple(map(_whole, outputs)), tuple(updates))
 
     def choose_sizes(self) -> None:
         if self.limits.symbolic:
@@ -210,11 +197,7 @@ class _Generator:
         return v
 
     def new(
-        self,
-        shape: tuple[Index, ...],
-        dtype: torch.dtype,
-        purity: Purity,
-        strides: tuple[Index, ...] | None = None,
+        self, shape: tuple[Index, ...], dtype: torch.dtype, purity: Purity, strides: tuple[Index, ...] | None = None
     ) -> Value:
         strides = self.strides(shape, broadcast=False) if strides is None else strides
         v = Value(f"v{self.names}", shape, dtype, strides)
@@ -255,9 +238,7 @@ class _Generator:
             body = self.expr(self.rng.choice(self.limits.dtypes), axes, purity, self.limits.depth)
             self.add(axes, Pointwise(body), ((body.dtype, purity),))
 
-    def add(
-        self, axes: tuple[Axis, ...], root: Root, results: tuple[tuple[torch.dtype, Purity], ...]
-    ) -> None:
+    def add(self, axes: tuple[Axis, ...], root: Root, results: tuple[tuple[torch.dtype, Purity], ...]) -> None:
         shape = root.into.shape if isinstance(root, Scatter) else tuple(a.extent for a in axes)
         out: list[Value | None] = [self.new(shape, d, p) for d, p in results]
         if len(out) > 1 and self.rng.random() < 0.4:
@@ -346,9 +327,7 @@ class _Generator:
         body = self.expr(into.dtype, axes, Purity.EXACT, self.limits.depth - 1)
         if combine in ("add", "mul") and into.dtype.is_floating_point:
             purity = Purity.ROUNDED
-        self.add(
-            axes, Scatter(into, index, body, combine, mask), ((into.dtype, max(purity, Purity.SPECIAL)),)
-        )
+        self.add(axes, Scatter(into, index, body, combine, mask), ((into.dtype, max(purity, Purity.SPECIAL)),))
         return True
 
     # -- expressions -----------------------------------------------------------------------------------------
@@ -368,17 +347,13 @@ class _Generator:
         if dtype == BOOL:
             return self.boolean(axes, depth)
         if dtype.is_floating_point:
-            names = _FLOAT_EXACT + (
-                _FLOAT_LIBRARY if purity is Purity.ROUNDED and self.limits.library else ()
-            )
+            names = _FLOAT_EXACT + (_FLOAT_LIBRARY if purity is Purity.ROUNDED and self.limits.library else ())
         else:
             names = _INT
         name = self.rng.choice(names)
         if name == "where":
             condition = self.expr(BOOL, axes, Purity.EXACT, depth - 1)
-            return Op(
-                name, (condition, *(self.expr(dtype, axes, purity, depth - 1) for _ in range(2))), dtype
-            )
+            return Op(name, (condition, *(self.expr(dtype, axes, purity, depth - 1) for _ in range(2))), dtype)
         if name in _FLOAT_LIBRARY or name == "sign":  # these amplify rounding
             purity = Purity.EXACT
         args = [self.expr(dtype, axes, purity, depth - 1) for _ in range(1 if name in _ONE_ARGUMENT else 2)]
@@ -390,9 +365,7 @@ class _Generator:
             dtype = self.rng.choice([F32, I64, F64, I32])
             args = [self.expr(dtype, axes, Purity.SPECIAL, depth - 1) for _ in range(2)]
             return Op(self.rng.choice(_COMPARE), tuple(args), BOOL)
-        args = [
-            self.expr(BOOL, axes, Purity.EXACT, depth - 1) for _ in range(1 if name in _ONE_ARGUMENT else 2)
-        ]
+        args = [self.expr(BOOL, axes, Purity.EXACT, depth - 1) for _ in range(1 if name in _ONE_ARGUMENT else 2)]
         return Op(name, tuple(args), BOOL)
 
     def convert(self, dtype: torch.dtype, axes: tuple[Axis, ...], purity: Purity, depth: int) -> Expr:
@@ -409,9 +382,7 @@ class _Generator:
         options = [v for v in self.inputs if v.dtype == F32 and self.values[v] is Purity.EXACT]
         if options and self.rng.random() < 0.5:
             return Op("cast", (self.load(self.rng.choice(options), axes),), dtype)
-        return Op(
-            "cast", (self.expr(self.rng.choice([I64, BOOL, I32]), axes, Purity.EXACT, depth - 1),), dtype
-        )
+        return Op("cast", (self.expr(self.rng.choice([I64, BOOL, I32]), axes, Purity.EXACT, depth - 1),), dtype)
 
     def leaf(self, dtype: torch.dtype, axes: tuple[Axis, ...], purity: Purity) -> Expr:
         options = [v for v, p in self.values.items() if v.dtype == dtype and p <= purity]

@@ -110,9 +110,7 @@ class _Machine:
 
     def call(self, extern: Extern, *, into: bool) -> None:
         mutated = dict(extern.mutates)
-        args = [
-            self.memory_of(a, mutated[k]) if k in mutated else self.arg(a) for k, a in enumerate(extern.args)
-        ]
+        args = [self.memory_of(a, mutated[k]) if k in mutated else self.arg(a) for k, a in enumerate(extern.args)]
         kwargs = {name: self.arg(a) for name, a in extern.kwargs}
         if into:
             (value,) = extern.out

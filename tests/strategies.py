@@ -54,9 +54,7 @@ def assert_same_results(case: Case, after: Program) -> None:
     compare(case, [*run.outputs, *run.updates], [*actual.outputs, *actual.updates], run.values)
 
 
-def compare(
-    case: Case, expected: Sequence[Result], actual: Sequence[Result], values: Mapping[str, Tensor]
-) -> None:
+def compare(case: Case, expected: Sequence[Result], actual: Sequence[Result], values: Mapping[str, Tensor]) -> None:
     """Results are equal; those that depend on rounding are close, by the magnitude of what they came from."""
     program = case.program
     outputs = [o for o in program.outputs if isinstance(o, View)]
@@ -71,11 +69,7 @@ def compare(
         close = name in case.rounded
         try:
             torch.testing.assert_close(
-                got,
-                wanted,
-                rtol=RELATIVE if close else 0,
-                atol=OF_LARGEST * largest if close else 0,
-                equal_nan=True,
+                got, wanted, rtol=RELATIVE if close else 0, atol=OF_LARGEST * largest if close else 0, equal_nan=True
             )
         except AssertionError as difference:
             raise AssertionError(f"{name}: {difference}\n{program_text(program)}") from None
@@ -84,9 +78,7 @@ def compare(
 def fresh_arguments(case: Case) -> list[Tensor | int]:
     """The arguments again, in memory of their own with the strides that the program expects."""
     return [
-        place(declared.value, given, case.sizes)
-        if declared.value is not None and isinstance(given, Tensor)
-        else given
+        place(declared.value, given, case.sizes) if declared.value is not None and isinstance(given, Tensor) else given
         for declared, given in zip(case.program.inputs, case.arguments, strict=True)
     ]
 

@@ -151,9 +151,7 @@ def classes_of(path: Path) -> Iterator[Class]:
     """Every class of a file."""
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ClassDef):
-            bases = tuple(
-                _dotted(b.value if isinstance(b, ast.Subscript) else b).split(".")[-1] for b in node.bases
-            )
+            bases = tuple(_dotted(b.value if isinstance(b, ast.Subscript) else b).split(".")[-1] for b in node.bases)
             methods = [m for m in node.body if isinstance(m, ast.FunctionDef | ast.AsyncFunctionDef)]
             marks = {_dotted(d).split(".")[-1] for m in methods for d in m.decorator_list}
             said = (ast.get_docstring(node) or "").startswith("Abstract")
@@ -186,10 +184,7 @@ def size_report() -> str:
     sizes: dict[str, int] = {}
     for path in sources():
         sizes[folder_of(path)] = sizes.get(folder_of(path), 0) + lines_of(path)
-    rows = [
-        f"{lines:7,d} of {CEILINGS.get(name, 0):6,d}  src/gyrator/{name}"
-        for name, lines in sorted(sizes.items())
-    ]
+    rows = [f"{lines:7,d} of {CEILINGS.get(name, 0):6,d}  src/gyrator/{name}" for name, lines in sorted(sizes.items())]
     rows.append(f"{sum(sizes.values()):7,d} of {MAX_TOTAL:6,d}  in all")
     largest = max(sources(), key=lines_of)
     rows.append(f"{lines_of(largest):7,d} of {MAX_FILE:6,d}  the largest file, {largest.relative_to(ROOT)}")
@@ -278,9 +273,7 @@ def main() -> int:
     sizes: dict[str, int] = {}
     for path in sources():
         sizes[folder_of(path)] = sizes.get(folder_of(path), 0) + lines_of(path)
-    problems += [
-        f"src/gyrator/{name} passes its ceiling" for name, n in sizes.items() if n > CEILINGS.get(name, 0)
-    ]
+    problems += [f"src/gyrator/{name} passes its ceiling" for name, n in sizes.items() if n > CEILINGS.get(name, 0)]
     if sum(sizes.values()) > MAX_TOTAL:
         problems.append("src/gyrator passes its ceiling")
     print("\n".join(problems) or "import order holds")

@@ -77,16 +77,10 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
             path.write_text(text)
             return
         if not path.exists():
-            pytest.fail(
-                f"tests/golden/{name} does not exist; run pytest --update-golden and read what it wrote"
-            )
+            pytest.fail(f"tests/golden/{name} does not exist; run pytest --update-golden and read what it wrote")
         wanted = path.read_text()
         if text != wanted:
-            lines = difflib.unified_diff(
-                wanted.splitlines(), text.splitlines(), f"golden/{name}", "now", lineterm=""
-            )
-            pytest.fail(
-                "\n".join(lines) + "\nrun pytest --update-golden if the change is meant", pytrace=False
-            )
+            lines = difflib.unified_diff(wanted.splitlines(), text.splitlines(), f"golden/{name}", "now", lineterm="")
+            pytest.fail("\n".join(lines) + "\nrun pytest --update-golden if the change is meant", pytrace=False)
 
     return compare

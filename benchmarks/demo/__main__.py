@@ -40,8 +40,7 @@ def demo(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     against: Annotated[
-        list[str] | None,
-        typer.Option(help="Another backend of torch.compile to compare with, such as inductor."),
+        list[str] | None, typer.Option(help="Another backend of torch.compile to compare with, such as inductor.")
     ] = None,
     backend: Annotated[str, typer.Option(hidden=True)] = "gyrator",
     json: Annotated[Path | None, typer.Option(help="Also write the results to this file.")] = None,
@@ -51,9 +50,7 @@ def demo(
         raise typer.BadParameter("float32, bfloat16 or float16", param_hint="--dtype")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise typer.BadParameter("torch finds no CUDA device", param_hint="--device")
-    job = Job(
-        *(backend, "inference", size.value, model is Model.GPT, batch, steps, device, dtype), reference=""
-    )
+    job = Job(*(backend, "inference", size.value, model is Model.GPT, batch, steps, device, dtype), reference="")
     raise typer.Exit(run_demo(job, (backend, *(against or ())), Console(), json))
 
 

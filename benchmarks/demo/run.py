@@ -19,16 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks.demo.measure import (
-    EAGER,
-    EVENT_MARK,
-    REFERENCE,
-    RESULT_MARK,
-    Event,
-    Job,
-    Result,
-    model_config,
-)
+from benchmarks.demo.measure import EAGER, EVENT_MARK, REFERENCE, RESULT_MARK, Event, Job, Result, model_config
 
 TASKS = ("inference", "training")
 ROOT = Path(__file__).parents[2]
@@ -75,9 +66,7 @@ def run_demo(jobs: Job, backends: Sequence[str], console: Console, json_path: Pa
     console.print(LEGEND, highlight=False)
     for (task, backend), result in results.items():
         if isinstance(result, Failure):
-            console.print(
-                f"[red]{backend} failed in {task}:[/red]\n{result.message}", highlight=False, soft_wrap=True
-            )
+            console.print(f"[red]{backend} failed in {task}:[/red]\n{result.message}", highlight=False, soft_wrap=True)
     if json_path is not None:
         json_path.write_text(json.dumps(_as_json(jobs, results), indent=2) + "\n")
     return int(any(isinstance(result, Failure) for result in results.values()))
@@ -140,21 +129,14 @@ def _worker(job: Job, caches: Path) -> subprocess.Popen[str]:
         "GYRATOR_PROGRESS": "lines",
         "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
         "TRITON_CACHE_DIR": str(caches / "triton"),
-        "PYTHONPATH": os.pathsep.join(
-            map(str, filter(None, [ROOT / "src", ROOT, os.environ.get("PYTHONPATH")]))
-        ),
+        "PYTHONPATH": os.pathsep.join(map(str, filter(None, [ROOT / "src", ROOT, os.environ.get("PYTHONPATH")]))),
     }
     env = {**os.environ, **variables}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, text=True)
 
 
 def _progress(console: Console) -> Progress:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=30),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=30), MofNCompleteColumn(), TimeElapsedColumn())
     return Progress(*columns, console=console, transient=True)
 
 
@@ -163,7 +145,5 @@ def _seconds(seconds: float) -> str:
 
 
 def _as_json(jobs: Job, results: Results) -> dict[str, object]:
-    rows = [
-        {"task": task, "backend": backend, **asdict(result)} for (task, backend), result in results.items()
-    ]
+    rows = [{"task": task, "backend": backend, **asdict(result)} for (task, backend), result in results.items()]
     return {"job": asdict(jobs), "results": rows}

@@ -46,9 +46,8 @@ def compile(
     options: Mapping[str, object] | None = None,
     disable: bool = False,
 ) -> Callable[P, R] | Callable[[Callable[P, R]], Callable[P, R]]:
-    """Compile a function or module; without one, a decorator that does. The same as
-    `torch.compile(backend="gyrator")`, except that a wrong mode or option is reported at once instead of at
-    the first call.
+    """Compile a function or module; without one, a decorator that does. The same as `torch.compile(backend="gyrator")`,
+    except that a wrong mode or option is reported at once instead of at the first call.
 
     Raises:
         UnknownOption, InvalidOption: a mode or option that does not exist, or a value outside its type.
@@ -70,7 +69,5 @@ def compile(
 
 
 def reset() -> None:
-    """Forget everything compiled in this process: torch's captures and gyrator's pools. The cache on disk
-    stays.
-    """
+    """Forget everything compiled in this process: torch's captures and gyrator's pools. The cache on disk stays."""
     torch.compiler.reset()

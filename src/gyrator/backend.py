@@ -56,9 +56,7 @@ def compile_program(
             dump_partition(program.dump, joint, chosen)
         return chosen
 
-    session = Session(
-        config, device, f"{name}_program", told=process.told, why_missed=process.watch is not None
-    )
+    session = Session(config, device, f"{name}_program", told=process.told, why_missed=process.watch is not None)
     with session as program:
         process.counted.append(program.counters)
         for text in notices(config):
@@ -166,8 +164,7 @@ class Backend:
         return "gyrator"
 
     def reset(self) -> None:
-        """Zero the counters and give back the memory that compiled code keeps; torch.compiler.reset calls
-        it."""
+        """Zero the counters and give back the memory that compiled code keeps; torch.compiler.reset calls it."""
         self.process.pool.clear()
         self.process.counted.clear()
 

@@ -136,11 +136,7 @@ class Config:
         planned=True,
     )
     cutlass_min_gemm_size: int = _option(
-        1,
-        "Choosing kernels",
-        "Smallest M·N·K for which CUTLASS candidates are tried.",
-        low=1,
-        planned=True,
+        1, "Choosing kernels", "Smallest M·N·K for which CUTLASS candidates are tried.", low=1, planned=True
     )
     max_epilogue_benchmarked_choices: int = _option(
         1,
@@ -150,10 +146,7 @@ class Config:
         planned=True,
     )
     benchmark_fusion: bool = _option(
-        False,
-        "Choosing kernels",
-        "Time a fusion against its parts and drop it when it is slower.",
-        planned=True,
+        False, "Choosing kernels", "Time a fusion against its parts and drop it when it is slower.", planned=True
     )
     coordinate_descent: bool = _option(
         False, "Choosing kernels", "After the search, improve one tuning parameter at a time.", planned=True
@@ -177,8 +170,7 @@ class Config:
     cuda_capability: int = _option(
         0,
         "Target",
-        "Compute capability of the GPU that kernels are built for, 90 for 9.0. 0: that of the tensors' "
-        "device.",
+        "Compute capability of the GPU that kernels are built for, 90 for 9.0. 0: that of the tensors' device.",
         low=0,
     )
     assume_aligned_inputs: bool = _option(
@@ -224,10 +216,7 @@ class Config:
 
     # --- seeing what happens
     dump: Path | None = _option(
-        None,
-        "Seeing what happens",
-        "Folder that receives every stage as a numbered file.",
-        shapes_code=False,
+        None, "Seeing what happens", "Folder that receives every stage as a numbered file.", shapes_code=False
     )
     logs: tuple[str, ...] = _option(
         (),
@@ -269,9 +258,7 @@ class Config:
 
     @staticmethod
     def from_options(
-        mode: str | None = None,
-        options: Mapping[str, object] | None = None,
-        env: Mapping[str, str] | None = None,
+        mode: str | None = None, options: Mapping[str, object] | None = None, env: Mapping[str, str] | None = None
     ) -> Config:
         """The configuration that a mode, options and an environment (by default the process's) ask for.
 
@@ -298,9 +285,7 @@ class Config:
 
     def without_effect(self) -> tuple[str, ...]:
         """The planned options that are not at their default: asked for, and not done yet."""
-        return tuple(
-            f.name for f in fields(self) if info_of(f).planned and getattr(self, f.name) != f.default
-        )
+        return tuple(f.name for f in fields(self) if info_of(f).planned and getattr(self, f.name) != f.default)
 
 
 PREFIX = "GYRATOR_"
@@ -353,9 +338,7 @@ def type_text(option: Field[OptionValue]) -> str:
 
 def notices(config: Config, env: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """What a user should be told once: options without effect so far, variables that name no option."""
-    planned = [
-        f"option {name}={getattr(config, name)!r} has no effect yet" for name in config.without_effect()
-    ]
+    planned = [f"option {name}={getattr(config, name)!r} has no effect yet" for name in config.without_effect()]
     return (*planned, *unknown_environment(os.environ if env is None else env))
 
 
@@ -392,16 +375,7 @@ def _kind(name: str) -> tuple[type, bool]:
     return _kinds()[name]
 
 
-_WORDS = {
-    "1": True,
-    "true": True,
-    "on": True,
-    "yes": True,
-    "0": False,
-    "false": False,
-    "off": False,
-    "no": False,
-}
+_WORDS = {"1": True, "true": True, "on": True, "yes": True, "0": False, "false": False, "off": False, "no": False}
 
 
 def _parse(option: Field[OptionValue], text: str, source: str) -> OptionValue:
@@ -450,9 +424,7 @@ def _in_range(value: float, info: OptionInfo) -> bool:
 
 
 def _convert_names(value: object, info: OptionInfo, bad: InvalidOption) -> tuple[str, ...]:
-    """A tuple of the allowed names, from an iterable or a comma-separated text; case and repetition don't
-    matter.
-    """
+    """A tuple of the allowed names, from an iterable or a comma-separated text; case and repetition don't matter."""
     if isinstance(value, str):
         value = value.split(",")
     if not isinstance(value, list | tuple | set | frozenset) or not all(isinstance(v, str) for v in value):

@@ -59,9 +59,7 @@ def _modes_part() -> str:
 
 def _inductor_part(options: Mapping[str, Field[OptionValue]]) -> str:
     rows = [
-        f"| `{c.inductor}` | "
-        + (f"`{c.ours}`" if c.ours else "none")
-        + f" | {_works(c, options)} | {c.note} |"
+        f"| `{c.inductor}` | " + (f"`{c.ours}`" if c.ours else "none") + f" | {_works(c, options)} | {c.note} |"
         for c in INDUCTOR_NAMES
     ]
     head = ["## Inductor's names", "", "| TorchInductor | gyrator | works | note |", "|---|---|---|---|"]

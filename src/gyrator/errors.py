@@ -1,8 +1,7 @@
 """The catalogue of everything gyrator raises or warns about.
 
-Each message says what happened, where (the user's file and line, and the node with its neighbours when
-known), and what to try. `GyratorError` is abstract; every other class is final and raised by at least one
-test.
+Each message says what happened, where (the user's file and line, and the node with its neighbours when known), and
+what to try. `GyratorError` is abstract; every other class is final and raised by at least one test.
 """
 
 from __future__ import annotations
@@ -22,12 +21,7 @@ class GyratorError(Exception, ABC):
     """Base of all errors: a message, the user's place, the node with its neighbours, and what to try."""
 
     def __init__(
-        self,
-        message: str,
-        *,
-        where: Origin | None = None,
-        node: str | None = None,
-        hint: str | None = None,
+        self, message: str, *, where: Origin | None = None, node: str | None = None, hint: str | None = None
     ) -> None:
         if type(self) is GyratorError:
             raise TypeError("GyratorError is abstract; raise one of its subclasses")
@@ -41,9 +35,7 @@ class GyratorError(Exception, ABC):
 class UnknownOption(GyratorError):
     """An option or mode that does not exist. `valid` maps each name that does to its type."""
 
-    def __init__(
-        self, name: str, valid: Mapping[str, str], *, kind: str = "option", hint: str | None = None
-    ) -> None:
+    def __init__(self, name: str, valid: Mapping[str, str], *, kind: str = "option", hint: str | None = None) -> None:
         close = get_close_matches(name, list(valid), n=1)
         listing = "\n".join(f"  {key}: {type_}" for key, type_ in valid.items())
         suggestion = hint or (f"did you mean {close[0]!r}?" if close else None)
@@ -66,8 +58,8 @@ class InvalidOption(GyratorError):
 
 
 class UnsupportedInput(GyratorError):
-    """A tensor of a kind that gyrator does not compile: sparse, quantised, nested, a subclass. Names
-    torch's own path.
+    """A tensor of a kind that gyrator does not compile: sparse, quantised, nested, a subclass. Names torch's own
+    path.
     """
 
     def __init__(
@@ -96,9 +88,7 @@ class IndexOutOfRange(GyratorError, IndexError, RuntimeError):
     depending on the operator; this is both.
     """
 
-    def __init__(
-        self, index: int | None, dim: int | None, size: int | None, *, where: Origin | None = None
-    ) -> None:
+    def __init__(self, index: int | None, dim: int | None, size: int | None, *, where: Origin | None = None) -> None:
         what = "index out of range" if index is None else f"index {index} is out of bounds"
         place = "" if dim is None else f" for dimension {dim}"
         extent = "" if size is None else f" with size {size}"
@@ -106,9 +96,7 @@ class IndexOutOfRange(GyratorError, IndexError, RuntimeError):
 
 
 class OutputMismatch(GyratorError):
-    """An operator returned a tensor whose size, strides or dtype differ from what its fake kernel
-    promised.
-    """
+    """An operator returned a tensor whose size, strides or dtype differ from what its fake kernel promised."""
 
     def __init__(self, op: str, promised: str, got: str, *, where: Origin | None = None) -> None:
         super().__init__(
@@ -160,27 +148,19 @@ class KernelBuildError(GyratorError):
 
 
 class CacheCorrupt(GyratorError):
-    """A cache entry whose digest does not match its content. The cache treats it as a miss, with one
-    warning.
-    """
+    """A cache entry whose digest does not match its content. The cache treats it as a miss, with one warning."""
 
     def __init__(self, path: str, reason: str) -> None:
-        super().__init__(
-            f"cache entry {path} is damaged: {reason}", hint="`python -m gyrator cache clear` removes all"
-        )
+        super().__init__(f"cache entry {path} is damaged: {reason}", hint="`python -m gyrator cache clear` removes all")
 
 
 # --- what gyrator did wrong -------------------------------------------------------------------------------
 
 
 class InternalCheckError(GyratorError):
-    """A pass broke a rule of the representation it leaves, or failed. Names the pass, the node and the
-    user's line.
-    """
+    """A pass broke a rule of the representation it leaves, or failed. Names the pass, the node and the user's line."""
 
-    def __init__(
-        self, pass_name: str, problem: str, *, where: Origin | None = None, node: str | None = None
-    ) -> None:
+    def __init__(self, pass_name: str, problem: str, *, where: Origin | None = None, node: str | None = None) -> None:
         super().__init__(
             f"internal check failed after pass {pass_name!r}: {problem}",
             where=where,

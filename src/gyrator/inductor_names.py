@@ -18,9 +18,7 @@ INDUCTOR_NAMES = (
     Counterpart("max_autotune", "max_autotune"),
     Counterpart("max_autotune_gemm_backends", "gemm_backends", "lower case, a list"),
     Counterpart("freezing", "freezing"),
-    Counterpart(
-        "trace.log_autotuning_results", "logs", '`logs="autotune"`; the table is `metrics="kernel_autotune"`'
-    ),
+    Counterpart("trace.log_autotuning_results", "logs", '`logs="autotune"`; the table is `metrics="kernel_autotune"`'),
     Counterpart("enabled_metric_tables", "metrics"),
     Counterpart("benchmark_kernel", "benchmark_kernel"),
     Counterpart("profile_bandwidth", "profile_bandwidth"),

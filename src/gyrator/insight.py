@@ -75,9 +75,7 @@ def explain(
     """
     Config.from_options(mode, options)
     events: list[tuple[Event, float]] = []
-    watcher = Backend(
-        replace(gyrator.process, watch=lambda event: events.append((event, time.perf_counter())))
-    )
+    watcher = Backend(replace(gyrator.process, watch=lambda event: events.append((event, time.perf_counter()))))
     target = user_function(function)
     given = dict(options) if options else None
     compiled: Any = torch.compile(target, backend=watcher, mode=mode, options=given, dynamic=dynamic)  # type: ignore[arg-type]

@@ -1,7 +1,6 @@
 """Every optional third-party package, imported here and nowhere else.
 
-`available` asks without importing; `require` imports, or raises `ToolchainMissing` with the command that
-installs it.
+`available` asks without importing; `require` imports, or raises `ToolchainMissing` with the command that installs it.
 """
 
 from __future__ import annotations

@@ -33,17 +33,12 @@ Origins = tuple[Origin, ...]
 
 _FRAME = re.compile(r'^\s*File "(?P<file>.+)", line (?P<line>\d+), in (?P<function>.+?)\s*$', re.MULTILINE)
 _PACKAGE = str(Path(__file__).resolve().parent)
-_LIBRARIES = (
-    str(Path(torch.__file__).resolve().parent) + "/",
-    _PACKAGE + "/",
-    sysconfig.get_paths()["stdlib"] + "/",
-)
+_LIBRARIES = (str(Path(torch.__file__).resolve().parent) + "/", _PACKAGE + "/", sysconfig.get_paths()["stdlib"] + "/")
 
 
 def origin_of(node: fx.Node) -> Origin:
-    """The origin of an FX node: the innermost frame of its stack that lies outside torch, gyrator and
-    Python's own library. Without a recorded stack, the innermost module that the node ran in stands for the
-    function.
+    """The origin of an FX node: the innermost frame of its stack that lies outside torch, gyrator and Python's own
+    library. Without a recorded stack, the innermost module that the node ran in stands for the function.
     """
     op = _op_name(node)
     stack = node.meta.get("stack_trace")
@@ -79,9 +74,7 @@ def _op_name(node: fx.Node) -> str:
 
 @lru_cache(maxsize=4096)
 def _innermost_user_frame(stack: str) -> tuple[str, int, str]:
-    """File, line and function of the last frame that is no library's; the last frame of all where every one
-    is.
-    """
+    """File, line and function of the last frame that is no library's; the last frame of all where every one is."""
     frames = [(m["file"], int(m["line"]), m["function"]) for m in _FRAME.finditer(stack)]
     for frame in reversed(frames):
         if not frame[0].startswith(_LIBRARIES) and "/site-packages/torch/" not in frame[0]:

@@ -30,9 +30,7 @@ class Pass(Generic[P]):
     leaves: Spec[P] | None = None
 
 
-def run_passes(
-    program: P, passes: Sequence[Pass[P]], session: Session, *, text: Callable[[P], str] = str
-) -> P:
+def run_passes(program: P, passes: Sequence[Pass[P]], session: Session, *, text: Callable[[P], str] = str) -> P:
     """The program after all passes, in order.
 
     After each pass the spec it leaves is checked with `check="every"`; with `check="borders"` only after

@@ -39,16 +39,7 @@ from gyrator.report.dump import dump_compiled, dump_graph
 from gyrator.report.record import to_json
 from gyrator.report.watch import COUNTERS, RECORD, Watch, graph_compiled, traffic
 from gyrator.runtime.cuda_graphs import record_on_gpu, recordable, replayed
-from gyrator.runtime.entries import (
-    as_list,
-    facts_of,
-    find,
-    keep,
-    key_of,
-    moved_places,
-    numbered_places,
-    open_stores,
-)
+from gyrator.runtime.entries import as_list, facts_of, find, keep, key_of, moved_places, numbered_places, open_stores
 from gyrator.runtime.gpu_kernels import GpuKernels
 from gyrator.runtime.load import WRAPPER, Runtime, load
 from gyrator.runtime.pool import Pool
@@ -74,9 +65,8 @@ class Process:
     """What the compilations of one process share: one compiles at a time, their code shares a memory pool,
     and `workers` compile their GPU kernels.
 
-    `watch` is told of every graph and program that is ready; `counted` are the counters of all sessions;
-    `profile` collects for the option `profile_bandwidth`; `instead` takes captured programs in the backend's
-    place.
+    `watch` is told of every graph and program that is ready; `counted` are the counters of all sessions; `profile`
+    collects for the option `profile_bandwidth`; `instead` takes captured programs in the backend's place.
     """
 
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -97,11 +87,7 @@ class Process:
 
 
 def compile_graph(
-    graph: fx.GraphModule,
-    example_inputs: Sequence[object],
-    info: GraphInfo,
-    session: Session,
-    process: Process,
+    graph: fx.GraphModule, example_inputs: Sequence[object], info: GraphInfo, session: Session, process: Process
 ) -> Compiled:
     """Compile a functional ATen graph into a callable that takes the list of its inputs and empties it.
 
@@ -197,9 +183,7 @@ def compile_graph(
                 files |= dict(kernel_scripts(plan, kernels.on_cpu, symbols.hints))
             entry = keep(again, text, files, lowered.constants, notes, stores)
         if session.dump is not None:
-            dump_compiled(
-                session.dump, scheduled, record, entry, [code for _, code in kernels.texts.values()]
-            )
+            dump_compiled(session.dump, scheduled, record, entry, [code for _, code in kernels.texts.values()])
         call = loaded(entry, lowered.constants, {}, session, process, lowered.regions)
         graph_compiled(session, entry, process.watch, cached=False)
         compiled = Compiled(call, written, entry.key)
@@ -265,9 +249,7 @@ def loaded(
         stores = open_stores(session, process.scratch_folder())
         build = partial(rebuild, workers=process.workers, store=stores.kernels, session=session)
         gpu = GpuKernels(entry.folder, stores.kernels, build, moved)
-        runtime = Runtime(
-            entry.folder, pool, constants, moved, config.threads, regions=regions, gpu=gpu, note=note
-        )
+        runtime = Runtime(entry.folder, pool, constants, moved, config.threads, regions=regions, gpu=gpu, note=note)
         call = load(entry.text(WRAPPER), runtime)
         if config.cuda_graphs and entry.notes.get(RECORDED) is not None:
             index, *static = as_list(entry.notes[RECORDED])
@@ -287,9 +269,7 @@ def shape_env_of(example_inputs: Sequence[object]) -> ShapeEnv | None:
 
 @contextmanager
 def frozen_garbage() -> Iterator[None]:
-    """No garbage collection inside: a compile makes many small objects and frees few, so that passes find
-    nothing.
-    """
+    """No garbage collection inside: a compile makes many small objects and frees few, so that passes find nothing."""
     if not gc.isenabled():
         yield
         return

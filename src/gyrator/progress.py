@@ -86,18 +86,14 @@ class Bar(Progress):
 
     def _started(self) -> RichProgress:
         columns = (TextColumn(f"{self._title}: {{task.description}}"), BarColumn(bar_width=30))
-        bar = RichProgress(
-            *columns, MofNCompleteColumn(), TimeElapsedColumn(), console=self._console, transient=True
-        )
+        bar = RichProgress(*columns, MofNCompleteColumn(), TimeElapsedColumn(), console=self._console, transient=True)
         self._task = bar.add_task("", total=None)
         bar.start()
         return bar
 
 
 def progress_for(kind: str, title: str, stream: TextIO | None = None) -> Progress:
-    """The reporter for the option `progress` (auto, bar, lines, off), writing to `stream` (stderr by
-    default).
-    """
+    """The reporter for the option `progress` (auto, bar, lines, off), writing to `stream` (stderr by default)."""
     out = sys.stderr if stream is None else stream
     if kind == "off":
         return Silent()

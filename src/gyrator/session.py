@@ -124,8 +124,8 @@ _EXTERN = "extern "
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """A finished stage or pass: its name, how deep it lay in others, and when it ran (seconds since the
-    session began).
+    """A finished stage or pass: its name, how deep it lay in others, and when it ran (seconds since the session
+    began).
     """
 
     name: str

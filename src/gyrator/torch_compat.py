@@ -31,13 +31,11 @@ _REGISTRY = "torch._dynamo.backends.registry"
 
 
 def register_backend(name: str, target: str, version: str) -> None:
-    """Let `torch.compile(backend=name)` find `target` ("module:function") though the package is not
-    installed.
+    """Let `torch.compile(backend=name)` find `target` ("module:function") though the package is not installed.
 
     torch asks the installed distributions for entry points when it first looks up a backend. Before that, a
-    distribution that exists only in memory answers, which costs nothing at import. After it, the entry is
-    put into torch's table. An installed distribution of the same name wins in both cases. The target is
-    imported on first use.
+    distribution that exists only in memory answers, which costs nothing at import. After it, the entry is put into
+    torch's table. An installed distribution of the same name wins in both cases. The target is imported on first use.
     """
     if not any(isinstance(finder, _SourceTreeFinder) for finder in sys.meta_path):
         sys.meta_path.append(_SourceTreeFinder(name, target, version))
@@ -80,43 +78,6 @@ class _SourceTreeFinder(DistributionFinder):
     def find_distributions(self, context: DistributionFinder.Context = _ANY) -> Iterable[Distribution]:
         """The distribution, where its name or any name is asked for."""
         return [self._distribution] if context.name in (None, self._name) else []
-
-
-# --- autograd ---------------------------------------------------------------------------------------------
-
-
-def mark_boxed(call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-    """Tell torch's runtime that `call` takes one list of arguments and empties it."""
-    call._boxed_call = True  # type: ignore[attr-defined]
-    return call
-
-
-def aot_autograd(
-    gm: object,
-    example_inputs: Sequence[object],
-    *,
-    fw_compiler: Callable[..., Any],
-    bw_compiler: Callable[..., Any],
-    inference_compiler: Callable[..., Any],
-    decompositions: Mapping[Any, Any],
-) -> Callable[..., Any]:
-    """torch's own AOTAutograd with its min-cut partitioner; copies into inputs stay at the end of the graphs.
-
-    Its modules are slow to import and needed by nobody else, so they are looked up here.
-    """
-    aot = importlib.import_module("torch._functorch.aot_autograd")
-    partitioners = importlib.import_module("torch._functorch.partitioners")
-    compiled: Callable[..., Any] = aot.aot_module_simplified(
-        gm,
-        list(example_inputs),
-        fw_compiler=fw_compiler,
-        bw_compiler=bw_compiler,
-        inference_compiler=inference_compiler,
-        partition_fn=partitioners.min_cut_rematerialization_partition,
-        decompositions=dict(decompositions),
-        keep_inference_input_mutations=True,
-    )
-    return compiled
 
 
 # --- symbolic shapes --------------------------------------------------------------------------------------
@@ -254,9 +215,7 @@ def autocast_enabled() -> bool:
 
 
 def python_dispatcher() -> Any:
-    """A context in which composite operators are taken apart by torch's Python rules, which know symbolic
-    sizes.
-    """
+    """A context in which composite operators are taken apart by torch's Python rules, which know symbolic sizes."""
     return importlib.import_module("torch._dispatch.python").enable_python_dispatcher()
 
 

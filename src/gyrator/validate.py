@@ -111,10 +111,9 @@ def copies(args: Sequence[Any]) -> list[Any]:
 
 
 def difference(value: Tensor, expected: Tensor, scale: float) -> str | None:
-    """How two tensors differ, or None. Floats may differ by the square root of their precision relative to
-    the RMS of what is expected (far more than rounding, far less than a mistake), and by 16 units of
-    rounding relative to `scale`, the RMS of what they are made from: a sum that cancels is nothing but
-    rounding. Integers are equal.
+    """How two tensors differ, or None. Floats may differ by the square root of their precision relative to the RMS of
+    what is expected (far more than rounding, far less than a mistake), and by 16 units of rounding relative to
+    `scale`, the RMS of what they are made from: a sum that cancels is nothing but rounding. Integers are equal.
     """
     if (value.shape, value.dtype) != (expected.shape, expected.dtype):
         return f"{value.dtype}{list(value.shape)} instead of {expected.dtype}{list(expected.shape)}"
@@ -163,17 +162,13 @@ def _first_difference(level: Level, before: Level, scale: float) -> tuple[str | 
 def _program_level(name: str, program: Program, run: Run, info: GraphInfo) -> Level:
     position = {declared.value: i for i, declared in enumerate(program.inputs) if declared.value is not None}
     updated = {position[u.target]: new for u, new in zip(program.updates, run.updates, strict=True)}
-    origins = {
-        v.name: node.origins[0] if node.origins else None for node in program.nodes for v in defines(node)
-    }
+    origins = {v.name: node.origins[0] if node.origins else None for node in program.nodes for v in defines(node)}
     values = {value: (run.values[value], origin) for value, origin in origins.items() if value in run.values}
     return Level(name, _named(run.outputs, info, updated), values)
 
 
 def _named(outputs: Sequence[object], info: GraphInfo, updated: Mapping[int, Tensor]) -> dict[str, Tensor]:
-    """Results by name. `updated` holds inputs' new contents where the level writes them; else they are
-    outputs.
-    """
+    """Results by name. `updated` holds inputs' new contents where the level writes them; else they are outputs."""
     results = {}
     update_of = {update.output: update.input for update in info.updates}
     for i, output in enumerate(outputs):

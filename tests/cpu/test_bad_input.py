@@ -43,11 +43,7 @@ COMPARE = """
 def environment(cache: Path, **changes: str) -> dict[str, str]:
     """This process's environment without options and with an empty cache; an empty value removes a name."""
     plain = {k: v for k, v in os.environ.items() if not k.startswith(("GYRATOR_", "PYTHONWARNINGS"))}
-    merged = plain | {
-        "GYRATOR_CACHE_DIR": str(cache),
-        "PYTHONPATH": f"{ROOT / 'src'}",
-        "OMP_NUM_THREADS": "1",
-    }
+    merged = plain | {"GYRATOR_CACHE_DIR": str(cache), "PYTHONPATH": f"{ROOT / 'src'}", "OMP_NUM_THREADS": "1"}
     merged |= changes
     return {key: value for key, value in merged.items() if value}
 
@@ -75,8 +71,7 @@ def test_without_a_compiler_the_program_runs_and_says_so_once(tmp_path):
 def test_a_kernel_that_does_not_build_names_itself_and_the_users_line(tmp_path):
     broken = tmp_path / "g++"
     broken.write_text(
-        '#!/bin/sh\ncase "$*" in *--version*) echo "g++ 12.2.0"; exit 0;; esac\n'
-        'echo "no such luck" >&2\nexit 1\n'
+        '#!/bin/sh\ncase "$*" in *--version*) echo "g++ 12.2.0"; exit 0;; esac\necho "no such luck" >&2\nexit 1\n'
     )
     broken.chmod(0o755)
     done = run(PROGRAM, COMPARE, env=environment(tmp_path / "cache", CXX=str(broken)))
@@ -168,10 +163,7 @@ def test_errors_are_of_one_family():
 
 def test_two_processes_compile_the_same_at_once(tmp_path):
     env = environment(tmp_path)
-    both = [
-        subprocess.Popen(script(PROGRAM, COMPARE), env=env, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
+    both = [subprocess.Popen(script(PROGRAM, COMPARE), env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert [process.communicate(timeout=240)[0].strip() for process in both] == ["right", "right"]
 
 
@@ -179,10 +171,7 @@ def test_the_cache_survives_kill_9_at_any_moment(tmp_path):
     env = environment(tmp_path)
     for delay in (0.1, 0.5, 1.0):
         process = subprocess.Popen(
-            script(PROGRAM, "print('compiling', flush=True)", COMPARE),
-            env=env,
-            stdout=subprocess.PIPE,
-            text=True,
+            script(PROGRAM, "print('compiling', flush=True)", COMPARE), env=env, stdout=subprocess.PIPE, text=True
         )
         assert process.stdout is not None and process.stdout.readline().strip() == "compiling"
         time.sleep(delay)

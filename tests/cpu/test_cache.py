@@ -77,9 +77,7 @@ def compiler_runs(tmp_path: Path) -> int:
     return len(log.read_text().splitlines()) if log.exists() else 0
 
 
-def test_second_process_runs_no_compiler_lowering_or_scheduling(
-    world: dict[str, str], tmp_path: Path
-) -> None:
+def test_second_process_runs_no_compiler_lowering_or_scheduling(world: dict[str, str], tmp_path: Path) -> None:
     assert "right 0" in run(world, tmp_path)
     before = compiler_runs(tmp_path)
     assert before > 0

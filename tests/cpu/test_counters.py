@@ -79,9 +79,7 @@ def test_a_scatter_upon_a_constant_becomes_a_choice() -> None:
 
 def test_fusion_is_seen_in_nests_before_and_after() -> None:
     counters = record(lambda x: torch.sin(x).sum(1) + 1, torch.randn(8, 9)).counters
-    assert (
-        counters["NESTS_BEFORE_FUSION"] == 3 and counters["NESTS_AFTER_FUSION"] == counters["LAUNCHES"] == 1
-    )
+    assert counters["NESTS_BEFORE_FUSION"] == 3 and counters["NESTS_AFTER_FUSION"] == counters["LAUNCHES"] == 1
 
 
 def test_phases_of_one_kernel_are_an_outer_loop_fusion_of_inner_loops() -> None:
@@ -103,9 +101,7 @@ def rows(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
-def test_tables_of_a_compile_and_of_a_cache_hit_agree(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_of_a_compile_and_of_a_cache_hit_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
     def program(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -46,10 +46,7 @@ def dumps(dumped: Path, kind: str) -> Path:
 
 
 def test_every_stage_is_a_numbered_file(dumped: Path) -> None:
-    names = {
-        kind: sorted(p.name for p in dumps(dumped, kind).glob("[0-9][0-9]_*"))
-        for kind in ("program", "forward")
-    }
+    names = {kind: sorted(p.name for p in dumps(dumped, kind).glob("[0-9][0-9]_*")) for kind in ("program", "forward")}
     plain = {kind: [name.partition("_")[2] for name in found] for kind, found in names.items()}
     assert plain["program"][:3] == ["captured.py", "joint.py", "partition.txt"]
     expected = ["aten.py", "lowered.txt", "nests_after_fusion.txt", "kernel_plans.txt", "plan.txt"]
@@ -88,9 +85,7 @@ def test_a_graph_with_branches_runs_by_itself(
 def test_a_dumped_graph_needs_nothing_of_the_process_that_wrote_it(dumped: Path) -> None:
     captured = dumps(dumped, "program") / "00_captured.py"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, str(captured)], env=environment, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, str(captured)], env=environment, capture_output=True, text=True, check=True)
     assert TIMED.search(done.stdout)
 
 
@@ -111,9 +106,7 @@ def test_the_picture_is_svg_with_a_box_for_each_kernel(dumped: Path) -> None:
     (path,) = dumps(dumped, "forward").glob("*_graph.svg")
     tree = ET.parse(path)
     (plan,) = dumps(dumped, "forward").glob("*_plan.txt")
-    launches = sum(
-        line.strip().startswith(("launch", "call", "copy")) for line in plan.read_text().splitlines()
-    )
+    launches = sum(line.strip().startswith(("launch", "call", "copy")) for line in plan.read_text().splitlines())
     assert len(tree.findall(".//{http://www.w3.org/2000/svg}rect")) == launches + 2
 
 
@@ -146,11 +139,7 @@ def test_output_code_is_printed_with_its_place(tmp_path: Path, capsys: pytest.Ca
         options = {"logs": "output_code", "cache_dir": tmp_path}
         gyrator.compile(lambda x: torch.tanh(x) + 1, options=options)(torch.ones(5))
         out = capsys.readouterr().out
-        assert (
-            'extern "C"' in out
-            and "def call(args):" in out
-            and re.search(rf"# {tmp_path}.*/wrapper\.py", out)
-        )
+        assert 'extern "C"' in out and "def call(args):" in out and re.search(rf"# {tmp_path}.*/wrapper\.py", out)
 
 
 def test_recompiles_say_which_input_differs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,9 +150,7 @@ def test_recompiles_say_which_input_differs(capsys: pytest.CaptureFixture[str]) 
         compiled(torch.ones(5))
         compiled(torch.ones(6))
     out = capsys.readouterr().out
-    assert re.search(
-        r"compiles a function again: tensor 'x' size mismatch at index 0\. expected 5, actual 6", out
-    )
+    assert re.search(r"compiles a function again: tensor 'x' size mismatch at index 0\. expected 5, actual 6", out)
 
 
 def test_a_miss_names_the_fields_that_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,9 +18,7 @@ from tests.acceptance import assert_none, expect
 BERT_SIZES = [(2, 12), (3, 12), (4, 7), (1, 9), (5, 16), (2, 3), (1, 1), (8, 5)]
 
 
-def count_compiles(
-    fn: Callable[..., Any], calls: Sequence[tuple[Any, ...]], backend: str, **options: Any
-) -> int:
+def count_compiles(fn: Callable[..., Any], calls: Sequence[tuple[Any, ...]], backend: str, **options: Any) -> int:
     """How many graphs dynamo captures for these calls; each result must be right."""
     torch._dynamo.reset()
     counters.clear()
@@ -103,12 +101,7 @@ def joins(x: Tensor) -> tuple[Tensor, ...]:
 
 def reshapes(x: Tensor) -> tuple[Tensor, ...]:
     n, m = x.shape
-    return (
-        x.view(m, n),
-        x.reshape(-1),
-        x.unsqueeze(1).expand(n, 3, m).reshape(3 * n, m),
-        torch.arange(n * m) % n,
-    )
+    return (x.view(m, n), x.reshape(-1), x.unsqueeze(1).expand(n, 3, m).reshape(3 * n, m), torch.arange(n * m) % n)
 
 
 def numbers_from_sizes(x: Tensor) -> tuple[Any, ...]:
@@ -166,22 +159,12 @@ def distinct(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     "fn",
-    [
-        take_positive,
-        positions,
-        length_from_item,
-        scalar_in_arithmetic,
-        pieces_of_given_lengths,
-        repeated,
-        distinct,
-    ],
+    [take_positive, positions, length_from_item, scalar_in_arithmetic, pieces_of_given_lengths, repeated, distinct],
     ids=lambda f: f.__name__,
 )
 @pytest.mark.parametrize("captured", [False, True], ids=["graph break", "captured"])
 def test_sizes_from_values(fn, captured, backend):
-    with torch._dynamo.config.patch(
-        capture_scalar_outputs=captured, capture_dynamic_output_shape_ops=captured
-    ):
+    with torch._dynamo.config.patch(capture_scalar_outputs=captured, capture_dynamic_output_shape_ops=captured):
         calls = [(torch.randn(n, 3),) for n in (4, 7, 5)]
         calls.append((-torch.ones(4, 3),))
         allowed = count_compiles(fn, calls, "eager")

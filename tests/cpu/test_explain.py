@@ -130,9 +130,7 @@ def test_text_and_json_hold_the_kernels(new: gyrator.insight.Report) -> None:
     assert name in json.dumps(json.loads(new.json())["programs"][0]["graphs"][0])
 
 
-def test_the_page_needs_no_other_file_and_its_links_lead_somewhere(
-    new: gyrator.insight.Report, tmp_path: Path
-) -> None:
+def test_the_page_needs_no_other_file_and_its_links_lead_somewhere(new: gyrator.insight.Report, tmp_path: Path) -> None:
     page = new.html(tmp_path / "page.html")
     own = page.partition("</script>")[2]  # after plotly itself
     assert (tmp_path / "page.html").read_text() == page
@@ -147,9 +145,7 @@ def test_the_page_needs_no_other_file_and_its_links_lead_somewhere(
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
 def test_a_browser_draws_the_plots_without_complaint(new: gyrator.insight.Report, tmp_path: Path) -> None:
     new.html(tmp_path / "page.html")
-    command = (
-        "chromium --headless --no-sandbox --disable-gpu --virtual-time-budget=8000 --enable-logging=stderr"
-    )
+    command = "chromium --headless --no-sandbox --disable-gpu --virtual-time-budget=8000 --enable-logging=stderr"
     done = subprocess.run(
         [*command.split(), f"--user-data-dir={tmp_path}/user", "--dump-dom", f"file://{tmp_path}/page.html"],
         capture_output=True,

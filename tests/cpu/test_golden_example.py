@@ -48,9 +48,7 @@ def reference(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize(
-    "layout", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels last"]
-)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "channels last"])
 def test_results_gradients_and_running_statistics_match_eager(layout, backend):
     model, x = example()
     args = (model, x.contiguous(memory_format=layout).requires_grad_())
@@ -141,9 +139,7 @@ def test_backward_reads_seven_saved_values_and_the_tangent():
     """Convolution weight, input and output, mean, reciprocal deviation, and where ReLU is active."""
     backward = compiled_stages()["backward"]
     assert len(backward.inputs) == 8
-    large = [
-        value for value in backward.inputs if value.shape == (2, 32, 6, 6) and value.dtype == torch.float32
-    ]
+    large = [value for value in backward.inputs if value.shape == (2, 32, 6, 6) and value.dtype == torch.float32]
     assert len(large) == 2, "only the convolution's output and the tangent are as large as the result"
 
 

@@ -42,9 +42,7 @@ def cause(error: BaseException) -> BaseException:
     return error
 
 
-def test_without_a_compiler_one_line_says_so_and_the_graph_still_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_a_compiler_one_line_says_so_and_the_graph_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.delenv("CXX", raising=False)
     x = torch.randn(4, 5, requires_grad=True)

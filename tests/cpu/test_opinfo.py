@@ -24,9 +24,7 @@ def test_ops(shard: int, backend: str, request: pytest.FixtureRequest) -> None:
 
 def test_a_wrong_answer_is_found() -> None:
     def off_by_a_little(graph, inputs):
-        return lambda *args: tuple(
-            out * (1 + 1e-5) if out.is_floating_point() else out for out in graph(*args)
-        )
+        return lambda *args: tuple(out * (1 + 1e-5) if out.is_floating_point() else out for out in graph(*args))
 
     ops = ops_of_shard(0, 1, only=["softmax"])
     assert all(result.reason is None for result in sweep(ops, "eager", full=False))

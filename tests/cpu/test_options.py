@@ -39,9 +39,7 @@ def test_what_has_no_effect_yet_is_said_once_in_a_process() -> None:
 
 def test_an_unknown_option_is_an_error_with_the_valid_ones() -> None:
     torch.compiler.reset()
-    with pytest.raises(
-        BackendCompilerFailed, match=r"unknown option 'fuse'; valid options are\n  numerics: "
-    ):
+    with pytest.raises(BackendCompilerFailed, match=r"unknown option 'fuse'; valid options are\n  numerics: "):
         torch.compile(add_one, backend="gyrator", options={"fuse": True})(torch.ones(3))
 
 

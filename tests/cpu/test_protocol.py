@@ -168,9 +168,7 @@ def test_other_threads_run_while_a_kernel_does(backend):
 
 def test_two_threads_compile_at_once(backend):
     def work(size: int, answers: dict[int, Tensor]) -> None:
-        answers[size] = torch.compile(lambda x: F.softmax(x * 2, -1).cumsum(0), backend=backend)(
-            torch.ones(size, 4)
-        )
+        answers[size] = torch.compile(lambda x: F.softmax(x * 2, -1).cumsum(0), backend=backend)(torch.ones(size, 4))
 
     answers: dict[int, Tensor] = {}
     threads = [threading.Thread(target=work, args=(size, answers)) for size in (3, 3, 5, 7)]
@@ -295,9 +293,7 @@ def test_meta_input(backend):
 
 def test_complex_input(backend):
     check(
-        lambda z: (z * 2j, z.abs(), z.conj() + 1, torch.view_as_real(z) * 2),
-        (torch.randn(3, 4) + 1j,),
-        backend=backend,
+        lambda z: (z * 2j, z.abs(), z.conj() + 1, torch.view_as_real(z) * 2), (torch.randn(3, 4) + 1j,), backend=backend
     )
 
 

@@ -67,9 +67,7 @@ def scheduled(case: Case) -> Plan:
         return schedule(case.program, session).plan
 
 
-def judge(
-    case: Case, run: Run, outputs: Sequence[Result], arguments: Sequence[Tensor | int], plan: Plan
-) -> None:
+def judge(case: Case, run: Run, outputs: Sequence[Result], arguments: Sequence[Tensor | int], plan: Plan) -> None:
     inputs = [i.value for i in case.program.inputs]
     updated = [arguments[inputs.index(u.target)] for u in case.program.updates]
     try:
@@ -83,9 +81,7 @@ def built(plans: Sequence[Plan], folder: Path) -> list:  # type: ignore[type-arg
     """A callable for each plan; all kernels are built at once."""
     printed: dict[str, CppKernel] = {k.name: print_kernel(k) for plan in plans for k in plan.kernels}
     with Session(CONFIG, torch.device("cpu"), "random") as session:
-        build = start_build(
-            list(printed.values()), find_toolchain(CONFIG), Store(folder / "store", "kernels"), session
-        )
+        build = start_build(list(printed.values()), find_toolchain(CONFIG), Store(folder / "store", "kernels"), session)
         for name, path in build.wait().items():
             if not (folder / library_file(name)).exists():  # a loaded library must not be written over
                 shutil.copy(path, folder / library_file(name))

@@ -52,9 +52,7 @@ class Block(nn.Module):
         self.gate, self.down = nn.Linear(width, 4 * width), nn.Linear(2 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (
-            part.unflatten(-1, (2, -1)).transpose(1, 2) for part in self.qkv(self.first(x)).chunk(3, -1)
-        )
+        q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in self.qkv(self.first(x)).chunk(3, -1))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
         x = x + self.out(mixed)
         gate, value = self.gate(self.second(x)).chunk(2, -1)

@@ -37,9 +37,7 @@ PROGRAMS = [add_transposed, both, permuted, update_by_transpose]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    "fn", [add_transposed, both, permuted, update_by_transpose], ids=lambda f: f.__name__
-)
+@pytest.mark.parametrize("fn", [add_transposed, both, permuted, update_by_transpose], ids=lambda f: f.__name__)
 def test_equals_eager(fn: Callable[..., object], dtype: torch.dtype, backend: str) -> None:
     check(fn, (torch.randn(193, 301, dtype=dtype), torch.randn(301, 193, dtype=dtype)), backend=backend)
 
@@ -53,9 +51,7 @@ def test_other_elements_and_sizes(dtype: torch.dtype, shape: tuple[int, int], ba
 
 def test_a_large_transposed_operand_is_read_through_a_tile(tmp_path: Path) -> None:
     torch._dynamo.reset()
-    gyrator.compile(add_transposed, options={"cache_dir": tmp_path})(
-        torch.randn(256, 256), torch.randn(256, 256)
-    )
+    gyrator.compile(add_transposed, options={"cache_dir": tmp_path})(torch.randn(256, 256), torch.randn(256, 256))
     assert any("gy::transpose_block" in text for text in sources(tmp_path))
 
 

@@ -42,9 +42,7 @@ def scaled_sum(x: Tensor) -> Tensor:
 
 def test_a_right_compile_passes() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.2), nn.Flatten()
-    ).train()
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.2), nn.Flatten()).train()
     validating(model)(torch.randn(2, 3, 8, 8)).square().mean().backward()
     x = torch.randn(4, 5)
     torch.testing.assert_close(validating(scaled_sum)(x), scaled_sum(x))
@@ -64,9 +62,7 @@ def break_program(program: Program, session: Session) -> Program:
     return dataclasses.replace(program, nodes=nodes)
 
 
-def test_the_pass_that_changed_the_answer_is_named_with_the_users_line(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_pass_that_changed_the_answer_is_named_with_the_users_line(monkeypatch: pytest.MonkeyPatch) -> None:
     right = stage.program_passes
 
     def wrong(rule: Rule, **named: Any) -> tuple[Pass[Program], ...]:
@@ -74,9 +70,7 @@ def test_the_pass_that_changed_the_answer_is_named_with_the_users_line(
         return (before, Pass("a pass with a bug", break_program), *after)
 
     monkeypatch.setattr(stage, "program_passes", wrong)
-    with pytest.raises(
-        WrongResult, match=r"stage 'a pass with a bug' changed output 0 \(first at \w+\)"
-    ) as caught:
+    with pytest.raises(WrongResult, match=r"stage 'a pass with a bug' changed output 0 \(first at \w+\)") as caught:
         validating(scaled_sum)(torch.randn(4, 5))
     assert f"{__file__}:" in str(caught.value)
 

@@ -17,9 +17,7 @@ def main() -> None:
     parser.add_argument("--backend", default="gyrator")
     parser.add_argument("--batch", type=int, default=BATCH, help="programs compiled together")
     parser.add_argument("--no-shrink", action="store_true", help="report failing programs as they were drawn")
-    parser.add_argument(
-        "--folder", type=Path, default=Path("fuzz_failures"), help="where failing programs go"
-    )
+    parser.add_argument("--folder", type=Path, default=Path("fuzz_failures"), help="where failing programs go")
     options = parser.parse_args()
     settings = Settings(options.backend, options.folder, options.batch, not options.no_shrink)
     start, failures = time.perf_counter(), 0

@@ -55,10 +55,7 @@ def run(seeds: Sequence[int], settings: Settings) -> Iterator[Failure]:
 
 
 def _run_batch(batch: Sequence[Program], dynamic: bool, settings: Settings) -> Iterator[Failure]:
-    _write(
-        settings.folder / "running.py",
-        "\n\n".join(program.script(settings.backend, dynamic) for program in batch),
-    )
+    _write(settings.folder / "running.py", "\n\n".join(program.script(settings.backend, dynamic) for program in batch))
     if complaint(batch, settings.backend, dynamic) is None:
         return
     found = False
@@ -110,10 +107,7 @@ def complaint(batch: Sequence[Program], backend: str, dynamic: bool) -> str | No
 def _expected(batch: Sequence[Program], together: Callable[..., Any]) -> Expected:
     arguments = tuple(program.make_arguments() for program in batch)
     return expect(
-        together,
-        arguments,
-        backward=batch[0].backward,
-        prepare=lambda args: tuple(prepared(group) for group in args),
+        together, arguments, backward=batch[0].backward, prepare=lambda args: tuple(prepared(group) for group in args)
     )
 
 

@@ -137,9 +137,7 @@ def binary(s: Scope) -> str:
 
 def scalar(s: Scope) -> str:
     x = s.pick()
-    return s.choose("{0} * {1}", "{1} - {0}", "{0} + {1}", "{0} / {1}", "{0} * {0}.shape[0]").format(
-        x, s.number()
-    )
+    return s.choose("{0} * {1}", "{1} - {0}", "{0} + {1}", "{0} / {1}", "{0} * {0}.shape[0]").format(x, s.number())
 
 
 def ternary(s: Scope) -> str:
@@ -310,9 +308,7 @@ def reduction(s: Scope) -> str:
 def integer_reduction(s: Scope) -> str:
     x = s.integral()
     d = s.dim(x)
-    return s.choose(
-        f"{x}.sum({d})", f"{x}.amax({d})", f"{x}.any({d})", f"{x}.all()", f"{x}.sum()", f"{x}.cumsum({d})"
-    )
+    return s.choose(f"{x}.sum({d})", f"{x}.amax({d})", f"{x}.any({d})", f"{x}.all()", f"{x}.sum()", f"{x}.cumsum({d})")
 
 
 def normalisation(s: Scope) -> str:

@@ -32,9 +32,7 @@ def draw(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
     """Distinct multiples of 1/16 (as many as there are), exact in every dtype, or small integers."""
     generator = torch.Generator().manual_seed(seed)
     count = torch.Size(shape).numel()
-    steps = (
-        torch.cat([torch.randperm(128, generator=generator) for _ in range(count // 128 + 1)])[:count] - 64
-    )
+    steps = torch.cat([torch.randperm(128, generator=generator) for _ in range(count // 128 + 1)])[:count] - 64
     if dtype == torch.bool:
         return (steps > 0).reshape(shape)
     values = steps / 16 if dtype.is_floating_point else (steps % 16 if dtype == torch.uint8 else steps // 8)
@@ -181,13 +179,7 @@ class _Draft:
         if before and kind < 0.12 and not self.backward:
             other = self.rng.choice(before)
             return self.rng.choice(
-                [
-                    other,
-                    f"torch.atleast_1d({other})[..., :2]",
-                    f"{other}.reshape(-1)",
-                    f"{other}.T",
-                    f"{other}[None]",
-                ]
+                [other, f"torch.atleast_1d({other})[..., :2]", f"{other}.reshape(-1)", f"{other}.T", f"{other}[None]"]
             )
         if kind < 0.22 and ndim >= 2:
             return f"{text}.transpose(0, -1)"
@@ -210,9 +202,7 @@ class _Draft:
         for statement in self.statements:
             exec(statement, scope)
         names = [*self.arguments, *(line.split(" = ")[0] for line in self.statements if " = " in line)]
-        self.values = {
-            name: scope[name] for name in dict.fromkeys(names) if isinstance(scope.get(name), Tensor)
-        }
+        self.values = {name: scope[name] for name in dict.fromkeys(names) if isinstance(scope.get(name), Tensor)}
 
     def _execute(self, statement: str) -> dict[str, Any] | None:
         scope = dict(NAMES) | self.values

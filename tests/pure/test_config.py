@@ -137,9 +137,7 @@ def test_a_user_is_told_what_has_no_effect_yet_and_what_is_misspelt() -> None:
 def test_an_option_is_marked_planned_exactly_while_no_code_reads_it() -> None:
     """Keeps the documentation honest: remove `planned=True` when the option does something."""
     declaring = {"config.py", "config_page.py", "inductor_names.py"}
-    files = [
-        p for p in (ROOT / "src/gyrator").rglob("*.py") if p.name not in declaring and p.parent.name != "cli"
-    ]
+    files = [p for p in (ROOT / "src/gyrator").rglob("*.py") if p.name not in declaring and p.parent.name != "cli"]
     text = "\n".join(p.read_text() for p in files)
     read = {f.name for f in fields(Config) if f"config.{f.name}" in text}
     planned = {f.name for f in fields(Config) if info_of(f).planned}

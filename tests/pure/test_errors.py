@@ -50,9 +50,7 @@ def test_each_error_is_raised_by_some_test(name: str) -> None:
 
 
 def test_a_message_says_what_where_and_what_to_try() -> None:
-    error = InternalCheckError(
-        "fuse", "%3 reads itself", where=PLACE, node="%2 = sin(%1)\n%3 = add(%3)\n%4 = neg(%3)"
-    )
+    error = InternalCheckError("fuse", "%3 reads itself", where=PLACE, node="%2 = sin(%1)\n%3 = add(%3)\n%4 = neg(%3)")
     assert str(error).splitlines() == [
         "internal check failed after pass 'fuse': %3 reads itself",
         "  at: model.py:42 in forward (aten.gather)",
@@ -73,9 +71,7 @@ def test_every_error_has_a_docstring() -> None:
 
 
 def test_a_kernel_that_does_not_build_names_kernel_file_line_and_message() -> None:
-    error = KernelBuildError(
-        "softmax_3", "/cache/softmax_3.cpp", "12:5: error: 'q' was not declared\n", where=PLACE
-    )
+    error = KernelBuildError("softmax_3", "/cache/softmax_3.cpp", "12:5: error: 'q' was not declared\n", where=PLACE)
     text = str(error)
     for part in ("softmax_3", "/cache/softmax_3.cpp", "  | 12:5: error: 'q' was not declared", "model.py:42"):
         assert part in text
@@ -90,20 +86,14 @@ def test_an_index_error_is_both_kinds_that_eager_raises() -> None:
 
 def test_the_other_messages_name_their_subject() -> None:
     assert "my::op promised (2, 3) but returned (3, 2)" in str(OutputMismatch("my::op", "(2, 3)", "(3, 2)"))
-    assert "operator my::op cannot be compiled: it has no fake" in str(
-        UnsupportedOperator("my::op", "it has no fake")
-    )
+    assert "operator my::op cannot be compiled: it has no fake" in str(UnsupportedOperator("my::op", "it has no fake"))
     assert "cache entry k/ab is damaged: digest" in str(CacheCorrupt("k/ab", "digest"))
     assert "stage 'fuse' changed output 0: rms 1e-2" in str(WrongResult("fuse", "output 0", "rms 1e-2"))
 
 
-def test_an_optional_package_that_is_missing_is_named_with_its_install_command(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_optional_package_that_is_missing_is_named_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(
-        ToolchainMissing, match=r"package redis not found\n  try: pip install 'gyrator\[redis\]'"
-    ):
+    with pytest.raises(ToolchainMissing, match=r"package redis not found\n  try: pip install 'gyrator\[redis\]'"):
         require("redis")
     with pytest.raises(KeyError):
         require("pandas")

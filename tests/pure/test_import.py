@@ -26,9 +26,7 @@ def python(program: str) -> str:
     """What a program prints in a new process that sees the plain source tree."""
     libraries = [p for p in sys.path if p.endswith("site-packages")]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCE), *libraries]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

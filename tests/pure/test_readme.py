@@ -41,10 +41,7 @@ REPORT = {
 
 def test_a_report_becomes_a_summary_and_a_table_of_cases() -> None:
     text = tables({"cpu.json": REPORT})
-    assert (
-        "Some CPU, 2 cores, torch 2.13.0, g++ 12.2.0 ([cpu.json](benchmarks/results/cpu.json), 2026-01-02"
-        in text
-    )
+    assert "Some CPU, 2 cores, torch 2.13.0, g++ 12.2.0 ([cpu.json](benchmarks/results/cpu.json), 2026-01-02" in text
     assert "| kernels | 1 | static | 1 | 2.50× | 1.25× |  |" in text
     assert "| softmax | 1 | 5 | 2 | failed | 0.1 | 1.5 | failed |" in text
 

@@ -28,8 +28,7 @@ def test_two_sessions_share_nothing() -> None:
 def test_counters_add_up_over_threads() -> None:
     counters = session().counters
     threads = [
-        threading.Thread(target=lambda: [counters.add(Count.KERNELS_BUILT) for _ in range(1000)])
-        for _ in range(4)
+        threading.Thread(target=lambda: [counters.add(Count.KERNELS_BUILT) for _ in range(1000)]) for _ in range(4)
     ]
     for thread in threads:
         thread.start()

@@ -39,13 +39,8 @@ def test_optional_packages_are_imported_in_one_file() -> None:
 
 
 def test_inductor_is_imported_nowhere() -> None:
-    found = [
-        i.place for p in SOURCES for i in structure.imports_of(p) if i.module.startswith("torch._inductor")
-    ] + [
-        f"{where} {name}"
-        for p in SOURCES
-        for where, name in structure.torch_privates(p)
-        if "_inductor" in name
+    found = [i.place for p in SOURCES for i in structure.imports_of(p) if i.module.startswith("torch._inductor")] + [
+        f"{where} {name}" for p in SOURCES for where, name in structure.torch_privates(p) if "_inductor" in name
     ]
     assert found == []
 
@@ -101,9 +96,7 @@ def test_the_rule_for_classes_sees_a_concrete_base() -> None:
 def test_imports_that_break_the_rules_are_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "ir").mkdir()
     (tmp_path / "ir" / "__init__.py").write_text("")
-    (tmp_path / "ir" / "a.py").write_text(
-        "def f():\n    from gyrator.ir import b\n    import gyrator.backend\n"
-    )
+    (tmp_path / "ir" / "a.py").write_text("def f():\n    from gyrator.ir import b\n    import gyrator.backend\n")
     (tmp_path / "ir" / "b.py").write_text("from .a import f\nimport torch._inductor\ntorch._C._jit_init()\n")
     (tmp_path / "backend.py").write_text("import gyrator.ir.a\n")
     monkeypatch.setattr(structure, "PACKAGE", tmp_path)
@@ -130,12 +123,10 @@ def test_no_function_writes_a_module_level_name() -> None:
 def test_types_and_style_are_checked_strictly() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert project["tool"]["mypy"]["strict"] is True
-    assert project["tool"]["ruff"]["line-length"] == 110
+    assert project["tool"]["ruff"]["line-length"] == 120
     assert (PACKAGE / "py.typed").exists()
 
 
 def test_torch_finds_the_backend_by_its_entry_point() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert project["project"]["entry-points"]["torch_dynamo_backends"] == {
-        "gyrator": "gyrator.backend:gyrator"
-    }
+    assert project["project"]["entry-points"]["torch_dynamo_backends"] == {"gyrator": "gyrator.backend:gyrator"}

@@ -65,9 +65,7 @@ class Emulator:
     def compile(self, graph: fx.GraphModule, example_inputs: Sequence[object], info: GraphInfo) -> Compiled:
         updates = [(update.input, update.output) for update in info.updates]
         shown = range(0 if info.kind == "backward" else len(info.strides) - info.saved)
-        made = print_for_gpu(
-            graph, on_gpu(graph, example_inputs, self.numbers_on_cpu), self.config, updates, shown
-        )
+        made = print_for_gpu(graph, on_gpu(graph, example_inputs, self.numbers_on_cpu), self.config, updates, shown)
         self.printed.append(made)
         text = made.wrapper.replace(f'torch.device("{GPU}")', 'torch.device("cpu")')
         runtime = EmulatedRuntime(Runtime(self.folder, Pool(), made.constants), made, self.worker)
@@ -78,9 +76,7 @@ class Emulator:
         return aot_compile(gm, example_inputs, fw_compiler=self.compile)
 
 
-def on_gpu(
-    graph: fx.GraphModule, example_inputs: Sequence[object], numbers_on_cpu: bool = False
-) -> list[object]:
+def on_gpu(graph: fx.GraphModule, example_inputs: Sequence[object], numbers_on_cpu: bool = False) -> list[object]:
     """Move a graph's metadata to the GPU: each tensor, and each device among the arguments. Returns the moved
     inputs.
     """

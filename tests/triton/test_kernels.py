@@ -72,16 +72,7 @@ def indices(x: Tensor, i: Tensor) -> tuple[Tensor, ...]:
 
 
 def integers(i: Tensor, j: Tensor) -> tuple[Tensor, ...]:
-    return (
-        i // (j + 1),
-        i % (j + 1),
-        i - 7 & j,
-        (i - 9) // 4,
-        (i - 9) % 4,
-        i << 2,
-        (i - 20) >> 1,
-        i.to(torch.int8),
-    )
+    return (i // (j + 1), i % (j + 1), i - 7 & j, (i - 9) // 4, (i - 9) % 4, i << 2, (i - 20) >> 1, i.to(torch.int8))
 
 
 def casts(x: Tensor) -> tuple[Tensor, ...]:
@@ -90,9 +81,7 @@ def casts(x: Tensor) -> tuple[Tensor, ...]:
 
 PROGRAMS: dict[Callable[..., Any], Callable[[bool], tuple[Tensor, ...]]] = {
     rms_norm: lambda big: (half(4096, 8192), half(8192)) if big else (half(5, 70), half(70)),
-    layer_norm: lambda big: (
-        (half(64, 4096), floats(4096), floats(4096)) if big else (half(5, 70), *[floats(70)] * 2)
-    ),
+    layer_norm: lambda big: (half(64, 4096), floats(4096), floats(4096)) if big else (half(5, 70), *[floats(70)] * 2),
     layer_norm_backward: lambda big: (
         (half(8192, 384), half(8192, 384), floats(384)) if big else (half(70, 40), half(70, 40), floats(40))
     ),
@@ -116,9 +105,7 @@ PROGRAMS |= {
         floats(64, 64, 28, 28) if big else floats(4, 3, 7, 7),
     ),
     lambda x: F.max_pool2d(x, 2): lambda big: (floats(8, 64, 56, 56) if big else floats(2, 3, 8, 8),),
-    lambda x: torch.cat([x, x[:, :3]], 1).relu().flip(0): lambda big: (
-        floats(900, 800) if big else floats(9, 8),
-    ),
+    lambda x: torch.cat([x, x[:, :3]], 1).relu().flip(0): lambda big: (floats(900, 800) if big else floats(9, 8),),
 }
 NAMES = [fn.__name__ if fn.__name__ != "<lambda>" else f"lambda{k}" for k, fn in enumerate(PROGRAMS)]
 

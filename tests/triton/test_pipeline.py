@@ -31,9 +31,7 @@ def process() -> Iterator[Process]:
     made.workers.stop()
 
 
-def graphs_of(
-    module: nn.Module, *inputs: torch.Tensor
-) -> list[tuple[fx.GraphModule, list[object], GraphInfo]]:
+def graphs_of(module: nn.Module, *inputs: torch.Tensor) -> list[tuple[fx.GraphModule, list[object], GraphInfo]]:
     """The forward and backward graphs of a module, with their metadata on a GPU."""
     found = []
 
@@ -62,9 +60,7 @@ def folders(config: Config) -> list[Path]:
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
-def test_a_layer_is_built_for_a_gpu_that_is_not_here(
-    capability: int, process: Process, tmp_path: Path
-) -> None:
+def test_a_layer_is_built_for_a_gpu_that_is_not_here(capability: int, process: Process, tmp_path: Path) -> None:
     config = Config(cuda_capability=capability, cache_dir=tmp_path)
     layer = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True, activation="gelu")
     compiled(config, process, layer, torch.randn(2, 8, 32, requires_grad=True))

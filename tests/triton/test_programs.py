@@ -44,9 +44,7 @@ def check(emulator: Emulator, function: Callable[..., Tensor], *args: Any, backw
         leaves += list(function.parameters()) if isinstance(function, nn.Module) else []
         tangent = torch.randn_like(expected)
         for got, want in zip(
-            torch.autograd.grad(actual, leaves, tangent),
-            torch.autograd.grad(expected, leaves, tangent),
-            strict=True,
+            torch.autograd.grad(actual, leaves, tangent), torch.autograd.grad(expected, leaves, tangent), strict=True
         ):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
     return emulator.printed[0].wrapper

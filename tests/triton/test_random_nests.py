@@ -17,9 +17,7 @@ from tests.triton.worker import Worker
 
 PROGRAMS = 16
 LIMITS = Limits(roots=("pointwise", "pointwise", "reduce", "scatter"))
-WITH_SCANS = Limits(
-    roots=("pointwise", "reduce", "scan", "scatter")
-)  # of float64 Triton interprets no cummax
+WITH_SCANS = Limits(roots=("pointwise", "reduce", "scan", "scatter"))  # of float64 Triton interprets no cummax
 
 
 @pytest.fixture(scope="module")

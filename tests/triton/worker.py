@@ -181,12 +181,7 @@ def _compile(path: Path, kernel: TritonKernel, config: Config, arch: int) -> Bui
         function, kernel.signature(config), constexprs=dict(config.blocks), attrs=aligned
     )
     target = triton.backends.compiler.GPUTarget("cuda", arch, 32)
-    options = {
-        **OPTIONS,
-        "num_warps": config.num_warps,
-        "num_stages": config.num_stages,
-        "debug": kernel.asserts,
-    }
+    options = {**OPTIONS, "num_warps": config.num_warps, "num_stages": config.num_stages, "debug": kernel.asserts}
     compiled = triton.compile(source, target=target, options=options)
     cubin = path.with_suffix(".cubin")
     cubin.write_bytes(compiled.asm["cubin"])

@@ -1,5 +1,4 @@
-"""Joint forward and backward graphs, decompositions and partitioning: torch-level graphs in, compiled
-callables out.
+"""Joint forward and backward graphs, decompositions and partitioning: torch-level graphs in, compiled callables out.
 
     gm, example_inputs ──joint trace──▶ ATen ──decompose──▶ joint graph ──partition──▶ forward, backward ──▶
     shell

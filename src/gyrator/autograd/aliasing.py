@@ -1,5 +1,4 @@
-"""What a traced program returns: which of its outputs are inputs, views of inputs, views of each other, or
-new.
+"""What a traced program returns: which of its outputs are inputs, views of inputs, views of each other, or new.
 
 An output that shares memory with an input or with another output is not returned by the compiled graph: the
 shell rebuilds it by repeating its views on the tensor that owns the memory, outside the graph, so that
@@ -31,8 +30,8 @@ class Number:
 
 @dataclass(frozen=True)
 class ReplayedView:
-    """One view to repeat; its symbolic arguments are `Number`s. `tracks_grad` is False where it was made
-    under no_grad.
+    """One view to repeat; its symbolic arguments are `Number`s. `tracks_grad` is False where it was made under
+    no_grad.
     """
 
     view: View
@@ -67,9 +66,7 @@ Source: TypeAlias = FromGraph | FromInput | Literal
 
 @dataclass(frozen=True)
 class InputUpdate:
-    """Input `input` is to be overwritten with result `result`; `tracked`: as an operation that autograd
-    sees.
-    """
+    """Input `input` is to be overwritten with result `result`; `tracked`: as an operation that autograd sees."""
 
     input: int
     result: int
@@ -113,9 +110,7 @@ class Forward:
 
     def generations(self, recorder: Recorder, inputs: Sequence[Any]) -> list[int]:
         """How often each input's memory was written so far."""
-        return [
-            recorder.alias_of(value).root.generation if isinstance(value, Tensor) else 0 for value in inputs
-        ]
+        return [recorder.alias_of(value).root.generation if isinstance(value, Tensor) else 0 for value in inputs]
 
 
 def pinned_offsets(recorder: Recorder, inputs: Sequence[Any]) -> tuple[tuple[int, int], ...]:
@@ -164,9 +159,7 @@ class _Results:
         return value
 
 
-def describe_outputs(
-    recorder: Recorder, inputs: Sequence[Any], grad_fns: Sequence[Any], outputs: Any
-) -> Forward:
+def describe_outputs(recorder: Recorder, inputs: Sequence[Any], grad_fns: Sequence[Any], outputs: Any) -> Forward:
     """Describes what a traced program did to its inputs and returned.
 
     Args:
@@ -186,9 +179,7 @@ def describe_outputs(
         if parent.root.input is not None and _is_input(parent, recorder, inputs)
     )
     differentiable = tuple(
-        position
-        for position, tensor in enumerate(results.tensors)
-        if tensor is not None and tensor.requires_grad
+        position for position, tensor in enumerate(results.tensors) if tensor is not None and tensor.requires_grad
     )
     return Forward(
         tuple(results.nodes),
@@ -277,8 +268,4 @@ def _is_input(parent: Alias, recorder: Recorder, inputs: Sequence[Any]) -> bool:
     while current.parent is not None:
         current = current.parent
     position = current.root.input
-    return (
-        position is not None
-        and position < len(inputs)
-        and recorder.alias_of(inputs[position]).parent is not None
-    )
+    return position is not None and position < len(inputs) and recorder.alias_of(inputs[position]).parent is not None

@@ -90,9 +90,7 @@ def assemble(traced: Traced, gm: GraphModule, example_inputs: Sequence[Any]) -> 
     if overlapping((*example_inputs, *program.constants), updated):
         return gm.forward
     run = program.run if traced.link is None else make_function(traced.link)
-    return make_shell(
-        replace(program, run=run, fallback=gm.forward if updated or program.forward.offsets else None)
-    )
+    return make_shell(replace(program, run=run, fallback=gm.forward if updated or program.forward.offsets else None))
 
 
 def aot_program(
@@ -199,9 +197,7 @@ def _differentiable(
         results=len(roles.results),
         saved_values=halves.saved_values,
         saved_inputs=halves.saved_primals,
-        tangents=tuple(
-            _tangent(result, node) for result, node in zip(joint.tangents, roles.tangents, strict=True)
-        ),
+        tangents=tuple(_tangent(result, node) for result, node in zip(joint.tangents, roles.tangents, strict=True)),
         gradients=joint.gradients,
         inputs=joint.inputs + len(joint.constants),
     )
@@ -224,9 +220,7 @@ class _Lazy:
         return self._call(args)
 
 
-def _compile(
-    compiler: Compiler, graph: Graph, bodies: Mapping[str, GraphModule], info: GraphInfo
-) -> Compiled:
+def _compile(compiler: Compiler, graph: Graph, bodies: Mapping[str, GraphModule], info: GraphInfo) -> Compiled:
     examples = [node.meta["val"] for node in graph.find_nodes(op="placeholder")]
     return compiler(GraphModule(dict(bodies), graph), examples, info)
 
@@ -237,9 +231,7 @@ def _static(roles: JointGraph) -> tuple[int, ...]:
 
 def _updates(joint: Joint) -> tuple[Update, ...]:
     """Updates that a compiler may write: those that autograd need not see."""
-    return tuple(
-        Update(update.input, update.result) for update in joint.forward.updates if not update.tracked
-    )
+    return tuple(Update(update.input, update.result) for update in joint.forward.updates if not update.tracked)
 
 
 def _written(joint: Joint, compiled: Compiled) -> frozenset[int]:

@@ -25,18 +25,7 @@ ORIGIN_KEYS = ("stack_trace", "nn_module_stack", "source_fn_stack")
 """What a node inherits from the node of the captured graph that it came from."""
 
 PLAIN_TYPES = frozenset(
-    {
-        int,
-        float,
-        bool,
-        complex,
-        str,
-        type(None),
-        torch.dtype,
-        torch.device,
-        torch.layout,
-        torch.memory_format,
-    }
+    {int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 )
 
 

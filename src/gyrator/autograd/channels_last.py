@@ -161,11 +161,7 @@ def _strides(value: Any) -> list[list[Any]]:
 
 def _steps(shape: Sequence[Any], strides: Sequence[Any]) -> list[Any]:
     """The strides of the dimensions that are not known to have one element."""
-    return [
-        expression(step)
-        for size, step in zip(shape, strides, strict=True)
-        if type(size) is not int or size != 1
-    ]
+    return [expression(step) for size, step in zip(shape, strides, strict=True) if type(size) is not int or size != 1]
 
 
 def _is_contiguous(value: Tensor) -> bool:

@@ -98,9 +98,7 @@ class _Pass:
             elif node.op == "get_attr":
                 body = bodies[node.target]
                 inner = self._inner(keep_numbers=False)
-                nodes[node] = new.body(
-                    inner.run(body.graph, dict(body.named_children())).graph, inner._new.bodies
-                )
+                nodes[node] = new.body(inner.run(body.graph, dict(body.named_children())).graph, inner._new.bodies)
             else:
                 nodes[node] = new.graph.node_copy(node)
                 self._symbols(nodes[node])
@@ -139,12 +137,7 @@ class _Pass:
             if template is not None:
                 self._nodes[node] = self._paste(template, [self._nodes[tensor] for tensor in tensors], node)
                 return
-        copy = self._new.graph.create_node(
-            "call_function",
-            target,
-            self._mapped(node.args),
-            self._mapped(node.kwargs),
-        )
+        copy = self._new.graph.create_node("call_function", target, self._mapped(node.args), self._mapped(node.kwargs))
         copy.meta = dict(node.meta)
         self._nodes[node] = copy
         if isinstance(node.meta["val"], SYMBOLIC_TYPES):
@@ -199,8 +192,7 @@ class _Pass:
         """The nodes of a decomposition's results, restrided to what the operator itself returns."""
         if isinstance(results, (tuple, list)):
             return tuple(
-                self._results(op, recorder, result, want)
-                for result, want in zip(results, wanted, strict=True)
+                self._results(op, recorder, result, want) for result, want in zip(results, wanted, strict=True)
             )
         if not isinstance(results, Tensor):
             return results
@@ -232,10 +224,7 @@ class _Pass:
                 names[node] = Value(len(calls))
                 calls.append(
                     TemplateCall(
-                        node.target,
-                        _renamed(node.args, names),
-                        _renamed(node.kwargs, names),
-                        node.meta["val"],
+                        node.target, _renamed(node.args, names), _renamed(node.kwargs, names), node.meta["val"]
                     )
                 )
         return Template(tuple(calls), _renamed(new.output_node().args[0], names))
@@ -262,10 +251,7 @@ class _Pass:
 
         for call in template.calls:
             pasted = create(
-                "call_function",
-                call.op,
-                filled(call.args),
-                {key: filled(arg) for key, arg in call.kwargs.items()},
+                "call_function", call.op, filled(call.args), {key: filled(arg) for key, arg in call.kwargs.items()}
             )
             pasted.meta.update(meta)
             pasted.meta["val"] = call.value

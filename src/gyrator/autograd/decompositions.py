@@ -1,10 +1,9 @@
 """The table of decompositions: which ATen ops are rewritten into smaller ones, by what, and which stay whole.
 
-The reader of the result is a lowering from functional ATen to the loop IR. So an op is decomposed when its
-meaning is a few pointwise ops, reductions, views or gathers, and stays whole when the loop IR says it in one
-piece (a sum, a cumulative sum, a gather), when a library has a kernel for it (a matrix product), or when it
-could not be written as loops at all (a sort). Few nodes matter: each one costs compile time in every later
-stage.
+The reader of the result is a lowering from functional ATen to the loop IR. So an op is decomposed when its meaning is
+a few pointwise ops, reductions, views or gathers, and stays whole when the loop IR says it in one piece (a sum, a
+cumulative sum, a gather), when a library has a kernel for it (a matrix product), or when it could not be written as
+loops at all (a sort). Few nodes matter: each one costs compile time in every later stage.
 
 Low precision: every decomposition here computes bfloat16 and float16 inputs in float32 and rounds once, at
 its end, as eager's own kernels do inside one op.
@@ -123,18 +122,7 @@ _PRODUCTS = "dot vdot mv addmv"
 _CASTS = "_to_copy"
 
 _FROM_TORCH = " ".join(
-    (
-        _POINTWISE,
-        _LOSSES,
-        _NORMALISATION,
-        _REDUCTIONS,
-        _SHAPES,
-        _CREATION,
-        _INDEXING,
-        _SAMPLING,
-        _PRODUCTS,
-        _CASTS,
-    )
+    (_POINTWISE, _LOSSES, _NORMALISATION, _REDUCTIONS, _SHAPES, _CREATION, _INDEXING, _SAMPLING, _PRODUCTS, _CASTS)
 )
 
 
@@ -266,9 +254,7 @@ def _randn_like(
     return aten.randn.default(x.shape, dtype=dtype or x.dtype, device=device or x.device)
 
 
-def _uniform(
-    x: Tensor, low: float = 0.0, high: float = 1.0, generator: torch.Generator | None = None
-) -> Tensor:
+def _uniform(x: Tensor, low: float = 0.0, high: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
     """uniform(x, low, high) → rand·(high − low) + low."""
     if generator is not None or x.dtype not in (torch.float32, torch.float64):
         return NotImplemented

@@ -1,5 +1,4 @@
-"""What an operator does besides returning values, read from its schema: views, writes, effects, and how to
-undo writes.
+"""What an operator does besides returning values, read from its schema: views, writes, effects, and how to undo writes.
 
 functional_form(add_.Tensor) → add.Tensor        the new value is the last result
 """

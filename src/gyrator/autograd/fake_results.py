@@ -28,13 +28,7 @@ class FakeResults:
         self._mode = mode
         self._known: dict[Any, tuple[Any, ...]] = {}
 
-    def call(
-        self,
-        op: OpOverload,
-        function: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
+    def call(self, op: OpOverload, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """`function(*args, **kwargs)`, which stands for the pure operator `op`."""
         key = _key((op, args, *kwargs.items())) if op.namespace in ("aten", "prims") else None
         if key is None or not _UNKNOWN_SIZES.isdisjoint(op.tags):
@@ -43,9 +37,7 @@ class FakeResults:
         if known is not None:
             size, strides, dtype, device = known
             with _disable_current_modes():
-                return FakeTensor(
-                    self._mode, torch.empty_strided(size, strides, dtype=dtype, device="meta"), device
-                )
+                return FakeTensor(self._mode, torch.empty_strided(size, strides, dtype=dtype, device="meta"), device)
         out = function(*args, **kwargs)
         if type(out) is FakeTensor and out.constant is None and out.storage_offset() == 0:
             found = _metadata(out)

@@ -90,9 +90,7 @@ def make_function(spec: Differentiable) -> Callable[[list[Any]], Sequence[Any]]:
             del saved
             for tangent in spec.tangents:
                 shape, strides = (
-                    ctx.layouts[tangent.result]
-                    if tangent.strides is None
-                    else (tangent.shape, tangent.strides)
+                    ctx.layouts[tangent.result] if tangent.strides is None else (tangent.shape, tangent.strides)
                 )
                 boxed.append(_received(gradients[tangent.result], shape, strides, tangent))
             torch_compat.release_saved(ctx)
@@ -134,9 +132,7 @@ def _layout(result: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _received(gradient: Any, shape: Any, strides: Any, tangent: Tangent) -> Tensor:
-    """The gradient with the strides that backward was compiled for; zeros for one that autograd did not
-    compute.
-    """
+    """The gradient with the strides that backward was compiled for; zeros for one that autograd did not compute."""
     if gradient is None:
         return torch.empty_strided(shape, strides, dtype=tangent.dtype, device=tangent.device).zero_()
     if type(gradient) is not Tensor:

@@ -46,9 +46,7 @@ class Root:
 
 @final
 class Alias:
-    """A tensor of the program: a root, or a view of another alias. `node` holds its value as of
-    `generation`.
-    """
+    """A tensor of the program: a root, or a view of another alias. `node` holds its value as of `generation`."""
 
     __slots__ = ("generation", "node", "parent", "root", "tracks_grad", "view")
 
@@ -69,9 +67,7 @@ def new_root(node: Node, tensor: Tensor, input: int | None = None) -> Alias:
 
 
 def view_of(parent: Alias, view: View, node: Node, tracks_grad: bool) -> Alias:
-    """The alias of a view. It was made with gradient tracking on or off, which a rebuild of it must
-    repeat.
-    """
+    """The alias of a view. It was made with gradient tracking on or off, which a rebuild of it must repeat."""
     return Alias(parent.root, parent, view, node, tracks_grad)
 
 
@@ -88,9 +84,7 @@ def read(alias: Alias, build: GraphBuilder) -> Node:
 
 
 def write(alias: Alias, value: Node, build: GraphBuilder) -> None:
-    """Gives the alias the value `value`, and its root and everything between the values that follow from
-    it.
-    """
+    """Gives the alias the value `value`, and its root and everything between the values that follow from it."""
     chain: list[tuple[Alias, Node]] = []
     link = alias
     value = _converted(value, alias.node, build)
@@ -167,9 +161,7 @@ def _emit(call: Call, old: Node, written: Node, build: GraphBuilder) -> Node:
 
 
 def _call_view(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], build: GraphBuilder) -> Node:
-    """A view of a value whose layout may differ from the one it was traced with: made contiguous if it
-    must be.
-    """
+    """A view of a value whose layout may differ from the one it was traced with: made contiguous if it must be."""
     if op is aten.view.default and args[0].meta["val"].shape == args[1]:
         return args[0]
     try:

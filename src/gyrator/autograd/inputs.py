@@ -36,8 +36,7 @@ class Inputs:
 
 
 def fake_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> Inputs:
-    """The inputs of `gm` as fake tensors: those that capture made, which know the symbolic sizes, or new
-    ones.
+    """The inputs of `gm` as fake tensors: those that capture made, which know the symbolic sizes, or new ones.
 
     Raises:
         UnsupportedInput: for tensor subclasses and for tensors that are not strided.
@@ -64,9 +63,7 @@ def fake_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> Inputs:
         tuple(
             position
             for position, (tensor, node) in enumerate(zip(tensors, placeholders, strict=True))
-            if isinstance(tensor, torch.nn.Parameter)
-            or "_buffers_" in node.name
-            or "_parameters_" in node.name
+            if isinstance(tensor, torch.nn.Parameter) or "_buffers_" in node.name or "_parameters_" in node.name
         ),
     )
 
@@ -139,6 +136,4 @@ def _check(example: Any) -> None:
             hint='torch compiles tensor subclasses with torch.compile(backend="inductor" or "aot_eager")',
         )
     if example.layout is not torch.strided or example.is_quantized:
-        raise UnsupportedInput(
-            f"a tensor of layout {example.layout}" + (", quantised" * example.is_quantized)
-        )
+        raise UnsupportedInput(f"a tensor of layout {example.layout}" + (", quantised" * example.is_quantized))

@@ -19,8 +19,7 @@ BoxedCallable = Callable[[list[Any]], Sequence[Any]]
 
 @dataclass(frozen=True)
 class Update:
-    """Output `output` of the graph is the new value of its input `input`, to be written into that input's
-    memory.
+    """Output `output` of the graph is the new value of its input `input`, to be written into that input's memory.
 
     The graph itself is functional: it computes the new value and mutates nothing. Every reader of the old
     value in the graph reads it before the update.
@@ -70,24 +69,18 @@ class Compiled:
 class Compiler(Protocol):
     """Compiles one functional graph; `example_inputs` are fake tensors, sizes (int or SymInt) and scalars."""
 
-    def __call__(
-        self, graph: torch.fx.GraphModule, example_inputs: Sequence[object], info: GraphInfo, /
-    ) -> Compiled:
+    def __call__(self, graph: torch.fx.GraphModule, example_inputs: Sequence[object], info: GraphInfo, /) -> Compiled:
         """The compiled graph. What it does with `graph` is its own affair."""
 
 
 def interpret(graph: torch.fx.GraphModule, example_inputs: Sequence[object], info: GraphInfo) -> Compiled:
-    """The compiler that compiles nothing: it runs the graph op by op. For tests, and to find out who is to
-    blame.
-    """
+    """The compiler that compiles nothing: it runs the graph op by op. For tests, and to find out who is to blame."""
     interpreter = torch.fx.Interpreter(graph)
 
     def call(args: list[Any]) -> Sequence[Any]:
         with torch.no_grad():
             outputs = interpreter.boxed_run(args)
-            return [
-                _restrided(output, strides) for output, strides in zip(outputs, info.strides, strict=True)
-            ]
+            return [_restrided(output, strides) for output, strides in zip(outputs, info.strides, strict=True)]
 
     return Compiled(call)
 

@@ -66,8 +66,7 @@ class Joint:
 
 
 def trace(gm: GraphModule, inputs: Inputs) -> Joint:
-    """Traces `gm` and, where autograd is on and an output depends on an input that requires grad, its
-    backward.
+    """Traces `gm` and, where autograd is on and an output depends on an input that requires grad, its backward.
 
     Raises:
         UnsupportedOperator: for a program that changes what memory a tensor owns (`set_`, `resize_`), or
@@ -157,27 +156,17 @@ class _Fresh(torch.autograd.Function):
 def _backward(
     runner: _Runner, recorder: Recorder, leaves: Sequence[Any], forward: Forward
 ) -> tuple[tuple[int, ...], list[Node | None]]:
-    """Runs backward from new tangents; the positions of the inputs with gradients, and the gradients'
-    nodes.
-    """
-    results = [
-        tensor for tensor in map(forward.tensors.__getitem__, forward.differentiable) if tensor is not None
-    ]
+    """Runs backward from new tangents; the positions of the inputs with gradients, and the gradients' nodes."""
+    results = [tensor for tensor in map(forward.tensors.__getitem__, forward.differentiable) if tensor is not None]
     tangents = []
     for number, result in enumerate(results):
-        tangent = torch.empty_strided(
-            result.shape, _tangent_strides(result), dtype=result.dtype, device=result.device
-        )
+        tangent = torch.empty_strided(result.shape, _tangent_strides(result), dtype=result.dtype, device=result.device)
         recorder.add_input(f"tangent_{number}", tangent)
         tangents.append(tangent)
-    wanted = [
-        position for position, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad
-    ]
+    wanted = [position for position, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
     written = forward.generations(recorder, leaves)
     with torch_compat.without_autocast(), recorder.backward(runner.origin_of_sequence), recorder:
-        gradients = torch.autograd.grad(
-            results, [leaves[position] for position in wanted], tangents, allow_unused=True
-        )
+        gradients = torch.autograd.grad(results, [leaves[position] for position in wanted], tangents, allow_unused=True)
     if forward.generations(recorder, leaves) != written:
         raise UnsupportedOperator("backward", "it mutates an input of the forward program")
     nodes = [None if gradient is None else recorder.node_of(gradient) for gradient in gradients]
@@ -241,9 +230,7 @@ class _Runner(Interpreter):
         """A function of one attention score, run under vmap."""
         return self._inline(body, args, self._region, of_scores=True)
 
-    def _inline(
-        self, body: GraphModule, args: Sequence[Any], region: Meta, *, of_scores: bool = False
-    ) -> Any:
+    def _inline(self, body: GraphModule, args: Sequence[Any], region: Meta, *, of_scores: bool = False) -> Any:
         inner = _Runner(body, self._recorder)
         inner._of_scores = of_scores
         inner._starts, inner._origins, inner._regions, inner._region = (

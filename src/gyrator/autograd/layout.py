@@ -18,8 +18,7 @@ def is_dense(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
     """Whether elements fill their memory without gaps and without overlap, in some order of dimensions."""
     expected: Any = 1
     for stride, size in sorted(
-        ((stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1),
-        key=lambda pair: pair[0],
+        ((stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1), key=lambda pair: pair[0]
     ):
         if stride != expected:
             return False
@@ -38,10 +37,7 @@ def contiguous_strides(shape: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def same_strides(tensor: Tensor, strides: Sequence[int]) -> bool:
-    """Whether the tensor can be read as if it had these strides: they differ at most where a dimension has
-    size 1.
-    """
+    """Whether the tensor can be read as if it had these strides: they differ at most where a dimension has size 1."""
     return all(
-        given == wanted or size == 1
-        for given, wanted, size in zip(tensor.stride(), strides, tensor.shape, strict=True)
+        given == wanted or size == 1 for given, wanted, size in zip(tensor.stride(), strides, tensor.shape, strict=True)
     )

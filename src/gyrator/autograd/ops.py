@@ -5,8 +5,7 @@
     rand(size, seeds, slot, ...)       uniform numbers in [0, 1): a pure function of seeds[slot] and the
     position randn(size, seeds, slot, ...)      standard normal numbers, likewise
 
-Random numbers are Philox's (see `gyrator.ir.philox`): element k of a draw is counter k under the key
-seeds[slot].
+Random numbers are Philox's (see `gyrator.ir.philox`): element k of a draw is counter k under the key seeds[slot].
 """
 
 from __future__ import annotations
@@ -40,9 +39,7 @@ def _seeds_fake(n: int, device: torch.device) -> Tensor:
 def _draw(
     numbers: Callable[[philox.Words, torch.dtype], Tensor],
 ) -> Callable[[Sequence[int], Tensor, int, torch.dtype, torch.device], Tensor]:
-    def draw(
-        size: Sequence[int], seeds: Tensor, slot: int, dtype: torch.dtype, device: torch.device
-    ) -> Tensor:
+    def draw(size: Sequence[int], seeds: Tensor, slot: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         count = torch.Size(size).numel()
         words = philox.philox(seeds[slot], torch.arange(count, dtype=torch.int64, device=device))
         return numbers(words, dtype).reshape(size)
@@ -50,18 +47,14 @@ def _draw(
     return draw
 
 
-def _draw_fake(
-    size: Sequence[int], seeds: Tensor, slot: int, dtype: torch.dtype, device: torch.device
-) -> Tensor:
+def _draw_fake(size: Sequence[int], seeds: Tensor, slot: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.empty(size, dtype=dtype, device=device)
 
 
 _LIBRARY = torch.library.Library("gyrator", "FRAGMENT")
 
 
-def _define(
-    schema: str, function: Callable[..., Tensor], fake: Callable[..., Tensor], *tags: torch.Tag
-) -> None:
+def _define(schema: str, function: Callable[..., Tensor], fake: Callable[..., Tensor], *tags: torch.Tag) -> None:
     name = "gyrator::" + schema.partition("(")[0]
     _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag, *tags))
     torch.library.impl(name, "CompositeExplicitAutograd", function, lib=_LIBRARY)

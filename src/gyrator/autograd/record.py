@@ -108,17 +108,14 @@ def _link_to_json(link: Differentiable) -> dict[str, Json]:
         "saved_values": link.saved_values,
         "saved_inputs": [*link.saved_inputs],
         "tangents": [
-            [t.result, _encode(t.shape), _encode(t.strides), _encode(t.dtype), _encode(t.device)]
-            for t in link.tangents
+            [t.result, _encode(t.shape), _encode(t.strides), _encode(t.dtype), _encode(t.device)] for t in link.tangents
         ],
         "gradients": [*link.gradients],
         "inputs": link.inputs,
     }
 
 
-def _link_from_json(
-    link: Mapping[str, Any], forward: BoxedCallable, backward: BoxedCallable
-) -> Differentiable:
+def _link_from_json(link: Mapping[str, Any], forward: BoxedCallable, backward: BoxedCallable) -> Differentiable:
     return Differentiable(
         forward=forward,
         backward=backward,

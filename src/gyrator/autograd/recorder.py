@@ -1,8 +1,7 @@
 """Records the operators of a run on fake tensors as one functional graph.
 
-The recorder is a dispatch mode below autograd: it sees ATen operators of the forward run and of the backward
-run that torch.autograd makes of it, with composite operators already taken apart. Mutation is functionalised
-on the way.
+The recorder is a dispatch mode below autograd: it sees ATen operators of the forward run and of the backward run that
+torch.autograd makes of it, with composite operators already taken apart. Mutation is functionalised on the way.
 """
 
 from __future__ import annotations
@@ -60,11 +59,7 @@ class Recorder(TorchDispatchMode):
         self._backward_origin: Callable[[int], Mapping[str, Any]] | None = None
 
     def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is torch.ops.prim.device.default:
             return args[0].fake_device
@@ -129,9 +124,7 @@ class Recorder(TorchDispatchMode):
         """What is known of a tensor of the program."""
         alias = self._aliases.get(id(tensor))
         if alias is None:
-            raise InternalCheckError(
-                "joint trace", f"a tensor of size {tuple(tensor.shape)} was made out of sight"
-            )
+            raise InternalCheckError("joint trace", f"a tensor of size {tuple(tensor.shape)} was made out of sight")
         return alias
 
     def node_of(self, value: Any) -> Any:
@@ -171,9 +164,7 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def policy(self, decide: Callable[..., bool] | None) -> Iterator[None]:
-        """While open, `decide(op, *args, **kwargs)` says whether an operator's results are to be computed
-        again.
-        """
+        """While open, `decide(op, *args, **kwargs)` says whether an operator's results are to be computed again."""
         before, self._policy = self._policy, decide
         try:
             yield
@@ -197,9 +188,7 @@ class Recorder(TorchDispatchMode):
         elif type(out) in SYMBOLIC_TYPES:
             self.build.symbols.bind(out, node)
 
-    def _pure(
-        self, how: Behaviour, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
-    ) -> None:
+    def _pure(self, how: Behaviour, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         if func is aten.lift_fresh_copy.default and not isinstance(args[0], FakeTensor):
             self.add_constant(args[0], out, literal=True)
             return
@@ -228,18 +217,13 @@ class Recorder(TorchDispatchMode):
                 holder = self._aliases[id(item)].node if isinstance(out, (tuple, list)) else node
                 self.build.symbols.bind_sizes(item, holder)
 
-    def _view(
-        self, how: Behaviour, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
-    ) -> None:
+    def _view(self, how: Behaviour, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
         source = args[0]
         if not isinstance(source, FakeTensor):
             self.add_constant(source, out, literal=func is aten.lift_fresh.default)
             return
         parent = self.alias_of(source)
-        if (
-            func is aten.as_strided.default
-            and arguments(func, args, kwargs).get("storage_offset") is not None
-        ):
+        if func is aten.as_strided.default and arguments(func, args, kwargs).get("storage_offset") is not None:
             parent.root.pinned = True
             if parent.root.input is not None and reaches_outside(out, parent.root.tensor):
                 raise UnsupportedOperator(str(func), "it reaches memory that its tensor does not span")
@@ -264,9 +248,7 @@ class Recorder(TorchDispatchMode):
         view = View(METADATA_OPS[func], tuple(args[1:]), dict(kwargs))
         parent = self.alias_of(target)
         self.metadata_changes.append((parent, func, tuple(args[1:])))
-        node = self.build.append(
-            view.op, (read(parent, self.build), *self.nodes_of(args[1:])), dict(kwargs), target
-        )
+        node = self.build.append(view.op, (read(parent, self.build), *self.nodes_of(args[1:])), dict(kwargs), target)
         self._bind(target, view_of(parent, view, node, torch.is_grad_enabled()))
 
     def _writes(
@@ -306,9 +288,7 @@ class Recorder(TorchDispatchMode):
     def _arguments_of(
         self, op: OpOverload, func: OpOverload, given: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The nodes of `op`'s arguments out of those `given` to `func`, by position as far as the schema
-        allows.
-        """
+        """The nodes of `op`'s arguments out of those `given` to `func`, by position as far as the schema allows."""
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         defaults = {argument.name: argument.default_value for argument in func._schema.arguments}
@@ -319,14 +299,10 @@ class Recorder(TorchDispatchMode):
             elif argument.name in given:
                 args.append(self.node_of(given[argument.name]))
             else:
-                args.append(
-                    argument.default_value if argument.has_default_value() else defaults[argument.name]
-                )
+                args.append(argument.default_value if argument.has_default_value() else defaults[argument.name])
         return tuple(args), kwargs
 
-    def _auto_functionalized(
-        self, func: OpOverload, how: Behaviour, given: Mapping[str, Any], out: Any
-    ) -> Node:
+    def _auto_functionalized(self, func: OpOverload, how: Behaviour, given: Mapping[str, Any], out: Any) -> Node:
         """`auto_functionalized(func, **arguments)` → func's own results (None for none), then the new
         values.
         """
@@ -407,9 +383,7 @@ class Recorder(TorchDispatchMode):
     def _statement(
         self, how: Behaviour, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
     ) -> None:
-        self.build.append(
-            func, self.nodes_of(args), {key: self.node_of(arg) for key, arg in kwargs.items()}, None
-        )
+        self.build.append(func, self.nodes_of(args), {key: self.node_of(arg) for key, arg in kwargs.items()}, None)
 
 
 _SAME_VALUE = frozenset({aten.detach.default, aten.alias.default})

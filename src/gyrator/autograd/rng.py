@@ -1,8 +1,7 @@
 """Random numbers that backward can draw again.
 
-In a region that backward computes again (an activation checkpoint), a draw from torch's generator would
-differ the second time. Such draws become pure functions of a seed, which is drawn once, in forward, and
-saved:
+In a region that backward computes again (an activation checkpoint), a draw from torch's generator would differ the
+second time. Such draws become pure functions of a seed, which is drawn once, in forward, and saved:
 
     r = aten.rand([4, 8])     →     s = gyrator.seeds(1, cpu);  r = gyrator.rand([4, 8], s, 0, float32, cpu)
 """

@@ -1,5 +1,4 @@
-"""The shell: what runs per call around the compiled graphs, written out as straight-line Python for each
-program.
+"""The shell: what runs per call around the compiled graphs, written out as straight-line Python for each program.
 
 Which steps are needed is decided once. A program without mutation, aliased outputs or gradients gets
 
@@ -135,13 +134,9 @@ class _Writer:
         if update.tracked:
             self._lines.append(f"    {target}.copy_(results[{update.result}])")
         elif update.input in self._program.written:
-            self._lines.append(
-                f"    {self._name(torch.autograd.graph.increment_version, 'increment')}({target})"
-            )
+            self._lines.append(f"    {self._name(torch.autograd.graph.increment_version, 'increment')}({target})")
         else:
-            self._lines.append(
-                f"    {self._name(_overwrite, 'overwrite')}({target}, results[{update.result}])"
-            )
+            self._lines.append(f"    {self._name(_overwrite, 'overwrite')}({target}, results[{update.result}])")
 
     def _change(self, change: MetadataChange) -> None:
         args = "".join(f", {self._argument(arg)}" for arg in change.args)
@@ -153,9 +148,7 @@ class _Writer:
         if isinstance(source, FromInput):
             return self._viewed(self._input(source.input), source.views)
         value = source.value
-        return (
-            repr(value) if isinstance(value, (int, bool, str, type(None))) else self._name(value, "literal")
-        )
+        return repr(value) if isinstance(value, (int, bool, str, type(None))) else self._name(value, "literal")
 
     def _viewed(self, base: str, views: Sequence[ReplayedView]) -> str:
         if not views:
@@ -185,11 +178,7 @@ class _Writer:
             return f"results[{value.result}]"
         if isinstance(value, (list, tuple)):
             return "[" + ", ".join(self._argument(item) for item in value) + "]"
-        return (
-            repr(value)
-            if isinstance(value, (int, float, bool, str, type(None)))
-            else self._name(value, "value")
-        )
+        return repr(value) if isinstance(value, (int, float, bool, str, type(None))) else self._name(value, "value")
 
     def _name(self, value: Any, stem: str) -> str:
         for name, known in self._names.items():

@@ -1,8 +1,7 @@
 """Symbolic sizes as nodes of a graph.
 
-While tracing, sizes are `torch.SymInt` objects that carry an expression over symbols. A graph needs nodes
-for them: a symbol is a placeholder or a size of a tensor, an expression is arithmetic on those. Equal
-expressions share nodes.
+While tracing, sizes are `torch.SymInt` objects that carry an expression over symbols. A graph needs nodes for them: a
+symbol is a placeholder or a size of a tensor, an expression is arithmetic on those. Equal expressions share nodes.
 """
 
 from __future__ import annotations
@@ -23,17 +22,13 @@ SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 @dataclass(frozen=True)
 class Held:
-    """A symbolic number as it stands among the arguments of a template's nodes; each use of it makes its
-    nodes.
-    """
+    """A symbolic number as it stands among the arguments of a template's nodes; each use of it makes its nodes."""
 
     value: Scalar
 
 
 def expression(value: Any) -> Any:
-    """The expression behind a symbolic number, simplified by what is known of its symbols; a plain number
-    unchanged.
-    """
+    """The expression behind a symbolic number, simplified by what is known of its symbols; a plain number unchanged."""
     return value.node.expr if isinstance(value, SYMBOLIC_TYPES) else value
 
 

@@ -1,5 +1,4 @@
-"""Facts about sizes that compiled code relies on: taken down while compiling, asked again when the code is
-reused.
+"""Facts about sizes that compiled code relies on: taken down while compiling, asked again when the code is reused.
 
 A fact is kept as text of integer arithmetic and comparisons. It is read as a syntax tree and computed on the
 symbolic sizes of the graph at hand, which makes torch guard it; nothing is evaluated as Python.

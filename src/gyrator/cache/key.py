@@ -88,8 +88,7 @@ def captured_key(
     shape_env: ShapeEnv | None = None,
     target: str = "",
 ) -> Key:
-    """The key of a graph as torch.compile captured it, with torch's functions and lines of the user's
-    program.
+    """The key of a graph as torch.compile captured it, with torch's functions and lines of the user's program.
 
     Args:
         gm: the graph. inputs: fake tensors, sizes and scalars, one per placeholder.
@@ -106,13 +105,7 @@ def captured_key(
     return _key(writer, texts, config, shape_env, target)
 
 
-def _key(
-    writer: _Writer,
-    texts: Mapping[str, str],
-    config: Config,
-    shape_env: ShapeEnv | None,
-    target: str,
-) -> Key:
+def _key(writer: _Writer, texts: Mapping[str, str], config: Config, shape_env: ShapeEnv | None, target: str) -> Key:
     facts = "" if shape_env is None else "\n".join(writer.facts(shape_env))
     fields = {name: _digest(text) for name, text in texts.items()} | {
         "facts about sizes": _digest(facts),
@@ -128,9 +121,7 @@ def _key(
 
 
 def differing(key: Key, others: Iterable[Mapping[str, object]]) -> tuple[str, ...]:
-    """Why `key` was not found: the fields in which it differs from the most similar of the stored keys'
-    fields.
-    """
+    """Why `key` was not found: the fields in which it differs from the most similar of the stored keys' fields."""
     best: tuple[str, ...] | None = None
     for fields in others:
         names = tuple(name for name, value in key.fields.items() if fields.get(name) != value)
@@ -157,9 +148,7 @@ def _digest(text: str) -> str:
 def _modes() -> str:
     """The state under which a trace records other operators or other gradients."""
     cuda = torch.backends.cuda
-    autocast = [
-        (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")
-    ]
+    autocast = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
     return repr(
         (
             torch.is_grad_enabled(),
@@ -175,11 +164,7 @@ def _modes() -> str:
 
 def _global_state() -> str:
     return repr(
-        (
-            torch.get_default_dtype(),
-            torch.are_deterministic_algorithms_enabled(),
-            torch.get_float32_matmul_precision(),
-        )
+        (torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision())
     )
 
 

@@ -84,9 +84,7 @@ class Store:
         raise CacheCorrupt(str(folder), str(problem)) from problem
 
     def put(self, key: str, files: Mapping[str, str | Path], notes: Mapping[str, Json]) -> Entry:
-        """Write an entry: texts, and files that are linked or copied. If another writer was first, its entry
-        stays.
-        """
+        """Write an entry: texts, and files that are linked or copied. If another writer was first, its entry stays."""
         place = self._place(key)
         place.parent.mkdir(mode=0o700, exist_ok=True)
         draft = self._folder / f"draft-{os.getpid()}-{secrets.token_hex(8)}"

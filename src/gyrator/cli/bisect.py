@@ -75,9 +75,7 @@ class _Caught(BaseException):
 
 def run_bisect(script: Path, arguments: Sequence[str], folder: Path, console: Console) -> int:
     """Run the script; 1 if a program failed, whose repro then lies in `folder`, else 0."""
-    case = failing_program(
-        lambda: runpy.run_path(str(script), run_name="__main__"), [str(script), *arguments]
-    )
+    case = failing_program(lambda: runpy.run_path(str(script), run_name="__main__"), [str(script), *arguments])
     if case is None:
         console.print("every program that was captured gives eager's answers")
         return 0
@@ -122,9 +120,7 @@ def failing_program(run: Callable[[], object], argv: Sequence[str]) -> Case | No
 
 
 # -- does it fail? -------------------------------------------------------------------------------------------
-def check(
-    gm: fx.GraphModule, inputs: Sequence[Any], config: Config, watch: Watch | None = None
-) -> Failure | None:
+def check(gm: fx.GraphModule, inputs: Sequence[Any], config: Config, watch: Watch | None = None) -> Failure | None:
     """How the compiled program fails on these inputs; None if all its levels agree with eager.
 
     Results, gradients and new contents of inputs are compared. Programs that draw random numbers are
@@ -186,18 +182,14 @@ def _outcome(function: Callable[..., Any], inputs: Sequence[Any]) -> list[Tensor
         weights = [torch.randn_like(r, memory_format=torch.preserve_format) for r in smooth]
         gradients = torch.autograd.grad(smooth, wanted, weights, allow_unused=True)
     after = [x for x in given if isinstance(x, Tensor)]
-    grads = [
-        torch.zeros_like(x) if g is None else g for x, g in zip(wanted, gradients, strict=bool(gradients))
-    ]
+    grads = [torch.zeros_like(x) if g is None else g for x, g in zip(wanted, gradients, strict=bool(gradients))]
     return [x.detach() for x in (*outputs, *grads, *after)]
 
 
 def _differences(found: Sequence[Tensor], expected: Sequence[Tensor]) -> str | None:
     if len(found) != len(expected):
         return f"{len(found)} results instead of {len(expected)}"
-    scale = max(
-        (float(x.abs().double().mean()) for x in expected if x.is_floating_point() and x.numel()), default=0.0
-    )
+    scale = max((float(x.abs().double().mean()) for x in expected if x.is_floating_point() and x.numel()), default=0.0)
     for number, (value, right) in enumerate(zip(found, expected, strict=True)):
         wrong = difference(value, right, scale)
         if wrong is not None:
@@ -315,9 +307,7 @@ def _draws(node: fx.Node) -> bool:
 
 def _copies(values: Sequence[Any]) -> list[Any]:
     """Copies of tensors as leaves that require gradients as before; anything else as it is."""
-    return [
-        v.detach().clone().requires_grad_(v.requires_grad) if isinstance(v, Tensor) else v for v in values
-    ]
+    return [v.detach().clone().requires_grad_(v.requires_grad) if isinstance(v, Tensor) else v for v in values]
 
 
 # -- telling -------------------------------------------------------------------------------------------------

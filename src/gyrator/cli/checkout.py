@@ -21,8 +21,7 @@ def checkout() -> Path:
         if (root / "benchmarks" / "run.py").exists():
             return root
     raise ToolchainMissing(
-        "the folder benchmarks/",
-        "run this from a checkout of gyrator; the installed package does not carry it",
+        "the folder benchmarks/", "run this from a checkout of gyrator; the installed package does not carry it"
     )
 
 

@@ -76,9 +76,7 @@ def findings(config: Config) -> Iterator[Finding]:
     yield from _devices()
     yield _cache(config)
     for line in unknown_environment(os.environ):
-        yield Finding(
-            "environment", State.WRONG, line, "correct or unset it; docs/config.md lists the variables"
-        )
+        yield Finding("environment", State.WRONG, line, "correct or unset it; docs/config.md lists the variables")
 
 
 def _python() -> Finding:
@@ -102,9 +100,7 @@ def _torch() -> Finding:
 def _backend() -> Finding:
     points = importlib.metadata.entry_points(group="torch_dynamo_backends", name="gyrator")
     if not points:
-        return Finding(
-            "backend", State.WRONG, "not registered", "pip install gyrator, or import gyrator first"
-        )
+        return Finding("backend", State.WRONG, "not registered", "pip install gyrator, or import gyrator first")
     return Finding("backend", State.GOOD, f'backend="gyrator" is {next(iter(points)).value}')
 
 
@@ -116,15 +112,9 @@ def _compiler(config: Config) -> Finding:
         return Finding("C++ compiler", State.WRONG, error.message, advice)
     version = _output(str(compiler), "-dumpfullversion", "-dumpversion")
     text, advice = f"{compiler} {version}", "install g++ 12 or later, with its OpenMP library"
-    old = (
-        "clang" not in compiler.resolve().name
-        and version.split(".")[0].isdigit()
-        and int(version.split(".")[0]) < 12
-    )
+    old = "clang" not in compiler.resolve().name and version.split(".")[0].isdigit() and int(version.split(".")[0]) < 12
     if old or not _builds(str(compiler)):
-        return Finding(
-            "C++ compiler", State.WRONG, text + (" is too old" if old else " does not build"), advice
-        )
+        return Finding("C++ compiler", State.WRONG, text + (" is too old" if old else " does not build"), advice)
     return Finding("C++ compiler", State.GOOD, text)
 
 
@@ -133,10 +123,7 @@ def _builds(compiler: str) -> bool:
     program = '#include <cmath>\n#include <omp.h>\nextern "C" int f() { return omp_get_max_threads(); }\n'
     command = [compiler, "-x", "c++", "-std=c++20", "-fopenmp", "-shared", "-fPIC", "-", "-o", os.devnull]
     try:
-        return (
-            subprocess.run(command, input=program, capture_output=True, text=True, check=False).returncode
-            == 0
-        )
+        return subprocess.run(command, input=program, capture_output=True, text=True, check=False).returncode == 0
     except OSError:
         return False
 
@@ -152,9 +139,7 @@ def _instruction_set(config: Config) -> Finding:
     has, wanted = cpu_isa(), config.cpu_isa
     if wanted not in ("auto", has) and (has == "scalar" or wanted == "avx512"):
         return Finding("instruction set", State.WRONG, f"{has}, not {wanted}", "unset GYRATOR_CPU_ISA")
-    return Finding(
-        "instruction set", State.GOOD, has if wanted in ("auto", has) else f"{has}; kernels use {wanted}"
-    )
+    return Finding("instruction set", State.GOOD, has if wanted in ("auto", has) else f"{has}; kernels use {wanted}")
 
 
 def _threads(config: Config) -> Finding:
@@ -162,9 +147,7 @@ def _threads(config: Config) -> Finding:
     used = min(torch.get_num_threads(), config.threads or torch.get_num_threads())
     text = f"{used} of {usable} usable cores"
     if used > usable:
-        return Finding(
-            "threads", State.WRONG, text, f"torch.set_num_threads({usable}) or OMP_NUM_THREADS={usable}"
-        )
+        return Finding("threads", State.WRONG, text, f"torch.set_num_threads({usable}) or OMP_NUM_THREADS={usable}")
     return Finding("threads", State.GOOD, text)
 
 
@@ -209,13 +192,9 @@ def _cache(config: Config) -> Finding:
     folder = cache_folder(config)
     nearest = next(p for p in (folder, *folder.parents) if p.exists())
     if not os.access(nearest, os.W_OK):
-        return Finding(
-            "cache", State.WRONG, f"{folder} is not writable", "set GYRATOR_CACHE_DIR to a folder of yours"
-        )
+        return Finding("cache", State.WRONG, f"{folder} is not writable", "set GYRATOR_CACHE_DIR to a folder of yours")
     free = shutil.disk_usage(nearest).free
     text = f"{folder}, {free / 2**30:.0f} GiB free" + ("" if config.cache else " (switched off)")
     if free < 2**30:
-        return Finding(
-            "cache", State.WRONG, text, "less than 1 GiB is free; set GYRATOR_CACHE_DIR to another disk"
-        )
+        return Finding("cache", State.WRONG, text, "less than 1 GiB is free; set GYRATOR_CACHE_DIR to another disk")
     return Finding("cache", State.GOOD, text)

@@ -3,8 +3,7 @@
 The text needs the header ``kernel.h`` of ``gyrator/runtime/include``, which the builder puts before it.
 
     // softmax: model.py:12 in forward: aten._softmax.default
-    extern "C" int32_t softmax(const float* __restrict__ x, float* __restrict__ y, int64_t s0, int32_t
-    threads) {
+    extern "C" int32_t softmax(const float* __restrict__ x, float* __restrict__ y, int64_t s0, int32_t threads) {
       …
       return 0;
     }
@@ -28,11 +27,9 @@ _WIDTH = 110
 class CppKernel:
     """A printed kernel.
 
-    It takes a pointer for each of ``Kernel.params``, an ``int64_t`` for each of ``Kernel.sizes`` and the
-    number of threads it
-    may use, in this order; ``arguments`` are their C++ names. It returns 0, or the number of an index out
-    of range:
-    ``checks[number - 1]``.
+    It takes a pointer for each of ``Kernel.params``, an ``int64_t`` for each of ``Kernel.sizes`` and the number of
+    threads it may use, in this order; ``arguments`` are their C++ names. It returns 0, or the number of an index out
+    of range: ``checks[number - 1]``.
     """
 
     name: str
@@ -44,8 +41,7 @@ class CppKernel:
 def print_kernel(kernel: Kernel) -> CppKernel:
     """Print ``kernel``.
 
-    Raises: UnsupportedInput for an element type that C++ kernels do not handle; InternalCheckError for a
-    tree that
+    Raises: UnsupportedInput for an element type that C++ kernels do not handle; InternalCheckError for a tree that
     ``check_kernel`` refuses.
     """
     names = Names()

@@ -1,15 +1,12 @@
 """Expressions as C++: each distinct node once, in the outermost block where everything it needs is known.
 
-Inside the body of a ``LANES`` loop a node is a vector ``gy::Vec<T, 16>`` (if that is the width) only if
-it depends on the
-lanes; all others are ``gy::Vec<T, 1>``, computed as far out as possible and broadcast where they meet a
-vector.
+Inside the body of a ``LANES`` loop a node is a vector ``gy::Vec<T, 16>`` (if that is the width) only if it depends on
+the lanes; all others are ``gy::Vec<T, 1>``, computed as far out as possible and broadcast where they meet a vector.
 
     y[i, j] = exp(x[i, j] - m[i]) / d[i]      →      const auto m0 = gy::load<1>(m + i);
     with lanes along j                               const auto d0 = gy::load<1>(d + i);
-                                                     (for j) const auto x0 = gy::load(lanes, x + i * 768 + j);
-                                                     (for j) gy::div(gy::exp(gy::sub(x0,
-                                                     gy::broadcast<16>(m0))), …)
+                                                     (for j) const auto x0 = gy::load(lanes, x + i * 768 + j); (for j)
+                                                     gy::div(gy::exp(gy::sub(x0, gy::broadcast<16>(m0))), …)
 """
 
 from __future__ import annotations
@@ -250,9 +247,7 @@ class Expressions:
         return Term(self.access("load", at, tail, vector=vector), depth, vector)
 
     def access(self, verb: str, at: Address, tail: str, *, vector: bool) -> str:
-        """``verb`` is ``load`` or ``store``; ``tail`` is the text of the further arguments, commas
-        included.
-        """
+        """``verb`` is ``load`` or ``store``; ``tail`` is the text of the further arguments, commas included."""
         if not vector:
             return f"gy::{verb}{'<1>' if verb == 'load' else ''}({at.pointer}{tail})"
         if at.stride == "1":

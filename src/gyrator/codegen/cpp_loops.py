@@ -1,10 +1,8 @@
 """Loop trees as C++ statements.
 
 A ``LANES`` loop becomes a generic lambda, called with ``gy::lanes<L>`` for full steps and once with
-``gy::some_lanes<L>`` for
-the rest; without a rest it is a plain loop. A nest of ``PARALLEL`` loops becomes one flat range that each
-thread takes a fixed
-share of, so that runs with equal thread counts give equal bits.
+``gy::some_lanes<L>`` for the rest; without a rest it is a plain loop. A nest of ``PARALLEL`` loops becomes one flat
+range that each thread takes a fixed share of, so that runs with equal thread counts give equal bits.
 """
 
 from __future__ import annotations
@@ -248,9 +246,7 @@ class Loops(Expressions):
         last = "Last" if carry.last_wins else ""
         kind = f"gy::{per_lane}{last}{REDUCTIONS[carry.kind].cpp}<{element}, {width}>"
         taken = any(r is not None and r.name == carry.name for r in carry.results)
-        name = self.names.fresh(
-            f"{carry.name}{f'_{carry.kind}' if taken else ''}{'_parts' if per_thread else ''}"
-        )
+        name = self.names.fresh(f"{carry.name}{f'_{carry.kind}' if taken else ''}{'_parts' if per_thread else ''}")
         self.emit(f"gy::PerThread<{kind}> {name}({per_thread});" if per_thread else f"{kind} {name};")
         reducer = Reducer(name, carry, across=self.lanes is None)
         self._reducers[carry.name] = reducer
@@ -358,12 +354,7 @@ def _copy_nest(outer: Loop) -> tuple[tuple[Axis, Axis], Store, Load] | None:
     if len(outer.body) != 1 or outer.carries or outer.kind is LoopKind.LANES:
         return None
     (inner,) = outer.body
-    if (
-        not isinstance(inner, Loop)
-        or len(inner.body) != 1
-        or inner.carries
-        or outer.axis in inner.axis.extent.axes()
-    ):
+    if not isinstance(inner, Loop) or len(inner.body) != 1 or inner.carries or outer.axis in inner.axis.extent.axes():
         return None
     (stage,) = inner.body
     if not isinstance(stage, Store) or stage.combine != "set" or stage.mask is not None:

@@ -107,8 +107,7 @@ def type_name(dtype: torch.dtype) -> str:
 
 
 def literal(value: Scalar, dtype: torch.dtype) -> str:
-    """A C++ expression of exactly the type of ``dtype``; the value is rounded as torch rounds a Python
-    scalar.
+    """A C++ expression of exactly the type of ``dtype``; the value is rounded as torch rounds a Python scalar.
 
     ``0.1`` as float32 is ``0.1f``, as bfloat16 ``gy::bf16{0x3dcd}``; integers outside the type wrap.
     """
@@ -119,11 +118,7 @@ def literal(value: Scalar, dtype: torch.dtype) -> str:
     if dtype == torch.float32:
         return _float_literal(_to_float32(float(value)), "float", "f")
     if dtype.is_floating_point:
-        bits = (
-            torch.tensor(float(value), dtype=dtype)
-            .view(torch.uint8 if dtype.itemsize == 1 else torch.uint16)
-            .item()
-        )
+        bits = torch.tensor(float(value), dtype=dtype).view(torch.uint8 if dtype.itemsize == 1 else torch.uint16).item()
         return f"{type_name(dtype)}{{0x{int(bits):0{2 * dtype.itemsize}x}}}"
     return _integer_literal(int(value), dtype)
 

@@ -44,9 +44,7 @@ def _divides(value: Value, offset: Index) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """Positions of a kernel's arguments: those that are aligned at all its launches, and those that are not
-    at some.
-    """
+    """Positions of a kernel's arguments: those that are aligned at all its launches, and those that are not at some."""
 
     aligned: frozenset[int]
     unaligned: frozenset[int] = frozenset()

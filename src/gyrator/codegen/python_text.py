@@ -54,9 +54,7 @@ def tuple_text(items: Iterable[Index]) -> str:
 
 
 def derived_text(derived: Derived, source: str) -> str:
-    """What a derived size is computed from: ``x.shape[0]``, ``x.stride(1)`` or an expression over other
-    sizes.
-    """
+    """What a derived size is computed from: ``x.shape[0]``, ``x.stride(1)`` or an expression over other sizes."""
     if not derived.source:
         return derived.text
     return f"{source}." + re.sub(r"^stride\[(\d+)\]$", r"stride(\1)", derived.text)

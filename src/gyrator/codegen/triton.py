@@ -3,10 +3,7 @@
     # softmax: model.py:12 in forward: aten._softmax.default
     @triton.jit
     def softmax(x, y, RBLOCK: tl.constexpr):
-        i0 = tl.program_id(0)
-        i1 = tl.arange(0, RBLOCK)
-        i1_ok = i1 < 1000
-        x_1 = tl.load(x + i0 * 1000 + i1, i1_ok)
+        i0 = tl.program_id(0) i1 = tl.arange(0, RBLOCK) i1_ok = i1 < 1000 x_1 = tl.load(x + i0 * 1000 + i1, i1_ok)
         …
 
 A loop over a row that a tile covers is no loop in the text: its values stay known to the loops over the same
@@ -407,8 +404,7 @@ class Printer(Expressions):
         mean, off, m2 = (self.names.fresh(n) for n in ("mean", "off", "m2"))
         self.emit(f"{mean} = tl.sum({part}, {self.rank - 1}{keep}) / {extent}")
         self.emit(
-            f"{off} = "
-            + (f"{x.text} - {mean}" if ok is None else f"tl.where({ok.text}, {x.text} - {mean}, 0.0)")
+            f"{off} = " + (f"{x.text} - {mean}" if ok is None else f"tl.where({ok.text}, {x.text} - {mean}, 0.0)")
         )
         self.emit(f"{m2} = tl.sum({off} * {off}, {self.rank - 1}{keep})")
         return [mean, m2, f"({mean} * 0 + {extent})"]
@@ -418,14 +414,10 @@ class Printer(Expressions):
         one = self.names.fresh("one")
         names = [self.names.fresh(n) for n in ("top", "total")]
         self.emit(f"{one} = tl.full({self.shape(x.axes)}, 1.0, {x.text}.dtype)")
-        self.emit(
-            f"{', '.join(names)} = rt.reduce_softmax({x.text}, {one}, {self.rank - 1}, {self.rank > 1})"
-        )
+        self.emit(f"{', '.join(names)} = rt.reduce_softmax({x.text}, {one}, {self.rank - 1}, {self.rank > 1})")
         return names
 
-    def _bind_refs(
-        self, refs: Sequence[Ref | None], texts: Sequence[str], axes: Axes, dtype: torch.dtype
-    ) -> None:
+    def _bind_refs(self, refs: Sequence[Ref | None], texts: Sequence[str], axes: Axes, dtype: torch.dtype) -> None:
         """Name those results that somebody reads, in their own types."""
         for ref, text in zip(refs, texts, strict=True):
             if ref is None or not self.is_used(ref):
@@ -441,9 +433,7 @@ class Printer(Expressions):
         """Scan a tile along the row, after what came before it."""
         axis, place = loop.axis, self.rank - 1
         self.libraries.add("rt")
-        combine = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}.get(
-            carry.kind, carry.kind
-        )
+        combine = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}.get(carry.kind, carry.kind)
         if carry.last_wins:
             combine = f"last_{combine}"
         names = [self.names.fresh(f"{carry.kind}_scan") for _ in args]

@@ -20,19 +20,7 @@ from gyrator.codegen.python_text import Names
 from gyrator.codegen.triton_names import is_small, literal, type_name, typed_literal
 from gyrator.errors import InternalCheckError
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Ref, Value
-from gyrator.ir.index import (
-    Atom,
-    Axis,
-    FloorDiv,
-    Index,
-    Indirect,
-    Max,
-    Min,
-    Mod,
-    Size,
-    dot,
-    is_nonnegative,
-)
+from gyrator.ir.index import Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, Size, dot, is_nonnegative
 from gyrator.ir.ops import OPS, Rule, Unsupported
 from gyrator.ir.tree import Kernel, Loop, LoopKind, Stage, Tile, Tiling
 from gyrator.origin import Origin
@@ -271,9 +259,7 @@ class Expressions:
         size, raw = self.index(e.size), self.value(e.arg)
         raw = self.named(raw, "at")
         wrapped = Term(
-            f"tl.where({raw.text} < 0, {raw.text} + {size.operand}, {raw.text})",
-            max(raw.depth, size.depth),
-            raw.axes,
+            f"tl.where({raw.text} < 0, {raw.text} + {size.operand}, {raw.text})", max(raw.depth, size.depth), raw.axes
         )
         at = self.named(wrapped, "at", e)
         masks = [] if e.mask is None else [self.value(e.mask)]
@@ -305,9 +291,7 @@ class Expressions:
                 term = self.index(index_)
                 text += f" + {term.operand}"
                 terms.append(term)
-        return Term(
-            text, max((t.depth for t in terms), default=0), _NONE.union(*(t.axes for t in terms)), False
-        )
+        return Term(text, max((t.depth for t in terms), default=0), _NONE.union(*(t.axes for t in terms)), False)
 
     # -- indices -------------------------------------------------------------------------------------------
     def index(self, index: Index) -> Term:

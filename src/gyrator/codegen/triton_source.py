@@ -108,9 +108,4 @@ def programs(kernel: TritonKernel, config: Config, sizes: Mapping[Atom, int]) ->
     return prod(-(-n // step) for n, step in zip(counts, steps, strict=True))
 
 
-_TYPES = {
-    torch.bool: "i1",
-    torch.bfloat16: "bf16",
-    torch.float8_e4m3fn: "fp8e4nv",
-    torch.float8_e5m2: "fp8e5",
-}
+_TYPES = {torch.bool: "i1", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5"}

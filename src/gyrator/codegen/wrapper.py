@@ -1,16 +1,11 @@
 """The wrapper: a plan printed as a Python program.
 
     def bind(runtime):
-        empty = runtime.empty
-        softmax_0 = runtime.kernel("4be2…", "softmax_0", 2)
+        empty = runtime.empty softmax_0 = runtime.kernel("4be2…", "softmax_0", 2)
 
         def call(args):
-            (x,) = args
-            args.clear()
-            buf0 = empty((8, 16), (16, 1), torch.float32)
-            softmax_0(x.data_ptr(), buf0.data_ptr(), threads())
-            del x
-            return (buf0,)
+            (x,) = args args.clear() buf0 = empty((8, 16), (16, 1), torch.float32) softmax_0(x.data_ptr(),
+            buf0.data_ptr(), threads()) del x return (buf0,)
 
         return call
 
@@ -447,9 +442,7 @@ class _Wrapper:
         window = self.window(view.value, view.shape, view.strides, view.offset)
         return window if bits is None else f"{window}.view({bits})"
 
-    def window(
-        self, value: Value, shape: tuple[Index, ...], strides: tuple[Index, ...], offset: Index
-    ) -> str:
+    def window(self, value: Value, shape: tuple[Index, ...], strides: tuple[Index, ...], offset: Index) -> str:
         name = self.name(value)
         if offset is ZERO and shape == value.shape and strides == value.strides:
             return name

@@ -1,2 +1,1 @@
-"""The compiler's intermediate representation: index algebra, value expressions, programs of nests, loop
-trees."""
+"""The compiler's intermediate representation: index algebra, value expressions, programs of nests, loop trees."""

@@ -165,9 +165,7 @@ class _ProgramChecker:
             if value is None:
                 continue
             if value.shape != shape:
-                raise RuleBroken(
-                    f"value {value} has shape {_tuple(value.shape)}, the nest gives {_tuple(shape)}"
-                )
+                raise RuleBroken(f"value {value} has shape {_tuple(value.shape)}, the nest gives {_tuple(shape)}")
             if value.dtype != dtype:
                 raise RuleBroken(f"{value} is {short(value.dtype)}, the nest gives {short(dtype)}")
             self.define(value)
@@ -222,9 +220,7 @@ class _ProgramChecker:
             if not isinstance(old, View):
                 raise RuleBroken(f"argument {position}, which the call writes into, is no view")
             if (old.value.shape, old.value.dtype) != (new.shape, new.dtype):
-                raise RuleBroken(
-                    f"{new} is not a new version of {old.value}: {_describe(new)}, {_describe(old.value)}"
-                )
+                raise RuleBroken(f"{new} is not a new version of {old.value}: {_describe(new)}, {_describe(old.value)}")
             self.define(new)
 
     def arg(self, arg: Arg) -> None:
@@ -246,13 +242,9 @@ class _ProgramChecker:
     def view(self, view: View) -> None:
         self.defined(view.value)
         if len(view.shape) != len(view.strides):
-            raise RuleBroken(
-                f"view of {view.value} has {len(view.shape)} sizes and {len(view.strides)} strides"
-            )
+            raise RuleBroken(f"view of {view.value} has {len(view.shape)} sizes and {len(view.strides)} strides")
         if view.dtype is not None and view.dtype.itemsize != view.value.dtype.itemsize:
-            raise RuleBroken(
-                f"view of {view.value} reinterprets {short(view.value.dtype)} as {short(view.dtype)}"
-            )
+            raise RuleBroken(f"view of {view.value} reinterprets {short(view.value.dtype)} as {short(view.dtype)}")
         for index in (*view.shape, *view.strides, view.offset):
             self.uniform(index)
 
@@ -326,9 +318,7 @@ class _KernelChecker:
                 if param.read != (value in self.loaded):
                     raise RuleBroken(f"parameter {value} is read={param.read}, loaded={value in self.loaded}")
                 if param.written != (value in self.stored):
-                    raise RuleBroken(
-                        f"parameter {value} is written={param.written}, stored={value in self.stored}"
-                    )
+                    raise RuleBroken(f"parameter {value} is written={param.written}, stored={value in self.stored}")
                 if param.alias is not None and not any(v.name == param.alias for v in self.params):
                     raise RuleBroken(f"parameter {value} is an alias of {param.alias}, which is no parameter")
 

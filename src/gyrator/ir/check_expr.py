@@ -12,20 +12,7 @@ from typing import final
 
 import torch
 
-from gyrator.ir.expr import (
-    Checked,
-    Const,
-    Expr,
-    IndexValue,
-    Load,
-    Masked,
-    Op,
-    Random,
-    Ref,
-    Scalar,
-    Value,
-    short,
-)
+from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Masked, Op, Random, Ref, Scalar, Value, short
 from gyrator.ir.index import Axis, Index, Indirect, Size, is_nonnegative, lower, upper
 from gyrator.ir.ops import OPS, REDUCTIONS, Rule
 
@@ -63,9 +50,7 @@ class ExprChecker:
         if dtype is not None and expr.dtype != dtype:
             raise RuleBroken(f"{expr} is {short(expr.dtype)}, but {short(dtype)} is needed")
 
-    def coordinates(
-        self, index: tuple[Index, ...], value: Value, axes: frozenset[Axis], *, guarded: bool
-    ) -> None:
+    def coordinates(self, index: tuple[Index, ...], value: Value, axes: frozenset[Axis], *, guarded: bool) -> None:
         """``index`` addresses ``value`` from within ``axes``: rank, scope and (unless guarded) range."""
         for i in index:
             if not i.axes() <= axes:

@@ -134,9 +134,7 @@ def _merge_welford(a: State, b: State) -> State:
 def _merge_softmax(a: State, b: State) -> State:
     """A part of only -inf adds nothing to one with a finite maximum."""
     top = torch.maximum(a[0], b[0])
-    parts = [
-        torch.where((m == -math.inf) & (top != -math.inf), 0.0, s * torch.exp(m - top)) for m, s in (a, b)
-    ]
+    parts = [torch.where((m == -math.inf) & (top != -math.inf), 0.0, s * torch.exp(m - top)) for m, s in (a, b)]
     return top, (parts[0] + parts[1]).to(top.dtype)
 
 

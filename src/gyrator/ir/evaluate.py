@@ -14,30 +14,8 @@ import torch
 from torch import Tensor
 
 from gyrator.errors import IndexOutOfRange
-from gyrator.ir.expr import (
-    Checked,
-    Const,
-    Expr,
-    IndexValue,
-    Load,
-    Masked,
-    Op,
-    Random,
-    Ref,
-    Value,
-)
-from gyrator.ir.index import (
-    Atom,
-    Axis,
-    FloorDiv,
-    Index,
-    Indirect,
-    Max,
-    Min,
-    Mod,
-    Size,
-    evaluate,
-)
+from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Masked, Op, Random, Ref, Value
+from gyrator.ir.index import Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, Size, evaluate
 from gyrator.ir.ops import OPS
 from gyrator.ir.philox import integers, normal, philox, uniform
 
@@ -176,9 +154,7 @@ class Evaluator:
                 bad = bad & guard
             if bool(bad.any()):
                 where = torch.broadcast_to(at, bad.shape)[bad]
-                raise OutOfRange(
-                    f"{value}[{', '.join(map(str, index))}]: {i} is {int(where[0])}, extent {size}"
-                )
+                raise OutOfRange(f"{value}[{', '.join(map(str, index))}]: {i} is {int(where[0])}, extent {size}")
             found.append(at)
         return tuple(found)
 
@@ -205,10 +181,7 @@ def _floordiv(num: IntOrTensor, den: IntOrTensor) -> IntOrTensor:
 
 
 def _extreme(
-    of_tensors: Callable[[Tensor, Tensor], Tensor],
-    of_ints: Callable[[int, int], int],
-    a: IntOrTensor,
-    b: IntOrTensor,
+    of_tensors: Callable[[Tensor, Tensor], Tensor], of_ints: Callable[[int, int], int], a: IntOrTensor, b: IntOrTensor
 ) -> IntOrTensor:
     if isinstance(a, int) and isinstance(b, int):
         return of_ints(a, b)
@@ -238,9 +211,7 @@ def number(index: Index, sizes: Mapping[Size, int] | Mapping[Size | Axis, int]) 
     return evaluate(index, cast("Mapping[Atom, int]", sizes))
 
 
-def grid(
-    axes: tuple[Axis, ...], sizes: Mapping[Size, int]
-) -> tuple[tuple[int, ...], dict[Axis, IntOrTensor]]:
+def grid(axes: tuple[Axis, ...], sizes: Mapping[Size, int]) -> tuple[tuple[int, ...], dict[Axis, IntOrTensor]]:
     """The shape of the iterations over ``axes``, and each axis's values along its own dimension."""
     shape = tuple(number(a.extent, sizes) for a in axes)
     values: dict[Axis, IntOrTensor] = {}

@@ -1,9 +1,8 @@
 """Value expressions: what one element of a result is, as an interned tree.
 
-``Const``, ``IndexValue``, ``Load``, ``Op``, ``Masked``, ``Checked`` and ``Random`` are what lowering writes;
-``Ref`` names a local of a kernel and appears only in loop trees. Expressions are strictly typed: an ``Op``'s
-arguments have the dtypes its row in :mod:`gyrator.ir.ops` asks for, and every conversion is an explicit
-``cast``.
+``Const``, ``IndexValue``, ``Load``, ``Op``, ``Masked``, ``Checked`` and ``Random`` are what lowering writes; ``Ref``
+names a local of a kernel and appears only in loop trees. Expressions are strictly typed: an ``Op``'s arguments have
+the dtypes its row in :mod:`gyrator.ir.ops` asks for, and every conversion is an explicit ``cast``.
 """
 
 # ruff: noqa: D102  (methods that implement what the base class documents)
@@ -95,8 +94,7 @@ class Expr:
 
 
 def walk_all(expr: Expr, seen: set[Expr]) -> Iterator[Expr]:
-    """As :meth:`Expr.walk`, skipping and recording the nodes in ``seen``: for several expressions that share
-    nodes."""
+    """As :meth:`Expr.walk`, skipping and recording the nodes in ``seen``: for several expressions that share nodes."""
     if expr in seen:
         return
     seen.add(expr)
@@ -164,9 +162,7 @@ class Load(Expr):
     _loads: ClassVar[tuple[Load, ...] | None]
 
     @staticmethod
-    def intern_key(
-        value: Value, index: tuple[Index, ...], mask: Expr | None, other: Scalar
-    ) -> tuple[object, ...]:
+    def intern_key(value: Value, index: tuple[Index, ...], mask: Expr | None, other: Scalar) -> tuple[object, ...]:
         return value, index, mask, type(other), struct.pack("d", other) if isinstance(other, float) else other
 
     @property
@@ -210,8 +206,7 @@ class Op(Expr):
 
 @interned
 class Masked(Expr):
-    """``body`` where ``mask`` holds, ``other`` elsewhere; no load within ``body`` happens where the mask is
-    false.
+    """``body`` where ``mask`` holds, ``other`` elsewhere; no load within ``body`` happens where the mask is false.
 
     Pass ``predicate`` turns it into masked loads and a ``where``; code generators never see it.
     """
@@ -238,8 +233,7 @@ class Masked(Expr):
 
 @interned
 class Checked(Expr):
-    """An int64 index read at run time: negatives wrap by ``size``; out of ``[0, size)`` the call raises
-    IndexError.
+    """An int64 index read at run time: negatives wrap by ``size``; out of ``[0, size)`` the call raises IndexError.
 
     Under a ``mask`` it is checked only where the mask holds.
     """
@@ -271,8 +265,7 @@ class Checked(Expr):
 class Random(Expr):
     """A counter-based random number (Philox 4x32-10): kind ``rand`` in [0, 1), ``randn`` or ``randint64``.
 
-    ``seed`` is an int64 expression, ``offset`` numbers the element, so a draw does not depend on the loop
-    order.
+    ``seed`` is an int64 expression, ``offset`` numbers the element, so a draw does not depend on the loop order.
     ``args`` of ``randint64`` are the int64 bounds ``(low, high)``.
     """
 
@@ -314,9 +307,7 @@ class Ref(Expr):
         return f"%{self.name}"
 
 
-def rewrite(
-    expr: Expr, replace: Callable[[Expr], Expr | None], mapping: Mapping[Atom, Index] | None = None
-) -> Expr:
+def rewrite(expr: Expr, replace: Callable[[Expr], Expr | None], mapping: Mapping[Atom, Index] | None = None) -> Expr:
     """Rebuild bottom-up: substitute ``mapping`` in indices, then replace each rebuilt node by
     ``replace(node)`` unless None.
 

@@ -159,8 +159,7 @@ class Indirect(Atom):
 
 @interned
 class Index:
-    """An integer polynomial. Build with :func:`const`, atoms' ``index()`` and the operators; terms stay
-    canonical."""
+    """An integer polynomial. Build with :func:`const`, atoms' ``index()`` and the operators; terms stay canonical."""
 
     terms: Terms
     _axes: ClassVar[frozenset[Axis] | None]
@@ -284,8 +283,7 @@ class Index:
         return self._indirects
 
     def coefficient(self, axis: Axis) -> Index | None:
-        """``c`` if this index is ``c·axis + rest`` with ``axis`` in neither ``c`` nor ``rest``; None
-        otherwise."""
+        """``c`` if this index is ``c·axis + rest`` with ``axis`` in neither ``c`` nor ``rest``; None otherwise."""
         total: dict[Monomial, int] = {}
         for monomial, c in self.terms:
             count = monomial.count(axis)
@@ -415,11 +413,7 @@ def _long_division(num: Index, den: Index) -> tuple[Index, Index]:
             left = _divide_monomial(monomial, lead)
             if left is None:
                 continue
-            q = (
-                c // lead_c
-                if not monomial
-                else (abs(c) // abs(lead_c)) * (1 if (c > 0) == (lead_c > 0) else -1)
-            )
+            q = c // lead_c if not monomial else (abs(c) // abs(lead_c)) * (1 if (c > 0) == (lead_c > 0) else -1)
             if q:
                 step[left] = step.get(left, 0) + q
         if not step:
@@ -504,9 +498,8 @@ def _split_with_floor(num: Index, den: Index) -> tuple[Index, Index] | None:
     """``(g·a + r) // (g·b)`` → ``(a + r // g) // b``, remainder ``g·((a + r // g) % b) + r % g``; g a
     constant > 1.
 
-    So all quotients of one flat index share their parts: with ``f = 2048·b + t``, both ``f // 4224`` and
-    ``f // 128 % 33`` are of ``16·b + t // 128``, and ``4224·(f // 4224) + 128·(f // 128 % 33) + f % 128``
-    is ``f`` again.
+    So all quotients of one flat index share their parts: with ``f = 2048·b + t``, both ``f // 4224`` and ``f // 128 %
+    33`` are of ``16·b + t // 128``, and ``4224·(f // 4224) + 128·(f // 128 % 33) + f % 128`` is ``f`` again.
     """
     d = den.value
     if d is None:
@@ -563,9 +556,7 @@ def _atom_bounds(atom: Atom) -> tuple[Index, Index | None]:
             return (low if low is not None else const(-(1 << 62))), highs[0] if highs else None
         case Max(a, b):
             low = _pick([lower(a), lower(b)], smallest=False) or lower(a)
-            return (low if low is not None else const(-(1 << 62))), _pick(
-                [upper(a), upper(b)], smallest=False
-            )
+            return (low if low is not None else const(-(1 << 62))), _pick([upper(a), upper(b)], smallest=False)
     raise TypeError(atom)
 
 
@@ -607,8 +598,7 @@ def _bound(index: Index, *, low: bool) -> Index | None:
 
 
 def _bound_ragged(rest: Index, axis: Axis, factor: Index, *, low: bool) -> Index | None:
-    """Bounds of ``factor·axis + rest`` where the axis's extent depends on other axes, as in ``t < min(T, n -
-    T·b)``.
+    """Bounds of ``factor·axis + rest`` where the axis's extent depends on other axes, as in ``t < min(T, n - T·b)``.
 
     Put in ``n - T·b - 1`` for t and the b's of ``T·b + t`` cancel; both arms of the min bound t, the better
     one counts.
@@ -696,11 +686,8 @@ def _proved_nonnegative(index: Index) -> bool:
 
 
 def _sizes_nonnegative(index: Index) -> bool:
-    """Shift each size by its lower bound (``s = lo + s'``) and require every coefficient to be
-    non-negative."""
-    if all(c >= 0 for _, c in index.terms) and all(
-        a.lo >= 0 for m, _ in index.terms for a in m if isinstance(a, Size)
-    ):
+    """Shift each size by its lower bound (``s = lo + s'``) and require every coefficient to be non-negative."""
+    if all(c >= 0 for _, c in index.terms) and all(a.lo >= 0 for m, _ in index.terms for a in m if isinstance(a, Size)):
         return True
     shifted: dict[Monomial, int] = {}
     for monomial, c in index.terms:
@@ -740,9 +727,7 @@ def substitute(index: Index, mapping: Mapping[Atom, Index]) -> Index:
     total: dict[Monomial, int] = {}
     changed = False
     for monomial, c in index.terms:
-        new = [
-            mapping.get(a) or (a if type(a) in _LEAVES else _substitute_atom(a, mapping)) for a in monomial
-        ]
+        new = [mapping.get(a) or (a if type(a) in _LEAVES else _substitute_atom(a, mapping)) for a in monomial]
         if all(map(is_, new, monomial)):
             total[monomial] = total.get(monomial, 0) + c
             continue
@@ -795,8 +780,7 @@ def maximum(a: Index, b: Index) -> Index:
 
 
 def evaluate(index: Index, env: Mapping[Atom, int]) -> int:
-    """The value under ``env`` (sizes, axes and indirect atoms to ints). Raises KeyError for an atom without
-    a value."""
+    """The value under ``env`` (sizes, axes and indirect atoms to ints). Raises KeyError for an atom without a value."""
     total = 0
     for monomial, c in index.terms:
         part = c

@@ -20,27 +20,19 @@ Table: TypeAlias = "dict[object, ref[object]]"
 def interned(cls: type[T]) -> type[T]:
     """Class decorator: makes ``cls`` an immutable, interned record of its annotated fields.
 
-    Fields take defaults as in a dataclass. A class whose fields can be equal yet different (``1 == True``)
-    defines ``intern_key(*fields)`` to tell them apart. An optional ``check(self)`` runs once, on a new node.
-    A name that starts with ``_`` (annotated as ClassVar for type checkers) is a cache slot, not a field: it
-    begins as None.
+    Fields take defaults as in a dataclass. A class whose fields can be equal yet different (``1 == True``) defines
+    ``intern_key(*fields)`` to tell them apart. An optional ``check(self)`` runs once, on a new node. A name that
+    starts with ``_`` (annotated as ClassVar for type checkers) is a cache slot, not a field: it begins as None.
     """
     names = list(get_annotations(cls))
     fields = [n for n in names if not n.startswith("_")]
     caches = [n for n in names if n.startswith("_")]
     defaults = {n: cls.__dict__[n] for n in fields if n in cls.__dict__}
-    body = {
-        k: v for k, v in cls.__dict__.items() if k not in defaults and k not in ("__dict__", "__weakref__")
-    }
+    body = {k: v for k, v in cls.__dict__.items() if k not in defaults and k not in ("__dict__", "__weakref__")}
     body["__slots__"] = (*names, "__weakref__")
     new = type(cls.__name__, cls.__bases__, body)
     table: Table = {}
-    scope: dict[str, object] = {
-        "get": table.get,
-        "put": _adder(table),
-        "make": object.__new__,
-        "defaults": defaults,
-    }
+    scope: dict[str, object] = {"get": table.get, "put": _adder(table), "make": object.__new__, "defaults": defaults}
     scope.update({f"set_{n}": getattr(new, n).__set__ for n in names})
     scope["key"] = body.get("intern_key")
     params = ", ".join(f"{n}=defaults[{n!r}]" if n in defaults else n for n in fields)

@@ -27,8 +27,7 @@ def run_kernel(kernel: Kernel, buffers: Mapping[str, Tensor], sizes: Mapping[Siz
 
     Meant for small sizes: an iteration of a serial loop costs some 20 µs per stage.
 
-    Raises: IndexOutOfRange where a ``Checked`` index is out of range; OutOfRange where the kernel itself is
-    wrong.
+    Raises: IndexOutOfRange where a ``Checked`` index is out of range; OutOfRange where the kernel itself is wrong.
     """
     params = {p.value: _seen(buffers[p.value.name], p.value, sizes) for p in kernel.params}
     rank = max((_vector_depth(item) for item in kernel.body), default=0)
@@ -100,9 +99,7 @@ class _Machine:
     def dimension(self, loop: Loop, extent: int) -> Iterator[None]:
         """Inside, the loop's axis is the next dimension of the grid."""
         at = self.depth
-        self.axes[loop.axis] = torch.arange(extent).reshape(
-            [extent if d == at else 1 for d in range(len(self.shape))]
-        )
+        self.axes[loop.axis] = torch.arange(extent).reshape([extent if d == at else 1 for d in range(len(self.shape))])
         self.shape[at] = extent
         self.rows[at] = extent if loop.kind is LoopKind.PARALLEL else 1
         self.depth += 1

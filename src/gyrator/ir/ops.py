@@ -76,8 +76,7 @@ def _lib(name: str, arity: int = 1) -> str:
 
 
 def _int_division(x: torch.Tensor, y: torch.Tensor, mode: str) -> torch.Tensor:
-    """Division where a zero divisor gives 0 (torch raises on the CPU for tensors); floats divide as torch
-    does."""
+    """Division where a zero divisor gives 0 (torch raises on the CPU for tensors); floats divide as torch does."""
     if x.dtype.is_floating_point:
         return torch.div(x, y, rounding_mode=mode)
     safe = torch.where(y == 0, torch.ones_like(y), y)
@@ -221,10 +220,9 @@ class Reduction:
     """A way to combine elements. ``inputs`` per element; ``results`` are the dtypes of what comes out
     (None: the input's).
 
-    ``argmax``/``argmin`` take (value, int64 index) and give (value, index): NaN is extreme, the lowest
-    index wins.
-    ``welford`` takes a value and gives (mean, sum of squared deviations, count); ``softmax`` takes a value
-    and gives (maximum, sum of exp(value - maximum)).
+    ``argmax``/``argmin`` take (value, int64 index) and give (value, index): NaN is extreme, the lowest index wins.
+    ``welford`` takes a value and gives (mean, sum of squared deviations, count); ``softmax`` takes a value and gives
+    (maximum, sum of exp(value - maximum)).
     """
 
     name: str
@@ -254,8 +252,7 @@ index on ties)."""
 
 
 def identity(kind: str, dtype: torch.dtype) -> bool | int | float:
-    """The value that a ``sum``, ``prod``, ``max``, ``min``, ``any``, ``all``, ``xor`` or ``logaddexp``
-    starts from."""
+    """The value that a ``sum``, ``prod``, ``max``, ``min``, ``any``, ``all``, ``xor`` or ``logaddexp`` starts from."""
     if kind in ("max", "logaddexp", "argmax"):
         if dtype.is_floating_point:
             return -math.inf

@@ -1,8 +1,7 @@
 """Programs of loop nests: what lowering produces and the scheduler consumes.
 
-A program is an ordered list of nodes in SSA form. Each node defines values; every write makes a new value
-(a scatter or an update of an input is ``x@1``, never ``x`` again), so order carries no meaning beyond data
-flow and effects.
+A program is an ordered list of nodes in SSA form. Each node defines values; every write makes a new value (a scatter
+or an update of an input is ``x@1``, never ``x`` again), so order carries no meaning beyond data flow and effects.
 
 ============  ================================================================================================
 ``Nest``      a loop nest with one root: ``Pointwise | Reduce | Scan | Sort | Scatter``
@@ -69,9 +68,8 @@ class Sort:
 class Scatter:
     """A copy of ``into`` in which, for every point of the axes, element ``index`` is combined with ``body``.
 
-    ``combine`` is ``set`` (when several points hit one element any of them may win), ``add``, ``mul``,
-    ``max`` or ``min``. Points where ``mask`` is false write nothing. The result has ``into``'s shape and
-    dtype.
+    ``combine`` is ``set`` (when several points hit one element any of them may win), ``add``, ``mul``, ``max`` or
+    ``min``. Points where ``mask`` is false write nothing. The result has ``into``'s shape and dtype.
     """
 
     into: Value
@@ -139,13 +137,11 @@ Arg: TypeAlias = "View | Item | Index | ListArg | ConstantArg"
 
 @dataclass(frozen=True, slots=True)
 class Extern:
-    """A call of the op named ``op`` (``aten.mm.default``, ``mylib.scale.default``,
-    ``gyrator.seeds.default``).
+    """A call of the op named ``op`` (``aten.mm.default``, ``mylib.scale.default``, ``gyrator.seeds.default``).
 
-    ``out`` has a value per tensor result in order, None for results that are not tensors or not wanted.
-    ``mutates`` lists, for ops that write into arguments, (position of the argument, the new version of its
-    value). ``effects`` keeps the call alive and in order with other effects. ``scalars`` are size symbols
-    the call defines (``item``).
+    ``out`` has a value per tensor result in order, None for results that are not tensors or not wanted. ``mutates``
+    lists, for ops that write into arguments, (position of the argument, the new version of its value). ``effects``
+    keeps the call alive and in order with other effects. ``scalars`` are size symbols the call defines (``item``).
     """
 
     out: tuple[Value | None, ...]
@@ -205,8 +201,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A whole graph. ``nodes`` are in an order that respects data flow; each value is defined once, before
-    its uses."""
+    """A whole graph. ``nodes`` are in an order that respects data flow; each value is defined once, before its uses."""
 
     name: str
     inputs: tuple[Input, ...]
@@ -258,8 +253,7 @@ def output_values(program: Program) -> frozenset[Value]:
 
 
 def uses(node: Node) -> frozenset[Value]:
-    """The values that ``node`` reads, an extern's mutated arguments and what a scatter starts from
-    included."""
+    """The values that ``node`` reads, an extern's mutated arguments and what a scatter starts from included."""
     if isinstance(node, Extern):
         return frozenset(v.value for v in views(node))
     found: set[Value] = set()

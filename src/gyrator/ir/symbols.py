@@ -18,17 +18,7 @@ import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
 
-from gyrator.ir.index import (
-    ONE,
-    ZERO,
-    Index,
-    Size,
-    const,
-    is_nonnegative,
-    maximum,
-    minimum,
-    product,
-)
+from gyrator.ir.index import ONE, ZERO, Index, Size, const, is_nonnegative, maximum, minimum, product
 from gyrator.ir.program import Derived
 from gyrator.torch_compat import symbol_hint
 
@@ -76,8 +66,7 @@ class Symbols:
 
     @staticmethod
     def _is_one(x: torch.SymInt) -> bool:
-        """Whether a guard says that an expression such as ``s // 2`` is 1: then it broadcasts, and must say
-        so."""
+        """Whether a guard says that an expression such as ``s // 2`` is 1: then it broadcasts, and must say so."""
         return x.node.has_hint() and x.node.hint == 1 and statically_known_true(x == 1)
 
     def symbolic_ints(self) -> Mapping[Size, int | torch.SymInt]:

@@ -19,32 +19,8 @@ from typing import final
 
 import torch
 
-from gyrator.ir.expr import (
-    Checked,
-    Const,
-    Expr,
-    IndexValue,
-    Load,
-    Masked,
-    Op,
-    Random,
-    Ref,
-    Scalar,
-    Value,
-    short,
-)
-from gyrator.ir.index import (
-    Atom,
-    Axis,
-    FloorDiv,
-    Index,
-    Indirect,
-    Max,
-    Min,
-    Mod,
-    Size,
-    contiguous_strides,
-)
+from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Masked, Op, Random, Ref, Scalar, Value, short
+from gyrator.ir.index import Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, Size, contiguous_strides
 from gyrator.ir.program import (
     Arg,
     Extern,

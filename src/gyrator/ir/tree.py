@@ -9,9 +9,7 @@ a code generator prints.
         lanes j < N  carry m = max:
           update m with x[i, j]
         lanes j < N  carry d = sum:
-          let e = exp(x[i, j] - %m)
-          row[j] = e
-          update d with e
+          let e = exp(x[i, j] - %m) row[j] = e update d with e
         lanes j < N:
           y[i, j] = row[j] / %d
 """
@@ -143,8 +141,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a kernel runs on a GPU: which loops run in blocks, and candidates for the block sizes, the best
-    guess first.
+    """How a kernel runs on a GPU: which loops run in blocks, and candidates for the block sizes, the best guess first.
 
     ``PARALLEL`` loops form the grid, one program per iteration unless tiled; tiled ``LANES`` loops run
     within a program. ``wide``: positions may pass 2³¹ and need 64 bits. ``category`` names the kind of
@@ -160,11 +157,9 @@ class Tiling:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A function of tensors and sizes. ``scratch`` values are rows private to one iteration of the parallel
-    loops.
+    """A function of tensors and sizes. ``scratch`` values are rows private to one iteration of the parallel loops.
 
-    ``sites`` names, for each ``Checked`` index in the order of their appearance, what to say when it is out
-    of range.
+    ``sites`` names, for each ``Checked`` index in the order of their appearance, what to say when it is out of range.
     """
 
     name: str

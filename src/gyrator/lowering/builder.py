@@ -1,6 +1,4 @@
-"""The program under construction: the one mutable object of a lowering, passed to every lowering
-explicitly.
-"""
+"""The program under construction: the one mutable object of a lowering, passed to every lowering explicitly."""
 
 from __future__ import annotations
 
@@ -88,9 +86,7 @@ class Builder:
         return Value(name, meta.shape, meta.dtype, strides, meta.device)
 
     def given(self, meta: Meta, name: str, storage_offset: Index = ZERO) -> Value:
-        """A value that comes from outside, with its own strides, ``storage_offset`` elements into its
-        storage.
-        """
+        """A value that comes from outside, with its own strides, ``storage_offset`` elements into its storage."""
         value = Value(self._unique(name), meta.shape, meta.dtype, meta.strides, meta.device)
         if storage_offset is not ZERO:
             self._storage_offsets[value] = storage_offset
@@ -171,11 +167,9 @@ class Builder:
         return known
 
     def as_view(self, ref: TensorRef, strides: tuple[Index, ...] | None = None) -> View:
-        """``ref`` as a strided window, for an extern call or an output; a copy where its index map is not
-        affine.
+        """``ref`` as a strided window, for an extern call or an output; a copy where its index map is not affine.
 
-        With ``strides`` the window has exactly these, by a copy if need be. A dtype that nests do not
-        compute in
+        With ``strides`` the window has exactly these, by a copy if need be. A dtype that nests do not compute in
         cannot be copied: its own strides then stand.
 
         Raises: ValueError if a copy is needed and impossible.
@@ -190,19 +184,13 @@ class Builder:
             if ref.dtype not in COMPUTED:
                 return View(ref.value, ref.shape, *window, given)
         if ref.dtype not in COMPUTED:
-            raise ValueError(
-                f"a view of {ref.value!r} ({ref.dtype}) with coordinates {ref.coords} is not strided"
-            )
+            raise ValueError(f"a view of {ref.value!r} ({ref.dtype}) with coordinates {ref.coords} is not strided")
         value = self.materialise(ref, strides)
         return View(value, value.shape, value.strides, ZERO)
 
     # -- extern calls ---------------------------------------------------------------------------------------
     def extern(
-        self,
-        name: str,
-        args: Sequence[Arg],
-        outs: Sequence[Meta | None],
-        kwargs: Sequence[tuple[str, Arg]] = (),
+        self, name: str, args: Sequence[Arg], outs: Sequence[Meta | None], kwargs: Sequence[tuple[str, Arg]] = ()
     ) -> tuple[TensorRef | None, ...]:
         """Append a call of ``name`` without effects, and return its tensor results."""
         values = tuple([None if m is None else self.value(m) for m in outs])
@@ -213,9 +201,7 @@ class Builder:
         """Append an extern call as it is, with the current origin."""
         origins = self._origins
         self.nodes.append(
-            Extern(
-                node.out, node.op, node.args, node.kwargs, node.mutates, node.effects, node.scalars, origins
-            )
+            Extern(node.out, node.op, node.args, node.kwargs, node.mutates, node.effects, node.scalars, origins)
         )
 
 

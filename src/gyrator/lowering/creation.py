@@ -58,9 +58,7 @@ def _arange_start(b: Builder, out: Meta, start: Operand, end: Operand, **_: Any)
     return _range(b, out, start, 1)
 
 
-def _arange_step(
-    b: Builder, out: Meta, start: Operand, end: Operand, step: Operand = 1, **_: Any
-) -> TensorRef:
+def _arange_step(b: Builder, out: Meta, start: Operand, end: Operand, step: Operand = 1, **_: Any) -> TensorRef:
     return _range(b, out, start, step)
 
 

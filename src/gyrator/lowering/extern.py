@@ -48,9 +48,7 @@ EFFECTS = frozenset({
 """Calls that matter though nobody reads a result. So do draws from torch's generators: their order counts."""
 
 
-def call(
-    b: Builder, node: fx.Node, op: OpOverload, args: Sequence[Result], kwargs: Mapping[str, Result]
-) -> Result:
+def call(b: Builder, node: fx.Node, op: OpOverload, args: Sequence[Result], kwargs: Mapping[str, Result]) -> Result:
     """Lower ``node`` as a call of ``op``; the result has the structure of the traced one.
 
     Raises: UnsupportedOperator for a traced result or an argument that a call cannot have.
@@ -86,18 +84,14 @@ def call_named(
 
 
 def argument(b: Builder, node: fx.Node, value: Result, traced: object, *, exact: bool) -> Arg:
-    """An argument of a call. With ``exact`` a tensor is passed with the strides that ``traced``, its FX
-    node, had.
-    """
+    """An argument of a call. With ``exact`` a tensor is passed with the strides that ``traced``, its FX node, had."""
     if isinstance(value, TensorRef):
         fake = traced.meta.get("val") if isinstance(traced, fx.Node) else None
         strides = b.meta(fake).strides if exact and isinstance(fake, torch.Tensor) else None
         return b.as_view(value, strides)
     if isinstance(value, (list, tuple)):
         inner = traced if isinstance(traced, (list, tuple)) else [None] * len(value)
-        return ListArg(
-            tuple([argument(b, node, v, t, exact=exact) for v, t in zip(value, inner, strict=True)])
-        )
+        return ListArg(tuple([argument(b, node, v, t, exact=exact) for v, t in zip(value, inner, strict=True)]))
     if isinstance(value, Expr):
         return number_argument(b, value)
     if isinstance(value, fx.GraphModule):

@@ -260,9 +260,7 @@ class _Lowering:
         result = self._argument(traced)
         if isinstance(result, TensorRef):
             fake = traced.meta.get("val") if isinstance(traced, fx.Node) else None
-            return self.b.as_view(
-                result, self.b.meta(fake).strides if isinstance(fake, torch.Tensor) else None
-            )
+            return self.b.as_view(result, self.b.meta(fake).strides if isinstance(fake, torch.Tensor) else None)
         if isinstance(result, Expr):
             return extern.number_argument(self.b, result)
         return result  # type: ignore[return-value]
@@ -272,9 +270,7 @@ class _Lowering:
         assert isinstance(target, fx.Node)
         if target.op != "placeholder":
             problem = f"it writes into {target}, which is no input: the graph should have been functional"
-            raise UnsupportedOperator(
-                str(node.target), problem, where=origin_of(node), node=node.format_node()
-            )
+            raise UnsupportedOperator(str(node.target), problem, where=origin_of(node), node=node.format_node())
         self.copied[target] = node
         new, old = self._argument(source), self.env[target]
         assert isinstance(old, TensorRef)
@@ -353,9 +349,7 @@ def _computable(traced: object, args: Sequence[Result]) -> bool:
         item = stack.pop()
         if isinstance(item, (list, tuple)):
             stack.extend(item)
-        elif (isinstance(item, (torch.Tensor, TensorRef)) and item.dtype not in COMPUTED) or isinstance(
-            item, complex
-        ):
+        elif (isinstance(item, (torch.Tensor, TensorRef)) and item.dtype not in COMPUTED) or isinstance(item, complex):
             return False
     return True
 

@@ -1,5 +1,4 @@
-"""Higher-order operators: custom ops that write into arguments, effect tokens, and operators that run
-subgraphs.
+"""Higher-order operators: custom ops that write into arguments, effect tokens, and operators that run subgraphs.
 
 =====================  ===============================================================================
 auto_functionalized    a call of the op itself, which writes into new versions of its arguments
@@ -70,9 +69,7 @@ def auto_functionalized_v2(b: Builder, node: fx.Node, kwargs: Mapping[str, Resul
             raise _refused(op, node, "it writes into a list, or twice into one tensor")
         if isinstance(position, int):
             base_of[name] = position
-            base = _own_memory(
-                b, bases[position], name, {**given, "": bases[:position] + bases[position + 1 :]}
-            )
+            base = _own_memory(b, bases[position], name, {**given, "": bases[:position] + bases[position + 1 :]})
             given[name] = _window(node, kwargs, name, base)
     results, new = _call(b, node, op, given)
     changed = list(bases)
@@ -147,9 +144,7 @@ def with_effects(b: Builder, node: fx.Node, args: Sequence[Result]) -> Result:
     """``with_effects(token, op, *args)`` → a call with effects; the token itself carries nothing."""
     op = node.args[1]
     assert isinstance(op, OpOverload)
-    passed = tuple(
-        [extern.argument(b, node, a, t, exact=True) for a, t in zip(args[2:], node.args[2:], strict=True)]
-    )
+    passed = tuple([extern.argument(b, node, a, t, exact=True) for a, t in zip(args[2:], node.args[2:], strict=True)])
     traced = list(node.meta["val"])[1:]
     outs = tuple([b.value(b.meta(t)) if isinstance(t, torch.Tensor) else None for t in traced])
     b.fallbacks.append(str(op))
@@ -160,8 +155,7 @@ def with_effects(b: Builder, node: fx.Node, args: Sequence[Result]) -> Result:
 # -- regions
 # -------------------------------------------------------------------------------------------------------
 def region(b: Builder, node: fx.Node, env: Mapping[fx.Node, Result]) -> Result:
-    """A call of a whole operator with its subgraphs: ``cond``, ``while_loop``, ``scan``, ``map``, flex
-    attention.
+    """A call of a whole operator with its subgraphs: ``cond``, ``while_loop``, ``scan``, ``map``, flex attention.
 
     It is called by the name ``gyrator.region_k``; ``b.regions`` holds the graph that this name stands for.
 

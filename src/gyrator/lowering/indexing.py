@@ -35,8 +35,7 @@ def indirect(index: TensorRef, at: Sequence[Index], size: Index, *, wraps: bool 
 
 
 def advanced(indices: Sequence[TensorRef | None]) -> tuple[list[int], int, int]:
-    """Of ``x[indices]``: the dimensions indexed by tensors, where their joint dimensions begin, and how
-    many they are.
+    """Of ``x[indices]``: the dimensions indexed by tensors, where their joint dimensions begin, and how many they are.
 
     They take the place of the indexed dimensions where those are neighbours, else they come first.
     """
@@ -46,9 +45,7 @@ def advanced(indices: Sequence[TensorRef | None]) -> tuple[list[int], int, int]:
     return dims, dims[0] if neighbours else 0, width
 
 
-def indexed_coords(
-    indices: Sequence[TensorRef | None], shape: Sequence[Index], at: Sequence[Index]
-) -> Coords:
+def indexed_coords(indices: Sequence[TensorRef | None], shape: Sequence[Index], at: Sequence[Index]) -> Coords:
     """The coordinates in a tensor of ``shape`` that the element ``at`` of ``x[indices]`` reads."""
     _, start, width = advanced(indices)
     joint, others = at[start : start + width], iter((*at[:start], *at[start + width :]))
@@ -63,9 +60,7 @@ def indexed_coords(
 
 
 def is_plain(indices: Sequence[TensorRef | None]) -> bool:
-    """Whether all index tensors hold integers; masks have results of unknown size and stay with the
-    library.
-    """
+    """Whether all index tensors hold integers; masks have results of unknown size and stay with the library."""
     found = [i for i in indices if i is not None]
     return bool(found) and all(i.dtype not in (torch.bool, torch.uint8) for i in found)
 

@@ -39,12 +39,8 @@ def _cat(b: Builder, out: Meta, tensors: Sequence[TensorRef], dim: int = 0) -> A
     return b.pointwise(out, lambda at: _joined(out.dtype, parts, starts, d, at))
 
 
-def _joined(
-    dtype: torch.dtype, parts: Sequence[TensorRef], starts: Sequence[Index], dim: int, at: Coords
-) -> Expr:
-    """The element at ``at`` of parts that follow one another from ``starts[0]``: a balanced tree of
-    selections.
-    """
+def _joined(dtype: torch.dtype, parts: Sequence[TensorRef], starts: Sequence[Index], dim: int, at: Coords) -> Expr:
+    """The element at ``at`` of parts that follow one another from ``starts[0]``: a balanced tree of selections."""
     if len(parts) == 1:
         inner = (*at[:dim], at[dim] - starts[0], *at[dim + 1 :])
         return masked(between(at[dim], starts[0], starts[1]), cast(parts[0].load(inner), dtype))

@@ -163,15 +163,11 @@ def _round_decimals(b: Builder, out: Meta, x: TensorRef, *, decimals: int = 0) -
     return b.elementwise(out, (x,), body if decimals else lambda a: op("round", a))
 
 
-def _addcmul(
-    b: Builder, out: Meta, x: TensorRef, s: TensorRef, t: TensorRef, *, value: Operand = 1
-) -> TensorRef:
+def _addcmul(b: Builder, out: Meta, x: TensorRef, s: TensorRef, t: TensorRef, *, value: Operand = 1) -> TensorRef:
     return b.elementwise(out, (x, s, t), lambda p, q, r: op("add", p, op("mul", _scaled(q, value), r)))
 
 
-def _addcdiv(
-    b: Builder, out: Meta, x: TensorRef, s: TensorRef, t: TensorRef, *, value: Operand = 1
-) -> TensorRef:
+def _addcdiv(b: Builder, out: Meta, x: TensorRef, s: TensorRef, t: TensorRef, *, value: Operand = 1) -> TensorRef:
     return b.elementwise(out, (x, s, t), lambda p, q, r: op("add", p, op("div", _scaled(q, value), r)))
 
 
@@ -202,9 +198,7 @@ def _pow(b: Builder, out: Meta, x: Operand, exponent: Operand) -> TensorRef:
 
 
 def power(x: Expr, exponent: Scalar) -> Expr:
-    """``x`` to a known power: small ones by multiplication, ±½ by the square root as eager does, others by
-    ``pow``.
-    """
+    """``x`` to a known power: small ones by multiplication, ±½ by the square root as eager does, others by ``pow``."""
     if exponent == 0:
         return like(x, 1)
     if exponent in (0.5, -0.5) and x.dtype.is_floating_point:
@@ -281,10 +275,7 @@ def _where(b: Builder, out: Meta, condition: TensorRef, x: Operand, y: Operand) 
     """Selection keeps the bits, so half precision is not widened."""
     dtype = out.dtype
     return b.pointwise(
-        out,
-        lambda at: op(
-            "where", element(condition, at, torch.bool), element(x, at, dtype), element(y, at, dtype)
-        ),
+        out, lambda at: op("where", element(condition, at, torch.bool), element(x, at, dtype), element(y, at, dtype))
     )
 
 
@@ -292,9 +283,7 @@ def _masked_fill(b: Builder, out: Meta, x: TensorRef, mask: TensorRef, value: Op
     return _where(b, out, mask, value, x)
 
 
-def _clamp(
-    b: Builder, out: Meta, x: TensorRef, low: Operand | None = None, high: Operand | None = None
-) -> TensorRef:
+def _clamp(b: Builder, out: Meta, x: TensorRef, low: Operand | None = None, high: Operand | None = None) -> TensorRef:
     bounds = [("maximum", low)] * (low is not None) + [("minimum", high)] * (high is not None)
 
     def body(a: Expr, *limits: Expr) -> Expr:
@@ -351,9 +340,7 @@ def _fill(b: Builder, out: Meta, x: TensorRef, value: Operand) -> TensorRef:
 
 # -- activations that decompositions may leave -------------------------------------------------------------
 def _threshold_backward(b: Builder, out: Meta, grad: TensorRef, x: TensorRef, threshold: Scalar) -> TensorRef:
-    return b.elementwise(
-        out, (grad, x), lambda g, a: op("where", op("le", a, like(a, threshold)), like(g, 0), g)
-    )
+    return b.elementwise(out, (grad, x), lambda g, a: op("where", op("le", a, like(a, threshold)), like(g, 0), g))
 
 
 def _bitwise(name: str) -> Mapping[OpOverload, Lowering]:
@@ -439,6 +426,5 @@ LOWERINGS: Mapping[OpOverload, Lowering] = {
     prims.where.default: _where,
     **{getattr(prims, name).default: _elementwise(row) for name, row in _PRIMS.items()},
 }  # fmt: skip
-"""Pointwise lowerings by overload. ATen ops with a fake kernel that promotes integers to floats need
-nothing more: the
+"""Pointwise lowerings by overload. ATen ops with a fake kernel that promotes integers to floats need nothing more: the
 result's dtype says it."""

@@ -1,10 +1,8 @@
 """Pooling: reductions over windows, forward and backward.
 
-A window reads ``x`` at ``stride·o − padding + dilation·r``; outside the input a maximum sees the smallest
-number and an
-average sees 0. Backward passes ask the other way round, for each input element which windows held it, so
-that nothing
-is scattered: with kernel ``k`` and stride ``s`` these are ``⌈k/s⌉`` windows at most, from ``⌊(p +
+A window reads ``x`` at ``stride·o − padding + dilation·r``; outside the input a maximum sees the smallest number and
+an average sees 0. Backward passes ask the other way round, for each input element which windows held it, so that
+nothing is scattered: with kernel ``k`` and stride ``s`` these are ``⌈k/s⌉`` windows at most, from ``⌊(p +
 padding)/s⌋`` downwards.
 """
 
@@ -18,17 +16,7 @@ import torch
 from torch._ops import OpOverload
 
 from gyrator.ir.expr import Expr, IndexValue
-from gyrator.ir.index import (
-    ONE,
-    ZERO,
-    Index,
-    as_index,
-    contiguous_strides,
-    dot,
-    maximum,
-    minimum,
-    product,
-)
+from gyrator.ir.index import ONE, ZERO, Index, as_index, contiguous_strides, dot, maximum, minimum, product
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Reduce
 from gyrator.lowering.builder import Builder, Meta
@@ -246,9 +234,7 @@ def _avg_pool_backward(rank: int) -> Callable[..., Any]:
             held = [c for i, o, k, s, p in rows for c in between(i + p - o * s, ZERO, as_index(k))]
             given = cast(grad.load((*at[:-rank], *holder)), wide)
             count = _divisor(win, holder, shape, count_include_pad, divisor_override)
-            return masked(
-                [*_inside(holder, grad.shape[-rank:]), *held], _quotient(given, count)
-            )
+            return masked([*_inside(holder, grad.shape[-rank:]), *held], _quotient(given, count))
 
         return _sum(b, out, win.holders(), body, "wide")
 
@@ -258,9 +244,7 @@ def _avg_pool_backward(rank: int) -> Callable[..., Any]:
 # -- windows that divide the input evenly
 # ----------------------------------------------------------------------
 def _bounds(at: Index, parts: Index, size: Index) -> tuple[Index, Index]:
-    """Part ``at`` of ``size`` cut into ``parts``, neighbours overlapping where it does not divide: [start,
-    end).
-    """
+    """Part ``at`` of ``size`` cut into ``parts``, neighbours overlapping where it does not divide: [start, end)."""
     return (at * size) // parts, -((-(at + 1) * size) // parts)
 
 

@@ -1,9 +1,7 @@
-"""Random tensors: counter-based numbers, element ``k`` of a draw being a function of the draw's seed and
-``k``.
+"""Random tensors: counter-based numbers, element ``k`` of a draw being a function of the draw's seed and ``k``.
 
 All seeds of a graph come from one call at its first draw, ``gyrator.seeds.default(n, device) → int64[n]``:
-a run draws
-from torch's generator once, and draws at different places of a program have equal text.
+a run draws from torch's generator once, and draws at different places of a program have equal text.
 """
 
 from __future__ import annotations
@@ -64,24 +62,18 @@ def _randint_like(b: Builder, out: Meta, x: TensorRef, high: Operand, **_: Any) 
     return _randint(b, out, high)
 
 
-def _randint_like_low(
-    b: Builder, out: Meta, x: TensorRef, low: Operand, high: Operand, **_: Any
-) -> TensorRef:
+def _randint_like_low(b: Builder, out: Meta, x: TensorRef, low: Operand, high: Operand, **_: Any) -> TensorRef:
     return _randint_low(b, out, low, high)
 
 
-def _uniform(
-    b: Builder, out: Meta, x: TensorRef, low: float = 0.0, high: float = 1.0, generator: object = None
-) -> Any:
+def _uniform(b: Builder, out: Meta, x: TensorRef, low: float = 0.0, high: float = 1.0, generator: object = None) -> Any:
     """``rand·(high − low) + low``."""
     if generator is not None:
         return NotImplemented
     return b.pointwise(out, _affine(draw(b, out, "rand", compute_dtype(out.dtype)), high - low, low))
 
 
-def _normal(
-    b: Builder, out: Meta, x: TensorRef, mean: float = 0.0, std: float = 1.0, generator: object = None
-) -> Any:
+def _normal(b: Builder, out: Meta, x: TensorRef, mean: float = 0.0, std: float = 1.0, generator: object = None) -> Any:
     """``randn·std + mean``."""
     if generator is not None:
         return NotImplemented
@@ -98,9 +90,7 @@ def _affine(drawn: Callable[[Coords], Expr], scale: float, shift: float) -> Call
 
 # -- draws whose seeds the graph passes ----------------------------------------------------------------------
 def _seeded(kind: str) -> Callable[..., TensorRef]:
-    def lowering(
-        b: Builder, out: Meta, size: object, seeds: TensorRef, slot: IndexLike, *_: Any
-    ) -> TensorRef:
+    def lowering(b: Builder, out: Meta, size: object, seeds: TensorRef, slot: IndexLike, *_: Any) -> TensorRef:
         return b.pointwise(out, _numbered(out, kind, seeds.load((as_index(slot),)), out.dtype))
 
     return lowering
@@ -120,7 +110,4 @@ LOWERINGS: Mapping[OpOverload, Callable[..., Any]] = {
 }
 """Those that take seeds of this program."""
 
-SEEDED: Mapping[OpOverload, Callable[..., Any]] = {
-    ops.rand: _seeded("rand"),
-    ops.randn: _seeded("randn"),
-}
+SEEDED: Mapping[OpOverload, Callable[..., Any]] = {ops.rand: _seeded("rand"), ops.randn: _seeded("randn")}

@@ -32,9 +32,7 @@ def reduced_dims(dims: Dims, rank: int) -> frozenset[int]:
     """The dimensions to reduce; none named means all."""
     if dims is None or (not isinstance(dims, int) and not dims):
         return frozenset(range(rank))
-    return frozenset(dimension(d, rank) for d in ([dims] if isinstance(dims, int) else dims)) & frozenset(
-        range(rank)
-    )
+    return frozenset(dimension(d, rank) for d in ([dims] if isinstance(dims, int) else dims)) & frozenset(range(rank))
 
 
 def reduce_several(
@@ -60,9 +58,7 @@ def reduce_several(
     at = tuple([next(inner) if k in dims else next(outer) for k in range(len(shape))])
     body = bodies(at)
     dtypes = [d or body[min(k, len(body) - 1)].dtype for k, d in enumerate(REDUCTIONS[kind].results)]
-    values = [
-        b.value(out.with_dtype(d), suffix) if use else None for d, use in zip(dtypes, wanted, strict=True)
-    ]
+    values = [b.value(out.with_dtype(d), suffix) if use else None for d, use in zip(dtypes, wanted, strict=True)]
     b.nest(values, axes, Reduce(kind, tuple(reduced) or (Axis("r0", ONE),), body))
     return [None if v is None else whole(v) for v in values]
 
@@ -82,9 +78,7 @@ def reduce(
     return result
 
 
-def reduce_one(
-    b: Builder, out: Meta, x: TensorRef, dims: frozenset[int], kind: str, dtype: torch.dtype
-) -> TensorRef:
+def reduce_one(b: Builder, out: Meta, x: TensorRef, dims: frozenset[int], kind: str, dtype: torch.dtype) -> TensorRef:
     """A reduction of one tensor read as ``dtype``, cast to ``out``."""
     suffix = "" if dtype == out.dtype else kind
     result = reduce(b, out, x.shape, dims, kind, lambda at: cast(x.load(at), dtype), suffix)
@@ -97,22 +91,16 @@ def count(shape: Sequence[Index], dims: frozenset[int]) -> Index:
 
 
 # -- sums --------------------------------------------------------------------------------------------------
-def _sum(
-    b: Builder, out: Meta, x: TensorRef, dims: Dims = None, keepdim: bool = False, **_: Any
-) -> TensorRef:
+def _sum(b: Builder, out: Meta, x: TensorRef, dims: Dims = None, keepdim: bool = False, **_: Any) -> TensorRef:
     return reduce_one(b, out, x, reduced_dims(dims, x.rank), "sum", compute_dtype(out.dtype))
 
 
-def _prod(
-    b: Builder, out: Meta, x: TensorRef, dim: Dims = None, keepdim: bool = False, **_: Any
-) -> TensorRef:
+def _prod(b: Builder, out: Meta, x: TensorRef, dim: Dims = None, keepdim: bool = False, **_: Any) -> TensorRef:
     kind = "all" if out.dtype == torch.bool else "prod"
     return reduce_one(b, out, x, reduced_dims(dim, x.rank), kind, compute_dtype(out.dtype))
 
 
-def _mean(
-    b: Builder, out: Meta, x: TensorRef, dims: Dims = None, keepdim: bool = False, **_: Any
-) -> TensorRef:
+def _mean(b: Builder, out: Meta, x: TensorRef, dims: Dims = None, keepdim: bool = False, **_: Any) -> TensorRef:
     over, wide = reduced_dims(dims, x.rank), compute_dtype(out.dtype)
     total = reduce(b, out, x.shape, over, "sum", lambda at: cast(x.load(at), wide), "sum")
     return b.elementwise(out, (total, count(x.shape, over)), lambda t, n: op("div", t, n))
@@ -171,10 +159,7 @@ def _mean_of(b: Builder, out: Meta, mean: TensorRef, n: Index) -> TensorRef:
     """Welford's mean as ``out``; that of no elements is NaN."""
     if not is_nonnegative(n - 1):
         return b.elementwise(
-            out,
-            (mean, n),
-            lambda m, k: op("where", op("eq", k, like(k, 0)), like(m, math.nan), m),
-            suffix="mean",
+            out, (mean, n), lambda m, k: op("where", op("eq", k, like(k, 0)), like(m, math.nan), m), suffix="mean"
         )
     return mean if mean.dtype == out.dtype else b.copy(mean, out, "mean")
 
@@ -198,9 +183,7 @@ def _any_all(kind: str) -> Callable[..., TensorRef]:
 
 
 def _arg_extreme(kind: str) -> Callable[..., TensorRef]:
-    def lowering(
-        b: Builder, out: Meta, x: TensorRef, dim: int | None = None, keepdim: bool = False
-    ) -> TensorRef:
+    def lowering(b: Builder, out: Meta, x: TensorRef, dim: int | None = None, keepdim: bool = False) -> TensorRef:
         results = arg_reduce(b, out, x, reduced_dims(dim, x.rank), kind, (False, True))
         assert results[1] is not None
         return results[1]
@@ -209,9 +192,7 @@ def _arg_extreme(kind: str) -> Callable[..., TensorRef]:
 
 
 def _extreme_with_index(kind: str) -> Callable[..., list[TensorRef]]:
-    def lowering(
-        b: Builder, out: tuple[Meta, Meta], x: TensorRef, dim: int, keepdim: bool = False
-    ) -> list[TensorRef]:
+    def lowering(b: Builder, out: tuple[Meta, Meta], x: TensorRef, dim: int, keepdim: bool = False) -> list[TensorRef]:
         best, index = arg_reduce(b, out[0], x, reduced_dims(dim, x.rank), kind, (True, True))
         assert best is not None and index is not None
         return [best if best.dtype == out[0].dtype else b.copy(best, out[0]), index]
@@ -261,9 +242,7 @@ def _softmax_backward(
     b: Builder, out: Meta, grad: TensorRef, y: TensorRef, dim: int, input_dtype: torch.dtype
 ) -> TensorRef:
     """``y·(g − Σ g·y)``."""
-    total = _row_sum(
-        b, out, y, dim, lambda at, wide: op("mul", cast(grad.load(at), wide), cast(y.load(at), wide))
-    )
+    total = _row_sum(b, out, y, dim, lambda at, wide: op("mul", cast(grad.load(at), wide), cast(y.load(at), wide)))
     return b.elementwise(out, (grad, y, total), lambda g, p, t: op("mul", p, op("sub", g, t)))
 
 
@@ -275,9 +254,7 @@ def _log_softmax_backward(
     return b.elementwise(out, (grad, y, total), lambda g, p, t: op("sub", g, op("mul", op("exp", p), t)))
 
 
-def _row_sum(
-    b: Builder, out: Meta, y: TensorRef, dim: int, body: Callable[[Coords, torch.dtype], Expr]
-) -> TensorRef:
+def _row_sum(b: Builder, out: Meta, y: TensorRef, dim: int, body: Callable[[Coords, torch.dtype], Expr]) -> TensorRef:
     wide = compute_dtype(out.dtype)
     over = reduced_dims(dim, y.rank)
     kept = out.with_shape(tuple([ONE if k in over else s for k, s in enumerate(y.shape)])).with_dtype(wide)

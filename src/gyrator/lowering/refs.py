@@ -1,9 +1,7 @@
 """Lazily viewed tensors: what lowering passes from op to op.
 
-A view (``transpose``, ``view``, ``expand``, ``x[1:]``) is no node of the program. It composes the index map
-from the
-viewed tensor's axes to the value's coordinates: ``x.t()[2:]`` of an ``x[M, N]`` has coordinates ``(d1, d0 +
-2)``.
+A view (``transpose``, ``view``, ``expand``, ``x[1:]``) is no node of the program. It composes the index map from the
+viewed tensor's axes to the value's coordinates: ``x.t()[2:]`` of an ``x[M, N]`` has coordinates ``(d1, d0 + 2)``.
 """
 
 from __future__ import annotations
@@ -47,9 +45,7 @@ class TensorRef:
     def is_whole(self) -> bool:
         """True if this is the value itself: same shape, same order, same dtype."""
         value = self.value
-        return (
-            self.dtype == value.dtype and self.shape == value.shape and self.coords == view_coords(self.shape)
-        )
+        return self.dtype == value.dtype and self.shape == value.shape and self.coords == view_coords(self.shape)
 
     def at(self, where: Coords) -> Coords:
         """The value's coordinates of the view's element ``where``."""
@@ -60,9 +56,7 @@ class TensorRef:
         return TensorRef(self.value, shape, self.at(inner), self.dtype)
 
     def load(self, where: Coords) -> Expr:
-        """The element at ``where``, broadcast as torch does: missing leading dimensions, and those of size
-        1.
-        """
+        """The element at ``where``, broadcast as torch does: missing leading dimensions, and those of size 1."""
         skip = len(where) - len(self.shape)
         loaded = Load(self.value, self.at(where[skip:] if skip else where))
         return loaded if self.dtype == self.value.dtype else Op("bitcast", (loaded,), self.dtype)

@@ -19,18 +19,7 @@ import torch
 from torch._ops import OpOverload
 
 from gyrator.ir.expr import Checked, Expr, IndexValue
-from gyrator.ir.index import (
-    ONE,
-    ZERO,
-    Axis,
-    Index,
-    IndexLike,
-    Indirect,
-    as_index,
-    is_nonnegative,
-    maximum,
-    minimum,
-)
+from gyrator.ir.index import ONE, ZERO, Axis, Index, IndexLike, Indirect, as_index, is_nonnegative, maximum, minimum
 from gyrator.ir.program import Reduce
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.joins import masked
@@ -122,9 +111,10 @@ class Resize:
                 return self.new, lambda i: ZERO
             old, new = self.old - 1, self.new - 1
             return _ratio_up(new * (2 * reach), old) + 3, lambda i: ((i - reach) * new) // old - 1
-        start: Callable[[Index], Index] = lambda i: (  # noqa: E731
-            (i * 2 - (2 * reach - 1)) * self.new - self.old
-        ) // (self.old * 2) - 1
+
+        def start(i: Index) -> Index:
+            return ((i * 2 - (2 * reach - 1)) * self.new - self.old) // (self.old * 2) - 1
+
         return _ratio_up(self.new * (2 * reach), self.old) + 4, start
 
 

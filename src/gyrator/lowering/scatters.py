@@ -1,9 +1,8 @@
 """Writes at run-time indices, and updates of a part of a tensor.
 
-Each makes a new version of the tensor it writes into: ``index_add(x, 0, idx, src)`` is
-``scatter add into x at (<checked(idx[i0], N)>, i1) of src[i0, i1]``. Where the place is no run-time value
-(select_scatter,
-slice_scatter) the result is a selection instead, which fuses like any pointwise op.
+Each makes a new version of the tensor it writes into: ``index_add(x, 0, idx, src)`` is ``scatter add into x at
+(<checked(idx[i0], N)>, i1) of src[i0, i1]``. Where the place is no run-time value (select_scatter, slice_scatter) the
+result is a selection instead, which fuses like any pointwise op.
 """
 
 from __future__ import annotations
@@ -36,18 +35,7 @@ from gyrator.lowering.indexing import indexed_coords, indirect, is_plain
 from gyrator.lowering.joins import masked
 from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, whole
 from gyrator.lowering.scans import scan
-from gyrator.lowering.typed import (
-    Operand,
-    between,
-    both,
-    cast,
-    compute_dtype,
-    constant,
-    element,
-    like,
-    number,
-    op,
-)
+from gyrator.lowering.typed import Operand, between, both, cast, compute_dtype, constant, element, like, number, op
 from gyrator.lowering.views import dimension, expanded, reshape, slice_start, split_position, wrap
 
 aten = torch.ops.aten
@@ -105,12 +93,7 @@ def _index_put(
 
 
 def _masked_put(
-    b: Builder,
-    out: Meta,
-    x: TensorRef,
-    indices: Sequence[TensorRef | None],
-    values: TensorRef,
-    accumulate: bool,
+    b: Builder, out: Meta, x: TensorRef, indices: Sequence[TensorRef | None], values: TensorRef, accumulate: bool
 ) -> Any:
     """``x[mask] = number`` → ``where(mask, number, x)``; other masked writes stay with the library."""
     mask = indices[0] if indices and all(i is None for i in indices[1:]) else None
@@ -295,9 +278,7 @@ def _masked_scatter(b: Builder, out: Meta, x: TensorRef, mask: TensorRef, source
     return b.pointwise(out, body)
 
 
-def _put(
-    b: Builder, out: Meta, x: TensorRef, index: TensorRef, source: TensorRef, accumulate: bool = False
-) -> Any:
+def _put(b: Builder, out: Meta, x: TensorRef, index: TensorRef, source: TensorRef, accumulate: bool = False) -> Any:
     """``x.flatten()[index] = source``."""
     if ZERO in x.shape or (accumulate and out.dtype == torch.bool):
         return NotImplemented
@@ -311,9 +292,7 @@ def _put(
 
 
 # -- at known places ---------------------------------------------------------------------------------------
-def _select_scatter(
-    b: Builder, out: Meta, x: TensorRef, source: TensorRef, dim: int, index: IndexLike
-) -> Any:
+def _select_scatter(b: Builder, out: Meta, x: TensorRef, source: TensorRef, dim: int, index: IndexLike) -> Any:
     d = dimension(dim, x.rank)
     chosen = wrap(as_index(index), x.shape[d])
 
@@ -356,10 +335,7 @@ def _diagonal_scatter(
     def body(at: Coords) -> Expr:
         k = at[first] - below
         others = [i for n, i in enumerate(at) if n not in (first, second)]
-        conditions = [
-            op("eq", IndexValue(k), IndexValue(at[second] - right)),
-            *between(k, ZERO, source.shape[-1]),
-        ]
+        conditions = [op("eq", IndexValue(k), IndexValue(at[second] - right)), *between(k, ZERO, source.shape[-1])]
         new = masked(conditions, element(source, (*others, k), out.dtype))
         return op("where", both(conditions), new, x.load(at))
 

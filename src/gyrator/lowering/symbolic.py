@@ -1,5 +1,4 @@
-"""Python numbers that a graph computes from sizes and items: what is not an integer becomes a scalar
-expression.
+"""Python numbers that a graph computes from sizes and items: what is not an integer becomes a scalar expression.
 
 Symbolic integers are indices through their traced meaning (``b.symbols``), so only floats and bools need
 the op itself:

@@ -1,7 +1,6 @@
 """Typed scalar expressions: constants, casts and torch's dtype promotion.
 
-Half precision is computed in float32: an op casts its arguments up, computes, and casts its result down,
-one rounding
+Half precision is computed in float32: an op casts its arguments up, computes, and casts its result down, one rounding
 per ATen op as in eager's own kernels.
 """
 
@@ -78,8 +77,8 @@ def number_dtype(number: Expr | Index | Scalar) -> torch.dtype:
 
 # -- constants and casts -----------------------------------------------------------------------------------
 def constant(value: Scalar, dtype: torch.dtype) -> Const:
-    """A literal of ``dtype``, converted as torch converts a Python number: integers wrap, large floats
-    become infinite.
+    """A literal of ``dtype``, converted as torch converts a Python number: integers wrap, large floats become
+    infinite.
     """
     if dtype == torch.bool:
         return Const(bool(value), dtype)

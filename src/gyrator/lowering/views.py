@@ -219,9 +219,7 @@ def _unfold(b: Builder, out: Meta, x: TensorRef, dim: int, size: IndexLike, step
     return x.view(out.shape, tuple(at))
 
 
-def _diagonal(
-    b: Builder, out: Meta, x: TensorRef, offset: int = 0, dim1: int = 0, dim2: int = 1
-) -> TensorRef:
+def _diagonal(b: Builder, out: Meta, x: TensorRef, offset: int = 0, dim1: int = 0, dim2: int = 1) -> TensorRef:
     first, second = dimension(dim1, x.rank), dimension(dim2, x.rank)
     *others, inner = view_coords(out.shape)
     rest = iter(others)
@@ -230,16 +228,9 @@ def _diagonal(
 
 
 def _as_strided(
-    b: Builder,
-    out: Meta,
-    x: TensorRef,
-    size: object,
-    stride: Sequence[IndexLike],
-    offset: IndexLike | None = None,
+    b: Builder, out: Meta, x: TensorRef, size: object, stride: Sequence[IndexLike], offset: IndexLike | None = None
 ) -> Any:
-    """A window on the memory of the value that ``x`` views. It is an index map where that value fills its
-    memory.
-    """
+    """A window on the memory of the value that ``x`` views. It is an index map where that value fills its memory."""
     value = x.value
     start = as_index(offset) - b.storage_offset(value) if offset is not None else _position(x)
     if x.dtype != value.dtype or start is None:
@@ -259,9 +250,7 @@ def _position(ref: TensorRef) -> Index | None:
 
 
 def _dense_order(shape: Sequence[Index], strides: Sequence[Index]) -> list[int] | None:
-    """The dimensions with more than one element, outermost first, if they fill memory without gaps; else
-    None.
-    """
+    """The dimensions with more than one element, outermost first, if they fill memory without gaps; else None."""
     left = [k for k, extent in enumerate(shape) if extent is not ONE]
     order: list[int] = []
     step = ONE

@@ -202,9 +202,7 @@ class _Walk:
         read = tuple(min(n, most) for n, most in zip(self.read, whole, strict=True))
         written = tuple(min(n, most) for n, most in zip(self.written, whole, strict=True))
         kept = list(self.kept.values()) or [1]
-        elements = sum(
-            n // param.value.dtype.itemsize for n, param in zip(written, self.kernel.params, strict=True)
-        )
+        elements = sum(n // param.value.dtype.itemsize for n, param in zip(written, self.kernel.params, strict=True))
         inner = [len(list(_loops_in(loop))) for loop in self.kernel.body if isinstance(loop, Loop)]
         return KernelFacts(
             kind=self.kind(),

@@ -20,8 +20,7 @@ Row: TypeAlias = "Mapping[str, Cell]"
 def add_rows(config: Config, name: str, rows: Callable[[], Iterable[Row]]) -> None:
     """Append rows to a table if it is on; otherwise `rows` is not even called.
 
-    A float has 6 decimals and None is empty. Several processes may append to one file; the first writes the
-    header.
+    A float has 6 decimals and None is empty. Several processes may append to one file; the first writes the header.
 
     Raises:
         KeyError: no table has that name. InternalCheckError: a row has other columns than its table.

@@ -66,8 +66,7 @@ def describe(
         outputs=tuple(_output_names(plan.outputs)),
         inputs_bytes=sum(value_bytes(v, hints) for v in [*given, *(c.value for c in plan.constants)]),
         kernels=tuple(
-            _kernel(kernel, facts[kernel.name], printed[kernel.name], launches[kernel.name])
-            for kernel in plan.kernels
+            _kernel(kernel, facts[kernel.name], printed[kernel.name], launches[kernel.name]) for kernel in plan.kernels
         ),
         steps=steps,
         nests={name: _nest(nest, hints) for name, nest in nests.items()},

@@ -24,19 +24,7 @@ from gyrator.report.describe import places_of
 from gyrator.report.diagram import diagram
 from gyrator.report.record import GraphRecord
 from gyrator.runtime.load import WRAPPER
-from gyrator.schedule.plan import (
-    Allocate,
-    Call,
-    Copy,
-    Free,
-    Fresh,
-    InPlace,
-    Launch,
-    Plan,
-    Reuse,
-    SliceOf,
-    Step,
-)
+from gyrator.schedule.plan import Allocate, Call, Copy, Free, Fresh, InPlace, Launch, Plan, Reuse, SliceOf, Step
 from gyrator.schedule.stage import Scheduled
 from gyrator.session import DumpWriter
 from gyrator.torch_compat import qualified_name
@@ -62,9 +50,7 @@ def dump_partition(dump: DumpWriter, joint: JointGraph, partition: Partition) ->
         dump_graph(dump, "joint", fx.GraphModule({}, joint.graph), values)
     else:  # its bodies are written with the halves
         dump.write("joint", str(joint.graph))
-    lines = [
-        f"# saved: {partition.saved_bytes} bytes; all that backward reads: {partition.default_bytes} bytes"
-    ]
+    lines = [f"# saved: {partition.saved_bytes} bytes; all that backward reads: {partition.default_bytes} bytes"]
     for node, reason in partition.reasons.items():
         lines.append(f"{node.name}: {reason}   # {origin_of(node)}")
     dump.write("partition", "\n".join(lines))
@@ -168,11 +154,7 @@ def _input_text(value: object) -> str:
     if isinstance(value, torch.Tensor):
         shape, strides = ([_number(n) for n in sizes] for sizes in (value.shape, value.stride()))
         return f"random_tensor({tuple(shape)}, {tuple(strides)}, {value.dtype})"
-    return (
-        str(_number(value))
-        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
-        else repr(value)
-    )
+    return str(_number(value)) if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else repr(value)
 
 
 def _number(size: int | torch.SymInt | torch.SymFloat | torch.SymBool) -> int | float | bool:

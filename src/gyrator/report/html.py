@@ -31,9 +31,7 @@ def page(report: ReportData) -> str:
     Raises: ToolchainMissing without the package plotly.
     """
     plotly = require("plotly", "offline")
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"size": _size, "us": lambda s: "" if s is None else f"{s * 1e6:.1f}"}
     graphs = [_graph(report, number, graph) for number, graph in enumerate(report.graphs())]
     plots = {"time": _compile_time(report), "roofline": _roofline(report)}
@@ -53,9 +51,7 @@ def _graph(report: ReportData, number: int, graph: GraphReport) -> Mapping[str, 
             "anchor": f"g{number}-{kernel.name}",
             "kernel": kernel,
             "seconds": seconds.get(kernel.name),
-            "roof": roofline(kernel, seconds[kernel.name], peaks)
-            if kernel.name in seconds and peaks
-            else None,
+            "roof": roofline(kernel, seconds[kernel.name], peaks) if kernel.name in seconds and peaks else None,
             "lines": list(_user_lines(kernel.places)),
         }
         for kernel in graph.record.kernels
@@ -122,9 +118,7 @@ def _roofline(report: ReportData) -> Plot:
     if report.peaks is not None:
         reach = [0.01, report.peaks.operations / report.peaks.bytes, 1000.0]
         roof = [min(x * report.peaks.bytes, report.peaks.operations) / 1e9 for x in reach]
-        traces.append(
-            {"type": "scatter", "mode": "lines", "name": "the machine's roof", "x": reach, "y": roof}
-        )
+        traces.append({"type": "scatter", "mode": "lines", "name": "the machine's roof", "x": reach, "y": roof})
     axes = {
         "xaxis": {"type": "log", "title": {"text": "operations a byte"}},
         "yaxis": {"type": "log", "title": {"text": "Gop/s"}},

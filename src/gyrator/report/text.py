@@ -52,8 +52,7 @@ def _program(console: Console, program: ProgramReport) -> None:
             f"{_bytes(record.default_bytes)}), {len(record.kept) - saved} recomputed"
         )
         rows = [
-            ("saved" if k.saved else "recomputed", k.value, _bytes(k.bytes), k.reason, k.place)
-            for k in record.kept
+            ("saved" if k.saved else "recomputed", k.value, _bytes(k.bytes), k.reason, k.place) for k in record.kept
         ]
         _table(console, "", ("", "value", "size", "why", "place"), rows)
 
@@ -94,9 +93,7 @@ def _graph(console: Console, graph: GraphReport, report: ReportData) -> None:
 
 
 def _compile_time(console: Console, report: ReportData) -> None:
-    rows = [
-        (f"{'  ' * stage.depth}{stage.name}", f"{stage.seconds * 1e3:.1f}") for _, stage in report.stages()
-    ]
+    rows = [(f"{'  ' * stage.depth}{stage.name}", f"{stage.seconds * 1e3:.1f}") for _, stage in report.stages()]
     title = f"compile time, {report.accounted():.0%} of it in stages"
     _table(console, title, ("stage", "ms"), rows, most=200)
     builds = sorted((b for g in report.graphs() for b in g.builds), key=lambda b: -b.seconds)
@@ -104,9 +101,7 @@ def _compile_time(console: Console, report: ReportData) -> None:
     _table(console, "compiler runs", ("kernels", "ms"), runs)
 
 
-def _table(
-    console: Console, title: str, head: Sequence[str], rows: Iterable[Sequence[str]], most: int = ROWS
-) -> None:
+def _table(console: Console, title: str, head: Sequence[str], rows: Iterable[Sequence[str]], most: int = ROWS) -> None:
     rows = list(rows)
     if not rows:
         return

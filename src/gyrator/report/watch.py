@@ -127,11 +127,7 @@ def add_graph_rows(session: Session, record: GraphRecord, folder: Path) -> None:
 def _graph_stats(name: str, record: GraphRecord) -> Iterable[Row]:
     calls = sum(step.kind == "extern" for step in record.steps)
     before, after = (record.counters.get(f"NESTS_{when}_FUSION", 0) for when in ("BEFORE", "AFTER"))
-    yield {
-        "graph_id": name,
-        "num_nodes_before_fusion": before + calls,
-        "num_nodes_after_fusion": after + calls,
-    }
+    yield {"graph_id": name, "num_nodes_before_fusion": before + calls, "num_nodes_after_fusion": after + calls}
 
 
 def _kernel_metadata(record: GraphRecord, folder: Path) -> Iterable[Row]:

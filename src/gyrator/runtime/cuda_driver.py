@@ -66,18 +66,14 @@ class CudaDriver:
         Raises: LaunchFailed if the driver refuses it.
         """
         module, handle = ctypes.c_void_p(), ctypes.c_void_p()
-        self.check(
-            self._in_context(lambda: self._library.cuModuleLoadData(ctypes.byref(module), binary)), name
-        )
+        self.check(self._in_context(lambda: self._library.cuModuleLoadData(ctypes.byref(module), binary)), name)
         found = self._library.cuModuleGetFunction(ctypes.byref(handle), module, name.encode())
         self.check(found, name)
         if shared > _PLAIN_SHARED:
             self.check(self._library.cuFuncSetAttribute(handle, _DYNAMIC_SHARED, ctypes.c_int(shared)), name)
         self._modules.append(module)
         assert handle.value is not None
-        return DeviceKernel(
-            handle.value, self._attribute(handle, _REGISTERS), self._attribute(handle, _LOCAL_BYTES)
-        )
+        return DeviceKernel(handle.value, self._attribute(handle, _REGISTERS), self._attribute(handle, _LOCAL_BYTES))
 
     def _attribute(self, handle: ctypes.c_void_p, which: int) -> int:
         value = ctypes.c_int()
@@ -87,9 +83,7 @@ class CudaDriver:
     def copy(self, into: int, source: int, nbytes: int, stream: int) -> None:
         """Copy device memory, in the order of a stream."""
         pointers = (ctypes.c_void_p(into), ctypes.c_void_p(source))
-        status = self._library.cuMemcpyDtoDAsync_v2(
-            *pointers, ctypes.c_size_t(nbytes), ctypes.c_void_p(stream)
-        )
+        status = self._library.cuMemcpyDtoDAsync_v2(*pointers, ctypes.c_size_t(nbytes), ctypes.c_void_p(stream))
         self.check(status, "a copy")
 
     def check(self, status: int, what: str) -> None:

@@ -58,9 +58,7 @@ def key_of(
 ) -> Key | None:
     """The graph's key, or None if it has none: then it is compiled anew each time."""
     try:
-        return graph_key(
-            graph, session.config, shape_env=shape_env, updates=updates, shown=shown, target=target
-        )
+        return graph_key(graph, session.config, shape_env=shape_env, updates=updates, shown=shown, target=target)
     except Uncacheable:
         return None
 

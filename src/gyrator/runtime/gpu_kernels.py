@@ -58,8 +58,7 @@ def describe(
         found, place = binaries[kernel.name], places.get(kernel.name)
         sure = relied[kernel.name] & known[kernel.name]
         variants = [
-            {**b.notes, "file": binary_file(b.key), "blocks": dict(kernel.configs[k].blocks)}
-            for k, b in found.items()
+            {**b.notes, "file": binary_file(b.key), "blocks": dict(kernel.configs[k].blocks)} for k, b in found.items()
         ]
         files |= {binary_file(b.key): b.file for b in found.values()}
         described[kernel.name] = {
@@ -172,9 +171,7 @@ class GpuKernels:
         variant = {**built.notes, "file": str(built.file), "blocks": request["constants"]}
         return self._loaded(name, about, variant, programs)
 
-    def _loaded(
-        self, name: str, about: Mapping[str, Any], variant: Mapping[str, Any], programs: Sized
-    ) -> Launch:
+    def _loaded(self, name: str, about: Mapping[str, Any], variant: Mapping[str, Any], programs: Sized) -> Launch:
         driver, path = self.driver(), self.folder / variant["file"]
         try:
             binary = path.read_bytes()
@@ -194,9 +191,7 @@ class GpuKernels:
         )
 
     def _on_assert(self) -> NoReturn:
-        """Raises: IndexOutOfRange for a check on the GPU that failed; it names the place if only one can be
-        meant.
-        """
+        """Raises: IndexOutOfRange for a check on the GPU that failed; it names the place if only one can be meant."""
         places = [Origin(*about["place"]) for about in self._described.values() if about["place"]]
         where = self.moved.get(places[0], places[0]) if len(places) == 1 else None
         raise IndexOutOfRange(None, None, None, where=where)

@@ -155,11 +155,8 @@ class Runtime:
     def _gpu_kernels(self) -> GpuKernels:
         return self.gpu or GpuKernels(self.folder, moved=self.moved)
 
-    def constant(
-        self, key: str, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype
-    ) -> torch.Tensor:
-        """A tensor of the compiled graph: as given, or read from its file, which holds its elements row by
-        row.
+    def constant(self, key: str, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor of the compiled graph: as given, or read from its file, which holds its elements row by row.
 
         Raises: CacheCorrupt if the file is missing or of another size.
         """

@@ -66,9 +66,7 @@ class Pool:
         self._lock = threading.RLock()  # a finalizer may call compiled code in the middle of a take
         self._available = available or available_memory
 
-    def take(
-        self, nbytes: int, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype
-    ) -> torch.Tensor:
+    def take(self, nbytes: int, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor of undefined contents that needs `nbytes` bytes, on memory that nobody else holds."""
         with self._lock:
             for block in self._candidates(nbytes):
@@ -85,8 +83,8 @@ class Pool:
             return reinterpret(block.base(dtype), shape, strides, 0)
 
     def trim(self, enough: int | None = None) -> int:
-        """Give idle blocks back to the system, the largest first, until `enough` bytes (None: all). Returns
-        how many.
+        """Give idle blocks back to the system, the largest first, until `enough` bytes (None: all). Returns how
+        many.
         """
         freed = 0
         with self._lock:
@@ -139,9 +137,7 @@ class Pool:
 
 
 def available_memory() -> int:
-    """Bytes that processes can still take without swapping, as the kernel estimates; a large number if
-    unknown.
-    """
+    """Bytes that processes can still take without swapping, as the kernel estimates; a large number if unknown."""
     try:
         with open("/proc/meminfo") as lines:
             for line in lines:

@@ -31,9 +31,7 @@ def step_times(folder: Path, seconds: float = 0.2) -> tuple[float, ...]:
     """Median seconds of each launch and call of a compiled graph on random inputs, in their order."""
     program, calls = program_of(folder), list[list[float]]()
     with outside_tracing(), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        call: BoxedCall = program["bind"](
-            Runtime(folder, Pool(), note=lambda _, took: calls[-1].append(took))
-        )
+        call: BoxedCall = program["bind"](Runtime(folder, Pool(), note=lambda _, took: calls[-1].append(took)))
         given: list[Any] = program["inputs"]()
         end = time.perf_counter() + seconds
         while len(calls) < 3 or (time.perf_counter() < end and len(calls) < 100):
@@ -97,10 +95,7 @@ class BandwidthProfile:
         """A line for each kernel, the one that took most time in all first."""
         with self._lock:
             order = sorted(self._times.items(), key=lambda item: -sum(item[1]))
-        return [
-            bandwidth_line(name, statistics.median(times), self._bytes[name], len(times))
-            for name, times in order
-        ]
+        return [bandwidth_line(name, statistics.median(times), self._bytes[name], len(times)) for name, times in order]
 
     def print(self) -> None:
         """Write the lines to stderr."""

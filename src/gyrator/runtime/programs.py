@@ -38,19 +38,12 @@ class Found:
     about: str
 
     def traced(self, calls: Sequence[BoxedCallable]) -> Traced:
-        """The program with its loaded graphs. Raises: ValueError and others for a description that is not
-        right.
-        """
+        """The program with its loaded graphs. Raises: ValueError and others for a description that is not right."""
         return from_json(self.description, calls[0], calls[1] if len(calls) > 1 else None)
 
 
 def program_key(
-    gm: fx.GraphModule,
-    inputs: Inputs,
-    examples: Sequence[object],
-    config: Config,
-    env: ShapeEnv | None,
-    target: str,
+    gm: fx.GraphModule, inputs: Inputs, examples: Sequence[object], config: Config, env: ShapeEnv | None, target: str
 ) -> Key | None:
     """The key of a captured graph, or None if it has none."""
     kinds = [type(example).__name__ if not isinstance(example, torch.Tensor) else "" for example in examples]
@@ -90,13 +83,7 @@ def find_program(key: Key, programs: Store, graphs: Store, inputs: Sequence[obje
 
 
 def keep_program(
-    key: Key,
-    traced: Traced,
-    graphs: Sequence[str],
-    env: ShapeEnv | None,
-    guards: int,
-    programs: Store,
-    about: str,
+    key: Key, traced: Traced, graphs: Sequence[str], env: ShapeEnv | None, guards: int, programs: Store, about: str
 ) -> None:
     """Store a program whose graphs are stored under the keys `graphs`; not one that cannot be written down.
 
@@ -108,10 +95,5 @@ def keep_program(
         description = to_json(traced)
     except (Unrecordable, ValueError):
         return
-    notes: dict[str, Json] = {
-        "program": description,
-        "graphs": [*graphs],
-        "facts": facts,
-        "key": {**key.fields},
-    }
+    notes: dict[str, Json] = {"program": description, "graphs": [*graphs], "facts": facts, "key": {**key.fields}}
     programs.put(key.digest, {ABOUT: about}, notes)

@@ -20,11 +20,7 @@ SECONDS = 1.0
 
 
 def random_tensor(
-    shape: Sequence[int],
-    strides: Sequence[int],
-    dtype: torch.dtype,
-    below: int | None = None,
-    device: str = "cpu",
+    shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, below: int | None = None, device: str = "cpu"
 ) -> torch.Tensor:
     """A random tensor: normal floats, booleans, integers from 0 up to `below` (by default 2)."""
     new = torch.empty_strided(shape, strides, dtype=dtype, device=device)
@@ -66,12 +62,7 @@ def run_graph(module: Callable[..., Any], inputs: Callable[[], list[Any]]) -> No
 
 
 def benchmark_kernel(
-    file: str,
-    library: str,
-    symbol: str,
-    tensors: Callable[[], list[torch.Tensor]],
-    sizes: Sequence[int],
-    nbytes: int,
+    file: str, library: str, symbol: str, tensors: Callable[[], list[torch.Tensor]], sizes: Sequence[int], nbytes: int
 ) -> None:
     """Launch one kernel of the folder of `file` for a second; print the median time, bytes and GB/s."""
     torch.manual_seed(0)

@@ -1,6 +1,4 @@
-"""A plan's kernels for both targets: those with tiles are printed as Triton and run on a GPU, the others as
-C++.
-"""
+"""A plan's kernels for both targets: those with tiles are printed as Triton and run on a GPU, the others as C++."""
 
 from __future__ import annotations
 
@@ -27,13 +25,7 @@ from gyrator.runtime.build import Build, start_build
 from gyrator.runtime.gpu_kernels import describe
 from gyrator.runtime.load import library_file
 from gyrator.runtime.toolchain import Toolchain, find_toolchain
-from gyrator.runtime.triton_build import (
-    GpuTarget,
-    TritonBuild,
-    default_aligned,
-    find_target,
-    start_triton_build,
-)
+from gyrator.runtime.triton_build import GpuTarget, TritonBuild, default_aligned, find_target, start_triton_build
 from gyrator.runtime.workers import Workers
 from gyrator.schedule.plan import Plan
 from gyrator.session import Session
@@ -104,12 +96,7 @@ class Kernels:
 
 
 def start_kernels(
-    plan: Plan,
-    targets: Targets,
-    store: Store,
-    session: Session,
-    workers: Workers,
-    hints: Mapping[Size, int],
+    plan: Plan, targets: Targets, store: Store, session: Session, workers: Workers, hints: Mapping[Size, int]
 ) -> Kernels:
     """Print a plan's kernels and begin to build them; returns at once.
 
@@ -160,9 +147,7 @@ def _start_triton(
     return lambda: describe(found, build.wait(), relied, known, places, target.capability)
 
 
-def built_kernels(
-    kernels: Sequence[Kernel], printed: Sequence[CppKernel], build: Build
-) -> dict[str, BuiltKernel]:
+def built_kernels(kernels: Sequence[Kernel], printed: Sequence[CppKernel], build: Build) -> dict[str, BuiltKernel]:
     """Where the wrapper finds each kernel of the processor."""
     found = {}
     for kernel, text in zip(kernels, printed, strict=True):

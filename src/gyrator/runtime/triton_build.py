@@ -91,9 +91,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 # -- what is asked for ---------------------------------------------------------------------------------------
-def request_for(
-    kernel: TritonKernel, config: int, aligned: frozenset[int], capability: int
-) -> dict[str, Any]:
+def request_for(kernel: TritonKernel, config: int, aligned: frozenset[int], capability: int) -> dict[str, Any]:
     """What a worker is asked for: a kernel for one of its configs. `aligned` are the positions of arguments
     that are multiples of 16.
     """

@@ -88,8 +88,7 @@ def bind(
     whole = Struct(f"@{_HEAD}{_FROM_STREAM}{codes}0Q")
     tail = Struct(f"@{_FROM_STREAM}{codes}0Q")
     places = [
-        calcsize(f"@{_HEAD}{_FROM_STREAM}{codes[: k + 1]}") - calcsize(f"@{code}")
-        for k, code in enumerate(codes)
+        calcsize(f"@{_HEAD}{_FROM_STREAM}{codes[: k + 1]}") - calcsize(f"@{code}") for k, code in enumerate(codes)
     ]
     threads = 32 * warps
     fixed = programs if isinstance(programs, int) else 0

@@ -273,9 +273,7 @@ def reduce_softmax(top, total, axis: tl.constexpr, keep: tl.constexpr):
     """Of states: the maximum of all, and the sum with respect to it."""
     highest = tl.reduce(top, axis, maximum, keep_dims=True)
     base = tl.where(highest == float("-inf"), 0.0, highest).to(highest.dtype)
-    return tl.reduce(top, axis, maximum, keep_dims=keep), tl.sum(
-        total * tl.exp(top - base), axis, keep_dims=keep
-    )
+    return tl.reduce(top, axis, maximum, keep_dims=keep), tl.sum(total * tl.exp(top - base), axis, keep_dims=keep)
 
 
 @triton.jit

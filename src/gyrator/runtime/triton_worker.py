@@ -60,9 +60,7 @@ def compile_kernel(request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     function = getattr(_module(request["source"], folder), request["function"])
     aligned = {(at,): [["tt.divisibility", 16]] for at in request["aligned"]}
     source = compiler.ASTSource(function, request["signature"], request["constants"], aligned)
-    built = compiler.compile(
-        source, target=target("cuda", request["capability"], 32), options=request["options"]
-    )
+    built = compiler.compile(source, target=target("cuda", request["capability"], 32), options=request["options"])
     handle, path = tempfile.mkstemp(suffix=".cubin", dir=folder)
     with os.fdopen(handle, "wb") as stream:
         stream.write(built.asm["cubin"])

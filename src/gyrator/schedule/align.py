@@ -1,8 +1,7 @@
 """Unifying two iteration spaces: the one mechanism behind every fusion.
 
-A consumer reads a producer's result at coordinates ``f`` (indices over the consumer's axes); the producer
-writes it at coordinates ``p`` over its own axes. If both address the result one to one, the two spaces are
-the same up to a
+A consumer reads a producer's result at coordinates ``f`` (indices over the consumer's axes); the producer writes it
+at coordinates ``p`` over its own axes. If both address the result one to one, the two spaces are the same up to a
 renaming, once axes are split far enough:
 
     p = (m, n)          over m < B*S, n < 768
@@ -43,8 +42,7 @@ class Unification:
 
 
 def linear_terms(index: Index) -> dict[Axis, Index] | None:
-    """``{axis: coefficient}`` if ``index`` is a sum of coefficient·axis with coefficients in sizes; None
-    otherwise."""
+    """``{axis: coefficient}`` if ``index`` is a sum of coefficient·axis with coefficients in sizes; None otherwise."""
     found: dict[Axis, Index] = {}
     for monomial, c in index.terms:
         axes = [a for a in monomial if isinstance(a, Axis)]
@@ -61,8 +59,7 @@ def _fixed(atom: Atom) -> bool:
 
 
 def radix(index: Index, extent: Index) -> list[Axis] | None:
-    """The axes of a mixed-radix number that counts ``0 … extent-1`` once each, innermost first; None if it
-    is none.
+    """The axes of a mixed-radix number that counts ``0 … extent-1`` once each, innermost first; None if it is none.
 
     ``768*i + 64*h + d`` with ``h < 12``, ``d < 64`` and extent ``768*N`` gives ``[d, h, i]``.
     """
@@ -108,8 +105,7 @@ def close(mapping: Mapping_) -> dict[Atom, Index]:
 
 
 def splits_for_divisions(indices: Sequence[Index]) -> dict[Atom, Index]:
-    """Splits of axes after which ``x // d`` and ``x % d`` in ``indices`` disappear, as far as there are
-    any."""
+    """Splits of axes after which ``x // d`` and ``x % d`` in ``indices`` disappear, as far as there are any."""
     mapping: dict[Atom, Index] = {}
     current = list(indices)
     for _ in range(16):
@@ -147,11 +143,9 @@ def _sum(terms: Mapping[Axis, Index]) -> Index:
 
 
 def unify(left: Sequence[Index], right: Sequence[Index], extents: Sequence[Index]) -> Unification | None:
-    """Rewrite both spaces so that ``left[k] = right[k]`` for every k. ``extents[k]`` is how far coordinate k
-    counts.
+    """Rewrite both spaces so that ``left[k] = right[k]`` for every k. ``extents[k]`` is how far coordinate k counts.
 
-    Refuses (None) where a coordinate does not count its extent once, or where extents do not divide each
-    other.
+    Refuses (None) where a coordinate does not count its extent once, or where extents do not divide each other.
     """
     lsub: dict[Atom, Index] = {}
     rsub: dict[Atom, Index] = splits_for_divisions(right)

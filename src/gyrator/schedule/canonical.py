@@ -20,8 +20,7 @@ from gyrator.schedule.uses import loads, node_exprs
 
 @dataclass(frozen=True, slots=True)
 class Canonical:
-    """A group under canonical names; ``actual`` gives each canonical value's own. Equal keys: equal
-    kernels."""
+    """A group under canonical names; ``actual`` gives each canonical value's own. Equal keys: equal kernels."""
 
     key: Hashable
     group: Group
@@ -49,9 +48,7 @@ def canonicalise(group: Group, stored: frozenset[Value]) -> Canonical:
     outer = _renamed(group.outer, axes)
     spaces, serial = tuple(_renamed(s, axes) for s in group.spaces), _renamed(group.serial, axes)
     kept = frozenset(names[v] for v in stored if v in names)
-    parts = tuple(
-        [(m.nest.out, m.nest.axes, m.nest.root, tuple(m.at.items()), m.space, m.down) for m in members]
-    )
+    parts = tuple([(m.nest.out, m.nest.axes, m.nest.root, tuple(m.at.items()), m.space, m.down) for m in members])
     return Canonical(
         (outer, spaces, serial, parts, kept),
         Group(outer, spaces, tuple(members), serial),

@@ -42,8 +42,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """The program's nodes as groups and externs, in an order that respects data flow, and every decision
-    made."""
+    """The program's nodes as groups and externs, in an order that respects data flow, and every decision made."""
 
     steps: tuple[Group | Extern, ...]
     decisions: tuple[Decision, ...]
@@ -176,8 +175,7 @@ def _edges(program: Program) -> Iterator[tuple[int, int]]:
 
 
 def _places(group: Group, position: int, value: Value) -> list[tuple[Index, ...]]:
-    """The coordinates, over the group's axes, at which the nest at ``position`` defines or loads
-    ``value``."""
+    """The coordinates, over the group's axes, at which the nest at ``position`` defines or loads ``value``."""
     member = next(m for m in group.members if m.position == position)
     if value in member.nest.out:
         return [] if isinstance(member.nest.root, Scatter) else [member.coordinates()]
@@ -195,9 +193,7 @@ def _check(group: Group, first: Group, second: Group) -> Refused | None:
         return problem
     if len(scan_directions(group)) > 1:
         return Refused("they scan in opposite directions")
-    touched = {v for m in group.members for v in reads(m.nest)} | {
-        v for m in group.members for v in m.nest.out
-    }
+    touched = {v for m in group.members for v in reads(m.nest)} | {v for m in group.members for v in m.nest.out}
     if len(touched) > MAX_VALUES:
         return Refused(f"the kernel would touch more than {MAX_VALUES} tensors")
     if len({m.nest.on_gpu for m in group.members}) > 1:
@@ -211,9 +207,7 @@ def _check(group: Group, first: Group, second: Group) -> Refused | None:
     phased = depends_on_reduction(group)
     if rows < MIN_ROWS and row > BIG_ROW and (phased or not _only_reductions(group)):
         return Refused("one long row would run on one core")
-    demoted = (first.pointwise or second.pointwise) and not (
-        first.pointwise and second.pointwise and group.pointwise
-    )
+    demoted = (first.pointwise or second.pointwise) and not (first.pointwise and second.pointwise and group.pointwise)
     unit = unit_axes(group)
     strided = bool(unit & set(group.outer)) and not any(unit & set(s) for s in group.spaces)
     if strided and (phased or (demoted and not _has_reduction(group))):

@@ -50,8 +50,7 @@ def split_on_gpu(program: Program, gpu: Gpu | None) -> Program:
     p[b, j]``
 
     P makes four programs per multiprocessor. Where it does not divide R the last part is masked. Splits sums,
-    products, extremes (with their numbers) and, where P divides R, variances. Refuses extents that are not
-    known.
+    products, extremes (with their numbers) and, where P divides R, variances. Refuses extents that are not known.
     """
     if gpu is None:
         return program

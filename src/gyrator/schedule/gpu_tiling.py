@@ -70,9 +70,7 @@ def _point_tiles(walk: _Walk, points: int, gpu: Gpu) -> tuple[tuple[Tile, ...], 
 
 
 # -- rows --------------------------------------------------------------------------------------------------
-def _row_tiles(
-    walk: _Walk, points: int, gpu: Gpu, *, mixed: bool
-) -> tuple[tuple[Tile, ...], tuple[Config, ...], str]:
+def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> tuple[tuple[Tile, ...], tuple[Config, ...], str]:
     """A program handles one row or several; each row whole where it fits, and where sums down the columns are
     kept (``mixed``)."""
     columns = bool(walk.grid) and not mixed and _walks_columns(walk)

@@ -1,9 +1,8 @@
 """Groups: nests that share loops, on the way to becoming one kernel.
 
-A group has *outer* axes, under which every member runs, and *spaces*: sets of inner axes, each the row over
-which some members reduce, scan or map. Softmax over ``x[i, j]`` is one group: outer ``(i,)``, one space
-``(j,)``, five members.
-A purely pointwise group has outer axes alone.
+A group has *outer* axes, under which every member runs, and *spaces*: sets of inner axes, each the row over which
+some members reduce, scan or map. Softmax over ``x[i, j]`` is one group: outer ``(i,)``, one space ``(j,)``, five
+members. A purely pointwise group has outer axes alone.
 """
 
 from __future__ import annotations
@@ -126,8 +125,7 @@ _ATOMIC = (torch.float32, torch.float64, torch.int32, torch.int64)
 
 
 def _exclusive_axes(root: Scatter) -> set[Axis]:
-    """Axes by which iterations surely write different elements: plain digits of a coordinate with nothing
-    indirect."""
+    """Axes by which iterations surely write different elements: plain digits of a coordinate with nothing indirect."""
     safe: set[Axis] = set()
     for index in root.index:
         terms = linear_terms(index - index.constant_term)
@@ -154,12 +152,10 @@ def _images(axes: Axes, mapping: Mapping[Atom, Index]) -> Axes:
 def join(
     first: Group, second: Group, left: tuple[Index, ...], right: tuple[Index, ...], shape: tuple[Index, ...]
 ) -> Group | Refused:
-    """One group of both, in which ``left`` (over first's axes) and ``right`` (over second's) are the same
-    element.
+    """One group of both, in which ``left`` (over first's axes) and ``right`` (over second's) are the same element.
 
-    Both address a value of the given shape. If the outer axes differ, a purely pointwise group may take part
-    of its axes as a space of the other. Refuses where the two iterate over the value in ways that do not
-    match.
+    Both address a value of the given shape. If the outer axes differ, a purely pointwise group may take part of its
+    axes as a space of the other. Refuses where the two iterate over the value in ways that do not match.
     """
     same = unify(left, right, shape)
     if same is None:
@@ -197,11 +193,7 @@ def _pair_leftovers(a: Group, b: Group) -> tuple[Group, Group] | Refused:
         return a, b
     rest_a = [x for x in a.outer if x not in _all_axes(b)]
     rest_b = [x for x in b.outer if x not in _all_axes(a)]
-    same = (
-        unify([compose(rest_a)], [compose(rest_b)], [_count(rest_a)])
-        if _count(rest_a) is _count(rest_b)
-        else None
-    )
+    same = unify([compose(rest_a)], [compose(rest_b)], [_count(rest_a)]) if _count(rest_a) is _count(rest_b) else None
     if same is None:
         return Refused("they iterate over different ranges")
     return a.rewrite(same.left), b.rewrite(same.right)
@@ -269,8 +261,7 @@ def _all_axes(group: Group) -> set[Axis]:
 
 # -- legality ----------------------------------------------------------------------------------------------
 def crossing_reads(group: Group, first: frozenset[int]) -> Refused | None:
-    """Whether members that read a result across the two halves of a join read the very element of their own
-    iteration.
+    """Whether members that read a result across the two halves of a join read the very element of their own iteration.
 
     ``first`` are the positions of one half; reads within a half were checked when it was made.
     """

@@ -34,11 +34,10 @@ def inline(program: Program, rule: Rule) -> Program:
 
     Before: ``v1 = nest[i] x[i]*2;  v2 = nest[i] exp(v1[i])``; after: ``v2 = nest[i] exp(x[i]*2)``.
 
-    Legal where nothing but nests needs P. Done where P has one reader that evaluates it once per element, or
-    where the extra work costs less than the memory traffic it saves: ``extra work < BALANCE · bytes saved``.
-    Refused for bodies over 64 nodes or 8 loads, for transcendental, random or indirect bodies that would be
-    evaluated more often than P has elements, and into sorts. Sharing at the same index between several
-    readers is left to fusion.
+    Legal where nothing but nests needs P. Done where P has one reader that evaluates it once per element, or where
+    the extra work costs less than the memory traffic it saves: ``extra work < BALANCE · bytes saved``. Refused for
+    bodies over 64 nodes or 8 loads, for transcendental, random or indirect bodies that would be evaluated more often
+    than P has elements, and into sorts. Sharing at the same index between several readers is left to fusion.
     """
     used = uses(program)
     bodies_of: dict[Value, tuple[Nest, Expr]] = {}
@@ -92,8 +91,7 @@ def _origins(node: Nest, bodies_of: Mapping[Value, tuple[Nest, Expr]]) -> tuple[
 
 
 def _evaluations(program: Program) -> dict[Value, tuple[int, int]]:
-    """Per value: how often its elements are loaded in all (by size hints), and how many distinct loads there
-    are."""
+    """Per value: how often its elements are loaded in all (by size hints), and how many distinct loads there are."""
     totals: dict[Value, tuple[int, int]] = {}
     for node in program.nodes:
         if not isinstance(node, Nest):
@@ -108,12 +106,7 @@ def _evaluations(program: Program) -> dict[Value, tuple[int, int]]:
 
 
 def _wanted(
-    value: Value,
-    body: Expr,
-    nest: Nest,
-    program: Program,
-    used: Uses,
-    evaluations: Mapping[Value, tuple[int, int]],
+    value: Value, body: Expr, nest: Nest, program: Program, used: Uses, evaluations: Mapping[Value, tuple[int, int]]
 ) -> bool:
     readers = used.readers.get(value, ())
     nests = [n for n in (program.nodes[p] for p in readers) if isinstance(n, Nest)]
@@ -136,9 +129,7 @@ def _wanted(
         return False
     size = value.dtype.itemsize
     saved = size * (elements + min(evaluated, len(nests) * elements))
-    return shape.cost * max(evaluated - elements, 0) < BALANCE * saved and (
-        shape.cost <= 8 or evaluated <= elements
-    )
+    return shape.cost * max(evaluated - elements, 0) < BALANCE * saved and (shape.cost <= 8 or evaluated <= elements)
 
 
 def _measure(body: Expr, nest: Nest) -> _Shape:

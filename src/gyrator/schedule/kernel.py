@@ -59,8 +59,7 @@ def _title(group: Group) -> str:
 # -- levels ------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """Per member's position: how many reductions of the group must be complete before it; ``count`` levels
-    in all."""
+    """Per member's position: how many reductions of the group must be complete before it; ``count`` levels in all."""
 
     of: Mapping[int, int]
     count: int
@@ -204,9 +203,7 @@ class _Writer:
         scans = any(isinstance(m.nest.root, Scan) for m in here)
         return list(self._row_loops(space, tuple(stages), tuple(carries), vector=not scans, reverse=reverse))
 
-    def _row_loops(
-        self, space: int, body: Body, carries: tuple[Carry, ...], *, vector: bool, reverse: bool
-    ) -> Body:
+    def _row_loops(self, space: int, body: Body, carries: tuple[Carry, ...], *, vector: bool, reverse: bool) -> Body:
         axes = self.shape.spaces[space]
         vector = (vector and self.shape.style in (Style.ROWS, Style.SPLIT)) or self.on_gpu
         in_order = any(_is_scatter(s) and s.value not in self._rows.values() for s in body)
@@ -245,11 +242,10 @@ class _Writer:
         return (self.shape.tile.index(), self.shape.lane.index())
 
     def _transposed(self, rows: Loop) -> Body:
-        """The loop over a tile's rows, between copies of its operands into tiles and of tiles into its
-        results.
+        """The loop over a tile's rows, between copies of its operands into tiles and of tiles into its results.
 
-            - r { = c { y[r, c] = x[c, r] + 1 } }   →   - c { - r { tile[r, c] = x[c, r] } }
-                                                        - r { = c { y[r, c] = tile[r, c] + 1 } }
+        - r { = c { y[r, c] = x[c, r] + 1 } }   →   - c { - r { tile[r, c] = x[c, r] } }
+                                                    - r { = c { y[r, c] = tile[r, c] + 1 } }
         """
         lane, written = self.shape.lane, {self._memory(v) for v in self.stored if v in self.made}
         assert lane is not None
@@ -380,8 +376,7 @@ class _Writer:
 
     # -- expressions ---------------------------------------------------------------------------------------
     def _exprs(self, member: Member, level: int) -> tuple[Expr, ...]:
-        """The member's bodies as computed at ``level``, over the group's axes, with results of the group put
-        in."""
+        """The member's bodies as computed at ``level``, over the group's axes, with results of the group put in."""
         key = (member.position, level)
         done = self._memo.get(key)
         if done is None:
@@ -466,8 +461,9 @@ class _Writer:
         return self._ref(value)
 
     def _choose_rows(self) -> None:
-        """Give a scratch row to each value that a later level needs and that is too dear to recompute and
-        not stored."""
+        """Give a scratch row to each value that a later level needs and that is too dear to recompute and not
+        stored.
+        """
         for member in self.members:
             if isinstance(member.nest.root, Reduce | Scatter):
                 continue
@@ -481,9 +477,7 @@ class _Writer:
                     continue
                 if value in self.stored or self.on_gpu or not self._read_later(value, own):
                     continue
-                size = (
-                    volume((a.extent for a in self.shape.spaces[member.space]), 1024) * value.dtype.itemsize
-                )
+                size = volume((a.extent for a in self.shape.spaces[member.space]), 1024) * value.dtype.itemsize
                 scan = isinstance(member.nest.root, Scan)
                 rows = self.shape.style in (Style.ROWS, Style.STRIPS)
                 if scan or (rows and size <= MAX_SCRATCH and _work(self._exprs(member, own)) > CHEAP):

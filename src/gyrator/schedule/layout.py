@@ -1,5 +1,4 @@
-"""How a group walks through memory: strides of its accesses along its axes, and what follows for the order
-of loops."""
+"""How a group walks through memory: strides of its accesses along its axes, and what follows for the order of loops."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ from gyrator.schedule.uses import loads, node_exprs, volume
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One load or store of a group: its position in memory over the group's axes, and how many bytes it
-    moves."""
+    """One load or store of a group: its position in memory over the group's axes, and how many bytes it moves."""
 
     position: Index
     weight: int
@@ -123,10 +121,7 @@ def coalesce(group: Group, order: list[Axis], found: list[Access]) -> tuple[Grou
         if merged and _mergeable(merged[-1], axis, raw):
             outer = merged.pop()
             both = Axis(f"{outer.name}{axis.name}"[-24:], outer.extent * axis.extent)
-            mapping: dict[Atom, Index] = {
-                outer: both.index() // axis.extent,
-                axis: both.index() % axis.extent,
-            }
+            mapping: dict[Atom, Index] = {outer: both.index() // axis.extent, axis: both.index() % axis.extent}
             group = _replace_axes(group, outer, axis, both, mapping)
             raw = [substitute(i, mapping) for i in raw]
             axis = both
@@ -135,8 +130,9 @@ def coalesce(group: Group, order: list[Axis], found: list[Access]) -> tuple[Grou
 
 
 def _raw_indices(group: Group) -> list[Index]:
-    """Indices whose value itself matters: index values, counters of random numbers, and what is within
-    indirect ones."""
+    """Indices whose value itself matters: index values, counters of random numbers, and what is within indirect
+    ones.
+    """
     found: list[Index] = []
     for member in group.members:
         for expr in node_exprs(member.nest):
@@ -168,7 +164,5 @@ def _replace_axes(group: Group, outer: Axis, inner: Axis, both: Axis, mapping: M
     def swap(axes: Axes) -> Axes:
         return tuple(both if a is inner else a for a in axes if a is not outer)
 
-    members = tuple(
-        replace(m, at={a: substitute(i, mapping) for a, i in m.at.items()}) for m in group.members
-    )
+    members = tuple(replace(m, at={a: substitute(i, mapping) for a, i in m.at.items()}) for m in group.members)
     return Group(swap(group.outer), tuple(swap(s) for s in group.spaces), members, group.serial)

@@ -21,8 +21,7 @@ TILE_ROWS, TILE_COLUMNS, TILE_BYTES = 64, 64, 1 << 16
 """Rows and columns of the tile through which a transposed access of a larger tensor goes: runs of several
 cache lines both ways, and the tile stays in the first cache."""
 PART = 64
-"""Rows whose float sum a sheet keeps apart, so that errors grow as in a tree rather than with the number of
-rows."""
+"""Rows whose float sum a sheet keeps apart, so that errors grow as in a tree rather than with the number of rows."""
 
 
 class Style(enum.Enum):
@@ -189,8 +188,7 @@ def _columns(group: Group, outer: list[Axis], spaces: list[Axes], column: Axis) 
 
 
 def _sheet_width(columns: int, parallel: int) -> int:
-    """Columns per thread's sheet: wide enough to read memory in long runs, narrow enough to occupy the
-    cores."""
+    """Columns per thread's sheet: wide enough to read memory in long runs, narrow enough to occupy the cores."""
     if parallel >= FEW_ROWS:
         return 4096
     share = -(-columns // FEW_ROWS)

@@ -7,18 +7,7 @@ from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Load, Value
 from gyrator.ir.index import Index, dot, substitute
-from gyrator.ir.program import (
-    Extern,
-    Node,
-    Pointwise,
-    Program,
-    Reduce,
-    Scatter,
-    Update,
-    View,
-    defines,
-    output_values,
-)
+from gyrator.ir.program import Extern, Node, Pointwise, Program, Reduce, Scatter, Update, View, defines, output_values
 from gyrator.ir.tree import Kernel
 from gyrator.schedule.canonical import canonicalise
 from gyrator.schedule.gpu import Gpu, gpu_of
@@ -47,8 +36,7 @@ Unit = Group | Extern
 
 @dataclass(frozen=True, slots=True)
 class _Life:
-    """When each value is last read, as a position among the units; outputs and pending updates live to the
-    end."""
+    """When each value is last read, as a position among the units; outputs and pending updates live to the end."""
 
     last: Mapping[Value, int]
     forever: frozenset[Value]
@@ -63,10 +51,9 @@ def plan_memory(
 ) -> Plan:
     """Place every value that lies in memory, build each group's kernel, and end each name after its last use.
 
-    A result takes the memory of a value that dies in the same step where the step reads it element by
-    element; the new contents of an input are written into the input itself under the same condition, else
-    copied at the end. Without ``in_place`` every result has memory of its own. ``gpu`` is what nests on
-    "cuda" run on.
+    A result takes the memory of a value that dies in the same step where the step reads it element by element; the
+    new contents of an input are written into the input itself under the same condition, else copied at the end.
+    Without ``in_place`` every result has memory of its own. ``gpu`` is what nests on "cuda" run on.
     """
     planner = _Planner(program, units, rule, in_place, gpu)
     steps = planner.steps()
@@ -100,9 +87,7 @@ def unit_defines(unit: Unit) -> list[Value]:
 class _Planner:
     """Walks the units once. Mutable, and private to one call of :func:`plan_memory`."""
 
-    def __init__(
-        self, program: Program, units: tuple[Unit, ...], rule: Rule, in_place: bool, gpu: Gpu | None
-    ) -> None:
+    def __init__(self, program: Program, units: tuple[Unit, ...], rule: Rule, in_place: bool, gpu: Gpu | None) -> None:
         self._program, self._units, self._rule, self._gpu = program, units, rule, gpu
         self._in_place = in_place
         self._life = _life(program, units)
@@ -173,8 +158,7 @@ class _Planner:
         yield Allocate(value, InPlace(old))
 
     def _place_new_version(self, base: Value, value: Value, position: int, *, read: bool) -> Iterator[Step]:
-        """In place of ``base`` where nothing needs its old contents: no later unit, and no ``read`` by this
-        one."""
+        """In place of ``base`` where nothing needs its old contents: no later unit, and no ``read`` by this one."""
         if self._in_place and _same_memory(base, value) and not read:
             update = self._updates.get(value)
             shown = value in output_values(self._program)
@@ -195,11 +179,7 @@ class _Planner:
 
     def _update_target(self, group: Group, member: Member, value: Value, position: int) -> Value | None:
         update = self._updates.get(value)
-        if (
-            update is None
-            or not _same_memory(update.target, value)
-            or self._outlives(update.target, position, update)
-        ):
+        if update is None or not _same_memory(update.target, value) or self._outlives(update.target, position, update):
             return None
         if update.target in unit_reads(group) and not _elementwise(group, member, update.target, value):
             return None
@@ -249,24 +229,16 @@ class _Planner:
 
     def _visible(self, unit: Unit, position: int) -> list[Value]:
         made = unit_defines(unit)
-        return (
-            made
-            if isinstance(unit, Extern)
-            else [v for v in made if v in self._needed_outside(unit, position)]
-        )
+        return made if isinstance(unit, Extern) else [v for v in made if v in self._needed_outside(unit, position)]
 
     def _write_back(self) -> Iterator[Step]:
         pending = [u for u in self._program.updates if u not in self._updated]
         targets = {u.target for u in pending}
         moved: dict[Value, Value] = {}
-        for (
-            update
-        ) in pending:  # an input whose old contents another input receives is copied before it is overwritten
+        for update in pending:  # an input whose old contents another input receives is copied before it is overwritten
             source = update.value.value
             if source in targets and source is not update.target and source not in moved:
-                moved[source] = Value(
-                    f"{source.name}_old", source.shape, source.dtype, source.strides, source.device
-                )
+                moved[source] = Value(f"{source.name}_old", source.shape, source.dtype, source.strides, source.device)
                 yield Allocate(moved[source], Fresh())
                 yield Copy(full_view(moved[source]), full_view(source))
         for update in pending:
@@ -299,8 +271,7 @@ def _same_memory(a: Value, b: Value) -> bool:
 
 
 def _elementwise(group: Group, writer: Member, old: Value, new: Value) -> bool:
-    """Whether every element of ``old`` is last read in the iteration that writes the same place of ``new``,
-    or before.
+    """Whether every element of ``old`` is last read in the iteration that writes the same place of ``new``, or before.
 
     An iteration reads before it writes, and the levels of a group follow each other within an outer
     iteration. So what depends on ``old``, other than through a reduction, must be of a lower level than

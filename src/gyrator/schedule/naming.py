@@ -89,9 +89,7 @@ class _Renamer:
     def value(self, value: Value) -> Value:
         new = self._values[value]
         shape = tuple(substitute(i, self._axes) for i in new.shape)
-        return Value(
-            new.name, shape, new.dtype, tuple(substitute(i, self._axes) for i in new.strides), new.device
-        )
+        return Value(new.name, shape, new.dtype, tuple(substitute(i, self._axes) for i in new.strides), new.device)
 
     def stages(self, stages: tuple[Loop | Stage, ...]) -> tuple[Loop | Stage, ...]:
         return tuple(self._stage(s) for s in stages)
@@ -115,18 +113,11 @@ class _Renamer:
             case Store(value, index, expr, combine, mask, atomic):
                 at = tuple(self._index(i) for i in index)
                 return Store(
-                    self.value(value),
-                    at,
-                    self._expr(expr),
-                    combine,
-                    None if mask is None else self._expr(mask),
-                    atomic,
+                    self.value(value), at, self._expr(expr), combine, None if mask is None else self._expr(mask), atomic
                 )
             case Update(carry, args, running):
                 new = tuple(self._expr(a) for a in args)
-                return Update(
-                    self._carries[carry], new, tuple(None if r is None else self._ref(r) for r in running)
-                )
+                return Update(self._carries[carry], new, tuple(None if r is None else self._ref(r) for r in running))
         raise TypeError(stage)
 
     def _carry(self, carry: Carry) -> Carry:
@@ -143,9 +134,7 @@ class _Renamer:
     def _ref(self, ref: Ref) -> Ref:
         if ref.name not in self._refs:
             self._refs[ref.name] = self._names.fresh(stem_of(ref.name))
-        return Ref(
-            self._refs[ref.name], ref.dtype, frozenset(self._axis(a) for a in ref.scope if a in self._axes)
-        )
+        return Ref(self._refs[ref.name], ref.dtype, frozenset(self._axis(a) for a in ref.scope if a in self._axes))
 
     def _index(self, index: Index) -> Index:
         return rewrite_index(index, self._expr, self._axes)
@@ -189,9 +178,7 @@ def stage_exprs(stage: Loop | Stage) -> tuple[Expr, ...]:
     return ()
 
 
-def _sizes(
-    stages: tuple[Loop | Stage, ...], params: tuple[Param, ...], scratch: tuple[Value, ...]
-) -> set[Size]:
+def _sizes(stages: tuple[Loop | Stage, ...], params: tuple[Param, ...], scratch: tuple[Value, ...]) -> set[Size]:
     found: set[Size] = set()
     for value in (*(p.value for p in params), *scratch):
         for index in (*value.shape, *value.strides):
@@ -211,10 +198,7 @@ _DETAILS = ("name", "kind", "value", "other", "dtype")
 
 
 def describe(
-    stages: tuple[Loop | Stage, ...],
-    params: tuple[Param, ...],
-    sizes: tuple[Size, ...],
-    scratch: tuple[Value, ...],
+    stages: tuple[Loop | Stage, ...], params: tuple[Param, ...], sizes: tuple[Size, ...], scratch: tuple[Value, ...]
 ) -> str:
     """Everything that a kernel's code depends on, as text: its length is linear in the distinct nodes."""
     lines: list[str] = []
@@ -234,18 +218,14 @@ def describe(
     for p in params:
         how = f"{p.read} {p.written} {p.alias}"
         lines.append(f"param {p.value.name} {p.value.shape} {p.value.strides} {p.value.dtype} {how}")
-    lines += [f"scratch {v.name} {v.shape} {v.dtype}" for v in scratch] + [
-        f"size {s.name} {s.lo}" for s in sizes
-    ]
+    lines += [f"scratch {v.name} {v.shape} {v.dtype}" for v in scratch] + [f"size {s.name} {s.lo}" for s in sizes]
 
     def visit(stages: tuple[Loop | Stage, ...], depth: int) -> None:
         for stage in stages:
             exprs = [number(e) for e in stage_exprs(stage)]
             match stage:
                 case Loop(axis, kind, body, carries, lanes, grain, reverse):
-                    lines.append(
-                        f"{depth} loop {axis} {axis.extent} {kind} {carries} {lanes} {grain} {reverse}"
-                    )
+                    lines.append(f"{depth} loop {axis} {axis.extent} {kind} {carries} {lanes} {grain} {reverse}")
                     visit(body, depth + 1)
                 case Let(name):
                     lines.append(f"{depth} let {name} {exprs}")

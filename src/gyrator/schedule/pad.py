@@ -12,18 +12,7 @@ from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Expr, Load, Value
 from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides
-from gyrator.ir.program import (
-    Extern,
-    Item,
-    Nest,
-    Node,
-    Pointwise,
-    Program,
-    Scatter,
-    View,
-    defines,
-    views,
-)
+from gyrator.ir.program import Extern, Item, Nest, Node, Pointwise, Program, Scatter, View, defines, views
 from gyrator.schedule.simplify import rewrite_root
 from gyrator.schedule.uses import reads, volume
 

@@ -5,14 +5,9 @@ A plan is printed as the wrapper program, step by step, and nothing is decided a
     plan f(x: f32[B, N]@[N, 1], w: f32[N, M]@[M, 1]):
       B = x.shape[0]
       allocate a  fresh
-      launch softmax_0(x, a; B)
-      free x
-      b = aten.mm.default(a, w)
-      free w
+      launch softmax_0(x, a; B) free x b = aten.mm.default(a, w) free w
       allocate c  in place of b
-      launch add_1(b, c; B)
-      free b, a
-      return c
+      launch add_1(b, c; B) free b, a return c
 
 ============  =========================================================================================
 ``Allocate``  name memory for a value: ``Fresh | Reuse | InPlace | SliceOf``
@@ -49,9 +44,7 @@ class Fresh:
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """The memory of ``of``, which no later step reads and which has at least as many bytes. Contents
-    undefined.
-    """
+    """The memory of ``of``, which no later step reads and which has at least as many bytes. Contents undefined."""
 
     of: Value
 
@@ -68,9 +61,7 @@ class InPlace:
 
 @dataclass(frozen=True, slots=True)
 class SliceOf:
-    """A window of ``of``, which is placed already, ``offset`` elements after its first; the dtype is the
-    same.
-    """
+    """A window of ``of``, which is placed already, ``offset`` elements after its first; the dtype is the same."""
 
     of: Value
     offset: Index = ZERO
@@ -111,10 +102,9 @@ class Call:
     names. Otherwise the op allocates; each result that has a value is checked against the value's shape,
     dtype and strides, and copied if only the strides differ.
 
-    For each of ``extern.mutates`` the new version is allocated before, either ``InPlace`` of the old one or
-    fresh with a ``Copy`` of the old one into it; the op receives the new one's memory. ``extern.scalars`` are
-    bound after the call: to a result's size where a result has the symbol as a dimension, else to the number
-    that the op returns.
+    For each of ``extern.mutates`` the new version is allocated before, either ``InPlace`` of the old one or fresh
+    with a ``Copy`` of the old one into it; the op receives the new one's memory. ``extern.scalars`` are bound after
+    the call: to a result's size where a result has the symbol as a dimension, else to the number that the op returns.
     """
 
     extern: Extern
@@ -123,9 +113,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """``into[...] = source[...]`` with conversion to ``into``'s dtype: an input's update, a copy to be
-    mutated.
-    """
+    """``into[...] = source[...]`` with conversion to ``into``'s dtype: an input's update, a copy to be mutated."""
 
     into: View
     source: View

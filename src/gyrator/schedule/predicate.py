@@ -60,9 +60,7 @@ class _Pusher:
         mapping: dict[Atom, Index] = {}
         for atom in index.indirects():
             value = self.expr(atom.value, cond)
-            mapping[atom] = (
-                const(int(value.value)) if isinstance(value, Const) else Indirect(value, atom.size).index()
-            )
+            mapping[atom] = const(int(value.value)) if isinstance(value, Const) else Indirect(value, atom.size).index()
         return substitute(index, mapping) if mapping else index
 
     def _push(self, expr: Expr, cond: Expr | None) -> Expr:

@@ -52,9 +52,7 @@ def _select(nest: Nest, root: Scatter, constants: Mapping[Value, Const]) -> Nest
     return replace(nest, axes=axes, root=Pointwise(body))
 
 
-def _coordinates(
-    nest: Nest, root: Scatter, axes: tuple[Axis, ...]
-) -> tuple[dict[Atom, Index], int, Expr] | None:
+def _coordinates(nest: Nest, root: Scatter, axes: tuple[Axis, ...]) -> tuple[dict[Atom, Index], int, Expr] | None:
     """Each iteration axis as an axis of the result, and the one coordinate that is chosen at run time."""
     at: dict[Atom, Index] = {a: ZERO for a in nest.axes if a.extent.value == 1}
     position, chosen = -1, None

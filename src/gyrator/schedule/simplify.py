@@ -9,16 +9,7 @@ from dataclasses import replace
 import torch
 
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Masked, Op, Scalar, indirect, rewrite
-from gyrator.ir.index import (
-    Atom,
-    Index,
-    const,
-    is_less,
-    is_nonnegative,
-    maximum,
-    minimum,
-    substitute,
-)
+from gyrator.ir.index import Atom, Index, const, is_less, is_nonnegative, maximum, minimum, substitute
 from gyrator.ir.ops import OPS
 from gyrator.ir.program import Nest, Pointwise, Program, Reduce, Root, Scan, Scatter, Sort
 
@@ -46,13 +37,9 @@ def simplifier(*, exact_rounding: bool) -> Rule:
             case Op(_, args) if all(isinstance(a, Const) for a in args):
                 return _folded(expr)
             case Op("logical_and", (a, b)):
-                return (
-                    _FALSE if _FALSE in (a, b) else b if a is _TRUE else a if b is _TRUE or a is b else None
-                )
+                return _FALSE if _FALSE in (a, b) else b if a is _TRUE else a if b is _TRUE or a is b else None
             case Op("logical_or", (a, b)):
-                return (
-                    _TRUE if _TRUE in (a, b) else b if a is _FALSE else a if b is _FALSE or a is b else None
-                )
+                return _TRUE if _TRUE in (a, b) else b if a is _FALSE else a if b is _FALSE or a is b else None
             case Op("where", (mask, a, b)):
                 return a if mask is _TRUE or a is b else b if mask is _FALSE else None
             case Op("mul" | "div", (a, Const(value))) if value == 1:
@@ -71,9 +58,7 @@ def simplifier(*, exact_rounding: bool) -> Rule:
                 return Const(index.value, torch.int64)
             case Checked(IndexValue(index), size) if is_nonnegative(index) and is_less(index, size):
                 return IndexValue(index)
-            case Checked(Const(int(value)), size) if (
-                size.value is not None and -size.value <= value < size.value
-            ):
+            case Checked(Const(int(value)), size) if size.value is not None and -size.value <= value < size.value:
                 return Const(value % size.value, torch.int64)
         return None
 
@@ -85,9 +70,7 @@ def _folded(op: Op) -> Const | None:
     args = [torch.tensor(a.value, dtype=a.dtype) for a in op.args if isinstance(a, Const)]
     result = OPS[op.name].reference(*args)
     value = result.item()
-    return (
-        Const(value, op.dtype) if result.dtype == op.dtype and isinstance(value, bool | int | float) else None
-    )
+    return Const(value, op.dtype) if result.dtype == op.dtype and isinstance(value, bool | int | float) else None
 
 
 def _index(expr: Expr) -> Index:
@@ -185,7 +168,5 @@ def _rewrite_index(index: Index, go: Callable[[Expr], Expr], mapping: dict[Atom,
 
 def simplify(program: Program, rule: Rule) -> Program:
     """Apply the local rules everywhere."""
-    nodes = tuple(
-        replace(n, root=rewrite_root(n.root, rule)) if isinstance(n, Nest) else n for n in program.nodes
-    )
+    nodes = tuple(replace(n, root=rewrite_root(n.root, rule)) if isinstance(n, Nest) else n for n in program.nodes)
     return replace(program, nodes=nodes)

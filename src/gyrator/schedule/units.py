@@ -1,5 +1,4 @@
-"""A directed acyclic graph whose nodes are merged: keeps a topological order, so that a cycle is found at
-once.
+"""A directed acyclic graph whose nodes are merged: keeps a topological order, so that a cycle is found at once.
 
 The order is maintained as by Pearce and Kelly, "A dynamic topological sort algorithm for directed acyclic
 graphs" (2007): a merge looks only at units ranked between the two.
@@ -46,9 +45,7 @@ class Units:
         """The remaining units in a topological order."""
         return sorted((u for u in range(len(self._into)) if self._into[u] == u), key=lambda u: self._rank[u])
 
-    def _reach(
-        self, start: int, edges: list[set[int]], goal: int, within: Callable[[int], bool]
-    ) -> set[int] | None:
+    def _reach(self, start: int, edges: list[set[int]], goal: int, within: Callable[[int], bool]) -> set[int] | None:
         """Units reachable from ``start``, other than by the direct edge to ``goal``; None if one of them
         leads to ``goal``."""
         seen: set[int] = set()

@@ -12,8 +12,9 @@ from gyrator.ir.program import Extern, Nest, Node, Program, Scatter, bodies, out
 
 @dataclass(frozen=True, slots=True)
 class Uses:
-    """Per value: the positions of the nodes that read it, and whether something other than a nest needs it
-    in memory."""
+    """Per value: the positions of the nodes that read it, and whether something other than a nest needs it in
+    memory.
+    """
 
     readers: Mapping[Value, tuple[int, ...]]
     pinned: frozenset[Value]
@@ -61,8 +62,7 @@ def uses(program: Program) -> Uses:
 
 
 def volume(shape: Iterable[Index], hint: int = 64) -> int:
-    """About how many elements, for cost models: an extent counts as its upper bound, or ``hint`` if it has
-    none."""
+    """About how many elements, for cost models: an extent counts as its upper bound, or ``hint`` if it has none."""
     total = 1
     for extent in shape:
         value = extent.value

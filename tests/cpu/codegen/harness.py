@@ -39,9 +39,7 @@ def size(name: str, lo: int = 2) -> Index:
     return Size(name, lo).index()
 
 
-def tensor(
-    name: str, *shape: IndexLike, dtype: torch.dtype = F32, strides: Sequence[IndexLike] | None = None
-) -> Value:
+def tensor(name: str, *shape: IndexLike, dtype: torch.dtype = F32, strides: Sequence[IndexLike] | None = None) -> Value:
     extents = tuple(as_index(n) for n in shape)
     steps = contiguous_strides(extents) if strides is None else tuple(as_index(s) for s in strides)
     return Value(name, extents, dtype, steps)
@@ -88,27 +86,16 @@ def lanes(a: Axis, *body: Loop | Stage, width: int = 16, **more: object) -> Loop
 
 
 def kernel(
-    name: str,
-    reads: Sequence[Value],
-    writes: Sequence[Value],
-    *body: Loop | Stage,
-    scratch: Sequence[Value] = (),
+    name: str, reads: Sequence[Value], writes: Sequence[Value], *body: Loop | Stage, scratch: Sequence[Value] = ()
 ) -> Kernel:
     """A kernel whose sizes are those of its values' shapes and strides; a value in both lists is updated
     in place.
     """
     values = list(dict.fromkeys([*reads, *writes]))
-    sizes = dict.fromkeys(
-        s for v in values for i in (*v.shape, *v.strides) for s in sorted(i.sizes(), key=repr)
-    )
+    sizes = dict.fromkeys(s for v in values for i in (*v.shape, *v.strides) for s in sorted(i.sizes(), key=repr))
     params = tuple(Param(v, v in reads, v in writes) for v in values)
     return Kernel(
-        name,
-        params,
-        tuple(sizes),
-        tuple(scratch),
-        body,
-        (Origin("model.py", 12, "forward", f"aten.{name}.default"),),
+        name, params, tuple(sizes), tuple(scratch), body, (Origin("model.py", 12, "forward", f"aten.{name}.default"),)
     )
 
 
@@ -147,11 +134,7 @@ def build(text: str, isa: str = ISA) -> ctypes.CDLL:
 
 
 def launch(
-    printed: CppKernel,
-    tensors: Sequence[torch.Tensor],
-    sizes: Sequence[int] = (),
-    threads: int = 1,
-    isa: str = ISA,
+    printed: CppKernel, tensors: Sequence[torch.Tensor], sizes: Sequence[int] = (), threads: int = 1, isa: str = ISA
 ) -> int:
     """Call a printed kernel with the memory of ``tensors`` as its parameters; its status."""
     function = build(printed.text, isa)[printed.name]

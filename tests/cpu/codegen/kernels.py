@@ -66,8 +66,7 @@ def softmax(rows: IndexLike, columns: IndexLike, width: int = 16) -> Kernel:
 def layer_norm(rows: IndexLike, columns: IndexLike) -> Kernel:
     """Welford, then normalise with weight and bias."""
     x, w, b, y = (
-        tensor(n, *s)
-        for n, s in (("x", (rows, columns)), ("w", (columns,)), ("b", (columns,)), ("y", (rows, columns)))
+        tensor(n, *s) for n, s in (("x", (rows, columns)), ("w", (columns,)), ("b", (columns,)), ("y", (rows, columns)))
     )
     i, j = axis("i", rows), axis("j", columns)
     mean, m2, rstd = ref("mean", i), ref("m2", i), ref("rstd", i)
@@ -150,11 +149,7 @@ def checked(value: Expr, extent: IndexLike, mask: Expr | None = None) -> Indirec
 
 
 def embedding(rows: IndexLike, columns: IndexLike, vocabulary: int) -> Kernel:
-    table, idx, y = (
-        tensor("table", vocabulary, columns),
-        tensor("idx", rows, dtype=I64),
-        tensor("y", rows, columns),
-    )
+    table, idx, y = (tensor("table", vocabulary, columns), tensor("idx", rows, dtype=I64), tensor("y", rows, columns))
     i, j = axis("i", rows), axis("j", columns)
     at = checked(load(idx, i), vocabulary).index()
     return kernel("embedding", [table, idx], [y], parallel(i, lanes(j, store(y, (i, j), load(table, at, j)))))
@@ -188,17 +183,9 @@ def tiled_transpose_add(rows: IndexLike, columns: IndexLike, tile: int = 64) -> 
     """
     x, z, y, t = (
         tensor(n, *s)
-        for n, s in (
-            ("x", (columns, rows)),
-            ("z", (rows, columns)),
-            ("y", (rows, columns)),
-            ("t", (tile, tile)),
-        )
+        for n, s in (("x", (columns, rows)), ("z", (rows, columns)), ("y", (rows, columns)), ("t", (tile, tile)))
     )
-    ib, jb = (
-        axis("ib", (as_index(rows) + tile - 1) // tile),
-        axis("jb", (as_index(columns) + tile - 1) // tile),
-    )
+    ib, jb = (axis("ib", (as_index(rows) + tile - 1) // tile), axis("jb", (as_index(columns) + tile - 1) // tile))
     height = minimum(as_index(tile), as_index(rows) - ib.index() * tile)
     width = minimum(as_index(tile), as_index(columns) - jb.index() * tile)
     i, j, ii, jj = axis("i", height), axis("j", width), axis("ii", height), axis("jj", width)
@@ -207,11 +194,7 @@ def tiled_transpose_add(rows: IndexLike, columns: IndexLike, tile: int = 64) -> 
     at = (row + i.index(), column + j.index())
     add = serial(i, lanes(j, store(y, at, op("add", load(t, i, j), load(z, *at)))))
     return kernel(
-        "transpose_add",
-        [x, z],
-        [y],
-        parallel(ib, parallel(jb, copy, add, grain=8000), grain=80_000),
-        scratch=[t],
+        "transpose_add", [x, z], [y], parallel(ib, parallel(jb, copy, add, grain=8000), grain=80_000), scratch=[t]
     )
 
 

@@ -35,12 +35,7 @@ def test_typical_kernels(isa: str, shape: tuple[int, int]) -> None:
     check(column_sum(*shape), {"x": x, "y": row}, isa=isa)
     check(full_sum(S0), {"x": x.flatten(), "y": torch.empty(())}, {"s0": x.numel()}, isa=isa)
     check(argmax(*shape), {"x": x, "y": column.to(I64)}, isa=isa)
-    check(
-        embedding(S0, shape[1], 5),
-        {"table": sample(5, shape[1]), "idx": idx, "y": y},
-        {"s0": shape[0]},
-        isa=isa,
-    )
+    check(embedding(S0, shape[1], 5), {"table": sample(5, shape[1]), "idx": idx, "y": y}, {"s0": shape[0]}, isa=isa)
     for along in "ij":
         table = sample(5, shape[1])
         check(scatter_add(*shape, 5, along=along), {"table": table, "idx": idx, "src": x}, isa=isa)

@@ -49,9 +49,7 @@ def elementwise(out: torch.dtype, args: tuple[torch.dtype, ...], name: str) -> K
     j = axis("j", S0)
     inputs = [tensor(n, S0, dtype=d) for n, d in zip("abc", args, strict=False)]
     y = tensor("y", S0, dtype=out)
-    return kernel(
-        "f", inputs, [y], lanes(j, store(y, (j,), Op(name, tuple(load(v, j) for v in inputs), out)))
-    )
+    return kernel("f", inputs, [y], lanes(j, store(y, (j,), Op(name, tuple(load(v, j) for v in inputs), out))))
 
 
 # -- where elements lie ------------------------------------------------------------------------------------
@@ -65,9 +63,7 @@ def test_symbolic_sizes_use_one_kernel_for_all() -> None:
     k = gelu_bias(S0, S1, F32)
     for shape in [(2, 2), (3, 31), (17, 32), (5, 100)]:
         check(
-            k,
-            {"x": sample(*shape), "b": sample(shape[1]), "y": torch.empty(shape)},
-            {"s0": shape[0], "s1": shape[1]},
+            k, {"x": sample(*shape), "b": sample(shape[1]), "y": torch.empty(shape)}, {"s0": shape[0], "s1": shape[1]}
         )
 
 
@@ -84,9 +80,7 @@ def test_a_transposed_input_in_squares(shape: tuple[int, int]) -> None:
     assert torch.equal(y, x.t() + z)
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.bool, torch.int8, torch.bfloat16, torch.float32, torch.int64], ids=str
-)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.bfloat16, torch.float32, torch.int64], ids=str)
 @pytest.mark.parametrize("outer", ["p", "q"])
 def test_transposed_copies(dtype: torch.dtype, outer: str) -> None:
     x, y = tensor("x", 37, S0, dtype=dtype), tensor("y", S0, 37, dtype=dtype)
@@ -148,10 +142,7 @@ def test_negative_numerators_round_down() -> None:
 def test_minimum_and_maximum_of_indices() -> None:
     x, y, j = tensor("x", 30), tensor("y", 50), axis("j", 50)
     clamped = minimum(maximum(j.index() - 10, as_index(0)), as_index(29))
-    check(
-        kernel("f", [x], [y], lanes(j, store(y, (j,), load(x, clamped)))),
-        {"x": sample(30), "y": torch.empty(50)},
-    )
+    check(kernel("f", [x], [y], lanes(j, store(y, (j,), load(x, clamped)))), {"x": sample(30), "y": torch.empty(50)})
 
 
 def test_a_value_of_no_lanes_is_computed_once_and_broadcast() -> None:
@@ -196,9 +187,7 @@ def test_a_mask_of_no_lanes_guards_whole_vectors() -> None:
     x, y = tensor("x", 3, 20), tensor("y", 9, 20)
     i, j = axis("i", 9), axis("j", 20)
     inside = op("lt", IndexValue(i.index()), 3)
-    k = kernel(
-        "pad", [x], [y], parallel(i, lanes(j, store(y, (i, j), load(x, i, j, mask=inside, other=-math.inf))))
-    )
+    k = kernel("pad", [x], [y], parallel(i, lanes(j, store(y, (i, j), load(x, i, j, mask=inside, other=-math.inf)))))
     check(k, {"x": sample(3, 20), "y": torch.empty(9, 20)})
 
 
@@ -206,8 +195,7 @@ def test_a_single_element_under_a_mask_of_lanes() -> None:
     x, y, j = tensor("x", 1), tensor("y", 33), axis("j", 33)
     first = op("eq", IndexValue(j.index()), 0)
     check(
-        kernel("f", [x], [y], lanes(j, store(y, (j,), load(x, 0, mask=first)))),
-        {"x": sample(1), "y": torch.empty(33)},
+        kernel("f", [x], [y], lanes(j, store(y, (j,), load(x, 0, mask=first)))), {"x": sample(1), "y": torch.empty(33)}
     )
 
 
@@ -233,9 +221,7 @@ def test_a_masked_store_leaves_the_rest() -> None:
 
 # -- element types -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("source", [*FLOATS, *INTEGERS, torch.bool], ids=str)
-@pytest.mark.parametrize(
-    "target", [torch.float32, torch.bfloat16, torch.int64, torch.int8, torch.bool], ids=str
-)
+@pytest.mark.parametrize("target", [torch.float32, torch.bfloat16, torch.int64, torch.int8, torch.bool], ids=str)
 def test_casts(source: torch.dtype, target: torch.dtype) -> None:
     k = elementwise(target, (source,), "cast")
     check(k, {"a": sample(39, dtype=source), "y": torch.empty(39, dtype=target)}, {"s0": 39})
@@ -253,11 +239,7 @@ def test_comparison_and_selection(dtype: torch.dtype) -> None:
     k = kernel("f", [a, b], [y], lanes(j, store(y, (j,), larger)))
     check(
         k,
-        {
-            "a": sample(70, dtype=dtype),
-            "b": sample(70, dtype=dtype).flip(0),
-            "y": torch.empty(70, dtype=dtype),
-        },
+        {"a": sample(70, dtype=dtype), "b": sample(70, dtype=dtype).flip(0), "y": torch.empty(70, dtype=dtype)},
         {"s0": 70},
     )
 
@@ -307,9 +289,7 @@ def test_embedding_reads_rows_and_wraps_negative_indices() -> None:
 @pytest.mark.parametrize("bad", [100, -101, 1 << 40])
 def test_an_index_out_of_range_is_reported_and_nothing_is_read_there(bad: int) -> None:
     idx = torch.tensor([3, bad, 5])
-    status = run(
-        embedding(S0, 70, 100), {"table": sample(100, 70), "idx": idx, "y": torch.empty(3, 70)}, {"s0": 3}
-    )
+    status = run(embedding(S0, 70, 100), {"table": sample(100, 70), "idx": idx, "y": torch.empty(3, 70)}, {"s0": 3})
     assert status == 1
 
 
@@ -337,12 +317,7 @@ def test_a_check_under_a_mask_passes_where_the_mask_is_false() -> None:
     at = Indirect(Checked(load(idx, j), as_index(5), valid), as_index(5)).index()
     k = kernel("take", [x, idx], [y], lanes(j, store(y, (j,), load(x, at, mask=valid, other=-1.0))))
     check(
-        k,
-        {
-            "x": sample(5),
-            "idx": torch.arange(40) % 5 * (torch.arange(40) % 3 - 1) * 50 // 50,
-            "y": torch.empty(40),
-        },
+        k, {"x": sample(5), "idx": torch.arange(40) % 5 * (torch.arange(40) % 3 - 1) * 50 // 50, "y": torch.empty(40)}
     )
 
 
@@ -366,15 +341,8 @@ def test_combining_stores(combine: str, dtype: torch.dtype, atomic: bool) -> Non
 def test_nested_parallel_loops_share_one_range(threads: int) -> None:
     x, y = tensor("x", 5, 7, S0), tensor("y", 7, 5, S0)
     i, k, j = axis("i", 7), axis("k", 5), axis("j", S0)
-    tree = parallel(
-        i, parallel(k, lanes(j, store(y, (i, k, j), load(x, k, i, j))), grain=10_000), grain=50_000
-    )
-    check(
-        kernel("permute", [x], [y], tree),
-        {"x": sample(5, 7, 20), "y": torch.empty(7, 5, 20)},
-        {"s0": 20},
-        threads,
-    )
+    tree = parallel(i, parallel(k, lanes(j, store(y, (i, k, j), load(x, k, i, j))), grain=10_000), grain=50_000)
+    check(kernel("permute", [x], [y], tree), {"x": sample(5, 7, 20), "y": torch.empty(7, 5, 20)}, {"s0": 20}, threads)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

@@ -168,10 +168,7 @@ def test_a_scan_across_lanes_is_a_vector_per_step() -> None:
     x, y, i, j = tensor("x", 20, 37), tensor("y", 20, 37), axis("i", 20), axis("j", 37)
     running = ref("running", i, j)
     loop = serial(
-        i,
-        Update("s", (load(x, i, j),), (running,)),
-        store(y, (i, j), running),
-        carries=(Carry("s", "sum", (None,)),),
+        i, Update("s", (load(x, i, j),), (running,)), store(y, (i, j), running), carries=(Carry("s", "sum", (None,)),)
     )
     check(kernel("cumsum", [x], [y], lanes(j, loop)), {"x": sample(20, 37), "y": torch.empty(20, 37)})
 
@@ -218,9 +215,7 @@ def test_a_carry_of_an_outer_loop_fed_by_lanes_inside() -> None:
 def test_a_carry_of_a_parallel_loop(threads: int) -> None:
     x, y, i, j = tensor("x", S0, S1), tensor("y"), axis("i", S0), axis("j", S1)
     total = ref("total")
-    loop = parallel(
-        i, lanes(j, Update("t", (load(x, i, j),))), carries=(Carry("t", "sum", (total,)),), grain=20_000
-    )
+    loop = parallel(i, lanes(j, Update("t", (load(x, i, j),))), carries=(Carry("t", "sum", (total,)),), grain=20_000)
     check(
         kernel("f", [x], [y], loop, store(y, (), op("div", total, 2.0))),
         {"x": sample(30, 37), "y": torch.empty(())}, {"s0": 30, "s1": 37}, threads,
@@ -231,9 +226,7 @@ def test_scalar_arguments_count_once_per_lane() -> None:
     x, y, i, j = tensor("x", 3), tensor("y", 3), axis("i", 3), axis("j", 21)
     total = ref("total", i)
     loop = lanes(j, Update("t", (load(x, i),)), carries=(Carry("t", "sum", (total,)),))
-    check(
-        kernel("f", [x], [y], parallel(i, loop, store(y, (i,), total))), {"x": sample(3), "y": torch.empty(3)}
-    )
+    check(kernel("f", [x], [y], parallel(i, loop, store(y, (i,), total))), {"x": sample(3), "y": torch.empty(3)})
 
 
 def test_partial_sums_of_columns_in_a_scratch_row() -> None:
@@ -261,10 +254,7 @@ def test_extent_that_depends_on_an_outer_loop() -> None:
     start = b.index() * 16
     t = axis("t", minimum(as_index(16), S0 - start))
     k = kernel(
-        "f",
-        [x],
-        [y],
-        parallel(b, lanes(t, store(y, (start + t.index(),), op("neg", load(x, start + t.index()))))),
+        "f", [x], [y], parallel(b, lanes(t, store(y, (start + t.index(),), op("neg", load(x, start + t.index())))))
     )
     for n in (2, 16, 33):
         out = torch.empty(n)

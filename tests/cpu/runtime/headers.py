@@ -19,9 +19,7 @@ from gyrator.runtime.toolchain import FLAGS, ISA_FLAGS, cpu_isa, find_toolchain
 _ORDER = ("scalar", "avx2", "avx512")
 
 MODES = [
-    pytest.param(
-        mode, marks=pytest.mark.skipif(_ORDER.index(mode) > _ORDER.index(cpu_isa()), reason=f"no {mode}")
-    )
+    pytest.param(mode, marks=pytest.mark.skipif(_ORDER.index(mode) > _ORDER.index(cpu_isa()), reason=f"no {mode}"))
     for mode in _ORDER
 ]
 
@@ -87,9 +85,7 @@ def build(text: str, mode: str, *more_flags: str) -> Path:
     source.write_text(PREAMBLE + text)
     compiler = find_toolchain(Config()).compiler
     flags = [f for f in (*FLAGS, *ISA_FLAGS[mode], *more_flags) if f != "-fvisibility=hidden"]
-    done = subprocess.run(
-        [compiler, *flags, f"-I{INCLUDE}", source, "-o", library], capture_output=True, text=True
-    )
+    done = subprocess.run([compiler, *flags, f"-I{INCLUDE}", source, "-o", library], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[:4000]
     return library
 
@@ -101,9 +97,7 @@ def load(text: str, mode: str) -> ctypes.CDLL:
 
 def invoke(library: ctypes.CDLL, name: str, *args: torch.Tensor | int) -> None:
     """Call a kernel with tensors as pointers and ints as int64."""
-    pointers = [
-        ctypes.c_void_p(a.data_ptr()) if isinstance(a, torch.Tensor) else ctypes.c_int64(a) for a in args
-    ]
+    pointers = [ctypes.c_void_p(a.data_ptr()) if isinstance(a, torch.Tensor) else ctypes.c_int64(a) for a in args]
     getattr(library, name)(*pointers)
 
 

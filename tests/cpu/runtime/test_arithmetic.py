@@ -7,18 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from tests.cpu.runtime.headers import (
-    DTYPES,
-    FLOATS,
-    INTEGERS,
-    MODES,
-    apply,
-    elementwise,
-    load,
-    name_of,
-    same,
-    samples,
-)
+from tests.cpu.runtime.headers import DTYPES, FLOATS, INTEGERS, MODES, apply, elementwise, load, name_of, same, samples
 
 Operation = tuple[str, Callable[..., torch.Tensor], Sequence[str], int]
 
@@ -159,9 +148,7 @@ def test_products_are_not_contracted_into_sums(mode: str) -> None:
 def test_every_number_of_lanes_serves(mode: str, lanes: int) -> None:
     kinds = ("float", "double", "int8_t", "int64_t")
     text = "".join(
-        elementwise(
-            f"k_{t}", [t, t], t, "gy::where(gy::lt(a, b), gy::add(a, b), gy::mul(a, gy::neg(b)))", lanes
-        )
+        elementwise(f"k_{t}", [t, t], t, "gy::where(gy::lt(a, b), gy::add(a, b), gy::mul(a, gy::neg(b)))", lanes)
         for t in kinds
     )
     library = load(text, mode)
@@ -181,9 +168,7 @@ SMALL = [
 def test_arithmetic_on_16_bit_floats_rounds_each_result(mode: str) -> None:
     halves = ("gy::bf16", "gy::f16")
     text = "".join(
-        elementwise(
-            name_of(name, t), [t] * arity, result_type(name, t), f"gy::{name}({'a, b'[: 3 * arity - 2]})"
-        )
+        elementwise(name_of(name, t), [t] * arity, result_type(name, t), f"gy::{name}({'a, b'[: 3 * arity - 2]})")
         for name, _, arity in SMALL
         for t in halves
     )

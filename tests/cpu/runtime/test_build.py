@@ -146,9 +146,7 @@ store = Store(Path({str(tmp_path)!r}) / "cache", "kernels")
 build = begin([kernel("shared", "return (int32_t)a;")], store, session())
 print(call(build, build.wait(), "shared", 11))
 """
-    both = [
-        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)
-    ]
+    both = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert [process.communicate()[0].strip() for process in both] == ["11", "11"]
 
 

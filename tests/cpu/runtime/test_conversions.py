@@ -18,18 +18,7 @@ from tests.cpu.runtime.headers import (
     samples,
 )
 
-MAIN = (
-    "float",
-    "double",
-    "gy::bf16",
-    "gy::f16",
-    "int8_t",
-    "int16_t",
-    "int32_t",
-    "int64_t",
-    "uint8_t",
-    "bool",
-)
+MAIN = ("float", "double", "gy::bf16", "gy::f16", "int8_t", "int16_t", "int32_t", "int64_t", "uint8_t", "bool")
 RARE = ("gy::f8e4m3fn", "gy::f8e5m2", "uint16_t", "uint32_t", "uint64_t")
 PAIRS = [(a, b) for a in MAIN for b in MAIN if a != b]
 PAIRS += [p for t in RARE for p in ((t, "float"), ("float", t), (t, "int64_t"), ("int64_t", t))]

@@ -18,13 +18,7 @@ from tests.cpu.runtime.headers import MODES, build
 CASES: dict[str, tuple[tuple[str, ...], str, str, str, str]] = {
     "add_floats": (("float",) * 2, "float", "gy::add(a, b)", "vaddps:1", "vaddps:2"),
     "add_longs": (("int64_t",) * 2, "int64_t", "gy::add(a, b)", "vpaddq:2", "vpaddq:4"),
-    "select": (
-        ("float",) * 2,
-        "float",
-        "gy::where(gy::lt(a, b), a, gy::mul(b, b))",
-        "vcmplt_oqps:1",
-        "vblendvps:2",
-    ),
+    "select": (("float",) * 2, "float", "gy::where(gy::lt(a, b), a, gy::mul(b, b))", "vcmplt_oqps:1", "vblendvps:2"),
     "select_doubles": (
         ("double",) * 2,
         "double",
@@ -32,13 +26,7 @@ CASES: dict[str, tuple[tuple[str, ...], str, str, str, str]] = {
         "vcmplt_oqpd:2",
         "vblendvpd:4",
     ),
-    "select_bytes": (
-        ("int8_t",) * 2,
-        "int8_t",
-        "gy::where(gy::lt(a, b), a, b)",
-        "vpblendmb:1",
-        "vpblendvb:1",
-    ),
+    "select_bytes": (("int8_t",) * 2, "int8_t", "gy::where(gy::lt(a, b), a, b)", "vpblendmb:1", "vpblendvb:1"),
     "select_longs": (
         ("float", "int64_t"),
         "int64_t",
@@ -46,13 +34,7 @@ CASES: dict[str, tuple[tuple[str, ...], str, str, str, str]] = {
         "vcmpneqps:1",
         "vpblendvb:4",
     ),
-    "from_bf16": (
-        ("gy::bf16",),
-        "float",
-        "gy::cast<float>(a)",
-        "vpmovzxwd:1 vpslld:1",
-        "vpmovzxwd:2 vpslld:2",
-    ),
+    "from_bf16": (("gy::bf16",), "float", "gy::cast<float>(a)", "vpmovzxwd:1 vpslld:1", "vpmovzxwd:2 vpslld:2"),
     "to_bf16": (("float",), "gy::bf16", "gy::cast<gy::bf16>(a)", "vpmovdw:1 vcmpunordps:1", "vpshufb:2"),
     "from_f16": (("gy::f16",), "float", "gy::cast<float>(a)", "vcvtph2ps:1", "vcvtph2ps:2"),
     "to_f16": (("float",), "gy::f16", "gy::cast<gy::f16>(a)", "vcvtps2ph:1", "vcvtps2ph:2"),
@@ -62,13 +44,7 @@ CASES: dict[str, tuple[tuple[str, ...], str, str, str, str]] = {
     "widen_floats": (("float",), "double", "gy::cast<double>(a)", "vcvtps2pd:2", "vcvtps2pd:4"),
     "narrow_doubles": (("double",), "float", "gy::cast<float>(a)", "vcvtpd2ps:2", "vcvtpd2psy:4"),
     "store_mask": (("float",) * 2, "bool", "gy::lt(a, b)", "vcmplt_oqps:1 vmovdqu8:1", "vcmpltps:2"),
-    "load_mask": (
-        ("bool", "float"),
-        "float",
-        "gy::where(a, b, gy::mul(b, b))",
-        "vpcmpnequb:1",
-        "vblendvps:2",
-    ),
+    "load_mask": (("bool", "float"), "float", "gy::where(a, b, gy::mul(b, b))", "vpcmpnequb:1", "vblendvps:2"),
     "maximum": (("float",) * 2, "float", "gy::maximum(a, b)", "vmaxps:1 vpblendmd:1", "vmaxps:2 vblendvps:2"),
     "gather": (("int64_t",), "float", "gy::gather<L>((const float*)x0, a)", "vpgatherqd:2", "vpgatherqd:4"),
     "exp": (("float",), "float", "gy::exp(a)", "vscalefps:1", "vpslld:2"),
@@ -96,10 +72,7 @@ def source() -> str:
 def instructions(mode: str) -> dict[str, list[str]]:
     """The mnemonics of each kernel."""
     listing = subprocess.run(
-        ["objdump", "-d", "--no-show-raw-insn", build(source(), mode)],
-        capture_output=True,
-        text=True,
-        check=True,
+        ["objdump", "-d", "--no-show-raw-insn", build(source(), mode)], capture_output=True, text=True, check=True
     ).stdout
     kernels: dict[str, list[str]] = {}
     for part in listing.split("\n\n"):
@@ -124,16 +97,6 @@ def test_sixteen_lanes_are_vector_instructions(name: str, mode: str) -> None:
 @pytest.mark.parametrize("mode", [m for m in MODES if m.values[0] == "avx512"])
 def test_a_loop_has_no_more_than_its_work(mode: str) -> None:
     """Loads, the operation, a store, the counter: nothing goes through memory in between."""
-    most = {
-        "add_floats": 18,
-        "select": 21,
-        "from_bf16": 18,
-        "to_f16": 18,
-        "select_bytes": 19,
-        "maximum": 20,
-        "exp": 48,
-    }
-    longer = {
-        k: len(instructions(mode)[k]) for k, limit in most.items() if len(instructions(mode)[k]) > limit
-    }
+    most = {"add_floats": 18, "select": 21, "from_bf16": 18, "to_f16": 18, "select_bytes": 19, "maximum": 20, "exp": 48}
+    longer = {k: len(instructions(mode)[k]) for k, limit in most.items() if len(instructions(mode)[k]) > limit}
     assert longer == {}

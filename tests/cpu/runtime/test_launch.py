@@ -15,14 +15,7 @@ from gyrator.config import Config
 from gyrator.errors import IndexOutOfRange
 from gyrator.origin import Origin
 from gyrator.runtime.build import LAUNCHER_SOURCE
-from gyrator.runtime.launch import (
-    MOST_ARGUMENTS,
-    Bind,
-    Library,
-    bind_by_ctypes,
-    index_error,
-    load_launcher,
-)
+from gyrator.runtime.launch import MOST_ARGUMENTS, Bind, Library, bind_by_ctypes, index_error, load_launcher
 from gyrator.runtime.toolchain import find_toolchain
 
 KERNELS = """
@@ -71,9 +64,7 @@ def raise_status(status: int) -> object:
 
 
 @pytest.fixture(params=["launcher", "ctypes"])
-def kernel(
-    request: pytest.FixtureRequest, built: tuple[Library, Bind]
-) -> Callable[[str, int], Callable[..., int]]:
+def kernel(request: pytest.FixtureRequest, built: tuple[Library, Bind]) -> Callable[[str, int], Callable[..., int]]:
     library, native = built
     bind = native if request.param == "launcher" else bind_by_ctypes
     return lambda name, count: bind(library.address(name), count, raise_status)

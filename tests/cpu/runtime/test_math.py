@@ -44,22 +44,7 @@ def arguments() -> torch.Tensor:
     bits = torch.randint(-(2**31), 2**31, (150_000,), generator=g).to(torch.int32)
     inf = float("inf")
     edges = torch.tensor(
-        [
-            0.0,
-            -0.0,
-            inf,
-            -inf,
-            float("nan"),
-            1e-45,
-            -1e-45,
-            1.1754944e-38,
-            3.4e38,
-            1.0,
-            -1.0,
-            0.5,
-            88.7228,
-            89.4,
-        ]
+        [0.0, -0.0, inf, -inf, float("nan"), 1e-45, -1e-45, 1.1754944e-38, 3.4e38, 1.0, -1.0, 0.5, 88.7228, 89.4]
     )
     grids = [torch.linspace(-r, r, 60_001) for r in (1.5, 20.0, 110.0, 1e5)]
     return torch.cat([bits.view(torch.float32), *grids, edges])
@@ -70,9 +55,7 @@ def ulps(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
     exponent = torch.frexp(want.abs().clamp(min=2.0**-126, max=3.4e38))[1] - 24
     error = (got.double() - want).abs() / torch.pow(2.0, exponent.double())
     special = want.isnan() | want.float().isinf() | got.isnan() | got.isinf()
-    fits = torch.where(
-        want.isnan(), got.isnan(), (got == want.float()) | (want.float().isinf() & (got.abs() > 3.4e38))
-    )
+    fits = torch.where(want.isnan(), got.isnan(), (got == want.float()) | (want.float().isinf() & (got.abs() > 3.4e38)))
     return torch.where(special, torch.where(fits, 0.0, torch.inf), error)
 
 
@@ -96,19 +79,13 @@ def test_float_functions_keep_their_bounds(mode: str) -> None:
 def test_float_functions_of_two_arguments_keep_their_bounds(mode: str) -> None:
     library, g = load(SOURCE, mode), torch.Generator().manual_seed(0)
     bits = torch.randint(-(2**31), 2**31, (2, 200_000), generator=g).to(torch.int32).view(torch.float32)
-    edges = torch.tensor(
-        [0.0, -0.0, 1.0, -1.0, 2.0, 3.0, -3.0, 0.5, 1e30, float("inf"), -float("inf"), float("nan")]
-    )
+    edges = torch.tensor([0.0, -0.0, 1.0, -1.0, 2.0, 3.0, -3.0, 0.5, 1e30, float("inf"), -float("inf"), float("nan")])
     a = torch.cat([bits[0], torch.rand(200_000, generator=g) * 10, edges.repeat(len(edges))])
     b = torch.cat([bits[1], torch.randn(200_000, generator=g) * 10, edges.repeat_interleave(len(edges))])
     for name, exact in BINARY.items():
         error = ulps(apply(library, f"f_{name}", torch.float32, a, b), exact(a.double(), b.double()))
         worst = int(error.argmax())
-        assert error[worst] <= max(BOUNDS[name][0], FALLBACK if mode == "scalar" else 0), (
-            name,
-            a[worst],
-            b[worst],
-        )
+        assert error[worst] <= max(BOUNDS[name][0], FALLBACK if mode == "scalar" else 0), (name, a[worst], b[worst])
 
 
 EXACT: dict[str, Callable[[mpmath.mpf], mpmath.mpf]] = {

@@ -92,11 +92,7 @@ def test_reducers_agree_with_float64(mode: str, lanes: int) -> None:
 def test_reducers_of_masks(mode: str, lanes: int) -> None:
     library = load(source(lanes), mode)
     for n in LENGTHS:
-        for x in (
-            torch.zeros(n, dtype=torch.bool),
-            torch.ones(n, dtype=torch.bool),
-            torch.arange(n) == n // 2,
-        ):
+        for x in (torch.zeros(n, dtype=torch.bool), torch.ones(n, dtype=torch.bool), torch.arange(n) == n // 2):
             assert run(library, "Any", x)[0] == x.any()
             assert run(library, "All", x)[0] == x.all()
             assert run(library, "Xor", x)[0] == (int(x.sum()) % 2 == 1)
@@ -184,13 +180,7 @@ def test_extremes_of_16_bit_floats(mode: str, half: str) -> None:
     }}"""
     library = load(text, mode)
     for x in (-torch.rand(77) - 1, torch.rand(77) + 1, torch.tensor([1.0, torch.nan] * 20)):
-        values, y, at = (
-            x.to(DTYPES[half]),
-            torch.empty(2, dtype=DTYPES[half]),
-            torch.empty(1, dtype=torch.int64),
-        )
+        values, y, at = (x.to(DTYPES[half]), torch.empty(2, dtype=DTYPES[half]), torch.empty(1, dtype=torch.int64))
         invoke(library, "extremes", y, at, values, x.numel())
-        torch.testing.assert_close(
-            y, torch.stack([values.amax(), values.amin()]), equal_nan=True, rtol=0, atol=0
-        )
+        torch.testing.assert_close(y, torch.stack([values.amax(), values.amin()]), equal_nan=True, rtol=0, atol=0)
         assert at == values.argmax()

@@ -36,9 +36,7 @@ class Graphs:
     def ops(self, kind: str) -> list[str]:
         """The operators of a graph in order, as `mul.Tensor`."""
         return [
-            str(node.target).partition(".")[2]
-            for node in self.modules[kind].graph.nodes
-            if node.op == "call_function"
+            str(node.target).partition(".")[2] for node in self.modules[kind].graph.nodes if node.op == "call_function"
         ]
 
     def compiler(self, graph: GraphModule, example_inputs: Sequence[object], info: GraphInfo) -> Compiled:
@@ -62,9 +60,7 @@ def compiled(
     return torch.compile(function, backend=backend, dynamic=dynamic), graphs
 
 
-def same_as_eager(
-    function: Callable[..., Any], *args: Any, backward: bool = True, dynamic: bool = False
-) -> None:
+def same_as_eager(function: Callable[..., Any], *args: Any, backward: bool = True, dynamic: bool = False) -> None:
     """Values, gradients, mutation, strides and aliasing are eager's."""
     torch._dynamo.reset()
     check(function, list(args), backend=BACKEND, backward=backward, dynamic=dynamic)

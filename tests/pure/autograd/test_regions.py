@@ -75,8 +75,7 @@ def test_a_policy_says_what_a_checkpoint_saves() -> None:
     run, graphs = compiled(program)
     args = [leaf(8, 8), leaf(8, 8), leaf(8, 8)]
     torch.testing.assert_close(
-        torch.autograd.grad(run(*args).sum(), args),
-        torch.autograd.grad((block(*args[:2]) @ args[2]).sum(), args),
+        torch.autograd.grad(run(*args).sum(), args), torch.autograd.grad((block(*args[:2]) @ args[2]).sum(), args)
     )
     assert graphs.ops("backward").count("mm.default") == 4
 
@@ -99,9 +98,7 @@ def test_attention_in_a_checkpoint_runs_again() -> None:
 
 def test_an_operator_with_random_results_in_a_checkpoint_is_saved() -> None:
     def function(x: Tensor) -> Tensor:
-        return checkpoint(
-            lambda x: torch.native_dropout(x.sin(), 0.5, True)[0] * x, x, use_reentrant=False
-        ).cos()
+        return checkpoint(lambda x: torch.native_dropout(x.sin(), 0.5, True)[0] * x, x, use_reentrant=False).cos()
 
     whole = {op: f for op, f in decomposition_table().items() if "dropout" not in str(op)}
     run, _ = compiled(function, decompositions=whole)
@@ -157,9 +154,7 @@ def conditional(x: Tensor) -> Tensor:
 
 
 def repeated(x: Tensor) -> Any:
-    return while_loop(
-        lambda i, x: i < 3, lambda i, x: (i + 1, x.sin()), (torch.zeros((), dtype=torch.int64), x)
-    )
+    return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x.sin()), (torch.zeros((), dtype=torch.int64), x))
 
 
 def mapped(x: Tensor) -> Any:
@@ -192,12 +187,7 @@ def test_bodies_are_decomposed_functional_graphs() -> None:
     run, graphs = compiled(conditional)
     run(torch.randn(4))
     bodies = dict(graphs.modules["inference"].named_children())
-    ops = {
-        str(node.target)
-        for body in bodies.values()
-        for node in body.graph.nodes
-        if node.op == "call_function"
-    }
+    ops = {str(node.target) for body in bodies.values() for node in body.graph.nodes if node.op == "call_function"}
     assert len(bodies) == 2 and "aten.sigmoid.default" in ops and "aten.silu.default" not in ops
 
 
@@ -232,9 +222,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Any:
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_flex_attention_has_eagers_values_and_gradients(dynamic: bool) -> None:
-    same_as_eager(
-        attention, leaf(2, 2, 6, 4), leaf(2, 2, 6, 4), leaf(2, 2, 6, 3), leaf(2, 6), dynamic=dynamic
-    )
+    same_as_eager(attention, leaf(2, 2, 6, 4), leaf(2, 2, 6, 4), leaf(2, 2, 6, 3), leaf(2, 6), dynamic=dynamic)
 
 
 def test_flex_attention_lies_in_memory_as_its_query() -> None:

@@ -82,9 +82,7 @@ def _write_for_ever(root: Path) -> None:
     number = 0
     while True:
         number += 1
-        store.put(
-            f"{number % 50:064d}", {f"f{k}": str(number) * 20_000 for k in range(4)}, {"number": number}
-        )
+        store.put(f"{number % 50:064d}", {f"f{k}": str(number) * 20_000 for k in range(4)}, {"number": number})
         store.remove(f"{number % 50:064d}") if number % 3 == 0 else None
 
 

@@ -26,16 +26,7 @@ def found(topic: str, config: Config | None = None) -> Finding:
 
 def test_doctor_lists_everything_that_decides() -> None:
     topics = {f.topic for f in findings(Config())}
-    assert topics >= {
-        "python",
-        "torch",
-        "backend",
-        "C++ compiler",
-        "instruction set",
-        "threads",
-        "Triton",
-        "cache",
-    }
+    assert topics >= {"python", "torch", "backend", "C++ compiler", "instruction set", "threads", "Triton", "cache"}
 
 
 def test_doctor_prints_what_is_wrong_and_what_to_do() -> None:
@@ -60,9 +51,7 @@ def test_doctor_reports_an_instruction_set_that_the_processor_lacks(monkeypatch:
     assert found("instruction set", Config(cpu_isa="scalar")).found == "avx2; kernels use scalar"
 
 
-def test_doctor_reports_a_cache_that_cannot_be_written(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_doctor_reports_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(doctor.os, "access", lambda path, mode: False)
     finding = found("cache", Config(cache_dir=tmp_path / "cache"))
     assert finding.state is State.WRONG

@@ -13,19 +13,7 @@ from gyrator.ir.check import check_kernel
 from gyrator.ir.tree import Carry, Kernel, Param
 from gyrator.origin import Origin
 from tests.cpu.codegen import kernels
-from tests.cpu.codegen.harness import (
-    axis,
-    kernel,
-    lanes,
-    load,
-    op,
-    parallel,
-    ref,
-    serial,
-    size,
-    store,
-    tensor,
-)
+from tests.cpu.codegen.harness import axis, kernel, lanes, load, op, parallel, ref, serial, size, store, tensor
 
 S0, S1 = size("s0"), size("s1")
 
@@ -73,9 +61,7 @@ def test_checks_are_numbered_in_the_order_of_their_text() -> None:
 def test_parameters_that_share_memory_are_not_restricted() -> None:
     k = kernels.gelu_bias(8, 16)
     x, b, y = k.params
-    shared = Kernel(
-        k.name, (Param(x.value, True, False, "y"), b, Param(y.value, False, True, "x")), (), (), k.body
-    )
+    shared = Kernel(k.name, (Param(x.value, True, False, "y"), b, Param(y.value, False, True, "x")), (), (), k.body)
     head = print_kernel(shared).text.split("{")[0]
     assert head.count("__restrict__") == 1
 
@@ -90,10 +76,7 @@ def test_what_lanes_share_is_computed_before_their_loop() -> None:
 def test_a_load_is_not_moved_over_a_store_to_its_value() -> None:
     x, y, i, j = tensor("x", 9), tensor("y", 9, 20), axis("i", 9), axis("j", 20)
     k = kernel(
-        "f",
-        [x],
-        [x, y],
-        serial(i, lanes(j, store(y, (i, j), load(x, i)), store(x, (i,), op("neg", load(x, i))))),
+        "f", [x], [x, y], serial(i, lanes(j, store(y, (i, j), load(x, i)), store(x, (i,), op("neg", load(x, i)))))
     )
     text = print_kernel(k).text
     assert text.index("gy::for_lanes") < text.index("gy::load<1>(x + i)")
@@ -108,9 +91,7 @@ def test_origins_are_comments_that_wrap() -> None:
     k = kernels.gelu_bias(8, 16)
     many = tuple(Origin("model.py", 3, "forward", f"aten.some_operator_{n}.default") for n in range(9))
     comments = [
-        t
-        for t in print_kernel(Kernel(k.name, k.params, (), (), k.body, many)).text.splitlines()
-        if t[:2] == "//"
+        t for t in print_kernel(Kernel(k.name, k.params, (), (), k.body, many)).text.splitlines() if t[:2] == "//"
     ]
     assert len(comments) > 1
     assert all(len(line) <= 110 for line in comments)

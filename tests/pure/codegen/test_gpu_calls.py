@@ -30,9 +30,7 @@ def value(name: str, *shape: int) -> Value:
 
 def kernel(*grid: GridAxis, sizes: tuple[Size, ...] = ()) -> TritonKernel:
     params = (Pointer("x", BF16, False), Pointer("y", BF16, True), Workspace("w", const(64), True))
-    return TritonKernel(
-        "k", "", (*params, *[SizeArgument(s.name, s) for s in sizes]), grid, CONFIGS, "pointwise"
-    )
+    return TritonKernel("k", "", (*params, *[SizeArgument(s.name, s) for s in sizes]), grid, CONFIGS, "pointwise")
 
 
 def plan(*steps: Allocate | Launch, inputs: tuple[Value, ...] = (), outputs: tuple[Value, ...] = ()) -> Plan:
@@ -41,9 +39,7 @@ def plan(*steps: Allocate | Launch, inputs: tuple[Value, ...] = (), outputs: tup
 
 
 def test_alignment_follows_where_values_are_placed() -> None:
-    x, whole, left, right, odd, again = (
-        value(n, 8, 24) for n in ("x", "whole", "left", "right", "odd", "again")
-    )
+    x, whole, left, right, odd, again = (value(n, 8, 24) for n in ("x", "whole", "left", "right", "odd", "again"))
     known = alignment(
         plan(
             Allocate(whole, Fresh()),

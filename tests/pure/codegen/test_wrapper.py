@@ -19,19 +19,7 @@ from gyrator.ir.tree import Kernel, Loop, LoopKind, Param, Store
 from gyrator.origin import Origin
 from gyrator.runtime.load import BoxedCall, Runtime, load
 from gyrator.runtime.pool import Pool
-from gyrator.schedule.plan import (
-    Allocate,
-    Call,
-    Copy,
-    Free,
-    InPlace,
-    Launch,
-    Plan,
-    Reuse,
-    SliceOf,
-    Step,
-    full_view,
-)
+from gyrator.schedule.plan import Allocate, Call, Copy, Free, InPlace, Launch, Plan, Reuse, SliceOf, Step, full_view
 
 F32 = torch.float32
 S = Size("s0", 2)
@@ -105,9 +93,7 @@ def test_sizes_come_from_inputs_and_are_passed_to_kernels() -> None:
     x, y = value("x", s), value("y", s)
     steps = (Allocate(y), Launch("add_0", (x, y), (s,)), Free(x))
     derived = (Derived(S, "x", "shape[0]"), Derived(Size("d0"), "", "s0 // 2"))
-    plan = Plan(
-        "g", (Input(x),), steps, (full_view(y), s * 2 + 1, Size("d0").index()), (add_kernel(s),), (), derived
-    )
+    plan = Plan("g", (Input(x),), steps, (full_view(y), s * 2 + 1, Size("d0").index()), (add_kernel(s),), (), derived)
     _, call = bound(plan)
     result, double, half = call([torch.zeros(6)])
     assert torch.equal(result, torch.ones(6))
@@ -166,9 +152,7 @@ def test_operators_get_views_lists_and_constants() -> None:
 def test_results_are_written_into_given_memory() -> None:
     x, out = value("x", 2, 2), value("out", 2, 2)
     mm = Extern((out,), "aten.mm.default", (full_view(x), full_view(x)))
-    text, call = bound(
-        Plan("g", (Input(x),), (Allocate(out), Call(mm, True), Free(x)), (full_view(out),), ())
-    )
+    text, call = bound(Plan("g", (Input(x),), (Allocate(out), Call(mm, True), Free(x)), (full_view(out),), ()))
     given = torch.randn(2, 2)
     assert torch.equal(call([given])[0], given @ given)
     assert "aten_mm_out(x, x, out=out)" in text
@@ -186,10 +170,7 @@ def test_sizes_that_a_call_defines_are_read_off_its_result() -> None:
     x, found = value("x", 4), value("found", count.index(), 1, dtype=torch.int64)
     nonzero = Extern((found,), "aten.nonzero.default", (full_view(x),), scalars=(count,))
     item = Extern(
-        (None,),
-        "aten._local_scalar_dense.default",
-        (full_view(value("n", dtype=torch.int64)),),
-        scalars=(Size("u1"),),
+        (None,), "aten._local_scalar_dense.default", (full_view(value("n", dtype=torch.int64)),), scalars=(Size("u1"),)
     )
     inputs = (Input(x), Input(value("n", dtype=torch.int64)))
     steps = (Call(nonzero), Call(item))
@@ -219,13 +200,7 @@ def test_result_with_other_strides_is_copied_and_with_another_shape_refused() ->
 def test_numbers_enter_reach_calls_and_leave() -> None:
     n, x, y = value("n", dtype=torch.float64), value("x", 4), value("y", 4)
     scaled = Extern((y,), "aten.mul.Scalar", (full_view(x), Item(full_view(n))))
-    plan = Plan(
-        "g",
-        (Input(n, number=True), Input(x)),
-        (Call(scaled), Free(x)),
-        (full_view(y), Item(full_view(n))),
-        (),
-    )
+    plan = Plan("g", (Input(n, number=True), Input(x)), (Call(scaled), Free(x)), (full_view(y), Item(full_view(n))), ())
     _, call = bound(plan)
     result, number = call([2.5, torch.ones(4)])
     assert torch.equal(result, torch.full((4,), 2.5)) and number == 2.5 and isinstance(number, float)

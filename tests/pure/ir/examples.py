@@ -15,19 +15,7 @@ from torch import Tensor
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Masked, Op, Scalar, Value
 from gyrator.ir.index import ZERO, Axis, Index, IndexLike, Indirect, Size, as_index, contiguous_strides
 from gyrator.ir.ops import OPS, Rule
-from gyrator.ir.program import (
-    Input,
-    Nest,
-    Node,
-    Pointwise,
-    Program,
-    Reduce,
-    Root,
-    Scan,
-    Scatter,
-    Update,
-    View,
-)
+from gyrator.ir.program import Input, Nest, Node, Pointwise, Program, Reduce, Root, Scan, Scatter, Update, View
 from gyrator.origin import Origin
 
 # -- building ------------------------------------------------------------------------------------------------
@@ -67,9 +55,7 @@ def cast(arg: Expr, dtype: torch.dtype) -> Expr:
 def between(low: IndexLike, x: Index, high: IndexLike) -> Expr:
     """``low <= x < high``."""
     at = IndexValue(x)
-    return op(
-        "logical_and", op("ge", at, IndexValue(as_index(low))), op("lt", at, IndexValue(as_index(high)))
-    )
+    return op("logical_and", op("ge", at, IndexValue(as_index(low))), op("lt", at, IndexValue(as_index(high))))
 
 
 def nest(out: Value | tuple[Value | None, ...], axes: tuple[Axis, ...], root: Root, line: int = 1) -> Nest:
@@ -159,13 +145,7 @@ def layer_norm_backward() -> Example:
     k, q = axis("i0", c), axis("r0", n)
     g, x, w = value("g", n, c), value("x", n, c), value("w", c)
     mean, rstd = value("mean", n), value("rstd", n)
-    h, gw, gwh, s1, s2 = (
-        value("h", n, c),
-        value("gw", n, c),
-        value("gwh", n, c),
-        value("s1", n),
-        value("s2", n),
-    )
+    h, gw, gwh, s1, s2 = (value("h", n, c), value("gw", n, c), value("gwh", n, c), value("s1", n), value("s2", n))
     dx, dw, db = value("dx", n, c), value("dw", c), value("db", c)
     inner = op("sub", load(gw, i, j), op("div", load(s1, i), const(float(c))))
     outer = op("div", op("mul", load(h, i, j), load(s2, i)), const(float(c)))
@@ -188,9 +168,7 @@ def layer_norm_backward() -> Example:
         saved = mean[:, None], rstd[:, None]
         return torch.ops.aten.native_layer_norm_backward(g, x, (c,), *saved, w, w, [True, True, True])
 
-    return Example(
-        _program("layer_norm_backward", (g, x, w, mean, rstd), nodes, dx, dw, db), arguments, reference
-    )
+    return Example(_program("layer_norm_backward", (g, x, w, mean, rstd), nodes, dx, dw, db), arguments, reference)
 
 
 # -- pad, cat ------------------------------------------------------------------------------------------------
@@ -274,9 +252,7 @@ def attention_mask() -> Example:
         return (torch.where(torch.ones(s, s).tril().bool(), split, float("-inf")),)
 
     return Example(
-        _program("attention_mask", (b, s, x), nodes, y),
-        lambda: (2, 5, torch.randn(2, 5, heads * 5)),
-        reference,
+        _program("attention_mask", (b, s, x), nodes, y), lambda: (2, 5, torch.randn(2, 5, heads * 5)), reference
     )
 
 
@@ -301,9 +277,7 @@ def cumsum() -> Example:
         top, at = x.flip(1).cummax(1)
         return x.float().cumsum(1).bfloat16(), top.flip(1), (c - 1 - at).flip(1)
 
-    return Example(
-        _program("cumsum", (x,), nodes, y, top, at), lambda: (torch.randn(n, c).bfloat16(),), reference
-    )
+    return Example(_program("cumsum", (x,), nodes, y, top, at), lambda: (torch.randn(n, c).bfloat16(),), reference)
 
 
 # -- mutation and scatter ------------------------------------------------------------------------------------

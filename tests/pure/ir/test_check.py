@@ -90,10 +90,7 @@ BROKEN: list[tuple[str, Program]] = [
     ("local %a outside a kernel", pointwise(Ref("a", F32, frozenset()))),
     ("y has shape 4, 7", one(Pointwise(x), (value("y", 4, 7),))),
     ("y is f64, the nest gives f32", one(Pointwise(x), (value("y", 4, 6, dtype=torch.float64),))),
-    (
-        "1 values for 2 results",
-        one(Reduce("argmax", (R,), (load(X, ROWS, R), IndexValue(R.index()))), axes=(ROWS,)),
-    ),
+    ("1 values for 2 results", one(Reduce("argmax", (R,), (load(X, ROWS, R), IndexValue(R.index()))), axes=(ROWS,))),
     ("axes are not distinct", one(Reduce("sum", (ROWS,), (x,)))),
     ("no such reduction: median", one(Reduce("median", (R,), (load(X, ROWS, R),)), axes=(ROWS,))),
     ("argmax takes 2 values per element", one(Reduce("argmax", (R,), (load(X, ROWS, R),)), axes=(ROWS,))),
@@ -111,10 +108,7 @@ BROKEN: list[tuple[str, Program]] = [
     ("value x is defined twice", one(Pointwise(x), (X,))),
     ("not defined before its use", program(outputs=(whole(Y),))),
     ("is no view", program(Extern((), "aten.neg_.default", (1,), mutates=((0, Y),)))),
-    (
-        "is not a new version of counts",
-        program(Extern((), "aten.neg_.default", (whole(COUNTS),), mutates=((0, Y),))),
-    ),
+    ("is not a new version of counts", program(Extern((), "aten.neg_.default", (whole(COUNTS),), mutates=((0, Y),)))),
     ("not defined before its use", program(Extern((), "aten.cat.default", (ListArg((whole(Y),)),)))),
     ("1 sizes and 0 strides", program(outputs=(View(X, (number(3),), (), ZERO),))),
     ("reinterprets f32 as i64", program(outputs=(View(X, X.shape, X.strides, ZERO, I64),))),
@@ -143,9 +137,7 @@ def test_out_of_range_is_fine_under_a_mask_or_in_no_iteration() -> None:
     for body in (Load(X, (ROWS.index(), at), mask), Masked(mask, load(X, ROWS, at), const(0.0))):
         check_program(pointwise(body))
     empty = axis("i1", 0)
-    check_program(
-        program(Nest((value("y", 4, 0),), (ROWS, empty), Pointwise(load(X, ROWS, empty.index() + 9))))
-    )
+    check_program(program(Nest((value("y", 4, 0),), (ROWS, empty), Pointwise(load(X, ROWS, empty.index() + 9)))))
 
 
 def test_the_same_load_outside_a_mask_is_still_checked() -> None:
@@ -172,9 +164,7 @@ def test_checking_is_cheap() -> None:
     nodes, last = [], X
     for k in range(1500):
         new, total = value(f"v{k}", 4, 6), value(f"s{k}", 4)
-        nodes.append(
-            Nest((new,), (ROWS, COLS), Pointwise(op("mul", op("exp", load(last, ROWS, COLS)), const(2.0))))
-        )
+        nodes.append(Nest((new,), (ROWS, COLS), Pointwise(op("mul", op("exp", load(last, ROWS, COLS)), const(2.0)))))
         nodes.append(Nest((total,), (ROWS,), Reduce("sum", (R,), (load(new, ROWS, R),))))
         last = new
     big = program(*nodes)
@@ -238,9 +228,7 @@ BROKEN_KERNELS: list[tuple[str, Kernel]] = [
     ),
     (
         "local %total is not defined here",
-        kernel(
-            rows(columns(feed, put, Store(OUT, (ROWS.index(),), total), carries=(acc,))), out_written=True
-        ),
+        kernel(rows(columns(feed, put, Store(OUT, (ROWS.index(),), total), carries=(acc,))), out_written=True),
     ),
     (
         "local %double is not defined here",
@@ -248,14 +236,8 @@ BROKEN_KERNELS: list[tuple[str, Kernel]] = [
     ),
     ("defined twice", kernel(rows(columns(Let(double, x), put), columns(Let(double, x))))),
     ("lacks axes", kernel(rows(columns(Let(Ref("d", F32, frozenset({ROWS})), x), put)))),
-    (
-        "scratch row is loaded before",
-        kernel(rows(columns(put, Store(Y, put.index, load(ROW, COLS)))), scratch=True),
-    ),
-    (
-        "race to write out",
-        kernel(rows(summed), Loop(ROWS, P, (Store(OUT, (ZERO,), const(1.0)),)), out_written=True),
-    ),
+    ("scratch row is loaded before", kernel(rows(columns(put, Store(Y, put.index, load(ROW, COLS)))), scratch=True)),
+    ("race to write out", kernel(rows(summed), Loop(ROWS, P, (Store(OUT, (ZERO,), const(1.0)),)), out_written=True)),
     ("masked expression", kernel(rows(columns(Store(Y, put.index, Masked(wide, x, const(0.0))))))),
     (
         "any has no running results",

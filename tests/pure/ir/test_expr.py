@@ -92,10 +92,7 @@ def test_walking_several_expressions_skips_what_was_seen() -> None:
         (cast(load(x, i, j), torch.bfloat16), "bf16(x[i0, i1])"),
         (const(1.5, torch.float64), "1.5:f64"),
         (Const(True, BOOL), "true"),
-        (
-            op("where", op("lt", load(idx, i), const(3, I64)), const(1.0), const(0.0)),
-            "where(idx[i0] < 3, 1.0, 0.0)",
-        ),
+        (op("where", op("lt", load(idx, i), const(3, I64)), const(1.0), const(0.0)), "where(idx[i0] < 3, 1.0, 0.0)"),
         (load(x, i, Indirect(load(idx, i), number(6)).index() + 1), "x[i0, idx[i0] + 1]"),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
@@ -126,9 +123,7 @@ def test_references_give_the_dtype_of_their_rule(name: str) -> None:
     assert result.dtype == (BOOL if boolean else _arguments(row)[-1].dtype)
 
 
-@pytest.mark.parametrize(
-    "name", [n for n, row in OPS.items() if row.keeps_zero and n not in ("cast", "bitcast")]
-)
+@pytest.mark.parametrize("name", [n for n, row in OPS.items() if row.keeps_zero and n not in ("cast", "bitcast")])
 def test_keeps_zero_means_f_of_zero_is_zero(name: str) -> None:
     """A column that lets a template leave out a mask: it must never be wrong for finite arguments."""
     row = OPS[name]

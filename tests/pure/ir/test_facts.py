@@ -15,13 +15,7 @@ n, m = N.index(), M.index()
 
 @pytest.mark.parametrize(
     "true",
-    [
-        condition(2, "<=", n),
-        condition(1, "<", n),
-        condition(m, "<=", 64),
-        divides(8, 16 * n),
-        equal(n * 2, n + n),
-    ],
+    [condition(2, "<=", n), condition(1, "<", n), condition(m, "<=", 64), divides(8, 16 * n), equal(n * 2, n + n)],
     ids=str,
 )
 def test_bounds_prove(true: object) -> None:
@@ -30,9 +24,7 @@ def test_bounds_prove(true: object) -> None:
     assert facts.likely(true) == facts.require(true) == Proved(true)
 
 
-@pytest.mark.parametrize(
-    "open_", [condition(3, "<=", n), divides(8, n), equal(n, m), condition(m, "<", 64)], ids=str
-)
+@pytest.mark.parametrize("open_", [condition(3, "<=", n), divides(8, n), equal(n, m), condition(m, "<", 64)], ids=str)
 def test_what_bounds_leave_open_is_a_hint_at_most(open_: object) -> None:
     facts = Facts({N: 16, M: 16})
     assert not facts.proves(open_)

@@ -25,9 +25,7 @@ def trace(fn: Function, args: Sequence[Any], *, dynamic: bool = False) -> torch.
     """The ATen graph of ``fn`` after gyrator's decompositions."""
     mode = "symbolic" if dynamic else "fake"
     plain = lambda *given: fn(*given)  # noqa: E731  (make_fx counts the parameters of what it is given)
-    tracer = make_fx(
-        plain, decomposition_table=decomposition_table(), tracing_mode=mode, _allow_non_fake_inputs=True
-    )
+    tracer = make_fx(plain, decomposition_table=decomposition_table(), tracing_mode=mode, _allow_non_fake_inputs=True)
     graph = tracer(*args)
     output = graph.graph.output_node()
     output.args = (tuple(pytree.tree_leaves(output.args[0])),)
@@ -102,14 +100,10 @@ def _reference(fn: Function, args: Sequence[Any], expected: Sequence[Any]) -> Se
             found = pytree.tree_leaves(fn(*wide))
     except (RuntimeError, TypeError):
         return expected
-    return [
-        w if isinstance(w, Tensor) and w.shape == e.shape else e for w, e in zip(found, expected, strict=True)
-    ]
+    return [w if isinstance(w, Tensor) and w.shape == e.shape else e for w, e in zip(found, expected, strict=True)]
 
 
-def tensor(
-    *shape: int, dtype: torch.dtype = torch.float32, seed: int = 0, low: float | None = None
-) -> Tensor:
+def tensor(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0, low: float | None = None) -> Tensor:
     """Random numbers: normal for floats (at least ``low`` if given), small integers, bools."""
     generator = torch.Generator().manual_seed(seed)
     if dtype == torch.bool:

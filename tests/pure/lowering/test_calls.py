@@ -170,9 +170,7 @@ def test_sizes_as_numbers() -> None:
 
 
 def test_a_float_read_from_a_tensor_is_a_load() -> None:
-    low = check(
-        lambda x, s: x * torch.ops.aten._local_scalar_dense(s), tensor(3), torch.tensor(0.1), dynamic=True
-    )
+    low = check(lambda x, s: x * torch.ops.aten._local_scalar_dense(s), tensor(3), torch.tensor(0.1), dynamic=True)
     assert str(low.program.nodes[0].root.body) == "mul(arg0_1[i0], arg1_1[])"
 
 
@@ -200,11 +198,7 @@ def test_draws_share_one_call_for_seeds() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_random_numbers_have_the_right_distribution(dtype: torch.dtype) -> None:
     low = lowered(
-        lambda: (
-            torch.rand(10000, dtype=dtype),
-            torch.randn(10000, dtype=dtype),
-            torch.randint(3, 9, (10000,)),
-        )
+        lambda: (torch.rand(10000, dtype=dtype), torch.randn(10000, dtype=dtype), torch.randint(3, 9, (10000,)))
     )
     uniform, normal, whole = (t.double() for t in run(low, (), externs=SEEDS).outputs)
     assert uniform.min() >= 0 and uniform.max() < 1

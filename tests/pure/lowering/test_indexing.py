@@ -42,12 +42,8 @@ WRITES: dict[str, Callable[[Tensor], Any]] = {
     "scatter_reduce amax": lambda t: t.scatter_reduce(0, ALONG_ROWS, t[:2], "amax"),
     "scatter_reduce prod": lambda t: t.scatter_reduce(0, ALONG_ROWS, t[:2], "prod"),
     "scatter_reduce mean": lambda t: t.scatter_reduce(0, ALONG_ROWS, t[:2], "mean"),
-    "scatter_reduce amin of new values": lambda t: t.scatter_reduce(
-        0, ALONG_ROWS, t[:2], "amin", include_self=False
-    ),
-    "index_reduce mean of new values": lambda t: t.index_reduce(
-        1, DISTINCT[0], t[:, :3], "mean", include_self=False
-    ),
+    "scatter_reduce amin of new values": lambda t: t.scatter_reduce(0, ALONG_ROWS, t[:2], "amin", include_self=False),
+    "index_reduce mean of new values": lambda t: t.index_reduce(1, DISTINCT[0], t[:, :3], "mean", include_self=False),
     "index_reduce prod": lambda t: t.index_reduce(0, WRAPPING[1], t[:3], "prod"),
     "masked_scatter": lambda t: t.masked_scatter(t[0] > 0, t.flip(0)),
     "put": lambda t: t.put(WRAPPING, t[:2, :3]),
@@ -77,17 +73,13 @@ def test_embedding_and_its_backward() -> None:
 
 def test_cross_entropy_with_ignored_targets() -> None:
     check(lambda x, t: F.cross_entropy(x, t), tensor(5, 7), torch.tensor([1, 2, -100, 4, 0]))
-    check(
-        lambda x, t: F.nll_loss(x, t, weight=torch.arange(7.0)), tensor(5, 7), torch.tensor([1, 2, 3, 4, 0])
-    )
+    check(lambda x, t: F.nll_loss(x, t, weight=torch.arange(7.0)), tensor(5, 7), torch.tensor([1, 2, 3, 4, 0]))
 
 
 def test_sums_in_half_precision_round_once() -> None:
     ones = torch.ones(600, 1, dtype=torch.bfloat16)
     low = lowered(
-        lambda x, i: torch.zeros(1, 1, dtype=x.dtype).index_add(0, i, x),
-        ones,
-        torch.zeros(600, dtype=torch.int64),
+        lambda x, i: torch.zeros(1, 1, dtype=x.dtype).index_add(0, i, x), ones, torch.zeros(600, dtype=torch.int64)
     )
     assert run(low, [ones, torch.zeros(600, dtype=torch.int64)]).outputs[0].item() == 600
 

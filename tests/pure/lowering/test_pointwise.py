@@ -14,16 +14,7 @@ from torch import Tensor
 from tests.pure.lowering.harness import check, lowered, run, tensor
 
 SHAPE = (5, 7)
-DTYPES = (
-    torch.float32,
-    torch.float64,
-    torch.bfloat16,
-    torch.float16,
-    torch.int64,
-    torch.int8,
-    torch.uint8,
-    torch.bool,
-)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.uint8, torch.bool)
 UNARY = (
     "exp exp2 expm1 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh sigmoid erf erfc"
     " erfinv sqrt rsqrt reciprocal log log2 log10 lgamma digamma neg abs sign sgn floor ceil trunc round"
@@ -120,28 +111,16 @@ def test_activations(activation: Callable[[Tensor], Tensor]) -> None:
 CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
     "add with alpha": (lambda x, y: torch.add(x, y, alpha=2), (tensor(*SHAPE), tensor(*SHAPE, seed=1))),
     "rsub with alpha": (lambda x: torch.rsub(x, 3, alpha=2), (tensor(*SHAPE, dtype=torch.int64),)),
-    "floor division": (
-        lambda x, y: torch.div(x, y, rounding_mode="floor"),
-        (tensor(*SHAPE), tensor(*SHAPE, seed=1)),
-    ),
-    "truncating division": (
-        lambda x: torch.div(x, 3, rounding_mode="trunc"),
-        (tensor(*SHAPE, dtype=torch.int64),),
-    ),
+    "floor division": (lambda x, y: torch.div(x, y, rounding_mode="floor"), (tensor(*SHAPE), tensor(*SHAPE, seed=1))),
+    "truncating division": (lambda x: torch.div(x, 3, rounding_mode="trunc"), (tensor(*SHAPE, dtype=torch.int64),)),
     "clamp by numbers": (lambda x: x.clamp(-0.5, 0.5), (tensor(*SHAPE),)),
     "clamp an integer by floats": (lambda x: x.clamp(0.5, 2), (tensor(*SHAPE, dtype=torch.int64),)),
     "clamp by tensors": (lambda x, y: x.clamp(y, y + 1), (tensor(*SHAPE), tensor(*SHAPE, seed=1))),
-    "where with promotion": (
-        lambda x, y: torch.where(x > 0, x, y),
-        (tensor(*SHAPE), tensor(7, dtype=torch.bfloat16)),
-    ),
+    "where with promotion": (lambda x, y: torch.where(x > 0, x, y), (tensor(*SHAPE), tensor(7, dtype=torch.bfloat16))),
     "masked_fill": (lambda x: x.masked_fill(x > 0, float("-inf")), (tensor(*SHAPE, dtype=torch.bfloat16),)),
     "lerp": (lambda x, y: torch.lerp(x, y, 0.3), (tensor(*SHAPE), tensor(*SHAPE, seed=1))),
     "addcmul": (lambda x, y: torch.addcmul(x, x, y, value=0.5), (tensor(*SHAPE), tensor(*SHAPE, seed=1))),
-    "addcdiv": (
-        lambda x, y: torch.addcdiv(x, x, y, value=0.5),
-        (tensor(*SHAPE), tensor(*SHAPE, seed=1, low=1.0)),
-    ),
+    "addcdiv": (lambda x, y: torch.addcdiv(x, x, y, value=0.5), (tensor(*SHAPE), tensor(*SHAPE, seed=1, low=1.0))),
     "glu": (lambda x: F.glu(x, 0), (tensor(6, 5),)),
     "angle": (lambda x: torch.angle(x), (tensor(*SHAPE),)),
     "trigamma": (lambda x: torch.polygamma(1, x), (tensor(*SHAPE),)),

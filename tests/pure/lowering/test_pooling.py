@@ -77,12 +77,8 @@ def test_pools_in_three_dimensions() -> None:
 
 
 def test_symbolic_sizes() -> None:
-    check(
-        lambda x: aten.max_pool2d_with_indices(x, [3, 3], [2, 2], [1, 1])[0], tensor(2, 3, 9, 8), dynamic=True
-    )
-    check(
-        lambda x: aten.avg_pool2d(x, [3, 3], [2, 2], [1, 1], False, False), tensor(2, 3, 9, 8), dynamic=True
-    )
+    check(lambda x: aten.max_pool2d_with_indices(x, [3, 3], [2, 2], [1, 1])[0], tensor(2, 3, 9, 8), dynamic=True)
+    check(lambda x: aten.avg_pool2d(x, [3, 3], [2, 2], [1, 1], False, False), tensor(2, 3, 9, 8), dynamic=True)
 
 
 def test_averages_of_integers_are_truncated() -> None:

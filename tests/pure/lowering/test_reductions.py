@@ -49,9 +49,7 @@ FLOAT: dict[str, Callable[[Tensor], Any]] = {
     "log_softmax": lambda x: F.log_softmax(x, 0),
     "layer_norm": lambda x: F.layer_norm(x, (7,)),
     "softmax backward": lambda x: torch.ops.aten._softmax_backward_data(x, x.softmax(1), 1, x.dtype),
-    "log_softmax backward": lambda x: torch.ops.aten._log_softmax_backward_data(
-        x, x.log_softmax(1), 1, x.dtype
-    ),
+    "log_softmax backward": lambda x: torch.ops.aten._log_softmax_backward_data(x, x.log_softmax(1), 1, x.dtype),
 }
 
 

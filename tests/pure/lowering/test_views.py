@@ -59,9 +59,7 @@ def test_a_view_of_a_view_is_one_index_map() -> None:
 
 
 def test_symbolic_sizes_split_as_constants_do() -> None:
-    low = lowered(
-        lambda x: x.view(-1, 768).view(x.shape[0], x.shape[1], 12, 64) + 0, tensor(3, 5, 768), dynamic=True
-    )
+    low = lowered(lambda x: x.view(-1, 768).view(x.shape[0], x.shape[1], 12, 64) + 0, tensor(3, 5, 768), dynamic=True)
     (nest,) = low.program.nodes
     assert str(nest.root.body) == "add(arg0_1[i0, i1, 64*i2 + i3], 0.0:f32)"
 

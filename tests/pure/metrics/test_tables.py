@@ -48,17 +48,13 @@ def test_floats_have_six_decimals_and_none_is_empty() -> None:
 def test_a_row_with_other_columns_is_refused() -> None:
     with pytest.raises(InternalCheckError, match=r"graph_stats differs in columns \['graph_id', 'graphid'\]"):
         add_rows(
-            config(),
-            "graph_stats",
-            lambda: [{"graphid": 1} | {k: v for k, v in STATS.items() if k != "graph_id"}],
+            config(), "graph_stats", lambda: [{"graphid": 1} | {k: v for k, v in STATS.items() if k != "graph_id"}]
         )
 
 
 def test_names_are_trimmed_and_an_unknown_one_lists_those_known() -> None:
     assert config(" graph_stats , slow_fusion ").metrics == ("slow_fusion", "graph_stats")
-    with pytest.raises(
-        InvalidOption, match=r"slow_fusion \| graph_stats \| .*kernel_autotune, not 'graph_stat'"
-    ):
+    with pytest.raises(InvalidOption, match=r"slow_fusion \| graph_stats \| .*kernel_autotune, not 'graph_stat'"):
         config("graph_stat")
 
 

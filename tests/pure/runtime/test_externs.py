@@ -15,9 +15,7 @@ def test_an_operator_is_found_by_its_name() -> None:
         assert torch.equal(operator(name)(*((x, x) if "mm" in name else (x,))), expected)
 
 
-@pytest.mark.parametrize(
-    "name", ["nowhere.op.default", "aten.no_such_operator.default", "aten.add.NoSuchOverload"]
-)
+@pytest.mark.parametrize("name", ["nowhere.op.default", "aten.no_such_operator.default", "aten.add.NoSuchOverload"])
 def test_an_operator_that_no_library_defines_is_named(name: str) -> None:
     with pytest.raises(UnsupportedOperator, match=name):
         operator(name)
@@ -41,7 +39,5 @@ def test_other_strides_are_made_right() -> None:
 
 @pytest.mark.parametrize("result", [torch.randn(3, 2), torch.randn(2, 3).double(), None, 3.0])
 def test_a_broken_promise_names_the_operator(result: object) -> None:
-    with pytest.raises(
-        OutputMismatch, match=r"my::op promised torch\.float32 of shape \(2, 3\) but returned"
-    ):
+    with pytest.raises(OutputMismatch, match=r"my::op promised torch\.float32 of shape \(2, 3\) but returned"):
         checked(result, (2, 3), (3, 1), torch.float32, "my::op")

@@ -111,9 +111,7 @@ def test_what_cannot_be_timed_now_is_not_recorded(
     monkeypatch.setattr(gpu_kernels, "fastest", lambda *_: None)
     store = Store(tmp_path / "store", "choices")
     driver = Driver(library)
-    GpuKernels(folder(tmp_path / "graph"), store, driver=lambda: driver).kernel("add_0", programs)(
-        7, SUM, SUM, 16
-    )
+    GpuKernels(folder(tmp_path / "graph"), store, driver=lambda: driver).kernel("add_0", programs)(7, SUM, SUM, 16)
     assert list(store.newest(5)) == []
 
 
@@ -125,9 +123,7 @@ def test_unaligned_arguments_build_a_kernel_that_relies_on_nothing(library: Libr
         notes = {"function": "add_0", "shared": 0, "warps": 4, "cooperative": False}
         return Binary("key", tmp_path / "c.cubin", notes)
 
-    kernels = GpuKernels(
-        folder(tmp_path, variants=[variant("a.cubin", 1024)]), rebuild=rebuild, driver=lambda: driver
-    )
+    kernels = GpuKernels(folder(tmp_path, variants=[variant("a.cubin", 1024)]), rebuild=rebuild, driver=lambda: driver)
     launch = kernels.kernel("add_0", programs)
     for size in (17, 33):
         launch(7, SUM, SUM, size)
@@ -140,9 +136,7 @@ def test_a_kernel_that_cannot_be_rebuilt_says_why(library: Library, tmp_path: Pa
     without = GpuKernels(folder(tmp_path), driver=lambda: driver).kernel("add_0", programs)
     with pytest.raises(LaunchFailed, match="not aligned"):
         without(7, SUM + 4, SUM, 16)
-    broken = GpuKernels(
-        folder(tmp_path), rebuild=lambda _: Binary("", Path(), {}, "no"), driver=lambda: driver
-    )
+    broken = GpuKernels(folder(tmp_path), rebuild=lambda _: Binary("", Path(), {}, "no"), driver=lambda: driver)
     with pytest.raises(KernelBuildError, match="no"):
         broken.kernel("add_0", programs)(7, SUM + 4, SUM, 16)
 

@@ -113,10 +113,7 @@ def test_launches_at_the_same_time_do_not_share_memory() -> None:
 
     library.meanwhile = second
     launch(1, 16, 32, 1)
-    assert [(seen.stream, seen.args[:3]) for seen in library.launches] == [
-        (2, [160, 320, 2]),
-        (1, [16, 32, 1]),
-    ]
+    assert [(seen.stream, seen.args[:3]) for seen in library.launches] == [(2, [160, 320, 2]), (1, [16, 32, 1])]
 
 
 def test_a_thread_without_a_context_gets_one() -> None:

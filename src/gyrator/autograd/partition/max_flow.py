@@ -31,9 +31,7 @@ class FlowNetwork:
         self._residual.append(0)
 
     def maximise(self, source: int, sink: int) -> int:
-        """Sends as much flow as possible and returns how much; at least `UNBOUNDED` where no finite cut
-        exists.
-        """
+        """Sends as much flow as possible and returns how much; at least `UNBOUNDED` where no finite cut exists."""
         total = 0
         while total < UNBOUNDED:
             levels = self._levels(source, sink)
@@ -76,9 +74,7 @@ class FlowNetwork:
         return levels
 
     def _blocking_flow(self, source: int, sink: int, levels: list[int]) -> int:
-        """Augments along shortest paths until none is left; each vertex remembers the first edge still
-        worth trying.
-        """
+        """Augments along shortest paths until none is left; each vertex remembers the first edge still worth trying."""
         heads, residual, edges = self._heads, self._residual, self._edges
         following = [0] * len(edges)
         total = 0

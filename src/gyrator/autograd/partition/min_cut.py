@@ -1,10 +1,9 @@
 """The min-cut partitioner: saves the fewest bytes from which backward can cheaply compute the rest again.
 
 Every forward value that backward may need is an edge (entry → exit) whose capacity is the price of saving
-it; values that cannot be recomputed hang on the source, values that backward reads hang on the sink. A cut
-is then a set of values to save that lets backward reach everything it reads, and the minimum cut is the
-cheapest one. (The formulation is known from T. Chen et al., arXiv:1604.06174 and from torch's partitioner;
-the bans below are ours.)
+it; values that cannot be recomputed hang on the source, values that backward reads hang on the sink. A cut is then a
+set of values to save that lets backward reach everything it reads, and the minimum cut is the cheapest one. (The
+formulation is known from T. Chen et al., arXiv:1604.06174 and from torch's partitioner; the bans below are ours.)
 """
 
 from __future__ import annotations
@@ -20,22 +19,11 @@ from torch.fx import Node
 from gyrator.autograd.partition.joint_graph import JointGraph, ancestors, is_number
 from gyrator.autograd.partition.max_flow import UNBOUNDED, FlowNetwork
 from gyrator.autograd.partition.plan import Partition, PartitionFunction, save_all
-from gyrator.autograd.partition.recompute import (
-    Ban,
-    Cost,
-    cost,
-    fusible,
-    is_copyless,
-    reduces,
-    tensor_bytes,
-    work,
-)
+from gyrator.autograd.partition.recompute import Ban, Cost, cost, fusible, is_copyless, reduces, tensor_bytes, work
 from gyrator.errors import InternalCheckError
 
 WIDE_READ_RATIO = 4
-"""A value read across a heavy operator ties its reader down unless it is this many times smaller than the
-reader.
-"""
+"""A value read across a heavy operator ties its reader down unless it is this many times smaller than the reader."""
 
 
 PRICE_OF_A_BYTE, PRICE_OF_A_WRITE, PRICE_OF_A_COPY = 32, 33, 64
@@ -61,8 +49,7 @@ def min_cut(joint: JointGraph) -> Partition:
 def min_cut_with_budget(budget: float) -> PartitionFunction:
     """A partitioner that saves at most `budget` times the bytes that `min_cut` saves, where that is possible.
 
-    It gives up bans in the order of least work per byte saved. 1 is `min_cut`; 0 recomputes all that is not
-    random.
+    It gives up bans in the order of least work per byte saved. 1 is `min_cut`; 0 recomputes all that is not random.
 
     Raises:
         ValueError: for a budget outside [0, 1].
@@ -114,9 +101,7 @@ def _problem(joint: JointGraph) -> _Problem:
     return _Problem(joint, candidates, read, _bans(joint, candidates, inside, needed))
 
 
-def _bans(
-    joint: JointGraph, candidates: Sequence[Node], inside: set[Node], needed: set[Node]
-) -> dict[Node, Ban]:
+def _bans(joint: JointGraph, candidates: Sequence[Node], inside: set[Node], needed: set[Node]) -> dict[Node, Ban]:
     bans: dict[Node, Ban] = {}
     stages = _stages(joint)
     for node in candidates:
@@ -154,9 +139,7 @@ def _leaves_region(node: Node) -> bool:
 
 
 def _ban(node: Node, joint: JointGraph, needed: set[Node], stages: Mapping[Node, int]) -> Ban | None:
-    """Why backward must not compute a value of forward again. What only backward needs is computed once,
-    there.
-    """
+    """Why backward must not compute a value of forward again. What only backward needs is computed once, there."""
     kind = cost(node)
     if node.meta.get("backward"):
         return None
@@ -186,10 +169,9 @@ def _stages(joint: JointGraph) -> dict[Node, int]:
 
 
 def _reads_across(node: Node, stages: Mapping[Node, int]) -> bool:
-    """Whether a node reads a fusible value from before a heavy operator that it also depends on, and others
-    read
-    that value before the operator: recomputing it for both would chain the stages of the whole model
-    together, as the sums of a residual stream do.
+    """Whether a node reads a fusible value from before a heavy operator that it also depends on, and others read that
+    value before the operator: recomputing it for both would chain the stages of the whole model together, as the sums
+    of a residual stream do.
     """
     size = tensor_bytes(node.meta.get("val"))
     for source in node.all_input_nodes:
@@ -222,10 +204,7 @@ def _materialised_in_backward(node: Node, joint: JointGraph, needed: set[Node]) 
         for user in pending.pop().users:
             if user not in needed:
                 continue
-            if (user in joint.backward_nodes or user.meta.get("backward")) and cost(user) in (
-                Cost.HEAVY,
-                Cost.RANDOM,
-            ):
+            if (user in joint.backward_nodes or user.meta.get("backward")) and cost(user) in (Cost.HEAVY, Cost.RANDOM):
                 return True
             if is_copyless(user):
                 pending.append(user)
@@ -278,13 +257,9 @@ def _solve(problem: _Problem) -> tuple[Node, ...]:
             if reader is not None:
                 network.add_edge(2 * position + 1, 2 * reader, UNBOUNDED)
     if network.maximise(source, sink) >= UNBOUNDED:
-        raise InternalCheckError(
-            "partition", "backward needs a value that can neither be saved nor recomputed"
-        )
+        raise InternalCheckError("partition", "backward needs a value that can neither be saved nor recomputed")
     behind = network.sink_side(sink)
-    return tuple(
-        node for node, position in index.items() if behind[2 * position + 1] and not behind[2 * position]
-    )
+    return tuple(node for node, position in index.items() if behind[2 * position + 1] and not behind[2 * position])
 
 
 def _without_bans(problem: _Problem, nodes: Iterable[Node]) -> _Problem:
@@ -297,9 +272,7 @@ def _without_bans(problem: _Problem, nodes: Iterable[Node]) -> _Problem:
 
 
 def _described(problem: _Problem, saved: tuple[Node, ...]) -> Partition:
-    """The partition with its reasons: for what is saved why it was not recomputed, for what is recomputed
-    from what.
-    """
+    """The partition with its reasons: for what is saved why it was not recomputed, for what is recomputed from what."""
     joint = problem.joint
     reasons: dict[Node, str] = {}
     kept = set(saved)
@@ -320,9 +293,7 @@ def _recomputed(problem: _Problem, saved: set[Node]) -> set[Node]:
         node = pending.pop()
         if node not in found:
             found.add(node)
-            pending.extend(
-                source for source in node.all_input_nodes if source in inside and source not in saved
-            )
+            pending.extend(source for source in node.all_input_nodes if source in inside and source not in saved)
     return found
 
 

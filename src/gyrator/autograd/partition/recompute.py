@@ -234,9 +234,7 @@ _PRODUCT_DEPTH: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Ban:
-    """A node that backward must not compute again, and why; `negotiable` where a memory budget may
-    overrule it.
-    """
+    """A node that backward must not compute again, and why; `negotiable` where a memory budget may overrule it."""
 
     reason: str
     negotiable: bool

@@ -41,9 +41,7 @@ class Halves:
 
 
 def split(joint: JointGraph, saved: Sequence[Node]) -> Halves:
-    """The two graphs. Backward computes again what it needs and `saved` lacks, each value just before its
-    first use.
-    """
+    """The two graphs. Backward computes again what it needs and `saved` lacks, each value just before its first use."""
     positions = {node: position for position, node in enumerate(joint.primals)}
     values = [node for node in saved if node not in positions or node in joint.updated]
     primals = [node for node in saved if node in positions and node not in joint.updated]
@@ -87,11 +85,7 @@ def _unreadable(joint: JointGraph, nodes: Iterable[Node], given: Iterable[Node])
         sizes = tuple(value.shape) if isinstance(value, Tensor) else (value,)
         readable.update(expression(size) for size in sizes if isinstance(size, torch.SymInt))
     mentioned = {symbol for node in nodes for symbol in _symbols(node.meta.get("val"))}
-    return [
-        node
-        for node in joint.primals
-        if is_number(node) and expression(node.meta["val"]) in mentioned - readable
-    ]
+    return [node for node in joint.primals if is_number(node) and expression(node.meta["val"]) in mentioned - readable]
 
 
 def _symbols(value: Any) -> set[Any]:
@@ -102,14 +96,10 @@ def _symbols(value: Any) -> set[Any]:
     return {s for size in sizes if isinstance(size, torch.SymInt) for s in expression(size).free_symbols}
 
 
-def _forward_graph(
-    joint: JointGraph, values: Sequence[Node], numbers: Sequence[Node]
-) -> tuple[Graph, list[Node]]:
+def _forward_graph(joint: JointGraph, values: Sequence[Node], numbers: Sequence[Node]) -> tuple[Graph, list[Node]]:
     """The forward graph, and the nodes that it returns for the values to be saved."""
     outputs = [*joint.results, *values, *numbers]
-    statements = [
-        node for node in joint.graph.nodes if is_statement(node) and node not in joint.backward_nodes
-    ]
+    statements = [node for node in joint.graph.nodes if is_statement(node) and node not in joint.backward_nodes]
     needed = ancestors([*(node for node in outputs if isinstance(node, Node)), *statements])
     graph = Graph()
     copies: dict[Node, Node] = {}
