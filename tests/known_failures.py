@@ -7,8 +7,4 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_CPU = "tests/cpu/"
-KNOWN: Mapping[str, str] = {
-    _CPU + "test_opinfo.py::test_ops[22]":
-        "index_fill's gradient calls _unique, whose result has no known size",
-}  # fmt: skip
+KNOWN: Mapping[str, str] = {}
