@@ -111,7 +111,7 @@ class Config:
         planned=True,
     )
     channels_last: bool = _option(
-        True, "Fusion and memory", "Give 2-D convolutions of large images channels-last operands."
+        False, "Fusion and memory", "Give 2-D convolutions of large images channels-last operands."
     )
     pad_strides: bool = _option(
         False,

@@ -58,6 +58,11 @@ def view_of_result(x: Tensor) -> tuple[Tensor, Tensor]:
     return y, y[:, 1:3].permute(0, 2, 3, 1)
 
 
+@pytest.fixture(autouse=True)
+def switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GYRATOR_CHANNELS_LAST", "1")
+
+
 PROGRAMS = [
     result_seen, pointwise_between, flattened, rows_flattened, pooled, normalised, depends_on_strides,
     view_of_result,

@@ -7,7 +7,7 @@ that is cheap, read back if it is stored anyway, and otherwise kept in a scratch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeGuard
 
@@ -196,7 +196,7 @@ class _Writer:
             stages += self._stores(member, level)
         if not stages:
             return []
-        stages = _stores_last(stages)
+        stages = _stores_last(stages, self._rows.values())
         reverse = any(isinstance(m.nest.root, Scan) and m.nest.root.reverse for m in here)
         if self.shape.style is Style.SHEET:
             return self._sheet(space, stages, accumulators)
@@ -328,7 +328,7 @@ class _Writer:
                 stages.append(self._name(value, expr))
             if value in self.stored:
                 stages.append(self._store(value, member, expr))
-        return _stores_last(stages)
+        return _stores_last(stages, self._rows.values())
 
     def _store(self, value: Value, member: Member, expr: Expr) -> Store:
         memory, index = self._memory(value), self._place(value, member)
@@ -528,13 +528,14 @@ class _Accumulator:
         return Const(identity(self.kind, self.total.dtype), self.total.dtype)
 
 
-def _stores_last(stages: list[Loop | Stage]) -> list[Loop | Stage]:
+def _stores_last(stages: list[Loop | Stage], rows: Collection[Value]) -> list[Loop | Stage]:
     """One iteration reads all it reads before it writes, so that a result may take the memory of an operand
     that other members read too.
 
         m[i] = f(old[i]); p[i] = g(old[i])   →   let m = f(old[i]); let p = g(old[i]); m[i] = %m; p[i] = %p
 
-    What combines with memory stays in its order, between the two.
+    What combines with memory, and what goes to scratch ``rows`` that later stages read, stays in its order
+    between the two.
     """
     if len(stages) < 2:
         return stages
@@ -542,7 +543,7 @@ def _stores_last(stages: list[Loop | Stage]) -> list[Loop | Stage]:
     first: list[Loop | Stage] = []
     last: list[Loop | Stage] = []
     for stage in stages:
-        if not isinstance(stage, Store) or stage.combine != "set" or stage.mask is not None:
+        if not isinstance(stage, Store) or stage.combine != "set" or stage.mask is not None or stage.value in rows:
             first.append(stage)
             continue
         expr = stage.expr
