@@ -225,7 +225,7 @@ def _run_backward(outputs: Sequence[Tensor], seed: int) -> None:
         if output.requires_grad and output.grad_fn is not None:
             drawn = torch.randint(-8, 9, output.shape, generator=generator).to(torch.float64) / 8
             roots.append(output)
-            tangents.append(drawn.to(output.dtype))
+            tangents.append(drawn.to(output.device, output.dtype))
     if roots:
         torch.autograd.backward(roots, tangents)
 

@@ -58,6 +58,14 @@ def merge(*groups: Origins) -> Origins:
     return tuple(dict.fromkeys(origin for group in groups for origin in group))
 
 
+def places_of(origins: Origins) -> tuple[str, ...]:
+    """A line for each place of the user's program, with the operators that stand there."""
+    found: dict[str, dict[str, None]] = {}
+    for origin in origins:
+        found.setdefault(str(origin).replace("\n", " "), {})[origin.op] = None
+    return tuple(f"{place}: {', '.join(ops)}" for place, ops in found.items())
+
+
 def place_of(origins: Origins) -> str:
     """The first known `file:line in function` of several origins; "unknown place" where there is none."""
     return next((str(o) for o in origins if o.file), str(origins[0]) if origins else "unknown place")

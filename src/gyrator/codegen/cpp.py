@@ -12,15 +12,13 @@ The text needs the header ``kernel.h`` of ``gyrator/runtime/include``, which the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from textwrap import wrap
 
 from gyrator.codegen.cpp_expr import Term
 from gyrator.codegen.cpp_loops import Loops
 from gyrator.codegen.cpp_names import Names, legal, type_name
+from gyrator.codegen.texts import WIDTH, origin_comments
 from gyrator.ir.expr import Checked
 from gyrator.ir.tree import Kernel, Param
-
-_WIDTH = 110
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +56,7 @@ def print_kernel(kernel: Kernel) -> CppKernel:
         arguments.append((name, f"int64_t {name}"))
     arguments.append(("threads", "int32_t threads"))
     printer.body(kernel.body)
-    lines = [*_origin_lines(kernel), *_head(function, [text for _, text in arguments])]
+    lines = [*origin_comments(kernel.origins, "//"), *_head(function, [text for _, text in arguments])]
     if printer.checks:
         lines += ["  int32_t failed = 0;", "  int32_t* const status = &failed;"]
     lines += [f"  {line}" for line in printer.block.lines]
@@ -79,22 +77,10 @@ def _head(function: str, parameters: list[str]) -> list[str]:
     lines = [start]
     for k, parameter in enumerate(parameters):
         piece = parameter + (", " if k + 1 < len(parameters) else ") {")
-        if len(lines[-1]) + len(piece) > _WIDTH and lines[-1].strip():
+        if len(lines[-1]) + len(piece) > WIDTH and lines[-1].strip():
             lines.append("    ")
         lines[-1] += piece
     return [line.rstrip() for line in lines]
-
-
-def _origin_lines(kernel: Kernel) -> list[str]:
-    """A comment for each place in the user's program, with the operators that stand there."""
-    places: dict[str, list[str]] = {}
-    for origin in kernel.origins:
-        places.setdefault(str(origin).replace("\n", " "), []).append(origin.op)
-    lines = []
-    for place, ops in places.items():
-        text = f"{place}: {', '.join(dict.fromkeys(ops))}"
-        lines += wrap(text, _WIDTH, initial_indent="// ", subsequent_indent="//   ", break_long_words=False)
-    return lines
 
 
 def _split_lines(lines: list[str]) -> list[str]:

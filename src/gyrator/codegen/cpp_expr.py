@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from gyrator.codegen.cpp_names import Names, literal, type_name
+from gyrator.codegen.texts import by_weight, sum_text
 from gyrator.errors import InternalCheckError
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Ref, Value
 from gyrator.ir.index import (
@@ -366,19 +367,14 @@ class Expressions:
     # -- indices as int64_t --------------------------------------------------------------------------------
     def index(self, index: Index) -> Term:
         """An ``int64_t`` expression; where the index depends on the lanes, its value for the first one."""
-        text, depth = "", 0
-        for monomial, c in sorted(index.terms, key=_weight):
+        terms: list[tuple[int, list[str]]] = []
+        depth = 0
+        for monomial, c in sorted(index.terms, key=by_weight):
             atoms = [self._atom(a) for a in sorted(monomial, key=lambda a: isinstance(a, Size))]
             depth = max([depth, *(a.depth for a in atoms)])
-            factors = [a.text for a in atoms]
-            if abs(c) != 1 or not factors:
-                factors.append(str(abs(c)))
-            joined = " * ".join(factors)
-            if text:
-                text += f" {'-' if c < 0 else '+'} {joined}"
-            else:
-                text = f"-{joined}" if c < 0 else joined
-        return Term(text or "0", depth, name=len(index.terms) <= 1 and " " not in text)
+            terms.append((c, [a.text for a in atoms]))
+        text = sum_text(terms)
+        return Term(text, depth, name=len(index.terms) <= 1 and " " not in text)
 
     def _atom(self, atom: Atom) -> Term:
         known = self.find(atom)
@@ -464,12 +460,6 @@ class Expressions:
     def _vector_pair(self, op: str, a: Index, b: Index) -> Term:
         x, y = self.vector_index(a), self.vector_index(b)
         return Term(f"gy::{op}({x.text}, {y.text})", max(x.depth, y.depth), vector=True)
-
-
-def _weight(term: tuple[tuple[Atom, ...], int]) -> tuple[bool, int, int]:
-    """Orders the terms of an address from the outermost dimension inwards, what is subtracted last."""
-    monomial, c = term
-    return c < 0, -len(monomial), -abs(c)
 
 
 def plus(pointer: str, offset: Term) -> str:

@@ -19,6 +19,7 @@ from textwrap import wrap
 import torch
 
 from gyrator.codegen.python_text import Names
+from gyrator.codegen.texts import WIDTH, origin_comments
 from gyrator.codegen.triton_expr import Axes, Block, Expressions, Term, grid_loops
 from gyrator.codegen.triton_names import literal, type_name, working
 from gyrator.codegen.triton_source import GridAxis, Pointer, SizeArgument, TritonKernel
@@ -28,7 +29,6 @@ from gyrator.ir.index import Axis
 from gyrator.ir.ops import REDUCTIONS, identity
 from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Stage, Store, Tiling, Update
 
-_WIDTH = 110
 _RESERVED = ("tl", "triton", "rt", "libdevice", "float", "pid", "old", "new")
 _ATOMICS = {"add": "atomic_add", "max": "atomic_max", "min": "atomic_min"}
 _KINDS = {"add": "sum", "mul": "prod"}
@@ -99,24 +99,12 @@ def _module(kernel: Kernel, printer: Printer, params: Sequence[str], blocks: Seq
         imports += ["", "from gyrator.runtime import triton_ops as rt"]
     rest = ", ".join([*params, *(f"{b}: tl.constexpr" for b in blocks)]) + "):"
     heads = [f"def {kernel.name}({rest}"]
-    if len(heads[0]) > _WIDTH:
+    if len(heads[0]) > WIDTH:
         indent = "    "
-        lines = wrap(rest, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False)
+        lines = wrap(rest, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False)
         heads = [f"def {kernel.name}(", *lines]
     body = [f"    {line}" for line in printer.block.lines] or ["    pass"]
-    return "\n".join([*imports, "", "", *_origin_lines(kernel), "@triton.jit", *heads, *body]) + "\n"
-
-
-def _origin_lines(kernel: Kernel) -> list[str]:
-    """A comment for each place in the user's program, with the operators that stand there."""
-    places: dict[str, list[str]] = {}
-    for origin in kernel.origins:
-        places.setdefault(str(origin).replace("\n", " "), []).append(origin.op)
-    lines = []
-    for place, ops in places.items():
-        text = f"{place}: {', '.join(dict.fromkeys(ops))}"
-        lines += wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="#   ", break_long_words=False)
-    return lines
+    return "\n".join([*imports, "", "", *origin_comments(kernel.origins, "#"), "@triton.jit", *heads, *body]) + "\n"
 
 
 @dataclass(frozen=True, slots=True)

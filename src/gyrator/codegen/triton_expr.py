@@ -17,6 +17,7 @@ import torch
 
 from gyrator.codegen.cpp_expr import count_uses, roots, stages
 from gyrator.codegen.python_text import Names
+from gyrator.codegen.texts import by_weight, sum_text
 from gyrator.codegen.triton_names import is_small, literal, type_name, typed_literal
 from gyrator.errors import InternalCheckError
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Ref, Value
@@ -30,7 +31,6 @@ Axes = frozenset[Axis]
 
 _COLUMNS = 100
 _CALL = re.compile(r"[\w.]+\(\{0\}(, \{\d\})*\)")
-_PARTS = re.compile(r"\{(\d)\}")
 _NONE: Axes = frozenset()
 
 
@@ -296,19 +296,14 @@ class Expressions:
     # -- indices -------------------------------------------------------------------------------------------
     def index(self, index: Index) -> Term:
         """An integer expression."""
-        text, depth, axes = "", 0, _NONE
-        for monomial, c in sorted(index.terms, key=_weight):
+        terms: list[tuple[int, list[str]]] = []
+        depth, axes = 0, _NONE
+        for monomial, c in sorted(index.terms, key=by_weight):
             atoms = [self._atom(a) for a in sorted(monomial, key=lambda a: isinstance(a, Size))]
             depth, axes = max([depth, *(a.depth for a in atoms)]), axes.union(*(a.axes for a in atoms))
-            factors = [a.operand for a in atoms]
-            if abs(c) != 1 or not factors:
-                factors.append(str(abs(c)))
-            joined = " * ".join(factors)
-            if text:
-                text += f" {'-' if c < 0 else '+'} {joined}"
-            else:
-                text = f"-{joined}" if c < 0 else joined
-        return Term(text or "0", depth, axes, " " not in text and not text.startswith("-"))
+            terms.append((c, [a.operand for a in atoms]))
+        text = sum_text(terms)
+        return Term(text, depth, axes, " " not in text and not text.startswith("-"))
 
     def _int64(self, index: Index) -> Term:
         if index.value is not None:
@@ -387,12 +382,6 @@ def _all(conditions: Sequence[Term]) -> str:
 def _sum(indices: Iterable[Index]) -> Index:
     terms = tuple(term for index in indices for term in index.terms)
     return Index(terms)
-
-
-def _weight(term: tuple[tuple[Atom, ...], int]) -> tuple[bool, int, int]:
-    """Orders the terms of an address from the outermost dimension inwards, what is subtracted last."""
-    monomial, c = term
-    return c < 0, -len(monomial), -abs(c)
 
 
 def _loops_of_loads(kernel: Kernel, tiles: Mapping[Axis, Tile]) -> tuple[dict[Load, int], set[Load]]:

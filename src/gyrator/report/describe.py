@@ -12,8 +12,8 @@ from gyrator.ir.index import Size
 from gyrator.ir.program import Extern, Item, Nest, Node, Output, Program, Scatter, View, defines, uses, views
 from gyrator.ir.tree import Kernel
 from gyrator.metrics.kernels import KernelFacts, KernelKind, count_of, estimated_ns, facts_of, value_bytes
-from gyrator.origin import Origins, place_of
-from gyrator.report.record import GraphRecord, Holder, KernelRecord, Places, StepRecord, Unfused
+from gyrator.origin import place_of, places_of
+from gyrator.report.record import GraphRecord, Holder, KernelRecord, StepRecord, Unfused
 from gyrator.schedule.group import Group
 from gyrator.schedule.plan import Allocate, Call, Copy, Free, Fresh, Launch, Plan, Step
 from gyrator.schedule.stage import Scheduled
@@ -75,14 +75,6 @@ def describe(
         holders=holders,
         counters=counters.about_code(),
     )
-
-
-def places_of(origins: Origins) -> Places:
-    """One line for each place of the user's program, with the operators that stand there."""
-    found: dict[str, dict[str, None]] = {}
-    for origin in origins:
-        found.setdefault(str(origin), {})[origin.op] = None
-    return tuple(f"{place}: {', '.join(ops)}" for place, ops in found.items())
 
 
 # -- kernels and steps ---------------------------------------------------------------------------------------

@@ -19,8 +19,7 @@ from gyrator.cache.store import Entry
 from gyrator.codegen.python_text import index_text
 from gyrator.ir.program import Extern
 from gyrator.ir.text import kernel_text, node_text
-from gyrator.origin import Origins, origin_of
-from gyrator.report.describe import places_of
+from gyrator.origin import Origins, origin_of, places_of
 from gyrator.report.diagram import diagram
 from gyrator.report.record import GraphRecord
 from gyrator.runtime.load import WRAPPER

@@ -24,7 +24,6 @@ WHOLE_SUM = 1 << 12
 """As WHOLE_ROW, for a row that is read once anyway: a loop then needs fewer registers."""
 WHOLE_SCAN = 1 << 12
 WHOLE_COLUMN = 64
-LONGEST_BLOCK = 1 << 20
 """Triton's limit on the elements of a tile."""
 
 

@@ -1,0 +1,39 @@
+"""What kernels in C++ and in Triton are printed with alike: comments, sums of indices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from textwrap import wrap
+
+from gyrator.ir.index import Atom
+from gyrator.origin import Origins, places_of
+
+WIDTH = 110
+"""Columns of generated code."""
+
+
+def origin_comments(origins: Origins, mark: str) -> list[str]:
+    """A comment, begun by ``mark``, for each place in the user's program, with the operators that stand there."""
+    lines: list[str] = []
+    for text in places_of(origins):
+        first, others = f"{mark} ", f"{mark}   "
+        lines += wrap(text, WIDTH, initial_indent=first, subsequent_indent=others, break_long_words=False)
+    return lines
+
+
+def by_weight(term: tuple[tuple[Atom, ...], int]) -> tuple[bool, int, int]:
+    """Orders the terms of an address from the outermost dimension inwards, what is subtracted last."""
+    monomial, c = term
+    return c < 0, -len(monomial), -abs(c)
+
+
+def sum_text(terms: Sequence[tuple[int, Sequence[str]]]) -> str:
+    """A sum of products; each term is its coefficient and the texts of its other factors."""
+    text = ""
+    for c, factors in terms:
+        product = " * ".join([*factors, *([str(abs(c))] if abs(c) != 1 or not factors else [])])
+        if text:
+            text += f" {'-' if c < 0 else '+'} {product}"
+        else:
+            text = f"-{product}" if c < 0 else product
+    return text or "0"
