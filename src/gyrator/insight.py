@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -18,9 +18,12 @@ from gyrator.report.data import GraphReport, KernelBuild, ProgramReport, ReportD
 from gyrator.report.html import page
 from gyrator.report.record import GraphRecord, from_json
 from gyrator.report.text import text
-from gyrator.report.watch import RECORD, Event, GraphCompiled, ProgramCompiled
+from gyrator.report.watch import RECORD, Event, GraphCompiled, ProgramCompiled, add_tuning_rows
+from gyrator.runtime.entries import open_stores
+from gyrator.runtime.gpu_kernels import GpuKernels
 from gyrator.runtime.load import WRAPPER
 from gyrator.runtime.profile import machine_peaks, step_times
+from gyrator.runtime.triton_tune import Candidate
 from gyrator.session import Counters, Session
 from gyrator.torch_compat import user_function
 
@@ -89,7 +92,7 @@ def explain(
             function=getattr(target, "__qualname__", type(target).__name__),
             seconds=seconds,
             capture_seconds=max(0.0, seconds - sum(program.seconds for program in programs)),
-            peaks=machine_peaks() if timing else None,
+            peaks=machine_peaks(_device(events)) if timing else None,
             programs=programs,
         )
     )
@@ -127,6 +130,7 @@ def _programs(events: list[Event], timing: bool) -> Iterator[ProgramReport]:
 
 def _graph(event: GraphCompiled, timing: bool) -> GraphReport:
     record = from_json(GraphRecord, (event.folder / RECORD).read_text())
+    tuned: dict[str, tuple[Candidate, ...]] = {}
     own = event.session if event.name == event.session.name and not event.name.endswith("_program") else None
     return GraphReport(
         record=record,
@@ -135,16 +139,29 @@ def _graph(event: GraphCompiled, timing: bool) -> GraphReport:
         wrapper=str(event.folder / WRAPPER),
         stages=() if own is None else _stages(own),
         builds=() if own is None else tuple(KernelBuild(b.kernels, b.seconds) for b in own.builds),
-        times=_times(event.folder) if timing else (),
+        times=_times(event, tuned) if timing else (),
+        candidates=tuned,
     )
 
 
-def _times(folder: Path) -> tuple[float, ...]:
-    """The times of a graph's steps; none for a graph that random inputs make fail, or that calls regions."""
+def _times(event: GraphCompiled, tuned: dict[str, tuple[Candidate, ...]]) -> tuple[float, ...]:
+    """The times of a graph's steps; none for a graph that random inputs make fail, or that calls regions. The
+    candidates of its kernels are added to `tuned`.
+    """
+
+    def told(name: str, candidates: Sequence[Candidate], new: bool) -> None:
+        tuned[name] = tuple(candidates)
+        add_tuning_rows(event.session.config, event.folder, name, candidates, new)
+
+    stores = open_stores(event.session, gyrator.process.scratch_folder())
     try:
-        return step_times(folder)
+        return step_times(event.folder, gpu=GpuKernels(event.folder, stores.kernels, tuned=told))
     except Exception:  # whatever an operator thinks of random inputs
         return ()
+
+
+def _device(events: Iterable[tuple[Event, float]]) -> str:
+    return next((event.session.device.type for event, _ in events), "cpu")
 
 
 def _stages(session: Session) -> tuple[StageTime, ...]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import final
 
 from gyrator.report.record import GraphRecord, KernelRecord, ProgramRecord, StepRecord
 from gyrator.runtime.profile import Peaks
+from gyrator.runtime.triton_tune import Candidate
 
 
 @final
@@ -39,6 +40,7 @@ class GraphReport:
         wrapper: where its program lies.
         stages, builds: where its compile time went.
         times: seconds of each launch and call of `record.steps`, on random inputs; () if not measured.
+        candidates: of the kernels among whose configs the fastest was chosen, by their names.
     """
 
     record: GraphRecord
@@ -48,6 +50,7 @@ class GraphReport:
     stages: tuple[StageTime, ...]
     builds: tuple[KernelBuild, ...]
     times: tuple[float, ...]
+    candidates: Mapping[str, tuple[Candidate, ...]]
 
     def timed_steps(self) -> Iterator[tuple[StepRecord, float | None]]:
         """Launches and calls in order, each with its seconds where measured."""

@@ -53,6 +53,7 @@ def _graph(report: ReportData, number: int, graph: GraphReport) -> Mapping[str, 
             "seconds": seconds.get(kernel.name),
             "roof": roofline(kernel, seconds[kernel.name], peaks) if kernel.name in seconds and peaks else None,
             "lines": list(_user_lines(kernel.places)),
+            "candidates": graph.candidates.get(kernel.name, ()),
         }
         for kernel in graph.record.kernels
     ]

@@ -84,6 +84,17 @@ def _graph(console: Console, graph: GraphReport, report: ReportData) -> None:
         if step.kind == "extern"
     ]
     _table(console, "calls of operators", ("operator", "bytes", "us", "why", "from"), calls)
+    tried = [
+        (
+            name,
+            c.config,
+            "refused" if c.milliseconds is None else f"{c.milliseconds * 1e3:.1f}",
+            "x" if c.chosen else "",
+        )
+        for name, candidates in graph.candidates.items()
+        for c in candidates
+    ]
+    _table(console, "configs that were timed", ("kernel", "config", "us", "chosen"), tried)
     apart = sorted(record.unfused, key=lambda pair: -pair.bytes)
     pairs = [(u.producer, u.reader, _bytes(u.bytes), u.reason, u.reader_place) for u in apart]
     _table(console, "not fused", ("producer", "reader", "bytes", "why", "reader's place"), pairs)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, final
@@ -16,10 +16,12 @@ from torch import fx
 from gyrator.autograd.partition import JointGraph, Partition
 from gyrator.autograd.partition.recompute import tensor_bytes
 from gyrator.cache.store import Entry
+from gyrator.config import Config
 from gyrator.metrics.tables import Row, add_rows
 from gyrator.origin import origin_of, place_of
 from gyrator.report.record import GraphRecord, Kept, ProgramRecord, from_json
 from gyrator.runtime.load import WRAPPER
+from gyrator.runtime.triton_tune import Candidate
 from gyrator.session import Session
 from gyrator.torch_compat import capture_end, recompile_reason
 
@@ -122,6 +124,22 @@ def add_graph_rows(session: Session, record: GraphRecord, folder: Path) -> None:
     add_rows(config, "graph_stats", lambda: _graph_stats(session.name, record))
     add_rows(config, "kernel_metadata", lambda: _kernel_metadata(record, folder))
     add_rows(config, "fusion_failure_due_to_indexing_mismatch", lambda: _mismatches(session.name, record))
+
+
+def add_tuning_rows(config: Config, folder: Path, name: str, candidates: Sequence[Candidate], new: bool) -> None:
+    """A tuned kernel's rows, a row for each candidate; none for times that an earlier process took."""
+    if new:
+        add_rows(config, "kernel_autotune", lambda: _kernel_autotune(folder, name, candidates))
+
+
+def _kernel_autotune(folder: Path, name: str, candidates: Sequence[Candidate]) -> Iterable[Row]:
+    for candidate in candidates:
+        yield {
+            "kernel_path": str(folder / candidate.file),
+            "kernel_name": name,
+            "triton_config": candidate.config,
+            "latency_ms": candidate.milliseconds,
+        }
 
 
 def _graph_stats(name: str, record: GraphRecord) -> Iterable[Row]:

@@ -14,16 +14,18 @@ from typing import Any, NoReturn, final
 
 import torch
 
-from gyrator.cache.store import Store
+from gyrator.cache.store import Json, Store
 from gyrator.codegen.triton_source import SizeArgument, TritonKernel
 from gyrator.errors import CacheCorrupt, IndexOutOfRange, KernelBuildError, LaunchFailed
 from gyrator.origin import Origin
 from gyrator.runtime.cuda_driver import CudaDriver, cuda_driver
 from gyrator.runtime.triton_build import Binary, request_for
 from gyrator.runtime.triton_launch import Launch, Programs, bind, guarded
-from gyrator.runtime.triton_tune import fastest
+from gyrator.runtime.triton_tune import Candidate, Tuned, times
 
 DESCRIPTION = "kernels.json"
+TIMES = "times"
+"""What the note of a choice calls the milliseconds of each binary."""
 
 Rebuild = Callable[[Mapping[str, Any]], Binary]
 """Builds what a worker is asked for, or finds it in the store."""
@@ -85,6 +87,7 @@ class GpuKernels:
         rebuild: builds a kernel for arguments that are not aligned; None: it cannot.
         moved: where the user's places lie now.
         driver: loads and launches.
+        tuned: told of every kernel whose configs were timed.
     """
 
     folder: Path
@@ -92,6 +95,7 @@ class GpuKernels:
     rebuild: Rebuild | None = None
     moved: Mapping[Origin, Origin] = field(default_factory=dict)
     driver: Callable[[], CudaDriver] = cuda_driver
+    tuned: Tuned | None = None
     _described: dict[str, Any] = field(default_factory=dict)
 
     def kernel(self, name: str, programs: Sized, updated: Mapping[int, Sized] | None = None) -> Launch:
@@ -137,28 +141,44 @@ class GpuKernels:
         variants = about["variants"]
         sizes = [args[at] for at in about["sizes"]]
         key = f"{about['choice']}-{torch.cuda.get_device_name()}-{sizes}" if len(variants) > 1 else ""
-        known = self._recorded(key, variants)
-        if known is not None:
-            return self._loaded(name, about, known, programs)
-        launches = [self._loaded(name, about, variant, programs) for variant in variants]
-        saved = [(args[at], nbytes(*sizes)) for at, nbytes in updated.items()]
-        best = fastest(launches, stream, args, saved, self.driver())
-        if best is None:
-            return launches[0]
-        if self.choices is not None:
-            self.choices.put(_file_name(key), {}, _identity(variants[best]))
-        return launches[best]
+        found = self._recorded(key, variants)
+        if found is None:
+            launches = [self._loaded(name, about, variant, programs) for variant in variants]
+            saved = [(args[at], nbytes(*sizes)) for at, nbytes in updated.items()]
+            took = times(launches, stream, args, saved, self.driver())
+            if took is None:
+                return launches[0]
+            best = min(range(len(took)), key=lambda k: (took[k] is None, took[k]))
+            measured: dict[str, Json] = {v["file"]: ms for v, ms in zip(variants, took, strict=True)}
+            found = {**_identity(variants[best]), TIMES: measured}
+            if self.choices is not None:
+                self.choices.put(_file_name(key), {}, found)
+            self._tell(name, variants, found, new=True)
+            return launches[best]
+        self._tell(name, variants, found, new=False)
+        return self._loaded(name, about, next(v for v in variants if v["file"] == found["file"]), programs)
 
     def _recorded(self, key: str, variants: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+        """What is noted of an earlier choice among the variants."""
         if len(variants) == 1:
             return variants[0]
         try:
             entry = None if self.choices is None else self.choices.get(_file_name(key))
         except CacheCorrupt:
             return None
-        if entry is None:
+        if entry is None or not any(_identity(v).items() <= entry.notes.items() for v in variants):
             return None
-        return next((v for v in variants if _identity(v) == entry.notes), None)
+        return entry.notes
+
+    def _tell(self, name: str, variants: Sequence[Mapping[str, Any]], found: Mapping[str, Any], *, new: bool) -> None:
+        measured = found.get(TIMES)
+        if self.tuned is not None and measured:
+            told = []
+            for variant in variants:
+                options, file = {**variant["blocks"], "num_warps": variant["warps"]}, variant["file"]
+                config = ", ".join(f"{option}: {n}" for option, n in options.items())
+                told.append(Candidate(config, file, measured.get(file), file == found["file"]))
+            self.tuned(name, told, new)
 
     def _unaligned(self, name: str, about: Mapping[str, Any], programs: Sized) -> Launch:
         """The launch for arguments that are not multiples of 16."""

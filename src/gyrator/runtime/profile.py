@@ -14,6 +14,7 @@ from typing import Any, final
 
 import torch
 
+from gyrator.runtime.gpu_kernels import GpuKernels
 from gyrator.runtime.load import WRAPPER, BoxedCall, Runtime
 from gyrator.runtime.pool import Pool
 from gyrator.torch_compat import outside_tracing
@@ -27,11 +28,13 @@ def program_of(folder: Path) -> dict[str, Any]:
     return namespace
 
 
-def step_times(folder: Path, seconds: float = 0.2) -> tuple[float, ...]:
-    """Median seconds of each launch and call of a compiled graph on random inputs, in their order."""
+def step_times(folder: Path, seconds: float = 0.2, gpu: GpuKernels | None = None) -> tuple[float, ...]:
+    """Median seconds of each launch and call of a compiled graph on random inputs, in their order; `gpu` are its
+    kernels for the GPU.
+    """
     program, calls = program_of(folder), list[list[float]]()
     with outside_tracing(), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        call: BoxedCall = program["bind"](Runtime(folder, Pool(), note=lambda _, took: calls[-1].append(took)))
+        call: BoxedCall = program["bind"](Runtime(folder, Pool(), gpu=gpu, note=lambda _, took: calls[-1].append(took)))
         given: list[Any] = program["inputs"]()
         end = time.perf_counter() + seconds
         while len(calls) < 3 or (time.perf_counter() < end and len(calls) < 100):

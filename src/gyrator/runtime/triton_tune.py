@@ -1,4 +1,4 @@
-"""Choosing among a kernel's configs: each is timed on the arguments of the first call.
+"""Timing a kernel's configs on the arguments of the first call, so that the fastest is chosen.
 
 What the kernel would change twice is put aside before and put back after. The choice is kept in the store
 under the kernel, the GPU and the sizes, so that later processes load that one binary alone.
@@ -7,7 +7,9 @@ under the kernel, the GPU and the sizes, so that later processes load that one b
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, final
 
 import torch
 
@@ -23,14 +25,31 @@ BATCH_MS = 0.5
 MOST_LAUNCHES = 50
 
 
-def fastest(
+@final
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One of a kernel's configs, as ``XBLOCK: 512, num_warps: 4``, its binary, and milliseconds of a launch;
+    None if the GPU lacks the registers or the shared memory for it.
+    """
+
+    config: str
+    file: str
+    milliseconds: float | None
+    chosen: bool
+
+
+Tuned: TypeAlias = Callable[[str, Sequence[Candidate], bool], None]
+"""Told a kernel's name, its candidates, and whether they were timed just now (or by an earlier process)."""
+
+
+def times(
     candidates: Sequence[Launch],
     stream: int,
     args: Sequence[int],
     updated: Sequence[tuple[int, int]],
     driver: CudaDriver,
-) -> int | None:
-    """The position of the fastest candidate on the current stream, which is `stream`.
+) -> list[float | None] | None:
+    """Milliseconds of each candidate on the current stream, which is `stream`; None for one that cannot be launched.
 
     Args:
         candidates: launches of the same kernel that give the same results.
@@ -45,13 +64,12 @@ def fastest(
         return None
     try:
         with _put_aside(updated, stream, driver):
-            times = [_milliseconds(launch, stream, args) for launch in candidates]
+            found = [_milliseconds(launch, stream, args) for launch in candidates]
     except torch.cuda.OutOfMemoryError:
         return None
-    best = min(range(len(times)), key=lambda k: times[k])
-    if times[best] == float("inf"):
+    if all(took is None for took in found):
         candidates[0](stream, *args)  # raises why
-    return best
+    return found
 
 
 @contextlib.contextmanager
@@ -67,13 +85,13 @@ def _put_aside(updated: Sequence[tuple[int, int]], stream: int, driver: CudaDriv
             driver.copy(at, copy.data_ptr(), nbytes, stream)
 
 
-def _milliseconds(launch: Launch, stream: int, args: Sequence[int]) -> float:
-    """Of one launch; infinite if the GPU lacks the registers or the shared memory for it."""
+def _milliseconds(launch: Launch, stream: int, args: Sequence[int]) -> float | None:
+    """Of one launch; None if the GPU lacks the registers or the shared memory for it."""
     try:
         for _ in range(WARM_UP):
             launch(stream, *args)
     except LaunchFailed:
-        return float("inf")
+        return None
     once = _batch(launch, stream, args, 1)
     count = max(1, min(MOST_LAUNCHES, int(BATCH_MS / max(once, 1e-3))))
     return min(_batch(launch, stream, args, count) for _ in range(BATCHES)) / count

@@ -18,6 +18,7 @@ from gyrator.runtime import gpu_kernels
 from gyrator.runtime.cuda_driver import DEVICE_ASSERT, CudaDriver, DeviceKernel
 from gyrator.runtime.gpu_kernels import DESCRIPTION, GpuKernels
 from gyrator.runtime.triton_build import Binary
+from gyrator.runtime.triton_tune import Candidate
 from tests.pure.runtime.test_triton_launch import Library
 
 SUM = 0x1000  # an address that is a multiple of 16
@@ -90,11 +91,11 @@ def test_the_fastest_config_is_kept_for_later_processes(
 ) -> None:
     asked = []
 
-    def second(candidates: Any, stream: int, args: Any, updated: Any, driver: Any) -> int:
+    def second(candidates: Any, stream: int, args: Any, updated: Any, driver: Any) -> list[float]:
         asked.append((len(candidates), list(args), list(updated)))
-        return 1
+        return [0.5, 0.25]
 
-    monkeypatch.setattr(gpu_kernels, "fastest", second)
+    monkeypatch.setattr(gpu_kernels, "times", second)
     store = Store(tmp_path / "store", "choices")
     for loaded in (["a", "b"], ["b"]):  # the second process loads the chosen one alone
         driver = Driver(library)
@@ -105,10 +106,35 @@ def test_the_fastest_config_is_kept_for_later_processes(
     assert [seen.blocks for seen in library.launches] == [[4, 1, 1], [4, 1, 1]]
 
 
+def test_candidates_and_their_times_are_told_also_where_an_earlier_process_took_them(
+    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_kernels, "times", lambda *_: [0.5, None])
+    store, told = Store(tmp_path / "store", "choices"), []
+    for _ in range(2):
+        kernels = GpuKernels(
+            folder(tmp_path / "graph"), store, driver=lambda: Driver(library), tuned=lambda *about: told.append(about)
+        )
+        kernels.kernel("add_0", programs)(7, SUM, SUM, 4096)
+    candidates = [
+        Candidate("XBLOCK: 256, num_warps: 4", "a.cubin", 0.5, True),
+        Candidate("XBLOCK: 1024, num_warps: 4", "b.cubin", None, False),
+    ]
+    assert told == [("add_0", candidates, True), ("add_0", candidates, False)]
+
+
+def test_nothing_is_told_of_a_kernel_that_had_no_choice(library: Library, tmp_path: Path) -> None:
+    told: list[object] = []
+    path = folder(tmp_path, variants=[variant("a.cubin", 256)])
+    kernels = GpuKernels(path, driver=lambda: Driver(library), tuned=lambda *about: told.append(about))
+    kernels.kernel("add_0", programs)(7, SUM, SUM, 512)
+    assert told == []
+
+
 def test_what_cannot_be_timed_now_is_not_recorded(
     library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_kernels, "fastest", lambda *_: None)
+    monkeypatch.setattr(gpu_kernels, "times", lambda *_: None)
     store = Store(tmp_path / "store", "choices")
     driver = Driver(library)
     GpuKernels(folder(tmp_path / "graph"), store, driver=lambda: driver).kernel("add_0", programs)(7, SUM, SUM, 16)
