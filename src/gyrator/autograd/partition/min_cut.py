@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -24,7 +24,6 @@ from gyrator.errors import InternalCheckError
 
 WIDE_READ_RATIO = 4
 """A value read across a heavy operator ties its reader down unless it is this many times smaller than the reader."""
-
 
 PRICE_OF_A_BYTE, PRICE_OF_A_WRITE, PRICE_OF_A_COPY = 32, 33, 64
 """Prices of a byte that is in memory anyway, that must be written, and that must be read and written."""
@@ -86,35 +85,30 @@ def min_cut_with_budget(budget: float) -> PartitionFunction:
 
 def _problem(joint: JointGraph) -> _Problem:
     needed = ancestors(node for node in joint.gradients if isinstance(node, Node))
-    candidates = tuple(
-        node
-        for node in joint.graph.nodes
-        if node in needed and node not in joint.backward_nodes and not is_number(node)
-    )
-    inside = set(candidates)
+    forward = (node for node in joint.graph.nodes if node in needed and node not in joint.backward_nodes)
+    candidates = tuple(node for node in forward if not is_number(node))
     gradients = {node for node in joint.gradients if isinstance(node, Node)}
     read = frozenset(
         node
         for node in candidates
         if node in gradients or any(user in joint.backward_nodes and user in needed for user in node.users)
     )
-    return _Problem(joint, candidates, read, _bans(joint, candidates, inside, needed))
+    return _Problem(joint, candidates, read, _bans(joint, candidates, needed))
 
 
-def _bans(joint: JointGraph, candidates: Sequence[Node], inside: set[Node], needed: set[Node]) -> dict[Node, Ban]:
+def _bans(joint: JointGraph, candidates: Sequence[Node], needed: set[Node]) -> dict[Node, Ban]:
     bans: dict[Node, Ban] = {}
     stages = _stages(joint)
     for node in candidates:
+        ban = None
         if node.op == "placeholder":
-            bans[node] = Ban("an input", False)
+            ban = Ban("an input", False)
         elif node.meta.get("region") is not None and node in joint.forward_nodes:
             ban = _region_ban(node)
-            if ban is not None:
-                bans[node] = ban
         elif node.op == "call_function":
             ban = _ban(node, joint, needed, stages)
-            if ban is not None:
-                bans[node] = ban
+        if ban is not None:
+            bans[node] = ban
     return bans
 
 
@@ -264,8 +258,7 @@ def _solve(problem: _Problem) -> tuple[Node, ...]:
 
 def _without_bans(problem: _Problem, nodes: Iterable[Node]) -> _Problem:
     lifted = set(nodes)
-    bans = {node: ban for node, ban in problem.bans.items() if node not in lifted}
-    return _Problem(problem.joint, problem.candidates, problem.read, bans)
+    return replace(problem, bans={node: ban for node, ban in problem.bans.items() if node not in lifted})
 
 
 # --- the explanation -------------------------------------------------------------------------------
@@ -275,11 +268,10 @@ def _described(problem: _Problem, saved: tuple[Node, ...]) -> Partition:
     """The partition with its reasons: for what is saved why it was not recomputed, for what is recomputed from what."""
     joint = problem.joint
     reasons: dict[Node, str] = {}
-    kept = set(saved)
     for node in saved:
         ban = problem.bans.get(node)
         reasons[node] = f"saved: {ban.reason if ban else 'the cheapest value to start again from'}"
-    for node in _recomputed(problem, kept):
+    for node in _recomputed(problem, set(saved)):
         if cost(node) is not Cost.VIEW:
             reasons[node] = f"recomputed: {cost(node).name.lower()}, cheaper than its bytes"
     return Partition(saved, reasons, _saved_bytes(joint, saved), _saved_bytes(joint, save_all(joint).saved))

@@ -42,15 +42,11 @@ def save_all(joint: JointGraph) -> Partition:
             node in forward
             and not is_number(node)
             and not isinstance(node.meta.get("val"), tuple)
-            and any(user in needed and user not in forward for user in _readers(node))
+            and any(user in needed and user not in forward for user in node.users)
         )
         or (node in joint.gradients and node in forward)
     )
     return Partition(saved)
-
-
-def _readers(node: Node) -> list[Node]:
-    return list(node.users)
 
 
 def _runs_forward(joint: JointGraph) -> set[Node]:
@@ -58,8 +54,7 @@ def _runs_forward(joint: JointGraph) -> set[Node]:
     forward = set(joint.forward_nodes) | set(joint.primals)
     for node in joint.graph.nodes:
         recorded_forward = not node.meta.get("backward") and node not in joint.backward_nodes
-        if (node.op == "call_function" and recorded_forward) or (
-            node.target is operator.getitem and node.args[0] in forward
-        ):
+        part = node.target is operator.getitem and node.args[0] in forward
+        if part or (node.op == "call_function" and recorded_forward):
             forward.add(node)
     return forward

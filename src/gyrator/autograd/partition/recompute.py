@@ -1,18 +1,20 @@
 """Which values backward may compute again, and what computing or saving them costs.
 
-view       free, never saved               pointwise, fill, cast     free where it fuses into its reader
-reduction  only if its result is not far smaller than what it reads
-gather     like pointwise                  matrix product, convolution, attention, scan, sort, unknown: not
-by default random     never, unless its seed is a value of the graph
+view                     free, never saved
+pointwise, fill, gather  free where it fuses into its reader
+reduction                only if its result is not far smaller than what it reads
+random                   never, unless its seed is a value of the graph
+others                   matrix products, convolutions, attention, sorts: not by default
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cache
+from math import prod
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Node
 
+from gyrator.autograd.builder import flatten
 from gyrator.autograd.effects import Effect, arguments, behaviour
 from gyrator.autograd.symbols import SYMBOLIC_TYPES
 
@@ -42,69 +45,22 @@ class Cost(Enum):
 
 
 _POINTWISE = frozenset(
-    {
-        "clone",
-        "copy",
-        "where",
-        "full",
-        "full_like",
-        "zeros",
-        "ones",
-        "zeros_like",
-        "ones_like",
-        "empty",
-        "empty_like",
-        "new_zeros",
-        "new_full",
-        "scalar_tensor",
-        "arange",
-        "iota",
-        "fill",
-        "constant_pad_nd",
-        "cat",
-        "index",
-        "gather",
-        "_unsafe_index",
-        "embedding",
-        "select_scatter",
-        "slice_scatter",
-        "triu",
-        "tril",
-        "repeat",
-        "flip",
-        "lift_fresh_copy",
-        "convert_element_type",
-        "restride",
-        "masked_fill",
-        "empty_strided",
-        "eye",
-        "index_select",
-        "_to_copy",
-    }
+    """
+    clone copy where full full_like zeros ones zeros_like ones_like empty empty_like new_zeros new_full
+    scalar_tensor arange iota fill constant_pad_nd cat index gather _unsafe_index embedding select_scatter
+    slice_scatter triu tril repeat flip lift_fresh_copy convert_element_type restride masked_fill empty_strided
+    eye index_select _to_copy
+    """.split()
 )
 _REDUCTIONS = frozenset(
-    {
-        "sum",
-        "mean",
-        "var",
-        "var_mean",
-        "std",
-        "std_mean",
-        "amax",
-        "amin",
-        "prod",
-        "any",
-        "all",
-        "argmax",
-        "argmin",
-        "logsumexp",
-        "aminmax",
-        "max",
-        "min",
-        "linalg_vector_norm",
-    }
+    """
+    sum mean var var_mean std std_mean amax amin prod any all argmax argmin logsumexp aminmax max min
+    linalg_vector_norm
+    """.split()
 )
 _SEEDED = frozenset({"gyrator::rand", "gyrator::randn"})
+_OF_NUMBERS = frozenset({"_operator", "math", "builtins", "torch", "torch.fx.experimental.sym_node"})
+"""Modules whose functions compute sizes and other numbers."""
 
 
 @cache
@@ -113,11 +69,7 @@ def _cost_of(target: Any) -> Cost:
         return Cost.VIEW
     if not isinstance(target, OpOverload):
         module = getattr(target, "__module__", None)
-        return (
-            Cost.NUMBER
-            if module in ("_operator", "math", "builtins", "torch", "torch.fx.experimental.sym_node")
-            else (Cost.HEAVY)
-        )
+        return Cost.NUMBER if module in _OF_NUMBERS else Cost.HEAVY
     how = behaviour(target)
     name = target._schema.name
     if name in _SEEDED:
@@ -169,24 +121,14 @@ def size_hint(size: Any) -> int:
 
 def tensor_bytes(value: Any) -> int:
     """Bytes of a tensor's elements, or of all tensors of a tuple; 0 for anything else."""
-    if isinstance(value, Tensor):
-        count = 1
-        for size in value.shape:
-            count *= size_hint(size)
-        return count * value.dtype.itemsize
-    if isinstance(value, (tuple, list)):
-        return sum(tensor_bytes(item) for item in value)
-    return 0
+    tensors = (item for item in flatten(value) if isinstance(item, Tensor))
+    return sum(prod(map(size_hint, item.shape)) * item.dtype.itemsize for item in tensors)
 
 
 def work(node: Node) -> int:
     """About how many operations computing a node takes, itself alone."""
-    value = node.meta.get("val")
-    elements = sum(
-        tensor_bytes(item) // item.dtype.itemsize
-        for item in (value if isinstance(value, (tuple, list)) else (value,))
-        if isinstance(item, Tensor)
-    )
+    tensors = (item for item in flatten(node.meta.get("val")) if isinstance(item, Tensor))
+    elements = sum(tensor_bytes(item) // item.dtype.itemsize for item in tensors)
     depth = _PRODUCT_DEPTH.get(_name(node))
     return elements if depth is None else 2 * elements * depth(node)
 
@@ -195,41 +137,22 @@ def _name(node: Node) -> str:
     return node.target._schema.name.partition("::")[2] if isinstance(node.target, OpOverload) else ""
 
 
-def _inner(position: int, dim: int) -> Any:
-    def depth(node: Node) -> int:
-        operand = node.args[position]
-        assert isinstance(operand, Node)
-        return size_hint(operand.meta["val"].shape[dim])
-
-    return depth
+def _sizes(node: Node, position: int) -> list[int]:
+    """The sizes of the operand at `position`."""
+    operand = node.args[position]
+    assert isinstance(operand, Node)
+    return [*map(size_hint, operand.meta["val"].shape)]
 
 
-def _window(node: Node) -> int:
-    weight = node.args[1]
-    assert isinstance(weight, Node)
-    shape = weight.meta["val"].shape
-    count = 1
-    for size in shape[1:]:
-        count *= size_hint(size)
-    return count
-
-
-def _attention(node: Node) -> int:
-    key = node.args[1]
-    assert isinstance(key, Node)
-    return 2 * size_hint(key.meta["val"].shape[-2])
-
-
-_PRODUCT_DEPTH: Mapping[str, Any] = {
-    "mm": _inner(0, -1),
-    "bmm": _inner(0, -1),
-    "addmm": _inner(1, -1),
-    "baddbmm": _inner(1, -1),
-    "convolution": _window,
-    "_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "_scaled_dot_product_flash_attention": _attention,
-    "_scaled_dot_product_efficient_attention": _attention,
+_PRODUCT_DEPTH: Mapping[str, Callable[[Node], int]] = {
+    **dict.fromkeys(("mm", "bmm"), lambda node: _sizes(node, 0)[-1]),
+    **dict.fromkeys(("addmm", "baddbmm"), lambda node: _sizes(node, 1)[-1]),
+    "convolution": lambda node: prod(_sizes(node, 1)[1:]),
+    "_scaled_dot_product_flash_attention_for_cpu": lambda node: 2 * _sizes(node, 1)[-2],
+    "_scaled_dot_product_flash_attention": lambda node: 2 * _sizes(node, 1)[-2],
+    "_scaled_dot_product_efficient_attention": lambda node: 2 * _sizes(node, 1)[-2],
 }
+"""About half as many operations per element of a product's result."""
 
 
 @dataclass(frozen=True)

@@ -181,18 +181,10 @@ def _owned(results: Iterable[Any], graph: Graph) -> list[Any]:
 def _owner(node: Node) -> Node:
     """The node whose memory a value lives in, through views."""
     while node.op == "call_function":
-        if node.target is operator.getitem:
-            source = node.args[0]
-            assert isinstance(source, Node)
-            if not _views(source):
-                return node
-            node = source
-        elif _views(node):
-            source = node.args[0]
-            assert isinstance(source, Node)
-            node = source
-        else:
+        viewing = node.args[0] if node.target is operator.getitem else node
+        if not isinstance(viewing, Node) or not _views(viewing):
             return node
+        node = viewing.all_input_nodes[0]
     return node
 
 
