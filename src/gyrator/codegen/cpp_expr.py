@@ -12,13 +12,13 @@ the lanes; all others are ``gy::Vec<T, 1>``, computed as far out as possible and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from gyrator.codegen.cpp_names import Names, literal, type_name
 from gyrator.codegen.texts import by_weight, sum_text
 from gyrator.errors import InternalCheckError
-from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Ref, Value
+from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Ref, Value, indirect_values
 from gyrator.ir.index import (
     ONE,
     ZERO,
@@ -37,7 +37,7 @@ from gyrator.ir.index import (
     is_nonnegative,
 )
 from gyrator.ir.ops import OPS
-from gyrator.ir.tree import Kernel, Let, Loop, Stage, Store, Update
+from gyrator.ir.tree import Kernel, Loop, Stage, stage_exprs, walk_stages
 
 _COLUMNS = 110
 _STEM = 24  # of a value's name, for what is loaded from it
@@ -470,50 +470,17 @@ def plus(pointer: str, offset: Term) -> str:
 
 
 # -- counting ----------------------------------------------------------------------------------------------
-def stages(body: Iterable[Loop | Stage]) -> Iterator[Stage]:
-    """Every stage of a tree in the order of its text."""
-    for item in body:
-        if isinstance(item, Loop):
-            yield from stages(item.body)
-        else:
-            yield item
-
-
-def roots(stage: Stage) -> Iterator[Expr]:
-    """The expressions that a stage prints, indirect indices of a store included."""
-    match stage:
-        case Let(_, expr):
-            yield expr
-        case Store(_, index, expr, _, mask):
-            yield expr
-            if mask is not None:
-                yield mask
-            yield from (a.value for i in index for a in i.indirects())
-        case Update(_, args):
-            yield from args
-
-
-def written(body: Iterable[Loop | Stage]) -> frozenset[Value]:
-    """The values stored anywhere in a tree."""
-    return frozenset(s.value for s in stages(body) if isinstance(s, Store))
-
-
-def _operands(e: Expr) -> Iterator[Expr]:
-    yield from e.children()
-    yield from (a.value for i in e.indices() for a in i.indirects())
-
-
 def count_uses(body: Iterable[Loop | Stage]) -> Counter[Expr]:
     """How many stages and distinct nodes use each node."""
     uses: Counter[Expr] = Counter()
     pending: list[Expr] = []
-    for stage in stages(body):
-        for root in roots(stage):
+    for stage in walk_stages(body):
+        for root in stage_exprs(stage):
             uses[root] += 1
             if uses[root] == 1:
                 pending.append(root)
         while pending:
-            for operand in _operands(pending.pop()):
+            for operand in pending.pop().operands():
                 uses[operand] += 1
                 if uses[operand] == 1:
                     pending.append(operand)
@@ -525,5 +492,5 @@ def _reads(key: Expr | Atom | Index) -> frozenset[Value]:
     if isinstance(key, Expr):
         exprs = [key]
     else:
-        exprs = [a.value for a in (key if isinstance(key, Index) else key.index()).indirects()]
+        exprs = [*indirect_values([key if isinstance(key, Index) else key.index()])]
     return frozenset(n.value for e in exprs for n in e.walk() if isinstance(n, Load))

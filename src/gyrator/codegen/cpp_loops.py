@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from gyrator.codegen.cpp_expr import Address, Block, Expressions, Term, plus, roots, stages, written
+from gyrator.codegen.cpp_expr import Address, Block, Expressions, Term, plus
 from gyrator.codegen.cpp_names import Names, literal, type_name
 from gyrator.errors import InternalCheckError
 from gyrator.ir.expr import Expr, Load, Ref
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, dot, is_nonnegative, product, substitute
 from gyrator.ir.ops import REDUCTIONS
-from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Stage, Store, Update
+from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Stage, Store, Update, stage_exprs, walk_stages, written
 
 _STACK_BYTES = 1 << 14  # larger scratch rows come from the heap
 _MOST_LANES = 64
@@ -124,7 +124,7 @@ class Loops(Expressions):
             if whole:
                 block.head = f"for (int64_t {name} = {begin}; {name} < {end}; {name} += {loop.lanes}) {{"
             else:
-                updated = dict.fromkeys(s.carry for s in stages(loop.body) if isinstance(s, Update))
+                updated = dict.fromkeys(s.carry for s in walk_stages(loop.body) if isinstance(s, Update))
                 captured = "".join(f", &{self._reducers[c].name}" for c in updated if c in self._reducers)
                 function = f"[={captured}](auto lanes, int64_t {name}) GY_INLINE {{"
                 block.head, block.tail = f"gy::for_lanes<{loop.lanes}>({begin}, {end}, {function}", "});"
@@ -218,7 +218,7 @@ class Loops(Expressions):
 
     def _scratch(self, loop: Loop) -> None:
         """Memory for the scratch rows that ``loop`` uses and that have none yet, in the innermost block."""
-        reads = (e for s in stages(loop.body) for r in roots(s) for e in r.walk() if isinstance(e, Load))
+        reads = (e for s in walk_stages(loop.body) for r in stage_exprs(s) for e in r.walk() if isinstance(e, Load))
         used = written(loop.body).union(e.value for e in reads)
         for value in self._kernel.scratch:
             if value not in used or value in self.pointers:
@@ -237,7 +237,7 @@ class Loops(Expressions):
     # -- carries -------------------------------------------------------------------------------------------
     def _declare(self, carry: Carry, loop: Loop, *, per_thread: str = "") -> Reducer:
         """Declare the object of a carry of ``loop``; with ``per_thread``, one for each of that team."""
-        update = next((s for s in stages(loop.body) if isinstance(s, Update) and s.carry == carry.name), None)
+        update = next((s for s in walk_stages(loop.body) if isinstance(s, Update) and s.carry == carry.name), None)
         if update is None:
             raise InternalCheckError("print", f"nothing updates carry {carry.name!r}")
         per_lane = "V" if self.lanes is not None or carry.last_wins else ""
@@ -264,7 +264,7 @@ class Loops(Expressions):
         if loop.kind is not LoopKind.LANES or loop.lanes == 1:
             return False
         own = {c.name for c in _inner_carries(loop.body)}
-        return not any(isinstance(s, Update) and s.running and s.carry not in own for s in stages(loop.body))
+        return not any(isinstance(s, Update) and s.running and s.carry not in own for s in walk_stages(loop.body))
 
     def _results(self, reducer: Reducer, text: str) -> None:
         """Name the results of a finished carry for what follows its loop."""
@@ -395,4 +395,4 @@ def _inner_carries(body: Sequence[Loop | Stage]) -> Iterator[Carry]:
 
 
 def _updates(loop: Loop, carry: Carry) -> bool:
-    return any(isinstance(s, Update) and s.carry == carry.name for s in stages(loop.body))
+    return any(isinstance(s, Update) and s.carry == carry.name for s in walk_stages(loop.body))

@@ -10,7 +10,7 @@ from gyrator.codegen.triton_source import GridAxis, Pointer, SizeArgument, Trito
 from gyrator.ir.expr import Value
 from gyrator.ir.index import Index
 from gyrator.ir.program import View, views
-from gyrator.ir.tree import Kernel, Loop, Stage, Store
+from gyrator.ir.tree import Kernel, Store, walk_stages
 from gyrator.schedule.plan import Allocate, Call, Copy, Fresh, InPlace, Launch, Plan, Reuse, SliceOf
 
 ALIGNMENT = 16
@@ -121,7 +121,7 @@ def updated_text(tree: Kernel, kernel: TritonKernel) -> str:
     """
     changing = {p.value.name for p in tree.params if p.read and p.written}
     changing |= {p.value.name for p in tree.params if p.alias is not None}
-    changing |= {s.value.name for s in _stores(tree.body) if s.combine != "set"}
+    changing |= {s.value.name for s in walk_stages(tree.body) if isinstance(s, Store) and s.combine != "set"}
     names, entries = ", ".join(size_names(kernel)), []
     pointers = [at for at, param in enumerate(kernel.params) if isinstance(param, Pointer)]
     for at, param in zip(pointers, tree.params, strict=True):
@@ -129,11 +129,3 @@ def updated_text(tree: Kernel, kernel: TritonKernel) -> str:
             nbytes = param.value.shape[0] * param.value.dtype.itemsize
             entries.append(f"{at}: lambda {names}: {index_text(nbytes)}")
     return "{" + ", ".join(entries).replace("lambda :", "lambda:") + "}" if entries else ""
-
-
-def _stores(body: tuple[Loop | Stage, ...]) -> Iterator[Store]:
-    for stage in body:
-        if isinstance(stage, Loop):
-            yield from _stores(stage.body)
-        elif isinstance(stage, Store):
-            yield stage

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gyrator.ir.expr import Checked, Expr, Load, Value
+from gyrator.ir.expr import Checked, Load, Value
 from gyrator.ir.index import Index, is_nonnegative
 from gyrator.ir.program import View
-from gyrator.ir.tree import Kernel, Let, Loop, Stage, Store, Update
+from gyrator.ir.tree import Kernel, stage_exprs, walk_stages
 from gyrator.schedule.plan import Call, Launch, Plan
 
 
@@ -38,23 +38,9 @@ def index_ranges(plan: Plan) -> Mapping[Value, Index]:
 
 
 def _checked_params(kernel: Kernel) -> Iterator[tuple[Value, Index]]:
-    for expr in _expressions(kernel.body):
+    for expr in (root for stage in walk_stages(kernel.body) for root in stage_exprs(stage)):
         for node in expr.walk():
             if isinstance(node, Checked):
                 for inner in node.arg.walk():
                     if isinstance(inner, Load) and not inner.dtype.is_floating_point:
                         yield inner.value, node.size
-
-
-def _expressions(body: tuple[Loop | Stage, ...]) -> Iterator[Expr]:
-    for item in body:
-        match item:
-            case Loop():
-                yield from _expressions(item.body)
-            case Let(_, expr):
-                yield expr
-            case Store(_, index, expr):
-                yield expr
-                yield from (a.value for i in index for a in i.indirects())
-            case Update(_, args):
-                yield from args

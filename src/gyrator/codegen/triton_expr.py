@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from gyrator.codegen.cpp_expr import count_uses, roots, stages
+from gyrator.codegen.cpp_expr import count_uses
 from gyrator.codegen.python_text import Names
 from gyrator.codegen.texts import by_weight, sum_text
 from gyrator.codegen.triton_names import is_small, literal, type_name, typed_literal
@@ -23,7 +23,7 @@ from gyrator.errors import InternalCheckError
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Ref, Value
 from gyrator.ir.index import Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, Size, dot, is_nonnegative
 from gyrator.ir.ops import OPS, Rule, Unsupported
-from gyrator.ir.tree import Kernel, Loop, LoopKind, Stage, Tile, Tiling
+from gyrator.ir.tree import Kernel, Loop, LoopKind, Stage, Tile, Tiling, stage_exprs, walk_stages
 from gyrator.origin import Origin
 
 Key = Expr | Atom | Index
@@ -399,7 +399,7 @@ def _loops_of_loads(kernel: Kernel, tiles: Mapping[Axis, Tile]) -> tuple[dict[Lo
             pending = [*item.body, *pending]
             continue
         number += 1
-        for load in {x for stage in stages(item.body) for e in roots(stage) for x in e.loads()}:
+        for load in {x for stage in walk_stages(item.body) for e in stage_exprs(stage) for x in e.loads()}:
             if load in last:
                 again.add(load)
             last[load] = number

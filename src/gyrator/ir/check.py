@@ -21,7 +21,7 @@ import torch
 
 from gyrator.errors import InternalCheckError
 from gyrator.ir.check_expr import COMBINES, ExprChecker, RuleBroken, check_combine
-from gyrator.ir.expr import Expr, Load, Ref, Value, short
+from gyrator.ir.expr import Expr, Load, Ref, Value, indirect_values, short
 from gyrator.ir.index import Axis, Index, Size
 from gyrator.ir.ops import REDUCTIONS
 from gyrator.ir.program import (
@@ -406,7 +406,7 @@ class _KernelChecker:
         if store.mask is not None:
             self.value(store.mask, scope, torch.bool)
         self.exprs.coordinates(store.index, value, scope.axes, guarded=store.mask is not None)
-        for indirect in _indirect(store.index):
+        for indirect in indirect_values(store.index):
             self._exist(self._leaves(indirect))
         if store.combine not in COMBINES:
             raise RuleBroken(f"no such way to combine: {store.combine}")
@@ -479,14 +479,10 @@ class _KernelChecker:
                 found.add(expr)
             elif isinstance(expr, Load):
                 found.add(expr.value)
-            for child in (*expr.children(), *_indirect(expr.indices())):
+            for child in expr.operands():
                 found |= self._leaves(child)
             known = self.leaves[expr] = frozenset(found)
         return known
-
-
-def _indirect(indices: tuple[Index, ...]) -> list[Expr]:
-    return [a.value for i in indices for a in i.indirects()]
 
 
 def _ignore(leaf: Load | Ref) -> None:

@@ -9,7 +9,7 @@ the dtypes its row in :mod:`gyrator.ir.ops` asks for, and every conversion is an
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import ClassVar, TypeAlias
 
 import torch
@@ -51,6 +51,10 @@ class Expr:
     def indices(self) -> tuple[Index, ...]:
         """The indices written directly in this node."""
         return ()
+
+    def operands(self) -> tuple[Expr, ...]:
+        """The children, and the run-time values within the node's indices."""
+        return (*self.children(), *indirect_values(self.indices()))
 
     def rebuild(self, children: tuple[Expr, ...], indices: tuple[Index, ...]) -> Expr:
         """The same node with other children and indices, in the order of :meth:`children` and
@@ -98,11 +102,8 @@ def walk_all(expr: Expr, seen: set[Expr]) -> Iterator[Expr]:
     if expr in seen:
         return
     seen.add(expr)
-    for c in expr.children():
-        yield from walk_all(c, seen)
-    for i in expr.indices():
-        for atom in i.indirects():
-            yield from walk_all(atom.value, seen)
+    for operand in expr.operands():
+        yield from walk_all(operand, seen)
     yield expr
 
 
@@ -349,6 +350,11 @@ def rewrite(expr: Expr, replace: Callable[[Expr], Expr | None], mapping: Mapping
         return memo[e]
 
     return visit(expr)
+
+
+def indirect_values(indices: Iterable[Index]) -> tuple[Expr, ...]:
+    """The values within indices that only a run tells."""
+    return tuple(atom.value for i in indices for atom in i.indirects())
 
 
 def indirect(value: Expr, size: Index) -> Index:

@@ -11,12 +11,13 @@ or an update of an input is ``x@1``, never ``x`` again), so order carries no mea
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
 
-from gyrator.ir.expr import Expr, Load, Value, walk_all
+from gyrator.ir.expr import Expr, Load, Value, indirect_values
 from gyrator.ir.index import Axis, Index, Size
 from gyrator.origin import Origin
 
@@ -225,6 +226,17 @@ def bodies(root: Root) -> tuple[Expr, ...]:
     raise TypeError(root)
 
 
+def expressions(root: Root) -> tuple[Expr, ...]:
+    """All that a root computes: its bodies, masks, and the run-time values within a scatter's index."""
+    index = root.index if isinstance(root, Scatter) else ()
+    return (*bodies(root), *indirect_values(index))
+
+
+def loads(exprs: Iterable[Expr]) -> tuple[Load, ...]:
+    """Each distinct load in the expressions."""
+    return tuple(dict.fromkeys(load for expr in exprs for load in expr.loads()))
+
+
 def defines(node: Node) -> tuple[Value, ...]:
     """The values that ``node`` defines."""
     values = tuple(v for v in node.out if v is not None)
@@ -256,12 +268,5 @@ def uses(node: Node) -> frozenset[Value]:
     """The values that ``node`` reads, an extern's mutated arguments and what a scatter starts from included."""
     if isinstance(node, Extern):
         return frozenset(v.value for v in views(node))
-    found: set[Value] = set()
-    seen: set[Expr] = set()
-    roots = list(bodies(node.root))
-    if isinstance(node.root, Scatter):
-        found.add(node.root.into)
-        roots += [a.value for i in node.root.index for a in i.indirects()]
-    for body in roots:
-        found |= {e.value for e in walk_all(body, seen) if isinstance(e, Load)}
-    return frozenset(found)
+    base = {node.root.into} if isinstance(node.root, Scatter) else set()
+    return frozenset(base.union(load.value for load in loads(expressions(node.root))))

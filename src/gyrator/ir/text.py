@@ -37,10 +37,10 @@ from gyrator.ir.program import (
     Scatter,
     Sort,
     View,
-    bodies,
+    expressions,
 )
-from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update
-from gyrator.origin import Origin
+from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, stage_exprs, walk_stages
+from gyrator.origin import Origins, places_of
 
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">",
@@ -92,19 +92,16 @@ def _declare(value: Value) -> str:
     return text if value.device.type == "cpu" else f"{text} on {value.device}"
 
 
-def _commented(origins: Iterable[Origin], lines: list[str]) -> list[str]:
+def _commented(origins: Origins, lines: list[str]) -> list[str]:
     """``lines`` after a comment for each place of the user's program, with the operators that stand there."""
-    places: dict[str, list[str]] = {}
-    for origin in origins:
-        places.setdefault(str(origin), []).append(origin.op)
-    return [f"# {place}: {', '.join(dict.fromkeys(ops))}" for place, ops in places.items()] + lines
+    return [f"# {place}" for place in places_of(origins)] + lines
 
 
 def _node_lines(node: Node) -> list[str]:
     results = ", ".join("_" if v is None else _declare(v) for v in node.out)
     if isinstance(node, Extern):
         return [_extern_text(node, results)]
-    names = _Names(_shared(_expressions(node.root)))
+    names = _Names(_shared(expressions(node.root)))
     body = _root_text(node.root, names)
     head = f"{results} = nest {', '.join(f'{a} < {a.extent}' for a in node.axes)}".rstrip()
     lets = names.definitions()
@@ -169,7 +166,7 @@ def kernel_text(kernel: Kernel) -> str:
     params = [_param_text(p) for p in kernel.params] + [_size_text(s) for s in kernel.sizes]
     lines = _commented(kernel.origins, [f"kernel {kernel.name}({', '.join(params)}) {{"])
     lines += [f"  scratch {_declare(v)}" for v in kernel.scratch]
-    printer = _KernelPrinter(_Names(_shared(_kernel_expressions(kernel.body))))
+    printer = _KernelPrinter(_Names(_shared(e for stage in walk_stages(kernel.body) for e in stage_exprs(stage))))
     return "\n".join([*lines, *printer.block(kernel.body, "  "), "}"]) + "\n"
 
 
@@ -233,39 +230,15 @@ def _refs(refs: tuple[Ref | None, ...]) -> str:
     return ", ".join("_" if r is None else f"{r}: {short(r.dtype)}" for r in refs)
 
 
-def _kernel_expressions(body: Iterable[Loop | Stage]) -> list[Expr]:
-    found: list[Expr] = []
-    for item in body:
-        match item:
-            case Loop():
-                found += _kernel_expressions(item.body)
-            case Let(_, expr):
-                found.append(expr)
-            case Store(_, index, expr, _, mask, _):
-                found += [expr, *_indirect(index), *([] if mask is None else [mask])]
-            case Update(_, args, _):
-                found += args
-    return found
-
-
 # -- expressions -------------------------------------------------------------------------------------------
-def _expressions(root: Root) -> list[Expr]:
-    inner = _indirect(root.index) if isinstance(root, Scatter) else []
-    return [*bodies(root), *inner]
-
-
-def _indirect(indices: tuple[Index, ...]) -> list[Expr]:
-    return [a.value for i in indices for a in i.indirects()]
-
-
-def _shared(roots: list[Expr]) -> tuple[Expr, ...]:
+def _shared(roots: Iterable[Expr]) -> tuple[Expr, ...]:
     """The expressions used more than once, but for short ones that are as clear as a name."""
     uses: dict[Expr, int] = {}
 
     def visit(expr: Expr) -> None:
         uses[expr] = uses.get(expr, 0) + 1
         if uses[expr] == 1:
-            for child in (*expr.children(), *_indirect(expr.indices())):
+            for child in expr.operands():
                 visit(child)
 
     for root in roots:
@@ -278,7 +251,7 @@ def _is_short(expr: Expr) -> bool:
         case Const() | Ref() | IndexValue():
             return True
         case Load(_, index, mask, _):
-            return mask is None and not _indirect(index)
+            return mask is None and not any(i.indirects() for i in index)
         case Op("cast", (arg,), _):
             return _is_short(arg)
     return False

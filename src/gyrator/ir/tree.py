@@ -17,10 +17,11 @@ a code generator prints.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from gyrator.ir.expr import Expr, Ref, Value
+from gyrator.ir.expr import Expr, Ref, Value, indirect_values
 from gyrator.ir.index import Axis, Index, Size
 from gyrator.origin import Origin
 
@@ -169,3 +170,30 @@ class Kernel:
     body: tuple[Loop | Stage, ...]
     origins: tuple[Origin, ...] = ()
     tiling: Tiling | None = None
+
+
+# -- walking -----------------------------------------------------------------------------------------------
+def walk_stages(body: Iterable[Loop | Stage]) -> Iterator[Stage]:
+    """Every stage of a tree in the order of its text."""
+    for item in body:
+        if isinstance(item, Loop):
+            yield from walk_stages(item.body)
+        else:
+            yield item
+
+
+def stage_exprs(stage: Stage) -> tuple[Expr, ...]:
+    """The expressions that a stage computes: values, masks, and the run-time values within a store's index."""
+    match stage:
+        case Let(_, expr):
+            return (expr,)
+        case Store(_, index, expr, _, mask):
+            return (expr, *(() if mask is None else (mask,)), *indirect_values(index))
+        case Update(_, args):
+            return args
+    raise TypeError(stage)
+
+
+def written(body: Iterable[Loop | Stage]) -> frozenset[Value]:
+    """The values stored anywhere in a tree."""
+    return frozenset(s.value for s in walk_stages(body) if isinstance(s, Store))

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Expr, Load, Value
 from gyrator.ir.index import Atom, Axis, Index, substitute
-from gyrator.ir.program import Scatter
+from gyrator.ir.program import Scatter, expressions, loads
 from gyrator.schedule.group import Axes, Group, Member
 from gyrator.schedule.simplify import rewrite_root
-from gyrator.schedule.uses import loads, node_exprs
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ def canonicalise(group: Group, stored: frozenset[Value]) -> Canonical:
         out = tuple(None if v is None else names[v] for v in member.nest.out)
         nest = replace(member.nest, out=out, root=root)
         at = {a: substitute(i, axes) for a, i in member.at.items()}
-        members.append(Member(nest, number, at, member.space, tuple(loads(node_exprs(nest))), member.down))
+        members.append(Member(nest, number, at, member.space, tuple(loads(expressions(nest.root))), member.down))
     outer = _renamed(group.outer, axes)
     spaces, serial = tuple(_renamed(s, axes) for s in group.spaces), _renamed(group.serial, axes)
     kept = frozenset(names[v] for v in stored if v in names)

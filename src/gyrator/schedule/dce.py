@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gyrator.ir.program import Extern, Nest, Node, Program, defines, output_values
-from gyrator.schedule.uses import reads
+from gyrator.ir.program import Extern, Nest, Node, Program, defines, output_values, uses
 
 
 def remove_dead(program: Program) -> Program:
@@ -21,7 +20,7 @@ def remove_dead(program: Program) -> Program:
         effects = isinstance(node, Extern) and (node.effects or bool(node.scalars))
         if not effects and not any(v in live for v in defines(node)):
             continue
-        live |= reads(node)
+        live |= uses(node)
         if isinstance(node, Nest) and any(v is not None and v not in live for v in node.out):
             node = replace(node, out=tuple(v if v in live else None for v in node.out))
         kept.append(node)

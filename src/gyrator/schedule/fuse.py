@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from gyrator.ir.expr import Load, Value
 from gyrator.ir.index import Index, substitute
-from gyrator.ir.program import Extern, Nest, Program, Reduce, Scan, Scatter, defines
+from gyrator.ir.program import Extern, Nest, Program, Reduce, Scan, Scatter, defines, uses
 from gyrator.schedule.gpu import gpu_refusal
 from gyrator.schedule.gpu_mix import mix
 from gyrator.schedule.group import (
@@ -23,7 +23,7 @@ from gyrator.schedule.group import (
 )
 from gyrator.schedule.layout import unit_axes
 from gyrator.schedule.units import Units
-from gyrator.schedule.uses import reads, volume
+from gyrator.schedule.volume import volume
 
 MAX_VALUES = 48
 MIN_ROWS = 8
@@ -87,7 +87,7 @@ def _candidates(program: Program) -> Iterator[_Candidate]:
     readers: dict[Value, list[int]] = {}
     for position, node in enumerate(program.nodes):
         if isinstance(node, Nest):
-            for value in reads(node):
+            for value in uses(node):
                 readers.setdefault(value, []).append(position)
     for value, positions in readers.items():
         size = volume(value.shape) * value.dtype.itemsize
@@ -163,7 +163,7 @@ def _edges(program: Program) -> Iterator[tuple[int, int]]:
     producer: dict[Value, int] = {}
     effect: int | None = None
     for position, node in enumerate(program.nodes):
-        for value in reads(node):
+        for value in uses(node):
             if value in producer:
                 yield producer[value], position
         for value in defines(node):
@@ -193,7 +193,7 @@ def _check(group: Group, first: Group, second: Group) -> Refused | None:
         return problem
     if len(scan_directions(group)) > 1:
         return Refused("they scan in opposite directions")
-    touched = {v for m in group.members for v in reads(m.nest)} | {v for m in group.members for v in m.nest.out}
+    touched = {v for m in group.members for v in uses(m.nest)} | {v for m in group.members for v in m.nest.out}
     if len(touched) > MAX_VALUES:
         return Refused(f"the kernel would touch more than {MAX_VALUES} tensors")
     if len({m.nest.on_gpu for m in group.members}) > 1:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gyrator.ir.program import Nest, Reduce, Scan, Scatter
 from gyrator.schedule.group import Group, Refused, depends_on_reduction, is_atomic
 from gyrator.schedule.layout import unit_axes
-from gyrator.schedule.uses import volume
+from gyrator.schedule.volume import volume
 
 COLUMNS = 32
 """Columns that a program handles at least, so that memory is read by whole transactions."""

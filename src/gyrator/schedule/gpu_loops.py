@@ -7,7 +7,7 @@ from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, product
 from gyrator.schedule.group import Axes, Group
 from gyrator.schedule.layout import accesses
 from gyrator.schedule.loops import Shape, Style, crossing, ordered
-from gyrator.schedule.uses import volume
+from gyrator.schedule.volume import volume
 
 MIN_SIDE = 16
 """Tiles over two axes pay where both are at least this long."""

@@ -18,7 +18,7 @@ from gyrator.ir.program import Pointwise, Reduce
 from gyrator.schedule.align import unify
 from gyrator.schedule.gpu_tiling import WHOLE_ROW
 from gyrator.schedule.group import Group, Member, Refused, crossing_reads
-from gyrator.schedule.uses import volume
+from gyrator.schedule.volume import volume
 
 MAX_COLUMNS = WHOLE_ROW // 2
 

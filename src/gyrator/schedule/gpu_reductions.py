@@ -10,13 +10,13 @@ import torch
 from gyrator.ir.expr import Const, Expr, IndexValue, Load, Masked, Op, Value
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, const, contiguous_strides, substitute
 from gyrator.ir.ops import identity
-from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce
+from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, loads
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_mix import MAX_COLUMNS
 from gyrator.schedule.gpu_tiling import WHOLE_ROW
 from gyrator.schedule.loops import SIMPLE
 from gyrator.schedule.split import is_column
-from gyrator.schedule.uses import loads, volume
+from gyrator.schedule.volume import volume
 
 COLUMNS, PER_PROCESSOR = 64, 4
 MIN_WORK = 1 << 16

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Expr, Load, walk_all
 from gyrator.ir.index import Axis, FloorDiv, Index, Mod, lower, upper
-from gyrator.ir.tree import Config, Kernel, Loop, LoopKind, Stage, Store, Tile, Tiling, Update
+from gyrator.ir.tree import Config, Kernel, Loop, LoopKind, Stage, Store, Tile, Tiling, Update, stage_exprs, walk_stages
 from gyrator.schedule.gpu import FEW_PROGRAMS, Gpu
-from gyrator.schedule.naming import stage_exprs
-from gyrator.schedule.uses import volume
+from gyrator.schedule.volume import volume
 
 MAX_INDEX = 1 << 31
 WHOLE_ROW = 1 << 15
@@ -180,7 +179,7 @@ def _walk(kernel: Kernel) -> _Walk:
         elif loop.kind is LoopKind.LANES:
             rows[loop.axis] = (*rows.get(loop.axis, ()), loop)
     loads = [(load.index[0], load.dtype.itemsize) for load in dict.fromkeys(_loads(kernel.body))]
-    stores = [(s.index[0], s.value.dtype.itemsize) for s in _stages(kernel.body) if isinstance(s, Store)]
+    stores = [(s.index[0], s.value.dtype.itemsize) for s in walk_stages(kernel.body) if isinstance(s, Store)]
     return _Walk(tuple(grid), rows, (*loads, *stores))
 
 
@@ -191,16 +190,8 @@ def _loops(body: Iterable[Loop | Stage]) -> Iterator[Loop]:
             yield from _loops(item.body)
 
 
-def _stages(body: Iterable[Loop | Stage]) -> Iterator[Stage]:
-    for item in body:
-        if isinstance(item, Loop):
-            yield from _stages(item.body)
-        else:
-            yield item
-
-
 def _loads(body: Iterable[Loop | Stage]) -> list[Load]:
-    exprs = (expr for stage in _stages(body) for expr in stage_exprs(stage))
+    exprs = (expr for stage in walk_stages(body) for expr in stage_exprs(stage))
     return list(dict.fromkeys(load for expr in exprs for load in expr.loads()))
 
 
@@ -223,7 +214,7 @@ def _indices(kernel: Kernel) -> Iterator[Index]:
     """Every index that a kernel computes."""
     yield from (loop.axis.extent for loop in _loops(kernel.body))
     seen: set[Expr] = set()
-    for stage in _stages(kernel.body):
+    for stage in walk_stages(kernel.body):
         if isinstance(stage, Store):
             yield from stage.index
         for root in stage_exprs(stage):

@@ -15,9 +15,9 @@ import torch
 
 from gyrator.ir.expr import Load, Value
 from gyrator.ir.index import ZERO, Atom, Axis, Index, as_index, substitute
-from gyrator.ir.program import Nest, Reduce, Scan, Scatter
+from gyrator.ir.program import Nest, Reduce, Scan, Scatter, expressions, loads
 from gyrator.schedule.align import axes_of, compose, linear_terms, unify
-from gyrator.schedule.uses import loads, node_exprs, volume
+from gyrator.schedule.volume import volume
 
 Axes: TypeAlias = "tuple[Axis, ...]"
 
@@ -82,7 +82,7 @@ class Refused:
 def singleton(nest: Nest, position: int) -> Group:
     """The group of one nest, its axes renamed so that no two groups share one; axes of size 1 disappear."""
     inner = _inner_axes(nest)
-    found = tuple(loads(node_exprs(nest)))
+    found = tuple(loads(expressions(nest.root)))
     at: dict[Atom, Index] = {}
     outer: list[Axis] = []
     space: list[Axis] = []

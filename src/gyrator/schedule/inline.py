@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Checked, Const, Expr, Load, Masked, Op, Random, Value, rewrite
 from gyrator.ir.index import Atom, Index
 from gyrator.ir.ops import OPS
-from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Root, Sort
+from gyrator.ir.program import (
+    Extern,
+    Nest,
+    Node,
+    Pointwise,
+    Program,
+    Reduce,
+    Root,
+    Scatter,
+    Sort,
+    expressions,
+    loads,
+    output_values,
+    uses,
+)
 from gyrator.origin import Origin
 from gyrator.schedule.simplify import Rule, rewrite_root
-from gyrator.schedule.uses import Uses, loads, node_exprs, uses, volume
+from gyrator.schedule.volume import volume
 
 MAX_NODES, MAX_LOADS = 64, 8
 BALANCE = 4.0
@@ -29,6 +43,16 @@ class _Shape:
     dear: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Reads:
+    """How nests read a value: which ones, how often they load its elements in all (by size hints), by how many
+    distinct loads."""
+
+    nests: tuple[Nest, ...] = ()
+    evaluated: int = 0
+    distinct: int = 0
+
+
 def inline(program: Program, rule: Rule) -> Program:
     """Copy a pointwise producer P into its readers where that is cheaper than storing and loading it.
 
@@ -39,10 +63,9 @@ def inline(program: Program, rule: Rule) -> Program:
     bodies over 64 nodes or 8 loads, for transcendental, random or indirect bodies that would be evaluated more often
     than P has elements, and into sorts. Sharing at the same index between several readers is left to fusion.
     """
-    used = uses(program)
+    pinned, reads = frozenset(_pinned(program)), _reads(program)
     bodies_of: dict[Value, tuple[Nest, Expr]] = {}
     nodes: list[Node] = []
-    evaluations = _evaluations(program)
     for node in program.nodes:
         if not isinstance(node, Nest):
             nodes.append(node)
@@ -50,21 +73,16 @@ def inline(program: Program, rule: Rule) -> Program:
         root = _with_producers(node.root, bodies_of, rule)
         node = replace(node, root=root, origins=_origins(node, bodies_of))
         value = node.out[0]
-        if (
-            isinstance(root, Pointwise)
-            and value is not None
-            and _wanted(value, root.body, node, program, used, evaluations)
-        ):
+        if isinstance(root, Pointwise) and value in reads and _wanted(root.body, node, reads[value], value in pinned):
             bodies_of[value] = (node, root.body)
-            if value in used.pinned:
-                nodes.append(node)
-        else:
-            nodes.append(node)
+            if value not in pinned:
+                continue
+        nodes.append(node)
     return replace(program, nodes=tuple(nodes))
 
 
 def _with_producers(root: Root, bodies_of: Mapping[Value, tuple[Nest, Expr]], rule: Rule) -> Root:
-    if not bodies_of or not any(load.value in bodies_of for load in loads(_exprs(root))):
+    if not bodies_of or not any(load.value in bodies_of for load in loads(expressions(root))):
         return root
 
     def replace_load(expr: Expr) -> Expr | None:
@@ -78,58 +96,60 @@ def _with_producers(root: Root, bodies_of: Mapping[Value, tuple[Nest, Expr]], ru
     return rewrite_root(root, replace_load)
 
 
-def _exprs(root: Root) -> tuple[Expr, ...]:
-    return node_exprs(Nest((), (), root))
-
-
 def _origins(node: Nest, bodies_of: Mapping[Value, tuple[Nest, Expr]]) -> tuple[Origin, ...]:
     merged = dict.fromkeys(node.origins)
-    for load in loads(node_exprs(node)):
+    for load in loads(expressions(node.root)):
         if load.value in bodies_of:
             merged.update(dict.fromkeys(bodies_of[load.value][0].origins))
     return tuple(merged)
 
 
-def _evaluations(program: Program) -> dict[Value, tuple[int, int]]:
-    """Per value: how often its elements are loaded in all (by size hints), and how many distinct loads there are."""
-    totals: dict[Value, tuple[int, int]] = {}
+def _pinned(program: Program) -> Iterator[Value]:
+    """Values that must lie in memory: outputs, updates, arguments of externs, the base of a scatter."""
+    yield from output_values(program)
+    yield from (u.value.value for u in program.updates)
+    for node in program.nodes:
+        if isinstance(node, Extern):
+            yield from uses(node)
+        elif isinstance(node.root, Scatter):
+            yield node.root.into
+
+
+def _reads(program: Program) -> dict[Value, _Reads]:
+    found: dict[Value, _Reads] = {}
     for node in program.nodes:
         if not isinstance(node, Nest):
             continue
         points = volume(a.extent for a in node.axes)
         if isinstance(node.root, Reduce):
             points *= volume(a.extent for a in node.root.reduced)
-        for load in loads(node_exprs(node)):
-            n, k = totals.get(load.value, (0, 0))
-            totals[load.value] = (n + points, k + 1)
-    return totals
+        for load in loads(expressions(node.root)):
+            old = found.get(load.value, _Reads())
+            nests = old.nests if old.nests[-1:] == (node,) else (*old.nests, node)
+            found[load.value] = _Reads(nests, old.evaluated + points, old.distinct + 1)
+    return found
 
 
-def _wanted(
-    value: Value, body: Expr, nest: Nest, program: Program, used: Uses, evaluations: Mapping[Value, tuple[int, int]]
-) -> bool:
-    readers = used.readers.get(value, ())
-    nests = [n for n in (program.nodes[p] for p in readers) if isinstance(n, Nest)]
-    if not nests or any(isinstance(n.root, Sort) for n in nests):
+def _wanted(body: Expr, nest: Nest, reads: _Reads, pinned: bool) -> bool:
+    if any(isinstance(n.root, Sort) for n in reads.nests):
         return False
     if isinstance(body, Const):
         return True
-    if value in used.pinned:
+    if pinned:
         return False
     shape = _measure(body, nest)
     if shape.nodes > MAX_NODES or shape.loads > MAX_LOADS:
         return False
     elements = volume(a.extent for a in nest.axes)
-    evaluated, distinct = evaluations[value]
-    if len(nests) == 1 and distinct == 1 and evaluated <= elements:
+    if len(reads.nests) == reads.distinct == 1 and reads.evaluated <= elements:
         return True
-    if shape.dear and evaluated > elements:
+    if shape.dear and reads.evaluated > elements:
         return False
-    if len(nests) > 1 and shape.big_loads > 1:
+    if len(reads.nests) > 1 and shape.big_loads > 1:
         return False
-    size = value.dtype.itemsize
-    saved = size * (elements + min(evaluated, len(nests) * elements))
-    return shape.cost * max(evaluated - elements, 0) < BALANCE * saved and (shape.cost <= 8 or evaluated <= elements)
+    saved = body.dtype.itemsize * (elements + min(reads.evaluated, len(reads.nests) * elements))
+    extra = shape.cost * max(reads.evaluated - elements, 0)
+    return extra < BALANCE * saved and (shape.cost <= 8 or reads.evaluated <= elements)
 
 
 def _measure(body: Expr, nest: Nest) -> _Shape:

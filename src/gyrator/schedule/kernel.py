@@ -11,11 +11,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeGuard
 
-from gyrator.ir.expr import Const, Expr, Load, Op, Random, Ref, Value, indirect, rewrite, walk_all
+from gyrator.ir.expr import Const, Expr, Load, Op, Random, Ref, Value, indirect, rewrite
 from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, dot, substitute, upper
 from gyrator.ir.ops import OPS, REDUCTIONS, identity
 from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, bodies
-from gyrator.ir.tree import Carry, Let, Loop, LoopKind, Stage, Store, Update
+from gyrator.ir.tree import Carry, Let, Loop, LoopKind, Stage, Store, Update, stage_exprs, walk_stages
 from gyrator.origin import Origin
 from gyrator.schedule.canonical import stem_of
 from gyrator.schedule.gpu import Gpu
@@ -25,7 +25,7 @@ from gyrator.schedule.group import Group, Member, is_atomic
 from gyrator.schedule.loops import SIMPLE, Shape, Style, choose_loops
 from gyrator.schedule.naming import Built, canonical
 from gyrator.schedule.simplify import Rule
-from gyrator.schedule.uses import volume
+from gyrator.schedule.volume import volume
 
 CHEAP = 6
 MAX_SCRATCH = 1 << 20
@@ -573,29 +573,7 @@ def _bound(axis: Axis) -> Index:
 
 def _read(body: Body) -> set[Value]:
     """The values that a body loads from."""
-    seen: set[Expr] = set()
-    pending = list(body)
-    while pending:
-        stage = pending.pop()
-        if isinstance(stage, Loop):
-            pending += stage.body
-            continue
-        for expr in _stage_exprs(stage):
-            for _ in walk_all(expr, seen):
-                pass
-    return {expr.value for expr in seen if isinstance(expr, Load)}
-
-
-def _stage_exprs(stage: Stage) -> tuple[Expr, ...]:
-    match stage:
-        case Let(_, expr):
-            return (expr,)
-        case Update(_, args):
-            return args
-        case Store(_, index, expr, _, mask):
-            at = tuple(atom.value for i in index for atom in i.indirects())
-            return (expr, *at) if mask is None else (expr, *at, mask)
-    raise TypeError(stage)
+    return {load.value for stage in walk_stages(body) for expr in stage_exprs(stage) for load in expr.loads()}
 
 
 def _work(exprs: tuple[Expr, ...]) -> int:

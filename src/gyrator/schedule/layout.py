@@ -8,9 +8,9 @@ from functools import lru_cache
 
 from gyrator.ir.expr import Expr, IndexValue, Load, Random, Value
 from gyrator.ir.index import ONE, Atom, Axis, Index, dot, substitute
-from gyrator.ir.program import Nest, Scatter
+from gyrator.ir.program import Nest, Scatter, expressions, loads
 from gyrator.schedule.group import Axes, Group, Member
-from gyrator.schedule.uses import loads, node_exprs, volume
+from gyrator.schedule.volume import volume
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def _of_the_largest(found: list[tuple[Axis, int]]) -> set[Axis]:
 def member_positions(nest: Nest) -> tuple[tuple[Value | None, tuple[Index, int]], ...]:
     """Per load and store of a nest: the value loaded (None for a store), its position over the nest's axes,
     and its weight."""
-    exprs = node_exprs(nest)
+    exprs = expressions(nest.root)
     found = [(load.value, _weighed(load.value, load.index)) for load in loads(exprs)]
     stores = [(None, _weighed(v, _result_index(nest))) for v in nest.out if v is not None]
     return (*found, *stores)
@@ -135,11 +135,11 @@ def _raw_indices(group: Group) -> list[Index]:
     """
     found: list[Index] = []
     for member in group.members:
-        for expr in node_exprs(member.nest):
+        for expr in expressions(member.nest.root):
             for node in expr.walk():
                 if isinstance(node, IndexValue | Random):
                     found += [substitute(i, member.at) for i in node.indices()]
-        found += [substitute(i, member.at) for i in _indirect_indices(node_exprs(member.nest))]
+        found += [substitute(i, member.at) for i in _indirect_indices(expressions(member.nest.root))]
     return found
 
 

@@ -11,7 +11,7 @@ from gyrator.ir.index import ONE, Atom, Axis, Index, as_index, minimum, substitu
 from gyrator.ir.program import Reduce, Scan
 from gyrator.schedule.group import Axes, Group
 from gyrator.schedule.layout import Access, accesses, coalesce, contiguous_axes, loop_order
-from gyrator.schedule.uses import volume
+from gyrator.schedule.volume import volume
 
 LANES = 16
 BLOCK = 2048

@@ -7,7 +7,19 @@ from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Load, Value
 from gyrator.ir.index import Index, dot, substitute
-from gyrator.ir.program import Extern, Node, Pointwise, Program, Reduce, Scatter, Update, View, defines, output_values
+from gyrator.ir.program import (
+    Extern,
+    Node,
+    Pointwise,
+    Program,
+    Reduce,
+    Scatter,
+    Update,
+    View,
+    defines,
+    output_values,
+    uses,
+)
 from gyrator.ir.tree import Kernel
 from gyrator.schedule.canonical import canonicalise
 from gyrator.schedule.gpu import Gpu, gpu_of
@@ -29,7 +41,6 @@ from gyrator.schedule.plan import (
     is_full,
 )
 from gyrator.schedule.simplify import Rule
-from gyrator.schedule.uses import reads
 
 Unit = Group | Extern
 
@@ -76,7 +87,7 @@ def unit_nodes(unit: Unit) -> tuple[Node, ...]:
 
 def unit_reads(unit: Unit) -> set[Value]:
     """The values that a unit reads, its own included."""
-    return set().union(*(reads(n) for n in unit_nodes(unit)))
+    return set().union(*(uses(n) for n in unit_nodes(unit)))
 
 
 def unit_defines(unit: Unit) -> list[Value]:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Expr, Load, Value
 from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides
-from gyrator.ir.program import Extern, Item, Nest, Node, Pointwise, Program, Scatter, View, defines, views
+from gyrator.ir.program import Extern, Item, Nest, Node, Pointwise, Program, Scatter, View, defines, uses, views
 from gyrator.schedule.simplify import rewrite_root
-from gyrator.schedule.uses import reads, volume
+from gyrator.schedule.volume import volume
 
 ROW_BYTES = 16
 LARGE = 1 << 20
@@ -142,7 +142,7 @@ def _copy(value: Value, padded: Value) -> Nest:
 
 def _renamed(node: Node, found: Mapping[Value, _Padding]) -> Node:
     """The node with padded values for those in ``found``."""
-    if not (reads(node) | set(defines(node))) & found.keys():
+    if not (uses(node) | set(defines(node))) & found.keys():
         return node
     out = tuple(v if v is None or v not in found else found[v].value for v in node.out)
 

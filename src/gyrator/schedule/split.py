@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from gyrator.ir.expr import Load, Value
 from gyrator.ir.index import ONE, Atom, Axis, Index, const, contiguous_strides, dot
-from gyrator.ir.program import Nest, Node, Program, Reduce
+from gyrator.ir.program import Nest, Node, Program, Reduce, loads
 from gyrator.schedule.align import compose
 from gyrator.schedule.loops import SIMPLE
-from gyrator.schedule.uses import loads, volume
+from gyrator.schedule.volume import volume
 
 PARTS = 16
 WIDE = 2048

@@ -1,0 +1,19 @@
+"""How large things are, for cost models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gyrator.ir.index import Index, upper
+
+
+def volume(shape: Iterable[Index], hint: int = 64) -> int:
+    """About how many elements, for cost models: an extent counts as its upper bound, or ``hint`` if it has none."""
+    total = 1
+    for extent in shape:
+        value = extent.value
+        if value is None:
+            bound = upper(extent)
+            value = None if bound is None else bound.value
+        total *= hint if value is None else value
+    return total
