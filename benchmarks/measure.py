@@ -71,6 +71,7 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": cpu,
         "cores": os.cpu_count(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "load": os.getloadavg()[0],
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -184,6 +185,7 @@ def report(rows: Sequence[Row], measured: Sequence[Limits]) -> dict[str, Any]:
             | {f"gyrator_over_{over}": geomean([s for r in alike if (s := r.speedup(over))]) for over in PEERS[:2]}
             | {"inductor_over_eager": geomean(_ratios(alike, "eager", "inductor"))}
             | {f"memory_over_{over}": geomean(_memory(alike, over)) for over in PEERS[:2]}
+            | {"first_call_over_inductor": geomean(_first_calls(alike, "gyrator", "inductor"))}
         )
     return {
         "machine": machine(),
@@ -195,6 +197,10 @@ def report(rows: Sequence[Row], measured: Sequence[Limits]) -> dict[str, Any]:
 
 def _ratios(rows: Sequence[Row], slow: str, fast: str) -> list[float]:
     return [row.seconds[slow] / row.seconds[fast] for row in rows if slow in row.seconds and fast in row.seconds]
+
+
+def _first_calls(rows: Sequence[Row], long: str, short: str) -> list[float]:
+    return [r.first_call[long] / r.first_call[short] for r in rows if long in r.first_call and short in r.first_call]
 
 
 def _memory(rows: Sequence[Row], over: str) -> list[float]:

@@ -1,4 +1,8 @@
-"""Runs benchmarks with the peers side by side: ``python -m benchmarks.run kernels models --threads 1,2``."""
+"""Runs benchmarks with the peers side by side: ``python -m benchmarks.run kernels models --threads 1,2``.
+
+With ``--device``, models run in full size, each row in a process of its own:
+``python -m benchmarks.run models --device cuda --dtype bf16 --jobs 6 --json FILE``.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,12 @@ from pathlib import Path
 import torch
 
 import gyrator as gyrator
-from benchmarks import compile_time, kernels, models
+from benchmarks import compile_time, isolated, kernels, models
 from benchmarks.measure import PEERS, Limits, Row, limits, line, report, say
 from gyrator.config import Config
 from gyrator.metrics.tables import start_tables
 
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 SUITES = ("overhead", "kernels", "models", "compile_time")
 
 
@@ -40,19 +45,58 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", default=[], help="names of cases")
     parser.add_argument("--quick", action="store_true", help="few cases, short repeats")
     parser.add_argument("--json", type=Path, help="where the figures are written")
+    own = parser.add_argument_group("models, each row in a process of its own")
+    own.add_argument("--device", choices=("cuda", "cpu"), help="asks for such rows, on this device")
+    own.add_argument("--dtype", choices=tuple(DTYPES), default="bf16")
+    own.add_argument("--size", choices=("full", "small", "tiny"), default="full")
+    own.add_argument("--mode", nargs="+", choices=isolated.MODES, default=list(isolated.MODES))
+    own.add_argument("--jobs", type=int, default=1, help="rows whose first calls are made at the same time")
+    own.add_argument("--row-timeout", type=float, default=240.0, help="seconds for a row's first calls, and the rest")
+    own.add_argument("--kernels", action="store_true", help="count and time the GPU kernels of a step")
     options = parser.parse_args(argv)
     if options.suites == ["all"]:
         options.suites = list(SUITES)
     unknown = set(options.suites) - set(SUITES)
     if unknown:
         parser.error(f"no suite {', '.join(sorted(unknown))}; there are {', '.join(SUITES)}, all")
+    if options.device and options.suites != ["models"]:
+        parser.error("--device is for the suite models alone")
     return options
 
 
+def run_isolated(options: argparse.Namespace) -> int:
+    """Models in processes of their own; returns 1 if gyrator fails in a row."""
+    plan = isolated.Plan(
+        options.only,
+        options.mode,
+        options.size,
+        options.device,
+        DTYPES[options.dtype],
+        options.peers,
+        options.dynamic == "dynamic",
+        options.jobs,
+        options.row_timeout,
+        options.kernels,
+    )
+    measured = limits(1) if options.device == "cpu" else isolated.device_limits(options.device)
+    torch.cuda.empty_cache()
+    say(f"{measured.bandwidth / 1e9:.0f} GB/s, {measured.flops / 1e12:.1f} TFLOP/s; {options.jobs} rows at a time")
+    found: list[Row] = []
+    for row in isolated.run(plan, measured):
+        found.append(row)
+        say(f"{line(row)}\n{isolated.details(row)}")
+        if options.json:
+            options.json.write_text(json.dumps(report(found, [measured]), indent=1) + "\n")
+    say(isolated.summary(found, options.peers))
+    return int(any("gyrator" in row.errors for row in found))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs what the arguments ask for; prints a line per case and writes the JSON file. Returns 0."""
+    """Runs what the arguments ask for; prints a line per case and writes the JSON file. Returns the exit status."""
     options = parse(argv)
     warnings.simplefilter("ignore")
+    if options.device:
+        return run_isolated(options)
     start_tables(Config.from_options())
     found: list[Row] = []
     measured: list[Limits] = []
