@@ -1,11 +1,13 @@
 """A traced program as JSON, without its code: what the shell does and how the halves are joined.
 
 With the compiled graphs, which lie in the cache anyway, a later process has the program without tracing it.
+Plain values stand for themselves, all others are an object of one key: {"tuple": [...]}, {"Number": [3]}.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any, TypeAlias
 
 import torch
@@ -21,7 +23,6 @@ from gyrator.autograd.aliasing import (
     MetadataChange,
     Number,
     ReplayedView,
-    Source,
 )
 from gyrator.autograd.aot import Traced
 from gyrator.autograd.function import Differentiable, Tangent
@@ -50,18 +51,11 @@ def to_json(traced: Traced) -> dict[str, Json]:
     except (NotImplementedError, TypeError, ValueError) as error:
         raise Unrecordable(str(error)) from error
     return {
-        "inputs": program.inputs,
-        "written": [*sorted(program.written)],
-        "autocast": program.autocast,
+        "program": _fields(program, "run", "forward", "constants", "fallback"),
+        "forward": _fields(forward, "nodes", "tensors", "structure"),
         "results": len(forward.nodes),
-        "exact": [*forward.exact],
-        "updates": [[u.input, u.result, u.tracked] for u in forward.updates],
-        "changes": [[c.input, _encode(c.op), _encode(c.args)] for c in forward.changes],
-        "sources": [_source_to_json(source) for source in forward.sources],
         "structure": structure,
-        "differentiable": [*forward.differentiable],
-        "offsets": [[*pair] for pair in forward.offsets],
-        "link": None if link is None else _link_to_json(link),
+        "link": None if link is None else _fields(link, "forward", "backward"),
     }
 
 
@@ -72,146 +66,66 @@ def from_json(data: Mapping[str, Any], forward: BoxedCallable, backward: BoxedCa
         KeyError, TypeError, ValueError, AttributeError: the text is not of this version or names an operator
         that does not exist.
     """
-    results = data["results"]
-    description = Forward(
-        nodes=(None,) * results,
-        tensors=(None,) * results,
-        exact=tuple(data["exact"]),
-        updates=tuple(InputUpdate(*update) for update in data["updates"]),
-        changes=tuple(MetadataChange(at, _decode(op), _decode(args)) for at, op, args in data["changes"]),
-        sources=tuple(_source_from_json(source) for source in data["sources"]),
-        structure=pytree.treespec_loads(data["structure"]),
-        differentiable=tuple(data["differentiable"]),
-        offsets=tuple((position, offset) for position, offset in data["offsets"]),
-    )
-    program = Program(
-        run=forward,
-        forward=description,
-        inputs=data["inputs"],
-        constants=(),
-        written=frozenset(data["written"]),
-        fallback=None,
-        autocast=data["autocast"],
-    )
-    link = data["link"]
-    if link is None:
+    unknown, structure = (None,) * data["results"], pytree.treespec_loads(data["structure"])
+    description = Forward(nodes=unknown, tensors=unknown, structure=structure, **_read(data["forward"]))
+    program = Program(run=forward, forward=description, constants=(), fallback=None, **_read(data["program"]))
+    if data["link"] is None:
         return Traced(program, None)
     if backward is None:
         raise ValueError("a program with gradients needs a backward graph")
-    return Traced(program, _link_from_json(link, forward, backward))
+    return Traced(program, Differentiable(forward, backward, **_read(data["link"])))
 
 
-# -- the halves ----------------------------------------------------------------------------------------------
-def _link_to_json(link: Differentiable) -> dict[str, Json]:
-    return {
-        "results": link.results,
-        "saved_values": link.saved_values,
-        "saved_inputs": [*link.saved_inputs],
-        "tangents": [
-            [t.result, _encode(t.shape), _encode(t.strides), _encode(t.dtype), _encode(t.device)] for t in link.tangents
-        ],
-        "gradients": [*link.gradients],
-        "inputs": link.inputs,
-    }
+def _fields(record: Any, *left_out: str) -> dict[str, Json]:
+    return {f.name: _encode(getattr(record, f.name)) for f in fields(record) if f.name not in left_out}
 
 
-def _link_from_json(link: Mapping[str, Any], forward: BoxedCallable, backward: BoxedCallable) -> Differentiable:
-    return Differentiable(
-        forward=forward,
-        backward=backward,
-        results=link["results"],
-        saved_values=link["saved_values"],
-        saved_inputs=tuple(link["saved_inputs"]),
-        tangents=tuple(Tangent(t[0], *(_decode(part) for part in t[1:])) for t in link["tangents"]),
-        gradients=tuple(link["gradients"]),
-        inputs=link["inputs"],
-    )
-
-
-# -- outputs -------------------------------------------------------------------------------------------------
-def _source_to_json(source: Source) -> Json:
-    match source:
-        case FromGraph(result, views):
-            return ["graph", result, _views_to_json(views)]
-        case FromInput(given, views):
-            return ["input", given, _views_to_json(views)]
-        case Literal(value):
-            return ["literal", _encode(value)]
-
-
-def _source_from_json(source: Sequence[Any]) -> Source:
-    match source:
-        case ["graph", int(result), views]:
-            return FromGraph(result, _views_from_json(views))
-        case ["input", int(given), views]:
-            return FromInput(given, _views_from_json(views))
-        case ["literal", value]:
-            return Literal(_decode(value))
-    raise ValueError(f"{source} is no source of an output")
-
-
-def _views_to_json(views: Sequence[ReplayedView]) -> Json:
-    return [
-        [_encode(v.view.op), _encode(v.view.args), _encode(dict(v.view.kwargs)), v.view.index, v.tracks_grad]
-        for v in views
-    ]
-
-
-def _views_from_json(views: Sequence[Any]) -> tuple[ReplayedView, ...]:
-    return tuple(
-        ReplayedView(View(_decode(op), _decode(args), _decode(kwargs), index), tracks)
-        for op, args, kwargs, index, tracks in views
-    )
+def _read(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _decode(value) for name, value in data.items()}
 
 
 # -- values --------------------------------------------------------------------------------------------------
-_TYPES: Mapping[str, Callable[[str], Any]] = {
+_RECORDS: Mapping[str, type[Any]] = {
+    cls.__name__: cls
+    for cls in (FromGraph, FromInput, InputUpdate, Literal, MetadataChange, Number, ReplayedView, Tangent, View)
+}
+_TYPES: Mapping[str, Callable[[Any], Any]] = {
     "dtype": lambda text: _member(text, torch.dtype),
     "layout": lambda text: _member(text, torch.layout),
     "memory_format": lambda text: _member(text, torch.memory_format),
     "device": torch.device,
-    "op": lambda text: _operator(text),
+    "OpOverload": lambda text: _operator(text),
+    "list": lambda items: [_decode(item) for item in items],
+    "tuple": lambda items: tuple(_decode(item) for item in items),
+    "Size": lambda items: tuple(_decode(item) for item in items),
+    "frozenset": lambda items: frozenset(_decode(item) for item in items),
+    "dict": lambda items: {key: _decode(item) for key, item in items},
 }
 
 
 def _encode(value: Any) -> Json:
-    """Plain numbers and strings as they are; everything else as an object of one key, its kind."""
+    name = type(value).__name__
     match value:
         case None | bool() | int() | float() | str():
             return value
-        case Number(result):
-            return {"number": result}
         case list() | tuple():
-            return {type(value).__name__: [_encode(item) for item in value]}
+            return {name: [_encode(item) for item in value]}
+        case frozenset():
+            return {name: sorted(value)}
         case dict():
-            return {"dict": [[key, _encode(item)] for key, item in value.items()]}
-        case torch.dtype():
-            return {"dtype": str(value)}
-        case torch.layout():
-            return {"layout": str(value)}
-        case torch.memory_format():
-            return {"memory_format": str(value)}
-        case torch.device():
-            return {"device": str(value)}
-        case OpOverload():
-            return {"op": str(value)}
-    raise Unrecordable(f"a value of type {type(value).__name__}")
+            return {name: [[key, _encode(item)] for key, item in value.items()]}
+        case torch.dtype() | torch.layout() | torch.memory_format() | torch.device() | OpOverload():
+            return {name: str(value)}
+        case _ if _RECORDS.get(name) is type(value):
+            return {name: [*_fields(value).values()]}
+    raise Unrecordable(f"a value of type {name}")
 
 
 def _decode(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
-    match kind:
-        case "number":
-            return Number(content)
-        case "list":
-            return [_decode(item) for item in content]
-        case "tuple" | "Size":
-            return tuple(_decode(item) for item in content)
-        case "dict":
-            return {key: _decode(item) for key, item in content}
-    return _TYPES[kind](content)
+    return _RECORDS[kind](*map(_decode, content)) if kind in _RECORDS else _TYPES[kind](content)
 
 
 def _member(text: str, kind: type) -> Any:

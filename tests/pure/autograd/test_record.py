@@ -100,11 +100,11 @@ def test_program_that_holds_tensors_is_refused() -> None:
         to_json(aot_program(gm, (constant,), fw_compiler=interpret))
 
 
-@pytest.mark.parametrize("wrong", [{"op": "aten.nonsense.default"}, {"dtype": "torch.nn"}, {"pickle": "x"}])
+@pytest.mark.parametrize("wrong", [{"OpOverload": "aten.nonsense.default"}, {"dtype": "torch.nn"}, {"pickle": "x"}])
 def test_text_of_another_version_is_refused(wrong: dict[str, str]) -> None:
     x = torch.randn(3, 4)
     _, traced, _ = reread(several, x)
     data = json.loads(json.dumps(to_json(traced)))
-    data["sources"][0] = ["literal", wrong]
+    data["forward"]["sources"]["tuple"][0] = wrong
     with pytest.raises((KeyError, TypeError, ValueError, AttributeError)):
         from_json(data, lambda args: args, None)
