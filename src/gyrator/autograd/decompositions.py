@@ -270,6 +270,43 @@ def _normal_functional(
     return aten.randn.default(x.shape, dtype=x.dtype, device=x.device) * std + mean
 
 
+_EACH: Mapping[str, Decomposition] = {
+    **{name: getattr(torch, name) for name in """
+        abs acos add asin atan ceil clamp_max clamp_min clone cos cosh div erf erfc exp expm1 floor frac lerp lgamma log
+        log10 log1p log2 max mul neg pow reciprocal round rsqrt sigmoid sign sin sinh sqrt sub tan tanh trunc
+    """.split()},
+    "addcdiv": lambda x, a, b, value=1: torch.addcdiv(x, a, b, value=value),
+    "addcmul": lambda x, a, b, value=1: torch.addcmul(x, a, b, value=value),
+    "copy": lambda x, new, non_blocking=False: aten.copy.default(x, new),
+    "maximum": lambda x, y: torch.maximum(x, y) if isinstance(y, Tensor) else torch.clamp_min(x, y),
+    "minimum": lambda x, y: torch.minimum(x, y) if isinstance(y, Tensor) else torch.clamp_max(x, y),
+    "norm": lambda x, order=2, dtype=None: torch.linalg.vector_norm(x, order, dtype=dtype),
+    "zero": torch.zeros_like,
+}  # fmt: skip
+"""What a `_foreach_` operator does with one tensor of its lists."""
+
+
+def _foreach(each: Decomposition) -> Decomposition:
+    """_foreach_add([x, y], [a, b]) → [x + a, y + b]; what is no list is the same for all."""
+
+    def decomposed(*args: Any, **kwargs: Any) -> list[Tensor]:
+        count = next(len(a) for a in args if isinstance(a, (list, tuple)))
+        columns = [a if isinstance(a, (list, tuple)) else [a] * count for a in args]
+        return [each(*row, **kwargs) for row in zip(*columns, strict=True)]
+
+    return decomposed
+
+
+def _foreach_table() -> dict[OpOverload, Decomposition]:
+    """Of every `_foreach_` operator that returns new tensors, but for two that take numbers as a tensor."""
+    found: dict[OpOverload, Decomposition] = {}
+    for name, each in _EACH.items():
+        for packet in packets([f"_foreach_{name}"]):
+            overloads = [getattr(packet, o) for o in packet.overloads() if name[:4] != "addc" or o != "Tensor"]
+            found |= {o: _foreach(each) for o in overloads if not o._schema.is_mutable}
+    return found
+
+
 _OURS: Mapping[OpOverload, Decomposition] = {
     **dict.fromkeys(list[Any](get_decompositions([aten.linspace])), _linspace),
     aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
@@ -301,6 +338,7 @@ def decomposition_table(*, numerics: Numerics = "fast") -> dict[OpOverload, Deco
     torchs: Mapping[Any, Decomposition] = get_decompositions(packets(_FROM_TORCH.split()))
     table: dict[OpOverload, Decomposition] = dict(torchs)
     table.update(_OURS)
+    table.update(_foreach_table())
     if numerics == "fast":
         table.update(_RANDOM)
     return table

@@ -147,3 +147,14 @@ def test_symbolic_sizes_are_arithmetic_on_the_inputs() -> None:
         torch.testing.assert_close(run(x), F.layer_norm(x.flatten(), (x.numel(),)))
     placeholders = graphs.modules["inference"].graph.find_nodes(op="placeholder")
     assert any(isinstance(node.meta["val"], torch.SymInt) for node in placeholders)
+
+
+def test_foreach_operators_do_to_each_tensor_what_eager_does() -> None:
+    x = [torch.tensor([0.25, 0.5]), torch.rand(2, 3, generator=torch.Generator().manual_seed(0)), torch.tensor(0.75)]
+    kinds: dict[str, object] = {"List[Tensor]": x, "List[number]": [0.5, 2.0, 1.5], "Tensor": torch.tensor(1.5)}
+    table = {op: fn for op, fn in decomposition_table().items() if "_foreach_" in str(op)}
+    assert len(table) > 60
+    for op, decomposed in table.items():
+        given = [a for a in op._schema.arguments if not a.kwarg_only and not a.has_default_value()]
+        args = [kinds.get(str(a.type), 0.5) for a in given]
+        torch.testing.assert_close(list(decomposed(*args)), list(op(*args)), msg=str(op))
