@@ -20,7 +20,7 @@ ORDER = """
     version origin errors inductor_names metric_tables config config_page folders optional torch_compat api
     ir progress session metrics passes cache
     capture graph autograd lowering schedule codegen templates autotune runtime
-    validate report pipeline backend insight worker cli __main__
+    validate benchmark_fusion report pipeline backend insight worker cli __main__
 """.split()
 """The modules and packages of gyrator; each imports only what stands to its left."""
 

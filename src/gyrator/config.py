@@ -146,7 +146,7 @@ class Config:
         planned=True,
     )
     benchmark_fusion: bool = _option(
-        False, "Choosing kernels", "Time a fusion against its parts and drop it when it is slower.", planned=True
+        False, "Choosing kernels", "Time a fusion against its parts and drop it when it is slower."
     )
     coordinate_descent: bool = _option(
         False, "Choosing kernels", "After the search, improve one tuning parameter at a time.", planned=True

@@ -24,6 +24,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gyrator.autograd.interface import BoxedCallable, Compiled, GraphInfo, interpret
+from gyrator.benchmark_fusion import slower_fusions
 from gyrator.cache.store import Entry, Json
 from gyrator.codegen.kernel_script import kernel_scripts
 from gyrator.codegen.wrapper import print_wrapper
@@ -155,7 +156,10 @@ def compile_graph(
         for op in lowered.fallbacks:
             session.counters.add_extern(op)
         with session.stage("schedule"):
-            scheduled = schedule(lowered.program, session, gpu_of(targets, device))
+            gpu, slower = gpu_of(targets, device), None
+            if session.config.benchmark_fusion:
+                slower = slower_fusions(targets, stores.kernels, session, process.workers, symbols.hints, gpu)
+            scheduled = schedule(lowered.program, session, gpu, slower)
             plan = scheduled.plan
         try:
             kernels = start_kernels(plan, targets, stores.kernels, session, process.workers, symbols.hints)

@@ -73,6 +73,7 @@ def test_a_products_operations_and_bytes_are_exact(new: gyrator.insight.Report) 
 def test_backward_says_what_is_saved_and_why(new: gyrator.insight.Report) -> None:
     kept = new.data.programs[0].record.kept
     assert any(value.saved and HERE in value.place for value in kept)
+    assert all(HERE in value.place or value.place == "an input" for value in kept)
     assert all(value.reason for value in kept)
 
 

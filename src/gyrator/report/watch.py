@@ -109,7 +109,7 @@ def program_record(joint: JointGraph, partition: Partition) -> ProgramRecord:
             saved=node in saved,
             reason=reason.partition(": ")[2],
             bytes=tensor_bytes(node.meta.get("val")),
-            place=place_of((origin_of(node),)),
+            place="an input" if node.op == "placeholder" else place_of((origin_of(node),)),
         )
         for node, reason in partition.reasons.items()
     ]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TypeAlias
 
 from gyrator.ir.expr import Load, Value
 from gyrator.ir.index import Index, substitute
@@ -28,6 +29,10 @@ from gyrator.schedule.volume import volume
 MAX_VALUES = 48
 MIN_ROWS = 8
 BIG_ROW = 1 << 15
+
+
+Slower: TypeAlias = "Callable[[Program, Group, Group, Group], Refused | None]"
+"""Refuses to make a third group of two if that was measured to be slower."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +62,15 @@ class _Candidate:
     value: Value
 
 
-def fuse(program: Program, most: int) -> Fused:
+def fuse(program: Program, most: int, slower: Slower | None = None) -> Fused:
     """Join nests into groups of ``most`` nests at most, greedily by bytes saved, then nearness.
 
     Candidates are a producer with a reader of its result, and two readers of one value. A join is legal
     where the iteration spaces unify (see :mod:`align`), every read of a result within the group is at the
     reader's own iteration, and no other unit lies between the two; it is refused where it would serialise a
-    long row, or stride through memory, or make a kernel too large.
+    long row, or stride through memory, or make a kernel too large, or where ``slower`` says so.
     """
-    state = _State(program, most)
+    state = _State(program, most, slower)
     decisions: dict[tuple[int, int, Value], Decision] = {}
     for candidate in sorted(_candidates(program), key=lambda c: (-c.score, c.distance, c.first)):
         verdict = state.attempt(candidate)
@@ -102,8 +107,8 @@ def _candidates(program: Program) -> Iterator[_Candidate]:
 class _State:
     """The groups so far. Mutable, and private to one call of :func:`fuse`."""
 
-    def __init__(self, program: Program, most: int) -> None:
-        self._program, self._most = program, most
+    def __init__(self, program: Program, most: int, slower: Slower | None) -> None:
+        self._program, self._most, self._slower = program, most, slower
         self._groups: dict[int, Group] = {
             p: singleton(n, p) for p, n in enumerate(program.nodes) if isinstance(n, Nest)
         }
@@ -120,6 +125,8 @@ class _State:
         if isinstance(joined, Refused):
             return joined
         problem = None if mixing else _check(joined, first, second)
+        if problem is None and self._slower is not None:
+            problem = self._slower(self._program, first, second, joined)
         if problem is not None:
             return problem
         if not self._units.merge(a, b):

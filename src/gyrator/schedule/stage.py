@@ -10,7 +10,7 @@ from gyrator.ir.text import program_text
 from gyrator.passes import Pass, run_passes
 from gyrator.schedule.dce import remove_dead
 from gyrator.schedule.empty import fill_empty
-from gyrator.schedule.fuse import Decision, fuse
+from gyrator.schedule.fuse import Decision, Slower, fuse
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_reductions import online_softmax, split_on_gpu
 from gyrator.schedule.group import Group
@@ -58,8 +58,9 @@ def program_passes(rule: Rule, *, inlining: bool = True, gpu: Gpu | None = None)
     )
 
 
-def schedule(program: Program, session: Session, gpu: Gpu | None = None) -> Scheduled:
-    """Program → plan: passes on the program, fusion, kernels, memory. ``gpu`` is what nests on "cuda" run on.
+def schedule(program: Program, session: Session, gpu: Gpu | None = None, slower: Slower | None = None) -> Scheduled:
+    """Program → plan: passes on the program, fusion, kernels, memory. ``gpu`` is what nests on "cuda" run on;
+    ``slower`` may refuse fusions.
 
     Raises: InternalCheckError if a pass breaks its spec (checked as ``session.config.check`` says).
     """
@@ -74,7 +75,7 @@ def schedule(program: Program, session: Session, gpu: Gpu | None = None) -> Sche
         )
     program = run_passes(program, passes, session, text=program_text)
     with session.stage("fuse"):
-        fused = fuse(program, config.max_fused_nodes if config.fusion else 1)
+        fused = fuse(program, config.max_fused_nodes if config.fusion else 1, slower)
     with session.stage("kernels and memory"):
         plan = plan_memory(program, fused.steps, rule, in_place=config.inplace, gpu=gpu)
     if config.check != "off":
