@@ -212,7 +212,9 @@ def _memory(rows: Sequence[Row], over: str) -> list[float]:
 def line(row: Row) -> str:
     """One row as text: milliseconds by peer, and gyrator's speed-ups."""
     times = "  ".join(
-        f"{peer} {1e3 * row.seconds[peer]:9.3f}" if peer in row.seconds else f"{peer}    failed" for peer in PEERS
+        f"{peer} {1e3 * row.seconds[peer]:9.3f}" if peer in row.seconds else f"{peer}    failed"
+        for peer in PEERS
+        if peer in row.seconds or peer in row.errors
     )
     limit = f"  limit {1e3 * row.limit:8.3f}" if row.limit else ""
     gains = "  ".join(f"×{gain:.2f} {over}" for over in PEERS[:2] if (gain := row.speedup(over)))
