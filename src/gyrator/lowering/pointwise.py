@@ -3,112 +3,81 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from gyrator.autograd import ops
 from gyrator.ir.expr import Const, Expr, Scalar
 from gyrator.lowering.builder import Builder, Meta
+from gyrator.lowering.family import Family, Lowering, named_rows, rows
 from gyrator.lowering.refs import Coords, TensorRef
 from gyrator.lowering.typed import HALF, Operand, cast, compute_dtype, element, like, op, result_type
 from gyrator.lowering.views import dimension
 
 aten, prims = torch.ops.aten, torch.ops.prims
-Lowering = Callable[..., Any]
 
 
 # -- families ----------------------------------------------------------------------------------------------
-def _elementwise(name: str) -> Lowering:
+def _elementwise(name: str, b: Builder, out: Meta, *operands: Operand, **_: Any) -> TensorRef:
     """An op of the table of the same meaning, in the result's compute dtype."""
-
-    def lowering(b: Builder, out: Meta, *operands: Operand, **_: Any) -> TensorRef:
-        return b.elementwise(out, operands, lambda *args: op(name, *args))
-
-    return lowering
+    return b.elementwise(out, operands, lambda *args: op(name, *args))
 
 
-def _of_rounded(name: str) -> Lowering:
+def _of_rounded(name: str, b: Builder, out: Meta, *operands: Operand) -> TensorRef:
     """The same where an operand is rounded to the result's dtype first, as eager does: in half precision
     ``x % 0.1`` is a remainder by the nearest half number, which makes all the difference.
     """
-
-    def lowering(b: Builder, out: Meta, *operands: Operand) -> TensorRef:
-        wide = compute_dtype(out.dtype)
-
-        def body(at: Coords) -> Expr:
-            return op(name, *[cast(element(o, at, out.dtype), wide) for o in operands])
-
-        return b.pointwise(out, body)
-
-    return lowering
+    wide = compute_dtype(out.dtype)
+    return b.pointwise(out, lambda at: op(name, *[cast(element(o, at, out.dtype), wide) for o in operands]))
 
 
-def _rounding(name: str) -> Lowering:
+def _of_floats(name: str, b: Builder, out: Meta, x: TensorRef) -> TensorRef:
     """floor and the like, which leave integers alone."""
-
-    def lowering(b: Builder, out: Meta, x: TensorRef) -> TensorRef:
-        if not out.dtype.is_floating_point:
-            return b.copy(x, out)
-        return b.elementwise(out, (x,), lambda a: op(name, a))
-
-    return lowering
+    return _elementwise(name, b, out, x) if out.dtype.is_floating_point else b.copy(x, out)
 
 
-def _boolean(name: str, boolean: str) -> Lowering:
+def _of_numbers(name: str, b: Builder, out: Meta, x: TensorRef) -> TensorRef:
+    """abs and the like, which leave bools alone."""
+    return b.copy(x, out) if out.dtype == torch.bool else _elementwise(name, b, out, x)
+
+
+def _boolean(name: str, boolean: str, b: Builder, out: Meta, *operands: Operand) -> TensorRef:
     """An op that has a logical meaning of its own on bools: ``add`` is ``or``, ``mul`` is ``and``."""
-
-    def lowering(b: Builder, out: Meta, *operands: Operand) -> TensorRef:
-        chosen = boolean if out.dtype == torch.bool else name
-        return b.elementwise(out, operands, lambda *args: op(chosen, *args))
-
-    return lowering
+    return _elementwise(boolean if out.dtype == torch.bool else name, b, out, *operands)
 
 
-def _nan_ignoring(name: str, integer: str) -> Lowering:
-    """fmax and fmin, which are plain maximum and minimum of integers."""
-
-    def lowering(b: Builder, out: Meta, x: TensorRef, y: TensorRef) -> TensorRef:
-        if not out.dtype.is_floating_point:
-            return LOWERINGS[getattr(aten, integer).default](b, out, x, y)
-        return b.elementwise(out, (x, y), lambda p, q: op(name, p, q))
-
-    return lowering
+def _nan_ignoring(name: str, integer: str, b: Builder, out: Meta, x: TensorRef, y: TensorRef) -> TensorRef:
+    """fmax and fmin, which are plain maximum and minimum of integers, or and and of bools."""
+    if not out.dtype.is_floating_point:
+        return _boolean(integer, "logical_or" if name == "fmax" else "logical_and", b, out, x, y)
+    return _elementwise(name, b, out, x, y)
 
 
 def _nextafter(b: Builder, out: Meta, x: TensorRef, y: TensorRef) -> Any:
     """Its steps are those of the dtype itself, so half precision is left to the library."""
-    if compute_dtype(out.dtype) != out.dtype:
-        return NotImplemented
-    return b.elementwise(out, (x, y), lambda p, q: op("nextafter", p, q))
+    return NotImplemented if compute_dtype(out.dtype) != out.dtype else _elementwise("nextafter", b, out, x, y)
 
 
-def _comparison(name: str) -> Lowering:
+def _comparison(name: str, b: Builder, out: Meta, x: Operand, y: Operand) -> TensorRef:
     """Comparison in the dtype that both sides promote to; numbers are rounded to it first, as in eager.
 
     Half types are compared as they are: in float32 an intermediate would keep digits that eager rounds away,
     and ``x == x.amax()`` could hold nowhere.
     """
+    common = result_type((x, y))
+    wide = common if common in HALF else compute_dtype(common)
 
-    def lowering(b: Builder, out: Meta, x: Operand, y: Operand) -> TensorRef:
-        common = result_type((x, y))
-        wide = common if common in HALF else compute_dtype(common)
+    def side(operand: Operand, at: Coords) -> Expr:
+        return cast(element(operand, at, wide if isinstance(operand, TensorRef) else common), wide)
 
-        def side(operand: Operand, at: Coords) -> Expr:
-            return cast(element(operand, at, wide if isinstance(operand, TensorRef) else common), wide)
-
-        return b.pointwise(out, lambda at: op(name, side(x, at), side(y, at)))
-
-    return lowering
+    return b.pointwise(out, lambda at: op(name, side(x, at), side(y, at)))
 
 
-def _logical(name: str) -> Lowering:
-    def lowering(b: Builder, out: Meta, *operands: Operand) -> TensorRef:
-        return b.elementwise(out, operands, lambda *args: op(name, *args), compute=torch.bool)
-
-    return lowering
+def _logical(name: str, b: Builder, out: Meta, *operands: Operand) -> TensorRef:
+    return b.elementwise(out, operands, lambda *args: op(name, *args), compute=torch.bool)
 
 
 # -- arithmetic --------------------------------------------------------------------------------------------
@@ -131,20 +100,11 @@ def _rsub(b: Builder, out: Meta, x: Operand, y: Operand, alpha: Operand = 1) -> 
 
 
 def _div_mode(b: Builder, out: Meta, x: Operand, y: Operand, *, rounding_mode: str | None) -> TensorRef:
-    name = {None: "div", "floor": "floordiv", "trunc": "truncdiv"}[rounding_mode]
-    return b.elementwise(out, (x, y), lambda p, q: op(name, p, q))
+    return _elementwise({None: "div", "floor": "floordiv", "trunc": "truncdiv"}[rounding_mode], b, out, x, y)
 
 
 def _prims_div(b: Builder, out: Meta, x: Operand, y: Operand) -> TensorRef:
     return _div_mode(b, out, x, y, rounding_mode=None if out.dtype.is_floating_point else "trunc")
-
-
-def _abs(b: Builder, out: Meta, x: TensorRef) -> TensorRef:
-    return b.copy(x, out) if out.dtype == torch.bool else b.elementwise(out, (x,), lambda a: op("abs", a))
-
-
-def _sign(b: Builder, out: Meta, x: TensorRef) -> TensorRef:
-    return b.copy(x, out) if out.dtype == torch.bool else b.elementwise(out, (x,), lambda a: op("sign", a))
 
 
 def _relu(b: Builder, out: Meta, x: TensorRef) -> TensorRef:
@@ -163,17 +123,11 @@ def _round_decimals(b: Builder, out: Meta, x: TensorRef, *, decimals: int = 0) -
     return b.elementwise(out, (x,), body if decimals else lambda a: op("round", a))
 
 
-def _addcmul(b: Builder, out: Meta, x: TensorRef, s: TensorRef, t: TensorRef, *, value: Operand = 1) -> TensorRef:
-    return b.elementwise(out, (x, s, t), lambda p, q, r: op("add", p, op("mul", _scaled(q, value), r)))
-
-
-def _addcdiv(b: Builder, out: Meta, x: TensorRef, s: TensorRef, t: TensorRef, *, value: Operand = 1) -> TensorRef:
-    return b.elementwise(out, (x, s, t), lambda p, q, r: op("add", p, op("div", _scaled(q, value), r)))
-
-
-def _fma(b: Builder, out: Meta, x: TensorRef, y: Operand, z: Operand) -> TensorRef:
-    """x·y + z, rounded once."""
-    return b.elementwise(out, (x, y, z), lambda p, q, r: op("fma", p, q, r))
+def _addc(
+    name: str, b: Builder, out: Meta, x: TensorRef, s: TensorRef, t: TensorRef, *, value: Operand = 1
+) -> TensorRef:
+    """addcmul and addcdiv: x + value·s·t, x + value·s/t."""
+    return b.elementwise(out, (x, s, t), lambda p, q, r: op("add", p, op(name, _scaled(q, value), r)))
 
 
 def _lerp(b: Builder, out: Meta, start: TensorRef, end: TensorRef, weight: Operand) -> TensorRef:
@@ -193,8 +147,8 @@ def _pow(b: Builder, out: Meta, x: Operand, exponent: Operand) -> TensorRef:
     if isinstance(exponent, (bool, int, float)):
         return b.elementwise(out, (x,), lambda a: power(a, exponent))
     if isinstance(x, (int, float)) and x == 2 and out.dtype.is_floating_point:
-        return b.elementwise(out, (exponent,), lambda a: op("exp2", a))
-    return b.elementwise(out, (x, exponent), lambda a, e: op("pow", a, e))
+        return _elementwise("exp2", b, out, exponent)
+    return _elementwise("pow", b, out, x, exponent)
 
 
 def power(x: Expr, exponent: Scalar) -> Expr:
@@ -299,22 +253,16 @@ def _clamp_max(b: Builder, out: Meta, x: TensorRef, high: Operand) -> TensorRef:
 
 
 # -- tests of one number -----------------------------------------------------------------------------------
-def _float_test(name: str) -> Lowering:
+def _float_test(name: str, b: Builder, out: Meta, x: TensorRef) -> TensorRef:
     """isnan and the like: false for integers."""
-
-    def lowering(b: Builder, out: Meta, x: TensorRef) -> TensorRef:
-        if not x.dtype.is_floating_point:
-            return b.full(out, Const(False, torch.bool))
-        return b.elementwise(out, (x,), lambda a: op(name, a), compute=compute_dtype(x.dtype))
-
-    return lowering
+    if not x.dtype.is_floating_point:
+        return b.full(out, Const(False, torch.bool))
+    return b.elementwise(out, (x,), lambda a: op(name, a), compute=compute_dtype(x.dtype))
 
 
 def _signbit(b: Builder, out: Meta, x: TensorRef) -> TensorRef:
-    if x.dtype == torch.bool:
-        return b.full(out, Const(False, torch.bool))
-    if x.dtype.is_floating_point:
-        return b.elementwise(out, (x,), lambda a: op("signbit", a), compute=compute_dtype(x.dtype))
+    if x.dtype.is_floating_point or x.dtype == torch.bool:
+        return _float_test("signbit", b, out, x)
     return b.elementwise(out, (x,), lambda a: op("lt", a, like(a, 0)), compute=x.dtype)
 
 
@@ -343,73 +291,54 @@ def _threshold_backward(b: Builder, out: Meta, grad: TensorRef, x: TensorRef, th
     return b.elementwise(out, (grad, x), lambda g, a: op("where", op("le", a, like(a, threshold)), like(g, 0), g))
 
 
-def _bitwise(name: str) -> Mapping[OpOverload, Lowering]:
-    packet = getattr(aten, f"bitwise_{name}")
-    lowering = _boolean(f"bitwise_{name}", f"logical_{name}")
-    return {getattr(packet, overload): lowering for overload in ("Tensor", "Scalar", "Scalar_Tensor")}
-
-
-def _rows(names: str, overloads: str, family: Callable[[str], Lowering]) -> dict[OpOverload, Lowering]:
-    """One row per name and existing overload."""
-    rows: dict[OpOverload, Lowering] = {}
-    for name in names.split():
-        packet = getattr(aten, name)
-        for overload in overloads.split():
-            if overload in packet.overloads():
-                rows[getattr(packet, overload)] = family(name)
-    return rows
-
-
 _UNARY = (
     "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh sigmoid"
     " erf erfc erfinv lgamma digamma sqrt rsqrt reciprocal neg"
 )
 _SHIFTS = "Tensor Scalar Tensor_Scalar Scalar_Tensor"
-_BINARY = "atan2 hypot copysign fmod remainder"
-_PRIMS = {"mul": "mul", "sub": "sub", "maximum": "maximum", "minimum": "minimum", "pow": "pow", "neg": "neg"}
+_BITS = "Tensor Scalar Scalar_Tensor"
 
-REGISTERED_LATE: Mapping[str, Lowering] = {"prims.fma.default": _fma}
+REGISTERED_LATE: Mapping[str, Lowering] = {"prims.fma.default": partial(_elementwise, "fma")}
 """Operators that torch registers when its capture first writes them (`addcmul_` of an optimizer), by name."""
 
-LOWERINGS: Mapping[OpOverload, Lowering] = {
-    **_rows(_UNARY, "default", _elementwise),
-    **_rows(_BINARY, "default Tensor Scalar", _of_rounded),
-    **_rows("floor_divide", "default Tensor Scalar", lambda _: _elementwise("floordiv")),
-    **_rows("floor ceil trunc", "default", _rounding),
-    **_rows("mul", "Tensor Scalar", lambda _: _boolean("mul", "logical_and")),
-    **_rows("maximum", "default", lambda _: _boolean("maximum", "logical_or")),
-    **_rows("minimum", "default", lambda _: _boolean("minimum", "logical_and")),
-    **_rows("eq ne lt le gt ge", "Tensor Scalar", _comparison),
-    **_rows("logical_and logical_or logical_xor logical_not", "default", _logical),
-    **_rows("isnan isinf", "default", _float_test),
-    **_bitwise("and"), **_bitwise("or"), **_bitwise("xor"),
-    **_rows("bitwise_not", "default", lambda _: _boolean("bitwise_not", "logical_not")),
-    **_rows("bitwise_left_shift __lshift__", _SHIFTS, lambda _: _elementwise("lshift")),
-    **_rows("bitwise_right_shift __rshift__", _SHIFTS, lambda _: _elementwise("rshift")),
-    **_rows("add", "Tensor Scalar", lambda _: _add),
-    **_rows("sub", "Tensor Scalar", lambda _: _sub),
-    **_rows("rsub", "Tensor Scalar", lambda _: _rsub),
-    **_rows("div", "Tensor Scalar", lambda _: _elementwise("div")),
-    **_rows("div", "Tensor_mode Scalar_mode", lambda _: _div_mode),
-    **_rows("pow", "Tensor_Tensor Tensor_Scalar Scalar", lambda _: _pow),
-    **_rows("clamp", "default Tensor", lambda _: _clamp),
-    **_rows("clamp_min", "default Tensor", lambda _: _clamp),
-    **_rows("clamp_max", "default Tensor", lambda _: _clamp_max),
-    **_rows("lerp", "Tensor Scalar", lambda _: _lerp),
-    **_rows("where", "self ScalarSelf ScalarOther Scalar", lambda _: _where),
-    **_rows("masked_fill", "Tensor Scalar", lambda _: _masked_fill),
-    **_rows("fill", "Tensor Scalar", lambda _: _fill),
-    **_rows("fmax", "default", lambda _: _nan_ignoring("fmax", "maximum")),
-    **_rows("fmin", "default", lambda _: _nan_ignoring("fmin", "minimum")),
+LOWERINGS: Family = {
+    **named_rows(_elementwise, _UNARY),
+    **named_rows(_of_rounded, "atan2 hypot copysign fmod remainder", "default Tensor Scalar"),
+    **named_rows(_of_floats, "floor ceil trunc round"),
+    **named_rows(_of_numbers, "abs sign"),
+    **named_rows(_comparison, "eq ne lt le gt ge", "Tensor Scalar"),
+    **named_rows(_logical, "logical_and logical_or logical_xor logical_not"),
+    **named_rows(_float_test, "isnan isinf"),
+    **rows(partial(_elementwise, "floordiv"), "floor_divide", "default Tensor Scalar"),
+    **rows(partial(_elementwise, "lshift"), "bitwise_left_shift __lshift__", _SHIFTS),
+    **rows(partial(_elementwise, "rshift"), "bitwise_right_shift __rshift__", _SHIFTS),
+    **rows(partial(_elementwise, "div"), "div", "Tensor Scalar"),
+    **rows(partial(_boolean, "mul", "logical_and"), "mul", "Tensor Scalar"),
+    **rows(partial(_boolean, "maximum", "logical_or"), "maximum"),
+    **rows(partial(_boolean, "minimum", "logical_and"), "minimum"),
+    **rows(partial(_boolean, "bitwise_and", "logical_and"), "bitwise_and", _BITS),
+    **rows(partial(_boolean, "bitwise_or", "logical_or"), "bitwise_or", _BITS),
+    **rows(partial(_boolean, "bitwise_xor", "logical_xor"), "bitwise_xor", _BITS),
+    **rows(partial(_boolean, "bitwise_not", "logical_not"), "bitwise_not"),
+    **rows(partial(_nan_ignoring, "fmax", "maximum"), "fmax"),
+    **rows(partial(_nan_ignoring, "fmin", "minimum"), "fmin"),
+    **rows(partial(_addc, "mul"), "addcmul"),
+    **rows(partial(_addc, "div"), "addcdiv"),
+    **rows(_add, "add", "Tensor Scalar"),
+    **rows(_sub, "sub", "Tensor Scalar"),
+    **rows(_rsub, "rsub", "Tensor Scalar"),
+    **rows(_div_mode, "div", "Tensor_mode Scalar_mode"),
+    **rows(_pow, "pow", "Tensor_Tensor Tensor_Scalar Scalar"),
+    **rows(_clamp, "clamp clamp_min", "default Tensor"),
+    **rows(_clamp_max, "clamp_max", "default Tensor"),
+    **rows(_lerp, "lerp", "Tensor Scalar"),
+    **rows(_where, "where", "self ScalarSelf ScalarOther Scalar"),
+    **rows(_masked_fill, "masked_fill", "Tensor Scalar"),
+    **rows(_fill, "fill", "Tensor Scalar"),
     aten.nextafter.default: _nextafter,
-    aten.abs.default: _abs,
-    aten.sign.default: _sign,
-    aten.sgn.default: _sign,
+    aten.sgn.default: partial(_of_numbers, "sign"),
     aten.relu.default: _relu,
-    aten.round.default: _rounding("round"),
     aten.round.decimals: _round_decimals,
-    aten.addcmul.default: _addcmul,
-    aten.addcdiv.default: _addcdiv,
     aten.signbit.default: _signbit,
     aten.polygamma.default: _polygamma,
     aten.angle.default: _angle,
@@ -424,7 +353,7 @@ LOWERINGS: Mapping[OpOverload, Lowering] = {
     prims.add.default: _add,
     prims.div.default: _prims_div,
     prims.where.default: _where,
-    **{getattr(prims, name).default: _elementwise(row) for name, row in _PRIMS.items()},
+    **{getattr(prims, name).default: partial(_elementwise, name) for name in "mul sub maximum minimum pow neg".split()},
 }  # fmt: skip
 """Pointwise lowerings by overload. ATen ops with a fake kernel that promotes integers to floats need nothing more: the
 result's dtype says it."""

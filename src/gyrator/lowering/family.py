@@ -1,0 +1,27 @@
+"""Families of lowerings: tables from operator overload to the function that lowers it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch._ops import OpOverload
+
+Lowering: TypeAlias = Callable[..., Any]
+"""``lowering(builder, meta of the result, *args, **kwargs)``; NotImplemented leaves the op to an extern call."""
+
+Family: TypeAlias = Mapping[OpOverload, Lowering]
+
+
+def rows(lowering: Lowering, names: str, overloads: str = "default") -> Family:
+    """``lowering`` for every overload that the ATen operators of these names have."""
+    packets = [getattr(torch.ops.aten, name) for name in names.split()]
+    return {getattr(p, o): lowering for p in packets for o in overloads.split() if o in p.overloads()}
+
+
+def named_rows(lowering: Lowering, names: str, overloads: str = "default") -> Family:
+    """The same with the operator's own name as the first argument."""
+    found = [rows(partial(lowering, name), name, overloads) for name in names.split()]
+    return {op: row for family in found for op, row in family.items()}
