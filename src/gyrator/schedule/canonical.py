@@ -7,12 +7,13 @@ building a kernel.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Expr, Load, Value
 from gyrator.ir.index import Atom, Axis, Index, substitute
-from gyrator.ir.program import Scatter, expressions, loads
+from gyrator.ir.program import Scatter, defines, expressions, loads
 from gyrator.schedule.group import Axes, Group, Member
 from gyrator.schedule.simplify import rewrite_root
 
@@ -28,8 +29,8 @@ class Canonical:
 
 
 def canonicalise(group: Group, stored: frozenset[Value]) -> Canonical:
-    """Rename values and axes by the order in which they appear, and number the members from 0."""
-    names = _rename_values(group)
+    """Rename values by what they hold and axes by their order, and number the members from 0."""
+    names = _rename_values(group, stored)
     axes = _rename_axes(group)
 
     def swap(expr: Expr) -> Expr | None:
@@ -62,26 +63,27 @@ def stem_of(name: str) -> str:
     return re.sub(r"_?\d+", "", name).strip("_") or "t"
 
 
-def _rename_values(group: Group) -> dict[Value, Value]:
+def _rename_values(group: Group, stored: frozenset[Value]) -> dict[Value, Value]:
+    """What the kernel reads first, then what it stores, then what it keeps to itself."""
+    made = dict.fromkeys(v for m in group.members for v in defines(m.nest))
+    read = [load.value for m in group.members for load in m.loads if load.value not in made]
+    bases = [m.nest.root.into for m in group.members if isinstance(m.nest.root, Scatter)]
     names: dict[Value, Value] = {}
-    counts: dict[str, int] = {}
-    for member in group.members:
-        root = member.nest.root
-        found = [load.value for load in member.loads]
-        found += [root.into] if isinstance(root, Scatter) else []
-        for value in (*found, *(v for v in member.nest.out if v is not None)):
-            if value not in names:
-                stem = stem_of(value.name)
-                counts[stem] = counts.get(stem, 0) + 1
-                name = stem if counts[stem] == 1 else f"{stem}_{counts[stem]}"
-                names[value] = Value(name, value.shape, value.dtype, value.strides, value.device)
+    counts: Counter[str] = Counter()
+    for value in dict.fromkeys((*read, *(v for v in made if v in stored), *made, *bases)):
+        stem = stem_of(value.name)
+        if stem.startswith("row_"):  # so are scratch rows called
+            stem = f"v_{stem}"
+        counts[stem] += 1
+        name = stem if counts[stem] == 1 else f"{stem}_{counts[stem]}"
+        names[value] = Value(name, value.shape, value.dtype, value.strides, value.device)
     return names
 
 
 def _rename_axes(group: Group) -> dict[Atom, Index]:
     axes: dict[Atom, Index] = {}
     for axis in (*group.outer, *(a for s in group.spaces for a in s), *group.serial):
-        axes[axis] = Axis(f"a{len(axes)}", axis.extent).index()
+        axes[axis] = Axis(f"i{len(axes)}", axis.extent).index()
     return axes
 
 

@@ -15,7 +15,7 @@ from gyrator.ir.expr import Const, Expr, Load, Op, Random, Ref, Value, indirect,
 from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, dot, substitute, upper
 from gyrator.ir.ops import OPS, REDUCTIONS, identity
 from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, bodies
-from gyrator.ir.tree import Carry, Let, Loop, LoopKind, Stage, Store, Update, stage_exprs, walk_stages
+from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, stage_exprs, walk_stages
 from gyrator.origin import Origin
 from gyrator.schedule.canonical import stem_of
 from gyrator.schedule.gpu import Gpu
@@ -23,7 +23,7 @@ from gyrator.schedule.gpu_loops import gpu_loops
 from gyrator.schedule.gpu_tiling import tile_kernel
 from gyrator.schedule.group import Group, Member, is_atomic
 from gyrator.schedule.loops import SIMPLE, Shape, Style, choose_loops
-from gyrator.schedule.naming import Built, canonical
+from gyrator.schedule.naming import named
 from gyrator.schedule.simplify import Rule
 from gyrator.schedule.volume import volume
 
@@ -31,6 +31,14 @@ CHEAP = 6
 MAX_SCRATCH = 1 << 20
 
 Body: TypeAlias = "tuple[Loop | Stage, ...]"
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A kernel and the values its parameters stand for, in order."""
+
+    kernel: Kernel
+    args: tuple[Value, ...]
 
 
 def build_kernel(group: Group, stored: frozenset[Value], rule: Rule, gpu: Gpu | None = None) -> Built:
@@ -41,10 +49,9 @@ def build_kernel(group: Group, stored: frozenset[Value], rule: Rule, gpu: Gpu | 
     shape = gpu_loops(group, stored) if gpu is not None else choose_loops(group, stored, phased=phased)
     writer = _Writer(shape, levels, stored, rule)
     body = writer.body()
-    flat = {f: v for v, f in writer.flat.items()}
-    built = canonical(body, writer.rows(), writer.params(_read(body)), _origins(group), _title(group))
-    kernel = built.kernel if gpu is None else tile_kernel(built.kernel, gpu)
-    return Built(kernel, tuple(flat[f] for f in built.args))
+    params = writer.params(_read(body))
+    kernel = named(body, writer.rows(), tuple(params), _origins(group), _title(group))
+    return Built(kernel if gpu is None else tile_kernel(kernel, gpu), tuple(params.values()))
 
 
 def _origins(group: Group) -> tuple[Origin, ...]:
@@ -106,14 +113,14 @@ class _Writer:
     def rows(self) -> tuple[Value, ...]:
         return (*self._rows.values(), *self._tiles.values())
 
-    def params(self, read: set[Value]) -> tuple[tuple[Value, bool, bool], ...]:
-        """(value, read, written) for every tensor in memory: what is only read first, then what is
-        written. ``read`` is what the body reads: less than was loaded where an index disappeared, as that
-        of a dimension with stride 0 does."""
+    def params(self, read: set[Value]) -> dict[Param, Value]:
+        """The tensors in memory, each with the value it stands for: what is only read first, then what is
+        written. ``read`` is what the body reads: less than was loaded where an index disappeared, as that of a
+        dimension with stride 0 does."""
         written = [v for m in self.members for v in m.nest.out if v is not None and v in self.stored]
         loaded = [v for v in self._loaded if self._memory(v) in read]
-        reads = [(self._memory(v), True, False) for v in loaded if v not in written]
-        return tuple(reads + [(self._memory(v), v in loaded, True) for v in written])
+        reads = {Param(self._memory(v), True, False): v for v in loaded if v not in written}
+        return reads | {Param(self._memory(v), v in loaded, True): v for v in written}
 
     def body(self) -> Body:
         self._choose_rows()
@@ -229,13 +236,9 @@ class _Writer:
         tile = self._tiles.get((value, position))
         if tile is None:
             extents = (_bound(row), _bound(lane))
-            name = f"tile_{value.name}" + (f"_{len(self._tiles)}" if value in self._tiled() else "")
-            tile = Value(name, extents, value.dtype, contiguous_strides(extents))
+            tile = Value(f"tile{len(self._tiles)}_{value.name}", extents, value.dtype, contiguous_strides(extents))
             self._tiles[value, position] = tile
         return tile
-
-    def _tiled(self) -> set[Value]:
-        return {value for value, _ in self._tiles}
 
     def _tile_index(self) -> tuple[Index, ...]:
         assert self.shape.tile is not None and self.shape.lane is not None
@@ -343,7 +346,7 @@ class _Writer:
     def _carry(self, member: Member, level: int) -> tuple[Carry, Update]:
         root = member.nest.root
         assert isinstance(root, Reduce | Scan)
-        name = f"{root.kind}_{member.position}"
+        name = next(f"{v.name}_acc" for v in member.nest.out if v is not None)
         results = tuple(None if v is None else self._ref(v) for v in member.nest.out)
         args = self._exprs(member, level)
         if isinstance(root, Reduce):

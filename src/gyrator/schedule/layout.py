@@ -120,7 +120,7 @@ def coalesce(group: Group, order: list[Axis], found: list[Access]) -> tuple[Grou
     for axis in order:
         if merged and _mergeable(merged[-1], axis, raw):
             outer = merged.pop()
-            both = Axis(f"{outer.name}{axis.name}"[-24:], outer.extent * axis.extent)
+            both = Axis(outer.name, outer.extent * axis.extent)
             mapping: dict[Atom, Index] = {outer: both.index() // axis.extent, axis: both.index() % axis.extent}
             group = _replace_axes(group, outer, axis, both, mapping)
             raw = [substitute(i, mapping) for i in raw]

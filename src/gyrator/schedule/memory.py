@@ -24,8 +24,7 @@ from gyrator.ir.tree import Kernel
 from gyrator.schedule.canonical import canonicalise
 from gyrator.schedule.gpu import Gpu, gpu_of
 from gyrator.schedule.group import Group, Member
-from gyrator.schedule.kernel import build_kernel, levels_of
-from gyrator.schedule.naming import Built
+from gyrator.schedule.kernel import Built, build_kernel, levels_of
 from gyrator.schedule.plan import (
     OUT_VARIANTS,
     Allocate,
