@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
+from types import FunctionType
 from typing import Any, final
 
 import torch
@@ -23,6 +24,7 @@ from gyrator.report.dump import dump_graph, dump_partition
 from gyrator.report.record import ProgramRecord, from_json, to_json
 from gyrator.report.watch import graph_compiled, program_compiled, program_record
 from gyrator.runtime.entries import Stores, explain_miss, open_stores
+from gyrator.runtime.load import WRAPPER
 from gyrator.runtime.programs import Found, find_program, keep_program, program_key
 from gyrator.runtime.targets import find_targets
 from gyrator.session import Session
@@ -32,12 +34,16 @@ from gyrator.torch_compat import recompile_reason
 def compile_program(
     gm: fx.GraphModule, example_inputs: Sequence[Any], config: Config, name: str, process: Process
 ) -> Callable[..., Any]:
-    """Compile a captured graph, or take it from the cache: then it is neither traced nor compiled."""
+    """Compile a captured graph, or take it from the cache: then it is neither traced nor compiled.
+
+    The callable's attribute `wrappers` has the files of its graphs' programs.
+    """
     start = time.perf_counter()
     inputs = fake_inputs(gm, example_inputs)
     shape_env = shape_env_of(inputs.values)
     guards = 0 if shape_env is None else len(shape_env.guards)
     graphs: list[str | None] = []
+    wrappers: list[str] = []
     records: list[ProgramRecord] = []
     device = _device(inputs.values)
     choose = min_cut_with_budget(config.memory_budget)
@@ -47,6 +53,7 @@ def compile_program(
             compiled = compile_graph(graph, values, info, session, process)
             process.counted.append(session.counters)
             graphs.append(compiled.key)
+            wrappers.append(compiled.wrapper)
             return compiled
 
     def partition(joint: JointGraph) -> Partition:
@@ -77,7 +84,8 @@ def compile_program(
             program_compiled(
                 program, name, gm, from_json(ProgramRecord, found.about), start, process.watch, cached=True
             )
-            return assemble(found.traced(calls), gm, example_inputs)
+            paths = [str(entry.folder / WRAPPER) for entry in found.graphs]
+            return _telling(assemble(found.traced(calls), gm, example_inputs), paths)
 
         if device.type == "cuda":
             process.workers.prepare(2)  # they import Triton while the graphs are traced
@@ -96,7 +104,14 @@ def compile_program(
             with program.stage("store"):
                 keep_program(key, traced, kept, shape_env, guards, stores.programs, to_json(record))
         program_compiled(program, name, gm, record, start, process.watch, cached=False)
-        return assemble(traced, gm, example_inputs)
+        return _telling(assemble(traced, gm, example_inputs), wrappers)
+
+
+def _telling(call: Callable[..., Any], wrappers: Sequence[str]) -> Callable[..., Any]:
+    """The callable with its attribute `wrappers`; a module's own method, which runs uncompiled, gets none."""
+    if isinstance(call, FunctionType):
+        call.__dict__["wrappers"] = tuple(wrappers)
+    return call
 
 
 def _key(

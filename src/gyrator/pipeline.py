@@ -138,7 +138,7 @@ def compile_graph(
         if entry is not None and not session.config.validate:
             call = loaded(entry, {}, moved_places(entry, graph), session, process)
             graph_compiled(session, entry, process.watch, cached=True)
-            return Compiled(call, written, entry.key)
+            return Compiled(call, written, entry.key, str(entry.folder / WRAPPER))
 
         symbols = Symbols(shape_env)
         with session.stage("lower"):
@@ -190,7 +190,7 @@ def compile_graph(
             dump_compiled(session.dump, scheduled, record, entry, [code for _, code in kernels.texts.values()])
         call = loaded(entry, lowered.constants, {}, session, process, lowered.regions)
         graph_compiled(session, entry, process.watch, cached=False)
-        compiled = Compiled(call, written, entry.key)
+        compiled = Compiled(call, written, entry.key, str(entry.folder / WRAPPER))
         if session.config.validate:
             programs = [(name, p) for name, p in session.programs if isinstance(p, Program)]
             return validated(compiled, graph, info, programs, lowered)

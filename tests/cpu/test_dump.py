@@ -11,6 +11,7 @@ import sys
 import warnings
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 
 import gyrator
 from gyrator.backend import Backend
+from gyrator.backend import gyrator as gyrator_backend
 from gyrator.pipeline import Process
 from gyrator.runtime import standalone
 
@@ -131,6 +133,21 @@ def test_real_runs_report_bandwidth(tmp_path: Path, capsys: pytest.CaptureFixtur
     atexit.unregister(process.profile.print)
     nbytes = 2 * 64 * 64 * 4 / 1e9
     assert re.search(rf"ms +{nbytes:.6f} GB +\d+\.\d+ GB/s +3 x \w", capsys.readouterr().err)
+
+
+def test_the_compiled_callable_names_the_files_of_its_wrappers(tmp_path: Path) -> None:
+    found: list[tuple[str, ...]] = []
+
+    def noting(gm: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        call = gyrator_backend(gm, inputs, options={"cache_dir": tmp_path})
+        found.append(call.wrappers)
+        return call
+
+    for _ in range(2):  # from the compiler, then from the cache
+        torch._dynamo.reset()
+        torch.compile(lambda x: torch.tanh(x).sum(), backend=noting)(torch.ones(5, requires_grad=True)).backward()
+    assert found[0] == found[1] and len(found[0]) == 2
+    assert all("def call(args):" in Path(wrapper).read_text() for wrapper in found[0])
 
 
 def test_output_code_is_printed_with_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

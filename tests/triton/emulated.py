@@ -33,7 +33,7 @@ from gyrator.runtime.pool import Pool
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.plan import Plan
 from gyrator.schedule.stage import schedule
-from gyrator.session import Session
+from gyrator.session import Counters, Session
 from gyrator.torch_compat import empty_strided_cpu
 from tests.triton.worker import Worker
 
@@ -42,12 +42,13 @@ GPU = torch.device("cuda", 0)
 
 @dataclass(frozen=True)
 class Printed:
-    """A graph compiled for a GPU, as text; `constants` are the tensors that it holds."""
+    """A graph compiled for a GPU, as text; `constants` are the tensors that it holds, `counters` what was counted."""
 
     plan: Plan
     kernels: tuple[TritonKernel, ...]
     wrapper: str
     constants: Mapping[str, torch.Tensor]
+    counters: Counters
 
 
 @dataclass
@@ -122,7 +123,7 @@ def print_for_gpu(
     by_name = {k.name: kernels.get(k.name) or BuiltKernel("cpu", k.name) for k in plan.kernels}
     align = inputs_to_align(plan) if config.assume_aligned_inputs else ()
     text = print_wrapper(plan, by_name, symbols.hints, shown=shown, align=align)
-    return Printed(plan, tuple(kernels.values()), text, low.constants)
+    return Printed(plan, tuple(kernels.values()), text, low.constants, session.counters)
 
 
 class EmulatedRuntime:

@@ -13,6 +13,7 @@ from gyrator.config import Config
 from gyrator.ir.expr import Value
 from gyrator.schedule import pad
 from gyrator.schedule.plan import Allocate, Call
+from gyrator.session import Count
 from tests.triton.emulated import Emulator
 from tests.triton.worker import Worker
 
@@ -61,6 +62,7 @@ def test_logits_and_their_gradient_are_padded(emulator: Emulator) -> None:
     for got, want in zip(torch.autograd.grad(actual, args), torch.autograd.grad(expected, args), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
     assert 36 in steps(emulator, 0) and 36 in steps(emulator, 1)
+    assert all(printed.counters[Count.PADDED_STRIDES] >= 1 for printed in emulator.printed)
 
 
 def test_logits_that_the_caller_sees_keep_their_strides(emulator: Emulator) -> None:

@@ -94,6 +94,26 @@ def test_what_was_built_is_found_again_without_triton(process: Process, tmp_path
     assert third.counters[Count.KERNELS_BUILT] == 0 and not other.workers.running()
 
 
+def test_reductions_whose_rows_stay_in_registers_are_counted_and_nothing_as_cpp(
+    process: Process, tmp_path: Path
+) -> None:
+    config = Config(cuda_capability=90, cache_dir=tmp_path)
+    (session, *_) = compiled(config, process, nn.Softmax(-1), torch.randn(10, 2048).bfloat16())
+    assert session.counters[Count.PERSISTENT_REDUCTIONS] == session.counters[Count.KERNELS] == 1
+    assert session.counters[Count.CPP_VECTORISED] == session.counters[Count.CPP_CASTS] == 0
+
+
+def test_a_dump_holds_all_that_its_wrapper_loads(process: Process, tmp_path: Path) -> None:
+    config = Config(cuda_capability=90, cache_dir=tmp_path / "cache", dump=tmp_path / "dump")
+    compiled(config, process, nn.LayerNorm(48), torch.randn(10, 48))
+    described = list((tmp_path / "dump").rglob(DESCRIPTION))
+    assert described
+    for path in described:
+        for about in json.loads(path.read_text()).values():
+            assert all((path.parent / variant["file"]).exists() for variant in about["variants"])
+        assert any("runtime.gpu_kernel" in wrapper.read_text() for wrapper in path.parent.glob("*_wrapper.py"))
+
+
 def test_no_cpp_compiler_is_needed(process: Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(config: Config) -> None:
         raise ToolchainMissing("a C++ compiler", "none here")

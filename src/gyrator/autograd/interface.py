@@ -59,11 +59,13 @@ class Compiled:
         every
             read of the old value; it may return None at their outputs. For the rest the caller copies.
         key: what the cache finds the graph under; None if it is not there.
+        wrapper: the file of its program; "" if it has none.
     """
 
     call: BoxedCallable
     written: frozenset[int] = frozenset()
     key: str | None = None
+    wrapper: str = ""
 
 
 class Compiler(Protocol):

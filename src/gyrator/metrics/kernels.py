@@ -27,7 +27,7 @@ class KernelKind(StrEnum):
     """What a kernel is above all."""
 
     POINTWISE = "pointwise"
-    PERSISTENT_REDUCTION = "persistent reduction"  # rows stay in scratch memory between its loops
+    PERSISTENT_REDUCTION = "persistent reduction"  # rows stay in scratch memory, or in registers, between its loops
     LOOPED_REDUCTION = "looped reduction"
     SPLIT_REDUCTION = "split reduction"  # threads share a row; their results are merged
     COOPERATIVE_REDUCTION = "cooperative reduction"  # blocks share a row, within one launch (GPU)
@@ -231,7 +231,8 @@ class _Walk:
         if self.shared:
             return KernelKind.SPLIT_REDUCTION
         if self.columns or self.carried:
-            persistent = bool(self.kernel.scratch) and self.carried
+            tiling = self.kernel.tiling
+            persistent = tiling.category == "persistent" if tiling else bool(self.kernel.scratch) and self.carried
             return KernelKind.PERSISTENT_REDUCTION if persistent else KernelKind.LOOPED_REDUCTION
         if self.scattered:
             return KernelKind.SCATTER

@@ -95,13 +95,15 @@ def _kernel(kernel: Kernel, facts: KernelFacts, printed: tuple[str, str], launch
 
 def _steps(made: Scheduled, facts: Mapping[str, KernelFacts], hints: Hints) -> Iterator[StepRecord]:
     plan = made.plan
-    groups = iter([unit for unit in made.units if isinstance(unit, Group)])
+    groups = [unit for unit in made.units if isinstance(unit, Group)]
+    maker = {value: group for group in groups for m in group.members for value in m.nest.out}
     params = {kernel.name: kernel.params for kernel in plan.kernels}
     for step in plan.steps:
         match step:
             case Launch(name, args):
-                members = next(groups).members
                 both = list(zip(params[name], args, strict=True))
+                found = {id(g): g for param, value in both if param.written and (g := maker.get(value)) is not None}
+                members = [member for group in found.values() for member in group.members]
                 yield StepRecord(
                     kind="kernel",
                     name=name,
@@ -294,10 +296,11 @@ def _count(
     counters.add(Count.BYTES_ACCESSED, moved)
     counters.add(Count.SCATTERS_UPON_CONSTANTS, max(0, _scatters(lowered) - _scatters(made.program)))
     counters.add(Count.LOOP_REORDERINGS, _reordered(plan, facts, hints))
+    on_cpu = {kernel.name for kernel in plan.kernels if kernel.tiling is None}
     for name, fact in facts.items():
         counters.add(KIND_COUNTS[fact.kind])
-        counters.add(Count.CPP_VECTORISED, int(fact.vectorised))
-        counters.add(Count.CPP_CASTS, fact.casts)
+        counters.add(Count.CPP_VECTORISED, int(fact.vectorised and name in on_cpu))
+        counters.add(Count.CPP_CASTS, fact.casts if name in on_cpu else 0)
         counters.add(Count.PARALLEL_REDUCTIONS, int(fact.parallel_reduction))
         if fact.inner_loops > 1:
             counters.add(Count.OUTER_LOOP_FUSIONS)

@@ -22,6 +22,7 @@ from gyrator.ir.text import kernel_text, node_text
 from gyrator.origin import Origins, origin_of, places_of
 from gyrator.report.diagram import diagram
 from gyrator.report.record import GraphRecord
+from gyrator.runtime.gpu_kernels import DESCRIPTION
 from gyrator.runtime.load import WRAPPER
 from gyrator.schedule.plan import Allocate, Call, Copy, Free, Fresh, InPlace, Launch, Plan, Reuse, SliceOf, Step
 from gyrator.schedule.stage import Scheduled
@@ -64,9 +65,10 @@ def dump_compiled(
     dump.write("nests_after_fusion", groups_text(scheduled))
     dump.write("kernel_plans", "\n\n".join(kernel_text(kernel) for kernel in scheduled.plan.kernels))
     dump.write("plan", plan_text(scheduled.plan))
-    dump.write("kernels", "\n".join(sources), suffix="cpp")
+    on_gpu = any(kernel.tiling is not None for kernel in scheduled.plan.kernels)
+    dump.write("kernels", "\n".join(sources), suffix="txt" if on_gpu else "cpp")
     for path in entry.folder.iterdir():
-        if path.suffix in (".so", ".bin"):
+        if path.suffix in (".so", ".bin", ".cubin") or path.name == DESCRIPTION:
             shutil.copyfile(path, dump.folder / path.name)
     dump.write("wrapper", entry.text(WRAPPER), suffix="py")
     dump.write("graph", diagram(record), suffix="svg")

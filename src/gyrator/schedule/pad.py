@@ -15,6 +15,7 @@ from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides
 from gyrator.ir.program import Extern, Item, Nest, Node, Pointwise, Program, Scatter, View, defines, uses, views
 from gyrator.schedule.simplify import rewrite_root
 from gyrator.schedule.volume import volume
+from gyrator.session import Count, Counters
 
 ROW_BYTES = 16
 LARGE = 1 << 20
@@ -53,7 +54,7 @@ class _Padding:
         return replace(old, value=self.value, strides=tuple(s for s in steps if s is not None), offset=offset)
 
 
-def pad_rows(program: Program, *, everywhere: bool = False) -> Program:
+def pad_rows(program: Program, counters: Counters, *, everywhere: bool = False) -> Program:
     """Lengthen the steps between rows of large matrices on a GPU that products read or write.
 
     Before: ``y: bf16[4096, 30522]@[30522, 1] = addmm(b, x, w)``; after: ``… @[30528, 1]``. What the caller
@@ -67,6 +68,7 @@ def pad_rows(program: Program, *, everywhere: bool = False) -> Program:
         found.pop(value, None)
     if not found:
         return program
+    counters.add(Count.PADDED_STRIDES, len(found))
     shown = {v.value for v in _shown(program)}
     copies = {value: _copy(value, padding.value) for value, padding in found.items() if value in shown}
     nodes: list[Node] = []

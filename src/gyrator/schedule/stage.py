@@ -71,7 +71,11 @@ def schedule(program: Program, session: Session, gpu: Gpu | None = None, slower:
     if gpu is not None:
         everywhere = config.pad_strides
         passes += (
-            Pass("pad rows", lambda p, s: pad_rows(p, everywhere=everywhere), lambda p: check_program(p, SCHEDULED)),
+            Pass(
+                "pad rows",
+                lambda p, s: pad_rows(p, s.counters, everywhere=everywhere),
+                lambda p: check_program(p, SCHEDULED),
+            ),
         )
     program = run_passes(program, passes, session, text=program_text)
     with session.stage("fuse"):
