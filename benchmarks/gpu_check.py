@@ -3,8 +3,10 @@
     python -m benchmarks.gpu_check [--only softmax …] [--scale 0.1] [--without inductor …] [--json FILE]
 
 Each case is run by eager, by Inductor (default and, with --max-autotune, tuned) and by gyrator, side by side:
-first checked against float64 (or float32 where that does not fit), then timed by CUDA events over single runs
-with the second-level cache flushed between them. The floor is bytes / measured copy bandwidth.
+first checked against float64, then timed by CUDA events over single runs
+with the second-level cache flushed between them. The GPU idles for a millisecond before each run, so that it
+never waits for the processor, whose own time for a call is measured apart. The floor is bytes / measured copy
+bandwidth.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import argparse
 import json
 import statistics
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -22,10 +25,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 from torch.utils import _pytree as pytree
 
 BF16, F32 = torch.bfloat16, torch.float32
 REPEATS, WARMUP = 30, 5
+IDLE_CYCLES = 2_000_000
 FLUSH = 256 << 20
 Function = Callable[..., Any]
 
@@ -102,11 +107,13 @@ def cases(scale: float) -> Iterator[Case]:
 # -- measuring ---------------------------------------------------------------------------------------------
 @dataclass
 class Row:
-    """One case: milliseconds by contender, the floor, and what went wrong by contender."""
+    """One case: the floor, and by contender milliseconds on the GPU and on the host, kernels, what went wrong."""
 
     name: str
     floor_ms: float
     ms: dict[str, float] = field(default_factory=dict)
+    host_ms: dict[str, float] = field(default_factory=dict)
+    kernels_us: dict[str, dict[str, float]] = field(default_factory=dict)
     error: dict[str, float] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
 
@@ -144,6 +151,7 @@ def timed(run: Callable[[], object], flush: Tensor) -> float:
     times = []
     for _ in range(REPEATS):
         flush.zero_()
+        torch.cuda._sleep(IDLE_CYCLES)
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         run()
@@ -151,6 +159,26 @@ def timed(run: Callable[[], object], flush: Tensor) -> float:
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end))
     return statistics.median(times)
+
+
+def host_time(run: Callable[[], object]) -> float:
+    """Median milliseconds until a call returns, the GPU having nothing else to do."""
+    times = []
+    for _ in range(REPEATS):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        run()
+        times.append(1e3 * (time.perf_counter() - begin))
+    return statistics.median(times)
+
+
+def kernel_times(run: Callable[[], object]) -> dict[str, float]:
+    """Microseconds of each kernel of a run, by name."""
+    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        for _ in range(3):
+            run()
+        torch.cuda.synchronize()
+    return {e.key[:60]: round(e.self_device_time_total / 3, 1) for e in recorded.key_averages()}
 
 
 def copy_bandwidth(flush: Tensor) -> float:
@@ -170,10 +198,8 @@ def rms_errors(actual: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
 
 
 def exact_results(case: Case, args: Sequence[Tensor], tangent: Tensor | None) -> list[Tensor]:
-    """Eager in float64, in float32 where the arguments are too large for that."""
-    size = sum(a.numel() for a in args)
-    wide = torch.float64 if size < 1 << 28 else torch.float32
-    lifted = [a.detach().to(wide).requires_grad_(a.requires_grad) if a.is_floating_point() else a for a in args]
+    """Eager in float64."""
+    lifted = [a.detach().double().requires_grad_(a.requires_grad) if a.is_floating_point() else a for a in args]
     return [r.detach() for r in step(case.fn, lifted, tangent)()]
 
 
@@ -193,6 +219,8 @@ def measure(case: Case, contenders: dict[str, Callable[[Function], Function]], b
             run = step(compile_(case.fn), args, tangent)
             row.error[name] = rms_errors(run(), exact)
             row.ms[name] = timed(run, flush)
+            row.host_ms[name] = host_time(run)
+            row.kernels_us[name] = kernel_times(run)
         except Exception as error:
             row.problems[name] = "".join(traceback.format_exception_only(error))[:500]
         torch.cuda.empty_cache()
@@ -239,6 +267,9 @@ def main() -> int:
         rows.append(row)
         times = "".join(f"{row.ms[n]:15.4f}" if n in row.ms else f"{'-':>15}" for n in contenders)
         print(f"{row.name:28}{row.floor_ms:9.4f}{times}", flush=True)
+        print(f"{'':28}{'host':>9}" + "".join(f"{row.host_ms.get(n, 0):15.4f}" for n in contenders))
+        for name, us in row.kernels_us.get("gyrator", {}).items():
+            print(f"    {us:9.1f} us  {name}")
         for name, problem in row.problems.items():
             print(f"    {name}: {problem.strip()}", flush=True)
     if args.json is not None:

@@ -27,7 +27,7 @@ from gyrator.errors import InternalCheckError
 from gyrator.ir.expr import Const, Expr, Ref
 from gyrator.ir.index import Axis
 from gyrator.ir.ops import REDUCTIONS, identity
-from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Stage, Store, Tiling, Update
+from gyrator.ir.tree import STAGES, Carry, Kernel, Let, Loop, LoopKind, Stage, Store, Tiling, Update
 
 _RESERVED = ("tl", "triton", "rt", "libdevice", "float", "pid", "old", "new")
 _ATOMICS = {"add": "atomic_add", "max": "atomic_max", "min": "atomic_min"}
@@ -77,7 +77,7 @@ def print_triton(kernel: Kernel) -> TritonKernel:
             printer.emit(f"{name} = {name}.to(tl.int32)")
         printer.bind(size, Term(name, name=True))
     printer.rows |= {value: names.fresh(value.name) for value in kernel.scratch}
-    blocks = tuple(dict.fromkeys(t.block for t in kernel.tiling.tiles))
+    blocks = [name for name, _ in kernel.tiling.configs[0].blocks]
     grid = printer.grid()
     return TritonKernel(
         kernel.name,
@@ -218,7 +218,9 @@ class Printer(Expressions):
         self.bind(loop.axis, Term(name, inner.depth, name=True))
         self.body(loop.body)
         self.blocks.pop()
-        self.emit(f"for {name} in range(0, {extent}):")
+        staged = any(block == STAGES for block, _ in self.tiling.configs[0].blocks)
+        steps = f"tl.range(0, {extent}, num_stages={STAGES})" if staged else f"range(0, {extent})"
+        self.emit(f"for {name} in {steps}:")
         self.block.lines.extend(f"    {line}" for line in inner.lines)
 
     def _whole(self, axis: Axis, block: str) -> None:
@@ -272,11 +274,13 @@ class Printer(Expressions):
             case "softmax":
                 starts = [(identity("max", first), dtype), (0.0, dtype)]
         axes = self._scope - {loop.axis} if update.running else self._scope
+        shape = self.shape(axes) if axes else "[]"
+        if carry.kind == "softmax":  # a state for eight neighbours
+            shape = shape.replace(self.tile_of[loop.axis].block, f"{self.tile_of[loop.axis].block} // 8")
         names = []
         for value, kind in starts:
             names.append(self.names.fresh(carry.name))
             number = int(value) if kind is not first and isinstance(value, bool) else value
-            shape = self.shape(axes) if axes else "[]"
             assert isinstance(number, bool | int | float)
             self.emit(f"{names[-1]} = tl.full({shape}, {literal(number)}, {type_name(kind)})")
         self._accumulators[carry.name] = Accumulator(carry, tuple(names), dtype)

@@ -23,13 +23,15 @@ from gyrator.errors import InternalCheckError
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Ref, Value
 from gyrator.ir.index import Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, Size, dot, is_nonnegative
 from gyrator.ir.ops import OPS, Rule, Unsupported
-from gyrator.ir.tree import Kernel, Loop, LoopKind, Stage, Tile, Tiling, stage_exprs, walk_stages
+from gyrator.ir.tree import Kernel, Loop, LoopKind, Stage, Store, Tile, Tiling, Update, stage_exprs, walk_stages
 from gyrator.origin import Origin
 
 Key = Expr | Atom | Index
 Axes = frozenset[Axis]
 
 _COLUMNS = 100
+_NARROW = {"erf": "rt.erf_16({0})", "tanh": "rt.tanh_16({0})"}
+"""Cheaper templates where all that a kernel writes is rounded to 16 bits."""
 _CALL = re.compile(r"[\w.]+\(\{0\}(, \{\d\})*\)")
 _NONE: Axes = frozenset()
 
@@ -77,6 +79,10 @@ class Expressions:
         self._rows = _row_axes(kernel, tiling)
         self._grid_tiles = [t.axis for t in tiling.tiles if t.axis not in self._rows]
         self._uses = count_uses(kernel.body)
+        stages = list(walk_stages(kernel.body))
+        self._narrow = all(is_small(s.value.dtype) for s in stages if isinstance(s, Store)) and not any(
+            isinstance(s, Update) for s in stages
+        )
         self.loop_number = 0
         self.last_loop, self.again = _loops_of_loads(kernel, self.tile_of)
 
@@ -156,7 +162,7 @@ class Expressions:
             return known
         match e:
             case Load():
-                return self.named(self._load(e), wish or e.value.name, e)
+                return self.named(self._load(e), wish or self.pointers.get(e.value, e.value.name), e)
             case IndexValue(index):
                 term = self._int64(index)
             case Checked():
@@ -177,6 +183,9 @@ class Expressions:
             raise InternalCheckError("print", f"{e.name} on a GPU: {row.triton.reason}")
         if e.name == "cast":
             return self._cast(e)
+        template = _BOOLEAN.get(e.name, row.triton) if _is_bool(e) else row.triton
+        if self._narrow and e.dtype != torch.float64:
+            template = _NARROW.get(e.name, template)
         if row.rule is Rule.COMPARE and all(_is_index(a) for a in e.args):
             args = [self._index_operand(a) for a in e.args]
         else:
@@ -184,7 +193,7 @@ class Expressions:
         small = is_small(e.args[-1].dtype) and row.rule in (Rule.SAME, Rule.FLOAT, Rule.COMPARE)
         if small:
             args = [a if isinstance(x, Const) else _float(a) for a, x in zip(args, e.args, strict=True)]
-        term = self._joined(_BOOLEAN.get(e.name, row.triton) if _is_bool(e) else row.triton, args, e.dtype)
+        term = self._joined(template, args, e.dtype)
         if small and e.dtype == e.args[-1].dtype:
             term = replace(term, text=f"{term.operand}.to({type_name(e.dtype)})", atom=True)
         return term

@@ -118,9 +118,15 @@ class Param:
 
 
 # -- tiles of a GPU kernel ---------------------------------------------------------------------------------
+STAGES = "STAGES"
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
-    """One way to run a tiled kernel: the size of each block by name (powers of two), warps and stages."""
+    """One way to run a tiled kernel: the size of each block by name (powers of two), warps and stages.
+
+    Among the blocks, ``STAGES`` says over how many iterations of a serial loop the loads of one are spread.
+    """
 
     blocks: tuple[tuple[str, int], ...]
     num_warps: int

@@ -100,9 +100,10 @@ def minimum(a, b):
 
 @triton.jit
 def pow(a, b):
-    if a.dtype.is_floating():
+    if (a + b).dtype.is_floating():  # one of the two may be a literal
         return libdevice.pow(a, b)
-    return integer_pow(a, b)
+    else:
+        return integer_pow(a + b * 0, b + a * 0)
 
 
 @triton.jit
@@ -111,7 +112,7 @@ def integer_pow(a, b):
     result = (a * 0 + 1).to(a.dtype)
     base = a
     left = tl.where(b > 0, b, 0)
-    for _ in tl.static_range(a.dtype.primitive_bitwidth):
+    for _ in tl.static_range(tl.constexpr(a.dtype.primitive_bitwidth)):
         result = tl.where((left & 1) != 0, result * base, result).to(a.dtype)
         base = (base * base).to(a.dtype)
         left = left >> 1
@@ -126,6 +127,28 @@ def sqrt(a):
     if a.dtype == tl.float32:
         return tl.sqrt_rn(a)
     return tl.sqrt(a)
+
+
+@triton.jit
+def erf_16(x):
+    """For results of 16 bits: a polynomial, off by 4e-5 at most. The exact one takes longer than the loads."""
+    x = tl.clamp(x, -3.05, 3.05, propagate_nan=NAN)
+    y = x * x
+    p = 3.989923769154302e-08 * y - 1.9303840872453293e-06
+    p = p * y + 4.1146788134938106e-05
+    p = p * y - 0.0005147612537257373
+    p = p * y + 0.004270106554031372
+    p = p * y - 0.025253651663661003
+    p = p * y + 0.11140607297420502
+    p = p * y - 0.3756355941295624
+    p = p * y + 1.1283706426620483
+    return tl.clamp(p * x, -1.0, 1.0, propagate_nan=NAN)
+
+
+@triton.jit
+def tanh_16(x):
+    """For results of 16 bits: off by a millionth."""
+    return tl.where(tl.abs(x) < 0.05, x - 0.33333334 * x * x * x, 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0))
 
 
 @triton.jit
@@ -220,10 +243,19 @@ def welford_next(mean, m2, n, x, ok):
 
 @triton.jit
 def softmax_next(top, total, x):
-    """The state (maximum, sum of exp(x - maximum)) after one more element; -inf adds nothing."""
-    new = maximum(top, x)
+    """The states (maximum, sum of exp(x - maximum)) after one more element each, or after as many neighbours in a
+    row as there are elements for a state: what a thread loads at once needs one exponential more, not one for each.
+    -inf adds nothing.
+    """
+    last: tl.constexpr = len(x.shape) - 1
+    size: tl.constexpr = x.shape[last] // top.shape[last]
+    if last == 0:
+        x = tl.reshape(x, [top.shape[0], size])
+    else:
+        x = tl.reshape(x, [top.shape[0], top.shape[1], size])
+    new = maximum(top, tl.reduce(x, last + 1, maximum))
     base = tl.where(new == float("-inf"), 0.0, new).to(new.dtype)
-    return new, total * tl.exp(top - base) + tl.exp(x - base)
+    return new, total * tl.exp(top - base) + tl.sum(tl.exp(x - tl.expand_dims(base, last + 1)), last + 1)
 
 
 # -- reductions of a tile ----------------------------------------------------------------------------------

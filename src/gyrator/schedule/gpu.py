@@ -22,6 +22,11 @@ class Gpu:
     arch: tuple[int, int] = (9, 0)
     processors: int = 132
 
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory that a block of threads may use (CUDA programming guide, table of compute capabilities)."""
+        return {(8, 0): 163, (9, 0): 227, (10, 0): 227}.get(self.arch, 99) << 10
+
 
 def gpu_of(nest: Nest, gpu: Gpu | None) -> Gpu | None:
     """The GPU that a nest runs on; None if its results lie on a CPU."""
@@ -43,6 +48,8 @@ def gpu_refusal(group: Group) -> Refused | None:
     columns = bool(unit & set(group.outer)) and not any(unit & set(s) for s in group.spaces)
     programs = rows // COLUMNS if columns else rows
     only_reductions = all(isinstance(m.nest.root, Reduce) or m.space is None for m in group.members)
+    if rows == 1 and row > 1 and not any(isinstance(m.nest.root, Reduce | Scan | Scatter) for m in group.members):
+        return Refused("what follows from single numbers would run on one multiprocessor with them")
     if row > SHORT_ROW and programs < FEW_PROGRAMS and not only_reductions:
         return Refused("a few long rows would run on a few multiprocessors")
     return None

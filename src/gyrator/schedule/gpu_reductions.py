@@ -84,7 +84,7 @@ def _cut(nest: Nest, root: Reduce, gpu: Gpu, *, mixed: bool) -> _Cut | None:
     programs, least = (-(-kept // COLUMNS), MIN_ROWS) if column else (kept, MIN_ROW)
     wanted = min(PER_PROCESSOR * gpu.processors // max(programs, 1), row // least)
     if mixed and column and kept <= MAX_COLUMNS:
-        at_once = max(1, min(MOST_AT_ONCE, (1 << 14) // kept))
+        at_once = max(1, min(MOST_AT_ONCE * max(256 // kept, 1), (1 << 14) // kept))
         programs, wanted = 0, min(gpu.processors * at_once, row // MIN_ROWS_MIXED)
     if programs >= gpu.processors or wanted < 2:
         return None

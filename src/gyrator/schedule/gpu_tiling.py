@@ -9,10 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from math import prod
 
 from gyrator.ir.expr import Expr, Load, walk_all
 from gyrator.ir.index import Axis, FloorDiv, Index, Mod, lower, upper
-from gyrator.ir.tree import Config, Kernel, Loop, LoopKind, Stage, Store, Tile, Tiling, Update, stage_exprs, walk_stages
+from gyrator.ir.tree import (
+    STAGES,
+    Config,
+    Kernel,
+    Loop,
+    LoopKind,
+    Stage,
+    Store,
+    Tile,
+    Tiling,
+    Update,
+    stage_exprs,
+    walk_stages,
+)
 from gyrator.schedule.gpu import FEW_PROGRAMS, Gpu
 from gyrator.schedule.volume import volume
 
@@ -46,6 +60,8 @@ def tile_kernel(kernel: Kernel, gpu: Gpu) -> Kernel:
     hint *= volume(loop.axis.extent for loop in _loops(kernel.body) if loop.kind is LoopKind.SERIAL)
     if walk.rows:
         tiles, configs, category = _row_tiles(walk, points, gpu, mixed=bool(kernel.scratch))
+        if kernel.scratch:
+            configs = _staged(configs, kernel, gpu)
     else:
         tiles, configs, category = _point_tiles(walk, points, gpu)
     return replace(kernel, tiling=Tiling(tiles, configs, category, wide, hint))
@@ -58,11 +74,11 @@ def _point_tiles(walk: _Walk, points: int, gpu: Gpu) -> tuple[tuple[Tile, ...], 
     *_, last = walk.grid
     if len(walk.grid) == 1:
         sizes = (256, 512) if points <= 512 * 4 * gpu.processors else (1024, 512, 2048)
-        configs = [Config((("XBLOCK", n),), 8 if n > 1024 else 4) for n in sizes]
+        configs = [Config((("XBLOCK", n),), 4) for n in sizes]
         return (Tile(last, "XBLOCK"),), tuple(configs), "pointwise"
     item = max((size for _, size in walk.accesses), default=4)
     side = 64 if item <= 2 else 32
-    shapes = ((side, side), (32, 2 * side), (2 * side, 32), (16, 4 * side))
+    shapes = ((side, side), (2 * side, 2 * side), (32, 2 * side), (2 * side, 32), (16, 4 * side))
     configs = [Config((("YBLOCK", y), ("XBLOCK", x)), 8 if x * y > 2048 else 4) for y, x in shapes]
     return (Tile(walk.grid[-2], "YBLOCK"), Tile(last, "XBLOCK")), tuple(configs), "pointwise"
 
@@ -75,7 +91,9 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> tuple[tupl
     whole = {axis: mixed or _is_whole(axis, loops, columns=columns) for axis, loops in walk.rows.items()}
     longest = max(_power(_length(a)) if w else 0 for a, w in whole.items())
     if all(whole.values()):
-        pairs = _whole_columns(longest, points) if columns else _whole_rows(longest, points, gpu)
+        pairs = _whole_columns(longest, points) if columns else _whole_rows(longest, points, gpu, _item(walk))
+        if mixed:
+            pairs = [(1, warps) for _, warps in pairs]
         shapes = [(x, 0, warps) for x, warps in pairs]
     else:
         row = max(_power(volume((a.extent,), 1 << 14)) for a, w in whole.items() if not w)
@@ -96,14 +114,37 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> tuple[tupl
     return tuple(tiles), tuple(dict.fromkeys(configs)), category
 
 
-def _whole_rows(row: int, points: int, gpu: Gpu) -> list[tuple[int, int]]:
-    """(rows, warps) of a program; a thread has 16 elements of a long row, 8 of several short ones."""
-    if row >= 1024:
-        warps = min(max(row // 512, 4), 32)
-        return [(1, warps), (1, max(warps // 2, 1)), (1, min(2 * warps, 32))]
-    most = max(1, points // (2 * gpu.processors))
-    rows = min(max(1, 1024 // row), _power(most + 1) // 2 or 1)
-    return [(n, min(max(n * row // 256, 1), 8)) for n in dict.fromkeys((rows, max(rows // 4, 1), 2 * rows))]
+def _whole_rows(row: int, points: int, gpu: Gpu, item: int) -> list[tuple[int, int]]:
+    """(rows, warps) of a program. A thread has 64 bytes of a row or half of that. Warps do not share short rows:
+    what is loaded for all rows of a tile, as weights are, would then be laid out in another way than the rows.
+    """
+    most = _power(max(1, points // (2 * gpu.processors)) + 1) // 2
+    warp = 32 * 64 // item
+    warps = min(max(row // warp, 1), 32)
+    rows = min(max(warp // row, 1), most)
+    found = [(rows, warps), (min(2 * rows, most), min(2 * warps, 32)), (rows, min(2 * warps, 32))]
+    return list(dict.fromkeys(found))
+
+
+def _item(walk: _Walk) -> int:
+    """Bytes of an element of what is accessed most."""
+    sizes = ((volume(a.extent for a in position.axes()), size) for position, size in walk.accesses)
+    return max(sizes, default=(0, 4))[1]
+
+
+def _staged(configs: tuple[Config, ...], kernel: Kernel, gpu: Gpu) -> tuple[Config, ...]:
+    """``configs`` in which loads of the serial loops begin two iterations early, where shared memory holds them."""
+    row = 0
+    for loop in _loops(kernel.body):
+        if loop.kind is LoopKind.SERIAL:
+            moving = [load for load in _loads(loop.body) if load.axes() - {loop.axis} and loop.axis in load.axes()]
+            row += sum(load.dtype.itemsize for load in moving)
+    found = []
+    for config in configs:
+        elements = prod(size for name, size in config.blocks)
+        stages = 3 if 2 * row * elements <= gpu.shared_bytes else 1
+        found.append(replace(config, blocks=(*config.blocks, (STAGES, stages))))
+    return tuple(found)
 
 
 def _whole_columns(row: int, points: int) -> list[tuple[int, int]]:
@@ -113,7 +154,7 @@ def _whole_columns(row: int, points: int) -> list[tuple[int, int]]:
 
 def _looped_rows(row: int) -> list[tuple[int, int, int]]:
     """(rows, block of a row, warps)."""
-    found = [(1, min(row, block), warps) for block, warps in ((4096, 8), (2048, 8), (8192, 16))]
+    found = [(1, min(max(row, 16), block), warps) for block, warps in ((8192, 8), (4096, 8), (16384, 32))]
     return list(dict.fromkeys(found))
 
 

@@ -30,6 +30,8 @@ from gyrator.schedule.volume import volume
 MAX_NODES, MAX_LOADS = 64, 8
 BALANCE = 4.0
 """Cheap instructions that cost as much as moving one byte through memory, about, on the machines we know."""
+SPARE = 16
+"""Cheap instructions for an element that a GPU does while it waits for memory anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +61,9 @@ def inline(program: Program, rule: Rule) -> Program:
     Before: ``v1 = nest[i] x[i]*2;  v2 = nest[i] exp(v1[i])``; after: ``v2 = nest[i] exp(x[i]*2)``.
 
     Legal where nothing but nests needs P. Done where P has one reader that evaluates it once per element, or where
-    the extra work costs less than the memory traffic it saves: ``extra work < BALANCE · bytes saved``. Refused for
-    bodies over 64 nodes or 8 loads, for transcendental, random or indirect bodies that would be evaluated more often
-    than P has elements, and into sorts. Sharing at the same index between several readers is left to fusion.
+    the extra work costs less than the memory traffic it saves: ``extra work < BALANCE · bytes saved``; a GPU has time
+    for SPARE instructions. Refused for bodies over 64 nodes or 8 loads, for transcendental, random or indirect bodies
+    that would be evaluated more often than P has elements, and into sorts. Sharing at the same index between several readers is left to fusion.
     """
     pinned, reads = frozenset(_pinned(program)), _reads(program)
     bodies_of: dict[Value, tuple[Nest, Expr]] = {}
@@ -143,6 +145,8 @@ def _wanted(body: Expr, nest: Nest, reads: _Reads, pinned: bool) -> bool:
     elements = volume(a.extent for a in nest.axes)
     if len(reads.nests) == reads.distinct == 1 and reads.evaluated <= elements:
         return True
+    if nest.on_gpu and shape.cost <= SPARE and shape.big_loads <= 1:
+        return True
     if shape.dear and reads.evaluated > elements:
         return False
     if len(reads.nests) > 1 and shape.big_loads > 1:
@@ -167,5 +171,6 @@ def _measure(body: Expr, nest: Nest) -> _Shape:
                 n_loads += 1
                 axes = frozenset().union(*(i.axes() for i in index)) if index else frozenset()
                 big += len(axes) == sum(a.extent.value != 1 for a in nest.axes)
-                dear = dear or any(i.indirects() for i in index)
+                if any(i.indirects() for i in index):
+                    cost, dear = cost + 20, True
     return _Shape(cost, count, n_loads, big, dear)
