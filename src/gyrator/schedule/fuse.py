@@ -72,13 +72,11 @@ def fuse(program: Program, most: int, slower: Slower | None = None) -> Fused:
     """
     state = _State(program, most, slower)
     decisions: dict[tuple[int, int, Value], Decision] = {}
-    for candidate in sorted(_candidates(program), key=lambda c: (-c.score, c.distance, c.first)):
-        verdict = state.attempt(candidate)
-        first, second = program.nodes[candidate.first], program.nodes[candidate.second]
+    for c in sorted(_candidates(program), key=lambda c: (-c.score, c.distance, c.first, c.value.name)):
+        verdict = state.attempt(c)
+        first, second = program.nodes[c.first], program.nodes[c.second]
         assert isinstance(first, Nest) and isinstance(second, Nest)
-        decisions[candidate.first, candidate.second, candidate.value] = Decision(
-            first, second, candidate.value, verdict
-        )
+        decisions[c.first, c.second, c.value] = Decision(first, second, c.value, verdict)
     for (p, q, value), decision in list(decisions.items()):
         if decision.verdict is not None and decision.first.on_gpu and decision.second.on_gpu:
             verdict = state.attempt(_Candidate(0, 0, p, q, value), mixing=True)
@@ -121,7 +119,7 @@ class _State:
         if a == b:
             return None
         first, second = self._groups[a], self._groups[b]
-        joined = self._mixed(first, second, c) if mixing else self._join(first, second, c)
+        joined = self._join(first, second, c, mixing)
         if isinstance(joined, Refused):
             return joined
         problem = None if mixing else _check(joined, first, second)
@@ -135,29 +133,18 @@ class _State:
         del self._groups[b]
         return None
 
-    def _join(self, first: Group, second: Group, c: _Candidate) -> Group | Refused:
+    def _join(self, first: Group, second: Group, c: _Candidate, mixing: bool) -> Group | Refused:
         if len(first.members) + len(second.members) > self._most:
             return Refused(f"the kernel would have more than {self._most} parts")
         refusal = Refused("they do not read the shared value by whole elements")
         for left in _places(first, c.first, c.value):
             for right in _places(second, c.second, c.value):
-                result = join(first, second, left, right, c.value.shape)
-                if isinstance(result, Group):
-                    return result
-                refusal = result
-        return refusal
-
-    def _mixed(self, first: Group, second: Group, c: _Candidate) -> Group | Refused:
-        if len(first.members) + len(second.members) > self._most:
-            return Refused(f"the kernel would have more than {self._most} parts")
-        refusal = Refused("they do not read the shared value by whole elements")
-        for left in _places(first, c.first, c.value):
-            for right in _places(second, c.second, c.value):
-                for rows, columns, a, b in ((first, second, left, right), (second, first, right, left)):
-                    result = mix(rows, columns, a, b, c.value.shape)
-                    if isinstance(result, Group):
-                        return result
-                    refusal = result
+                ways = ((first, second, left, right), (second, first, right, left))  # rows and columns of a mix
+                for way in ways if mixing else ways[:1]:
+                    joined = (mix if mixing else join)(*way, c.value.shape)
+                    if isinstance(joined, Group):
+                        return joined
+                    refusal = joined
         return refusal
 
     def steps(self) -> Iterator[Group | Extern]:

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import torch
 
 from gyrator.ir.expr import Load, Value
-from gyrator.ir.index import ZERO, Atom, Axis, Index, as_index, substitute
+from gyrator.ir.index import ZERO, Atom, Axis, Index, as_index, product, substitute
 from gyrator.ir.program import Nest, Reduce, Scan, Scatter, expressions, loads
 from gyrator.schedule.align import axes_of, compose, linear_terms, unify
 from gyrator.schedule.volume import volume
@@ -203,13 +203,9 @@ def _common_outer(a: Group, b: Group) -> tuple[Group, Group] | Refused:
     oa, ob = set(a.outer), set(b.outer)
     if oa == ob:
         return a, b
-    if oa < ob and b.pointwise and not a.pointwise:
+    if oa < ob and b.pointwise:
         return a, _demote(b, oa)
-    if ob < oa and a.pointwise and not b.pointwise:
-        return _demote(a, ob), b
-    if oa < ob and b.pointwise and a.pointwise:
-        return a, _demote(b, oa)
-    if ob < oa and a.pointwise and b.pointwise:
+    if ob < oa and a.pointwise:
         return _demote(a, ob), b
     return Refused("they reduce or iterate over different axes")
 
@@ -249,10 +245,7 @@ def _unite(a: Group, b: Group) -> Group | Refused:
 
 
 def _count(axes: Axes | list[Axis]) -> Index:
-    total = as_index(1)
-    for axis in axes:
-        total = total * axis.extent
-    return total
+    return product([axis.extent for axis in axes])
 
 
 def _all_axes(group: Group) -> set[Axis]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias, TypeGuard
+from typing import TypeAlias
 
 from gyrator.ir.expr import Const, Expr, Load, Op, Random, Ref, Value, indirect, rewrite
 from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, dot, substitute, upper
@@ -213,8 +213,11 @@ class _Writer:
     def _row_loops(self, space: int, body: Body, carries: tuple[Carry, ...], *, vector: bool, reverse: bool) -> Body:
         axes = self.shape.spaces[space]
         vector = (vector and self.shape.style in (Style.ROWS, Style.SPLIT)) or self.on_gpu
-        in_order = any(_is_scatter(s) and s.value not in self._rows.values() for s in body)
-        vector = vector and not in_order
+        if any(
+            isinstance(s, Store) and s.combine != "set" and not s.atomic and s.value not in self._rows.values()
+            for s in body
+        ):
+            vector = False  # iterations that hit one element run in order
         for depth in range(len(axes) - 1, -1, -1):
             innermost, outermost = depth == len(axes) - 1, depth == 0
             kind, lanes = (LoopKind.LANES, self.shape.lanes) if innermost and vector else (LoopKind.SERIAL, 1)
@@ -557,11 +560,6 @@ def _stores_last(stages: list[Loop | Stage], rows: Collection[Value]) -> list[Lo
             expr = named[expr]
         last.append(replace(stage, expr=expr))
     return first + last
-
-
-def _is_scatter(stage: Loop | Stage) -> TypeGuard[Store]:
-    """Whether a stage reads memory, combines and writes, so that iterations which meet run in order."""
-    return isinstance(stage, Store) and stage.combine != "set" and not stage.atomic
 
 
 def _loads(member: Member, value: Value) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Load, Value
@@ -67,13 +67,12 @@ def plan_memory(
     """
     planner = _Planner(program, units, rule, in_place, gpu)
     steps = planner.steps()
-    kernels = {k.name: k for k in planner.kernels}
     return Plan(
         program.name,
         program.inputs,
         tuple(steps),
         program.outputs,
-        tuple(kernels.values()),
+        tuple(planner.kernels.values()),
         program.constants,
         program.derived,
     )
@@ -94,6 +93,17 @@ def unit_defines(unit: Unit) -> list[Value]:
     return [v for n in unit_nodes(unit) for v in defines(n)]
 
 
+@dataclass(frozen=True, slots=True)
+class _Here:
+    """A group that becomes a launch: its place among the units, what it reads and makes, its members' levels."""
+
+    group: Group
+    position: int
+    reads: set[Value]
+    made: frozenset[Value]
+    levels: Mapping[int, int]
+
+
 class _Planner:
     """Walks the units once. Mutable, and private to one call of :func:`plan_memory`."""
 
@@ -101,11 +111,12 @@ class _Planner:
         self._program, self._units, self._rule, self._gpu = program, units, rule, gpu
         self._in_place = in_place
         self._life = _life(program, units)
+        self._outputs = output_values(program)
         self._updates = {u.value.value: u for u in program.updates if is_full(u.value)}
         self._updated: set[Update] = set()
         self._ended: set[Value] = set()
         self._built: dict[Hashable, Built] = {}
-        self.kernels: list[Kernel] = []
+        self.kernels: dict[str, Kernel] = {}
 
     def steps(self) -> list[Step]:
         steps: list[Step] = []
@@ -116,13 +127,14 @@ class _Planner:
 
     # -- kernels -------------------------------------------------------------------------------------------
     def _launch(self, group: Group, position: int) -> Iterator[Step]:
-        outside = self._needed_outside(group, position)
+        made = frozenset(unit_defines(group))
+        outside = frozenset(v for v in made if v in self._life.forever or self._life.last.get(v, -1) > position)
+        here = _Here(group, position, unit_reads(group), made, levels_of(group.members).of)
         placed: dict[Value, Value] = {}
         for member in group.members:
             for value in member.nest.out:
-                if value is None or value not in outside:
-                    continue
-                yield from self._place(group, member, value, position, placed)
+                if value in outside:
+                    yield from self._place(here, member, value, placed)
         built = self._build(group, outside, placed)
         origins = tuple(dict.fromkeys(o for m in group.members for o in m.nest.origins))
         yield Launch(built.kernel.name, built.args, tuple(s.index() for s in built.kernel.sizes), origins)
@@ -142,25 +154,18 @@ class _Planner:
             params = tuple(replace(p, alias=both.get(p.value.name)) for p in built.kernel.params)
             name = f"{built.kernel.name}_inplace_{'_'.join(str(i) for i, p in enumerate(params) if p.alias)}"
             built = Built(replace(built.kernel, params=params, name=name), built.args)
-        self.kernels.append(built.kernel)
+        self.kernels[built.kernel.name] = built.kernel
         return built
 
-    def _needed_outside(self, group: Group, position: int) -> frozenset[Value]:
-        made = unit_defines(group)
-        return frozenset(v for v in made if v in self._life.forever or self._life.last.get(v, -1) > position)
-
-    def _place(
-        self, group: Group, member: Member, value: Value, position: int, placed: dict[Value, Value]
-    ) -> Iterator[Step]:
+    def _place(self, here: _Here, member: Member, value: Value, placed: dict[Value, Value]) -> Iterator[Step]:
         if isinstance(member.nest.root, Scatter):
             base = member.nest.root.into
-            read = any(load.value is base for m in group.members for load in m.loads)
-            yield from self._place_new_version(base, value, position, read=read)
+            read = any(load.value is base for m in here.group.members for load in m.loads)
+            yield from self._place_new_version(base, value, here.position, read=read)
             return
         old = None
         if self._in_place:
-            old = self._update_target(group, member, value, position)
-            old = old or self._dying(group, member, value, position, placed)
+            old = self._update_target(here, member, value) or self._dying(here, member, value, placed)
         if old is None:
             yield Allocate(value, Fresh())
             return
@@ -171,49 +176,42 @@ class _Planner:
         """In place of ``base`` where nothing needs its old contents: no later unit, and no ``read`` by this one."""
         if self._in_place and _same_memory(base, value) and not read:
             update = self._updates.get(value)
-            shown = value in output_values(self._program)
-            if (
-                update is not None
-                and update.target is base
-                and not shown
-                and not self._outlives(base, position, update)
+            if update is not None and (
+                update.target is not base or value in self._outputs or self._outlives(base, position, update)
             ):
+                update = None
+            dies = base not in self._life.given and self._life.dies_at(base, position)
+            if update is not None:
                 self._updated.add(update)
-                yield Allocate(value, InPlace(base))
-                return
-            if base not in self._life.given and self._life.dies_at(base, position):
+            if update is not None or dies:
                 yield Allocate(value, InPlace(base))
                 return
         yield Allocate(value, Fresh())
         yield Copy(full_view(value), full_view(base))
 
-    def _update_target(self, group: Group, member: Member, value: Value, position: int) -> Value | None:
+    def _update_target(self, here: _Here, member: Member, value: Value) -> Value | None:
         update = self._updates.get(value)
-        if update is None or not _same_memory(update.target, value) or self._outlives(update.target, position, update):
+        if update is None or value in self._outputs or not _same_memory(update.target, value):
             return None
-        if update.target in unit_reads(group) and not _elementwise(group, member, update.target, value):
+        if self._outlives(update.target, here.position, update):
             return None
-        if value in output_values(self._program):
+        if update.target in here.reads and not _elementwise(here, member, update.target, value):
             return None
         self._updated.add(update)
         return update.target
 
     def _outlives(self, target: Value, position: int, update: Update) -> bool:
         """Whether the old contents of an input are still needed after ``position``."""
-        wanted = target in output_values(self._program)
+        wanted = target in self._outputs
         elsewhere = any(u.value.value is target for u in self._program.updates if u is not update)
         return wanted or elsewhere or self._life.last.get(target, -1) > position
 
-    def _dying(
-        self, group: Group, member: Member, value: Value, position: int, placed: Mapping[Value, Value]
-    ) -> Value | None:
+    def _dying(self, here: _Here, member: Member, value: Value, placed: Mapping[Value, Value]) -> Value | None:
         for load in member.loads:
             old = load.value
-            if old in self._life.given or old in placed.values() or not self._life.dies_at(old, position):
+            if old in self._life.given or old in placed.values() or not self._life.dies_at(old, here.position):
                 continue
-            if old in unit_defines(group) or not _same_memory(old, value):
-                continue
-            if _elementwise(group, member, old, value):
+            if old not in here.made and _same_memory(old, value) and _elementwise(here, member, old, value):
                 return old
         return None
 
@@ -230,16 +228,18 @@ class _Planner:
 
     # -- ends ----------------------------------------------------------------------------------------------
     def _frees(self, unit: Unit, position: int) -> Iterator[Step]:
-        outside = unit_reads(unit) - set(unit_defines(unit))
-        touched = dict.fromkeys([*sorted(outside, key=lambda v: v.name), *self._visible(unit, position)])
-        for value in touched:
-            if value not in self._ended and self._life.dies_at(value, position):
+        made = unit_defines(unit)
+        read = sorted(unit_reads(unit).difference(made), key=lambda v: v.name)
+        # what a kernel makes has a name only if a later unit reads it
+        yield from self._free(
+            v for v in (*read, *(made if isinstance(unit, Extern) else ())) if self._life.dies_at(v, position)
+        )
+
+    def _free(self, values: Iterable[Value]) -> Iterator[Step]:
+        for value in dict.fromkeys(values):
+            if value not in self._ended:
                 self._ended.add(value)
                 yield Free(value)
-
-    def _visible(self, unit: Unit, position: int) -> list[Value]:
-        made = unit_defines(unit)
-        return made if isinstance(unit, Extern) else [v for v in made if v in self._needed_outside(unit, position)]
 
     def _write_back(self) -> Iterator[Step]:
         pending = [u for u in self._program.updates if u not in self._updated]
@@ -254,17 +254,9 @@ class _Planner:
         for update in pending:
             view = update.value
             yield Copy(full_view(update.target), replace(view, value=moved.get(view.value, view.value)))
-        outputs = output_values(self._program)
-        for value in dict.fromkeys(
-            [
-                *(u.value.value for u in self._program.updates),
-                *(u.target for u in self._program.updates),
-                *moved.values(),
-            ]
-        ):
-            if value not in outputs and value not in self._ended:
-                self._ended.add(value)
-                yield Free(value)
+        updates = self._program.updates
+        values = (*(u.value.value for u in updates), *(u.target for u in updates), *moved.values())
+        yield from self._free(v for v in values if v not in self._outputs)
 
 
 def _life(program: Program, units: tuple[Unit, ...]) -> _Life:
@@ -280,7 +272,7 @@ def _same_memory(a: Value, b: Value) -> bool:
     return a.shape == b.shape and a.strides == b.strides and a.dtype == b.dtype and a.device == b.device
 
 
-def _elementwise(group: Group, writer: Member, old: Value, new: Value) -> bool:
+def _elementwise(here: _Here, writer: Member, old: Value, new: Value) -> bool:
     """Whether every element of ``old`` is last read in the iteration that writes the same place of ``new``, or before.
 
     An iteration reads before it writes, and the levels of a group follow each other within an outer
@@ -290,16 +282,15 @@ def _elementwise(group: Group, writer: Member, old: Value, new: Value) -> bool:
     if not isinstance(writer.nest.root, Pointwise):
         return False
     place = substitute(dot(tuple(a.index() for a in writer.nest.axes), new.strides), writer.at)
-    level = levels_of(group.members).of
-    last = level[writer.position]
+    last = here.levels[writer.position]
     tainted: set[Value] = set()
-    for member in group.members:
+    for member in here.group.members:
         found = [load for load in member.loads if load.value is old]
         if not found and not any(load.value in tainted for load in member.loads):
             continue
         if not isinstance(member.nest.root, Reduce):
-            tainted |= {v for v in member.nest.out if v is not None}
-        own = level[member.position]
+            tainted.update(defines(member.nest))
+        own = here.levels[member.position]
         if own > last or (own == last and member.space not in (None, writer.space)):
             return False
         if isinstance(member.nest.root, Scatter) or any(_place(load, member) is not place for load in found):

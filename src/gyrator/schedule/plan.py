@@ -23,7 +23,7 @@ freed, inputs included. A plan frees every value but those that its outputs view
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -168,14 +168,3 @@ def is_full(view: View) -> bool:
     """Whether a view is its whole value, so that the value's own tensor can stand for it."""
     same = view.shape == view.value.shape and view.strides == view.value.strides
     return same and view.offset is ZERO and view.dtype in (None, view.value.dtype)
-
-
-def placed(step: Step) -> Iterator[Value]:
-    """The values whose names begin at ``step``."""
-    match step:
-        case Allocate(value):
-            yield value
-        case Call(extern, into) if not into:
-            yield from (v for v in extern.out if v is not None)
-        case _:
-            pass

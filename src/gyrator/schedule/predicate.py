@@ -8,8 +8,8 @@ import torch
 
 from gyrator.ir.expr import Checked, Const, Expr, Load, Masked, Op
 from gyrator.ir.index import Atom, Index, Indirect, const, is_less, is_nonnegative, substitute
-from gyrator.ir.program import Nest, Pointwise, Program, Reduce, Root, Scan, Scatter, Sort
-from gyrator.schedule.simplify import Rule
+from gyrator.ir.program import Nest, Program, Root, Scatter
+from gyrator.schedule.simplify import Rule, map_root
 
 
 def predicate(program: Program, rule: Rule) -> Program:
@@ -26,20 +26,11 @@ def predicate(program: Program, rule: Rule) -> Program:
 
 def _root(root: Root, rule: Rule) -> Root:
     push = _Pusher(rule)
-    match root:
-        case Pointwise(body):
-            return Pointwise(push.expr(body, None))
-        case Reduce(kind, reduced, body):
-            return Reduce(kind, reduced, tuple(push.expr(b, None) for b in body))
-        case Scan(kind, axis, body, reverse):
-            return Scan(kind, axis, tuple(push.expr(b, None) for b in body), reverse)
-        case Sort(axis, body, descending, stable):
-            return Sort(axis, push.expr(body, None), descending, stable)
-        case Scatter(into, index, body, combine, mask):
-            cond = None if mask is None else push.expr(mask, None)
-            at = tuple(push.index(i, cond) for i in index)
-            return Scatter(into, at, push.expr(body, cond), combine, cond)
-    raise TypeError(root)
+    if isinstance(root, Scatter):
+        cond = None if root.mask is None else push.expr(root.mask, None)
+        at = tuple(push.index(i, cond) for i in root.index)
+        return Scatter(root.into, at, push.expr(root.body, cond), root.combine, cond)
+    return map_root(root, lambda e: push.expr(e, None), lambda i: push.index(i, None))
 
 
 class _Pusher:

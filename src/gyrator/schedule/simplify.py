@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Masked, Op, Scalar, indirect, rewrite
-from gyrator.ir.index import Atom, Index, const, is_less, is_nonnegative, maximum, minimum, substitute
+from gyrator.ir.index import Index, const, is_less, is_nonnegative, maximum, minimum, substitute
 from gyrator.ir.ops import OPS
 from gyrator.ir.program import Nest, Pointwise, Program, Reduce, Root, Scan, Scatter, Sort
 
@@ -138,32 +138,32 @@ def _cast_const(value: Scalar, source: torch.dtype, dtype: torch.dtype) -> Const
     return Const(int(torch.tensor(value, dtype=source).to(dtype).item()), dtype)
 
 
-def rewrite_root(root: Root, rule: Rule, mapping: dict[Atom, Index] | None = None) -> Root:
-    """The root with every expression rewritten by ``rule``, after substituting ``mapping`` in indices."""
-
-    def go(e: Expr) -> Expr:
-        return rewrite(e, rule, mapping)
-
+def map_root(root: Root, expr: Callable[[Expr], Expr], index: Callable[[Index], Index]) -> Root:
+    """The root with ``expr`` applied to each of its expressions, and ``index`` to those of a scatter's index."""
     match root:
         case Pointwise(body):
-            return Pointwise(go(body))
+            return Pointwise(expr(body))
         case Reduce(kind, reduced, body):
-            return Reduce(kind, reduced, tuple(map(go, body)))
+            return Reduce(kind, reduced, tuple(map(expr, body)))
         case Scan(kind, axis, body, reverse):
-            return Scan(kind, axis, tuple(map(go, body)), reverse)
+            return Scan(kind, axis, tuple(map(expr, body)), reverse)
         case Sort(axis, body, descending, stable):
-            return Sort(axis, go(body), descending, stable)
-        case Scatter(into, index, body, combine, mask):
-            at = tuple(_rewrite_index(i, go, mapping or {}) for i in index)
-            return Scatter(into, at, go(body), combine, None if mask is None else go(mask))
+            return Sort(axis, expr(body), descending, stable)
+        case Scatter(into, at, body, combine, mask):
+            return Scatter(into, tuple(map(index, at)), expr(body), combine, None if mask is None else expr(mask))
     raise TypeError(root)
 
 
-def _rewrite_index(index: Index, go: Callable[[Expr], Expr], mapping: dict[Atom, Index]) -> Index:
-    full = dict(mapping)
-    for atom in index.indirects():
-        full[atom] = indirect(go(atom.value), substitute(atom.size, mapping))
-    return substitute(index, full)
+def rewrite_root(root: Root, rule: Rule) -> Root:
+    """The root with every expression rewritten by ``rule``."""
+
+    def expr(e: Expr) -> Expr:
+        return rewrite(e, rule)
+
+    def index(i: Index) -> Index:
+        return substitute(i, {a: indirect(expr(a.value), a.size) for a in i.indirects()})
+
+    return map_root(root, expr, index)
 
 
 def simplify(program: Program, rule: Rule) -> Program:

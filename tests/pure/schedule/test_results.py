@@ -17,6 +17,12 @@ CASES: dict[str, tuple[Callable[..., object], tuple[Tensor, ...]]] = {
     "sheet split into blocks of rows": (lambda a: a.sum(0), (r(1024, 80),)),
     "split row": (lambda a: (a.sum(), a.var(), a.std()), (r(300, 300),)),
     "strips": (lambda a: a.var(0), (r(40, 70),)),
+    "scratch row read after it is stored": (
+        lambda a, g: gradients(
+            lambda p: (v := F.gelu(p)).relu().expand(2, *p.shape) * v.square().clamp(max=2).exp(), [a], g
+        ),
+        (r(2, 3, 4), r(2, 2, 3, 4)),
+    ),
     "scan over columns": (lambda a: torch.cumsum(a, 0) * 2, (r(13, 17),)),
     "scan over rows": (lambda a: torch.cumsum(a, -1) + a, (r(13, 17),)),
     "argmax": (lambda a: (a.argmax(-1), a.max(-1).values), (r(4, 31),)),
