@@ -24,7 +24,7 @@ from gyrator.cli.bisect import Failure, check, failing_program, smaller, write_r
 from gyrator.codegen.cpp import CppKernel
 from gyrator.config import Config
 from gyrator.ir.expr import Expr, Op, rewrite
-from gyrator.ir.program import Nest, Pointwise, Program, Reduce
+from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, defines
 from gyrator.ir.tree import Kernel
 from gyrator.runtime import targets
 from gyrator.schedule import stage
@@ -45,11 +45,11 @@ def model(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return torch.layer_norm(u, (12,)).sum(0), torch.where(z > 0, u, z.square())
 
 
-def run_model() -> None:
+def run_model(dynamic: bool = False) -> None:
     torch.manual_seed(0)
     torch._dynamo.reset()
     x, w = torch.randn(10, 12, requires_grad=True), torch.randn(12, 12)
-    torch.compile(model, backend="gyrator")(x, w)
+    torch.compile(model, backend="gyrator", dynamic=dynamic)(x, w)
 
 
 # -- bugs ----------------------------------------------------------------------------------------------------
@@ -62,13 +62,15 @@ class Bug:
     blamed: str
 
 
-def swapped(function: str, blamed: str, old: str, new: str) -> Bug:
-    """A pass that replaces a scalar op or the kind of a reduction by another."""
+def swapped(function: str, blamed: str, old: str, new: str, *, if_symbolic: bool = False) -> Bug:
+    """A pass that replaces a scalar op or the kind of a reduction by another; all, or where sizes are symbols."""
 
     def op(expr: Expr) -> Expr | None:
         return replace(expr, name=new) if isinstance(expr, Op) and expr.name == old else None
 
-    def nest(node: object) -> object:
+    def nest(node: Node) -> Node:
+        if if_symbolic and not any(size.sizes() for value in defines(node) for size in value.shape):
+            return node
         match node:
             case Nest(root=Pointwise(body)):
                 return replace(node, root=Pointwise(rewrite(body, op)))
@@ -178,8 +180,24 @@ def test_a_bug_is_blamed_on_its_stage_and_shown_by_few_operators(
     assert ended.value.code == 1
 
 
-def test_a_program_that_is_right_is_not_blamed() -> None:
+def test_a_bug_that_only_symbolic_sizes_show(monkeypatch: Patch, tmp_path: Path) -> None:
+    bug = swapped("simplify", "simplify", "tanh", "sin", if_symbolic=True)
+    bug.make(monkeypatch)
     assert failing_program(run_model, []) is None
+    case = failing_program(lambda: run_model(dynamic=True), [])
+    assert case is not None and case.failure.stage == bug.blamed
+    small = smaller(case)
+    assert sum(node.op.startswith("call_") for node in small.graph.graph.nodes) <= MOST_OPERATORS
+    repro = write_repro(small, tmp_path)
+    assert "varying=[(0, 1)]" in repro.read_text()
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(repro), run_name="__main__")
+    assert ended.value.code == 1
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_program_that_is_right_is_not_blamed(dynamic: bool) -> None:
+    assert failing_program(lambda: run_model(dynamic), []) is None
 
 
 def test_random_programs_are_compared_with_eagers_numbers() -> None:

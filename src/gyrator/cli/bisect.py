@@ -10,7 +10,7 @@ from __future__ import annotations
 import runpy
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -18,6 +18,8 @@ from typing import Any, final
 import torch
 from rich.console import Console
 from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from gyrator.autograd.aot import aot_compile
 from gyrator.autograd.interface import interpret
@@ -35,6 +37,9 @@ SECONDS = 120.0
 """How long a failing program is made smaller."""
 
 SEED = 20
+VARYING = "varying"
+"""Under which a placeholder notes its dimensions that are symbols, where it has no fake value."""
+
 SWITCHES: tuple[Mapping[str, object], ...] = (
     {"reuse_buffers": False}, {"inplace": False}, {"fusion": False}, {"inline": False}, {"cpu_isa": "scalar"},
 )  # fmt: skip
@@ -131,7 +136,7 @@ def check(gm: fx.GraphModule, inputs: Sequence[Any], config: Config, watch: Watc
     strict = replace(config, cache=False, validate=True, check="every", progress="off", numerics=numerics)
     expected = _outcome(gm, inputs)
     try:
-        compiled = compile_program(_fresh(gm), _copies(inputs), strict, "bisect", Process(watch=watch))
+        compiled = compile_program(_fresh(gm, inputs), _copies(inputs), strict, "bisect", Process(watch=watch))
         found = _outcome(compiled, inputs)
     except Exception as error:
         return _failure(error)
@@ -156,7 +161,7 @@ def _guilty_half(gm: fx.GraphModule, inputs: Sequence[Any], expected: Sequence[T
 
     def right(**parts: Any) -> bool:
         try:
-            compiled = aot_compile(_fresh(gm), _copies(inputs), fw_compiler=interpret, **parts)
+            compiled = aot_compile(_fresh(gm, inputs), _copies(inputs), fw_compiler=interpret, **parts)
             return _differences(_outcome(compiled, inputs), expected) is None
         except Exception:
             return False
@@ -280,6 +285,7 @@ def _part(
                 continue
             with graph.inserting_before(next(iter(graph.nodes), None)):
                 copies[source] = graph.placeholder(source.name)
+                copies[source].meta = {VARYING: varying(source)}
             inputs.insert(0, values[source])
         copies[node] = graph.node_copy(node, lambda source: copies[source])
     shown = [n for n in kept if isinstance(values[n], Tensor) and not set(n.users) <= inside - {n}]
@@ -291,13 +297,33 @@ def _calls(gm: fx.GraphModule) -> Iterator[fx.Node]:
     return (node for node in gm.graph.nodes if node.op.startswith("call_"))
 
 
-def _fresh(gm: fx.GraphModule) -> fx.GraphModule:
-    """A copy without what capture noted about inputs: its sizes may be symbols."""
-    graph = fx.Graph()
+def _fresh(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
+    """A copy with new symbols for the sizes that are symbols in what was captured: its own belong to a trace that is
+    over.
+    """
+    graph, mode = fx.Graph(), FakeTensorMode(shape_env=ShapeEnv())
     graph.output(graph.graph_copy(gm.graph, {}))
-    for node in graph.find_nodes(op="placeholder"):
-        node.meta = {}
+    for node, given in zip(graph.find_nodes(op="placeholder"), inputs, strict=True):
+        dims = varying(node)
+        node.meta = {"example_value": _symbolic(mode, given, dims), VARYING: dims} if dims else {}
     return fx.GraphModule(gm, graph)
+
+
+def varying(node: fx.Node) -> tuple[int, ...]:
+    """The dimensions of a value that are symbols; ``(0,)`` for a number that is one."""
+    value = node.meta.get("example_value")
+    if isinstance(value, Tensor):
+        return tuple(dim for dim, size in enumerate(value.shape) if type(size) is not int)
+    known: tuple[int, ...] = (0,) if isinstance(value, torch.SymInt) else node.meta.get(VARYING, ())
+    return known
+
+
+def _symbolic(mode: FakeTensorMode, given: Any, dims: Collection[int]) -> Tensor | int:
+    """A fake tensor whose sizes at `dims` are symbols, or a number that is one; equal sizes are one symbol."""
+    like = given if isinstance(given, Tensor) else torch.empty(given, device="meta")
+    kinds = [DimDynamic.DUCK if dim in dims else DimDynamic.STATIC for dim in range(like.dim())]
+    fake: Tensor = mode.from_tensor(like, symbolic_context=StatelessSymbolicContext(dynamic_sizes=kinds))
+    return fake if isinstance(given, Tensor) else fake.shape[0]
 
 
 def _draws(node: fx.Node) -> bool:
@@ -332,13 +358,19 @@ def write_repro(case: Case, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     torch.save(list(case.inputs), folder / "repro.pt")
     runner = f"{__name__}.reproduce"
-    text = graph_program("repro", case.graph, case.inputs, given="repro.pt", runner=runner)
+    dims = [varying(node) for node in case.graph.graph.find_nodes(op="placeholder")]
+    text = graph_program("repro", case.graph, case.inputs, given="repro.pt", runner=runner, more=f", varying={dims}")
     (folder / "repro.py").write_text(text)
     return folder / "repro.py"
 
 
-def reproduce(module: torch.nn.Module, inputs: Callable[[], Sequence[Any]]) -> None:
-    """What a repro does: check the program, print how it fails, and end with status 1 if it does."""
-    failure = check(fx.symbolic_trace(module), inputs(), Config.from_options())
+def reproduce(module: torch.nn.Module, inputs: Callable[[], Sequence[Any]], varying: Sequence[tuple[int, ...]]) -> None:
+    """What a repro does: check the program, print how it fails, and end with status 1 if it does. `varying` has for
+    each input the dimensions whose sizes are symbols.
+    """
+    gm = fx.symbolic_trace(module)
+    for node, dims in zip(gm.graph.find_nodes(op="placeholder"), varying, strict=True):
+        node.meta = {VARYING: dims}
+    failure = check(gm, inputs(), Config.from_options())
     print("it does not fail" if failure is None else f"{failure.kind} in {failure.stage}\n{failure.text}")
     sys.exit(0 if failure is None else 1)

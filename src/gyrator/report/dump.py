@@ -82,9 +82,10 @@ def graph_program(
     saved: str = "",
     given: str = "",
     runner: str = "gyrator.runtime.standalone.run_graph",
+    more: str = "",
 ) -> str:
     """An FX graph as a program that stands alone. Files beside it: `saved` has its constants, `given` its
-    inputs, which are random if there is none. `runner` is the function that runs it.
+    inputs, which are random if there is none. `runner` is the function that runs it, with the arguments `more`.
     """
     imports: dict[str, None] = dict.fromkeys(["from pathlib import Path", "", "import torch", ""])
     body = "\n\n".join(_classes("Graph", gm, "", imports))
@@ -99,7 +100,7 @@ def graph_program(
         f'"""The graph {name!r}, as a program that runs by itself: with `{function}`."""\n\n'
         + "\n".join(imports)
         + f"\n\n{load}{body}\n\ndef inputs():\n    return {_load_text(given) if given else made}\n\n\n"
-        + f'if __name__ == "__main__":\n    {function}(Graph(), inputs)\n'
+        + f'if __name__ == "__main__":\n    {function}(Graph(), inputs{more})\n'
     )
 
 
