@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import final
 
@@ -12,7 +12,7 @@ from torch import fx
 
 from gyrator.ir.expr import Const, Expr, Value
 from gyrator.ir.index import ONE, ZERO, Axis, Index, const, contiguous_strides, dot
-from gyrator.ir.program import Arg, Extern, Nest, Node, Pointwise, Root, View
+from gyrator.ir.program import Extern, Nest, Node, Pointwise, Root, View
 from gyrator.ir.symbols import Symbols
 from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, view_coords, whole
 from gyrator.lowering.typed import COMPUTED, Operand, cast, compute_dtype, element
@@ -30,7 +30,7 @@ class Meta:
 
     def with_dtype(self, dtype: torch.dtype) -> Meta:
         """Another dtype."""
-        return Meta(self.shape, dtype, self.strides, self.device)
+        return replace(self, dtype=dtype)
 
     def with_shape(self, shape: tuple[Index, ...]) -> Meta:
         """Another shape, contiguous."""
@@ -140,6 +140,10 @@ class Builder:
         """A new value with ``ref``'s elements, broadcast and cast to ``out``."""
         return self.pointwise(out, ref.load, suffix)
 
+    def narrowed(self, ref: TensorRef, out: Meta, suffix: str = "") -> TensorRef:
+        """``ref``, which was computed in a wider dtype, in that of ``out``: itself where it has it."""
+        return ref if ref.dtype == out.dtype else self.copy(ref, out, suffix)
+
     def seed(self, device: torch.device) -> tuple[Value, Index]:
         """The seeds of this program on ``device``, and which of them is the next draw's."""
         seeds = self._seeds.get(device)
@@ -189,20 +193,9 @@ class Builder:
         return View(value, value.shape, value.strides, ZERO)
 
     # -- extern calls ---------------------------------------------------------------------------------------
-    def extern(
-        self, name: str, args: Sequence[Arg], outs: Sequence[Meta | None], kwargs: Sequence[tuple[str, Arg]] = ()
-    ) -> tuple[TensorRef | None, ...]:
-        """Append a call of ``name`` without effects, and return its tensor results."""
-        values = tuple([None if m is None else self.value(m) for m in outs])
-        self.nodes.append(Extern(values, name, tuple(args), tuple(kwargs), origins=self._origins))
-        return tuple([None if v is None else whole(v) for v in values])
-
     def add(self, node: Extern) -> None:
         """Append an extern call as it is, with the current origin."""
-        origins = self._origins
-        self.nodes.append(
-            Extern(node.out, node.op, node.args, node.kwargs, node.mutates, node.effects, node.scalars, origins)
-        )
+        self.nodes.append(replace(node, origins=self._origins))
 
 
 def same_strides(shape: Sequence[Index], a: Sequence[Index], b: Sequence[Index]) -> bool:

@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from gyrator.ir.expr import Expr, IndexValue
 from gyrator.ir.index import Index, as_index
 from gyrator.lowering.builder import Builder, Meta
+from gyrator.lowering.family import Family, rows
 from gyrator.lowering.refs import Coords, TensorRef
 from gyrator.lowering.typed import Operand, cast, constant, element, number, op
 
-aten, prims = torch.ops.aten, torch.ops.prims
-
-
-def _full(b: Builder, out: Meta, size: object, value: Operand, **_: Any) -> TensorRef:
-    return b.pointwise(out, lambda at: element(value, at, out.dtype))
+prims = torch.ops.prims
 
 
 def _scalar(b: Builder, out: Meta, value: Operand, **_: Any) -> TensorRef:
     return b.pointwise(out, lambda at: element(value, at, out.dtype))
 
 
-def _filled(value: int) -> Callable[..., TensorRef]:
+def _full(b: Builder, out: Meta, size: object, value: Operand, **_: Any) -> TensorRef:
+    return _scalar(b, out, value)
+
+
+def _filled(value: int, b: Builder, out: Meta, *_: Any, **__: Any) -> TensorRef:
     """Filled with a number; ``empty`` counts as zeros, which costs nothing where it is inlined."""
-    return lambda b, out, *_, **__: b.full(out, constant(value, out.dtype))
+    return b.full(out, constant(value, out.dtype))
 
 
-def _range(b: Builder, out: Meta, start: Operand, step: Operand) -> TensorRef:
+def _range(b: Builder, out: Meta, start: Operand = 0, step: Operand = 1) -> TensorRef:
     """``start + i·step``: exact for integers, in float64 if either number is a fraction."""
     first, by = _whole(start), _whole(step)
     if first is not None and by is not None:
@@ -51,14 +51,10 @@ def _whole(value: Operand) -> Index | None:
 
 
 def _arange(b: Builder, out: Meta, end: Operand, **_: Any) -> TensorRef:
-    return _range(b, out, 0, 1)
+    return _range(b, out)
 
 
-def _arange_start(b: Builder, out: Meta, start: Operand, end: Operand, **_: Any) -> TensorRef:
-    return _range(b, out, start, 1)
-
-
-def _arange_step(b: Builder, out: Meta, start: Operand, end: Operand, step: Operand = 1, **_: Any) -> TensorRef:
+def _arange_from(b: Builder, out: Meta, start: Operand, end: Operand, step: Operand = 1, **_: Any) -> TensorRef:
     return _range(b, out, start, step)
 
 
@@ -73,24 +69,15 @@ def _eye(b: Builder, out: Meta, *_: Any, **__: Any) -> TensorRef:
     return b.pointwise(out, body)
 
 
-def _overloads(names: str) -> list[OpOverload]:
-    return [getattr(aten, n).default for n in names.split()]
+_EMPTY = "zeros zeros_like new_zeros empty new_empty empty_like empty_strided new_empty_strided empty_permuted"
 
-
-_EMPTY = "zeros zeros_like new_zeros new_empty empty_like empty_strided new_empty_strided empty_permuted"
-
-LOWERINGS: Mapping[OpOverload, Callable[..., Any]] = {
-    aten.full.default: _full,
-    aten.full_like.default: _full,
-    aten.new_full.default: _full,
-    **dict.fromkeys(_overloads(_EMPTY), _filled(0)),
-    **dict.fromkeys(_overloads("ones ones_like new_ones"), _filled(1)),
-    aten.empty.memory_format: _filled(0),
-    aten.scalar_tensor.default: _scalar,
-    aten.arange.default: _arange,
-    aten.arange.start: _arange_start,
-    aten.arange.start_step: _arange_step,
+LOWERINGS: Family = {
+    **rows(_full, "full full_like new_full"),
+    **rows(_scalar, "scalar_tensor"),
+    **rows(partial(_filled, 0), _EMPTY, "default memory_format"),
+    **rows(partial(_filled, 1), "ones ones_like new_ones"),
+    **rows(_arange, "arange"),
+    **rows(_arange_from, "arange", "start start_step"),
+    **rows(_eye, "eye", "default m"),
     prims.iota.default: _iota,
-    aten.eye.default: _eye,
-    aten.eye.m: _eye,
-}  # fmt: skip
+}

@@ -7,20 +7,18 @@ wrap between Python's brackets, and raise in the named operators (gather, index_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
-from gyrator.ir.expr import Checked, Expr
+from gyrator.ir.expr import Checked
 from gyrator.ir.index import ZERO, Index, Indirect
 from gyrator.lowering.builder import Builder, Meta
+from gyrator.lowering.family import Family, rows
 from gyrator.lowering.refs import Coords, TensorRef
 from gyrator.lowering.typed import element, like, number, op
 from gyrator.lowering.views import dimension
-
-aten = torch.ops.aten
 
 
 def indirect(index: TensorRef, at: Sequence[Index], size: Index, *, wraps: bool = False) -> Index:
@@ -71,45 +69,35 @@ def _index(b: Builder, out: Meta, x: TensorRef, indices: Sequence[TensorRef | No
     return b.pointwise(out, lambda at: x.load(indexed_coords(indices, x.shape, at)))
 
 
+def along(x: TensorRef, dim: int, index: TensorRef, at: Coords, *, slices: bool = False) -> Coords:
+    """``at`` with its coordinate along ``dim`` of ``x`` replaced by the element of ``index`` there.
+
+    With ``slices`` the index tensor has that one dimension alone.
+    """
+    d = dimension(dim, x.rank)
+    place = (at[d : d + 1] if slices else at) if index.rank else ()
+    return (*at[:d], indirect(index, place, x.shape[d]), *at[d + 1 :])
+
+
 def _gather(b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, **_: Any) -> TensorRef:
     if x.rank == 0:
         return b.copy(x, out)
-    d = dimension(dim, x.rank)
-    scalar = index.rank == 0
-
-    def body(at: Coords) -> Expr:
-        full = (ZERO,) if scalar else at
-        where = list(full)
-        where[d] = indirect(index, at, x.shape[d])
-        return x.load(tuple(where))
-
-    return b.pointwise(out, body)
+    return b.pointwise(out, lambda at: x.load(along(x, dim, index, at or (ZERO,))))
 
 
 def _index_select(b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef) -> TensorRef:
     if x.rank == 0:
         return b.copy(x, out)
-    d = dimension(dim, x.rank)
-
-    def body(at: Coords) -> Expr:
-        where = list(at)
-        where[d] = indirect(index, at[d : d + 1] if index.rank else (), x.shape[d])
-        return x.load(tuple(where))
-
-    return b.pointwise(out, body)
+    return b.pointwise(out, lambda at: x.load(along(x, dim, index, at, slices=True)))
 
 
 def _embedding(b: Builder, out: Meta, weight: TensorRef, indices: TensorRef, *_: Any, **__: Any) -> TensorRef:
-    def body(at: Coords) -> Expr:
-        return weight.load((indirect(indices, at[:-1], weight.shape[0]), at[-1]))
-
-    return b.pointwise(out, body)
+    return b.pointwise(out, lambda at: weight.load((indirect(indices, at[:-1], weight.shape[0]), at[-1])))
 
 
-LOWERINGS: Mapping[OpOverload, Callable[..., Any]] = {
-    aten.index.Tensor: _index,
-    aten._unsafe_index.Tensor: _index,
-    aten.gather.default: _gather,
-    aten.index_select.default: _index_select,
-    aten.embedding.default: _embedding,
+LOWERINGS: Family = {
+    **rows(_index, "index _unsafe_index", "Tensor"),
+    **rows(_gather, "gather"),
+    **rows(_index_select, "index_select"),
+    **rows(_embedding, "embedding"),
 }

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from gyrator.ir.expr import Expr, IndexValue, Masked, Scalar
 from gyrator.ir.index import ONE, ZERO, Index, IndexLike, div_mod
 from gyrator.lowering.builder import Builder, Meta
+from gyrator.lowering.family import Family, rows
 from gyrator.lowering.refs import Coords, TensorRef, view_coords
 from gyrator.lowering.typed import between, both, cast, constant, number, op
 from gyrator.lowering.views import dimension
-
-aten = torch.ops.aten
 
 MANY = 32
 """With more inputs, cat stays a library call: each would be a branch in the body."""
@@ -92,17 +90,15 @@ def _repeat(b: Builder, out: Meta, x: TensorRef, repeats: Sequence[IndexLike]) -
 
 def _flip(b: Builder, out: Meta, x: TensorRef, dims: Sequence[int]) -> TensorRef:
     turned = {dimension(d, x.rank) for d in dims}
-
-    def body(at: Coords) -> Expr:
-        return x.load(tuple([x.shape[k] - 1 - i if k in turned else i for k, i in enumerate(at)]))
-
-    return b.pointwise(out, body)
+    return b.pointwise(
+        out, lambda at: x.load(tuple([x.shape[k] - 1 - i if k in turned else i for k, i in enumerate(at)]))
+    )
 
 
-LOWERINGS: Mapping[OpOverload, Callable[..., Any]] = {
-    aten.cat.default: _cat,
-    aten.stack.default: _stack,
-    aten.constant_pad_nd.default: _pad,
-    aten.repeat.default: _repeat,
-    aten.flip.default: _flip,
+LOWERINGS: Family = {
+    **rows(_cat, "cat"),
+    **rows(_stack, "stack"),
+    **rows(_pad, "constant_pad_nd"),
+    **rows(_repeat, "repeat"),
+    **rows(_flip, "flip"),
 }

@@ -3,361 +3,275 @@
 A window reads ``x`` at ``stride·o − padding + dilation·r``; outside the input a maximum sees the smallest number and
 an average sees 0. Backward passes ask the other way round, for each input element which windows held it, so that
 nothing is scattered: with kernel ``k`` and stride ``s`` these are ``⌈k/s⌉`` windows at most, from ``⌊(p +
-padding)/s⌋`` downwards.
+padding)/s⌋`` downwards. Adaptive pooling cuts the input into parts instead, as equal as they can be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, final
-
-import torch
-from torch._ops import OpOverload
+from functools import partial
+from typing import Any, TypeAlias, final
 
 from gyrator.ir.expr import Expr, IndexValue
 from gyrator.ir.index import ONE, ZERO, Index, as_index, contiguous_strides, dot, maximum, minimum, product
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Reduce
 from gyrator.lowering.builder import Builder, Meta
+from gyrator.lowering.family import Family, rows
 from gyrator.lowering.joins import masked
 from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, whole
 from gyrator.lowering.typed import between, both, cast, compute_dtype, like, number, op
 
-aten = torch.ops.aten
+Sizes: TypeAlias = "Sequence[int] | int"
+"""A number per dimension; one number, or a list of one, stands for all."""
 
 NOWHERE = 1 << 62
 """The position of what lies outside the input: among equal values the smallest position wins."""
 
 
+# -- windows -----------------------------------------------------------------------------------------------
 @final
 @dataclass(frozen=True, slots=True)
-class Window:
-    """How windows lie along each pooled dimension."""
+class Windows:
+    """How windows lie on the pooled dimensions of an input.
 
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-
-    def positions(self, at: Sequence[Index], inner: Sequence[Index]) -> Coords:
-        """The input positions of element ``inner`` of window ``at``."""
-        rows = zip(at, inner, self.stride, self.padding, self.dilation, strict=True)
-        return tuple([o * s - p + r * d for o, r, s, p, d in rows])
-
-    def holders(self) -> tuple[Index, ...]:
-        """How many windows can hold one element, along each dimension."""
-        rows = zip(self.kernel, self.stride, self.dilation, strict=True)
-        return tuple([as_index(-(-((k - 1) * d + 1) // s)) for k, s, d in rows])
-
-    def holder(self, position: Sequence[Index], back: Sequence[Index]) -> Coords:
-        """The ``back``-th last window that may hold the input element at ``position``."""
-        rows = zip(position, back, self.stride, self.padding, strict=True)
-        return tuple([(i + p) // s - j for i, j, s, p in rows])
-
-
-def window(
-    rank: int,
-    kernel: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] | int = 0,
-    dilation: Sequence[int] | int = 1,
-) -> Window:
-    """A window of ``rank`` dimensions from ATen's arguments, where one number stands for all and no stride
-    for the kernel.
+    Attributes:
+        elements: how many elements a window has along each dimension, at most.
+        element: (window, k) → where its element k lies, and the conditions that there is one.
+        holders: how many windows hold an element along each dimension, at most.
+        holder: (element, k) → window k of those that may hold it, and the conditions that there is one.
+        holds: (element, window) → the further conditions that the window holds the element.
+        count: window → what its sum is divided by for the average.
     """
-    steps = stride if stride else kernel
-    return Window(*[_widened(v, rank) for v in (kernel, steps, padding, dilation)])
+
+    elements: tuple[Index, ...]
+    element: Callable[[Coords, Coords], tuple[Coords, list[Expr]]]
+    holders: tuple[Index, ...]
+    holder: Callable[[Coords, Coords], tuple[Coords, list[Expr]]]
+    holds: Callable[[Coords, Coords], list[Expr]]
+    count: Callable[[Coords], Index]
+
+    @property
+    def rank(self) -> int:
+        """The number of pooled dimensions."""
+        return len(self.elements)
 
 
-def _widened(given: Sequence[int] | int, rank: int) -> tuple[int, ...]:
+def sliding(
+    shape: Coords, outputs: Coords, kernel: Sizes, stride: Sizes = (), padding: Sizes = 0, dilation: Sizes = 1,
+    include_pad: bool = True, divisor: int | None = None,
+) -> Windows:  # fmt: skip
+    """``outputs`` windows on an input of ``shape``; their stride is by default the kernel."""
+    columns = [_widened(given, len(shape)) for given in (kernel, stride or kernel, padding, dilation)]
+    dims = list(zip(*columns, shape, strict=True))
+
+    def element(at: Coords, inner: Coords) -> tuple[Coords, list[Expr]]:
+        place = tuple([o * s - p + r * d for o, r, (_, s, p, d, _) in zip(at, inner, dims, strict=True)])
+        return place, _inside(place, shape)
+
+    def holder(at: Coords, back: Coords) -> tuple[Coords, list[Expr]]:
+        found = tuple([(i + p) // s - j for i, j, (_, s, p, _, _) in zip(at, back, dims, strict=True)])
+        return found, _inside(found, outputs)
+
+    def holds(at: Coords, found: Coords) -> list[Expr]:
+        offsets = [(i + p - o * s, as_index(k)) for i, o, (k, s, p, _, _) in zip(at, found, dims, strict=True)]
+        return [c for offset, k in offsets for c in between(offset, ZERO, k)]
+
+    def count(at: Coords) -> Index:
+        if divisor is not None:
+            return as_index(divisor)
+        sides = []
+        for o, (k, s, p, _, size) in zip(at, dims, strict=True):
+            start = o * s - p
+            end = minimum(start + k, size + p)
+            sides.append(end - start if include_pad else minimum(end, size) - maximum(start, ZERO))
+        return product(sides)
+
+    elements = tuple([as_index(k) for k, *_ in dims])
+    holders = tuple([as_index(-(-((k - 1) * d + 1) // s)) for k, s, _, d, _ in dims])
+    return Windows(elements, element, holders, holder, holds, count)
+
+
+def _widened(given: Sizes, rank: int) -> list[int]:
     values = [given] if isinstance(given, int) else list(given)
-    return tuple(values * rank if len(values) == 1 else values)
+    return values * rank if len(values) == 1 else values
 
 
-def _reduce(
-    b: Builder,
-    out: Meta,
-    inner: Sequence[Index],
-    kind: str,
-    bodies: Callable[[Coords, Coords], tuple[Expr, ...]],
-    results: Sequence[Meta],
-    suffix: str,
-) -> list[TensorRef]:
-    """A reduction at each element of ``out`` over axes of extents ``inner``; bodies get both places."""
-    axes, reduced = axes_of("i", out.shape), axes_of("r", tuple(inner))
-    body = bodies(coords_of(axes), coords_of(reduced))
-    values = [b.value(m, suffix) for m in results]
-    b.nest(values, axes, Reduce(kind, reduced, body))
-    return [whole(v) for v in values]
-
-
-def _sum(
-    b: Builder, out: Meta, inner: Sequence[Index], body: Callable[[Coords, Coords], Expr], suffix: str
-) -> TensorRef:
-    """A sum in the compute dtype, cast to ``out``; no reduction at all where only one element is summed."""
-    wide = out.with_dtype(compute_dtype(out.dtype))
-    if all(extent is ONE for extent in inner):
-        return b.pointwise(out, lambda at: body(at, (ZERO,) * len(inner)))
-    same = wide.dtype == out.dtype
-    (total,) = _reduce(b, out, inner, "sum", lambda at, r: (body(at, r),), (wide,), "" if same else suffix)
-    return total if same else b.copy(total, out)
-
-
-def _inside(position: Sequence[Index], shape: Sequence[Index]) -> list[Expr]:
+def _inside(position: Coords, shape: Coords) -> list[Expr]:
     return [c for p, size in zip(position, shape, strict=True) for c in between(p, ZERO, size)]
 
 
-# -- maximum -----------------------------------------------------------------------------------------------
-def _max_pool(rank: int) -> Callable[..., Any]:
-    def lowering(
-        b: Builder, out: tuple[Meta, Meta], x: TensorRef, kernel: Sequence[int], stride: Sequence[int] = (),
-        padding: Sequence[int] | int = 0, dilation: Sequence[int] | int = 1, ceil_mode: bool = False,
-    ) -> Any:  # fmt: skip
-        win = window(rank, kernel, stride, padding, dilation)
-        values, indices = out
-        wide = values.with_dtype(compute_dtype(values.dtype))
-        shape = x.shape[-rank:]
+def dividing(shape: Coords, parts: Coords) -> Windows:
+    """An input of ``shape`` cut into ``parts``, neighbours overlapping where it does not divide."""
+    sizes = list(zip(parts, shape, strict=True))
+    elements = tuple([s // n if s % n is ZERO else s // n + 2 for n, s in sizes])
+    holders = tuple([ONE if s % n is ZERO else n // s + 2 for n, s in sizes])
 
-        def bodies(at: Coords, inner: Coords) -> tuple[Expr, ...]:
-            place = win.positions(at[-rank:], inner)
-            return _candidate(x, (*at[:-rank], *place), _inside(place, shape), rank, wide.dtype)
+    def count(at: Coords) -> Index:
+        return product([end - start for start, end in map(_bounds, at, parts, shape)])
 
-        extents = [as_index(k) for k in win.kernel]
-        best, where = _reduce(b, values, extents, "argmax", bodies, (wide, indices), "max")
-        return best if wide.dtype == values.dtype else b.copy(best, values), where
-
-    return lowering
+    element, holder = partial(_part_element, parts, shape), partial(_part_element, shape, parts)
+    return Windows(elements, element, holders, holder, lambda at, found: [], count)
 
 
-def _max_pool_backward(rank: int) -> Callable[..., Any]:
-    def lowering(
-        b: Builder, out: Meta, grad: TensorRef, x: TensorRef, kernel: Sequence[int], stride: Sequence[int],
-        padding: Sequence[int], dilation: Sequence[int], ceil_mode: bool, indices: TensorRef,
-    ) -> Any:  # fmt: skip
-        win = window(rank, kernel, stride, padding, dilation)
-        wide = compute_dtype(out.dtype)
-        shape = x.shape[-rank:]
-
-        def body(at: Coords, back: Coords) -> Expr:
-            holder = (*at[:-rank], *win.holder(at[-rank:], back))
-            chosen = _if_chosen(grad, indices, holder, at[-rank:], shape, wide)
-            return masked(_inside(holder[-rank:], grad.shape[-rank:]), chosen)
-
-        return _sum(b, out, win.holders(), body, "wide")
-
-    return lowering
-
-
-def _candidate(
-    x: TensorRef, at: Coords, conditions: Sequence[Expr], rank: int, dtype: torch.dtype
-) -> tuple[Expr, Expr]:
-    """The element at ``at`` and its position among the pooled dimensions; the least value and nowhere unless
-    the conditions hold.
-    """
-    value = masked(conditions, cast(x.load(at), dtype), identity("max", dtype))
-    position: Expr = IndexValue(dot(at[-rank:], contiguous_strides(x.shape[-rank:])))
-    if conditions:
-        position = op("where", both(conditions), position, number(NOWHERE, torch.int64))
-    return value, position
-
-
-def _if_chosen(
-    grad: TensorRef, indices: TensorRef, holder: Coords, at: Coords, shape: Sequence[Index],
-    dtype: torch.dtype,
-) -> Expr:  # fmt: skip
-    """The gradient of window ``holder`` if it chose the element ``at``, else 0."""
-    mine = number(dot(at, contiguous_strides(tuple(shape))), torch.int64)
-    given = cast(grad.load(holder), dtype)
-    return op("where", op("eq", indices.load(holder), mine), given, like(given, 0))
-
-
-# -- average -----------------------------------------------------------------------------------------------
-def _quotient(total: Expr, count: Index) -> Expr:
-    """A sum over the number of its terms; integers are truncated, as in eager."""
-    division = "div" if total.dtype.is_floating_point else "truncdiv"
-    return op(division, total, number(count, total.dtype))
-
-
-def _avg_pool(rank: int) -> Callable[..., Any]:
-    def lowering(
-        b: Builder, out: Meta, x: TensorRef, kernel: Sequence[int], stride: Sequence[int] = (),
-        padding: Sequence[int] | int = 0, ceil_mode: bool = False, count_include_pad: bool = True,
-        divisor_override: int | None = None,
-    ) -> Any:  # fmt: skip
-        win = window(rank, kernel, stride, padding)
-        shape = x.shape[-rank:]
-        wide = out.with_dtype(compute_dtype(out.dtype))
-
-        def body(at: Coords, inner: Coords) -> Expr:
-            place = win.positions(at[-rank:], inner)
-            return masked(_inside(place, shape), cast(x.load((*at[:-rank], *place)), wide.dtype))
-
-        total = _sum(b, wide, [as_index(k) for k in win.kernel], body, "sum")
-
-        def mean(at: Coords) -> Expr:
-            count = _divisor(win, at[-rank:], shape, count_include_pad, divisor_override)
-            return _quotient(total.load(at), count)
-
-        return b.pointwise(out, mean)
-
-    return lowering
-
-
-def _divisor(
-    win: Window, at: Sequence[Index], shape: Sequence[Index], include_pad: bool, override: int | None
-) -> Index:
-    """What the sum of window ``at`` is divided by."""
-    if override is not None:
-        return as_index(override)
-    sides = []
-    for o, k, s, p, size in zip(at, win.kernel, win.stride, win.padding, shape, strict=True):
-        start = o * s - p
-        end = minimum(start + k, size + p)
-        sides.append(end - start if include_pad else minimum(end, size) - maximum(start, ZERO))
-    return product(sides)
-
-
-def _avg_pool_backward(rank: int) -> Callable[..., Any]:
-    def lowering(
-        b: Builder, out: Meta, grad: TensorRef, x: TensorRef, kernel: Sequence[int], stride: Sequence[int],
-        padding: Sequence[int], ceil_mode: bool, count_include_pad: bool, divisor_override: int | None,
-    ) -> Any:  # fmt: skip
-        win = window(rank, kernel, stride, padding)
-        wide = compute_dtype(out.dtype)
-        shape = x.shape[-rank:]
-
-        def body(at: Coords, back: Coords) -> Expr:
-            here = at[-rank:]
-            holder = win.holder(here, back)
-            rows = zip(here, holder, win.kernel, win.stride, win.padding, strict=True)
-            held = [c for i, o, k, s, p in rows for c in between(i + p - o * s, ZERO, as_index(k))]
-            given = cast(grad.load((*at[:-rank], *holder)), wide)
-            count = _divisor(win, holder, shape, count_include_pad, divisor_override)
-            return masked([*_inside(holder, grad.shape[-rank:]), *held], _quotient(given, count))
-
-        return _sum(b, out, win.holders(), body, "wide")
-
-    return lowering
-
-
-# -- windows that divide the input evenly
-# ----------------------------------------------------------------------
 def _bounds(at: Index, parts: Index, size: Index) -> tuple[Index, Index]:
-    """Part ``at`` of ``size`` cut into ``parts``, neighbours overlapping where it does not divide: [start, end)."""
+    """Part ``at`` of ``size`` cut into ``parts``: [start, end)."""
     return (at * size) // parts, -((-(at + 1) * size) // parts)
 
 
-def _longest(parts: Index, size: Index) -> Index:
-    whole_parts = size % parts is ZERO
-    return size // parts if whole_parts else size // parts + 2
-
-
-def _adaptive_avg_pool(rank: int) -> Callable[..., Any]:
-    def lowering(b: Builder, out: Meta, x: TensorRef, size: object) -> Any:
-        if ZERO in out.shape or ZERO in x.shape:
-            return NotImplemented
-        parts, shape = out.shape[-rank:], x.shape[-rank:]
-        wide = out.with_dtype(compute_dtype(out.dtype))
-
-        def body(at: Coords, inner: Coords) -> Expr:
-            place, conditions = _part_element(at[-rank:], inner, parts, shape)
-            return masked(conditions, cast(x.load((*at[:-rank], *place)), wide.dtype))
-
-        total = _sum(b, wide, [_longest(n, s) for n, s in zip(parts, shape, strict=True)], body, "sum")
-
-        def mean(at: Coords) -> Expr:
-            count = product([e - s for s, e in map(_bounds, at[-rank:], parts, shape)])
-            return _quotient(total.load(at), count)
-
-        return b.pointwise(out, mean)
-
-    return lowering
-
-
-def _part_element(
-    at: Sequence[Index], inner: Sequence[Index], parts: Sequence[Index], shape: Sequence[Index]
-) -> tuple[Coords, list[Expr]]:
+def _part_element(parts: Coords, shape: Coords, at: Coords, inner: Coords) -> tuple[Coords, list[Expr]]:
     """Where element ``inner`` of part ``at`` lies, and the conditions that there is such an element."""
     spans = [_bounds(o, n, s) for o, n, s in zip(at, parts, shape, strict=True)]
     place = tuple([start + r for (start, _), r in zip(spans, inner, strict=True)])
     return place, [c for p, (start, end) in zip(place, spans, strict=True) for c in between(p, start, end)]
 
 
-def _adaptive_avg_pool_backward(rank: int) -> Callable[..., Any]:
-    def lowering(b: Builder, out: Meta, grad: TensorRef, x: TensorRef) -> Any:
-        if ZERO in grad.shape or ZERO in x.shape:
-            return NotImplemented
-        parts, shape = grad.shape[-rank:], x.shape[-rank:]
-        wide = compute_dtype(out.dtype)
-
-        def body(at: Coords, back: Coords) -> Expr:
-            holder, held = _part_element(at[-rank:], back, shape, parts)
-            count = product([e - s for s, e in map(_bounds, holder, parts, shape)])
-            given = cast(grad.load((*at[:-rank], *holder)), wide)
-            return masked(held, _quotient(given, count))
-
-        return _sum(b, out, [_holding(n, s) for n, s in zip(parts, shape, strict=True)], body, "wide")
-
-    return lowering
+# -- reductions over windows -------------------------------------------------------------------------------
+def _reduce(
+    b: Builder, out: Meta, inner: Coords, kind: str, bodies: Callable[[Coords, Coords], tuple[Expr, ...]],
+    results: Sequence[Meta], suffix: str,
+) -> list[TensorRef]:  # fmt: skip
+    """A reduction at each element of ``out`` over axes of extents ``inner``; bodies get both places."""
+    axes, reduced = axes_of("i", out.shape), axes_of("r", inner)
+    body = bodies(coords_of(axes), coords_of(reduced))
+    values = [b.value(m, suffix) for m in results]
+    b.nest(values, axes, Reduce(kind, reduced, body))
+    return [whole(v) for v in values]
 
 
-def _holding(parts: Index, size: Index) -> Index:
-    """How many parts can hold one element."""
-    return ONE if size % parts is ZERO else parts // size + 2
+def _sum(b: Builder, out: Meta, inner: Coords, body: Callable[[Coords, Coords], Expr], suffix: str) -> TensorRef:
+    """A sum in the compute dtype, cast to ``out``; no reduction at all where only one element is summed."""
+    wide = out.with_dtype(compute_dtype(out.dtype))
+    if all(extent is ONE for extent in inner):
+        return b.pointwise(out, lambda at: body(at, (ZERO,) * len(inner)))
+    suffix = "" if wide.dtype == out.dtype else suffix
+    (total,) = _reduce(b, out, inner, "sum", lambda at, r: (body(at, r),), (wide,), suffix)
+    return b.narrowed(total, out)
 
 
-def _adaptive_max_pool(rank: int) -> Callable[..., Any]:
-    def lowering(b: Builder, out: tuple[Meta, Meta], x: TensorRef, size: object) -> Any:
-        values, indices = out
-        if ZERO in values.shape or ZERO in x.shape:
-            return NotImplemented
-        parts, shape = values.shape[-rank:], x.shape[-rank:]
-        wide = values.with_dtype(compute_dtype(values.dtype))
+def _max_of(windows: Windows, b: Builder, out: tuple[Meta, Meta], x: TensorRef) -> Any:
+    """The largest element of each window, and its position among the pooled dimensions."""
+    values, indices = out
+    rank, wide = windows.rank, values.with_dtype(compute_dtype(values.dtype))
 
-        def bodies(at: Coords, inner: Coords) -> tuple[Expr, ...]:
-            place, conditions = _part_element(at[-rank:], inner, parts, shape)
-            return _candidate(x, (*at[:-rank], *place), conditions, rank, wide.dtype)
+    def bodies(at: Coords, inner: Coords) -> tuple[Expr, ...]:
+        place, conditions = windows.element(at[-rank:], inner)
+        value = masked(conditions, cast(x.load((*at[:-rank], *place)), wide.dtype), identity("max", wide.dtype))
+        position: Expr = IndexValue(dot(place, contiguous_strides(x.shape[-rank:])))
+        if conditions:
+            position = op("where", both(conditions), position, like(position, NOWHERE))
+        return value, position
 
-        extents = [_longest(n, s) for n, s in zip(parts, shape, strict=True)]
-        best, where = _reduce(b, values, extents, "argmax", bodies, (wide, indices), "max")
-        return best if wide.dtype == values.dtype else b.copy(best, values), where
-
-    return lowering
+    best, where = _reduce(b, values, windows.elements, "argmax", bodies, (wide, indices), "max")
+    return b.narrowed(best, values), where
 
 
-def _adaptive_max_pool_backward(rank: int) -> Callable[..., Any]:
-    def lowering(b: Builder, out: Meta, grad: TensorRef, x: TensorRef, indices: TensorRef) -> Any:
-        if ZERO in grad.shape or ZERO in x.shape:
-            return NotImplemented
-        parts, shape = grad.shape[-rank:], x.shape[-rank:]
-        wide = compute_dtype(out.dtype)
+def _max_backward(windows: Windows, b: Builder, out: Meta, grad: TensorRef, indices: TensorRef) -> Any:
+    """Each element's sum of the gradients of the windows that chose it."""
+    rank, wide = windows.rank, compute_dtype(out.dtype)
 
-        def body(at: Coords, back: Coords) -> Expr:
-            holder, held = _part_element(at[-rank:], back, shape, parts)
-            where = (*at[:-rank], *holder)
-            return masked(held, _if_chosen(grad, indices, where, at[-rank:], shape, wide))
+    def body(at: Coords, back: Coords) -> Expr:
+        holder, conditions = windows.holder(at[-rank:], back)
+        where = (*at[:-rank], *holder)
+        mine = number(dot(at[-rank:], contiguous_strides(out.shape[-rank:])), indices.dtype)
+        given = cast(grad.load(where), wide)
+        return masked(conditions, op("where", op("eq", indices.load(where), mine), given, like(given, 0)))
 
-        return _sum(b, out, [_holding(n, s) for n, s in zip(parts, shape, strict=True)], body, "wide")
-
-    return lowering
+    return _sum(b, out, windows.holders, body, "wide")
 
 
-LOWERINGS: Mapping[OpOverload, Callable[..., Any]] = {
-    aten.max_pool2d_with_indices.default: _max_pool(2),
-    aten.max_pool3d_with_indices.default: _max_pool(3),
-    aten.max_pool2d_with_indices_backward.default: _max_pool_backward(2),
-    aten.max_pool3d_with_indices_backward.default: _max_pool_backward(3),
-    aten.avg_pool2d.default: _avg_pool(2),
-    aten.avg_pool3d.default: _avg_pool(3),
-    aten.avg_pool2d_backward.default: _avg_pool_backward(2),
-    aten.avg_pool3d_backward.default: _avg_pool_backward(3),
-    aten._adaptive_avg_pool2d.default: _adaptive_avg_pool(2),
-    aten._adaptive_avg_pool3d.default: _adaptive_avg_pool(3),
-    aten._adaptive_avg_pool2d_backward.default: _adaptive_avg_pool_backward(2),
-    aten._adaptive_avg_pool3d_backward.default: _adaptive_avg_pool_backward(3),
-    aten.adaptive_max_pool2d.default: _adaptive_max_pool(2),
-    aten.adaptive_max_pool3d.default: _adaptive_max_pool(3),
-    aten.adaptive_max_pool2d_backward.default: _adaptive_max_pool_backward(2),
-    aten.adaptive_max_pool3d_backward.default: _adaptive_max_pool_backward(3),
-}
+def _mean_of(windows: Windows, b: Builder, out: Meta, x: TensorRef) -> Any:
+    rank, wide = windows.rank, out.with_dtype(compute_dtype(out.dtype))
+
+    def body(at: Coords, inner: Coords) -> Expr:
+        place, conditions = windows.element(at[-rank:], inner)
+        return masked(conditions, cast(x.load((*at[:-rank], *place)), wide.dtype))
+
+    total = _sum(b, wide, windows.elements, body, "sum")
+    return b.pointwise(out, lambda at: _quotient(total.load(at), windows.count(at[-rank:])))
+
+
+def _mean_backward(windows: Windows, b: Builder, out: Meta, grad: TensorRef) -> Any:
+    rank, wide = windows.rank, compute_dtype(out.dtype)
+
+    def body(at: Coords, back: Coords) -> Expr:
+        holder, conditions = windows.holder(at[-rank:], back)
+        given = _quotient(cast(grad.load((*at[:-rank], *holder)), wide), windows.count(holder))
+        return masked([*conditions, *windows.holds(at[-rank:], holder)], given)
+
+    return _sum(b, out, windows.holders, body, "wide")
+
+
+def _quotient(total: Expr, count: Index) -> Expr:
+    """A sum over the number of its terms; integers are truncated, as in eager."""
+    division = "div" if total.dtype.is_floating_point else "truncdiv"
+    return op(division, total, number(count, total.dtype))
+
+
+# -- operators ---------------------------------------------------------------------------------------------
+def _max_pool(
+    rank: int, b: Builder, out: tuple[Meta, Meta], x: TensorRef, kernel: Sizes, stride: Sizes = (), padding: Sizes = 0,
+    dilation: Sizes = 1, ceil_mode: bool = False,
+) -> Any:  # fmt: skip
+    windows = sliding(x.shape[-rank:], out[0].shape[-rank:], kernel, stride, padding, dilation)
+    return _max_of(windows, b, out, x)
+
+
+def _max_pool_backward(
+    rank: int, b: Builder, out: Meta, grad: TensorRef, x: TensorRef, kernel: Sizes, stride: Sizes, padding: Sizes,
+    dilation: Sizes, ceil_mode: bool, indices: TensorRef,
+) -> Any:  # fmt: skip
+    windows = sliding(x.shape[-rank:], grad.shape[-rank:], kernel, stride, padding, dilation)
+    return _max_backward(windows, b, out, grad, indices)
+
+
+def _avg_pool(
+    rank: int, b: Builder, out: Meta, x: TensorRef, kernel: Sizes, stride: Sizes = (), padding: Sizes = 0,
+    ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
+) -> Any:  # fmt: skip
+    windows = sliding(
+        x.shape[-rank:], out.shape[-rank:], kernel, stride, padding, 1, count_include_pad, divisor_override
+    )
+    return _mean_of(windows, b, out, x)
+
+
+def _avg_pool_backward(
+    rank: int, b: Builder, out: Meta, grad: TensorRef, x: TensorRef, kernel: Sizes, stride: Sizes, padding: Sizes,
+    ceil_mode: bool, count_include_pad: bool, divisor_override: int | None,
+) -> Any:  # fmt: skip
+    windows = sliding(
+        x.shape[-rank:], grad.shape[-rank:], kernel, stride, padding, 1, count_include_pad, divisor_override
+    )
+    return _mean_backward(windows, b, out, grad)
+
+
+def _adaptive(pool: Callable[..., Any], rank: int, b: Builder, out: Any, x: TensorRef, size: object) -> Any:
+    parts = (out[0] if isinstance(out, tuple) else out).shape
+    if ZERO in parts or ZERO in x.shape:
+        return NotImplemented
+    return pool(dividing(x.shape[-rank:], parts[-rank:]), b, out, x)
+
+
+def _adaptive_backward(
+    pool: Callable[..., Any], rank: int, b: Builder, out: Meta, grad: TensorRef, x: TensorRef, *indices: TensorRef
+) -> Any:
+    if ZERO in grad.shape or ZERO in x.shape:
+        return NotImplemented
+    return pool(dividing(x.shape[-rank:], grad.shape[-rank:]), b, out, grad, *indices)
+
+
+def _of_rank(rank: int) -> Family:
+    return {
+        **rows(partial(_max_pool, rank), f"max_pool{rank}d_with_indices"),
+        **rows(partial(_max_pool_backward, rank), f"max_pool{rank}d_with_indices_backward"),
+        **rows(partial(_avg_pool, rank), f"avg_pool{rank}d"),
+        **rows(partial(_avg_pool_backward, rank), f"avg_pool{rank}d_backward"),
+        **rows(partial(_adaptive, _mean_of, rank), f"_adaptive_avg_pool{rank}d"),
+        **rows(partial(_adaptive_backward, _mean_backward, rank), f"_adaptive_avg_pool{rank}d_backward"),
+        **rows(partial(_adaptive, _max_of, rank), f"adaptive_max_pool{rank}d"),
+        **rows(partial(_adaptive_backward, _max_backward, rank), f"adaptive_max_pool{rank}d_backward"),
+    }
+
+
+LOWERINGS: Family = {**_of_rank(2), **_of_rank(3)}

@@ -6,20 +6,19 @@ a run draws from torch's generator once, and draws at different places of a prog
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from gyrator.autograd import ops
 from gyrator.ir.expr import Expr, Load, Random
 from gyrator.ir.index import IndexLike, as_index, contiguous_strides, dot
 from gyrator.lowering.builder import Builder, Meta
+from gyrator.lowering.family import Family, named_rows, rows
 from gyrator.lowering.refs import Coords, TensorRef
 from gyrator.lowering.typed import Operand, compute_dtype, element, like, op
-
-aten = torch.ops.aten
 
 
 def draw(b: Builder, out: Meta, kind: str, dtype: torch.dtype, *bounds: Operand) -> Callable[[Coords], Expr]:
@@ -38,20 +37,14 @@ def _numbered(
 
 
 # -- ATen's draws ------------------------------------------------------------------------------------------
-def _rand(b: Builder, out: Meta, *_: Any, generator: object = None, **__: Any) -> Any:
+def _fraction(kind: str, b: Builder, out: Meta, *_: Any, generator: object = None, **__: Any) -> Any:
     if generator is not None or not out.dtype.is_floating_point:
         return NotImplemented
-    return b.pointwise(out, draw(b, out, "rand", out.dtype))
-
-
-def _randn(b: Builder, out: Meta, *_: Any, generator: object = None, **__: Any) -> Any:
-    if generator is not None or not out.dtype.is_floating_point:
-        return NotImplemented
-    return b.pointwise(out, draw(b, out, "randn", out.dtype))
+    return b.pointwise(out, draw(b, out, kind, out.dtype))
 
 
 def _randint(b: Builder, out: Meta, high: Operand, *_: Any, **__: Any) -> TensorRef:
-    return b.pointwise(out, draw(b, out, "randint64", torch.int64, 0, high))
+    return _randint_low(b, out, 0, high)
 
 
 def _randint_low(b: Builder, out: Meta, low: Operand, high: Operand, *_: Any, **__: Any) -> TensorRef:
@@ -59,7 +52,7 @@ def _randint_low(b: Builder, out: Meta, low: Operand, high: Operand, *_: Any, **
 
 
 def _randint_like(b: Builder, out: Meta, x: TensorRef, high: Operand, **_: Any) -> TensorRef:
-    return _randint(b, out, high)
+    return _randint_low(b, out, 0, high)
 
 
 def _randint_like_low(b: Builder, out: Meta, x: TensorRef, low: Operand, high: Operand, **_: Any) -> TensorRef:
@@ -67,47 +60,42 @@ def _randint_like_low(b: Builder, out: Meta, x: TensorRef, low: Operand, high: O
 
 
 def _uniform(b: Builder, out: Meta, x: TensorRef, low: float = 0.0, high: float = 1.0, generator: object = None) -> Any:
-    """``rand·(high − low) + low``."""
-    if generator is not None:
-        return NotImplemented
-    return b.pointwise(out, _affine(draw(b, out, "rand", compute_dtype(out.dtype)), high - low, low))
+    return _scaled("rand", b, out, high - low, low, generator)
 
 
 def _normal(b: Builder, out: Meta, x: TensorRef, mean: float = 0.0, std: float = 1.0, generator: object = None) -> Any:
-    """``randn·std + mean``."""
+    return _scaled("randn", b, out, std, mean, generator)
+
+
+def _scaled(kind: str, b: Builder, out: Meta, scale: float, shift: float, generator: object) -> Any:
+    """``draw·scale + shift``."""
     if generator is not None:
         return NotImplemented
-    return b.pointwise(out, _affine(draw(b, out, "randn", compute_dtype(out.dtype)), std, mean))
+    drawn = draw(b, out, kind, compute_dtype(out.dtype))
 
-
-def _affine(drawn: Callable[[Coords], Expr], scale: float, shift: float) -> Callable[[Coords], Expr]:
     def body(at: Coords) -> Expr:
         number = drawn(at)
         return op("add", op("mul", number, like(number, scale)), like(number, shift))
 
-    return body
+    return b.pointwise(out, body)
 
 
 # -- draws whose seeds the graph passes ----------------------------------------------------------------------
-def _seeded(kind: str) -> Callable[..., TensorRef]:
-    def lowering(b: Builder, out: Meta, size: object, seeds: TensorRef, slot: IndexLike, *_: Any) -> TensorRef:
-        return b.pointwise(out, _numbered(out, kind, seeds.load((as_index(slot),)), out.dtype))
-
-    return lowering
+def _seeded(kind: str, b: Builder, out: Meta, size: object, seeds: TensorRef, slot: IndexLike, *_: Any) -> TensorRef:
+    return b.pointwise(out, _numbered(out, kind, seeds.load((as_index(slot),)), out.dtype))
 
 
-LOWERINGS: Mapping[OpOverload, Callable[..., Any]] = {
-    aten.rand.default: _rand,
-    aten.rand_like.default: _rand,
-    aten.randn.default: _randn,
-    aten.randn_like.default: _randn,
-    aten.randint.default: _randint,
-    aten.randint.low: _randint_low,
-    aten.randint_like.default: _randint_like,
-    aten.randint_like.low_dtype: _randint_like_low,
-    aten.uniform.default: _uniform,
-    aten.normal_functional.default: _normal,
+LOWERINGS: Family = {
+    **named_rows(_fraction, "rand randn"),
+    **rows(partial(_fraction, "rand"), "rand_like"),
+    **rows(partial(_fraction, "randn"), "randn_like"),
+    **rows(_randint, "randint"),
+    **rows(_randint_low, "randint", "low"),
+    **rows(_randint_like, "randint_like"),
+    **rows(_randint_like_low, "randint_like", "low_dtype"),
+    **rows(_uniform, "uniform"),
+    **rows(_normal, "normal_functional"),
 }
 """Those that take seeds of this program."""
 
-SEEDED: Mapping[OpOverload, Callable[..., Any]] = {ops.rand: _seeded("rand"), ops.randn: _seeded("randn")}
+SEEDED: Family = {ops.rand: partial(_seeded, "rand"), ops.randn: partial(_seeded, "randn")}

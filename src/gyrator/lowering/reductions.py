@@ -8,22 +8,22 @@ C)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
-from torch._ops import OpOverload
 
 from gyrator.ir.expr import Expr, IndexValue
 from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, dot, is_nonnegative, product
 from gyrator.ir.ops import REDUCTIONS
 from gyrator.ir.program import Reduce
 from gyrator.lowering.builder import Builder, Meta
+from gyrator.lowering.family import Family, rows
 from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, whole
 from gyrator.lowering.typed import Operand, cast, compute_dtype, like, op
 from gyrator.lowering.views import dimension
 
-aten = torch.ops.aten
 Dims: TypeAlias = "int | Sequence[int] | None"
 
 
@@ -81,8 +81,7 @@ def reduce(
 def reduce_one(b: Builder, out: Meta, x: TensorRef, dims: frozenset[int], kind: str, dtype: torch.dtype) -> TensorRef:
     """A reduction of one tensor read as ``dtype``, cast to ``out``."""
     suffix = "" if dtype == out.dtype else kind
-    result = reduce(b, out, x.shape, dims, kind, lambda at: cast(x.load(at), dtype), suffix)
-    return result if result.dtype == out.dtype else b.copy(result, out)
+    return b.narrowed(reduce(b, out, x.shape, dims, kind, lambda at: cast(x.load(at), dtype), suffix), out)
 
 
 def count(shape: Sequence[Index], dims: frozenset[int]) -> Index:
@@ -107,52 +106,28 @@ def _mean(b: Builder, out: Meta, x: TensorRef, dims: Dims = None, keepdim: bool 
 
 
 # -- variance ----------------------------------------------------------------------------------------------
-def _var(b: Builder, out: Meta, x: TensorRef, dim: Dims = None, **options: Any) -> TensorRef:
-    return _variance(b, out, None, x, dim, **options)[0]
-
-
-def _var_mean(b: Builder, out: tuple[Meta, Meta], x: TensorRef, dim: Dims = None, **options: Any) -> Any:
-    return _variance(b, out[0], out[1], x, dim, **options)
-
-
-def _std(b: Builder, out: Meta, x: TensorRef, dim: Dims = None, **options: Any) -> TensorRef:
-    return _variance(b, out, None, x, dim, root=True, **options)[0]
-
-
-def _std_mean(b: Builder, out: tuple[Meta, Meta], x: TensorRef, dim: Dims = None, **options: Any) -> Any:
-    return _variance(b, out[0], out[1], x, dim, root=True, **options)
-
-
 def _variance(
-    b: Builder,
-    out: Meta,
-    mean_out: Meta | None,
-    x: TensorRef,
-    dim: Dims,
-    *,
-    correction: Operand | None = None,
-    keepdim: bool = False,
-    root: bool = False,
-) -> list[TensorRef]:
-    """Welford's mean and sum of squares, then the division by ``max(n - correction, 0)``; ``root`` for the
-    deviation.
+    root: bool, b: Builder, out: Meta | tuple[Meta, Meta], x: TensorRef, dim: Dims = None, *,
+    correction: Operand | None = None, keepdim: bool = False,
+) -> Any:  # fmt: skip
+    """Welford's sum of squares divided by ``max(n - correction, 0)``, its ``root`` for the deviation; with the mean
+    where two results are wanted.
     """
-    over, wide = reduced_dims(dim, x.rank), compute_dtype(out.dtype)
+    first, mean_out = out if isinstance(out, tuple) else (out, None)
+    over, wide = reduced_dims(dim, x.rank), compute_dtype(first.dtype)
     wanted = (mean_out is not None, True, False)
     mean, squares, _ = reduce_several(
-        b, out, x.shape, over, "welford", lambda at: (cast(x.load(at), wide),), wanted, "welford"
+        b, first, x.shape, over, "welford", lambda at: (cast(x.load(at), wide),), wanted, "welford"
     )
     assert squares is not None
-    less = 1 if correction is None else correction
+    n, less = count(x.shape, over), 1 if correction is None else correction
 
     def divide(m2: Expr, n: Expr, c: Expr) -> Expr:
         variance = op("div", m2, op("maximum", op("sub", n, c), like(n, 0)))
         return op("sqrt", variance) if root else variance
 
-    results = [b.elementwise(out, (squares, count(x.shape, over), less), divide)]
-    if mean is not None and mean_out is not None:
-        results.append(_mean_of(b, mean_out, mean, count(x.shape, over)))
-    return results
+    result = b.elementwise(first, (squares, n, less), divide)
+    return result if mean is None or mean_out is None else [result, _mean_of(b, mean_out, mean, n)]
 
 
 def _mean_of(b: Builder, out: Meta, mean: TensorRef, n: Index) -> TensorRef:
@@ -161,43 +136,34 @@ def _mean_of(b: Builder, out: Meta, mean: TensorRef, n: Index) -> TensorRef:
         return b.elementwise(
             out, (mean, n), lambda m, k: op("where", op("eq", k, like(k, 0)), like(m, math.nan), m), suffix="mean"
         )
-    return mean if mean.dtype == out.dtype else b.copy(mean, out, "mean")
+    return b.narrowed(mean, out, "mean")
 
 
 # -- extremes ----------------------------------------------------------------------------------------------
-def _extreme(kind: str, boolean: str) -> Callable[..., TensorRef]:
-    def lowering(b: Builder, out: Meta, x: TensorRef, dims: Dims = None, keepdim: bool = False) -> TensorRef:
-        over = reduced_dims(dims, x.rank)
-        chosen = boolean if x.dtype == torch.bool else kind
-        return reduce_one(b, out, x, over, chosen, compute_dtype(x.dtype))
-
-    return lowering
+def _extreme(
+    kind: str, boolean: str, b: Builder, out: Meta, x: TensorRef, dims: Dims = None, keepdim: bool = False
+) -> TensorRef:
+    chosen = boolean if x.dtype == torch.bool else kind
+    return reduce_one(b, out, x, reduced_dims(dims, x.rank), chosen, compute_dtype(x.dtype))
 
 
-def _any_all(kind: str) -> Callable[..., TensorRef]:
-    def lowering(b: Builder, out: Meta, x: TensorRef, dims: Dims = None, keepdim: bool = False) -> TensorRef:
-        over = frozenset[int]() if dims == [] and isinstance(dims, list) else reduced_dims(dims, x.rank)
-        return reduce_one(b, out, x, over, kind, torch.bool)
-
-    return lowering
+def _any_all(kind: str, b: Builder, out: Meta, x: TensorRef, dims: Dims = None, keepdim: bool = False) -> TensorRef:
+    over = frozenset[int]() if dims == [] and isinstance(dims, list) else reduced_dims(dims, x.rank)
+    return reduce_one(b, out, x, over, kind, torch.bool)
 
 
-def _arg_extreme(kind: str) -> Callable[..., TensorRef]:
-    def lowering(b: Builder, out: Meta, x: TensorRef, dim: int | None = None, keepdim: bool = False) -> TensorRef:
-        results = arg_reduce(b, out, x, reduced_dims(dim, x.rank), kind, (False, True))
-        assert results[1] is not None
-        return results[1]
-
-    return lowering
+def _position(
+    kind: str, b: Builder, out: Meta, x: TensorRef, dim: int | None = None, keepdim: bool = False
+) -> TensorRef | None:
+    return arg_reduce(b, out, x, reduced_dims(dim, x.rank), kind, (False, True))[1]
 
 
-def _extreme_with_index(kind: str) -> Callable[..., list[TensorRef]]:
-    def lowering(b: Builder, out: tuple[Meta, Meta], x: TensorRef, dim: int, keepdim: bool = False) -> list[TensorRef]:
-        best, index = arg_reduce(b, out[0], x, reduced_dims(dim, x.rank), kind, (True, True))
-        assert best is not None and index is not None
-        return [best if best.dtype == out[0].dtype else b.copy(best, out[0]), index]
-
-    return lowering
+def _extreme_and_position(
+    kind: str, b: Builder, out: tuple[Meta, Meta], x: TensorRef, dim: int, keepdim: bool = False
+) -> list[TensorRef | None]:
+    best, index = arg_reduce(b, out[0], x, reduced_dims(dim, x.rank), kind, (True, True))
+    assert best is not None
+    return [b.narrowed(best, out[0]), index]
 
 
 def arg_reduce(
@@ -227,14 +193,11 @@ def _log_softmax(b: Builder, out: Meta, x: TensorRef, dim: int, half_to_float: b
 
 def _shifted_sum(b: Builder, out: Meta, x: TensorRef, dim: int) -> tuple[TensorRef, TensorRef, TensorRef]:
     """``x - max``, its exponential, and the sum of the exponentials (reduced dimension kept as 1)."""
-    wide = compute_dtype(out.dtype)
-    over = reduced_dims(dim, x.rank)
-    kept = out.with_shape(tuple([ONE if k in over else s for k, s in enumerate(x.shape)])).with_dtype(wide)
-    full = out.with_dtype(wide)
-    top = reduce(b, kept, x.shape, over, "max", lambda at: cast(x.load(at), wide), "max")
+    full = out.with_dtype(compute_dtype(out.dtype))
+    top = _along_row(b, full, x, dim, "max", lambda at: cast(x.load(at), full.dtype))
     shifted = b.elementwise(full, (x, top), lambda a, m: op("sub", a, m), suffix="shifted")
     exponents = b.elementwise(full, (shifted,), lambda a: op("exp", a), suffix="exp")
-    total = reduce(b, kept, x.shape, over, "sum", exponents.load, "sum")
+    total = _along_row(b, full, x, dim, "sum", exponents.load)
     return shifted, exponents, total
 
 
@@ -242,7 +205,9 @@ def _softmax_backward(
     b: Builder, out: Meta, grad: TensorRef, y: TensorRef, dim: int, input_dtype: torch.dtype
 ) -> TensorRef:
     """``y·(g − Σ g·y)``."""
-    total = _row_sum(b, out, y, dim, lambda at, wide: op("mul", cast(grad.load(at), wide), cast(y.load(at), wide)))
+    full = out.with_dtype(compute_dtype(out.dtype))
+    weighted = lambda at: op("mul", cast(grad.load(at), full.dtype), cast(y.load(at), full.dtype))  # noqa: E731
+    total = _along_row(b, full, y, dim, "sum", weighted)
     return b.elementwise(out, (grad, y, total), lambda g, p, t: op("mul", p, op("sub", g, t)))
 
 
@@ -250,41 +215,34 @@ def _log_softmax_backward(
     b: Builder, out: Meta, grad: TensorRef, y: TensorRef, dim: int, input_dtype: torch.dtype
 ) -> TensorRef:
     """``g − exp(y)·Σ g``."""
-    total = _row_sum(b, out, y, dim, lambda at, wide: cast(grad.load(at), wide))
+    full = out.with_dtype(compute_dtype(out.dtype))
+    total = _along_row(b, full, y, dim, "sum", lambda at: cast(grad.load(at), full.dtype))
     return b.elementwise(out, (grad, y, total), lambda g, p, t: op("sub", g, op("mul", op("exp", p), t)))
 
 
-def _row_sum(b: Builder, out: Meta, y: TensorRef, dim: int, body: Callable[[Coords, torch.dtype], Expr]) -> TensorRef:
-    wide = compute_dtype(out.dtype)
-    over = reduced_dims(dim, y.rank)
-    kept = out.with_shape(tuple([ONE if k in over else s for k, s in enumerate(y.shape)])).with_dtype(wide)
-    return reduce(b, kept, y.shape, over, "sum", lambda at: body(at, wide), "sum")
+def _along_row(b: Builder, out: Meta, x: TensorRef, dim: int, kind: str, body: Callable[[Coords], Expr]) -> TensorRef:
+    """A reduction along one dimension of ``x``, which is kept as 1, in ``out``'s dtype."""
+    over = reduced_dims(dim, x.rank)
+    kept = out.with_shape(tuple([ONE if k in over else s for k, s in enumerate(x.shape)]))
+    return reduce(b, kept, x.shape, over, kind, body, kind)
 
 
-def _rows(packet: str, overloads: str, lowering: Callable[..., Any]) -> dict[OpOverload, Callable[..., Any]]:
-    return {getattr(getattr(aten, packet), o): lowering for o in overloads.split()}
-
-
-LOWERINGS: Mapping[OpOverload, Callable[..., Any]] = {
-    **_rows("sum", "default dim_IntList", _sum),
-    **_rows("prod", "default dim_int", _prod),
-    **_rows("mean", "default dim", _mean),
-    aten.var.correction: _var,
-    aten.var_mean.correction: _var_mean,
-    aten.std.correction: _std,
-    aten.std_mean.correction: _std_mean,
-    aten.amax.default: _extreme("max", "any"),
-    aten.amin.default: _extreme("min", "all"),
-    aten.max.default: _extreme("max", "any"),
-    aten.min.default: _extreme("min", "all"),
-    aten.max.dim: _extreme_with_index("argmax"),
-    aten.min.dim: _extreme_with_index("argmin"),
-    aten.argmax.default: _arg_extreme("argmax"),
-    aten.argmin.default: _arg_extreme("argmin"),
-    **_rows("any", "default dim dims", _any_all("any")),
-    **_rows("all", "default dim dims", _any_all("all")),
-    aten._softmax.default: _softmax,
-    aten._log_softmax.default: _log_softmax,
-    aten._softmax_backward_data.default: _softmax_backward,
-    aten._log_softmax_backward_data.default: _log_softmax_backward,
+LOWERINGS: Family = {
+    **rows(_sum, "sum", "default dim_IntList"),
+    **rows(_prod, "prod", "default dim_int"),
+    **rows(_mean, "mean", "default dim"),
+    **rows(partial(_variance, False), "var var_mean", "correction"),
+    **rows(partial(_variance, True), "std std_mean", "correction"),
+    **rows(partial(_extreme, "max", "any"), "amax max"),
+    **rows(partial(_extreme, "min", "all"), "amin min"),
+    **rows(partial(_extreme_and_position, "argmax"), "max", "dim"),
+    **rows(partial(_extreme_and_position, "argmin"), "min", "dim"),
+    **rows(partial(_position, "argmax"), "argmax"),
+    **rows(partial(_position, "argmin"), "argmin"),
+    **rows(partial(_any_all, "any"), "any", "default dim dims"),
+    **rows(partial(_any_all, "all"), "all", "default dim dims"),
+    **rows(_softmax, "_softmax"),
+    **rows(_log_softmax, "_log_softmax"),
+    **rows(_softmax_backward, "_softmax_backward_data"),
+    **rows(_log_softmax_backward, "_log_softmax_backward_data"),
 }

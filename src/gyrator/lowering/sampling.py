@@ -11,22 +11,21 @@ what it took from ``i``, so a bound that is too wide costs time, never a wrong s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias, final
 
 import torch
-from torch._ops import OpOverload
 
 from gyrator.ir.expr import Checked, Expr, IndexValue
 from gyrator.ir.index import ONE, ZERO, Axis, Index, IndexLike, Indirect, as_index, is_nonnegative, maximum, minimum
 from gyrator.ir.program import Reduce
 from gyrator.lowering.builder import Builder, Meta
+from gyrator.lowering.family import Family, rows
 from gyrator.lowering.joins import masked
 from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, whole
 from gyrator.lowering.typed import between, cast, compute_dtype, like, number, op
-
-aten = torch.ops.aten
 
 Share: TypeAlias = Callable[[Index, Index, Expr], Expr]
 """(output, input, gradient of the output) → what of it belongs to the input."""
@@ -58,7 +57,7 @@ def _gathered(b: Builder, out: Meta, grad: TensorRef, lines: Sequence[Line]) -> 
         shape = (*grad.shape[: grad.rank - back], *out.shape[grad.rank - back :])
         meta = wide if done else wide.with_shape(shape)
         grad = _along(b, meta, grad, grad.rank - back, line, "" if meta.dtype == out.dtype else "wide")
-    return grad if grad.dtype == out.dtype else b.copy(grad, out)
+    return b.narrowed(grad, out)
 
 
 def _along(b: Builder, out: Meta, grad: TensorRef, dim: int, line: Line, suffix: str) -> TensorRef:
@@ -221,21 +220,18 @@ def _doubled(sizes: Sequence[Resize]) -> list[Resize]:
     return [replace(s, factor=None) if s.new is s.old * 2 else s for s in sizes]
 
 
-def _nearest_forward(exact: bool) -> Callable[..., Any]:
-    def lowering(b: Builder, out: Meta, x: TensorRef, size: object, *factors: float | None) -> Any:
-        if ZERO in out.shape or ZERO in x.shape:
-            return NotImplemented
-        sizes = _resized(x.shape, out.shape, factors)
-        if out.device.type == "cpu" and not exact and x.rank == 4:
-            sizes = _doubled(sizes)
+def _nearest_forward(exact: bool, b: Builder, out: Meta, x: TensorRef, size: object, *factors: float | None) -> Any:
+    if ZERO in out.shape or ZERO in x.shape:
+        return NotImplemented
+    sizes = _resized(x.shape, out.shape, factors)
+    if out.device.type == "cpu" and not exact and x.rank == 4:
+        sizes = _doubled(sizes)
 
-        def body(at: Coords) -> Expr:
-            inner = [_nearest_index(s, exact, o) for s, o in zip(sizes, at[2:], strict=True)]
-            return x.load((*at[:2], *inner))
+    def body(at: Coords) -> Expr:
+        inner = [_nearest_index(s, exact, o) for s, o in zip(sizes, at[2:], strict=True)]
+        return x.load((*at[:2], *inner))
 
-        return b.pointwise(out, body)
-
-    return lowering
+    return b.pointwise(out, body)
 
 
 def _nearest_index(size: Resize, exact: bool, output: Index) -> Index:
@@ -246,33 +242,27 @@ def _nearest_index(size: Resize, exact: bool, output: Index) -> Index:
     return Indirect(Checked(source, size.old), size.old).index()
 
 
-def _nearest_backward(exact: bool) -> Callable[..., Any]:
-    def lowering(
-        b: Builder, out: Meta, grad: TensorRef, output_size: object, input_size: object,
-        *factors: float | None,
-    ) -> Any:  # fmt: skip
-        if ZERO in out.shape or ZERO in grad.shape:
-            return NotImplemented
-        sizes = _resized(out.shape, grad.shape, factors)
-        if out.device.type == "cpu" and not exact:
-            sizes = _doubled(sizes)
-        return _gathered(b, out, grad, [_nearest(s, exact) for s in sizes])
-
-    return lowering
+def _nearest_backward(
+    exact: bool, b: Builder, out: Meta, grad: TensorRef, output_size: object, input_size: object,
+    *factors: float | None,
+) -> Any:  # fmt: skip
+    if ZERO in out.shape or ZERO in grad.shape:
+        return NotImplemented
+    sizes = _resized(out.shape, grad.shape, factors)
+    if out.device.type == "cpu" and not exact:
+        sizes = _doubled(sizes)
+    return _gathered(b, out, grad, [_nearest(s, exact) for s in sizes])
 
 
-def _weighted_backward(line: Callable[[Resize], Line]) -> Callable[..., Any]:
-    def lowering(
-        b: Builder, out: Meta, grad: TensorRef, output_size: object, input_size: object,
-        align_corners: bool, *factors: float | None,
-    ) -> Any:  # fmt: skip
-        sizes = _resized(out.shape, grad.shape, factors, align_corners)
-        unknown = align_corners and any(n.value is None for s in sizes for n in (s.old, s.new))
-        if unknown or ZERO in out.shape or ZERO in grad.shape:
-            return NotImplemented
-        return _gathered(b, out, grad, [line(s) for s in sizes])
-
-    return lowering
+def _weighted_backward(
+    line: Callable[[Resize], Line], b: Builder, out: Meta, grad: TensorRef, output_size: object, input_size: object,
+    align_corners: bool, *factors: float | None,
+) -> Any:  # fmt: skip
+    sizes = _resized(out.shape, grad.shape, factors, align_corners)
+    unknown = align_corners and any(n.value is None for s in sizes for n in (s.old, s.new))
+    if unknown or ZERO in out.shape or ZERO in grad.shape:
+        return NotImplemented
+    return _gathered(b, out, grad, [line(s) for s in sizes])
 
 
 def _padded(before: int, after: int, size: Index) -> Line:
@@ -302,24 +292,17 @@ def _replication_pad_backward(
     return _gathered(b, out, grad, lines)
 
 
-LOWERINGS: Mapping[OpOverload, Callable[..., Any]] = {
-    aten.upsample_nearest1d.default: _nearest_forward(False),
-    aten.upsample_nearest2d.default: _nearest_forward(False),
-    aten.upsample_nearest3d.default: _nearest_forward(False),
-    aten._upsample_nearest_exact1d.default: _nearest_forward(True),
-    aten._upsample_nearest_exact2d.default: _nearest_forward(True),
-    aten._upsample_nearest_exact3d.default: _nearest_forward(True),
-    aten.upsample_nearest1d_backward.default: _nearest_backward(False),
-    aten.upsample_nearest2d_backward.default: _nearest_backward(False),
-    aten.upsample_nearest3d_backward.default: _nearest_backward(False),
-    aten._upsample_nearest_exact1d_backward.default: _nearest_backward(True),
-    aten._upsample_nearest_exact2d_backward.default: _nearest_backward(True),
-    aten._upsample_nearest_exact3d_backward.default: _nearest_backward(True),
-    aten.upsample_linear1d_backward.default: _weighted_backward(_linear),
-    aten.upsample_bilinear2d_backward.default: _weighted_backward(_linear),
-    aten.upsample_trilinear3d_backward.default: _weighted_backward(_linear),
-    aten.upsample_bicubic2d_backward.default: _weighted_backward(_cubic),
-    aten.replication_pad1d_backward.default: _replication_pad_backward,
-    aten.replication_pad2d_backward.default: _replication_pad_backward,
-    aten.replication_pad3d_backward.default: _replication_pad_backward,
+_NEAREST = "upsample_nearest1d upsample_nearest2d upsample_nearest3d"
+_EXACT = "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d"
+_LINEAR = "upsample_linear1d_backward upsample_bilinear2d_backward upsample_trilinear3d_backward"
+_REPLICATED = "replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward"
+
+LOWERINGS: Family = {
+    **rows(partial(_nearest_forward, False), _NEAREST),
+    **rows(partial(_nearest_forward, True), _EXACT),
+    **rows(partial(_nearest_backward, False), " ".join(f"{name}_backward" for name in _NEAREST.split())),
+    **rows(partial(_nearest_backward, True), " ".join(f"{name}_backward" for name in _EXACT.split())),
+    **rows(partial(_weighted_backward, _linear), _LINEAR),
+    **rows(partial(_weighted_backward, _cubic), "upsample_bicubic2d_backward"),
+    **rows(_replication_pad_backward, _REPLICATED),
 }

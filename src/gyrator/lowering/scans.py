@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from gyrator.ir.expr import Const, Expr, IndexValue
 from gyrator.ir.ops import REDUCTIONS
 from gyrator.ir.program import Scan
 from gyrator.lowering.builder import Builder, Meta
+from gyrator.lowering.family import Family, rows
 from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, whole
 from gyrator.lowering.typed import cast, compute_dtype
 from gyrator.lowering.views import dimension
-
-aten = torch.ops.aten
 
 
 def scan(
@@ -31,36 +30,29 @@ def scan(
     return [whole(v) for v in values]
 
 
-def _running(kind: str) -> Callable[..., TensorRef]:
-    def lowering(b: Builder, out: Meta, x: TensorRef, dim: int, **_: Any) -> TensorRef:
-        if x.rank == 0:
-            return b.copy(x, out)
-        wide = compute_dtype(out.dtype)
-        suffix = "" if wide == out.dtype else kind
-        (total,) = scan(b, out, dimension(dim, x.rank), kind, lambda at: (cast(x.load(at), wide),), suffix)
-        return total if total.dtype == out.dtype else b.copy(total, out)
-
-    return lowering
+def _running(kind: str, b: Builder, out: Meta, x: TensorRef, dim: int, **_: Any) -> TensorRef:
+    if x.rank == 0:
+        return b.copy(x, out)
+    wide = compute_dtype(out.dtype)
+    suffix = "" if wide == out.dtype else kind
+    (total,) = scan(b, out, dimension(dim, x.rank), kind, lambda at: (cast(x.load(at), wide),), suffix)
+    return b.narrowed(total, out)
 
 
-def _running_extreme(kind: str) -> Callable[..., Any]:
-    def lowering(b: Builder, out: tuple[Meta, Meta], x: TensorRef, dim: int) -> Sequence[TensorRef]:
-        values, indices = out
-        if x.rank == 0:
-            return b.copy(x, values), b.full(indices, Const(0, torch.int64))
-        d = dimension(dim, x.rank)
-        wide = torch.uint8 if x.dtype == torch.bool else compute_dtype(x.dtype)
-        pair = scan(b, values, d, kind, lambda at: (cast(x.load(at), wide), IndexValue(at[d])), kind)
-        best = pair[0] if wide == x.dtype else b.copy(pair[0], values)
-        return best, pair[1]
-
-    return lowering
+def _running_extreme(kind: str, b: Builder, out: tuple[Meta, Meta], x: TensorRef, dim: int) -> Sequence[TensorRef]:
+    values, indices = out
+    if x.rank == 0:
+        return b.copy(x, values), b.full(indices, Const(0, torch.int64))
+    d = dimension(dim, x.rank)
+    wide = torch.uint8 if x.dtype == torch.bool else compute_dtype(x.dtype)
+    best, where = scan(b, values, d, kind, lambda at: (cast(x.load(at), wide), IndexValue(at[d])), kind)
+    return b.narrowed(best, values), where
 
 
-LOWERINGS: Mapping[OpOverload, Callable[..., Any]] = {
-    aten.cumsum.default: _running("sum"),
-    aten.cumprod.default: _running("prod"),
-    aten.logcumsumexp.default: _running("logaddexp"),
-    aten.cummax.default: _running_extreme("argmax"),
-    aten.cummin.default: _running_extreme("argmin"),
+LOWERINGS: Family = {
+    **rows(partial(_running, "sum"), "cumsum"),
+    **rows(partial(_running, "prod"), "cumprod"),
+    **rows(partial(_running, "logaddexp"), "logcumsumexp"),
+    **rows(partial(_running_extreme, "argmax"), "cummax"),
+    **rows(partial(_running_extreme, "argmin"), "cummin"),
 }

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, final
 
 import torch
-from torch._ops import OpOverload
 
 from gyrator.ir.expr import Checked, Expr, IndexValue, Value
 from gyrator.ir.index import (
@@ -31,42 +31,45 @@ from gyrator.ir.index import (
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Scatter
 from gyrator.lowering.builder import Builder, Meta, same_strides
-from gyrator.lowering.indexing import indexed_coords, indirect, is_plain
+from gyrator.lowering.family import Family, rows
+from gyrator.lowering.indexing import advanced, along, indexed_coords, indirect, is_plain
 from gyrator.lowering.joins import masked
 from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, whole
 from gyrator.lowering.scans import scan
 from gyrator.lowering.typed import Operand, between, both, cast, compute_dtype, constant, element, like, number, op
 from gyrator.lowering.views import dimension, expanded, reshape, slice_start, split_position, wrap
 
-aten = torch.ops.aten
-
 COMBINES: Mapping[str, str] = {
-    "sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "max": "max", "min": "min",
+    "sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": "max", "amin": "min",
 }  # fmt: skip
+"""The ways to combine by the names that ATen has for them."""
+
+_KINDS: Mapping[str, str] = {"add": "sum", "mul": "prod", "max": "max", "min": "min"}
+"""The reduction that each is a step of."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Points:
+    """A set of writes: for each point of ``shape``, which element of the target it goes to."""
+
+    shape: tuple[Index, ...]
+    place: Callable[[Coords], Coords]
 
 
 # -- the frame -------------------------------------------------------------------------------------------
-def scatter(
-    b: Builder,
-    out: Meta,
-    into: TensorRef,
-    shape: tuple[Index, ...],
-    place: Callable[[Coords], Coords],
-    source: Operand,
-    combine: str = "set",
-) -> TensorRef:
-    """``into`` with, for each point of ``shape``, ``source`` combined into the element at ``place(point)``.
+def scatter(b: Builder, out: Meta, into: TensorRef, points: Points, source: Operand, combine: str = "set") -> TensorRef:
+    """``into`` with ``source`` combined into its element at each of ``points``.
 
     Sums in half precision are kept in float32 and rounded once.
     """
     dtype = out.dtype if combine == "set" else compute_dtype(out.dtype)
     target = _target(b, out.with_dtype(dtype), into)
-    axes = axes_of("i", shape)
+    axes = axes_of("i", points.shape)
     at = coords_of(axes)
-    suffix = "wide" if dtype != out.dtype else ""
-    value = b.value(out.with_dtype(dtype), suffix)
-    b.nest((value,), axes, Scatter(target, place(at), element(source, at, dtype), combine))
-    return whole(value) if dtype == out.dtype else b.copy(whole(value), out)
+    value = b.value(out.with_dtype(dtype), "wide" if dtype != out.dtype else "")
+    b.nest((value,), axes, Scatter(target, points.place(at), element(source, at, dtype), combine))
+    return b.narrowed(whole(value), out)
 
 
 def _target(b: Builder, out: Meta, into: TensorRef) -> Value:
@@ -87,9 +90,8 @@ def _index_put(
 ) -> Any:
     if not is_plain(indices):
         return _masked_put(b, out, x, indices, values, accumulate)
-    shape = _indexed_shape(indices, x.shape)
-    place = lambda at: indexed_coords(indices, x.shape, at)  # noqa: E731
-    return scatter(b, out, x, shape, place, values, "add" if accumulate else "set")
+    points = Points(_indexed_shape(indices, x.shape), lambda at: indexed_coords(indices, x.shape, at))
+    return scatter(b, out, x, points, values, "add" if accumulate else "set")
 
 
 def _masked_put(
@@ -109,10 +111,8 @@ def _masked_put(
 
 def _indexed_shape(indices: Sequence[TensorRef | None], shape: Sequence[Index]) -> tuple[Index, ...]:
     """The shape of ``x[indices]``."""
-    found = [i for i in indices if i is not None]
-    joint = broadcast_shapes([i.shape for i in found])
-    dims = [k for k, i in enumerate(indices) if i is not None]
-    start = dims[0] if dims == list(range(dims[0], dims[-1] + 1)) else 0
+    joint = broadcast_shapes([i.shape for i in indices if i is not None])
+    _, start, _ = advanced(indices)
     others = [s for k, s in enumerate(shape) if k >= len(indices) or indices[k] is None]
     return (*others[:start], *joint, *others[start:])
 
@@ -127,70 +127,35 @@ def broadcast_shapes(shapes: Sequence[Sequence[Index]]) -> tuple[Index, ...]:
     return tuple(result)
 
 
-def _scatter_dim(combine: str) -> Callable[..., Any]:
-    def lowering(b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, source: Operand) -> Any:
-        return _scatter_along(b, out, x, dim, index, source, combine)
-
-    return lowering
-
-
-def _scatter_reduce(
-    b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, source: Operand, reduce: str, *,
-    include_self: bool = True,
-) -> Any:  # fmt: skip
-    return reduced_into(b, out, x, _along(x, dim, index), source, reduce, include_self=include_self)
-
-
-def _scatter_old_reduce(
-    b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, source: Operand, *, reduce: str
-) -> Any:
-    return _scatter_along(b, out, x, dim, index, source, COMBINES[reduce])
-
-
-def _scatter_along(
-    b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, source: Operand, combine: str
-) -> Any:
-    if out.dtype == torch.bool and combine != "set":
-        return NotImplemented
-    points = _along(x, dim, index)
-    return scatter(b, out, x, points.shape, points.place, source, combine)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Points:
-    """A set of writes: for each point of ``shape``, which element of the target it goes to."""
-
-    shape: tuple[Index, ...]
-    place: Callable[[Coords], Coords]
-
-
-def _along(x: TensorRef, dim: int, index: TensorRef) -> Points:
+def _elements(x: TensorRef, dim: int, index: TensorRef) -> Points:
     """``scatter``: each element of ``index`` says where along ``dim`` its own place is."""
     if x.rank == 0:
         return Points((), lambda at: ())
-    d = dimension(dim, x.rank)
-
-    def place(at: Coords) -> Coords:
-        where = list(at)
-        where[d] = indirect(index, at if index.rank else (), x.shape[d])
-        return tuple(where)
-
-    return Points(index.shape or (ONE,), place)
+    return Points(index.shape or (ONE,), lambda at: along(x, dim, index, at))
 
 
 def _slices(x: TensorRef, dim: int, index: TensorRef, source: TensorRef) -> Points:
     """``index_add``: each element of ``index`` says where along ``dim`` a whole slice of ``source`` goes."""
     if x.rank == 0:
         return Points((), lambda at: ())
-    d = dimension(dim, x.rank)
+    return Points(source.shape or (ONE,), lambda at: along(x, dim, index, at, slices=True))
 
-    def place(at: Coords) -> Coords:
-        where = list(at)
-        where[d] = indirect(index, at[d : d + 1] if index.rank else (), x.shape[d])
-        return tuple(where)
 
-    return Points(source.shape or (ONE,), place)
+def _scatter(combine: str, b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, source: Operand) -> Any:
+    if out.dtype == torch.bool and combine != "set":
+        return NotImplemented
+    return scatter(b, out, x, _elements(x, dim, index), source, combine)
+
+
+def _scatter_combining(b: Builder, out: Meta, *args: Any, reduce: str) -> Any:
+    return _scatter(COMBINES[reduce], b, out, *args)
+
+
+def _scatter_reduce(
+    b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, source: Operand, reduce: str, *,
+    include_self: bool = True,
+) -> Any:  # fmt: skip
+    return reduced_into(b, out, x, _elements(x, dim, index), source, reduce, include_self=include_self)
 
 
 def _index_add(
@@ -199,23 +164,20 @@ def _index_add(
     if out.dtype == torch.bool or x.rank == 0:
         return NotImplemented
     if alpha != 1:
-        scaled = Meta(source.shape, source.dtype, source.shape, out.device).with_shape(source.shape)
+        scaled = Meta(source.shape, source.dtype, contiguous_strides(source.shape), out.device)
         source = b.elementwise(scaled, (source, alpha), lambda s, a: op("mul", s, a), suffix="scaled")
-    points = _slices(x, dim, index, source)
-    return scatter(b, out, x, points.shape, points.place, source, "add")
+    return scatter(b, out, x, _slices(x, dim, index, source), source, "add")
 
 
 def _index_copy(b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, source: TensorRef) -> Any:
-    points = _slices(x, dim, index, source)
-    return scatter(b, out, x, points.shape, points.place, source)
+    return scatter(b, out, x, _slices(x, dim, index, source), source)
 
 
 def _index_reduce(
     b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, source: TensorRef, reduce: str, *,
     include_self: bool = True,
 ) -> Any:  # fmt: skip
-    points = _slices(x, dim, index, source)
-    return reduced_into(b, out, x, points, source, reduce, include_self=include_self)
+    return reduced_into(b, out, x, _slices(x, dim, index, source), source, reduce, include_self=include_self)
 
 
 # -- means, and results without the old values ---------------------------------------------------------------
@@ -230,16 +192,16 @@ def reduced_into(
     mean = reduce == "mean"
     if out.dtype == torch.bool:
         return NotImplemented
-    kind = "sum" if mean else {"amax": "max", "amin": "min"}.get(reduce, reduce)
+    combine = "add" if mean else COMBINES[reduce]
     wide = out.with_dtype(compute_dtype(out.dtype))
     counts = _counts(b, wide, points, start=int(include_self)) if mean or not include_self else None
     start = x
     if counts is not None and not include_self:
-        neutral = constant(identity(kind, wide.dtype), wide.dtype)
+        neutral = constant(identity(_KINDS[combine], wide.dtype), wide.dtype)
         start = b.elementwise(
             wide, (x, counts), lambda a, n: op("where", op("gt", n, like(n, 0)), neutral, a), suffix="start"
         )
-    total = scatter(b, wide if mean else out, start, points.shape, points.place, source, COMBINES[kind])
+    total = scatter(b, wide if mean else out, start, points, source, combine)
     if counts is None or not mean:
         return total
     division = "div" if out.dtype.is_floating_point else "floordiv"
@@ -254,8 +216,7 @@ def _counts(b: Builder, out: Meta, points: Points, start: int) -> TensorRef:
     """How often each element is written to, ``start`` included."""
     whole_numbers = out.with_dtype(torch.int32 if out.dtype.is_floating_point else out.dtype)
     none = b.full(whole_numbers, constant(start, whole_numbers.dtype), "none")
-    one = constant(1, whole_numbers.dtype)
-    return scatter(b, whole_numbers, none, points.shape, points.place, one, "add")
+    return scatter(b, whole_numbers, none, points, constant(1, whole_numbers.dtype), "add")
 
 
 # -- as many as a mask has -----------------------------------------------------------------------------------
@@ -288,7 +249,7 @@ def _put(b: Builder, out: Meta, x: TensorRef, index: TensorRef, source: TensorRe
     def place(at: Coords) -> Coords:
         return tuple(split_position(indirect(indices, at, product(x.shape), wraps=True), x.shape))
 
-    return scatter(b, out, x, (count,), place, values, "add" if accumulate else "set")
+    return scatter(b, out, x, Points((count,), place), values, "add" if accumulate else "set")
 
 
 # -- at known places ---------------------------------------------------------------------------------------
@@ -343,14 +304,9 @@ def _diagonal_scatter(
 
 
 def _as_strided_scatter(
-    b: Builder,
-    out: Meta,
-    x: TensorRef,
-    source: TensorRef,
-    size: object,
-    stride: Sequence[IndexLike],
+    b: Builder, out: Meta, x: TensorRef, source: TensorRef, size: object, stride: Sequence[IndexLike],
     offset: IndexLike | None = None,
-) -> Any:
+) -> Any:  # fmt: skip
     """``x`` with a window on its memory replaced: the element at position ``p`` comes from the window's
     coordinates ``p // stride[0], p % stride[0] // stride[1], …`` if all lie in it and nothing is left over.
 
@@ -392,22 +348,19 @@ def _nested(shape: Sequence[Index], strides: Sequence[Index]) -> list[int] | Non
     return order
 
 
-LOWERINGS: Mapping[OpOverload, Callable[..., Any]] = {
-    aten.index_put.default: _index_put,
-    aten._unsafe_index_put.default: _index_put,
-    aten.scatter.src: _scatter_dim("set"),
-    aten.scatter.value: _scatter_dim("set"),
-    aten.scatter.reduce: _scatter_old_reduce,
-    aten.scatter.value_reduce: _scatter_old_reduce,
-    aten.scatter_add.default: _scatter_dim("add"),
-    aten.scatter_reduce.two: _scatter_reduce,
-    aten.masked_scatter.default: _masked_scatter,
-    aten.put.default: _put,
-    aten.index_add.default: _index_add,
-    aten.index_copy.default: _index_copy,
-    aten.index_reduce.default: _index_reduce,
-    aten.select_scatter.default: _select_scatter,
-    aten.slice_scatter.default: _slice_scatter,
-    aten.diagonal_scatter.default: _diagonal_scatter,
-    aten.as_strided_scatter.default: _as_strided_scatter,
+LOWERINGS: Family = {
+    **rows(_index_put, "index_put _unsafe_index_put"),
+    **rows(partial(_scatter, "set"), "scatter", "src value"),
+    **rows(partial(_scatter, "add"), "scatter_add"),
+    **rows(_scatter_combining, "scatter", "reduce value_reduce"),
+    **rows(_scatter_reduce, "scatter_reduce", "two"),
+    **rows(_masked_scatter, "masked_scatter"),
+    **rows(_put, "put"),
+    **rows(_index_add, "index_add"),
+    **rows(_index_copy, "index_copy"),
+    **rows(_index_reduce, "index_reduce"),
+    **rows(_select_scatter, "select_scatter"),
+    **rows(_slice_scatter, "slice_scatter"),
+    **rows(_diagonal_scatter, "diagonal_scatter"),
+    **rows(_as_strided_scatter, "as_strided_scatter"),
 }

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
 
 from torch._ops import OpOverload
 
@@ -21,6 +19,7 @@ from gyrator.lowering import (
     scatters,
     views,
 )
+from gyrator.lowering.family import Family, Lowering
 
 _FAMILIES = (
     pointwise.LOWERINGS,
@@ -38,8 +37,8 @@ _FAMILIES = (
 )
 
 
-def _merged() -> Mapping[OpOverload, Callable[..., Any]]:
-    table: dict[OpOverload, Callable[..., Any]] = {}
+def _merged() -> Family:
+    table: dict[OpOverload, Lowering] = {}
     for family in _FAMILIES:
         twice = table.keys() & family.keys()
         if twice:
@@ -49,9 +48,7 @@ def _merged() -> Mapping[OpOverload, Callable[..., Any]]:
 
 
 LOWERINGS = _merged()
-"""Overload → ``lowering(builder, meta of the result, *args, **kwargs)``; NotImplemented leaves the op to an
-extern call.
-"""
+"""All of them."""
 
 VIEWS = frozenset(views.LOWERINGS)
 """Those that compute nothing and so take any dtype."""

@@ -7,12 +7,11 @@ x: [B, S, H*D]   view(x, [B, S, H, D])      coordinates (d0, d1, D*d2 + d3)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from gyrator.ir.index import (
     ONE,
@@ -28,10 +27,11 @@ from gyrator.ir.index import (
     minimum,
 )
 from gyrator.lowering.builder import Builder, Meta
+from gyrator.lowering.family import Family, rows
 from gyrator.lowering.refs import Coords, TensorRef, view_coords
 from gyrator.lowering.typed import COMPUTED
 
-aten, prims = torch.ops.aten, torch.ops.prims
+prims = torch.ops.prims
 
 
 # -- index maps --------------------------------------------------------------------------------------------
@@ -148,17 +148,13 @@ def _permute(b: Builder, out: Meta, x: TensorRef, dims: Sequence[int]) -> Tensor
     return x.view(out.shape, tuple([at[order.index(k)] for k in range(x.rank)]))
 
 
-def _transpose(b: Builder, out: Meta, x: TensorRef, dim0: int, dim1: int) -> TensorRef:
+def _transpose(b: Builder, out: Meta, x: TensorRef, dim0: int = 0, dim1: int = 1) -> TensorRef:
     if x.rank < 2:
         return x
     order = list(range(x.rank))
     first, second = dimension(dim0, x.rank), dimension(dim1, x.rank)
     order[first], order[second] = order[second], order[first]
     return _permute(b, out, x, order)
-
-
-def _t(b: Builder, out: Meta, x: TensorRef) -> TensorRef:
-    return x if x.rank < 2 else _permute(b, out, x, (1, 0))
 
 
 def _slice(
@@ -279,33 +275,27 @@ def _broadcast_in_dim(b: Builder, out: Meta, x: TensorRef, shape: object, dims: 
     return x.view(out.shape, tuple([ZERO if x.shape[k] is ONE else at[d] for k, d in enumerate(dims)]))
 
 
-LOWERINGS: Mapping[OpOverload, Callable[..., Any]] = {
-    **dict.fromkeys((
-        aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default,
-        prims.split_dim.default, prims.collapse_view.default,
-    ), _view),
-    **dict.fromkeys((
-        aten.alias.default, aten.detach.default, aten.lift.default, aten.lift_fresh.default,
-        prims.view_of.default,
-    ), _same),
-    aten.expand.default: _expand,
-    aten.permute.default: _permute,
+LOWERINGS: Family = {
+    **rows(_view, "view _unsafe_view reshape _reshape_alias"),
+    **rows(_same, "alias detach lift lift_fresh"),
+    **rows(_expand, "expand"),
+    **rows(_permute, "permute"),
+    **rows(_transpose, "transpose t", "int default"),
+    **rows(_slice, "slice", "Tensor"),
+    **rows(_select, "select", "int"),
+    **rows(_unsqueeze, "unsqueeze"),
+    **rows(_squeeze, "squeeze", "default dim dims"),
+    **rows(_split, "split", "Tensor"),
+    **rows(_split, "split_with_sizes"),
+    **rows(_unbind, "unbind", "int"),
+    **rows(_unfold, "unfold"),
+    **rows(_diagonal, "diagonal"),
+    **rows(_as_strided, "as_strided"),
+    **rows(_bits, "view", "dtype"),
+    prims.split_dim.default: _view,
+    prims.collapse_view.default: _view,
+    prims.view_of.default: _same,
     prims.transpose.default: _permute,
-    aten.transpose.int: _transpose,
-    aten.t.default: _t,
-    aten.slice.Tensor: _slice,
-    aten.select.int: _select,
-    aten.unsqueeze.default: _unsqueeze,
-    aten.squeeze.default: _squeeze,
-    aten.squeeze.dim: _squeeze,
-    aten.squeeze.dims: _squeeze,
     prims.squeeze.default: _squeeze,
-    aten.split.Tensor: _split,
-    aten.split_with_sizes.default: _split,
-    aten.unbind.int: _unbind,
-    aten.unfold.default: _unfold,
-    aten.diagonal.default: _diagonal,
-    aten.as_strided.default: _as_strided,
-    aten.view.dtype: _bits,
     prims.broadcast_in_dim.default: _broadcast_in_dim,
-}  # fmt: skip
+}
