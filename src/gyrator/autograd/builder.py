@@ -8,13 +8,14 @@ tensor, so its identity and storage mean nothing.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, final
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_aggregate
 
 from gyrator.autograd.symbols import SYMBOLIC_TYPES, Held, SymbolTable, expression
 from gyrator.errors import UnsupportedOperator
@@ -68,7 +69,7 @@ class GraphBuilder:
     def call(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
         """A call of `op` on nodes; its result is found by calling it on their fake tensors."""
         with self.fake_mode, torch.no_grad():
-            value = op(*values_of(args), **{key: values_of(arg) for key, arg in kwargs.items()})
+            value = op(*values_of(args), **values_of(kwargs))
         return self.append(op, args, kwargs, value)
 
     def body(self, graph: Graph, bodies: dict[str, GraphModule]) -> Node:
@@ -107,32 +108,31 @@ def metadata_key(value: Tensor) -> tuple[Any, ...]:
     """What distinguishes the metadata of two strided tensors, as a hashable value."""
     if value.layout is not torch.strided:
         raise UnsupportedOperator("a tensor operator", f"its result has layout {value.layout}")
-    key: tuple[Any, ...] = (
-        tuple(value.shape),
-        value.stride(),
-        value.dtype,
-        value.device,
-        value.storage_offset(),
-        value.is_conj(),
-    )
-    if any(type(size) is not int for size in value.shape) or any(type(step) is not int for step in key[1]):
-        key = (tuple(map(expression, key[0])), tuple(map(expression, key[1])), *key[2:])
-    return (*key[:4], expression(key[4]), key[5])
+    shape, strides, offset = tuple(value.shape), value.stride(), value.storage_offset()
+    if any(type(number) is not int for number in (*shape, *strides, offset)):
+        shape, strides, offset = tuple(map(expression, shape)), tuple(map(expression, strides)), expression(offset)
+    return shape, strides, value.dtype, value.device, offset, value.is_conj()
 
 
 def values_of(argument: Any) -> Any:
     """Nodes replaced by what their metadata says they hold."""
-    if isinstance(argument, Node):
-        return argument.meta["val"]
-    if isinstance(argument, Held):
-        return argument.value
-    if isinstance(argument, tuple):
-        return tuple([values_of(item) for item in argument])
-    if isinstance(argument, list):
-        return [values_of(item) for item in argument]
-    if isinstance(argument, dict):
-        return {key: values_of(item) for key, item in argument.items()}
-    return argument
+    return map_aggregate(argument, _value_of)
+
+
+def _value_of(item: Any) -> Any:
+    return item.meta["val"] if isinstance(item, Node) else item.value if isinstance(item, Held) else item
+
+
+def ancestors(nodes: Iterable[Node]) -> set[Node]:
+    """The nodes themselves and all that they are computed from."""
+    found: set[Node] = set()
+    pending = list(nodes)
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            pending.extend(node.all_input_nodes)
+    return found
 
 
 def origin_of(meta: Meta) -> Meta:

@@ -22,10 +22,11 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import guard_or_true
+from torch.fx.node import map_aggregate, map_arg
 
 from gyrator import torch_compat
 from gyrator.autograd import ops
-from gyrator.autograd.builder import GraphBuilder, metadata_key
+from gyrator.autograd.builder import GraphBuilder, ancestors, metadata_key, values_of
 from gyrator.autograd.decompositions import DecompositionTable
 from gyrator.autograd.effects import is_statement
 from gyrator.autograd.recorder import Recorder
@@ -55,7 +56,7 @@ class TemplateCall:
 
     op: Any
     args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    kwargs: dict[str, Any]
     value: Any
 
 
@@ -88,7 +89,7 @@ class _Pass:
 
     def run(self, graph: Graph, bodies: Mapping[Any, Any]) -> GraphBuilder:
         new, nodes = self._new, self._nodes
-        live = live_nodes(graph)
+        live = ancestors([graph.output_node(), *filter(is_statement, graph.nodes)])
         for node in graph.nodes:
             if node.op == "call_function":
                 if node in live:
@@ -126,11 +127,7 @@ class _Pass:
                 return
         elif target in self._table and isinstance(target, OpOverload):
             tensors: list[Node] = []
-            key = (
-                target,
-                *(_key(arg, tensors) for arg in node.args),
-                *((name, _key(arg, tensors)) for name, arg in node.kwargs.items()),
-            )
+            key = target, _key(node.args, tensors), _key(node.kwargs, tensors)
             if key not in self._templates:
                 self._templates[key] = self._template(target, node)
             template = self._templates[key]
@@ -146,15 +143,7 @@ class _Pass:
             self._symbols(copy)
 
     def _mapped(self, argument: Any) -> Any:
-        if isinstance(argument, Node):
-            return self._nodes[argument]
-        if isinstance(argument, tuple):
-            return tuple([self._mapped(item) for item in argument])
-        if isinstance(argument, list):
-            return [self._mapped(item) for item in argument]
-        if isinstance(argument, dict):
-            return {key: self._mapped(item) for key, item in argument.items()}
-        return argument
+        return map_arg(argument, self._nodes.__getitem__)
 
     # --- templates ---------------------------------------------------------------------------------
 
@@ -165,21 +154,15 @@ class _Pass:
         inputs: list[Node] = []
 
         def argument(value: Any) -> Any:
-            if isinstance(value, Node):
-                held = value.meta["val"]
-                if not isinstance(held, Tensor):
-                    return held
-                fresh = torch.ops.aten.alias.default(held)
-                inputs.append(recorder.add_input(f"x{len(inputs)}", fresh))
-                return fresh
-            if isinstance(value, (tuple, list)):
-                items = [argument(item) for item in value]
-                return tuple(items) if isinstance(value, tuple) else items
-            return value.value if isinstance(value, Held) else value
+            held = values_of(value)
+            if not isinstance(held, Tensor):
+                return held
+            fresh = torch.ops.aten.alias.default(held)
+            inputs.append(recorder.add_input(f"x{len(inputs)}", fresh))
+            return fresh
 
         with build.fake_mode, torch.no_grad(), torch_compat.without_autocast():
-            args = [argument(arg) for arg in node.args]
-            kwargs = {name: argument(arg) for name, arg in node.kwargs.items()}
+            args, kwargs = map_aggregate(node.args, argument), map_aggregate(node.kwargs, argument)
             with recorder:
                 results = self._table[op](*args, **kwargs)
         if results is NotImplemented:
@@ -219,15 +202,11 @@ class _Pass:
         new = inner.run(graph, {}).graph
         names: dict[Any, Any] = {inner._nodes[node]: Input(index) for index, node in enumerate(inputs)}
         calls: list[TemplateCall] = []
-        for node in new.nodes:
-            if node.op == "call_function":
-                names[node] = Value(len(calls))
-                calls.append(
-                    TemplateCall(
-                        node.target, _renamed(node.args, names), _renamed(node.kwargs, names), node.meta["val"]
-                    )
-                )
-        return Template(tuple(calls), _renamed(new.output_node().args[0], names))
+        for node in filter(lambda node: node.op == "call_function", new.nodes):
+            names[node] = Value(len(calls))
+            args, kwargs = (map_arg(given, names.__getitem__) for given in (node.args, node.kwargs))
+            calls.append(TemplateCall(node.target, args, kwargs, node.meta["val"]))
+        return Template(tuple(calls), map_arg(new.output_node().args[0], names.__getitem__))
 
     def _paste(self, template: Template, inputs: Sequence[Any], node: Node) -> Any:
         """Appends a template's calls; the nodes of its results."""
@@ -241,22 +220,15 @@ class _Pass:
                 return values[argument.position]
             if kind is Input:
                 return inputs[argument.position]
-            if kind is tuple:
-                return tuple([filled(item) for item in argument])
-            if kind is list:
-                return [filled(item) for item in argument]
-            if kind is Held:
-                return self._new.number(argument.value)
-            return argument
+            return self._new.number(argument.value) if kind is Held else argument
 
         for call in template.calls:
-            pasted = create(
-                "call_function", call.op, filled(call.args), {key: filled(arg) for key, arg in call.kwargs.items()}
-            )
+            args, kwargs = map_aggregate(call.args, filled), map_aggregate(call.kwargs, filled)
+            pasted = create("call_function", call.op, args, kwargs)
             pasted.meta.update(meta)
             pasted.meta["val"] = call.value
             values.append(pasted)
-        return filled(template.results)
+        return map_aggregate(template.results, filled)
 
 
 def _same_sizes(given: Tensor, wanted: Tensor) -> bool:
@@ -265,18 +237,6 @@ def _same_sizes(given: Tensor, wanted: Tensor) -> bool:
         expression(ours) == expression(theirs) or guard_or_true(ours == theirs)
         for ours, theirs in zip(given.shape, wanted.shape, strict=True)
     )
-
-
-def live_nodes(graph: Graph) -> set[Node]:
-    """Nodes that the output needs, and statements with what they need."""
-    live: set[Node] = set()
-    pending = [graph.output_node(), *(node for node in graph.nodes if is_statement(node))]
-    while pending:
-        node = pending.pop()
-        if node not in live:
-            live.add(node)
-            pending.extend(node.all_input_nodes)
-    return live
 
 
 def _key(argument: Any, tensors: list[Node]) -> Any:
@@ -294,15 +254,3 @@ def _key(argument: Any, tensors: list[Node]) -> Any:
     if isinstance(argument, dict):
         return tuple([(name, _key(item, tensors)) for name, item in argument.items()])
     return type(argument), argument
-
-
-def _renamed(argument: Any, names: Mapping[Any, Any]) -> Any:
-    if isinstance(argument, Node):
-        return names[argument]
-    if isinstance(argument, tuple):
-        return tuple([_renamed(item, names) for item in argument])
-    if isinstance(argument, list):
-        return [_renamed(item, names) for item in argument]
-    if isinstance(argument, dict):
-        return {key: _renamed(item, names) for key, item in argument.items()}
-    return argument

@@ -12,7 +12,7 @@ other alias of that root is then stale and is viewed anew from the root's value 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, final
 
 import torch
@@ -94,7 +94,7 @@ def write(alias: Alias, value: Node, build: GraphBuilder) -> None:
         call = inverse(link.view, old.meta["val"], link.node.meta["val"])
         if call is None:
             _pin(link.root, link.view)
-            value = _emit(strided_inverse(link.node.meta["val"]), read_root(link.root, build), value, build)
+            value = _emit(strided_inverse(link.node.meta["val"]), link.root.node, value, build)
             break
         value = _sized_like(_emit(call, old, value, build), old, build)
         link = link.parent
@@ -118,11 +118,6 @@ def _sized_like(value: Node, old: Node, build: GraphBuilder) -> Node:
             stated = torch.empty_strided(wanted.shape, given.stride(), dtype=given.dtype, device=given.device)
         value.meta["val"] = build.metadata(stated)
     return value
-
-
-def read_root(root: Root, build: GraphBuilder) -> Node:
-    """The node that holds the present value of the tensor that owns the memory."""
-    return root.node
 
 
 def _pin(root: Root, view: View) -> None:
@@ -152,12 +147,12 @@ def _replay(view: View, parent: Node, build: GraphBuilder) -> Node:
 
 
 def _emit(call: Call, old: Node, written: Node, build: GraphBuilder) -> Node:
-    op, args, kwargs = call
+    op, args = call
     if op in IDENTITY_VIEWS:
         return written
     slots = {PARENT: old, WRITTEN: written}
     nodes = tuple(slots[arg] if arg is PARENT or arg is WRITTEN else _numbers(arg, build) for arg in args)
-    return _call_view(op, nodes, kwargs, build)
+    return _call_view(op, nodes, {}, build)
 
 
 def _call_view(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], build: GraphBuilder) -> Node:
@@ -194,11 +189,3 @@ def _numbers(argument: Any, build: GraphBuilder) -> Any:
     if isinstance(argument, (tuple, list)):
         return [_numbers(item, build) for item in argument]
     return build.number(argument)
-
-
-@dataclass(frozen=True)
-class Written:
-    """An input that the program mutated."""
-
-    input: int
-    node: Node

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -30,6 +31,17 @@ from gyrator.autograd.views import METADATA_OPS, View
 from gyrator.errors import InternalCheckError, UnsupportedOperator
 
 aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """An operator that ran: how it behaves, its arguments and its results."""
+
+    func: OpOverload
+    how: Behaviour
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    out: Any
 
 
 @final
@@ -75,14 +87,15 @@ class Recorder(TorchDispatchMode):
         run = REAL_STRIDES.get(func, func)
         pure = how.effect is Effect.PURE
         out = self._results_of.call(func, run, args, kwargs) if pure else run(*args, **kwargs)
+        call = _Call(func, how, args, kwargs, out)
         if how.effect is Effect.NUMBER:
             if type(out) in SYMBOLIC_TYPES:
-                self._number(func, args, kwargs, out)
+                self._number(call)
             return out
         self._take_origin()
         if self._policy is not None and self._backward_origin is None:
             self.build.origin = {**self.build.origin, "recompute": self._policy(func, *args, **kwargs)}
-        _RECORD[how.effect](self, how, func, args, kwargs, out)
+        _RECORD[how.effect](self, call)
         return out
 
     def _take_origin(self) -> None:
@@ -140,9 +153,10 @@ class Recorder(TorchDispatchMode):
             return [self.node_of(item) for item in value]
         return value
 
-    def nodes_of(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """`node_of` each."""
-        return tuple([self.node_of(arg) for arg in args])
+    def _append(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> Node:
+        """A call of `func` on the present values of its arguments; those that are nodes are taken as they are."""
+        nodes = tuple([arg if isinstance(arg, Node) else self.node_of(arg) for arg in args])
+        return self.build.append(func, nodes, {key: self.node_of(arg) for key, arg in kwargs.items()}, out)
 
     @contextmanager
     def backward(self, origin: Callable[[int], Mapping[str, Any]]) -> Iterator[None]:
@@ -188,24 +202,22 @@ class Recorder(TorchDispatchMode):
         elif type(out) in SYMBOLIC_TYPES:
             self.build.symbols.bind(out, node)
 
-    def _pure(self, how: Behaviour, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
-        if func is aten.lift_fresh_copy.default and not isinstance(args[0], FakeTensor):
-            self.add_constant(args[0], out, literal=True)
+    def _pure(self, call: _Call) -> None:
+        if call.func is aten.lift_fresh_copy.default and not isinstance(call.args[0], FakeTensor):
+            self.add_constant(call.args[0], call.out, literal=True)
             return
-        node_kwargs = {key: self.node_of(arg) for key, arg in kwargs.items()}
-        node = self.build.append(func, self.nodes_of(args), node_kwargs, out)
-        self._results(node, out)
-        if torch.Tag.dynamic_output_shape in func.tags:
-            self._new_symbols(node, out)
+        node = self._append(call.func, call.args, call.kwargs, call.out)
+        self._results(node, call.out)
+        if torch.Tag.dynamic_output_shape in call.func.tags:
+            self._new_symbols(node, call.out)
 
-    def _number(self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
+    def _number(self, call: _Call) -> None:
         """A number read from data is recorded where its symbol is new; sizes are known without a node."""
-        bindings = torch_compat.fresh_symbols(self.build.fake_mode, out)
+        bindings = torch_compat.fresh_symbols(self.build.fake_mode, call.out)
         if bindings:
-            node_kwargs = {key: self.node_of(arg) for key, arg in kwargs.items()}
-            node = self.build.append(func, self.nodes_of(args), node_kwargs, out)
+            node = self._append(call.func, call.args, call.kwargs, call.out)
             node.meta["unbacked_bindings"] = bindings
-            self.build.symbols.bind(out, node)
+            self.build.symbols.bind(call.out, node)
 
     def _new_symbols(self, node: Node, out: Any) -> None:
         bindings = torch_compat.fresh_symbols(self.build.fake_mode, out)
@@ -217,44 +229,40 @@ class Recorder(TorchDispatchMode):
                 holder = self._aliases[id(item)].node if isinstance(out, (tuple, list)) else node
                 self.build.symbols.bind_sizes(item, holder)
 
-    def _view(self, how: Behaviour, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
-        source = args[0]
+    def _view(self, call: _Call) -> None:
+        func, (source, *others), out = call.func, call.args, call.out
         if not isinstance(source, FakeTensor):
             self.add_constant(source, out, literal=func is aten.lift_fresh.default)
             return
         parent = self.alias_of(source)
-        if func is aten.as_strided.default and arguments(func, args, kwargs).get("storage_offset") is not None:
+        if (
+            func is aten.as_strided.default
+            and arguments(func, call.args, call.kwargs).get("storage_offset") is not None
+        ):
             parent.root.pinned = True
             if parent.root.input is not None and reaches_outside(out, parent.root.tensor):
                 raise UnsupportedOperator(str(func), "it reaches memory that its tensor does not span")
         tracks = torch.is_grad_enabled()
-        present = read(parent, self.build)
-        if func in _SAME_VALUE:
-            self._bind(out, view_of(parent, View(func, tuple(args[1:]), dict(kwargs)), present, tracks))
-            return
-        node_kwargs = {key: self.node_of(arg) for key, arg in kwargs.items()}
-        node = self.build.append(func, (present, *self.nodes_of(args[1:])), node_kwargs, out)
+        view, node = View(func, tuple(others), dict(call.kwargs)), read(parent, self.build)
+        if func not in _SAME_VALUE:
+            node = self._append(func, (node, *others), call.kwargs, out)
         if isinstance(out, Tensor):
-            self._bind(out, view_of(parent, View(func, tuple(args[1:]), dict(kwargs)), node, tracks))
+            self._bind(out, view_of(parent, view, node, tracks))
             return
         for index, item in enumerate(out):
             part = self.build.result(node, index)
-            self._bind(item, view_of(parent, View(func, tuple(args[1:]), dict(kwargs), index), part, tracks))
+            self._bind(item, view_of(parent, replace(view, index=index), part, tracks))
 
-    def _metadata(
-        self, how: Behaviour, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
-    ) -> None:
-        target = args[0]
-        view = View(METADATA_OPS[func], tuple(args[1:]), dict(kwargs))
-        parent = self.alias_of(target)
-        self.metadata_changes.append((parent, func, tuple(args[1:])))
-        node = self.build.append(view.op, (read(parent, self.build), *self.nodes_of(args[1:])), dict(kwargs), target)
+    def _metadata(self, call: _Call) -> None:
+        target, *others = call.args
+        view, parent = View(METADATA_OPS[call.func], tuple(others), dict(call.kwargs)), self.alias_of(target)
+        self.metadata_changes.append((parent, call.func, tuple(others)))
+        node = self._append(view.op, (read(parent, self.build), *others), call.kwargs, target)
         self._bind(target, view_of(parent, view, node, torch.is_grad_enabled()))
 
-    def _writes(
-        self, how: Behaviour, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
-    ) -> None:
-        given = arguments(func, args, kwargs)
+    def _writes(self, call: _Call) -> None:
+        func, how, out = call.func, call.how, call.out
+        given = arguments(func, call.args, call.kwargs)
         targets: list[Any] = [given.get(name) for name in how.written]
         if how.functional is not None:
             node = self.build.call(how.functional, *self._arguments_of(how.functional, func, given))
@@ -313,36 +321,25 @@ class Recorder(TorchDispatchMode):
             kwargs.setdefault(argument.name, argument.default_value if argument.has_default_value() else None)
         return self.build.append(torch.ops.higher_order.auto_functionalized, (func,), kwargs, values)
 
-    def _batch_norm(
-        self, how: Behaviour, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
-    ) -> None:
-        x, weight, bias, mean, var, training, momentum, eps = args[:8]
+    def _batch_norm(self, call: _Call) -> None:
+        x, weight, bias, mean, var, training, momentum, eps = call.args[:8]
+        out = call.out
         if not training:
-            self._pure(how, func, args, kwargs, out)
+            self._pure(call)
             return
-        present = self.nodes_of((x, weight, bias))
         if mean is None:
             op = aten._native_batch_norm_legit.no_stats
-            node = self.build.append(op, (*present, True, momentum, eps), {}, tuple(out[:3]))
+            node = self._append(op, (x, weight, bias, True, momentum, eps), {}, tuple(out[:3]))
         else:
             op = aten._native_batch_norm_legit_functional.default
-            node = self.build.append(
-                op, (*present, *self.nodes_of((mean, var)), True, momentum, eps), {}, (*out[:3], mean, var)
-            )
+            node = self._append(op, (x, weight, bias, mean, var, True, momentum, eps), {}, (*out[:3], mean, var))
             write(self.alias_of(mean), self.build.result(node, 3), self.build)
             write(self.alias_of(var), self.build.result(node, 4), self.build)
         for index in range(3):
             self._bind(out[index], new_root(self.build.result(node, index), out[index]))
         for reserve in out[3:]:
-            self._results(
-                self.build.append(
-                    aten.empty.memory_format,
-                    (list(reserve.shape),),
-                    {"dtype": reserve.dtype, "device": reserve.device},
-                    reserve,
-                ),
-                reserve,
-            )
+            like = {"dtype": reserve.dtype, "device": reserve.device}
+            self._results(self.build.append(aten.empty.memory_format, (list(reserve.shape),), like, reserve), reserve)
 
     def _higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One node for a higher-order operator; its bodies are traced on their own."""
@@ -354,8 +351,7 @@ class Recorder(TorchDispatchMode):
         given = list(args)
         for position, operands in (calls(args) if calls is not None else {}).items():
             given[position] = self._body(name, args[position], operands)
-        nodes = tuple(arg if isinstance(arg, (Node, OpOverload)) else self.node_of(arg) for arg in given)
-        node = self.build.append(func, nodes, {key: self.node_of(arg) for key, arg in kwargs.items()}, out)
+        node = self._append(func, tuple(given), kwargs, out)
         self._results(node, out)
         self._new_symbols(node, out)
         return out
@@ -380,10 +376,8 @@ class Recorder(TorchDispatchMode):
         build.graph.output(tuple(results) if isinstance(results, list) else results)
         return self.build.body(build.graph, build.bodies)
 
-    def _statement(
-        self, how: Behaviour, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
-    ) -> None:
-        self.build.append(func, self.nodes_of(args), {key: self.node_of(arg) for key, arg in kwargs.items()}, None)
+    def _statement(self, call: _Call) -> None:
+        self._append(call.func, call.args, call.kwargs, None)
 
 
 _SAME_VALUE = frozenset({aten.detach.default, aten.alias.default})

@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 
 aten = torch.ops.aten
 
-Call = tuple[OpOverload, tuple[Any, ...], dict[str, Any]]
+Call = tuple[OpOverload, tuple[Any, ...]]
 """An operator with its arguments; `PARENT` and `WRITTEN` stand for the two tensors."""
 
 
@@ -44,11 +44,9 @@ class View:
     kwargs: Mapping[str, Any]
     index: int | None = None
 
-    def apply(self, parent: Tensor) -> Tensor:
-        """The view of `parent`."""
-        result = self.op(parent, *self.args, **self.kwargs)
-        return result if self.index is None else result[self.index]
 
+Inverse = Callable[[View, Tensor, Tensor], Call | None]
+"""(the view, metadata of its parent, metadata of the view) → the call that gives the parent's new value."""
 
 IDENTITY_VIEWS = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh.default})
 """Views with the parent's own shape: in a functional graph they are the parent."""
@@ -93,126 +91,82 @@ def inverse(view: View, parent: Tensor, written: Tensor) -> Call | None:
 
 def strided_inverse(written: Tensor) -> Call:
     """The inverse of any view, on the root of the chain: a scatter by the view's own strides."""
-    return (
-        aten.as_strided_scatter.default,
-        (PARENT, WRITTEN, tuple(written.shape), tuple(written.stride()), written.storage_offset()),
-        {},
-    )
+    places = tuple(written.shape), tuple(written.stride()), written.storage_offset()
+    return aten.as_strided_scatter.default, (PARENT, WRITTEN, *places)
 
 
-def _argument(view: View, position: int, name: str, default: Any = None) -> Any:
-    """An argument given by position (counted after the parent) or by name."""
-    return view.args[position] if position < len(view.args) else view.kwargs.get(name, default)
+def _arguments(view: View, **defaults: Any) -> list[Any]:
+    """The view's arguments, given by position (counted after the parent) or by name."""
+    given = enumerate(defaults.items())
+    return [view.args[k] if k < len(view.args) else view.kwargs.get(name, default) for k, (name, default) in given]
 
 
 def _reshape_back(view: View, parent: Tensor, written: Tensor) -> Call:
-    return aten.view.default, (WRITTEN, tuple(parent.shape)), {}
+    return aten.view.default, (WRITTEN, tuple(parent.shape))
+
+
+def _expand_back(view: View, parent: Tensor, written: Tensor) -> Call | None:
+    return _reshape_back(view, parent, written) if written.numel() == parent.numel() else None
 
 
 def _permute_back(view: View, parent: Tensor, written: Tensor) -> Call:
     dims = [dim % parent.dim() for dim in view.args[0]]
-    back = [dims.index(dim) for dim in range(parent.dim())]
-    return aten.permute.default, (WRITTEN, back), {}
+    return aten.permute.default, (WRITTEN, [dims.index(dim) for dim in range(parent.dim())])
 
 
 def _transpose_back(view: View, parent: Tensor, written: Tensor) -> Call:
-    if parent.dim() == 0:
-        return aten.alias.default, (WRITTEN,), {}
-    dims = view.args if view.op is aten.transpose.int else (0, parent.dim() - 1)
-    return aten.transpose.int, (WRITTEN, *dims), {}
-
-
-def _t_back(view: View, parent: Tensor, written: Tensor) -> Call:
-    return aten.t.default, (WRITTEN,), {}
-
-
-def _unsqueeze_back(view: View, parent: Tensor, written: Tensor) -> Call:
-    dim = view.args[0]
-    return aten.squeeze.dim, (WRITTEN, dim), {}
-
-
-def _expand_back(view: View, parent: Tensor, written: Tensor) -> Call | None:
-    if written.numel() != parent.numel():
-        return None
-    return aten.view.default, (WRITTEN, tuple(parent.shape)), {}
-
-
-def _select_back(view: View, parent: Tensor, written: Tensor) -> Call:
-    return aten.select_scatter.default, (PARENT, WRITTEN, *view.args), {}
+    return (aten.transpose.int, (WRITTEN, *view.args)) if parent.dim() else (aten.alias.default, (WRITTEN,))
 
 
 def _slice_back(view: View, parent: Tensor, written: Tensor) -> Call:
-    dim, start, end, step = (
-        _argument(view, position, name, default)
-        for position, (name, default) in enumerate((("dim", 0), ("start", None), ("end", None), ("step", 1)))
-    )
-    return aten.slice_scatter.default, (PARENT, WRITTEN, dim, start, end, step), {}
+    arguments = _arguments(view, dim=0, start=None, end=None, step=1)
+    return aten.slice_scatter.default, (PARENT, WRITTEN, *arguments)
 
 
 def _diagonal_back(view: View, parent: Tensor, written: Tensor) -> Call:
-    offset, dim1, dim2 = (
-        _argument(view, position, name, default)
-        for position, (name, default) in enumerate((("offset", 0), ("dim1", 0), ("dim2", 1)))
-    )
-    return aten.diagonal_scatter.default, (PARENT, WRITTEN, offset, dim1, dim2), {}
+    return aten.diagonal_scatter.default, (PARENT, WRITTEN, *_arguments(view, offset=0, dim1=0, dim2=1))
 
 
 def _unbind_back(view: View, parent: Tensor, written: Tensor) -> Call:
-    return aten.select_scatter.default, (PARENT, WRITTEN, _argument(view, 0, "dim", 0), view.index), {}
+    return aten.select_scatter.default, (PARENT, WRITTEN, *_arguments(view, dim=0), view.index)
 
 
 def _split_back(view: View, parent: Tensor, written: Tensor) -> Call:
-    dim = _argument(view, 1, "dim", 0)
-    size = view.args[0]
+    size, dim = _arguments(view, size=None, dim=0)
     assert view.index is not None
     start = sum(size[: view.index]) if isinstance(size, Sequence) else size * view.index
-    return aten.slice_scatter.default, (PARENT, WRITTEN, dim, start, start + written.shape[dim], 1), {}
+    return aten.slice_scatter.default, (PARENT, WRITTEN, dim, start, start + written.shape[dim], 1)
 
 
-def _dtype_back(view: View, parent: Tensor, written: Tensor) -> Call:
-    return aten.view.dtype, (WRITTEN, parent.dtype), {}
+def _by(op: OpOverload) -> Inverse:
+    """The inverse by an operator that needs nothing but the view."""
+    return lambda view, parent, written: (op, (WRITTEN,))
 
 
-def _to_complex(view: View, parent: Tensor, written: Tensor) -> Call:
-    return aten.view_as_complex.default, (WRITTEN,), {}
-
-
-def _to_real(view: View, parent: Tensor, written: Tensor) -> Call:
-    return aten.view_as_real.default, (WRITTEN,), {}
-
-
-def _identity(view: View, parent: Tensor, written: Tensor) -> Call:
-    return aten.alias.default, (WRITTEN,), {}
-
-
-def _self_inverse(view: View, parent: Tensor, written: Tensor) -> Call:
-    return view.op, (WRITTEN,), {}
-
-
-_INVERSES: Mapping[OpOverload, Callable[[View, Tensor, Tensor], Call | None]] = {
+_INVERSES: Mapping[OpOverload, Inverse] = {
     aten.view.default: _reshape_back,
     aten._reshape_alias.default: _reshape_back,
     aten._unsafe_view.default: _reshape_back,
     aten.squeeze.default: _reshape_back,
     aten.squeeze.dim: _reshape_back,
     aten.squeeze.dims: _reshape_back,
-    aten.unsqueeze.default: _unsqueeze_back,
+    aten.expand.default: _expand_back,
+    aten.unsqueeze.default: lambda view, parent, written: (aten.squeeze.dim, (WRITTEN, view.args[0])),
     aten.permute.default: _permute_back,
     aten.transpose.int: _transpose_back,
-    aten.t.default: _t_back,
-    aten.expand.default: _expand_back,
-    aten.select.int: _select_back,
+    aten.t.default: _by(aten.t.default),
+    aten.select.int: lambda view, parent, written: (aten.select_scatter.default, (PARENT, WRITTEN, *view.args)),
     aten.slice.Tensor: _slice_back,
     aten.diagonal.default: _diagonal_back,
     aten.unbind.int: _unbind_back,
     aten.split.Tensor: _split_back,
     aten.split_with_sizes.default: _split_back,
-    aten.view.dtype: _dtype_back,
-    aten.view_as_real.default: _to_complex,
-    aten.view_as_complex.default: _to_real,
-    aten.detach.default: _identity,
-    aten.alias.default: _identity,
-    aten.lift_fresh.default: _identity,
-    aten._conj.default: _self_inverse,
-    aten._neg_view.default: _self_inverse,
+    aten.view.dtype: lambda view, parent, written: (aten.view.dtype, (WRITTEN, parent.dtype)),
+    aten.view_as_real.default: _by(aten.view_as_complex.default),
+    aten.view_as_complex.default: _by(aten.view_as_real.default),
+    aten.detach.default: _by(aten.alias.default),
+    aten.alias.default: _by(aten.alias.default),
+    aten.lift_fresh.default: _by(aten.alias.default),
+    aten._conj.default: _by(aten._conj.default),
+    aten._neg_view.default: _by(aten._neg_view.default),
 }

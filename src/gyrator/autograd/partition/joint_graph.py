@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
+from gyrator.autograd.builder import ancestors
 from gyrator.autograd.symbols import SYMBOLIC_TYPES
 
 
@@ -47,18 +48,6 @@ class JointGraph:
     def forward_nodes(self) -> frozenset[Node]:
         """Nodes that forward's results need."""
         return frozenset(ancestors(node for node in self.results if isinstance(node, Node)))
-
-
-def ancestors(nodes: Any) -> set[Node]:
-    """The nodes themselves and all that they are computed from."""
-    found: set[Node] = set()
-    pending = list(nodes)
-    while pending:
-        node = pending.pop()
-        if node not in found:
-            found.add(node)
-            pending.extend(node.all_input_nodes)
-    return found
 
 
 def is_number(node: Node) -> bool:

@@ -16,7 +16,8 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Node
 
-from gyrator.autograd.partition.joint_graph import JointGraph, ancestors, is_number
+from gyrator.autograd.builder import ancestors
+from gyrator.autograd.partition.joint_graph import JointGraph, is_number
 from gyrator.autograd.partition.max_flow import UNBOUNDED, FlowNetwork
 from gyrator.autograd.partition.plan import Partition, PartitionFunction, save_all
 from gyrator.autograd.partition.recompute import Ban, Cost, cost, fusible, is_copyless, reduces, tensor_bytes, work

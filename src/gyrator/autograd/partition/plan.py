@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from torch.fx import Node
 
-from gyrator.autograd.partition.joint_graph import JointGraph, ancestors, is_number
+from gyrator.autograd.builder import ancestors
+from gyrator.autograd.partition.joint_graph import JointGraph, is_number
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
+from gyrator.autograd.builder import ancestors
 from gyrator.autograd.effects import Effect, behaviour, is_statement
-from gyrator.autograd.partition.joint_graph import JointGraph, ancestors, is_number
+from gyrator.autograd.partition.joint_graph import JointGraph, is_number
 from gyrator.autograd.partition.recompute import is_copyless
 from gyrator.autograd.symbols import expression
 from gyrator.errors import InternalCheckError
