@@ -3,69 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from gyrator.codegen.python_text import index_text
 from gyrator.codegen.triton_source import GridAxis, Pointer, SizeArgument, TritonKernel, Workspace
 from gyrator.ir.expr import Value
-from gyrator.ir.index import Index
 from gyrator.ir.program import View, views
 from gyrator.ir.tree import Kernel, Store, walk_stages
-from gyrator.schedule.plan import Allocate, Call, Copy, Fresh, InPlace, Launch, Plan, Reuse, SliceOf
-
-ALIGNMENT = 16
-"""Bytes that a thread moves at once; fresh memory on a GPU starts at a multiple of it."""
+from gyrator.schedule.plan import Allocate, Call, Copy, Fresh, InPlace, Launch, Plan
 
 
-def alignment(plan: Plan, inputs: Iterable[Value] = ()) -> dict[Value, bool]:
-    """Whether the first element of a value lies at a multiple of 16 bytes, where that is known.
+def alignment(plan: Plan, inputs: Iterable[Value] = ()) -> frozenset[Value]:
+    """The values whose first element surely lies at a multiple of 16 bytes.
 
     `inputs` are those that the wrapper aligns. What an operator returns may be a view of anything.
     """
-    found = dict.fromkeys(inputs, True)
+    found = set(inputs)
     for step in plan.steps:
         match step:
-            case Allocate(value, Fresh()):
-                found[value] = True
-            case Allocate(value, Reuse(of) | InPlace(of)) if of in found:
-                found[value] = found[of]
-            case Allocate(value, SliceOf(of, offset)) if not _divides(value, offset):
-                found[value] = False
-            case Allocate(value, SliceOf(of)) if of in found:
-                found[value] = found[of]
+            case Allocate(value, placement) if isinstance(placement, Fresh) or placement.of in found:
+                found.add(value)
             case _:
                 pass
-    return found
-
-
-def _divides(value: Value, offset: Index) -> bool:
-    return all(factor * value.dtype.itemsize % ALIGNMENT == 0 for _, factor in offset.terms)
-
-
-@dataclass(frozen=True, slots=True)
-class Arguments:
-    """Positions of a kernel's arguments: those that are aligned at all its launches, and those that are not at some."""
-
-    aligned: frozenset[int]
-    unaligned: frozenset[int] = frozenset()
+    return frozenset(found)
 
 
 def argument_alignment(
-    plan: Plan, kernels: Mapping[str, TritonKernel], known: Mapping[Value, bool]
-) -> dict[str, Arguments]:
-    """What is known of the arguments of each kernel, by its name."""
-    found: dict[str, Arguments] = {}
+    plan: Plan, kernels: Mapping[str, TritonKernel], known: frozenset[Value]
+) -> dict[str, frozenset[int]]:
+    """The positions of the arguments of each kernel, by its name, that are aligned at all its launches."""
+    found: dict[str, frozenset[int]] = {}
     for step in plan.steps:
         if not isinstance(step, Launch) or step.kernel not in kernels:
             continue
         params = kernels[step.kernel].params
         pointers = [at for at, param in enumerate(params) if isinstance(param, Pointer)]
-        states = {at: known.get(value) for at, value in zip(pointers, step.args, strict=True)}
-        aligned = {at for at, state in states.items() if state}
+        aligned = {at for at, value in zip(pointers, step.args, strict=True) if value in known}
         aligned |= {at for at, param in enumerate(params) if isinstance(param, Workspace)}
-        unaligned = {at for at, state in states.items() if state is False}
-        before = found.get(step.kernel, Arguments(frozenset(aligned)))
-        found[step.kernel] = Arguments(before.aligned & aligned, before.unaligned | unaligned)
+        found[step.kernel] = found.get(step.kernel, frozenset(aligned)) & aligned
     return found
 
 
@@ -82,7 +56,7 @@ def inputs_to_align(plan: Plan) -> tuple[Value, ...]:
 
 def _in_place(step: object) -> Iterator[Value]:
     match step:
-        case Allocate(_, InPlace(of) | Reuse(of) | SliceOf(of)):
+        case Allocate(_, InPlace(of)):
             yield of
         case Copy(into, _):
             yield into.value

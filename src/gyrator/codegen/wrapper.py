@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -34,27 +34,14 @@ from gyrator.codegen.python_text import (
     tuple_text,
 )
 from gyrator.codegen.ranges import index_ranges
+from gyrator.codegen.texts import origin_comments
 from gyrator.codegen.triton_source import Pointer, SizeArgument, TritonKernel, Workspace
 from gyrator.ir.expr import Value
-from gyrator.ir.index import ZERO, Atom, Index, Size, evaluate, substitute
-from gyrator.ir.program import Arg, Extern, Item, ListArg, Output, View, views
+from gyrator.ir.index import ZERO, Atom, Index, Size, dot, evaluate, substitute
+from gyrator.ir.program import Arg, Extern, Item, ListArg, View, views
 from gyrator.ir.tree import Kernel
-from gyrator.origin import Origin, Origins
-from gyrator.schedule.plan import (
-    OUT_VARIANTS,
-    Allocate,
-    Call,
-    Copy,
-    Free,
-    Fresh,
-    InPlace,
-    Launch,
-    Plan,
-    Reuse,
-    SliceOf,
-    Step,
-    is_full,
-)
+from gyrator.origin import Origin, Origins, merge
+from gyrator.schedule.plan import OUT_VARIANTS, Allocate, Call, Copy, Free, Fresh, InPlace, Launch, Plan, Step, is_full
 
 WIDTH = 110
 """Columns of a line of the program."""
@@ -152,7 +139,7 @@ class _Wrapper:
                 self.flush()
             self.step(step)
         self.flush()
-        self.emit(f"return {_tuple([self.output(o) for o in self.plan.outputs])}")
+        self.emit(f"return {_tuple([self.argument(o) for o in self.plan.outputs])}")
         body = "\n".join(f"        {line}" for line in self.lines)
         lines = [piece for line in self.setup() for piece in broken(line, WIDTH - 4)]
         setup = "\n".join(f"    {line}" if line else "" for line in lines)
@@ -187,7 +174,7 @@ class _Wrapper:
             lines.append(f'{self.name(v)} = runtime.constant("{constant.key}", {where})')
         origins = _origins_by_kernel(self.plan)
         for kernel in self.plan.kernels:
-            lines += ["", *_comment(origins[kernel.name]), *self.kernel(kernel)]
+            lines += ["", *origin_comments(origins[kernel.name], "#"), *self.kernel(kernel)]
         return lines
 
     def kernel(self, kernel: Kernel) -> list[str]:
@@ -280,17 +267,6 @@ class _Wrapper:
             case InPlace(of):
                 self.emit(f"{name} = {self.name(of)}  # in place")
                 self.share_pointer(of, value)
-            case Reuse(of) if of.dtype == value.dtype:
-                window = self.window(of, value.shape, value.strides, ZERO)
-                self.emit(f"{name} = {window}  # reuse")
-                self.share_pointer(of, value)
-            case Reuse(of):
-                where = f"{tuple_text(value.shape)}, {tuple_text(value.strides)}, {value.dtype}"
-                self.emit(f"{name} = {self.tool('retype')}({self.name(of)}, {where})  # reuse")
-                self.share_pointer(of, value)
-            case SliceOf(of, offset):
-                window = self.window(of, value.shape, value.strides, offset)
-                self.emit(f"{name} = {window}  # part of {self.name(of)}")
 
     def fresh(self, value: Value) -> str:
         where = f"{tuple_text(value.shape)}, {tuple_text(value.strides)}, {value.dtype}"
@@ -361,11 +337,11 @@ class _Wrapper:
         op = OUT_VARIANTS[extern.op] if step.into else extern.op
         new = dict(extern.mutates)
         args = [self.argument(a, new.get(k)) for k, a in enumerate(extern.args)]
-        args += [f"{k}={self.argument(a, None)}" for k, a in extern.kwargs]
+        args += [f"{k}={self.argument(a)}" for k, a in extern.kwargs]
         if step.into:
             args += [f"out={self.name(v)}" for v in extern.out if v is not None]
         text = f"{self.operator(op)}({', '.join(args)})"
-        self.lines += _comment(tuple(o for o in extern.origins if o.file))[:1]
+        self.lines += origin_comments(tuple(o for o in extern.origins if o.file)[:1], "#")
         results = [v for v in extern.out if v is not None]
         if step.into or not (results or extern.scalars):
             self.emit(text)
@@ -418,19 +394,17 @@ class _Wrapper:
         where = f"{tuple_text(value.shape)}, {strides}, {value.dtype}"
         return f'{self.tool("checked")}({text}, {where}, "{op}")'
 
-    def argument(self, arg: Arg, new: Value | None) -> str:
-        """An argument; `new` is the version of its value that the op writes."""
+    def argument(self, arg: Arg, new: Value | None = None) -> str:
+        """An argument or output; `new` is the version of its value that the op writes."""
         match arg:
-            case View() if new is not None:
-                return self.view(View(new, arg.shape, arg.strides, arg.offset, arg.dtype))
             case View():
-                return self.view(arg)
+                return self.view(arg if new is None else replace(arg, value=new))
             case Item(view):
                 return f"{self.view(view)}.item()"
             case Index():
                 return index_text(arg)
             case ListArg(items):
-                return f"[{', '.join(self.argument(i, None) for i in items)}]"
+                return f"[{', '.join(map(self.argument, items))}]"
             case _:
                 return constant_text(arg)
 
@@ -438,27 +412,9 @@ class _Wrapper:
     def view(self, view: View) -> str:
         if is_full(view):
             return self.name(view.value)
-        bits = None if view.dtype in (None, view.value.dtype) else view.dtype
-        window = self.window(view.value, view.shape, view.strides, view.offset)
-        return window if bits is None else f"{window}.view({bits})"
-
-    def window(self, value: Value, shape: tuple[Index, ...], strides: tuple[Index, ...], offset: Index) -> str:
-        name = self.name(value)
-        if offset is ZERO and shape == value.shape and strides == value.strides:
-            return name
-        where = f"{tuple_text(shape)}, {tuple_text(strides)}, {index_text(offset)}"
-        return f"{self.tool('reinterpret')}({name}, {where})"
-
-    def output(self, output: Output) -> str:
-        match output:
-            case View():
-                return self.view(output)
-            case Item(view):
-                return f"{self.view(view)}.item()"
-            case Index():
-                return index_text(output)
-            case _:
-                return constant_text(output)
+        where = f"{tuple_text(view.shape)}, {tuple_text(view.strides)}, {index_text(view.offset)}"
+        window = f"{self.tool('reinterpret')}({self.name(view.value)}, {where})"
+        return window if view.dtype in (None, view.value.dtype) else f"{window}.view({view.dtype})"
 
     # -- the script ------------------------------------------------------------------------------------------
     def made_inputs(self) -> list[str]:
@@ -552,14 +508,10 @@ def broken(line: str, width: int) -> list[str]:
 
 def byte_size(value: Value) -> int | None:
     """Bytes from a value's first to its last element, or None where that depends on symbols."""
-    sizes = [i.value for i in value.shape]
-    strides = [i.value for i in value.strides]
-    if any(s is None for s in (*sizes, *strides)):
-        return None
-    if 0 in sizes:
+    if ZERO in value.shape:
         return 0
-    last = sum((s - 1) * t for s, t in zip(sizes, strides, strict=True) if s is not None and t is not None)
-    return (last + 1) * value.dtype.itemsize
+    last = dot(tuple(size - 1 for size in value.shape), value.strides).value
+    return None if last is None else (last + 1) * value.dtype.itemsize
 
 
 def _tuple(items: Sequence[str]) -> str:
@@ -573,15 +525,14 @@ def _size_names(plan: Plan) -> frozenset[str]:
         match step:
             case Call(extern):
                 found.update(extern.scalars)
-                for value in extern.out:
-                    if value is not None:
-                        found.update(s for i in value.shape for s in i.sizes())
+                indices = [i for value in extern.out if value is not None for i in value.shape]
             case Launch(_, _, sizes):
-                found.update(s for i in sizes for s in i.sizes())
+                indices = list(sizes)
             case Allocate(value):
-                found.update(s for i in value.shape for s in i.sizes())
+                indices = list(value.shape)
             case _:
-                pass
+                continue
+        found.update(size for index in indices for size in index.sizes())
     return frozenset(s.name for s in found)
 
 
@@ -596,7 +547,7 @@ def _free_strides(plan: Plan, shown: Container[int]) -> frozenset[Value]:
             (found if whole else others).add(view.value)
     for step in plan.steps:
         match step:
-            case Allocate(_, InPlace(of) | Reuse(of) | SliceOf(of)):
+            case Allocate(_, InPlace(of)):
                 others.add(of)
             case Launch(_, args):
                 others.update(args)
@@ -617,21 +568,11 @@ def _takes_any_strides(extern: Extern) -> bool:
 
 
 def _origins_by_kernel(plan: Plan) -> dict[str, Origins]:
-    found: dict[str, dict[Origin, None]] = {k.name: dict.fromkeys(k.origins) for k in plan.kernels}
+    found = {k.name: k.origins for k in plan.kernels}
     for step in plan.steps:
         if isinstance(step, Launch):
-            found[step.kernel].update(dict.fromkeys(step.origins))
-    return {name: tuple(origins) for name, origins in found.items()}
-
-
-def _comment(origins: Origins) -> list[str]:
-    """One line for each place of the user's program: its ATen ops, then the place."""
-    places: dict[str, dict[str, None]] = {}
-    for origin in origins:
-        file = origin.file.rpartition("/site-packages/")[2]
-        place = f"{file}:{origin.line} in {origin.function}" if file else origin.function
-        places.setdefault(place, {})[origin.op] = None
-    return [f"# {', '.join(ops)}" + (f"   {place}" if place else "") for place, ops in places.items()]
+            found[step.kernel] = merge(found[step.kernel], step.origins)
+    return found
 
 
 def _origin_text(where: Origin | None) -> str:

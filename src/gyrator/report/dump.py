@@ -24,7 +24,7 @@ from gyrator.report.diagram import diagram
 from gyrator.report.record import GraphRecord
 from gyrator.runtime.gpu_kernels import DESCRIPTION
 from gyrator.runtime.load import WRAPPER
-from gyrator.schedule.plan import Allocate, Call, Copy, Free, Fresh, InPlace, Launch, Plan, Reuse, SliceOf, Step
+from gyrator.schedule.plan import Allocate, Call, Copy, Free, InPlace, Launch, Plan, Step
 from gyrator.schedule.stage import Scheduled
 from gyrator.session import DumpWriter
 from gyrator.torch_compat import qualified_name
@@ -189,17 +189,10 @@ def plan_text(plan: Plan) -> str:
 
 def _step_text(step: Step) -> str:
     match step:
-        case Allocate(value, placement):
-            match placement:
-                case Fresh():
-                    where = "fresh"
-                case Reuse(of):
-                    where = f"in the memory of {of.name}"
-                case InPlace(of):
-                    where = f"in place of {of.name}"
-                case SliceOf(of, offset):
-                    where = f"a part of {of.name} from {index_text(offset)}"
-            return f"allocate {value.name}  {where}"
+        case Allocate(value, InPlace(of)):
+            return f"allocate {value.name}  in place of {of.name}"
+        case Allocate(value):
+            return f"allocate {value.name}  fresh"
         case Launch(kernel, args, sizes):
             given = ", ".join([*(value.name for value in args), *(index_text(s) for s in sizes)])
             return f"launch {kernel}({given})"

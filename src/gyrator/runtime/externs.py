@@ -81,14 +81,6 @@ def restrided(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     return new.copy_(tensor)
 
 
-def retype(tensor: torch.Tensor, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """The memory of a tensor, from its first element on, as a tensor of another dtype. Its contents mean nothing."""
-    start, rest = divmod(int(tensor.storage_offset()) * tensor.dtype.itemsize, dtype.itemsize)
-    assert rest == 0, "memory is reused for a dtype for which it is not aligned"
-    empty = torch.empty(0, dtype=dtype, device=tensor.device)
-    return empty.set_(tensor.untyped_storage(), start, tuple(shape), tuple(strides))
-
-
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor` itself if its first element lies at a multiple of 16 bytes, else a copy that does."""
     return tensor if tensor.data_ptr() % 16 == 0 else _copied(tensor)

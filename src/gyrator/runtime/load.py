@@ -82,7 +82,6 @@ class Runtime:
     reinterpret = staticmethod(reinterpret)
     checked = staticmethod(externs.checked)
     leaves = staticmethod(externs.leaves)
-    retype = staticmethod(externs.retype)
     empty_cuda = staticmethod(empty_strided_cuda)
     current_stream = staticmethod(raw_stream)
     on_device = staticmethod(on_device)

@@ -138,9 +138,8 @@ def _start_triton(
     hints: Mapping[Size, int],
 ) -> Callable[[], Mapping[str, str | Path]]:
     """Begin to build the kernels on a GPU; returns what waits for their files."""
-    arguments = argument_alignment(plan, kernels, alignment(plan, align))
-    known = {name: found.aligned for name, found in arguments.items()}
-    relied = {name: default_aligned(k, hints) - arguments[name].unaligned for name, k in kernels.items()}
+    known = argument_alignment(plan, kernels, alignment(plan, align))
+    relied = {name: default_aligned(k, hints) for name, k in kernels.items()}
     places = {k.name: place for k in plan.kernels if k.name in kernels and (place := checked_place(k))}
     found = tuple(kernels.values())
     build: TritonBuild = start_triton_build(found, relied, target, workers, store, session, places)

@@ -10,7 +10,7 @@ A plan is printed as the wrapper program, step by step, and nothing is decided a
       launch add_1(b, c; B) free b, a return c
 
 ============  =========================================================================================
-``Allocate``  name memory for a value: ``Fresh | Reuse | InPlace | SliceOf``
+``Allocate``  name memory for a value: ``Fresh | InPlace``
 ``Launch``    run a generated kernel on values
 ``Call``      call an operator of torch or of the user
 ``Copy``      ``into[...] = source[...]``, elementwise
@@ -43,13 +43,6 @@ class Fresh:
 
 
 @dataclass(frozen=True, slots=True)
-class Reuse:
-    """The memory of ``of``, which no later step reads and which has at least as many bytes. Contents undefined."""
-
-    of: Value
-
-
-@dataclass(frozen=True, slots=True)
 class InPlace:
     """The memory of ``of`` with its contents: same shape, strides and dtype.
 
@@ -59,15 +52,7 @@ class InPlace:
     of: Value
 
 
-@dataclass(frozen=True, slots=True)
-class SliceOf:
-    """A window of ``of``, which is placed already, ``offset`` elements after its first; the dtype is the same."""
-
-    of: Value
-    offset: Index = ZERO
-
-
-Placement: TypeAlias = "Fresh | Reuse | InPlace | SliceOf"
+Placement: TypeAlias = "Fresh | InPlace"
 
 
 # -- steps -------------------------------------------------------------------------------------------------
