@@ -8,14 +8,13 @@ tensor, so its identity and storage mean nothing.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, final
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.node import map_aggregate
 
 from gyrator.autograd.symbols import SYMBOLIC_TYPES, Held, SymbolTable, expression
 from gyrator.errors import UnsupportedOperator
@@ -116,11 +115,22 @@ def metadata_key(value: Tensor) -> tuple[Any, ...]:
 
 def values_of(argument: Any) -> Any:
     """Nodes replaced by what their metadata says they hold."""
-    return map_aggregate(argument, _value_of)
+    return mapped(argument, _value_of)
 
 
 def _value_of(item: Any) -> Any:
     return item.meta["val"] if isinstance(item, Node) else item.value if isinstance(item, Held) else item
+
+
+def mapped(argument: Any, leaf: Callable[[Any], Any]) -> Any:
+    """As torch.fx's `map_aggregate`, but lists and dictionaries are plain ones, which a decomposition may change."""
+    if isinstance(argument, tuple):
+        return tuple([mapped(item, leaf) for item in argument])
+    if isinstance(argument, list):
+        return [mapped(item, leaf) for item in argument]
+    if isinstance(argument, dict):
+        return {key: mapped(item, leaf) for key, item in argument.items()}
+    return leaf(argument)
 
 
 def ancestors(nodes: Iterable[Node]) -> set[Node]:

@@ -26,7 +26,7 @@ from torch.fx.node import map_aggregate, map_arg
 
 from gyrator import torch_compat
 from gyrator.autograd import ops
-from gyrator.autograd.builder import GraphBuilder, ancestors, metadata_key, values_of
+from gyrator.autograd.builder import GraphBuilder, ancestors, mapped, metadata_key, values_of
 from gyrator.autograd.decompositions import DecompositionTable
 from gyrator.autograd.effects import is_statement
 from gyrator.autograd.recorder import Recorder
@@ -162,7 +162,7 @@ class _Pass:
             return fresh
 
         with build.fake_mode, torch.no_grad(), torch_compat.without_autocast():
-            args, kwargs = map_aggregate(node.args, argument), map_aggregate(node.kwargs, argument)
+            args, kwargs = mapped(node.args, argument), mapped(node.kwargs, argument)
             with recorder:
                 results = self._table[op](*args, **kwargs)
         if results is NotImplemented:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import ClassVar, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -40,10 +40,10 @@ class Value:
 class Expr:
     """Abstract: a typed scalar expression over loop axes."""
 
-    __slots__ = ()
+    __slots__ = ("_axes", "_loads")
     dtype: torch.dtype
-    _axes: ClassVar[frozenset[Axis] | None]
-    _loads: ClassVar[tuple[Load, ...] | None]
+    _axes: frozenset[Axis] | None
+    _loads: tuple[Load, ...] | None
 
     def children(self) -> tuple[Expr, ...]:
         return ()
@@ -64,11 +64,7 @@ class Expr:
     def axes(self) -> frozenset[Axis]:
         """The loop axes the value depends on."""
         if self._axes is None:
-            found: frozenset[Axis] = frozenset()
-            for c in self.children():
-                found |= c.axes()
-            for i in self.indices():
-                found |= i.axes()
+            found = frozenset[Axis]().union(*[c.axes() for c in self.children()], *[i.axes() for i in self.indices()])
             object.__setattr__(self, "_axes", found)
             return found
         return self._axes
@@ -82,11 +78,7 @@ class Expr:
         return self._loads
 
     def sizes(self) -> frozenset[Size]:
-        found: frozenset[Size] = frozenset()
-        for node in self.walk():
-            for i in node.indices():
-                found |= i.sizes()
-        return found
+        return frozenset[Size]().union(*[i.sizes() for node in self.walk() for i in node.indices()])
 
     def walk(self) -> Iterator[Expr]:
         """Each distinct node once, children before parents, those within indirect indices included."""
@@ -113,8 +105,6 @@ class Const(Expr):
 
     value: Scalar
     dtype: torch.dtype
-    _axes: ClassVar[frozenset[Axis] | None]
-    _loads: ClassVar[tuple[Load, ...] | None]
 
     @staticmethod
     def intern_key(value: Scalar, dtype: torch.dtype) -> tuple[object, ...]:
@@ -129,13 +119,8 @@ class Const(Expr):
 class IndexValue(Expr):
     """The int64 value of an index."""
 
+    dtype = torch.int64
     index: Index
-    _axes: ClassVar[frozenset[Axis] | None]
-    _loads: ClassVar[tuple[Load, ...] | None]
-
-    @property
-    def dtype(self) -> torch.dtype:  # type: ignore[override]
-        return torch.int64
 
     def indices(self) -> tuple[Index, ...]:
         return (self.index,)
@@ -159,8 +144,6 @@ class Load(Expr):
     index: tuple[Index, ...]
     mask: Expr | None = None
     other: Scalar = 0
-    _axes: ClassVar[frozenset[Axis] | None]
-    _loads: ClassVar[tuple[Load, ...] | None]
 
     @staticmethod
     def intern_key(value: Value, index: tuple[Index, ...], mask: Expr | None, other: Scalar) -> tuple[object, ...]:
@@ -191,8 +174,6 @@ class Op(Expr):
     name: str
     args: tuple[Expr, ...]
     dtype: torch.dtype
-    _axes: ClassVar[frozenset[Axis] | None]
-    _loads: ClassVar[tuple[Load, ...] | None]
 
     def children(self) -> tuple[Expr, ...]:
         return self.args
@@ -215,8 +196,6 @@ class Masked(Expr):
     mask: Expr
     body: Expr
     other: Const
-    _axes: ClassVar[frozenset[Axis] | None]
-    _loads: ClassVar[tuple[Load, ...] | None]
 
     @property
     def dtype(self) -> torch.dtype:  # type: ignore[override]
@@ -239,15 +218,10 @@ class Checked(Expr):
     Under a ``mask`` it is checked only where the mask holds.
     """
 
+    dtype = torch.int64
     arg: Expr
     size: Index
     mask: Expr | None = None
-    _axes: ClassVar[frozenset[Axis] | None]
-    _loads: ClassVar[tuple[Load, ...] | None]
-
-    @property
-    def dtype(self) -> torch.dtype:  # type: ignore[override]
-        return torch.int64
 
     def children(self) -> tuple[Expr, ...]:
         return (self.arg,) if self.mask is None else (self.arg, self.mask)
@@ -275,8 +249,6 @@ class Random(Expr):
     offset: Index
     dtype: torch.dtype
     args: tuple[Expr, ...] = ()
-    _axes: ClassVar[frozenset[Axis] | None]
-    _loads: ClassVar[tuple[Load, ...] | None]
 
     def children(self) -> tuple[Expr, ...]:
         return (self.seed, *self.args)
@@ -298,8 +270,6 @@ class Ref(Expr):
     name: str
     dtype: torch.dtype
     scope: frozenset[Axis]
-    _axes: ClassVar[frozenset[Axis] | None]
-    _loads: ClassVar[tuple[Load, ...] | None]
 
     def axes(self) -> frozenset[Axis]:
         return self.scope

@@ -19,7 +19,7 @@ rule fires only if it holds for every value of the sizes within their bounds.
 # ruff: noqa: D102  (methods that implement what the base class documents)
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from math import gcd
 from operator import is_
@@ -37,10 +37,16 @@ Terms: TypeAlias = "tuple[tuple[Monomial, int], ...]"
 
 
 class Atom:
-    """Abstract: a factor of a monomial. ``key`` orders atoms the same way in every process."""
+    """Abstract: a factor of a monomial. ``rank`` is the place of its kind in the order of atoms."""
 
-    __slots__ = ()
-    key: str
+    __slots__ = ("_key",)
+    rank: ClassVar[str]
+    _key: str | None
+
+    @property
+    def key(self) -> str:
+        """Orders atoms the same way in every process."""
+        return self._key or _remember(self, "_key", f"{self.rank}{self!r}")
 
     def index(self) -> Index:
         return Index((((self,), 1),))
@@ -50,14 +56,10 @@ class Atom:
 class Size(Atom):
     """A symbolic size with proven bounds: ``lo ≤ size`` and, if ``hi`` is given, ``size ≤ hi``."""
 
+    rank = "0"
     name: str
     lo: int = 0
     hi: int | None = None
-    _key: ClassVar[str | None]
-
-    @property
-    def key(self) -> str:  # type: ignore[override]
-        return self._key or _remember(self, "_key", f"0{self.name}")
 
     def __repr__(self) -> str:
         return self.name
@@ -67,13 +69,13 @@ class Size(Atom):
 class Axis(Atom):
     """A loop variable that runs over ``0 … extent-1``."""
 
+    rank = "1"
     name: str
     extent: Index
-    _key: ClassVar[str | None]
 
     @property
-    def key(self) -> str:  # type: ignore[override]
-        return self._key or _remember(self, "_key", f"1{self.name} {self.extent}")
+    def key(self) -> str:
+        return self._key or _remember(self, "_key", f"{self.rank}{self.name} {self.extent}")
 
     def __repr__(self) -> str:
         return self.name
@@ -83,13 +85,9 @@ class Axis(Atom):
 class FloorDiv(Atom):
     """``⌊num / den⌋``."""
 
+    rank = "2"
     num: Index
     den: Index
-    _key: ClassVar[str | None]
-
-    @property
-    def key(self) -> str:  # type: ignore[override]
-        return self._key or _remember(self, "_key", f"2{self!r}")
 
     def __repr__(self) -> str:
         return f"({_group(self.num)} // {_group(self.den)})"
@@ -99,13 +97,9 @@ class FloorDiv(Atom):
 class Mod(Atom):
     """``num - den·⌊num / den⌋``."""
 
+    rank = "3"
     num: Index
     den: Index
-    _key: ClassVar[str | None]
-
-    @property
-    def key(self) -> str:  # type: ignore[override]
-        return self._key or _remember(self, "_key", f"3{self!r}")
 
     def __repr__(self) -> str:
         return f"({_group(self.num)} % {_group(self.den)})"
@@ -115,12 +109,9 @@ class Mod(Atom):
 class Min(Atom):
     """The smaller of two indices, ordered by their text."""
 
+    rank = "4"
     a: Index
     b: Index
-
-    @property
-    def key(self) -> str:  # type: ignore[override]
-        return f"4{self!r}"
 
     def __repr__(self) -> str:
         return f"min({self.a}, {self.b})"
@@ -130,12 +121,9 @@ class Min(Atom):
 class Max(Atom):
     """The larger of two indices, ordered by their text."""
 
+    rank = "5"
     a: Index
     b: Index
-
-    @property
-    def key(self) -> str:  # type: ignore[override]
-        return f"5{self!r}"
 
     def __repr__(self) -> str:
         return f"max({self.a}, {self.b})"
@@ -145,13 +133,9 @@ class Max(Atom):
 class Indirect(Atom):
     """A run-time integer: ``value`` is an int64 expression whose result lies in ``[0, size)``."""
 
+    rank = "6"
     value: Expr
     size: Index
-    _key: ClassVar[str | None]
-
-    @property
-    def key(self) -> str:  # type: ignore[override]
-        return self._key or _remember(self, "_key", f"6{self.value!r}")
 
     def __repr__(self) -> str:
         return f"<{self.value!r}>"
@@ -236,6 +220,13 @@ class Index:
         return None
 
     @property
+    def atom(self) -> Atom | None:
+        """The atom this index is, or None."""
+        if len(self.terms) == 1 and self.terms[0][1] == 1 and len(self.terms[0][0]) == 1:
+            return self.terms[0][0][0]
+        return None
+
+    @property
     def constant_term(self) -> int:
         return next((c for m, c in self.terms if not m), 0)
 
@@ -298,23 +289,20 @@ class Index:
         return _canonical(total)
 
     def __repr__(self) -> str:
-        if not self.terms:
-            return "0"
+        return self.text(repr)
+
+    def text(self, atom: Callable[[Atom], str]) -> str:
+        """The sum of products, with each atom printed by ``atom``."""
         text = ""
         for monomial, c in self.terms:
             factors = [str(abs(c))] if abs(c) != 1 or not monomial else []
-            factors += [repr(a) for a in monomial]
-            sign = "-" if c < 0 else "+"
-            text += ("-" if c < 0 else "") if not text else f" {sign} "
-            text += "*".join(factors)
-        return text
+            sign = ("-" if c < 0 else "") if not text else (" - " if c < 0 else " + ")
+            text += sign + "*".join([*factors, *map(atom, monomial)])
+        return text or "0"
 
 
 def _group(index: Index) -> str:
-    simple = index.value is not None or (
-        len(index.terms) == 1 and index.terms[0][1] == 1 and len(index.terms[0][0]) == 1
-    )
-    return str(index) if simple else f"({index})"
+    return f"({index})" if index.value is None and index.atom is None else str(index)
 
 
 def _remember(node: object, slot: str, value: T) -> T:
@@ -384,6 +372,8 @@ def as_index(value: IndexLike) -> Index:
 
 ZERO = Index(())
 ONE = Index((((), 1),))
+_LOWEST = const(-(1 << 62))
+"""The lower bound of what has none."""
 
 
 def product(factors: tuple[Index, ...] | list[Index]) -> Index:
@@ -452,14 +442,9 @@ def div_mod(num: Index, den: Index) -> tuple[Index, Index]:
         return quotient, rest
     if is_nonnegative(-rest - 1) and is_nonnegative(den + rest):  # -den ≤ rest < 0
         return quotient - 1, rest + den
-    split = _split_by_gcd(rest, den)
+    split = _split_by_gcd(rest, den) or _split_with_floor(rest, den)
     if split is not None:
-        q, r = split
-        return quotient + q, r
-    floored = _split_with_floor(rest, den)
-    if floored is not None:
-        q, r = floored
-        return quotient + q, r
+        return quotient + split[0], split[1]
     nested = _nested_division(rest, den)
     if nested is not None:
         return quotient + nested, rest if nested is ZERO else _mod_atom(rest, den)
@@ -468,30 +453,33 @@ def div_mod(num: Index, den: Index) -> tuple[Index, Index]:
 
 def _mod_atom(num: Index, den: Index) -> Index:
     """``(x % (k·d)) % d`` → ``x % d``; else the atom."""
-    if len(num.terms) == 1 and num.terms[0][1] == 1 and len(num.terms[0][0]) == 1:
-        (atom,) = num.terms[0][0]
-        if isinstance(atom, Mod) and exact_quotient(atom.den, den) is not None:
-            return div_mod(atom.num, den)[1]
+    atom = num.atom
+    if isinstance(atom, Mod) and exact_quotient(atom.den, den) is not None:
+        return div_mod(atom.num, den)[1]
     return Mod(num, den).index()
 
 
 def _split_by_gcd(num: Index, den: Index) -> tuple[Index, Index] | None:
     """``(g·a + r) // (g·b)`` with ``0 ≤ r < g`` → ``a // b``, remainder ``g·(a % b) + r``; g a constant >
     1."""
-    d = den.value
-    if d is None or len(num.terms) < 1:
-        return None
-    for g in sorted({gcd(c, d) for m, c in num.terms if m}, reverse=True):
-        if g <= 1:
-            continue
-        whole = _canonical({m: c // g for m, c in num.terms if c % g == 0})
-        rest = _canonical({m: c for m, c in num.terms if c % g})
+    for g, d, whole, rest in _by_common_factors(num, den):
         if rest.value is not None and not 0 <= rest.value < g:  # a constant: floor it into the whole part
             whole, rest = whole + rest.value // g, const(rest.value % g)
         if is_nonnegative(rest) and is_nonnegative(const(g - 1) - rest):
             q, r = div_mod(whole, const(d // g))
             return q, r * g + rest
     return None
+
+
+def _by_common_factors(num: Index, den: Index) -> Iterator[tuple[int, int, Index, Index]]:
+    """``(g, d, a, r)`` with ``num = g·a + r`` for each common factor g > 1 of ``den``, the constant d, and a term,
+    the largest first.
+    """
+    d = den.value
+    for g in sorted({gcd(c, d) for m, c in num.terms if m}, reverse=True) if d is not None else ():
+        if g > 1 and d is not None:
+            whole = _canonical({m: c // g for m, c in num.terms if c % g == 0})
+            yield g, d, whole, _canonical({m: c for m, c in num.terms if c % g})
 
 
 def _split_with_floor(num: Index, den: Index) -> tuple[Index, Index] | None:
@@ -501,29 +489,23 @@ def _split_with_floor(num: Index, den: Index) -> tuple[Index, Index] | None:
     So all quotients of one flat index share their parts: with ``f = 2048·b + t``, both ``f // 4224`` and ``f // 128 %
     33`` are of ``16·b + t // 128``, and ``4224·(f // 4224) + 128·(f // 128 % 33) + f % 128`` is ``f`` again.
     """
-    d = den.value
-    if d is None:
-        return None
-    for g in sorted({gcd(c, d) for m, c in num.terms if m}, reverse=True):
-        whole = _canonical({m: c // g for m, c in num.terms if c % g == 0})
-        rest = _canonical({m: c for m, c in num.terms if c % g})
-        if g <= 1 or g == d or rest is ZERO or whole is ZERO:
-            continue
-        low, inner = div_mod(rest, const(g))
-        q, r = div_mod(whole + low, const(d // g))
-        return q, r * g + inner
+    for g, d, whole, rest in _by_common_factors(num, den):
+        if g != d and rest is not ZERO and whole is not ZERO:
+            low, inner = div_mod(rest, const(g))
+            q, r = div_mod(whole + low, const(d // g))
+            return q, r * g + inner
     return None
 
 
 def _nested_division(num: Index, den: Index) -> Index | None:
     """``(x // a) // b`` → ``x // (a·b)`` and ``(x % (a·b)) // a`` → ``(x // a) % b``."""
-    if len(num.terms) == 1 and num.terms[0][1] == 1 and len(num.terms[0][0]) == 1:
-        (atom,) = num.terms[0][0]
-        if isinstance(atom, FloorDiv):
-            return div_mod(atom.num, atom.den * den)[0]
-        parts = exact_quotient(atom.den, den) if isinstance(atom, Mod) else None
-        if isinstance(atom, Mod) and parts is not None and is_nonnegative(parts - 1):
-            return div_mod(div_mod(atom.num, den)[0], parts)[1]
+    match num.atom:
+        case FloorDiv(x, a):
+            return div_mod(x, a * den)[0]
+        case Mod(x, a):
+            parts = exact_quotient(a, den)
+            if parts is not None and is_nonnegative(parts - 1):
+                return div_mod(div_mod(x, den)[0], parts)[1]
     return None
 
 
@@ -537,31 +519,25 @@ def _atom_bounds(atom: Atom) -> tuple[Index, Index | None]:
             return ZERO, upper(extent - 1)
         case Indirect(_, size):
             return ZERO, upper(size - 1)
-        case Mod(num, den):
-            top = upper(den - 1)
-            return ZERO, top
+        case Mod(_, den):
+            return ZERO, upper(den - 1)
         case FloorDiv(num, den):
             low, high = lower(num), upper(num)
-            if den.value is None:
-                return (ZERO if low is not None and is_nonnegative(low) else const(-(1 << 62))), (
-                    high if high is not None and is_nonnegative(high) else None
-                )
-            return (div_mod(low, den)[0] if low is not None else const(-(1 << 62))), (
-                div_mod(high, den)[0] if high is not None else None
+            if den.value is not None:
+                return (_LOWEST if low is None else low // den), (None if high is None else high // den)
+            return (ZERO if low is not None and is_nonnegative(low) else _LOWEST), (
+                high if high is not None and is_nonnegative(high) else None
             )
         case Min(a, b):
-            highs = [h for h in (upper(a), upper(b)) if h is not None]
-            lows = [lower(a), lower(b)]
-            low = _pick(lows, smallest=True)
-            return (low if low is not None else const(-(1 << 62))), highs[0] if highs else None
+            return _pick(lower(a), lower(b), smallest=True) or _LOWEST, upper(a) or upper(b)
         case Max(a, b):
-            low = _pick([lower(a), lower(b)], smallest=False) or lower(a)
-            return (low if low is not None else const(-(1 << 62))), _pick([upper(a), upper(b)], smallest=False)
+            low = _pick(lower(a), lower(b), smallest=False) or lower(a)
+            return low or _LOWEST, _pick(upper(a), upper(b), smallest=False)
     raise TypeError(atom)
 
 
-def _pick(options: list[Index | None], *, smallest: bool) -> Index | None:
-    a, b = options
+def _pick(a: Index | None, b: Index | None, *, smallest: bool) -> Index | None:
+    """The smaller or larger of two known bounds; None where neither is proved to be."""
     if a is None or b is None:
         return None
     if is_nonnegative(b - a):
@@ -573,20 +549,18 @@ def _pick(options: list[Index | None], *, smallest: bool) -> Index | None:
 
 def lower(index: Index) -> Index | None:
     """A lower bound as a polynomial in size symbols alone, or None if none is known."""
-    if index._lower is None:
-        bound = _bound(index, low=True)
-        _remember(index, "_lower", False if bound is None else bound)
-        return bound
-    return index._lower or None
+    known = index._lower
+    if known is None:
+        known = _remember(index, "_lower", _bound(index, low=True) or False)
+    return known or None
 
 
 def upper(index: Index) -> Index | None:
     """An upper bound as a polynomial in size symbols alone, or None if none is known."""
-    if index._upper is None:
-        bound = _bound(index, low=False)
-        _remember(index, "_upper", False if bound is None else bound)
-        return bound
-    return index._upper or None
+    known = index._upper
+    if known is None:
+        known = _remember(index, "_upper", _bound(index, low=False) or False)
+    return known or None
 
 
 def _bound(index: Index, *, low: bool) -> Index | None:
@@ -610,7 +584,7 @@ def _bound_ragged(rest: Index, axis: Axis, factor: Index, *, low: bool) -> Index
     ends = [_bound(rest + factor * (arm - 1), low=low) for arm in _arms(axis.extent)]
     known = [e for e in ends if e is not None]
     if len(known) == 2:
-        return _pick([known[0], known[1]], smallest=not low) or known[0]
+        return _pick(*known, smallest=not low) or known[0]
     return known[0] if known else None
 
 

@@ -21,50 +21,38 @@ def interned(cls: type[T]) -> type[T]:
     """Class decorator: makes ``cls`` an immutable, interned record of its annotated fields.
 
     Fields take defaults as in a dataclass. A class whose fields can be equal yet different (``1 == True``) defines
-    ``intern_key(*fields)`` to tell them apart. An optional ``check(self)`` runs once, on a new node. A name that
-    starts with ``_`` (annotated as ClassVar for type checkers) is a cache slot, not a field: it begins as None.
+    ``intern_key(*fields)`` to tell them apart. A name that
+    starts with ``_`` (annotated as ClassVar for type checkers) is a cache slot, not a field: it begins as None. So do
+    those slots of base classes.
     """
     names = list(get_annotations(cls))
     fields = [n for n in names if not n.startswith("_")]
-    caches = [n for n in names if n.startswith("_")]
+    caches = [n for c in cls.__mro__ for n in get_annotations(c) if n.startswith("_")]
     defaults = {n: cls.__dict__[n] for n in fields if n in cls.__dict__}
     body = {k: v for k, v in cls.__dict__.items() if k not in defaults and k not in ("__dict__", "__weakref__")}
     body["__slots__"] = (*names, "__weakref__")
     new = type(cls.__name__, cls.__bases__, body)
     table: Table = {}
     scope: dict[str, object] = {"get": table.get, "put": _adder(table), "make": object.__new__, "defaults": defaults}
-    scope.update({f"set_{n}": getattr(new, n).__set__ for n in names})
+    scope.update({f"set_{n}": getattr(new, n).__set__ for n in (*fields, *caches)})
     scope["key"] = body.get("intern_key")
     params = ", ".join(f"{n}=defaults[{n!r}]" if n in defaults else n for n in fields)
-    key = (
-        f"key({', '.join(fields)})"
-        if "intern_key" in body
-        else (fields[0] if len(fields) == 1 else f"({', '.join(fields)})")
-    )
+    key = ", ".join(fields) if len(fields) == 1 or "intern_key" in body else f"({', '.join(fields)})"
     lines = [
         f"def __new__(cls, {params}):",
-        f"    k = {key}",
+        f"    k = key({key})" if "intern_key" in body else f"    k = {key}",
         "    found = get(k)",
         "    if found is not None:",
         "        node = found()",
         "        if node is not None: return node",
+        "    node = make(cls)",
+        *[f"    set_{n}(node, {n})" for n in fields],
+        *[f"    set_{n}(node, None)" for n in caches],
+        "    return put(k, node)",
     ]
-    lines += (
-        ["    node = make(cls)"]
-        + [f"    set_{n}(node, {n})" for n in fields]
-        + [f"    set_{n}(node, None)" for n in caches]
-    )
-    lines += ["    node.check()"] if "check" in body else []
-    lines += ["    return put(k, node)"]
     exec("\n".join(lines), scope)  # one constructor per class, built from field names alone
-    methods = {
-        "__new__": scope["__new__"],
-        "__init__": _no_init,
-        "__setattr__": _refuse,
-        "__match_args__": tuple(fields),
-    }
-    methods["__reduce__"] = _reduce
-    for name, method in methods.items():
+    methods = {"__new__": scope["__new__"], "__init__": _no_init, "__setattr__": _refuse, "__reduce__": _reduce}
+    for name, method in {**methods, "__match_args__": tuple(fields)}.items():
         setattr(new, name, method)
     return new
 

@@ -215,18 +215,15 @@ class _Machine:
             base = written[view.value]
         shape, strides = ([number(i, self.sizes) for i in part] for part in (view.shape, view.strides))
         offset = base.storage_offset() + number(view.offset, self.sizes)
-        if view.dtype is not None:
-            base, offset = base.view(view.dtype), offset
+        base = base if view.dtype is None else base.view(view.dtype)
         return base.as_strided(shape, strides, offset)
 
 
 def solve(shape: tuple[Index, ...], actual: Sequence[int], sizes: dict[Size, int]) -> None:
     """Sizes that are a dimension of their own get that dimension's extent, unless they have a value."""
     for index, extent in zip(shape, actual, strict=True):
-        if len(index.terms) == 1 and index.terms[0][1] == 1 and len(index.terms[0][0]) == 1:
-            (atom,) = index.terms[0][0]
-            if isinstance(atom, Size):
-                sizes.setdefault(atom, extent)
+        if isinstance(index.atom, Size):
+            sizes.setdefault(index.atom, extent)
 
 
 def derive(text: str, sizes: Mapping[Size, int]) -> int:

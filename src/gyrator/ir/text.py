@@ -322,15 +322,7 @@ class _Names:
         return ", ".join(map(self.index, indices))
 
     def index(self, index: Index) -> str:
-        if not index.indirects():
-            return str(index)
-        text = ""
-        for monomial, c in index.terms:
-            factors = [str(abs(c))] if abs(c) != 1 or not monomial else []
-            factors += [self._atom(a) for a in monomial]
-            sign = ("-" if c < 0 else "") if not text else (" - " if c < 0 else " + ")
-            text += sign + "*".join(factors)
-        return text
+        return index.text(self._atom) if index.indirects() else str(index)
 
     def _atom(self, atom: Atom) -> str:
         match atom:

@@ -336,10 +336,7 @@ class _Shown:
 
 def _plain_size(index: Index) -> Size | None:
     """The symbol that ``index`` is, or None if it is an expression or a number."""
-    if len(index.terms) == 1 and index.terms[0][1] == 1 and len(index.terms[0][0]) == 1:
-        (atom,) = index.terms[0][0]
-        return atom if isinstance(atom, Size) else None
-    return None
+    return index.atom if isinstance(index.atom, Size) else None
 
 
 def _computable(traced: object, args: Sequence[Result]) -> bool:

@@ -158,3 +158,9 @@ def test_foreach_operators_do_to_each_tensor_what_eager_does() -> None:
         given = [a for a in op._schema.arguments if not a.kwarg_only and not a.has_default_value()]
         args = [kinds.get(str(a.type), 0.5) for a in given]
         torch.testing.assert_close(list(decomposed(*args)), list(op(*args)), msg=str(op))
+
+
+def test_decomposition_may_change_the_lists_it_is_given() -> None:
+    """torch's own of `_unsafe_masked_index` puts clamped indices into the list of indices."""
+    inside, place = torch.tensor([True, False, True]), torch.tensor([0, 9, 2])
+    same_as_eager(lambda x: aten._unsafe_masked_index(x, inside, [place], 0.0), torch.randn(4), backward=False)
