@@ -84,26 +84,11 @@ class Symbols:
         """:meth:`to_index` of each size or stride of a tensor."""
         return tuple([self.to_index(s) for s in sizes])
 
-    def size_of(self, x: torch.SymInt) -> Size:
-        """The size symbol that a symbolic int input binds.
-
-        Raises: ValueError if ``x`` is an expression of other symbols.
-        """
-        index = self.to_index(x)
-        if len(index.terms) == 1 and index.terms[0][1] == 1 and len(index.terms[0][0]) == 1:
-            (atom,) = index.terms[0][0]
-            if isinstance(atom, Size):
-                return atom
-        raise ValueError(f"{x} is not a plain size symbol")
-
     def from_sympy(self, expr: sympy.Basic) -> Index:
         """The index equal to a SymPy expression of integers; opaque where the algebra has no such term."""
         known = self._indices.get(expr)
         if known is None:
-            known = self._convert(expr)
-            if known is None:
-                known = self._opaque(expr)
-            self._indices[expr] = known
+            known = self._indices[expr] = self._convert(expr) or self._opaque(expr)
         return known
 
     def _convert(self, expr: sympy.Basic) -> Index | None:
@@ -119,15 +104,12 @@ class Symbols:
         if isinstance(expr, sympy.Mul) and any(_is_fraction(a) for a in expr.args):
             return self._fraction(expr)
         rule = _RULES.get(name)
-        if rule is None:
-            return None
-        return rule(tuple([self.from_sympy(a) for a in expr.args]))
+        return None if rule is None else rule(tuple([self.from_sympy(a) for a in expr.args]))
 
     def _power(self, expr: sympy.Pow) -> Index | None:
         base, exponent = expr.args
-        if not isinstance(exponent, sympy.Integer) or int(exponent) < 0:
-            return None
-        return _power((self.from_sympy(base), const(int(exponent))))
+        natural = isinstance(exponent, sympy.Integer) and int(exponent) >= 0
+        return _power((self.from_sympy(base), const(int(exponent)))) if natural else None
 
     def _fraction(self, expr: sympy.Mul) -> Index | None:
         """A product with reciprocals that SymPy knows to be an integer: an exact division."""
@@ -189,10 +171,9 @@ _UNBOUNDED = -(1 << 62)
 
 def _bounded(name: str, bounds: object, default: int | None) -> Size:
     """A size with the bounds of a torch ValueRanges; infinite ends are dropped."""
-    low, high = _finite(getattr(bounds, "lower", None)), _finite(getattr(bounds, "upper", None))
-    if low is None:
-        low = default if default is not None else _UNBOUNDED
-    return Size(name, low, high)
+    low, high = (_finite(getattr(bounds, end, None)) for end in ("lower", "upper"))
+    lows = [n for n in (low, default, _UNBOUNDED) if n is not None]
+    return Size(name, lows[0], high)
 
 
 def _finite(end: object) -> int | None:
@@ -233,14 +214,9 @@ def _power(args: tuple[Index, ...]) -> Index | None:
     return None if exponent is None or not 0 <= exponent <= 8 else product([args[0]] * exponent)
 
 
-def _shift_left(args: tuple[Index, ...]) -> Index | None:
+def _shifted(args: tuple[Index, ...], apply: Callable[[Index, int], Index]) -> Index | None:
     by = args[1].value
-    return None if by is None or not 0 <= by < 62 else args[0] * (1 << by)
-
-
-def _shift_right(args: tuple[Index, ...]) -> Index | None:
-    by = args[1].value
-    return None if by is None or not 0 <= by < 62 else args[0] // (1 << by)
+    return None if by is None or not 0 <= by < 62 else apply(args[0], 1 << by)
 
 
 _RULES: Mapping[str, Rule] = {
@@ -255,56 +231,36 @@ _RULES: Mapping[str, Rule] = {
     "Max": lambda args: reduce(maximum, args),
     "Min": lambda args: reduce(minimum, args),
     "PowByNatural": _power,
-    "LShift": _shift_left,
-    "RShift": _shift_right,
+    "LShift": lambda args: _shifted(args, Index.__mul__),
+    "RShift": lambda args: _shifted(args, Index.__floordiv__),
     "Identity": lambda args: args[0],
 }
 _ROUNDING = frozenset({"TruncToInt", "FloorToInt", "CeilToInt"})
 
 
 # -- Python text of opaque expressions ---------------------------------------------------------------------
+_INFIX: Mapping[str, str] = {
+    "Add": "+", "Mul": "*", "And": "and", "Or": "or", "FloorDiv": "//", "CleanDiv": "//", "Mod": "%", "PythonMod": "%",
+    "PowByNatural": "**", "Pow": "**", "IntTrueDiv": "/", "FloatTrueDiv": "/", "LShift": "<<", "RShift": ">>",
+    "Equality": "==", "Unequality": "!=", "StrictLessThan": "<", "LessThan": "<=", "StrictGreaterThan": ">",
+    "GreaterThan": ">=",
+}  # fmt: skip
+_MATH = "sqrt cos cosh sin sinh tan tanh asin acos atan exp log asinh log2"
+_CALLED: Mapping[str, str] = {
+    "Max": "max", "Min": "min", "Abs": "abs", "ToFloat": "float", "RoundToInt": "round", "RoundDecimal": "round",
+    "TruncToInt": "math.trunc", "FloorToInt": "math.floor", "CeilToInt": "math.ceil", "floor": "math.floor",
+    "ceiling": "math.ceil", "exp": "math.exp", "log": "math.log",
+    **{f"OpaqueUnaryFn_{name}": f"math.{name}" for name in _MATH.split()},
+}  # fmt: skip
 _TEXT: Mapping[str, str] = {
-    "FloorDiv": "({0} // {1})",
-    "CleanDiv": "({0} // {1})",
-    "Mod": "({0} % {1})",
-    "PythonMod": "({0} % {1})",
     "ModularIndexing": "(({0} // {1}) % {2})",
     "CeilDiv": "(-(-{0} // {1}))",
-    "PowByNatural": "({0} ** {1})",
-    "Pow": "({0} ** {1})",
     "FloatPow": "(float({0}) ** {1})",
-    "IntTrueDiv": "({0} / {1})",
-    "FloatTrueDiv": "({0} / {1})",
-    "LShift": "({0} << {1})",
-    "RShift": "({0} >> {1})",
-    "Identity": "{0}",
-    "TruncToInt": "math.trunc({0})",
-    "FloorToInt": "math.floor({0})",
-    "CeilToInt": "math.ceil({0})",
     "TruncToFloat": "float(math.trunc({0}))",
-    "RoundToInt": "round({0})",
-    "RoundDecimal": "round({0}, {1})",
-    "ToFloat": "float({0})",
+    "Identity": "{0}",
     "Where": "({1} if {0} else {2})",
-    "Equality": "({0} == {1})",
-    "Unequality": "({0} != {1})",
-    "StrictLessThan": "({0} < {1})",
-    "LessThan": "({0} <= {1})",
-    "StrictGreaterThan": "({0} > {1})",
-    "GreaterThan": "({0} >= {1})",
     "Not": "(not {0})",
-    "Abs": "abs({0})",
-    "floor": "math.floor({0})",
-    "ceiling": "math.ceil({0})",
-    "exp": "math.exp({0})",
-    "log": "math.log({0})",
-    **{f"OpaqueUnaryFn_{f}": f"math.{f}({{0}})" for f in (
-        "sqrt", "cos", "cosh", "sin", "sinh", "tan", "tanh", "asin", "acos", "atan", "exp", "log", "asinh",
-        "log2",
-    )},
-}  # fmt: skip
-_JOINED: Mapping[str, str] = {"Add": " + ", "Mul": "*", "And": " and ", "Or": " or "}
-_CALLED: Mapping[str, str] = {"Max": "max", "Min": "min"}
+}
 
 
 def python_text(expr: sympy.Basic) -> str:
@@ -326,8 +282,8 @@ def python_text(expr: sympy.Basic) -> str:
     if isinstance(expr, sympy.Piecewise):
         return _piecewise_text(expr)
     args = [python_text(a) for a in expr.args]
-    if name in _JOINED:
-        return f"({_JOINED[name].join(args)})"
+    if name in _INFIX:
+        return f"({f' {_INFIX[name]} '.join(args)})"
     if name in _CALLED:
         return f"{_CALLED[name]}({', '.join(args)})"
     if name not in _TEXT:
