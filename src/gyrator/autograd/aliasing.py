@@ -30,9 +30,7 @@ class Number:
 
 @dataclass(frozen=True)
 class ReplayedView:
-    """One view to repeat; its symbolic arguments are `Number`s. `tracks_grad` is False where it was made under
-    no_grad.
-    """
+    """A view to repeat; symbolic arguments are `Number`s. `tracks_grad` is False for one made under no_grad."""
 
     view: View
     tracks_grad: bool

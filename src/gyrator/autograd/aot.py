@@ -49,8 +49,7 @@ def aot_compile(
         decompositions: see `decomposition_table`, whose result is the default.
         numerics: which default table.
         lazy_backward: compile backward at its first call. Facts about sizes that it finds out then are not
-        guarded, so
-            it is for static shapes.
+            guarded, so it is for static shapes.
 
     Returns:
         A callable with `gm`'s own signature that behaves like it: values, aliasing, mutation, gradients.
@@ -75,9 +74,7 @@ def aot_compile(
 
 @dataclass(frozen=True)
 class Traced:
-    """A compiled program before it is put together: what the shell needs, and what joins its halves if it has
-    two (`program.run` is then unused).
-    """
+    """A compiled program in parts: what the shell needs, and what joins its halves (`program.run` is then unused)."""
 
     program: Program
     link: Differentiable | None
@@ -240,9 +237,7 @@ def _written(joint: Joint, compiled: Compiled) -> frozenset[int]:
 
 
 def _strides(joint: Joint, graph: Graph) -> tuple[tuple[Size, ...] | None, ...]:
-    """The strides that the outputs of `graph` must have: those that the user sees and, for saved values,
-    those that backward is compiled for. None where they are free.
-    """
+    """The strides of outputs that the user sees, and of saved values, for which backward is compiled; else None."""
     forward = joint.forward
     seen = [tensor if exact else None for tensor, exact in zip(forward.tensors, forward.exact, strict=True)]
     saved = [_value(node) for node in _outputs(graph)[len(seen) :]]

@@ -169,9 +169,7 @@ def _is_contiguous(value: Tensor) -> bool:
 
 
 def _order(value: Tensor) -> Sequence[int]:
-    """The dimensions from the outermost in memory to the innermost, if in this order the tensor is
-    contiguous; else nothing.
-    """
+    """The order of dimensions in which the tensor is contiguous, the outermost first; nothing if there is none."""
     for order in ([*range(value.ndim)], *_transposes(value.ndim)):
         shape, strides = [value.shape[d] for d in order], [value.stride()[d] for d in order]
         if _steps(shape, strides) == _steps(shape, contiguous_strides(shape)):

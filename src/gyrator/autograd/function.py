@@ -34,15 +34,14 @@ class Differentiable:
 
     Attributes:
         forward: boxed; returns results, saved values, numbers.
-        backward: boxed; takes numbers, saved values, saved inputs, tangents; returns one gradient per entry
-        of `gradients`.
+        backward: boxed; takes numbers, saved values, saved inputs, tangents; returns a gradient per entry of
+            `gradients`.
         results: number of results.
         saved_values: number of saved values after them.
         saved_inputs: positions of the inputs that backward reads.
         tangents: those that backward takes.
         gradients: for each gradient that backward returns, the position of its input.
         inputs: number of arguments.
-        autocast: whether autocast was on in the trace.
     """
 
     forward: Callable[[list[Any]], Sequence[Any]]

@@ -109,9 +109,7 @@ def write(alias: Alias, value: Node, build: GraphBuilder) -> None:
 
 
 def _sized_like(value: Node, old: Node, build: GraphBuilder) -> Node:
-    """`value`, whose sizes are those of `old` though a fake kernel may have stated them as other expressions:
-    2 * (s // 2) of the view back to s elements.
-    """
+    """`value` with the sizes of `old`, which a fake kernel may state otherwise: as 2 * (s // 2) instead of s."""
     wanted, given = old.meta["val"], value.meta["val"]
     if given is not wanted and [*map(expression, given.shape)] != [*map(expression, wanted.shape)]:
         with build.fake_mode:

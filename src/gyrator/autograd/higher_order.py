@@ -2,9 +2,7 @@
 
     inlined   tag_activation_checkpoint, invoke_subgraph, wrap: their body is traced in their place;
               flex_attention: the operators that define it are
-    recorded  cond, while_loop, map_impl, scan, associative_scan: one node, whose bodies are functional ATen
-    graphs
-              of their own
+    recorded  cond, while_loop, map_impl, scan, associative_scan: one node, whose bodies are graphs of their own
     passed    auto_functionalized, with_effects and others without bodies: one node
     refused   the rest
 

@@ -23,8 +23,7 @@ class Inputs:
         mode: the mode that the fake tensors belong to.
         values: one per placeholder: fake tensor, symbolic size, or scalar.
         requires_grad: whether autograd tracks the input, per input.
-        leaf: whether the input is a leaf of the user's autograd graph (it can then not be mutated under
-        autograd).
+        leaf: whether it is a leaf of the user's autograd graph (it can then not be mutated under autograd).
         static: inputs that are parameters or buffers, whose memory stays the same.
     """
 
@@ -76,9 +75,7 @@ def _faked(example: Tensor, mode: FakeTensorMode) -> Tensor:
 
 
 def overlapping(values: Sequence[Any], written: Sequence[int]) -> bool:
-    """Whether a tensor at one of the positions `written` shares memory with another of the tensors, so that
-    a write to one changes the other.
-    """
+    """Whether a tensor at one of the positions `written` shares memory with another of the tensors."""
     owners = [value.untyped_storage()._cdata for value in values if isinstance(value, Tensor)]
     if len(set(owners)) == len(owners):
         return False
@@ -93,9 +90,7 @@ def overlapping(values: Sequence[Any], written: Sequence[int]) -> bool:
 
 
 def reaches_outside(view: Tensor, owner: Tensor) -> bool:
-    """Whether a view of `owner` has elements outside of the range of memory that `owner` spans; with symbolic
-    sizes that is not known, and taken to be false.
-    """
+    """Whether a view of `owner` leaves the memory that `owner` spans; of symbolic sizes it is taken not to."""
     places = (*view.shape, *view.stride(), *owner.shape, *owner.stride())
     if view.numel() == 0 or any(type(number) is not int for number in places):
         return False

@@ -56,8 +56,7 @@ class Compiled:
     Attributes:
         call: takes the list of inputs, empties it, and returns the outputs in the graph's order.
         written: positions in `GraphInfo.updates` that `call` writes into the inputs' memory by itself, after
-        every
-            read of the old value; it may return None at their outputs. For the rest the caller copies.
+            every read of the old value; it may return None at their outputs. For the rest the caller copies.
         key: what the cache finds the graph under; None if it is not there.
         wrapper: the file of its program; "" if it has none.
     """

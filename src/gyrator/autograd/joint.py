@@ -3,7 +3,6 @@ are recorded as one functional ATen graph.
 
     placeholders: inputs, constants, tangents (one per differentiable output)
     outputs:      results of forward (updates of inputs, outputs, bases of aliased outputs), then gradients
-    of inputs
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ class Joint:
         constants: tensors that the program holds.
         forward: what the forward half returns and how the caller's results are made from it.
         tangents: positions, among the forward half's results, of those that have a tangent.
-        gradients: positions of the inputs whose gradients the graph returns, in the order of its last
-        results.
+        gradients: positions of the inputs whose gradients the graph returns, in order.
     """
 
     build: GraphBuilder
@@ -70,8 +68,7 @@ def trace(gm: GraphModule, inputs: Inputs) -> Joint:
 
     Raises:
         UnsupportedOperator: for a program that changes what memory a tensor owns (`set_`, `resize_`), or
-        mutates an
-            input while its backward runs.
+            mutates an input while its backward runs.
     """
     build = GraphBuilder(inputs.mode)
     recorder = Recorder(build)
@@ -115,8 +112,7 @@ def _symbolic(values: Sequence[Any]) -> bool:
 
 
 def _leaves(inputs: Inputs, recorder: Recorder) -> tuple[list[Any], list[Any]]:
-    """Leaves to differentiate with respect to, and what the program is run on: the leaf, or for an input
-    that it may mutate under autograd, a tensor computed from the leaf."""
+    """What to differentiate by, and what to run on: the leaf, or a tensor computed from it that may be mutated."""
     leaves: list[Any] = []
     arguments: list[Any] = []
     for position, value in enumerate(inputs.values):

@@ -2,8 +2,8 @@
 
     restride(x, stride)                x copied into memory with the given strides; changes no value
     seeds(n, device)                   n new random seeds from torch's generator, int64[n]
-    rand(size, seeds, slot, ...)       uniform numbers in [0, 1): a pure function of seeds[slot] and the
-    position randn(size, seeds, slot, ...)      standard normal numbers, likewise
+    rand(size, seeds, slot, ...)       uniform numbers in [0, 1): a function of seeds[slot] and the position
+    randn(size, seeds, slot, ...)      standard normal numbers, likewise
 
 Random numbers are Philox's (see `gyrator.ir.philox`): element k of a draw is counter k under the key seeds[slot].
 """

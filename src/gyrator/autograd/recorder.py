@@ -311,9 +311,7 @@ class Recorder(TorchDispatchMode):
         return tuple(args), kwargs
 
     def _auto_functionalized(self, func: OpOverload, how: Behaviour, given: Mapping[str, Any], out: Any) -> Node:
-        """`auto_functionalized(func, **arguments)` → func's own results (None for none), then the new
-        values.
-        """
+        """`auto_functionalized(func, **arguments)` → func's own results, None for none; then the new values."""
         own = out if isinstance(out, tuple) else (out,)
         values = (*own, *(given.get(name) for name in how.written))
         kwargs = {key: self.node_of(arg) for key, arg in given.items()}

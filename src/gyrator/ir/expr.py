@@ -57,8 +57,7 @@ class Expr:
         return (*self.children(), *indirect_values(self.indices()))
 
     def rebuild(self, children: tuple[Expr, ...], indices: tuple[Index, ...]) -> Expr:
-        """The same node with other children and indices, in the order of :meth:`children` and
-        :meth:`indices`."""
+        """The same node with other children and indices, in the order of those methods."""
         return self
 
     def axes(self) -> frozenset[Axis]:

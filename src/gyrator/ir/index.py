@@ -4,8 +4,7 @@ An :class:`Index` is a polynomial with integer coefficients over *atoms*:
 
 =============  ==========================================================================================
 ``Size``       a symbolic size, constant during one call (``lo ≤ size``)
-``Axis``       a loop variable, ``0 ≤ axis < extent``; the extent is part of the atom, so bounds need no
-context
+``Axis``       a loop variable, ``0 ≤ axis < extent``; the extent is part of the atom, so bounds need no context
 ``FloorDiv``   ``⌊num / den⌋`` that no rule could remove (``den > 0``)
 ``Mod``        ``num - den·⌊num / den⌋``
 ``Min, Max``   of two indices
@@ -460,8 +459,7 @@ def _mod_atom(num: Index, den: Index) -> Index:
 
 
 def _split_by_gcd(num: Index, den: Index) -> tuple[Index, Index] | None:
-    """``(g·a + r) // (g·b)`` with ``0 ≤ r < g`` → ``a // b``, remainder ``g·(a % b) + r``; g a constant >
-    1."""
+    """``(g·a + r) // (g·b)`` with ``0 ≤ r < g`` → ``a // b``, remainder ``g·(a % b) + r``; g a constant > 1."""
     for g, d, whole, rest in _by_common_factors(num, den):
         if rest.value is not None and not 0 <= rest.value < g:  # a constant: floor it into the whole part
             whole, rest = whole + rest.value // g, const(rest.value % g)
@@ -472,9 +470,7 @@ def _split_by_gcd(num: Index, den: Index) -> tuple[Index, Index] | None:
 
 
 def _by_common_factors(num: Index, den: Index) -> Iterator[tuple[int, int, Index, Index]]:
-    """``(g, d, a, r)`` with ``num = g·a + r`` for each common factor g > 1 of ``den``, the constant d, and a term,
-    the largest first.
-    """
+    """``(g, d, a, r)``, ``num = g·a + r``, for each common factor g > 1 of a term and of ``den``, the constant d."""
     d = den.value
     for g in sorted({gcd(c, d) for m, c in num.terms if m}, reverse=True) if d is not None else ():
         if g > 1 and d is not None:
@@ -483,8 +479,7 @@ def _by_common_factors(num: Index, den: Index) -> Iterator[tuple[int, int, Index
 
 
 def _split_with_floor(num: Index, den: Index) -> tuple[Index, Index] | None:
-    """``(g·a + r) // (g·b)`` → ``(a + r // g) // b``, remainder ``g·((a + r // g) % b) + r % g``; g a
-    constant > 1.
+    """``(g·a + r) // (g·b)`` → ``(a + r // g) // b``, remainder ``g·((a + r // g) % b) + r % g``; g a constant > 1.
 
     So all quotients of one flat index share their parts: with ``f = 2048·b + t``, both ``f // 4224`` and ``f // 128 %
     33`` are of ``16·b + t // 128``, and ``4224·(f // 4224) + 128·(f // 128 % 33) + f % 128`` is ``f`` again.
@@ -780,8 +775,7 @@ def _evaluate_atom(atom: Atom, env: Mapping[Atom, int]) -> int:
 
 
 def contiguous_strides(shape: tuple[Index, ...]) -> tuple[Index, ...]:
-    """Row-major strides in elements: ``(a, b, c)`` → ``(b*c, c, 1)``; a size-0 or -1 dimension counts as 1
-    like torch's."""
+    """Row-major strides in elements: ``(a, b, c)`` → ``(b*c, c, 1)``; as in torch a size of 0 counts as 1."""
     strides: list[Index] = []
     step = ONE
     for extent in reversed(shape):

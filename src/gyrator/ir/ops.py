@@ -40,8 +40,7 @@ class Unsupported:
 
 @dataclass(frozen=True, slots=True)
 class ScalarOp:
-    """One row. ``cost`` is in cheap instructions (an add is 1); ``keeps_zero``: f(0, …) = 0 when the first
-    argument is 0."""
+    """One row. ``cost`` is in cheap instructions (an add is 1); ``keeps_zero``: f(0, …) = 0."""
 
     name: str
     arity: int
@@ -247,8 +246,7 @@ _REDUCTIONS = (
     Reduction("logaddexp", 1, (None,), True, "LogAddExp"),
 )
 REDUCTIONS: Mapping[str, Reduction] = MappingProxyType({r.name: r for r in _REDUCTIONS})
-"""Name → reduction; those with ``scan`` may also be the root of a scan (cummax is a scan of argmax, last
-index on ties)."""
+"""Name → reduction; those with ``scan`` may be the root of a scan (cummax: argmax with the last index on ties)."""
 
 
 def identity(kind: str, dtype: torch.dtype) -> bool | int | float:

@@ -33,8 +33,7 @@ class Pointwise:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """``out[axes] = kind over reduced of body``; ``kind`` is a row of ``REDUCTIONS``, which says how many
-    bodies and results."""
+    """``out[axes] = kind over reduced of body``; the row of ``REDUCTIONS`` says how many bodies and results."""
 
     kind: str
     reduced: tuple[Axis, ...]
@@ -181,8 +180,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """A size symbol computed at the start of a call: from an input's shape, or by a Python expression over
-    other symbols."""
+    """A size computed at the start of a call: from an input's shape, or by a Python expression over other sizes."""
 
     size: Size
     source: str

@@ -199,9 +199,7 @@ class Builder:
 
 
 def same_strides(shape: Sequence[Index], a: Sequence[Index], b: Sequence[Index]) -> bool:
-    """Whether two strides lay out ``shape`` equally: they may differ where a dimension has one element, or
-    if none has any.
-    """
+    """Whether two strides lay out ``shape`` equally: those of a dimension with one element do not matter."""
     if a == b or ZERO in shape:
         return True
     return all(x is y or extent is ONE for extent, x, y in zip(shape, a, b, strict=True))

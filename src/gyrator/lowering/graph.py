@@ -60,8 +60,7 @@ def lower(
     """The program that computes what ``graph`` does.
 
     Args:
-        graph: functional ATen ops after decomposition. Shapes, dtypes and strides come from
-        ``node.meta["val"]``.
+        graph: functional ATen ops after decomposition. Shapes, dtypes and strides come from ``meta["val"]``.
             Its only mutations are ``copy_`` into inputs, auto_functionalized ops and effectful calls.
         example_inputs: one per placeholder; used where a placeholder carries no ``val``.
         symbols: the size symbols of this compilation.

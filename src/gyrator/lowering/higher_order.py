@@ -34,8 +34,7 @@ REFUSED: Mapping[str, str] = {
 """Operators that are refused by name, and why."""
 
 
-# -- custom ops that write into arguments
-# ----------------------------------------------------------------------
+# -- custom ops that write into arguments ------------------------------------------------------------------
 def auto_functionalized(b: Builder, node: fx.Node, kwargs: Mapping[str, Result]) -> Result:
     """``auto_functionalized(op, **arguments)`` → op's own results (None for none), then the new arguments.
 
@@ -138,8 +137,7 @@ def _own_memory(b: Builder, ref: Result, name: str, others: Mapping[str, Result]
     return b.copy(ref, plain, name)
 
 
-# -- effects
-# -----------------------------------------------------------------------------------------------------
+# -- effects -----------------------------------------------------------------------------------------------
 def with_effects(b: Builder, node: fx.Node, args: Sequence[Result]) -> Result:
     """``with_effects(token, op, *args)`` → a call with effects; the token itself carries nothing."""
     op = node.args[1]
@@ -152,8 +150,7 @@ def with_effects(b: Builder, node: fx.Node, args: Sequence[Result]) -> Result:
     return [args[0], *[None if v is None else whole(v) for v in outs]]
 
 
-# -- regions
-# -------------------------------------------------------------------------------------------------------
+# -- regions -----------------------------------------------------------------------------------------------
 def region(b: Builder, node: fx.Node, env: Mapping[fx.Node, Result]) -> Result:
     """A call of a whole operator with its subgraphs: ``cond``, ``while_loop``, ``scan``, ``map``, flex attention.
 

@@ -1,8 +1,6 @@
-"""Reductions: one nest each, and a pointwise nest after it where the result needs a division or a narrower
-dtype.
+"""Reductions: one nest each, and a pointwise nest after it where the result needs a division or a narrower dtype.
 
-mean(x: bf16[R, C], dim=1)  →  v1[i0] = sum over r0<C of cast<f32>(x[i0, r0]);  v2[i0] = cast<bf16>(v1[i0] /
-C)
+mean(x: bf16[R, C], dim=1)  →  v1[i0] = sum over r0<C of cast<f32>(x[i0, r0]);  v2[i0] = cast<bf16>(v1[i0] / C)
 """
 
 from __future__ import annotations

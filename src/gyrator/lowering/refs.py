@@ -22,8 +22,7 @@ Coords: TypeAlias = "tuple[Index, ...]"
 class TensorRef:
     """``value`` seen through an index map.
 
-    ``coords`` has one index per dimension of ``value``, written in the view's axes ``d0 < shape[0]``, ``d1
-    < shape[1]``, ….
+    ``coords`` has one index per dimension of ``value``, in the view's axes ``d0 < shape[0]``, ``d1 < shape[1]``, ….
     A ``dtype`` other than the value's, of the same width, reinterprets the bits.
     """
 
@@ -67,8 +66,7 @@ def whole(value: Value) -> TensorRef:
     return TensorRef(value, value.shape, view_coords(value.shape), value.dtype)
 
 
-# -- the same few index maps come again and again in a graph, so these are remembered
-# --------------------------
+# -- the same few index maps come again and again in a graph, so these are remembered ----------------------
 @lru_cache(maxsize=4096)
 def _composed(shape: tuple[Index, ...], coords: Coords, where: Coords) -> Coords:
     """``coords`` with the axes of ``shape`` replaced by ``where``, except by 0 for an axis of extent 1."""

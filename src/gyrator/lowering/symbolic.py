@@ -1,8 +1,7 @@
 """Python numbers that a graph computes from sizes and items: what is not an integer becomes a scalar expression.
 
-Symbolic integers are indices through their traced meaning (``b.symbols``), so only floats and bools need
-the op itself:
-``s0 >= 3`` → ``ge(index(s0), 3)``, ``s0 / 2`` → ``div(cast<f64>(index(s0)), 2.0)``.
+Symbolic integers are indices through their traced meaning (``b.symbols``), so only floats and bools need the op
+itself: ``s0 >= 3`` → ``ge(index(s0), 3)``, ``s0 / 2`` → ``div(cast<f64>(index(s0)), 2.0)``.
 """
 
 from __future__ import annotations

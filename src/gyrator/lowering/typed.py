@@ -19,9 +19,7 @@ from gyrator.ir.ops import OPS, Rule
 from gyrator.lowering.refs import Coords, TensorRef
 
 Operand: TypeAlias = "TensorRef | Expr | Index | Scalar"
-"""What a pointwise op takes: a tensor, or a number known now (``Scalar``), at the call's start (``Index``)
-or later (``Expr``).
-"""
+"""What a pointwise op takes: a tensor, or a number known now (Scalar), at the call's start (Index) or later (Expr)."""
 
 HALF = (torch.bfloat16, torch.float16)
 COMPUTED = frozenset({
@@ -38,9 +36,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def result_type(operands: Iterable[Operand]) -> torch.dtype:
-    """torch's promotion: tensors with dimensions decide, then 0-d tensors, then numbers, unless of a higher
-    category.
-    """
+    """torch's promotion: tensors with dimensions, then 0-d ones, then numbers decide, unless of a higher category."""
     sized: list[torch.dtype] = []
     scalar: list[torch.dtype] = []
     numbers: list[torch.dtype] = []
@@ -77,9 +73,7 @@ def number_dtype(number: Expr | Index | Scalar) -> torch.dtype:
 
 # -- constants and casts -----------------------------------------------------------------------------------
 def constant(value: Scalar, dtype: torch.dtype) -> Const:
-    """A literal of ``dtype``, converted as torch converts a Python number: integers wrap, large floats become
-    infinite.
-    """
+    """A literal of ``dtype``, converted as torch does a Python number: integers wrap, large floats become infinite."""
     if dtype == torch.bool:
         return Const(bool(value), dtype)
     if dtype.is_floating_point:

@@ -75,9 +75,7 @@ def split_position(position: Index, extents: Sequence[Index]) -> list[Index]:
 
 
 def _groups(new: Sequence[Index], old: Sequence[Index]) -> list[tuple[list[int], list[int]]]:
-    """Runs of dimensions of both shapes with one product: ``[6, 4] ↔ [2, 3, 4]`` → ``([0], [0, 1]), ([1],
-    [2])``.
-    """
+    """Runs of dimensions with one product: ``[6, 4] ↔ [2, 3, 4]`` → ``([0], [0, 1]), ([1], [2])``."""
     groups: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(new) or j < len(old):

@@ -22,8 +22,7 @@ class JointGraph:
         tangents: gradients of the differentiable results.
         results: what forward returns.
         gradients: what backward returns; None where an input has no gradient.
-        static: primals whose memory lives on anyway (parameters, buffers, constants), so that saving them is
-        free.
+        static: primals whose memory lives on anyway (parameters, buffers, constants): saving them is free.
         updated: primals that are overwritten once forward ran.
     """
 

@@ -27,8 +27,7 @@ class Halves:
 
     Attributes:
         forward: placeholders are the primals; outputs are the results, then `saved_values`, then `numbers`.
-        backward: placeholders are the numbers, the saved values, the saved primals, the tangents; outputs
-        are gradients.
+        backward: placeholders are the numbers, saved values, saved primals, tangents; outputs are gradients.
         saved_values: how many values forward returns for backward.
         saved_primals: positions of primals that backward reads.
         numbers: how many numbers forward returns for backward.
