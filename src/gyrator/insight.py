@@ -14,7 +14,7 @@ import torch
 
 from gyrator.backend import Backend, gyrator
 from gyrator.config import Config
-from gyrator.report.data import GraphReport, KernelBuild, ProgramReport, ReportData, StageTime
+from gyrator.report.data import GraphReport, ProgramReport, ReportData
 from gyrator.report.html import page
 from gyrator.report.record import GraphRecord, from_json
 from gyrator.report.text import text
@@ -24,7 +24,7 @@ from gyrator.runtime.gpu_kernels import GpuKernels
 from gyrator.runtime.load import WRAPPER
 from gyrator.runtime.profile import machine_peaks, step_times
 from gyrator.runtime.triton_tune import Candidate
-from gyrator.session import Counters, Session
+from gyrator.session import Counters
 from gyrator.torch_compat import user_function
 
 
@@ -121,7 +121,7 @@ def _programs(events: list[Event], timing: bool) -> Iterator[ProgramReport]:
             cached=event.cached,
             missed=event.session.missed,
             seconds=event.seconds,
-            stages=_stages(event.session),
+            stages=event.session.timings,
             record=event.record,
             graphs=tuple(graphs),
         )
@@ -137,8 +137,8 @@ def _graph(event: GraphCompiled, timing: bool) -> GraphReport:
         cached=event.cached,
         missed=event.session.missed,
         wrapper=str(event.folder / WRAPPER),
-        stages=() if own is None else _stages(own),
-        builds=() if own is None else tuple(KernelBuild(b.kernels, b.seconds) for b in own.builds),
+        stages=() if own is None else own.timings,
+        builds=() if own is None else tuple(own.builds),
         times=_times(event, tuned) if timing else (),
         candidates=tuned,
     )
@@ -162,7 +162,3 @@ def _times(event: GraphCompiled, tuned: dict[str, tuple[Candidate, ...]]) -> tup
 
 def _device(events: Iterable[tuple[Event, float]]) -> str:
     return next((event.session.device.type for event, _ in events), "cpu")
-
-
-def _stages(session: Session) -> tuple[StageTime, ...]:
-    return tuple(StageTime(t.name, t.depth, t.seconds) for t in session.timings)

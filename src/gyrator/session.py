@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -71,52 +72,50 @@ class Counters:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sums: dict[Count, int] = {}
-        self._externs: dict[str, int] = {}
+        self._sums: Counter[str] = Counter()  # by the names of a Count, and externs as ``extern OP``
+
+    def _add(self, name: str, n: int) -> None:
+        with self._lock:
+            self._sums[name] += n
 
     def add(self, what: Count, n: int = 1) -> None:
         """Add n to a counter."""
-        with self._lock:
-            self._sums[what] = self._sums.get(what, 0) + n
+        self._add(what.name, n)
 
     def add_extern(self, op: str) -> None:
         """Count a call of an operator that was not lowered, in total and by its name."""
-        with self._lock:
-            self._sums[Count.EXTERN_CALLS] = self._sums.get(Count.EXTERN_CALLS, 0) + 1
-            self._externs[op] = self._externs.get(op, 0) + 1
+        self.add(Count.EXTERN_CALLS)
+        self._add(f"{_EXTERN}{op}", 1)
 
     def __getitem__(self, what: Count) -> int:
-        return self._sums.get(what, 0)
+        return self._sums[what.name]
 
     def externs(self) -> Mapping[str, int]:
         """How often each extern operator is called, the most frequent first."""
-        return dict(sorted(self._externs.items(), key=lambda item: (-item[1], item[0])))
+        order = sorted(self._sums.items(), key=lambda item: (-item[1], item[0]))
+        return {name.removeprefix(_EXTERN): n for name, n in order if name.startswith(_EXTERN)}
 
     def snapshot(self) -> Mapping[Count, int]:
         """All counters that are not zero."""
         with self._lock:
-            return dict(self._sums)
+            return {Count[name]: n for name, n in self._sums.items() if name in Count.__members__}
 
     def about_code(self) -> dict[str, int]:
         """What a cache hit must count again: counters by their names, externs as ``extern OP``."""
-        counts = {what.name: n for what, n in self.snapshot().items() if what not in ABOUT_GETTING}
-        return counts | {f"{_EXTERN}{op}": n for op, n in self._externs.items()}
+        getting = {what.name for what in ABOUT_GETTING}
+        return {name: n for name, n in self._sums.items() if name not in getting}
 
     def replay(self, counts: Mapping[str, object]) -> None:
         """Count what `about_code` wrote down; names of other versions are passed over."""
         for name, n in counts.items():
-            if isinstance(n, int) and name.startswith(_EXTERN):
-                op = name.removeprefix(_EXTERN)
-                with self._lock:
-                    self._externs[op] = self._externs.get(op, 0) + n
-            elif isinstance(n, int) and name in Count.__members__:
-                self.add(Count[name], n)
+            if isinstance(n, int) and (name.startswith(_EXTERN) or name in Count.__members__):
+                self._add(name, n)
 
     def merge(self, other: Counters) -> None:
         """Add all of another's counters."""
-        for what, n in other.snapshot().items():
-            self.add(what, n)
-        self.replay({f"{_EXTERN}{op}": n for op, n in other.externs().items()})
+        with other._lock:
+            counts = dict(other._sums)
+        self.replay(counts)
 
 
 _EXTERN = "extern "
@@ -124,19 +123,19 @@ _EXTERN = "extern "
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """A finished stage or pass: its name, how deep it lay in others, and when it ran (seconds since the session
-    began).
+    """A finished stage or pass: its name, how deep it lay in others, how long it took, and when it began (seconds
+    after the session did).
     """
 
     name: str
     depth: int
-    start: float
     seconds: float
+    start: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class BuildTime:
-    """A compiler run: the kernels that it built, and seconds."""
+    """A compiler run: the kernels that it built together, and seconds. Runs overlap with each other and stages."""
 
     kernels: tuple[str, ...]
     seconds: float
@@ -215,7 +214,7 @@ class Session:
         finally:
             self._depth = depth
             seconds = time.perf_counter() - start
-            self._timings.append(Timing(name, depth, start - self._start, seconds))
+            self._timings.append(Timing(name, depth, seconds, start - self._start))
 
     def child(self, name: str) -> Session:
         """A session for a part of this one: same options and target, same display of progress."""

@@ -10,7 +10,7 @@ import ast
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -82,10 +82,15 @@ def holds(fact: str, sizes: Mapping[str, torch.SymInt | int]) -> bool:
     return bool(_value(tree.body, sizes))
 
 
-def all_hold(facts: Sequence[str], sizes: Mapping[str, torch.SymInt | int]) -> bool:
-    """Whether every fact is true; False also for a text that cannot be read."""
+def all_hold(facts: Iterable[object], symbols: Mapping[str, str], inputs: Sequence[object]) -> bool:
+    """Whether every fact is true of a graph's inputs; False also for a text that cannot be read.
+
+    `symbols` gives for the names in the facts the inputs' own.
+    """
+    known = symbolic_sizes(inputs)
+    sizes = {new: known[old] for new, old in symbols.items() if old in known}
     try:
-        return all(holds(fact, sizes) for fact in facts)
+        return all(holds(str(fact), sizes) for fact in facts)
     except (ValueError, SyntaxError, TypeError, ZeroDivisionError):
         return False
 

@@ -9,25 +9,7 @@ from typing import final
 from gyrator.report.record import GraphRecord, KernelRecord, ProgramRecord, StepRecord
 from gyrator.runtime.profile import Peaks
 from gyrator.runtime.triton_tune import Candidate
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class StageTime:
-    """A stage of a compile, how deep it lies within others, and its seconds."""
-
-    name: str
-    depth: int
-    seconds: float
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class KernelBuild:
-    """A compiler run: the kernels it built together, and seconds. Runs overlap with each other and stages."""
-
-    kernels: tuple[str, ...]
-    seconds: float
+from gyrator.session import BuildTime, Timing
 
 
 @final
@@ -47,8 +29,8 @@ class GraphReport:
     cached: bool
     missed: str
     wrapper: str
-    stages: tuple[StageTime, ...]
-    builds: tuple[KernelBuild, ...]
+    stages: tuple[Timing, ...]
+    builds: tuple[BuildTime, ...]
     times: tuple[float, ...]
     candidates: Mapping[str, tuple[Candidate, ...]]
 
@@ -79,7 +61,7 @@ class ProgramReport:
     cached: bool
     missed: str
     seconds: float
-    stages: tuple[StageTime, ...]
+    stages: tuple[Timing, ...]
     record: ProgramRecord
     graphs: tuple[GraphReport, ...]
 
@@ -102,16 +84,16 @@ class ReportData:
         for program in self.programs:
             yield from program.graphs
 
-    def stages(self) -> Iterator[tuple[str, StageTime]]:
+    def stages(self) -> Iterator[tuple[str, Timing]]:
         """Every stage with the path of those around it: capture, then program by program."""
-        yield "", StageTime("capture (torch.compile)", 0, self.capture_seconds)
+        yield "", Timing("capture (torch.compile)", 0, self.capture_seconds)
         for program in self.programs:
             graphs = {g.record.kind: g for g in program.graphs}
             path: list[str] = [program.name]
-            yield "", StageTime(program.name, 0, program.seconds)
+            yield "", Timing(program.name, 0, program.seconds)
             for stage in program.stages:
                 path[stage.depth + 1 :] = []
-                yield "/".join(path), StageTime(stage.name, stage.depth + 1, stage.seconds)
+                yield "/".join(path), Timing(stage.name, stage.depth + 1, stage.seconds)
                 path.append(stage.name)
                 graph = graphs.get(stage.name.removesuffix(" graph"))
                 if graph is not None and stage.name.endswith(" graph"):
@@ -123,11 +105,11 @@ class ReportData:
         return (self.capture_seconds + inside) / self.seconds if self.seconds else 1.0
 
 
-def _within(graph: GraphReport, path: list[str]) -> Iterator[tuple[str, StageTime]]:
+def _within(graph: GraphReport, path: list[str]) -> Iterator[tuple[str, Timing]]:
     below = list(path)
     for stage in graph.stages:
         below[len(path) + stage.depth :] = []
-        yield "/".join(below), StageTime(stage.name, len(path) + stage.depth, stage.seconds)
+        yield "/".join(below), Timing(stage.name, len(path) + stage.depth, stage.seconds)
         below.append(stage.name)
 
 

@@ -11,7 +11,7 @@ from gyrator.ir.expr import Value
 from gyrator.ir.index import Size
 from gyrator.ir.program import Extern, Item, Nest, Node, Output, Program, Scatter, View, defines, uses, views
 from gyrator.ir.tree import Kernel
-from gyrator.metrics.kernels import KernelFacts, KernelKind, count_of, estimated_ns, facts_of, value_bytes
+from gyrator.metrics.kernels import KernelFacts, count_of, estimated_ns, facts_of, value_bytes
 from gyrator.origin import place_of, places_of
 from gyrator.report.record import GraphRecord, Holder, KernelRecord, StepRecord, Unfused
 from gyrator.schedule.group import Group
@@ -20,19 +20,6 @@ from gyrator.schedule.stage import Scheduled
 from gyrator.session import Count, Counters
 
 Hints: TypeAlias = "Mapping[Size, int]"
-
-KIND_COUNTS: Mapping[KernelKind, Count] = {
-    KernelKind.POINTWISE: Count.POINTWISE,
-    KernelKind.PERSISTENT_REDUCTION: Count.PERSISTENT_REDUCTIONS,
-    KernelKind.LOOPED_REDUCTION: Count.LOOPED_REDUCTIONS,
-    KernelKind.SPLIT_REDUCTION: Count.SPLIT_REDUCTIONS,
-    KernelKind.COOPERATIVE_REDUCTION: Count.COOPERATIVE_REDUCTIONS,
-    KernelKind.MIX_ORDER: Count.MIX_ORDER_REDUCTIONS,
-    KernelKind.SCAN: Count.SCANS,
-    KernelKind.SCATTER: Count.SCATTERS,
-    KernelKind.FOREACH: Count.FOREACH,
-    KernelKind.TEMPLATE: Count.TEMPLATES,
-}
 
 _PRODUCTS = frozenset("mm bmm addmm baddbmm _int_mm addmv mv dot _scaled_mm".split())
 
@@ -298,7 +285,7 @@ def _count(
     counters.add(Count.LOOP_REORDERINGS, _reordered(plan, facts, hints))
     on_cpu = {kernel.name for kernel in plan.kernels if kernel.tiling is None}
     for name, fact in facts.items():
-        counters.add(KIND_COUNTS[fact.kind])
+        counters.add(Count(f"{fact.kind} kernels"))
         counters.add(Count.CPP_VECTORISED, int(fact.vectorised and name in on_cpu))
         counters.add(Count.CPP_CASTS, fact.casts if name in on_cpu else 0)
         counters.add(Count.PARALLEL_REDUCTIONS, int(fact.parallel_reduction))

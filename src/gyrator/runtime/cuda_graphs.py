@@ -16,6 +16,7 @@ import torch
 from gyrator.autograd.interface import GraphInfo
 from gyrator.ir.expr import Value
 from gyrator.ir.program import Item, views
+from gyrator.runtime.externs import copied
 from gyrator.schedule.plan import Allocate, Call, Launch, Plan, Step
 
 BoxedCall: TypeAlias = Callable[[list[Any]], Sequence[Any]]
@@ -77,7 +78,7 @@ class _Recording:
             own.copy_(args[at])
         args.clear()
         self.replay()
-        return [_copy(out) if isinstance(out, torch.Tensor) else out for out in self.outputs]
+        return [copied(out, out.stride()) if isinstance(out, torch.Tensor) else out for out in self.outputs]
 
 
 def replayed(call: BoxedCall, static: Sequence[int], record: Record) -> BoxedCall:
@@ -104,7 +105,7 @@ def replayed(call: BoxedCall, static: Sequence[int], record: Record) -> BoxedCal
 
 def _recorded(call: BoxedCall, args: Sequence[Any], static: frozenset[int], record: Record) -> _Recording:
     tensors = [(k, arg) for k, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
-    own = {k: _copy(arg) for k, arg in tensors if k not in static}
+    own = {k: copied(arg, arg.stride()) for k, arg in tensors if k not in static}
     given = [own.get(k, arg) for k, arg in enumerate(args)]
     replay, outputs = record(lambda: call(list(given)))
     addresses = tuple((k, arg.data_ptr()) for k, arg in tensors if k in static)
@@ -115,11 +116,6 @@ def _kind(arg: object) -> object:
     if isinstance(arg, torch.Tensor):
         return (arg.shape, arg.stride(), arg.data_ptr() % 16 == 0)
     return arg
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    new = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    return new.copy_(tensor)
 
 
 def record_on_gpu(function: Callable[[], Sequence[Any]]) -> tuple[Callable[[], object], Sequence[Any]]:

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from gyrator.cache.guards import all_hold, new_facts, symbolic_sizes
+from gyrator.cache.guards import all_hold, new_facts
 from gyrator.cache.key import Key, Uncacheable, differing, graph_key
 from gyrator.cache.store import Entry, Json, Store
 from gyrator.errors import CacheCorrupt
@@ -72,12 +72,9 @@ def find(key: Key | None, store: Store, example_inputs: Sequence[object], sessio
     except CacheCorrupt as damaged:
         session.warn(str(damaged))
         entry = None
-    if entry is not None:
-        known = symbolic_sizes(example_inputs)
-        sizes = {new: known[old] for new, old in key.symbols.items() if old in known}
-        if all_hold([str(fact) for fact in as_list(entry.notes.get("facts"))], sizes):
-            session.counters.add(Count.GRAPH_CACHE_HITS)
-            return entry
+    if entry is not None and all_hold(as_list(entry.notes.get("facts")), key.symbols, example_inputs):
+        session.counters.add(Count.GRAPH_CACHE_HITS)
+        return entry
     session.counters.add(Count.GRAPH_CACHE_MISSES)
     explain_miss(key, store, session, damaged_or_guarded=entry is not None)
     return None

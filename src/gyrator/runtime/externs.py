@@ -77,18 +77,17 @@ def restrided(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     steps = zip(tensor.shape, tensor.stride(), strides, strict=True)
     if tensor.numel() == 0 or all(size == 1 or have == want for size, have, want in steps):
         return reinterpret(tensor, tensor.shape, strides, 0)
-    new = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
-    return new.copy_(tensor)
+    return copied(tensor, strides)
+
+
+def copied(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """A copy with these strides."""
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor` itself if its first element lies at a multiple of 16 bytes, else a copy that does."""
-    return tensor if tensor.data_ptr() % 16 == 0 else _copied(tensor)
-
-
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    new = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    return new.copy_(tensor)
+    return tensor if tensor.data_ptr() % 16 == 0 else copied(tensor, tensor.stride())
 
 
 def workspace(nbytes: int, zeroed: bool) -> torch.Tensor:

@@ -180,15 +180,20 @@ class Runtime:
         return self._bind[0]
 
 
+def names_of(text: str, folder: Path) -> dict[str, Any]:
+    """The names that a wrapper's program defines: `bind`, `inputs`."""
+    path = str(folder / WRAPPER)
+    namespace: dict[str, Any] = {"__name__": "gyrator_wrapper", "__file__": path}
+    exec(compile(text, path, "exec"), namespace)  # written by this process, or found in the user's own cache
+    return namespace
+
+
 def load(text: str, runtime: Runtime) -> BoxedCall:
     """Run a wrapper's program and bind it to a runtime.
 
     While a profiler records, calls go through a second binding whose launches are named ranges.
     """
-    path = str(runtime.folder / WRAPPER)
-    namespace: dict[str, Any] = {"__name__": "gyrator_wrapper", "__file__": path}
-    exec(compile(text, path, "exec"), namespace)  # written by this process, or found in the user's own cache
-    bind: Callable[[Runtime], BoxedCall] = namespace["bind"]
+    bind: Callable[[Runtime], BoxedCall] = names_of(text, runtime.folder)["bind"]
     with outside_tracing():
         plain = bind(runtime)
     named: list[BoxedCall] = []

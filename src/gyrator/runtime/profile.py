@@ -15,24 +15,16 @@ from typing import Any, final
 import torch
 
 from gyrator.runtime.gpu_kernels import GpuKernels
-from gyrator.runtime.load import WRAPPER, BoxedCall, Runtime
+from gyrator.runtime.load import WRAPPER, BoxedCall, Runtime, names_of
 from gyrator.runtime.pool import Pool
 from gyrator.torch_compat import outside_tracing
-
-
-def program_of(folder: Path) -> dict[str, Any]:
-    """The names that a compiled graph's wrapper defines: `bind`, `inputs`."""
-    path = folder / WRAPPER
-    namespace: dict[str, Any] = {"__name__": "gyrator_wrapper", "__file__": str(path)}
-    exec(compile(path.read_text(), str(path), "exec"), namespace)  # from the user's own cache
-    return namespace
 
 
 def step_times(folder: Path, seconds: float = 0.2, gpu: GpuKernels | None = None) -> tuple[float, ...]:
     """Median seconds of each launch and call of a compiled graph on random inputs, in their order; `gpu` are its
     kernels for the GPU.
     """
-    program, calls = program_of(folder), list[list[float]]()
+    program, calls = names_of((folder / WRAPPER).read_text(), folder), list[list[float]]()
     with outside_tracing(), torch.no_grad(), torch.random.fork_rng(devices=[]):
         call: BoxedCall = program["bind"](Runtime(folder, Pool(), gpu=gpu, note=lambda _, took: calls[-1].append(took)))
         given: list[Any] = program["inputs"]()

@@ -18,7 +18,7 @@ from gyrator.autograd.aot import Traced
 from gyrator.autograd.inputs import Inputs
 from gyrator.autograd.interface import BoxedCallable
 from gyrator.autograd.record import Unrecordable, from_json, to_json
-from gyrator.cache.guards import all_hold, new_facts, symbolic_sizes
+from gyrator.cache.guards import all_hold, new_facts
 from gyrator.cache.key import Key, Uncacheable, captured_key
 from gyrator.cache.store import Entry, Json, Store
 from gyrator.config import Config
@@ -74,10 +74,8 @@ def find_program(key: Key, programs: Store, graphs: Store, inputs: Sequence[obje
     if not (isinstance(names, list) and isinstance(facts, list) and isinstance(description, dict)):
         raise CacheCorrupt(str(entry.folder), "its notes are of another version")
     found = [graphs.get(str(name)) for name in names]
-    known = symbolic_sizes(inputs)
-    sizes = {new: known[old] for new, old in key.symbols.items() if old in known}
     whole = [graph for graph in found if graph is not None]
-    if len(whole) < len(names) or not all_hold([str(fact) for fact in facts], sizes):
+    if len(whole) < len(names) or not all_hold(facts, key.symbols, inputs):
         return None
     return Found(description, tuple(whole), entry.text(ABOUT))
 

@@ -41,7 +41,8 @@ def test_facts_are_arithmetic(fact: str, truth: bool) -> None:
     ],
 )
 def test_other_texts_do_not_hold(text: str) -> None:
-    assert not all_hold([text], {"s0": 16})
+    _, x = fresh((16,))
+    assert not all_hold([text], {"s0": str(x.shape[0])}, [x])
 
 
 def fresh(shape: tuple[int, ...]) -> tuple[ShapeEnv, torch.Tensor]:
@@ -60,13 +61,12 @@ def test_facts_found_while_compiling_become_guards_again() -> None:
     assert len(facts) == 2
 
     env, x = fresh((16, 3))
-    sizes = dict(zip(["c_0", "c_1"], symbolic_sizes([x]).values(), strict=True))
     before = len(env.guards)
-    assert all_hold(facts, sizes)
+    assert all_hold(facts, dict(zip(["c_0", "c_1"], symbolic_sizes([x]), strict=True)), [x])
     assert len(env.guards) == before + 2
 
     _, x = fresh((17, 3))
-    assert not all_hold(facts, dict(zip(["c_0", "c_1"], symbolic_sizes([x]).values(), strict=True)))
+    assert not all_hold(facts, dict(zip(["c_0", "c_1"], symbolic_sizes([x]), strict=True)), [x])
 
 
 def test_fact_about_an_unknown_symbol_cannot_be_kept() -> None:
