@@ -27,8 +27,6 @@ from gyrator.schedule.plan import (
     Launch,
     Placement,
     Plan,
-    Reuse,
-    SliceOf,
     Step,
 )
 
@@ -92,21 +90,10 @@ class _Machine:
         match placement:
             case Fresh():
                 return _poison(allocate(value, self.sizes))
-            case Reuse(of):
-                old = self.memory[of]
-                flat = torch.empty(0, dtype=value.dtype).set_(old.untyped_storage())
-                return _poison(self.window(value, flat, 0))
             case InPlace(of):
                 assert (value.shape, value.strides, value.dtype) == (of.shape, of.strides, of.dtype)
                 return self.memory[of]
-            case SliceOf(of, offset):
-                return self.window(value, self.memory[of], number(offset, self.sizes))
         raise TypeError(placement)
-
-    def window(self, value: Value, of: Tensor, offset: int) -> Tensor:
-        shape = [number(s, self.sizes) for s in value.shape]
-        strides = [number(s, self.sizes) for s in value.strides]
-        return of.as_strided(shape, strides, of.storage_offset() + offset)
 
     def call(self, extern: Extern, *, into: bool) -> None:
         mutated = dict(extern.mutates)
