@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -30,42 +31,6 @@ prims = torch.ops.prims
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 MEAN = 1
 """The code of reduction="mean" among a loss's arguments."""
-
-KEPT_WHOLE: tuple[tuple[str, str], ...] = (
-    ("mm addmm bmm baddbmm addbmm _int_mm _scaled_mm", "matrix products: a library call or a template"),
-    ("convolution convolution_backward", "a library call or a template"),
-    (
-        "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention"
-        " _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention, and their backwards",
-        "attention with eager's own kernel; a decomposed form would store the score matrix",
-    ),
-    (
-        "sort topk kthvalue median mode unique searchsorted bucketize histc multinomial randperm nonzero",
-        "order or size depends on the data",
-    ),
-    (
-        "embedding gather index _unsafe_index index_select index_put index_add index_copy index_reduce"
-        " scatter scatter_add scatter_reduce masked_scatter",
-        "an indirect load or store is one node of the loop IR",
-    ),
-    ("select_scatter slice_scatter", "an update of a part: the lowering can write it in place"),
-    (
-        "sum mean var var_mean amax amin prod any all argmax argmin",
-        "one reduction of the loop IR (Welford for variance)",
-    ),
-    ("cumsum cumprod cummax cummin logcumsumexp", "one scan of the loop IR"),
-    (
-        "max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d adaptive_max_pool2d, and their backwards",
-        "window reductions",
-    ),
-    ("upsample_nearest2d, and all upsampling backwards", "one gather; sums over an input's outputs"),
-    ("cat constant_pad_nd where clamp arange full repeat flip", "one nest of the loop IR"),
-    ("sigmoid tanh exp log erf sqrt rsqrt pow and other scalar functions", "one scalar op of the loop IR"),
-    ("addcmul addcdiv lerp", "one fused multiply-add each; a split form rounds twice"),
-    ("rand randn randint", "one random value of the loop IR, by Philox"),
-    ("linalg_* _fft_* _cdist_* ctc_loss", "library calls"),
-)
-"""What stays whole and why; the lowering has a nest, an extern call or a template for each."""
 
 
 # --- from torch's table ----------------------------------------------------------------------------
@@ -156,9 +121,7 @@ def _silu_backward(grad: Tensor, x: Tensor) -> Tensor:
 
 
 def _gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    """gelu(x) → x/2·(1 + erf(x/√2)), or x·sigmoid(2u) for approximate="tanh", which is x/2·(1 + tanh(u))
-    without its cancellation at negative x.
-    """
+    """gelu(x) → x/2·(1 + erf(x/√2)); for "tanh" x·sigmoid(2u), which is x/2·(1 + tanh(u)) without cancellation."""
     wide = _widen(x)
     if approximate == "tanh":
         inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * (wide * wide * wide))
@@ -200,33 +163,27 @@ def _linspace(
     """
     if dtype is None or dtype.is_floating_point or dtype.is_complex or steps < 2:
         return _LINSPACE(start, end, steps, dtype=dtype, device=device)
-    first, last = (
-        torch.full((), x, dtype=dtype, device=device) if not isinstance(x, Tensor) else x.to(dtype)
-        for x in (start, end)
+    ends = (
+        x.to(dtype) if isinstance(x, Tensor) else torch.full((), x, dtype=dtype, device=device) for x in (start, end)
     )
-    low, high = first.to(torch.float64), last.to(torch.float64)
+    low, high = (x.to(torch.float64) for x in ends)
     index = torch.arange(steps, device=device)
     step = (high - low) / (steps - 1)
     value = torch.where(index < steps // 2, low + step * index, high - step * (steps - 1 - index))
     return value.to(dtype)
 
 
-def _bernoulli(x: Tensor, p: float, generator: torch.Generator | None = None) -> Tensor:
-    """bernoulli(x, p) → (rand < p) as x's dtype; a generator of the user's own leaves the op whole."""
+def _bernoulli(x: Tensor, p: Tensor | float | None = None, generator: torch.Generator | None = None) -> Tensor:
+    """bernoulli(x, p) → (rand < p) as x's dtype, bernoulli(x) likewise with x for p; a generator of the user's own
+    leaves the op whole.
+    """
     if generator is not None:
         return NotImplemented
-    return (aten.rand.default(x.shape, dtype=torch.float32, device=x.device) < p).to(x.dtype)
+    return (aten.rand.default(x.shape, dtype=torch.float32, device=x.device) < (x if p is None else p)).to(x.dtype)
 
 
-def _bernoulli_tensor(x: Tensor, p: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
-    """bernoulli(p) → (rand < p) as p's dtype, one probability per element."""
-    if generator is not None:
-        return NotImplemented
-    probability = x if p is None else p
-    return (aten.rand.default(x.shape, dtype=torch.float32, device=x.device) < probability).to(x.dtype)
-
-
-def _rand_like(
+def _drawn_like(
+    draw: OpOverload,
     x: Tensor,
     *,
     dtype: torch.dtype | None = None,
@@ -234,24 +191,10 @@ def _rand_like(
     memory_format: torch.memory_format | None = None,
     **_: object,
 ) -> Tensor:
-    """rand_like(x) → rand(x.shape)."""
+    """rand_like(x) → rand(x.shape), and randn_like likewise."""
     if memory_format not in (None, torch.preserve_format, torch.contiguous_format) or not x.is_contiguous():
         return NotImplemented
-    return aten.rand.default(x.shape, dtype=dtype or x.dtype, device=device or x.device)
-
-
-def _randn_like(
-    x: Tensor,
-    *,
-    dtype: torch.dtype | None = None,
-    device: torch.device | None = None,
-    memory_format: torch.memory_format | None = None,
-    **_: object,
-) -> Tensor:
-    """randn_like(x) → randn(x.shape)."""
-    if memory_format not in (None, torch.preserve_format, torch.contiguous_format) or not x.is_contiguous():
-        return NotImplemented
-    return aten.randn.default(x.shape, dtype=dtype or x.dtype, device=device or x.device)
+    return draw(x.shape, dtype=dtype or x.dtype, device=device or x.device)
 
 
 def _uniform(x: Tensor, low: float = 0.0, high: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
@@ -319,10 +262,10 @@ _OURS: Mapping[OpOverload, Decomposition] = {
 _RANDOM: Mapping[OpOverload, Decomposition] = {
     aten.native_dropout.default: _native_dropout,
     aten.bernoulli.p: _bernoulli,
-    aten.bernoulli.default: _bernoulli_tensor,
-    aten.bernoulli.Tensor: _bernoulli_tensor,
-    aten.rand_like.default: _rand_like,
-    aten.randn_like.default: _randn_like,
+    aten.bernoulli.default: _bernoulli,
+    aten.bernoulli.Tensor: _bernoulli,
+    aten.rand_like.default: partial(_drawn_like, aten.rand.default),
+    aten.randn_like.default: partial(_drawn_like, aten.randn.default),
     aten.uniform.default: _uniform,
     aten.normal_functional.default: _normal_functional,
 }
