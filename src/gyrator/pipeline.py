@@ -115,12 +115,12 @@ def compile_graph(
         return interpret(graph, example_inputs, info)
 
     with process.lock, frozen_garbage():
-        foreign = without_kernels(graph)
+        device = device_of(graph)
+        foreign = without_kernels(graph, device)
         if foreign is not None:
             session.warn(f"{foreign}: the graph runs operator by operator")
             return interpret(graph, example_inputs, info)
         try:
-            device = device_of(graph)
             targets = find_targets(session.config, device)
         except ToolchainMissing as missing:
             return without_compiler(missing)
@@ -197,30 +197,31 @@ def compile_graph(
         return compiled
 
 
-def without_kernels(graph: fx.GraphModule) -> str | None:
-    """Which tensors of the graph no kernel can be generated for, if there are any."""
-    for node in graph.graph.nodes:
-        values = node.meta.get("val")
-        for value in values if isinstance(values, (list, tuple)) else (values,):
-            if isinstance(value, torch.Tensor):
-                if value.device.type not in ("cpu", "cuda"):
-                    return f"no kernels are generated for tensors on {value.device.type}"
-                if value.device.type == "cuda" and value.device != device_of(graph):
-                    return "no kernels are generated for graphs on several GPUs"
-                if value.layout is not torch.strided or value.is_quantized:
-                    kind = "quantised tensors" if value.is_quantized else f"layout {value.layout}"
-                    return f"no kernels are generated for {kind}"
+def without_kernels(graph: fx.GraphModule, device: torch.device) -> str | None:
+    """Which tensors of the graph on `device` no kernel can be generated for, if there are any."""
+    for value in _tensors(graph):
+        if value.device.type not in ("cpu", "cuda"):
+            return f"no kernels are generated for tensors on {value.device.type}"
+        if value.device.type == "cuda" and value.device != device:
+            return "no kernels are generated for graphs on several GPUs"
+        if value.layout is not torch.strided or value.is_quantized:
+            kind = "quantised tensors" if value.is_quantized else f"layout {value.layout}"
+            return f"no kernels are generated for {kind}"
     return None
 
 
 def device_of(graph: fx.GraphModule) -> torch.device:
     """The GPU that tensors of a graph lie on, else the CPU."""
+    return next((v.device for v in _tensors(graph) if v.device.type == "cuda"), torch.device("cpu"))
+
+
+def _tensors(graph: fx.GraphModule) -> Iterator[torch.Tensor]:
+    """The results of all nodes."""
     for node in graph.graph.nodes:
         values = node.meta.get("val")
         for value in values if isinstance(values, (list, tuple)) else (values,):
-            if isinstance(value, torch.Tensor) and value.device.type == "cuda":
-                return value.device
-    return torch.device("cpu")
+            if isinstance(value, torch.Tensor):
+                yield value
 
 
 def gpu_of(targets: Targets, device: torch.device) -> Gpu | None:

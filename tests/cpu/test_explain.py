@@ -78,7 +78,7 @@ def test_backward_says_what_is_saved_and_why(new: gyrator.insight.Report) -> Non
 
 
 def test_stages_account_for_the_compile_time(new: gyrator.insight.Report) -> None:
-    assert new.data.accounted() >= 0.9  # 0.96 to 0.99 for models; a tiny program on a busy machine is less
+    assert new.data.accounted() >= 0.95
 
 
 def test_memory_peaks_with_its_holders(new: gyrator.insight.Report) -> None:

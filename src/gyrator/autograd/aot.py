@@ -108,8 +108,8 @@ def aot_program(
     the work runs within `stage(its name)`.
     """
     table = decomposition_table(numerics=numerics) if decompositions is None else decompositions
-    inputs = fake_inputs(gm, example_inputs)
     with stage("trace"):
+        inputs = fake_inputs(gm, example_inputs)
         joint = trace(gm, inputs)
     with stage("decompose"):
         build = decompose(joint.graph, table, joint.build)
@@ -123,7 +123,7 @@ def aot_program(
             partition = partition_fn(roles)
             halves = split(roles, partition.saved)
         link, written = _differentiable(
-            joint, roles, halves, build.bodies, fw_compiler, bw_compiler or fw_compiler, lazy_backward
+            joint, roles, halves, build.bodies, fw_compiler, bw_compiler or fw_compiler, lazy_backward, stage
         )
         run = link.forward
     else:
@@ -133,6 +133,7 @@ def aot_program(
             graph,
             build.bodies,
             GraphInfo("inference", _static(roles), _updates(joint), _strides(joint, graph)),
+            stage,
         )
         run, written = compiled.call, _written(joint, compiled)
     program = Program(
@@ -173,11 +174,12 @@ def _differentiable(
     fw_compiler: Compiler,
     bw_compiler: Compiler,
     lazy: bool,
+    stage: Stage,
 ) -> tuple[Differentiable, frozenset[int]]:
     """Forward and backward compiled, and how they are joined; the inputs that forward overwrites."""
     kept = halves.saved_values + halves.numbers
     info = GraphInfo("forward", _static(roles), _updates(joint), _strides(joint, halves.forward), kept)
-    forward = _compile(fw_compiler, halves.forward, bodies, info)
+    forward = _compile(fw_compiler, halves.forward, bodies, info, stage)
     static = tuple(
         halves.numbers + halves.saved_values + index
         for index, position in enumerate(halves.saved_primals)
@@ -186,7 +188,7 @@ def _differentiable(
     backward_info = GraphInfo("backward", static, (), (None,) * len(roles.gradients))
 
     def compile_backward() -> BoxedCallable:
-        return _compile(bw_compiler, halves.backward, bodies, backward_info).call
+        return _compile(bw_compiler, halves.backward, bodies, backward_info, stage).call
 
     link = Differentiable(
         forward=forward.call,
@@ -217,9 +219,13 @@ class _Lazy:
         return self._call(args)
 
 
-def _compile(compiler: Compiler, graph: Graph, bodies: Mapping[str, GraphModule], info: GraphInfo) -> Compiled:
-    examples = [node.meta["val"] for node in graph.find_nodes(op="placeholder")]
-    return compiler(GraphModule(dict(bodies), graph), examples, info)
+def _compile(
+    compiler: Compiler, graph: Graph, bodies: Mapping[str, GraphModule], info: GraphInfo, stage: Stage
+) -> Compiled:
+    with stage("module"):
+        examples = [node.meta["val"] for node in graph.find_nodes(op="placeholder")]
+        module = GraphModule(dict(bodies), graph)
+    return compiler(module, examples, info)
 
 
 def _static(roles: JointGraph) -> tuple[int, ...]:
