@@ -148,6 +148,11 @@ class Config:
     benchmark_fusion: bool = _option(
         False, "Choosing kernels", "Time a fusion against its parts and drop it when it is slower."
     )
+    multi_kernel: bool = _option(
+        False,
+        "Choosing kernels",
+        "On a GPU, build reductions of long rows in two forms, rows in registers and rows in blocks; keep the faster.",
+    )
     coordinate_descent: bool = _option(
         False, "Choosing kernels", "After the search, improve one tuning parameter at a time.", planned=True
     )

@@ -29,6 +29,7 @@ INDUCTOR_NAMES = (
     Counterpart("triton.cudagraphs", "cuda_graphs"),
     Counterpart("coordinate_descent_tuning", "coordinate_descent"),
     Counterpart("benchmark_fusion", "benchmark_fusion"),
+    Counterpart("triton.multi_kernel", "multi_kernel"),
     Counterpart("comprehensive_padding", "pad_strides"),
     Counterpart("layout_optimization", "channels_last"),
     Counterpart("fallback_random", "numerics", '`numerics="eager"`'),

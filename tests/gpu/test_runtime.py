@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+import gyrator
 from gyrator.runtime.cuda_driver import cuda_driver
 from gyrator.runtime.triton_tune import times
 from tests.acceptance import check
@@ -205,6 +207,43 @@ def test_a_kernel_that_is_too_large_is_passed_over() -> None:
     found = times([refused, good], torch.cuda.current_stream().cuda_stream, [], [], driver)
     assert found is not None and found[0] is None and found[1] is not None
     assert launches
+
+
+def rows_of(table: str) -> list[dict[str, str]]:
+    with Path(f"metric_table_{table}.csv").open() as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_configs_that_are_timed_are_rows_and_are_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    x, options = random(512, 4096), {"metrics": "kernel_autotune", "model_name": "softmax"}
+    torch.compile(softmax, backend="gyrator", options=options)(x)
+    rows = rows_of("kernel_autotune")
+    assert len(rows) >= 2 and {row["model_name"] for row in rows} == {"softmax"}
+    assert all(float(row["latency_ms"]) > 0 and Path(row["kernel_path"]).exists() for row in rows)
+    assert all("num_warps" in row["triton_config"] for row in rows)
+    report = gyrator.explain(softmax, x)  # from the cache: nothing is timed again, and all is told
+    ((name, candidates),) = next(iter(report.data.graphs())).candidates.items()
+    assert {name} == {row["kernel_name"] for row in rows}
+    assert [c.config for c in candidates] == [row["triton_config"] for row in rows]
+    best = min(candidates, key=lambda c: c.milliseconds or 1e9)
+    assert [c for c in candidates if c.chosen] == [best] and best.config in str(report)
+
+
+@pytest.mark.parametrize("columns", [4096, 16384])
+def test_of_two_forms_of_a_reduction_the_faster_is_kept(
+    columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    x, options = random(4096, columns), {"metrics": "persistent_red_perf", "multi_kernel": True}
+    compiled = torch.compile(softmax, backend="gyrator", options=options)
+    torch.testing.assert_close(compiled(x), softmax(x))
+    (row,) = rows_of("persistent_red_perf")
+    paths = [row[f"kernel{k}_path"] for k in range(4)]
+    times = [row[f"kernel{k}_latency"] for k in range(4)]
+    assert all(Path(path).exists() for path in paths[:2]) and paths[0] != paths[1]
+    assert all(float(took) > 0 for took in times[:2]) and paths[2:] == times[2:] == ["", ""]
+    assert row["size_hints"] == f"[{columns}, 4096, {columns}]" and row["reduction_hint"] == "PERSISTENT"
 
 
 def test_a_call_is_captured_into_a_graph() -> None:

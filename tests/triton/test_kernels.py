@@ -7,6 +7,7 @@ compute capabilities 8.0 and 9.0 with registers and spills counted. Triton runs 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gyrator.codegen.triton import print_triton
+from gyrator.runtime.targets import print_forms
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.plan import Plan
 from tests.pure.lowering.harness import lowered
@@ -154,6 +156,29 @@ def test_a_row_that_fits_is_read_once(compiler: Worker) -> None:
     assert printed.source.count("tl.load(") == 1 and "for " not in printed.source
     ptx = compiler.compile(printed, printed.configs[0], 90).ptx
     assert "ld.global.v4" in ptx.replace(".b32", "") or "ld.global" in ptx
+
+
+@pytest.mark.parametrize("fn", [rms_norm, layer_norm, lambda x: torch.softmax(x, -1), lambda x: x.var(-1)])
+def test_rows_that_fit_can_also_be_run_through_in_blocks(fn: Callable[..., Any], interpreter: Worker) -> None:
+    """The same parameters and grid; only how a program walks through its rows differs."""
+    shapes = {rms_norm: [(3, 2500), (2500,)], layer_norm: [(3, 2500), (2500,), (2500,)]}.get(fn, [(3, 2500)])
+    args = [floats(*shape) for shape in shapes]
+    low = lowered(fn, *args)
+    plan = gpu_plan(on_gpu(low.program))
+    (kernel,) = plan.kernels
+    both = print_forms(kernel)
+    assert both.other is not None and (both.category, both.other.category) == ("persistent", "looped")
+    assert both.params == both.other.params and both.grid == both.other.grid
+    assert "for " in both.other.source and "for " not in both.source
+    assert both.other.configs[0].blocks[-1][1] < 2500
+    blocked = replace(kernel, tiling=kernel.tiling and kernel.tiling.other)
+    (got,) = run_plan(replace(plan, kernels=(blocked,)), [a.clone() for a in args], low.constants, runner(interpreter))
+    torch.testing.assert_close(got, fn(*args), rtol=2e-5, atol=2e-5)
+
+
+def test_short_rows_and_columns_have_one_form() -> None:
+    for fn, x in ((lambda x: torch.softmax(x, -1), floats(99, 500)), (lambda x: x.sum(0), floats(60, 5000))):
+        assert [print_forms(k).other for k in gpu_plan(on_gpu(lowered(fn, x).program)).kernels] == [None]
 
 
 def test_a_transposed_read_gets_a_tile_with_two_sides() -> None:

@@ -103,6 +103,16 @@ def test_reductions_whose_rows_stay_in_registers_are_counted_and_nothing_as_cpp(
     assert session.counters[Count.CPP_VECTORISED] == session.counters[Count.CPP_CASTS] == 0
 
 
+def test_both_forms_of_a_kernel_are_built_on_demand(process: Process, tmp_path: Path) -> None:
+    for multi_kernel, wanted in ((False, {"persistent"}), (True, {"persistent", "looped"})):
+        config = Config(cuda_capability=90, cache_dir=tmp_path / str(multi_kernel), multi_kernel=multi_kernel)
+        compiled(config, process, nn.Softmax(-1), torch.randn(10, 4096).bfloat16())
+        (folder,) = folders(config)
+        (about,) = json.loads((folder / DESCRIPTION).read_text()).values()
+        assert {variant["category"] for variant in about["variants"]} == wanted
+        assert all((folder / variant["file"]).exists() for variant in about["variants"])
+
+
 def test_a_dump_holds_all_that_its_wrapper_loads(process: Process, tmp_path: Path) -> None:
     config = Config(cuda_capability=90, cache_dir=tmp_path / "cache", dump=tmp_path / "dump")
     compiled(config, process, nn.LayerNorm(48), torch.randn(10, 48))

@@ -69,7 +69,7 @@ def _in_place(step: object) -> Iterator[Value]:
 # -- texts ---------------------------------------------------------------------------------------------------
 def programs_text(kernel: TritonKernel) -> str:
     """How many programs a launch runs: ``lambda s0, XBLOCK: -(-s0 // XBLOCK)``."""
-    blocks = dict.fromkeys(name for config in kernel.configs for name, _ in config.blocks)
+    blocks = dict.fromkeys(name for _, config in kernel.variants for name, _ in config.blocks)
     names = ", ".join([*size_names(kernel), *blocks])
     counts = [_count_text(axis) for axis in kernel.grid]
     product = " * ".join(text for text in counts if text != "1") or "1"

@@ -79,7 +79,8 @@ class TritonKernel:
     ``configs`` are alternatives, the best guess first; all give the same results. ``asserts``: it checks
     indices by device asserts, which Triton keeps only when it compiles with ``debug=True``.
     ``category`` is one of ``pointwise | persistent | looped | scan | foreach``, for metrics and autotuning.
-    ``hint`` is about how many elements it handles, by the sizes' hints.
+    ``hint`` is about how many elements it handles, by the sizes' hints. ``other`` is the same function written in
+    another way, with configs of its own.
     """
 
     name: str
@@ -90,6 +91,13 @@ class TritonKernel:
     category: str
     asserts: bool = False
     hint: int = 0
+    other: TritonKernel | None = None
+
+    @property
+    def variants(self) -> tuple[tuple[TritonKernel, Config], ...]:
+        """Every config with the text that it belongs to, those of ``other`` last."""
+        own = tuple((self, config) for config in self.configs)
+        return own + (() if self.other is None else self.other.variants)
 
     def signature(self, config: Config) -> dict[str, str]:
         """Name → Triton type of every argument; block sizes are ``constexpr``."""

@@ -152,7 +152,8 @@ class Tiling:
 
     ``PARALLEL`` loops form the grid, one program per iteration unless tiled; tiled ``LANES`` loops run
     within a program. ``wide``: positions may pass 2³¹ and need 64 bits. ``category`` names the kind of
-    kernel and ``hint`` is about how many elements it handles.
+    kernel and ``hint`` is about how many elements it handles. ``other`` runs the same grid through the rows in
+    blocks, where whole rows are not surely faster.
     """
 
     tiles: tuple[Tile, ...]
@@ -160,6 +161,7 @@ class Tiling:
     category: str
     wide: bool = False
     hint: int = 0
+    other: Tiling | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from gyrator.autograd.partition import JointGraph, Partition
 from gyrator.autograd.partition.recompute import tensor_bytes
 from gyrator.cache.store import Entry
 from gyrator.config import Config
+from gyrator.metrics.kernels import KernelFacts
 from gyrator.metrics.tables import Row, add_rows
 from gyrator.origin import origin_of, place_of
 from gyrator.report.record import GraphRecord, Kept, ProgramRecord, from_json
@@ -127,9 +128,10 @@ def add_graph_rows(session: Session, record: GraphRecord, folder: Path) -> None:
 
 
 def add_tuning_rows(config: Config, folder: Path, name: str, candidates: Sequence[Candidate], new: bool) -> None:
-    """A tuned kernel's rows, a row for each candidate; none for times that an earlier process took."""
+    """A tuned kernel's rows of the tables that are on; none for times that an earlier process took."""
     if new:
         add_rows(config, "kernel_autotune", lambda: _kernel_autotune(folder, name, candidates))
+        add_rows(config, "persistent_red_perf", lambda: _persistent_red_perf(folder, name, candidates))
 
 
 def _kernel_autotune(folder: Path, name: str, candidates: Sequence[Candidate]) -> Iterable[Row]:
@@ -142,6 +144,28 @@ def _kernel_autotune(folder: Path, name: str, candidates: Sequence[Candidate]) -
         }
 
 
+def _persistent_red_perf(folder: Path, name: str, candidates: Sequence[Candidate]) -> Iterable[Row]:
+    """The best of each form: kernel 0 has its rows in registers, kernel 1 in blocks."""
+    best: dict[str, Candidate] = {}
+    for candidate in sorted(candidates, key=lambda c: (c.milliseconds is None, c.milliseconds)):
+        best.setdefault(candidate.category, candidate)
+    if {"persistent", "looped"} <= best.keys():
+        record = from_json(GraphRecord, (folder / RECORD).read_text())
+        facts = next(kernel.facts for kernel in record.kernels if kernel.symbol == name)
+        found: list[Candidate | None] = [best["persistent"], best["looped"], None, None]
+        paths = {f"kernel{k}_path": c and str(folder / c.file) for k, c in enumerate(found)}
+        times = {f"kernel{k}_latency": c and c.milliseconds for k, c in enumerate(found)}
+        yield {**paths, **times, "size_hints": _size_hints(facts), "reduction_hint": _reduction_hint(facts)}
+
+
+def _size_hints(facts: KernelFacts) -> str | None:
+    return None if facts.kind == "foreach" else f"[{', '.join(map(str, facts.numels))}]"
+
+
+def _reduction_hint(facts: KernelFacts) -> str | None:
+    return facts.kind.partition(" ")[0].upper() if "reduction" in facts.kind else None
+
+
 def _graph_stats(name: str, record: GraphRecord) -> Iterable[Row]:
     calls = sum(step.kind == "extern" for step in record.steps)
     before, after = (record.counters.get(f"NESTS_{when}_FUSION", 0) for when in ("BEFORE", "AFTER"))
@@ -152,13 +176,12 @@ def _kernel_metadata(record: GraphRecord, folder: Path) -> Iterable[Row]:
     for kernel in record.kernels:
         facts = kernel.facts
         x, y, r = facts.numels
-        reduction = "reduction" in facts.kind
         yield {
             "kernel_name": kernel.name,
             "kernel_path": str(folder),
             "kernel_category": facts.kind.replace(" ", "_").replace("-", "_"),
-            "size_hints": None if facts.kind == "foreach" else f"[{', '.join(map(str, facts.numels))}]",
-            "reduction_hint": facts.kind.partition(" ")[0].upper() if reduction else None,
+            "size_hints": _size_hints(facts),
+            "reduction_hint": _reduction_hint(facts),
             "line_of_code": sum(not line.startswith(("//", "#", "@")) for line in kernel.source.splitlines()),
             "num_load": facts.loads,
             "num_store": facts.stores,

@@ -59,9 +59,11 @@ def describe(
     for kernel in kernels:
         found, place = binaries[kernel.name], places.get(kernel.name)
         sure = relied[kernel.name] & known[kernel.name]
-        variants = [
-            {**b.notes, "file": binary_file(b.key), "blocks": dict(kernel.configs[k].blocks)} for k, b in found.items()
-        ]
+        variants = []
+        for k, b in found.items():
+            written, config = kernel.variants[k]
+            more = {"file": binary_file(b.key), "blocks": dict(config.blocks), "category": written.category}
+            variants.append({**b.notes, **more})
         files |= {binary_file(b.key): b.file for b in found.values()}
         described[kernel.name] = {
             "kinds": [param.type for param in kernel.params],
@@ -69,7 +71,7 @@ def describe(
             "checked": sorted(relied[kernel.name] - sure),
             "variants": variants,
             "unaligned": request_for(kernel, next(iter(found)), sure, capability),
-            "choice": next(iter(found.values())).key,
+            "choice": _file_name(" ".join(b.key for b in found.values())),
             "place": [place.file, place.line, place.function, place.op] if kernel.asserts and place else None,
         }
     files[DESCRIPTION] = json.dumps(described, indent=1)
@@ -177,7 +179,7 @@ class GpuKernels:
             for variant in variants:
                 options, file = {**variant["blocks"], "num_warps": variant["warps"]}, variant["file"]
                 config = ", ".join(f"{option}: {n}" for option, n in options.items())
-                told.append(Candidate(config, file, measured.get(file), file == found["file"]))
+                told.append(Candidate(config, variant["category"], file, measured.get(file), file == found["file"]))
             self.tuned(name, told, new)
 
     def _unaligned(self, name: str, about: Mapping[str, Any], programs: Sized) -> Launch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import final
 
@@ -106,7 +106,8 @@ def start_kernels(
     on_gpu = [kernel for kernel in plan.kernels if kernel.tiling is not None]
     on_cpu = [kernel for kernel in plan.kernels if kernel.tiling is None]
     with session.stage("print kernels"):
-        triton = {kernel.name: print_triton(kernel) for kernel in on_gpu}
+        forms = print_forms if session.config.multi_kernel else print_triton
+        triton = {kernel.name: forms(kernel) for kernel in on_gpu}
         cpp = {kernel.name: print_kernel(kernel) for kernel in on_cpu}
     align = inputs_to_align(plan) if on_gpu and session.config.assume_aligned_inputs else ()
     built: dict[str, BuiltKernel | TritonKernel] = {**triton}
@@ -144,6 +145,14 @@ def _start_triton(
     found = tuple(kernels.values())
     build: TritonBuild = start_triton_build(found, relied, target, workers, store, session, places)
     return lambda: describe(found, build.wait(), relied, known, places, target.capability)
+
+
+def print_forms(kernel: Kernel) -> TritonKernel:
+    """A kernel on a GPU with both its forms, if it has two: rows whole, and rows in blocks."""
+    whole = print_triton(kernel)
+    if kernel.tiling is None or kernel.tiling.other is None:
+        return whole
+    return replace(whole, other=print_triton(replace(kernel, tiling=kernel.tiling.other)))
 
 
 def built_kernels(kernels: Sequence[Kernel], printed: Sequence[CppKernel], build: Build) -> dict[str, BuiltKernel]:

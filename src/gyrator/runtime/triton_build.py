@@ -92,13 +92,13 @@ def _version(text: str) -> tuple[int, ...]:
 
 # -- what is asked for ---------------------------------------------------------------------------------------
 def request_for(kernel: TritonKernel, config: int, aligned: frozenset[int], capability: int) -> dict[str, Any]:
-    """What a worker is asked for: a kernel for one of its configs. `aligned` are the positions of arguments
+    """What a worker is asked for: a kernel for one of its variants. `aligned` are the positions of arguments
     that are multiples of 16.
     """
-    chosen = kernel.configs[config]
+    written, chosen = kernel.variants[config]
     options = {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
     return {
-        "source": kernel.source,
+        "source": written.source,
         "function": kernel.name,
         "signature": kernel.signature(chosen),
         "constants": dict(chosen.blocks),
@@ -184,7 +184,7 @@ def start_triton_build(
     requests: dict[str, dict[str, Any]] = {}
     keys: dict[str, list[str]] = {}
     for kernel in kernels:
-        for config in range(len(kernel.configs)):
+        for config in range(len(kernel.variants)):
             request = request_for(kernel, config, aligned[kernel.name], target.capability)
             key = binary_key(request, target.triton)
             requests[key] = request

@@ -28,11 +28,12 @@ MOST_LAUNCHES = 50
 @final
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One of a kernel's configs, as ``XBLOCK: 512, num_warps: 4``, its binary, and milliseconds of a launch;
-    None if the GPU lacks the registers or the shared memory for it.
+    """One of a kernel's configs, as ``XBLOCK: 512, num_warps: 4``, its category (see `TritonKernel`), its binary,
+    and milliseconds of a launch; None if the GPU lacks the registers or the shared memory for it.
     """
 
     config: str
+    category: str
     file: str
     milliseconds: float | None
     chosen: bool

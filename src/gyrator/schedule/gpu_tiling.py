@@ -35,6 +35,8 @@ WHOLE_ROW = 1 << 15
 """Elements of a row that a program may keep: 32 of a thread's 64 registers, in 1,024 threads."""
 WHOLE_SUM = 1 << 12
 """As WHOLE_ROW, for a row that is read once anyway: a loop then needs fewer registers."""
+LONG_ROW = 1 << 11
+"""Elements from which on a row may be faster in blocks than whole."""
 WHOLE_SCAN = 1 << 12
 WHOLE_COLUMN = 64
 """Triton's limit on the elements of a tile."""
@@ -64,7 +66,10 @@ def tile_kernel(kernel: Kernel, gpu: Gpu) -> Kernel:
             configs = _staged(configs, kernel, gpu)
     else:
         tiles, configs, category = _point_tiles(walk, points, gpu)
-    return replace(kernel, tiling=Tiling(tiles, configs, category, wide, hint))
+    other = None
+    if category == "persistent" and not kernel.scratch:
+        other = _in_blocks(walk, Tiling(tiles, configs, category, wide, hint))
+    return replace(kernel, tiling=Tiling(tiles, configs, category, wide, hint, other))
 
 
 # -- pointwise ---------------------------------------------------------------------------------------------
@@ -112,6 +117,18 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> tuple[tupl
     scans = any(_scans(loop) for loops in walk.rows.values() for loop in loops)
     category = "scan" if scans else "persistent" if all(whole.values()) else "looped"
     return tuple(tiles), tuple(dict.fromkeys(configs)), category
+
+
+def _in_blocks(walk: _Walk, whole: Tiling) -> Tiling | None:
+    """The tiling with rows in blocks instead; None for columns and for short rows, where it cannot pay."""
+    row = min(_power(_length(axis)) for axis in walk.rows)
+    if row < LONG_ROW or _walks_columns(walk):
+        return None
+    first = [("XBLOCK", 1)] if any(tile.block == "XBLOCK" for tile in whole.tiles) else []
+    names = [tile.block for tile in whole.tiles if tile.whole]
+    configs = [Config((*first, *((n, block) for n in names)), warps) for _, block, warps in _looped_rows(row // 2)]
+    tiles = tuple(replace(tile, whole=False) for tile in whole.tiles)
+    return replace(whole, tiles=tiles, configs=tuple(dict.fromkeys(configs)), category="looped")
 
 
 def _whole_rows(row: int, points: int, gpu: Gpu, item: int) -> list[tuple[int, int]]:

@@ -48,13 +48,17 @@ def test_floats_have_six_decimals_and_none_is_empty() -> None:
 
 
 def test_a_kernel_that_was_timed_just_now_has_a_row_for_each_config() -> None:
-    candidates = [Candidate("XBLOCK: 256", "a.cubin", 0.5, True), Candidate("XBLOCK: 512", "b.cubin", None, False)]
+    candidates = [
+        Candidate("XBLOCK: 256", "pointwise", "a.cubin", 0.5, True),
+        Candidate("XBLOCK: 512", "pointwise", "b.cubin", None, False),
+    ]
     for new in (True, False):
-        add_tuning_rows(config("kernel_autotune"), Path("graph"), "add_0", candidates, new)
+        add_tuning_rows(config("kernel_autotune,persistent_red_perf"), Path("graph"), "add_0", candidates, new)
     assert Path("metric_table_kernel_autotune.csv").read_text().splitlines()[1:] == [
         "bert,graph/a.cubin,add_0,XBLOCK: 256,0.500000",
         "bert,graph/b.cubin,add_0,XBLOCK: 512,",
     ]
+    assert not Path("metric_table_persistent_red_perf.csv").exists()
 
 
 def test_a_row_with_other_columns_is_refused() -> None:

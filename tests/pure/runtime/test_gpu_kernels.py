@@ -43,7 +43,8 @@ def same(driver: Driver) -> Driver:
 def variant(file: str, block: int) -> dict[str, Any]:
     blocks = {"XBLOCK": block}
     return {
-        "file": file, "blocks": blocks, "function": "add_0", "shared": 0, "warps": 4, "cooperative": False,
+        "file": file, "blocks": blocks, "category": "pointwise",
+        "function": "add_0", "shared": 0, "warps": 4, "cooperative": False,
     }  # fmt: skip
 
 
@@ -117,8 +118,8 @@ def test_candidates_and_their_times_are_told_also_where_an_earlier_process_took_
         )
         kernels.kernel("add_0", programs)(7, SUM, SUM, 4096)
     candidates = [
-        Candidate("XBLOCK: 256, num_warps: 4", "a.cubin", 0.5, True),
-        Candidate("XBLOCK: 1024, num_warps: 4", "b.cubin", None, False),
+        Candidate("XBLOCK: 256, num_warps: 4", "pointwise", "a.cubin", 0.5, True),
+        Candidate("XBLOCK: 1024, num_warps: 4", "pointwise", "b.cubin", None, False),
     ]
     assert told == [("add_0", candidates, True), ("add_0", candidates, False)]
 
