@@ -12,7 +12,7 @@ other alias of that root is then stale and is viewed anew from the root's value 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 import torch
@@ -29,46 +29,43 @@ aten = torch.ops.aten
 
 
 @final
+@dataclass(slots=True, eq=False)
 class Root:
-    """A tensor that owns memory: its current value, and how many times it was written. `pinned` says that the
-    graph names places in its memory by their distance from the memory's start.
+    """A tensor that owns memory: its present value in the graph, and how many times it was written.
+
+    Attributes:
+        input: its position among the graph's inputs.
+        pinned: the graph names places in its memory by their distance from the memory's start.
     """
 
-    __slots__ = ("generation", "input", "node", "pinned", "tensor")
-
-    def __init__(self, node: Node, tensor: Tensor, input: int | None = None) -> None:
-        self.node = node
-        self.generation = 0
-        self.pinned = False
-        self.input = input
-        self.tensor = tensor
+    node: Node
+    tensor: Tensor
+    input: int | None = None
+    generation: int = 0
+    pinned: bool = False
 
 
 @final
+@dataclass(slots=True, eq=False)
 class Alias:
-    """A tensor of the program: a root, or a view of another alias. `node` holds its value as of `generation`."""
+    """A tensor of the program: a root, or a view of another alias. `node` holds its value as of `generation`; it was
+    made with gradient tracking on or off, which a rebuild of it must repeat.
+    """
 
-    __slots__ = ("generation", "node", "parent", "root", "tracks_grad", "view")
+    root: Root
+    parent: Alias | None
+    view: View | None
+    node: Node
+    tracks_grad: bool = True
+    generation: int = field(init=False)
 
-    def __init__(
-        self, root: Root, parent: Alias | None, view: View | None, node: Node, tracks_grad: bool = True
-    ) -> None:
-        self.root = root
-        self.parent = parent
-        self.view = view
-        self.node = node
-        self.generation = root.generation
-        self.tracks_grad = tracks_grad
+    def __post_init__(self) -> None:
+        self.generation = self.root.generation
 
 
 def new_root(node: Node, tensor: Tensor, input: int | None = None) -> Alias:
     """The alias of a tensor that owns its memory; `input` is its position among the graph's inputs."""
     return Alias(Root(node, tensor, input), None, None, node)
-
-
-def view_of(parent: Alias, view: View, node: Node, tracks_grad: bool) -> Alias:
-    """The alias of a view. It was made with gradient tracking on or off, which a rebuild of it must repeat."""
-    return Alias(parent.root, parent, view, node, tracks_grad)
 
 
 def read(alias: Alias, build: GraphBuilder) -> Node:

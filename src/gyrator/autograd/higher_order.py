@@ -20,38 +20,16 @@ Bodies = Mapping[int, Sequence[Any]]
 """For the position of each body among the operator's arguments, what it is called with."""
 
 
-def _cond(args: Sequence[Any]) -> Bodies:
-    return {1: args[3], 2: args[3]}
-
-
-def _while_loop(args: Sequence[Any]) -> Bodies:
-    given = (*args[2], *args[3])
-    return {0: given, 1: given}
-
-
-def _map(args: Sequence[Any]) -> Bodies:
-    return {0: (*[_slice(x, 0) for x in args[1]], *args[2])}
-
-
-def _scan(args: Sequence[Any]) -> Bodies:
-    return {0: (*args[1], *[_slice(x, 0) for x in args[2]], *args[3])}
-
-
-def _associative_scan(args: Sequence[Any]) -> Bodies:
-    part = [_slice(x, 0) for x in args[1]]
-    return {0: (*part, *part, *args[2])}
-
-
-def _slice(x: Any, dim: int) -> Any:
-    return x.select(dim, 0) if isinstance(x, Tensor) else x
+def _parts(tensors: Sequence[Any]) -> list[Any]:
+    return [x.select(0, 0) if isinstance(x, Tensor) else x for x in tensors]
 
 
 RECORDED: Mapping[str, Callable[[Sequence[Any]], Bodies]] = {
-    "cond": _cond,
-    "while_loop": _while_loop,
-    "map_impl": _map,
-    "scan": _scan,
-    "associative_scan": _associative_scan,
+    "cond": lambda args: {1: args[3], 2: args[3]},
+    "while_loop": lambda args: dict.fromkeys((0, 1), (*args[2], *args[3])),
+    "map_impl": lambda args: {0: (*_parts(args[1]), *args[2])},
+    "scan": lambda args: {0: (*args[1], *_parts(args[2]), *args[3])},
+    "associative_scan": lambda args: {0: (*_parts(args[1]), *_parts(args[1]), *args[2])},
 }
 """Operators recorded as one node, with what their bodies are called with."""
 

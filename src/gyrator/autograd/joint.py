@@ -228,13 +228,8 @@ class _Runner(Interpreter):
 
     def _inline(self, body: GraphModule, args: Sequence[Any], region: Meta, *, of_scores: bool = False) -> Any:
         inner = _Runner(body, self._recorder)
-        inner._of_scores = of_scores
-        inner._starts, inner._origins, inner._regions, inner._region = (
-            self._starts,
-            self._origins,
-            self._regions,
-            region,
-        )
+        inner._starts, inner._origins, inner._regions = self._starts, self._origins, self._regions
+        inner._region, inner._of_scores = region, of_scores
         return inner.run(*args)
 
     def get_attr(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -22,7 +22,7 @@ from gyrator import torch_compat
 from gyrator.autograd.builder import PLAIN_TYPES, GraphBuilder
 from gyrator.autograd.effects import Behaviour, Effect, arguments, behaviour
 from gyrator.autograd.fake_results import FakeResults
-from gyrator.autograd.functionalize import Alias, Root, new_root, read, view_of, write
+from gyrator.autograd.functionalize import Alias, Root, new_root, read, write
 from gyrator.autograd.higher_order import PASSED, RECORDED
 from gyrator.autograd.inputs import reaches_outside
 from gyrator.autograd.real_strides import REAL_STRIDES
@@ -247,18 +247,18 @@ class Recorder(TorchDispatchMode):
         if func not in _SAME_VALUE:
             node = self._append(func, (node, *others), call.kwargs, out)
         if isinstance(out, Tensor):
-            self._bind(out, view_of(parent, view, node, tracks))
+            self._bind(out, Alias(parent.root, parent, view, node, tracks))
             return
         for index, item in enumerate(out):
             part = self.build.result(node, index)
-            self._bind(item, view_of(parent, replace(view, index=index), part, tracks))
+            self._bind(item, Alias(parent.root, parent, replace(view, index=index), part, tracks))
 
     def _metadata(self, call: _Call) -> None:
         target, *others = call.args
         view, parent = View(METADATA_OPS[call.func], tuple(others), dict(call.kwargs)), self.alias_of(target)
         self.metadata_changes.append((parent, call.func, tuple(others)))
         node = self._append(view.op, (read(parent, self.build), *others), call.kwargs, target)
-        self._bind(target, view_of(parent, view, node, torch.is_grad_enabled()))
+        self._bind(target, Alias(parent.root, parent, view, node, torch.is_grad_enabled()))
 
     def _writes(self, call: _Call) -> None:
         func, how, out = call.func, call.how, call.out

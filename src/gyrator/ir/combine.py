@@ -7,6 +7,7 @@ the states of two disjoint sets of elements, ``start`` is the state of no elemen
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import torch
@@ -48,23 +49,9 @@ def _reduce_last(kind: str, args: State) -> State:
     if x.dtype in _WIDE:
         wide = _reduce_last(kind, (x.to(_WIDE[x.dtype]), *args[1:]))
         return (wide[0].to(x.dtype), *wide[1:])
+    if kind in _PLAIN:
+        return (_PLAIN[kind](x),)
     match kind:
-        case "sum":
-            return (x.sum(-1, dtype=x.dtype),)
-        case "prod":
-            return (x.prod(-1, dtype=x.dtype),)
-        case "max":
-            return (x.amax(-1),)
-        case "min":
-            return (x.amin(-1),)
-        case "any":
-            return (x.any(-1),)
-        case "all":
-            return (x.all(-1),)
-        case "xor":
-            return (_xor(x),)
-        case "logaddexp":
-            return (torch.logsumexp(x, -1),)
         case "argmax" | "argmin":
             return _extreme(kind, x, args[1])
         case "welford":
@@ -81,6 +68,19 @@ def _xor(x: Tensor) -> Tensor:
             x = torch.cat([x, torch.zeros_like(x[..., :1])], -1)
         x = torch.bitwise_xor(x[..., ::2], x[..., 1::2])
     return x[..., 0]
+
+
+_PLAIN: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "sum": lambda x: x.sum(-1, dtype=x.dtype),
+    "prod": lambda x: x.prod(-1, dtype=x.dtype),
+    "max": lambda x: x.amax(-1),
+    "min": lambda x: x.amin(-1),
+    "any": lambda x: x.any(-1),
+    "all": lambda x: x.all(-1),
+    "xor": _xor,
+    "logaddexp": lambda x: torch.logsumexp(x, -1),
+}
+"""Reductions of one value to one result."""
 
 
 def _extreme(kind: str, x: Tensor, index: Tensor) -> State:

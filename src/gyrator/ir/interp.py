@@ -19,21 +19,7 @@ from gyrator.ir.combine import State, combine_into, reduce_dims, scan_dim
 from gyrator.ir.evaluate import Evaluator, allocate, grid, number, place
 from gyrator.ir.expr import Expr, Value
 from gyrator.ir.index import Index, Size
-from gyrator.ir.program import (
-    Arg,
-    Extern,
-    Item,
-    ListArg,
-    Nest,
-    Output,
-    Pointwise,
-    Program,
-    Reduce,
-    Scan,
-    Scatter,
-    Sort,
-    View,
-)
+from gyrator.ir.program import Arg, Extern, Item, ListArg, Nest, Pointwise, Program, Reduce, Scan, Scatter, Sort, View
 
 Callables: TypeAlias = "Mapping[str, Callable[..., Any]]"
 Given: TypeAlias = "Tensor | int | None"
@@ -74,8 +60,8 @@ def run_program(
             machine.nest(node)
         else:
             machine.extern(node)
-    outputs = tuple(machine.output(o) for o in program.outputs)
-    updates = tuple(machine.view(u.value) for u in program.updates)
+    outputs = tuple(machine.arg(o, {}) for o in program.outputs)
+    updates = tuple(machine.view(u.value, {}) for u in program.updates)
     return Run(outputs, updates, MappingProxyType({v.name: t for v, t in machine.values.items()}))
 
 
@@ -202,17 +188,8 @@ class _Machine:
                 return [self.arg(i, written) for i in items]
         return arg
 
-    def output(self, output: Output) -> Result:
-        if isinstance(output, View):
-            return self.view(output)
-        if isinstance(output, Item):
-            return self.view(output.view).item()
-        return number(output, self.sizes) if isinstance(output, Index) else output
-
-    def view(self, view: View, written: Mapping[Value, Tensor] | None = None) -> Tensor:
-        base = self.values[view.value]
-        if written and view.value in written:
-            base = written[view.value]
+    def view(self, view: View, written: Mapping[Value, Tensor]) -> Tensor:
+        base = written.get(view.value, self.values[view.value])
         shape, strides = ([number(i, self.sizes) for i in part] for part in (view.shape, view.strides))
         offset = base.storage_offset() + number(view.offset, self.sizes)
         base = base if view.dtype is None else base.view(view.dtype)

@@ -11,6 +11,7 @@ import enum
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -74,35 +75,11 @@ def _lib(name: str, arity: int = 1) -> str:
     return _LIB.format(name, ", ".join(f"{{{i}}}" for i in range(arity)))
 
 
-def _int_division(x: torch.Tensor, y: torch.Tensor, mode: str) -> torch.Tensor:
-    """Division where a zero divisor gives 0 (torch raises on the CPU for tensors); floats divide as torch does."""
-    if x.dtype.is_floating_point:
-        return torch.div(x, y, rounding_mode=mode)
-    safe = torch.where(y == 0, torch.ones_like(y), y)
-    return torch.where(y == 0, torch.zeros_like(x), torch.div(x, safe, rounding_mode=mode))
-
-
-def _int_remainder(x: torch.Tensor, y: torch.Tensor, op: Reference) -> torch.Tensor:
+def _dividing(op: Reference, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Division where a zero divisor gives 0 (torch raises on the CPU for integers); floats divide as torch does."""
     if x.dtype.is_floating_point:
         return op(x, y)
-    safe = torch.where(y == 0, torch.ones_like(y), y)
-    return torch.where(y == 0, torch.zeros_like(x), op(x, safe))
-
-
-def _floor_division(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return _int_division(x, y, "floor")
-
-
-def _trunc_division(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return _int_division(x, y, "trunc")
-
-
-def _remainder(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return _int_remainder(x, y, torch.remainder)
-
-
-def _fmod(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return _int_remainder(x, y, torch.fmod)
+    return torch.where(y == 0, torch.zeros_like(x), op(x, torch.where(y == 0, torch.ones_like(y), y)))
 
 
 def _fma(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
@@ -110,6 +87,7 @@ def _fma(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
 
 
 S, F, B, C, L = Rule.SAME, Rule.FLOAT, Rule.INTEGER, Rule.COMPARE, Rule.LOGICAL
+_FLOORED, _TRUNCATED = (partial(_dividing, partial(torch.div, rounding_mode=mode)) for mode in ("floor", "trunc"))
 _NO_DIGAMMA = Unsupported("no digamma in the device library")
 
 _ROWS = (
@@ -118,10 +96,10 @@ _ROWS = (
     _row("sub", 2, S, torch.sub, "{0} - {1}"),
     _row("mul", 2, S, torch.mul, "{0} * {1}", keeps_zero=True),
     _row("div", 2, F, torch.true_divide, "({0} / {1})", cost=4, keeps_zero=True),
-    _row("floordiv", 2, S, _floor_division, "rt.floordiv({0}, {1})", cost=8, keeps_zero=True),
-    _row("truncdiv", 2, S, _trunc_division, "rt.truncdiv({0}, {1})", cost=8, keeps_zero=True),
-    _row("remainder", 2, S, _remainder, "rt.remainder({0}, {1})", cost=10),
-    _row("fmod", 2, S, _fmod, "rt.fmod({0}, {1})", cost=10),
+    _row("floordiv", 2, S, _FLOORED, "rt.floordiv({0}, {1})", cost=8, keeps_zero=True),
+    _row("truncdiv", 2, S, _TRUNCATED, "rt.truncdiv({0}, {1})", cost=8, keeps_zero=True),
+    _row("remainder", 2, S, partial(_dividing, torch.remainder), "rt.remainder({0}, {1})", cost=10),
+    _row("fmod", 2, S, partial(_dividing, torch.fmod), "rt.fmod({0}, {1})", cost=10),
     _row("fma", 3, F, _fma, "tl.fma({0}, {1}, {2})"),
     _row("neg", 1, S, torch.neg, "-{0}", keeps_zero=True),
     _row("abs", 1, S, torch.abs, "tl.abs({0})", keeps_zero=True),
