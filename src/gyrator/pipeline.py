@@ -183,8 +183,8 @@ def compile_graph(
             }
             again = None if lowered.regions else key  # regions run from graphs that this process holds
             files[RECORD] = to_json(record)
-            if session.config.benchmark_kernel and targets.gpu is None:
-                files |= dict(kernel_scripts(plan, kernels.on_cpu, symbols.hints))
+            if session.config.benchmark_kernel:
+                files |= dict(kernel_scripts(plan, kernels.built, symbols.hints))
             entry = keep(again, text, files, lowered.constants, notes, stores)
         if session.dump is not None:
             dump_compiled(session.dump, scheduled, record, entry, [code for _, code in kernels.texts.values()])

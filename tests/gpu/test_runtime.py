@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import subprocess
 import sys
 import threading
@@ -228,6 +229,14 @@ def test_configs_that_are_timed_are_rows_and_are_explained(tmp_path: Path, monke
     assert [c.config for c in candidates] == [row["triton_config"] for row in rows]
     best = min(candidates, key=lambda c: c.milliseconds or 1e9)
     assert [c for c in candidates if c.chosen] == [best] and best.config in str(report)
+
+
+def test_each_kernel_has_a_program_that_times_it(tmp_path: Path) -> None:
+    x, options = random(512, 4096), {"benchmark_kernel": True}
+    torch.compile(softmax, backend="gyrator", options=options)(x)
+    (script,) = (tmp_path / "cache").rglob("kernel_*.py")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    assert re.search(r"\d+\.\d+ ms +0\.016777 GB +\d+\.\d+ GB/s", done.stdout)
 
 
 @pytest.mark.parametrize("columns", [4096, 16384])

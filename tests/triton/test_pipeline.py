@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -111,6 +112,16 @@ def test_both_forms_of_a_kernel_are_built_on_demand(process: Process, tmp_path: 
         (about,) = json.loads((folder / DESCRIPTION).read_text()).values()
         assert {variant["category"] for variant in about["variants"]} == wanted
         assert all((folder / variant["file"]).exists() for variant in about["variants"])
+
+
+def test_programs_that_time_kernels_load_them_as_the_wrapper_does(process: Process, tmp_path: Path) -> None:
+    config = Config(cuda_capability=90, cache_dir=tmp_path, benchmark_kernel=True)
+    compiled(config, process, nn.Softmax(-1), torch.randn(10, 48))
+    (folder,) = folders(config)
+    (script,) = folder.glob("kernel_*.py")
+    (loaded,) = re.findall(r"runtime\.(gpu_kernel\(.*\))$", (folder / "wrapper.py").read_text(), re.MULTILINE)
+    assert f"lambda runtime: runtime.{loaded}, tensors, []" in script.read_text()
+    assert 'random_tensor((10, 48), (48, 1), torch.float32, device="cuda")' in script.read_text()
 
 
 def test_a_dump_holds_all_that_its_wrapper_loads(process: Process, tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from gyrator.codegen.gpu_calls import programs_text
 from gyrator.codegen.ranges import index_ranges
+from gyrator.codegen.triton_source import TritonKernel
 from gyrator.codegen.wrapper import BuiltKernel
 from gyrator.ir.index import Index, Size
 from gyrator.metrics.kernels import count_of, facts_of
@@ -13,28 +15,36 @@ from gyrator.schedule.plan import Launch, Plan
 Hints = Mapping[Size, int]
 
 
-def kernel_scripts(plan: Plan, kernels: Mapping[str, BuiltKernel], hints: Hints) -> Iterator[tuple[str, str]]:
+def kernel_scripts(
+    plan: Plan, kernels: Mapping[str, BuiltKernel | TritonKernel], hints: Hints
+) -> Iterator[tuple[str, str]]:
     """(file, text) for each kernel of a plan, with the arguments of its first launch."""
     ranges = index_ranges(plan)
     first = {step.kernel: step for step in reversed(plan.steps) if isinstance(step, Launch)}
     for kernel in plan.kernels:
         built, launch = kernels[kernel.name], first[kernel.name]
+        count = len(launch.args) + len(launch.sizes)
+        if isinstance(built, TritonKernel):
+            name, device = built.name, ', device="cuda"'
+            load = f'gpu_kernel("{name}", {programs_text(built)})'
+        else:
+            name, device = built.symbol, ""
+            load = f'kernel("{built.library}", "{name}", {count})'
         tensors = []
         for value in launch.args:
             shape, strides = (tuple(_sizes(sizes, hints)) for sizes in (value.shape, value.strides))
             below = f", below={count_of(ranges[value], hints)}" if value in ranges else ""
-            tensors.append(f"        random_tensor({shape}, {strides}, {value.dtype}{below}),")
+            tensors.append(f"        random_tensor({shape}, {strides}, {value.dtype}{below}{device}),")
         sizes = ", ".join(str(n) for n in _sizes(launch.sizes, hints))
         places = "\n".join(f"    {origin}: {origin.op}" for origin in kernel.origins)
         yield (
-            f"kernel_{built.symbol}.py",
+            f"kernel_{name}.py",
             _TEMPLATE.format(
-                name=kernel.name,
+                name=name,
+                load=load,
                 places=places,
                 tensors="\n".join(tensors),
                 sizes=sizes,
-                library=built.library,
-                symbol=built.symbol,
                 nbytes=facts_of(kernel, hints).bytes,
             ),
         )
@@ -62,5 +72,5 @@ def tensors():
 
 
 if __name__ == "__main__":
-    benchmark_kernel(__file__, "{library}", "{symbol}", tensors, [{sizes}], {nbytes})
+    benchmark_kernel(__file__, "{name}", lambda runtime: runtime.{load}, tensors, [{sizes}], {nbytes})
 '''

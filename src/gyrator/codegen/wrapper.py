@@ -190,7 +190,7 @@ class _Wrapper:
         return [f"{head}, (", *sites, "))"]
 
     def gpu_kernel(self, kernel: Kernel, built: TritonKernel) -> str:
-        updated = updated_text(kernel, built) if len(built.configs) > 1 else ""
+        updated = updated_text(kernel, built) if len(built.variants) > 1 else ""
         more = f", {updated}" if updated else ""
         name = self.kernel_name(kernel)
         return f'{name} = runtime.gpu_kernel("{built.name}", {programs_text(built)}{more})'

@@ -64,14 +64,18 @@ def _print_time(call: BoxedCall, inputs: list[Any]) -> None:
 
 
 def benchmark_kernel(
-    file: str, library: str, symbol: str, tensors: Callable[[], list[torch.Tensor]], sizes: Sequence[int], nbytes: int
+    file: str,
+    name: str,
+    load: Callable[[Runtime], Callable[..., object]],
+    tensors: Callable[[], list[torch.Tensor]],
+    sizes: Sequence[int],
+    nbytes: int,
 ) -> None:
     """Launch one kernel of the folder of `file` for a second; print the median time, bytes and GB/s."""
     torch.manual_seed(0)
     given = tensors()
     runtime = Runtime(Path(file).resolve().parent, Pool())
-    launch = runtime.kernel(library, symbol, len(given) + len(sizes))
-    pointers, threads = [tensor.data_ptr() for tensor in given], runtime.num_threads()
-    times = _times(lambda args: (launch(*args),), [*pointers, *sizes, threads])
-    seconds = statistics.median(times)
-    print(bandwidth_line(symbol, seconds, nbytes, len(times)))
+    launch, args = load(runtime), [*(tensor.data_ptr() for tensor in given), *sizes]
+    args = [runtime.current_stream(0), *args] if given[0].is_cuda else [*args, runtime.num_threads()]
+    times = _times(lambda args: (launch(*args),), args)
+    print(bandwidth_line(name, statistics.median(times), nbytes, len(times)))

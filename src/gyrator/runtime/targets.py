@@ -79,11 +79,6 @@ class Kernels:
     places: frozenset[Origin]
     _waits: tuple[Callable[[], Mapping[str, str | Path]], ...] = field(default=())
 
-    @property
-    def on_cpu(self) -> dict[str, BuiltKernel]:
-        """Those that run on the processor."""
-        return {name: built for name, built in self.built.items() if isinstance(built, BuiltKernel)}
-
     def wait(self) -> dict[str, str | Path]:
         """The files that the graph's folder needs, when they are there.
 
