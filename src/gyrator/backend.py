@@ -95,7 +95,7 @@ def compile_program(
             fw_compiler=compiler,
             partition_fn=partition,
             numerics="eager" if config.numerics == "eager" else "fast",
-            channels_last=config.channels_last,
+            channels_last=config.channels_last == "on" or (config.channels_last == "auto" and device.type == "cuda"),
             stage=program.stage,
         )
         record = records[0] if records else ProgramRecord()

@@ -110,8 +110,11 @@ class Config:
         "a parameter are not seen.",
         planned=True,
     )
-    channels_last: bool = _option(
-        False, "Fusion and memory", "Give 2-D convolutions of large images channels-last operands."
+    channels_last: str = _option(
+        "auto",
+        "Fusion and memory",
+        "Whether 2-D convolutions of large images get channels-last operands. `auto`: on a GPU.",
+        choices=("auto", "on", "off"),
     )
     pad_strides: bool = _option(
         False,

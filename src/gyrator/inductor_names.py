@@ -31,7 +31,7 @@ INDUCTOR_NAMES = (
     Counterpart("benchmark_fusion", "benchmark_fusion"),
     Counterpart("triton.multi_kernel", "multi_kernel"),
     Counterpart("comprehensive_padding", "pad_strides"),
-    Counterpart("layout_optimization", "channels_last"),
+    Counterpart("layout_optimization", "channels_last", '"on" or "off"'),
     Counterpart("fallback_random", "numerics", '`numerics="eager"`'),
     Counterpart("emulate_precision_casts", "numerics", '`numerics="eager"`'),
     Counterpart("trace.enabled", "dump", "a folder instead of a flag"),

@@ -60,7 +60,7 @@ def view_of_result(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @pytest.fixture(autouse=True)
 def switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GYRATOR_CHANNELS_LAST", "1")
+    monkeypatch.setenv("GYRATOR_CHANNELS_LAST", "on")
 
 
 PROGRAMS = [
@@ -88,11 +88,11 @@ def test_symbolic_sizes(backend: str) -> None:
 
 @pytest.mark.parametrize(
     ("x", "option", "found"),
-    [(IMAGE, True, True), (IMAGE, False, False), (IMAGE[:1, :, :5, :5], True, False)],
+    [(IMAGE, "on", True), (IMAGE, "off", False), (IMAGE[:1, :, :5, :5], "on", False)],
     ids=["large", "switched off", "small"],
 )
 def test_only_large_images_are_moved_and_an_option_switches_it_off(
-    x: Tensor, option: bool, found: bool, tmp_path: Path
+    x: Tensor, option: str, found: bool, tmp_path: Path
 ) -> None:
     torch._dynamo.reset()
     options = {"channels_last": option, "cache_dir": tmp_path}

@@ -173,6 +173,22 @@ def _linspace(
     return value.to(dtype)
 
 
+def _convolution(x: Tensor, w: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
+    """convolution(x, w, bias) → convolution(x, w) + bias on a GPU, where the library adds it in a pass of its own."""
+    if bias is None or x.device.type != "cuda":
+        return NotImplemented
+    return aten.convolution.default(x, w, None, *options) + bias.view(-1, *[1] * (x.ndim - 2))
+
+
+def _convolution_backward(g: Tensor, x: Tensor, *options: Any) -> tuple[Tensor | None, ...]:
+    """The bias's gradient apart on a GPU, where the library sums it in a pass of its own: the sum for each channel."""
+    *others, (of_input, of_weight, of_bias) = options
+    if not of_bias or x.device.type != "cuda":
+        return NotImplemented
+    found = aten.convolution_backward.default(g, x, *others, [of_input, of_weight, False])
+    return found[0], found[1], g.sum([0, *range(2, g.ndim)])
+
+
 def _bernoulli(x: Tensor, p: Tensor | float | None = None, generator: torch.Generator | None = None) -> Tensor:
     """bernoulli(x, p) → (rand < p) as x's dtype, bernoulli(x) likewise with x for p; a generator of the user's own
     leaves the op whole.
@@ -251,6 +267,8 @@ def _foreach_table() -> dict[OpOverload, Decomposition]:
 
 
 _OURS: Mapping[OpOverload, Decomposition] = {
+    aten.convolution.default: _convolution,
+    aten.convolution_backward.default: _convolution_backward,
     **dict.fromkeys(list[Any](get_decompositions([aten.linspace])), _linspace),
     aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
     aten.silu.default: _silu,

@@ -23,6 +23,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from gyrator import torch_compat
 from gyrator.autograd.aliasing import Forward, describe_outputs, pinned_offsets
+from gyrator.autograd.attention import Masks
 from gyrator.autograd.builder import GraphBuilder, Meta, origin_of
 from gyrator.autograd.flex_attention import flex_attention, index
 from gyrator.autograd.inputs import Inputs
@@ -191,6 +192,7 @@ class _Runner(Interpreter):
         self._region: Meta = {}
         self._of_scores = False
         self._regions = count()
+        self._masks = Masks()
 
     def run_node(self, node: Node) -> Any:
         """Runs one node. Autograd nodes made by it carry sequence numbers from here on."""
@@ -199,7 +201,9 @@ class _Runner(Interpreter):
             self._recorder.build.origin = origin
             self._starts.append(torch_compat.next_autograd_sequence())
             self._origins.append({**origin, "backward": True})
-        return super().run_node(node)
+        value = super().run_node(node)
+        self._masks.note(node, value)
+        return value
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call; the body of an inlined higher-order operator runs in its place."""
@@ -213,6 +217,7 @@ class _Runner(Interpreter):
                 return flex_attention(self._score, args)
         if target is operator.getitem and self._of_scores:
             return index(args[0], args[1])
+        args, kwargs = self._masks.simplified(target, args, kwargs)
         return super().call_function(target, args, kwargs)
 
     def _checkpoint(self, body: GraphModule, args: Sequence[Any]) -> Any:
@@ -229,7 +234,7 @@ class _Runner(Interpreter):
     def _inline(self, body: GraphModule, args: Sequence[Any], region: Meta, *, of_scores: bool = False) -> Any:
         inner = _Runner(body, self._recorder)
         inner._starts, inner._origins, inner._regions = self._starts, self._origins, self._regions
-        inner._region, inner._of_scores = region, of_scores
+        inner._region, inner._of_scores, inner._masks = region, of_scores, self._masks
         return inner.run(*args)
 
     def get_attr(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -1,0 +1,168 @@
+"""Masks of attention before autograd: they decide which library kernel runs, and so what backward saves.
+
+    attention(q, k, v, mask = arange(s)[None, :] >= 0)               →  attention(q, k, v)
+    attention(q, k, v, mask = arange(s)[None, :] <= arange(s)[:, None])  →  attention(q, k, v, is_causal=True)
+
+Models under a compiler build masks that an eager run leaves away. One that is made of constants alone is computed when
+the program is compiled. Of the others those whose rows are not contiguous are copied, because the fused kernels of
+GPUs refuse them and attention would be computed in float32, score by score.
+"""
+
+from __future__ import annotations
+
+import operator
+from enum import Enum, auto
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from gyrator import torch_compat
+
+Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+
+_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+_UPDATES = (
+    *(operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv),
+    *(operator.imod, operator.ipow, operator.iand, operator.ior, operator.ixor, operator.ilshift, operator.irshift),
+)
+_MOST_ELEMENTS = {"cpu": 1 << 26, "cuda": 1 << 30}
+"""That are computed to know a mask, by the device on which it is: some 50 ms."""
+
+
+class Kind(Enum):
+    """What a known mask lets pass: all scores, or those of keys that are not after the query."""
+
+    OPEN = auto()
+    CAUSAL = auto()
+
+
+class Masks:
+    """What masks are, by the nodes that make them. Mutable, and private to one trace."""
+
+    def __init__(self) -> None:
+        self._makers: dict[int, Node] = {}
+        self._known: dict[Node, Kind | None] = {}
+
+    def note(self, node: Node, value: object) -> None:
+        """Remember which node made a value first. The trace keeps all values alive."""
+        if isinstance(value, Tensor):
+            self._makers.setdefault(id(value), node)
+
+    def simplified(self, target: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        """The arguments of a call; those of attention with a simpler mask that means the same."""
+        if target is not F.scaled_dot_product_attention:
+            return args, kwargs
+        given = {**dict(zip(_NAMES, args, strict=False)), **kwargs}
+        mask = given.get("attn_mask")
+        if not isinstance(mask, Tensor) or given.get("is_causal"):
+            return args, kwargs
+        kind = self._kind(mask)
+        if kind is Kind.OPEN:
+            given["attn_mask"] = None
+        elif kind is Kind.CAUSAL and mask.shape[-2:] == (given["query"].shape[-2], given["key"].shape[-2]):
+            given |= {"attn_mask": None, "is_causal": True}
+        elif mask.device.type == "cuda" and mask.ndim >= 2 and mask.stride(-1) != 1:
+            given["attn_mask"] = _compact(mask).contiguous().expand(mask.shape)
+        return (), given
+
+    def _kind(self, mask: Tensor) -> Kind | None:
+        node = self._makers.get(id(mask))
+        if node is None:
+            return None
+        if node not in self._known:
+            self._known[node] = None
+            if _is_computable(node, mask.device):
+                with torch_compat.outside_tracing(), torch.no_grad():
+                    self._known[node] = _kind_of(_evaluated(node))
+        return self._known[node]
+
+
+def _is_computable(node: Node, device: torch.device) -> bool:
+    """Whether a node follows from constants alone, which nothing changes in place, at little cost."""
+    constant: set[Node] = set()
+    for other in node.graph.nodes:
+        if other.op in ("call_function", "call_method") and constant.issuperset(other.all_input_nodes):
+            constant.add(other)
+        if _mutates(other) and any(argument in constant for argument in other.all_input_nodes):
+            return False
+    if node not in constant or not all(_size(n) is not None for n in _sources(node)):
+        return False
+    return sum(_size(n) or 0 for n in _sources(node)) <= _MOST_ELEMENTS.get(device.type, 0)
+
+
+def _mutates(node: Node) -> bool:
+    if "out" in node.kwargs:
+        return True
+    if getattr(node.target, "__module__", "") == "_operator":
+        return node.target in _UPDATES
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return name.endswith("_") and not name.endswith("__")
+
+
+def _sources(node: Node) -> list[Node]:
+    """The node and all that it follows from, in the graph's order."""
+    needed, pending = {node}, [node]
+    while pending:
+        found = set(pending.pop().all_input_nodes) - needed
+        needed |= found
+        pending += found
+    return [n for n in node.graph.nodes if n in needed]
+
+
+def _size(node: Node) -> int | None:
+    """Elements of the node's value, 0 if it is no tensor; None if they are not known."""
+    value = node.meta.get("example_value", node.meta.get("val"))
+    if not isinstance(value, Tensor):
+        return 0
+    return value.numel() if all(type(size) is int for size in value.shape) else None
+
+
+def _evaluated(node: Node) -> Tensor | None:
+    """Computes a node on its device. None if that fails, or draws random numbers."""
+    values: dict[Node, Any] = {}
+    states = _random_states()
+    try:
+        for source in _sources(node):
+            args, kwargs = map_arg((source.args, source.kwargs), values.__getitem__)
+            method = isinstance(source.target, str)
+            call = getattr(args[0], source.target) if isinstance(source.target, str) else source.target
+            values[source] = call(*(args[1:] if method else args), **kwargs)
+    except (RuntimeError, TypeError, ValueError):  # a GPU that is not here, for one
+        return None
+    if not all(map(torch.equal, states, _random_states())):
+        for restore, state in zip((torch.set_rng_state, torch.cuda.set_rng_state), states, strict=False):
+            restore(state)
+        return None
+    return _compact(values[node])
+
+
+def _random_states() -> list[Tensor]:
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else [])]
+
+
+def _kind_of(mask: Tensor | None) -> Kind | None:
+    """None for a mask that lets other scores pass, or that adds something else than zero or minus infinity."""
+    if mask is None or mask.ndim < 2:
+        return None
+    if mask.dtype != torch.bool:
+        passing = mask == 0
+        if not bool((passing | (mask <= torch.finfo(mask.dtype).min)).all()):
+            return None
+        mask = passing
+    if bool(mask.all()):
+        return Kind.OPEN
+    queries, keys = mask.shape[-2:]
+    triangle = torch.ones(queries, keys, dtype=torch.bool, device=mask.device).tril()
+    return Kind.CAUSAL if queries == keys and bool((mask == triangle).all()) else None
+
+
+def _compact(mask: Tensor) -> Tensor:
+    """A tensor without its repetitions."""
+    for d, (size, step) in enumerate(zip(mask.shape, mask.stride(), strict=True)):
+        if step == 0 and size != 1 and type(step) is int:
+            mask = mask.narrow(d, 0, 1)
+    return mask

@@ -1,0 +1,119 @@
+"""Masks of attention that mean nothing, or that a row sees what is before it: no kernel reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+from torch.utils.checkpoint import checkpoint
+
+from gyrator.autograd.aot import aot_compile
+from gyrator.autograd.interface import Compiled, GraphInfo
+
+L = 16
+
+
+def all_pass(q: Tensor) -> Tensor:
+    return (torch.arange(L) >= 0)[None, None, :, None].expand(q.shape[0], 1, L, L)
+
+
+def causal(q: Tensor) -> Tensor:
+    return torch.arange(L)[None, :] <= torch.arange(L)[:, None]
+
+
+def causal_numbers(q: Tensor) -> Tensor:
+    return torch.zeros(L, L).masked_fill(~causal(q), torch.finfo(torch.float32).min)[None, None]
+
+
+def packed(q: Tensor) -> Tensor:
+    """As models find out whether sequences are packed: jumps among positions, counted."""
+    positions = torch.arange(L)[None].expand(q.shape[0], -1)
+    parts = (torch.diff(positions, prepend=positions[:, :1] - 1, dim=-1) != 1).cumsum(-1)
+    return (parts[:, None, :, None] == parts[:, None, None, :]) & causal(q)
+
+
+def window(q: Tensor) -> Tensor:
+    return causal(q) & (torch.arange(L)[None, :] > torch.arange(L)[:, None] - 4)
+
+
+def of_data(q: Tensor) -> Tensor:
+    return (q[:, :, :, 0] < 5)[:, :, None, :]
+
+
+def drawn(q: Tensor) -> Tensor:
+    return torch.rand(L, L) < 2
+
+
+def changed_later(q: Tensor) -> Tensor:
+    mask = torch.ones(L, L, dtype=torch.bool)
+    mask[0, 1:].fill_(False)
+    return mask
+
+
+def attention(mask: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda q: F.scaled_dot_product_attention(q, q, q, attn_mask=mask(q))
+
+
+def captured(fn: Callable[[Tensor], Tensor], q: Tensor) -> list[str]:
+    """The operators of the graph that is compiled for ``fn``, which gives what eager gives."""
+    ops: list[str] = []
+
+    def keep(graph: fx.GraphModule, examples: Sequence[Any], info: GraphInfo) -> Compiled:
+        for node in graph.graph.nodes:
+            if node.op == "call_function":
+                causal = "attention" in str(node.target) and True in node.args
+                ops.append(f"{node.target}{' causal' if causal else ''}")
+        return Compiled(lambda args: graph(*args), frozenset())
+
+    torch._dynamo.reset()
+    compiled = torch.compile(fn, backend=lambda gm, x: aot_compile(gm, x, fw_compiler=keep), dynamic=False)
+    torch.testing.assert_close(compiled(q), fn(q))
+    return ops
+
+
+def shaped() -> Tensor:
+    return torch.randn(2, 3, L, 8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("mask", [all_pass, causal, causal_numbers, packed])
+def test_a_mask_made_of_constants_is_left_away(mask: Callable[[Tensor], Tensor]) -> None:
+    ops = captured(attention(mask), shaped())
+    name = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+    assert [op for op in ops if "aten" in op] == [name if mask is all_pass else f"{name} causal"]
+
+
+@pytest.mark.parametrize("mask", [window, of_data, changed_later])
+def test_a_mask_that_says_something_stays(mask: Callable[[Tensor], Tensor]) -> None:
+    assert len(captured(attention(mask), shaped())) > 2
+
+
+def test_a_drawn_mask_is_drawn_at_each_call() -> None:
+    assert any("rand" in op for op in captured(attention(drawn), shaped()))
+
+
+def test_a_region_that_is_computed_again_gets_its_mask_from_outside() -> None:
+    def fn(q: Tensor) -> Tensor:
+        mask = causal(q)
+        again = checkpoint(lambda q: F.scaled_dot_product_attention(q, q, q, attn_mask=mask), q, use_reentrant=False)
+        assert isinstance(again, Tensor)
+        return again
+
+    ops = captured(fn, shaped().requires_grad_())
+    assert sum("causal" in op for op in ops) == 3 and not any("arange" in op for op in ops)
+
+
+def test_sizes_that_may_change_keep_the_mask() -> None:
+    def fn(q: Tensor) -> Tensor:
+        n = q.shape[2]
+        mask = torch.arange(n)[None, :] <= torch.arange(n)[:, None]
+        return F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(fn, backend="gyrator", dynamic=True)
+    for n in (16, 7):
+        q = torch.randn(2, 3, n, 8)
+        torch.testing.assert_close(compiled(q), fn(q))
