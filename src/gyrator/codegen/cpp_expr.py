@@ -290,9 +290,8 @@ class Expressions:
         offset = self.vector_index(e.offset) if vector else self._index_value(e.offset)
         terms = self.together((e.seed, *e.args), 60)
         if any(t.vector for t in terms):
-            raise InternalCheckError(
-                "print", f"{e}: the seed and the bounds of random numbers are the same for all lanes"
-            )
+            problem = f"{e}: the seed and the bounds of random numbers are the same for all lanes"
+            raise InternalCheckError("print", problem)
         tail = "".join(f", {t.text}" for t in terms[1:])
         text = f"gy::{e.kind}<{type_name(e.dtype)}>({terms[0].text}, {offset.text}{tail})"
         return Term(text, max(offset.depth, *(t.depth for t in terms)), vector)
@@ -381,18 +380,13 @@ class Expressions:
         if known is not None:
             return known
         match atom:
-            case FloorDiv(num, den):
+            case FloorDiv(num, den) | Mod(num, den):
                 a, b = self._operand(num), self._operand(den)
-                exact = is_nonnegative(num)
-                text = f"{a.text} / {b.text}" if exact else f"gy::floor_div({a.text}, {b.text})"
+                sign, name = ("/", "floor_div") if isinstance(atom, FloorDiv) else ("%", "floor_mod")
+                text = f"{a.text} {sign} {b.text}" if is_nonnegative(num) else f"gy::{name}({a.text}, {b.text})"
                 return self._named_index(atom, text, a, b)
-            case Mod(num, den):
-                a, b = self._operand(num), self._operand(den)
-                exact = is_nonnegative(num)
-                text = f"{a.text} % {b.text}" if exact else f"gy::floor_mod({a.text}, {b.text})"
-                return self._named_index(atom, text, a, b)
-            case Min(a_, b_) | Max(a_, b_):
-                a, b = self.index(a_), self.index(b_)
+            case Min(left, right) | Max(left, right):
+                a, b = self.index(left), self.index(right)
                 name = "min_index" if isinstance(atom, Min) else "max_index"
                 return self._named_index(atom, f"gy::{name}({a.text}, {b.text})", a, b)
             case Indirect(value):
@@ -443,16 +437,13 @@ class Expressions:
     def _vector_atom(self, atom: Atom) -> Term:
         match atom:
             case FloorDiv(num, den) | Mod(num, den):
-                kind = "div" if isinstance(atom, FloorDiv) else "mod"
+                uniform, name = ("div_index", "floordiv") if isinstance(atom, FloorDiv) else ("mod_index", "remainder")
                 if is_nonnegative(num) and not self.varies(den):
                     a, d = self.vector_index(num), self.index(den)
-                    return Term(f"gy::{kind}_index({a.text}, {d.text})", max(a.depth, d.depth), vector=True)
-                op = "floordiv" if kind == "div" else "remainder"
-                return self._vector_pair(op, num, den)
-            case Min(a_, b_):
-                return self._vector_pair("minimum", a_, b_)
-            case Max(a_, b_):
-                return self._vector_pair("maximum", a_, b_)
+                    return Term(f"gy::{uniform}({a.text}, {d.text})", max(a.depth, d.depth), vector=True)
+                return self._vector_pair(name, num, den)
+            case Min(a_, b_) | Max(a_, b_):
+                return self._vector_pair("minimum" if isinstance(atom, Min) else "maximum", a_, b_)
             case Indirect(value):
                 return self.value(value)
         return self.vector_index(atom.index())

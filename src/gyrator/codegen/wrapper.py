@@ -345,10 +345,8 @@ class _Wrapper:
         results = [v for v in extern.out if v is not None]
         if step.into or not (results or extern.scalars):
             self.emit(text)
-        elif len(extern.out) <= 1:
-            self.single_result(extern, text)
         else:
-            self.several_results(extern, text)
+            self.results(extern, text)
         self.derive()
 
     def operator(self, op: str) -> str:
@@ -356,27 +354,23 @@ class _Wrapper:
             self.operators[op] = self.names.fresh(op.removesuffix(".default").replace(".", "_"))
         return self.operators[op]
 
-    def single_result(self, extern: Extern, text: str) -> None:
-        value = extern.out[0] if extern.out else None
-        if value is None:
-            for size in extern.scalars:
-                self.bind_size(size, f"int({text})")
-            return
-        if extern.scalars:
-            self.emit(f"{self.name(value)} = {text}")
-            self.bind_scalars(extern, {value: self.name(value)}, [])
-            text = self.name(value)
-        self.emit(f"{self.name(value)} = {self.checked(value, text, extern.op)}")
-
-    def several_results(self, extern: Extern, text: str) -> None:
-        results = self.names.fresh("results")
-        self.emit(f"{results} = {self.tool('leaves')}({text})")
-        found = {v: f"{results}[{k}]" for k, v in enumerate(extern.out) if v is not None}
-        numbers = [f"{results}[{k}]" for k, v in enumerate(extern.out) if v is None]
-        self.bind_scalars(extern, found, numbers)
-        for value, where in found.items():
-            self.emit(f"{self.name(value)} = {self.checked(value, where, extern.op)}")
-        self.emit(f"del {results}")
+    def results(self, extern: Extern, text: str) -> None:
+        """Name what an operator returned, after it was checked, and the sizes and numbers among it."""
+        first, places, name = next(iter(extern.out), None), [text], ""
+        if len(extern.out) > 1:
+            name = self.names.fresh("results")
+            self.emit(f"{name} = {self.tool('leaves')}({text})")
+            places = [f"{name}[{k}]" for k in range(len(extern.out))]
+        elif extern.scalars and first is not None:
+            places = [self.name(first)]
+            self.emit(f"{places[0]} = {text}")
+        both = list(zip(extern.out or (None,), places, strict=True))
+        found = {value: place for value, place in both if value is not None}
+        self.bind_scalars(extern, found, [place for value, place in both if value is None])
+        for value, place in found.items():
+            self.emit(f"{self.name(value)} = {self.checked(value, place, extern.op)}")
+        if name:
+            self.emit(f"del {name}")
 
     def bind_scalars(self, extern: Extern, found: Mapping[Value, str], numbers: Sequence[str]) -> None:
         """A symbol that is a size of a result is read there; the others are the results that are numbers."""

@@ -13,7 +13,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from gyrator.optional import require
-from gyrator.report.data import GraphReport, ReportData, roofline
+from gyrator.report.data import GraphReport, ReportData, roofline, size_text
 from gyrator.report.diagram import diagram
 from gyrator.report.record import KernelRecord, Places
 
@@ -32,7 +32,7 @@ def page(report: ReportData) -> str:
     """
     plotly = require("plotly", "offline")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"size": _size, "us": lambda s: "" if s is None else f"{s * 1e6:.1f}"}
+    environment.filters |= {"size": size_text, "us": lambda s: "" if s is None else f"{s * 1e6:.1f}"}
     graphs = [_graph(report, number, graph) for number, graph in enumerate(report.graphs())]
     plots = {"time": _compile_time(report), "roofline": _roofline(report)}
     plots |= {f"memory-{number}": _memory(graph) for number, graph in enumerate(report.graphs())}
@@ -144,10 +144,3 @@ def _memory(graph: GraphReport) -> Plot:
         "xaxis": {"title": {"text": "step"}}, "yaxis": {"title": {"text": "MB"}},
     }  # fmt: skip
     return {"data": [trace], "layout": layout}
-
-
-def _size(count: int) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} B"

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from gyrator.report.data import GraphReport, ProgramReport, ReportData, roofline
+from gyrator.report.data import GraphReport, ProgramReport, ReportData, roofline, size_text
 
 ROWS = 12
 """Most rows of a table; the rest is counted."""
@@ -48,11 +48,11 @@ def _program(console: Console, program: ProgramReport) -> None:
     if record.kept:
         saved = sum(kept.saved for kept in record.kept)
         console.print(
-            f"  for backward: {saved} values saved ({_bytes(record.saved_bytes)}; all that it reads would be "
-            f"{_bytes(record.default_bytes)}), {len(record.kept) - saved} recomputed"
+            f"  for backward: {saved} values saved ({size_text(record.saved_bytes)}; all that it reads would be "
+            f"{size_text(record.default_bytes)}), {len(record.kept) - saved} recomputed"
         )
         rows = [
-            ("saved" if k.saved else "recomputed", k.value, _bytes(k.bytes), k.reason, k.place) for k in record.kept
+            ("saved" if k.saved else "recomputed", k.value, size_text(k.bytes), k.reason, k.place) for k in record.kept
         ]
         _table(console, "", ("", "value", "size", "why", "place"), rows)
 
@@ -67,7 +67,7 @@ def _graph(console: Console, graph: GraphReport, report: ReportData) -> None:
             kernel.name,
             kernel.facts.kind,
             f"{kernel.launches}",
-            _bytes(kernel.bytes),
+            size_text(kernel.bytes),
             f"{kernel.facts.operations:,}",
             f"{took * 1e6:.1f}" if took else "",
             f"{roofline(kernel, took, report.peaks):.0%}" if took and report.peaks else "",
@@ -79,7 +79,7 @@ def _graph(console: Console, graph: GraphReport, report: ReportData) -> None:
     head = ("kernel", "kind", "n", "bytes", "operations", "us", "roof", "from")
     _table(console, "kernels", head, kernels)
     calls = [
-        (step.name, _bytes(step.bytes), f"{took * 1e6:.1f}" if took else "", step.why, (*step.places, "")[0])
+        (step.name, size_text(step.bytes), f"{took * 1e6:.1f}" if took else "", step.why, (*step.places, "")[0])
         for step, took in graph.timed_steps()
         if step.kind == "extern"
     ]
@@ -96,11 +96,11 @@ def _graph(console: Console, graph: GraphReport, report: ReportData) -> None:
     ]
     _table(console, "configs that were timed", ("kernel", "config", "us", "chosen"), tried)
     apart = sorted(record.unfused, key=lambda pair: -pair.bytes)
-    pairs = [(u.producer, u.reader, _bytes(u.bytes), u.reason, u.reader_place) for u in apart]
+    pairs = [(u.producer, u.reader, size_text(u.bytes), u.reason, u.reader_place) for u in apart]
     _table(console, "not fused", ("producer", "reader", "bytes", "why", "reader's place"), pairs)
-    held = [(h.value, _bytes(h.bytes), h.place) for h in record.holders]
+    held = [(h.value, size_text(h.bytes), h.place) for h in record.holders]
     peak = max(record.memory, default=0)
-    _table(console, f"memory at the peak of {_bytes(peak)}", ("value", "bytes", "from"), held)
+    _table(console, f"memory at the peak of {size_text(peak)}", ("value", "bytes", "from"), held)
 
 
 def _compile_time(console: Console, report: ReportData) -> None:
@@ -122,10 +122,3 @@ def _table(console: Console, title: str, head: Sequence[str], rows: Iterable[Seq
     console.print(table)
     if len(rows) > most:
         console.print(f"… and {len(rows) - most} more")
-
-
-def _bytes(count: int) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} B"

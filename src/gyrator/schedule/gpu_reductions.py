@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
-from gyrator.ir.expr import Const, Expr, IndexValue, Load, Masked, Op, Value
-from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, const, contiguous_strides, substitute
-from gyrator.ir.ops import identity
+from gyrator.ir.expr import Expr, Load, Op, Value
+from gyrator.ir.index import ONE, ZERO, Atom, Index, substitute
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, loads
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_mix import MAX_COLUMNS
 from gyrator.schedule.gpu_tiling import WHOLE_ROW
 from gyrator.schedule.loops import SIMPLE
-from gyrator.schedule.split import is_column
+from gyrator.schedule.split import Cut, is_column, split
 from gyrator.schedule.volume import volume
 
 COLUMNS, PER_PROCESSOR = 64, 4
@@ -29,19 +28,6 @@ multiprocessor at once."""
 
 
 # -- splitting ---------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """How a reduction is split: ``axis`` of the reduced ones into ``parts`` of ``step`` iterations."""
-
-    axis: Axis
-    parts: int
-    step: int
-
-    @property
-    def ragged(self) -> bool:
-        return self.parts * self.step != self.axis.extent.value
-
-
 def split_on_gpu(program: Program, gpu: Gpu | None) -> Program:
     """Split a reduction with too few results to occupy a GPU into partial results and their combination.
 
@@ -62,7 +48,7 @@ def split_on_gpu(program: Program, gpu: Gpu | None) -> Program:
             continue
         mixed = any(load.value in by_rows for load in loads(node.root.body))
         cut = _cut(node, node.root, gpu, mixed=mixed)
-        nodes += [node] if cut is None else _split(node, node.root, cut)
+        nodes += [node] if cut is None else split(node, node.root, cut)
     return replace(program, nodes=tuple(nodes))
 
 
@@ -75,7 +61,7 @@ def _read_by_rows(program: Program) -> set[Value]:
     return found
 
 
-def _cut(nest: Nest, root: Reduce, gpu: Gpu, *, mixed: bool) -> _Cut | None:
+def _cut(nest: Nest, root: Reduce, gpu: Gpu, *, mixed: bool) -> Cut | None:
     kept, row = volume(a.extent for a in nest.axes), volume(a.extent for a in root.reduced)
     known = all(a.extent.value is not None for a in (*nest.axes, *root.reduced))
     if not known or kept * row < MIN_WORK or root.kind not in (*SIMPLE, "argmax", "argmin", "welford"):
@@ -95,73 +81,10 @@ def _cut(nest: Nest, root: Reduce, gpu: Gpu, *, mixed: bool) -> _Cut | None:
     even = [p for p in range(max(wanted // 2, 2), 2 * wanted + 1) if length % p == 0]
     if even:
         parts = min(even, key=lambda p: abs(p - wanted))
-        return _Cut(axis, parts, length // parts)
+        return Cut(axis, parts, length // parts)
     step = -(-length // min(wanted, length))
     parts = -(-length // step)
-    return None if parts < 2 or root.kind == "welford" else _Cut(axis, parts, step)
-
-
-def _split(nest: Nest, root: Reduce, cut: _Cut) -> list[Node]:
-    block, inner = Axis("i0", const(cut.parts)), Axis("r0", const(cut.step))
-    place = block.index() * cut.step + inner.index()
-    kept = tuple(Axis(f"i{k + 1}", a.extent) for k, a in enumerate(nest.axes))
-    others = [a for a in root.reduced if a is not cut.axis]
-    rest = tuple(Axis(f"r{k + 1}", a.extent) for k, a in enumerate(others))
-    at: dict[Atom, Index] = {cut.axis: place}
-    at |= {old: new.index() for old, new in zip((*nest.axes, *others), (*kept, *rest), strict=True)}
-    body = tuple(b.substitute(at) for b in root.body)
-    if cut.ragged:
-        inside = Op("lt", (IndexValue(place), Const(cut.axis.extent.value or 0, torch.int64)), torch.bool)
-        starts = [identity(root.kind, body[0].dtype), torch.iinfo(torch.int64).max]
-        body = tuple(Masked(inside, b, Const(s, b.dtype)) for b, s in zip(body, starts, strict=False))
-    shape = (const(cut.parts), *(a.extent for a in nest.axes))
-    dtypes = [b.dtype for b in body] if root.kind != "welford" else [body[0].dtype] * 3
-    device = next(v.device for v in nest.out if v is not None)
-    name = next(v.name for v in nest.out if v is not None)
-    partial = tuple(
-        Value(f"{name}_part{k or ''}", shape, dtype, contiguous_strides(shape), device)
-        for k, dtype in enumerate(dtypes)
-    )
-    first = replace(nest, out=partial, axes=(block, *kept), root=Reduce(root.kind, (inner, *rest), body))
-    row = Axis("r0", const(cut.parts))
-    coords = (row.index(), *(a.index() for a in nest.axes))
-    loads = tuple(Load(p, coords) for p in partial)
-    if root.kind != "welford":
-        return [first, replace(nest, root=Reduce(root.kind, (row,), loads))]
-    count = cut.step * volume(a.extent for a in rest)
-    return [replace(first, out=(partial[0], partial[1], None)), *_welford(nest, row, loads, count, name)]
-
-
-def _welford(nest: Nest, row: Axis, loads: tuple[Load, ...], count: int, name: str) -> list[Node]:
-    """The variance of all from means and squared deviations of parts of ``count`` elements.
-
-    ``mean = Σ mean_b / P``; ``m2 = Σ (m2_b + count·(mean_b - mean)²)``
-    """
-    means, m2s, _ = loads
-    dtype, device = means.dtype, means.value.device
-    shape = tuple(a.extent for a in nest.axes)
-    here = tuple(a.index() for a in nest.axes)
-
-    def fresh(suffix: str) -> Value:
-        return Value(f"{name}_{suffix}", shape, dtype, contiguous_strides(shape), device)
-
-    def op(kind: str, a: Expr, b: Expr) -> Op:
-        return Op(kind, (a, b), dtype)
-
-    parts = volume((row.extent,))
-    total, mean = fresh("means"), nest.out[0] or fresh("mean")
-    average = op("mul", Load(total, here), Const(1.0 / parts, dtype))
-    off = op("sub", means, Load(mean, here))
-    deviation = op("add", m2s, op("mul", op("mul", off, off), Const(float(count), dtype)))
-    found: list[Node] = [
-        replace(nest, out=(total,), root=Reduce("sum", (row,), (means,))),
-        replace(nest, out=(mean,), root=Pointwise(average)),
-    ]
-    if nest.out[1] is not None:
-        found.append(replace(nest, out=(nest.out[1],), root=Reduce("sum", (row,), (deviation,))))
-    if nest.out[2] is not None:
-        found.append(replace(nest, out=(nest.out[2],), root=Pointwise(Const(float(count * parts), dtype))))
-    return found
+    return None if parts < 2 or root.kind == "welford" else Cut(axis, parts, step)
 
 
 # -- softmax -----------------------------------------------------------------------------------------------

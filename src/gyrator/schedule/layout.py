@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import TypeAlias
 
 from gyrator.ir.expr import Expr, IndexValue, Load, Random, Value
 from gyrator.ir.index import ONE, Atom, Axis, Index, dot, substitute
@@ -15,46 +16,37 @@ from gyrator.schedule.volume import volume
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """One load or store of a group: its position in memory over the group's axes, and how many bytes it moves."""
+    """A load or store: its position in memory over some axes, and how many bytes it moves."""
 
     position: Index
     weight: int
 
 
+Accesses: TypeAlias = "tuple[tuple[Value, Access], ...]"
+
+
 def accesses(group: Group, stored: frozenset[Value] | None = None) -> list[Access]:
     """Loads from memory and stores of the values in ``stored`` (of all results if None)."""
+    return [Access(substitute(a.position, member.at), a.weight) for member, a in _own_accesses(group, stored)]
+
+
+def _own_accesses(group: Group, stored: frozenset[Value] | None = None) -> Iterator[tuple[Member, Access]]:
+    """As :func:`accesses`, over the axes of the members' own nests."""
     made = {v for m in group.members for v in m.nest.out}
-    found: list[Access] = []
     for member in group.members:
-        for load in member.loads:
-            if load.value not in made:
-                found.append(_access(load.value, load.index, member))
-        for value in member.nest.out:
-            if value is not None and (stored is None or value in stored):
-                found.append(_access(value, _result_index(member.nest), member))
-    return found
-
-
-def _result_index(nest: Nest) -> tuple[Index, ...]:
-    return nest.root.index if isinstance(nest.root, Scatter) else tuple(a.index() for a in nest.axes)
-
-
-def _access(value: Value, index: tuple[Index, ...], member: Member) -> Access:
-    position = substitute(dot(index, value.strides), member.at)
-    return Access(position, volume(a.extent for a in position.axes()) * value.dtype.itemsize)
+        loaded, written = member_accesses(member.nest)
+        yield from ((member, access) for value, access in loaded if value not in made)
+        yield from ((member, access) for value, access in written if stored is None or value in stored)
 
 
 def unit_axes(group: Group) -> set[Axis]:
     """The axes along which the group's largest accesses are contiguous."""
     found: list[tuple[Axis, int]] = []
-    made = {v for m in group.members for v in m.nest.out}
-    for member in group.members:
-        positions = [p for load, p in member_positions(member.nest) if load not in made]
-        for position, weight in positions:
-            unit = _unit(position)
-            image = None if unit is None else _unit(member.at[unit])
-            if image is not None:
-                found.append((image, weight))
+    for member, access in _own_accesses(group):
+        unit = _unit(access.position)
+        image = None if unit is None else _unit(member.at[unit])
+        if image is not None:
+            found.append((image, access.weight))
     return _of_the_largest(found)
 
 
@@ -70,18 +62,16 @@ def _of_the_largest(found: list[tuple[Axis, int]]) -> set[Axis]:
 
 
 @lru_cache(maxsize=1 << 13)
-def member_positions(nest: Nest) -> tuple[tuple[Value | None, tuple[Index, int]], ...]:
-    """Per load and store of a nest: the value loaded (None for a store), its position over the nest's axes,
-    and its weight."""
-    exprs = expressions(nest.root)
-    found = [(load.value, _weighed(load.value, load.index)) for load in loads(exprs)]
-    stores = [(None, _weighed(v, _result_index(nest))) for v in nest.out if v is not None]
-    return (*found, *stores)
+def member_accesses(nest: Nest) -> tuple[Accesses, Accesses]:
+    """The loads of a nest and its stores, each with its value, over the nest's axes."""
+    into = nest.root.index if isinstance(nest.root, Scatter) else tuple(a.index() for a in nest.axes)
+    loaded = tuple([(load.value, _access(load.value, load.index)) for load in loads(expressions(nest.root))])
+    return loaded, tuple([(v, _access(v, into)) for v in nest.out if v is not None])
 
 
-def _weighed(value: Value, index: tuple[Index, ...]) -> tuple[Index, int]:
+def _access(value: Value, index: tuple[Index, ...]) -> Access:
     position = dot(index, value.strides)
-    return position, volume(a.extent for a in position.axes()) * value.dtype.itemsize
+    return Access(position, volume(a.extent for a in position.axes()) * value.dtype.itemsize)
 
 
 def _unit(position: Index) -> Axis | None:

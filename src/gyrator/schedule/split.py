@@ -1,19 +1,35 @@
-"""Sums over the rows of a narrow matrix, in two steps that all cores share."""
+"""Reductions in two steps that all cores, or all multiprocessors, share."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from gyrator.ir.expr import Load, Value
+import torch
+
+from gyrator.ir.expr import Const, Expr, IndexValue, Load, Masked, Op, Value
 from gyrator.ir.index import ONE, Atom, Axis, Index, const, contiguous_strides, dot
-from gyrator.ir.program import Nest, Node, Program, Reduce, loads
-from gyrator.schedule.align import compose
+from gyrator.ir.ops import identity
+from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, loads
 from gyrator.schedule.loops import SIMPLE
 from gyrator.schedule.volume import volume
 
 PARTS = 16
 WIDE = 2048
 MIN_WORK = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a reduction is split: ``axis`` of the reduced ones into ``parts`` of ``step`` iterations."""
+
+    axis: Axis
+    parts: int
+    step: int
+
+    @property
+    def ragged(self) -> bool:
+        """Whether the last part is shorter."""
+        return self.parts * self.step != self.axis.extent.value
 
 
 def split_reductions(program: Program) -> Program:
@@ -28,40 +44,24 @@ def split_reductions(program: Program) -> Program:
     """
     nodes: list[Node] = []
     for node in program.nodes:
-        nodes += (
-            _split(node, node.root)
-            if isinstance(node, Nest) and isinstance(node.root, Reduce) and not node.on_gpu
-            else [node]
-        )
+        if isinstance(node, Nest) and isinstance(node.root, Reduce) and not node.on_gpu:
+            cut = _cut(node, node.root)
+            nodes += [node] if cut is None else split(node, node.root, cut)
+        else:
+            nodes.append(node)
     return replace(program, nodes=tuple(nodes))
 
 
-def _split(nest: Nest, root: Reduce) -> list[Node]:
-    value = nest.out[0]
-    if root.kind not in SIMPLE or value is None or not nest.axes or not is_column(nest, root):
-        return [nest]
+def _cut(nest: Nest, root: Reduce) -> Cut | None:
+    if root.kind not in SIMPLE or nest.out[0] is None or not nest.axes or not is_column(nest, root):
+        return None
     columns = volume(a.extent for a in nest.axes)
     rows = volume(a.extent for a in root.reduced)
     first = root.reduced[0]
     parts = _parts(first)
     if columns >= WIDE or rows * columns < MIN_WORK or parts is None:
-        return [nest]
-    block = Axis("i0", const(parts))
-    inner = Axis("r0", const(volume((first.extent,)) // parts))
-    kept = tuple(Axis(f"i{k + 1}", a.extent) for k, a in enumerate(nest.axes))
-    reduced = (inner, *(Axis(f"r{k}", a.extent) for k, a in enumerate(root.reduced) if k > 0))
-    at: dict[Atom, Index] = {first: compose((block, inner))}
-    at |= {old: new.index() for old, new in zip(nest.axes, kept, strict=True)}
-    at |= {old: new.index() for old, new in zip(root.reduced[1:], reduced[1:], strict=True)}
-    shape = (const(parts), *value.shape)
-    partial = Value(f"{value.name}_part", shape, value.dtype, contiguous_strides(shape), value.device)
-    body = tuple(b.substitute(at) for b in root.body)
-    final_row = Axis("r0", const(parts))
-    final_body = Load(partial, (final_row.index(), *(a.index() for a in nest.axes)))
-    return [
-        replace(nest, out=(partial,), axes=(block, *kept), root=Reduce(root.kind, reduced, body)),
-        replace(nest, root=Reduce(root.kind, (final_row,), (final_body,))),
-    ]
+        return None
+    return Cut(first, parts, volume((first.extent,)) // parts)
 
 
 def _parts(axis: Axis) -> int | None:
@@ -83,3 +83,68 @@ def is_column(nest: Nest, root: Reduce) -> bool:
             best = weight
             column = any(position.coefficient(a) is ONE for a in nest.axes if a in position.axes())
     return column
+
+
+# -- rewriting ---------------------------------------------------------------------------------------------
+def split(nest: Nest, root: Reduce, cut: Cut) -> list[Node]:
+    """Partial results, and their combination. Where the parts are not even, the last one is masked."""
+    block, inner = Axis("i0", const(cut.parts)), Axis("r0", const(cut.step))
+    place = block.index() * cut.step + inner.index()
+    kept = tuple(Axis(f"i{k + 1}", a.extent) for k, a in enumerate(nest.axes))
+    others = [a for a in root.reduced if a is not cut.axis]
+    rest = tuple(Axis(f"r{k + 1}", a.extent) for k, a in enumerate(others))
+    at: dict[Atom, Index] = {cut.axis: place}
+    at |= {old: new.index() for old, new in zip((*nest.axes, *others), (*kept, *rest), strict=True)}
+    body = tuple(b.substitute(at) for b in root.body)
+    if cut.ragged:
+        inside = Op("lt", (IndexValue(place), Const(cut.axis.extent.value or 0, torch.int64)), torch.bool)
+        starts = [identity(root.kind, body[0].dtype), torch.iinfo(torch.int64).max]
+        body = tuple(Masked(inside, b, Const(s, b.dtype)) for b, s in zip(body, starts, strict=False))
+    shape = (const(cut.parts), *(a.extent for a in nest.axes))
+    dtypes = [b.dtype for b in body] if root.kind != "welford" else [body[0].dtype] * 3
+    device = next(v.device for v in nest.out if v is not None)
+    name = next(v.name for v in nest.out if v is not None)
+    partial = tuple(
+        Value(f"{name}_part{k or ''}", shape, dtype, contiguous_strides(shape), device)
+        for k, dtype in enumerate(dtypes)
+    )
+    first = replace(nest, out=partial, axes=(block, *kept), root=Reduce(root.kind, (inner, *rest), body))
+    row = Axis("r0", const(cut.parts))
+    coords = (row.index(), *(a.index() for a in nest.axes))
+    parts = tuple(Load(p, coords) for p in partial)
+    if root.kind != "welford":
+        return [first, replace(nest, root=Reduce(root.kind, (row,), parts))]
+    count = cut.step * volume(a.extent for a in rest)
+    return [replace(first, out=(partial[0], partial[1], None)), *_welford(nest, row, parts, count, name)]
+
+
+def _welford(nest: Nest, row: Axis, parted: tuple[Load, ...], count: int, name: str) -> list[Node]:
+    """The variance of all from means and squared deviations of parts of ``count`` elements.
+
+    ``mean = Σ mean_b / P``; ``m2 = Σ (m2_b + count·(mean_b - mean)²)``
+    """
+    means, m2s, _ = parted
+    dtype, device = means.dtype, means.value.device
+    shape = tuple(a.extent for a in nest.axes)
+    here = tuple(a.index() for a in nest.axes)
+
+    def fresh(suffix: str) -> Value:
+        return Value(f"{name}_{suffix}", shape, dtype, contiguous_strides(shape), device)
+
+    def op(kind: str, a: Expr, b: Expr) -> Op:
+        return Op(kind, (a, b), dtype)
+
+    parts = volume((row.extent,))
+    total, mean = fresh("means"), nest.out[0] or fresh("mean")
+    average = op("mul", Load(total, here), Const(1.0 / parts, dtype))
+    off = op("sub", means, Load(mean, here))
+    deviation = op("add", m2s, op("mul", op("mul", off, off), Const(float(count), dtype)))
+    found: list[Node] = [
+        replace(nest, out=(total,), root=Reduce("sum", (row,), (means,))),
+        replace(nest, out=(mean,), root=Pointwise(average)),
+    ]
+    if nest.out[1] is not None:
+        found.append(replace(nest, out=(nest.out[1],), root=Reduce("sum", (row,), (deviation,))))
+    if nest.out[2] is not None:
+        found.append(replace(nest, out=(nest.out[2],), root=Pointwise(Const(float(count * parts), dtype))))
+    return found
