@@ -270,7 +270,7 @@ def _slice_scatter(
     end: object = None, step: IndexLike = 1,
 ) -> Any:  # fmt: skip
     d = dimension(dim, x.rank)
-    first, by = slice_start(start, x.shape[d]), as_index(step)
+    first, by = slice_start(b, start, x.shape[d]), as_index(step)
     last = first + (source.shape[d] - 1) * by + 1
 
     def body(at: Coords) -> Expr:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from gyrator.ir.facts import Guarded, Proved, nonnegative
 from gyrator.ir.index import (
     ONE,
     ZERO,
@@ -105,13 +106,18 @@ def expanded(x: TensorRef, shape: tuple[Index, ...]) -> TensorRef:
     return x.view(shape, tuple([ZERO if extent is ONE else i for extent, i in zip(x.shape, at, strict=True)]))
 
 
-def slice_start(start: IndexLike | None, size: Index) -> Index:
-    """Python's normalised start of a slice: negatives count from the end; within ``[0, size]``."""
+def slice_start(b: Builder, start: IndexLike | None, size: Index) -> Index:
+    """Python's normalised start of a slice: negatives count from the end; within ``[0, size]``.
+
+    That it lies there before it is cut off is guarded where it can be: tracing has asked, too.
+    """
     index = ZERO if start is None else as_index(start)
     if is_nonnegative(-index - 1):
         index = index + size
     elif not is_nonnegative(index):  # of unknown sign: add the size once if negative
         index = index + size * minimum(maximum(-(index // size), ZERO), ONE)
+    if all(isinstance(nonnegative(side, b.symbols), Proved | Guarded) for side in (index, size - index)):
+        return index
     return minimum(maximum(index, ZERO), size)
 
 
@@ -160,7 +166,7 @@ def _slice(
     step: IndexLike = 1,
 ) -> TensorRef:  # fmt: skip
     d = dimension(dim, x.rank)
-    return narrowed(x, out.shape, d, slice_start(start, x.shape[d]), as_index(step))
+    return narrowed(x, out.shape, d, slice_start(b, start, x.shape[d]), as_index(step))
 
 
 def narrowed(x: TensorRef, shape: tuple[Index, ...], dim: int, start: Index, step: Index = ONE) -> TensorRef:

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from gyrator.ir.text import program_text
 from tests.pure.lowering.harness import check, lowered, tensor
 
 CASES: dict[str, Callable[..., Any]] = {
@@ -114,3 +115,9 @@ def test_cat_of_many_inputs_stays_a_call() -> None:
 def test_creation(fn: Callable[..., Any]) -> None:
     check(fn, tensor(5, 7))
     check(fn, tensor(5, 7), dynamic=True)
+
+
+@pytest.mark.parametrize("start", [lambda n: n, lambda n: -n])
+def test_a_start_that_torch_guarded_is_not_cut_off(start: Callable[[int], int]) -> None:
+    low = check(lambda x, y: x[start(y.shape[0]) :] + 0, tensor(10), tensor(4), dynamic=True)
+    assert "min(" not in program_text(low.program) and "max(" not in program_text(low.program)
