@@ -18,7 +18,7 @@ from gyrator.report.data import GraphReport, ProgramReport, ReportData
 from gyrator.report.html import page
 from gyrator.report.record import GraphRecord, from_json
 from gyrator.report.text import text
-from gyrator.report.watch import RECORD, Event, GraphCompiled, ProgramCompiled, add_tuning_rows
+from gyrator.report.watch import RECORD, Event, GraphCompiled, ProgramCompiled, kernel_tuned
 from gyrator.runtime.entries import open_stores
 from gyrator.runtime.gpu_kernels import GpuKernels
 from gyrator.runtime.load import WRAPPER
@@ -151,7 +151,7 @@ def _times(event: GraphCompiled, tuned: dict[str, tuple[Candidate, ...]]) -> tup
 
     def told(name: str, candidates: Sequence[Candidate], new: bool) -> None:
         tuned[name] = tuple(candidates)
-        add_tuning_rows(event.session.config, event.folder, name, candidates, new)
+        kernel_tuned(event.session.config, event.folder, name, candidates, new)
 
     stores = open_stores(event.session, gyrator.process.scratch_folder())
     try:

@@ -38,7 +38,7 @@ from gyrator.origin import Origin
 from gyrator.report.describe import describe
 from gyrator.report.dump import dump_compiled, dump_graph
 from gyrator.report.record import to_json
-from gyrator.report.watch import COUNTERS, RECORD, Watch, add_tuning_rows, graph_compiled, traffic
+from gyrator.report.watch import COUNTERS, RECORD, Watch, graph_compiled, kernel_tuned, traffic
 from gyrator.runtime.cuda_graphs import record_on_gpu, recordable, replayed
 from gyrator.runtime.entries import as_list, facts_of, find, keep, key_of, moved_places, numbered_places, open_stores
 from gyrator.runtime.gpu_kernels import GpuKernels
@@ -253,7 +253,7 @@ def loaded(
             note = process.profile.note
         stores = open_stores(session, process.scratch_folder())
         build = partial(rebuild, workers=process.workers, store=stores.kernels, session=session)
-        tuned = partial(add_tuning_rows, config, entry.folder)
+        tuned = partial(kernel_tuned, config, entry.folder)
         gpu = GpuKernels(entry.folder, stores.kernels, build, moved, tuned=tuned)
         runtime = Runtime(entry.folder, pool, constants, moved, config.threads, regions=regions, gpu=gpu, note=note)
         call = load(entry.text(WRAPPER), runtime)

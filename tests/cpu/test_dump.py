@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 import gyrator
+from benchmarks.compile_time import bert
 from gyrator.backend import Backend
 from gyrator.backend import gyrator as gyrator_backend
 from gyrator.pipeline import Process
@@ -157,6 +158,34 @@ def test_output_code_is_printed_with_its_place(tmp_path: Path, capsys: pytest.Ca
         gyrator.compile(lambda x: torch.tanh(x) + 1, options=options)(torch.ones(5))
         out = capsys.readouterr().out
         assert 'extern "C"' in out and "def call(args):" in out and re.search(rf"# {tmp_path}.*/wrapper\.py", out)
+
+
+def test_logs_say_what_runs_and_what_was_not_fused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):  # from the compiler, then from the cache
+        torch._dynamo.reset()
+        options = {"logs": ["schedule", "fusion"], "cache_dir": tmp_path}
+        gyrator.compile(lambda x: torch.relu(x @ x).sum(0), options=options)(torch.ones(5, 5))
+        out = capsys.readouterr().out
+        assert re.search(r"graph\d+_inference: extern aten\.mm\.default: mm_default", out)
+        assert re.search(r"graph\d+_inference: kernel \w+: sum_dim_int_list$", out, re.MULTILINE)
+        assert "mm_default and sum_dim_int_list are not fused: the value comes from a call: aten.mm.default" in out
+
+
+def test_every_file_of_a_models_dump_runs_and_nothing_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, batch = bert(1)
+    torch._dynamo.reset()
+    options = {"dump": tmp_path / "dump", "cache_dir": tmp_path / "cache"}
+    report = gyrator.explain(model, options=options, timing=False, **batch)
+    assert len(list(report.data.graphs())) == 2
+    assert "unknown" not in report.json()
+    monkeypatch.setattr(standalone, "SECONDS", 0.01)
+    paths = list((tmp_path / "dump").rglob("*.py"))
+    assert len(paths) == 6
+    for path in paths:
+        runpy.run_path(str(path), run_name="__main__")
+        assert TIMED.search(capsys.readouterr().out), path
 
 
 def test_recompiles_say_which_input_differs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from torch import Tensor
 import gyrator
 import gyrator.insight
 from gyrator.report.data import GraphReport
+from gyrator.runtime.triton_tune import Candidate
 
 HERE = Path(__file__).name
 
@@ -129,6 +132,22 @@ def test_text_and_json_hold_the_kernels(new: gyrator.insight.Report) -> None:
     name = forward(new).record.kernels[0].name
     assert name[:20] in str(new)
     assert name in json.dumps(json.loads(new.json())["programs"][0]["graphs"][0])
+
+
+def test_configs_that_were_timed_are_shown_with_their_times(new: gyrator.insight.Report) -> None:
+    name = forward(new).record.kernels[0].name
+    candidates = (
+        Candidate("XBLOCK: 256, num_warps: 4", "pointwise", "a.cubin", 0.5, True),
+        Candidate("XBLOCK: 512, num_warps: 4", "pointwise", "b.cubin", None, False),
+    )
+    (program,) = new.data.programs
+    graphs = (replace(program.graphs[0], candidates={name: candidates}), *program.graphs[1:])
+    report = gyrator.insight.Report(replace(new.data, programs=(replace(program, graphs=graphs),)))
+    assert re.search(r"XBLOCK: 256, num_warps: 4 +500\.0 +x", str(report))
+    assert re.search(r"XBLOCK: 512, num_warps: 4 +refused", str(report))
+    told = json.loads(report.json())["programs"][0]["graphs"][0]["candidates"][name]
+    assert [candidate["milliseconds"] for candidate in told] == [0.5, None]
+    assert '<td>XBLOCK: 256, num_warps: 4</td><td class="n">500.0</td>' in report.html()
 
 
 def test_the_page_needs_no_other_file_and_its_links_lead_somewhere(new: gyrator.insight.Report, tmp_path: Path) -> None:

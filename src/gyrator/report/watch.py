@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, final
@@ -66,17 +66,28 @@ Watch: TypeAlias = "Callable[[Event], None]"
 
 
 def graph_compiled(session: Session, entry: Entry, watch: Watch | None, *, cached: bool) -> None:
-    """A graph is in `entry`, new or `cached`: count again what the cache saved counting, and write tables."""
+    """A graph is in `entry`, new or `cached`: count again what the cache saved counting, write tables and logs."""
     if cached:
         counts = entry.notes.get(COUNTERS)
         session.counters.replay(counts if isinstance(counts, dict) else {})
-    if session.config.metrics:
-        add_graph_rows(session, from_json(GraphRecord, entry.text(RECORD)), entry.folder)
-    if "output_code" in session.config.logs:
-        sources = [kernel.source for kernel in from_json(GraphRecord, entry.text(RECORD)).kernels]
-        print("\n".join([*sources, f"# {entry.folder / WRAPPER}", entry.text(WRAPPER)]))
+    if session.config.metrics or session.config.logs:
+        record = from_json(GraphRecord, entry.text(RECORD))
+        add_graph_rows(session, record, entry.folder)
+        _log(session.config.logs, record, entry)
     if watch is not None:
         watch(GraphCompiled(session.name, entry.folder, cached, session))
+
+
+def _log(logs: Collection[str], record: GraphRecord, entry: Entry) -> None:
+    if "schedule" in logs:
+        for step in record.steps:
+            print(f"gyrator: {record.name}: {step.kind} {step.name}: {', '.join(step.nests or step.writes)}")
+    if "fusion" in logs:
+        for pair in record.unfused:
+            print(f"gyrator: {record.name}: {pair.producer} and {pair.reader} are not fused: {pair.reason}")
+    if "output_code" in logs:
+        sources = [kernel.source for kernel in record.kernels]
+        print("\n".join([*sources, f"# {entry.folder / WRAPPER}", entry.text(WRAPPER)]))
 
 
 def traffic(entry: Entry) -> dict[str, int]:
@@ -127,9 +138,13 @@ def add_graph_rows(session: Session, record: GraphRecord, folder: Path) -> None:
     add_rows(config, "fusion_failure_due_to_indexing_mismatch", lambda: _mismatches(session.name, record))
 
 
-def add_tuning_rows(config: Config, folder: Path, name: str, candidates: Sequence[Candidate], new: bool) -> None:
-    """A tuned kernel's rows of the tables that are on; none for times that an earlier process took."""
+def kernel_tuned(config: Config, folder: Path, name: str, candidates: Sequence[Candidate], new: bool) -> None:
+    """A kernel of the graph in `folder` was tuned: write tables and logs, unless an earlier process took the times."""
     if new:
+        if "autotune" in config.logs:
+            for candidate in candidates:
+                mark = "chosen" if candidate.chosen else ""
+                print(f"gyrator: {name}: {candidate.config}: {candidate.milliseconds} ms {mark}".rstrip())
         add_rows(config, "kernel_autotune", lambda: _kernel_autotune(folder, name, candidates))
         add_rows(config, "persistent_red_perf", lambda: _persistent_red_perf(folder, name, candidates))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from gyrator.config import Config
 from gyrator.errors import InternalCheckError, InvalidOption
 from gyrator.metric_tables import TABLES
 from gyrator.metrics.tables import add_rows, start_tables
-from gyrator.report.watch import add_tuning_rows
+from gyrator.report.watch import kernel_tuned
 from gyrator.runtime.triton_tune import Candidate
 
 STATS = {"graph_id": "graph0", "num_nodes_before_fusion": 3, "num_nodes_after_fusion": 1}
@@ -47,18 +48,23 @@ def test_floats_have_six_decimals_and_none_is_empty() -> None:
     assert lines == ["model_name,kernel_path,kernel_name,triton_config,latency_ms", ',,"a,b",,0.333333']
 
 
-def test_a_kernel_that_was_timed_just_now_has_a_row_for_each_config() -> None:
+def test_a_kernel_that_was_timed_just_now_has_a_row_for_each_config(capsys: pytest.CaptureFixture[str]) -> None:
     candidates = [
         Candidate("XBLOCK: 256", "pointwise", "a.cubin", 0.5, True),
         Candidate("XBLOCK: 512", "pointwise", "b.cubin", None, False),
     ]
     for new in (True, False):
-        add_tuning_rows(config("kernel_autotune,persistent_red_perf"), Path("graph"), "add_0", candidates, new)
+        told = replace(config("kernel_autotune,persistent_red_perf"), logs=("autotune",))
+        kernel_tuned(told, Path("graph"), "add_0", candidates, new)
     assert Path("metric_table_kernel_autotune.csv").read_text().splitlines()[1:] == [
         "bert,graph/a.cubin,add_0,XBLOCK: 256,0.500000",
         "bert,graph/b.cubin,add_0,XBLOCK: 512,",
     ]
     assert not Path("metric_table_persistent_red_perf.csv").exists()
+    assert capsys.readouterr().out.splitlines() == [
+        "gyrator: add_0: XBLOCK: 256: 0.5 ms chosen",
+        "gyrator: add_0: XBLOCK: 512: None ms",
+    ]
 
 
 def test_a_row_with_other_columns_is_refused() -> None:
