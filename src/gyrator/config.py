@@ -89,6 +89,9 @@ class Config:
     fusion: bool = _option(True, "Fusion and memory", "Fuse nests into common kernels.")
     inline: bool = _option(True, "Fusion and memory", "Copy cheap producers into their readers.")
     max_fused_nodes: int = _option(48, "Fusion and memory", "Most nests that one kernel may hold.", low=1)
+    combo_kernels: bool = _option(
+        True, "Fusion and memory", "On a GPU, run small kernels that do not depend on each other in one launch."
+    )
     inplace: bool = _option(
         True, "Fusion and memory", "Let a result take the memory of a tensor that nobody reads later."
     )

@@ -38,6 +38,7 @@ INDUCTOR_NAMES = (
     Counterpart("cpp.simdlen", "cpu_isa", "a name instead of a number of bits"),
     Counterpart("cpp.threads", "threads"),
     Counterpart("max_fusion_size", "max_fused_nodes"),
+    Counterpart("combo_kernels", "combo_kernels"),
     Counterpart("inplace_buffers", "inplace"),
     Counterpart("allow_buffer_reuse", "reuse_buffers"),
     Counterpart("compile_threads", "build_threads"),

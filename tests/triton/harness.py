@@ -25,9 +25,9 @@ from tests.triton.worker import Worker
 CUDA = torch.device("cuda", 0)
 
 
-def gpu_plan(program: Program, gpu: Gpu | None = None) -> Plan:
+def gpu_plan(program: Program, gpu: Gpu | None = None, *, combo_kernels: bool = True) -> Plan:
     """The plan of a program whose values lie on a GPU."""
-    options = Options(numerics="eager", check="every")
+    options = Options(numerics="eager", check="every", combo_kernels=combo_kernels)
     return schedule(program, Session(options, torch.device("cuda")), gpu=gpu or Gpu()).plan
 
 

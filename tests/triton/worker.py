@@ -146,11 +146,13 @@ def _elementwise(interpreter: Any, op: Callable[..., Tensor]) -> Callable[..., A
     language = importlib.import_module("triton.language.core")
 
     def call(*args: Any) -> Any:
-        found = op(*(torch.from_numpy(np.ascontiguousarray(a.handle.data)) for a in args)).numpy()
-        kind = args[0].dtype if found.dtype != np.bool_ else language.int32
+        first = next(a for a in args if hasattr(a, "handle"))
+        given = [a.handle.data if hasattr(a, "handle") else np.float64(a) for a in args]  # else a literal
+        found = op(*(torch.from_numpy(np.ascontiguousarray(a).reshape(np.shape(a))) for a in given)).numpy()
+        kind = first.dtype if found.dtype != np.bool_ else language.int32
         handle = interpreter.TensorHandle(found.astype(np.int32) if found.dtype == np.bool_ else found, kind)
         shape = list(found.shape)
-        block = len(args[0].type.shape) > 0 if args[0].type.is_block() else False
+        block = len(first.type.shape) > 0 if first.type.is_block() else False
         return language.tensor(handle, language.block_type(kind, shape) if block else kind)
 
     return call

@@ -12,7 +12,7 @@ row that follow. Another one runs in steps of its block, with an accumulator per
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from textwrap import wrap
 
@@ -21,15 +21,17 @@ import torch
 from gyrator.codegen.python_text import Names
 from gyrator.codegen.texts import WIDTH, origin_comments
 from gyrator.codegen.triton_expr import Axes, Block, Expressions, Term, grid_loops
+from gyrator.codegen.triton_foreach import Part, side_by_side
 from gyrator.codegen.triton_names import literal, type_name, working
 from gyrator.codegen.triton_source import GridAxis, Pointer, SizeArgument, TritonKernel
 from gyrator.errors import InternalCheckError
 from gyrator.ir.expr import Const, Expr, Ref
-from gyrator.ir.index import Axis
+from gyrator.ir.index import Axis, as_index
 from gyrator.ir.ops import REDUCTIONS, identity
-from gyrator.ir.tree import STAGES, Carry, Kernel, Let, Loop, LoopKind, Stage, Store, Tiling, Update
+from gyrator.ir.tree import STAGES, Carry, Kernel, Let, Loop, LoopKind, Stage, Store, Tile, Tiling, Update, touched
+from gyrator.schedule.canonical import stem_of
 
-_RESERVED = ("tl", "triton", "rt", "libdevice", "float", "pid", "old", "new")
+_RESERVED = ("tl", "triton", "rt", "libdevice", "float", "pid", "old", "new", "n", "first", "here")
 _ATOMICS = {"add": "atomic_add", "max": "atomic_max", "min": "atomic_min"}
 _KINDS = {"add": "sum", "mul": "prod"}
 _NEXT = {
@@ -62,6 +64,8 @@ def print_triton(kernel: Kernel) -> TritonKernel:
     """
     if kernel.tiling is None:
         raise InternalCheckError("print", f"kernel {kernel.name} was scheduled for a CPU")
+    if kernel.tiling.category == "foreach":
+        return _print_foreach(kernel, kernel.tiling)
     names = Names((*_RESERVED, kernel.name))
     printer = Printer(kernel, kernel.tiling, names)
     params: list[Pointer | SizeArgument] = []
@@ -81,7 +85,7 @@ def print_triton(kernel: Kernel) -> TritonKernel:
     grid = printer.grid()
     return TritonKernel(
         kernel.name,
-        _module(kernel, printer, [p.name for p in params], blocks),
+        _module(kernel, printer.libraries, printer.block.lines, [p.name for p in params], blocks),
         tuple(params),
         grid,
         kernel.tiling.configs,
@@ -91,19 +95,48 @@ def print_triton(kernel: Kernel) -> TritonKernel:
     )
 
 
-def _module(kernel: Kernel, printer: Printer, params: Sequence[str], blocks: Sequence[str]) -> str:
+def _print_foreach(kernel: Kernel, tiling: Tiling) -> TritonKernel:
+    """A kernel of loops side by side: each program runs a block of one of them."""
+    params = {p.value: Pointer(p.value.name, p.value.dtype, p.written) for p in kernel.params}
+    taken = (*_RESERVED, kernel.name, *(p.name for p in params.values()))
+    ((block, size),) = tiling.configs[0].blocks
+    libraries: set[str] = set()
+    parts: list[Part] = []
+    for loop in kernel.body:
+        assert isinstance(loop, Loop)
+        names = Names(taken)
+        own = replace(tiling, tiles=(Tile(loop.axis, block),))
+        printer = Printer(replace(kernel, body=(loop,)), own, names)
+        printer.pointers |= {v: names.fresh(stem_of(v.name)) for v in touched((loop,))}
+        printer.program, printer.extents[loop.axis] = "(pid - first)", "n"
+        printer.grid()
+        libraries |= printer.libraries
+        count = loop.axis.extent.value or 0
+        pointers = tuple((name, params[v]) for v, name in printer.pointers.items())
+        parts.append(Part(tuple(printer.block.lines), pointers, count, -(-count // size)))
+    lines, programs = side_by_side(parts)
+    source = _module(kernel, libraries, lines, [p.name for p in params.values()], [block])
+    grid = (GridAxis(as_index(programs)),)
+    return TritonKernel(
+        kernel.name, source, tuple(params.values()), grid, tiling.configs, tiling.category, hint=tiling.hint
+    )
+
+
+def _module(
+    kernel: Kernel, libraries: Container[str], lines: Sequence[str], params: Sequence[str], blocks: Sequence[str]
+) -> str:
     imports = ["import triton", "import triton.language as tl"]
-    if "libdevice" in printer.libraries:
+    if "libdevice" in libraries:
         imports.append("from triton.language.extra import libdevice")
-    if "rt" in printer.libraries:
+    if "rt" in libraries:
         imports += ["", "from gyrator.runtime import triton_ops as rt"]
     rest = ", ".join([*params, *(f"{b}: tl.constexpr" for b in blocks)]) + "):"
     heads = [f"def {kernel.name}({rest}"]
     if len(heads[0]) > WIDTH:
         indent = "    "
-        lines = wrap(rest, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False)
-        heads = [f"def {kernel.name}(", *lines]
-    body = [f"    {line}" for line in printer.block.lines] or ["    pass"]
+        heads = [f"def {kernel.name}("]
+        heads += wrap(rest, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False)
+    body = [f"    {line}" for line in lines] or ["    pass"]
     return "\n".join([*imports, "", "", *origin_comments(kernel.origins, "#"), "@triton.jit", *heads, *body]) + "\n"
 
 
@@ -125,6 +158,8 @@ class Printer(Expressions):
         self._accumulators: dict[str, Accumulator] = {}
         self._numbered = 0
         self._scope: Axes = frozenset(self._grid_tiles)
+        self.program = "tl.program_id(0)"
+        self.extents: dict[Axis, str] = {}
 
     # -- grid ----------------------------------------------------------------------------------------------
     def grid(self) -> tuple[GridAxis, ...]:
@@ -143,7 +178,7 @@ class Printer(Expressions):
     def _program_ids(self, axes: Sequence[Axis]) -> None:
         """Axes as digits of the program's number, the last one fastest."""
         wide = ".to(tl.int64)" if self.tiling.wide else ""
-        rest = f"tl.program_id(0){wide}"
+        rest = f"{self.program}{wide}"
         if len(axes) > 1:
             self.emit(f"pid = {rest}")
             rest = "pid"
@@ -160,7 +195,7 @@ class Printer(Expressions):
                 lanes = self.spread(f"tl.arange(0, {tile.block})", axis)
                 self.emit(f"{name} = {start} * {tile.block} + {lanes}")
             self.bind(axis, Term(name, axes=frozenset() if tile is None else frozenset((axis,)), name=True))
-            self._bound(axis, extent.text)
+            self._bound(axis, self.extents.get(axis, extent.text))
             if k > 0:
                 self.emit(f"pid = pid // {count}")
 
@@ -170,7 +205,7 @@ class Printer(Expressions):
         if tile is None:
             return
         blocks = [dict(c.blocks)[tile.block] for c in self.tiling.configs]
-        if number is not None and all(number % b == 0 for b in blocks):
+        if number is not None and axis not in self.extents and all(number % b == 0 for b in blocks):
             return
         variable = self.find(axis)
         assert variable is not None
@@ -186,7 +221,7 @@ class Printer(Expressions):
                 case Loop():
                     self._loop(item)
                 case Let(name, expr):
-                    self.bind(name, self.value(expr, name.name))
+                    self.bind(name, self.value(expr, stem_of(name.name)))
                 case Store():
                     self._store(item)
                 case Update():

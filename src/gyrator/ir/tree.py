@@ -205,3 +205,12 @@ def stage_exprs(stage: Stage) -> tuple[Expr, ...]:
 def written(body: Iterable[Loop | Stage]) -> frozenset[Value]:
     """The values stored anywhere in a tree."""
     return frozenset(s.value for s in walk_stages(body) if isinstance(s, Store))
+
+
+def touched(body: Iterable[Loop | Stage]) -> tuple[Value, ...]:
+    """The values loaded or stored anywhere in a tree, in the order of its text."""
+    found: dict[Value, None] = {}
+    for stage in walk_stages(body):
+        found |= dict.fromkeys(load.value for e in stage_exprs(stage) for load in e.loads())
+        found |= {stage.value: None} if isinstance(stage, Store) else {}
+    return tuple(found)

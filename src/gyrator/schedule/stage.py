@@ -12,6 +12,7 @@ from gyrator.schedule.dce import remove_dead
 from gyrator.schedule.empty import fill_empty
 from gyrator.schedule.fuse import Decision, Slower, fuse
 from gyrator.schedule.gpu import Gpu
+from gyrator.schedule.gpu_combo import combine
 from gyrator.schedule.gpu_reductions import online_softmax, split_on_gpu
 from gyrator.schedule.group import Group
 from gyrator.schedule.inline import inline
@@ -82,6 +83,8 @@ def schedule(program: Program, session: Session, gpu: Gpu | None = None, slower:
         fused = fuse(program, config.max_fused_nodes if config.fusion else 1, slower)
     with session.stage("kernels and memory"):
         plan = plan_memory(program, fused.steps, rule, in_place=config.inplace, gpu=gpu)
+        if gpu is not None and config.combo_kernels:
+            plan = combine(plan)
     if config.check != "off":
         with session.stage("check kernels"):
             for kernel in plan.kernels:

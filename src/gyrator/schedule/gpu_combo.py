@@ -1,0 +1,211 @@
+"""Combining: small GPU kernels that do not depend on each other become one launch, a *foreach* kernel.
+
+    launch adam_1(p, g, m)                  launch foreach(p, g, m, p_1, g_1, m_1)
+    launch adam_2(p_1, g_1, m_1)     →
+
+A launch moves up to an earlier one if nothing from there on writes what it reads, or reads or writes what it writes.
+What it needs is allocated before the common launch, and what has had its last use is freed after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from gyrator.ir.expr import Checked, Expr, Load, Ref, Value, rewrite
+from gyrator.ir.index import ONE, Axis
+from gyrator.ir.program import Item, View, defines, uses
+from gyrator.ir.tree import Config, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Tile, Tiling, stage_exprs
+from gyrator.schedule.canonical import stem_of
+from gyrator.schedule.naming import named
+from gyrator.schedule.plan import Allocate, Call, Copy, Free, InPlace, Launch, Plan, Step
+from gyrator.schedule.volume import volume
+
+MOST_POINTERS = 480
+"""Of one launch: a driver takes 4,096 bytes of arguments."""
+MOST_FORMS = 8
+"""Different computations in one launch: each is compiled, and all get the registers that the largest needs."""
+LARGE, SMALL = 1 << 22, 1 << 18
+"""Elements up to which a kernel joins its like, and others."""
+MOST_EARLY = 1 << 24
+"""Bytes that the members of one launch may allocate earlier than they would alone."""
+BLOCK, WARPS = 2048, 4
+
+
+@dataclass(slots=True)
+class _Slot:
+    """Steps that run as one, with what is allocated before and freed after them. ``forms`` are what the kernels compute
+    if others may join them, ``pointers`` where, ``elements`` how many at most, ``early`` the bytes that they allocate.
+    """
+
+    steps: list[Launch | Call | Copy]
+    forms: set[Hashable]
+    pointers: set[Value]
+    elements: int
+    early: int
+    before: list[Step] = field(default_factory=list)
+    after: list[Step] = field(default_factory=list)
+
+    def takes(self, new: _Slot) -> bool:
+        """Whether ``new`` may run here, if nothing in between needs another order."""
+        if not (new.forms <= self.forms or (self.forms and new.elements <= SMALL and len(self.forms) < MOST_FORMS)):
+            return False
+        room = len(self.pointers | new.pointers) <= MOST_POINTERS and self.early + new.early <= MOST_EARLY
+        return room and bool(new.forms)
+
+    def add(self, new: _Slot) -> None:
+        """Let ``new`` run here."""
+        self.steps += new.steps
+        self.forms |= new.forms
+        self.pointers |= new.pointers
+        self.early += new.early
+
+
+def combine(plan: Plan) -> Plan:
+    """The plan with pointwise kernels of static sizes combined where they are independent and small."""
+    kernels = {kernel.name: kernel for kernel in plan.kernels}
+    slots, owner = _slots(plan, kernels)
+    made: dict[str, Kernel] = {}
+    steps: list[Step] = []
+    for slot in slots:
+        launches = [step for step in slot.steps if isinstance(step, Launch)]
+        if len(launches) > 1:
+            kernel, args = _side_by_side([(kernels[step.kernel], step.args) for step in launches], owner)
+            origins = tuple(dict.fromkeys(origin for step in launches for origin in step.origins))
+            slot.steps = [Launch(kernel.name, args, (), origins)]
+            made[kernel.name] = kernel
+        else:
+            made |= {step.kernel: kernels[step.kernel] for step in launches}
+        steps += [*slot.before, *slot.steps, *slot.after]
+    return replace(plan, steps=tuple(steps), kernels=tuple(made.values()))
+
+
+# -- which -------------------------------------------------------------------------------------------------
+def _slots(plan: Plan, kernels: Mapping[str, Kernel]) -> tuple[list[_Slot], dict[Value, Value]]:
+    """The plan in its new order; and for each value that lies upon another whose memory that is."""
+    shown = (o.view if isinstance(o, Item) else o for o in plan.outputs)
+    kept = {view.value for view in shown if isinstance(view, View)}
+    slots: list[_Slot] = []
+    owner: dict[Value, Value] = {}
+    written: dict[Value, int] = {}  # the last slot that writes into memory, that reads it, that mentions a value
+    read: dict[Value, int] = {}
+    mentioned: dict[Value, int] = {}
+    before: list[Step] = []
+    names: list[Value] = []
+    early = 0
+    for step in plan.steps:
+        match step:
+            case Allocate(value, placement):
+                before.append(step)
+                if isinstance(placement, InPlace):
+                    names.append(placement.of)
+                    owner[value] = owner.get(placement.of, placement.of)
+                elif value not in kept:
+                    early += volume(value.shape) * value.dtype.itemsize
+            case Free(value):
+                slots[mentioned.get(value, -1)].after.append(step)
+            case _:
+                reads, writes = _touched(step, kernels)
+                memory = {owner.get(v, v): v in writes for v in (*reads, *writes)}
+                last = [written.get(v, -1) for v in memory] + [read.get(v, -1) for v, w in memory.items() if w]
+                first = max(last, default=-1) + 1
+                kernel = kernels[step.kernel] if isinstance(step, Launch) else None
+                new = _Slot([step], _forms(kernel), set(memory), _elements(kernel), early)
+                fitting = [at for at in range(first, len(slots)) if slots[at].takes(new)]
+                at = min(fitting, key=lambda k: not new.forms <= slots[k].forms, default=len(slots))
+                if fitting:
+                    slots[at].add(new)
+                else:
+                    slots.append(new)
+                slots[at].before += before
+                mentioned |= {v: max(at, mentioned.get(v, at)) for v in (*names, *reads, *writes)}
+                read |= {v: max(at, read.get(v, at)) for v in memory}
+                written |= {v: at for v, writing in memory.items() if writing}
+                before, names, early = [], [], 0
+    return slots, owner
+
+
+def _touched(step: Launch | Call | Copy, kernels: Mapping[str, Kernel]) -> tuple[Collection[Value], Collection[Value]]:
+    """The values that a step reads, and those that it writes."""
+    match step:
+        case Launch(name, args):
+            both = list(zip(kernels[name].params, args, strict=True))
+            return [v for p, v in both if p.read], [v for p, v in both if p.written]
+        case Call(extern):
+            return uses(extern), defines(extern)
+        case Copy(into, source):
+            return [source.value], [into.value]
+
+
+def _forms(kernel: Kernel | None) -> set[Hashable]:
+    """What a kernel computes, but for its sizes; nothing if it cannot be combined."""
+    tiling = None if kernel is None else kernel.tiling
+    if kernel is None or tiling is None or tiling.wide or kernel.sizes or tiling.hint > LARGE:
+        return set()
+    body = _loop(kernel).body
+    stages = [s for s in body if isinstance(s, Let) or (isinstance(s, Store) and s.combine == "set")]
+    scattered = any(i.indirects() for s in stages if isinstance(s, Store) for i in s.index)
+    checked = any(isinstance(node, Checked) for s in stages for e in stage_exprs(s) for node in e.walk())
+    if len(stages) < len(body) or len(tiling.tiles) > 1 or scattered or checked:
+        return set()
+    return {(tuple(o.op for o in kernel.origins), tuple((p.value.dtype, p.read, p.written) for p in kernel.params))}
+
+
+def _loop(kernel: Kernel) -> Loop:
+    """The loop around a kernel; one of one step if it has none."""
+    first = kernel.body[0]
+    whole = isinstance(first, Loop) and len(kernel.body) == 1
+    return first if isinstance(first, Loop) and whole else Loop(Axis("one", ONE), LoopKind.PARALLEL, kernel.body)
+
+
+def _elements(kernel: Kernel | None) -> int:
+    return 0 if kernel is None or kernel.tiling is None else kernel.tiling.hint
+
+
+# -- how ---------------------------------------------------------------------------------------------------
+def _side_by_side(
+    members: Sequence[tuple[Kernel, tuple[Value, ...]]], owner: Mapping[Value, Value]
+) -> tuple[Kernel, tuple[Value, ...]]:
+    """One kernel for several, and its arguments, from theirs. Params in the same memory are one.
+
+    a[i] = f(x[i])   and   b[j] = f(y[j])   →   | i { a[i] = f(x[i]) } | j { b[j] = f(y[j]) }
+    """
+    params: dict[Value, Param] = {}
+    given: dict[Value, Value] = {}
+    body: list[Loop] = []
+    for number, (kernel, args) in enumerate(members):
+        values: dict[Value, Value] = {}
+        for param, arg in zip(kernel.params, args, strict=True):
+            place, old = owner.get(arg, arg), param.value
+            new = Value(f"{stem_of(old.name)}_{len(params)}", old.shape, old.dtype, old.strides, old.device)
+            same = params.get(place, Param(new, False, False))
+            params[place] = replace(same, read=same.read or param.read, written=same.written or param.written)
+            given[place], values[old] = arg, same.value
+        body.append(_renamed(_loop(kernel), values, number))
+    origins = tuple(dict.fromkeys(o for kernel, _ in members for o in kernel.origins))
+    tiles = tuple(Tile(axis, "XBLOCK") for axis in dict.fromkeys(loop.axis for loop in body))
+    hint = sum(_elements(kernel) for kernel, _ in members)
+    tiling = Tiling(tiles, (Config((("XBLOCK", BLOCK),), WARPS),), "foreach", hint=hint)
+    made = named(tuple(body), (), tuple(params.values()), origins, "foreach")
+    return replace(made, tiling=tiling), tuple(given.values())
+
+
+def _renamed(loop: Loop, values: Mapping[Value, Value], number: int) -> Loop:
+    """A loop over other values, its locals numbered."""
+
+    def swap(expr: Expr) -> Expr | None:
+        if isinstance(expr, Load):
+            return Load(values[expr.value], expr.index, expr.mask, expr.other)
+        return local(expr) if isinstance(expr, Ref) else None
+
+    def local(ref: Ref) -> Ref:
+        return Ref(f"{ref.name}_{number}", ref.dtype, ref.scope)
+
+    def moved(stage: Loop | Stage) -> Stage:
+        if isinstance(stage, Let):
+            return Let(local(stage.name), rewrite(stage.expr, swap))
+        assert isinstance(stage, Store)
+        mask = None if stage.mask is None else rewrite(stage.mask, swap)
+        return replace(stage, value=values[stage.value], expr=rewrite(stage.expr, swap), mask=mask)
+
+    return replace(loop, body=tuple(moved(stage) for stage in loop.body))
