@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import torch
@@ -136,8 +137,7 @@ def _member(text: str, kind: type) -> Any:
 
 
 def _operator(text: str) -> OpOverload:
-    library, packet, overload = text.split(".")
-    found = getattr(getattr(getattr(torch.ops, library), packet), overload)
+    found = attrgetter(text)(torch.ops)
     if not isinstance(found, OpOverload):
         raise ValueError(f"{text} is no operator")
     return found

@@ -51,17 +51,11 @@ from gyrator.origin import Origin
 @final
 @dataclass(frozen=True, slots=True)
 class ProgramSpec:
-    """A level of the IR. Calling it is :func:`check_program`.
-
-    ``masked``: ``Masked`` may occur; ``dead``: nodes that nothing needs may occur.
-    """
+    """A level of the IR. ``masked``: ``Masked`` may occur; ``dead``: nodes that nothing needs may occur."""
 
     name: str
     masked: bool
     dead: bool
-
-    def __call__(self, program: Program) -> None:  # noqa: D102
-        check_program(program, self)
 
 
 LOWERED = ProgramSpec("lowered", masked=True, dead=True)
@@ -297,7 +291,6 @@ class _KernelChecker:
         self.carry_names: set[str] = set()
         self.loaded: set[Value] = set()
         self.stored: set[Value] = set()
-        self.combined: set[Value] = set()
         self.updated: set[str] = set()
         self.exprs = ExprChecker(_ignore, _ignore, self.sizes.__contains__, masked=False)
         self.leaves: dict[Expr, frozenset[Ref | Value]] = {}
@@ -325,14 +318,12 @@ class _KernelChecker:
     def block(self, body: Iterable[Loop | Stage], scope: _Scope) -> None:
         outer = set(self.visible)
         for item in body:
-            if isinstance(item, Loop):
-                with _blame(f"loop over {item.axis} in kernel {self.kernel.name}", self.kernel.origins):
-                    inner = self.enter(item, scope)
-                self.block(item.body, inner)
-                with _blame(f"loop over {item.axis} in kernel {self.kernel.name}", self.kernel.origins):
+            what = f"loop over {item.axis}" if isinstance(item, Loop) else item
+            with _blame(f"{what} in kernel {self.kernel.name}", self.kernel.origins):
+                if isinstance(item, Loop):
+                    self.block(item.body, self.enter(item, scope))
                     self.leave(item, scope)
-            else:
-                with _blame(f"{item} in kernel {self.kernel.name}", self.kernel.origins):
+                else:
                     self.stage(item, scope)
         self.visible = outer
 
@@ -355,7 +346,7 @@ class _KernelChecker:
         if loop.reverse and parallel:
             raise RuleBroken("a parallel loop has no order to reverse")
         for carry in loop.carries:
-            self.carry(carry, scope)
+            self.carry(carry)
         return _Scope(
             scope.axes | {axis},
             (*scope.parallel, axis) if parallel else scope.parallel,
@@ -364,7 +355,7 @@ class _KernelChecker:
             scope.serial or loop.kind is LoopKind.SERIAL,
         )
 
-    def carry(self, carry: Carry, scope: _Scope) -> None:
+    def carry(self, carry: Carry) -> None:
         row = REDUCTIONS.get(carry.kind)
         if row is None:
             raise RuleBroken(f"no such reduction: {carry.kind}")
@@ -416,8 +407,6 @@ class _KernelChecker:
                 if axis not in reached and axis.extent.value != 1:
                     raise RuleBroken(f"iterations of the parallel loop over {axis} race to write {value}")
         self.stored.add(value)
-        if store.combine != "set":
-            self.combined.add(value)
 
     def update(self, update: Update, scope: _Scope) -> None:
         carry = scope.carries.get(update.carry)

@@ -213,15 +213,10 @@ def _check_range(c: Index, extent: Index) -> str | None:
 def _reaches_its_bounds(index: Index) -> bool:
     """Whether interval bounds are attained: a monomial has at most one axis, and nothing else varies."""
     for monomial, _ in index.terms:
-        axes = 0
-        for atom in monomial:
-            if isinstance(atom, Axis):
-                axes += 1
-                if atom.extent.value is None and not is_nonnegative(atom.extent - 1):
-                    return False
-            elif not isinstance(atom, Size):
-                return False
-        if axes > 1:
+        axes = [atom for atom in monomial if isinstance(atom, Axis)]
+        if len(axes) > 1 or not all(isinstance(atom, Axis | Size) for atom in monomial):
+            return False
+        if any(axis.extent.value is None and not is_nonnegative(axis.extent - 1) for axis in axes):
             return False
     return True
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, TypeAlias, final
 
@@ -212,9 +213,7 @@ def derive(text: str, sizes: Mapping[Size, int]) -> int:
 
 def resolve(op: str) -> Callable[..., Any]:
     """The torch operator of that name: ``aten.mm.default``."""
-    found: Any = torch.ops
-    for part in op.split("."):
-        found = getattr(found, part)
+    found: Callable[..., Any] = attrgetter(op)(torch.ops)
     return found
 
 

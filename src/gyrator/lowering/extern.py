@@ -75,8 +75,8 @@ def call_named(
 ) -> Result:
     """Append a call of ``name`` whose results are those that ``node`` was traced with."""
     traced = node.meta.get("val")
-    leaves, wanted = _leaves(traced), _wanted(node, traced)
-    values = tuple([_out(b, leaf, use) for leaf, use in zip(leaves, wanted, strict=True)])
+    leaves = zip(_leaves(traced), _wanted(node, traced), strict=True)
+    values = results(b, [leaf if wanted else None for leaf, wanted in leaves])
     scalars = _defined_sizes(b, node)
     b.fallbacks.append(name)
     b.add(Extern(values, name, tuple(args), tuple(kwargs), effects=effects or bool(scalars), scalars=scalars))
@@ -123,20 +123,15 @@ def _wanted(node: fx.Node, traced: object) -> list[bool]:
     return [everything or k in read for k, item in enumerate(traced) for _ in _leaves(item)]
 
 
-def _out(b: Builder, leaf: object, wanted: bool) -> Value | None:
-    return b.value(b.meta(leaf)) if isinstance(leaf, torch.Tensor) and wanted else None
+def results(b: Builder, traced: Sequence[object]) -> tuple[Value | None, ...]:
+    """A value for each tensor among the results."""
+    return tuple([b.value(b.meta(leaf)) if isinstance(leaf, torch.Tensor) else None for leaf in traced])
 
 
 def _defined_sizes(b: Builder, node: fx.Node) -> tuple[Size, ...]:
     """The size symbols that exist only once this call has run: an item's value, the length of nonzero."""
-    bindings = node.meta.get("unbacked_bindings")
-    if not bindings:
-        return ()
-    sizes = []
-    for symbol in bindings:
-        (size,) = b.symbols.from_sympy(symbol).sizes()
-        sizes.append(size)
-    return tuple(sizes)
+    bindings = node.meta.get("unbacked_bindings") or ()
+    return tuple([size for symbol in bindings for size in b.symbols.from_sympy(symbol).sizes()])
 
 
 def _structured(b: Builder, traced: object, values: Iterator[Value | None]) -> Result:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import getitem
+from operator import attrgetter, getitem
 from typing import final
 
 import torch
@@ -127,66 +127,50 @@ class _Lowering:
             collection, at = self._argument(node.args[0]), node.args[1]
             assert isinstance(collection, (list, tuple)) and isinstance(at, int)
             return collection[at]
-        if isinstance(target, OpOverload):
-            return self._operator(node, target)
-        return self._other(node)
-
-    def _operator(self, node: fx.Node, op: OpOverload) -> Result:
+        traced, new = node.meta.get("val"), node.meta.get("unbacked_bindings")
+        if isinstance(traced, (torch.SymInt, bool, int, float)) and not new:
+            return self._argument(traced)
         args = [self._argument(a) for a in node.args]
         kwargs = {k: self._argument(a) for k, a in node.kwargs.items()}
-        traced = node.meta.get("val")
+        return (self._operator if isinstance(target, OpOverload) else self._other)(node, args, kwargs)
+
+    def _operator(self, node: fx.Node, args: list[Result], kwargs: dict[str, Result]) -> Result:
+        op, traced = node.target, node.meta.get("val")
+        assert isinstance(op, OpOverload)
         if op is torch.ops.aten.copy_.default:
             return self._copy_into_input(node)
-        if isinstance(traced, (torch.SymInt, int, torch.SymFloat, torch.SymBool)):
-            return self._number(node, op, args, kwargs)
+        if isinstance(traced, torch.SymInt):
+            return extern.call(self.b, node, op, args, kwargs)
+        if isinstance(traced, (torch.SymFloat, torch.SymBool)):
+            return effects.read_number(self.b, node, args)
         special = effects.LOWERINGS.get(op)
         if special is not None:
             return special(self.b, node, args, kwargs)
         lowering = LOWERINGS.get(op) if self.random or op not in RANDOM else None
         lowering = lowering or REGISTERED_LATE.get(str(op))
         if lowering is not None and (op in VIEWS or _computable(traced, args)):
-            out = _metas(self.b, traced)
-            result: Result = lowering(self.b, out, *args, **kwargs)
+            result: Result = lowering(self.b, _metas(self.b, traced), *args, **kwargs)
             if result is not NotImplemented:
                 return result
         return extern.call(self.b, node, op, args, kwargs)
 
-    def _number(self, node: fx.Node, op: OpOverload, args: list[Result], kwargs: dict[str, Result]) -> Result:
-        """An op whose result is a Python number: a size, or an item of a tensor."""
-        traced = node.meta["val"]
-        if isinstance(traced, torch.SymInt):
-            if node.meta.get("unbacked_bindings"):
-                return extern.call(self.b, node, op, args, kwargs)
-            return self.symbols.to_index(traced)
-        if isinstance(traced, (bool, int, float)):
-            return traced
-        return effects.read_number(self.b, node, args)
-
-    def _other(self, node: fx.Node) -> Result:
+    def _other(self, node: fx.Node, args: list[Result], kwargs: dict[str, Result]) -> Result:
         """Python functions on numbers, and higher-order ops."""
-        traced = node.meta.get("val")
-        if isinstance(traced, torch.SymInt):
-            return self.symbols.to_index(traced)
-        if isinstance(traced, (bool, int, float)):
-            return traced
-        args = [self._argument(a) for a in node.args]
         number = number_of(node.target, args)
         if number is not None:
             return number
         kind = str(node.target)
         if kind == "auto_functionalized":
-            kwargs = {k: self._argument(a) for k, a in node.kwargs.items()}
             return higher_order.auto_functionalized(self.b, node, kwargs)
         if kind == "auto_functionalized_v2":
-            kwargs = {k: self._argument(a) for k, a in node.kwargs.items()}
             return higher_order.auto_functionalized_v2(self.b, node, kwargs)
         if kind == "with_effects":
             return higher_order.with_effects(self.b, node, args)
         if kind == "invoke_subgraph":
-            return self._inlined(node, args)
+            return self._inlined(args)
         return higher_order.region(self.b, node, self.env)
 
-    def _inlined(self, node: fx.Node, args: Sequence[Result]) -> Result:
+    def _inlined(self, args: Sequence[Result]) -> Result:
         """``invoke_subgraph(module, name, *operands)`` → the module's nodes in place of the call."""
         module, operands = args[0], iter(args[2:])
         assert isinstance(module, fx.GraphModule)
@@ -238,7 +222,7 @@ class _Lowering:
     def _attribute(self, node: fx.Node) -> Result:
         module = node.graph.owning_module
         assert module is not None
-        tensor = _attribute(module, str(node.target))
+        tensor = attrgetter(str(node.target))(module)
         if isinstance(tensor, fx.GraphModule):
             return tensor
         assert isinstance(tensor, torch.Tensor)
@@ -272,12 +256,9 @@ class _Lowering:
             raise UnsupportedOperator(str(node.target), problem, where=origin_of(node), node=node.format_node())
         self.copied[target] = node
         new, old = self._argument(source), self.env[target]
-        assert isinstance(old, TensorRef)
-        if isinstance(new, TensorRef) and new.shape == old.shape and new.dtype == old.dtype:
-            return new
-        assert isinstance(new, TensorRef)
-        fake = target.meta["val"]
-        return self.b.copy(new, self.b.meta(fake))
+        assert isinstance(old, TensorRef) and isinstance(new, TensorRef)
+        same = new.shape == old.shape and new.dtype == old.dtype
+        return new if same else self.b.copy(new, self.b.meta(target.meta["val"]))
 
     def _updates(self, pairs: Sequence[tuple[int, int]]) -> tuple[Update, ...]:
         changed: list[Update] = []
@@ -356,10 +337,3 @@ def _metas(b: Builder, traced: object) -> object:
     if isinstance(traced, (list, tuple)):
         return tuple([_metas(b, t) for t in traced])
     return None
-
-
-def _attribute(module: torch.nn.Module, path: str) -> object:
-    found: object = module
-    for part in path.split("."):
-        found = getattr(found, part)
-    return found

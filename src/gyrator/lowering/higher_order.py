@@ -119,8 +119,7 @@ def _call(
             named.append((schema.name, passed))
         else:
             positional.append(passed)
-    traced = list(node.meta["val"])[: max(1, len(op._schema.returns))]
-    outs = tuple([b.value(b.meta(t)) if isinstance(t, torch.Tensor) else None for t in traced])
+    outs = extern.results(b, list(node.meta["val"])[: max(1, len(op._schema.returns))])
     b.fallbacks.append(str(op))
     b.add(Extern(outs, str(op), tuple(positional), tuple(named), tuple(mutates)))
     return [None if v is None else whole(v) for v in outs], new
@@ -143,8 +142,7 @@ def with_effects(b: Builder, node: fx.Node, args: Sequence[Result]) -> Result:
     op = node.args[1]
     assert isinstance(op, OpOverload)
     passed = tuple([extern.argument(b, node, a, t, exact=True) for a, t in zip(args[2:], node.args[2:], strict=True)])
-    traced = list(node.meta["val"])[1:]
-    outs = tuple([b.value(b.meta(t)) if isinstance(t, torch.Tensor) else None for t in traced])
+    outs = extern.results(b, list(node.meta["val"])[1:])
     b.fallbacks.append(str(op))
     b.add(Extern(outs, str(op), passed, effects=True))
     return [args[0], *[None if v is None else whole(v) for v in outs]]
