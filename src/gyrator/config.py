@@ -33,7 +33,6 @@ class OptionInfo:
     """
 
     doc: str
-    section: str
     choices: tuple[str, ...] = ()
     low: float | None = None
     high: float | None = None
@@ -43,7 +42,6 @@ class OptionInfo:
 
 def _option(
     default: OptionValue,
-    section: str,
     doc: str,
     *,
     choices: tuple[str, ...] = (),
@@ -53,7 +51,7 @@ def _option(
     shapes_code: bool = True,
 ) -> typing.Any:
     """A dataclass field that declares an option (typed like `dataclasses.field`)."""
-    info = OptionInfo(doc, section, choices, low, high, planned, shapes_code)
+    info = OptionInfo(doc, choices, low, high, planned, shapes_code)
     return field(default=default, metadata={"option": info})
 
 
@@ -64,14 +62,12 @@ class Config:
     # --- answers
     numerics: str = _option(
         "fast",
-        "Answers",
         "`fast`: low-precision intermediates inside a kernel stay in float32. `eager`: they are rounded as "
         "eager rounds them, and random operators draw eager's numbers.",
         choices=("fast", "eager"),
     )
     check: str = _option(
         "borders",
-        "Answers",
         "Which representations are checked against their spec: `off`, `borders` (between "
         "stages), `every` (after each pass).",
         choices=("off", "borders", "every"),
@@ -79,28 +75,20 @@ class Config:
     )
     validate: bool = _option(
         False,
-        "Answers",
         "Run the graph, the nests before and after each pass, and the built code on the same "
         "inputs, and name the first that changed the answer. Slow.",
         shapes_code=False,
     )
 
     # --- fusion and memory
-    fusion: bool = _option(True, "Fusion and memory", "Fuse nests into common kernels.")
-    inline: bool = _option(True, "Fusion and memory", "Copy cheap producers into their readers.")
-    max_fused_nodes: int = _option(48, "Fusion and memory", "Most nests that one kernel may hold.", low=1)
-    combo_kernels: bool = _option(
-        True, "Fusion and memory", "On a GPU, run small kernels that do not depend on each other in one launch."
-    )
-    inplace: bool = _option(
-        True, "Fusion and memory", "Let a result take the memory of a tensor that nobody reads later."
-    )
-    reuse_buffers: bool = _option(
-        True, "Fusion and memory", "Keep the memory of large dead buffers for new values and later calls."
-    )
+    fusion: bool = _option(True, "Fuse nests into common kernels.")
+    inline: bool = _option(True, "Copy cheap producers into their readers.")
+    max_fused_nodes: int = _option(48, "Most nests that one kernel may hold.", low=1)
+    combo_kernels: bool = _option(True, "On a GPU, run small kernels that do not depend on each other in one launch.")
+    inplace: bool = _option(True, "Let a result take the memory of a tensor that nobody reads later.")
+    reuse_buffers: bool = _option(True, "Keep the memory of large dead buffers for new values and later calls.")
     memory_budget: float = _option(
         1.0,
-        "Fusion and memory",
         "Share of eager's saved activations that backward may keep; less recomputes more. 1.0 "
         "recomputes only what costs nothing.",
         low=0.0,
@@ -108,20 +96,17 @@ class Config:
     )
     freezing: bool = _option(
         False,
-        "Fusion and memory",
         "Under no_grad, take parameters as constants: fold and pre-pack them. Later changes of "
         "a parameter are not seen.",
         planned=True,
     )
     channels_last: str = _option(
         "auto",
-        "Fusion and memory",
         "Whether 2-D convolutions of large images get channels-last operands. `auto`: on a GPU.",
         choices=("auto", "on", "off"),
     )
     pad_strides: bool = _option(
         False,
-        "Fusion and memory",
         "On a GPU, pad the strides of all large intermediates whose rows are badly aligned, not only those "
         "of what matrix products read or write.",
     )
@@ -129,70 +114,54 @@ class Config:
     # --- choosing kernels
     max_autotune: bool = _option(
         False,
-        "Choosing kernels",
         "Time candidates for matmuls, convolutions and attention, search block sizes more "
         "widely, and keep the fastest.",
         planned=True,
     )
     gemm_backends: tuple[str, ...] = _option(
         ("aten", "triton", "cpp"),
-        "Choosing kernels",
         "Where matmul candidates come from.",
         choices=("aten", "triton", "cutlass", "cpp"),
         planned=True,
     )
     cutlass_min_gemm_size: int = _option(
-        1, "Choosing kernels", "Smallest M·N·K for which CUTLASS candidates are tried.", low=1, planned=True
+        1, "Smallest M·N·K for which CUTLASS candidates are tried.", low=1, planned=True
     )
     max_epilogue_benchmarked_choices: int = _option(
-        1,
-        "Choosing kernels",
-        "How many of the best templates are timed together with their epilogue.",
-        low=1,
-        planned=True,
+        1, "How many of the best templates are timed together with their epilogue.", low=1, planned=True
     )
-    benchmark_fusion: bool = _option(
-        False, "Choosing kernels", "Time a fusion against its parts and drop it when it is slower."
-    )
+    benchmark_fusion: bool = _option(False, "Time a fusion against its parts and drop it when it is slower.")
     multi_kernel: bool = _option(
         False,
-        "Choosing kernels",
         "On a GPU, build reductions of long rows in two forms, rows in registers and rows in blocks; keep the faster.",
     )
-    coordinate_descent: bool = _option(
-        False, "Choosing kernels", "After the search, improve one tuning parameter at a time.", planned=True
-    )
+    coordinate_descent: bool = _option(False, "After the search, improve one tuning parameter at a time.", planned=True)
 
     # --- target
     cpu_isa: str = _option(
         "auto",
-        "Target",
         "Instruction set of CPU kernels; `auto` asks the processor.",
         choices=("auto", "scalar", "avx2", "avx512"),
     )
-    cxx: str | None = _option(None, "Target", "The C++ compiler. None: $CXX, then g++, then clang++.")
+    cxx: str | None = _option(None, "The C++ compiler. None: $CXX, then g++, then clang++.")
     threads: int = _option(
         0,
-        "Target",
         "Most threads that a CPU kernel uses. 0: torch.get_num_threads(), read at each call.",
         low=0,
         shapes_code=False,
     )
     cuda_capability: int = _option(
         0,
-        "Target",
         "Compute capability of the GPU that kernels are built for, 90 for 9.0. 0: that of the tensors' device.",
         low=0,
     )
     assume_aligned_inputs: bool = _option(
         False,
-        "Target",
         "Copy inputs on a GPU that do not start at a multiple of 16 bytes, so that kernels need not ask. "
         "Off: nothing is copied; a kernel asks at each launch and has a second form for such inputs.",
     )
     cuda_graphs: bool = _option(
         False,
-        "Target",
         "Record the launches of a call as a CUDA graph and replay it, for inference whose work is all on the "
         "GPU. Set by the modes reduce-overhead and max-autotune.",
     )
@@ -200,71 +169,47 @@ class Config:
     # --- building and caching
     build_threads: int = _option(
         0,
-        "Building and caching",
         "Compiler runs, or processes that compile GPU kernels, at the same time. 0: one for each core.",
         low=0,
         shapes_code=False,
     )
     cache: bool = _option(
-        True,
-        "Building and caching",
-        "Keep built kernels and compiled graphs on disk and take them from there.",
-        shapes_code=False,
+        True, "Keep built kernels and compiled graphs on disk and take them from there.", shapes_code=False
     )
     cache_dir: Path | None = _option(
-        None,
-        "Building and caching",
-        "Folder of the cache. None: the user's cache folder for gyrator.",
-        shapes_code=False,
+        None, "Folder of the cache. None: the user's cache folder for gyrator.", shapes_code=False
     )
     remote_cache: str | None = _option(
-        None,
-        "Building and caching",
-        "URL of a Redis server that shares entries among machines.",
-        planned=True,
-        shapes_code=False,
+        None, "URL of a Redis server that shares entries among machines.", planned=True, shapes_code=False
     )
 
     # --- seeing what happens
-    dump: Path | None = _option(
-        None, "Seeing what happens", "Folder that receives every stage as a numbered file.", shapes_code=False
-    )
+    dump: Path | None = _option(None, "Folder that receives every stage as a numbered file.", shapes_code=False)
     logs: tuple[str, ...] = _option(
         (),
-        "Seeing what happens",
         "What to print.",
         choices=("output_code", "schedule", "fusion", "autotune", "cache", "recompiles"),
         shapes_code=False,
     )
     metrics: tuple[str, ...] = _option(
         (),
-        "Seeing what happens",
         "Metric tables to write, as `metric_table_NAME.csv` in the working directory.",
         choices=tuple(TABLES),
         shapes_code=False,
     )
     model_name: str = _option(
-        "",
-        "Seeing what happens",
-        "What the first column of metric tables says: the model that is compiled.",
-        shapes_code=False,
+        "", "What the first column of metric tables says: the model that is compiled.", shapes_code=False
     )
     progress: str = _option(
         "auto",
-        "Seeing what happens",
         "`bar`: a progress bar. `lines`: a line every 5 seconds. `off`: silence. `auto`: a bar "
         "on a terminal, lines elsewhere.",
         choices=("auto", "bar", "lines", "off"),
         shapes_code=False,
     )
-    benchmark_kernel: bool = _option(
-        False, "Seeing what happens", "Write a program for each kernel that times it, beside the wrapper."
-    )
+    benchmark_kernel: bool = _option(False, "Write a program for each kernel that times it, beside the wrapper.")
     profile_bandwidth: bool = _option(
-        False,
-        "Seeing what happens",
-        "Time every kernel of real runs and print its GB/s when the process ends.",
-        shapes_code=False,
+        False, "Time every kernel of real runs and print its GB/s when the process ends.", shapes_code=False
     )
 
     @staticmethod
@@ -298,6 +243,16 @@ class Config:
         """The planned options that are not at their default: asked for, and not done yet."""
         return tuple(f.name for f in fields(self) if info_of(f).planned and getattr(self, f.name) != f.default)
 
+
+SECTIONS: Mapping[str, str] = {
+    "numerics": "Answers",
+    "fusion": "Fusion and memory",
+    "max_autotune": "Choosing kernels",
+    "cpu_isa": "Target",
+    "build_threads": "Building and caching",
+    "dump": "Seeing what happens",
+}
+"""The sections of the options' page, each by the option that it begins with."""
 
 PREFIX = "GYRATOR_"
 

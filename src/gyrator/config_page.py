@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import MISSING, Field
 
-from gyrator.config import MODES, OptionValue, env_name, info_of, option_fields, type_text
+from gyrator.config import MODES, SECTIONS, OptionValue, env_name, info_of, option_fields, type_text
 from gyrator.inductor_names import INDUCTOR_NAMES, Counterpart
 
 
 def config_page() -> str:
     """The text of docs/config.md."""
     options = option_fields()
-    sections = dict.fromkeys(info_of(option).section for option in options.values())
     parts = [_PAGE_HEAD]
-    for section in sections:
-        members = [o for o in options.values() if info_of(o).section == section]
-        parts.append(f"## {section}\n\n" + "\n".join(_option_entry(o) for o in members))
+    for name, option in options.items():
+        if name in SECTIONS:
+            parts.append(f"## {SECTIONS[name]}\n\n{_option_entry(option)}")
+        else:
+            parts[-1] += f"\n{_option_entry(option)}"
     parts.append(_modes_part())
     parts.append(_inductor_part(options))
     return "\n\n".join(parts) + "\n"
