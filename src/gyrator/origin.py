@@ -71,6 +71,12 @@ def place_of(origins: Origins) -> str:
     return next((str(o) for o in origins if o.file), str(origins[0]) if origins else "unknown place")
 
 
+def in_context(node: fx.Node) -> str:
+    """A node between the one before and the one after it, a line each."""
+    near = (node.prev, node, node.next)
+    return "\n".join(text for n in near if n.op != "root" and (text := n.format_node()) is not None)
+
+
 def _op_name(node: fx.Node) -> str:
     target = node.target
     if isinstance(target, torch._ops.OpOverload):

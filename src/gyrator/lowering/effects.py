@@ -20,7 +20,7 @@ from gyrator.lowering.refs import TensorRef
 from gyrator.lowering.symbolic import item, number_of
 from gyrator.lowering.typed import number
 from gyrator.lowering.views import reshape
-from gyrator.origin import origin_of
+from gyrator.origin import in_context, origin_of
 
 aten = torch.ops.aten
 Special: TypeAlias = "Callable[[Builder, fx.Node, Sequence[Result], Mapping[str, Result]], Result]"
@@ -37,7 +37,7 @@ def read_number(b: Builder, node: fx.Node, args: Sequence[Result]) -> Expr:
     found = number_of(node.target, args)
     if found is None:
         problem = "it returns a float or bool that only a call can know"
-        raise UnsupportedOperator(str(node.target), problem, where=origin_of(node), node=node.format_node())
+        raise UnsupportedOperator(str(node.target), problem, where=origin_of(node), node=in_context(node))
     return found
 
 

@@ -16,7 +16,7 @@ from gyrator.ir.index import Index, Size
 from gyrator.ir.program import Arg, Extern, Item, ListArg
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.refs import TensorRef, whole
-from gyrator.origin import origin_of
+from gyrator.origin import in_context, origin_of
 
 aten = torch.ops.aten
 
@@ -56,7 +56,7 @@ def call(b: Builder, node: fx.Node, op: OpOverload, args: Sequence[Result], kwar
     op = COPIES.get(op, op)
     if op._schema.is_mutable:
         problem = "it writes into its arguments, and the graph should have been functional"
-        raise UnsupportedOperator(str(op), problem, where=origin_of(node), node=node.format_node())
+        raise UnsupportedOperator(str(op), problem, where=origin_of(node), node=in_context(node))
     exact = op not in STRIDES_FREE
     positional = [argument(b, node, a, t, exact=exact) for a, t in zip(args, node.args, strict=True)]
     named = [(k, argument(b, node, a, node.kwargs.get(k), exact=exact)) for k, a in kwargs.items()]
@@ -96,7 +96,7 @@ def argument(b: Builder, node: fx.Node, value: Result, traced: object, *, exact:
         return number_argument(b, value)
     if isinstance(value, fx.GraphModule):
         problem = "it takes a subgraph"
-        raise UnsupportedOperator(str(node.target), problem, where=origin_of(node), node=node.format_node())
+        raise UnsupportedOperator(str(node.target), problem, where=origin_of(node), node=in_context(node))
     return value
 
 

@@ -27,7 +27,7 @@ from gyrator.lowering.refs import TensorRef, whole
 from gyrator.lowering.symbolic import item, number_of
 from gyrator.lowering.table import LOWERINGS, RANDOM, VIEWS
 from gyrator.lowering.typed import COMPUTED, constant
-from gyrator.origin import origin_of
+from gyrator.origin import in_context, origin_of
 from gyrator.passes import blame
 
 
@@ -253,7 +253,7 @@ class _Lowering:
         assert isinstance(target, fx.Node)
         if target.op != "placeholder":
             problem = f"it writes into {target}, which is no input: the graph should have been functional"
-            raise UnsupportedOperator(str(node.target), problem, where=origin_of(node), node=node.format_node())
+            raise UnsupportedOperator(str(node.target), problem, where=origin_of(node), node=in_context(node))
         self.copied[target] = node
         new, old = self._argument(source), self.env[target]
         assert isinstance(old, TensorRef) and isinstance(new, TensorRef)

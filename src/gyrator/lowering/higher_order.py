@@ -25,7 +25,7 @@ from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.extern import Result
 from gyrator.lowering.refs import TensorRef, whole
 from gyrator.lowering.views import narrowed
-from gyrator.origin import origin_of
+from gyrator.origin import in_context, origin_of
 
 REFUSED: Mapping[str, str] = {
     "triton_kernel_wrapper_functional": "user-defined Triton kernels are not supported yet",
@@ -178,4 +178,4 @@ def region(b: Builder, node: fx.Node, env: Mapping[fx.Node, Result]) -> Result:
 
 
 def _refused(op: object, node: fx.Node, reason: str) -> UnsupportedOperator:
-    return UnsupportedOperator(str(op), reason, where=origin_of(node), node=node.format_node())
+    return UnsupportedOperator(str(op), reason, where=origin_of(node), node=in_context(node))

@@ -199,10 +199,15 @@ def start_triton_build(
         workers.prepare(count)
         executor = ThreadPoolExecutor(count, thread_name_prefix="gyrator-build")
         for key in missing:
-            jobs[key] = executor.submit(build_binary, requests[key], key, workers, store)
+            jobs[key] = executor.submit(_timed_build, requests[key], key, workers, store, session)
         executor.shutdown(wait=False)
     by_kernel = {name: tuple(jobs[key] for key in found) for name, found in keys.items()}
     return TritonBuild(tuple(kernels), by_kernel, target, workers, session.progress, origins or {})
+
+
+def _timed_build(request: Mapping[str, Any], key: str, workers: Workers, store: Store, session: Session) -> Binary:
+    with session.building((request["function"],)):
+        return build_binary(request, key, workers, store)
 
 
 def build_binary(request: Mapping[str, Any], key: str, workers: Workers, store: Store) -> Binary:

@@ -106,8 +106,10 @@ def test_what_is_read_and_written_by_one_call_is_copied() -> None:
 
 def test_in_place_ops_are_refused() -> None:
     graph = make_fx(lambda x: (x + 1).mul_(2), tracing_mode="fake")(tensor(3))
-    with pytest.raises(UnsupportedOperator, match=r"aten\.mul_.*functional"):
+    with pytest.raises(UnsupportedOperator, match=r"aten\.mul_.*functional") as raised:
         lower(graph, (tensor(3),), symbols=symbols_of(graph))
+    before, node, after = (raised.value.node or "").splitlines()  # with its neighbours
+    assert "aten.add.Tensor" in before and "aten.mul_.Tensor" in node and after == "return mul_"
 
 
 def test_sparse_inputs_are_refused() -> None:
