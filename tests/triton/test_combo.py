@@ -111,6 +111,11 @@ def test_few_arguments_fit_into_a_launch() -> None:
     assert [len(step.args) for step in launches(plan)] == [480, 20]
 
 
+def test_a_launch_that_keeps_the_memory_busy_has_fewer_kernels() -> None:
+    plan = plan_of(scaled, *[torch.empty((1 << 20) + k) for k in range(36)])
+    assert [len(step.args) for step in launches(plan)] == [64, 8]
+
+
 def test_large_kernels_run_alone() -> None:
     assert len(launches(plan_of(scaled, torch.empty(1 << 23), torch.empty(1 << 24)))) == 2
 

@@ -27,6 +27,8 @@ MOST_FORMS = 8
 """Different computations in one launch: each is compiled, and all get the registers that the largest needs."""
 LARGE, SMALL = 1 << 22, 1 << 18
 """Elements up to which a kernel joins its like, and others."""
+MOST_BUSY = 32
+"""Kernels in one launch of more than ``LARGE`` elements: finding its own costs a program time for each of them."""
 MOST_EARLY = 1 << 24
 """Bytes that the members of one launch may allocate earlier than they would alone."""
 BLOCK, WARPS = 2048, 4
@@ -35,7 +37,7 @@ BLOCK, WARPS = 2048, 4
 @dataclass(slots=True)
 class _Slot:
     """Steps that run as one, with what is allocated before and freed after them. ``forms`` are what the kernels compute
-    if others may join them, ``pointers`` where, ``elements`` how many at most, ``early`` the bytes that they allocate.
+    if others may join them, ``pointers`` where, ``elements`` how many, ``early`` the bytes that they allocate.
     """
 
     steps: list[Launch | Call | Copy]
@@ -50,6 +52,8 @@ class _Slot:
         """Whether ``new`` may run here, if nothing in between needs another order."""
         if not (new.forms <= self.forms or (self.forms and new.elements <= SMALL and len(self.forms) < MOST_FORMS)):
             return False
+        if len(self.steps) >= MOST_BUSY and self.elements + new.elements > LARGE:
+            return False
         room = len(self.pointers | new.pointers) <= MOST_POINTERS and self.early + new.early <= MOST_EARLY
         return room and bool(new.forms)
 
@@ -58,6 +62,7 @@ class _Slot:
         self.steps += new.steps
         self.forms |= new.forms
         self.pointers |= new.pointers
+        self.elements += new.elements
         self.early += new.early
 
 
