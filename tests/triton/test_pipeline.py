@@ -166,3 +166,20 @@ def test_a_missing_gpu_and_an_old_one_are_told(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
     with pytest.raises(DeviceUnsupported, match=r"Tesla T4 has compute capability 7\.5"):
         triton_build.find_target(Config(), GPU)
+
+
+class Updates(nn.Module):
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch._foreach_mul(torch._foreach_exp(tensors), 0.5)
+
+
+def test_a_foreach_kernel_is_built_counted_and_recorded(process: Process, tmp_path: Path) -> None:
+    config = Config(cuda_capability=90, cache_dir=tmp_path)
+    (session,) = compiled(config, process, Updates(), *[torch.randn(n) for n in (10, 1000, 33)])
+    assert session.counters[Count.FOREACH] == session.counters[Count.LAUNCHES] == 1
+    (folder,) = folders(config)
+    (about,) = json.loads((folder / DESCRIPTION).read_text()).values()
+    assert len(about["kinds"]) == 6
+    assert len(about["variants"]) == 1
+    (step,) = json.loads((folder / "record.json").read_text())["steps"]
+    assert len(step["nests"]) == 3
