@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import gyrator
+from gyrator import benchmark_fusion
 from gyrator.runtime.cuda_driver import cuda_driver
+from gyrator.runtime.profile import step_times
 from gyrator.runtime.triton_tune import times
 from tests.acceptance import check
 
@@ -229,6 +231,23 @@ def test_configs_that_are_timed_are_rows_and_are_explained(tmp_path: Path, monke
     assert [c.config for c in candidates] == [row["triton_config"] for row in rows]
     best = min(candidates, key=lambda c: c.milliseconds or 1e9)
     assert [c for c in candidates if c.chosen] == [best] and best.config in str(report)
+
+
+def test_fusions_are_timed_on_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given: list[float] = []
+
+    def noted(folder: Path, seconds: float) -> tuple[float, ...]:
+        given.append(sum(step_times(folder, seconds)))
+        return (given[-1] * (100 if len(given) == 3 else 1),)  # the third is the whole of the first two
+
+    monkeypatch.setattr(benchmark_fusion, "step_times", noted)
+    x, options = random(4096, 512), {"benchmark_fusion": True, "metrics": "slow_fusion"}
+    compiled = torch.compile(lambda x: x.sum(1) * 2, backend="gyrator", options=options)
+    torch.testing.assert_close(compiled(x), x.sum(1) * 2)
+    assert len(given) == 3 and all(0 < seconds < 0.1 for seconds in given)
+    (row,) = rows_of("slow_fusion")
+    assert float(row["slow_down_ratio"]) > 1.05 and Path(row["fused_kernel_path"]).exists()
 
 
 def test_each_kernel_has_a_program_that_times_it(tmp_path: Path) -> None:
