@@ -54,10 +54,10 @@ def slower_fusions(
     Kernels are built for `targets` and kept in `store`. A fusion with a part that random inputs make fail (an
     index into a table) is not refused.
     """
-    known: dict[tuple[int, ...], Timed | None] = {}
+    known: dict[tuple[tuple[int, ...], bool], Timed | None] = {}
 
     def timed(program: Program, group: Group) -> Timed | None:
-        key = tuple(member.position for member in group.members)
+        key = (tuple(member.position for member in group.members), bool(group.serial))
         if key not in known:
             try:
                 known[key] = build_and_time(program_of(program, group), group)
