@@ -61,7 +61,7 @@ def print_kernel(kernel: Kernel) -> CppKernel:
         lines += ["  int32_t failed = 0;", "  int32_t* const status = &failed;"]
     lines += [f"  {line}" for line in printer.block.lines]
     lines += [f"  return {'failed' if printer.checks else '0'};", "}"]
-    text = "\n".join(_split_lines(lines)) + "\n"
+    text = "\n".join(lines) + "\n"
     return CppKernel(function, text, tuple(name for name, _ in arguments), tuple(printer.checks))
 
 
@@ -81,13 +81,3 @@ def _head(function: str, parameters: list[str]) -> list[str]:
             lines.append("    ")
         lines[-1] += piece
     return [line.rstrip() for line in lines]
-
-
-def _split_lines(lines: list[str]) -> list[str]:
-    """Split lines that hold several, keeping their indent."""
-    split = []
-    for line in lines:
-        indent = line[: len(line) - len(line.lstrip())]
-        first, *rest = line.split("\n")
-        split += [first, *(indent + part for part in rest)]
-    return split

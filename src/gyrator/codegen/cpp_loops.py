@@ -77,7 +77,7 @@ class Loops(Expressions):
         yield inner
         self.blocks.pop()
         self.names.leave()
-        self.emit(inner.head)
+        self.block.lines += inner.head.splitlines()
         self.block.lines.extend(f"  {line}" for line in inner.lines)
         self.emit(inner.tail)
 
@@ -94,7 +94,7 @@ class Loops(Expressions):
         carried = [self._declare(c, loop) for c in loop.carries]
         self._range(loop, "0", self.index(loop.axis.extent).text)
         for reducer in carried:
-            self._results(reducer, reducer.name)
+            self._bind_results(reducer.carry, reducer.carry.results, reducer.name)
 
     def _range(self, loop: Loop, begin: str, end: str) -> None:
         if self._is_vector(loop) and self.lanes is None:
@@ -187,7 +187,7 @@ class Loops(Expressions):
         self._in_region = False
         self.pointers = {v: p for v, p in self.pointers.items() if p.depth <= self.block.depth}
         for parts in shared:
-            self._results(parts, f"{parts.name}.merged()")
+            self._bind_results(parts.carry, parts.carry.results, f"{parts.name}.merged()")
 
     def _flat(self, nest: tuple[Loop, ...], mine: str) -> None:
         """``for step``: the axes start where this thread's share begins and count on like digits."""
@@ -265,10 +265,6 @@ class Loops(Expressions):
             return False
         own = {c.name for c in _inner_carries(loop.body)}
         return not any(isinstance(s, Update) and s.running and s.carry not in own for s in walk_stages(loop.body))
-
-    def _results(self, reducer: Reducer, text: str) -> None:
-        """Name the results of a finished carry for what follows its loop."""
-        self._bind_results(reducer.carry, reducer.carry.results, text)
 
     def _bind_results(self, carry: Carry, refs: Sequence[Ref | None], text: str) -> None:
         """``text`` is a reducer; name those of its results that somebody reads."""

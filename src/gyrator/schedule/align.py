@@ -129,17 +129,10 @@ def _split_within(index: Index) -> tuple[Axis, Index] | None:
             inner = exact_quotient(atom.den, c)
             if inner is None or inner is ONE or inner is axis.extent:
                 continue
-            below = _sum({a: k for a, k in terms.items() if is_less(k, c)})
+            below = sum((a.index() * k for a, k in terms.items() if is_less(k, c)), ZERO)
             if exact_quotient(axis.extent, inner) is not None and is_nonnegative(below) and is_less(below, c):
                 return axis, inner
     return None
-
-
-def _sum(terms: Mapping[Axis, Index]) -> Index:
-    total = ZERO
-    for axis, c in terms.items():
-        total = total + axis.index() * c
-    return total
 
 
 def unify(left: Sequence[Index], right: Sequence[Index], extents: Sequence[Index]) -> Unification | None:
@@ -185,6 +178,8 @@ def unify(left: Sequence[Index], right: Sequence[Index], extents: Sequence[Index
 
 def axes_of(index: Index) -> list[Axis]:
     """The axes of a mixed-radix index, outermost first (a renamed axis is itself)."""
+    if isinstance(index.atom, Axis):
+        return [index.atom]
     digits = radix(index, product([a.extent for a in index.axes()]))
     assert digits is not None, index
     return digits[::-1]

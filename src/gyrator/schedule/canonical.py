@@ -12,9 +12,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Expr, Load, Value
-from gyrator.ir.index import Atom, Axis, Index, substitute
+from gyrator.ir.index import Axis
 from gyrator.ir.program import Scatter, defines, expressions, loads
-from gyrator.schedule.group import Axes, Group, Member
+from gyrator.schedule.group import Group, Member
 from gyrator.schedule.simplify import rewrite_root
 
 
@@ -31,7 +31,8 @@ class Canonical:
 def canonicalise(group: Group, stored: frozenset[Value]) -> Canonical:
     """Rename values by what they hold and axes by their order, and number the members from 0."""
     names = _rename_values(group, stored)
-    axes = _rename_axes(group)
+    axes = (*group.outer, *(a for s in group.spaces for a in s), *group.serial)
+    group = group.rewrite({axis: Axis(f"i{k}", axis.extent).index() for k, axis in enumerate(axes)})
 
     def swap(expr: Expr) -> Expr | None:
         return Load(names[expr.value], expr.index, expr.mask, expr.other) if isinstance(expr, Load) else None
@@ -43,15 +44,12 @@ def canonicalise(group: Group, stored: frozenset[Value]) -> Canonical:
             root = replace(root, into=names[root.into])
         out = tuple(None if v is None else names[v] for v in member.nest.out)
         nest = replace(member.nest, out=out, root=root)
-        at = {a: substitute(i, axes) for a, i in member.at.items()}
-        members.append(Member(nest, number, at, member.space, tuple(loads(expressions(nest.root))), member.down))
-    outer = _renamed(group.outer, axes)
-    spaces, serial = tuple(_renamed(s, axes) for s in group.spaces), _renamed(group.serial, axes)
+        members.append(replace(member, nest=nest, position=number, loads=loads(expressions(nest.root))))
     kept = frozenset(names[v] for v in stored if v in names)
     parts = tuple([(m.nest.out, m.nest.axes, m.nest.root, tuple(m.at.items()), m.space, m.down) for m in members])
     return Canonical(
-        (outer, spaces, serial, parts, kept),
-        Group(outer, spaces, tuple(members), serial),
+        (group.outer, group.spaces, group.serial, parts, kept),
+        replace(group, members=tuple(members)),
         kept,
         {n: v for v, n in names.items()},
     )
@@ -78,15 +76,3 @@ def _rename_values(group: Group, stored: frozenset[Value]) -> dict[Value, Value]
         name = stem if counts[stem] == 1 else f"{stem}_{counts[stem]}"
         names[value] = Value(name, value.shape, value.dtype, value.strides, value.device)
     return names
-
-
-def _rename_axes(group: Group) -> dict[Atom, Index]:
-    axes: dict[Atom, Index] = {}
-    for axis in (*group.outer, *(a for s in group.spaces for a in s), *group.serial):
-        axes[axis] = Axis(f"i{len(axes)}", axis.extent).index()
-    return axes
-
-
-def _renamed(axes: Axes, names: dict[Atom, Index]) -> Axes:
-    images = [names[a].terms[0][0][0] for a in axes]
-    return tuple(i for i in images if isinstance(i, Axis))

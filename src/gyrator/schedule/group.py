@@ -82,7 +82,7 @@ class Refused:
 def singleton(nest: Nest, position: int) -> Group:
     """The group of one nest, its axes renamed so that no two groups share one; axes of size 1 disappear."""
     inner = _inner_axes(nest)
-    found = tuple(loads(expressions(nest.root)))
+    found = loads(expressions(nest.root))
     at: dict[Atom, Index] = {}
     outer: list[Axis] = []
     space: list[Axis] = []
@@ -179,11 +179,9 @@ def _inverse(renaming: Mapping[Atom, Index]) -> dict[Atom, Index] | None:
     """The mapping the other way, if every axis is renamed to an axis."""
     back: dict[Atom, Index] = {}
     for axis, image in renaming.items():
-        match image.terms:
-            case (((Axis() as new,), 1),):
-                back[new] = axis.index()
-            case _:
-                return None
+        if not isinstance(image.atom, Axis):
+            return None
+        back[image.atom] = axis.index()
     return back
 
 

@@ -105,7 +105,7 @@ class _Writer:
             v: (m, k) for m in self.members for k, v in enumerate(m.nest.out) if v is not None
         }
         self.flat: dict[Value, Value] = {}
-        self._rows: dict[Value, Value] = {}
+        self._rows: dict[tuple[Value, str], Value] = {}
         self._memo: dict[tuple[int, int], tuple[Expr, ...]] = {}
         self._loaded: dict[Value, None] = {}
         self._tiles: dict[tuple[Value, Index], Value] = {}
@@ -141,7 +141,7 @@ class _Writer:
         start: list[Loop | Stage] = []
         end: list[Loop | Stage] = []
         for member, value in down:
-            row, at = self._rows[value], (lane.index(),)
+            row, at = self._row(value)
             assert isinstance(member.nest.root, Reduce)
             start.append(Store(row, at, Const(identity(member.nest.root.kind, value.dtype), value.dtype)))
             end.append(Store(self._memory(value), self._place(value, member), Load(row, at)))
@@ -154,10 +154,7 @@ class _Writer:
         """Combine a row into what is summed down the columns."""
         root, value = member.nest.root, member.nest.out[0]
         assert isinstance(root, Reduce) and value is not None
-        (lane,) = self.shape.spaces[0]
-        row = Value(f"row_{value.name}", (lane.extent,), value.dtype, (ONE,))
-        self._rows[value] = row
-        return Store(row, (lane.index(),), self._exprs(member, level)[0], SIMPLE[root.kind])
+        return Store(*self._row(value), self._exprs(member, level)[0], SIMPLE[root.kind])
 
     # -- loops ---------------------------------------------------------------------------------------------
     def _wrap(self, stages: Body) -> Body:
@@ -272,12 +269,11 @@ class _Writer:
         """Combine each iteration into the column's element of a row."""
         root, value = member.nest.root, member.nest.out[0]
         assert isinstance(root, Reduce) and value is not None and member.space is not None
-        total = self._column_row(value, value.name)
-        parted = len(self.shape.spaces[member.space]) > 1
-        part = self._column_row(value, f"{value.name}_part") if parted else total
+        total, at = self._row(value)
+        part = self._row(value, "_part")[0] if len(self.shape.spaces[member.space]) > 1 else total
         (expr,) = self._exprs(member, level)
-        stages.append(Store(part, self._lane_index(), expr, SIMPLE[root.kind]))
-        return _Accumulator(total, part, root.kind)
+        stages.append(Store(part, at, expr, SIMPLE[root.kind]))
+        return _Accumulator(total, part, at, root.kind)
 
     def _sheet(self, space: int, stages: list[Loop | Stage], rows: list[_Accumulator]) -> list[Loop | Stage]:
         """All rows in order. With two loops or more, each round of the outermost one sums apart and is added
@@ -287,25 +283,11 @@ class _Writer:
         for axis in reversed(axes[1:]):
             body = [Loop(axis, LoopKind.SERIAL, tuple(body))]
         if len(axes) > 1:
-            at = self._lane_index()
-            fresh = self._columns([Store(r.part, at, r.start) for r in rows])
-            merge = self._columns([Store(r.total, at, Load(r.part, at), SIMPLE[r.kind]) for r in rows])
+            fresh = self._columns([Store(r.part, r.at, r.start) for r in rows])
+            merge = self._columns([Store(r.total, r.at, Load(r.part, r.at), SIMPLE[r.kind]) for r in rows])
             body = [*fresh, *body, *merge]
-        start = self._columns([Store(r.total, self._lane_index(), r.start) for r in rows])
+        start = self._columns([Store(r.total, r.at, r.start) for r in rows])
         return [*start, Loop(axes[0], LoopKind.SERIAL, tuple(body))]
-
-    def _lane_index(self) -> tuple[Index, ...]:
-        assert self.shape.lane is not None
-        return (self.shape.lane.index(),)
-
-    def _column_row(self, value: Value, name: str) -> Value:
-        """A scratch row with an element per column of the sheet."""
-        key = value if name == value.name else Value(name, value.shape, value.dtype, value.strides)
-        if key not in self._rows:
-            assert self.shape.lane is not None
-            extents = (_bound(self.shape.lane),)
-            self._rows[key] = Value(f"row_{name}", extents, value.dtype, contiguous_strides(extents))
-        return self._rows[key]
 
     # -- stages of one level -------------------------------------------------------------------------------
     def _outer_stages(self, level: int) -> list[Loop | Stage]:
@@ -343,7 +325,7 @@ class _Writer:
 
     def _name(self, value: Value, expr: Expr) -> Stage:
         if self.shape.style is Style.SHEET:
-            return Store(self._column_row(value, value.name), self._lane_index(), expr)
+            return Store(*self._row(value), expr)
         return Let(self._ref(value), expr)
 
     def _carry(self, member: Member, level: int) -> tuple[Carry, Update]:
@@ -371,13 +353,13 @@ class _Writer:
             return [Store(self._memory(value), place, body, root.combine, mask, is_atomic(member.nest))]
         stages: list[Loop | Stage] = []
         for k, value in enumerate(member.nest.out):
-            if value is None or (value not in self.stored and value not in self._rows):
+            if value is None or (value not in self.stored and (value, "") not in self._rows):
                 continue
             expr = self._ref(value) if isinstance(root, Scan) else self._exprs(member, level)[k]
             if value in self.stored:
                 stages.append(Store(self._memory(value), self._place(value, member), expr))
             else:
-                stages.append(Store(self._rows[value], self._row_index(member), expr))
+                stages.append(Store(*self._row(value), expr))
         return stages
 
     # -- expressions ---------------------------------------------------------------------------------------
@@ -448,8 +430,8 @@ class _Writer:
             return self._ref(value) if named else self._outer_result(value, member, level)
         if level == own:
             return self._ref(value) if isinstance(root, Scan) else self._exprs(member, level)[k]
-        if value in self._rows:
-            return Load(self._rows[value], self._row_index(member))
+        if (value, "") in self._rows:
+            return Load(*self._row(value))
         if value in self.stored and not self.on_gpu:
             self._loaded[value] = None
             return Load(self._memory(value), self._place(value, member))
@@ -458,12 +440,11 @@ class _Writer:
     def _outer_result(self, value: Value, member: Member, level: int) -> Expr:
         """An outer member's value: from its column's row where a space of a sheet reads it, else the
         expression itself."""
-        row = self._rows.get(value)
-        return self._exprs(member, level)[0] if row is None else Load(row, self._lane_index())
+        return Load(*self._row(value)) if (value, "") in self._rows else self._exprs(member, level)[0]
 
     def _result_of(self, value: Value) -> Expr:
         if self.shape.style is Style.SHEET:
-            return Load(self._column_row(value, value.name), self._lane_index())
+            return Load(*self._row(value))
         return self._ref(value)
 
     def _choose_rows(self) -> None:
@@ -479,7 +460,7 @@ class _Writer:
                     continue
                 if member.space is None:
                     if self.shape.style is Style.SHEET and self._read_in_space(value):
-                        self._column_row(value, value.name)
+                        self._row(value)
                     continue
                 if value in self.stored or self.on_gpu or not self._read_later(value, own):
                     continue
@@ -487,23 +468,24 @@ class _Writer:
                 scan = isinstance(member.nest.root, Scan)
                 rows = self.shape.style in (Style.ROWS, Style.STRIPS)
                 if scan or (rows and size <= MAX_SCRATCH and _work(self._exprs(member, own)) > CHEAP):
-                    self._new_row(value, member.space)
+                    self._row(value)
         self._memo.clear()
         self._loaded.clear()
 
-    def _new_row(self, value: Value, space: int) -> None:
-        axes = self.shape.spaces[space]
-        if self.shape.style is Style.STRIPS and self.shape.lane is not None:
-            axes = (*axes, self.shape.lane)
-        extents = tuple(_bound(a) for a in axes)
-        self._rows[value] = Value(f"row_{value.name}", extents, value.dtype, contiguous_strides(extents))
-
-    def _row_index(self, member: Member) -> tuple[Index, ...]:
-        assert member.space is not None
-        index = tuple(a.index() for a in self.shape.spaces[member.space])
-        if self.shape.style is Style.STRIPS and self.shape.lane is not None:
-            return (*index, self.shape.lane.index())
-        return index
+    def _row(self, value: Value, part: str = "") -> tuple[Value, tuple[Index, ...]]:
+        """The scratch row of a value, made at its first use, and the element of this iteration in it: of the
+        columns of a sheet, else of the value's space, and of the columns of strips."""
+        lane = () if self.shape.lane is None else (self.shape.lane,)
+        space = self.made[value][0].space
+        if self.shape.style is Style.SHEET or space is None:
+            axes: tuple[Axis, ...] = lane
+        else:
+            axes = self.shape.spaces[space] + (lane if self.shape.style is Style.STRIPS else ())
+        if (value, part) not in self._rows:
+            extents = tuple(_bound(a) for a in axes)
+            row = Value(f"row_{value.name}{part}", extents, value.dtype, contiguous_strides(extents))
+            self._rows[value, part] = row
+        return self._rows[value, part], tuple(a.index() for a in axes)
 
     def _ref(self, value: Value) -> Ref:
         member, _ = self.made[value]
@@ -523,10 +505,11 @@ class _Writer:
 
 @dataclass(frozen=True, slots=True)
 class _Accumulator:
-    """The scratch rows of a reduction in a sheet."""
+    """The scratch rows of a reduction in a sheet, and the element of a column in them."""
 
     total: Value
     part: Value
+    at: tuple[Index, ...]
     kind: str
 
     @property

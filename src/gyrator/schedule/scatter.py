@@ -57,7 +57,7 @@ def _coordinates(nest: Nest, root: Scatter, axes: tuple[Axis, ...]) -> tuple[dic
     at: dict[Atom, Index] = {a: ZERO for a in nest.axes if a.extent.value == 1}
     position, chosen = -1, None
     for k, index in enumerate(root.index):
-        atom = _single_atom(index)
+        atom = index.atom
         if isinstance(atom, Indirect) and chosen is None:
             position, chosen = k, atom.value
         elif isinstance(atom, Axis) and atom not in at and atom.extent is axes[k].extent:
@@ -67,10 +67,3 @@ def _coordinates(nest: Nest, root: Scatter, axes: tuple[Axis, ...]) -> tuple[dic
     if chosen is None or len(at) != len(nest.axes):
         return None
     return at, position, chosen
-
-
-def _single_atom(index: Index) -> Atom | None:
-    match index.terms:
-        case (((atom,), 1),):
-            return atom
-    return None

@@ -70,14 +70,10 @@ class Units:
             self._rank[unit] = rank
 
     def _join(self, a: int, b: int) -> None:
-        for u in self._succ[b]:
-            self._pred[u].discard(b)
-            if u != a:
-                self._pred[u].add(a)
-                self._succ[a].add(u)
-        for u in self._pred[b]:
-            self._succ[u].discard(b)
-            if u != a:
-                self._succ[u].add(a)
-                self._pred[a].add(u)
+        for there, back in ((self._succ, self._pred), (self._pred, self._succ)):
+            for u in there[b]:
+                back[u].discard(b)
+                if u != a:
+                    back[u].add(a)
+                    there[a].add(u)
         self._into[b] = a
