@@ -183,8 +183,13 @@ def test_a_bug_is_blamed_on_its_stage_and_shown_by_few_operators(
 def test_a_bug_that_only_symbolic_sizes_show(monkeypatch: Patch, tmp_path: Path) -> None:
     bug = swapped("simplify", "simplify", "tanh", "sin", if_symbolic=True)
     bug.make(monkeypatch)
-    assert failing_program(run_model, []) is None
-    case = failing_program(lambda: run_model(dynamic=True), [])
+
+    def run(dynamic: bool) -> None:
+        torch._dynamo.reset()
+        torch.compile(lambda x: torch.tanh(x * 2).sum(0) + 1, backend="gyrator", dynamic=dynamic)(torch.randn(5, 6))
+
+    assert failing_program(lambda: run(dynamic=False), []) is None
+    case = failing_program(lambda: run(dynamic=True), [])
     assert case is not None and case.failure.stage == bug.blamed
     small = smaller(case)
     assert sum(node.op.startswith("call_") for node in small.graph.graph.nodes) <= MOST_OPERATORS
