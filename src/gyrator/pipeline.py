@@ -25,6 +25,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gyrator.autograd.interface import BoxedCallable, Compiled, GraphInfo, interpret
 from gyrator.benchmark_fusion import slower_fusions
+from gyrator.cache.key import graph_key
 from gyrator.cache.store import Entry, Json
 from gyrator.codegen.kernel_script import kernel_scripts
 from gyrator.codegen.wrapper import print_wrapper
@@ -40,7 +41,7 @@ from gyrator.report.dump import dump_compiled, dump_graph
 from gyrator.report.record import to_json
 from gyrator.report.watch import COUNTERS, RECORD, Watch, graph_compiled, kernel_tuned, traffic
 from gyrator.runtime.cuda_graphs import record_on_gpu, recordable, replayed
-from gyrator.runtime.entries import as_list, facts_of, find, keep, key_of, moved_places, numbered_places, open_stores
+from gyrator.runtime.entries import as_list, facts_of, find, keep, moved_places, numbered_places, open_stores
 from gyrator.runtime.gpu_kernels import GpuKernels
 from gyrator.runtime.load import WRAPPER, Runtime, load
 from gyrator.runtime.pool import Pool
@@ -133,7 +134,8 @@ def compile_graph(
         guards = 0 if shape_env is None else len(shape_env.guards)
         stores = open_stores(session, process.scratch_folder())
         with session.stage("look up"):
-            key = key_of(graph, session, shape_env, updates, shown, targets.key())
+            config, target = session.config, targets.key()
+            key = graph_key(graph, config, shape_env=shape_env, updates=updates, shown=shown, target=target)
             entry = find(key, stores.graphs, example_inputs, session)
         if entry is not None and not session.config.validate:
             call = loaded(entry, {}, moved_places(entry, graph), session, process)

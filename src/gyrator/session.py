@@ -7,9 +7,10 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import count
 from pathlib import Path
 from typing import final
 
@@ -257,12 +258,9 @@ def timing_table(timings: tuple[Timing, ...]) -> str:
 
 def _new_folder(parent: Path, name: str) -> Path:
     """A new folder `name` under parent; `name.1`, `name.2`, ... where it exists."""
-    attempt = 0
-    while True:
-        folder = parent / (name if attempt == 0 else f"{name}.{attempt}")
-        try:
+    for attempt in count():
+        folder = parent / (f"{name}.{attempt}" if attempt else name)
+        with suppress(FileExistsError):
             folder.mkdir(parents=True)
-        except FileExistsError:
-            attempt += 1
-        else:
-            return folder
+            break
+    return folder

@@ -7,9 +7,10 @@ reference interpreter), and the built code. Slow, and twice the memory; for find
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, final
 
 import torch
@@ -62,7 +63,8 @@ def validated(
             pending.clear()
             # closed at once, since it has switched gradients off
             with closing(levels(compiled, graph, info, programs, lowered, args)) as found:
-                _compare_all(found)
+                for before, level in pairwise(found):
+                    _compare(level, before)
         return compiled.call(args)
 
     return Compiled(call, compiled.written)
@@ -128,14 +130,6 @@ def difference(value: Tensor, expected: Tensor, scale: float) -> str | None:
     if error <= eps**0.5 * size + 16 * eps * scale:
         return None
     return f"RMS difference {error:.1e}, RMS of the value {size:.1e}"
-
-
-def _compare_all(found: Iterator[Level]) -> None:
-    before: Level | None = None
-    for level in found:
-        if before is not None:
-            _compare(level, before)
-        before = level
 
 
 def _compare(level: Level, before: Level) -> None:

@@ -10,8 +10,10 @@ import hashlib
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
 from typing import final
 
@@ -34,7 +36,7 @@ _TORCHS_OWN = ("aten", "prims")
 _LIBRARIES = ("torch", "_operator", "math", "builtins")
 
 
-class Uncacheable(Exception):
+class _Uncacheable(Exception):
     """A graph holds something that has no canonical text, so that it cannot be found again."""
 
 
@@ -59,8 +61,9 @@ def graph_key(
     updates: Sequence[tuple[int, int]] = (),
     shown: Iterable[int] = (),
     target: str = "",
-) -> Key:
-    """The key of a functional ATen graph.
+) -> Key | None:
+    """The key of a functional ATen graph; None for one with arguments that are neither numbers, tensors nor names,
+    which is compiled anew each time.
 
     Args:
         graph: nodes with `meta["val"]`.
@@ -69,14 +72,13 @@ def graph_key(
         updates: which outputs are new contents of which inputs.
         shown: which outputs the user sees.
         target: the compiler, its flags and the instruction set.
-
-    Raises:
-        Uncacheable: for arguments that are neither numbers, tensors nor names.
     """
     writer = _Writer()
-    text = "\n".join(writer.graph(graph))
-    roles = {"roles of outputs": repr((list(updates), sorted(shown)))}
-    return _key(writer, {"graph": text} | roles, config, shape_env, target)
+    with suppress(_Uncacheable):
+        roles = repr((list(updates), sorted(shown)))
+        texts = {"graph": "\n".join(writer.graph(graph)), "roles of outputs": roles}
+        return _key(writer, texts, config, shape_env, target)
+    return None
 
 
 def captured_key(
@@ -87,22 +89,22 @@ def captured_key(
     *,
     shape_env: ShapeEnv | None = None,
     target: str = "",
-) -> Key:
-    """The key of a graph as torch.compile captured it, with torch's functions and lines of the user's program.
+) -> Key | None:
+    """The key of a graph as torch.compile captured it, with torch's functions and lines of the user's program; None
+    for one with functions, operators or modules that are not torch's own, whose code may change.
 
     Args:
         gm: the graph. inputs: fake tensors, sizes and scalars, one per placeholder.
         about_inputs: what else matters of them: which require gradients, which share memory.
         config, shape_env, target: as for `graph_key`.
-
-    Raises:
-        Uncacheable: for functions, operators and modules that are not torch's own, whose code may change.
     """
     writer = _Writer(captured=True)
-    given = "\n".join(writer.meta(value) for value in inputs)
-    text = "\n".join(writer.graph(gm))
-    texts = {"inputs": f"{given}\n{about_inputs}", "graph": text, "modes": _modes()}
-    return _key(writer, texts, config, shape_env, target)
+    with suppress(_Uncacheable):
+        given = "\n".join(writer.meta(value) for value in inputs)
+        text = "\n".join(writer.graph(gm))
+        texts = {"inputs": f"{given}\n{about_inputs}", "graph": text, "modes": _modes()}
+        return _key(writer, texts, config, shape_env, target)
+    return None
 
 
 def _key(writer: _Writer, texts: Mapping[str, str], config: Config, shape_env: ShapeEnv | None, target: str) -> Key:
@@ -193,22 +195,20 @@ class _Writer:
                 yield from self.attribute(module, str(node.target))
 
     def attribute(self, module: fx.GraphModule, path: str) -> Iterator[str]:
-        found: object = module
-        for part in path.split("."):
-            found = getattr(found, part)
+        found = attrgetter(path)(module)
         if isinstance(found, fx.GraphModule):
             yield from ("{", *self.graph(found), "}")
         elif isinstance(found, torch.Tensor):
             self.constants.append(f"{path} {self.meta(found)} {_content(found)}")
         else:
-            raise Uncacheable(f"attribute {path} of type {type(found).__name__}")
+            raise _Uncacheable(f"attribute {path} of type {type(found).__name__}")
 
     def target(self, target: object) -> str:
         if isinstance(target, str):
             return target
         if isinstance(target, (OpOverload, OpOverloadPacket)):
             if self.captured and str(target).partition(".")[0] not in _TORCHS_OWN:
-                raise Uncacheable(f"a call of {target}, whose gradient may change")
+                raise _Uncacheable(f"a call of {target}, whose gradient may change")
             return str(target)
         if isinstance(target, HigherOrderOperator):
             return str(target)
@@ -217,7 +217,7 @@ class _Writer:
         module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
         if module in ("_operator", "builtins", "math", "torch") and name is not None:
             return f"{module}.{name}"
-        raise Uncacheable(f"a call of {target}")
+        raise _Uncacheable(f"a call of {target}")
 
     def function(self, target: object) -> str:
         """The name of a function of torch's or Python's own, under which it is found again."""
@@ -227,7 +227,7 @@ class _Writer:
         for part in rest.split("."):
             found = getattr(found, part, None)
         if name is None or root not in _LIBRARIES or found is not target:
-            raise Uncacheable(f"a call of {target}")
+            raise _Uncacheable(f"a call of {target}")
         return name
 
     def value(self, value: object, numbers: Mapping[fx.Node, int]) -> str:
@@ -246,13 +246,13 @@ class _Writer:
             return repr(value)
         if isinstance(value, OpOverload):
             return str(value)
-        raise Uncacheable(f"an argument of type {type(value).__name__}")
+        raise _Uncacheable(f"an argument of type {type(value).__name__}")
 
     def meta(self, value: object) -> str:
         if isinstance(value, torch.Tensor):
             kind = "" if value.layout is torch.strided else str(value.layout)
             if kind:
-                raise Uncacheable(f"a tensor of layout {value.layout}")
+                raise _Uncacheable(f"a tensor of layout {value.layout}")
             offset = value.storage_offset()
             dims = " ".join(self.size(s) for s in (*value.shape, "@", *value.stride(), "+", offset))
             flags = f"{'c' if value.is_conj() else ''}{'n' if value.is_neg() else ''}"
@@ -291,5 +291,5 @@ class _Writer:
 
 def _content(tensor: torch.Tensor) -> str:
     if isinstance(tensor, torch._subclasses.FakeTensor) or tensor.device.type != "cpu":
-        raise Uncacheable(f"a constant on {tensor.device}")
+        raise _Uncacheable(f"a constant on {tensor.device}")
     return hashlib.sha256(raw_bytes(tensor)).hexdigest()

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from gyrator.codegen.cpp_names import Names, literal, type_name
-from gyrator.codegen.texts import by_weight, sum_text
+from gyrator.codegen.texts import WIDTH, by_weight, sum_text
 from gyrator.errors import InternalCheckError
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Ref, Value, indirect_values
 from gyrator.ir.index import (
@@ -39,7 +39,6 @@ from gyrator.ir.index import (
 from gyrator.ir.ops import OPS
 from gyrator.ir.tree import Kernel, Loop, Stage, stage_exprs, walk_stages
 
-_COLUMNS = 110
 _STEM = 24  # of a value's name, for what is loaded from it
 _NAMING = len("const auto = ;") + 8  # what a line that names an expression needs besides it
 
@@ -184,7 +183,7 @@ class Expressions:
 
     def room(self, depth: int) -> int:
         """Columns for an expression that is named in the block at ``depth``."""
-        return _COLUMNS - _NAMING - 2 * (depth + 1)
+        return WIDTH - _NAMING - 2 * (depth + 1)
 
     def together(self, exprs: Sequence[Expr], around: int) -> list[Term]:
         """Print expressions that one statement combines: all vectors if one is.
@@ -203,7 +202,7 @@ class Expressions:
             terms[k] = self._named(exprs[k], terms[k], "t")
         return [self._fit(e, t, depth, wide) for e, t in zip(exprs, terms, strict=True)]
 
-    def fitted(self, e: Expr, term: Term, *, vector: bool, room: int = _COLUMNS) -> Term:
+    def fitted(self, e: Expr, term: Term, *, vector: bool, room: int = WIDTH) -> Term:
         """``e``, printed as ``term``, for a statement of the innermost block: broadcast if ``vector``,
         named if too long.
         """

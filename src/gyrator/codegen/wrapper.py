@@ -34,7 +34,7 @@ from gyrator.codegen.python_text import (
     tuple_text,
 )
 from gyrator.codegen.ranges import index_ranges
-from gyrator.codegen.texts import origin_comments
+from gyrator.codegen.texts import WIDTH, origin_comments
 from gyrator.codegen.triton_source import Pointer, SizeArgument, TritonKernel, Workspace
 from gyrator.ir.expr import Value
 from gyrator.ir.index import ZERO, Atom, Index, Size, dot, evaluate, substitute
@@ -42,9 +42,6 @@ from gyrator.ir.program import Arg, Extern, Item, ListArg, View, views
 from gyrator.ir.tree import Kernel
 from gyrator.origin import Origin, Origins, merge
 from gyrator.schedule.plan import OUT_VARIANTS, Allocate, Call, Copy, Free, Fresh, InPlace, Launch, Plan, Step, is_full
-
-WIDTH = 110
-"""Columns of a line of the program."""
 
 POOLED_BYTES = 1 << 20
 """Values of at least so many bytes are taken from the pool."""
@@ -145,9 +142,8 @@ class _Wrapper:
         setup = "\n".join(f"    {line}" if line else "" for line in lines)
         made = "\n".join(f"        {line}," for line in self.made_inputs())
         call = "call" if self.gpu is None else f"runtime.on_device({self.gpu.index}, call)"
-        return _TEMPLATE.format(
-            name=self.plan.name, setup=setup, body=body, call=call, made=made, math=self._math_import(body)
-        )
+        math = "import math\n\n" if "math." in body else ""
+        return _TEMPLATE.format(name=self.plan.name, setup=setup, body=body, call=call, made=made, math=math)
 
     def emit(self, line: str) -> None:
         self.lines += broken(line, WIDTH - 8)
@@ -434,9 +430,6 @@ class _Wrapper:
     def hint(self, index: Index) -> int:
         env: dict[Atom, int] = {s: self.hints.get(s, max(s.lo, _DEFAULT_SIZE)) for s in index.sizes()}
         return evaluate(index, env)
-
-    def _math_import(self, body: str) -> str:
-        return "import math\n\n" if "math." in body else ""
 
 
 _TEMPLATE = '''"""Graph {name!r}, compiled by gyrator. As a script it runs on random inputs, timed."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from types import ModuleType
 
 import torch
@@ -116,9 +117,7 @@ def _classes(name: str, gm: fx.GraphModule, path: str, imports: dict[str, None])
     fields = []
     for node in gm.graph.find_nodes(op="get_attr"):
         target = str(node.target)
-        found: object = gm
-        for part in target.split("."):
-            found = getattr(found, part)
+        found = attrgetter(target)(gm)
         if isinstance(found, fx.GraphModule):
             inner = f"{name}_{target.replace('.', '_')}"
             yield from _classes(inner, found, f"{path}{target}.", imports)
@@ -132,9 +131,7 @@ def _classes(name: str, gm: fx.GraphModule, path: str, imports: dict[str, None])
 
 def _tensors(gm: fx.GraphModule, path: str) -> Iterator[tuple[str, torch.Tensor]]:
     for node in gm.graph.find_nodes(op="get_attr"):
-        found: object = gm
-        for part in str(node.target).split("."):
-            found = getattr(found, part)
+        found = attrgetter(str(node.target))(gm)
         if isinstance(found, fx.GraphModule):
             yield from _tensors(found, f"{path}{node.target}.")
         elif isinstance(found, torch.Tensor):

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -297,11 +297,7 @@ def headers_digest() -> str:
 
 def _code(kernel: CppKernel) -> str:
     """A kernel's text without the comments that name the user's lines."""
-    return "\n".join(_without_comments(kernel.text.splitlines()))
-
-
-def _without_comments(lines: Iterable[str]) -> Iterable[str]:
-    return (line for line in lines if not line.lstrip().startswith("//"))
+    return "\n".join(line for line in kernel.text.splitlines() if not line.lstrip().startswith("//"))
 
 
 def _digest(text: str) -> str:

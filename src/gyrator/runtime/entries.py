@@ -13,7 +13,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gyrator.cache.guards import all_hold, new_facts
-from gyrator.cache.key import Key, Uncacheable, differing, graph_key
+from gyrator.cache.key import Key, differing
 from gyrator.cache.store import Entry, Json, Store
 from gyrator.errors import CacheCorrupt
 from gyrator.folders import cache_folder
@@ -46,21 +46,6 @@ def open_stores(session: Session, scratch: Path) -> Stores:
 def _stores(root: Path, scratch: Path) -> Stores:
     programs, graphs, kernels = (Store(root, kind) for kind in ("programs", "graphs", "kernels"))
     return Stores(programs, graphs, kernels, Store(scratch, "uncached"))
-
-
-def key_of(
-    graph: fx.GraphModule,
-    session: Session,
-    shape_env: ShapeEnv | None,
-    updates: Sequence[tuple[int, int]],
-    shown: Sequence[int],
-    target: str,
-) -> Key | None:
-    """The graph's key, or None if it has none: then it is compiled anew each time."""
-    try:
-        return graph_key(graph, session.config, shape_env=shape_env, updates=updates, shown=shown, target=target)
-    except Uncacheable:
-        return None
 
 
 def find(key: Key | None, store: Store, example_inputs: Sequence[object], session: Session) -> Entry | None:

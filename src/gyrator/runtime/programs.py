@@ -19,7 +19,7 @@ from gyrator.autograd.inputs import Inputs
 from gyrator.autograd.interface import BoxedCallable
 from gyrator.autograd.record import Unrecordable, from_json, to_json
 from gyrator.cache.guards import all_hold, new_facts
-from gyrator.cache.key import Key, Uncacheable, captured_key
+from gyrator.cache.key import Key, captured_key
 from gyrator.cache.store import Entry, Json, Store
 from gyrator.config import Config
 from gyrator.errors import CacheCorrupt
@@ -48,10 +48,7 @@ def program_key(
     """The key of a captured graph, or None if it has none."""
     kinds = [type(example).__name__ if not isinstance(example, torch.Tensor) else "" for example in examples]
     about = repr((inputs.requires_grad, inputs.leaf, inputs.static, kinds, sharing(examples)))
-    try:
-        return captured_key(gm, inputs.values, about, config, shape_env=env, target=target)
-    except Uncacheable:
-        return None
+    return captured_key(gm, inputs.values, about, config, shape_env=env, target=target)
 
 
 def sharing(values: Sequence[object]) -> list[int]:

@@ -23,7 +23,7 @@ from gyrator.ir.program import (
     output_values,
     uses,
 )
-from gyrator.origin import Origin
+from gyrator.origin import Origins, merge
 from gyrator.schedule.simplify import Rule, rewrite_root
 from gyrator.schedule.volume import volume
 
@@ -99,12 +99,9 @@ def _with_producers(root: Root, bodies_of: Mapping[Value, tuple[Nest, Expr]], ru
     return rewrite_root(root, replace_load)
 
 
-def _origins(node: Nest, bodies_of: Mapping[Value, tuple[Nest, Expr]]) -> tuple[Origin, ...]:
-    merged = dict.fromkeys(node.origins)
-    for load in loads(expressions(node.root)):
-        if load.value in bodies_of:
-            merged.update(dict.fromkeys(bodies_of[load.value][0].origins))
-    return tuple(merged)
+def _origins(node: Nest, bodies_of: Mapping[Value, tuple[Nest, Expr]]) -> Origins:
+    found = [bodies_of[v][0].origins for load in loads(expressions(node.root)) if (v := load.value) in bodies_of]
+    return merge(node.origins, *found)
 
 
 def _pinned(program: Program) -> Iterator[Value]:

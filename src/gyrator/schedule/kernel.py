@@ -16,7 +16,7 @@ from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, dot, su
 from gyrator.ir.ops import OPS, REDUCTIONS, identity
 from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, bodies
 from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, stage_exprs, walk_stages
-from gyrator.origin import Origin
+from gyrator.origin import merge
 from gyrator.schedule.canonical import stem_of
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_loops import gpu_loops
@@ -50,12 +50,8 @@ def build_kernel(group: Group, stored: frozenset[Value], rule: Rule, gpu: Gpu | 
     writer = _Writer(shape, levels, stored, rule)
     body = writer.body()
     params = writer.params(_read(body))
-    kernel = named(body, writer.rows(), tuple(params), _origins(group), _title(group))
+    kernel = named(body, writer.rows(), tuple(params), merge(*(m.nest.origins for m in group.members)), _title(group))
     return Built(kernel if gpu is None else tile_kernel(kernel, gpu), tuple(params.values()))
-
-
-def _origins(group: Group) -> tuple[Origin, ...]:
-    return tuple(dict.fromkeys(o for m in group.members for o in m.nest.origins))
 
 
 def _title(group: Group) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeAlias
 
-from gyrator.ir.expr import Expr, IndexValue, Load, Random, Value
+from gyrator.ir.expr import IndexValue, Load, Random, Value
 from gyrator.ir.index import ONE, Atom, Axis, Index, dot, substitute
 from gyrator.ir.program import Nest, Scatter, expressions, loads
 from gyrator.schedule.group import Axes, Group, Member
@@ -125,16 +125,12 @@ def _raw_indices(group: Group) -> list[Index]:
     """
     found: list[Index] = []
     for member in group.members:
-        for expr in expressions(member.nest.root):
-            for node in expr.walk():
-                if isinstance(node, IndexValue | Random):
-                    found += [substitute(i, member.at) for i in node.indices()]
-        found += [substitute(i, member.at) for i in _indirect_indices(expressions(member.nest.root))]
+        for node in {n for expr in expressions(member.nest.root) for n in expr.walk()}:
+            if isinstance(node, IndexValue | Random):
+                found += [substitute(i, member.at) for i in node.indices()]
+            elif isinstance(node, Load):
+                found += [substitute(i, member.at) for i in node.index if i.indirects()]
     return found
-
-
-def _indirect_indices(exprs: tuple[Expr, ...]) -> list[Index]:
-    return [i for e in exprs for n in e.walk() if isinstance(n, Load) for i in n.index if i.indirects()]
 
 
 def _mergeable(outer: Axis, inner: Axis, indices: list[Index]) -> bool:

@@ -21,6 +21,7 @@ from gyrator.ir.program import (
     uses,
 )
 from gyrator.ir.tree import Kernel
+from gyrator.origin import merge
 from gyrator.schedule.canonical import canonicalise
 from gyrator.schedule.gpu import Gpu, gpu_of
 from gyrator.schedule.group import Group, Member
@@ -136,7 +137,7 @@ class _Planner:
                 if value in outside:
                     yield from self._place(here, member, value, placed)
         built = self._build(group, outside, placed)
-        origins = tuple(dict.fromkeys(o for m in group.members for o in m.nest.origins))
+        origins = merge(*(m.nest.origins for m in group.members))
         yield Launch(built.kernel.name, built.args, tuple(s.index() for s in built.kernel.sizes), origins)
 
     def _build(self, group: Group, stored: frozenset[Value], placed: Mapping[Value, Value]) -> Built:
