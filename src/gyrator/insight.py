@@ -18,7 +18,7 @@ from gyrator.report.data import GraphReport, ProgramReport, ReportData
 from gyrator.report.html import page
 from gyrator.report.record import GraphRecord, from_json
 from gyrator.report.text import text
-from gyrator.report.watch import RECORD, Event, GraphCompiled, ProgramCompiled, kernel_tuned
+from gyrator.report.watch import RECORD, Event, GraphCompiled, kernel_tuned
 from gyrator.runtime.entries import open_stores
 from gyrator.runtime.gpu_kernels import GpuKernels
 from gyrator.runtime.load import WRAPPER
@@ -112,19 +112,7 @@ def _programs(events: list[Event], timing: bool) -> Iterator[ProgramReport]:
         if isinstance(event, GraphCompiled):
             graphs.append(_graph(event, timing))
             continue
-        assert isinstance(event, ProgramCompiled)
-        yield ProgramReport(
-            name=event.name,
-            ended=event.reason,
-            place=event.place,
-            recompiled=event.recompiled,
-            cached=event.cached,
-            missed=event.session.missed,
-            seconds=event.seconds,
-            stages=event.session.timings,
-            record=event.record,
-            graphs=tuple(graphs),
-        )
+        yield replace(event.report, graphs=tuple(graphs))
         graphs = []
 
 

@@ -20,6 +20,7 @@ from gyrator.config import Config
 from gyrator.metrics.kernels import KernelFacts
 from gyrator.metrics.tables import Row, add_rows
 from gyrator.origin import origin_of, place_of
+from gyrator.report.data import ProgramReport
 from gyrator.report.record import GraphRecord, Kept, ProgramRecord, from_json
 from gyrator.runtime.load import WRAPPER
 from gyrator.runtime.triton_tune import Candidate
@@ -47,17 +48,9 @@ class GraphCompiled:
 @final
 @dataclass(frozen=True, slots=True)
 class ProgramCompiled:
-    """A captured program is ready: why capture ended where it did, which guard failed if the function had
-    been compiled before, and what forward keeps for backward.
-    """
+    """A captured program is ready: the report on it, which lacks those on its graphs, and its session."""
 
-    name: str
-    reason: str
-    place: str
-    recompiled: str
-    cached: bool
-    seconds: float
-    record: ProgramRecord
+    report: ProgramReport
     session: Session
 
 
@@ -108,8 +101,19 @@ def program_compiled(
     """A captured program that `start` (of time.perf_counter) saw begin is ready, all its graphs included."""
     if watch is not None:
         reason, place = capture_end(gm)
-        seconds, again = time.perf_counter() - start, recompile_reason() or ""
-        watch(ProgramCompiled(name, reason, place, again, cached, seconds, record, session))
+        report = ProgramReport(
+            name=name,
+            ended=reason,
+            place=place,
+            recompiled=recompile_reason() or "",
+            cached=cached,
+            missed=session.missed,
+            seconds=time.perf_counter() - start,
+            stages=session.timings,
+            record=record,
+            graphs=(),
+        )
+        watch(ProgramCompiled(report, session))
 
 
 def program_record(joint: JointGraph, partition: Partition) -> ProgramRecord:

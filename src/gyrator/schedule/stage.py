@@ -37,8 +37,13 @@ class Scheduled:
     decisions: tuple[Decision, ...]
 
 
-def program_passes(rule: Rule, *, inlining: bool = True, gpu: Gpu | None = None) -> tuple[Pass[Program], ...]:
-    """What happens to a program before its nests are grouped."""
+def program_passes(
+    rule: Rule, *, inlining: bool = True, gpu: Gpu | None = None, padding: bool = False
+) -> tuple[Pass[Program], ...]:
+    """What happens to a program before its nests are grouped. ``padding`` is for all rows, not for matrices alone."""
+    pad = Pass[Program](
+        "pad rows", lambda p, s: pad_rows(p, s.counters, everywhere=padding), lambda p: check_program(p, SCHEDULED)
+    )
     on_gpu: tuple[Pass[Program], ...] = (
         Pass("online softmax", lambda p, s: online_softmax(p), lambda p: check_program(p, LOWERED)),
         Pass("split on GPU", lambda p, s: split_on_gpu(p, gpu), lambda p: check_program(p, LOWERED)),
@@ -56,6 +61,7 @@ def program_passes(rule: Rule, *, inlining: bool = True, gpu: Gpu | None = None)
         Pass("predicate", lambda p, s: predicate(p, rule), lambda p: check_program(p, PREDICATED)),
         Pass("dce again", lambda p, s: remove_dead(p), lambda p: check_program(p, SCHEDULED)),
         Pass("split reductions", lambda p, s: split_reductions(p), lambda p: check_program(p, SCHEDULED)),
+        *((pad,) if gpu is not None else ()),
     )
 
 
@@ -68,16 +74,7 @@ def schedule(program: Program, session: Session, gpu: Gpu | None = None, slower:
     config = session.config
     rule = simplifier(exact_rounding=config.numerics == "eager")
     session.counters.add(Count.NESTS_BEFORE_FUSION, _nests(program))
-    passes = program_passes(rule, inlining=config.inline, gpu=gpu)
-    if gpu is not None:
-        everywhere = config.pad_strides
-        passes += (
-            Pass(
-                "pad rows",
-                lambda p, s: pad_rows(p, s.counters, everywhere=everywhere),
-                lambda p: check_program(p, SCHEDULED),
-            ),
-        )
+    passes = program_passes(rule, inlining=config.inline, gpu=gpu, padding=config.pad_strides)
     program = run_passes(program, passes, session, text=program_text)
     with session.stage("fuse"):
         fused = fuse(program, config.max_fused_nodes if config.fusion else 1, slower)
