@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from textwrap import wrap
 
 from gyrator.ir.index import Atom
-from gyrator.origin import Origins, places_of
+from gyrator.ir.tree import Kernel
+from gyrator.origin import Origin, Origins, places_of
 
 WIDTH = 110
 """Columns of generated code."""
@@ -19,6 +20,13 @@ def origin_comments(origins: Origins, mark: str) -> list[str]:
         first, others = f"{mark} ", f"{mark}   "
         lines += wrap(text, WIDTH, initial_indent=first, subsequent_indent=others, break_long_words=False)
     return lines
+
+
+def checked_place(kernel: Kernel) -> Origin | None:
+    """The place of the user's program to name when an index of the kernel is out of range."""
+    words = ("index", "gather", "embedding", "scatter")
+    indexing = [o for o in kernel.origins if any(word in o.op for word in words)]
+    return next(iter([*indexing, *kernel.origins]), None)
 
 
 def by_weight(term: tuple[tuple[Atom, ...], int]) -> tuple[bool, int, int]:

@@ -17,14 +17,13 @@ import torch
 
 from gyrator.codegen.cpp_expr import count_uses
 from gyrator.codegen.python_text import Names
-from gyrator.codegen.texts import by_weight, sum_text
+from gyrator.codegen.texts import by_weight, checked_place, sum_text
 from gyrator.codegen.triton_names import is_small, literal, type_name, typed_literal
 from gyrator.errors import InternalCheckError
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Ref, Value
 from gyrator.ir.index import Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, Size, dot, is_nonnegative
 from gyrator.ir.ops import OPS, Rule, Unsupported
 from gyrator.ir.tree import Kernel, Loop, LoopKind, Stage, Store, Tile, Tiling, Update, stage_exprs, walk_stages
-from gyrator.origin import Origin
 
 Key = Expr | Atom | Index
 Axes = frozenset[Axis]
@@ -276,7 +275,7 @@ class Expressions:
         tail = f", {_all(conditions)}" if conditions else ""
         depth = max(at.depth, *(m.depth for m in conditions)) if conditions else at.depth
         test = f"({at.text} >= 0) & ({at.text} < {size.text})"
-        message = f"index out of range: {place_of_index(self.kernel)}".replace('"', "'")
+        message = f"index out of range: {checked_place(self.kernel) or 'unknown place'}".replace('"', "'")
         self.blocks[depth].lines.append(f'tl.device_assert({test}, "{message}"{tail})')
         return at
 
@@ -429,10 +428,3 @@ def _row_axes(kernel: Kernel, tiling: Tiling) -> frozenset[Axis]:
     """The tiled axes whose loops lie within a program."""
     grid = {loop.axis for loop in grid_loops(kernel)}
     return frozenset(t.axis for t in tiling.tiles if t.axis not in grid)
-
-
-def place_of_index(kernel: Kernel) -> str:
-    """The place of the user's program to name when an index of the kernel is out of range."""
-    words = ("index", "gather", "embedding", "scatter")
-    found: list[Origin] = [o for o in kernel.origins if any(word in o.op for word in words)]
-    return str(next(iter([*found, *kernel.origins]), "unknown place"))

@@ -12,6 +12,7 @@ import torch
 from gyrator.cache.store import Store
 from gyrator.codegen.cpp import CppKernel, print_kernel
 from gyrator.codegen.gpu_calls import alignment, argument_alignment, inputs_to_align
+from gyrator.codegen.texts import checked_place
 from gyrator.codegen.triton import print_triton
 from gyrator.codegen.triton_source import TritonKernel
 from gyrator.codegen.wrapper import BuiltKernel
@@ -157,10 +158,3 @@ def built_kernels(kernels: Sequence[Kernel], printed: Sequence[CppKernel], build
         sites = tuple((check.size.value, checked_place(kernel)) for check in text.checks)
         found[kernel.name] = BuiltKernel(build.library_of[text.name], text.name, sites)
     return found
-
-
-def checked_place(kernel: Kernel) -> Origin | None:
-    """The place of the user's program to name when an index of the kernel is out of range."""
-    words = ("index", "gather", "embedding", "scatter")
-    indexing = [o for o in kernel.origins if any(word in o.op for word in words)]
-    return next(iter([*indexing, *kernel.origins]), None)

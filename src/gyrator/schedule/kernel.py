@@ -422,8 +422,10 @@ class _Writer:
         if isinstance(root, Reduce):
             return self._result_of(value)
         if member.space is None:
+            if (value, "") in self._rows:  # a space of a sheet reads it
+                return Load(*self._row(value))
             named = self._read_in_space(value) and self.shape.style is not Style.SHEET
-            return self._ref(value) if named else self._outer_result(value, member, level)
+            return self._ref(value) if named else self._exprs(member, level)[0]
         if level == own:
             return self._ref(value) if isinstance(root, Scan) else self._exprs(member, level)[k]
         if (value, "") in self._rows:
@@ -432,11 +434,6 @@ class _Writer:
             self._loaded[value] = None
             return Load(self._memory(value), self._place(value, member))
         return self._exprs(member, level)[k]
-
-    def _outer_result(self, value: Value, member: Member, level: int) -> Expr:
-        """An outer member's value: from its column's row where a space of a sheet reads it, else the
-        expression itself."""
-        return Load(*self._row(value)) if (value, "") in self._rows else self._exprs(member, level)[0]
 
     def _result_of(self, value: Value) -> Expr:
         if self.shape.style is Style.SHEET:
