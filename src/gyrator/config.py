@@ -288,7 +288,7 @@ def option_types() -> dict[str, str]:
 
 def type_text(option: Field[OptionValue]) -> str:
     """The type of an option as a reader wants it: `"fast" | "eager"`, `int ≥ 1`, `list of ...`."""
-    info, kind, optional = info_of(option), *_kind(option.name)
+    info, kind, optional = info_of(option), *_kinds()[option.name]
     if kind is tuple:
         text = "list of " + " | ".join(info.choices)
     elif info.choices:
@@ -337,16 +337,12 @@ def _kinds() -> Mapping[str, tuple[type, bool]]:
     return kinds
 
 
-def _kind(name: str) -> tuple[type, bool]:
-    return _kinds()[name]
-
-
 _WORDS = {"1": True, "true": True, "on": True, "yes": True, "0": False, "false": False, "off": False, "no": False}
 
 
 def _parse(option: Field[OptionValue], text: str, source: str) -> OptionValue:
     """The value that an environment variable's text stands for."""
-    kind, optional = _kind(option.name)
+    kind, optional = _kinds()[option.name]
     plain = text.strip()
     if optional and plain.lower() in ("", "none"):
         return None
@@ -364,7 +360,7 @@ def _parse(option: Field[OptionValue], text: str, source: str) -> OptionValue:
 
 def _convert(option: Field[OptionValue], value: object, source: str) -> OptionValue:
     """The value in the option's own type, checked against its choices and range."""
-    kind, optional = _kind(option.name)
+    kind, optional = _kinds()[option.name]
     info = info_of(option)
     bad = InvalidOption(option.name, value, type_text(option), source=source)
     if value is None and optional:

@@ -62,10 +62,7 @@ def blame(node: object, where: Origin | None = None) -> Iterator[None]:
     except GyratorError:
         raise
     except Exception as error:
-        raise InternalCheckError(_UNNAMED, _problem(error), where=where, node=str(node)) from error
-
-
-_UNNAMED = ""
+        raise InternalCheckError("", _problem(error), where=where, node=str(node)) from error
 
 
 def _run(step: Pass[P], program: P, session: Session) -> P:

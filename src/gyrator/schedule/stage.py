@@ -73,7 +73,7 @@ def schedule(program: Program, session: Session, gpu: Gpu | None = None, slower:
     """
     config = session.config
     rule = simplifier(exact_rounding=config.numerics == "eager")
-    session.counters.add(Count.NESTS_BEFORE_FUSION, _nests(program))
+    session.counters.add(Count.NESTS_BEFORE_FUSION, sum(isinstance(node, Nest) for node in program.nodes))
     passes = program_passes(rule, inlining=config.inline, gpu=gpu, padding=config.pad_strides)
     program = run_passes(program, passes, session, text=program_text)
     with session.stage("fuse"):
@@ -88,7 +88,3 @@ def schedule(program: Program, session: Session, gpu: Gpu | None = None, slower:
                 check_kernel(kernel)
     session.counters.add(Count.NESTS_AFTER_FUSION, sum(isinstance(unit, Group) for unit in fused.steps))
     return Scheduled(plan, program, fused.steps, fused.decisions)
-
-
-def _nests(program: Program) -> int:
-    return sum(isinstance(n, Nest) for n in program.nodes)
