@@ -77,6 +77,17 @@ def integers(i: Tensor, j: Tensor) -> tuple[Tensor, ...]:
     return (i // (j + 1), i % (j + 1), i - 7 & j, (i - 9) // 4, (i - 9) % 4, i << 2, (i - 20) >> 1, i.to(torch.int8))
 
 
+def channels_last(*shape: int) -> Tensor:
+    return floats(*shape).to(memory_format=torch.channels_last)
+
+
+def windows(x: Tensor) -> tuple[Tensor, ...]:
+    """Of equal elements and of NaNs the first one counts."""
+    x = torch.where(x > 2, torch.nan, x.round())
+    best, where = F.max_pool2d(x, 3, 2, 1, return_indices=True)
+    return best, where, F.avg_pool2d(x, 3, 1, 1, count_include_pad=False)
+
+
 def casts(x: Tensor) -> tuple[Tensor, ...]:
     return x.half(), x.to(BF16), x.to(torch.int32), x.bool(), x.double() * 0.1, (x * 3).to(torch.int64)
 
@@ -107,6 +118,10 @@ PROGRAMS |= {
         floats(64, 64, 28, 28) if big else floats(4, 3, 7, 7),
     ),
     lambda x: F.max_pool2d(x, 2): lambda big: (floats(8, 64, 56, 56) if big else floats(2, 3, 8, 8),),
+    windows: lambda big: (channels_last(8, 64, 56, 56) if big else channels_last(2, 3, 9, 7),),
+    lambda x: torch.var_mean(x, (0, 2, 3)): lambda big: (
+        channels_last(64, 64, 28, 28) if big else channels_last(8, 5, 64, 64),
+    ),
     lambda x: torch.cat([x, x[:, :3]], 1).relu().flip(0): lambda big: (floats(900, 800) if big else floats(9, 8),),
 }
 NAMES = [fn.__name__ if fn.__name__ != "<lambda>" else f"lambda{k}" for k, fn in enumerate(PROGRAMS)]
@@ -136,7 +151,7 @@ def test_kernels_give_what_eager_gives(fn: Callable[..., Any], interpreter: Work
     for got, wanted in zip(results, [eager] if isinstance(eager, Tensor) else eager, strict=True):
         assert isinstance(got, Tensor)
         close = 1e-2 if wanted.dtype == BF16 else 2e-5
-        torch.testing.assert_close(got, wanted, rtol=close, atol=close)
+        torch.testing.assert_close(got, wanted, rtol=close, atol=close, equal_nan=True)
 
 
 @pytest.mark.parametrize("fn", PROGRAMS, ids=NAMES)

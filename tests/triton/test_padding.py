@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gyrator.config import Config
 from gyrator.ir.expr import Value
-from gyrator.schedule import pad
+from gyrator.schedule import gpu_products, pad
 from gyrator.schedule.plan import Allocate, Call
 from gyrator.session import Count
 from tests.triton.emulated import Emulator
@@ -98,3 +98,38 @@ def test_small_and_aligned_matrices_stay(emulator: Emulator) -> None:
         strides = [step.value.strides[0].value for step in emulator.printed[-1].plan.steps
                    if isinstance(step, Allocate) and len(step.value.shape) == 2]  # fmt: skip
         assert set(strides) <= {words, 1}
+
+
+def half_loss(x: Tensor, w: Tensor, b: Tensor, words: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(nn.functional.linear(x, w, b).float(), words)
+
+
+def test_products_get_sides_that_libraries_are_fast_for(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All three products of a head in 16 bits: logits, and the gradients of input and weight."""
+    monkeypatch.setattr(gpu_products, "WORTH", 1)
+    monkeypatch.setattr(gpu_products, "PER_BYTE", 0)
+    x, w, b = (a.detach().bfloat16().requires_grad_() for a in inputs())
+    words = torch.randint(0, WORDS, (ROWS,))
+    actual = torch.compile(half_loss, backend=emulator.backend)(x, w, b, words)
+    expected = half_loss(x, w, b, words)
+    torch.testing.assert_close(actual, expected, rtol=1e-2, atol=1e-2)
+    for got, want in zip(torch.autograd.grad(actual, [x, w, b]), torch.autograd.grad(expected, [x, w, b]), strict=True):
+        torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+        assert got.stride() == want.stride()
+    calls = [step.extern for printed in emulator.printed for step in printed.plan.steps if isinstance(step, Call)]
+    sizes = [size.value for call in calls for value in call.out if value is not None for size in value.shape]
+    assert len(calls) == 3 and WORDS not in sizes and 40 in sizes
+
+
+def test_products_of_windows_and_what_other_operators_read_keep_their_sides(
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_products, "WORTH", 1)
+    monkeypatch.setattr(gpu_products, "PER_BYTE", 0)
+
+    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        return x[:, 1:] @ w, torch.sort(x @ torch.cat([w, w[:1]])).values
+
+    x, w = torch.randn(64, WORDS).bfloat16(), torch.randn(WORDS - 1, 17).bfloat16()
+    for got, want in zip(torch.compile(fn, backend=emulator.backend)(x, w), fn(x, w), strict=True):
+        torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)

@@ -98,7 +98,7 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> tuple[tupl
     if all(whole.values()):
         pairs = _whole_columns(longest, points) if columns else _whole_rows(longest, points, gpu, _item(walk))
         if mixed:
-            pairs = [(1, warps) for _, warps in pairs]
+            pairs = _mixed_rows(longest, _item(walk))
         shapes = [(x, 0, warps) for x, warps in pairs]
     else:
         row = max(_power(volume((a.extent,), 1 << 14)) for a, w in whole.items() if not w)
@@ -141,6 +141,13 @@ def _whole_rows(row: int, points: int, gpu: Gpu, item: int) -> list[tuple[int, i
     rows = min(max(warp // row, 1), most)
     found = [(rows, warps), (min(2 * rows, most), min(2 * warps, 32)), (rows, min(2 * warps, 32))]
     return list(dict.fromkeys(found))
+
+
+def _mixed_rows(row: int, item: int) -> list[tuple[int, int]]:
+    """(rows at once, warps) of a program that also sums down the columns, and keeps those sums in registers."""
+    warp = 32 * 64 // item
+    warps = max(row // warp, 1)
+    return [(max(warp // (2 * row), 1), min(warps * more, 32)) for more in (1, 2, 4)]
 
 
 def _item(walk: _Walk) -> int:

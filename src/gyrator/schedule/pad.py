@@ -70,7 +70,7 @@ def pad_rows(program: Program, counters: Counters, *, everywhere: bool = False) 
         return program
     counters.add(Count.PADDED_STRIDES, len(found))
     shown = {v.value for v in _shown(program)}
-    copies = {value: _copy(value, padding.value) for value, padding in found.items() if value in shown}
+    copies = {value: copied(value, padding.value) for value, padding in found.items() if value in shown}
     nodes: list[Node] = []
     for node in program.nodes:
         nodes.append(_renamed(node, found))
@@ -136,7 +136,7 @@ def _shown(program: Program) -> Iterator[View]:
     yield from (update.value for update in program.updates)
 
 
-def _copy(value: Value, padded: Value) -> Nest:
+def copied(value: Value, padded: Value) -> Nest:
     """``value[i, j] = padded[i, j]``"""
     axes = tuple(Axis(f"i{k}", extent) for k, extent in enumerate(value.shape))
     return Nest((value,), axes, Pointwise(Load(padded, tuple(axis.index() for axis in axes))))

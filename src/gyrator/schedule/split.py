@@ -20,11 +20,14 @@ MIN_WORK = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a reduction is split: ``axis`` of the reduced ones into ``parts`` of ``step`` iterations."""
+    """How a reduction is split: ``axis`` of the reduced ones into ``parts`` of ``step`` iterations, for each
+    iteration of the axes ``apart``.
+    """
 
     axis: Axis
     parts: int
     step: int
+    apart: tuple[Axis, ...] = ()
 
     @property
     def ragged(self) -> bool:
@@ -88,19 +91,22 @@ def is_column(nest: Nest, root: Reduce) -> bool:
 # -- rewriting ---------------------------------------------------------------------------------------------
 def split(nest: Nest, root: Reduce, cut: Cut) -> list[Node]:
     """Partial results, and their combination. Where the parts are not even, the last one is masked."""
-    block, inner = Axis("i0", const(cut.parts)), Axis("r0", const(cut.step))
-    place = block.index() * cut.step + inner.index()
+    blocks = cut.parts * volume(a.extent for a in cut.apart)
+    block, inner = Axis("i0", const(blocks)), Axis("r0", const(cut.step))
+    place, digits = (block.index() % cut.parts) * cut.step + inner.index(), block.index() // cut.parts
     kept = tuple(Axis(f"i{k + 1}", a.extent) for k, a in enumerate(nest.axes))
-    others = [a for a in root.reduced if a is not cut.axis]
+    others = [a for a in root.reduced if a not in (cut.axis, *cut.apart)]
     rest = tuple(Axis(f"r{k + 1}", a.extent) for k, a in enumerate(others))
     at: dict[Atom, Index] = {cut.axis: place}
+    for axis in reversed(cut.apart):
+        at[axis], digits = digits % axis.extent, digits // axis.extent
     at |= {old: new.index() for old, new in zip((*nest.axes, *others), (*kept, *rest), strict=True)}
     body = tuple(b.substitute(at) for b in root.body)
     if cut.ragged:
         inside = Op("lt", (IndexValue(place), Const(cut.axis.extent.value or 0, torch.int64)), torch.bool)
         starts = [identity(root.kind, body[0].dtype), torch.iinfo(torch.int64).max]
         body = tuple(Masked(inside, b, Const(s, b.dtype)) for b, s in zip(body, starts, strict=False))
-    shape = (const(cut.parts), *(a.extent for a in nest.axes))
+    shape = (const(blocks), *(a.extent for a in nest.axes))
     dtypes = [b.dtype for b in body] if root.kind != "welford" else [body[0].dtype] * 3
     device = next(v.device for v in nest.out if v is not None)
     name = next(v.name for v in nest.out if v is not None)
@@ -109,7 +115,7 @@ def split(nest: Nest, root: Reduce, cut: Cut) -> list[Node]:
         for k, dtype in enumerate(dtypes)
     )
     first = replace(nest, out=partial, axes=(block, *kept), root=Reduce(root.kind, (inner, *rest), body))
-    row = Axis("r0", const(cut.parts))
+    row = Axis("r0", const(blocks))
     coords = (row.index(), *(a.index() for a in nest.axes))
     parts = tuple(Load(p, coords) for p in partial)
     if root.kind != "welford":

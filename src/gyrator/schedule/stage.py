@@ -13,7 +13,9 @@ from gyrator.schedule.empty import fill_empty
 from gyrator.schedule.fuse import Decision, Slower, fuse
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_combo import combine
+from gyrator.schedule.gpu_products import widen_products
 from gyrator.schedule.gpu_reductions import online_softmax, split_on_gpu
+from gyrator.schedule.gpu_windows import unroll_windows
 from gyrator.schedule.group import Group
 from gyrator.schedule.inline import inline
 from gyrator.schedule.memory import plan_memory
@@ -45,6 +47,8 @@ def program_passes(
         "pad rows", lambda p, s: pad_rows(p, s.counters, everywhere=padding), lambda p: check_program(p, SCHEDULED)
     )
     on_gpu: tuple[Pass[Program], ...] = (
+        Pass("widen products", lambda p, s: widen_products(p, s.counters), lambda p: check_program(p, LOWERED)),
+        Pass("unroll windows", lambda p, s: unroll_windows(p), lambda p: check_program(p, LOWERED)),
         Pass("online softmax", lambda p, s: online_softmax(p), lambda p: check_program(p, LOWERED)),
         Pass("split on GPU", lambda p, s: split_on_gpu(p, gpu), lambda p: check_program(p, LOWERED)),
     )

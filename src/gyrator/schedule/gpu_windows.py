@@ -1,0 +1,80 @@
+"""Reductions over small windows on a GPU, as in pooling: the window is written out, and a thread has one of its own.
+
+As rows of a tile its few elements would fill a part of a warp, and neighbours in memory would lie in other tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import reduce
+from itertools import product
+
+import torch
+
+from gyrator.ir.expr import Const, Expr, Load, Op, Value
+from gyrator.ir.index import Atom, Index, const
+from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, loads
+from gyrator.schedule.volume import volume
+
+MOST = 32
+_STEPS = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "argmax": "maximum", "argmin": "minimum"}
+
+
+def unroll_windows(program: Program) -> Program:
+    """Write out reductions over windows that slide along a kept axis.
+
+    Before: ``y = nest[i<N] reduce max over a<2  x[2*i + a]``;  after: ``y = nest[i<N] maximum(x[2*i], x[2*i + 1])``
+
+    Refuses windows of more than 32 elements or unknown size, and sums in 16 bits.
+    """
+    nodes: list[Node] = []
+    for node in program.nodes:
+        if isinstance(node, Nest) and isinstance(node.root, Reduce) and node.on_gpu and _fits(node, node.root):
+            nodes += _unrolled(node, node.root)
+        else:
+            nodes.append(node)
+    return replace(program, nodes=tuple(nodes))
+
+
+def _fits(nest: Nest, root: Reduce) -> bool:
+    if any(a.extent.value is None for a in root.reduced) or not 0 < volume(a.extent for a in root.reduced) <= MOST:
+        return False
+    dtype = root.body[0].dtype
+    if root.kind not in _STEPS or dtype == torch.bool:
+        return False
+    if root.kind in ("sum", "prod") and dtype.is_floating_point and dtype.itemsize < 4:
+        return False
+    inner, kept = set(root.reduced), set(nest.axes)
+    return any(inner & i.axes() and kept & i.axes() for load in loads(root.body) for i in load.index)
+
+
+def _unrolled(nest: Nest, root: Reduce) -> Iterator[Nest]:
+    """The result, and for argmax and argmin the lowest number of the elements that are the result."""
+    places: list[dict[Atom, Index]] = [
+        {axis: const(k) for axis, k in zip(root.reduced, at, strict=True)}
+        for at in product(*(range(a.extent.value or 0) for a in root.reduced))
+    ]
+    elements = [[body.substitute(at) for at in places] for body in root.body]
+    best = nest.out[0]
+    if best is None:
+        of = next(v for v in nest.out if v is not None)
+        best = Value(f"{of.name}_best", of.shape, root.body[0].dtype, of.strides, of.device)
+    yield replace(nest, out=(best,), root=Pointwise(_chain(_STEPS[root.kind], elements[0])))
+    number = nest.out[1] if len(nest.out) > 1 else None
+    if number is not None:
+        found = Load(best, tuple(a.index() for a in nest.axes))
+        nowhere = Const(torch.iinfo(torch.int64).max, torch.int64)
+        numbers = [Op("where", (_same(e, found), n, nowhere), torch.int64) for e, n in zip(*elements, strict=True)]
+        yield replace(nest, out=(number,), root=Pointwise(_chain("minimum", numbers)))
+
+
+def _chain(step: str, elements: Sequence[Expr]) -> Expr:
+    return reduce(lambda a, b: Op(step, (a, b), a.dtype), elements)
+
+
+def _same(a: Expr, b: Expr) -> Op:
+    """Equal, or both NaN."""
+    equal = Op("eq", (a, b), torch.bool)
+    nans = Op("logical_and", (Op("isnan", (a,), torch.bool), Op("isnan", (b,), torch.bool)), torch.bool)
+    return Op("logical_or", (equal, nans), torch.bool) if a.dtype.is_floating_point else equal
