@@ -100,6 +100,21 @@ def test_small_and_aligned_matrices_stay(emulator: Emulator) -> None:
         assert set(strides) <= {words, 1}
 
 
+def test_a_gradient_that_comes_from_outside_is_copied(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_products, "WORTH", 1)
+    monkeypatch.setattr(gpu_products, "PER_BYTE", 0)
+    x, w = torch.randn(2, 8, 16).bfloat16().requires_grad_(), torch.randn(WORDS, 16).bfloat16().requires_grad_()
+    tangent = torch.randn(2, 8, WORDS).bfloat16()
+    actual = torch.compile(nn.functional.linear, backend=emulator.backend)(x, w)
+    expected = nn.functional.linear(x, w)
+    for got, want in zip(
+        torch.autograd.grad(actual, [x, w], tangent), torch.autograd.grad(expected, [x, w], tangent), strict=True
+    ):
+        torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+    calls = [step.extern for step in emulator.printed[1].plan.steps if isinstance(step, Call)]
+    assert len(calls) == 2 and all("40" in str(call.args) for call in calls)
+
+
 def half_loss(x: Tensor, w: Tensor, b: Tensor, words: Tensor) -> Tensor:
     return nn.functional.cross_entropy(nn.functional.linear(x, w, b).float(), words)
 

@@ -5,7 +5,8 @@
 
 Models under a compiler build masks that an eager run leaves away. One that is made of constants alone is computed when
 the program is compiled. Of the others those whose rows are not contiguous are copied, because the fused kernels of
-GPUs refuse them and attention would be computed in float32, score by score.
+GPUs refuse them and attention would be computed in float32, score by score. Those that have gradients stay: eager
+computes them that way, and more precisely than the fused kernels.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Masks:
             given["attn_mask"] = None
         elif kind is Kind.CAUSAL and mask.shape[-2:] == (given["query"].shape[-2], given["key"].shape[-2]):
             given |= {"attn_mask": None, "is_causal": True}
-        elif mask.device.type == "cuda" and mask.ndim >= 2 and mask.stride(-1) != 1:
+        elif mask.device.type == "cuda" and mask.ndim >= 2 and mask.stride(-1) != 1 and not mask.requires_grad:
             given["attn_mask"] = _compact(mask).contiguous().expand(mask.shape)
         return (), given
 

@@ -23,8 +23,8 @@ from gyrator.session import Count, Counters
 
 WORTH = 1 << 33
 """Floating-point operations of a product from which on it is worth it."""
-PER_BYTE = 1500
-"""And for each byte of an operand that is copied: copying then takes less than a quarter of the product's time."""
+PER_BYTE = 150
+"""And for each byte of an operand that is copied: slow kernels take five times as long as fast ones."""
 
 Shape = tuple[Index, Index]
 
@@ -172,7 +172,7 @@ def _pays(program: Program, node: Extern, p: _Product, free: Set[Value | None]) 
     for matrix, shape in p.sides():
         value = matrix.view.value
         if shape != matrix.view.shape and not (value in free and _only_columns(matrix, shape)):
-            if len(value.shape) != 2:
+            if len(value.shape) != 2 and not _only_columns(matrix, shape):
                 return False
             cost += volume(shape, 1) * 2
     return cost * PER_BYTE <= volume((*p.shape, p.inner), 1) * 2
@@ -228,7 +228,8 @@ def _call(node: Extern, p: _Product, wide: _Wide) -> Iterator[Node]:
         if shape == matrix.view.shape or (value is not matrix.view.value and _only_columns(matrix, shape)):
             args.append(matrix.of(value, shape))
         else:
-            new = (shape[1], shape[0]) if matrix.transposed else shape
+            rows, columns = (shape[1], shape[0]) if matrix.transposed else shape
+            new = (rows, columns) if len(value.shape) == 2 else (*value.shape[:-1], columns)
             yield from _copy(matrix.view.value, new, wide)
             args.append(matrix.of(wide.copies[matrix.view.value, new], shape))
     bias = _vector(node.args[0]) if len(node.args) == 3 else None

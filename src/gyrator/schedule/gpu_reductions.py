@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from gyrator.ir.expr import Expr, Load, Op, Value
-from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, substitute
+from gyrator.ir.index import ONE, ZERO, Atom, Index, substitute
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, loads
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_mix import MAX_COLUMNS
@@ -74,19 +74,18 @@ def _cut(nest: Nest, root: Reduce, gpu: Gpu, *, mixed: bool) -> Cut | None:
         programs, wanted = 0, min(gpu.processors * at_once, row // MIN_ROWS_MIXED)
     if programs >= gpu.processors or wanted < 2:
         return None
-    apart: list[Axis] = []
-    axis = next((a for a in root.reduced if volume((a.extent,)) >= wanted), root.reduced[0])
-    while volume((axis.extent,)) < wanted and len(apart) + 1 < len(root.reduced):
-        apart.append(axis)
-        wanted, axis = -(-wanted // volume((axis.extent,))), root.reduced[len(apart)]
+    long = [a for a in root.reduced if volume((a.extent,)) >= wanted]
+    for axes in (*((a,) for a in long), root.reduced):  # several axes as one where no single one divides
+        length = volume(a.extent for a in axes)
+        even = [p for p in range(max(wanted // 2, 2), 2 * wanted + 1) if length % p == 0]
+        if even:
+            parts = min(even, key=lambda p: abs(p - wanted))
+            return Cut(axes, parts, length // parts)
+    axis = max(root.reduced, key=lambda a: volume((a.extent,)))
     length = volume((axis.extent,))
-    even = [p for p in range(max(wanted // 2, 1), 2 * wanted + 1) if length % p == 0 and (p > 1 or apart)]
-    if even:
-        parts = min(even, key=lambda p: abs(p - wanted))
-        return Cut(axis, parts, length // parts, tuple(apart))
     step = -(-length // min(wanted, length))
     parts = -(-length // step)
-    return None if parts < 2 or root.kind == "welford" else Cut(axis, parts, step, tuple(apart))
+    return None if parts < 2 or root.kind == "welford" else Cut((axis,), parts, step)
 
 
 # -- softmax -----------------------------------------------------------------------------------------------

@@ -20,19 +20,21 @@ MIN_WORK = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a reduction is split: ``axis`` of the reduced ones into ``parts`` of ``step`` iterations, for each
-    iteration of the axes ``apart``.
-    """
+    """How a reduction is split: ``axes`` of the reduced ones, as one, into ``parts`` of ``step`` iterations."""
 
-    axis: Axis
+    axes: tuple[Axis, ...]
     parts: int
     step: int
-    apart: tuple[Axis, ...] = ()
+
+    @property
+    def length(self) -> int:
+        """Iterations in all."""
+        return volume(a.extent for a in self.axes)
 
     @property
     def ragged(self) -> bool:
         """Whether the last part is shorter."""
-        return self.parts * self.step != self.axis.extent.value
+        return self.parts * self.step != self.length
 
 
 def split_reductions(program: Program) -> Program:
@@ -64,7 +66,7 @@ def _cut(nest: Nest, root: Reduce) -> Cut | None:
     parts = _parts(first)
     if columns >= WIDE or rows * columns < MIN_WORK or parts is None:
         return None
-    return Cut(first, parts, volume((first.extent,)) // parts)
+    return Cut((first,), parts, volume((first.extent,)) // parts)
 
 
 def _parts(axis: Axis) -> int | None:
@@ -91,22 +93,23 @@ def is_column(nest: Nest, root: Reduce) -> bool:
 # -- rewriting ---------------------------------------------------------------------------------------------
 def split(nest: Nest, root: Reduce, cut: Cut) -> list[Node]:
     """Partial results, and their combination. Where the parts are not even, the last one is masked."""
-    blocks = cut.parts * volume(a.extent for a in cut.apart)
-    block, inner = Axis("i0", const(blocks)), Axis("r0", const(cut.step))
-    place, digits = (block.index() % cut.parts) * cut.step + inner.index(), block.index() // cut.parts
+    block, inner = Axis("i0", const(cut.parts)), Axis("r0", const(cut.step))
+    place = block.index() * cut.step + inner.index()
     kept = tuple(Axis(f"i{k + 1}", a.extent) for k, a in enumerate(nest.axes))
-    others = [a for a in root.reduced if a not in (cut.axis, *cut.apart)]
+    others = [a for a in root.reduced if a not in cut.axes]
     rest = tuple(Axis(f"r{k + 1}", a.extent) for k, a in enumerate(others))
-    at: dict[Atom, Index] = {cut.axis: place}
-    for axis in reversed(cut.apart):
-        at[axis], digits = digits % axis.extent, digits // axis.extent
+    at: dict[Atom, Index] = {}
+    rest_of = place
+    for axis in reversed(cut.axes):
+        at[axis] = rest_of if axis is cut.axes[0] else rest_of % axis.extent
+        rest_of = rest_of // axis.extent
     at |= {old: new.index() for old, new in zip((*nest.axes, *others), (*kept, *rest), strict=True)}
     body = tuple(b.substitute(at) for b in root.body)
     if cut.ragged:
-        inside = Op("lt", (IndexValue(place), Const(cut.axis.extent.value or 0, torch.int64)), torch.bool)
+        inside = Op("lt", (IndexValue(place), Const(cut.length, torch.int64)), torch.bool)
         starts = [identity(root.kind, body[0].dtype), torch.iinfo(torch.int64).max]
         body = tuple(Masked(inside, b, Const(s, b.dtype)) for b, s in zip(body, starts, strict=False))
-    shape = (const(blocks), *(a.extent for a in nest.axes))
+    shape = (const(cut.parts), *(a.extent for a in nest.axes))
     dtypes = [b.dtype for b in body] if root.kind != "welford" else [body[0].dtype] * 3
     device = next(v.device for v in nest.out if v is not None)
     name = next(v.name for v in nest.out if v is not None)
@@ -115,7 +118,7 @@ def split(nest: Nest, root: Reduce, cut: Cut) -> list[Node]:
         for k, dtype in enumerate(dtypes)
     )
     first = replace(nest, out=partial, axes=(block, *kept), root=Reduce(root.kind, (inner, *rest), body))
-    row = Axis("r0", const(blocks))
+    row = Axis("r0", const(cut.parts))
     coords = (row.index(), *(a.index() for a in nest.axes))
     parts = tuple(Load(p, coords) for p in partial)
     if root.kind != "welford":
