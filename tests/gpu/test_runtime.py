@@ -244,7 +244,7 @@ def test_fusions_are_timed_on_the_gpu(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(benchmark_fusion, "step_times", noted)
     x, options = random(4096, 512), {"benchmark_fusion": True, "metrics": "slow_fusion"}
     compiled = torch.compile(lambda x: x.sum(1) * 2, backend="gyrator", options=options)
-    torch.testing.assert_close(compiled(x), x.sum(1) * 2)
+    torch.testing.assert_close(compiled(x), x.sum(1) * 2, rtol=1e-4, atol=1e-4)
     assert len(given) == 3 and all(0 < seconds < 0.1 for seconds in given)
     (row,) = rows_of("slow_fusion")
     assert float(row["slow_down_ratio"]) > 1.05 and Path(row["fused_kernel_path"]).exists()
