@@ -74,10 +74,10 @@ def _cut(nest: Nest, root: Reduce, gpu: Gpu, *, mixed: bool) -> Cut | None:
         programs, wanted = 0, min(gpu.processors * at_once, row // MIN_ROWS_MIXED)
     if programs >= gpu.processors or wanted < 2:
         return None
-    long = [a for a in root.reduced if volume((a.extent,)) >= wanted]
-    for axes in (*((a,) for a in long), root.reduced):  # several axes as one where no single one divides
+    for axes in (*((a,) for a in root.reduced), root.reduced):  # several axes as one where no single one will do
         length = volume(a.extent for a in axes)
-        even = [p for p in range(max(wanted // 2, 2), 2 * wanted + 1) if length % p == 0]
+        fewest = wanted // (4 if mixed and len(axes) == 1 else 2)  # parts of one axis may join rows, of several not
+        even = [p for p in range(max(fewest, 2), 2 * wanted + 1) if length % p == 0]
         if even:
             parts = min(even, key=lambda p: abs(p - wanted))
             return Cut(axes, parts, length // parts)
