@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +19,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--fuzz-seed", type=int, default=0, metavar="SEED", help="seed of the first program")
     group.addoption("--all-bugs", action="store_true", help="bisect every seeded bug, not only some")
     group.addoption("--opinfo-full", action="store_true", help="every op, dtype and sample of OpInfo")
+
+
+def pytest_configure() -> None:
+    """A job in a shell's background ignores Ctrl-C, and so would what tests start and interrupt."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
