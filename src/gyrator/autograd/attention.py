@@ -45,13 +45,13 @@ class Masks:
     """What masks are, by the nodes that make them. Mutable, and private to one trace."""
 
     def __init__(self) -> None:
-        self._makers: dict[int, Node] = {}
+        self._makers: dict[int, tuple[Node, Tensor]] = {}
         self._known: dict[Node, Kind | None] = {}
 
     def note(self, node: Node, value: object) -> None:
-        """Remember which node made a value first. The trace keeps all values alive."""
+        """Remember which node made a value first; the value too, lest another one get its place in memory."""
         if isinstance(value, Tensor):
-            self._makers.setdefault(id(value), node)
+            self._makers.setdefault(id(value), (node, value))
 
     def simplified(self, target: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """The arguments of a call; those of attention with a simpler mask that means the same."""
@@ -71,28 +71,30 @@ class Masks:
         return (), given
 
     def _kind(self, mask: Tensor) -> Kind | None:
-        node = self._makers.get(id(mask))
-        if node is None:
+        if id(mask) not in self._makers:
             return None
+        node, _ = self._makers[id(mask)]
         if node not in self._known:
             self._known[node] = None
-            if _is_computable(node, mask.device):
+            sources = _sources(node)
+            if _are_computable(sources, mask.device):
                 with torch_compat.outside_tracing(), torch.no_grad():
-                    self._known[node] = _kind_of(_evaluated(node))
+                    self._known[node] = _kind_of(_evaluated(sources))
         return self._known[node]
 
 
-def _is_computable(node: Node, device: torch.device) -> bool:
-    """Whether a node follows from constants alone, which nothing changes in place, at little cost."""
+def _are_computable(sources: list[Node], device: torch.device) -> bool:
+    """Whether nodes follow from constants alone, which nothing changes in place, at little cost."""
     constant: set[Node] = set()
-    for other in node.graph.nodes:
+    for other in sources[-1].graph.nodes:
         if other.op in ("call_function", "call_method") and constant.issuperset(other.all_input_nodes):
             constant.add(other)
         if _mutates(other) and any(argument in constant for argument in other.all_input_nodes):
             return False
-    if node not in constant or not all(_size(n) is not None for n in _sources(node)):
+    sizes = [size for size in map(_size, sources) if size is not None]
+    if sources[-1] not in constant or len(sizes) < len(sources):
         return False
-    return sum(_size(n) or 0 for n in _sources(node)) <= _MOST_ELEMENTS.get(device.type, 0)
+    return sum(sizes) <= _MOST_ELEMENTS.get(device.type, 0)
 
 
 def _mutates(node: Node) -> bool:
@@ -122,12 +124,12 @@ def _size(node: Node) -> int | None:
     return value.numel() if all(type(size) is int for size in value.shape) else None
 
 
-def _evaluated(node: Node) -> Tensor | None:
-    """Computes a node on its device. None if that fails, or draws random numbers."""
+def _evaluated(sources: list[Node]) -> Tensor | None:
+    """Computes the last node on its device. None if that fails, or draws random numbers."""
     values: dict[Node, Any] = {}
     states = _random_states()
     try:
-        for source in _sources(node):
+        for source in sources:
             args, kwargs = map_arg((source.args, source.kwargs), values.__getitem__)
             method = isinstance(source.target, str)
             call = getattr(args[0], source.target) if isinstance(source.target, str) else source.target
@@ -138,7 +140,7 @@ def _evaluated(node: Node) -> Tensor | None:
         for restore, state in zip((torch.set_rng_state, torch.cuda.set_rng_state), states, strict=False):
             restore(state)
         return None
-    return _compact(values[node])
+    return _compact(values[sources[-1]])
 
 
 def _random_states() -> list[Tensor]:

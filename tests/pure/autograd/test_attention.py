@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, fx
 from torch.utils.checkpoint import checkpoint
 
 from gyrator.autograd.aot import aot_compile
+from gyrator.autograd.attention import Masks
 from gyrator.autograd.interface import Compiled, GraphInfo
 
 L = 16
@@ -117,3 +119,12 @@ def test_sizes_that_may_change_keep_the_mask() -> None:
     for n in (16, 7):
         q = torch.randn(2, 3, n, 8)
         torch.testing.assert_close(compiled(q), fn(q))
+
+
+def test_a_value_that_is_known_keeps_its_place_in_memory() -> None:
+    """Values of a region die with it: a later mask in the same place would be taken for an earlier one."""
+    masks, value = Masks(), torch.ones(2, 2)
+    masks.note(fx.Graph().placeholder("x"), value)
+    alive = weakref.ref(value)
+    del value
+    assert alive() is not None
