@@ -16,7 +16,7 @@ from gyrator.codegen.wrapper import print_wrapper
 from gyrator.errors import GyratorError
 from gyrator.ir.expr import Value
 from gyrator.ir.index import Size
-from gyrator.ir.program import Input, Program, defines, output_values, uses
+from gyrator.ir.program import Input, Program, defines, shown_values, uses
 from gyrator.metrics.tables import Row, add_rows
 from gyrator.runtime.load import WRAPPER
 from gyrator.runtime.profile import step_times
@@ -93,7 +93,7 @@ def program_of(program: Program, group: Group) -> Program:
     inside = {member.position for member in group.members}
     nodes = [node for position, node in enumerate(program.nodes) if position in inside]
     own = {value for node in nodes for value in defines(node)}
-    needed: set[Value] = {update.value.value for update in program.updates} | output_values(program)
+    needed: set[Value] = set(shown_values(program))
     needed |= {v for position, node in enumerate(program.nodes) if position not in inside for v in uses(node)}
     read = {value: None for node in nodes for value in uses(node) if value not in own}
     given = [i for i in program.inputs if i.value is None or i.value in read or any(n.sizes() for n in i.value.shape)]

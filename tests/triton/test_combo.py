@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +18,6 @@ from tests.run_plan import run_plan
 from tests.triton.emulated import Emulator
 from tests.triton.harness import gpu_plan, on_gpu, runner
 from tests.triton.worker import Worker
-
-
-@pytest.fixture(scope="module")
-def interpreter() -> Iterator[Worker]:
-    worker = Worker(interpret=True)
-    yield worker
-    worker.close()
-
-
-@pytest.fixture(scope="module")
-def compiler() -> Iterator[Worker]:
-    worker = Worker(interpret=False)
-    yield worker
-    worker.close()
 
 
 def floats(*shape: int) -> Tensor:

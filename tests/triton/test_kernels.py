@@ -6,7 +6,7 @@ compute capabilities 8.0 and 9.0 with registers and spills counted. Triton runs 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -127,20 +127,6 @@ PROGRAMS |= {
 NAMES = [fn.__name__ if fn.__name__ != "<lambda>" else f"lambda{k}" for k, fn in enumerate(PROGRAMS)]
 
 
-@pytest.fixture(scope="module")
-def interpreter() -> Iterator[Worker]:
-    worker = Worker(interpret=True)
-    yield worker
-    worker.close()
-
-
-@pytest.fixture(scope="module")
-def compiler() -> Iterator[Worker]:
-    worker = Worker(interpret=False)
-    yield worker
-    worker.close()
-
-
 @pytest.mark.parametrize("fn", PROGRAMS, ids=NAMES)
 def test_kernels_give_what_eager_gives(fn: Callable[..., Any], interpreter: Worker) -> None:
     args = PROGRAMS[fn](False)
@@ -152,6 +138,24 @@ def test_kernels_give_what_eager_gives(fn: Callable[..., Any], interpreter: Work
         assert isinstance(got, Tensor)
         close = 1e-2 if wanted.dtype == BF16 else 2e-5
         torch.testing.assert_close(got, wanted, rtol=close, atol=close, equal_nan=True)
+
+
+@pytest.mark.parametrize("fn", [torch.erf, torch.tanh])
+def test_cheap_functions_of_16_bits_are_right_to_their_rounding(
+    fn: Callable[[Tensor], Tensor], interpreter: Worker
+) -> None:
+    """Against float64: half a unit in the last place, and for erf 4e-5; exactly 1 far out, NaN for NaN."""
+    x = torch.cat([torch.linspace(-8, 8, 4001), torch.tensor([0.0, 1e-4, -1e-3, 3.04, 3.06, 1000, -1000, torch.nan])])
+    x = x.half()
+    low = lowered(fn, x)
+    plan = gpu_plan(on_gpu(low.program))
+    assert "_16(" in print_triton(plan.kernels[0]).source
+    (got,) = run_plan(plan, [x.clone()], low.constants, runner(interpreter))
+    assert isinstance(got, Tensor)
+    exact = fn(x.double())
+    allowed = exact.abs() * 2.0**-11 + (4e-5 if fn is torch.erf else 1e-6)
+    assert bool(((got.double() - exact).abs() <= allowed)[:-1].all()) and bool(got[-1].isnan())
+    assert got[-3].item() == 1.0 and got[-2].item() == -1.0
 
 
 @pytest.mark.parametrize("fn", PROGRAMS, ids=NAMES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,18 +19,11 @@ from tests.triton.worker import Worker
 ROWS, WORDS = 12, 33  # 132 bytes a row
 
 
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    started = Worker(interpret=True)
-    yield started
-    started.close()
-
-
 @pytest.fixture
-def emulator(tmp_path: Path, worker: Worker, monkeypatch: pytest.MonkeyPatch) -> Emulator:
+def emulator(tmp_path: Path, interpreter: Worker, monkeypatch: pytest.MonkeyPatch) -> Emulator:
     torch._dynamo.reset()
     monkeypatch.setattr(pad, "LARGE", 1 << 10)
-    return Emulator(tmp_path, worker)
+    return Emulator(tmp_path, interpreter)
 
 
 def steps(emulator: Emulator, graph: int) -> set[int | None]:

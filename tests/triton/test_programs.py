@@ -4,7 +4,7 @@ what eager computes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,10 @@ from tests.triton.emulated import Emulator
 from tests.triton.worker import Worker
 
 
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    started = Worker(interpret=True)
-    yield started
-    started.close()
-
-
 @pytest.fixture
-def emulator(tmp_path: Path, worker: Worker) -> Emulator:
+def emulator(tmp_path: Path, interpreter: Worker) -> Emulator:
     torch._dynamo.reset()
-    return Emulator(tmp_path, worker)
+    return Emulator(tmp_path, interpreter)
 
 
 def check(emulator: Emulator, function: Callable[..., Tensor], *args: Any, backward: bool = False) -> str:

@@ -3,10 +3,7 @@ reference interpreter."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from random import Random as Rng
-
-import pytest
 
 from gyrator.ir.interp import run_program
 from tests.random_programs import Limits, random_case
@@ -18,13 +15,6 @@ from tests.triton.worker import Worker
 PROGRAMS = 16
 LIMITS = Limits(roots=("pointwise", "pointwise", "reduce", "scatter"))
 WITH_SCANS = Limits(roots=("pointwise", "reduce", "scan", "scatter"))  # of float64 Triton interprets no cummax
-
-
-@pytest.fixture(scope="module")
-def interpreter() -> Iterator[Worker]:
-    worker = Worker(interpret=True)
-    yield worker
-    worker.close()
 
 
 def check(seed: int, limits: Limits, interpreter: Worker | None) -> None:

@@ -39,7 +39,7 @@ from gyrator.ir.program import (
     Sort,
     View,
     defines,
-    output_values,
+    shown_values,
     uses,
 )
 from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Stage, Store, Update
@@ -244,7 +244,7 @@ class _ProgramChecker:
 
 
 def _check_no_dead(program: Program) -> None:
-    needed = output_values(program) | {u.value.value for u in program.updates}
+    needed = shown_values(program)
     for node in reversed(program.nodes):
         effect = isinstance(node, Extern) and (node.effects or node.scalars)
         if not effect and needed.isdisjoint(defines(node)):

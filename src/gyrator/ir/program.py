@@ -262,6 +262,11 @@ def output_values(program: Program) -> frozenset[Value]:
     return frozenset(v.value for v in views if isinstance(v, View))
 
 
+def shown_values(program: Program) -> frozenset[Value]:
+    """The values that outputs and updates of inputs show."""
+    return output_values(program) | {update.value.value for update in program.updates}
+
+
 def uses(node: Node) -> frozenset[Value]:
     """The values that ``node`` reads, an extern's mutated arguments and what a scatter starts from included."""
     if isinstance(node, Extern):

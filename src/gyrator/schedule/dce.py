@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gyrator.ir.program import Extern, Nest, Node, Program, defines, output_values, uses
+from gyrator.ir.program import Extern, Nest, Node, Program, defines, shown_values, uses
 
 
 def remove_dead(program: Program) -> Program:
@@ -14,7 +14,7 @@ def remove_dead(program: Program) -> Program:
     welford…; return mean``.
     Nodes with effects or mutations stay.
     """
-    live = set(output_values(program)) | {u.value.value for u in program.updates}
+    live = set(shown_values(program))
     kept: list[Node] = []
     for node in reversed(program.nodes):
         effects = isinstance(node, Extern) and (node.effects or bool(node.scalars))

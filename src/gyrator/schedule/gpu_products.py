@@ -15,7 +15,7 @@ import torch
 
 from gyrator.ir.expr import Const, Expr, IndexValue, Load, Masked, Op, Value
 from gyrator.ir.index import ONE, ZERO, Axis, Index, const, contiguous_strides, product
-from gyrator.ir.program import Extern, Item, Nest, Node, Pointwise, Program, Scatter, View, defines, views
+from gyrator.ir.program import Extern, Nest, Node, Pointwise, Program, Scatter, View, defines, shown_values, views
 from gyrator.schedule.pad import ROW_BYTES, copied
 from gyrator.schedule.simplify import rewrite_root
 from gyrator.schedule.volume import volume
@@ -77,7 +77,7 @@ def widen_products(program: Program, counters: Counters) -> Program:
         return program
     wide = _Wide()
     _widen(program, products, wide)
-    shown = {v.value for v in _shown(program)}
+    shown = shown_values(program)
     nodes: list[Node] = []
     for node in program.nodes:
         if isinstance(node, Nest):
@@ -154,7 +154,7 @@ def _widen(program: Program, products: dict[Extern, _Product], wide: _Wide) -> N
 
 def _read_otherwise(program: Program, products: Mapping[Extern, _Product]) -> set[Value | None]:
     """Values that others than nests and these products need as they are."""
-    bad: set[Value | None] = {v.value for v in _shown(program)}
+    bad: set[Value | None] = set(shown_values(program))
     for node in program.nodes:
         if isinstance(node, Nest):
             bad |= {node.root.into} if isinstance(node.root, Scatter) else set()
@@ -185,14 +185,6 @@ def _only_columns(matrix: _Matrix, shape: Shape) -> bool:
 
 def _resized(value: Value, shape: tuple[Index, ...], suffix: str = "wide") -> Value:
     return Value(f"{value.name}_{suffix}", shape, value.dtype, contiguous_strides(shape), value.device)
-
-
-def _shown(program: Program) -> Iterator[View]:
-    """What outputs and updates show."""
-    for output in program.outputs:
-        if isinstance(output, View | Item):
-            yield output.view if isinstance(output, Item) else output
-    yield from (update.value for update in program.updates)
 
 
 # -- the new nodes -----------------------------------------------------------------------------------------

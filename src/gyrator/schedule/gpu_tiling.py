@@ -96,9 +96,10 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> tuple[tupl
     whole = {axis: mixed or _is_whole(axis, loops, columns=columns) for axis, loops in walk.rows.items()}
     longest = max(_power(_length(a)) if w else 0 for a, w in whole.items())
     if all(whole.values()):
-        pairs = _whole_columns(longest, points) if columns else _whole_rows(longest, points, gpu, _item(walk))
         if mixed:
             pairs = _mixed_rows(longest, _item(walk))
+        else:
+            pairs = _whole_columns(longest, points) if columns else _whole_rows(longest, points, gpu, _item(walk))
         shapes = [(x, 0, warps) for x, warps in pairs]
     else:
         row = max(_power(volume((a.extent,), 1 << 14)) for a, w in whole.items() if not w)

@@ -20,7 +20,7 @@ from gyrator.ir.program import (
     Sort,
     expressions,
     loads,
-    output_values,
+    shown_values,
     uses,
 )
 from gyrator.origin import Origins, merge
@@ -106,8 +106,7 @@ def _origins(node: Nest, bodies_of: Mapping[Value, tuple[Nest, Expr]]) -> Origin
 
 def _pinned(program: Program) -> Iterator[Value]:
     """Values that must lie in memory: outputs, updates, arguments of externs, the base of a scatter."""
-    yield from output_values(program)
-    yield from (u.value.value for u in program.updates)
+    yield from shown_values(program)
     for node in program.nodes:
         if isinstance(node, Extern):
             yield from uses(node)

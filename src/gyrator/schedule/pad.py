@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Expr, Load, Value
 from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides
-from gyrator.ir.program import Extern, Item, Nest, Node, Pointwise, Program, Scatter, View, defines, uses, views
+from gyrator.ir.program import Extern, Nest, Node, Pointwise, Program, Scatter, View, defines, shown_values, uses, views
 from gyrator.schedule.simplify import rewrite_root
 from gyrator.schedule.volume import volume
 from gyrator.session import Count, Counters
@@ -69,7 +69,7 @@ def pad_rows(program: Program, counters: Counters, *, everywhere: bool = False) 
     if not found:
         return program
     counters.add(Count.PADDED_STRIDES, len(found))
-    shown = {v.value for v in _shown(program)}
+    shown = shown_values(program)
     copies = {value: copied(value, padding.value) for value, padding in found.items() if value in shown}
     nodes: list[Node] = []
     for node in program.nodes:
@@ -108,7 +108,7 @@ def _padding(value: Value) -> _Padding | None:
 def _refused(program: Program, found: Mapping[Value, _Padding]) -> set[Value]:
     """Values that something needs as they are."""
     producers = {v: node for node in program.nodes for v in defines(node)}
-    bad = {v.value for v in _shown(program) if not _is_product(producers.get(v.value))}
+    bad = {v for v in shown_values(program) if not _is_product(producers.get(v))}
     for node in program.nodes:
         if isinstance(node, Nest):
             if isinstance(node.root, Scatter):
@@ -126,14 +126,6 @@ def _refused(program: Program, found: Mapping[Value, _Padding]) -> set[Value]:
 
 def _is_product(node: Node | None) -> bool:
     return isinstance(node, Extern) and node.op in MATRICES
-
-
-def _shown(program: Program) -> Iterator[View]:
-    """What outputs and updates show."""
-    for output in program.outputs:
-        if isinstance(output, View | Item):
-            yield output.view if isinstance(output, Item) else output
-    yield from (update.value for update in program.updates)
 
 
 def copied(value: Value, padded: Value) -> Nest:
