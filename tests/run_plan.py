@@ -13,7 +13,6 @@ from gyrator.ir.evaluate import allocate, number
 from gyrator.ir.expr import Value
 from gyrator.ir.index import Index, Size
 from gyrator.ir.interp import Result, derive, resolve, solve
-from gyrator.ir.interp_tree import run_kernel
 from gyrator.ir.program import Arg, Extern, Input, Item, ListArg, Output, View
 from gyrator.ir.tree import Kernel
 from gyrator.schedule.plan import (
@@ -29,6 +28,7 @@ from gyrator.schedule.plan import (
     Plan,
     Step,
 )
+from tests.interp_tree import run_kernel
 
 Runner: TypeAlias = "Callable[[Kernel, Mapping[str, Tensor], Mapping[Size, int]], None]"
 

@@ -58,9 +58,7 @@ class InvalidOption(GyratorError):
 
 
 class UnsupportedInput(GyratorError):
-    """A tensor of a kind that gyrator does not compile: sparse, quantised, nested, a subclass. Names torch's own
-    path.
-    """
+    """A tensor of a kind that gyrator does not compile: sparse, quantised, nested, a subclass. Names torch's path."""
 
     def __init__(
         self, what: str, *, where: Origin | None = None, node: str | None = None, hint: str | None = None

@@ -24,7 +24,6 @@ from gyrator.codegen.triton_source import programs as count_programs
 from gyrator.codegen.wrapper import BuiltKernel, print_wrapper
 from gyrator.config import Config
 from gyrator.ir.index import evaluate
-from gyrator.ir.interp_tree import run_kernel
 from gyrator.ir.symbols import Symbols
 from gyrator.lowering import lower
 from gyrator.pipeline import shape_env_of
@@ -35,6 +34,7 @@ from gyrator.schedule.plan import Plan
 from gyrator.schedule.stage import schedule
 from gyrator.session import Counters, Session
 from gyrator.torch_compat import empty_strided_cpu
+from tests.interp_tree import run_kernel
 from tests.triton.worker import Worker
 
 GPU = torch.device("cuda", 0)

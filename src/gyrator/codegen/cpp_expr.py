@@ -47,8 +47,7 @@ _NAMING = len("const auto = ;") + 8  # what a line that names an expression need
 class Term:
     """A printed value: its text, the block it may live in, and whether it has a lane per iteration.
 
-    ``name``: the text is a name or a literal, so repeating it costs nothing. ``literal`` is a constant's
-    C++ literal.
+    ``name``: the text is a name or a literal, so repeating it costs nothing. ``literal`` is a constant's C++ literal.
     """
 
     text: str

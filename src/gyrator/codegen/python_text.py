@@ -21,9 +21,7 @@ class Names:
         self._given: dict[object, str] = {}
 
     def of(self, key: object, wish: str) -> str:
-        """The name of `key`; the first time a legal identifier like `wish` that nobody has: ``x@1`` →
-        ``x_1``.
-        """
+        """The name of `key`; the first time a legal identifier like `wish` that nobody has: ``x@1`` → ``x_1``."""
         if key not in self._given:
             self._given[key] = self.fresh(wish)
         return self._given[key]

@@ -76,11 +76,10 @@ class GridAxis:
 class TritonKernel:
     """A printed kernel.
 
-    ``configs`` are alternatives, the best guess first; all give the same results. ``asserts``: it checks
-    indices by device asserts, which Triton keeps only when it compiles with ``debug=True``.
-    ``category`` is one of ``pointwise | persistent | looped | scan | foreach``, for metrics and autotuning.
-    ``hint`` is about how many elements it handles, by the sizes' hints. ``other`` is the same function written in
-    another way, with configs of its own.
+    ``configs`` are alternatives, the best guess first; all give the same results. ``asserts``: it checks indices by
+    device asserts, which Triton keeps only when it compiles with ``debug=True``. ``category`` is one of ``pointwise |
+    persistent | looped | scan | foreach``, for metrics and autotuning. ``hint`` is about how many elements it handles,
+    by the sizes' hints. ``other`` is the same function written in another way, with configs of its own.
     """
 
     name: str

@@ -569,8 +569,7 @@ def _bound(index: Index, *, low: bool) -> Index | None:
 def _bound_ragged(rest: Index, axis: Axis, factor: Index, *, low: bool) -> Index | None:
     """Bounds of ``factor·axis + rest`` where the axis's extent depends on other axes, as in ``t < min(T, n - T·b)``.
 
-    Put in ``n - T·b - 1`` for t and the b's of ``T·b + t`` cancel; both arms of the min bound t, the better
-    one counts.
+    Put in ``n - T·b - 1`` for t and the b's of ``T·b + t`` cancel; both arms of the min bound t, the better one counts.
     """
     if is_nonnegative(factor if low else -factor):
         return _bound(rest, low=low)

@@ -21,9 +21,8 @@ def interned(cls: type[T]) -> type[T]:
     """Class decorator: makes ``cls`` an immutable, interned record of its annotated fields.
 
     Fields take defaults as in a dataclass. A class whose fields can be equal yet different (``1 == True``) defines
-    ``intern_key(*fields)`` to tell them apart. A name that
-    starts with ``_`` (annotated as ClassVar for type checkers) is a cache slot, not a field: it begins as None. So do
-    those slots of base classes.
+    ``intern_key(*fields)`` to tell them apart. A name that starts with ``_`` (annotated as ClassVar for type checkers)
+    is a cache slot, not a field: it begins as None. So do those slots of base classes.
     """
     names = list(get_annotations(cls))
     fields = [n for n in names if not n.startswith("_")]

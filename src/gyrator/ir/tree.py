@@ -23,6 +23,7 @@ from typing import TypeAlias
 
 from gyrator.ir.expr import Expr, Ref, Value, indirect_values
 from gyrator.ir.index import Axis, Index, Size
+from gyrator.ir.program import View
 from gyrator.origin import Origin
 
 
@@ -72,6 +73,23 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True)
+class Contract:
+    """``name = Σ_k left[…, m, k] · right[…, k, n]`` for the tile of rows m and columns n of the loops around it.
+
+    The text of the template of that name computes it; the stages that follow in the same body, its epilogue, read the
+    local ``name``, whose dtype is the accumulator's. ``batch`` (none or one), ``row`` and ``column`` are axes of loops.
+    """
+
+    name: Ref
+    left: View
+    right: View
+    batch: tuple[Axis, ...]
+    row: Axis
+    column: Axis
+    template: str
+
+
+@dataclass(frozen=True, slots=True)
 class Carry:
     """A reduction carried by a loop: a row of ``REDUCTIONS`` with its results, readable after the loop.
 
@@ -103,7 +121,7 @@ class Loop:
     reverse: bool = False
 
 
-Stage: TypeAlias = "Let | Store | Update"
+Stage: TypeAlias = "Let | Store | Update | Contract"
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +217,8 @@ def stage_exprs(stage: Stage) -> tuple[Expr, ...]:
             return (expr, *(() if mask is None else (mask,)), *indirect_values(index))
         case Update(_, args):
             return args
+        case Contract():
+            return ()
     raise TypeError(stage)
 
 
@@ -213,4 +233,5 @@ def touched(body: Iterable[Loop | Stage]) -> tuple[Value, ...]:
     for stage in walk_stages(body):
         found |= dict.fromkeys(load.value for e in stage_exprs(stage) for load in e.loads())
         found |= {stage.value: None} if isinstance(stage, Store) else {}
+        found |= {stage.left.value: None, stage.right.value: None} if isinstance(stage, Contract) else {}
     return tuple(found)

@@ -19,9 +19,7 @@ Launch: TypeAlias = Callable[..., int]
 """Takes a kernel's pointers and sizes and the number of threads, as ints."""
 
 Bind: TypeAlias = Callable[[int, int, OnError], Launch]
-"""(address of a kernel, how many pointers and sizes it takes, what to call with a status other than 0) →
-launch.
-"""
+"""(address of a kernel, how many pointers and sizes it takes, what to call with a status other than 0) → launch."""
 
 Site: TypeAlias = "tuple[int | None, Origin | None]"
 """A checked index of a kernel: the size it must stay below, where known, and the user's place."""

@@ -83,9 +83,7 @@ class Pool:
             return reinterpret(block.base(dtype), shape, strides, 0)
 
     def trim(self, enough: int | None = None) -> int:
-        """Give idle blocks back to the system, the largest first, until `enough` bytes (None: all). Returns how
-        many.
-        """
+        """Give idle blocks back to the system, the largest first, until `enough` bytes (None: all); how many."""
         freed = 0
         with self._lock:
             for nbytes in sorted(self._blocks, reverse=True):

@@ -1,7 +1,6 @@
 """Canonical groups: groups that differ only in the names of values and axes are built once.
 
-The twelve layers of a model give twelve equal groups of each kind; finding that out costs a tenth of
-building a kernel.
+The twelve layers of a model give twelve equal groups of each kind; finding that out costs a tenth of building a kernel.
 """
 
 from __future__ import annotations

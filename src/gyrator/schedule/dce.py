@@ -10,9 +10,8 @@ from gyrator.ir.program import Extern, Nest, Node, Program, defines, shown_value
 def remove_dead(program: Program) -> Program:
     """Drop nodes that no output, update or effect needs, and single results that nobody reads.
 
-    Before: ``v = nest…; mean, m2, count = reduce welford…; return mean``; after: ``mean, _, _ = reduce
-    welford…; return mean``.
-    Nodes with effects or mutations stay.
+    Before: ``v = nest…; mean, m2, count = reduce welford…; return mean``; after: ``mean, _, _ = reduce welford…; return
+    mean``. Nodes with effects or mutations stay.
     """
     live = set(shown_values(program))
     kept: list[Node] = []

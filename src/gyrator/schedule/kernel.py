@@ -441,9 +441,7 @@ class _Writer:
         return self._ref(value)
 
     def _choose_rows(self) -> None:
-        """Give a scratch row to each value that a later level needs and that is too dear to recompute and not
-        stored.
-        """
+        """Give a scratch row to each value that a later level needs and that is dear to recompute and not stored."""
         for member in self.members:
             if isinstance(member.nest.root, Reduce | Scatter):
                 continue

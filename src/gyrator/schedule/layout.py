@@ -100,8 +100,7 @@ def loop_order(axes: Iterable[Axis], found: list[Access]) -> list[Axis]:
 
 
 def coalesce(group: Group, order: list[Axis], found: list[Access]) -> tuple[Group, list[Axis]]:
-    """Merge neighbouring loops that walk through everything as one: ``i < 4, j < 9`` with strides 9, 1 → ``m
-    < 36``.
+    """Merge neighbouring loops that walk through everything as one: ``i < 4, j < 9`` with strides 9, 1 → ``m < 36``.
 
     Refuses a pair where some index uses the axes other than as ``i*extent(j) + j``.
     """
@@ -120,9 +119,7 @@ def coalesce(group: Group, order: list[Axis], found: list[Access]) -> tuple[Grou
 
 
 def _raw_indices(group: Group) -> list[Index]:
-    """Indices whose value itself matters: index values, counters of random numbers, and what is within indirect
-    ones.
-    """
+    """Indices whose value itself matters: index values, counters of random numbers, what is within indirect ones."""
     found: list[Index] = []
     for member in group.members:
         for node in {n for expr in expressions(member.nest.root) for n in expr.walk()}:

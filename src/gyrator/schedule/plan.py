@@ -68,9 +68,8 @@ class Allocate:
 class Launch:
     """Run the kernel of that name on one value per ``Kernel.params`` and one index per ``Kernel.sizes``.
 
-    Equal kernels are one ``Kernel`` with several launches, so ``args`` need not have the names of the
-    kernel's params, but their shapes, strides and dtypes with ``Kernel.sizes`` := ``sizes``. Written params
-    are allocated before.
+    Equal kernels are one ``Kernel`` with several launches, so ``args`` need not have the names of the kernel's params,
+    but their shapes, strides and dtypes with ``Kernel.sizes`` := ``sizes``. Written params are allocated before.
     """
 
     kernel: str

@@ -18,12 +18,12 @@ from gyrator.codegen.cpp import CppKernel, print_kernel
 from gyrator.ir.check import check_kernel
 from gyrator.ir.expr import Const, Expr, Load, Op, Ref, Scalar, Value
 from gyrator.ir.index import Axis, Index, IndexLike, Size, as_index, contiguous_strides
-from gyrator.ir.interp_tree import run_kernel
 from gyrator.ir.ops import OPS, Rule
 from gyrator.ir.tree import Kernel, Loop, LoopKind, Param, Stage, Store
 from gyrator.origin import Origin
 from gyrator.runtime.build import INCLUDE
 from gyrator.runtime.toolchain import FLAGS, ISA_FLAGS, cpu_isa
+from tests.interp_tree import run_kernel
 
 F32, BF16, I64 = torch.float32, torch.bfloat16, torch.int64
 NO_SIZES: Mapping[str, int] = MappingProxyType({})

@@ -18,11 +18,11 @@ from gyrator.ir.expr import Checked, Expr, IndexValue, Load, Masked, Random, Ref
 from gyrator.ir.index import ONE, ZERO, Axis, Indirect, Size
 from gyrator.ir.index import const as number
 from gyrator.ir.interp import run_program
-from gyrator.ir.interp_tree import run_kernel
 from gyrator.ir.philox import integers, normal, philox, uniform
 from gyrator.ir.program import Derived, Extern, Input, Nest, Pointwise, Program, Reduce, Root, Scan, Scatter, Sort, View
 from gyrator.ir.text import kernel_text
 from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Store, Update
+from tests.interp_tree import run_kernel
 from tests.pure.ir.examples import axis, between, cast, const, load, op, value, whole
 
 F32, I64 = torch.float32, torch.int64
