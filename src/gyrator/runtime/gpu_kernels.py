@@ -200,17 +200,11 @@ class GpuKernels:
         except OSError as error:
             raise CacheCorrupt(str(path), str(error)) from error
         function = driver.load(binary, variant["function"], variant["shared"])
-        return bind(
-            driver,
-            function,
-            name,
-            about["kinds"],
-            _programs(programs, about["sizes"], variant["blocks"]),
-            variant["warps"],
-            variant["shared"],
-            variant["cooperative"],
-            self._on_assert,
-        )
+        count, scratch = _programs(programs, about["sizes"], variant["blocks"]), variant.get("scratch", 0)
+        kinds = [*about["kinds"], "*i8"] if scratch else about["kinds"]
+        block = variant["warps"], variant["shared"], variant["cooperative"]
+        launch = bind(driver, function, name, kinds, count, *block, self._on_assert)
+        return _with_scratch(launch, count, scratch) if scratch else launch
 
     def _on_assert(self) -> NoReturn:
         """Raises: IndexOutOfRange for a check on the GPU that failed; it names the place if only one can be meant."""
@@ -227,6 +221,19 @@ def _programs(programs: Sized, sizes: Sequence[int], blocks: Mapping[str, int]) 
         (only,) = sizes
         return lambda *args: programs(args[only], **blocks)
     return lambda *args: programs(*[args[at] for at in sizes], **blocks)
+
+
+def _with_scratch(launch: Launch, programs: Programs, each: int) -> Launch:
+    """The launch of a kernel that takes, after its own arguments, `each` bytes per program that Triton keeps
+    descriptors of tensors in.
+    """
+
+    def launch_with(stream: int, *args: int) -> None:
+        count = programs if isinstance(programs, int) else programs(*args)
+        memory = torch.empty(count * each, dtype=torch.int8, device="cuda")
+        launch(stream, *args, memory.data_ptr())
+
+    return launch_with
 
 
 def _identity(variant: Mapping[str, Any]) -> dict[str, Any]:

@@ -65,14 +65,15 @@ def compile_kernel(request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     with os.fdopen(handle, "wb") as stream:
         stream.write(built.asm["cubin"])
     found = built.metadata
-    if found.global_scratch_size or found.profile_scratch_size:
-        raise ValueError("the kernel wants scratch memory of Triton's own")
+    if found.profile_scratch_size:
+        raise ValueError("the kernel wants scratch memory for Triton's profiler")
     return {
         "binary": path,
         "function": found.name,
         "shared": found.shared,
         "warps": found.num_warps,
         "cooperative": bool(found.launch_cooperative_grid),
+        "scratch": found.global_scratch_size,
     }
 
 

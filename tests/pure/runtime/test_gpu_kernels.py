@@ -87,6 +87,24 @@ def test_one_config_is_loaded_at_the_first_launch(library: Library, tmp_path: Pa
     assert [seen.blocks for seen in library.launches] == [[2, 1, 1], [4, 1, 1]]
 
 
+def test_tritons_own_scratch_memory_is_an_argument_after_the_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[torch.Tensor] = []
+
+    def empty(nbytes: int, **_: object) -> torch.Tensor:
+        made.append(torch.zeros(nbytes, dtype=torch.int8))
+        return made[-1]
+
+    library = Library("QQqQ")
+    one = variant("a.cubin", 256) | {"scratch": 384}
+    kernels = GpuKernels(folder(tmp_path, variants=[one]), driver=lambda: Driver(library))
+    monkeypatch.setattr(torch, "empty", empty)
+    kernels.kernel("add_0", programs)(7, SUM, SUM, 512)
+    assert made[0].nbytes == 2 * 384
+    assert library.launches[0].args == [SUM, SUM, 512, made[0].data_ptr(), 0, 0]
+
+
 def test_the_fastest_config_is_kept_for_later_processes(
     library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
