@@ -58,6 +58,15 @@ def view_of_result(x: Tensor) -> tuple[Tensor, Tensor]:
     return y, y[:, 1:3].permute(0, 2, 3, 1)
 
 
+def residual_stream(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What is added up has columns contiguous in memory, from its transposed beginning on."""
+    h = F.gelu(conv(x, WIDE).flatten(2)).transpose(1, 2) + torch.arange(24, dtype=x.dtype)
+    start = h
+    for _ in range(2):
+        h = h + F.layer_norm(h, (24,)) @ torch.eye(24, dtype=x.dtype)
+    return h, start.as_strided((5, 7), (3, 1), 2), F.layer_norm(h, (24,)).sum(1)
+
+
 @pytest.fixture(autouse=True)
 def switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GYRATOR_CHANNELS_LAST", "on")
@@ -65,7 +74,7 @@ def switched_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 PROGRAMS = [
     result_seen, pointwise_between, flattened, rows_flattened, pooled, normalised, depends_on_strides,
-    view_of_result,
+    view_of_result, residual_stream,
 ]  # fmt: skip
 
 
@@ -74,7 +83,10 @@ def test_values_and_strides_are_eagers(fn: Callable[..., object], backend: str) 
     check(fn, (IMAGE,), backend=backend)
 
 
-@pytest.mark.parametrize("fn", [pointwise_between, flattened, pooled, normalised], ids=lambda fn: fn.__name__)
+GRADIENTS = [pointwise_between, flattened, pooled, normalised, residual_stream]
+
+
+@pytest.mark.parametrize("fn", GRADIENTS, ids=lambda fn: fn.__name__)
 def test_gradients_are_eagers(fn: Callable[..., object], backend: str) -> None:
     check(fn, (IMAGE.clone().requires_grad_(),), backend=backend, backward=True)
 
@@ -100,3 +112,20 @@ def test_only_large_images_are_moved_and_an_option_switches_it_off(
     (wrapper,) = tmp_path.glob("graphs/??/*/wrapper.py")
     channels = 24
     assert (f", 1, {33 * channels}, {channels})" in wrapper.read_text()) is found
+
+
+@pytest.mark.parametrize("option", ["on", "off"])
+def test_what_norms_read_along_rows_lies_in_rows(option: str, tmp_path: Path) -> None:
+    torch._dynamo.reset()
+
+    def norms(x: Tensor, p: Tensor) -> Tensor:
+        h = x.transpose(1, 2) + p
+        for _ in range(2):
+            h = h + F.layer_norm(h, (48,)) @ torch.eye(48)
+        return F.layer_norm(h, (48,))
+
+    x, p = torch.randn(4, 48, 100), torch.randn(48)
+    options = {"cache_dir": tmp_path, "channels_last": option}
+    torch.testing.assert_close(gyrator.compile(norms, options=options)(x, p), norms(x, p))
+    (wrapper,) = tmp_path.glob("graphs/??/*/wrapper.py")
+    assert ("(4800, 1, 100), torch.float32" in wrapper.read_text().partition("def inputs")[0]) is (option == "off")

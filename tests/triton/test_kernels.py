@@ -207,6 +207,14 @@ def test_a_transposed_read_gets_a_tile_with_two_sides() -> None:
     assert [t.block for t in kernel.tiling.tiles] == ["YBLOCK", "XBLOCK"]
 
 
+def test_rows_that_lie_across_memory_are_read_in_tiles(compiler: Worker) -> None:
+    low = lowered(lambda x: torch.softmax(x.transpose(1, 2), -1), half(8, 512, 1500))
+    (kernel,) = gpu_plan(on_gpu(low.program)).kernels
+    printed = print_triton(kernel)
+    tiles = [config for config in printed.configs if dict(config.blocks).get("XBLOCK", 1) >= 16]
+    assert tiles and all(compiler.compile(printed, config, 90).spills == 0 for config in tiles)
+
+
 def test_kernels_name_the_users_line_where_an_index_is_out_of_range() -> None:
     (kernel,) = gpu_plan(on_gpu(lowered(lambda x, i: x[i], floats(9, 6), numbers(9, 7)).program)).kernels
     printed = print_triton(kernel)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from gyrator import torch_compat
-from gyrator.autograd.channels_last import prefer_channels_last
+from gyrator.autograd.channels_last import prefer_layouts
 from gyrator.autograd.decompose import decompose
 from gyrator.autograd.decompositions import DecompositionTable, Numerics, decomposition_table
 from gyrator.autograd.function import Differentiable, Tangent, make_function
@@ -114,7 +114,7 @@ def aot_program(
     with stage("decompose"):
         build = decompose(joint.graph, table, joint.build)
         if channels_last:
-            prefer_channels_last(build)
+            prefer_layouts(build)
         seed_recomputed(build)
         roles = roles_of(joint, build.graph, inputs)
     link = None

@@ -7,12 +7,18 @@
 The strides of a traced graph are eager's, and library calls get them exactly. So a new layout is given to a
 convolution's operands, and the metadata of all that follows is found anew, as long as operators keep the
 meaning of their arguments under any strides. Before all others the old layout is restored.
+
+Likewise for values that norms read row by row though their columns lie in memory one after the other. A residual
+stream that begins with a transposed view has such strides in eager up to its end:
+
+    h = t.transpose(1, 2) + p  →  h = clone(t.transpose(1, 2), contiguous) + p
+    n = layer_norm(h + f(h))      n = layer_norm(h + f(h))                        # all contiguous
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -46,15 +52,41 @@ _FOLLOWERS = frozenset({
 })  # fmt: skip
 """Operators that mean the same whatever their arguments' strides, besides those tagged as pointwise."""
 
+_ROWS = frozenset(
+    {aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.var_mean.correction, aten.var.correction}
+)
+"""Reductions over given dimensions, by which norms and softmaxes begin."""
 
-def prefer_channels_last(build: GraphBuilder) -> None:
-    """Give convolutions channels-last operands.
+
+def prefer_layouts(build: GraphBuilder) -> None:
+    """Give convolutions channels-last operands, and lay values in rows that are reduced along them.
 
     Touched are 2-D convolutions, not transposed ones, of large enough images whose operands are contiguous:
     on a CPU, and of 16-bit numbers on a GPU. The outputs of the graph keep their strides.
     """
-    if any(_gains(node) for node in build.graph.nodes):
-        _Rewriter(build).run()
+    rows = _across_rows(build.graph.nodes)
+    if rows or any(_gains(node) for node in build.graph.nodes):
+        _Rewriter(build, rows).run()
+
+
+def _across_rows(nodes: Iterable[Node]) -> set[Node]:
+    """Pointwise results that do not lie row by row though they are reduced, or what follows from them, along rows.
+    Images that are channels-last are left so.
+    """
+    reduced: set[Node] = set()
+    found: set[Node] = set()
+    for node in reversed(list(nodes)):
+        value = node.meta.get("val")
+        if node.target in _ROWS and len(node.args) > 1 and isinstance(source := node.args[0], Node):
+            dims, rank = node.args[1], source.meta["val"].ndim
+            if isinstance(dims, (list, tuple)) and len(dims) == 1 and dims[0] in (-1, rank - 1):
+                reduced.add(source)
+        elif isinstance(value, Tensor) and node in reduced and _is_pointwise(node.target):
+            reduced.update(node.all_input_nodes)
+            order = [*_order(value)]
+            if order and order[-1] != value.ndim - 1 and order != [0, 2, 3, 1]:
+                found.add(node)
+    return found
 
 
 def _gains(node: Node) -> bool:
@@ -71,21 +103,24 @@ def _gains(node: Node) -> bool:
 
 
 class _Rewriter:
-    """One walk over the graph. Mutable, and private to one call of :func:`prefer_channels_last`."""
+    """One walk over the graph. Mutable, and private to one call of :func:`prefer_layouts`."""
 
-    def __init__(self, build: GraphBuilder) -> None:
+    def __init__(self, build: GraphBuilder, rows: Collection[Node]) -> None:
         self._build = build
+        self._rows = rows
         self._original: dict[Node, Any] = {}
-        self._copies: dict[tuple[Node, bool], Node] = {}
+        self._copies: dict[tuple[Node, torch.memory_format | None], Node] = {}
 
     def run(self) -> None:
         for node in list(self._build.graph.nodes):
             gains = _gains(node)
-            if not gains and not any(arg in self._original for arg in node.all_input_nodes):
+            if not (gains or node in self._rows or any(arg in self._original for arg in node.all_input_nodes)):
                 continue
             if gains:
                 for position in _IMAGES[node.target]:
                     self._convert(node, position)
+            elif node in self._rows:
+                self._lay_in_rows(node)
             if not self._follow(node):
                 self._restore(node)
 
@@ -95,6 +130,17 @@ class _Rewriter:
         if not _is_contiguous(image.meta["val"]):
             return
         node.update_arg(position, self._copy(node, image, torch.channels_last))
+
+    def _lay_in_rows(self, node: Node) -> None:
+        for position, given in enumerate(node.args):
+            value = given.meta["val"] if isinstance(given, Node) else None
+            if (
+                isinstance(given, Node)
+                and isinstance(value, Tensor)
+                and value.ndim
+                and _order(value)[-1:] != [value.ndim - 1]
+            ):
+                node.update_arg(position, self._copy(node, given, torch.contiguous_format))
 
     def _follow(self, node: Node) -> bool:
         """Find the node's metadata anew; False if it must see what it saw before."""
@@ -124,21 +170,20 @@ class _Rewriter:
     def _restored(self, user: Node, node: Node, before: Tensor) -> Node:
         if _is_contiguous(before):
             return self._copy(user, node, torch.contiguous_format)
-        found = self._copies.get((node, False))
+        found = self._copies.get((node, None))
         if found is None:
             order = _order(before)
             back = sorted(range(len(order)), key=order.__getitem__)
             found = self._before(user, node, aten.permute.default, (node, order))
             found = self._before(user, node, aten.clone.default, (found,), torch.contiguous_format)
             found = self._before(user, node, aten.permute.default, (found, back))
-            self._copies[node, False] = found
+            self._copies[node, None] = found
         return found
 
     def _copy(self, user: Node, node: Node, layout: torch.memory_format) -> Node:
-        key = (node, layout is torch.channels_last)
-        if key not in self._copies:
-            self._copies[key] = self._before(user, node, aten.clone.default, (node,), layout)
-        return self._copies[key]
+        if (node, layout) not in self._copies:
+            self._copies[node, layout] = self._before(user, node, aten.clone.default, (node,), layout)
+        return self._copies[node, layout]
 
     def _before(
         self, user: Node, like: Node, op: OpOverload, args: Any, layout: torch.memory_format | None = None
@@ -151,7 +196,11 @@ class _Rewriter:
 
 
 def _means_the_same(target: Any) -> bool:
-    return target in _FOLLOWERS or (isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags)
+    return target in _FOLLOWERS or _is_pointwise(target)
+
+
+def _is_pointwise(target: Any) -> bool:
+    return isinstance(target, OpOverload) and torch.Tag.pointwise in target.tags
 
 
 def _strides(value: Any) -> list[list[Any]]:

@@ -100,6 +100,8 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> tuple[tupl
             pairs = _mixed_rows(longest, _item(walk))
         else:
             pairs = _whole_columns(longest, points) if columns else _whole_rows(longest, points, gpu, _item(walk))
+            if not columns and _crosses(walk):
+                pairs = [pairs[0], *((n, n * longest // 2048) for n in (16, 32) if 2048 <= n * longest <= WHOLE_ROW)]
         shapes = [(x, 0, warps) for x, warps in pairs]
     else:
         row = max(_power(volume((a.extent,), 1 << 14)) for a, w in whole.items() if not w)
@@ -222,6 +224,17 @@ def _walks_columns(walk: _Walk) -> bool:
         for kind, axes in enumerate((walk.rows, walk.grid[-1:])):
             weights[kind] = max(weights[kind], weight if any(_contiguous(position, a) for a in axes) else 0)
     return weights[1] > weights[0]
+
+
+def _crosses(walk: _Walk) -> bool:
+    """Whether a large access lies contiguously along the grid, and not along the rows."""
+    largest = max((volume(a.extent for a in position.axes()) for position, _ in walk.accesses), default=0)
+    return any(
+        2 * volume(a.extent for a in position.axes()) > largest
+        and any(_contiguous(position, axis) for axis in walk.grid[-1:])
+        and not any(_contiguous(position, axis) for axis in walk.rows)
+        for position, _ in walk.accesses
+    )
 
 
 def _contiguous(position: Index, axis: Axis) -> bool:
