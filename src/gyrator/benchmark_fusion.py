@@ -7,16 +7,15 @@ layers of a model share are built once; a fusion costs about half a second the f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
 from gyrator.cache.store import Store
 from gyrator.codegen.wrapper import print_wrapper
 from gyrator.errors import GyratorError
-from gyrator.ir.expr import Value
 from gyrator.ir.index import Size
-from gyrator.ir.program import Input, Program, defines, shown_values, uses
+from gyrator.ir.program import Program
 from gyrator.metrics.tables import Row, add_rows
 from gyrator.runtime.load import WRAPPER
 from gyrator.runtime.profile import step_times
@@ -26,7 +25,7 @@ from gyrator.schedule.fuse import Slower
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.group import Group, Refused
 from gyrator.schedule.memory import plan_memory
-from gyrator.schedule.plan import full_view
+from gyrator.schedule.products import part_of
 from gyrator.schedule.simplify import simplifier
 from gyrator.session import Session
 
@@ -60,7 +59,7 @@ def slower_fusions(
         key = (tuple(member.position for member in group.members), bool(group.serial))
         if key not in known:
             try:
-                known[key] = build_and_time(program_of(program, group), group)
+                known[key] = build_and_time(part_of(program, key[0]), group)
             except (GyratorError, RuntimeError):  # whatever kernels think of random inputs
                 known[key] = None
         return known[key]
@@ -84,22 +83,6 @@ def slower_fusions(
         return Refused(f"together they were measured to take {ratio:.2f} times as long as apart")
 
     return slower
-
-
-def program_of(program: Program, group: Group) -> Program:
-    """The part of a program that a group computes; what it reads of the rest are inputs, and what the rest reads
-    of it are outputs.
-    """
-    inside = {member.position for member in group.members}
-    nodes = [node for position, node in enumerate(program.nodes) if position in inside]
-    own = {value for node in nodes for value in defines(node)}
-    needed: set[Value] = set(shown_values(program))
-    needed |= {v for position, node in enumerate(program.nodes) if position not in inside for v in uses(node)}
-    read = {value: None for node in nodes for value in uses(node) if value not in own}
-    given = [i for i in program.inputs if i.value is None or i.value in read or any(n.sizes() for n in i.value.shape)]
-    fresh = [Input(value) for value in read if value not in {i.value for i in program.inputs}]
-    shown = tuple(full_view(value) for value in own if value in needed)
-    return replace(program, inputs=(*given, *fresh), nodes=tuple(nodes), outputs=shown, updates=(), constants=())
 
 
 def _row(one: Timed, two: Timed, both: Timed, ratio: float) -> Row:

@@ -42,7 +42,7 @@ from gyrator.ir.program import (
     shown_values,
     uses,
 )
-from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Stage, Store, Update
+from gyrator.ir.tree import Carry, Contract, Kernel, Let, Loop, LoopKind, Stage, Store, Update, contract_sides
 from gyrator.origin import Origin
 
 # -- programs ----------------------------------------------------------------------------------------------
@@ -388,6 +388,8 @@ class _KernelChecker:
                 self.store(stage, scope)
             case Update():
                 self.update(stage, scope)
+            case Contract():
+                self.contract(stage, scope)
 
     def store(self, store: Store, scope: _Scope) -> None:
         value = store.value
@@ -407,6 +409,19 @@ class _KernelChecker:
                 if axis not in reached and axis.extent.value != 1:
                     raise RuleBroken(f"iterations of the parallel loop over {axis} race to write {value}")
         self.stored.add(value)
+
+    def contract(self, contract: Contract, scope: _Scope) -> None:
+        outer = tuple(axis.extent for axis in contract.batch)
+        (*_, k), (m, n) = contract.left.shape, (contract.row.extent, contract.column.extent)
+        if (contract.left.shape, contract.right.shape) != ((*outer, m, k), (*outer, k, n)):
+            raise RuleBroken(f"the sides of {contract.left} and {contract.right} do not match the loops")
+        for view in (contract.left, contract.right):
+            if view.value not in self.params or view.value in self.stored:
+                raise RuleBroken(f"a template reads {view.value}, which is no parameter or is written")
+            self.loaded.add(view.value)
+        for index in contract_sides(contract):
+            self.exprs.index(index)
+        self.define(contract.name, scope)
 
     def update(self, update: Update, scope: _Scope) -> None:
         carry = scope.carries.get(update.carry)

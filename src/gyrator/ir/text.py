@@ -39,7 +39,20 @@ from gyrator.ir.program import (
     View,
     expressions,
 )
-from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, stage_exprs, walk_stages
+from gyrator.ir.tree import (
+    Carry,
+    Contract,
+    Kernel,
+    Let,
+    Loop,
+    LoopKind,
+    Param,
+    Stage,
+    Store,
+    Update,
+    stage_exprs,
+    walk_stages,
+)
 from gyrator.origin import Origins, places_of
 
 _INFIX = {
@@ -209,6 +222,8 @@ class _KernelPrinter:
             case Update(carry, args, running):
                 text = f"update {carry} with {', '.join(map(names.expr, args))}"
                 return f"{text} -> {_refs(running)}" if running else text
+            case Contract(name, left, right, _, _, _, template):
+                return f"{name}: {short(name.dtype)} = {_view_text(left)} times {_view_text(right)} by {template}"
         raise TypeError(stage)
 
 

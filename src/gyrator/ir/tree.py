@@ -222,6 +222,12 @@ def stage_exprs(stage: Stage) -> tuple[Expr, ...]:
     raise TypeError(stage)
 
 
+def contract_sides(stage: Stage) -> tuple[Index, ...]:
+    """The sizes, steps and starts of the windows that a template reads; none for any other stage."""
+    windows = (stage.left, stage.right) if isinstance(stage, Contract) else ()
+    return tuple(i for window in windows for i in (*window.shape, *window.strides, window.offset))
+
+
 def written(body: Iterable[Loop | Stage]) -> frozenset[Value]:
     """The values stored anywhere in a tree."""
     return frozenset(s.value for s in walk_stages(body) if isinstance(s, Store))

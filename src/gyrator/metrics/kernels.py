@@ -11,7 +11,7 @@ from typing import final
 from gyrator.ir.expr import Expr, Load, Op, Random, Value, walk_all
 from gyrator.ir.index import Atom, Axis, Index, Size, evaluate
 from gyrator.ir.ops import OPS
-from gyrator.ir.tree import Kernel, Let, Loop, LoopKind, Stage, Store, Update
+from gyrator.ir.tree import Contract, Kernel, Let, Loop, LoopKind, Stage, Store, Update, walk_stages
 
 UNKNOWN_SIZE = 64
 """What a size without a hint counts as."""
@@ -154,6 +154,12 @@ class _Walk:
                 self.exprs(args, trips, seen)
             case Store():
                 self.store(stage, around, trips, seen)
+            case Contract(_, left, right):
+                self.operations += 2 * trips * count_of(left.shape[-1], self.hints)
+                for view in (left, right):
+                    self.read[self.params[view.value]] += prod(count_of(n, self.hints) for n in view.shape) * (
+                        view.value.dtype.itemsize
+                    )
 
     def store(self, store: Store, around: tuple[Loop, ...], trips: int, seen: set[Expr]) -> None:
         self.stores += 1
@@ -224,6 +230,8 @@ class _Walk:
         )
 
     def kind(self) -> KernelKind:
+        if any(isinstance(stage, Contract) for stage in walk_stages(self.kernel.body)):
+            return KernelKind.TEMPLATE
         if self.running:
             return KernelKind.SCAN
         if self.columns and self.carried:

@@ -14,7 +14,7 @@ from gyrator.ir.tree import Kernel
 from gyrator.metrics.kernels import KernelFacts, count_of, estimated_ns, facts_of, value_bytes
 from gyrator.origin import place_of, places_of
 from gyrator.report.record import GraphRecord, Holder, KernelRecord, StepRecord, Unfused
-from gyrator.schedule.group import Group
+from gyrator.schedule.memory import unit_defines, unit_nodes
 from gyrator.schedule.plan import Allocate, Call, Copy, Free, Fresh, Launch, Plan, Step
 from gyrator.schedule.stage import Scheduled
 from gyrator.session import Count, Counters
@@ -82,19 +82,18 @@ def _kernel(kernel: Kernel, facts: KernelFacts, printed: tuple[str, str], launch
 
 def _steps(made: Scheduled, facts: Mapping[str, KernelFacts], hints: Hints) -> Iterator[StepRecord]:
     plan = made.plan
-    groups = [unit for unit in made.units if isinstance(unit, Group)]
-    maker = {value: group for group in groups for m in group.members for value in m.nest.out}
+    maker = {v: unit for unit in made.units if not isinstance(unit, Extern) for v in unit_defines(unit)}
     params = {kernel.name: kernel.params for kernel in plan.kernels}
     for step in plan.steps:
         match step:
             case Launch(name, args):
                 both = list(zip(params[name], args, strict=True))
                 found = {id(g): g for param, value in both if param.written and (g := maker.get(value)) is not None}
-                members = [member for group in found.values() for member in group.members]
+                nodes = [node for unit in found.values() for node in unit_nodes(unit)]
                 yield StepRecord(
                     kind="kernel",
                     name=name,
-                    nests=tuple(_value_name(member.nest) for member in members),
+                    nests=tuple(_value_name(node) for node in nodes),
                     reads=tuple(value.name for param, value in both if param.read),
                     writes=tuple(value.name for param, value in both if param.written),
                     bytes=facts[name].bytes,
@@ -176,7 +175,7 @@ def _nest(nest: Nest, hints: Hints) -> tuple[int, float]:
 def _unfused(made: Scheduled, hints: Hints) -> Iterator[Unfused]:
     nodes = made.program.nodes
     producer = {value: node for node in nodes for value in defines(node)}
-    unit = {id(m.nest): k for k, u in enumerate(made.units) if isinstance(u, Group) for m in u.members}
+    unit = {id(n): k for k, u in enumerate(made.units) if not isinstance(u, Extern) for n in unit_nodes(u)}
     verdicts = {(id(d.first), id(d.second), d.shared): d.verdict for d in made.decisions}
     for reader in nodes:
         for value in sorted(uses(reader), key=lambda v: v.name):

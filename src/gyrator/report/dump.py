@@ -25,6 +25,7 @@ from gyrator.report.diagram import diagram
 from gyrator.report.record import GraphRecord
 from gyrator.runtime.gpu_kernels import DESCRIPTION
 from gyrator.runtime.load import WRAPPER
+from gyrator.schedule.memory import unit_nodes
 from gyrator.schedule.plan import Allocate, Call, Copy, Free, InPlace, Launch, Plan, Step
 from gyrator.schedule.stage import Scheduled
 from gyrator.session import DumpWriter
@@ -173,8 +174,8 @@ def groups_text(scheduled: Scheduled) -> str:
             texts = "\n".join([*_comments(unit.origins), node_text(unit)])
             parts.append(f"call {unit.op}\n{_indented(texts)}")
         else:
-            nests = [member.nest for member in unit.members]
-            texts = "\n".join("\n".join([*_comments(nest.origins), node_text(nest)]) for nest in nests)
+            nodes = unit_nodes(unit)
+            texts = "\n".join("\n".join([*_comments(node.origins), node_text(node)]) for node in nodes)
             parts.append(f"kernel {next(launches)}\n{_indented(texts)}")
     return "\n\n".join(parts)
 

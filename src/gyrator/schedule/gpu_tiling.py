@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from gyrator.ir.expr import Expr, Load, walk_all
-from gyrator.ir.index import Axis, FloorDiv, Index, Mod, lower, upper
+from gyrator.ir.index import Axis, FloorDiv, Index, Mod, dot, lower, upper
 from gyrator.ir.tree import (
     STAGES,
     Config,
+    Contract,
     Kernel,
     Loop,
     LoopKind,
@@ -56,7 +57,7 @@ def tile_kernel(kernel: Kernel, gpu: Gpu) -> Kernel:
     """``kernel`` with its tiling: every loop over a row and the last axis of the grid get a block, the last
     two in a kernel whose accesses cross."""
     walk = _walk(kernel)
-    wide = not all(_fits(i) for i in _indices(kernel))
+    wide = is_wide(kernel)
     points = volume(a.extent for a in walk.grid)
     hint = points * max((volume((r.extent,)) for r in walk.rows), default=1)
     hint *= volume(loop.axis.extent for loop in _loops(kernel.body) if loop.kind is LoopKind.SERIAL)
@@ -296,9 +297,16 @@ def _indices(kernel: Kernel) -> Iterator[Index]:
     for stage in walk_stages(kernel.body):
         if isinstance(stage, Store):
             yield from stage.index
+        for view in (stage.left, stage.right) if isinstance(stage, Contract) else ():
+            yield dot(tuple(n - 1 for n in view.shape), view.strides) + view.offset
         for root in stage_exprs(stage):
             for expr in walk_all(root, seen):
                 yield from expr.indices()
+
+
+def is_wide(kernel: Kernel) -> bool:
+    """Whether a position may need 64 bits."""
+    return not all(_fits(i) for i in _indices(kernel))
 
 
 def _fits(index: Index) -> bool:

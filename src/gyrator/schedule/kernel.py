@@ -15,7 +15,20 @@ from gyrator.ir.expr import Const, Expr, Load, Op, Random, Ref, Value, indirect,
 from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, dot, substitute, upper
 from gyrator.ir.ops import OPS, REDUCTIONS, identity
 from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, bodies
-from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, stage_exprs, walk_stages
+from gyrator.ir.tree import (
+    Carry,
+    Contract,
+    Kernel,
+    Let,
+    Loop,
+    LoopKind,
+    Param,
+    Stage,
+    Store,
+    Update,
+    stage_exprs,
+    walk_stages,
+)
 from gyrator.origin import merge
 from gyrator.schedule.canonical import stem_of
 from gyrator.schedule.gpu import Gpu
@@ -52,6 +65,39 @@ def build_kernel(group: Group, stored: frozenset[Value], rule: Rule, gpu: Gpu | 
     params = writer.params(_read(body))
     kernel = named(body, writer.rows(), tuple(params), merge(*(m.nest.origins for m in group.members)), _title(group))
     return Built(kernel if gpu is None else tile_kernel(kernel, gpu), tuple(params.values()))
+
+
+def build_contraction(
+    shape: Shape, stored: frozenset[Value], rule: Rule, contract: Contract, total: Value, more: str = ""
+) -> Built:
+    """The loop tree of a pointwise group, in which loads of ``total`` are the local that a template fills first.
+
+    ``more`` is what else its name should tell apart.
+    """
+    writer = _Writer(shape, levels_of(shape.group.members), stored, rule)
+    operands = {Param(writer.memory(v.value), True, False): v.value for v in (contract.left, contract.right)}
+    left, right = (replace(v, value=writer.memory(v.value)) for v in (contract.left, contract.right))
+    contract = replace(contract, left=left, right=right)
+    body = _after(contract, writer.memory(total), writer.body())
+    params = operands | writer.params(_read(body))
+    origins = merge(*(m.nest.origins for m in shape.group.members))
+    kernel = named(body, writer.rows(), tuple(params), origins, _title(shape.group), more)
+    return Built(kernel, tuple(params.values()))
+
+
+def _after(contract: Contract, total: Value, body: Body) -> Body:
+    """The stages within the loops, with the template's local in the place of ``total``."""
+
+    def local(expr: Expr) -> Expr | None:
+        return contract.name if isinstance(expr, Load) and expr.value is total else None
+
+    if isinstance(body[0], Loop):
+        return (replace(body[0], body=_after(contract, total, body[0].body)),)
+    found: list[Loop | Stage] = [contract]
+    for stage in body:
+        assert isinstance(stage, Let | Store)
+        found.append(replace(stage, expr=rewrite(stage.expr, local)))
+    return tuple(found)
 
 
 def _title(group: Group) -> str:
@@ -114,9 +160,9 @@ class _Writer:
         written. ``read`` is what the body reads: less than was loaded where an index disappeared, as that of a
         dimension with stride 0 does."""
         written = [v for m in self.members for v in m.nest.out if v is not None and v in self.stored]
-        loaded = [v for v in self._loaded if self._memory(v) in read]
-        reads = {Param(self._memory(v), True, False): v for v in loaded if v not in written}
-        return reads | {Param(self._memory(v), v in loaded, True): v for v in written}
+        loaded = [v for v in self._loaded if self.memory(v) in read]
+        reads = {Param(self.memory(v), True, False): v for v in loaded if v not in written}
+        return reads | {Param(self.memory(v), v in loaded, True): v for v in written}
 
     def body(self) -> Body:
         self._choose_rows()
@@ -140,7 +186,7 @@ class _Writer:
             row, at = self._row(value)
             assert isinstance(member.nest.root, Reduce)
             start.append(Store(row, at, Const(identity(member.nest.root.kind, value.dtype), value.dtype)))
-            end.append(Store(self._memory(value), self._place(value, member), Load(row, at)))
+            end.append(Store(self.memory(value), self._place(value, member), Load(row, at)))
         body = tuple(stages)
         for axis in reversed(self.shape.serial):
             body = (Loop(axis, LoopKind.SERIAL, body),)
@@ -246,7 +292,7 @@ class _Writer:
         - r { = c { y[r, c] = x[c, r] + 1 } }   →   - c { - r { tile[r, c] = x[c, r] } }
                                                     - r { = c { y[r, c] = tile[r, c] + 1 } }
         """
-        lane, written = self.shape.lane, {self._memory(v) for v in self.stored if v in self.made}
+        lane, written = self.shape.lane, {self.memory(v) for v in self.stored if v in self.made}
         assert lane is not None
         before: list[Loop | Stage] = []
         after: list[Loop | Stage] = []
@@ -295,7 +341,7 @@ class _Writer:
                 continue
             if isinstance(member.nest.root, Reduce) and self.levels.of[member.position] == level - 1:
                 stages += [
-                    Store(self._memory(v), self._place(v, member), self._result_of(v))
+                    Store(self.memory(v), self._place(v, member), self._result_of(v))
                     for v in member.nest.out
                     if v is not None and v in self.stored
                 ]
@@ -315,7 +361,7 @@ class _Writer:
         return _stores_last(stages, self._rows.values())
 
     def _store(self, value: Value, member: Member, expr: Expr) -> Store:
-        memory, index = self._memory(value), self._place(value, member)
+        memory, index = self.memory(value), self._place(value, member)
         tile = self._across(memory, index[0])
         return Store(memory, index, expr) if tile is None else Store(tile, self._tile_index(), expr)
 
@@ -346,14 +392,14 @@ class _Writer:
             index = tuple(self._index(i, member, level) for i in root.index)
             mask = rest[0] if root.mask is not None else None
             place = self._position(value, index)
-            return [Store(self._memory(value), place, body, root.combine, mask, is_atomic(member.nest))]
+            return [Store(self.memory(value), place, body, root.combine, mask, is_atomic(member.nest))]
         stages: list[Loop | Stage] = []
         for k, value in enumerate(member.nest.out):
             if value is None or (value not in self.stored and (value, "") not in self._rows):
                 continue
             expr = self._ref(value) if isinstance(root, Scan) else self._exprs(member, level)[k]
             if value in self.stored:
-                stages.append(Store(self._memory(value), self._place(value, member), expr))
+                stages.append(Store(self.memory(value), self._place(value, member), expr))
             else:
                 stages.append(Store(*self._row(value), expr))
         return stages
@@ -382,7 +428,7 @@ class _Writer:
         made = self.made.get(expr.value)
         if made is None:
             self._loaded[expr.value] = None
-            memory, index = self._memory(expr.value), self._position(expr.value, expr.index)
+            memory, index = self.memory(expr.value), self._position(expr.value, expr.index)
             tile = self._across(memory, index[0]) if expr.mask is None else None
             if tile is not None:
                 return Load(tile, self._tile_index())
@@ -400,7 +446,7 @@ class _Writer:
         return self.rule(expr) or expr
 
     # -- memory: every tensor is addressed by the position of an element in it -----------------------------
-    def _memory(self, value: Value) -> Value:
+    def memory(self, value: Value) -> Value:
         """A tensor as its kernel sees it: one dimension, from its first element to its last."""
         found = self.flat.get(value)
         if found is None:
@@ -432,7 +478,7 @@ class _Writer:
             return Load(*self._row(value))
         if value in self.stored and not self.on_gpu:
             self._loaded[value] = None
-            return Load(self._memory(value), self._place(value, member))
+            return Load(self.memory(value), self._place(value, member))
         return self._exprs(member, level)[k]
 
     def _result_of(self, value: Value) -> Expr:

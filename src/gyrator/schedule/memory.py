@@ -19,10 +19,12 @@ from gyrator.ir.program import (
     defines,
     output_values,
     uses,
+    views,
 )
 from gyrator.ir.tree import Kernel
 from gyrator.origin import merge
 from gyrator.schedule.canonical import canonicalise
+from gyrator.schedule.epilogue import product_group
 from gyrator.schedule.gpu import Gpu, gpu_of
 from gyrator.schedule.group import Group, Member
 from gyrator.schedule.kernel import Built, build_kernel, levels_of
@@ -40,9 +42,9 @@ from gyrator.schedule.plan import (
     full_view,
     is_full,
 )
+from gyrator.schedule.products import Templated, Unit, product_of
 from gyrator.schedule.simplify import Rule
-
-Unit = Group | Extern
+from gyrator.schedule.templated import build_templated, contract_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,13 @@ def plan_memory(
 
 def unit_nodes(unit: Unit) -> tuple[Node, ...]:
     """The nodes of the program that a unit holds."""
-    return (unit,) if isinstance(unit, Extern) else tuple(m.nest for m in unit.members)
+    match unit:
+        case Extern():
+            return (unit,)
+        case Group():
+            return tuple(m.nest for m in unit.members)
+        case Templated(call, _, _, epilogue):
+            return (call, *(() if epilogue is None else unit_nodes(epilogue)))
 
 
 def unit_reads(unit: Unit) -> set[Value]:
@@ -96,13 +104,17 @@ def unit_defines(unit: Unit) -> list[Value]:
 
 @dataclass(frozen=True, slots=True)
 class _Here:
-    """A group that becomes a launch: its place among the units, what it reads and makes, its members' levels."""
+    """A group that becomes a launch: its place among the units, what it reads and makes, its members' levels.
+
+    ``whole`` is what a template reads rows and columns of: nothing is placed upon it.
+    """
 
     group: Group
     position: int
     reads: set[Value]
     made: frozenset[Value]
     levels: Mapping[int, int]
+    whole: frozenset[Value] = frozenset()
 
 
 class _Planner:
@@ -127,27 +139,34 @@ class _Planner:
         return [*steps, *self._write_back()]
 
     # -- kernels -------------------------------------------------------------------------------------------
-    def _launch(self, group: Group, position: int) -> Iterator[Step]:
+    def _launch(self, unit: Group | Templated, position: int) -> Iterator[Step]:
+        group = unit if isinstance(unit, Group) else _group_of(unit)
         made = frozenset(unit_defines(group))
         outside = frozenset(v for v in made if v in self._life.forever or self._life.last.get(v, -1) > position)
-        here = _Here(group, position, unit_reads(group), made, levels_of(group.members).of)
+        whole = frozenset(v.value for v in views(unit.call)[-2:]) if isinstance(unit, Templated) else frozenset()
+        here = _Here(group, position, unit_reads(unit), made, levels_of(group.members).of, whole)
         placed: dict[Value, Value] = {}
         for member in group.members:
             for value in member.nest.out:
                 if value in outside:
                     yield from self._place(here, member, value, placed)
-        built = self._build(group, outside, placed)
+        built = self._build(group, outside, placed, unit if isinstance(unit, Templated) else None)
         origins = merge(*(m.nest.origins for m in group.members))
         yield Launch(built.kernel.name, built.args, tuple(s.index() for s in built.kernel.sizes), origins)
 
-    def _build(self, group: Group, stored: frozenset[Value], placed: Mapping[Value, Value]) -> Built:
-        common = canonicalise(group, stored)
-        built = self._built.get(common.key)
-        if built is None:
-            built = self._built[common.key] = build_kernel(
-                common.group, common.stored, self._rule, gpu_of(group.members[0].nest, self._gpu)
-            )
-        built = Built(built.kernel, tuple(common.actual[v] for v in built.args))
+    def _build(
+        self, group: Group, stored: frozenset[Value], placed: Mapping[Value, Value], unit: Templated | None
+    ) -> Built:
+        common, gpu = canonicalise(group, stored), gpu_of(group.members[0].nest, self._gpu)
+        key, actual = common.key, common.actual
+        if unit is None:
+            built = self._built.get(key) or build_kernel(common.group, common.stored, self._rule, gpu)
+        else:
+            contract, total, actual = contract_of(unit, common)
+            key = (key, contract, unit.configs)
+            built = self._built.get(key) or build_templated(contract, total, common, unit.configs, self._rule, gpu)
+        self._built[key] = built
+        built = Built(built.kernel, tuple(actual[v] for v in built.args))
         names = {v: p.value.name for v, p in zip(built.args, built.kernel.params, strict=True)}
         alias = {names[new]: names[old] for new, old in placed.items() if old in names}
         if alias:
@@ -260,6 +279,14 @@ class _Planner:
         yield from self._free(v for v in values if v not in self._outputs)
 
 
+def _group_of(unit: Templated) -> Group:
+    """The product and what follows it as one group."""
+    product = product_of(unit.call)
+    group = None if product is None else product_group(product, unit.epilogue, unit.call.origins)
+    assert isinstance(group, Group)
+    return group
+
+
 def _life(program: Program, units: tuple[Unit, ...]) -> _Life:
     last = {v: p for p, unit in enumerate(units) for v in unit_reads(unit)}
     forever = set(output_values(program))
@@ -280,7 +307,7 @@ def _elementwise(here: _Here, writer: Member, old: Value, new: Value) -> bool:
     iteration. So what depends on ``old``, other than through a reduction, must be of a lower level than
     ``writer``, or of the same level in the same loops; and it must read ``old`` at the place that is written.
     """
-    if not isinstance(writer.nest.root, Pointwise):
+    if not isinstance(writer.nest.root, Pointwise) or old in here.whole:
         return False
     place = substitute(dot(tuple(a.index() for a in writer.nest.axes), new.strides), writer.at)
     last = here.levels[writer.position]

@@ -7,7 +7,7 @@ import re
 
 from gyrator.ir.expr import Expr, Value
 from gyrator.ir.index import Atom, Index, Size, substitute
-from gyrator.ir.tree import Kernel, Let, Loop, Param, Stage, Store, Update, stage_exprs
+from gyrator.ir.tree import Contract, Kernel, Let, Loop, Param, Stage, Store, Update, contract_sides, stage_exprs
 from gyrator.origin import Origin
 
 
@@ -17,10 +17,11 @@ def named(
     params: tuple[Param, ...],
     origins: tuple[Origin, ...],
     title: str,
+    more: str = "",
 ) -> Kernel:
-    """The kernel with that body; its name is its title and a digest of everything else."""
+    """The kernel with that body; its name is its title and a digest of everything else, ``more`` included."""
     sizes = tuple(sorted(_sizes(body, params, scratch), key=lambda s: s.name))
-    digest = hashlib.sha256(describe(body, params, sizes, scratch).encode()).hexdigest()[:10]
+    digest = hashlib.sha256((describe(body, params, sizes, scratch) + more).encode()).hexdigest()[:10]
     name = re.sub(r"\W+", "_", title).strip("_")[:60] or "kernel"
     return Kernel(f"{name}_{digest}", params, sizes, scratch, body, origins)
 
@@ -34,7 +35,7 @@ def _sizes(stages: tuple[Loop | Stage, ...], params: tuple[Param, ...], scratch:
         if isinstance(stage, Loop):
             found |= stage.axis.extent.sizes() | _sizes(stage.body, (), ())
             continue
-        for index in stage.index if isinstance(stage, Store) else ():
+        for index in stage.index if isinstance(stage, Store) else contract_sides(stage):
             found |= index.sizes()
         for expr in stage_exprs(stage):
             found |= expr.sizes()
@@ -81,6 +82,8 @@ def describe(
                     lines.append(f"{depth} store {value} {at} {combine} {atomic} {exprs}")
                 case Update(carry, _, running):
                     lines.append(f"{depth} update {carry} {exprs} {running}")
+                case Contract():
+                    lines.append(f"{depth} {stage}")
 
     visit(stages, 0)
     return "\n".join(lines)

@@ -7,14 +7,18 @@ aten.addmm(bias, x, w) ; group relu          a `Question` of alternatives:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+import torch
+
 from gyrator.ir.expr import Value
-from gyrator.ir.program import Extern, Program, View
+from gyrator.ir.index import ONE, ZERO, Index
+from gyrator.ir.program import Extern, Input, Program, View, defines, shown_values, uses
 from gyrator.ir.tree import Config
 from gyrator.schedule.group import Group
+from gyrator.schedule.plan import full_view
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +66,10 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Units of a program that could be replaced by those of any of ``alternatives``. ``title`` names op and shapes,
-    as in ``addmm(64x16, 16x32, 32)``."""
+    """A part of a program, which any of ``alternatives`` computes; what it reads of the rest are inputs.
+
+    ``title`` names op and shapes, as in ``addmm(64x16, 16x32, 32)``.
+    """
 
     title: str
     program: Program
@@ -80,3 +86,61 @@ class Answer:
 
 Ask: TypeAlias = Callable[[Question], tuple[Answer, ...]]
 """Answers best first; an alternative that failed has none. No answers: the call stays."""
+
+
+# -- what calls mean ---------------------------------------------------------------------------------------
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def product_of(call: Extern) -> Product | None:
+    """What a call of mm, addmm, bmm, baddbmm or _int_mm computes.
+
+    Refuses (None) element types that differ or that no template has, sides of length 0, numbers that only a run tells,
+    and a call for other ops.
+    """
+    op, out = call.op.removeprefix("aten.").removesuffix(".default"), call.out[0] if call.out else None
+    if op not in ("mm", "addmm", "bmm", "baddbmm", "_int_mm") or out is None or call.mutates:
+        return None
+    *first, left, right = (a if isinstance(a, View) and a.dtype in (None, a.value.dtype) else None for a in call.args)
+    scales = {"alpha": 1, "beta": 1, **dict(call.kwargs)}
+    alpha, beta = scales["alpha"], scales["beta"]
+    if left is None or right is None or not isinstance(alpha, int | float) or not isinstance(beta, int | float):
+        return None
+    dtypes = {left.value.dtype, right.value.dtype}
+    exact = dtypes == {torch.int8} and out.dtype == torch.int32 and op == "_int_mm"
+    if not exact and (dtypes != {out.dtype} or out.dtype not in _FLOATS):
+        return None
+    if ZERO in (*out.shape, left.shape[-1]) or {left.value.device, right.value.device} != {out.device}:
+        return None
+    bias = None
+    if first and beta != 0:
+        bias = None if first[0] is None else _expanded(first[0], out.shape)
+        if bias is None or (bias.value.dtype, bias.value.device) != (out.dtype, out.device):
+            return None
+    return Product(left, right, out, bias, float(alpha), float(beta))
+
+
+def _expanded(view: View, shape: tuple[Index, ...]) -> View | None:
+    """The view with as many dimensions as ``shape``, repeated along those that it lacks or has once."""
+    missing = len(shape) - len(view.shape)
+    strides = [ZERO] * missing
+    for size, stride, wanted in zip(view.shape, view.strides, shape[missing:], strict=True):
+        if size is not wanted and size is not ONE:
+            return None
+        strides.append(stride if size is wanted else ZERO)
+    return replace(view, shape=shape, strides=tuple(strides))
+
+
+def part_of(program: Program, positions: Collection[int]) -> Program:
+    """The part of a program that the nodes at ``positions`` compute; what they read of the rest are inputs, and what
+    the rest reads of them are outputs.
+    """
+    nodes = [node for position, node in enumerate(program.nodes) if position in positions]
+    own = {value for node in nodes for value in defines(node)}
+    needed: set[Value] = set(shown_values(program))
+    needed |= {v for position, node in enumerate(program.nodes) if position not in positions for v in uses(node)}
+    read = {value: None for node in nodes for value in uses(node) if value not in own}
+    given = [i for i in program.inputs if i.value is None or i.value in read or any(n.sizes() for n in i.value.shape)]
+    fresh = [Input(value) for value in read if value not in {i.value for i in program.inputs}]
+    shown = tuple(full_view(value) for node in nodes for value in defines(node) if value in needed)
+    return replace(program, inputs=(*given, *fresh), nodes=tuple(nodes), outputs=shown, updates=(), constants=())

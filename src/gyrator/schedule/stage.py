@@ -8,6 +8,7 @@ from gyrator.ir.check import LOWERED, PREDICATED, SCHEDULED, check_kernel, check
 from gyrator.ir.program import Extern, Nest, Program
 from gyrator.ir.text import program_text
 from gyrator.passes import Pass, run_passes
+from gyrator.schedule.choose import choose_products
 from gyrator.schedule.dce import remove_dead
 from gyrator.schedule.empty import fill_empty
 from gyrator.schedule.fuse import Decision, Slower, fuse
@@ -16,12 +17,12 @@ from gyrator.schedule.gpu_combo import combine
 from gyrator.schedule.gpu_products import widen_products
 from gyrator.schedule.gpu_reductions import online_softmax, split_on_gpu
 from gyrator.schedule.gpu_windows import unroll_windows
-from gyrator.schedule.group import Group
 from gyrator.schedule.inline import inline
 from gyrator.schedule.memory import plan_memory
 from gyrator.schedule.pad import pad_rows
 from gyrator.schedule.plan import Plan
 from gyrator.schedule.predicate import predicate
+from gyrator.schedule.products import Ask, Unit
 from gyrator.schedule.scatter import scatters_to_selects
 from gyrator.schedule.simplify import Rule, simplifier, simplify
 from gyrator.schedule.split import split_reductions
@@ -30,12 +31,12 @@ from gyrator.session import Count, Session
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """The plan, the program it was made from (after all passes on programs), its nests as groups and its
-    calls in the plan's order, and every decision about fusion."""
+    """The plan, the program it was made from (after all passes on programs), its nests as groups, its calls and
+    templates in the plan's order, and every decision about fusion."""
 
     plan: Plan
     program: Program
-    units: tuple[Group | Extern, ...]
+    units: tuple[Unit, ...]
     decisions: tuple[Decision, ...]
 
 
@@ -69,9 +70,11 @@ def program_passes(
     )
 
 
-def schedule(program: Program, session: Session, gpu: Gpu | None = None, slower: Slower | None = None) -> Scheduled:
+def schedule(
+    program: Program, session: Session, gpu: Gpu | None = None, slower: Slower | None = None, ask: Ask | None = None
+) -> Scheduled:
     """Program → plan: passes on the program, fusion, kernels, memory. ``gpu`` is what nests on "cuda" run on;
-    ``slower`` may refuse fusions.
+    ``slower`` may refuse fusions; ``ask`` times ways to compute matrix products.
 
     Raises: InternalCheckError if a pass breaks its spec (checked as ``session.config.check`` says).
     """
@@ -82,13 +85,15 @@ def schedule(program: Program, session: Session, gpu: Gpu | None = None, slower:
     program = run_passes(program, passes, session, text=program_text)
     with session.stage("fuse"):
         fused = fuse(program, config.max_fused_nodes if config.fusion else 1, slower)
+    with session.stage("choose products"):
+        units = choose_products(fused.steps, program, ask, config, gpu)
     with session.stage("kernels and memory"):
-        plan = plan_memory(program, fused.steps, rule, in_place=config.inplace, gpu=gpu)
+        plan = plan_memory(program, units, rule, in_place=config.inplace, gpu=gpu)
         if gpu is not None and config.combo_kernels:
             plan = combine(plan)
     if config.check != "off":
         with session.stage("check kernels"):
             for kernel in plan.kernels:
                 check_kernel(kernel)
-    session.counters.add(Count.NESTS_AFTER_FUSION, sum(isinstance(unit, Group) for unit in fused.steps))
-    return Scheduled(plan, program, fused.steps, fused.decisions)
+    session.counters.add(Count.NESTS_AFTER_FUSION, sum(not isinstance(unit, Extern) for unit in units))
+    return Scheduled(plan, program, units, fused.decisions)

@@ -1,0 +1,154 @@
+"""Which way to compute each matrix product: the library's call, or a template of ours with what follows it fused in.
+
+    units                     the plain question            the question with what follows
+    call mm                   mm         0.062 ms           mm, then relu           0.071 ms
+    group relu            →   mm_0       0.063 ms       →   mm_0 with relu          0.064 ms
+                              mm_1       0.070 ms           mm_1 with relu          0.072 ms
+
+The best few templates of the first question stand in the second one, against the best way without fusion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+
+from gyrator.config import Config as Options
+from gyrator.ir.program import Extern, Program, View, defines, uses
+from gyrator.ir.tree import Config
+from gyrator.schedule.canonical import canonicalise
+from gyrator.schedule.epilogue import product_group
+from gyrator.schedule.gpu import Gpu
+from gyrator.schedule.gpu_gemm import gpu_configs
+from gyrator.schedule.group import Group
+from gyrator.schedule.memory import unit_nodes
+from gyrator.schedule.products import Alternative, Answer, Ask, Product, Question, Templated, Unit, part_of, product_of
+
+
+def choose_products(
+    units: Sequence[Unit], program: Program, ask: Ask | None, options: Options, gpu: Gpu | None = None
+) -> tuple[Unit, ...]:
+    """``units`` with each product computed in the way that ``ask`` finds fastest. Equal questions are asked once.
+
+    Without ``ask``, which the option ``max_autotune`` provides, calls stay calls.
+    """
+    if ask is None:
+        return tuple(units)
+    chooser = _Chooser(list(units), program, ask, options, gpu)
+    for call in [u for u in units if isinstance(u, Extern)]:
+        product = product_of(call)
+        if product is not None:
+            chooser.choose(call, product)
+    return tuple(chooser.units)
+
+
+class _Chooser:
+    """Exchanges units one product at a time. Mutable, and private to one call of :func:`choose_products`."""
+
+    def __init__(self, units: list[Unit], program: Program, ask: Ask, options: Options, gpu: Gpu | None) -> None:
+        self.units, self._program, self._ask, self._options, self._gpu = units, program, ask, options, gpu
+        self._position = {id(node): k for k, node in enumerate(program.nodes)}
+        self._asked: dict[Hashable, tuple[tuple[str, float], ...]] = {}
+
+    def choose(self, call: Extern, product: Product) -> None:
+        """Replace the call, and the group that follows it if they are fused."""
+        templates = self._templates(call, product)
+        library = Alternative(_op(call), "aten", (call,))
+        plain = (*((library,) if "aten" in self._options.gemm_backends or not templates else ()), *templates)
+        if plain == (library,):
+            return
+        title = _title(call, product)
+        group = self._follower(call, product)
+        answers = self._answers(title, (call,), plain, _signature(call))
+        if not answers:
+            return
+        best = answers[0].alternative
+        fused = self._fused(product, group, answers) if group is not None else ()
+        if group is not None and fused:
+            apart = replace(best, name=f"{best.name}_then_epilogue", units=(*best.units, group))
+            key = (_signature(call), _epilogue_key(product, group))
+            answers = self._answers(f"{title} with epilogue", (call, group), (apart, *fused), key)
+            if answers and answers[0].alternative is not apart:
+                at = self.units.index(group)
+                self.units[at : at + 1] = answers[0].alternative.units
+                self.units.remove(call)
+                return
+        at = self.units.index(call)
+        self.units[at : at + 1] = best.units
+
+    def _templates(self, call: Extern, product: Product) -> tuple[Alternative, ...]:
+        backends, op = self._options.gemm_backends, _op(call)
+        if self._gpu is None or product.out.device.type != "cuda" or "triton" not in backends:
+            return ()
+        found = []
+        for k, (template, config) in enumerate(gpu_configs(product, self._gpu)):
+            unit = Templated(call, template, (config,))
+            found.append(Alternative(f"triton_{op}_{k}", "triton", (unit,), parameters(product, config)))
+        return tuple(found)
+
+    def _fused(self, product: Product, group: Group, answers: Sequence[Answer]) -> tuple[Alternative, ...]:
+        """The best templates with the group as their epilogue."""
+        best = [a.alternative for a in answers if a.alternative.backend != "aten"]
+        return tuple(
+            replace(a, units=tuple(replace(u, epilogue=group) if isinstance(u, Templated) else u for u in a.units))
+            for a in best[: self._options.max_epilogue_benchmarked_choices]
+        )
+
+    def _follower(self, call: Extern, product: Product) -> Group | None:
+        """The group that may become the product's epilogue: the first unit that reads it, over the same elements."""
+        after = self.units[self.units.index(call) + 1 :]
+        group = next((u for u in after if any(product.out in uses(n) for n in unit_nodes(u))), None)
+        if not isinstance(group, Group) or not isinstance(product_group(product, group), Group):
+            return None
+        return group
+
+    def _answers(
+        self, title: str, units: tuple[Unit, ...], alternatives: tuple[Alternative, ...], key: Hashable
+    ) -> tuple[Answer, ...]:
+        """What was answered to an equal question, else what is answered now."""
+        key = (key, tuple((a.name, a.parameters) for a in alternatives))
+        if key not in self._asked:
+            part = part_of(self._program, {self._position[id(n)] for u in units for n in unit_nodes(u)})
+            answers = self._ask(Question(title, part, alternatives))
+            self._asked[key] = tuple((a.alternative.name, a.milliseconds) for a in answers)
+        by_name = {a.name: a for a in alternatives}
+        return tuple(Answer(by_name[name], milliseconds) for name, milliseconds in self._asked[key])
+
+
+def parameters(product: Product, config: Config) -> tuple[tuple[str, str | int | bool], ...]:
+    """What the log says of a template: accumulator, block sizes, whether blocks divide K, stages, warps."""
+    blocks = dict(config.blocks)
+    k = product.left.shape[-1].value
+    total = "tl.float32" if product.out.dtype.is_floating_point else "tl.int32"
+    named: dict[str, str | int | bool] = {"ACC_TYPE": total, **blocks, "ALLOW_TF32": bool(blocks.get("ALLOW_TF32", 0))}
+    named["EVEN_K"] = k is not None and k % (blocks.get("BLOCK_K", 1) * blocks.get("SPLIT_K", 1)) == 0
+    return (*sorted(named.items()), ("num_stages", config.num_stages), ("num_warps", config.num_warps))
+
+
+# -- what is the same --------------------------------------------------------------------------------------
+def _op(call: Extern) -> str:
+    return call.op.removeprefix("aten.").removesuffix(".default")
+
+
+def _title(call: Extern, product: Product) -> str:
+    """``addmm(64x16, 16x32, 32)``."""
+    shapes = [product.left.shape, product.right.shape]
+    if product.bias is not None:
+        given = call.args[0]
+        assert isinstance(given, View)
+        shapes.append(given.shape)
+    return f"{_op(call)}({', '.join('x'.join(map(str, shape)) for shape in shapes)})"
+
+
+def _signature(call: Extern) -> Hashable:
+    """All that the time of a call depends on."""
+    args: list[object] = []
+    for arg in call.args:
+        args.append((arg.shape, arg.strides, arg.offset, arg.value.dtype) if isinstance(arg, View) else arg)
+    return call.op, tuple(args), call.kwargs, tuple((v.dtype, v.strides, str(v.device)) for v in defines(call))
+
+
+def _epilogue_key(product: Product, group: Group) -> Hashable:
+    joined = product_group(product, group)
+    assert isinstance(joined, Group)
+    return canonicalise(joined, frozenset(v for m in joined.members for v in defines(m.nest))).key

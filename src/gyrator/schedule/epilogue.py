@@ -1,0 +1,79 @@
+"""What follows a matrix product element by element, in one group with it.
+
+    y = mm(x, w); z = relu(y) + r    →    group (i, j): y = acc[i, j], z = relu(y) + r[i, j]
+
+The product is a nest like any other. What it reads, the *accumulator*, is a local of the kernel, which the template
+fills; it lies nowhere, so all its strides are 0.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from gyrator.ir.expr import Const, Expr, Load, Op, Value
+from gyrator.ir.index import ONE, ZERO, Axis, Index, dot, substitute
+from gyrator.ir.program import Nest, Pointwise, View
+from gyrator.origin import Origin
+from gyrator.schedule.group import Group, Refused, crossing_reads, join, singleton
+from gyrator.schedule.products import Product
+
+FIRST = -1
+"""The position of the product among the members: before all others."""
+
+
+def accumulator(product: Product) -> Value:
+    """The sums over k of a product's elements, in the type in which they are summed."""
+    out = product.out
+    dtype = torch.float32 if out.dtype.is_floating_point else torch.int32
+    return Value("acc", out.shape, dtype, tuple(ZERO for _ in out.shape), out.device)
+
+
+def product_group(product: Product, epilogue: Group | None, origins: tuple[Origin, ...] = ()) -> Group | Refused:
+    """The product's nest, joined with the group that follows it.
+
+    Refuses a group that runs over more or other elements than the product's, or that reduces or scatters.
+    """
+    nest = _nest(product, origins)
+    group = singleton(nest, FIRST)
+    if epilogue is None:
+        return group
+    if not all(isinstance(m.nest.root, Pointwise) and m.nest.on_gpu == nest.on_gpu for m in epilogue.members):
+        return Refused("what follows the product is not elementwise")
+    joined: Group | Refused = Refused("nothing reads the product")
+    reads = [(m, load) for m in epilogue.members for load in m.loads if load.value is product.out]
+    for member, load in reads[:4]:
+        there = tuple(substitute(i, member.at) for i in load.index)
+        joined = join(group, epilogue, group.members[0].coordinates(), there, product.out.shape)
+        if isinstance(joined, Group) and joined.pointwise:
+            return crossing_reads(joined, frozenset((FIRST,))) or joined
+    return joined if isinstance(joined, Refused) else Refused("they iterate over different ranges")
+
+
+def _nest(product: Product, origins: tuple[Origin, ...]) -> Nest:
+    """``out[…, m, n] = alpha · acc[…, m, n] + beta · bias[…, m, n]``."""
+    axes = tuple(Axis(f"i{k}", n) for k, n in enumerate(product.out.shape))
+    at = tuple(a.index() for a in axes)
+    total = accumulator(product)
+    expr = _scaled(Load(total, at), product.alpha)
+    if product.bias is not None:
+        bias = _cast(_element(product.bias, at), total.dtype)
+        expr = Op("add", (expr, _scaled(bias, product.beta)), total.dtype)
+    return Nest((product.out,), axes, Pointwise(_cast(expr, product.out.dtype)), origins)
+
+
+def _element(view: View, at: tuple[Index, ...]) -> Load:
+    """The element of a window. It is addressed by its position along the dimension in which elements are neighbours."""
+    position, strides = dot(at, view.strides) + view.offset, view.value.strides
+    along = strides.index(ONE) if ONE in strides else None
+    return Load(view.value, tuple(position if k == along else ZERO for k in range(len(strides))))
+
+
+def _scaled(expr: Expr, factor: float) -> Expr:
+    if factor == 1:
+        return expr
+    number = factor if expr.dtype.is_floating_point else int(factor)
+    return Op("mul", (expr, Const(number, expr.dtype)), expr.dtype)
+
+
+def _cast(expr: Expr, dtype: torch.dtype) -> Expr:
+    return expr if expr.dtype == dtype else Op("cast", (expr,), dtype)

@@ -1,0 +1,71 @@
+"""From a product and its epilogue to a kernel: loops over the tiles of the result, a template in each, then the rest.
+
+parallel row < M
+  parallel column < N
+    %acc = contract x[row, :], w[:, column] by tiled        a program of a GPU: BLOCK_M rows, BLOCK_N columns
+    z[row, column] = relu(%acc) + r[row, column]
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gyrator.ir.expr import Ref, Value
+from gyrator.ir.index import ONE, Atom, Axis, Index
+from gyrator.ir.program import View
+from gyrator.ir.tree import Config, Contract
+from gyrator.schedule.align import radix
+from gyrator.schedule.canonical import Canonical, stem_of
+from gyrator.schedule.epilogue import accumulator
+from gyrator.schedule.gpu import Gpu
+from gyrator.schedule.gpu_gemm import tile_product
+from gyrator.schedule.kernel import Built, build_contraction
+from gyrator.schedule.loops import Shape, Style
+from gyrator.schedule.products import Templated, product_of
+from gyrator.schedule.simplify import Rule
+
+
+def contract_of(unit: Templated, common: Canonical) -> tuple[Contract, Value, dict[Value, Value]]:
+    """The product under canonical names, the value that stands for its sums in the group, and the actual values of
+    all names, operands included.
+    """
+    product = product_of(unit.call)
+    assert product is not None
+    actual = dict(common.actual)
+    total = accumulator(product)
+
+    def renamed(view: View) -> View:
+        known = next((name for name, value in actual.items() if value is view.value), None)
+        if known is None:
+            stem, taken = stem_of(view.value.name), {name.name for name in actual}
+            name = next(n for n in (stem, *(f"{stem}_{k}" for k in range(2, len(taken) + 3))) if n not in taken)
+            old = view.value
+            known = Value(name, old.shape, old.dtype, old.strides, old.device)
+            actual[known] = old
+        return replace(view, value=known)
+
+    axes = [Axis(name, n) for name, n in zip(("batch", "row", "column")[-len(total.shape) :], total.shape, strict=True)]
+    *batch, row, column = axes
+    left, right = renamed(product.left), renamed(product.right)
+    name = Ref("acc", total.dtype, frozenset(axes))
+    (stands,) = (name for name, value in actual.items() if value is total)
+    return Contract(name, left, right, tuple(batch), row, column, unit.template), stands, actual
+
+
+def build_templated(
+    contract: Contract, total: Value, common: Canonical, configs: tuple[Config, ...], rule: Rule, gpu: Gpu | None
+) -> Built:
+    """The kernel of a product and its epilogue."""
+    axes = (*contract.batch, contract.row, contract.column)
+    made = next(m for m in common.group.members if any(load.value is total for load in m.loads))
+    digits: dict[Atom, Index] = {}
+    for axis, at in zip(axes, made.coordinates(), strict=True):
+        step, inner = ONE, radix(at, axis.extent)
+        assert inner is not None
+        for digit in inner:
+            place = axis.index() // step
+            step = step * digit.extent
+            digits[digit] = place if step is axis.extent else place % digit.extent
+    shape = Shape(common.group, Style.TILES, axes, None, (), digits, lanes=1)
+    built = build_contraction(shape, common.stored, rule, contract, total, str(configs))
+    return built if gpu is None else replace(built, kernel=tile_product(built.kernel, contract, configs))
