@@ -19,6 +19,7 @@ from typing import final
 
 import torch
 
+from gyrator.ir import tree
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Masked, Op, Random, Ref, Scalar, Value, short
 from gyrator.ir.index import Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, Size, contiguous_strides
 from gyrator.ir.program import (
@@ -39,20 +40,7 @@ from gyrator.ir.program import (
     View,
     expressions,
 )
-from gyrator.ir.tree import (
-    Carry,
-    Contract,
-    Kernel,
-    Let,
-    Loop,
-    LoopKind,
-    Param,
-    Stage,
-    Store,
-    Update,
-    stage_exprs,
-    walk_stages,
-)
+from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, stage_exprs, walk_stages
 from gyrator.origin import Origins, places_of
 
 _INFIX = {
@@ -222,7 +210,7 @@ class _KernelPrinter:
             case Update(carry, args, running):
                 text = f"update {carry} with {', '.join(map(names.expr, args))}"
                 return f"{text} -> {_refs(running)}" if running else text
-            case Contract(name, left, right, _, _, _, template):
+            case tree.Contract(name, left, right, _, _, _, template):
                 return f"{name}: {short(name.dtype)} = {_view_text(left)} times {_view_text(right)} by {template}"
         raise TypeError(stage)
 

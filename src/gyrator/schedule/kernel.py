@@ -15,20 +15,7 @@ from gyrator.ir.expr import Const, Expr, Load, Op, Random, Ref, Value, indirect,
 from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, dot, substitute, upper
 from gyrator.ir.ops import OPS, REDUCTIONS, identity
 from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, bodies
-from gyrator.ir.tree import (
-    Carry,
-    Contract,
-    Kernel,
-    Let,
-    Loop,
-    LoopKind,
-    Param,
-    Stage,
-    Store,
-    Update,
-    stage_exprs,
-    walk_stages,
-)
+from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, stage_exprs, walk_stages
 from gyrator.origin import merge
 from gyrator.schedule.canonical import stem_of
 from gyrator.schedule.gpu import Gpu
@@ -60,47 +47,15 @@ def build_kernel(group: Group, stored: frozenset[Value], rule: Rule, gpu: Gpu | 
     levels = levels_of(group.members)
     phased = any(levels.of[m.position] for m in group.members if m.space is not None)
     shape = gpu_loops(group, stored) if gpu is not None else choose_loops(group, stored, phased=phased)
-    writer = _Writer(shape, levels, stored, rule)
+    writer = Writer(shape, levels, stored, rule)
     body = writer.body()
     params = writer.params(_read(body))
-    kernel = named(body, writer.rows(), tuple(params), merge(*(m.nest.origins for m in group.members)), _title(group))
+    kernel = named(body, writer.rows(), tuple(params), merge(*(m.nest.origins for m in group.members)), title_of(group))
     return Built(kernel if gpu is None else tile_kernel(kernel, gpu), tuple(params.values()))
 
 
-def build_contraction(
-    shape: Shape, stored: frozenset[Value], rule: Rule, contract: Contract, total: Value, more: str = ""
-) -> Built:
-    """The loop tree of a pointwise group, in which loads of ``total`` are the local that a template fills first.
-
-    ``more`` is what else its name should tell apart.
-    """
-    writer = _Writer(shape, levels_of(shape.group.members), stored, rule)
-    operands = {Param(writer.memory(v.value), True, False): v.value for v in (contract.left, contract.right)}
-    left, right = (replace(v, value=writer.memory(v.value)) for v in (contract.left, contract.right))
-    contract = replace(contract, left=left, right=right)
-    body = _after(contract, writer.memory(total), writer.body())
-    params = operands | writer.params(_read(body))
-    origins = merge(*(m.nest.origins for m in shape.group.members))
-    kernel = named(body, writer.rows(), tuple(params), origins, _title(shape.group), more)
-    return Built(kernel, tuple(params.values()))
-
-
-def _after(contract: Contract, total: Value, body: Body) -> Body:
-    """The stages within the loops, with the template's local in the place of ``total``."""
-
-    def local(expr: Expr) -> Expr | None:
-        return contract.name if isinstance(expr, Load) and expr.value is total else None
-
-    if isinstance(body[0], Loop):
-        return (replace(body[0], body=_after(contract, total, body[0].body)),)
-    found: list[Loop | Stage] = [contract]
-    for stage in body:
-        assert isinstance(stage, Let | Store)
-        found.append(replace(stage, expr=rewrite(stage.expr, local)))
-    return tuple(found)
-
-
-def _title(group: Group) -> str:
+def title_of(group: Group) -> str:
+    """What a kernel of the group is called: what its first results hold."""
     names = dict.fromkeys(stem_of(v.name) for m in group.members for v in m.nest.out if v is not None)
     return "_".join(list(names)[:5]) or "kernel"
 
@@ -137,8 +92,8 @@ def levels_of(members: tuple[Member, ...]) -> Levels:
 
 
 # -- stages ------------------------------------------------------------------------------------------------
-class _Writer:
-    """Writes the body of one kernel. Mutable, and private to one call of :func:`build_kernel`."""
+class Writer:
+    """Writes the body of one kernel. Mutable, and private to one call that builds it."""
 
     def __init__(self, shape: Shape, levels: Levels, stored: frozenset[Value], rule: Rule) -> None:
         self.shape, self.levels, self.stored, self.rule = shape, levels, stored, rule
@@ -153,6 +108,7 @@ class _Writer:
         self._tiles: dict[tuple[Value, Index], Value] = {}
 
     def rows(self) -> tuple[Value, ...]:
+        """The scratch rows and tiles."""
         return (*self._rows.values(), *self._tiles.values())
 
     def params(self, read: set[Value]) -> dict[Param, Value]:
@@ -165,6 +121,7 @@ class _Writer:
         return reads | {Param(self.memory(v), v in loaded, True): v for v in written}
 
     def body(self) -> Body:
+        """The loops and stages."""
         self._choose_rows()
         stages: list[Loop | Stage] = []
         for level in range(self.levels.count):

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gyrator.ir.expr import Ref, Value
+from gyrator.ir.expr import Expr, Load, Ref, Value, rewrite
 from gyrator.ir.index import ONE, Atom, Axis, Index
 from gyrator.ir.program import View
-from gyrator.ir.tree import Config, Contract
+from gyrator.ir.tree import Config, Contract, Let, Loop, Param, Store, touched
+from gyrator.origin import merge
 from gyrator.schedule.align import radix
 from gyrator.schedule.canonical import Canonical, stem_of
 from gyrator.schedule.epilogue import accumulator
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_gemm import tile_product
-from gyrator.schedule.kernel import Built, build_contraction
+from gyrator.schedule.kernel import Body, Built, Writer, levels_of, title_of
 from gyrator.schedule.loops import Shape, Style
+from gyrator.schedule.naming import named
 from gyrator.schedule.products import Templated, product_of
 from gyrator.schedule.simplify import Rule
 
@@ -67,5 +69,24 @@ def build_templated(
             step = step * digit.extent
             digits[digit] = place if step is axis.extent else place % digit.extent
     shape = Shape(common.group, Style.TILES, axes, None, (), digits, lanes=1)
-    built = build_contraction(shape, common.stored, rule, contract, total, str(configs))
-    return built if gpu is None else replace(built, kernel=tile_product(built.kernel, contract, configs))
+    writer = Writer(shape, levels_of(common.group.members), common.stored, rule)
+    operands = {Param(writer.memory(v.value), True, False): v.value for v in (contract.left, contract.right)}
+    left, right = (replace(v, value=writer.memory(v.value)) for v in (contract.left, contract.right))
+    contract = replace(contract, left=left, right=right)
+    body = _after(contract, writer.memory(total), writer.body())
+    params = operands | writer.params(set(touched(body)))
+    origins = merge(*(m.nest.origins for m in common.group.members))
+    kernel = named(body, (), tuple(params), origins, title_of(common.group), str(configs))
+    return Built(kernel if gpu is None else tile_product(kernel, contract, configs), tuple(params.values()))
+
+
+def _after(contract: Contract, total: Value, body: Body) -> Body:
+    """The stages within the loops, with the template's local in the place of ``total``."""
+
+    def local(expr: Expr) -> Expr | None:
+        return contract.name if isinstance(expr, Load) and expr.value is total else None
+
+    if isinstance(body[0], Loop):
+        return (replace(body[0], body=_after(contract, total, body[0].body)),)
+    stages = [replace(s, expr=rewrite(s.expr, local)) for s in body if isinstance(s, Let | Store)]
+    return contract, *stages
