@@ -52,7 +52,7 @@ from gyrator.runtime.workers import Workers
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.stage import schedule
 from gyrator.session import Counters, Session
-from gyrator.torch_compat import on_device
+from gyrator.torch_compat import on_device, symbolic_numbers
 from gyrator.validate import validated
 
 Instead: TypeAlias = Callable[[fx.GraphModule, Sequence[object], Config], Callable[..., object]]
@@ -266,13 +266,8 @@ def loaded(
 
 
 def shape_env_of(example_inputs: Sequence[object]) -> ShapeEnv | None:
-    """The environment of the inputs' symbolic sizes; None if all sizes are plain."""
-    for given in example_inputs:
-        sizes = (*given.shape, *given.stride()) if isinstance(given, torch.Tensor) else (given,)
-        for size in sizes:
-            if isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-                return size.node.shape_env
-    return None
+    """The environment of the inputs' symbolic numbers; None if all are plain."""
+    return next((number.node.shape_env for number in symbolic_numbers(example_inputs)), None)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import operator
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution, DistributionFinder, EntryPoint
@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
+import sympy
 import torch
 from torch.fx import Graph, Node, Proxy
 from torch.fx.node import map_arg
@@ -186,6 +187,36 @@ def fresh_symbols(fake_mode: Any, value: object) -> Mapping[Any, Any] | None:
     module = importlib.import_module("torch.fx.experimental.symbolic_shapes")
     bindings: Mapping[Any, Any] | None = module.compute_unbacked_bindings(fake_mode.shape_env, value)
     return bindings
+
+
+def symbolic_numbers(values: Iterable[object]) -> Iterator[torch.SymInt | torch.SymFloat | torch.SymBool]:
+    """What is symbolic of a graph's inputs: numbers, sizes, strides, and floats that come as 0-d tensors."""
+    for value in values:
+        parts = (*value.shape, *value.stride(), float_behind(value)) if isinstance(value, torch.Tensor) else (value,)
+        yield from (part for part in parts if isinstance(part, (torch.SymInt, torch.SymFloat, torch.SymBool)))
+
+
+def float_behind(fake: torch.Tensor) -> torch.SymFloat | None:
+    """The float of the user's program that capture passes as this 0-d tensor: what the program finds out about it
+    is guarded."""
+    known = getattr(fake, "item_memo", None)
+    return known if isinstance(known, torch.SymFloat) and known.node.hint is not None else None
+
+
+def guard_floats(value: object) -> None:
+    """Guards the floats of the program that decide an integer or a tensor's size: these hold for them alone."""
+    for number in symbolic_numbers([value]):
+        if isinstance(number, torch.SymInt):
+            env = number.node.shape_env
+            known = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
+            for symbol in number.node.expr.free_symbols:
+                if symbol in known and not symbol.is_integer:
+                    env.evaluate_expr(sympy.Eq(symbol, known[symbol]))
+
+
+def set_float_behind(fake: Any, number: torch.SymFloat | None) -> None:
+    """Make `number` the item of a fake tensor, or leave it unknown."""
+    fake.item_memo = number
 
 
 def next_autograd_sequence() -> int:

@@ -123,6 +123,65 @@ def test_programs_with_symbolic_sizes(fn, grad, backend):
     assert count_compiles(fn, calls, backend, dynamic=True) <= allowed
 
 
+# --- floats of the program ---
+
+FLOATS: dict[str, Callable[[Tensor, float], Any]] = {
+    "arithmetic": lambda x, f: torch.add(x * (f * 2 + 1), -f / 3, alpha=f) + torch.full((3, 8), f) * x,
+    "activations": lambda x, f: F.leaky_relu(x, f) + F.softplus(x, f) + F.elu(x, f) + F.threshold(x, f, 0.0),
+    "bounds": lambda x, f: x.clamp(-f, f) + F.hardtanh(x, -f, f) + x.masked_fill(x > f, f),
+    "layer norm": lambda x, f: F.layer_norm(x, (8,), eps=f),
+    "batch norm": lambda x, f: F.batch_norm(x, torch.zeros(8), torch.ones(8), training=True, momentum=f, eps=f),
+    "attention": lambda x, f: F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None], scale=f),
+    "branch": lambda x, f: x * f if f > 0.3 else x - f,
+}
+
+
+@pytest.mark.parametrize("fn", FLOATS.values(), ids=FLOATS)
+def test_floats_that_change(fn, backend):
+    x = torch.randn(3, 8, requires_grad=True)
+    calls = [(x, f) for f in (0.5, 0.1, 0.5)]
+    allowed = count_compiles(fn, calls, "eager", dynamic=True, fullgraph=True)
+    assert count_compiles(fn, calls, backend, dynamic=True, fullgraph=True) <= allowed
+    # Now the cache knows the function; what it assumed of other floats must not come back.
+    assert count_compiles(fn, [(x, 0.125), (x, 0.1)], backend, dynamic=True, fullgraph=True) <= allowed
+
+
+def test_a_float_that_sizes_are_made_of(backend):
+    calls = [(torch.ones(3), f) for f in (0.5, 0.1, 0.55)]
+    count_compiles(lambda x, f: x.sum() * int(f * 10) + torch.arange(0, 8 * f, f), calls, backend, dynamic=True)
+
+
+def test_a_float_found_to_change_beside_fixed_sizes(backend):
+    calls = [(torch.randn(3, 8), f) for f in (0.5, 0.1)]
+    count_compiles(lambda x, f: F.layer_norm(x, (8,), eps=f) * f, calls, backend)
+    with torch.inference_mode():
+        count_compiles(lambda x, f: F.layer_norm(x, (8,), eps=f) * f, calls, backend, dynamic=True)
+
+
+def test_layer_norms_that_differ_in_eps(backend):
+    norms = [(torch.nn.LayerNorm(8, eps=eps), torch.randn(3, 8) / 10) for eps in (1e-5, 1.0)]
+    for _ in range(2):
+        count_compiles(lambda norm, x: norm(x), norms, backend, dynamic=True, fullgraph=True)
+
+
+def test_rates_of_dropout_that_change(backend):
+    compiled = torch.compile(F.dropout, backend=backend, dynamic=True, fullgraph=True)
+    for rate in (0.5, 0.1, 0.0, 0.9):
+        kept = compiled(torch.ones(200, 100), rate)
+        assert abs(kept.count_nonzero().item() / kept.numel() - (1 - rate)) < 0.02
+        assert kept.unique().tolist() == pytest.approx([0.0] * (rate > 0) + [1 / (1 - rate)])
+
+
+def test_the_item_of_a_number_that_the_program_changes(backend):
+    def fn(x: Tensor, number: Tensor) -> Tensor:
+        number.add_(1)
+        return x * number.item() + number.item() / 3
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        calls = [(torch.randn(3, 8), torch.tensor(value, dtype=torch.float64)) for value in (0.5, 2.0)]
+        count_compiles(fn, calls, backend, dynamic=True)
+
+
 # --- sizes that depend on values ---
 
 

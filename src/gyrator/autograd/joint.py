@@ -29,7 +29,7 @@ from gyrator.autograd.flex_attention import flex_attention, index
 from gyrator.autograd.inputs import Inputs
 from gyrator.autograd.layout import contiguous_strides, tangent_strides
 from gyrator.autograd.recorder import Recorder
-from gyrator.autograd.symbols import SYMBOLIC_TYPES, expression
+from gyrator.autograd.symbols import expression
 from gyrator.errors import UnsupportedOperator
 
 
@@ -76,7 +76,7 @@ def trace(gm: GraphModule, inputs: Inputs) -> Joint:
     with ExitStack() as stack:
         stack.enter_context(torch_compat.replayed_views())
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-        if _symbolic(inputs.values):
+        if next(torch_compat.symbolic_numbers(inputs.values), None) is not None:
             stack.enter_context(torch_compat.python_dispatcher())
         stack.enter_context(inputs.mode)
         leaves, arguments = _leaves(inputs, recorder)
@@ -104,14 +104,6 @@ def trace(gm: GraphModule, inputs: Inputs) -> Joint:
     )
 
 
-def _symbolic(values: Sequence[Any]) -> bool:
-    return any(
-        type(value) in SYMBOLIC_TYPES
-        or (isinstance(value, Tensor) and any(type(size) is not int for size in value.shape))
-        for value in values
-    )
-
-
 def _leaves(inputs: Inputs, recorder: Recorder) -> tuple[list[Any], list[Any]]:
     """What to differentiate by, and what to run on: the leaf, or a tensor computed from it that may be mutated."""
     leaves: list[Any] = []
@@ -122,6 +114,7 @@ def _leaves(inputs: Inputs, recorder: Recorder) -> tuple[list[Any], list[Any]]:
             with torch.no_grad():
                 leaf = value.detach()
             leaf.requires_grad_(inputs.requires_grad[position])
+            torch_compat.set_float_behind(leaf, torch_compat.float_behind(value))
         recorder.add_input(f"arg{position}", leaf, position)
         argument = leaf
         if inputs.requires_grad[position] and not inputs.leaf[position]:
@@ -218,7 +211,9 @@ class _Runner(Interpreter):
         if target is operator.getitem and self._of_scores:
             return index(args[0], args[1])
         args, kwargs = self._masks.simplified(target, args, kwargs)
-        return super().call_function(target, args, kwargs)
+        value = super().call_function(target, args, kwargs)
+        torch_compat.guard_floats(value)
+        return value
 
     def _checkpoint(self, body: GraphModule, args: Sequence[Any]) -> Any:
         """A region that backward computes again; where a policy decides, it is asked for each operator."""

@@ -26,7 +26,7 @@ from gyrator.autograd.functionalize import Alias, Root, new_root, read, write
 from gyrator.autograd.higher_order import PASSED, RECORDED
 from gyrator.autograd.inputs import reaches_outside
 from gyrator.autograd.real_strides import REAL_STRIDES
-from gyrator.autograd.symbols import SYMBOLIC_TYPES
+from gyrator.autograd.symbols import SYMBOLIC_TYPES, expression
 from gyrator.autograd.views import METADATA_OPS, View
 from gyrator.errors import InternalCheckError, UnsupportedOperator
 
@@ -89,9 +89,7 @@ class Recorder(TorchDispatchMode):
         out = self._results_of.call(func, run, args, kwargs) if pure else run(*args, **kwargs)
         call = _Call(func, how, args, kwargs, out)
         if how.effect is Effect.NUMBER:
-            if type(out) in SYMBOLIC_TYPES:
-                self._number(call)
-            return out
+            return self._number(call) if type(out) in SYMBOLIC_TYPES else out
         self._take_origin()
         if self._policy is not None and self._backward_origin is None:
             self.build.origin = {**self.build.origin, "recompute": self._policy(func, *args, **kwargs)}
@@ -211,13 +209,18 @@ class Recorder(TorchDispatchMode):
         if torch.Tag.dynamic_output_shape in call.func.tags:
             self._new_symbols(node, call.out)
 
-    def _number(self, call: _Call) -> None:
-        """A number read from data is recorded where its symbol is new; sizes are known without a node."""
+    def _number(self, call: _Call) -> Any:
+        """A number read from data is recorded where its symbol is new; sizes are known without a node. A float of the
+        program that was found to have one value is that value: torch guards it."""
         bindings = torch_compat.fresh_symbols(self.build.fake_mode, call.out)
-        if bindings:
+        if not bindings and call.func is aten._local_scalar_dense.default and expression(call.out).is_number:
+            return torch_compat.plain_number(expression(call.out))
+        if bindings or type(call.out) is torch.SymFloat:
             node = self._append(call.func, call.args, call.kwargs, call.out)
-            node.meta["unbacked_bindings"] = bindings
             self.build.symbols.bind(call.out, node)
+            if bindings:
+                node.meta["unbacked_bindings"] = bindings
+        return call.out
 
     def _new_symbols(self, node: Node, out: Any) -> None:
         bindings = torch_compat.fresh_symbols(self.build.fake_mode, out)
@@ -288,7 +291,9 @@ class Recorder(TorchDispatchMode):
     def _write(self, target: Any, value: Node) -> None:
         """A tensor, or each tensor of a list, gets its new value."""
         if isinstance(target, Tensor):
-            write(self.alias_of(target), value, self.build)
+            alias = self.alias_of(target)
+            torch_compat.set_float_behind(alias.root.tensor, None)
+            write(alias, value, self.build)
         else:
             for position, item in enumerate(target):
                 self._write(item, self.build.result(value, position))

@@ -17,6 +17,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gyrator.ir.symbols import python_text
+from gyrator.torch_compat import symbolic_numbers
 
 _NAME = re.compile(r"\b[A-Za-z_]\w*\b")
 
@@ -62,18 +63,7 @@ def new_facts(shape_env: ShapeEnv, before: int, canonical: Mapping[str, str]) ->
     return facts
 
 
-def symbolic_sizes(inputs: Sequence[object]) -> dict[str, torch.SymInt]:
-    """The size symbols that a graph's inputs are or have as sizes or strides, by name."""
-    found: dict[str, torch.SymInt] = {}
-    for given in inputs:
-        sizes = (*given.shape, *given.stride()) if isinstance(given, torch.Tensor) else (given,)
-        for size in sizes:
-            if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
-                found.setdefault(size.node.expr.name, size)
-    return found
-
-
-def holds(fact: str, sizes: Mapping[str, torch.SymInt | int]) -> bool:
+def holds(fact: str, sizes: Mapping[str, object]) -> bool:
     """Whether a fact is true of these sizes; if they are symbolic, torch guards it from now on.
 
     Raises: ValueError for a text that is no arithmetic on known sizes.
@@ -87,7 +77,7 @@ def all_hold(facts: Iterable[object], symbols: Mapping[str, str], inputs: Sequen
 
     `symbols` gives for the names in the facts the inputs' own.
     """
-    known = symbolic_sizes(inputs)
+    known = {n.node.expr.name: n for n in symbolic_numbers(inputs) if n.node.expr.is_symbol}
     sizes = {new: known[old] for new, old in symbols.items() if old in known}
     try:
         return all(holds(str(fact), sizes) for fact in facts)
@@ -95,7 +85,7 @@ def all_hold(facts: Iterable[object], symbols: Mapping[str, str], inputs: Sequen
         return False
 
 
-def _value(node: ast.expr, sizes: Mapping[str, torch.SymInt | int]) -> object:
+def _value(node: ast.expr, sizes: Mapping[str, object]) -> object:
     match node:
         case ast.Constant(value=bool() | int() | float()):
             return node.value

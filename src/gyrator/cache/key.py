@@ -24,7 +24,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gyrator.config import Config
 from gyrator.origin import origin_of
-from gyrator.torch_compat import qualified_name, raw_bytes
+from gyrator.torch_compat import float_behind, plain_number, qualified_name, raw_bytes
 from gyrator.version import __version__
 
 _PLAIN = (bool, int, str, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -238,7 +238,7 @@ class _Writer:
         if isinstance(value, slice):
             return f"slice{self.value((value.start, value.stop, value.step), numbers)}"
         if isinstance(value, _SYMBOLIC):
-            return self.renamed(str(value.node.expr))
+            return self.number(value)
         if isinstance(value, dict):
             items = ((repr(k), self.value(v, numbers)) for k, v in value.items())
             return "{" + ", ".join(f"{k}: {v}" for k, v in items) + "}"
@@ -256,15 +256,20 @@ class _Writer:
             offset = value.storage_offset()
             dims = " ".join(self.size(s) for s in (*value.shape, "@", *value.stride(), "+", offset))
             flags = f"{'c' if value.is_conj() else ''}{'n' if value.is_neg() else ''}"
-            return f"{value.dtype}{flags} {value.device} [{dims}]"
+            known = float_behind(value)
+            return f"{value.dtype}{flags} {value.device} [{dims}]{'' if known is None else self.number(known)}"
         if isinstance(value, (list, tuple)):
             return f"({', '.join(self.meta(v) for v in value)})"
         if isinstance(value, _SYMBOLIC):
-            return self.renamed(str(value.node.expr))
+            return self.number(value)
         return repr(value) if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__
 
     def size(self, size: object) -> str:
-        return self.renamed(str(size.node.expr)) if isinstance(size, torch.SymInt) else str(size)
+        return self.number(size) if isinstance(size, torch.SymInt) else str(size)
+
+    def number(self, number: torch.SymInt | torch.SymFloat | torch.SymBool) -> str:
+        expr = number.node.expr
+        return repr(plain_number(expr)) if expr.is_number else self.renamed(str(expr))
 
     def renamed(self, text: str) -> str:
         """An expression with canonical names of symbols: letters of torch's names, numbered by appearance."""
