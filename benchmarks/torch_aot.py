@@ -13,7 +13,7 @@ from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule, Node
 
-from gyrator.autograd.decompositions import DecompositionTable, Numerics, decomposition_table
+from gyrator.autograd.decompositions import DecompositionTable, decomposition_table
 from gyrator.autograd.interface import Compiled, Compiler, GraphInfo, GraphKind, Update
 
 
@@ -21,31 +21,27 @@ def aot_compile(
     gm: GraphModule,
     example_inputs: Sequence[object],
     *,
-    fw_compiler: Compiler,
-    bw_compiler: Compiler | None = None,
-    inference_compiler: Compiler | None = None,
+    compiler: Compiler,
     decompositions: DecompositionTable | None = None,
-    numerics: Numerics = "fast",
 ) -> Callable[..., Any]:
     """Compiles `gm` with torch's joint trace, functionalisation and min-cut partitioner.
 
     Args:
         gm: torch-level ops, as torch.compile hands them to a backend.
         example_inputs: one per placeholder of `gm`: fake or real tensors, sizes.
-        fw_compiler, bw_compiler, inference_compiler: see `Compiler`; the first stands in for a missing one.
+        compiler: compiles each half; see `Compiler`.
         decompositions: see `decomposition_table`, whose result is the default.
-        numerics: which default table.
 
     Returns:
         A callable with `gm`'s own signature.
     """
-    table = decomposition_table(numerics=numerics) if decompositions is None else decompositions
+    table = decomposition_table() if decompositions is None else decompositions
     compiled: Callable[..., Any] = aot_module_simplified(
         gm,
         list(example_inputs),
-        fw_compiler=_adapt(fw_compiler, "forward"),
-        bw_compiler=_adapt(bw_compiler or fw_compiler, "backward"),
-        inference_compiler=_adapt(inference_compiler or fw_compiler, "inference"),
+        fw_compiler=_adapt(compiler, "forward"),
+        bw_compiler=_adapt(compiler, "backward"),
+        inference_compiler=_adapt(compiler, "inference"),
         partition_fn=min_cut_rematerialization_partition,
         decompositions=dict(table),
         keep_inference_input_mutations=True,

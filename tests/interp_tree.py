@@ -7,6 +7,7 @@ so does a loop on which the extent of an inner one depends.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from gyrator.ir.combine import State, combine_into, merge, reduce_dims, start
+from gyrator.ir.combine import State, combine_into, equal, reduce_dims, start
 from gyrator.ir.evaluate import Evaluator, IntOrTensor, number
 from gyrator.ir.expr import Ref, Value
 from gyrator.ir.index import Axis, Size
@@ -227,3 +228,40 @@ def _vector_depth(item: Loop | Stage) -> int:
         return 0
     inner = max((_vector_depth(i) for i in item.body), default=0)
     return inner + _vectorised(item)
+
+
+# -- the states of two sets of elements as that of both -----------------------------------------------------
+def merge(kind: str, a: State, b: State, *, last_wins: bool = False) -> State:
+    """The state of ``a``'s elements followed by ``b``'s. Shapes broadcast.
+
+    Of equal extremes the first keeps its index, or with ``last_wins`` the last: indices are not compared.
+    """
+    if kind == "welford":
+        return _merge_welford(a, b)
+    if kind == "softmax":
+        return _merge_softmax(a, b)
+    pairs = [torch.stack(torch.broadcast_tensors(x, y), -1) for x, y in zip(a, b, strict=True)]
+    merged = tuple(r.squeeze(-1) for r in reduce_dims(kind, tuple(pairs), (pairs[0].dim() - 1,)))
+    if len(a) == 1:
+        return merged
+    first = equal(merged[0], a[0])
+    if last_wins:
+        first = first & ~equal(merged[0], b[0])
+    return merged[0], torch.where(first, a[1], b[1])
+
+
+def _merge_welford(a: State, b: State) -> State:
+    (mean_a, m2_a, n_a), (mean_b, m2_b, n_b) = ([t.double() for t in s] for s in (a, b))
+    count = n_a + n_b
+    share = torch.where(count > 0, n_b / count.clamp(min=1), 0.0)
+    delta = mean_b - mean_a
+    mean = mean_a + delta * share
+    deviations = m2_a + m2_b + delta * delta * n_a * share
+    return tuple(t.to(a[0].dtype) for t in (mean, deviations, count))
+
+
+def _merge_softmax(a: State, b: State) -> State:
+    """A part of only -inf adds nothing to one with a finite maximum."""
+    top = torch.maximum(a[0], b[0])
+    parts = [torch.where((m == -math.inf) & (top != -math.inf), 0.0, s * torch.exp(m - top)) for m, s in (a, b)]
+    return top, (parts[0] + parts[1]).to(top.dtype)

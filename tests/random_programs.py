@@ -2,7 +2,7 @@
 
 Every root, most dtypes, masks, odd, zero and symbolic sizes, strided values, run-time indices, external calls
 and updates of inputs occur. A program never has two right answers: each value carries a :class:`Purity`, and
-what would amplify rounding (a comparison, a sort, a conversion to int) reads pure values only.
+what would amplify rounding (a comparison, a conversion to int) reads pure values only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from gyrator.ir.program import (
     Root,
     Scan,
     Scatter,
-    Sort,
     Update,
     View,
     uses,
@@ -68,7 +67,7 @@ class Limits:
     nodes: int = 5
     depth: int = 3
     dtypes: tuple[torch.dtype, ...] = (F32, F32, F32, I64, BOOL, BF16, F64, I32, F16, U8, I8)
-    roots: tuple[str, ...] = (*["pointwise"] * 3, "reduce", "reduce", "scan", "sort", "scatter")
+    roots: tuple[str, ...] = (*["pointwise"] * 3, "reduce", "reduce", "scan", "scatter")
     library: bool = True
     masked: bool = True
     externs: bool = True
@@ -229,8 +228,6 @@ class _Generator:
             self.reduce(axes)
         elif root == "scan" and axes:
             self.scan(axes)
-        elif root == "sort" and axes:
-            self.sort(axes)
         elif root == "scatter" and self.scatter(axes):
             pass
         else:
@@ -301,12 +298,6 @@ class _Generator:
         bodies = (body, IndexValue(axis.index())) if pick else (body,)
         results = (result, (I64, Purity.EXACT)) if pick else (result,)
         self.add(axes, Scan(kind, axis, bodies, self.rng.random() < 0.3), results)
-
-    def sort(self, axes: tuple[Axis, ...]) -> None:
-        dtype = self.rng.choice([F32, I64, F64])
-        body = self.expr(dtype, axes, Purity.SPECIAL, self.limits.depth - 1)
-        root = Sort(self.rng.choice(axes), body, self.rng.random() < 0.5, stable=True)
-        self.add(axes, root, ((dtype, Purity.SPECIAL), (I64, Purity.EXACT)))
 
     def scatter(self, axes: tuple[Axis, ...]) -> bool:
         """A scatter into an existing value; False where no value suits."""

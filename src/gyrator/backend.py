@@ -13,6 +13,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gyrator.autograd.aot import aot_program, assemble
+from gyrator.autograd.decompositions import decomposition_table
 from gyrator.autograd.inputs import Inputs, fake_inputs
 from gyrator.autograd.interface import Compiled, GraphInfo
 from gyrator.autograd.partition import JointGraph, Partition, min_cut_with_budget
@@ -92,9 +93,9 @@ def compile_program(
         traced = aot_program(
             gm,
             example_inputs,
-            fw_compiler=compiler,
+            compiler=compiler,
             partition_fn=partition,
-            numerics="eager" if config.numerics == "eager" else "fast",
+            decompositions=decomposition_table(numerics="eager" if config.numerics == "eager" else "fast"),
             channels_last=config.channels_last == "on" or (config.channels_last == "auto" and device.type == "cuda"),
             stage=program.stage,
         )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -14,10 +13,10 @@ from torch.fx import Graph, GraphModule, Node
 from gyrator import torch_compat
 from gyrator.autograd.channels_last import prefer_layouts
 from gyrator.autograd.decompose import decompose
-from gyrator.autograd.decompositions import DecompositionTable, Numerics, decomposition_table
+from gyrator.autograd.decompositions import DecompositionTable, decomposition_table
 from gyrator.autograd.function import Differentiable, Tangent, make_function
 from gyrator.autograd.inputs import Inputs, fake_inputs, overlapping
-from gyrator.autograd.interface import BoxedCallable, Compiled, Compiler, GraphInfo, Size, Update
+from gyrator.autograd.interface import Compiled, Compiler, GraphInfo, Size, Update
 from gyrator.autograd.joint import Joint, trace
 from gyrator.autograd.partition import Halves, JointGraph, PartitionFunction, inference_graph, min_cut, split
 from gyrator.autograd.rng import seed_recomputed
@@ -31,25 +30,18 @@ def aot_compile(
     gm: GraphModule,
     example_inputs: Sequence[Any],
     *,
-    fw_compiler: Compiler,
-    bw_compiler: Compiler | None = None,
-    inference_compiler: Compiler | None = None,
+    compiler: Compiler,
     partition_fn: PartitionFunction = min_cut,
     decompositions: DecompositionTable | None = None,
-    numerics: Numerics = "fast",
-    lazy_backward: bool = False,
 ) -> Callable[..., Any]:
     """Compiles a graph of torch-level operators ahead of time, its backward included.
 
     Args:
         gm: torch-level ops, as torch.compile hands them to a backend.
         example_inputs: one per placeholder of `gm`: fake or real tensors, sizes.
-        fw_compiler, bw_compiler, inference_compiler: see `Compiler`; the first stands in for a missing one.
+        compiler: compiles each half; see `Compiler`.
         partition_fn: decides what forward saves and backward recomputes.
         decompositions: see `decomposition_table`, whose result is the default.
-        numerics: which default table.
-        lazy_backward: compile backward at its first call. Facts about sizes that it finds out then are not
-            guarded, so it is for static shapes.
 
     Returns:
         A callable with `gm`'s own signature that behaves like it: values, aliasing, mutation, gradients.
@@ -59,15 +51,7 @@ def aot_compile(
         UnsupportedOperator: for operators that change what memory a tensor owns.
     """
     traced = aot_program(
-        gm,
-        example_inputs,
-        fw_compiler=fw_compiler,
-        bw_compiler=bw_compiler,
-        inference_compiler=inference_compiler,
-        partition_fn=partition_fn,
-        decompositions=decompositions,
-        numerics=numerics,
-        lazy_backward=lazy_backward,
+        gm, example_inputs, compiler=compiler, partition_fn=partition_fn, decompositions=decompositions
     )
     return assemble(traced, gm, example_inputs)
 
@@ -94,20 +78,16 @@ def aot_program(
     gm: GraphModule,
     example_inputs: Sequence[Any],
     *,
-    fw_compiler: Compiler,
-    bw_compiler: Compiler | None = None,
-    inference_compiler: Compiler | None = None,
+    compiler: Compiler,
     partition_fn: PartitionFunction = min_cut,
     decompositions: DecompositionTable | None = None,
-    numerics: Numerics = "fast",
     channels_last: bool = False,
-    lazy_backward: bool = False,
     stage: Stage = nullcontext,
 ) -> Traced:
     """`aot_compile` up to the point where its result can be kept and put together again later. Each part of
     the work runs within `stage(its name)`.
     """
-    table = decomposition_table(numerics=numerics) if decompositions is None else decompositions
+    table = decomposition_table() if decompositions is None else decompositions
     with stage("trace"):
         inputs = fake_inputs(gm, example_inputs)
         joint = trace(gm, inputs)
@@ -117,25 +97,24 @@ def aot_program(
             prefer_layouts(build)
         seed_recomputed(build)
         roles = roles_of(joint, build.graph, inputs)
+
+    def compiled(graph: Graph, info: GraphInfo) -> Compiled:
+        with stage("module"):
+            examples = [node.meta["val"] for node in graph.find_nodes(op="placeholder")]
+            module = GraphModule(dict(build.bodies), graph)
+        return compiler(module, examples, info)
+
     link = None
     if joint.differentiable:
         with stage("partition"):
             partition = partition_fn(roles)
             halves = split(roles, partition.saved)
-        link, written = _differentiable(
-            joint, roles, halves, build.bodies, fw_compiler, bw_compiler or fw_compiler, lazy_backward, stage
-        )
+        link, written = _differentiable(joint, roles, halves, compiled)
         run = link.forward
     else:
         graph = inference_graph(roles)
-        compiled = _compile(
-            inference_compiler or fw_compiler,
-            graph,
-            build.bodies,
-            GraphInfo("inference", _static(roles), _updates(joint), _strides(joint, graph)),
-            stage,
-        )
-        run, written = compiled.call, _written(joint, compiled)
+        whole = compiled(graph, GraphInfo("inference", _static(roles), _updates(joint), _strides(joint, graph)))
+        run, written = whole.call, _written(joint, whole)
     program = Program(
         run=run,
         forward=joint.forward,
@@ -167,32 +146,21 @@ def roles_of(joint: Joint, graph: Graph, inputs: Inputs) -> JointGraph:
 
 
 def _differentiable(
-    joint: Joint,
-    roles: JointGraph,
-    halves: Halves,
-    bodies: Mapping[str, GraphModule],
-    fw_compiler: Compiler,
-    bw_compiler: Compiler,
-    lazy: bool,
-    stage: Stage,
+    joint: Joint, roles: JointGraph, halves: Halves, compiled: Callable[[Graph, GraphInfo], Compiled]
 ) -> tuple[Differentiable, frozenset[int]]:
     """Forward and backward compiled, and how they are joined; the inputs that forward overwrites."""
     kept = halves.saved_values + halves.numbers
     info = GraphInfo("forward", _static(roles), _updates(joint), _strides(joint, halves.forward), kept)
-    forward = _compile(fw_compiler, halves.forward, bodies, info, stage)
+    forward = compiled(halves.forward, info)
     static = tuple(
         halves.numbers + halves.saved_values + index
         for index, position in enumerate(halves.saved_primals)
         if roles.primals[position] in roles.static
     )
-    backward_info = GraphInfo("backward", static, (), (None,) * len(roles.gradients))
-
-    def compile_backward() -> BoxedCallable:
-        return _compile(bw_compiler, halves.backward, bodies, backward_info, stage).call
-
+    backward = compiled(halves.backward, GraphInfo("backward", static, (), (None,) * len(roles.gradients)))
     link = Differentiable(
         forward=forward.call,
-        backward=_Lazy(compile_backward) if lazy else compile_backward(),
+        backward=backward.call,
         results=len(roles.results),
         saved_values=halves.saved_values,
         saved_inputs=halves.saved_primals,
@@ -201,31 +169,6 @@ def _differentiable(
         inputs=joint.inputs + len(joint.constants),
     )
     return link, _written(joint, forward)
-
-
-class _Lazy:
-    """A boxed callable that is compiled when it is first called."""
-
-    def __init__(self, compile_now: Callable[[], BoxedCallable]) -> None:
-        self._compile = compile_now
-        self._lock = threading.Lock()
-        self._call: BoxedCallable | None = None
-
-    def __call__(self, args: list[Any]) -> Sequence[Any]:
-        if self._call is None:
-            with self._lock:
-                if self._call is None:
-                    self._call = self._compile()
-        return self._call(args)
-
-
-def _compile(
-    compiler: Compiler, graph: Graph, bodies: Mapping[str, GraphModule], info: GraphInfo, stage: Stage
-) -> Compiled:
-    with stage("module"):
-        examples = [node.meta["val"] for node in graph.find_nodes(op="placeholder")]
-        module = GraphModule(dict(bodies), graph)
-    return compiler(module, examples, info)
 
 
 def _static(roles: JointGraph) -> tuple[int, ...]:

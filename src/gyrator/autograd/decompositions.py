@@ -199,34 +199,18 @@ def _bernoulli(x: Tensor, p: Tensor | float | None = None, generator: torch.Gene
 
 
 def _drawn_like(
-    draw: OpOverload,
-    x: Tensor,
-    *,
-    dtype: torch.dtype | None = None,
-    device: torch.device | None = None,
-    memory_format: torch.memory_format | None = None,
-    **_: object,
+    draw: OpOverload, x: Tensor, *, dtype: torch.dtype | None = None, device: torch.device | None = None, **_: object
 ) -> Tensor:
     """rand_like(x) → rand(x.shape), and randn_like likewise."""
-    if memory_format not in (None, torch.preserve_format, torch.contiguous_format) or not x.is_contiguous():
-        return NotImplemented
     return draw(x.shape, dtype=dtype or x.dtype, device=device or x.device)
 
 
-def _uniform(x: Tensor, low: float = 0.0, high: float = 1.0, generator: torch.Generator | None = None) -> Tensor:
-    """uniform(x, low, high) → rand·(high − low) + low."""
-    if generator is not None or x.dtype not in (torch.float32, torch.float64):
+def _scaled(draw: OpOverload, x: Tensor, scale: float, shift: float, generator: torch.Generator | None) -> Tensor:
+    """draw·scale + shift in the size and dtype of x; a generator of the user's own leaves the op whole."""
+    if generator is not None:
         return NotImplemented
-    return aten.rand.default(x.shape, dtype=x.dtype, device=x.device) * (high - low) + low
-
-
-def _normal_functional(
-    x: Tensor, mean: float = 0.0, std: float = 1.0, generator: torch.Generator | None = None
-) -> Tensor:
-    """normal_functional(x, mean, std) → randn·std + mean."""
-    if generator is not None or x.dtype not in (torch.float32, torch.float64):
-        return NotImplemented
-    return aten.randn.default(x.shape, dtype=x.dtype, device=x.device) * std + mean
+    wide = torch.float32 if x.dtype in LOW_PRECISION else x.dtype
+    return (draw(x.shape, dtype=wide, device=x.device) * scale + shift).to(x.dtype)
 
 
 _EACH: Mapping[str, Decomposition] = {
@@ -284,8 +268,12 @@ _RANDOM: Mapping[OpOverload, Decomposition] = {
     aten.bernoulli.Tensor: _bernoulli,
     aten.rand_like.default: partial(_drawn_like, aten.rand.default),
     aten.randn_like.default: partial(_drawn_like, aten.randn.default),
-    aten.uniform.default: _uniform,
-    aten.normal_functional.default: _normal_functional,
+    aten.uniform.default: lambda x, low=0.0, high=1.0, generator=None: _scaled(
+        aten.rand.default, x, high - low, low, generator
+    ),
+    aten.normal_functional.default: lambda x, mean=0.0, std=1.0, generator=None: _scaled(
+        aten.randn.default, x, std, mean, generator
+    ),
 }
 
 

@@ -3,7 +3,7 @@
     inlined   tag_activation_checkpoint, invoke_subgraph, wrap: their body is traced in their place;
               flex_attention: the operators that define it are
     recorded  cond, while_loop, map_impl, scan, associative_scan: one node, whose bodies are graphs of their own
-    passed    auto_functionalized, with_effects and others without bodies: one node
+    passed    auto_functionalized and others without bodies: one node
     refused   the rest
 
 How each body is called is said here; `recorder.py` traces it.
@@ -33,5 +33,5 @@ RECORDED: Mapping[str, Callable[[Sequence[Any]], Bodies]] = {
 }
 """Operators recorded as one node, with what their bodies are called with."""
 
-PASSED = frozenset({"auto_functionalized", "with_effects", "out_dtype", "run_and_save_rng_state"})
+PASSED = frozenset({"auto_functionalized", "out_dtype", "run_and_save_rng_state"})
 """Operators without bodies, recorded as they are."""

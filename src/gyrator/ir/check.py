@@ -36,7 +36,6 @@ from gyrator.ir.program import (
     Reduce,
     Scan,
     Scatter,
-    Sort,
     View,
     defines,
     shown_values,
@@ -185,11 +184,6 @@ class _ProgramChecker:
                 if not REDUCTIONS[kind].scan:
                     raise RuleBroken(f"{kind} is no scan")
                 return results
-            case Sort(axis, body, _, _):
-                if axis not in nest.axes:
-                    raise RuleBroken(f"sort along {axis}, which is no axis of the nest")
-                self.exprs.value(body, axes)
-                return (body.dtype, torch.int64)
             case Scatter(into, index, body, combine, mask):
                 self.defined(into)
                 self.exprs.value(body, axes, into.dtype)

@@ -1,7 +1,7 @@
 """What the reductions and scans of :data:`gyrator.ir.ops.REDUCTIONS` mean, in torch.
 
-A *state* is the tuple of a reduction's results. ``reduce_dims`` turns elements into a state, ``merge`` joins
-the states of two disjoint sets of elements, ``start`` is the state of no elements.
+A *state* is the tuple of a reduction's results. ``reduce_dims`` turns elements into a state, ``start`` is the state
+of no elements.
 """
 
 from __future__ import annotations
@@ -85,11 +85,11 @@ _PLAIN: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 def _extreme(kind: str, x: Tensor, index: Tensor) -> State:
     best = x.amax(-1) if kind == "argmax" else x.amin(-1)
-    lowest = torch.where(_equal(x, best.unsqueeze(-1)), index, torch.iinfo(torch.int64).max).amin(-1)
+    lowest = torch.where(equal(x, best.unsqueeze(-1)), index, torch.iinfo(torch.int64).max).amin(-1)
     return best, lowest
 
 
-def _equal(a: Tensor, b: Tensor) -> Tensor:
+def equal(a: Tensor, b: Tensor) -> Tensor:
     """Elementwise equality in which NaN equals itself."""
     return (a == b) | ((a != a) & (b != b))
 
@@ -100,42 +100,6 @@ def _welford(x: Tensor) -> State:
     deviations = ((wide - mean.unsqueeze(-1)) ** 2).sum(-1)
     count = torch.full_like(mean, x.shape[-1])
     return mean.to(x.dtype), deviations.to(x.dtype), count.to(x.dtype)
-
-
-def merge(kind: str, a: State, b: State, *, last_wins: bool = False) -> State:
-    """The state of ``a``'s elements followed by ``b``'s. Shapes broadcast.
-
-    Of equal extremes the first keeps its index, or with ``last_wins`` the last: indices are not compared.
-    """
-    if kind == "welford":
-        return _merge_welford(a, b)
-    if kind == "softmax":
-        return _merge_softmax(a, b)
-    pairs = [torch.stack(torch.broadcast_tensors(x, y), -1) for x, y in zip(a, b, strict=True)]
-    merged = _reduce_last(kind, tuple(pairs))
-    if len(a) == 1:
-        return merged
-    first = _equal(merged[0], a[0])
-    if last_wins:
-        first = first & ~_equal(merged[0], b[0])
-    return merged[0], torch.where(first, a[1], b[1])
-
-
-def _merge_welford(a: State, b: State) -> State:
-    (mean_a, m2_a, n_a), (mean_b, m2_b, n_b) = ([t.double() for t in s] for s in (a, b))
-    count = n_a + n_b
-    share = torch.where(count > 0, n_b / count.clamp(min=1), 0.0)
-    delta = mean_b - mean_a
-    mean = mean_a + delta * share
-    deviations = m2_a + m2_b + delta * delta * n_a * share
-    return tuple(t.to(a[0].dtype) for t in (mean, deviations, count))
-
-
-def _merge_softmax(a: State, b: State) -> State:
-    """A part of only -inf adds nothing to one with a finite maximum."""
-    top = torch.maximum(a[0], b[0])
-    parts = [torch.where((m == -math.inf) & (top != -math.inf), 0.0, s * torch.exp(m - top)) for m, s in (a, b)]
-    return top, (parts[0] + parts[1]).to(top.dtype)
 
 
 def scan_dim(kind: str, args: State, dim: int, *, reverse: bool = False) -> State:

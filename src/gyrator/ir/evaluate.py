@@ -67,10 +67,9 @@ class Evaluator:
             case Axis():
                 return self.axes[atom]
             case FloorDiv(num, den):
-                return _floordiv(self.index(num, guard), self.index(den, guard))
+                return self.index(num, guard) // self.index(den, guard)
             case Mod(num, den):
-                n, d = self.index(num, guard), self.index(den, guard)
-                return n - d * _floordiv(n, d)
+                return self.index(num, guard) % self.index(den, guard)
             case Min(a, b):
                 return _extreme(torch.minimum, min, self.index(a, guard), self.index(b, guard))
             case Max(a, b):
@@ -174,12 +173,6 @@ class Evaluator:
         return wrapped if inside is None else torch.where(inside, wrapped, 0)
 
 
-def _floordiv(num: IntOrTensor, den: IntOrTensor) -> IntOrTensor:
-    if isinstance(num, int) and isinstance(den, int):
-        return num // den
-    return torch.div(num, den, rounding_mode="floor")
-
-
 def _extreme(
     of_tensors: Callable[[Tensor, Tensor], Tensor], of_ints: Callable[[int, int], int], a: IntOrTensor, b: IntOrTensor
 ) -> IntOrTensor:
@@ -194,15 +187,11 @@ _WIDE = {torch.uint16: torch.int64, torch.uint32: torch.int64}
 def apply(name: str, args: list[Tensor], dtype: torch.dtype) -> Tensor:
     """One scalar op by its row's reference. uint16 and uint32, where torch lacks ops, go through int64."""
     if name in ("cast", "bitcast"):
-        return _bitcast(args[0], dtype) if name == "bitcast" else args[0].to(dtype)
+        return args[0].to(dtype) if name == "cast" else args[0].contiguous().view(dtype)
     if any(a.dtype in _WIDE for a in args):
         wide = [a.to(_WIDE.get(a.dtype, a.dtype)) for a in args]
         return OPS[name].reference(*wide).to(dtype)
     return OPS[name].reference(*args)
-
-
-def _bitcast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x.contiguous().view(dtype)
 
 
 # -- grids and places --------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from gyrator.ir.combine import State, combine_into, reduce_dims, scan_dim
 from gyrator.ir.evaluate import Evaluator, allocate, grid, number, place
 from gyrator.ir.expr import Expr, Value
 from gyrator.ir.index import Index, Size
-from gyrator.ir.program import Arg, Extern, Item, ListArg, Nest, Pointwise, Program, Reduce, Scan, Scatter, Sort, View
+from gyrator.ir.program import Arg, Extern, Item, ListArg, Nest, Pointwise, Program, Reduce, Scan, Scatter, View
 
 Callables: TypeAlias = "Mapping[str, Callable[..., Any]]"
 Given: TypeAlias = "Tensor | int | None"
@@ -131,8 +131,6 @@ class _Machine:
             case Scan(kind, axis, body, reverse):
                 args = tuple(whole(b) for b in body)
                 results = scan_dim(kind, args, nest.axes.index(axis), reverse=reverse)
-            case Sort(axis, body, descending, _):
-                results = _sort(whole(body), nest.axes.index(axis), descending=descending)
             case Scatter():
                 results = (self.scatter(root, evaluator, shape),)
         for value, result in zip(nest.out, results, strict=True):
@@ -218,9 +216,3 @@ def resolve(op: str) -> Callable[..., Any]:
 
 
 _DERIVED_BUILTINS = {"min": min, "max": max, "abs": abs, "round": round, "float": float, "int": int}
-
-
-def _sort(x: Tensor, dim: int, *, descending: bool) -> State:
-    """Stable, so that any order an unstable sort may choose agrees on the values."""
-    values, indices = torch.sort(x, dim=dim, descending=descending, stable=True)
-    return values, indices

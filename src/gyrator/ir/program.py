@@ -4,7 +4,7 @@ A program is an ordered list of nodes in SSA form. Each node defines values; eve
 or an update of an input is ``x@1``, never ``x`` again), so order carries no meaning beyond data flow and effects.
 
 ============  ================================================================================================
-``Nest``      a loop nest with one root: ``Pointwise | Reduce | Scan | Sort | Scatter``
+``Nest``      a loop nest with one root: ``Pointwise | Reduce | Scan | Scatter``
 ``Extern``    a call of a library op on strided views of values
 ============  ================================================================================================
 """
@@ -55,16 +55,6 @@ class Scan:
 
 
 @dataclass(frozen=True, slots=True)
-class Sort:
-    """``out = (values, int64 indices)`` of ``body`` sorted along ``axis``; NaN is the largest."""
-
-    axis: Axis
-    body: Expr
-    descending: bool = False
-    stable: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class Scatter:
     """A copy of ``into`` in which, for every point of the axes, element ``index`` is combined with ``body``.
 
@@ -79,7 +69,7 @@ class Scatter:
     mask: Expr | None = None
 
 
-Root: TypeAlias = "Pointwise | Reduce | Scan | Sort | Scatter"
+Root: TypeAlias = "Pointwise | Reduce | Scan | Scatter"
 
 
 # -- nodes -------------------------------------------------------------------------------------------------
@@ -215,7 +205,7 @@ class Program:
 def bodies(root: Root) -> tuple[Expr, ...]:
     """The expressions evaluated at each point of a nest, masks included."""
     match root:
-        case Pointwise(body) | Sort(_, body):
+        case Pointwise(body):
             return (body,)
         case Reduce(_, _, body) | Scan(_, _, body):
             return body

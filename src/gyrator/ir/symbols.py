@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import reduce
 from types import MappingProxyType
-from typing import TypeAlias, final
+from typing import TypeAlias, cast, final
 
 import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
 
-from gyrator.ir.index import ONE, ZERO, Index, Size, const, is_nonnegative, maximum, minimum, product
+from gyrator.ir.index import ONE, ZERO, Atom, Index, Size, const, evaluate, is_nonnegative, maximum, minimum, product
 from gyrator.ir.program import Derived
 from gyrator.torch_compat import symbol_hint
 
@@ -69,16 +69,19 @@ class Symbols:
         """Whether a guard says that an expression such as ``s // 2`` is 1: then it broadcasts, and must say so."""
         return x.node.has_hint() and x.node.hint == 1 and statically_known_true(x == 1)
 
-    def symbolic_ints(self) -> Mapping[Size, int | torch.SymInt]:
-        """Size → torch's symbolic int, for the sizes with a hint; comparing these adds guards."""
-        env = self.shape_env
-        if env is None:
-            return {}
-        return {
-            size: env.create_symintnode(expr, hint=self._hints[size])
-            for size, expr in self._expressions.items()
-            if size in self._hints
-        }
+    def nonnegative(self, index: Index) -> bool:
+        """Whether ``index ≥ 0`` in every call that reaches this code: it is proved, or torch now guards it.
+
+        False where it is false for the sizes compiled with, or has no value there: an axis, or a size that only a run
+        tells. Once torch's guards are frozen it would drop a new one silently.
+        """
+        if is_nonnegative(index):
+            return True
+        env, hints = self.shape_env, cast("Mapping[Atom, int]", self._hints)
+        if env is None or env.frozen or not hints.keys() >= set(index.atoms()) or evaluate(index, hints) < 0:
+            return False
+        sizes = {s: env.create_symintnode(e, hint=self._hints[s]) for s, e in self._expressions.items() if s in hints}
+        return bool(evaluate(index, cast("Mapping[Atom, int]", sizes)) >= 0)  # the truth value becomes a guard
 
     def shape(self, sizes: tuple[int | torch.SymInt, ...] | torch.Size) -> tuple[Index, ...]:
         """:meth:`to_index` of each size or stride of a tensor."""

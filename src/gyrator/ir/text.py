@@ -36,7 +36,6 @@ from gyrator.ir.program import (
     Root,
     Scan,
     Scatter,
-    Sort,
     View,
     expressions,
 )
@@ -119,9 +118,6 @@ def _root_text(root: Root, names: _Names) -> str:
         case Scan(kind, axis, body, reverse):
             way = " from the end" if reverse else ""
             return f"scan {kind} along {axis}{way} of {', '.join(map(names.expr, body))}"
-        case Sort(axis, body, descending, stable):
-            how = ("stable " if stable else "") + ("descending " if descending else "")
-            return f"{how}sort along {axis} of {names.expr(body)}"
         case Scatter(into, index, body, combine, mask):
             text = f"{into} with [{names.indices(index)}] {_COMBINES[combine]} {names.expr(body)}"
             return text if mask is None else f"{text} where {names.expr(mask)}"

@@ -1,8 +1,7 @@
-"""Ops that make tensors from numbers: full, empty, arange, scalar_tensor, eye."""
+"""Ops that make tensors from numbers: full, empty, arange, scalar_tensor."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,9 +24,9 @@ def _full(b: Builder, out: Meta, size: object, value: Operand, **_: Any) -> Tens
     return _scalar(b, out, value)
 
 
-def _filled(value: int, b: Builder, out: Meta, *_: Any, **__: Any) -> TensorRef:
-    """Filled with a number; ``empty`` counts as zeros, which costs nothing where it is inlined."""
-    return b.full(out, constant(value, out.dtype))
+def _empty(b: Builder, out: Meta, *_: Any, **__: Any) -> TensorRef:
+    """Zeros, which cost nothing where they are inlined."""
+    return b.full(out, constant(0, out.dtype))
 
 
 def _range(b: Builder, out: Meta, start: Operand = 0, step: Operand = 1) -> TensorRef:
@@ -62,22 +61,11 @@ def _iota(b: Builder, out: Meta, length: Operand, *, start: Operand, step: Opera
     return _range(b, out, start, step)
 
 
-def _eye(b: Builder, out: Meta, *_: Any, **__: Any) -> TensorRef:
-    def body(at: Coords) -> Expr:
-        return cast(op("eq", number(at[0], torch.int64), number(at[1], torch.int64)), out.dtype)
-
-    return b.pointwise(out, body)
-
-
-_EMPTY = "zeros zeros_like new_zeros empty new_empty empty_like empty_strided new_empty_strided empty_permuted"
-
 LOWERINGS: Family = {
-    **rows(_full, "full full_like new_full"),
+    **rows(_full, "full full_like"),
     **rows(_scalar, "scalar_tensor"),
-    **rows(partial(_filled, 0), _EMPTY, "default memory_format"),
-    **rows(partial(_filled, 1), "ones ones_like new_ones"),
+    **rows(_empty, "empty empty_strided new_empty_strided empty_permuted", "default memory_format"),
     **rows(_arange, "arange"),
     **rows(_arange_from, "arange", "start start_step"),
-    **rows(_eye, "eye", "default m"),
     prims.iota.default: _iota,
 }

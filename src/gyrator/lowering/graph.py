@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 
 from gyrator import torch_compat
 from gyrator.autograd.decompositions import Numerics
-from gyrator.errors import UnsupportedInput, UnsupportedOperator
+from gyrator.errors import UnsupportedInput
 from gyrator.ir.expr import Expr
 from gyrator.ir.index import ZERO, Index, Size
 from gyrator.ir.program import Constant, Derived, Input, Output, Program, Update, View
@@ -27,7 +27,7 @@ from gyrator.lowering.refs import TensorRef, whole
 from gyrator.lowering.symbolic import item, number_of
 from gyrator.lowering.table import LOWERINGS, RANDOM, VIEWS
 from gyrator.lowering.typed import COMPUTED, constant
-from gyrator.origin import in_context, origin_of
+from gyrator.origin import origin_of
 from gyrator.passes import blame
 
 
@@ -61,7 +61,7 @@ def lower(
 
     Args:
         graph: functional ATen ops after decomposition. Shapes, dtypes and strides come from ``meta["val"]``.
-            Its only mutations are ``copy_`` into inputs, auto_functionalized ops and effectful calls.
+            Its only mutations are auto_functionalized ops and effectful calls.
         example_inputs: one per placeholder; used where a placeholder carries no ``val``.
         symbols: the size symbols of this compilation.
         name: the program's name.
@@ -92,7 +92,6 @@ class _Lowering:
         self.inputs: list[Input] = []
         self.held: list[Constant] = []
         self.constants: dict[str, torch.Tensor] = {}
-        self.copied: dict[fx.Node, fx.Node] = {}  # input → the node that copies into it last
         self.outputs: list[Output] = []
 
     def run(self, name: str, updates: Sequence[tuple[int, int]]) -> Lowered:
@@ -101,7 +100,10 @@ class _Lowering:
             if node.op == "output":
                 result = node.args[0] if isinstance(node.args[0], (list, tuple)) else (node.args[0],)
                 continue
-            self._lower(node)
+            origin = origin_of(node)
+            with blame(_Shown(node), origin):
+                self.b.begin(node, origin)
+                self.env[node] = self._node(node)
         self.outputs = [self._output(o) for o in result]
         changed = self._updates(updates)
         program = Program(
@@ -109,12 +111,6 @@ class _Lowering:
             self._derived(),
         )  # fmt: skip
         return Lowered(program, self.constants, tuple(self.b.fallbacks), self.b.regions)
-
-    def _lower(self, node: fx.Node) -> None:
-        origin = origin_of(node)
-        with blame(_Shown(node), origin):
-            self.b.begin(node, origin)
-            self.env[node] = self._node(node)
 
     # -- nodes ----------------------------------------------------------------------------------------------
     def _node(self, node: fx.Node) -> Result:
@@ -137,8 +133,6 @@ class _Lowering:
     def _operator(self, node: fx.Node, args: list[Result], kwargs: dict[str, Result]) -> Result:
         op, traced = node.target, node.meta.get("val")
         assert isinstance(op, OpOverload)
-        if op is torch.ops.aten.copy_.default:
-            return self._copy_into_input(node)
         if isinstance(traced, torch.SymInt):
             return extern.call(self.b, node, op, args, kwargs)
         if isinstance(traced, (torch.SymFloat, torch.SymBool)):
@@ -159,30 +153,9 @@ class _Lowering:
         number = number_of(node.target, args)
         if number is not None:
             return number
-        kind = str(node.target)
-        if kind == "auto_functionalized":
+        if str(node.target) == "auto_functionalized":
             return higher_order.auto_functionalized(self.b, node, kwargs)
-        if kind == "auto_functionalized_v2":
-            return higher_order.auto_functionalized_v2(self.b, node, kwargs)
-        if kind == "with_effects":
-            return higher_order.with_effects(self.b, node, args)
-        if kind == "invoke_subgraph":
-            return self._inlined(args)
         return higher_order.region(self.b, node, self.env)
-
-    def _inlined(self, args: Sequence[Result]) -> Result:
-        """``invoke_subgraph(module, name, *operands)`` → the module's nodes in place of the call."""
-        module, operands = args[0], iter(args[2:])
-        assert isinstance(module, fx.GraphModule)
-        result: object = ()
-        for inner in module.graph.nodes:
-            if inner.op == "output":
-                result = inner.args[0]
-            elif inner.op == "placeholder":
-                self.env[inner] = next(operands)
-            else:
-                self._lower(inner)
-        return self._argument(result)
 
     def _argument(self, arg: object) -> Result:
         if isinstance(arg, fx.Node):
@@ -248,18 +221,6 @@ class _Lowering:
             return extern.number_argument(self.b, result)
         return result  # type: ignore[return-value]
 
-    def _copy_into_input(self, node: fx.Node) -> Result:
-        target, source = node.args[0], node.args[1]
-        assert isinstance(target, fx.Node)
-        if target.op != "placeholder":
-            problem = f"it writes into {target}, which is no input: the graph should have been functional"
-            raise UnsupportedOperator(str(node.target), problem, where=origin_of(node), node=in_context(node))
-        self.copied[target] = node
-        new, old = self._argument(source), self.env[target]
-        assert isinstance(old, TensorRef) and isinstance(new, TensorRef)
-        same = new.shape == old.shape and new.dtype == old.dtype
-        return new if same else self.b.copy(new, self.b.meta(target.meta["val"]))
-
     def _updates(self, pairs: Sequence[tuple[int, int]]) -> tuple[Update, ...]:
         changed: list[Update] = []
         for position, output in pairs:
@@ -267,10 +228,6 @@ class _Lowering:
             assert target is not None and isinstance(new, View)
             changed.append(Update(target, new))
             self.outputs[output] = None
-        for target_node, node in self.copied.items():
-            old, result = self.env[target_node], self.env[node]
-            assert isinstance(old, TensorRef) and isinstance(result, TensorRef)
-            changed.append(Update(old.value, self.b.as_view(result)))
         return tuple(changed)
 
     def _derived(self) -> tuple[Derived, ...]:

@@ -1,37 +1,29 @@
-"""Higher-order operators: custom ops that write into arguments, effect tokens, and operators that run subgraphs.
+"""Higher-order operators: custom ops that write into arguments, and operators that run subgraphs.
 
 =====================  ===============================================================================
 auto_functionalized    a call of the op itself, which writes into new versions of its arguments
-with_effects           a call that stays in order with other effects; its token is passed through
-invoke_subgraph        the subgraph's nodes in its place
 others with subgraphs  one call of the whole operator (a region), which runs its subgraphs op by op
 =====================  ===============================================================================
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
+from gyrator.autograd.effects import behaviour
 from gyrator.errors import UnsupportedOperator
 from gyrator.ir.expr import Value
-from gyrator.ir.index import Index, as_index, contiguous_strides
+from gyrator.ir.index import Index, contiguous_strides
 from gyrator.ir.program import Arg, Extern, View
 from gyrator.lowering import extern
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.extern import Result
 from gyrator.lowering.refs import TensorRef, whole
-from gyrator.lowering.views import narrowed
 from gyrator.origin import in_context, origin_of
-
-REFUSED: Mapping[str, str] = {
-    "triton_kernel_wrapper_functional": "user-defined Triton kernels are not supported yet",
-    "triton_kernel_wrapper_mutation": "user-defined Triton kernels are not supported yet",
-}
-"""Operators that are refused by name, and why."""
 
 
 # -- custom ops that write into arguments ------------------------------------------------------------------
@@ -43,55 +35,12 @@ def auto_functionalized(b: Builder, node: fx.Node, kwargs: Mapping[str, Result])
     op = node.args[0]
     assert isinstance(op, OpOverload)
     given = dict(kwargs)
-    for name in _written(op):
+    for name in behaviour(op).written:
         value = given.get(name)
         if isinstance(value, TensorRef):
             given[name] = _own_memory(b, value, name, given)
     results, new = _call(b, node, op, given)
-    return [*results, *[new.get(name) for name in _written(op)]]
-
-
-def auto_functionalized_v2(b: Builder, node: fx.Node, kwargs: Mapping[str, Result]) -> Result:
-    """The same with the written arguments given as windows on ``_all_bases``; results, then the new bases.
-
-    Raises: UnsupportedOperator also where two arguments are windows on one base.
-    """
-    op = node.args[0]
-    assert isinstance(op, OpOverload)
-    bases = kwargs["_all_bases"]
-    assert isinstance(bases, list)
-    given = {k: v for k, v in kwargs.items() if not k.startswith("_")}
-    base_of: dict[str, int] = {}
-    for name in _written(op):
-        position = kwargs.get(f"_{name}_base_index")
-        if f"_{name}_length" in kwargs or position in base_of.values():
-            raise _refused(op, node, "it writes into a list, or twice into one tensor")
-        if isinstance(position, int):
-            base_of[name] = position
-            base = _own_memory(b, bases[position], name, {**given, "": bases[:position] + bases[position + 1 :]})
-            given[name] = _window(node, kwargs, name, base)
-    results, new = _call(b, node, op, given)
-    changed = list(bases)
-    for name, position in base_of.items():
-        changed[position] = whole(new[name].value)
-    return [*results, *changed]
-
-
-def _window(node: fx.Node, kwargs: Mapping[str, Result], name: str, base: TensorRef) -> TensorRef:
-    """The argument ``name`` of the second form, out of its base."""
-    if f"_{name}_slice_dim" in kwargs:
-        dim, start, end = (kwargs[f"_{name}_slice_{part}"] for part in ("dim", "start", "end"))
-        assert isinstance(dim, int) and isinstance(start, (int, Index)) and isinstance(end, (int, Index))
-        shape = (*base.shape[:dim], as_index(end) - start, *base.shape[dim + 1 :])
-        return narrowed(base, shape, dim, as_index(start))
-    if f"_{name}_size" in kwargs:
-        raise _refused(node.args[0], node, f"it writes into {name}, an irregular window on another tensor")
-    return base
-
-
-def _written(op: OpOverload) -> list[str]:
-    """The arguments that ``op`` writes into."""
-    return [a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [*results, *[new.get(name) for name in behaviour(op).written]]
 
 
 def _call(
@@ -102,7 +51,7 @@ def _call(
     named: list[tuple[str, Arg]] = []
     mutates: list[tuple[int, Value]] = []
     new: dict[str, TensorRef] = {}
-    written = _written(op)
+    written = behaviour(op).written
     for schema in op._schema.arguments:
         value = given.get(schema.name, schema.default_value)
         writes = schema.name in written and value is not None
@@ -136,29 +85,16 @@ def _own_memory(b: Builder, ref: Result, name: str, others: Mapping[str, Result]
     return b.copy(ref, plain, name)
 
 
-# -- effects -----------------------------------------------------------------------------------------------
-def with_effects(b: Builder, node: fx.Node, args: Sequence[Result]) -> Result:
-    """``with_effects(token, op, *args)`` → a call with effects; the token itself carries nothing."""
-    op = node.args[1]
-    assert isinstance(op, OpOverload)
-    passed = tuple([extern.argument(b, node, a, t, exact=True) for a, t in zip(args[2:], node.args[2:], strict=True)])
-    outs = extern.results(b, list(node.meta["val"])[1:])
-    b.fallbacks.append(str(op))
-    b.add(Extern(outs, str(op), passed, effects=True))
-    return [args[0], *[None if v is None else whole(v) for v in outs]]
-
-
 # -- regions -----------------------------------------------------------------------------------------------
 def region(b: Builder, node: fx.Node, env: Mapping[fx.Node, Result]) -> Result:
-    """A call of a whole operator with its subgraphs: ``cond``, ``while_loop``, ``scan``, ``map``, flex attention.
+    """A call of a whole operator with its subgraphs: ``cond``, ``while_loop``, ``scan``, ``map``.
 
     It is called by the name ``gyrator.region_k``; ``b.regions`` holds the graph that this name stands for.
 
-    Raises: UnsupportedOperator for an operator that is refused by name.
+    Raises: UnsupportedOperator for what is no operator.
     """
-    name = str(node.target)
-    if name in REFUSED or not isinstance(node.target, HigherOrderOperator):
-        raise _refused(node.target, node, REFUSED.get(name, "it has no lowering"))
+    if not isinstance(node.target, HigherOrderOperator):
+        raise _refused(node.target, node, "it has no lowering")
     graph = fx.Graph()
     leaves: dict[fx.Node, fx.Node] = {}
     held: dict[str, torch.nn.Module] = {}

@@ -1,4 +1,4 @@
-"""Ops that put tensors side by side or around others: cat, stack, constant_pad_nd, repeat, flip."""
+"""Ops that put tensors side by side or around others: cat, constant_pad_nd, repeat, flip."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from gyrator.ir.expr import Expr, IndexValue, Masked, Scalar
-from gyrator.ir.index import ONE, ZERO, Index, IndexLike, div_mod
+from gyrator.ir.index import ZERO, Index, IndexLike, div_mod
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.family import Family, rows
-from gyrator.lowering.refs import Coords, TensorRef, view_coords
+from gyrator.lowering.refs import Coords, TensorRef
 from gyrator.lowering.typed import between, both, cast, constant, number, op
 from gyrator.lowering.views import dimension
 
@@ -46,20 +46,6 @@ def _joined(dtype: torch.dtype, parts: Sequence[TensorRef], starts: Sequence[Ind
     low = _joined(dtype, parts[:middle], starts[: middle + 1], dim, at)
     high = _joined(dtype, parts[middle:], starts[middle:], dim, at)
     return op("where", op("lt", IndexValue(at[dim]), number(starts[middle], torch.int64)), low, high)
-
-
-def _stack(b: Builder, out: Meta, tensors: Sequence[TensorRef], dim: int = 0) -> Any:
-    d = dimension(dim, len(out.shape))
-    if len(tensors) > MANY:
-        return NotImplemented
-    return _cat(b, out, [_with_one(t, d) for t in tensors], d)
-
-
-def _with_one(ref: TensorRef, dim: int) -> TensorRef:
-    """``ref.unsqueeze(dim)``."""
-    shape = (*ref.shape[:dim], ONE, *ref.shape[dim:])
-    at = view_coords(shape)
-    return ref.view(shape, (*at[:dim], *at[dim + 1 :]))
 
 
 def _pad(b: Builder, out: Meta, x: TensorRef, pad: Sequence[IndexLike], value: Scalar = 0) -> TensorRef:
@@ -97,7 +83,6 @@ def _flip(b: Builder, out: Meta, x: TensorRef, dims: Sequence[int]) -> TensorRef
 
 LOWERINGS: Family = {
     **rows(_cat, "cat"),
-    **rows(_stack, "stack"),
     **rows(_pad, "constant_pad_nd"),
     **rows(_repeat, "repeat"),
     **rows(_flip, "flip"),

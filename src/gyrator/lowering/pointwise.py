@@ -95,10 +95,6 @@ def _sub(b: Builder, out: Meta, x: Operand, y: Operand, alpha: Operand = 1) -> T
     return b.elementwise(out, (x, y), lambda p, q: op("sub", p, _scaled(q, alpha)))
 
 
-def _rsub(b: Builder, out: Meta, x: Operand, y: Operand, alpha: Operand = 1) -> TensorRef:
-    return _sub(b, out, y, x, alpha)
-
-
 def _div_mode(b: Builder, out: Meta, x: Operand, y: Operand, *, rounding_mode: str | None) -> TensorRef:
     return _elementwise({None: "div", "floor": "floordiv", "trunc": "truncdiv"}[rounding_mode], b, out, x, y)
 
@@ -233,10 +229,6 @@ def _where(b: Builder, out: Meta, condition: TensorRef, x: Operand, y: Operand) 
     )
 
 
-def _masked_fill(b: Builder, out: Meta, x: TensorRef, mask: TensorRef, value: Operand) -> TensorRef:
-    return _where(b, out, mask, value, x)
-
-
 def _clamp(b: Builder, out: Meta, x: TensorRef, low: Operand | None = None, high: Operand | None = None) -> TensorRef:
     bounds = [("maximum", low)] * (low is not None) + [("minimum", high)] * (high is not None)
 
@@ -271,24 +263,11 @@ def _clone(b: Builder, out: Meta, x: TensorRef, *_: Any, **__: Any) -> TensorRef
     return b.copy(x, out)
 
 
-def _to_copy(b: Builder, out: Meta, x: TensorRef, *_: Any, **__: Any) -> Any:
-    return b.copy(x, out) if x.device == out.device else NotImplemented
-
-
 def _copy(b: Builder, out: Meta, into: TensorRef, x: Operand, *_: Any) -> Any:
     """The functional form of ``into.copy_(x)``."""
     if isinstance(x, TensorRef) and x.device != out.device:
         return NotImplemented
     return b.pointwise(out, lambda at: element(x, at, out.dtype))
-
-
-def _fill(b: Builder, out: Meta, x: TensorRef, value: Operand) -> TensorRef:
-    return b.pointwise(out, lambda at: element(value, at, out.dtype))
-
-
-# -- activations that decompositions may leave -------------------------------------------------------------
-def _threshold_backward(b: Builder, out: Meta, grad: TensorRef, x: TensorRef, threshold: Scalar) -> TensorRef:
-    return b.elementwise(out, (grad, x), lambda g, a: op("where", op("le", a, like(a, threshold)), like(g, 0), g))
 
 
 _UNARY = (
@@ -309,7 +288,6 @@ LOWERINGS: Family = {
     **named_rows(_comparison, "eq ne lt le gt ge", "Tensor Scalar"),
     **named_rows(_logical, "logical_and logical_or logical_xor logical_not"),
     **named_rows(_float_test, "isnan isinf"),
-    **rows(partial(_elementwise, "floordiv"), "floor_divide", "default Tensor Scalar"),
     **rows(partial(_elementwise, "lshift"), "bitwise_left_shift __lshift__", _SHIFTS),
     **rows(partial(_elementwise, "rshift"), "bitwise_right_shift __rshift__", _SHIFTS),
     **rows(partial(_elementwise, "div"), "div", "Tensor Scalar"),
@@ -326,28 +304,22 @@ LOWERINGS: Family = {
     **rows(partial(_addc, "div"), "addcdiv"),
     **rows(_add, "add", "Tensor Scalar"),
     **rows(_sub, "sub", "Tensor Scalar"),
-    **rows(_rsub, "rsub", "Tensor Scalar"),
     **rows(_div_mode, "div", "Tensor_mode Scalar_mode"),
     **rows(_pow, "pow", "Tensor_Tensor Tensor_Scalar Scalar"),
     **rows(_clamp, "clamp clamp_min", "default Tensor"),
     **rows(_clamp_max, "clamp_max", "default Tensor"),
     **rows(_lerp, "lerp", "Tensor Scalar"),
     **rows(_where, "where", "self ScalarSelf ScalarOther Scalar"),
-    **rows(_masked_fill, "masked_fill", "Tensor Scalar"),
-    **rows(_fill, "fill", "Tensor Scalar"),
     aten.nextafter.default: _nextafter,
-    aten.sgn.default: partial(_of_numbers, "sign"),
     aten.relu.default: _relu,
     aten.round.decimals: _round_decimals,
     aten.signbit.default: _signbit,
     aten.polygamma.default: _polygamma,
     aten.angle.default: _angle,
     aten.glu.default: _glu,
-    aten.threshold_backward.default: _threshold_backward,
     aten.clone.default: _clone,
     aten.lift_fresh_copy.default: _clone,
     ops.restride: _clone,
-    aten._to_copy.default: _to_copy,
     aten.copy.default: _copy,
     prims.convert_element_type.default: _clone,
     prims.add.default: _add,

@@ -13,18 +13,26 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, final
 
+from torch._ops import OpOverload
+
 from gyrator.ir.expr import Expr, IndexValue
 from gyrator.ir.index import ONE, ZERO, Index, as_index, contiguous_strides, dot, maximum, minimum, product
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Reduce
 from gyrator.lowering.builder import Builder, Meta
-from gyrator.lowering.family import Family, rows
+from gyrator.lowering.family import Family, Lowering, rows
 from gyrator.lowering.joins import masked
 from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, whole
 from gyrator.lowering.typed import between, both, cast, compute_dtype, like, number, op
 
 Sizes: TypeAlias = "Sequence[int] | int"
 """A number per dimension; one number, or a list of one, stands for all."""
+
+Layout: TypeAlias = "Callable[..., Windows | None]"
+"""(pooled dimensions of the input, of the output, the operator's options) → its windows, or None for the library."""
+
+Pool: TypeAlias = Callable[..., Any]
+"""The lowering of a pooling operator after its windows."""
 
 NOWHERE = 1 << 62
 """The position of what lies outside the input: among equal values the smallest position wins."""
@@ -60,9 +68,9 @@ class Windows:
 
 def sliding(
     shape: Coords, outputs: Coords, kernel: Sizes, stride: Sizes = (), padding: Sizes = 0, dilation: Sizes = 1,
-    include_pad: bool = True, divisor: int | None = None,
+    ceil_mode: bool = False, include_pad: bool = True, divisor: int | None = None,
 ) -> Windows:  # fmt: skip
-    """``outputs`` windows on an input of ``shape``; their stride is by default the kernel."""
+    """``outputs`` windows on an input of ``shape``, rounded by ``ceil_mode``; their stride is by default the kernel."""
     columns = [_widened(given, len(shape)) for given in (kernel, stride or kernel, padding, dilation)]
     dims = list(zip(*columns, shape, strict=True))
 
@@ -102,8 +110,10 @@ def _inside(position: Coords, shape: Coords) -> list[Expr]:
     return [c for p, size in zip(position, shape, strict=True) for c in between(p, ZERO, size)]
 
 
-def dividing(shape: Coords, parts: Coords) -> Windows:
-    """An input of ``shape`` cut into ``parts``, neighbours overlapping where it does not divide."""
+def dividing(shape: Coords, parts: Coords, size: object = None) -> Windows | None:
+    """An input of ``shape`` cut into ``parts``, neighbours overlapping where it does not divide. None if empty."""
+    if ZERO in (*shape, *parts):
+        return None
     sizes = list(zip(parts, shape, strict=True))
     elements = tuple([s // n if s % n is ZERO else s // n + 2 for n, s in sizes])
     holders = tuple([ONE if s % n is ZERO else n // s + 2 for n, s in sizes])
@@ -210,68 +220,42 @@ def _quotient(total: Expr, count: Index) -> Expr:
 
 
 # -- operators ---------------------------------------------------------------------------------------------
-def _max_pool(
-    rank: int, b: Builder, out: tuple[Meta, Meta], x: TensorRef, kernel: Sizes, stride: Sizes = (), padding: Sizes = 0,
-    dilation: Sizes = 1, ceil_mode: bool = False,
-) -> Any:  # fmt: skip
-    windows = sliding(x.shape[-rank:], out[0].shape[-rank:], kernel, stride, padding, dilation)
-    return _max_of(windows, b, out, x)
+def _averaged(
+    shape: Coords, outputs: Coords, kernel: Sizes, stride: Sizes = (), padding: Sizes = 0, ceil_mode: bool = False,
+    include_pad: bool = True, divisor: int | None = None,
+) -> Windows:  # fmt: skip
+    return sliding(shape, outputs, kernel, stride, padding, 1, ceil_mode, include_pad, divisor)
 
 
-def _max_pool_backward(
-    rank: int, b: Builder, out: Meta, grad: TensorRef, x: TensorRef, kernel: Sizes, stride: Sizes, padding: Sizes,
-    dilation: Sizes, ceil_mode: bool, indices: TensorRef,
-) -> Any:  # fmt: skip
-    windows = sliding(x.shape[-rank:], grad.shape[-rank:], kernel, stride, padding, dilation)
-    return _max_backward(windows, b, out, grad, indices)
+def _pool(forward: Pool, layout: Layout, rank: int, b: Builder, out: Any, x: TensorRef, *options: Any) -> Any:
+    shape = (out[0] if isinstance(out, tuple) else out).shape
+    windows = layout(x.shape[-rank:], shape[-rank:], *options)
+    return NotImplemented if windows is None else forward(windows, b, out, x)
 
 
-def _avg_pool(
-    rank: int, b: Builder, out: Meta, x: TensorRef, kernel: Sizes, stride: Sizes = (), padding: Sizes = 0,
-    ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
-) -> Any:  # fmt: skip
-    windows = sliding(
-        x.shape[-rank:], out.shape[-rank:], kernel, stride, padding, 1, count_include_pad, divisor_override
-    )
-    return _mean_of(windows, b, out, x)
-
-
-def _avg_pool_backward(
-    rank: int, b: Builder, out: Meta, grad: TensorRef, x: TensorRef, kernel: Sizes, stride: Sizes, padding: Sizes,
-    ceil_mode: bool, count_include_pad: bool, divisor_override: int | None,
-) -> Any:  # fmt: skip
-    windows = sliding(
-        x.shape[-rank:], grad.shape[-rank:], kernel, stride, padding, 1, count_include_pad, divisor_override
-    )
-    return _mean_backward(windows, b, out, grad)
-
-
-def _adaptive(pool: Callable[..., Any], rank: int, b: Builder, out: Any, x: TensorRef, size: object) -> Any:
-    parts = (out[0] if isinstance(out, tuple) else out).shape
-    if ZERO in parts or ZERO in x.shape:
-        return NotImplemented
-    return pool(dividing(x.shape[-rank:], parts[-rank:]), b, out, x)
-
-
-def _adaptive_backward(
-    pool: Callable[..., Any], rank: int, b: Builder, out: Meta, grad: TensorRef, x: TensorRef, *indices: TensorRef
+def _pool_backward(
+    backward: Pool, layout: Layout, rank: int, b: Builder, out: Meta, grad: TensorRef, x: TensorRef, *rest: Any
 ) -> Any:
-    if ZERO in grad.shape or ZERO in x.shape:
-        return NotImplemented
-    return pool(dividing(x.shape[-rank:], grad.shape[-rank:]), b, out, grad, *indices)
+    """``rest``: the forward's options, then a maximum's indices."""
+    indices = [r for r in rest if isinstance(r, TensorRef)]
+    windows = layout(x.shape[-rank:], grad.shape[-rank:], *rest[: len(rest) - len(indices)])
+    return NotImplemented if windows is None else backward(windows, b, out, grad, *indices)
+
+
+_POOLS: tuple[tuple[str, Layout, Pool, Pool], ...] = (
+    ("max_pool{}d_with_indices", sliding, _max_of, _max_backward),
+    ("avg_pool{}d", _averaged, _mean_of, _mean_backward),
+    ("_adaptive_avg_pool{}d", dividing, _mean_of, _mean_backward),
+    ("adaptive_max_pool{}d", dividing, _max_of, _max_backward),
+)
 
 
 def _of_rank(rank: int) -> Family:
-    return {
-        **rows(partial(_max_pool, rank), f"max_pool{rank}d_with_indices"),
-        **rows(partial(_max_pool_backward, rank), f"max_pool{rank}d_with_indices_backward"),
-        **rows(partial(_avg_pool, rank), f"avg_pool{rank}d"),
-        **rows(partial(_avg_pool_backward, rank), f"avg_pool{rank}d_backward"),
-        **rows(partial(_adaptive, _mean_of, rank), f"_adaptive_avg_pool{rank}d"),
-        **rows(partial(_adaptive_backward, _mean_backward, rank), f"_adaptive_avg_pool{rank}d_backward"),
-        **rows(partial(_adaptive, _max_of, rank), f"adaptive_max_pool{rank}d"),
-        **rows(partial(_adaptive_backward, _max_backward, rank), f"adaptive_max_pool{rank}d_backward"),
-    }
+    found: dict[OpOverload, Lowering] = {}
+    for name, layout, forward, backward in _POOLS:
+        found |= rows(partial(_pool, forward, layout, rank), name.format(rank))
+        found |= rows(partial(_pool_backward, backward, layout, rank), f"{name.format(rank)}_backward")
+    return found
 
 
 LOWERINGS: Family = {**_of_rank(2), **_of_rank(3)}

@@ -18,7 +18,7 @@ from gyrator.ir.index import IndexLike, as_index, contiguous_strides, dot
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.family import Family, named_rows, rows
 from gyrator.lowering.refs import Coords, TensorRef
-from gyrator.lowering.typed import Operand, compute_dtype, element, like, op
+from gyrator.lowering.typed import Operand, element
 
 
 def draw(b: Builder, out: Meta, kind: str, dtype: torch.dtype, *bounds: Operand) -> Callable[[Coords], Expr]:
@@ -59,27 +59,6 @@ def _randint_like_low(b: Builder, out: Meta, x: TensorRef, low: Operand, high: O
     return _randint_low(b, out, low, high)
 
 
-def _uniform(b: Builder, out: Meta, x: TensorRef, low: float = 0.0, high: float = 1.0, generator: object = None) -> Any:
-    return _scaled("rand", b, out, high - low, low, generator)
-
-
-def _normal(b: Builder, out: Meta, x: TensorRef, mean: float = 0.0, std: float = 1.0, generator: object = None) -> Any:
-    return _scaled("randn", b, out, std, mean, generator)
-
-
-def _scaled(kind: str, b: Builder, out: Meta, scale: float, shift: float, generator: object) -> Any:
-    """``draw·scale + shift``."""
-    if generator is not None:
-        return NotImplemented
-    drawn = draw(b, out, kind, compute_dtype(out.dtype))
-
-    def body(at: Coords) -> Expr:
-        number = drawn(at)
-        return op("add", op("mul", number, like(number, scale)), like(number, shift))
-
-    return b.pointwise(out, body)
-
-
 # -- draws whose seeds the graph passes ----------------------------------------------------------------------
 def _seeded(kind: str, b: Builder, out: Meta, size: object, seeds: TensorRef, slot: IndexLike, *_: Any) -> TensorRef:
     return b.pointwise(out, _numbered(out, kind, seeds.load((as_index(slot),)), out.dtype))
@@ -87,14 +66,10 @@ def _seeded(kind: str, b: Builder, out: Meta, size: object, seeds: TensorRef, sl
 
 LOWERINGS: Family = {
     **named_rows(_fraction, "rand randn"),
-    **rows(partial(_fraction, "rand"), "rand_like"),
-    **rows(partial(_fraction, "randn"), "randn_like"),
     **rows(_randint, "randint"),
     **rows(_randint_low, "randint", "low"),
     **rows(_randint_like, "randint_like"),
     **rows(_randint_like_low, "randint_like", "low_dtype"),
-    **rows(_uniform, "uniform"),
-    **rows(_normal, "normal_functional"),
 }
 """Those that take seeds of this program."""
 

@@ -105,12 +105,10 @@ def _mean(b: Builder, out: Meta, x: TensorRef, dims: Dims = None, keepdim: bool 
 
 # -- variance ----------------------------------------------------------------------------------------------
 def _variance(
-    root: bool, b: Builder, out: Meta | tuple[Meta, Meta], x: TensorRef, dim: Dims = None, *,
+    b: Builder, out: Meta | tuple[Meta, Meta], x: TensorRef, dim: Dims = None, *,
     correction: Operand | None = None, keepdim: bool = False,
 ) -> Any:  # fmt: skip
-    """Welford's sum of squares divided by ``max(n - correction, 0)``, its ``root`` for the deviation; with the mean
-    where two results are wanted.
-    """
+    """Welford's sum of squares divided by ``max(n - correction, 0)``; with the mean where two results are wanted."""
     first, mean_out = out if isinstance(out, tuple) else (out, None)
     over, wide = reduced_dims(dim, x.rank), compute_dtype(first.dtype)
     wanted = (mean_out is not None, True, False)
@@ -121,8 +119,7 @@ def _variance(
     n, less = count(x.shape, over), 1 if correction is None else correction
 
     def divide(m2: Expr, n: Expr, c: Expr) -> Expr:
-        variance = op("div", m2, op("maximum", op("sub", n, c), like(n, 0)))
-        return op("sqrt", variance) if root else variance
+        return op("div", m2, op("maximum", op("sub", n, c), like(n, 0)))
 
     result = b.elementwise(first, (squares, n, less), divide)
     return result if mean is None or mean_out is None else [result, _mean_of(b, mean_out, mean, n)]
@@ -178,59 +175,11 @@ def arg_reduce(
     return reduce_several(b, out, x.shape, dims, kind, bodies, wanted, kind)
 
 
-# -- softmax -----------------------------------------------------------------------------------------------
-def _softmax(b: Builder, out: Meta, x: TensorRef, dim: int, half_to_float: bool = False) -> TensorRef:
-    _, exponents, total = _shifted_sum(b, out, x, dim)
-    return b.elementwise(out, (exponents, total), lambda e, t: op("div", e, t))
-
-
-def _log_softmax(b: Builder, out: Meta, x: TensorRef, dim: int, half_to_float: bool = False) -> TensorRef:
-    shifted, _, total = _shifted_sum(b, out, x, dim)
-    return b.elementwise(out, (shifted, total), lambda s, t: op("sub", s, op("log", t)))
-
-
-def _shifted_sum(b: Builder, out: Meta, x: TensorRef, dim: int) -> tuple[TensorRef, TensorRef, TensorRef]:
-    """``x - max``, its exponential, and the sum of the exponentials (reduced dimension kept as 1)."""
-    full = out.with_dtype(compute_dtype(out.dtype))
-    top = _along_row(b, full, x, dim, "max", lambda at: cast(x.load(at), full.dtype))
-    shifted = b.elementwise(full, (x, top), lambda a, m: op("sub", a, m), suffix="shifted")
-    exponents = b.elementwise(full, (shifted,), lambda a: op("exp", a), suffix="exp")
-    total = _along_row(b, full, x, dim, "sum", exponents.load)
-    return shifted, exponents, total
-
-
-def _softmax_backward(
-    b: Builder, out: Meta, grad: TensorRef, y: TensorRef, dim: int, input_dtype: torch.dtype
-) -> TensorRef:
-    """``y·(g − Σ g·y)``."""
-    full = out.with_dtype(compute_dtype(out.dtype))
-    weighted = lambda at: op("mul", cast(grad.load(at), full.dtype), cast(y.load(at), full.dtype))  # noqa: E731
-    total = _along_row(b, full, y, dim, "sum", weighted)
-    return b.elementwise(out, (grad, y, total), lambda g, p, t: op("mul", p, op("sub", g, t)))
-
-
-def _log_softmax_backward(
-    b: Builder, out: Meta, grad: TensorRef, y: TensorRef, dim: int, input_dtype: torch.dtype
-) -> TensorRef:
-    """``g − exp(y)·Σ g``."""
-    full = out.with_dtype(compute_dtype(out.dtype))
-    total = _along_row(b, full, y, dim, "sum", lambda at: cast(grad.load(at), full.dtype))
-    return b.elementwise(out, (grad, y, total), lambda g, p, t: op("sub", g, op("mul", op("exp", p), t)))
-
-
-def _along_row(b: Builder, out: Meta, x: TensorRef, dim: int, kind: str, body: Callable[[Coords], Expr]) -> TensorRef:
-    """A reduction along one dimension of ``x``, which is kept as 1, in ``out``'s dtype."""
-    over = reduced_dims(dim, x.rank)
-    kept = out.with_shape(tuple([ONE if k in over else s for k, s in enumerate(x.shape)]))
-    return reduce(b, kept, x.shape, over, kind, body, kind)
-
-
 LOWERINGS: Family = {
     **rows(_sum, "sum", "default dim_IntList"),
     **rows(_prod, "prod", "default dim_int"),
     **rows(_mean, "mean", "default dim"),
-    **rows(partial(_variance, False), "var var_mean", "correction"),
-    **rows(partial(_variance, True), "std std_mean", "correction"),
+    **rows(_variance, "var var_mean", "correction"),
     **rows(partial(_extreme, "max", "any"), "amax max"),
     **rows(partial(_extreme, "min", "all"), "amin min"),
     **rows(partial(_extreme_and_position, "argmax"), "max", "dim"),
@@ -239,8 +188,4 @@ LOWERINGS: Family = {
     **rows(partial(_position, "argmin"), "argmin"),
     **rows(partial(_any_all, "any"), "any", "default dim dims"),
     **rows(partial(_any_all, "all"), "all", "default dim dims"),
-    **rows(_softmax, "_softmax"),
-    **rows(_log_softmax, "_log_softmax"),
-    **rows(_softmax_backward, "_softmax_backward_data"),
-    **rows(_log_softmax_backward, "_log_softmax_backward_data"),
 }

@@ -21,25 +21,12 @@ from gyrator.lowering import (
 )
 from gyrator.lowering.family import Family, Lowering
 
-_FAMILIES = (
-    pointwise.LOWERINGS,
-    views.LOWERINGS,
-    joins.LOWERINGS,
-    creation.LOWERINGS,
-    reductions.LOWERINGS,
-    scans.LOWERINGS,
-    indexing.LOWERINGS,
-    scatters.LOWERINGS,
-    randoms.LOWERINGS,
-    randoms.SEEDED,
-    pooling.LOWERINGS,
-    sampling.LOWERINGS,
-)
+_MODULES = (creation, indexing, joins, pointwise, pooling, randoms, reductions, sampling, scans, scatters, views)
 
 
 def _merged() -> Family:
     table: dict[OpOverload, Lowering] = {}
-    for family in _FAMILIES:
+    for family in (*[module.LOWERINGS for module in _MODULES], randoms.SEEDED):
         twice = table.keys() & family.keys()
         if twice:
             raise ImportError(f"two lowerings of {', '.join(map(str, twice))}")

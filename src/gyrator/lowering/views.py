@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from gyrator.ir.facts import Guarded, Proved, nonnegative
 from gyrator.ir.index import (
     ONE,
     ZERO,
@@ -116,7 +115,7 @@ def slice_start(b: Builder, start: IndexLike | None, size: Index) -> Index:
         index = index + size
     elif not is_nonnegative(index):  # of unknown sign: add the size once if negative
         index = index + size * minimum(maximum(-(index // size), ZERO), ONE)
-    if all(isinstance(nonnegative(side, b.symbols), Proved | Guarded) for side in (index, size - index)):
+    if all(map(b.symbols.nonnegative, (index, size - index))):
         return index
     return minimum(maximum(index, ZERO), size)
 
@@ -152,15 +151,6 @@ def _permute(b: Builder, out: Meta, x: TensorRef, dims: Sequence[int]) -> Tensor
     return x.view(out.shape, tuple([at[order.index(k)] for k in range(x.rank)]))
 
 
-def _transpose(b: Builder, out: Meta, x: TensorRef, dim0: int = 0, dim1: int = 1) -> TensorRef:
-    if x.rank < 2:
-        return x
-    order = list(range(x.rank))
-    first, second = dimension(dim0, x.rank), dimension(dim1, x.rank)
-    order[first], order[second] = order[second], order[first]
-    return _permute(b, out, x, order)
-
-
 def _slice(
     b: Builder, out: Meta, x: TensorRef, dim: int = 0, start: IndexLike | None = None, end: object = None,
     step: IndexLike = 1,
@@ -194,20 +184,6 @@ def _squeeze(b: Builder, out: Meta, x: TensorRef, dims: int | Sequence[int] | No
     gone = {dimension(d, x.rank) for d in chosen} & {k for k, extent in enumerate(x.shape) if extent is ONE}
     at = iter(view_coords(out.shape))
     return x.view(out.shape, tuple([ZERO if k in gone else next(at) for k in range(x.rank)]))
-
-
-def _split(b: Builder, out: Sequence[Meta], x: TensorRef, sizes: object, dim: int = 0) -> list[TensorRef]:
-    d = dimension(dim, x.rank)
-    parts: list[TensorRef] = []
-    start = ZERO
-    for part in out:
-        parts.append(narrowed(x, part.shape, d, start))
-        start = start + part.shape[d]
-    return parts
-
-
-def _unbind(b: Builder, out: Sequence[Meta], x: TensorRef, dim: int = 0) -> list[TensorRef]:
-    return [_select(b, part, x, dim, k) for k, part in enumerate(out)]
 
 
 def _unfold(b: Builder, out: Meta, x: TensorRef, dim: int, size: IndexLike, step: IndexLike) -> TensorRef:
@@ -280,18 +256,14 @@ def _broadcast_in_dim(b: Builder, out: Meta, x: TensorRef, shape: object, dims: 
 
 
 LOWERINGS: Family = {
-    **rows(_view, "view _unsafe_view reshape _reshape_alias"),
+    **rows(_view, "view reshape"),
     **rows(_same, "alias detach lift lift_fresh"),
     **rows(_expand, "expand"),
     **rows(_permute, "permute"),
-    **rows(_transpose, "transpose t", "int default"),
     **rows(_slice, "slice", "Tensor"),
     **rows(_select, "select", "int"),
     **rows(_unsqueeze, "unsqueeze"),
     **rows(_squeeze, "squeeze", "default dim dims"),
-    **rows(_split, "split", "Tensor"),
-    **rows(_split, "split_with_sizes"),
-    **rows(_unbind, "unbind", "int"),
     **rows(_unfold, "unfold"),
     **rows(_diagonal, "diagonal"),
     **rows(_as_strided, "as_strided"),

@@ -17,7 +17,6 @@ from gyrator.ir.program import (
     Reduce,
     Root,
     Scatter,
-    Sort,
     expressions,
     loads,
     shown_values,
@@ -130,8 +129,6 @@ def _reads(program: Program) -> dict[Value, _Reads]:
 
 
 def _wanted(body: Expr, nest: Nest, reads: _Reads, pinned: bool) -> bool:
-    if any(isinstance(n.root, Sort) for n in reads.nests):
-        return False
     if isinstance(body, Const):
         return True
     if pinned:

@@ -11,7 +11,7 @@ import torch
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Masked, Op, Scalar, indirect, rewrite
 from gyrator.ir.index import Index, const, is_less, is_nonnegative, maximum, minimum, substitute
 from gyrator.ir.ops import OPS
-from gyrator.ir.program import Nest, Pointwise, Program, Reduce, Root, Scan, Scatter, Sort
+from gyrator.ir.program import Nest, Pointwise, Program, Reduce, Root, Scan, Scatter
 
 Rule = Callable[[Expr], "Expr | None"]
 
@@ -147,8 +147,6 @@ def map_root(root: Root, expr: Callable[[Expr], Expr], index: Callable[[Index], 
             return Reduce(kind, reduced, tuple(map(expr, body)))
         case Scan(kind, axis, body, reverse):
             return Scan(kind, axis, tuple(map(expr, body)), reverse)
-        case Sort(axis, body, descending, stable):
-            return Sort(axis, expr(body), descending, stable)
         case Scatter(into, at, body, combine, mask):
             return Scatter(into, tuple(map(index, at)), expr(body), combine, None if mask is None else expr(mask))
     raise TypeError(root)

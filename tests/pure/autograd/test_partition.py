@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gyrator.autograd import min_cut, min_cut_with_budget, save_all
+from gyrator.autograd import decomposition_table, min_cut, min_cut_with_budget, save_all
 from gyrator.autograd.partition import JointGraph, Partition
 from gyrator.autograd.partition.max_flow import UNBOUNDED, FlowNetwork
 from tests.pure.autograd.harness import compiled, leaf
@@ -64,7 +64,7 @@ def partitioned(
         found.append(by(joint))
         return found[0]
 
-    run, _ = compiled(function, partition_fn=keep, numerics="eager")
+    run, _ = compiled(function, partition_fn=keep, decompositions=decomposition_table(numerics="eager"))
     differentiated = [arg for arg in args if arg.requires_grad]
     ours = torch.autograd.grad(run(*args).sum(), differentiated)
     eagers = torch.autograd.grad(function(*args).sum(), differentiated)

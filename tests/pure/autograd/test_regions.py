@@ -114,7 +114,7 @@ def test_dropout_in_a_checkpoint_has_one_mask(numerics: str) -> None:
     def program(x: Tensor, w: Tensor) -> Tensor:
         return checkpoint(lambda x, w: F.dropout(x * w, 0.5), x, w, use_reentrant=False)
 
-    run, _ = compiled(program, numerics=numerics)
+    run, _ = compiled(program, decompositions=decomposition_table(numerics=numerics))
     x, w = leaf(200), torch.ones(200)
     y = run(x, w)
     (gradient,) = torch.autograd.grad(y.sum(), x)
@@ -138,7 +138,7 @@ def test_eager_numerics_draws_eagers_numbers() -> None:
         noise = torch.rand_like(x) + torch.randn(4) + torch.bernoulli(x.sigmoid()) + torch.randint(0, 5, (4,))
         return F.dropout(noise, 0.3)
 
-    run, _ = compiled(program, numerics="eager")
+    run, _ = compiled(program, decompositions=decomposition_table(numerics="eager"))
     x = torch.randn(4)
     torch.manual_seed(3)
     ours = run(x)
@@ -203,7 +203,7 @@ def test_operators_that_take_graphs_are_run_or_refused() -> None:
     x = graph.placeholder("x")
     graph.output((graph.call_function(torch.ops.higher_order.strict_mode, (graph.get_attr("body"), (x,))),))
     with pytest.raises(UnsupportedOperator, match="strict_mode cannot be compiled"):
-        aot_compile(torch.fx.GraphModule(root, graph), [torch.randn(4)], fw_compiler=interpret)
+        aot_compile(torch.fx.GraphModule(root, graph), [torch.randn(4)], compiler=interpret)
 
 
 # --- attention with functions of the user's --------------------------------------------------------

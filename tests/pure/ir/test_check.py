@@ -25,7 +25,6 @@ from gyrator.ir.program import (
     Root,
     Scan,
     Scatter,
-    Sort,
     Update,
     View,
 )
@@ -99,7 +98,6 @@ BROKEN: list[tuple[str, Program]] = [
     ("welford of i64", one(Reduce("welford", (R,), (load(COUNTS, ROWS),)), (None, None, None), (ROWS,))),
     ("any is no scan", one(Scan("any", COLS, (flag,)), (value("y", 4, 6, dtype=BOOL),))),
     ("scan along r0", one(Scan("sum", R, (x,)))),
-    ("sort along r0", one(Sort(R, x), (Y, None))),
     ("a nest that defines nothing", one(Pointwise(x), (None,))),
     ("no such way to combine: average", one(Scatter(X, (ROWS.index(), COLS.index()), x, "average"), (Y,))),
     ("but f32 is needed", one(Scatter(X, (ROWS.index(), COLS.index()), load(COUNTS, ROWS)), (Y,))),

@@ -12,17 +12,17 @@ from torch import Tensor
 
 from gyrator.errors import IndexOutOfRange
 from gyrator.ir.check import check_kernel, check_program
-from gyrator.ir.combine import merge, reduce_dims, scan_dim, start
+from gyrator.ir.combine import reduce_dims, scan_dim, start
 from gyrator.ir.evaluate import OutOfRange
 from gyrator.ir.expr import Checked, Expr, IndexValue, Load, Masked, Random, Ref, Value
 from gyrator.ir.index import ONE, ZERO, Axis, Indirect, Size
 from gyrator.ir.index import const as number
 from gyrator.ir.interp import run_program
 from gyrator.ir.philox import integers, normal, philox, uniform
-from gyrator.ir.program import Derived, Extern, Input, Nest, Pointwise, Program, Reduce, Root, Scan, Scatter, Sort, View
+from gyrator.ir.program import Derived, Extern, Input, Nest, Pointwise, Program, Reduce, Root, Scan, Scatter, View
 from gyrator.ir.text import kernel_text
 from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Store, Update
-from tests.interp_tree import run_kernel
+from tests.interp_tree import merge, run_kernel
 from tests.pure.ir.examples import axis, between, cast, const, load, op, value, whole
 
 F32, I64 = torch.float32, torch.int64
@@ -118,7 +118,7 @@ def test_merging_parts_is_reducing_the_whole(kind: str, split: int) -> None:
         torch.testing.assert_close(got, wanted, equal_nan=True)
 
 
-# -- scans, sorts --------------------------------------------------------------------------------------------
+# -- scans ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("kind", ["sum", "prod", "max", "min", "logaddexp"])
 def test_scan(kind: str, reverse: bool) -> None:
@@ -135,14 +135,6 @@ def test_scan(kind: str, reverse: bool) -> None:
 def test_scan_of_extremes_takes_the_last_of_equals() -> None:
     best, at = scan_dim("argmax", (torch.tensor([1.0, 3.0, 3.0, 2.0]), torch.arange(4)), 0)
     assert best.tolist() == [1, 3, 3, 3] and at.tolist() == [0, 1, 2, 2]
-
-
-def test_sort_puts_nan_last_and_is_stable() -> None:
-    at = value("at", 4, 6, dtype=I64)
-    values, indices = run(Sort(j, load(x, i, j)), (i, j), y, at, given=special())
-    expected = special().sort(dim=1, stable=True)
-    torch.testing.assert_close(values, expected.values, equal_nan=True)
-    assert torch.equal(indices, expected.indices)
 
 
 # -- scatters ------------------------------------------------------------------------------------------------

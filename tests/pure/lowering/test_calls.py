@@ -130,19 +130,6 @@ def test_an_error_names_the_node() -> None:
 
 # -- where programs begin and end
 # -----------------------------------------------------------------------------
-def test_a_copy_into_an_input_is_an_update() -> None:
-    def fn(x: Tensor) -> Tensor:
-        return torch.ops.aten.copy_.default(x, x * 2) + 1
-
-    graph = make_fx(fn, tracing_mode="fake")(tensor(3))
-    low = lower(graph, (tensor(3),), symbols=symbols_of(graph))
-    (update,) = low.program.updates
-    assert update.target is low.program.inputs[0].value
-    result = run(low, (tensor(3),))
-    torch.testing.assert_close(result.updates[0], tensor(3) * 2)
-    torch.testing.assert_close(result.outputs[0], tensor(3) * 2 + 1)
-
-
 def test_an_output_may_be_an_update() -> None:
     graph = trace(lambda x, y: (x + y, x * 2), (tensor(3), tensor(3)))
     low = lower(graph, (), symbols=symbols_of(graph), updates=[(1, 1)])

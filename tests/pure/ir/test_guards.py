@@ -1,11 +1,10 @@
-"""Facts about sizes: proved, guarded or only hinted, and never more than that."""
+"""What holds for sizes in every call: what is proved, and what torch guards."""
 
 from __future__ import annotations
 
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from gyrator.ir.facts import Guarded, HintOnly, Proved, nonnegative
 from gyrator.ir.index import Axis, const
 from gyrator.ir.symbols import Symbols
 from tests.pure.ir.test_symbols import fake
@@ -16,8 +15,10 @@ def test_bounds_prove() -> None:
     torch._check(t <= 64)
     symbols = Symbols(env)
     n, m = symbols.shape((s, t))
+    guards = len(env.guards)
     for true in (const(0), n - 2, n * 8 - 16, 64 - m):
-        assert nonnegative(true, symbols) == Proved(true)
+        assert symbols.nonnegative(true)
+    assert len(env.guards) == guards
 
 
 def test_a_guard_makes_what_bounds_leave_open_hold_in_later_calls() -> None:
@@ -25,17 +26,17 @@ def test_a_guard_makes_what_bounds_leave_open_hold_in_later_calls() -> None:
     symbols = Symbols(env)
     n, m = symbols.shape((s, t))
     guards = len(env.guards)
-    assert nonnegative(n - m, symbols) == Guarded(n - m)
+    assert symbols.nonnegative(n - m)
     assert {str(symbol) for guard in env.guards[guards:] for symbol in guard.expr.free_symbols} == {str(s), str(t)}
-    assert nonnegative(n - m, symbols) == Guarded(n - m)
+    assert symbols.nonnegative(n - m)
     assert len(env.guards) == guards + 1
 
 
-def test_what_is_false_now_is_no_fact() -> None:
+def test_what_is_false_now_holds_in_no_call() -> None:
     env, (s, t) = fake((16, 8))
     symbols = Symbols(env)
     n, m = symbols.shape((s, t))
-    assert nonnegative(m - n, symbols) is None
+    assert not symbols.nonnegative(m - n)
     assert env.guards == []
 
 
@@ -44,14 +45,14 @@ def test_no_guard_is_made_once_torch_has_frozen_them() -> None:
     symbols = Symbols(env)
     n, m = symbols.shape((s, t))
     env.freeze()
-    assert nonnegative(n - m, symbols) == HintOnly(n - m)
+    assert not symbols.nonnegative(n - m)
     assert env.guards == []
 
 
-def test_what_only_a_run_tells_is_no_fact() -> None:
+def test_what_only_a_run_tells_is_not_known() -> None:
     env = ShapeEnv()
     symbols = Symbols(env)
     u = symbols.to_index(env.create_unbacked_symint())
-    assert nonnegative(u - 3, symbols) is None
-    assert nonnegative(Axis("i0", u).index() - 1, symbols) is None
+    assert not symbols.nonnegative(u - 3)
+    assert not symbols.nonnegative(Axis("i0", u).index() - 1)
     assert env.guards == []
