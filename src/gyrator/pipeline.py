@@ -49,6 +49,7 @@ from gyrator.runtime.profile import BandwidthProfile
 from gyrator.runtime.targets import Targets, find_targets, start_kernels
 from gyrator.runtime.triton_build import rebuild
 from gyrator.runtime.workers import Workers
+from gyrator.schedule.cpu_gemm import Cpu
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.stage import schedule
 from gyrator.session import Counters, Session
@@ -161,7 +162,9 @@ def compile_graph(
             gpu, slower = gpu_of(targets, device), None
             if session.config.benchmark_fusion:
                 slower = slower_fusions(targets, stores.kernels, session, process.workers, symbols.hints, gpu)
-            scheduled = schedule(lowered.program, session, gpu, slower)
+            threads = session.config.threads or torch.get_num_threads()
+            cpu = None if targets.cpu is None else Cpu(targets.cpu.isa, threads)
+            scheduled = schedule(lowered.program, session, gpu, slower, cpu=cpu)
             plan = scheduled.plan
         try:
             kernels = start_kernels(plan, targets, stores.kernels, session, process.workers, symbols.hints)

@@ -18,7 +18,7 @@ from gyrator.codegen.cpp_loops import Loops
 from gyrator.codegen.cpp_names import Names, legal, type_name
 from gyrator.codegen.texts import WIDTH, origin_comments
 from gyrator.ir.expr import Checked
-from gyrator.ir.tree import Kernel, Param
+from gyrator.ir.tree import Contract, Kernel, Param, walk_stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,9 @@ def print_kernel(kernel: Kernel) -> CppKernel:
         arguments.append((name, f"int64_t {name}"))
     arguments.append(("threads", "int32_t threads"))
     printer.body(kernel.body)
-    lines = [*origin_comments(kernel.origins, "//"), *_head(function, [text for _, text in arguments])]
+    products = any(isinstance(stage, Contract) for stage in walk_stages(kernel.body))
+    lines = ['#include "gemm.h"'] if products else []
+    lines += [*origin_comments(kernel.origins, "//"), *_head(function, [text for _, text in arguments])]
     if printer.checks:
         lines += ["  int32_t failed = 0;", "  int32_t* const status = &failed;"]
     lines += [f"  {line}" for line in printer.block.lines]

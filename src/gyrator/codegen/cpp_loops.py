@@ -18,7 +18,21 @@ from gyrator.errors import InternalCheckError
 from gyrator.ir.expr import Expr, Load, Ref
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, dot, is_nonnegative, product, substitute
 from gyrator.ir.ops import REDUCTIONS
-from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Stage, Store, Update, stage_exprs, walk_stages, written
+from gyrator.ir.program import View
+from gyrator.ir.tree import (
+    Carry,
+    Contract,
+    Kernel,
+    Let,
+    Loop,
+    LoopKind,
+    Stage,
+    Store,
+    Update,
+    stage_exprs,
+    walk_stages,
+    written,
+)
 
 _STACK_BYTES = 1 << 14  # larger scratch rows come from the heap
 _MOST_LANES = 64
@@ -42,6 +56,15 @@ class Reducer:
     across: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """The tile of a product that is being printed: the names of its sums and of its place."""
+
+    contract: Contract
+    sums: str
+    name: str
+
+
 class Loops(Expressions):
     """Prints the loops and stages of one kernel."""
 
@@ -50,6 +73,7 @@ class Loops(Expressions):
         self._kernel = kernel
         self._reducers: dict[str, Reducer] = {}
         self._in_region = False
+        self._tile: _Tile | None = None
 
     def body(self, items: Sequence[Loop | Stage]) -> None:
         """Print loops and stages into the innermost block."""
@@ -63,6 +87,8 @@ class Loops(Expressions):
                     self._store(item)
                 case Update():
                     self._update(item)
+                case Contract(name):
+                    self._sums(name)
 
     @contextmanager
     def _nested(self, *loops: Loop) -> Iterator[Block]:
@@ -83,6 +109,10 @@ class Loops(Expressions):
 
     # -- loops ---------------------------------------------------------------------------------------------
     def _loop(self, loop: Loop) -> None:
+        contract = next((s for s in walk_stages((loop,)) if isinstance(s, Contract)), None)
+        if contract is not None and self._tile is None:
+            self._product(loop, contract)
+            return
         threads = loop.kind is LoopKind.PARALLEL or (loop.kind is LoopKind.LANES and loop.grain > 0)
         if threads and not self._in_region and self.lanes is None and not _is_small(loop):
             self._region(loop)
@@ -92,7 +122,11 @@ class Loops(Expressions):
         if self.lanes is None and self._transposed_copy(loop):
             return
         carried = [self._declare(c, loop) for c in loop.carries]
-        self._range(loop, "0", self.index(loop.axis.extent).text)
+        begin, end = "0", self.index(loop.axis.extent).text
+        if self._tile is not None and loop.axis in (self._tile.contract.row, self._tile.contract.column):
+            side = f"{self._tile.name}.{'row' if loop.axis is self._tile.contract.row else 'column'}"
+            begin, end = side, f"{side}_end"
+        self._range(loop, begin, end)
         for reducer in carried:
             self._bind_results(reducer.carry, reducer.carry.results, reducer.name)
 
@@ -159,6 +193,56 @@ class Loops(Expressions):
         self.emit(f"gy::transpose_block({', '.join(ends + extents)});")
         self.forget([store.value])
         return True
+
+    # -- matrix products -----------------------------------------------------------------------------------
+    def _product(self, outer: Loop, contract: Contract) -> None:
+        """The tiles of a product, shared among threads; in each, the template's sums and then the loops over them."""
+        blocks = dict(contract.blocks)
+        names = ("tiles", "team", "mine", "product", "tile", "step", "sums")
+        tiles, team, mine, product, tile, step, sums = (self.names.fresh(n) for n in names)
+        extents = [self.index(a.extent).text for a in (contract.row, contract.column)]
+        batch = self.index(contract.batch[0].extent).text if contract.batch else "1"
+        sizes = ", ".join(str(blocks[b]) for b in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
+        grain = outer.grain * blocks["BLOCK_M"] * blocks["BLOCK_N"]
+        self.emit(f"const gy::Tiles {tiles}({batch}, {', '.join(extents)}, {{{sizes}}});")
+        self.emit(f"const int {team} = gy::team_size(threads, {tiles}.count, {grain});")
+        self._in_region = True
+        with self._nested() as region:
+            region.head = f"#pragma omp parallel num_threads({team})\n{{"
+            region.writes = written((outer,))
+            kind = ", ".join([type_name(contract.left.value.dtype), *(str(blocks[b]) for b in ("MR", "V", "TAIL"))])
+            packed = "true" if blocks.get("PACKED") else "false"
+            depth = self.index(contract.left.shape[-1]).text
+            self.emit(f"const gy::Range {mine} = gy::share({tiles}.count);")
+            self.emit(f"gy::Product<{kind}, {packed}> {product}({tiles}, {depth});")
+            with self._nested(*([outer] if contract.batch else [])) as block:
+                block.head = f"for (int64_t {step} = {mine}.begin; {step} < {mine}.end; ++{step}) {{"
+                self.emit(f"const gy::Tile {tile} = {tiles}.at({step});")
+                for axis in contract.batch:
+                    self.bind(axis, Term(f"{tile}.batch", block.depth, name=True))
+                operands = [self._matrix(view, contract) for view in (contract.left, contract.right)]
+                self.emit(f"const gy::Sums {sums} = {product}.sum({tile}, {', '.join(operands)});")
+                self._tile = _Tile(contract, sums, tile)
+                self.body(outer.body if contract.batch else (outer,))
+                self._tile = None
+        self._in_region = False
+        self.pointers = {v: p for v, p in self.pointers.items() if p.depth <= self.block.depth}
+
+    def _matrix(self, view: View, contract: Contract) -> str:
+        """A pointer to the first element of a matrix, and the distances of its rows and columns."""
+        batch = tuple(axis.index() for axis in contract.batch)
+        start = view.offset + dot(batch, view.strides[:-2])
+        pointer = plus(self.pointers[view.value].text, self.index(start))
+        return ", ".join([pointer, *(self.index(stride).text for stride in view.strides[-2:])])
+
+    def _sums(self, name: Ref) -> None:
+        """The template's local is what lies in the tile at the loops' row and columns."""
+        assert self._tile is not None
+        contract, sums = self._tile.contract, self._tile.sums
+        row, column = (self.index(axis.index()).text for axis in (contract.row, contract.column))
+        local = self.names.fresh(name.name)
+        self.emit(f"const auto {local} = gy::load(lanes, {sums}.row({row}) + {column});")
+        self.bind(name, Term(local, self.block.depth, vector=True, name=True))
 
     # -- parallel loops ------------------------------------------------------------------------------------
     def _region(self, outer: Loop) -> None:

@@ -78,6 +78,7 @@ class Contract:
 
     The text of the template of that name computes it; the stages that follow in the same body, its epilogue, read the
     local ``name``, whose dtype is the accumulator's. ``batch`` (none or one), ``row`` and ``column`` are axes of loops.
+    ``blocks`` are a C++ template's numbers (see :mod:`cpu_gemm`); a GPU kernel has them in its tiling.
     """
 
     name: Ref
@@ -87,6 +88,7 @@ class Contract:
     row: Axis
     column: Axis
     template: str
+    blocks: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from gyrator.config import Config as Options
 from gyrator.ir.program import Extern, Program, View, defines, uses
 from gyrator.ir.tree import Config
 from gyrator.schedule.canonical import canonicalise
+from gyrator.schedule.cpu_gemm import CPP, Cpu, cpu_configs
 from gyrator.schedule.epilogue import product_group
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_gemm import gpu_configs
@@ -26,15 +27,23 @@ from gyrator.schedule.products import Alternative, Answer, Ask, Product, Questio
 
 
 def choose_products(
-    units: Sequence[Unit], program: Program, ask: Ask | None, options: Options, gpu: Gpu | None = None
+    units: Sequence[Unit],
+    program: Program,
+    ask: Ask | None,
+    options: Options,
+    gpu: Gpu | None = None,
+    cpu: Cpu | None = None,
 ) -> tuple[Unit, ...]:
     """``units`` with each product computed in the way that ``ask`` finds fastest. Equal questions are asked once.
 
-    Without ``ask``, which the option ``max_autotune`` provides, calls stay calls.
+    Without ``ask``, which the option ``max_autotune`` provides, calls stay calls. Where ``cpp`` is the only family,
+    nothing is asked: its first template is taken.
     """
+    if options.max_autotune and options.gemm_backends == (CPP,):
+        ask = _first_fused
     if ask is None:
         return tuple(units)
-    chooser = _Chooser(list(units), program, ask, options, gpu)
+    chooser = _Chooser(list(units), program, ask, options, gpu, cpu)
     for call in [u for u in units if isinstance(u, Extern)]:
         product = product_of(call)
         if product is not None:
@@ -42,11 +51,22 @@ def choose_products(
     return tuple(chooser.units)
 
 
+def _first_fused(question: Question) -> tuple[Answer, ...]:
+    """The first template, if it can with its epilogue."""
+    templates = [a for a in question.alternatives if a.backend == CPP]
+    fused = [a for a in templates if any(isinstance(u, Templated) and u.epilogue is not None for u in a.units)]
+    return tuple(Answer(a, 0.0) for a in (fused or templates)[:1])
+
+
 class _Chooser:
     """Exchanges units one product at a time. Mutable, and private to one call of :func:`choose_products`."""
 
-    def __init__(self, units: list[Unit], program: Program, ask: Ask, options: Options, gpu: Gpu | None) -> None:
-        self.units, self._program, self._ask, self._options, self._gpu = units, program, ask, options, gpu
+    def __init__(
+        self, units: list[Unit], program: Program, ask: Ask, options: Options, gpu: Gpu | None, cpu: Cpu | None
+    ) -> None:
+        self.units, self._program, self._ask, self._options, self._gpu, self._cpu = (
+            units, program, ask, options, gpu, cpu,
+        )  # fmt: skip
         self._position = {id(node): k for k, node in enumerate(program.nodes)}
         self._asked: dict[Hashable, tuple[tuple[str, float], ...]] = {}
 
@@ -78,6 +98,11 @@ class _Chooser:
 
     def _templates(self, call: Extern, product: Product) -> tuple[Alternative, ...]:
         backends, op = self._options.gemm_backends, _op(call)
+        if self._cpu is not None and product.out.device.type == "cpu" and CPP in backends:
+            return tuple(
+                Alternative(f"cpp_{op}_{k}", CPP, (Templated(call, template, (config,)),), config.blocks)
+                for k, (template, config) in enumerate(cpu_configs(product, self._cpu))
+            )
         if self._gpu is None or product.out.device.type != "cuda" or "triton" not in backends:
             return ()
         found = []

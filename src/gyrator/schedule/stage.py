@@ -9,6 +9,7 @@ from gyrator.ir.program import Extern, Nest, Program
 from gyrator.ir.text import program_text
 from gyrator.passes import Pass, run_passes
 from gyrator.schedule.choose import choose_products
+from gyrator.schedule.cpu_gemm import Cpu
 from gyrator.schedule.dce import remove_dead
 from gyrator.schedule.empty import fill_empty
 from gyrator.schedule.fuse import Decision, Slower, fuse
@@ -71,10 +72,15 @@ def program_passes(
 
 
 def schedule(
-    program: Program, session: Session, gpu: Gpu | None = None, slower: Slower | None = None, ask: Ask | None = None
+    program: Program,
+    session: Session,
+    gpu: Gpu | None = None,
+    slower: Slower | None = None,
+    ask: Ask | None = None,
+    cpu: Cpu | None = None,
 ) -> Scheduled:
     """Program → plan: passes on the program, fusion, kernels, memory. ``gpu`` is what nests on "cuda" run on;
-    ``slower`` may refuse fusions; ``ask`` times ways to compute matrix products.
+    ``slower`` may refuse fusions; ``ask`` times ways to compute matrix products, for which ``cpu`` may have templates.
 
     Raises: InternalCheckError if a pass breaks its spec (checked as ``session.config.check`` says).
     """
@@ -86,7 +92,7 @@ def schedule(
     with session.stage("fuse"):
         fused = fuse(program, config.max_fused_nodes if config.fusion else 1, slower)
     with session.stage("choose products"):
-        units = choose_products(fused.steps, program, ask, config, gpu)
+        units = choose_products(fused.steps, program, ask, config, gpu, cpu)
     with session.stage("kernels and memory"):
         plan = plan_memory(program, units, rule, in_place=config.inplace, gpu=gpu)
         if gpu is not None and config.combo_kernels:

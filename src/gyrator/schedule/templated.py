@@ -17,6 +17,7 @@ from gyrator.ir.tree import Config, Contract, Let, Loop, Param, Store, touched
 from gyrator.origin import merge
 from gyrator.schedule.align import radix
 from gyrator.schedule.canonical import Canonical, stem_of
+from gyrator.schedule.cpu_gemm import block_product
 from gyrator.schedule.epilogue import accumulator
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_gemm import tile_product
@@ -77,16 +78,22 @@ def build_templated(
     params = operands | writer.params(set(touched(body)))
     origins = merge(*(m.nest.origins for m in common.group.members))
     kernel = named(body, (), tuple(params), origins, title_of(common.group), str(configs))
-    return Built(kernel if gpu is None else tile_product(kernel, contract, configs), tuple(params.values()))
+    with_blocks = block_product if gpu is None else tile_product
+    return Built(with_blocks(kernel, contract, configs), tuple(params.values()))
 
 
 def _after(contract: Contract, total: Value, body: Body) -> Body:
     """The stages within the loops, with the template's local in the place of ``total``."""
 
+    def wide(ref: Ref) -> Ref:  # what depends on the sums depends on all axes
+        return Ref(ref.name, ref.dtype, contract.name.scope)
+
     def local(expr: Expr) -> Expr | None:
+        if isinstance(expr, Ref):
+            return wide(expr)
         return contract.name if isinstance(expr, Load) and expr.value is total else None
 
     if isinstance(body[0], Loop):
         return (replace(body[0], body=_after(contract, total, body[0].body)),)
     stages = [replace(s, expr=rewrite(s.expr, local)) for s in body if isinstance(s, Let | Store)]
-    return contract, *stages
+    return contract, *(replace(s, name=wide(s.name)) if isinstance(s, Let) else s for s in stages)

@@ -1,17 +1,18 @@
 // Matrix products, tile by tile: what a printed kernel with a product calls before it runs the epilogue.
 //
-//   gy::Product<float, 14, 2, 4> product(m, n, k, {rows, columns, depth});      // one per thread
-//   const float* total = product.tile(left, lm, lk, right, rk, rn, row, column); // row stride: columns
+//   const gy::Tiles tiles(1, m, n, {rows, columns, depth});
+//   gy::Product<float, 14, 2, 4, false> product(tiles, k);         // one per thread, for its share of the tiles
+//   const gy::Tile tile = tiles.at(step);
+//   const gy::Sums sums = product.sum(tile, left, lm, lk, right, rk, rn);
+//   ... sums.row(row)[column] ...
 //
-// total[r, c] = sum over k of left[row + r, k] * right[k, column + c] for the rows and columns of one tile that
-// exist. Both operands are cut into panels, MR rows or NR columns wide and contiguous along k, so that a
-// micro-kernel walks both in the order of memory and keeps MR x NR sums in registers.
+// The last, for rows and columns of the tile, is the sum over k of left[row * lm + k * lk] * right[k * rk + column * rn]. Both operands are cut into
+// panels, MR rows or NR columns wide and contiguous along k, so that a micro-kernel walks both in the order of
+// memory and keeps MR x NR sums in registers.
 #pragma once
 #include "kernel.h"
 
 namespace gy {
-
-struct Blocks { int64_t rows, columns, depth; };  // of a tile, and of the part of k whose panels stay in cache
 
 GY_FN int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
@@ -66,9 +67,6 @@ static void pack_panel(To* to, const From* from, int64_t si, int64_t sk, int64_t
       to[k * W + i] = i < count ? bits_as<To>(cast<To>(load<1>(from + i * si + k * sk)).p[0]) : To{};
 }
 
-// How many elements the panels of a whole right operand take: of n columns, each k long.
-template <int NR> GY_FN int64_t packed_size(int64_t n, int64_t k) { return round_up(n, NR) * k + 64; }
-
 // ---- the micro-kernel -------------------------------------------------------------------------------------
 // total[i, j] (+)= sum over k of a[k * M + i] * b[k * step + j] for M rows and V registers of columns.
 template <int M, int V, class T>
@@ -96,68 +94,84 @@ static __attribute__((noinline)) void multiply_panels(float* total, int64_t stri
 }
 
 // ---- tiles ------------------------------------------------------------------------------------------------
-// The products of one thread. Tail: the height of the panel of the last rows, if they fit into it. Packed: the
-// right operand consists of panels already (`pack_right`).
+struct Blocks { int64_t rows, columns, depth; };  // of a tile, and of the part of k whose panels stay in cache
+// What a tile's sums are, addressed by row and column of the whole result.
+template <class T> struct SumsOf {
+  const T* at;
+  int64_t stride;
+  GY_FN const T* row(int64_t row) const { return at + row * stride; }
+};
+using Sums = SumsOf<float>;
+struct Tile { int64_t batch, row, row_end, column, column_end; };
+
+// The tiles of all results. Neighbours lie below each other, so that they share panels of the right operand.
+struct Tiles {
+  const int64_t m, n;
+  const Blocks block;
+  const int64_t down, across, count;
+  Tiles(int64_t batch, int64_t m, int64_t n, Blocks block)
+      : m(m), n(n), block(block), down((m + block.rows - 1) / block.rows),
+        across((n + block.columns - 1) / block.columns), count(batch * down * across) {}
+  GY_FN Tile at(int64_t step) const {
+    const int64_t row = step % down * block.rows, column = step / down % across * block.columns;
+    return {step / down / across, row, min_index(row + block.rows, m), column, min_index(column + block.columns, n)};
+  }
+};
+
+// The sums of one thread's tiles. The panel of the last rows has Tail of them, if they are as few. Packed: the
+// right operand consists of panels already: of NR columns, each with all k.
 template <class T, int MR, int V, int Tail, bool Packed> struct Product {
   static constexpr int NR = V * gemm_lanes;
-  const int64_t m, n, k;
+  const int64_t m, k;
   const Blocks block;
-  const bool keep;  // the panels of a column of tiles serve more than one tile
+  const bool keep;  // panels of the right operand serve more than one tile
   Scratch<float> total, left_panels;
   Scratch<T> right_panels;
   const T* kept = nullptr;
   int64_t kept_column = -1;
 
-  Product(int64_t m, int64_t n, int64_t k, Blocks block)
-      : m(m), n(n), k(k), block(block), keep(m > block.rows),
-        total(round_up(block.rows, MR) * block.columns),
-        left_panels(round_up(block.rows, MR) * min_index(block.depth, k) + 64),
-        right_panels(Packed ? 1 : packed_size<NR>(block.columns, keep ? k : min_index(block.depth, k))) {}
+  Product(const Tiles& tiles, int64_t k)
+      : m(tiles.m), k(k), block(tiles.block), keep(tiles.down > 1),
+        total(round_up(min_index(block.rows, m), MR) * block.columns + gemm_lanes),
+        left_panels(round_up(min_index(block.rows, m), MR) * min_index(block.depth, k) + gemm_lanes),
+        right_panels(Packed ? 1 : block.columns * (keep ? k : min_index(block.depth, k)) + gemm_lanes) {}
 
-  const float* tile(const T* left, int64_t lm, int64_t lk, const T* right, int64_t rk, int64_t rn, int64_t row,
-                    int64_t column) {
-    const int64_t rows = min_index(block.rows, m - row), columns = min_index(block.columns, n - column);
-    const bool found = kept == right && kept_column == column;
-    if (keep) kept = right, kept_column = column;
-    // few rows do not pay for a copy of the right operand
-    const bool direct = !Packed && rn == 1 && m <= 2 * MR;
-    left += row * lm;
+  Sums sum(Tile tile, const T* left, int64_t lm, int64_t lk, const T* right, int64_t rk, int64_t rn) {
+    const int64_t rows = tile.row_end - tile.row, columns = tile.column_end - tile.column, last = rows % MR;
+    const int64_t whole = last <= Tail ? rows - last : rows;
+    const bool found = keep && kept == right && kept_column == tile.column;
+    const bool direct = !Packed && rn == 1 && m <= 2 * MR;  // few rows do not pay for a copy
+    kept = right, kept_column = tile.column;
+    left += tile.row * lm;
+    right += Packed ? tile.column * k : tile.column * rn;
     for (int64_t at = 0; at < k; at += block.depth) {
       const int64_t depth = min_index(block.depth, k - at);
-      const int64_t whole = rows - (rows % MR <= Tail ? rows % MR : 0);
-      for (int64_t r = 0; r < rows; r += MR) {
-        float* const to = left_panels.at + r * depth;
-        if (r < whole) pack_panel<MR>(to, left + r * lm + at * lk, lm, lk, min_index(MR, rows - r), depth);
-        else pack_panel<Tail>(to, left + r * lm + at * lk, lm, lk, rows - r, depth);
-      }
+      for (int64_t r = 0; r < whole; r += MR)
+        pack_panel<MR>(left_panels.at + r * depth, left + r * lm + at * lk, lm, lk, min_index(MR, rows - r), depth);
+      if (whole < rows)
+        pack_panel<Tail>(left_panels.at + whole * depth, left + whole * lm + at * lk, lm, lk, rows - whole, depth);
       for (int64_t c = 0; c < columns; c += NR) {
-        const T* panel;
+        const T* panel = right + c * k + at * NR;
         int64_t step = NR;
-        if constexpr (Packed) panel = right + (column + c) * k + at * NR;
-        else if (direct && c + NR <= columns) {
-          panel = right + at * rk + column + c;
+        if (direct && c + NR <= columns) {
+          panel = right + at * rk + c;
           step = rk;
-        } else {
+        } else if (!Packed) {
           T* const to = right_panels.at + (keep ? c * k + at * NR : c * depth);
-          if (!found) pack_panel<NR>(to, right + at * rk + (column + c) * rn, rn, rk, columns - c, depth);
+          if (!found) pack_panel<NR>(to, right + at * rk + c * rn, rn, rk, min_index(NR, columns - c), depth);
           panel = to;
         }
+        float* const to = total.at + c;
         for (int64_t r = 0; r < whole; r += MR)
-          multiply_panels<MR, V>(total.at + r * block.columns + c, block.columns, left_panels.at + r * depth,
-                                 panel, step, depth, at == 0);
+          multiply_panels<MR, V>(to + r * block.columns, block.columns, left_panels.at + r * depth, panel, step,
+                                 depth, at == 0);
         if (whole < rows)
-          multiply_panels<Tail, V>(total.at + whole * block.columns + c, block.columns,
-                                   left_panels.at + whole * depth, panel, step, depth, at == 0);
+          multiply_panels<Tail, V>(to + whole * block.columns, block.columns, left_panels.at + whole * depth, panel,
+                                   step, depth, at == 0);
       }
     }
-    return total.at;
+    return {total.at - tile.row * block.columns - tile.column, block.columns};
   }
 };
-
-// All panels of a right operand of k rows and n columns.
-template <class T, int V> static void pack_right(T* to, const T* from, int64_t rk, int64_t rn, int64_t n, int64_t k) {
-  constexpr int NR = V * gemm_lanes;
-  for (int64_t c = 0; c < n; c += NR) pack_panel<NR>(to + c * k, from + c * rn, rn, rk, n - c, k);
-}
 
 }  // namespace gy

@@ -1,0 +1,104 @@
+"""The C++ template of matrix products: which panels and blocks suit a shape, and the loops around it.
+
+parallel tile of rows, columns               BLOCK_M x BLOCK_N sums in a scratch tile, by `gy::Product` (gemm.h)
+  - row of the tile
+    = column of the tile                     the epilogue reads the sums while they are in the cache
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import lcm
+from types import MappingProxyType
+
+import torch
+
+from gyrator.ir.tree import Config, Contract, Kernel, Loop, LoopKind
+from gyrator.schedule.loops import LANES
+from gyrator.schedule.products import Product
+from gyrator.schedule.volume import volume
+
+CPP, PANELS = "cpp", "panels"
+"""The family's name, and the template's."""
+DEPTH = 256
+"""Elements of k whose panels stay in the cache: a panel of 32 columns fills the first cache."""
+TILE_ROWS, TILE_COLUMNS = 256, 512
+"""Most rows and columns of a tile: its sums and panels fill half of the second cache."""
+_REGISTERS = MappingProxyType({"scalar": (16, 1), "avx2": (16, 8), "avx512": (32, 16)})
+"""Vector registers of each instruction set, and the floats in one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """What the schedule knows of the processor: its instruction set, and the threads that a kernel may use."""
+
+    isa: str
+    threads: int
+
+
+def cpu_configs(product: Product, cpu: Cpu) -> Iterator[tuple[str, Config]]:
+    """Templates and their numbers for a product, the likely best first.
+
+    MR rows and V registers of columns are summed in registers; TAIL is the height of the last panel.
+    """
+    if product.left.value.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return
+    registers, lanes = _REGISTERS[cpu.isa]
+    m, n, k = (e.value for e in (product.out.shape[-2], product.out.shape[-1], product.left.shape[-1]))
+    rows = m or volume((product.out.shape[-2],), TILE_ROWS)
+    best = sorted(range(1, min(rows, registers // 2 - 2) + 1), key=lambda r: _cost(r, rows, registers))
+    for height in best[:2]:
+        v = _width(height, registers)
+        tail = (m % height or height) if m is not None else max(1, height // 2)
+        unit = lcm(v * lanes, LANES)  # whole panels, and whole vectors of the epilogue
+        columns = min(_block(n or TILE_COLUMNS, TILE_COLUMNS, unit), _share(n or TILE_COLUMNS, rows, cpu.threads))
+        blocks = {
+            "MR": height, "V": v, "TAIL": tail,
+            "BLOCK_M": _block(rows, TILE_ROWS, height),
+            "BLOCK_N": max(unit, columns // unit * unit),
+            "BLOCK_K": _block(k or DEPTH, DEPTH, 4),
+        }  # fmt: skip
+        yield PANELS, Config(tuple(blocks.items()), 1)
+
+
+def block_product(kernel: Kernel, contract: Contract, configs: tuple[Config, ...]) -> Kernel:
+    """The kernel with vectors along the columns, and the template's numbers in its stage."""
+    axes = (*contract.batch, contract.row, contract.column)
+    body = kernel.body
+    while isinstance(body[0], Loop):
+        body = body[0].body
+    stages = (replace(contract, blocks=configs[0].blocks), *body[1:])
+    grain = volume((contract.left.shape[-1],)) // LANES + len(stages)
+    nest = Loop(contract.column, LoopKind.LANES, stages, lanes=LANES)
+    for axis in reversed(axes[:-1]):
+        nest = Loop(axis, LoopKind.PARALLEL, (nest,), grain=grain)
+    return replace(kernel, body=(nest,))
+
+
+def _width(height: int, registers: int) -> int:
+    """Registers of columns beside ``height`` rows: the sums, a row of the right operand and one element spread out."""
+    return min(8, (registers - 1) // (height + 1))
+
+
+def _cost(height: int, rows: int, registers: int) -> float:
+    """About how long ``rows`` take in panels of that height: multiplications, loads or the wait for a sum, and rows of
+    the right operand that come from the second cache."""
+
+    def panel(r: int) -> float:
+        v = _width(height, registers)
+        return max(r * v / 2, (r + v) / 2, 4) / v + 0.5
+
+    return rows // height * panel(height) + (panel(rows % height) if rows % height else 0)
+
+
+def _block(extent: int, most: int, unit: int) -> int:
+    """The size of equal blocks that are no longer than ``most`` but for rounding up to ``unit``."""
+    count = -(-extent // most)
+    return -(-extent // count // unit) * unit
+
+
+def _share(columns: int, rows: int, threads: int) -> int:
+    """Columns of a tile that leave each thread two tiles or more."""
+    tiles = -(-2 * threads // -(-rows // TILE_ROWS))
+    return max(64, -(-columns // tiles)) if threads > 1 else columns

@@ -1,0 +1,125 @@
+"""Matrix products by the C++ template: values as close as the library's, what follows in the same kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from tests.acceptance import check
+
+SIZES = [(1, 33, 7), (16, 17, 64), (30, 70, 513), (300, 200, 40)]
+"""Rows, columns and length of the sums: below and above a panel, a tile and a block, with every kind of tail."""
+
+FAMILY = {"max_autotune": True, "gemm_backends": ["cpp"]}
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> dict[str, Any]:
+    """Take the template wherever it can be; its sources are found in a folder of the test's own."""
+    return {**FAMILY, "cache_dir": tmp_path, "check": "every"}
+
+
+def sources(options: dict[str, Any]) -> str:
+    """All C++ that was built."""
+    return "\n".join(path.read_text() for path in options["cache_dir"].rglob("kernels.cpp"))
+
+
+def wrappers(options: dict[str, Any]) -> str:
+    """All programs that call kernels and the library."""
+    return "\n".join(path.read_text() for path in options["cache_dir"].rglob("*.py"))
+
+
+def layers(*args: Tensor) -> list[Tensor]:
+    """``relu(x w' + b)`` for each three arguments."""
+    return [torch.relu(linear(x, w, b)) for x, w, b in zip(args[::3], args[1::3], args[2::3], strict=True)]
+
+
+def operands(dtype: torch.dtype, sizes: list[tuple[int, int, int]]) -> list[Tensor]:
+    """Random arguments of `layers`, one layer for each size."""
+    return [torch.randn(s, dtype=dtype) for m, n, k in sizes for s in ((m, k), (n, k), (n,))]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_layers_of_all_sizes_run_without_the_library(dtype: torch.dtype, options: dict[str, Any], backend: str) -> None:
+    check(layers, operands(dtype, SIZES), backend=backend, options=options)
+    assert "runtime.operator" not in wrappers(options)
+
+
+@pytest.mark.parametrize(("isa", "dtype"), [("scalar", torch.float32), ("avx2", torch.bfloat16)], ids=str)
+def test_older_instruction_sets(isa: str, dtype: torch.dtype, options: dict[str, Any], backend: str) -> None:
+    check(layers, operands(dtype, SIZES[-2:]), backend=backend, options={**options, "cpu_isa": isa})
+
+
+def test_bias_and_activation_read_the_sums_in_the_tile(options: dict[str, Any], backend: str) -> None:
+    check(layers, operands(torch.float32, [(40, 48, 32)]), backend=backend, options=options)
+    (kernel,) = [k for k in sources(options).split("extern") if "gy::Product" in k]
+    body = kernel[kernel.index("gy::Tile ") :]
+    assert body.index(".sum(") < body.index(".row(") < body.index("gy::add") < body.index("gy::maximum")
+
+
+def views(x: Tensor, w: Tensor, y: Tensor) -> list[Tensor]:
+    """Operands that lie transposed, with gaps, and as a broadcast row."""
+    return [x.t() @ x, x[:, ::2] @ w[::2], x[3:9] @ w, x @ w.t().contiguous().t(), x[:1].expand(9, -1) @ w, y @ y.mT]
+
+
+def test_operands_of_any_strides(options: dict[str, Any], backend: str) -> None:
+    check(views, (torch.randn(37, 50), torch.randn(50, 35), torch.randn(3, 17, 20)), backend=backend, options=options)
+
+
+def after(x: Tensor, w: Tensor, r: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+    """Epilogues: a residual and two results; heads split off and moved; a cast; scales of both parts."""
+    y = x @ w
+    heads = (x @ w).view(4, 8, 3, 20).transpose(1, 2).contiguous()
+    return torch.tanh(y) + r, y * 2, heads, (x @ w).to(torch.bfloat16), torch.addmm(b, x, w, beta=0.5, alpha=2)
+
+
+def test_epilogues(options: dict[str, Any], backend: str) -> None:
+    args = (torch.randn(32, 40), torch.randn(40, 60), torch.randn(32, 60), torch.randn(32, 60))
+    check(after, args, backend=backend, options=options)
+    assert "runtime.operator" not in wrappers(options)
+
+
+def test_a_number_of_rows_known_at_run_time(options: dict[str, Any], backend: str) -> None:
+    compiled = torch.compile(layers, backend=backend, options=options, dynamic=True)
+    w, b = torch.randn(50, 30), torch.randn(50)
+    for rows in (9, 1, 2, 13, 14, 300, 523):
+        x = torch.randn(rows, 30)
+        torch.testing.assert_close(compiled(x, w, b), layers(x, w, b), rtol=1e-4, atol=1e-4)
+    assert sources(options).count("gy::Product<") == 2, "one kernel for 9 and 300 rows alike, one for a single row"
+
+
+def test_gradients(options: dict[str, Any], backend: str) -> None:
+    args = [a.requires_grad_() for a in operands(torch.float32, [(24, 50, 30)])]
+    check(layers, args, backend=backend, backward=True, options=options)
+
+
+def test_two_threads_give_the_bits_of_one(options: dict[str, Any], backend: str) -> None:
+    args = operands(torch.float32, [(200, 300, 100)])
+    results = []
+    for threads in (1, 2):
+        torch._dynamo.reset()
+        results.append(torch.compile(layers, backend=backend, options={**options, "threads": threads})(*args)[0])
+    assert torch.equal(*results)
+
+
+def integers(x: Tensor, w: Tensor) -> Tensor:
+    return torch._int_mm(x, w)
+
+
+def doubles(x: Tensor, w: Tensor) -> Tensor:
+    return x @ w
+
+
+@pytest.mark.parametrize(("fn", "dtype"), [(integers, torch.int8), (doubles, torch.float64)], ids=["int8", "float64"])
+def test_element_types_without_a_template_keep_the_library(
+    fn: Callable[..., Tensor], dtype: torch.dtype, options: dict[str, Any], backend: str
+) -> None:
+    x, w = (torch.randn(s).mul(9).to(dtype) for s in ((32, 40), (40, 16)))
+    check(fn, (x, w), backend=backend, options=options)
+    assert "runtime.operator" in wrappers(options)
