@@ -19,6 +19,7 @@ from gyrator.codegen.triton import print_triton
 from gyrator.runtime.targets import print_forms
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.plan import Plan
+from gyrator.schedule.volume import volume
 from tests.pure.lowering.harness import lowered
 from tests.run_plan import run_plan
 from tests.triton.harness import gpu_plan, on_gpu, runner
@@ -236,6 +237,51 @@ def test_sums_over_rows_and_columns_of_the_same_tensors_read_them_once(interpret
     for got, wanted in zip(results, layer_norm_backward(*small), strict=True):
         assert isinstance(got, Tensor)
         torch.testing.assert_close(got, wanted, rtol=1e-2, atol=1e-2)
+
+
+def test_rows_of_several_dimensions_are_run_through_in_one_loop(interpreter: Worker) -> None:
+    """Blocks of rows do not end within the inner dimension, so that a block is one loop."""
+
+    def backward(g: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        h = x.float() - x.float().mean(-1, keepdim=True)
+        wide = g.float()
+        return (wide - h * (wide * h).mean(-1, keepdim=True)).bfloat16(), (wide * h).sum((0, 1)), wide.sum((0, 1))
+
+    for shape in ((8, 1500, 512), (64, 197, 512)):
+        plan = gpu_plan(on_gpu(lowered(backward, half(*shape), half(*shape)).program))
+        sources = [print_triton(kernel).source for kernel in plan.kernels]
+        assert sources[0].count("tl.load(") == 2 and sources[0].count("for ") == 1
+    small = half(4, 60, 256), half(4, 60, 256)
+    plan = gpu_plan(on_gpu(lowered(backward, *small).program), Gpu(processors=2))
+    assert len(plan.kernels) == 2
+    results = run_plan(plan, [a.clone() for a in small], launch=runner(interpreter))
+    for got, wanted in zip(results, backward(*small), strict=True):
+        assert isinstance(got, Tensor)
+        torch.testing.assert_close(got, wanted, rtol=1e-2, atol=2e-2)
+
+
+def test_what_follows_from_statistics_of_few_columns_is_a_kernel_of_its_own() -> None:
+    """Batch norm: the sums' last step takes 16 programs, the large result all multiprocessors."""
+
+    def batch_norm(x: Tensor) -> Tensor:
+        variance, mean = torch.var_mean(x.float(), 0, correction=0)
+        return ((x.float() - mean) * torch.rsqrt(variance + 1e-5)).bfloat16()
+
+    plan = gpu_plan(on_gpu(lowered(batch_norm, half(12544, 256)).program))
+    tilings = [kernel.tiling for kernel in plan.kernels]
+    assert [t and t.category for t in tilings] == ["looped", "looped", "pointwise"]
+
+
+def test_a_masked_gradient_is_kept_as_narrow_as_it_is() -> None:
+    """Not as the wider numbers that its three readers compute with."""
+
+    def backward(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        wide = torch.where(y <= 0, 0, g).float()
+        return wide.sum(0), (wide * x).sum(0), (wide - wide.sum(0) * x).bfloat16()
+
+    plan = gpu_plan(on_gpu(lowered(backward, *[half(12544, 256)] * 3).program))
+    large = {p.value.dtype for k in plan.kernels for p in k.params if volume(p.value.shape) == 12544 * 256}
+    assert large == {BF16}
 
 
 def test_softmax_of_a_long_row_reads_it_twice(interpreter: Worker) -> None:

@@ -70,9 +70,7 @@ def prefer_layouts(build: GraphBuilder) -> None:
 
 
 def _across_rows(nodes: Iterable[Node]) -> set[Node]:
-    """Pointwise results that do not lie row by row though they are reduced, or what follows from them, along rows.
-    Images that are channels-last are left so.
-    """
+    """Pointwise results that do not lie row by row though they are reduced, or what follows from them, along rows."""
     reduced: set[Node] = set()
     found: set[Node] = set()
     for node in reversed(list(nodes)):
@@ -83,8 +81,7 @@ def _across_rows(nodes: Iterable[Node]) -> set[Node]:
                 reduced.add(source)
         elif isinstance(value, Tensor) and node in reduced and _is_pointwise(node.target):
             reduced.update(node.all_input_nodes)
-            order = [*_order(value)]
-            if order and order[-1] != value.ndim - 1 and order != [0, 2, 3, 1]:
+            if _lies_across(value):
                 found.add(node)
     return found
 
@@ -134,12 +131,7 @@ class _Rewriter:
     def _lay_in_rows(self, node: Node) -> None:
         for position, given in enumerate(node.args):
             value = given.meta["val"] if isinstance(given, Node) else None
-            if (
-                isinstance(given, Node)
-                and isinstance(value, Tensor)
-                and value.ndim
-                and _order(value)[-1:] != [value.ndim - 1]
-            ):
+            if isinstance(given, Node) and isinstance(value, Tensor) and _lies_across(value):
                 node.update_arg(position, self._copy(node, given, torch.contiguous_format))
 
     def _follow(self, node: Node) -> bool:
@@ -215,6 +207,12 @@ def _steps(shape: Sequence[Any], strides: Sequence[Any]) -> list[Any]:
 
 def _is_contiguous(value: Tensor) -> bool:
     return _steps(value.shape, value.stride()) == _steps(value.shape, contiguous_strides(value.shape))
+
+
+def _lies_across(value: Tensor) -> bool:
+    """Whether other elements than those of rows are neighbours; images that are channels-last do not count."""
+    order = [*_order(value)]
+    return bool(order) and order[-1] != value.ndim - 1 and order != [0, 2, 3, 1]
 
 
 def _order(value: Tensor) -> Sequence[int]:

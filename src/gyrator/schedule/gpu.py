@@ -12,6 +12,7 @@ from gyrator.schedule.volume import volume
 COLUMNS = 32
 """Columns that a program handles at least, so that memory is read by whole transactions."""
 SHORT_ROW = 1 << 14
+"""Elements that a program may run through where few programs run."""
 FEW_PROGRAMS = 128
 
 
@@ -46,10 +47,10 @@ def gpu_refusal(group: Group) -> Refused | None:
     row = max(volume(a.extent for a in s) for s in group.spaces)
     unit = unit_axes(group)
     columns = bool(unit & set(group.outer)) and not any(unit & set(s) for s in group.spaces)
-    programs = rows // COLUMNS if columns else rows
+    programs, work = (rows // COLUMNS, row * COLUMNS) if columns else (rows, row)
     only_reductions = all(isinstance(m.nest.root, Reduce) or m.space is None for m in group.members)
     if rows == 1 and row > 1 and not any(isinstance(m.nest.root, Reduce | Scan | Scatter) for m in group.members):
         return Refused("what follows from single numbers would run on one multiprocessor with them")
-    if row > SHORT_ROW and programs < FEW_PROGRAMS and not only_reductions:
+    if work > SHORT_ROW and programs < FEW_PROGRAMS and not only_reductions:
         return Refused("a few long rows would run on a few multiprocessors")
     return None

@@ -14,7 +14,7 @@ from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_mix import MAX_COLUMNS
 from gyrator.schedule.gpu_tiling import WHOLE_ROW
 from gyrator.schedule.loops import SIMPLE
-from gyrator.schedule.split import Cut, is_column, split
+from gyrator.schedule.split import Cut, is_column, reached, split
 from gyrator.schedule.volume import volume
 
 COLUMNS, PER_PROCESSOR = 64, 4
@@ -74,10 +74,14 @@ def _cut(nest: Nest, root: Reduce, gpu: Gpu, *, mixed: bool) -> Cut | None:
         programs, wanted = 0, min(gpu.processors * at_once, row // MIN_ROWS_MIXED)
     if programs >= gpu.processors or wanted < 2:
         return None
-    for axes in (*((a,) for a in root.reduced), root.reduced):  # several axes as one where no single one will do
+    joint = root.reduced
+    ways = [(joint, True), (joint[::-1], True)] if mixed else []
+    ways += [*(((a,), True) for a in joint), (joint, False)]
+    for axes, aligned in ways:  # several axes as one where no single one will do, or for rows that can be joined
         length = volume(a.extent for a in axes)
-        fewest = wanted // (4 if mixed and len(axes) == 1 else 2)  # parts of one axis may join rows, of several not
+        fewest = wanted // (4 if mixed and len(axes) == 1 else 2)
         even = [p for p in range(max(fewest, 2), 2 * wanted + 1) if length % p == 0]
+        even = [p for p in even if not aligned or reached(axes, length // p)]
         if even:
             parts = min(even, key=lambda p: abs(p - wanted))
             return Cut(axes, parts, length // parts)

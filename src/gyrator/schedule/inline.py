@@ -114,18 +114,30 @@ def _pinned(program: Program) -> Iterator[Value]:
 
 
 def _reads(program: Program) -> dict[Value, _Reads]:
+    """Who reads what. A cast to a wider type will be done by its readers, which then read what it is of."""
     found: dict[Value, _Reads] = {}
-    for node in program.nodes:
+    for node in reversed(program.nodes):
         if not isinstance(node, Nest):
             continue
         points = volume(a.extent for a in node.axes)
         if isinstance(node.root, Reduce):
             points *= volume(a.extent for a in node.root.reduced)
+        own = found.get(node.out[0]) if _widens(node.root) and node.out[0] is not None else None
         for load in loads(expressions(node.root)):
             old = found.get(load.value, _Reads())
-            nests = old.nests if old.nests[-1:] == (node,) else (*old.nests, node)
-            found[load.value] = _Reads(nests, old.evaluated + points, old.distinct + 1)
+            new = own or _Reads(() if old.nests[-1:] == (node,) else (node,), points, 1)
+            added = (old.evaluated + new.evaluated, old.distinct + new.distinct)
+            found[load.value] = _Reads((*old.nests, *new.nests), *added)
     return found
+
+
+def _widens(root: Root) -> bool:
+    body = root.body if isinstance(root, Pointwise) else None
+    return isinstance(body, Op) and body.name == "cast" and isinstance(body.args[0], Load) and _is_wider(body)
+
+
+def _is_wider(cast: Op) -> bool:
+    return cast.dtype.itemsize > cast.args[0].dtype.itemsize
 
 
 def _wanted(body: Expr, nest: Nest, reads: _Reads, pinned: bool) -> bool:

@@ -90,26 +90,45 @@ def is_column(nest: Nest, root: Reduce) -> bool:
     return column
 
 
+def reached(axes: tuple[Axis, ...], step: int) -> list[int]:
+    """How far parts of ``step`` iterations of the axes as one reach along each; nothing if they end within rows:
+    of 8 × 1,500 by 20 (1, 20), by 3,000 (2, 1,500), by 16 nothing.
+    """
+    found: list[int] = []
+    for extent in (volume((a.extent,)) for a in reversed(axes)):
+        if step % extent and extent % step:
+            return []
+        found.insert(0, min(step, extent))
+        step = max(step // extent, 1)
+    return found
+
+
 # -- rewriting ---------------------------------------------------------------------------------------------
 def split(nest: Nest, root: Reduce, cut: Cut) -> list[Node]:
     """Partial results, and their combination. Where the parts are not even, the last one is masked."""
-    block, inner = Axis("i0", const(cut.parts)), Axis("r0", const(cut.step))
-    place = block.index() * cut.step + inner.index()
-    kept = tuple(Axis(f"i{k + 1}", a.extent) for k, a in enumerate(nest.axes))
-    others = [a for a in root.reduced if a not in cut.axes]
-    rest = tuple(Axis(f"r{k + 1}", a.extent) for k, a in enumerate(others))
     at: dict[Atom, Index] = {}
+    reach = reached(cut.axes, cut.step)
+    counts = [volume((a.extent,)) // n for a, n in zip(cut.axes, reach, strict=False)] or [cut.parts]
+    blocks = tuple(Axis(f"i{k}", const(n)) for k, n in enumerate(counts))
+    inner = tuple(Axis(f"r{k}", const(n)) for k, n in enumerate(reach or [cut.step]))
+    place = blocks[0].index() * cut.step + inner[0].index()
     rest_of = place
-    for axis in reversed(cut.axes):
-        at[axis] = rest_of if axis is cut.axes[0] else rest_of % axis.extent
-        rest_of = rest_of // axis.extent
+    for k, axis in reversed(list(enumerate(cut.axes))):
+        if reach:
+            at[axis] = blocks[k].index() * reach[k] + inner[k].index()
+        else:
+            at[axis] = rest_of if axis is cut.axes[0] else rest_of % axis.extent
+            rest_of = rest_of // axis.extent
+    kept = tuple(Axis(f"i{k + len(blocks)}", a.extent) for k, a in enumerate(nest.axes))
+    others = [a for a in root.reduced if a not in cut.axes]
+    rest = tuple(Axis(f"r{k + len(inner)}", a.extent) for k, a in enumerate(others))
     at |= {old: new.index() for old, new in zip((*nest.axes, *others), (*kept, *rest), strict=True)}
     body = tuple(b.substitute(at) for b in root.body)
     if cut.ragged:
         inside = Op("lt", (IndexValue(place), Const(cut.length, torch.int64)), torch.bool)
         starts = [identity(root.kind, body[0].dtype), torch.iinfo(torch.int64).max]
         body = tuple(Masked(inside, b, Const(s, b.dtype)) for b, s in zip(body, starts, strict=False))
-    shape = (const(cut.parts), *(a.extent for a in nest.axes))
+    shape = (*(b.extent for b in blocks), *(a.extent for a in nest.axes))
     dtypes = [b.dtype for b in body] if root.kind != "welford" else [body[0].dtype] * 3
     device = next(v.device for v in nest.out if v is not None)
     name = next(v.name for v in nest.out if v is not None)
@@ -117,17 +136,17 @@ def split(nest: Nest, root: Reduce, cut: Cut) -> list[Node]:
         Value(f"{name}_part{k or ''}", shape, dtype, contiguous_strides(shape), device)
         for k, dtype in enumerate(dtypes)
     )
-    first = replace(nest, out=partial, axes=(block, *kept), root=Reduce(root.kind, (inner, *rest), body))
-    row = Axis("r0", const(cut.parts))
-    coords = (row.index(), *(a.index() for a in nest.axes))
+    first = replace(nest, out=partial, axes=(*blocks, *kept), root=Reduce(root.kind, (*inner, *rest), body))
+    rows = tuple(Axis(f"r{k}", b.extent) for k, b in enumerate(blocks))
+    coords = (*(r.index() for r in rows), *(a.index() for a in nest.axes))
     parts = tuple(Load(p, coords) for p in partial)
     if root.kind != "welford":
-        return [first, replace(nest, root=Reduce(root.kind, (row,), parts))]
+        return [first, replace(nest, root=Reduce(root.kind, rows, parts))]
     count = cut.step * volume(a.extent for a in rest)
-    return [replace(first, out=(partial[0], partial[1], None)), *_welford(nest, row, parts, count, name)]
+    return [replace(first, out=(partial[0], partial[1], None)), *_welford(nest, rows, parts, count, name)]
 
 
-def _welford(nest: Nest, row: Axis, parted: tuple[Load, ...], count: int, name: str) -> list[Node]:
+def _welford(nest: Nest, rows: tuple[Axis, ...], parted: tuple[Load, ...], count: int, name: str) -> list[Node]:
     """The variance of all from means and squared deviations of parts of ``count`` elements.
 
     ``mean = Σ mean_b / P``; ``m2 = Σ (m2_b + count·(mean_b - mean)²)``
@@ -143,17 +162,17 @@ def _welford(nest: Nest, row: Axis, parted: tuple[Load, ...], count: int, name: 
     def op(kind: str, a: Expr, b: Expr) -> Op:
         return Op(kind, (a, b), dtype)
 
-    parts = volume((row.extent,))
+    parts = volume(r.extent for r in rows)
     total, mean = fresh("means"), nest.out[0] or fresh("mean")
     average = op("mul", Load(total, here), Const(1.0 / parts, dtype))
     off = op("sub", means, Load(mean, here))
     deviation = op("add", m2s, op("mul", op("mul", off, off), Const(float(count), dtype)))
     found: list[Node] = [
-        replace(nest, out=(total,), root=Reduce("sum", (row,), (means,))),
+        replace(nest, out=(total,), root=Reduce("sum", rows, (means,))),
         replace(nest, out=(mean,), root=Pointwise(average)),
     ]
     if nest.out[1] is not None:
-        found.append(replace(nest, out=(nest.out[1],), root=Reduce("sum", (row,), (deviation,))))
+        found.append(replace(nest, out=(nest.out[1],), root=Reduce("sum", rows, (deviation,))))
     if nest.out[2] is not None:
         found.append(replace(nest, out=(nest.out[2],), root=Pointwise(Const(float(count * parts), dtype))))
     return found
