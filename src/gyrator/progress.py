@@ -25,8 +25,7 @@ class Progress(ABC):
     def update(self, stage: str, done: int = 0, total: int | None = None) -> None:
         """The work is in `stage`, with `done` of `total` parts finished (None: not countable)."""
 
-    @abstractmethod
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # most show nothing that must go
         """The work is over; remove what is shown."""
 
 
@@ -35,9 +34,6 @@ class Silent(Progress):
     """Shows nothing."""
 
     def update(self, stage: str, done: int = 0, total: int | None = None) -> None:
-        """Nothing."""
-
-    def close(self) -> None:
         """Nothing."""
 
 
@@ -56,9 +52,6 @@ class Lines(Progress):
             self._last = now
             parts = f" {done} of {total}" if total is not None else ""
             print(f"{self._title}: {stage}{parts}, {now - self._start:.0f} s", file=self._stream, flush=True)
-
-    def close(self) -> None:
-        """Nothing to remove."""
 
 
 @final

@@ -22,6 +22,7 @@ from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from gyrator.cache.store import digest
 from gyrator.config import Config
 from gyrator.origin import origin_of
 from gyrator.torch_compat import float_behind, plain_number, qualified_name, raw_bytes
@@ -109,16 +110,16 @@ def captured_key(
 
 def _key(writer: _Writer, texts: Mapping[str, str], config: Config, shape_env: ShapeEnv | None, target: str) -> Key:
     facts = "" if shape_env is None else "\n".join(writer.facts(shape_env))
-    fields = {name: _digest(text) for name, text in texts.items()} | {
-        "facts about sizes": _digest(facts),
-        "constants": _digest("\n".join(writer.constants)),
-        "options": _digest(config.key()),
-        "gyrator": _digest(f"{__version__} {source_digest()}"),
-        "torch": _digest(torch.__version__),
-        "target": _digest(target),
-        "global state": _digest(_global_state()),
+    fields = {name: digest(text) for name, text in texts.items()} | {
+        "facts about sizes": digest(facts),
+        "constants": digest("\n".join(writer.constants)),
+        "options": digest(config.key()),
+        "gyrator": digest(f"{__version__} {source_digest()}"),
+        "torch": digest(torch.__version__),
+        "target": digest(target),
+        "global state": digest(_global_state()),
     }
-    whole = _digest("\n".join(f"{name}={value}" for name, value in sorted(fields.items())))
+    whole = digest("\n".join(f"{name}={value}" for name, value in sorted(fields.items())))
     return Key(fields, whole, {new: old for old, new in writer.symbols.items()})
 
 
@@ -141,10 +142,6 @@ def source_digest() -> str:
         total.update(str(path.relative_to(root)).encode())
         total.update(path.read_bytes())
     return total.hexdigest()
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _modes() -> str:
@@ -250,8 +247,7 @@ class _Writer:
 
     def meta(self, value: object) -> str:
         if isinstance(value, torch.Tensor):
-            kind = "" if value.layout is torch.strided else str(value.layout)
-            if kind:
+            if value.layout is not torch.strided:
                 raise _Uncacheable(f"a tensor of layout {value.layout}")
             offset = value.storage_offset()
             dims = " ".join(self.size(s) for s in (*value.shape, "@", *value.stride(), "+", offset))

@@ -15,7 +15,7 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, final
@@ -70,8 +70,8 @@ class Store:
             manifest = json.loads((folder / MANIFEST).read_text())
             if manifest["format"] != FORMAT:
                 return None
-            for name, digest in manifest["files"].items():
-                if file_digest(folder / name) != digest:
+            for name, expected in manifest["files"].items():
+                if file_digest(folder / name) != expected:
                     raise ValueError(f"{name} does not match its digest")
             return Entry(folder, manifest["notes"], key)
         except (FileNotFoundError, NotADirectoryError) as error:
@@ -82,6 +82,14 @@ class Store:
             problem = error
         self.remove(key)
         raise CacheCorrupt(str(folder), str(problem)) from problem
+
+    def find(self, key: str, warn: Callable[[str], object]) -> Entry | None:
+        """The entry of a key; a damaged one counts as absent, after a warning."""
+        try:
+            return self.get(key)
+        except CacheCorrupt as damaged:
+            warn(str(damaged))
+            return None
 
     def put(self, key: str, files: Mapping[str, str | Path], notes: Mapping[str, Json]) -> Entry:
         """Write an entry: texts, and files that are linked or copied. If another writer was first, its entry stays."""
@@ -137,6 +145,11 @@ class Store:
         for draft in self._folder.glob("draft-*"):
             if -_age(draft) < time.time() - _STALE_SECONDS:
                 shutil.rmtree(draft, ignore_errors=True)
+
+
+def digest(text: str) -> str:
+    """SHA-256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def file_digest(path: Path) -> str:

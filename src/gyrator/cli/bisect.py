@@ -10,6 +10,7 @@ from __future__ import annotations
 import runpy
 import sys
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -248,11 +249,7 @@ def smaller(case: Case, seconds: float = SECONDS) -> Case:
 
 def _least(most: int, fails: Callable[[int], bool]) -> int:
     """The least number for which it still fails, if that holds from some number on; `most` surely fails."""
-    low, high = 1, most
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fails(middle) else (middle + 1, high)
-    return high
+    return 1 + bisect_left(range(1, most), True, key=fails)
 
 
 @final

@@ -40,9 +40,14 @@ class Finding:
     """One line of the report: what, what was found, and what to do where something is wrong."""
 
     topic: str
-    state: State
     found: str
     advice: str = ""
+    absent: bool = False
+
+    @property
+    def state(self) -> State:
+        """Wrong where there is advice."""
+        return State.WRONG if self.advice else State.ABSENT if self.absent else State.GOOD
 
 
 def run_doctor(config: Config, console: Console) -> int:
@@ -64,7 +69,7 @@ def run_doctor(config: Config, console: Console) -> int:
 
 def findings(config: Config) -> Iterator[Finding]:
     """Everything that decides what gyrator can do here."""
-    yield Finding("gyrator", State.GOOD, f"{__version__} in {Path(__file__).parents[1]}")
+    yield Finding("gyrator", f"{__version__} in {Path(__file__).parents[1]}")
     yield _python()
     yield _torch()
     yield _backend()
@@ -76,93 +81,81 @@ def findings(config: Config) -> Iterator[Finding]:
     yield from _devices()
     yield _cache(config)
     for line in unknown_environment(os.environ):
-        yield Finding("environment", State.WRONG, line, "correct or unset it; docs/config.md lists the variables")
+        yield Finding("environment", line, "correct or unset it; docs/config.md lists the variables")
 
 
 def _python() -> Finding:
     text = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     if not (3, 11) <= sys.version_info[:2] <= (3, 13):
-        return Finding("python", State.WRONG, text, "use Python 3.11, 3.12 or 3.13")
-    if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
-        return Finding("python", State.WRONG, text, "gyrator supports Linux on x86-64")
-    return Finding("python", State.GOOD, text)
+        return Finding("python", text, "use Python 3.11, 3.12 or 3.13")
+    here = platform.system(), platform.machine()
+    return Finding("python", text, "" if here == ("Linux", "x86_64") else "gyrator supports Linux on x86-64")
 
 
 def _torch() -> Finding:
     major, minor = (int(part) for part in torch.__version__.split(".")[:2])
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
-    text = f"{torch.__version__} ({build})"
-    if not (2, 11) <= (major, minor) <= (2, 13):
-        return Finding("torch", State.WRONG, text, "install torch 2.11 to 2.13")
-    return Finding("torch", State.GOOD, text)
+    good = (2, 11) <= (major, minor) <= (2, 13)
+    return Finding("torch", f"{torch.__version__} ({build})", "" if good else "install torch 2.11 to 2.13")
 
 
 def _backend() -> Finding:
     points = importlib.metadata.entry_points(group="torch_dynamo_backends", name="gyrator")
     if not points:
-        return Finding("backend", State.WRONG, "not registered", "pip install gyrator, or import gyrator first")
-    return Finding("backend", State.GOOD, f'backend="gyrator" is {next(iter(points)).value}')
+        return Finding("backend", "not registered", "pip install gyrator, or import gyrator first")
+    return Finding("backend", f'backend="gyrator" is {next(iter(points)).value}')
 
 
 def _compiler(config: Config) -> Finding:
     try:
         compiler = find_toolchain(config).compiler
     except ToolchainMissing as error:
-        advice = f"{error.hint}; until then CPU graphs run as library calls"
-        return Finding("C++ compiler", State.WRONG, error.message, advice)
-    version = _output(str(compiler), "-dumpfullversion", "-dumpversion")
+        return Finding("C++ compiler", error.message, f"{error.hint}; until then CPU graphs run as library calls")
+    _, version = _run(str(compiler), "-dumpfullversion", "-dumpversion")
     text, advice = f"{compiler} {version}", "install g++ 12 or later, with its OpenMP library"
     old = "clang" not in compiler.resolve().name and version.split(".")[0].isdigit() and int(version.split(".")[0]) < 12
-    if old or not _builds(str(compiler)):
-        return Finding("C++ compiler", State.WRONG, text + (" is too old" if old else " does not build"), advice)
-    return Finding("C++ compiler", State.GOOD, text)
-
-
-def _builds(compiler: str) -> bool:
-    """Whether the compiler makes a library of a program with the standard headers and OpenMP."""
     program = '#include <cmath>\n#include <omp.h>\nextern "C" int f() { return omp_get_max_threads(); }\n'
-    command = [compiler, "-x", "c++", "-std=c++20", "-fopenmp", "-shared", "-fPIC", "-", "-o", os.devnull]
-    try:
-        return subprocess.run(command, input=program, capture_output=True, text=True, check=False).returncode == 0
-    except OSError:
-        return False
+    flags = ("-x", "c++", "-std=c++20", "-fopenmp", "-shared", "-fPIC", "-", "-o", os.devnull)
+    if old or not _run(str(compiler), *flags, text=program)[0]:
+        return Finding("C++ compiler", text + (" is too old" if old else " does not build"), advice)
+    return Finding("C++ compiler", text)
 
 
-def _output(*command: str) -> str:
+def _run(*command: str, text: str = "") -> tuple[bool, str]:
+    """Whether a program succeeds on a text, and what it prints."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     except OSError:
-        return ""
+        return False, ""
+    return done.returncode == 0, done.stdout.strip()
 
 
 def _instruction_set(config: Config) -> Finding:
     has, wanted = cpu_isa(), config.cpu_isa
     if wanted not in ("auto", has) and (has == "scalar" or wanted == "avx512"):
-        return Finding("instruction set", State.WRONG, f"{has}, not {wanted}", "unset GYRATOR_CPU_ISA")
-    return Finding("instruction set", State.GOOD, has if wanted in ("auto", has) else f"{has}; kernels use {wanted}")
+        return Finding("instruction set", f"{has}, not {wanted}", "unset GYRATOR_CPU_ISA")
+    return Finding("instruction set", has if wanted in ("auto", has) else f"{has}; kernels use {wanted}")
 
 
 def _threads(config: Config) -> Finding:
     usable = len(os.sched_getaffinity(0))
     used = min(torch.get_num_threads(), config.threads or torch.get_num_threads())
-    text = f"{used} of {usable} usable cores"
-    if used > usable:
-        return Finding("threads", State.WRONG, text, f"torch.set_num_threads({usable}) or OMP_NUM_THREADS={usable}")
-    return Finding("threads", State.GOOD, text)
+    advice = f"torch.set_num_threads({usable}) or OMP_NUM_THREADS={usable}" if used > usable else ""
+    return Finding("threads", f"{used} of {usable} usable cores", advice)
 
 
 def _triton() -> Finding:
     if not available("triton"):
         if torch.cuda.is_available():
             advice = "install the Triton that torch pins, or no GPU kernel can be built"
-            return Finding("Triton", State.WRONG, "not installed", advice)
-        return Finding("Triton", State.ABSENT, "not installed (only needed for GPUs)")
+            return Finding("Triton", "not installed", advice)
+        return Finding("Triton", "not installed (only needed for GPUs)", absent=True)
     version = importlib.metadata.version("triton")
     try:
         find_target(Config(cuda_capability=LOWEST_CAPABILITY), torch.device("cuda"))
     except DeviceUnsupported as error:
-        return Finding("Triton", State.WRONG, f"{version}; {error.needed} is needed", error.hint or "")
-    return Finding("Triton", State.GOOD, version)
+        return Finding("Triton", f"{version}; {error.needed} is needed", str(error.hint))
+    return Finding("Triton", version)
 
 
 def _driver() -> Iterator[Finding]:
@@ -170,14 +163,14 @@ def _driver() -> Iterator[Finding]:
         return
     try:
         version = cuda_driver().version()
-        yield Finding("CUDA driver", State.GOOD, f"for CUDA {version // 1000}.{version % 1000 // 10}")
+        yield Finding("CUDA driver", f"for CUDA {version // 1000}.{version % 1000 // 10}")
     except DeviceUnsupported as error:
-        yield Finding("CUDA driver", State.WRONG, error.found, error.hint or "")
+        yield Finding("CUDA driver", error.found, str(error.hint))
 
 
 def _devices() -> Iterator[Finding]:
     if not torch.cuda.is_available():
-        yield Finding("GPU", State.ABSENT, "none found; kernels are built for the CPU")
+        yield Finding("GPU", "none found; kernels are built for the CPU", absent=True)
         return
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
@@ -185,16 +178,15 @@ def _devices() -> Iterator[Finding]:
         text += f"{properties.total_memory / 2**30:.0f} GiB"
         good = 10 * properties.major + properties.minor >= LOWEST_CAPABILITY
         advice = "" if good else "compute capability 8.0 or later is needed; use device='cpu'"
-        yield Finding(f"GPU {index}", State.GOOD if good else State.WRONG, text, advice)
+        yield Finding(f"GPU {index}", text, advice)
 
 
 def _cache(config: Config) -> Finding:
     folder = cache_folder(config)
     nearest = next(p for p in (folder, *folder.parents) if p.exists())
     if not os.access(nearest, os.W_OK):
-        return Finding("cache", State.WRONG, f"{folder} is not writable", "set GYRATOR_CACHE_DIR to a folder of yours")
+        return Finding("cache", f"{folder} is not writable", "set GYRATOR_CACHE_DIR to a folder of yours")
     free = shutil.disk_usage(nearest).free
     text = f"{folder}, {free / 2**30:.0f} GiB free" + ("" if config.cache else " (switched off)")
-    if free < 2**30:
-        return Finding("cache", State.WRONG, text, "less than 1 GiB is free; set GYRATOR_CACHE_DIR to another disk")
-    return Finding("cache", State.GOOD, text)
+    advice = "less than 1 GiB is free; set GYRATOR_CACHE_DIR to another disk" if free < 2**30 else ""
+    return Finding("cache", text, advice)

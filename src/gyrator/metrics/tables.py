@@ -28,9 +28,9 @@ def add_rows(config: Config, name: str, rows: Callable[[], Iterable[Row]]) -> No
     table = TABLES[name]
     if name not in config.metrics:
         return
-    lines = [_line(table, row, config.model_name) for row in rows()]
-    if lines:
-        _append(Path(table.file), table, lines)
+    found = [_cells(table, row, config.model_name) for row in rows()]
+    if found:
+        _append(table, found)
 
 
 def start_tables(config: Config) -> None:
@@ -39,32 +39,21 @@ def start_tables(config: Config) -> None:
     """
     for name in config.metrics:
         Path(TABLES[name].file).unlink(missing_ok=True)
-        _append(Path(TABLES[name].file), TABLES[name], [])
+        _append(TABLES[name], [])
 
 
-def _append(path: Path, table: Table, lines: list[str]) -> None:
-    with path.open("a", newline="") as stream:
+def _append(table: Table, rows: list[list[Cell]]) -> None:
+    with Path(table.file).open("a", newline="") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
-        stream.seek(0, io.SEEK_END)
-        if stream.tell() == 0:
-            stream.write(_csv(["model_name", *table.columns]))
-        stream.write("".join(lines))
+        writer = csv.writer(stream, lineterminator="\n")
+        if stream.seek(0, io.SEEK_END) == 0:
+            writer.writerow(["model_name", *table.columns])
+        writer.writerows(rows)
 
 
-def _line(table: Table, row: Row, model: str) -> str:
+def _cells(table: Table, row: Row, model: str) -> list[Cell]:
     if set(row) != set(table.columns):
         odd = sorted(set(row) ^ set(table.columns))
         raise InternalCheckError("metrics", f"a row of table {table.name} differs in columns {odd}")
-    return _csv([model, *(_cell(row[column]) for column in table.columns)])
-
-
-def _cell(value: Cell) -> str:
-    if value is None:
-        return ""
-    return f"{value:.6f}" if isinstance(value, float) else str(value)
-
-
-def _csv(cells: list[str]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(cells)
-    return text.getvalue()
+    cells = [row[column] for column in table.columns]
+    return [model, *(f"{cell:.6f}" if isinstance(cell, float) else cell for cell in cells)]

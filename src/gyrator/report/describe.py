@@ -15,7 +15,7 @@ from gyrator.metrics.kernels import KernelFacts, count_of, estimated_ns, facts_o
 from gyrator.origin import place_of, places_of
 from gyrator.report.record import GraphRecord, Holder, KernelRecord, StepRecord, Unfused
 from gyrator.schedule.memory import unit_defines, unit_nodes
-from gyrator.schedule.plan import Allocate, Call, Copy, Free, Fresh, Launch, Plan, Step
+from gyrator.schedule.plan import Allocate, Call, Copy, Free, InPlace, Launch, Plan
 from gyrator.schedule.stage import Scheduled
 from gyrator.session import Count, Counters
 
@@ -106,7 +106,6 @@ def _steps(made: Scheduled, facts: Mapping[str, KernelFacts], hints: Hints) -> I
                 yield StepRecord(
                     kind="extern",
                     name=extern.op,
-                    nests=(),
                     reads=tuple(dict.fromkeys(value.name for value in read)),
                     writes=tuple(value.name for value in written),
                     bytes=sum(value_bytes(value, hints) for value in {*read, *written}),
@@ -118,11 +117,9 @@ def _steps(made: Scheduled, facts: Mapping[str, KernelFacts], hints: Hints) -> I
                 yield StepRecord(
                     kind="copy",
                     name="copy",
-                    nests=(),
                     reads=(source.value.name,),
                     writes=(into.value.name,),
                     bytes=2 * value_bytes(into.value, hints),
-                    operations=0,
                     places=places_of(step.origins),
                 )
             case _:
@@ -209,60 +206,28 @@ def _call_between(first: Node, reader: Node) -> str:
 def _memory(plan: Plan, program: Program, hints: Hints) -> tuple[tuple[int, ...], tuple[Holder, ...]]:
     """Bytes held after each launch, call and copy, and who holds them at the peak."""
     origins = {value: node.origins for node in program.nodes for value in defines(node)}
-    life = _Life(hints)
     totals: list[int] = []
     peak, at_peak = -1, dict[Value, int]()
+    owner: dict[Value, Value] = {}  # of each name: the first value in its memory; that of inputs is not counted
     for step in plan.steps:
-        life.step(step)
-        if isinstance(step, (Allocate, Free)):
-            continue
-        total = sum(life.held.values())
-        totals.append(total)
-        if total > peak:
-            peak, at_peak = total, dict(life.held)
-    held = sorted(at_peak.items(), key=lambda item: -item[1])
-    return tuple(totals), tuple(Holder(v.name, n, place_of(origins.get(v, ()))) for v, n in held)
-
-
-class _Life:
-    """Which memory is held: its first value with its bytes. Mutable, and private to `_memory`."""
-
-    def __init__(self, hints: Hints) -> None:
-        self.hints = hints
-        self.held: dict[Value, int] = {}
-        self.owner: dict[Value, Value] = {}
-        self.names: Counter[Value] = Counter()
-
-    def step(self, step: Step) -> None:
         match step:
-            case Allocate(value, Fresh()):
-                self.begin(value)
-            case Allocate(value, placement) if not isinstance(placement, Fresh):
-                self.share(value, self.owner.get(placement.of))
-            case Call(extern, into) if not into:
-                for result in extern.out:
-                    if result is not None:
-                        self.begin(result)
+            case Allocate(value, InPlace(of)):
+                owner |= {value: owner[of]} if of in owner else {}
+                continue
+            case Allocate(value):
+                owner[value] = value
+                continue
             case Free(value):
-                self.end(value)
-            case _:
-                pass
-
-    def begin(self, value: Value) -> None:
-        self.held[value] = value_bytes(value, self.hints)
-        self.share(value, value)
-
-    def share(self, value: Value, owner: Value | None) -> None:
-        if owner is not None:  # memory of inputs is not counted
-            self.owner[value] = owner
-            self.names[owner] += 1
-
-    def end(self, value: Value) -> None:
-        owner = self.owner.pop(value, None)
-        if owner is not None:
-            self.names[owner] -= 1
-            if not self.names[owner]:
-                self.held.pop(owner, None)
+                owner.pop(value, None)
+                continue
+            case Call(extern, into=False):
+                owner |= {value: value for value in extern.out if value is not None}
+        held = {value: value_bytes(value, hints) for value in dict.fromkeys(owner.values())}
+        totals.append(sum(held.values()))
+        if totals[-1] > peak:
+            peak, at_peak = totals[-1], held
+    most = sorted(at_peak.items(), key=lambda item: -item[1])
+    return tuple(totals), tuple(Holder(v.name, n, place_of(origins.get(v, ()))) for v, n in most)
 
 
 # -- counting ------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import re
 import shutil
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
+from textwrap import indent
 from types import ModuleType
 
 import torch
@@ -172,11 +173,11 @@ def groups_text(scheduled: Scheduled) -> str:
     for unit in scheduled.units:
         if isinstance(unit, Extern):
             texts = "\n".join([*_comments(unit.origins), node_text(unit)])
-            parts.append(f"call {unit.op}\n{_indented(texts)}")
+            parts.append(f"call {unit.op}\n{indent(texts, '  ')}")
         else:
             nodes = unit_nodes(unit)
             texts = "\n".join("\n".join([*_comments(node.origins), node_text(node)]) for node in nodes)
-            parts.append(f"kernel {next(launches)}\n{_indented(texts)}")
+            parts.append(f"kernel {next(launches)}\n{indent(texts, '  ')}")
     return "\n\n".join(parts)
 
 
@@ -204,7 +205,3 @@ def _step_text(step: Step) -> str:
 
 def _comments(origins: Origins) -> list[str]:
     return [f"# {place}" for place in places_of(origins)]
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.splitlines())

@@ -49,12 +49,12 @@ class StepRecord:
 
     kind: str
     name: str
-    nests: tuple[str, ...]
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     bytes: int
-    operations: int
     places: Places
+    nests: tuple[str, ...] = ()
+    operations: int = 0
     why: str = ""
 
 

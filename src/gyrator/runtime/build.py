@@ -6,7 +6,6 @@ library: a kernel that any graph built before is found in the store, whatever it
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import signal
@@ -20,9 +19,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import final
 
-from gyrator.cache.store import Entry, Store
+from gyrator.cache.store import Entry, Store, digest
 from gyrator.codegen.cpp import CppKernel
-from gyrator.errors import CacheCorrupt, KernelBuildError
+from gyrator.errors import KernelBuildError
 from gyrator.origin import Origin
 from gyrator.progress import Progress
 from gyrator.runtime.toolchain import Toolchain
@@ -155,7 +154,7 @@ class _Builder:
 
     def key(self, text: str) -> str:
         """The key of a text in the store."""
-        return _digest(f"{self.base}\n{text}")
+        return digest(f"{self.base}\n{text}")
 
     def unit(self, kernels: Sequence[CppKernel]) -> _Unit:
         """One compiler run for several kernels."""
@@ -165,11 +164,7 @@ class _Builder:
 
     def find(self, key: str) -> Entry | None:
         """An entry of the store; a damaged one counts as absent, after a warning."""
-        try:
-            return self.store.get(key)
-        except CacheCorrupt as error:
-            self.session.warn(str(error))
-            return None
+        return self.store.find(key, self.session.warn)
 
     def find_library(self, kernel: CppKernel, libraries: dict[str, Entry | None]) -> str | None:
         """The key of a built library that has `kernel`. `libraries` remembers those looked up before."""
@@ -244,7 +239,7 @@ def start_build(
     origins: Mapping[str, Origin] | None = None,
 ) -> Build:
     """Begin to build `kernels` and the launcher; returns at once. `origins` are the user's places."""
-    base = _digest(f"{toolchain.key()}\n{headers_digest()}")
+    base = digest(f"{toolchain.key()}\n{headers_digest()}")
     builder = _Builder(toolchain, base, store, session, origins or {}, CompilerRuns())
     libraries: dict[str, Entry | None] = {}
     found = {k.name: builder.find_library(k, libraries) for k in kernels}
@@ -292,16 +287,12 @@ def export(text: str) -> str:
 @lru_cache(maxsize=1)
 def headers_digest() -> str:
     """A digest of all headers."""
-    return _digest("\n".join(p.read_text() for p in sorted(INCLUDE.glob("*.h"))))
+    return digest("\n".join(p.read_text() for p in sorted(INCLUDE.glob("*.h"))))
 
 
 def _code(kernel: CppKernel) -> str:
     """A kernel's text without the comments that name the user's lines."""
     return "\n".join(line for line in kernel.text.splitlines() if not line.lstrip().startswith("//"))
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _done(entry: Entry | None) -> Future[Path]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, final
 
@@ -18,25 +17,9 @@ LIBRARY = "libcuda.so.1"
 INVALID_CONTEXT, DEVICE_ASSERT = 201, 710
 """Statuses that have a meaning here; `cuda.h` lists all."""
 
-_REGISTERS, _LOCAL_BYTES, _DYNAMIC_SHARED = 4, 3, 8  # CUfunction_attribute
+_DYNAMIC_SHARED = 8  # of CUfunction_attribute
 _PLAIN_SHARED = 48 << 10
 """Bytes of shared memory that a block gets without asking."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class DeviceKernel:
-    """A kernel in a device's memory.
-
-    Attributes:
-        handle: what the driver knows it by.
-        registers: per thread.
-        spilled: bytes per thread that lie in memory for lack of registers.
-    """
-
-    handle: int
-    registers: int
-    spilled: int
 
 
 @final
@@ -60,8 +43,8 @@ class CudaDriver:
         self._library.cuDriverGetVersion(ctypes.byref(number))
         return number.value
 
-    def load(self, binary: bytes, name: str, shared: int) -> DeviceKernel:
-        """The kernel `name` of a cubin, allowed to use `shared` bytes of memory per block.
+    def load(self, binary: bytes, name: str, shared: int) -> int:
+        """The driver's handle of the kernel `name` of a cubin, allowed to use `shared` bytes of memory per block.
 
         Raises: LaunchFailed if the driver refuses it.
         """
@@ -73,12 +56,7 @@ class CudaDriver:
             self.check(self._library.cuFuncSetAttribute(handle, _DYNAMIC_SHARED, ctypes.c_int(shared)), name)
         self._modules.append(module)
         assert handle.value is not None
-        return DeviceKernel(handle.value, self._attribute(handle, _REGISTERS), self._attribute(handle, _LOCAL_BYTES))
-
-    def _attribute(self, handle: ctypes.c_void_p, which: int) -> int:
-        value = ctypes.c_int()
-        self._library.cuFuncGetAttribute(ctypes.byref(value), which, handle)
-        return value.value
+        return handle.value
 
     def copy(self, into: int, source: int, nbytes: int, stream: int) -> None:
         """Copy device memory, in the order of a stream."""

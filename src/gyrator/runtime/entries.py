@@ -15,7 +15,6 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from gyrator.cache.guards import all_hold, new_facts
 from gyrator.cache.key import Key, differing
 from gyrator.cache.store import Entry, Json, Store
-from gyrator.errors import CacheCorrupt
 from gyrator.folders import cache_folder
 from gyrator.origin import Origin, origin_of
 from gyrator.runtime.load import WRAPPER, constant_file, save_constant
@@ -52,11 +51,7 @@ def find(key: Key | None, store: Store, example_inputs: Sequence[object], sessio
     """The stored entry of a key, if the facts about sizes that it relies on hold; counts hits and misses."""
     if key is None:
         return None
-    try:
-        entry = store.get(key.digest)
-    except CacheCorrupt as damaged:
-        session.warn(str(damaged))
-        entry = None
+    entry = store.find(key.digest, session.warn)
     if entry is not None and all_hold(as_list(entry.notes.get("facts")), key.symbols, example_inputs):
         session.counters.add(Count.GRAPH_CACHE_HITS)
         return entry

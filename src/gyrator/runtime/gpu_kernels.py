@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import Any, NoReturn, final
 
 import torch
 
-from gyrator.cache.store import Json, Store
+from gyrator.cache.store import Json, Store, digest
 from gyrator.codegen.triton_source import SizeArgument, TritonKernel
 from gyrator.errors import CacheCorrupt, IndexOutOfRange, KernelBuildError, LaunchFailed
 from gyrator.origin import Origin
@@ -71,7 +70,7 @@ def describe(
             "checked": sorted(relied[kernel.name] - sure),
             "variants": variants,
             "unaligned": request_for(kernel, next(iter(found)), sure, capability),
-            "choice": _file_name(" ".join(b.key for b in found.values())),
+            "choice": digest(" ".join(b.key for b in found.values())),
             "place": [place.file, place.line, place.function, place.op] if kernel.asserts and place else None,
         }
     files[DESCRIPTION] = json.dumps(described, indent=1)
@@ -154,7 +153,7 @@ class GpuKernels:
             measured: dict[str, Json] = {v["file"]: ms for v, ms in zip(variants, took, strict=True)}
             found = {**_identity(variants[best]), TIMES: measured}
             if self.choices is not None:
-                self.choices.put(_file_name(key), {}, found)
+                self.choices.put(digest(key), {}, found)
             self._tell(name, variants, found, new=True)
             return launches[best]
         self._tell(name, variants, found, new=False)
@@ -164,10 +163,7 @@ class GpuKernels:
         """What is noted of an earlier choice among the variants."""
         if len(variants) == 1:
             return variants[0]
-        try:
-            entry = None if self.choices is None else self.choices.get(_file_name(key))
-        except CacheCorrupt:
-            return None
+        entry = None if self.choices is None else self.choices.find(digest(key), warn=lambda _: None)
         if entry is None or not any(_identity(v).items() <= entry.notes.items() for v in variants):
             return None
         return entry.notes
@@ -199,11 +195,11 @@ class GpuKernels:
             binary = path.read_bytes()
         except OSError as error:
             raise CacheCorrupt(str(path), str(error)) from error
-        function = driver.load(binary, variant["function"], variant["shared"])
+        handle = driver.load(binary, variant["function"], variant["shared"])
         count, scratch = _programs(programs, about["sizes"], variant["blocks"]), variant.get("scratch", 0)
         kinds = [*about["kinds"], "*i8"] if scratch else about["kinds"]
         block = variant["warps"], variant["shared"], variant["cooperative"]
-        launch = bind(driver, function, name, kinds, count, *block, self._on_assert)
+        launch = bind(driver, handle, name, kinds, count, *block, self._on_assert)
         return _with_scratch(launch, count, scratch) if scratch else launch
 
     def _on_assert(self) -> NoReturn:
@@ -238,7 +234,3 @@ def _with_scratch(launch: Launch, programs: Programs, each: int) -> Launch:
 
 def _identity(variant: Mapping[str, Any]) -> dict[str, Any]:
     return {name: variant[name] for name in ("blocks", "warps", "file")}
-
-
-def _file_name(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()

@@ -7,7 +7,6 @@ graph built before is taken from the store; then Triton is not even imported.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
 import os
@@ -21,10 +20,10 @@ from typing import Any, final
 
 import torch
 
-from gyrator.cache.store import Entry, Json, Store
+from gyrator.cache.store import Json, Store, digest
 from gyrator.codegen.triton_source import OPTIONS, SizeArgument, TritonKernel
 from gyrator.config import Config
-from gyrator.errors import CacheCorrupt, DeviceUnsupported, KernelBuildError, ToolchainMissing
+from gyrator.errors import DeviceUnsupported, KernelBuildError, ToolchainMissing
 from gyrator.optional import available
 from gyrator.origin import Origin
 from gyrator.progress import Progress
@@ -195,25 +194,21 @@ def start_triton_build(
     session.counters.add(Count.KERNELS_CACHED, len(jobs))
     session.counters.add(Count.KERNELS_BUILT, len(missing))
     if missing:
-        count = min(len(missing), MOST, session.config.build_threads or _processors())
+        count = min(len(missing), MOST, session.config.build_threads or len(os.sched_getaffinity(0)))
         workers.prepare(count)
         executor = ThreadPoolExecutor(count, thread_name_prefix="gyrator-build")
         for key in missing:
-            jobs[key] = executor.submit(_timed_build, requests[key], key, workers, store, session)
+            jobs[key] = executor.submit(build_binary, requests[key], key, workers, store, session)
         executor.shutdown(wait=False)
     by_kernel = {name: tuple(jobs[key] for key in found) for name, found in keys.items()}
     return TritonBuild(tuple(kernels), by_kernel, target, workers, session.progress, origins or {})
 
 
-def _timed_build(request: Mapping[str, Any], key: str, workers: Workers, store: Store, session: Session) -> Binary:
-    with session.building((request["function"],)):
-        return build_binary(request, key, workers, store)
-
-
-def build_binary(request: Mapping[str, Any], key: str, workers: Workers, store: Store) -> Binary:
+def build_binary(request: Mapping[str, Any], key: str, workers: Workers, store: Store, session: Session) -> Binary:
     """Have a worker build one binary, and store it."""
     try:
-        answer = workers.ask(request)
+        with session.building((request["function"],)):
+            answer = workers.ask(request)
     except WorkerEnded as error:
         return Binary(key, Path(), {}, f"the process that compiles it ended: {error}")
     if "error" in answer:
@@ -227,23 +222,19 @@ def build_binary(request: Mapping[str, Any], key: str, workers: Workers, store: 
 def rebuild(request: Mapping[str, Any], workers: Workers, store: Store, session: Session) -> Binary:
     """A binary from the store, or built now."""
     key = binary_key(request, importlib.metadata.version("triton"))
-    return find_binary(key, store, session) or build_binary(request, key, workers, store)
+    return find_binary(key, store, session) or build_binary(request, key, workers, store, session)
 
 
 def find_binary(key: str, store: Store, session: Session) -> Binary | None:
     """A binary that was built before; a damaged one counts as absent, after a warning."""
-    try:
-        entry: Entry | None = store.get(key)
-    except CacheCorrupt as error:
-        session.warn(str(error))
-        return None
+    entry = store.find(key, session.warn)
     return None if entry is None else Binary(key, entry.folder / _BINARY, entry.notes)
 
 
 def binary_key(request: Mapping[str, Any], triton: str) -> str:
     """The key in the store of what a worker is asked for."""
     plain = {**request, "source": "\n".join(_code(request["source"]))}
-    return _digest(f"{triton} {_library_digest()}\n{json.dumps(plain, sort_keys=True)}")
+    return digest(f"{triton} {_library_digest()}\n{json.dumps(plain, sort_keys=True)}")
 
 
 def default_aligned(kernel: TritonKernel, hints: Mapping[Any, int]) -> frozenset[int]:
@@ -266,18 +257,10 @@ def _code(source: str) -> Iterator[str]:
 def _library_digest() -> str:
     """Of the device library, and of the program that compiles."""
     texts = [path.read_text() for path in (_LIBRARY, PROGRAM) if path.exists()]
-    return _digest("\n".join(texts))
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    return digest("\n".join(texts))
 
 
 def _done(binary: Binary) -> Future[Binary]:
     future: Future[Binary] = Future()
     future.set_result(binary)
     return future
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0))

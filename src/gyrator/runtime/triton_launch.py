@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from struct import Struct, calcsize
 from typing import TypeAlias, final
 
-from gyrator.runtime.cuda_driver import DEVICE_ASSERT, INVALID_CONTEXT, CudaDriver, DeviceKernel
+from gyrator.runtime.cuda_driver import DEVICE_ASSERT, INVALID_CONTEXT, CudaDriver
 
 Launch: TypeAlias = Callable[..., None]
 """Takes a stream, a kernel's pointers, then its numbers."""
@@ -62,7 +62,7 @@ class _Block:
 
 def bind(
     driver: CudaDriver,
-    function: DeviceKernel,
+    handle: int,
     name: str,
     kinds: Sequence[str],
     programs: Programs,
@@ -74,7 +74,7 @@ def bind(
     """The function that launches a kernel.
 
     Args:
-        driver, function: the kernel where it was loaded, and `name`, for messages.
+        driver, handle: the kernel where it was loaded, and `name`, for messages.
         kinds: the types of its arguments.
         programs: see `Programs`.
         warps: of 32 threads per block.
@@ -105,7 +105,6 @@ def bind(
     blocks = [new_block()]
     take, give = blocks.pop, blocks.append
     pack_tail, pack_whole = tail.pack_into, whole.pack_into
-    handle = function.handle
     start_kernel = _cooperative(driver) if cooperative else driver.launch_ex
 
     def failed(status: int, block: _Block) -> None:

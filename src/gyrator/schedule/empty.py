@@ -30,14 +30,10 @@ def _filled(nest: Nest) -> list[Node]:
     if isinstance(root, Scatter):
         return [nest]
     if any(ZERO in v.shape for v in values):
-        return [_constant(nest, v, Const(_zero(v), v.dtype)) for v in values]
+        return [_constant(nest, v, Const(identity("any", v.dtype), v.dtype)) for v in values]
     if isinstance(root, Reduce) and root.kind in STARTS and any(a.extent is ZERO for a in root.reduced):
         return [_constant(nest, v, Const(identity(root.kind, v.dtype), v.dtype)) for v in values]
     return [nest]
-
-
-def _zero(value: Value) -> bool | int | float:
-    return identity("any", value.dtype)
 
 
 def _constant(nest: Nest, value: Value, body: Const) -> Nest:

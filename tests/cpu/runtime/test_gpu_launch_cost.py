@@ -7,7 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from gyrator.runtime.cuda_driver import CudaDriver, DeviceKernel
+from gyrator.runtime.cuda_driver import CudaDriver
 from gyrator.runtime.triton_launch import bind, guarded
 
 LAUNCHES = 200
@@ -31,7 +31,7 @@ def test_a_launch_costs_less_than_5_us(tmp_path: Path) -> None:
     subprocess.run(command, input=SOURCE, text=True, check=True)
     driver = ctypes.CDLL(str(library))
     kinds = [*["*bf16"] * 7, "i64"]
-    one = bind(CudaDriver(driver), DeviceKernel(1, 32, 0), "k", kinds, lambda *args: -(-args[7] // 1024), 4, 0)
+    one = bind(CudaDriver(driver), 1, "k", kinds, lambda *args: -(-args[7] // 1024), 4, 0)
     launch = guarded([one], (0, 1, 2, 7), lambda: one)
     addresses = [0x7F0000000000 + 512 * k for k in range(7)]
     times = []

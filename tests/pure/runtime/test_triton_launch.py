@@ -12,10 +12,10 @@ import pytest
 
 from gyrator.errors import DeviceUnsupported, LaunchFailed
 from gyrator.runtime import cuda_driver
-from gyrator.runtime.cuda_driver import CudaDriver, DeviceKernel
+from gyrator.runtime.cuda_driver import CudaDriver
 from gyrator.runtime.triton_launch import Launch, bind, guarded
 
-FUNCTION = DeviceKernel(handle=4711, registers=32, spilled=0)
+FUNCTION = 4711
 
 
 class Noted:
