@@ -76,7 +76,7 @@ class Class:
     abstract: bool
 
 
-KERNEL_TEXTS = (PACKAGE / "runtime" / "triton_ops.py",)
+KERNEL_TEXTS = (PACKAGE / "runtime" / "triton_ops.py", PACKAGE / "templates" / "gemm.py")
 """What generated kernels include, as C++ kernels do with headers: no part of the compiler."""
 
 

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gyrator.codegen.triton_source import OPTIONS, Config, SizeArgument, TritonKernel, programs
-from gyrator.ir.index import Size
+from gyrator.codegen.triton_source import OPTIONS, Config, SizeArgument, TritonKernel, Workspace, programs
+from gyrator.ir.index import Size, evaluate
 from gyrator.ir.ops import OPS
 from gyrator.optional import require
 
@@ -60,12 +60,19 @@ class Worker:
         self, kernel: TritonKernel, tensors: Mapping[str, Tensor], sizes: Mapping[Size, int], config: Config
     ) -> None:
         """Launch ``kernel`` on CPU tensors, one for each pointer's name, in Triton's interpreter."""
-        arguments = [sizes[p.size] if isinstance(p, SizeArgument) else tensors[p.name] for p in kernel.params]
+        spaces = {
+            p.name: torch.full((evaluate(p.nbytes, sizes),), 0 if p.zeroed else 0x7B, dtype=torch.uint8)
+            for p in kernel.params
+            if isinstance(p, Workspace)
+        }
+        memory = {**tensors, **spaces}
+        arguments = [sizes[p.size] if isinstance(p, SizeArgument) else memory[p.name] for p in kernel.params]
         grid = programs(kernel, config, sizes)
         written = self._ask("run", (kernel.source, kernel.name, arguments, config, grid))
         for old, new in zip(arguments, written, strict=True):
             if isinstance(old, Tensor):
                 old.untyped_storage().copy_(new.untyped_storage())
+        assert not any(memory[p.name].any() for p in kernel.params if isinstance(p, Workspace) and p.zeroed)
 
     def compile(self, kernel: TritonKernel, config: Config, arch: int) -> Built:
         """Compile for a compute capability such as 90."""
@@ -113,7 +120,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
 
 def _mend_interpreter() -> None:
     """With the latest NumPy, a scalar of the interpreter (an array of one element) is no loop bound. The
-    interpreter rounds to bfloat16 towards zero, and lacks the device library."""
+    interpreter rounds to bfloat16 towards zero, multiplies its bits, and lacks the device library."""
     interpreter = importlib.import_module("triton.runtime.interpreter")
     patch = interpreter._patch_lang_tensor
 
@@ -132,6 +139,12 @@ def _mend_interpreter() -> None:
         return convert(data, source, target, mode)
 
     interpreter._convert_float = rounded
+    dot = interpreter.InterpreterBuilder.create_dot
+
+    def wide_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return dot(self, _widened(interpreter, a), _widened(interpreter, b), *rest)
+
+    interpreter.InterpreterBuilder.create_dot = wide_dot
     libdevice = importlib.import_module("triton.language.extra.libdevice")
     for name in _LIBRARY:
         setattr(libdevice, name, _elementwise(interpreter, getattr(torch, _LIBRARY[name])))
@@ -140,6 +153,14 @@ def _mend_interpreter() -> None:
 _LIBRARY = {name: name for name in OPS} | {"nearbyint": "round"}
 _LIBRARY = {name: op for name, op in _LIBRARY.items() if hasattr(torch, op)}
 """What kernels may call in the device library, which the interpreter lacks, and the same in torch."""
+
+
+def _widened(interpreter: Any, handle: Any) -> Any:
+    """A tile of bfloat16, whose data are its bits, as float32; any other as it is."""
+    if str(handle.dtype.scalar) != "bf16":
+        return handle
+    data = (handle.data.astype(np.uint32) << 16).view(np.float32)
+    return interpreter.TensorHandle(data, importlib.import_module("triton.language.core").float32)
 
 
 def _elementwise(interpreter: Any, op: Callable[..., Tensor]) -> Callable[..., Any]:

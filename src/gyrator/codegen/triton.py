@@ -12,8 +12,9 @@ row that follow. Another one runs in steps of its block, with an accumulator per
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from textwrap import wrap
 
 import torch
@@ -23,15 +24,33 @@ from gyrator.codegen.texts import WIDTH, origin_comments
 from gyrator.codegen.triton_expr import Axes, Block, Expressions, Term, grid_loops
 from gyrator.codegen.triton_foreach import Part, side_by_side
 from gyrator.codegen.triton_names import literal, type_name, working
-from gyrator.codegen.triton_source import GridAxis, Pointer, SizeArgument, TritonKernel
+from gyrator.codegen.triton_source import GridAxis, Parameter, Pointer, SizeArgument, TritonKernel, Workspace
 from gyrator.errors import InternalCheckError
 from gyrator.ir.expr import Const, Expr, Ref
-from gyrator.ir.index import Axis, as_index
+from gyrator.ir.index import ONE, Axis, as_index, product
 from gyrator.ir.ops import REDUCTIONS, identity
-from gyrator.ir.tree import STAGES, Carry, Kernel, Let, Loop, LoopKind, Stage, Store, Tile, Tiling, Update, touched
+from gyrator.ir.program import View
+from gyrator.ir.tree import (
+    STAGES,
+    Carry,
+    Contract,
+    Kernel,
+    Let,
+    Loop,
+    LoopKind,
+    Stage,
+    Store,
+    Tile,
+    Tiling,
+    Update,
+    touched,
+)
 from gyrator.schedule.canonical import stem_of
 
-_RESERVED = ("tl", "triton", "rt", "libdevice", "float", "pid", "old", "new", "n", "first", "here")
+_RESERVED = (
+    *("tl", "triton", "rt", "gemm", "libdevice", "float", "pid", "old", "new", "n", "first", "here", "acc", "done"),
+    *("last", "part", "tile", "row_tile", "column_tile", "lefts", "rights", "space", "counters"),
+)
 _ATOMICS = {"add": "atomic_add", "max": "atomic_max", "min": "atomic_min"}
 _KINDS = {"add": "sum", "mul": "prod"}
 _NEXT = {
@@ -68,7 +87,7 @@ def print_triton(kernel: Kernel) -> TritonKernel:
         return _print_foreach(kernel, kernel.tiling)
     names = Names((*_RESERVED, kernel.name))
     printer = Printer(kernel, kernel.tiling, names)
-    params: list[Pointer | SizeArgument] = []
+    params: list[Parameter] = []
     for p in kernel.params:
         type_name(p.value.dtype)
         name = names.fresh(p.value.name)
@@ -82,6 +101,7 @@ def print_triton(kernel: Kernel) -> TritonKernel:
         printer.bind(size, Term(name, name=True))
     printer.rows |= {value: names.fresh(value.name) for value in kernel.scratch}
     blocks = [name for name, _ in kernel.tiling.configs[0].blocks]
+    params += _workspaces(kernel)
     grid = printer.grid()
     return TritonKernel(
         kernel.name,
@@ -93,6 +113,19 @@ def print_triton(kernel: Kernel) -> TritonKernel:
         printer.asserts,
         kernel.tiling.hint,
     )
+
+
+def _workspaces(kernel: Kernel) -> Iterator[Workspace]:
+    """Memory for partial sums of tiles, and for counters of those that are there."""
+    tiling = kernel.tiling
+    blocks = dict(tiling.configs[0].blocks) if tiling is not None else {}
+    if tiling is None or "SPLIT_K" not in blocks:
+        return
+    sizes = {tile.axis: blocks[tile.block] for tile in tiling.tiles}
+    counts = [(loop.axis.extent - 1) // sizes.get(loop.axis, 1) + 1 for loop in grid_loops(kernel)]
+    groups = -(-blocks["SPLIT_K"] // blocks["FAN"])
+    yield Workspace("space", product(counts) * ((blocks["SPLIT_K"] + groups) * prod(sizes.values()) * 4), zeroed=False)
+    yield Workspace("counters", product(counts) * ((groups + 1) * 4), zeroed=True)
 
 
 def _print_foreach(kernel: Kernel, tiling: Tiling) -> TritonKernel:
@@ -128,8 +161,9 @@ def _module(
     imports = ["import triton", "import triton.language as tl"]
     if "libdevice" in libraries:
         imports.append("from triton.language.extra import libdevice")
-    if "rt" in libraries:
-        imports += ["", "from gyrator.runtime import triton_ops as rt"]
+    ours = {"rt": "from gyrator.runtime import triton_ops as rt", "gemm": "from gyrator.templates import gemm"}
+    found = [text for name, text in ours.items() if name in libraries]
+    imports += ["", *found] if found else []
     rest = ", ".join([*params, *(f"{b}: tl.constexpr" for b in blocks)]) + "):"
     heads = [f"def {kernel.name}({rest}"]
     if len(heads[0]) > WIDTH:
@@ -138,6 +172,10 @@ def _module(
         heads += wrap(rest, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False)
     body = [f"    {line}" for line in lines] or ["    pass"]
     return "\n".join([*imports, "", "", *origin_comments(kernel.origins, "#"), "@triton.jit", *heads, *body]) + "\n"
+
+
+def _sides(contract: Contract) -> tuple[Axis, Axis]:
+    return contract.row, contract.column
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +204,8 @@ class Printer(Expressions):
         """Print the whole kernel; the axes of its grid."""
         loops = grid_loops(self.kernel)
         axes = [self._grid_axis(loop.axis) for loop in loops]
+        if loops and isinstance(loops[-1].body[0], Contract):
+            return self._template(loops[-1].body[0], loops[-1].body[1:], axes)
         if loops:
             self._program_ids([loop.axis for loop in loops])
         self.body(loops[-1].body if loops else self.kernel.body)
@@ -198,6 +238,107 @@ class Printer(Expressions):
             self._bound(axis, self.extents.get(axis, extent.text))
             if k > 0:
                 self.emit(f"pid = pid // {count}")
+
+    # -- templates -----------------------------------------------------------------------------------------
+    def _template(self, contract: Contract, rest: Sequence[Loop | Stage], axes: list[GridAxis]) -> tuple[GridAxis, ...]:
+        """The tile of a program, the call that fills it, and what follows: in a loop where a program has several
+        tiles (``PROGRAMS``), where it is the last of a tile's where it has a part of one (``SPLIT_K``)."""
+        self.libraries.add("gemm")
+        blocks = dict(self.tiling.configs[0].blocks)
+        if self.tiling.wide:
+            self.program += ".to(tl.int64)"
+        counts = [f"tl.cdiv({self.index(a.extent).text}, {self.tile_of[a].block})" for a in _sides(contract)]
+        tiles = " * ".join([*(self.index(axis.extent).operand for axis in contract.batch), *counts])
+        if "PROGRAMS" in blocks:
+            self._describe(contract)
+            self._nested(
+                f"for pid in tl.range({self.program}, {tiles}, PROGRAMS, flatten=True):", contract, counts, rest
+            )
+            return (GridAxis(as_index(blocks["PROGRAMS"])),)
+        if "SPLIT_K" in blocks:
+            self.emit(f"part = {self.program} % SPLIT_K")
+            self.emit(f"pid = {self.program} // SPLIT_K")
+            self._tile(contract, counts)
+            self.emit(f"acc, done = gemm.combined(acc, space, counters, pid, {tiles}, part, SPLIT_K, FAN)")
+            self._nested("if done:", None, (), rest)
+            return (*axes, GridAxis(as_index(blocks["SPLIT_K"])))
+        self.emit(f"pid = {self.program}")
+        self._tile(contract, counts)
+        self.body(rest)
+        return tuple(axes)
+
+    def _nested(
+        self, head: str, contract: Contract | None, counts: Sequence[str], rest: Sequence[Loop | Stage]
+    ) -> None:
+        """``head``, and in its block the tile, if there is a contract, and what follows."""
+        inner = Block(len(self.blocks))
+        self.blocks.append(inner)
+        if contract is not None:
+            self._tile(contract, counts)
+        self.body(rest)
+        self.blocks.pop()
+        self.emit(head)
+        self.block.lines.extend(f"    {line}" for line in inner.lines)
+
+    def _tile(self, contract: Contract, counts: Sequence[str]) -> None:
+        """Name the rows and columns of tile ``pid``, and fill it."""
+        tile, number = "pid", self.block.depth
+        for axis in contract.batch:
+            name, tile = self.names.fresh(axis.name), self.names.fresh("within")
+            self.emit(f"{name} = pid // ({' * '.join(counts)})")
+            self.emit(f"{tile} = pid % ({' * '.join(counts)})")
+            self.bind(axis, Term(name, number, name=True))
+        starts = [f"{axis.name}_tile" for axis in _sides(contract)]
+        self.emit(f"{', '.join(starts)} = gemm.place({tile}, {', '.join(counts)}, GROUP_M)")
+        for axis, start in zip(_sides(contract), starts, strict=True):
+            name, block = self.names.fresh(axis.name), self.tile_of[axis].block
+            self.emit(f"{name} = {start} * {block} + {self.spread(f'tl.arange(0, {block})', axis)}")
+            self.bind(axis, Term(name, number, frozenset((axis,)), name=True))
+            self._bound(axis, self.index(axis.extent).text)
+        name, *args = self._filled(contract)
+        self.emit(f"acc = gemm.{name}(")
+        self.block.lines.extend(wrap(f"{', '.join(args)})", WIDTH - 8, initial_indent="    ", subsequent_indent="    "))
+        self.bind(contract.name, Term("acc", number, frozenset(_sides(contract)), name=True))
+
+    def _describe(self, contract: Contract) -> None:
+        """Descriptors of the operands, for templates that load by them."""
+        if contract.template != "described":
+            return
+        for name, view, blocks in (("lefts", contract.left, "M, K"), ("rights", contract.right, "K, N")):
+            sides = ", ".join(self.index(i).text for i in (*view.shape, *view.strides))
+            sizes = ", ".join(f"BLOCK_{side}" for side in blocks.split(", "))
+            self.emit(f"{name} = gemm.describe({self._window(contract, view)}, {sides}, {sizes})")
+
+    def _window(self, contract: Contract, view: View) -> str:
+        """The address of a matrix, of that of its batch if there are several."""
+        steps = [axis.index() * step for axis, step in zip(contract.batch, view.strides, strict=False)]
+        return self.address(view.value, (sum(steps, view.offset),)).text
+
+    def _filled(self, contract: Contract) -> list[str]:
+        """The template's function and its arguments."""
+        left, right = contract.left, contract.right
+        k = self.index(left.shape[-1])
+        if contract.template == "described":
+            rows = [str(view.strides[-1] is ONE) for view in (left, right)]
+            starts = ["row_tile * BLOCK_M", "column_tile * BLOCK_N"]
+            return ["described", "lefts", "rights", *starts, k.text, *rows, "BLOCK_M", "BLOCK_N", "BLOCK_K"]
+        places = [self.find(axis) for axis in _sides(contract)]
+        args = [self._window(contract, left), self._window(contract, right), *(p.text for p in places if p is not None)]
+        sizes = [*(axis.extent for axis in _sides(contract)), left.shape[-1], *left.strides[-2:], *right.strides[-2:]]
+        args += [self.index(size).text for size in sizes]
+        blocks = dict(self.tiling.configs[0].blocks)
+        first, last, step, name = "0", k.text, "BLOCK_K", "tiled"
+        if "SPLIT_K" in blocks:
+            self.emit(f"first = tl.cdiv({k.text}, BLOCK_K * SPLIT_K) * BLOCK_K")
+            self.emit(f"last = tl.minimum((part + 1) * first, {k.text})")
+            self.emit("first = part * first")
+            first, last, step = "first", "last", "BLOCK_K * SPLIT_K"
+        if "SLICES" in blocks:
+            name = "sliced"
+        even = [str(axis not in self.bounds) for axis in _sides(contract)]
+        even.append(f"{k.operand} % ({step}) == 0" if left.shape[-1].value is not None else "False")
+        more = ["SLICES"] if name == "sliced" else []
+        return [name, *args, first, last, *even, "BLOCK_K", "ALLOW_TF32", *more]
 
     def _bound(self, axis: Axis, extent: str) -> None:
         """Name the condition that a tile is within ``axis``, unless every block size divides the extent."""

@@ -2,7 +2,7 @@
 
 The module's text defines ``@triton.jit def <name>(<params>, <blocks>: tl.constexpr, …)``, with the params in
 the order of ``TritonKernel.params`` and then the block sizes in the order of ``Config.blocks``. It imports
-``triton``, ``triton.language`` and the device library ``gyrator.runtime.triton_ops``.
+``triton``, ``triton.language``, the device library ``gyrator.runtime.triton_ops`` and ``gyrator.templates``.
 
 A launch runs ``programs(kernel, config, sizes)`` programs in one dimension, none if that is 0.
 """
@@ -50,9 +50,9 @@ class SizeArgument:
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Memory of the launch's own: ``nbytes`` over the size symbols, zeroed before each launch if ``zeroed``.
+    """Memory of the launch's own: ``nbytes`` over the size symbols, large enough for every config.
 
-    It is large enough for every config.
+    If ``zeroed``, it is 0 before each launch, and each launch leaves it so.
     """
 
     name: str
@@ -78,8 +78,8 @@ class TritonKernel:
 
     ``configs`` are alternatives, the best guess first; all give the same results. ``asserts``: it checks indices by
     device asserts, which Triton keeps only when it compiles with ``debug=True``. ``category`` is one of ``pointwise |
-    persistent | looped | scan | foreach``, for metrics and autotuning. ``hint`` is about how many elements it handles,
-    by the sizes' hints. ``other`` is the same function written in another way, with configs of its own.
+    persistent | looped | scan | foreach | template``, for metrics and autotuning. ``hint`` is about how many elements
+    it handles, by the sizes' hints. ``other`` is the same function written in another way, with configs of its own.
     """
 
     name: str

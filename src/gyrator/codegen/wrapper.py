@@ -297,7 +297,7 @@ class _Wrapper:
                 case Workspace(_, nbytes, zeroed):
                     own.append(self.names.fresh("space"))
                     amount = index_text(substitute(nbytes, known))
-                    self.emit(f"{own[-1]} = {self.tool('workspace')}({amount}, {zeroed})")
+                    self.emit(f"{own[-1]} = {self.tool('workspace')}({amount}, {zeroed}, stream)")
                     args.append(f"{own[-1]}.data_ptr()")
         self.emit(f"{name}({', '.join(args)})")
         if own:

@@ -90,12 +90,6 @@ def aligned(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.data_ptr() % 16 == 0 else copied(tensor, tensor.stride())
 
 
-def workspace(nbytes: int, zeroed: bool) -> torch.Tensor:
-    """Memory on the current GPU for one launch."""
-    made = torch.zeros if zeroed else torch.empty
-    return made(nbytes, dtype=torch.uint8, device="cuda")
-
-
 def _kind(result: object) -> str:
     if isinstance(result, torch.Tensor):
         return f"{result.dtype} of shape {tuple(result.shape)}"

@@ -17,6 +17,7 @@ from gyrator.runtime import externs
 from gyrator.runtime.gpu_kernels import GpuKernels, Sized
 from gyrator.runtime.launch import Bind, Launch, Library, bind_by_ctypes, index_error, load_launcher
 from gyrator.runtime.pool import SMALLEST, Pool
+from gyrator.runtime.workspaces import Workspaces
 from gyrator.torch_compat import (
     empty_strided_cpu,
     empty_strided_cuda,
@@ -75,6 +76,7 @@ class Runtime:
     note: Note | None = None
     regions: Mapping[str, Callable[..., object]] = field(default_factory=dict)
     gpu: GpuKernels | None = None
+    workspace: Workspaces = field(default_factory=Workspaces)
     _libraries: dict[str, Library] = field(default_factory=dict)
     _bind: list[Bind] = field(default_factory=list)
 
@@ -86,7 +88,6 @@ class Runtime:
     current_stream = staticmethod(raw_stream)
     on_device = staticmethod(on_device)
     aligned = staticmethod(externs.aligned)
-    workspace = staticmethod(externs.workspace)
 
     @property
     def take(self) -> Callable[[int, Sequence[int], Sequence[int], torch.dtype], torch.Tensor]:

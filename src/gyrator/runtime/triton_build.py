@@ -38,7 +38,7 @@ SHARED_BYTES: Mapping[int, int] = {80: 163 << 10, 86: 99 << 10, 87: 163 << 10, 8
                                    100: 227 << 10, 103: 227 << 10, 120: 99 << 10, 121: 99 << 10}  # fmt: skip
 """Shared memory that a block may have, by capability (CUDA programming guide, table of technical limits)."""
 
-_LIBRARY = Path(__file__).with_name("triton_ops.py")
+_LIBRARY = (Path(__file__).with_name("triton_ops.py"), Path(__file__).parents[1] / "templates" / "gemm.py")
 _BINARY, _SOURCE = "kernel.cubin", "kernel.py"
 
 
@@ -255,8 +255,8 @@ def _code(source: str) -> Iterator[str]:
 
 @lru_cache(maxsize=1)
 def _library_digest() -> str:
-    """Of the device library, and of the program that compiles."""
-    texts = [path.read_text() for path in (_LIBRARY, PROGRAM) if path.exists()]
+    """Of the device library, of templates, and of the program that compiles."""
+    texts = [path.read_text() for path in (*_LIBRARY, PROGRAM) if path.exists()]
     return digest("\n".join(texts))
 
 

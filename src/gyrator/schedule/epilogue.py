@@ -3,7 +3,7 @@
     y = mm(x, w); z = relu(y) + r    →    group (i, j): y = acc[i, j], z = relu(y) + r[i, j]
 
 The product is a nest like any other. What it reads, the *accumulator*, is a local of the kernel, which the template
-fills; it lies nowhere, so all its strides are 0.
+fills; it lies nowhere, so its device is "meta".
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from gyrator.ir.expr import Const, Expr, Load, Op, Value
-from gyrator.ir.index import ONE, ZERO, Axis, Index, dot, substitute
+from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, dot, substitute
 from gyrator.ir.program import Nest, Pointwise, View
 from gyrator.origin import Origin
 from gyrator.schedule.group import Group, Refused, crossing_reads, join, singleton
@@ -25,7 +25,7 @@ def accumulator(product: Product) -> Value:
     """The sums over k of a product's elements, in the type in which they are summed."""
     out = product.out
     dtype = torch.float32 if out.dtype.is_floating_point else torch.int32
-    return Value("acc", out.shape, dtype, tuple(ZERO for _ in out.shape), out.device)
+    return Value("acc", out.shape, dtype, contiguous_strides(out.shape), torch.device("meta"))
 
 
 def product_group(product: Product, epilogue: Group | None, origins: tuple[Origin, ...] = ()) -> Group | Refused:

@@ -1,0 +1,1 @@
+"""Texts that generated kernels call: whole tiles of matrix products."""
