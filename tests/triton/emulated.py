@@ -150,7 +150,7 @@ class EmulatedRuntime:
         new.untyped_storage().fill_(0x7B)
         return new
 
-    def workspace(self, nbytes: int, zeroed: bool) -> torch.Tensor:
+    def workspace(self, nbytes: int, zeroed: bool, stream: int) -> torch.Tensor:
         return torch.full((nbytes,), 0 if zeroed else 0x7B, dtype=torch.uint8)
 
     def kernel(self, library: str, symbol: str, count: int, sites: object = ()) -> Callable[..., None]:

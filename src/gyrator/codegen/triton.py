@@ -75,8 +75,8 @@ _REDUCE = {
 }
 
 
-def print_triton(kernel: Kernel) -> TritonKernel:
-    """Print a kernel that has a tiling.
+def print_triton(kernel: Kernel, *, descriptors: bool = True) -> TritonKernel:
+    """Print a kernel that has a tiling; without ``descriptors`` of tensors, templates load by addresses instead.
 
     Raises: UnsupportedInput for an element type that kernels for GPUs do not handle; InternalCheckError for
     a tree that has no Triton.
@@ -87,6 +87,7 @@ def print_triton(kernel: Kernel) -> TritonKernel:
         return _print_foreach(kernel, kernel.tiling)
     names = Names((*_RESERVED, kernel.name))
     printer = Printer(kernel, kernel.tiling, names)
+    printer.descriptors = descriptors
     params: list[Parameter] = []
     for p in kernel.params:
         type_name(p.value.dtype)
@@ -112,6 +113,7 @@ def print_triton(kernel: Kernel) -> TritonKernel:
         kernel.tiling.category,
         printer.asserts,
         kernel.tiling.hint,
+        plain=print_triton(kernel, descriptors=False).source if printer.described else "",
     )
 
 
@@ -198,6 +200,7 @@ class Printer(Expressions):
         self._scope: Axes = frozenset(self._grid_tiles)
         self.program = "tl.program_id(0)"
         self.extents: dict[Axis, str] = {}
+        self.descriptors, self.described = True, False
 
     # -- grid ----------------------------------------------------------------------------------------------
     def grid(self) -> tuple[GridAxis, ...]:
@@ -249,6 +252,7 @@ class Printer(Expressions):
             self.program += ".to(tl.int64)"
         counts = [f"tl.cdiv({self.index(a.extent).text}, {self.tile_of[a].block})" for a in _sides(contract)]
         tiles = " * ".join([*(self.index(axis.extent).operand for axis in contract.batch), *counts])
+        self.described = self.descriptors and contract.template == "described"
         if "PROGRAMS" in blocks:
             self._describe(contract)
             self._nested(
@@ -302,7 +306,7 @@ class Printer(Expressions):
 
     def _describe(self, contract: Contract) -> None:
         """Descriptors of the operands, for templates that load by them."""
-        if contract.template != "described":
+        if not self.described:
             return
         for name, view, blocks in (("lefts", contract.left, "M, K"), ("rights", contract.right, "K, N")):
             sides = ", ".join(self.index(i).text for i in (*view.shape, *view.strides))
@@ -318,7 +322,7 @@ class Printer(Expressions):
         """The template's function and its arguments."""
         left, right = contract.left, contract.right
         k = self.index(left.shape[-1])
-        if contract.template == "described":
+        if self.described:
             rows = [str(view.strides[-1] is ONE) for view in (left, right)]
             starts = ["row_tile * BLOCK_M", "column_tile * BLOCK_N"]
             return ["described", "lefts", "rights", *starts, k.text, *rows, "BLOCK_M", "BLOCK_N", "BLOCK_K"]

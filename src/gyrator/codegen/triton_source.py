@@ -79,7 +79,8 @@ class TritonKernel:
     ``configs`` are alternatives, the best guess first; all give the same results. ``asserts``: it checks indices by
     device asserts, which Triton keeps only when it compiles with ``debug=True``. ``category`` is one of ``pointwise |
     persistent | looped | scan | foreach | template``, for metrics and autotuning. ``hint`` is about how many elements
-    it handles, by the sizes' hints. ``other`` is the same function written in another way, with configs of its own.
+    it handles, by the sizes' hints. ``other`` is the same function written in another way, with configs of its own,
+    ``plain`` its text for arguments that are not aligned, if ``source`` cannot do without.
     """
 
     name: str
@@ -91,6 +92,7 @@ class TritonKernel:
     asserts: bool = False
     hint: int = 0
     other: TritonKernel | None = None
+    plain: str = ""
 
     @property
     def variants(self) -> tuple[tuple[TritonKernel, Config], ...]:

@@ -69,7 +69,8 @@ def describe(
             "sizes": [at for at, p in enumerate(kernel.params) if isinstance(p, SizeArgument)],
             "checked": sorted(relied[kernel.name] - sure),
             "variants": variants,
-            "unaligned": request_for(kernel, next(iter(found)), sure, capability),
+            "unaligned": request_for(kernel, next(iter(found)), sure, capability)
+            | ({"source": kernel.plain} if kernel.plain else {}),
             "choice": digest(" ".join(b.key for b in found.values())),
             "place": [place.file, place.line, place.function, place.op] if kernel.asserts and place else None,
         }

@@ -8,37 +8,76 @@ from math import prod
 
 import torch
 
+from gyrator.ir.index import ONE
+from gyrator.ir.program import View
 from gyrator.ir.tree import Config, Contract, Kernel, Tile, Tiling
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_tiling import is_wide
 from gyrator.schedule.products import Product
 from gyrator.schedule.volume import volume
 
-TILED = "tiled"
 GROUP_M = 8
 """Rows of tiles whose programs run at about the same time, so that they find each other's operands in the cache."""
-MOST = 8
-"""Tiled candidates of a product."""
+MOST_TILED, MOST_DESCRIBED, MOST_SPLIT = 8, 4, 8
 
-_SHAPES = (
+_TILED = (
     (128, 256, 128, 8, 3), (256, 128, 128, 8, 3), (128, 128, 128, 4, 4), (128, 128, 128, 8, 3), (128, 128, 64, 8, 4),
     (128, 64, 128, 4, 4), (64, 128, 128, 4, 4), (64, 256, 128, 4, 4), (64, 64, 128, 4, 5), (64, 64, 256, 4, 3),
     (64, 32, 256, 4, 4), (32, 64, 256, 4, 4), (32, 32, 256, 4, 4), (16, 64, 256, 4, 4), (16, 128, 256, 4, 4),
     (64, 16, 256, 4, 4), (16, 32, 512, 4, 4), (32, 16, 512, 4, 4), (16, 16, 512, 2, 4),
 )  # fmt: skip
 """Rows and columns of a tile, bytes of k, warps, stages."""
+_DESCRIBED = (
+    (128, 256, 128, 8, 3), (128, 256, 128, 8, 4), (256, 128, 128, 8, 3), (128, 128, 128, 8, 4), (128, 128, 128, 4, 3),
+    (64, 256, 128, 4, 4), (64, 128, 128, 4, 5),
+)  # fmt: skip
+"""Likewise, of persistent programs that load by descriptors of tensors."""
+_SPLIT = (
+    (16, 16, 2048, 8, 1, 8), (16, 16, 1024, 8, 2, 8), (16, 16, 512, 4, 3, 4), (16, 16, 256, 4, 1, 4),
+    (16, 32, 512, 4, 3, 4), (32, 32, 512, 4, 3, 4), (32, 32, 512, 8, 2, 8), (32, 32, 128, 4, 1, 4),
+    (16, 128, 256, 4, 4, 0), (64, 64, 128, 4, 4, 0), (64, 128, 128, 4, 4, 0), (128, 128, 128, 8, 3, 0),
+)  # fmt: skip
+"""Likewise, of programs that sum a part of k each; last the slices of a block that warps sum on their own."""
 
 
 def gpu_configs(product: Product, gpu: Gpu) -> Iterator[tuple[str, Config]]:
     """Templates and their blocks for a product, the likely best first."""
     *batch, m, n = (volume((extent,), 256) for extent in product.out.shape)
-    item = product.left.value.dtype.itemsize
-    found = [s for s in _SHAPES if _fits(s[0], m) and _fits(s[1], n)]
-    found = [s for s in found if s[4] * (s[0] + s[1]) * s[2] <= gpu.shared_bytes]
-    found.sort(key=lambda s: _cost(s[0], s[1], m, n, prod(batch), gpu))
-    for rows, columns, bytes_k, warps, stages in found[:MOST]:
-        blocks = {"BLOCK_M": rows, "BLOCK_N": columns, "BLOCK_K": max(bytes_k // item, 16), "GROUP_M": GROUP_M}
-        yield TILED, Config((*blocks.items(), ("ALLOW_TF32", _allow_tf32(product))), warps, stages)
+    item, count, k = product.left.value.dtype.itemsize, prod(batch), volume(product.left.shape[-1:], 256)
+
+    def tiles(s: tuple[int, ...]) -> int:
+        return count * -(-m // s[0]) * -(-n // s[1])
+
+    def best(shapes: tuple[tuple[int, ...], ...], most: int) -> list[tuple[int, ...]]:
+        """By rounds of programs, times the elements of a tile, of which small ones load more."""
+        found = [s for s in shapes if all(b <= 16 or b < 2 * side for b, side in zip(s, (m, n), strict=False))]
+        found = [s for s in found if s[4] * (s[0] + s[1]) * s[2] <= gpu.shared_bytes]
+        cost = {s: -(-tiles(s) // gpu.processors) * s[0] * s[1] * (1 + 64 / s[0] + 64 / s[1]) for s in found}
+        return sorted(found, key=lambda s: cost[s])[:most]
+
+    def config(s: tuple[int, ...], **more: int) -> Config:
+        tf32 = int(product.out.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest")
+        blocks = {"BLOCK_M": s[0], "BLOCK_N": s[1], "BLOCK_K": max(s[2] // item, 16), "GROUP_M": GROUP_M}
+        return Config((*(blocks | {"ALLOW_TF32": tf32} | more).items(),), s[3], s[4])
+
+    yield from (("tiled", config(s)) for s in best(_TILED, MOST_TILED))
+    if item == 2 and not batch and gpu.arch >= (9, 0) and all(map(_describable, (product.left, product.right))):
+        yield from (("described", config(s, PROGRAMS=gpu.processors)) for s in best(_DESCRIBED, MOST_DESCRIBED))
+    for s in [s for s in _SPLIT if s in best(_SPLIT, len(_SPLIT))]:
+        step = max(s[2] // item, 16)
+        length = -(-max(k // max(gpu.processors // tiles(s), 1), 1) // step) * step
+        parts = -(-k // length)
+        if parts > 1 and (s[5] == 0 or s[2] // item // s[5] >= 16):
+            fan = 1 << (parts - 1).bit_length() if parts <= 32 else 1 << (parts.bit_length() + 1) // 2
+            yield "tiled", config(s, SPLIT_K=parts, FAN=fan, **({"SLICES": s[5]} if s[5] else {}))
+
+
+def _describable(view: View) -> bool:
+    """Whether a descriptor can tell how a matrix lies: neighbours along one side, steps of whole 16 bytes."""
+    *_, rows, columns = view.strides
+    other = rows if columns is ONE else columns
+    sizes = [n.value for n in (other, view.offset)]
+    return ONE in (rows, columns) and all(n is not None and n * view.value.dtype.itemsize % 16 == 0 for n in sizes)
 
 
 def tile_product(kernel: Kernel, contract: Contract, configs: tuple[Config, ...]) -> Kernel:
@@ -46,18 +85,3 @@ def tile_product(kernel: Kernel, contract: Contract, configs: tuple[Config, ...]
     tiles = (Tile(contract.row, "BLOCK_M"), Tile(contract.column, "BLOCK_N"))
     hint = volume(axis.extent for axis in (*contract.batch, contract.row, contract.column))
     return replace(kernel, tiling=Tiling(tiles, configs, "template", is_wide(kernel), hint))
-
-
-def _fits(block: int, extent: int) -> bool:
-    """Whether a block is not more than twice too long."""
-    return block <= 16 or block < 2 * extent
-
-
-def _cost(rows: int, columns: int, m: int, n: int, batch: int, gpu: Gpu) -> float:
-    """About how long the tiles take: rounds of programs, times a tile's elements, of which small ones load more."""
-    tiles = batch * -(-m // rows) * -(-n // columns)
-    return -(-tiles // gpu.processors) * rows * columns * (1 + 64 / rows + 64 / columns)
-
-
-def _allow_tf32(product: Product) -> int:
-    return int(product.out.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest")

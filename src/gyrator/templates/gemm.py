@@ -123,10 +123,15 @@ def sliced(
 @triton.jit
 def gathered(space, count, ROWS: tl.constexpr, COLUMNS: tl.constexpr, MOST: tl.constexpr):
     """The sum of ``count`` tiles that lie in a row, always in the same order."""
-    part = tl.arange(0, MOST)[:, None]
-    at = tl.arange(0, ROWS * COLUMNS)[None, :]
-    parts = tl.load(space + part * (ROWS * COLUMNS) + at, part < count, 0, cache_modifier=".cg")
-    return tl.reshape(tl.sum(parts, 0), (ROWS, COLUMNS))
+    AREA: tl.constexpr = ROWS * COLUMNS
+    AT_ONCE: tl.constexpr = max(1, min(MOST, 8192 // AREA))
+    part = tl.arange(0, AT_ONCE)[:, None]
+    at = tl.arange(0, AREA)[None, :]
+    total = tl.zeros((AREA,), space.dtype.element_ty)
+    for first in tl.static_range(0, MOST, AT_ONCE):
+        parts = tl.load(space + (first + part) * AREA + at, first + part < count, 0, cache_modifier=".cg")
+        total += tl.sum(parts, 0)
+    return tl.reshape(total, (ROWS, COLUMNS))
 
 
 @triton.jit
