@@ -12,7 +12,7 @@ row that follow. Another one runs in steps of its block, with an accumulator per
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from textwrap import wrap
@@ -248,101 +248,84 @@ class Printer(Expressions):
         tiles (``PROGRAMS``), where it is the last of a tile's where it has a part of one (``SPLIT_K``)."""
         self.libraries.add("gemm")
         blocks = dict(self.tiling.configs[0].blocks)
-        if self.tiling.wide:
-            self.program += ".to(tl.int64)"
+        self.program += ".to(tl.int64)" if self.tiling.wide else ""
         counts = [f"tl.cdiv({self.index(a.extent).text}, {self.tile_of[a].block})" for a in _sides(contract)]
         tiles = " * ".join([*(self.index(axis.extent).operand for axis in contract.batch), *counts])
         self.described = self.descriptors and contract.template == "described"
+        if self.described:
+            for name, view, sizes in (("lefts", contract.left, "M K"), ("rights", contract.right, "K N")):
+                sides = [self.index(i).text for i in (*view.shape, *view.strides)]
+                sides += [f"BLOCK_{side}" for side in sizes.split()]
+                self.emit(f"{name} = gemm.describe({self._window(contract, view)}, {', '.join(sides)})")
         if "PROGRAMS" in blocks:
-            self._describe(contract)
-            self._nested(
-                f"for pid in tl.range({self.program}, {tiles}, PROGRAMS, flatten=True):", contract, counts, rest
-            )
+            head = f"for pid in tl.range({self.program}, {tiles}, PROGRAMS, flatten=True):"
+            self._indented(head, lambda: self._tile(contract, counts, rest))
             return (GridAxis(as_index(blocks["PROGRAMS"])),)
-        if "SPLIT_K" in blocks:
-            self.emit(f"part = {self.program} % SPLIT_K")
-            self.emit(f"pid = {self.program} // SPLIT_K")
-            self._tile(contract, counts)
-            self.emit(f"acc, done = gemm.combined(acc, space, counters, pid, {tiles}, part, SPLIT_K, FAN)")
-            self._nested("if done:", None, (), rest)
-            return (*axes, GridAxis(as_index(blocks["SPLIT_K"])))
         self.emit(f"pid = {self.program}")
-        self._tile(contract, counts)
-        self.body(rest)
-        return tuple(axes)
+        if "SPLIT_K" not in blocks:
+            self._tile(contract, counts, rest)
+            return tuple(axes)
+        self.emit("part = pid % SPLIT_K")
+        self.emit("pid = pid // SPLIT_K")
+        self._tile(contract, counts, ())
+        self.emit(f"acc, done = gemm.combined(acc, space, counters, pid, {tiles}, part, SPLIT_K, FAN)")
+        self._indented("if done:", lambda: self.body(rest))
+        return (*axes, GridAxis(as_index(blocks["SPLIT_K"])))
 
-    def _nested(
-        self, head: str, contract: Contract | None, counts: Sequence[str], rest: Sequence[Loop | Stage]
-    ) -> None:
-        """``head``, and in its block the tile, if there is a contract, and what follows."""
+    def _indented(self, head: str, inside: Callable[[], None]) -> None:
+        """``head``, and in its block what ``inside`` prints."""
         inner = Block(len(self.blocks))
         self.blocks.append(inner)
-        if contract is not None:
-            self._tile(contract, counts)
-        self.body(rest)
+        inside()
         self.blocks.pop()
         self.emit(head)
         self.block.lines.extend(f"    {line}" for line in inner.lines)
 
-    def _tile(self, contract: Contract, counts: Sequence[str]) -> None:
-        """Name the rows and columns of tile ``pid``, and fill it."""
-        tile, number = "pid", self.block.depth
+    def _tile(self, contract: Contract, counts: Sequence[str], rest: Sequence[Loop | Stage]) -> None:
+        """Name the rows and columns of tile ``pid``, fill it, and print the ``rest``."""
+        tile, depth, sides = "pid", self.block.depth, _sides(contract)
         for axis in contract.batch:
             name, tile = self.names.fresh(axis.name), self.names.fresh("within")
             self.emit(f"{name} = pid // ({' * '.join(counts)})")
             self.emit(f"{tile} = pid % ({' * '.join(counts)})")
-            self.bind(axis, Term(name, number, name=True))
-        starts = [f"{axis.name}_tile" for axis in _sides(contract)]
-        self.emit(f"{', '.join(starts)} = gemm.place({tile}, {', '.join(counts)}, GROUP_M)")
-        for axis, start in zip(_sides(contract), starts, strict=True):
-            name, block = self.names.fresh(axis.name), self.tile_of[axis].block
-            self.emit(f"{name} = {start} * {block} + {self.spread(f'tl.arange(0, {block})', axis)}")
-            self.bind(axis, Term(name, number, frozenset((axis,)), name=True))
+            self.bind(axis, Term(name, depth, name=True))
+        self.emit(f"row_tile, column_tile = gemm.place({tile}, {', '.join(counts)}, GROUP_M)")
+        places = []
+        for axis, start in zip(sides, ("row_tile", "column_tile"), strict=True):
+            block = self.tile_of[axis].block
+            text = f"{start} * {block} + {self.spread(f'tl.arange(0, {block})', axis)}"
+            places.append(self.named(Term(text, depth, frozenset((axis,))), axis.name, axis).text)
             self._bound(axis, self.index(axis.extent).text)
-        name, *args = self._filled(contract)
+        name, *args = self._filled(contract, places)
         self.emit(f"acc = gemm.{name}(")
         self.block.lines.extend(wrap(f"{', '.join(args)})", WIDTH - 8, initial_indent="    ", subsequent_indent="    "))
-        self.bind(contract.name, Term("acc", number, frozenset(_sides(contract)), name=True))
-
-    def _describe(self, contract: Contract) -> None:
-        """Descriptors of the operands, for templates that load by them."""
-        if not self.described:
-            return
-        for name, view, blocks in (("lefts", contract.left, "M, K"), ("rights", contract.right, "K, N")):
-            sides = ", ".join(self.index(i).text for i in (*view.shape, *view.strides))
-            sizes = ", ".join(f"BLOCK_{side}" for side in blocks.split(", "))
-            self.emit(f"{name} = gemm.describe({self._window(contract, view)}, {sides}, {sizes})")
+        self.bind(contract.name, Term("acc", depth, frozenset(sides), name=True))
+        self.body(rest)
 
     def _window(self, contract: Contract, view: View) -> str:
         """The address of a matrix, of that of its batch if there are several."""
         steps = [axis.index() * step for axis, step in zip(contract.batch, view.strides, strict=False)]
         return self.address(view.value, (sum(steps, view.offset),)).text
 
-    def _filled(self, contract: Contract) -> list[str]:
+    def _filled(self, contract: Contract, places: Sequence[str]) -> list[str]:
         """The template's function and its arguments."""
-        left, right = contract.left, contract.right
+        left, right, blocks = contract.left, contract.right, dict(self.tiling.configs[0].blocks)
         k = self.index(left.shape[-1])
         if self.described:
             rows = [str(view.strides[-1] is ONE) for view in (left, right)]
             starts = ["row_tile * BLOCK_M", "column_tile * BLOCK_N"]
             return ["described", "lefts", "rights", *starts, k.text, *rows, "BLOCK_M", "BLOCK_N", "BLOCK_K"]
-        places = [self.find(axis) for axis in _sides(contract)]
-        args = [self._window(contract, left), self._window(contract, right), *(p.text for p in places if p is not None)]
         sizes = [*(axis.extent for axis in _sides(contract)), left.shape[-1], *left.strides[-2:], *right.strides[-2:]]
+        args = [self._window(contract, left), self._window(contract, right), *places]
         args += [self.index(size).text for size in sizes]
-        blocks = dict(self.tiling.configs[0].blocks)
-        first, last, step, name = "0", k.text, "BLOCK_K", "tiled"
+        reach = ("0", k.text, "BLOCK_K")
         if "SPLIT_K" in blocks:
-            self.emit(f"first = tl.cdiv({k.text}, BLOCK_K * SPLIT_K) * BLOCK_K")
-            self.emit(f"last = tl.minimum((part + 1) * first, {k.text})")
-            self.emit("first = part * first")
-            first, last, step = "first", "last", "BLOCK_K * SPLIT_K"
-        if "SLICES" in blocks:
-            name = "sliced"
+            self.emit(f"first, last = gemm.part_of({k.text}, part, BLOCK_K, SPLIT_K)")
+            reach = ("first", "last", "BLOCK_K * SPLIT_K")
         even = [str(axis not in self.bounds) for axis in _sides(contract)]
-        even.append(f"{k.operand} % ({step}) == 0" if left.shape[-1].value is not None else "False")
-        more = ["SLICES"] if name == "sliced" else []
-        return [name, *args, first, last, *even, "BLOCK_K", "ALLOW_TF32", *more]
+        even.append(f"{k.operand} % ({reach[2]}) == 0" if left.shape[-1].value is not None else "False")
+        name, more = ("sliced", ["SLICES"]) if "SLICES" in blocks else ("tiled", [])
+        return [name, *args, *reach[:2], *even, "BLOCK_K", "ALLOW_TF32", *more]
 
     def _bound(self, axis: Axis, extent: str) -> None:
         """Name the condition that a tile is within ``axis``, unless every block size divides the extent."""
@@ -392,16 +375,15 @@ class Printer(Expressions):
 
     def _serial(self, loop: Loop) -> None:
         extent = self.index(loop.axis.extent).text
-        inner = Block(len(self.blocks))
-        self.blocks.append(inner)
         name = self.names.fresh(loop.axis.name)
-        self.bind(loop.axis, Term(name, inner.depth, name=True))
-        self.body(loop.body)
-        self.blocks.pop()
         staged = any(block == STAGES for block, _ in self.tiling.configs[0].blocks)
         steps = f"tl.range(0, {extent}, num_stages={STAGES})" if staged else f"range(0, {extent})"
-        self.emit(f"for {name} in {steps}:")
-        self.block.lines.extend(f"    {line}" for line in inner.lines)
+
+        def inside() -> None:
+            self.bind(loop.axis, Term(name, self.block.depth, name=True))
+            self.body(loop.body)
+
+        self._indented(f"for {name} in {steps}:", inside)
 
     def _whole(self, axis: Axis, block: str) -> None:
         if self.find(axis) is None:

@@ -16,7 +16,7 @@ from gyrator.ir.program import View
 from gyrator.ir.tree import Config, Contract, Let, Loop, Param, Store, touched
 from gyrator.origin import merge
 from gyrator.schedule.align import radix
-from gyrator.schedule.canonical import Canonical, stem_of
+from gyrator.schedule.canonical import Canonical
 from gyrator.schedule.cpu_gemm import block_product
 from gyrator.schedule.epilogue import accumulator
 from gyrator.schedule.gpu import Gpu
@@ -37,19 +37,16 @@ def contract_of(unit: Templated, common: Canonical) -> tuple[Contract, Value, di
     actual = dict(common.actual)
     total = accumulator(product)
 
-    def renamed(view: View) -> View:
-        known = next((name for name, value in actual.items() if value is view.value), None)
-        if known is None:
-            stem, taken = stem_of(view.value.name), {name.name for name in actual}
-            name = next(n for n in (stem, *(f"{stem}_{k}" for k in range(2, len(taken) + 3))) if n not in taken)
-            old = view.value
-            known = Value(name, old.shape, old.dtype, old.strides, old.device)
-            actual[known] = old
-        return replace(view, value=known)
+    def renamed(view: View, wish: str) -> View:
+        old = view.value
+        known = next((name for name, value in actual.items() if value is old), None)
+        name = known or Value(wish, old.shape, old.dtype, old.strides, old.device)
+        actual[name] = old
+        return replace(view, value=name)
 
     axes = [Axis(name, n) for name, n in zip(("batch", "row", "column")[-len(total.shape) :], total.shape, strict=True)]
     *batch, row, column = axes
-    left, right = renamed(product.left), renamed(product.right)
+    left, right = renamed(product.left, "left_operand"), renamed(product.right, "right_operand")
     name = Ref("acc", total.dtype, frozenset(axes))
     (stands,) = (name for name, value in actual.items() if value is total)
     return Contract(name, left, right, tuple(batch), row, column, unit.template), stands, actual

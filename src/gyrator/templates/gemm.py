@@ -121,6 +121,13 @@ def sliced(
 
 
 @triton.jit
+def part_of(k, part, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr):
+    """Where one of ``SPLIT_K`` parts of k begins and ends; all but the last have equally many whole blocks."""
+    length = tl.cdiv(k, BLOCK_K * SPLIT_K) * BLOCK_K
+    return part * length, tl.minimum((part + 1) * length, k)
+
+
+@triton.jit
 def gathered(space, count, ROWS: tl.constexpr, COLUMNS: tl.constexpr, MOST: tl.constexpr):
     """The sum of ``count`` tiles that lie in a row, always in the same order."""
     AREA: tl.constexpr = ROWS * COLUMNS
