@@ -97,8 +97,11 @@ def compile_program(
             partition_fn=partition,
             decompositions=decomposition_table(numerics="eager" if config.numerics == "eager" else "fast"),
             channels_last=config.channels_last == "on" or (config.channels_last == "auto" and device.type == "cuda"),
+            frozen=config.freezing,
             stage=program.stage,
         )
+        if config.freezing and traced.link is not None:
+            program.warn("freezing has no effect on a program that computes gradients; call it under torch.no_grad()")
         record = records[0] if records else ProgramRecord()
         kept = [graph for graph in graphs if graph is not None]
         if key is not None and len(kept) == len(graphs):
@@ -124,7 +127,7 @@ def _key(
     shape_env: ShapeEnv | None,
 ) -> Key | None:
     """The program's key; None if it has none, or if it must be compiled anyway."""
-    if config.validate:
+    if config.validate or config.freezing:
         return None
     try:
         targets = find_targets(config, device)

@@ -97,8 +97,7 @@ class Config:
     freezing: bool = _option(
         False,
         "Under no_grad, take parameters as constants: fold and pre-pack them. Later changes of "
-        "a parameter are not seen.",
-        planned=True,
+        "a parameter are not seen, and the graph is compiled anew in each process.",
     )
     channels_last: str = _option(
         "auto",

@@ -49,7 +49,7 @@ from gyrator.runtime.profile import BandwidthProfile
 from gyrator.runtime.targets import Targets, find_targets, start_kernels
 from gyrator.runtime.triton_build import rebuild
 from gyrator.runtime.workers import Workers
-from gyrator.schedule.cpu_gemm import Cpu
+from gyrator.schedule.cpu_gemm import Cpu, packed_constants
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.stage import schedule
 from gyrator.session import Counters, Session
@@ -135,8 +135,9 @@ def compile_graph(
         guards = 0 if shape_env is None else len(shape_env.guards)
         stores = open_stores(session, process.scratch_folder())
         with session.stage("look up"):
-            config, target = session.config, targets.key()
-            key = graph_key(graph, config, shape_env=shape_env, updates=updates, shown=shown, target=target)
+            config, target, key = session.config, targets.key(), None
+            if not info.frozen:
+                key = graph_key(graph, config, shape_env=shape_env, updates=updates, shown=shown, target=target)
             entry = find(key, stores.graphs, example_inputs, session)
         if entry is not None and not session.config.validate:
             call = loaded(entry, {}, moved_places(entry, graph), session, process)
@@ -166,6 +167,7 @@ def compile_graph(
             cpu = None if targets.cpu is None else Cpu(targets.cpu.isa, threads)
             scheduled = schedule(lowered.program, session, gpu, slower, cpu=cpu)
             plan = scheduled.plan
+            constants = {**lowered.constants, **packed_constants(scheduled.packings, lowered.constants)}
         try:
             kernels = start_kernels(plan, targets, stores.kernels, session, process.workers, symbols.hints)
         except ToolchainMissing as missing:
@@ -190,10 +192,10 @@ def compile_graph(
             files[RECORD] = to_json(record)
             if session.config.benchmark_kernel:
                 files |= dict(kernel_scripts(plan, kernels.built, symbols.hints))
-            entry = keep(again, text, files, lowered.constants, notes, stores)
+            entry = keep(again, text, files, {} if info.frozen else constants, notes, stores)
         if session.dump is not None:
             dump_compiled(session.dump, scheduled, record, entry, [code for _, code in kernels.texts.values()])
-        call = loaded(entry, lowered.constants, {}, session, process, lowered.regions)
+        call = loaded(entry, constants, {}, session, process, lowered.regions)
         graph_compiled(session, entry, process.watch, cached=False)
         compiled = Compiled(call, written, entry.key, str(entry.folder / WRAPPER))
         if session.config.validate:

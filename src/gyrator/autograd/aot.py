@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
 
 from gyrator import torch_compat
 from gyrator.autograd.channels_last import prefer_layouts
 from gyrator.autograd.decompose import decompose
 from gyrator.autograd.decompositions import DecompositionTable, decomposition_table
+from gyrator.autograd.freeze import freeze
 from gyrator.autograd.function import Differentiable, Tangent, make_function
 from gyrator.autograd.inputs import Inputs, fake_inputs, overlapping
 from gyrator.autograd.interface import Compiled, Compiler, GraphInfo, Size, Update
@@ -82,10 +85,12 @@ def aot_program(
     partition_fn: PartitionFunction = min_cut,
     decompositions: DecompositionTable | None = None,
     channels_last: bool = False,
+    frozen: bool = False,
     stage: Stage = nullcontext,
 ) -> Traced:
     """`aot_compile` up to the point where its result can be kept and put together again later. Each part of
-    the work runs within `stage(its name)`.
+    the work runs within `stage(its name)`. With `frozen` the parameters and buffers of a program without backward,
+    but those that it writes, are constants of its graph.
     """
     table = decomposition_table() if decompositions is None else decompositions
     with stage("trace"):
@@ -98,10 +103,10 @@ def aot_program(
         seed_recomputed(build)
         roles = roles_of(joint, build.graph, inputs)
 
-    def compiled(graph: Graph, info: GraphInfo) -> Compiled:
+    def compiled(graph: Graph, info: GraphInfo, held: Mapping[str, Tensor] = MappingProxyType({})) -> Compiled:
         with stage("module"):
             examples = [node.meta["val"] for node in graph.find_nodes(op="placeholder")]
-            module = GraphModule(dict(build.bodies), graph)
+            module = GraphModule({**build.bodies, **held}, graph)
         return compiler(module, examples, info)
 
     link = None
@@ -113,7 +118,10 @@ def aot_program(
         run = link.forward
     else:
         graph = inference_graph(roles)
-        whole = compiled(graph, GraphInfo("inference", _static(roles), _updates(joint), _strides(joint, graph)))
+        held = freeze(graph, _lasting(roles, (*example_inputs, *joint.constants))) if frozen else {}
+        strides = _strides(joint, graph)
+        info = GraphInfo("inference", _static(roles), _updates(joint), strides, frozen=bool(held))
+        whole = compiled(graph, info, held)
         run, written = whole.call, _written(joint, whole)
     program = Program(
         run=run,
@@ -173,6 +181,15 @@ def _differentiable(
 
 def _static(roles: JointGraph) -> tuple[int, ...]:
     return tuple(position for position, node in enumerate(roles.primals) if node in roles.static)
+
+
+def _lasting(roles: JointGraph, given: Sequence[Any]) -> dict[int, Tensor]:
+    """By position, the parameters and buffers that the program does not write."""
+    return {
+        position: given[position]
+        for position in _static(roles)
+        if roles.primals[position] not in roles.updated and not isinstance(given[position], FakeTensor)
+    }
 
 
 def _updates(joint: Joint) -> tuple[Update, ...]:

@@ -40,6 +40,7 @@ class GraphInfo:
         strides: for each output the strides in elements that it must have; None where they are free (updates,
             gradients, outputs that are not tensors).
         saved: how many outputs at the end are kept for the backward graph and seen by nobody else.
+        frozen: whether parameters are constants of the graph, so that it serves this program alone.
     """
 
     kind: GraphKind
@@ -47,6 +48,7 @@ class GraphInfo:
     updates: tuple[Update, ...] = ()
     strides: tuple[tuple[Size, ...] | None, ...] = ()
     saved: int = 0
+    frozen: bool = False
 
 
 @dataclass(frozen=True)

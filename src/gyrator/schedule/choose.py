@@ -14,15 +14,15 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from gyrator.config import Config as Options
-from gyrator.ir.program import Extern, Program, View, defines, uses
+from gyrator.ir.program import Extern, Input, Program, View, defines, uses
 from gyrator.ir.tree import Config
 from gyrator.schedule.canonical import canonicalise
-from gyrator.schedule.cpu_gemm import CPP, Cpu, cpu_configs
+from gyrator.schedule.cpu_gemm import CPP, Cpu, Packing, cpu_configs, in_panels, packing_of, panel_width
 from gyrator.schedule.epilogue import product_group
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_gemm import gpu_configs
 from gyrator.schedule.group import Group
-from gyrator.schedule.memory import unit_nodes
+from gyrator.schedule.memory import unit_nodes, unit_reads
 from gyrator.schedule.products import Alternative, Answer, Ask, Product, Question, Templated, Unit, part_of, product_of
 
 
@@ -33,8 +33,9 @@ def choose_products(
     options: Options,
     gpu: Gpu | None = None,
     cpu: Cpu | None = None,
-) -> tuple[Unit, ...]:
+) -> tuple[tuple[Unit, ...], tuple[Packing, ...]]:
     """``units`` with each product computed in the way that ``ask`` finds fastest. Equal questions are asked once.
+    With them what constants they read in panels.
 
     Without ``ask``, which the option ``max_autotune`` provides, calls stay calls. Where ``cpp`` is the only family,
     nothing is asked: its first template is taken.
@@ -42,13 +43,14 @@ def choose_products(
     if options.max_autotune and options.gemm_backends == (CPP,):
         ask = _first_fused
     if ask is None:
-        return tuple(units)
+        return tuple(units), ()
     chooser = _Chooser(list(units), program, ask, options, gpu, cpu)
     for call in [u for u in units if isinstance(u, Extern)]:
         product = product_of(call)
         if product is not None:
             chooser.choose(call, product)
-    return tuple(chooser.units)
+    read = {value for unit in chooser.units for value in unit_reads(unit)}
+    return tuple(chooser.units), tuple(p for p in chooser.packings.values() if p.value in read)
 
 
 def _first_fused(question: Question) -> tuple[Answer, ...]:
@@ -69,6 +71,7 @@ class _Chooser:
         )  # fmt: skip
         self._position = {id(node): k for k, node in enumerate(program.nodes)}
         self._asked: dict[Hashable, tuple[tuple[str, float], ...]] = {}
+        self.packings: dict[Hashable, Packing] = {}
 
     def choose(self, call: Extern, product: Product) -> None:
         """Replace the call, and the group that follows it if they are fused."""
@@ -99,10 +102,11 @@ class _Chooser:
     def _templates(self, call: Extern, product: Product) -> tuple[Alternative, ...]:
         backends, op = self._options.gemm_backends, _op(call)
         if self._cpu is not None and product.out.device.type == "cpu" and CPP in backends:
-            return tuple(
-                Alternative(f"cpp_{op}_{k}", CPP, (Templated(call, template, (config,)),), config.blocks)
-                for k, (template, config) in enumerate(cpu_configs(product, self._cpu))
-            )
+            found = []
+            for k, (template, config) in enumerate(cpu_configs(product, self._cpu)):
+                unit = self._frozen(Templated(call, template, (config,)), product)
+                found.append(Alternative(f"cpp_{op}_{k}", CPP, (unit,), unit.configs[0].blocks))
+            return tuple(found)
         if self._gpu is None or product.out.device.type != "cuda" or "triton" not in backends:
             return ()
         found = []
@@ -110,6 +114,17 @@ class _Chooser:
             unit = Templated(call, template, (config,))
             found.append(Alternative(f"triton_{op}_{k}", "triton", (unit,), parameters(product, config)))
         return tuple(found)
+
+    def _frozen(self, unit: Templated, product: Product) -> Templated:
+        """The unit with its right operand in panels, if that is a constant."""
+        constant = next((c.key for c in self._program.constants if c.value == product.right.value), None)
+        if self._cpu is None or constant is None or len(product.right.shape) != 2:
+            return unit
+        width = panel_width(unit.configs[0], self._cpu)
+        key = (product.right, width)
+        if key not in self.packings:
+            self.packings[key] = packing_of(product.right, width, constant, len(self.packings))
+        return in_panels(unit, product, self.packings[key])
 
     def _fused(self, product: Product, group: Group, answers: Sequence[Answer]) -> tuple[Alternative, ...]:
         """The best templates with the group as their epilogue."""
@@ -134,7 +149,9 @@ class _Chooser:
         key = (key, tuple((a.name, a.parameters) for a in alternatives))
         if key not in self._asked:
             part = part_of(self._program, {self._position[id(n)] for u in units for n in unit_nodes(u)})
-            answers = self._ask(Question(title, part, alternatives))
+            read = {v for a in alternatives for u in a.units for v in unit_reads(u)}
+            packed = tuple(Input(p.value) for p in self.packings.values() if p.value in read)
+            answers = self._ask(Question(title, replace(part, inputs=(*part.inputs, *packed)), alternatives))
             self._asked[key] = tuple((a.alternative.name, a.milliseconds) for a in answers)
         by_name = {a.name: a for a in alternatives}
         return tuple(Answer(by_name[name], milliseconds) for name, milliseconds in self._asked[key])

@@ -7,16 +7,21 @@ parallel tile of rows, columns               BLOCK_M x BLOCK_N sums in a scratch
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import lcm
 from types import MappingProxyType
 
 import torch
+from torch import Tensor
+from torch.nn.functional import pad
 
+from gyrator.ir.expr import Value
+from gyrator.ir.index import ONE, ZERO, as_index, contiguous_strides
+from gyrator.ir.program import Constant, Program, View
 from gyrator.ir.tree import Config, Contract, Kernel, Loop, LoopKind
 from gyrator.schedule.loops import LANES
-from gyrator.schedule.products import Product
+from gyrator.schedule.products import Product, Templated
 from gyrator.schedule.volume import volume
 
 CPP, PANELS = "cpp", "panels"
@@ -74,6 +79,57 @@ def block_product(kernel: Kernel, contract: Contract, configs: tuple[Config, ...
     for axis in reversed(axes[:-1]):
         nest = Loop(axis, LoopKind.PARALLEL, (nest,), grain=grain)
     return replace(kernel, body=(nest,))
+
+
+# -- constants in panels -----------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """A right operand in panels of ``width`` columns: ``value[p, k, c] = source[k, p * width + c]`` or 0. It is a part
+    of the constant with that ``key``.
+    """
+
+    value: Value
+    source: View
+    width: int
+    key: str
+
+
+def panel_width(config: Config, cpu: Cpu) -> int:
+    """Columns of a panel."""
+    return dict(config.blocks)["V"] * _REGISTERS[cpu.isa][1]
+
+
+def packing_of(source: View, width: int, key: str, number: int) -> Packing:
+    """The constant that holds ``source`` in panels; its name is told from others by ``number``."""
+    k, n = source.shape
+    shape = ((n + (width - 1)) // width, k, as_index(width))
+    name = f"{source.value.name}_panels_{number}"
+    return Packing(Value(name, shape, source.value.dtype, contiguous_strides(shape)), source, width, key)
+
+
+def in_panels(unit: Templated, product: Product, packing: Packing) -> Templated:
+    """The unit with its right operand read from panels. Strides say how the first panel lies."""
+    view = View(packing.value, product.right.shape, (as_index(packing.width), ONE), ZERO)
+    call = replace(unit.call, args=(*unit.call.args[:-1], view))
+    (config,) = unit.configs
+    return replace(unit, call=call, configs=(replace(config, blocks=(*config.blocks, ("PACKED", 1))),))
+
+
+def with_packings(program: Program, packings: Sequence[Packing]) -> Program:
+    """The program with what is packed among its constants."""
+    return replace(program, constants=(*program.constants, *(Constant(p.value, p.value.name) for p in packings)))
+
+
+def packed_constants(packings: Sequence[Packing], constants: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of packings by their keys; ``constants`` are those of the program."""
+    found = {}
+    for packing in packings:
+        (k, n), (rk, rn) = (tuple(i.value or 0 for i in at) for at in (packing.source.shape, packing.source.strides))
+        whole = constants[packing.key]
+        source = whole.as_strided((k, n), (rk, rn), whole.storage_offset() + (packing.source.offset.value or 0))
+        padded = pad(source, (0, -n % packing.width))
+        found[packing.value.name] = padded.view(k, -1, packing.width).transpose(0, 1).contiguous()
+    return found
 
 
 def _width(height: int, registers: int) -> int:

@@ -9,7 +9,7 @@ from gyrator.ir.program import Extern, Nest, Program
 from gyrator.ir.text import program_text
 from gyrator.passes import Pass, run_passes
 from gyrator.schedule.choose import choose_products
-from gyrator.schedule.cpu_gemm import Cpu
+from gyrator.schedule.cpu_gemm import Cpu, Packing, with_packings
 from gyrator.schedule.dce import remove_dead
 from gyrator.schedule.empty import fill_empty
 from gyrator.schedule.fuse import Decision, Slower, fuse
@@ -33,12 +33,13 @@ from gyrator.session import Count, Session
 @dataclass(frozen=True, slots=True)
 class Scheduled:
     """The plan, the program it was made from (after all passes on programs), its nests as groups, its calls and
-    templates in the plan's order, and every decision about fusion."""
+    templates in the plan's order, every decision about fusion, and constants to be packed."""
 
     plan: Plan
     program: Program
     units: tuple[Unit, ...]
     decisions: tuple[Decision, ...]
+    packings: tuple[Packing, ...] = ()
 
 
 def program_passes(
@@ -92,7 +93,8 @@ def schedule(
     with session.stage("fuse"):
         fused = fuse(program, config.max_fused_nodes if config.fusion else 1, slower)
     with session.stage("choose products"):
-        units = choose_products(fused.steps, program, ask, config, gpu, cpu)
+        units, packings = choose_products(fused.steps, program, ask, config, gpu, cpu)
+        program = with_packings(program, packings)
     with session.stage("kernels and memory"):
         plan = plan_memory(program, units, rule, in_place=config.inplace, gpu=gpu)
         if gpu is not None and config.combo_kernels:
@@ -102,4 +104,4 @@ def schedule(
             for kernel in plan.kernels:
                 check_kernel(kernel)
     session.counters.add(Count.NESTS_AFTER_FUSION, sum(not isinstance(unit, Extern) for unit in units))
-    return Scheduled(plan, program, units, fused.decisions)
+    return Scheduled(plan, program, units, fused.decisions, packings)

@@ -1,0 +1,69 @@
+"""Freezing: parameters and buffers become constants of the graph; what follows from constants alone is computed now.
+
+%w = placeholder; %b = to(%w, bf16); %t = permute(%b, …); mm(%x, %t)
+→   %b = constant; %t = permute(%b, …); mm(%x, %t)          the placeholder stays, unread
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import Graph, Node, map_arg
+
+MOST_GROWTH = 2
+"""How many times larger than its operands a result may be: what is only repeated is cheaper made anew."""
+
+
+def freeze(graph: Graph, values: Mapping[int, Tensor]) -> dict[str, Tensor]:
+    """Put `values`, by their position, in the place of inputs of a functional graph; the constants by their name in it.
+
+    Refuses draws of random numbers, views, and what goes to an output, which the caller may write into.
+    """
+    known: dict[Node, Tensor] = {}
+    held: dict[str, Tensor] = {}
+    for position, node in enumerate(graph.find_nodes(op="placeholder")):
+        if position in values:
+            known[node] = values[position].detach()
+    for node in list(graph.nodes):
+        if node.op == "call_function" and all(i in known for i in node.all_input_nodes):
+            value = _computed(node, known)
+            if value is not None:
+                known[node] = value
+    for node in list(known):
+        if node.op == "placeholder" or not _is_view(node):
+            name = f"frozen_{len(held)}"
+            with graph.inserting_after(node):
+                constant = graph.get_attr(name)
+            constant.meta = dict(node.meta)
+            if node.replace_all_uses_with(constant, delete_user_cb=lambda user: user.op != "output"):
+                held[name] = known[node]
+    for node in reversed(list(graph.nodes)):
+        dead = node.op == "get_attr" and (node.target in held or str(node.target).startswith("frozen_"))
+        if not node.users and (dead or (node in known and node.op != "placeholder")):
+            held.pop(str(node.target), None)
+            graph.erase_node(node)
+    return held
+
+
+def _computed(node: Node, known: Mapping[Node, Tensor]) -> Tensor | None:
+    """The value of a node whose operands are known; None for one that stays."""
+    op, operands = node.target, node.all_input_nodes
+    if not isinstance(op, OpOverload) or not operands or torch.Tag.nondeterministic_seeded in op.tags:
+        return None
+    made = node.meta.get("val")
+    if not isinstance(made, Tensor) or made.numel() > MOST_GROWTH * sum(known[i].numel() for i in operands):
+        return None
+    args: Any = map_arg(node.args, known.__getitem__)
+    kwargs: Any = map_arg(node.kwargs, known.__getitem__)
+    with torch.no_grad():
+        value = op(*args, **kwargs)
+    return value if isinstance(value, Tensor) and value.stride() == made.stride() else None
+
+
+def _is_view(node: Node) -> bool:
+    """Whether a node's result is its operand's memory."""
+    return isinstance(node.target, OpOverload) and any(r.alias_info is not None for r in node.target._schema.returns)

@@ -1,0 +1,120 @@
+"""Freezing: parameters are constants; what follows from them is computed and packed when the program is compiled."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gyrator
+from gyrator.errors import GyratorWarning
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> dict[str, Any]:
+    """Freeze, and take the template of products wherever it can be."""
+    return {
+        "freezing": True, "max_autotune": True, "gemm_backends": ["cpp"], "cache_dir": tmp_path / "cache",
+        "check": "every", "dump": tmp_path / "dump",
+    }  # fmt: skip
+
+
+def dumped(options: dict[str, Any], pattern: str) -> str:
+    """The dumped files of a kind."""
+    return "\n".join(path.read_text() for path in options["dump"].rglob(pattern))
+
+
+class Net(nn.Module):
+    """A linear layer on top of an embedding, with a norm whose weight is shared, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 24)
+        self.up, self.down = nn.Linear(24, 50), nn.Linear(50, 19, bias=False)
+        self.register_buffer("scale", torch.rand(19))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.nn.functional.gelu(self.up(self.table(x)))) * self.scale
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["float32", "autocast"])
+def test_a_frozen_network_reads_packed_weights_and_calls_no_library(autocast: bool, options: dict[str, Any]) -> None:
+    torch._dynamo.reset()
+    net, x = Net(), torch.randint(0, 10, (5, 7))
+    compiled = gyrator.compile(net, options=options)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        torch.testing.assert_close(compiled(x), net(x), rtol=2e-2, atol=2e-2 if autocast else 1e-5)
+    wrapper = dumped(options, "*wrapper*.py")
+    assert "runtime.operator" not in wrapper and wrapper.count("_panels_") >= 2
+    assert dumped(options, "*.cpp").count(", true> product") == 2
+
+
+@pytest.mark.parametrize("freezing", [True, False])
+def test_casts_of_weights_are_folded(freezing: bool, options: dict[str, Any]) -> None:
+    torch._dynamo.reset()
+    options = {**options, "freezing": freezing}
+    layer = nn.Linear(16, 32)
+    compiled = gyrator.compile(nn.Sequential(layer, nn.ReLU()), options=options)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        compiled(torch.randn(64, 16))
+    casts = dumped(options, "*lowered*").count("prims.convert_element_type.default")
+    assert casts == (1 if freezing else 3), "of the input alone, or of weight and bias as well"
+
+
+def test_a_changed_parameter_is_not_seen(options: dict[str, Any]) -> None:
+    torch._dynamo.reset()
+    net, x = Net(), torch.randint(0, 10, (3,))
+    compiled = gyrator.compile(net, options=options)
+    with torch.no_grad():
+        before = compiled(x)
+        net.down.weight.zero_()
+        assert torch.equal(compiled(x), before)
+
+
+def test_rows_known_at_run_time(options: dict[str, Any]) -> None:
+    torch._dynamo.reset()
+    net = Net()
+    compiled = gyrator.compile(net, options=options, dynamic=True)
+    with torch.no_grad():
+        for rows in (3, 40, 17):
+            x = torch.randint(0, 10, (rows,))
+            torch.testing.assert_close(compiled(x), net(x))
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(3))
+        self.weight = nn.Parameter(torch.rand(3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        self.calls.add_(1)
+        return x * self.weight + self.calls, self.weight * 2
+
+
+def test_buffers_that_are_written_stay_inputs_and_results_are_the_callers_own(options: dict[str, Any]) -> None:
+    torch._dynamo.reset()
+    net = Counts()
+    eager, compiled = copy.deepcopy(net), gyrator.compile(net, options=options)
+    with torch.no_grad():
+        for _ in range(3):
+            mine, theirs = compiled(torch.ones(3)), eager(torch.ones(3))
+            torch.testing.assert_close(mine, theirs)
+            mine[1].fill_(7)
+    assert torch.equal(net.calls, eager.calls)
+
+
+def test_a_program_with_gradients_is_not_frozen(options: dict[str, Any]) -> None:
+    torch._dynamo.reset()
+    net, x = Net(), torch.randint(0, 10, (4,))
+    compiled = gyrator.compile(net, options=options)
+    with pytest.warns(GyratorWarning, match="freezing has no effect on a program that computes gradients"):
+        compiled(x).sum().backward()
+    assert net.down.weight.grad is not None
+    with torch.no_grad():
+        net.down.weight.zero_()
+    assert compiled(x).abs().max() == 0
