@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from gyrator.codegen.triton import print_triton
 from gyrator.config import Config as Options
 from gyrator.ir.program import Program
 from gyrator.ir.tree import Config
-from gyrator.schedule import choose
+from gyrator.schedule import choose, stage
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.plan import Plan
 from gyrator.schedule.products import Answer, Question
@@ -20,6 +23,7 @@ from gyrator.schedule.stage import schedule
 from gyrator.session import Session
 from tests.pure.lowering.harness import lowered
 from tests.run_plan import run_plan
+from tests.triton.emulated import Emulator
 from tests.triton.harness import on_gpu, runner
 from tests.triton.worker import Worker
 
@@ -131,3 +135,56 @@ def test_integers_are_exact(interpreter: Worker) -> None:
     plan = plan_of(on_gpu(low.program), "tiled", blocks(BLOCK_K=32))
     (got,) = run_plan(plan, [x, w], low.constants, runner(interpreter))
     assert isinstance(got, Tensor) and torch.equal(got, (x.int() @ w.int()))
+
+
+def half(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.float16)
+
+
+def bias_gelu(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.gelu(torch.addmm(b, x, w))
+
+
+LARGE = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "GROUP_M": 8}
+TINY = {"BLOCK_M": 16, "BLOCK_N": 16, "GROUP_M": 8}
+COMPILED = {
+    "tiled": ("tiled", blocks(**LARGE), 8, 3),
+    "described": ("described", blocks(**LARGE, PROGRAMS=132), 8, 4),
+    "split in slices": ("tiled", blocks(**TINY, BLOCK_K=1024, SPLIT_K=28, FAN=32, SLICES=8), 8, 1),
+    "split as a tree": ("tiled", blocks(**TINY, BLOCK_K=256, SPLIT_K=112, FAN=16, SLICES=4), 4, 3),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_templates_compile_without_spilling(name: str, compiler: Worker) -> None:
+    template, config, warps, stages = COMPILED[name]
+    config = Config(config.blocks, warps, stages)
+    split = "SPLIT_K" in dict(config.blocks)
+    m, k, n = (32, 28672, 32) if split else (4096, 1024, 4096)
+    plan = plan_of(on_gpu(lowered(bias_gelu, half(m, k), half(k, n), half(n)).program), template, config)
+    (kernel,) = (print_triton(kernel) for kernel in plan.kernels)
+    built = compiler.compile(kernel, config, 90)
+    assert built.spills == 0 and built.shared <= Gpu().shared_bytes
+    assert built.registers * warps * 32 <= 65_536
+    assert ("mma.sync" if split else "wgmma") in built.ptx
+    assert ("cp.async.bulk.tensor" in built.ptx) == (template == "described")
+    assert bool(kernel.plain) == (template == "described") and "describe" not in kernel.plain
+
+
+def test_whole_programs_run_with_templates(
+    interpreter: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wrapper gives a split kernel its memory, and frees operands after it."""
+    monkeypatch.setattr(choose, "gpu_configs", lambda product, gpu: [("tiled", TEMPLATES["split as a tree"])])
+    own = choose.choose_products
+    monkeypatch.setattr(stage, "choose_products", lambda units, program, ask, *rest: own(units, program, last, *rest))
+    emulator = Emulator(tmp_path, interpreter)
+
+    def fn(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return torch.softmax(F.relu(torch.addmm(b, x.sin(), w)) @ w.t(), -1)
+
+    args = [random(9, 90), random(90, 20), random(20)]
+    torch.testing.assert_close(torch.compile(fn, backend=emulator.backend)(*args), fn(*args), rtol=1e-4, atol=1e-5)
+    (made,) = emulator.printed
+    assert [k.category for k in made.kernels].count("template") == 2
+    assert "mm" not in [line.split("(")[0] for line in made.wrapper.splitlines()] and "workspace(" in made.wrapper

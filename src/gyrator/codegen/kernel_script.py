@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from gyrator.codegen.gpu_calls import programs_text
 from gyrator.codegen.ranges import index_ranges
-from gyrator.codegen.triton_source import TritonKernel
+from gyrator.codegen.triton_source import TritonKernel, Workspace
 from gyrator.codegen.wrapper import BuiltKernel
 from gyrator.ir.index import Index, Size
 from gyrator.metrics.kernels import count_of, facts_of
@@ -35,6 +35,9 @@ def kernel_scripts(
             shape, strides = (tuple(_sizes(sizes, hints)) for sizes in (value.shape, value.strides))
             below = f", below={count_of(ranges[value], hints)}" if value in ranges else ""
             tensors.append(f"        random_tensor({shape}, {strides}, {value.dtype}{below}{device}),")
+        for space in built.params if isinstance(built, TritonKernel) else ():
+            if isinstance(space, Workspace):
+                tensors.append(f"        torch.zeros({count_of(space.nbytes, hints)}, dtype=torch.uint8{device}),")
         sizes = ", ".join(str(n) for n in _sizes(launch.sizes, hints))
         places = "\n".join(f"    {origin}: {origin.op}" for origin in kernel.origins)
         yield (

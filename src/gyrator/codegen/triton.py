@@ -94,6 +94,7 @@ def print_triton(kernel: Kernel, *, descriptors: bool = True) -> TritonKernel:
         name = names.fresh(p.value.name)
         printer.pointers[p.value] = name
         params.append(Pointer(name, p.value.dtype, p.written, p.alias))
+    params += _workspaces(kernel)
     for size in kernel.sizes:
         name = names.fresh(size.name)
         params.append(SizeArgument(name, size))
@@ -102,7 +103,6 @@ def print_triton(kernel: Kernel, *, descriptors: bool = True) -> TritonKernel:
         printer.bind(size, Term(name, name=True))
     printer.rows |= {value: names.fresh(value.name) for value in kernel.scratch}
     blocks = [name for name, _ in kernel.tiling.configs[0].blocks]
-    params += _workspaces(kernel)
     grid = printer.grid()
     return TritonKernel(
         kernel.name,

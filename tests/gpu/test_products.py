@@ -1,0 +1,141 @@
+"""Templates of matrix products on a GPU: every candidate is right, sums are the same in every run, streams and
+recordings do not disturb each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gyrator.ir.tree import Config
+from gyrator.schedule import choose, stage
+from gyrator.schedule.gpu import Gpu
+from gyrator.schedule.gpu_gemm import gpu_configs
+from gyrator.schedule.products import Answer, Product, Question
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+SPLIT = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 256, "GROUP_M": 8, "ALLOW_TF32": 0, "SPLIT_K": 16, "FAN": 4}
+
+
+def last(question: Question) -> tuple[Answer, ...]:
+    return (Answer(question.alternatives[-1], 1.0),)
+
+
+@pytest.fixture
+def taking(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any], str, Config], Callable[..., Any]]:
+    """Compiles a function with all its products computed by one template."""
+
+    def compiled(fn: Callable[..., Any], template: str, config: Config) -> Callable[..., Any]:
+        torch._dynamo.reset()
+        monkeypatch.setattr(choose, "gpu_configs", lambda product, gpu: [(template, config)])
+        own = choose.choose_products
+        monkeypatch.setattr(
+            stage, "choose_products", lambda units, program, ask, *rest: own(units, program, last, *rest)
+        )
+        return torch.compile(fn, backend="gyrator", options={"cache": False})  # type: ignore[no-any-return]
+
+    return compiled
+
+
+def random(*shape: int, dtype: torch.dtype = F16) -> Tensor:
+    return torch.randn(shape, device="cuda", generator=torch.Generator("cuda").manual_seed(sum(shape))).to(dtype)
+
+
+def assert_right(got: Tensor, fn: Callable[..., Tensor], args: list[Tensor]) -> None:
+    """Within twice eager's own error."""
+    exact, eager = fn(*(a.double() for a in args)), fn(*args)
+    scale = exact.pow(2).mean().sqrt()
+    allowed = 2 * (eager.double() - exact).pow(2).mean().sqrt() + 4 * torch.finfo(got.dtype).eps * scale
+    assert (got.double() - exact).pow(2).mean().sqrt() <= allowed
+
+
+def mm(x: Tensor, w: Tensor) -> Tensor:
+    return x @ w
+
+
+def bias_gelu(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.gelu(torch.addmm(b, x, w))
+
+
+def batched(x: Tensor, w: Tensor, r: Tensor) -> Tensor:
+    return torch.baddbmm(r, x, w.transpose(1, 2)) * 0.5 + r
+
+
+CASES: dict[str, tuple[Callable[..., Tensor], list[tuple[int, ...]], torch.dtype]] = {
+    "square": (mm, [(512, 512), (512, 512)], BF16),
+    "large": (mm, [(2048, 1024), (1024, 4096)], BF16),
+    "odd": (mm, [(333, 777), (777, 555)], F16),
+    "aligned odd": (bias_gelu, [(1001, 520), (520, 1000), (1000,)], F16),
+    "skinny": (mm, [(32, 4096), (4096, 32)], F16),
+    "long": (mm, [(32, 28672), (28672, 32)], F16),
+    "row": (bias_gelu, [(1, 4096), (4096, 1024), (1024,)], BF16),
+    "batched": (batched, [(5, 65, 130), (5, 70, 130), (5, 65, 70)], BF16),
+    "float32": (mm, [(200, 300), (300, 100)], F32),
+}
+
+
+def candidates(fn: Callable[..., Tensor], args: list[Tensor], taking: Any) -> Iterator[tuple[str, Config]]:
+    """What the schedule would offer for the product of a function."""
+    seen: list[tuple[str, Config]] = []
+
+    def noted(product: Product, gpu: Gpu) -> list[tuple[str, Config]]:
+        seen.extend(gpu_configs(product, gpu))
+        return seen[-1:]
+
+    function = taking(fn, "", Config((), 1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choose, "gpu_configs", noted)
+        function(*args)
+    return iter(seen)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_candidate_computes_what_eager_computes(case: str, taking: Any) -> None:
+    fn, shapes, dtype = CASES[case]
+    args = [random(*shape, dtype=dtype) for shape in shapes]
+    found = list(candidates(fn, args, taking))
+    assert len(found) >= 4
+    for template, config in found:
+        assert_right(taking(fn, template, config)(*args), fn, args)
+
+
+def test_operands_that_are_not_aligned_need_no_descriptors(taking: Any) -> None:
+    blocks = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8, "ALLOW_TF32": 0, "PROGRAMS": 132}
+    function = taking(mm, "described", Config(tuple(blocks.items()), 8, 3))
+    x, w = random(256, 512), random(512, 384)
+    assert_right(function(x, w), mm, [x, w])
+    shifted = torch.empty(256 * 512 + 1, device="cuda", dtype=F16)[1:].view(256, 512).copy_(x)
+    assert torch.equal(function(shifted, w), function(x, w))
+
+
+def test_partial_sums_are_added_in_the_same_order_in_every_run(taking: Any) -> None:
+    function = taking(mm, "tiled", Config(tuple((SPLIT | {"SLICES": 4}).items()), 4, 2))
+    x, w = random(32, 8192), random(8192, 32)
+    first = function(x, w)
+    assert all(torch.equal(function(x, w), first) for _ in range(50))
+
+
+def test_streams_and_recordings_do_not_share_counters(taking: Any) -> None:
+    function = taking(mm, "tiled", Config(tuple(SPLIT.items()), 4, 2))
+    args = [(random(32, 4096 + 64 * k), random(4096 + 64 * k, 32)) for k in range(2)]
+    torch._dynamo.config.patch(automatic_dynamic_shapes=False)
+    wanted = [function(*given) for given in args]
+    streams = [torch.cuda.Stream() for _ in args]
+    graphs, recorded = [torch.cuda.CUDAGraph() for _ in args], []
+    torch.cuda.synchronize()
+    for graph, given in zip(graphs, args, strict=True):
+        with torch.cuda.graph(graph):
+            recorded.append([function(*given) for _ in range(20)])
+    for _ in range(5):
+        results = []
+        for stream, given, graph in zip(streams, args, graphs, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+                results.append([function(*given) for _ in range(20)])
+        torch.cuda.synchronize()
+        for right, direct, replayed in zip(wanted, results, recorded, strict=True):
+            assert all(torch.equal(got, right) for got in (*direct, *replayed))
