@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -87,12 +87,13 @@ def explain(
     end = events[-1][1] if events else time.perf_counter()
     programs = tuple(_programs([event for event, _ in events], timing))
     seconds = end - start
+    device = next((event.session.device.type for event, _ in events), "cpu")
     return Report(
         ReportData(
             function=getattr(target, "__qualname__", type(target).__name__),
             seconds=seconds,
             capture_seconds=max(0.0, seconds - sum(program.seconds for program in programs)),
-            peaks=machine_peaks(_device(events)) if timing else None,
+            peaks=machine_peaks(device) if timing else None,
             programs=programs,
         )
     )
@@ -146,7 +147,3 @@ def _times(event: GraphCompiled, tuned: dict[str, tuple[Candidate, ...]]) -> tup
         return step_times(event.folder, gpu=GpuKernels(event.folder, stores.kernels, tuned=told))
     except Exception:  # whatever an operator thinks of random inputs
         return ()
-
-
-def _device(events: Iterable[tuple[Event, float]]) -> str:
-    return next((event.session.device.type for event, _ in events), "cpu")

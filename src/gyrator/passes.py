@@ -43,11 +43,12 @@ def run_passes(program: P, passes: Sequence[Pass[P]], session: Session, *, text:
     last = len(passes) - 1
     for position, step in enumerate(passes):
         before = program
-        with session.stage(step.name):
-            program = _run(step, before, session)
-        if session.config.check == "every" or (session.config.check == "borders" and position == last):
-            with session.stage(f"check {step.name}"):
-                _check(step, program)
+        with session.stage(step.name), _named(step.name, "it raised "):
+            program = step.run(before, session)
+        checked = session.config.check == "every" or (session.config.check == "borders" and position == last)
+        if checked and step.leaves is not None:
+            with session.stage(f"check {step.name}"), _named(step.name):
+                step.leaves(program)
         session.keep(step.name, program)
         if session.dump is not None and program is not before:
             session.dump.write(step.name, text(program))
@@ -65,31 +66,18 @@ def blame(node: object, where: Origin | None = None) -> Iterator[None]:
         raise InternalCheckError("", _problem(error), where=where, node=str(node)) from error
 
 
-def _run(step: Pass[P], program: P, session: Session) -> P:
+@contextmanager
+def _named(pass_name: str, how: str = "") -> Iterator[None]:
+    """Around a pass or its check: a failure names the pass, unless it names an inner one already."""
     try:
-        return step.run(program, session)
+        yield
     except InternalCheckError as error:
-        raise _named(error, step.name) from error
+        name = error.pass_name or pass_name
+        raise InternalCheckError(name, error.problem, where=error.where, node=error.node) from error
     except GyratorError:
         raise
     except Exception as error:
-        raise InternalCheckError(step.name, f"it raised {_problem(error)}") from error
-
-
-def _check(step: Pass[P], program: P) -> None:
-    if step.leaves is None:
-        return
-    try:
-        step.leaves(program)
-    except InternalCheckError as error:
-        raise _named(error, step.name) from error
-    except Exception as error:
-        raise InternalCheckError(step.name, _problem(error)) from error
-
-
-def _named(error: InternalCheckError, pass_name: str) -> InternalCheckError:
-    """The error with the pass's name, unless an inner pass is already named."""
-    return InternalCheckError(error.pass_name or pass_name, error.problem, where=error.where, node=error.node)
+        raise InternalCheckError(pass_name, f"{how}{_problem(error)}") from error
 
 
 def _problem(error: Exception) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from gyrator.codegen.cpp_expr import Address, Block, Expressions, Term, plus
 from gyrator.codegen.cpp_names import Names, literal, type_name
 from gyrator.errors import InternalCheckError
-from gyrator.ir.expr import Expr, Load, Ref
+from gyrator.ir.expr import Load, Ref
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, dot, is_nonnegative, product, substitute
 from gyrator.ir.ops import REDUCTIONS
 from gyrator.ir.program import View
@@ -82,7 +82,8 @@ class Loops(Expressions):
                 case Loop():
                     self._loop(item)
                 case Let(name, expr):
-                    self._let(name, expr)
+                    if self.is_used(name):
+                        self.bind(name, self.value(expr, name.name))
                 case Store():
                     self._store(item)
                 case Update():
@@ -365,9 +366,6 @@ class Loops(Expressions):
             self.bind(ref, Term(field, depth, vector, name=True))
 
     # -- stages --------------------------------------------------------------------------------------------
-    def _let(self, ref: Ref, expr: Expr) -> None:
-        if self.is_used(ref):
-            self.bind(ref, self.value(expr, ref.name))
 
     def _update(self, stage: Update) -> None:
         reducer = self._reducers[stage.carry]

@@ -3,7 +3,9 @@
     # softmax: model.py:12 in forward: aten._softmax.default
     @triton.jit
     def softmax(x, y, RBLOCK: tl.constexpr):
-        i0 = tl.program_id(0) i1 = tl.arange(0, RBLOCK) i1_ok = i1 < 1000 x_1 = tl.load(x + i0 * 1000 + i1, i1_ok)
+        i0 = tl.program_id(0)
+        i1 = tl.arange(0, RBLOCK)
+        x_1 = tl.load(x + i0 * 1000 + i1, i1 < 1000)
         …
 
 A loop over a row that a tile covers is no loop in the text: its values stay known to the loops over the same
@@ -12,7 +14,8 @@ row that follow. Another one runs in steps of its block, with an accumulator per
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from textwrap import wrap
@@ -51,6 +54,7 @@ _RESERVED = (
     *("tl", "triton", "rt", "gemm", "libdevice", "float", "pid", "old", "new", "n", "first", "here", "acc", "done"),
     *("last", "part", "tile", "row_tile", "column_tile", "lefts", "rights", "space", "counters"),
 )
+_LIBRARY = re.compile(r"\b([a-z]+)\.")
 _ATOMICS = {"add": "atomic_add", "max": "atomic_max", "min": "atomic_min"}
 _KINDS = {"add": "sum", "mul": "prod"}
 _NEXT = {
@@ -106,7 +110,7 @@ def print_triton(kernel: Kernel, *, descriptors: bool = True) -> TritonKernel:
     grid = printer.grid()
     return TritonKernel(
         kernel.name,
-        _module(kernel, printer.libraries, printer.block.lines, [p.name for p in params], blocks),
+        _module(kernel, printer.block.lines, [p.name for p in params], blocks),
         tuple(params),
         grid,
         kernel.tiling.configs,
@@ -135,7 +139,6 @@ def _print_foreach(kernel: Kernel, tiling: Tiling) -> TritonKernel:
     params = {p.value: Pointer(p.value.name, p.value.dtype, p.written) for p in kernel.params}
     taken = (*_RESERVED, kernel.name, *(p.name for p in params.values()))
     ((block, size),) = tiling.configs[0].blocks
-    libraries: set[str] = set()
     parts: list[Part] = []
     for loop in kernel.body:
         assert isinstance(loop, Loop)
@@ -145,21 +148,19 @@ def _print_foreach(kernel: Kernel, tiling: Tiling) -> TritonKernel:
         printer.pointers |= {v: names.fresh(stem_of(v.name)) for v in touched((loop,))}
         printer.program, printer.extents[loop.axis] = "(pid - first)", "n"
         printer.grid()
-        libraries |= printer.libraries
         count = loop.axis.extent.value or 0
         pointers = tuple((name, params[v]) for v, name in printer.pointers.items())
         parts.append(Part(tuple(printer.block.lines), pointers, count, -(-count // size)))
     lines, programs = side_by_side(parts)
-    source = _module(kernel, libraries, lines, [p.name for p in params.values()], [block])
+    source = _module(kernel, lines, [p.name for p in params.values()], [block])
     grid = (GridAxis(as_index(programs)),)
     return TritonKernel(
         kernel.name, source, tuple(params.values()), grid, tiling.configs, tiling.category, hint=tiling.hint
     )
 
 
-def _module(
-    kernel: Kernel, libraries: Container[str], lines: Sequence[str], params: Sequence[str], blocks: Sequence[str]
-) -> str:
+def _module(kernel: Kernel, lines: Sequence[str], params: Sequence[str], blocks: Sequence[str]) -> str:
+    libraries = {name for line in lines for name in _LIBRARY.findall(line)}
     imports = ["import triton", "import triton.language as tl"]
     if "libdevice" in libraries:
         imports.append("from triton.language.extra import libdevice")
@@ -246,7 +247,6 @@ class Printer(Expressions):
     def _template(self, contract: Contract, rest: Sequence[Loop | Stage], axes: list[GridAxis]) -> tuple[GridAxis, ...]:
         """The tile of a program, the call that fills it, and what follows: in a loop where a program has several
         tiles (``PROGRAMS``), where it is the last of a tile's where it has a part of one (``SPLIT_K``)."""
-        self.libraries.add("gemm")
         blocks = dict(self.tiling.configs[0].blocks)
         self.program += ".to(tl.int64)" if self.tiling.wide else ""
         counts = [f"tl.cdiv({self.index(a.extent).text}, {self.tile_of[a].block})" for a in _sides(contract)]
@@ -511,8 +511,6 @@ class Printer(Expressions):
                 text = f"rt.softmax_next({names}, {texts})"
             case _:
                 text = _NEXT[kind].format(into.names[0], args[0].operand)
-        if text.startswith("rt."):
-            self.libraries.add("rt")
         self.emit(f"{names} = {text}")
 
     def _finish(self, done: Accumulator, axis: Axis) -> None:
@@ -540,11 +538,7 @@ class Printer(Expressions):
         keep = self.rank > 1
         place = {"axis": self.rank - 1, "keep": keep, "keep_dims": ", keep_dims=True" if keep else ""}
         if kind in _REDUCE:
-            text = _REDUCE[kind].format(*texts, **place)
-            if text.startswith("rt."):
-                self.libraries.add("rt")
-            return [text]
-        self.libraries.add("rt")
+            return [_REDUCE[kind].format(*texts, **place)]
         names = [self.names.fresh(kind) for _ in REDUCTIONS[kind].results]
         self.emit(f"{', '.join(names)} = rt.reduce_{kind}({', '.join(texts)}, {place['axis']}, {keep})")
         return names
@@ -564,7 +558,6 @@ class Printer(Expressions):
         return [mean, m2, f"({mean} * 0 + {extent})"]
 
     def _softmax_tile(self, x: Term, axis: Axis) -> list[str]:
-        self.libraries.add("rt")
         one = self.names.fresh("one")
         names = [self.names.fresh(n) for n in ("top", "total")]
         self.emit(f"{one} = tl.full({self.shape(x.axes)}, 1.0, {x.text}.dtype)")
@@ -586,7 +579,6 @@ class Printer(Expressions):
     def _scan(self, update: Update, carry: Carry, loop: Loop, args: list[Term]) -> None:
         """Scan a tile along the row, after what came before it."""
         axis, place = loop.axis, self.rank - 1
-        self.libraries.add("rt")
         combine = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}.get(carry.kind, carry.kind)
         if carry.last_wins:
             combine = f"last_{combine}"
@@ -620,8 +612,6 @@ class Printer(Expressions):
             self.emit(f"{name} = tl.full({shape}, {literal(expr.value)}, {dtype})")
             return
         text = _NEXT[_KINDS.get(store.combine, store.combine)].format(name, self.value(expr).operand)
-        if text.startswith("rt."):
-            self.libraries.add("rt")
         self.emit(f"{name} = {text}")
 
     def _store(self, store: Store) -> None:
@@ -653,8 +643,6 @@ class Printer(Expressions):
         kind = _KINDS.get(store.combine, store.combine)
         dtype = type_name(working(store.value.dtype))
         text = _NEXT[kind].format("old", "new")
-        if text.startswith("rt."):
-            self.libraries.add("rt")
         self.emit(f"old = tl.load({pointer}{tail}).to({dtype})")
         constant = isinstance(store.expr, Const)
         self.emit(f"new = {value.text if constant else f'{value.operand}.to({dtype})'}")

@@ -72,7 +72,6 @@ class Expressions:
         self.pointers: dict[Value, str] = {}
         self.rows: dict[Value, str] = {}
         self.bounds: dict[Axis, Term] = {}
-        self.libraries: set[str] = set()
         self.asserts = False
         self.tile_of: dict[Axis, Tile] = {t.axis: t for t in tiling.tiles}
         self._rows = _row_axes(kernel, tiling)
@@ -182,7 +181,7 @@ class Expressions:
             raise InternalCheckError("print", f"{e.name} on a GPU: {row.triton.reason}")
         if e.name == "cast":
             return self._cast(e)
-        template = _BOOLEAN.get(e.name, row.triton) if _is_bool(e) else row.triton
+        template = _BOOLEAN.get(e.name, row.triton) if all(a.dtype == torch.bool for a in e.args) else row.triton
         if self._narrow and e.dtype != torch.float64:
             template = _NARROW.get(e.name, template)
         if row.rule is Rule.COMPARE and all(_is_index(a) for a in e.args):
@@ -214,8 +213,6 @@ class Expressions:
             if terms[k].name or len(terms[k].text) < 12:
                 break
             terms[k] = self.named(terms[k], "t")
-        if template.startswith(("rt.", "libdevice.")):
-            self.libraries.add(template.partition(".")[0])
         call = _CALL.fullmatch(template) is not None
         texts = [t.text if call else t.operand for t in terms]
         atom = call or template.startswith("(") or template.endswith(")")
@@ -280,7 +277,6 @@ class Expressions:
         return at
 
     def _random(self, e: Random) -> Term:
-        self.libraries.add("rt")
         name = e.kind if e.kind == "randint64" else f"{e.kind}_{type_name(e.dtype).removeprefix('tl.')}"
         terms = [self.value(e.seed), self._int64(e.offset), *(self.value(a) for a in e.args)]
         text = f"rt.{name}({', '.join(t.text for t in terms)})"
@@ -327,11 +323,8 @@ class Expressions:
             case FloorDiv(num, den) | Mod(num, den):
                 a, b = self.index(num), self.index(den)
                 sign, name = ("//", "div") if isinstance(atom, FloorDiv) else ("%", "mod")
-                if is_nonnegative(num):
-                    text = f"{a.operand} {sign} {b.operand}"
-                else:
-                    self.libraries.add("rt")
-                    text = f"rt.floor_{name}({a.text}, {b.text})"
+                operation = f"{a.operand} {sign} {b.operand}"
+                text = operation if is_nonnegative(num) else f"rt.floor_{name}({a.text}, {b.text})"
                 return self.named(Term(text, max(a.depth, b.depth), a.axes | b.axes), "k", atom)
             case Min(a_, b_) | Max(a_, b_):
                 a, b = self.index(a_), self.index(b_)
@@ -368,10 +361,6 @@ _BOOLEAN = {
     "sign": "{0}",
 }
 """Ops on bool whose text differs: sums are or, products and."""
-
-
-def _is_bool(e: Op) -> bool:
-    return all(a.dtype == torch.bool for a in e.args)
 
 
 def _is_index(e: Expr) -> bool:

@@ -45,7 +45,10 @@ def side_by_side(parts: Iterable[Part]) -> tuple[list[str], int]:
     text, first = ["pid = tl.program_id(0)"], 0
     for found in alike.values():
         starts = [*accumulate((part.programs for part in found), initial=first)]
-        text += [f"if (pid >= {first}) & (pid < {starts[-1]}):", *_inner([*_chosen(found, starts), *found[0].lines])]
+        text += [
+            f"if (pid >= {first}) & (pid < {starts[-1]}):",
+            *(f"    {line}" for line in (*_chosen(found, starts), *found[0].lines)),
+        ]
         first = starts[-1]
     return text, first
 
@@ -61,7 +64,3 @@ def _chosen(parts: Sequence[Part], starts: Sequence[int]) -> list[str]:
         text += [f"{name} = {f'tl.where(here, {value}, {name})' if known else value}" for name, value in new.items()]
         known = now
     return text
-
-
-def _inner(text: Iterable[str]) -> list[str]:
-    return [f"    {line}" for line in text]

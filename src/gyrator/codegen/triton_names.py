@@ -7,29 +7,15 @@ from types import MappingProxyType
 
 import torch
 
+from gyrator.codegen import cpp_names
 from gyrator.errors import UnsupportedInput
 from gyrator.ir.expr import Scalar
 
+_OWN = {torch.bool: "int1", torch.float8_e4m3fn: "float8e4nv", torch.float8_e5m2: "float8e5"}
 TYPES = MappingProxyType(
-    {
-        torch.float32: "tl.float32",
-        torch.float64: "tl.float64",
-        torch.bfloat16: "tl.bfloat16",
-        torch.float16: "tl.float16",
-        torch.float8_e4m3fn: "tl.float8e4nv",
-        torch.float8_e5m2: "tl.float8e5",
-        torch.bool: "tl.int1",
-        torch.int8: "tl.int8",
-        torch.int16: "tl.int16",
-        torch.int32: "tl.int32",
-        torch.int64: "tl.int64",
-        torch.uint8: "tl.uint8",
-        torch.uint16: "tl.uint16",
-        torch.uint32: "tl.uint32",
-        torch.uint64: "tl.uint64",
-    }
+    {dtype: f"tl.{_OWN.get(dtype) or str(dtype).removeprefix('torch.')}" for dtype in cpp_names.TYPES}
 )
-"""Element type → its name in Triton."""
+"""Element type → its name in Triton, for those that C++ kernels have too."""
 
 _PLAIN = (torch.float32, torch.int32, torch.bool)
 

@@ -1,11 +1,15 @@
 """The wrapper: a plan printed as a Python program.
 
     def bind(runtime):
-        empty = runtime.empty softmax_0 = runtime.kernel("4be2…", "softmax_0", 2)
+        empty = runtime.empty
+        softmax_0 = runtime.kernel("4be2…", "softmax_0", 2)
 
         def call(args):
-            (x,) = args args.clear() buf0 = empty((8, 16), (16, 1), torch.float32) softmax_0(x.data_ptr(),
-            buf0.data_ptr(), threads()) del x return (buf0,)
+            (x,) = args
+            args.clear()
+            buf0 = empty((8, 16), (16, 1), torch.float32)
+            softmax_0(x.data_ptr(), buf0.data_ptr(), threads())
+            return (buf0,)
 
         return call
 

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from gyrator.optional import require
 from gyrator.report.data import GraphReport, ReportData, roofline, size_text
 from gyrator.report.diagram import diagram
-from gyrator.report.record import KernelRecord, Places
+from gyrator.report.record import Places
 
 TEMPLATE = Path(__file__).with_name("page.html.jinja")
 AROUND = 2
@@ -109,7 +109,7 @@ def _roofline(report: ReportData) -> Plot:
     ]
     scatter = {
         "type": "scatter", "mode": "markers", "name": "kernels", "marker": {"size": 10},
-        "x": [_intensity(kernel) for _, kernel, _ in points],
+        "x": [kernel.facts.operations / kernel.bytes for _, kernel, _ in points],
         "y": [kernel.facts.operations / seconds / 1e9 for _, kernel, seconds in points],
         "text": [kernel.name for _, kernel, _ in points],
         "customdata": [f"g{number}-{kernel.name}" for number, kernel, _ in points],
@@ -125,10 +125,6 @@ def _roofline(report: ReportData) -> Plot:
         "yaxis": {"type": "log", "title": {"text": "Gop/s"}},
     }
     return {"data": traces, "layout": {"title": {"text": "Roofline (click a kernel)"}, "height": 460, **axes}}
-
-
-def _intensity(kernel: KernelRecord) -> float:
-    return kernel.facts.operations / kernel.bytes
 
 
 def _memory(graph: GraphReport) -> Plot:

@@ -166,6 +166,4 @@ def _read(kind: Any, data: Any) -> Any:
     return data
 
 
-@cache
-def _hints(kind: type) -> Mapping[str, Any]:
-    return typing.get_type_hints(kind)
+_hints = cache(typing.get_type_hints)

@@ -17,7 +17,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import final
+from typing import TypeVar, final
 
 from gyrator.cache.store import Entry, Store, digest
 from gyrator.codegen.cpp import CppKernel
@@ -41,6 +41,8 @@ REPORT_SECONDS = 1.0
 """Longest silence of `Build.wait`; the progress display decides what of it is shown."""
 
 _SOURCE, _LIBRARY = "kernels.cpp", "library.so"
+
+T = TypeVar("T")
 
 
 class _Stopped(Exception):
@@ -253,9 +255,9 @@ def start_build(
     built_launcher = builder.find(launcher.key)
     to_build = units if built_launcher is not None else [*units, launcher]
 
-    jobs = {key[:20]: _done(libraries[key]) for key in dict.fromkeys(found.values()) if key is not None}
+    jobs = {key[:20]: finished(entry.folder / _LIBRARY) for key, entry in libraries.items() if entry is not None}
     if built_launcher is not None:
-        jobs[LAUNCHER] = _done(built_launcher)
+        jobs[LAUNCHER] = finished(built_launcher.folder / _LIBRARY)
     if to_build:
         executor = ThreadPoolExecutor(min(workers, len(to_build)), thread_name_prefix="gyrator-build")
         jobs |= {unit.name: executor.submit(builder.build, unit) for unit in to_build}
@@ -295,10 +297,10 @@ def _code(kernel: CppKernel) -> str:
     return "\n".join(line for line in kernel.text.splitlines() if not line.lstrip().startswith("//"))
 
 
-def _done(entry: Entry | None) -> Future[Path]:
-    assert entry is not None
-    future: Future[Path] = Future()
-    future.set_result(entry.folder / _LIBRARY)
+def finished(result: T) -> Future[T]:
+    """A job that is done already."""
+    future: Future[T] = Future()
+    future.set_result(result)
     return future
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn, final
 
@@ -98,7 +99,11 @@ class GpuKernels:
     moved: Mapping[Origin, Origin] = field(default_factory=dict)
     driver: Callable[[], CudaDriver] = cuda_driver
     tuned: Tuned | None = None
-    _described: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def _described(self) -> dict[str, Any]:
+        described: dict[str, Any] = json.loads((self.folder / DESCRIPTION).read_text())
+        return described
 
     def kernel(self, name: str, programs: Sized, updated: Mapping[int, Sized] | None = None) -> Launch:
         """The launch function of a kernel.
@@ -121,13 +126,10 @@ class GpuKernels:
         return guarded(current, about["checked"], lambda: self._unaligned(name, about, programs))
 
     def _description(self, name: str) -> Mapping[str, Any]:
-        path = self.folder / DESCRIPTION
         try:
-            if not self._described:
-                self._described.update(json.loads(path.read_text()))
             found: Mapping[str, Any] = self._described[name]
         except (OSError, ValueError, KeyError) as error:
-            raise CacheCorrupt(str(path), repr(error)) from error
+            raise CacheCorrupt(str(self.folder / DESCRIPTION), repr(error)) from error
         return found
 
     def _chosen(

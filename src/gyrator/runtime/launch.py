@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias, final
+from typing import TypeAlias
 
 from gyrator.errors import IndexOutOfRange
 from gyrator.origin import Origin
@@ -28,18 +28,11 @@ MOST_ARGUMENTS = 63
 """Pointers and sizes that the launcher can pass; a constant of `launch.cpp`."""
 
 
-@final
-class Library:
-    """A loaded library of kernels."""
-
-    def __init__(self, path: Path) -> None:
-        self._handle = ctypes.CDLL(str(path))
-
-    def address(self, symbol: str) -> int:
-        """Where a kernel lies in memory. Raises: AttributeError if the library has no such symbol."""
-        found = ctypes.cast(getattr(self._handle, symbol), ctypes.c_void_p).value
-        assert found is not None
-        return found
+def address_of(library: ctypes.CDLL, symbol: str) -> int:
+    """Where a kernel of a loaded library lies in memory. Raises: AttributeError if it has no such symbol."""
+    found = ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value
+    assert found is not None
+    return found
 
 
 def load_launcher(path: Path) -> Bind:

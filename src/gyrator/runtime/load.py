@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, final
 
 import numpy
 import torch
 
+from gyrator import torch_compat
 from gyrator.errors import CacheCorrupt
 from gyrator.origin import Origin
 from gyrator.runtime import externs
 from gyrator.runtime.gpu_kernels import GpuKernels, Sized
-from gyrator.runtime.launch import Bind, Launch, Library, bind_by_ctypes, index_error, load_launcher
+from gyrator.runtime.launch import Bind, Launch, address_of, bind_by_ctypes, index_error, load_launcher
 from gyrator.runtime.pool import SMALLEST, Pool
 from gyrator.runtime.workspaces import Workspaces
-from gyrator.torch_compat import (
-    empty_strided_cpu,
-    empty_strided_cuda,
-    on_device,
-    outside_tracing,
-    profiler_enabled,
-    raw_bytes,
-    raw_stream,
-    reinterpret,
-)
 
 WRAPPER = "wrapper.py"
 LAUNCHER = "launcher.so"
@@ -77,16 +70,15 @@ class Runtime:
     regions: Mapping[str, Callable[..., object]] = field(default_factory=dict)
     gpu: GpuKernels | None = None
     workspace: Workspaces = field(default_factory=Workspaces)
-    _libraries: dict[str, Library] = field(default_factory=dict)
-    _bind: list[Bind] = field(default_factory=list)
+    _libraries: dict[str, ctypes.CDLL] = field(default_factory=dict)
 
-    empty = staticmethod(empty_strided_cpu)
-    reinterpret = staticmethod(reinterpret)
+    empty = staticmethod(torch_compat.empty_strided_cpu)
+    reinterpret = staticmethod(torch_compat.reinterpret)
     checked = staticmethod(externs.checked)
     leaves = staticmethod(externs.leaves)
-    empty_cuda = staticmethod(empty_strided_cuda)
-    current_stream = staticmethod(raw_stream)
-    on_device = staticmethod(on_device)
+    empty_cuda = staticmethod(torch_compat.empty_strided_cuda)
+    current_stream = staticmethod(torch_compat.raw_stream)
+    on_device = staticmethod(torch_compat.on_device)
     aligned = staticmethod(externs.aligned)
 
     @property
@@ -94,18 +86,18 @@ class Runtime:
         """(bytes, shape, strides, dtype) → memory for a large value."""
         if self.pool is not None:
             return self.pool.take
-        return lambda nbytes, shape, strides, dtype: empty_strided_cpu(shape, strides, dtype)
+        return lambda nbytes, shape, strides, dtype: torch_compat.empty_strided_cpu(shape, strides, dtype)
 
     def allocate(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Memory for a value whose size is known only now: from the pool if it is large."""
         count = 1
         for size, stride in zip(shape, strides, strict=True):
             if size == 0:
-                return empty_strided_cpu(shape, strides, dtype)
+                return torch_compat.empty_strided_cpu(shape, strides, dtype)
             count += (size - 1) * stride
         nbytes = count * dtype.itemsize
         if nbytes < SMALLEST:
-            return empty_strided_cpu(shape, strides, dtype)
+            return torch_compat.empty_strided_cpu(shape, strides, dtype)
         return self.take(nbytes, shape, strides, dtype)
 
     @staticmethod
@@ -133,27 +125,24 @@ class Runtime:
         path = self.folder / library_file(library)
         try:
             if library not in self._libraries:
-                self._libraries[library] = Library(path)
-            address = self._libraries[library].address(symbol)
+                self._libraries[library] = ctypes.CDLL(str(path))
+            address = address_of(self._libraries[library], symbol)
         except (OSError, AttributeError) as error:
             raise CacheCorrupt(str(path), str(error)) from error
         places = tuple((size, None if at is None else self._place(Origin(*at))) for size, at in sites)
-        launch = self._launcher()(address, count, index_error(places))
+        launch = self._bind(address, count, index_error(places))
         return self._watched(symbol, _in_range(symbol, launch) if self.named else launch)
 
     def gpu_kernel(
         self, name: str, programs: Sized, updated: Mapping[int, Sized] | None = None
     ) -> Callable[..., object]:
         """The launch function of a kernel on the GPU; see `GpuKernels.kernel`."""
-        launch = self._gpu_kernels.kernel(name, programs, updated)
+        gpu = self.gpu or GpuKernels(self.folder, moved=self.moved)
+        launch = gpu.kernel(name, programs, updated)
         return self._watched(name, _in_range(name, launch) if self.named else launch)
 
     def _watched(self, name: str, function: Callable[..., T]) -> Callable[..., T]:
         return function if self.note is None else _timed(name, function, self.note)
-
-    @property
-    def _gpu_kernels(self) -> GpuKernels:
-        return self.gpu or GpuKernels(self.folder, moved=self.moved)
 
     def constant(self, key: str, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor of the compiled graph: as given, or read from its file, which holds its elements row by row.
@@ -174,11 +163,10 @@ class Runtime:
     def _place(self, place: Origin) -> Origin:
         return self.moved.get(place, place)
 
-    def _launcher(self) -> Bind:
-        if not self._bind:
-            path = self.folder / LAUNCHER
-            self._bind.append(load_launcher(path) if path.exists() else bind_by_ctypes)
-        return self._bind[0]
+    @cached_property
+    def _bind(self) -> Bind:
+        path = self.folder / LAUNCHER
+        return load_launcher(path) if path.exists() else bind_by_ctypes
 
 
 def names_of(text: str, folder: Path) -> dict[str, Any]:
@@ -195,12 +183,12 @@ def load(text: str, runtime: Runtime) -> BoxedCall:
     While a profiler records, calls go through a second binding whose launches are named ranges.
     """
     bind: Callable[[Runtime], BoxedCall] = names_of(text, runtime.folder)["bind"]
-    with outside_tracing():
+    with torch_compat.outside_tracing():
         plain = bind(runtime)
     named: list[BoxedCall] = []
 
     def call(args: list[Any]) -> Sequence[Any]:
-        if profiler_enabled():
+        if torch_compat.profiler_enabled():
             if not named:
                 named.append(bind(replace(runtime, named=True)))
             return named[0](args)
@@ -211,7 +199,7 @@ def load(text: str, runtime: Runtime) -> BoxedCall:
 
 def save_constant(tensor: torch.Tensor, path: Path) -> None:
     """Write a tensor's elements row by row."""
-    path.write_bytes(raw_bytes(tensor))
+    path.write_bytes(torch_compat.raw_bytes(tensor))
 
 
 def _timed(name: str, function: Callable[..., T], note: Note) -> Callable[..., T]:

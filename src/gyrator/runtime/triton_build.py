@@ -27,6 +27,7 @@ from gyrator.errors import DeviceUnsupported, KernelBuildError, ToolchainMissing
 from gyrator.optional import available
 from gyrator.origin import Origin
 from gyrator.progress import Progress
+from gyrator.runtime.build import finished
 from gyrator.runtime.workers import MOST, PROGRAM, WorkerEnded, Workers
 from gyrator.session import Count, Session
 
@@ -189,7 +190,7 @@ def start_triton_build(
             requests[key] = request
             keys.setdefault(kernel.name, []).append(key)
     present = {key: find_binary(key, store, session) for key in requests}
-    jobs = {key: _done(binary) for key, binary in present.items() if binary is not None}
+    jobs = {key: finished(binary) for key, binary in present.items() if binary is not None}
     missing = [key for key in requests if key not in jobs]
     session.counters.add(Count.KERNELS_CACHED, len(jobs))
     session.counters.add(Count.KERNELS_BUILT, len(missing))
@@ -258,9 +259,3 @@ def _library_digest() -> str:
     """Of the device library, of templates, and of the program that compiles."""
     texts = [path.read_text() for path in (*_LIBRARY, PROGRAM) if path.exists()]
     return digest("\n".join(texts))
-
-
-def _done(binary: Binary) -> Future[Binary]:
-    future: Future[Binary] = Future()
-    future.set_result(binary)
-    return future

@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeAlias
 
-from gyrator.ir.expr import Load, Value
+from gyrator.ir.expr import Value
 from gyrator.ir.index import Index, substitute
 from gyrator.ir.program import Extern, Nest, Program, Reduce, Scan, Scatter, defines, uses
 from gyrator.schedule.gpu import gpu_refusal
 from gyrator.schedule.gpu_mix import mix
 from gyrator.schedule.group import (
     Group,
-    Member,
     Refused,
     crossing_reads,
     depends_on_reduction,
@@ -174,11 +173,7 @@ def _places(group: Group, position: int, value: Value) -> list[tuple[Index, ...]
     if value in member.nest.out:
         return [] if isinstance(member.nest.root, Scatter) else [member.coordinates()]
     found = [load for load in member.loads if load.value is value]
-    return [_at(member, load) for load in found[:4]]
-
-
-def _at(member: Member, load: Load) -> tuple[Index, ...]:
-    return tuple(substitute(i, member.at) for i in load.index)
+    return [tuple(substitute(i, member.at) for i in load.index) for load in found[:4]]
 
 
 def _check(group: Group, first: Group, second: Group) -> Refused | None:

@@ -5,9 +5,12 @@ A plan is printed as the wrapper program, step by step, and nothing is decided a
     plan f(x: f32[B, N]@[N, 1], w: f32[N, M]@[M, 1]):
       B = x.shape[0]
       allocate a  fresh
-      launch softmax_0(x, a; B) free x b = aten.mm.default(a, w) free w
+      launch softmax_0(x, a; B)
+      free x
+      b = aten.mm.default(a, w)
       allocate c  in place of b
-      launch add_1(b, c; B) free b, a return c
+      launch add_1(b, c; B)
+      return c
 
 ============  =========================================================================================
 ``Allocate``  name memory for a value: ``Fresh | InPlace``

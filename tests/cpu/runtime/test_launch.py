@@ -15,7 +15,7 @@ from gyrator.config import Config
 from gyrator.errors import IndexOutOfRange
 from gyrator.origin import Origin
 from gyrator.runtime.build import LAUNCHER_SOURCE
-from gyrator.runtime.launch import MOST_ARGUMENTS, Bind, Library, bind_by_ctypes, index_error, load_launcher
+from gyrator.runtime.launch import MOST_ARGUMENTS, Bind, address_of, bind_by_ctypes, index_error, load_launcher
 from gyrator.runtime.toolchain import find_toolchain
 
 KERNELS = """
@@ -48,7 +48,7 @@ COUNTS = (1, 5, 6, 7, 8, 22, 23, 24, 40, MOST_ARGUMENTS, MOST_ARGUMENTS + 1, 100
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Library, Bind]:
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[ctypes.CDLL, Bind]:
     folder: Path = tmp_path_factory.mktemp("launch")
     toolchain = find_toolchain(Config())
     source = folder / "kernels.cpp"
@@ -56,7 +56,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Library, Bind]:
     for text, library in ((source, "kernels.so"), (LAUNCHER_SOURCE, "launcher.so")):
         command = [str(toolchain.compiler), *toolchain.flags, str(text), "-o", str(folder / library)]
         subprocess.run(command, check=True)
-    return Library(folder / "kernels.so"), load_launcher(folder / "launcher.so")
+    return ctypes.CDLL(str(folder / "kernels.so")), load_launcher(folder / "launcher.so")
 
 
 def raise_status(status: int) -> object:
@@ -64,10 +64,10 @@ def raise_status(status: int) -> object:
 
 
 @pytest.fixture(params=["launcher", "ctypes"])
-def kernel(request: pytest.FixtureRequest, built: tuple[Library, Bind]) -> Callable[[str, int], Callable[..., int]]:
+def kernel(request: pytest.FixtureRequest, built: tuple[ctypes.CDLL, Bind]) -> Callable[[str, int], Callable[..., int]]:
     library, native = built
     bind = native if request.param == "launcher" else bind_by_ctypes
-    return lambda name, count: bind(library.address(name), count, raise_status)
+    return lambda name, count: bind(address_of(library, name), count, raise_status)
 
 
 def test_pointers_sizes_and_threads_arrive(kernel: Callable[[str, int], Callable[..., int]]) -> None:
@@ -92,9 +92,9 @@ def test_status_is_raised(kernel: Callable[[str, int], Callable[..., int]]) -> N
         fails(7, 1)
 
 
-def test_wrong_arguments_raise(built: tuple[Library, Bind]) -> None:
+def test_wrong_arguments_raise(built: tuple[ctypes.CDLL, Bind]) -> None:
     library, bind = built
-    none = bind(library.address("none"), 0, raise_status)
+    none = bind(address_of(library, "none"), 0, raise_status)
     with pytest.raises(TypeError):
         none()
     with pytest.raises(TypeError):
@@ -112,11 +112,11 @@ def test_interpreter_runs_while_a_kernel_does(kernel: Callable[[str, int], Calla
     assert time.perf_counter() - start > 0.3
 
 
-def test_kernels_outlive_their_functions_owner(built: tuple[Library, Bind]) -> None:
+def test_kernels_outlive_their_functions_owner(built: tuple[ctypes.CDLL, Bind]) -> None:
     library, bind = built
-    functions = [bind(library.address("fails"), 1, raise_status) for _ in range(100)]
+    functions = [bind(address_of(library, "fails"), 1, raise_status) for _ in range(100)]
     del functions
-    assert bind(library.address("fails"), 1, raise_status)(0, 1) == 0
+    assert bind(address_of(library, "fails"), 1, raise_status)(0, 1) == 0
 
 
 def test_index_out_of_range_names_the_users_place() -> None:
