@@ -101,19 +101,15 @@ class _Chooser:
 
     def _templates(self, call: Extern, product: Product) -> tuple[Alternative, ...]:
         backends, op = self._options.gemm_backends, _op(call)
-        if self._cpu is not None and product.out.device.type == "cpu" and CPP in backends:
-            found = []
-            for k, (template, config) in enumerate(cpu_configs(product, self._cpu)):
-                unit = self._frozen(Templated(call, template, (config,)), product)
-                found.append(Alternative(f"cpp_{op}_{k}", CPP, (unit,), unit.configs[0].blocks))
-            return tuple(found)
-        if self._gpu is None or product.out.device.type != "cuda" or "triton" not in backends:
+        device = product.out.device.type
+        if device == "cpu" and self._cpu is not None and CPP in backends:
+            units = [self._frozen(Templated(call, t, (c,)), product) for t, c in cpu_configs(product, self._cpu)]
+            return tuple(Alternative(f"cpp_{op}_{k}", CPP, (u,), u.configs[0].blocks) for k, u in enumerate(units))
+        if device != "cuda" or self._gpu is None or "triton" not in backends:
             return ()
-        found = []
-        for k, (template, config) in enumerate(gpu_configs(product, self._gpu)):
-            unit = Templated(call, template, (config,))
-            found.append(Alternative(f"triton_{op}_{k}", "triton", (unit,), parameters(product, config)))
-        return tuple(found)
+        units = [Templated(call, t, (c,)) for t, c in gpu_configs(product, self._gpu)]
+        logged = [parameters(product, unit.configs[0]) for unit in units]
+        return tuple(Alternative(f"triton_{op}_{k}", "triton", (u,), logged[k]) for k, u in enumerate(units))
 
     def _frozen(self, unit: Templated, product: Product) -> Templated:
         """The unit with its right operand in panels, if that is a constant."""
