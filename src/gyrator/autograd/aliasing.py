@@ -204,8 +204,7 @@ def _updates(
         tracked = value.requires_grad and value.grad_fn is not grad_fns[position]
         result = results.tensor(value, False) if tracked else results.value(root.node)
         updates.append(InputUpdate(position, result, tracked))
-    for position, (node, _) in enumerate(recorder.constants):
-        root = recorder.constant_root(node)
+    for position, (root, _) in enumerate(recorder.constants):
         if root.generation and root.input is not None:
             updates.append(InputUpdate(len(inputs) + position, results.value(root.node), False))
     return updates

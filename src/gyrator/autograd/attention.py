@@ -22,6 +22,7 @@ from torch.fx import Node
 from torch.fx.node import map_arg
 
 from gyrator import torch_compat
+from gyrator.autograd.builder import ancestors
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -108,11 +109,7 @@ def _mutates(node: Node) -> bool:
 
 def _sources(node: Node) -> list[Node]:
     """The node and all that it follows from, in the graph's order."""
-    needed, pending = {node}, [node]
-    while pending:
-        found = set(pending.pop().all_input_nodes) - needed
-        needed |= found
-        pending += found
+    needed = ancestors([node])
     return [n for n in node.graph.nodes if n in needed]
 
 

@@ -42,14 +42,12 @@ class Behaviour:
         written: names of the arguments that it writes, in the schema's order.
         functional: the operator that computes the same without writing; None if there is none.
         plain_results: how many results are not the written arguments themselves.
-        random: whether it draws random numbers.
     """
 
     effect: Effect
     written: tuple[str, ...] = ()
     functional: OpOverload | None = None
     plain_results: int = 0
-    random: bool = False
 
 
 BATCH_NORMS = frozenset(
@@ -69,7 +67,6 @@ _RENAMED: Mapping[OpOverload, OpOverload] = {
 def behaviour(op: OpOverload) -> Behaviour:
     """The behaviour of `op`, from its schema."""
     schema = op._schema
-    random = torch.Tag.nondeterministic_seeded in op.tags
     if op in BATCH_NORMS:
         return Behaviour(Effect.BATCH_NORM)
     if op in METADATA_OPS:
@@ -77,14 +74,14 @@ def behaviour(op: OpOverload) -> Behaviour:
     if op.namespace == "aten" and schema.name.partition("::")[2] in _REFUSED:
         return Behaviour(Effect.REFUSED)
     if schema.is_mutable:
-        return _writes(op, random)
+        return _writes(op)
     if is_view(op):
         return Behaviour(Effect.VIEW)
     if not schema.returns:
         return Behaviour(Effect.STATEMENT)
     if not any("Tensor" in str(result.type) for result in schema.returns):
         return Behaviour(Effect.NUMBER)
-    return Behaviour(Effect.PURE, random=random)
+    return Behaviour(Effect.PURE)
 
 
 def is_statement(node: Node) -> bool:
@@ -102,7 +99,7 @@ def arguments(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
-def _writes(op: OpOverload, random: bool) -> Behaviour:
+def _writes(op: OpOverload) -> Behaviour:
     schema = op._schema
     written = tuple(
         argument.name
@@ -110,7 +107,7 @@ def _writes(op: OpOverload, random: bool) -> Behaviour:
         if argument.alias_info is not None and argument.alias_info.is_write
     )
     plain = sum(result.alias_info is None for result in schema.returns)
-    return Behaviour(Effect.WRITES, written, _functional_form(op), plain, random)
+    return Behaviour(Effect.WRITES, written, _functional_form(op), plain)
 
 
 def _functional_form(op: OpOverload) -> OpOverload | None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
 
 def tangent_strides(shape: Sequence[Any], strides: Sequence[Any]) -> tuple[Any, ...]:
     """The strides that the gradient of a result with these strides is expected with: the same where they are
@@ -34,10 +32,3 @@ def contiguous_strides(shape: Sequence[Any]) -> tuple[Any, ...]:
         strides.append(step)
         step = step * (size if not isinstance(size, int) else max(size, 1))
     return tuple(reversed(strides))
-
-
-def same_strides(tensor: Tensor, strides: Sequence[int]) -> bool:
-    """Whether the tensor can be read as if it had these strides: they differ at most where a dimension has size 1."""
-    return all(
-        given == wanted or size == 1 for given, wanted, size in zip(tensor.stride(), strides, tensor.shape, strict=True)
-    )

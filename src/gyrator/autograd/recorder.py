@@ -50,7 +50,7 @@ class Recorder(TorchDispatchMode):
 
     Attributes:
         build: the graph so far.
-        constants: tensors that the program holds, with the placeholders that stand for them.
+        constants: tensors that the program holds, with the memory that stands for them.
     """
 
     supports_higher_order_operators = True
@@ -61,13 +61,12 @@ class Recorder(TorchDispatchMode):
         self._results_of = FakeResults(build.fake_mode)
         self._policy: Callable[..., bool] | None = None
         self.build = build
-        self.constants: list[tuple[Node, Tensor]] = []
+        self.constants: list[tuple[Root, Tensor]] = []
         self.metadata_changes: list[tuple[Alias, OpOverload, tuple[Any, ...]]] = []
         self._aliases: dict[int, Alias] = {}
         self._alive: list[Tensor] = []
         self._last_input: Node | None = None
         self._inputs = 0
-        self._constant_roots: dict[Node, Root] = {}
         self._backward_origin: Callable[[int], Mapping[str, Any]] | None = None
 
     def __torch_dispatch__(
@@ -119,13 +118,8 @@ class Recorder(TorchDispatchMode):
         graph = self.build.graph
         with graph.inserting_after(anchor) if anchor is not None else graph.inserting_before():
             position = None if literal else self._inputs
-            node = self.add_input(f"constant_{len(self.constants)}", fake, position)
-        self.constants.append((node, value))
-        self._constant_roots[node] = self.alias_of(fake).root
-
-    def constant_root(self, node: Node) -> Root:
-        """The memory of a constant."""
-        return self._constant_roots[node]
+            self.add_input(f"constant_{len(self.constants)}", fake, position)
+        self.constants.append((self.alias_of(fake).root, value))
 
     def share(self, tensor: Tensor, source: Tensor) -> None:
         """Makes `tensor` another name of `source`, the same memory."""

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import torch
 
 from gyrator.ir.index import Atom, Axis, Index, Indirect, Size, const, substitute
-from gyrator.ir.intern import interned
+from gyrator.ir.intern import interned, remember
 
 Scalar: TypeAlias = "bool | int | float"
 
@@ -64,16 +64,13 @@ class Expr:
         """The loop axes the value depends on."""
         if self._axes is None:
             found = frozenset[Axis]().union(*[c.axes() for c in self.children()], *[i.axes() for i in self.indices()])
-            object.__setattr__(self, "_axes", found)
-            return found
+            return remember(self, "_axes", found)
         return self._axes
 
     def loads(self) -> tuple[Load, ...]:
         """Each distinct load in the expression, those within indirect indices included."""
         if self._loads is None:
-            found = tuple([n for n in self.walk() if isinstance(n, Load)])
-            object.__setattr__(self, "_loads", found)
-            return found
+            return remember(self, "_loads", tuple([n for n in self.walk() if isinstance(n, Load)]))
         return self._loads
 
     def sizes(self) -> frozenset[Size]:

@@ -22,14 +22,13 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from math import gcd
 from operator import is_
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
-from gyrator.ir.intern import interned
+from gyrator.ir.intern import interned, remember
 
 if TYPE_CHECKING:
     from gyrator.ir.expr import Expr
 
-T = TypeVar("T")
 IndexLike: TypeAlias = "Index | int"
 Monomial: TypeAlias = "tuple[Atom, ...]"
 Terms: TypeAlias = "tuple[tuple[Monomial, int], ...]"
@@ -45,10 +44,13 @@ class Atom:
     @property
     def key(self) -> str:
         """Orders atoms the same way in every process."""
-        return self._key or _remember(self, "_key", f"{self.rank}{self!r}")
+        return self._key or remember(self, "_key", f"{self.rank}{self!r}")
 
     def index(self) -> Index:
         return Index((((self,), 1),))
+
+    def __repr__(self) -> str:
+        return atom_text(self, str)
 
 
 @interned
@@ -59,9 +61,6 @@ class Size(Atom):
     name: str
     lo: int = 0
     hi: int | None = None
-
-    def __repr__(self) -> str:
-        return self.name
 
 
 @interned
@@ -74,10 +73,7 @@ class Axis(Atom):
 
     @property
     def key(self) -> str:
-        return self._key or _remember(self, "_key", f"{self.rank}{self.name} {self.extent}")
-
-    def __repr__(self) -> str:
-        return self.name
+        return self._key or remember(self, "_key", f"{self.rank}{self.name} {self.extent}")
 
 
 @interned
@@ -88,9 +84,6 @@ class FloorDiv(Atom):
     num: Index
     den: Index
 
-    def __repr__(self) -> str:
-        return f"({_group(self.num)} // {_group(self.den)})"
-
 
 @interned
 class Mod(Atom):
@@ -99,9 +92,6 @@ class Mod(Atom):
     rank = "3"
     num: Index
     den: Index
-
-    def __repr__(self) -> str:
-        return f"({_group(self.num)} % {_group(self.den)})"
 
 
 @interned
@@ -112,9 +102,6 @@ class Min(Atom):
     a: Index
     b: Index
 
-    def __repr__(self) -> str:
-        return f"min({self.a}, {self.b})"
-
 
 @interned
 class Max(Atom):
@@ -124,9 +111,6 @@ class Max(Atom):
     a: Index
     b: Index
 
-    def __repr__(self) -> str:
-        return f"max({self.a}, {self.b})"
-
 
 @interned
 class Indirect(Atom):
@@ -135,9 +119,6 @@ class Indirect(Atom):
     rank = "6"
     value: Expr
     size: Index
-
-    def __repr__(self) -> str:
-        return f"<{self.value!r}>"
 
 
 @interned
@@ -253,7 +234,7 @@ class Index:
                     found.add(atom)
                 elif isinstance(atom, Indirect):
                     found |= atom.value.axes()
-            return _remember(self, "_axes", frozenset(found))
+            return remember(self, "_axes", frozenset(found))
         return self._axes
 
     def sizes(self) -> frozenset[Size]:
@@ -269,7 +250,7 @@ class Index:
     def indirects(self) -> tuple[Indirect, ...]:
         """The run-time values in this index."""
         if self._indirects is None:
-            return _remember(self, "_indirects", tuple([a for a in self.atoms() if type(a) is Indirect]))
+            return remember(self, "_indirects", tuple([a for a in self.atoms() if type(a) is Indirect]))
         return self._indirects
 
     def coefficient(self, axis: Axis) -> Index | None:
@@ -300,13 +281,26 @@ class Index:
         return text or "0"
 
 
-def _group(index: Index) -> str:
-    return f"({index})" if index.value is None and index.atom is None else str(index)
+def atom_text(atom: Atom, show: Callable[[Index], str]) -> str:
+    """An atom with the indices in it printed by ``show``."""
+    match atom:
+        case Size(name) | Axis(name):
+            return name
+        case FloorDiv(num, den):
+            return f"({_group(num, show)} // {_group(den, show)})"
+        case Mod(num, den):
+            return f"({_group(num, show)} % {_group(den, show)})"
+        case Min(a, b):
+            return f"min({show(a)}, {show(b)})"
+        case Max(a, b):
+            return f"max({show(a)}, {show(b)})"
+        case Indirect(value):
+            return f"<{value!r}>"
+    raise TypeError(type(atom).__name__)
 
 
-def _remember(node: object, slot: str, value: T) -> T:
-    object.__setattr__(node, slot, value)
-    return value
+def _group(index: Index, show: Callable[[Index], str]) -> str:
+    return f"({show(index)})" if index.value is None and index.atom is None else show(index)
 
 
 @lru_cache(maxsize=1 << 15)
@@ -330,7 +324,7 @@ def _canonical(total: dict[Monomial, int]) -> Index:
     index = Index(tuple(items))
     merged = index._merged
     if merged is None:
-        merged = _remember(index, "_merged", _recombine(items) or False) if len(items) > 1 else False
+        merged = remember(index, "_merged", _recombine(items) or False) if len(items) > 1 else False
     return merged or index
 
 
@@ -546,7 +540,7 @@ def lower(index: Index) -> Index | None:
     """A lower bound as a polynomial in size symbols alone, or None if none is known."""
     known = index._lower
     if known is None:
-        known = _remember(index, "_lower", _bound(index, low=True) or False)
+        known = remember(index, "_lower", _bound(index, low=True) or False)
     return known or None
 
 
@@ -554,7 +548,7 @@ def upper(index: Index) -> Index | None:
     """An upper bound as a polynomial in size symbols alone, or None if none is known."""
     known = index._upper
     if known is None:
-        known = _remember(index, "_upper", _bound(index, low=False) or False)
+        known = remember(index, "_upper", _bound(index, low=False) or False)
     return known or None
 
 
@@ -642,7 +636,7 @@ def is_nonnegative(index: Index) -> bool:
     if value is not None:
         return value >= 0
     if index._nonnegative is None:
-        return _remember(index, "_nonnegative", _proved_nonnegative(index))
+        return remember(index, "_nonnegative", _proved_nonnegative(index))
     return index._nonnegative
 
 

@@ -56,6 +56,12 @@ def interned(cls: type[T]) -> type[T]:
     return new
 
 
+def remember(node: object, slot: str, value: T) -> T:
+    """``value``, now also in a cache slot of ``node``."""
+    object.__setattr__(node, slot, value)
+    return value
+
+
 def _adder(table: Table) -> Callable[[object, object], object]:
     """A function that enters a node under its key, or gives the one that another thread entered first.
 

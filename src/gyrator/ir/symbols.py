@@ -102,17 +102,12 @@ class Symbols:
         name = type(expr).__name__
         if name in _ROUNDING:
             return self._rounded_quotient(name, expr.args[0])
-        if isinstance(expr, sympy.Pow):
-            return self._power(expr)
+        if isinstance(expr, sympy.Pow) and not isinstance(expr.exp, sympy.Integer):
+            return None
         if isinstance(expr, sympy.Mul) and any(_is_fraction(a) for a in expr.args):
             return self._fraction(expr)
         rule = _RULES.get(name)
         return None if rule is None else rule(tuple([self.from_sympy(a) for a in expr.args]))
-
-    def _power(self, expr: sympy.Pow) -> Index | None:
-        base, exponent = expr.args
-        natural = isinstance(exponent, sympy.Integer) and int(exponent) >= 0
-        return _power((self.from_sympy(base), const(int(exponent)))) if natural else None
 
     def _fraction(self, expr: sympy.Mul) -> Index | None:
         """A product with reciprocals that SymPy knows to be an integer: an exact division."""
@@ -233,6 +228,7 @@ _RULES: Mapping[str, Rule] = {
     "CeilDiv": _ceildiv,
     "Max": lambda args: reduce(maximum, args),
     "Min": lambda args: reduce(minimum, args),
+    "Pow": _power,
     "PowByNatural": _power,
     "LShift": lambda args: _shifted(args, Index.__mul__),
     "RShift": lambda args: _shifted(args, Index.__floordiv__),

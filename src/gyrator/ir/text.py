@@ -21,7 +21,7 @@ import torch
 
 from gyrator.ir import tree
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Masked, Op, Random, Ref, Scalar, Value, short
-from gyrator.ir.index import Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, Size, contiguous_strides
+from gyrator.ir.index import Atom, Index, Indirect, Size, atom_text, contiguous_strides
 from gyrator.ir.program import (
     Arg,
     Extern,
@@ -324,20 +324,7 @@ class _Names:
         return index.text(self._atom) if index.indirects() else str(index)
 
     def _atom(self, atom: Atom) -> str:
-        match atom:
-            case Indirect(value, _):
-                return self.expr(value, within=True)
-            case FloorDiv(num, den):
-                return f"(({self.index(num)}) // ({self.index(den)}))"
-            case Mod(num, den):
-                return f"(({self.index(num)}) % ({self.index(den)}))"
-            case Min(a, b):
-                return f"min({self.index(a)}, {self.index(b)})"
-            case Max(a, b):
-                return f"max({self.index(a)}, {self.index(b)})"
-            case Axis() | Size():
-                return atom.name
-        raise TypeError(atom)
+        return self.expr(atom.value, within=True) if isinstance(atom, Indirect) else atom_text(atom, self.index)
 
 
 def _literal(value: Scalar, dtype: torch.dtype) -> str:

@@ -1,4 +1,4 @@
-"""Calls of library operators: every op without a lowering, with results shaped as its fake kernel says."""
+"""Calls of library operators: every op without a lowering, with results shaped as its fake kernel says; assertions."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from gyrator.autograd.builder import flatten
 from gyrator.errors import UnsupportedOperator
 from gyrator.ir.expr import Expr, Value
 from gyrator.ir.index import Index, Size
 from gyrator.ir.program import Arg, Extern, Item, ListArg
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.refs import TensorRef, whole
+from gyrator.lowering.typed import number
 from gyrator.origin import in_context, origin_of
 
 aten = torch.ops.aten
@@ -48,6 +50,12 @@ EFFECTS = frozenset({
 """Calls that matter though nobody reads a result. So do draws from torch's generators: their order counts."""
 
 
+ASSERTION = aten._assert_scalar.default
+
+SETTLED = frozenset({aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default})
+"""Calls that state what the symbols' bounds already hold."""
+
+
 def call(b: Builder, node: fx.Node, op: OpOverload, args: Sequence[Result], kwargs: Mapping[str, Result]) -> Result:
     """Lower ``node`` as a call of ``op``; the result has the structure of the traced one.
 
@@ -75,7 +83,7 @@ def call_named(
 ) -> Result:
     """Append a call of ``name`` whose results are those that ``node`` was traced with."""
     traced = node.meta.get("val")
-    leaves = zip(_leaves(traced), _wanted(node, traced), strict=True)
+    leaves = zip(flatten(traced), _wanted(node, traced), strict=True)
     values = results(b, [leaf if wanted else None for leaf, wanted in leaves])
     scalars = _defined_sizes(b, node)
     b.fallbacks.append(name)
@@ -106,12 +114,14 @@ def number_argument(b: Builder, value: Expr) -> Item:
     return Item(b.as_view(b.pointwise(scalar, lambda at: value, "number")))
 
 
-def _leaves(traced: object) -> Iterator[object]:
-    if isinstance(traced, (list, tuple)):
-        for item in traced:
-            yield from _leaves(item)
-    else:
-        yield traced
+def assertion(b: Builder, condition: Result, message: Result) -> None:
+    """``_assert_scalar(condition, message)`` → ``_assert_async(tensor of the condition, message)``."""
+    assert isinstance(condition, (Expr, Index, bool, int, float)) and isinstance(message, str)
+    if isinstance(condition, (bool, int)) and condition:
+        return
+    scalar = Meta((), torch.bool, (), torch.device("cpu"))
+    tensor = b.pointwise(scalar, lambda at: number(condition, torch.bool), "condition")
+    b.add(Extern((), "aten._assert_async.msg", (b.as_view(tensor), message), effects=True))
 
 
 def _wanted(node: fx.Node, traced: object) -> list[bool]:
@@ -120,7 +130,7 @@ def _wanted(node: fx.Node, traced: object) -> list[bool]:
         return [True]
     read = {u.args[1] for u in node.users if u.target is getitem}
     everything = any(u.target is not getitem for u in node.users)
-    return [everything or k in read for k, item in enumerate(traced) for _ in _leaves(item)]
+    return [everything or k in read for k, item in enumerate(traced) for _ in flatten(item)]
 
 
 def results(b: Builder, traced: Sequence[object]) -> tuple[Value | None, ...]:

@@ -13,18 +13,19 @@ from torch import fx
 from torch._ops import OpOverload
 
 from gyrator import torch_compat
+from gyrator.autograd.builder import flatten
 from gyrator.autograd.decompositions import Numerics
 from gyrator.errors import UnsupportedInput
 from gyrator.ir.expr import Expr
 from gyrator.ir.index import ZERO, Index, Size
 from gyrator.ir.program import Constant, Derived, Input, Output, Program, Update, View
 from gyrator.ir.symbols import Symbols
-from gyrator.lowering import effects, extern, higher_order
+from gyrator.lowering import extern, higher_order
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.extern import Result
 from gyrator.lowering.pointwise import REGISTERED_LATE
 from gyrator.lowering.refs import TensorRef, whole
-from gyrator.lowering.symbolic import item, number_of
+from gyrator.lowering.symbolic import number_of, read_number
 from gyrator.lowering.table import LOWERINGS, RANDOM, VIEWS
 from gyrator.lowering.typed import COMPUTED, constant
 from gyrator.origin import origin_of
@@ -136,10 +137,12 @@ class _Lowering:
         if isinstance(traced, torch.SymInt):
             return extern.call(self.b, node, op, args, kwargs)
         if isinstance(traced, (torch.SymFloat, torch.SymBool)):
-            return effects.read_number(self.b, node, args)
-        special = effects.LOWERINGS.get(op)
-        if special is not None:
-            return special(self.b, node, args, kwargs)
+            return read_number(node, args)
+        if op in extern.SETTLED:
+            return None
+        if op is extern.ASSERTION:
+            extern.assertion(self.b, args[0], args[1])
+            return None
         lowering = LOWERINGS.get(op) if self.random or op not in RANDOM else None
         lowering = lowering or REGISTERED_LATE.get(str(op))
         if lowering is not None and (op in VIEWS or _computable(traced, args)):
@@ -188,7 +191,7 @@ class _Lowering:
             dtype = torch.bool if isinstance(example, torch.SymBool) else torch.float64
             value = self.b.given(Meta((), dtype, (), torch.device("cpu")), str(node.target), ZERO)
             self.inputs.append(Input(value=value, number=True))
-            return item(whole(value))
+            return whole(value).load(())
         self.inputs.append(Input())
         return example
 
@@ -278,14 +281,9 @@ def _plain_size(index: Index) -> Size | None:
 
 def _computable(traced: object, args: Sequence[Result]) -> bool:
     """Whether nests compute in all dtypes that occur in a call."""
-    stack: list[object] = [traced, *args]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, (list, tuple)):
-            stack.extend(item)
-        elif (isinstance(item, (torch.Tensor, TensorRef)) and item.dtype not in COMPUTED) or isinstance(item, complex):
-            return False
-    return True
+    leaves = flatten([traced, *args])
+    dtypes = {leaf.dtype for leaf in leaves if isinstance(leaf, (torch.Tensor, TensorRef))}
+    return dtypes <= COMPUTED and not any(isinstance(leaf, complex) for leaf in leaves)
 
 
 def _metas(b: Builder, traced: object) -> object:

@@ -14,6 +14,7 @@ import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
+from gyrator.autograd.builder import flatten
 from gyrator.autograd.effects import behaviour
 from gyrator.errors import UnsupportedOperator
 from gyrator.ir.expr import Value
@@ -77,8 +78,7 @@ def _call(
 def _own_memory(b: Builder, ref: Result, name: str, others: Mapping[str, Result]) -> TensorRef:
     """``ref``, copied if it is a part of a value or another argument reads that value."""
     assert isinstance(ref, TensorRef)
-    rest = [v for k, v in others.items() if k != name]
-    leaves = [leaf for v in rest for leaf in (v if isinstance(v, (list, tuple)) else [v])]
+    leaves = flatten([v for k, v in others.items() if k != name])
     if ref.is_whole() and not any(isinstance(leaf, TensorRef) and leaf.value is ref.value for leaf in leaves):
         return ref
     plain = Meta(ref.shape, ref.dtype, contiguous_strides(ref.shape), ref.device)

@@ -8,6 +8,7 @@ wrap between Python's brackets, and raise in the named operators (gather, index_
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,16 +80,11 @@ def along(x: TensorRef, dim: int, index: TensorRef, at: Coords, *, slices: bool 
     return (*at[:d], indirect(index, place, x.shape[d]), *at[d + 1 :])
 
 
-def _gather(b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, **_: Any) -> TensorRef:
+def _gather(slices: bool, b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, **_: Any) -> TensorRef:
+    """gather, and with ``slices`` index_select."""
     if x.rank == 0:
         return b.copy(x, out)
-    return b.pointwise(out, lambda at: x.load(along(x, dim, index, at or (ZERO,))))
-
-
-def _index_select(b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef) -> TensorRef:
-    if x.rank == 0:
-        return b.copy(x, out)
-    return b.pointwise(out, lambda at: x.load(along(x, dim, index, at, slices=True)))
+    return b.pointwise(out, lambda at: x.load(along(x, dim, index, at or (ZERO,), slices=slices)))
 
 
 def _embedding(b: Builder, out: Meta, weight: TensorRef, indices: TensorRef, *_: Any, **__: Any) -> TensorRef:
@@ -97,7 +93,7 @@ def _embedding(b: Builder, out: Meta, weight: TensorRef, indices: TensorRef, *_:
 
 LOWERINGS: Family = {
     **rows(_index, "index _unsafe_index", "Tensor"),
-    **rows(_gather, "gather"),
-    **rows(_index_select, "index_select"),
+    **rows(partial(_gather, False), "gather"),
+    **rows(partial(_gather, True), "index_select"),
     **rows(_embedding, "embedding"),
 }

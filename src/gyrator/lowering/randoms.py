@@ -43,20 +43,10 @@ def _fraction(kind: str, b: Builder, out: Meta, *_: Any, generator: object = Non
     return b.pointwise(out, draw(b, out, kind, out.dtype))
 
 
-def _randint(b: Builder, out: Meta, high: Operand, *_: Any, **__: Any) -> TensorRef:
-    return _randint_low(b, out, 0, high)
-
-
-def _randint_low(b: Builder, out: Meta, low: Operand, high: Operand, *_: Any, **__: Any) -> TensorRef:
-    return b.pointwise(out, draw(b, out, "randint64", torch.int64, low, high))
-
-
-def _randint_like(b: Builder, out: Meta, x: TensorRef, high: Operand, **_: Any) -> TensorRef:
-    return _randint_low(b, out, 0, high)
-
-
-def _randint_like_low(b: Builder, out: Meta, x: TensorRef, low: Operand, high: Operand, **_: Any) -> TensorRef:
-    return _randint_low(b, out, low, high)
+def _randint(b: Builder, out: Meta, *args: Any, **_: Any) -> TensorRef:
+    """``randint([low], high, size)`` and ``randint_like(x, [low], high)``."""
+    *low, high = [a for a in args if not isinstance(a, (TensorRef, list))]
+    return b.pointwise(out, draw(b, out, "randint64", torch.int64, *(low or [0]), high))
 
 
 # -- draws whose seeds the graph passes ----------------------------------------------------------------------
@@ -66,10 +56,7 @@ def _seeded(kind: str, b: Builder, out: Meta, size: object, seeds: TensorRef, sl
 
 LOWERINGS: Family = {
     **named_rows(_fraction, "rand randn"),
-    **rows(_randint, "randint"),
-    **rows(_randint_low, "randint", "low"),
-    **rows(_randint_like, "randint_like"),
-    **rows(_randint_like_low, "randint_like", "low_dtype"),
+    **rows(_randint, "randint randint_like", "default low low_dtype"),
 }
 """Those that take seeds of this program."""
 

@@ -1,4 +1,4 @@
-"""Reductions: one nest each, and a pointwise nest after it where the result needs a division or a narrower dtype.
+"""Reductions and scans: one nest each, and a pointwise nest after it where the result is divided or gets another dtype.
 
 mean(x: bf16[R, C], dim=1)  →  v1[i0] = sum over r0<C of cast<f32>(x[i0, r0]);  v2[i0] = cast<bf16>(v1[i0] / C)
 """
@@ -12,10 +12,10 @@ from typing import Any, TypeAlias
 
 import torch
 
-from gyrator.ir.expr import Expr, IndexValue
+from gyrator.ir.expr import Const, Expr, IndexValue
 from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, dot, is_nonnegative, product
 from gyrator.ir.ops import REDUCTIONS
-from gyrator.ir.program import Reduce
+from gyrator.ir.program import Reduce, Scan
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.family import Family, rows
 from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, whole
@@ -175,6 +175,38 @@ def arg_reduce(
     return reduce_several(b, out, x.shape, dims, kind, bodies, wanted, kind)
 
 
+# -- scans -------------------------------------------------------------------------------------------------
+def scan(
+    b: Builder, out: Meta, dim: int, kind: str, bodies: Callable[[Coords], tuple[Expr, ...]], suffix: str = ""
+) -> list[TensorRef]:
+    """Append a scan over ``dim`` of ``out``'s shape; the bodies' dtypes decide those of the results."""
+    axes = axes_of("i", out.shape)
+    body = bodies(coords_of(axes))
+    dtypes = [d or body[k].dtype for k, d in enumerate(REDUCTIONS[kind].results)]
+    values = [b.value(out.with_dtype(d), suffix) for d in dtypes]
+    b.nest(values, axes, Scan(kind, axes[dim], body))
+    return [whole(v) for v in values]
+
+
+def _running(kind: str, b: Builder, out: Meta, x: TensorRef, dim: int, **_: Any) -> TensorRef:
+    if x.rank == 0:
+        return b.copy(x, out)
+    wide = compute_dtype(out.dtype)
+    suffix = "" if wide == out.dtype else kind
+    (total,) = scan(b, out, dimension(dim, x.rank), kind, lambda at: (cast(x.load(at), wide),), suffix)
+    return b.narrowed(total, out)
+
+
+def _running_extreme(kind: str, b: Builder, out: tuple[Meta, Meta], x: TensorRef, dim: int) -> Sequence[TensorRef]:
+    values, indices = out
+    if x.rank == 0:
+        return b.copy(x, values), b.full(indices, Const(0, torch.int64))
+    d = dimension(dim, x.rank)
+    wide = torch.uint8 if x.dtype == torch.bool else compute_dtype(x.dtype)
+    best, where = scan(b, values, d, kind, lambda at: (cast(x.load(at), wide), IndexValue(at[d])), kind)
+    return b.narrowed(best, values), where
+
+
 LOWERINGS: Family = {
     **rows(_sum, "sum", "default dim_IntList"),
     **rows(_prod, "prod", "default dim_int"),
@@ -188,4 +220,9 @@ LOWERINGS: Family = {
     **rows(partial(_position, "argmin"), "argmin"),
     **rows(partial(_any_all, "any"), "any", "default dim dims"),
     **rows(partial(_any_all, "all"), "all", "default dim dims"),
+    **rows(partial(_running, "sum"), "cumsum"),
+    **rows(partial(_running, "prod"), "cumprod"),
+    **rows(partial(_running, "logaddexp"), "logcumsumexp"),
+    **rows(partial(_running_extreme, "argmax"), "cummax"),
+    **rows(partial(_running_extreme, "argmin"), "cummin"),
 }

@@ -34,8 +34,8 @@ from gyrator.lowering.builder import Builder, Meta, same_strides
 from gyrator.lowering.family import Family, rows
 from gyrator.lowering.indexing import advanced, along, indexed_coords, indirect, is_plain
 from gyrator.lowering.joins import masked
+from gyrator.lowering.reductions import scan
 from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, whole
-from gyrator.lowering.scans import scan
 from gyrator.lowering.typed import Operand, between, both, cast, compute_dtype, constant, element, like, number, op
 from gyrator.lowering.views import dimension, expanded, reshape, slice_start, split_position, wrap
 
@@ -127,35 +127,24 @@ def broadcast_shapes(shapes: Sequence[Sequence[Index]]) -> tuple[Index, ...]:
     return tuple(result)
 
 
-def _elements(x: TensorRef, dim: int, index: TensorRef) -> Points:
-    """``scatter``: each element of ``index`` says where along ``dim`` its own place is."""
+def _points(x: TensorRef, dim: int, index: TensorRef, slices_of: TensorRef | None = None) -> Points:
+    """Where each element of ``index`` says, along ``dim``: for the element of a source at the same place (``scatter``),
+    or for a whole slice of the source ``slices_of`` (``index_add``).
+    """
     if x.rank == 0:
         return Points((), lambda at: ())
-    return Points(index.shape or (ONE,), lambda at: along(x, dim, index, at))
-
-
-def _slices(x: TensorRef, dim: int, index: TensorRef, source: TensorRef) -> Points:
-    """``index_add``: each element of ``index`` says where along ``dim`` a whole slice of ``source`` goes."""
-    if x.rank == 0:
-        return Points((), lambda at: ())
-    return Points(source.shape or (ONE,), lambda at: along(x, dim, index, at, slices=True))
+    shape = index.shape if slices_of is None else slices_of.shape
+    return Points(shape or (ONE,), lambda at: along(x, dim, index, at, slices=slices_of is not None))
 
 
 def _scatter(combine: str, b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, source: Operand) -> Any:
     if out.dtype == torch.bool and combine != "set":
         return NotImplemented
-    return scatter(b, out, x, _elements(x, dim, index), source, combine)
+    return scatter(b, out, x, _points(x, dim, index), source, combine)
 
 
 def _scatter_combining(b: Builder, out: Meta, *args: Any, reduce: str) -> Any:
     return _scatter(COMBINES[reduce], b, out, *args)
-
-
-def _scatter_reduce(
-    b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, source: Operand, reduce: str, *,
-    include_self: bool = True,
-) -> Any:  # fmt: skip
-    return reduced_into(b, out, x, _elements(x, dim, index), source, reduce, include_self=include_self)
 
 
 def _index_add(
@@ -166,18 +155,20 @@ def _index_add(
     if alpha != 1:
         scaled = Meta(source.shape, source.dtype, contiguous_strides(source.shape), out.device)
         source = b.elementwise(scaled, (source, alpha), lambda s, a: op("mul", s, a), suffix="scaled")
-    return scatter(b, out, x, _slices(x, dim, index, source), source, "add")
+    return scatter(b, out, x, _points(x, dim, index, source), source, "add")
 
 
 def _index_copy(b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, source: TensorRef) -> Any:
-    return scatter(b, out, x, _slices(x, dim, index, source), source)
+    return scatter(b, out, x, _points(x, dim, index, source), source)
 
 
-def _index_reduce(
-    b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, source: TensorRef, reduce: str, *,
+def _reduce(
+    slices: bool, b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, source: TensorRef, reduce: str, *,
     include_self: bool = True,
 ) -> Any:  # fmt: skip
-    return reduced_into(b, out, x, _slices(x, dim, index, source), source, reduce, include_self=include_self)
+    """scatter_reduce, and with ``slices`` index_reduce."""
+    points = _points(x, dim, index, source if slices else None)
+    return reduced_into(b, out, x, points, source, reduce, include_self=include_self)
 
 
 # -- means, and results without the old values ---------------------------------------------------------------
@@ -353,12 +344,12 @@ LOWERINGS: Family = {
     **rows(partial(_scatter, "set"), "scatter", "src value"),
     **rows(partial(_scatter, "add"), "scatter_add"),
     **rows(_scatter_combining, "scatter", "reduce value_reduce"),
-    **rows(_scatter_reduce, "scatter_reduce", "two"),
+    **rows(partial(_reduce, False), "scatter_reduce", "two"),
     **rows(_masked_scatter, "masked_scatter"),
     **rows(_put, "put"),
     **rows(_index_add, "index_add"),
     **rows(_index_copy, "index_copy"),
-    **rows(_index_reduce, "index_reduce"),
+    **rows(partial(_reduce, True), "index_reduce"),
     **rows(_select_scatter, "select_scatter"),
     **rows(_slice_scatter, "slice_scatter"),
     **rows(_diagonal_scatter, "diagonal_scatter"),

@@ -12,12 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import torch
+from torch import fx
 
+from gyrator.errors import UnsupportedOperator
 from gyrator.ir.expr import Expr, Scalar
 from gyrator.ir.index import Index
 from gyrator.lowering.refs import TensorRef
 from gyrator.lowering.typed import number, op
+from gyrator.lowering.views import reshape
+from gyrator.origin import in_context, origin_of
 
+aten = torch.ops.aten
 Number: TypeAlias = "Expr | Index | Scalar"
 
 
@@ -30,9 +35,19 @@ def number_of(target: object, args: Sequence[object]) -> Expr | None:
     return None if rule is None else rule(numbers)
 
 
-def item(tensor: TensorRef) -> Expr:
-    """The element of a 0-d tensor as a Python number: a float or a bool (integers are sizes instead)."""
-    return tensor.load(())
+def read_number(node: fx.Node, args: Sequence[object]) -> Expr:
+    """An op that gives a float or bool to Python: ``item`` becomes a load wherever the number is used.
+
+    Raises: UnsupportedOperator for any other op.
+    """
+    source = args[0] if args else None
+    if isinstance(source, TensorRef) and node.target in (aten._local_scalar_dense.default, aten.item.default):
+        return reshape(source, ()).load(())
+    found = number_of(node.target, args)
+    if found is None:
+        problem = "it returns a float or bool that only a call can know"
+        raise UnsupportedOperator(str(node.target), problem, where=origin_of(node), node=in_context(node))
+    return found
 
 
 def _is_float(value: Number) -> bool:

@@ -15,13 +15,12 @@ from gyrator.lowering import (
     randoms,
     reductions,
     sampling,
-    scans,
     scatters,
     views,
 )
 from gyrator.lowering.family import Family, Lowering
 
-_MODULES = (creation, indexing, joins, pointwise, pooling, randoms, reductions, sampling, scans, scatters, views)
+_MODULES = (creation, indexing, joins, pointwise, pooling, randoms, reductions, sampling, scatters, views)
 
 
 def _merged() -> Family:

@@ -9,6 +9,7 @@ formulation is known from T. Chen et al., arXiv:1604.06174 and from torch's part
 from __future__ import annotations
 
 import operator
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -65,16 +66,13 @@ def min_cut_with_budget(budget: float) -> PartitionFunction:
             (node for node, ban in problem.bans.items() if ban.negotiable),
             key=lambda node: work(node) / max(tensor_bytes(node.meta.get("val")), 1),
         )
-        low, high = 0, len(order)
-        while budget < 1 and low < high:
-            middle = (low + high) // 2
-            attempt = _without_bans(problem, order[: middle + 1])
-            if _saved_bytes(joint, _solve(attempt)) <= limit:
-                high = middle
-            else:
-                low = middle + 1
+
+        def fits(lifted: int) -> bool:
+            return _saved_bytes(joint, _solve(_without_bans(problem, order[: lifted + 1]))) <= limit
+
         if budget < 1:
-            problem = _without_bans(problem, order[: low + 1])
+            lifted = bisect_left(range(len(order)), True, key=fits)
+            problem = _without_bans(problem, order[: lifted + 1])
             saved = _solve(problem)
         return _described(problem, saved)
 

@@ -70,13 +70,12 @@ def _cost_of(target: Any) -> Cost:
     if not isinstance(target, OpOverload):
         module = getattr(target, "__module__", None)
         return Cost.NUMBER if module in _OF_NUMBERS else Cost.HEAVY
-    how = behaviour(target)
     name = target._schema.name
     if name in _SEEDED:
         return Cost.POINTWISE
-    if how.random or torch.Tag.nondeterministic_seeded in target.tags:
+    if torch.Tag.nondeterministic_seeded in target.tags:
         return Cost.RANDOM
-    if how.effect is Effect.VIEW:
+    if behaviour(target).effect is Effect.VIEW:
         return Cost.VIEW
     base = name.partition("::")[2]
     if name.startswith(("aten::", "prims::", "gyrator::")):
