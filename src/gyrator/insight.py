@@ -134,8 +134,8 @@ def _graph(event: GraphCompiled, timing: bool) -> GraphReport:
 
 
 def _times(event: GraphCompiled, tuned: dict[str, tuple[Candidate, ...]]) -> tuple[float, ...]:
-    """The times of a graph's steps; none for a graph that random inputs make fail, or that calls regions. The
-    candidates of its kernels are added to `tuned`.
+    """The times of a graph's steps; none for a graph that random inputs make fail. The candidates of its kernels
+    are added to `tuned`.
     """
 
     def told(name: str, candidates: Sequence[Candidate], new: bool) -> None:
@@ -144,6 +144,7 @@ def _times(event: GraphCompiled, tuned: dict[str, tuple[Candidate, ...]]) -> tup
 
     stores = open_stores(event.session, gyrator.process.scratch_folder())
     try:
-        return step_times(event.folder, gpu=GpuKernels(event.folder, stores.kernels, tuned=told))
+        gpu = GpuKernels(event.folder, stores.kernels, tuned=told)
+        return step_times(event.folder, gpu=gpu, regions=event.regions)
     except Exception:  # whatever an operator thinks of random inputs
         return ()

@@ -25,8 +25,9 @@ class Origin:
     op: str
 
     def __str__(self) -> str:
-        place = f"{self.file}:{self.line}" if self.file else "unknown place"
-        return f"{place} in {self.function}" if self.function else place
+        if not self.file:
+            return f"module {self.function}" if self.function else "unknown place"
+        return f"{self.file}:{self.line} in {self.function}" if self.function else f"{self.file}:{self.line}"
 
 
 Origins = tuple[Origin, ...]

@@ -240,6 +240,11 @@ def without_autocast() -> Any:
     return torch._C._DisableAutocast()
 
 
+def keep_gpu_busy() -> None:
+    """Let the current stream wait for some 50 microseconds, in which the processor launches what is to be timed."""
+    torch.cuda._sleep(100_000)
+
+
 def autocast_enabled() -> bool:
     """Whether autocast is on for any device."""
     return torch._C._is_any_autocast_enabled()

@@ -70,6 +70,20 @@ def test_graphs_and_wrappers_run_by_themselves(
     assert {"captured.py", "joint.py", "aten.py", "wrapper.py"} <= set(ran)
 
 
+def test_a_captured_float_has_its_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch._dynamo.reset()
+    options = {"dump": tmp_path, "cache": False}
+    compiled = gyrator.compile(torch.nn.functional.dropout, options=options, dynamic=True)
+    compiled(torch.ones(4), 0.25)
+    (path,) = tmp_path.rglob("00_captured.py")
+    assert "torch.tensor(0.25, dtype=torch.float64)" in path.read_text()
+    monkeypatch.setattr(standalone, "SECONDS", 0.01)
+    runpy.run_path(str(path), run_name="__main__")
+    assert TIMED.search(capsys.readouterr().out)
+
+
 def test_a_graph_with_branches_runs_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

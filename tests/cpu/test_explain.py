@@ -109,6 +109,16 @@ def test_counters_do_not_depend_on_the_cache(cache: dict[str, object]) -> None:
     assert counts[0] == counts[1] and counts[0]["KERNELS"] > 0
 
 
+def test_graphs_within_a_graph_are_timed_as_calls(cache: dict[str, object]) -> None:
+    def branches(x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)).softmax(-1)
+
+    (graph,) = gyrator.explain(branches, torch.randn(8, 16), options=cache).data.graphs()
+    timed = list(graph.timed_steps())
+    assert [step.kind for step, _ in timed] == ["kernel", "extern", "kernel"]
+    assert all(seconds is not None and seconds > 0 for _, seconds in timed)
+
+
 def test_where_capture_ended_is_told(cache: dict[str, object]) -> None:
     def broken(x: Tensor) -> Tensor:
         y = x + 1

@@ -17,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 import gyrator
 from gyrator import benchmark_fusion
 from gyrator.runtime.cuda_driver import cuda_driver
+from gyrator.report.data import roofline
 from gyrator.runtime.profile import step_times
 from gyrator.runtime.triton_tune import times
 from tests.acceptance import check
@@ -222,6 +223,15 @@ def test_configs_that_are_timed_are_rows_and_are_explained(tmp_path: Path, monke
     assert [c.config for c in candidates] == [row["triton_config"] for row in rows]
     best = min(candidates, key=lambda c: c.milliseconds or 1e9)
     assert [c for c in candidates if c.chosen] == [best] and best.config in str(report)
+
+
+def test_a_large_copy_is_explained_as_near_the_machines_reach() -> None:
+    report = gyrator.explain(lambda x: x + 1, random(8192, 8192))
+    (graph,) = report.data.graphs()
+    (kernel,) = graph.record.kernels
+    assert report.data.peaks is not None
+    assert 0.7 < roofline(kernel, graph.kernel_seconds()[kernel.name], report.data.peaks) < 1.2
+    assert "of the roof" in report.html()
 
 
 def test_fusions_are_timed_on_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,7 @@ def test_without_a_stack_the_module_stands_for_the_function() -> None:
 def test_an_operator_without_any_trace_is_still_named() -> None:
     assert origin_of(node()) == Origin("", 0, "", "aten.add.Tensor")
     assert str(origin_of(node())) == "unknown place"
+    assert str(Origin("", 0, "L['self'].out", "aten.add.Tensor")) == "module L['self'].out"
 
 
 def test_a_captured_graph_leads_back_to_this_file() -> None:

@@ -30,7 +30,7 @@ from gyrator.schedule.memory import unit_nodes
 from gyrator.schedule.plan import Allocate, Call, Copy, Free, InPlace, Launch, Plan, Step
 from gyrator.schedule.stage import Scheduled
 from gyrator.session import DumpWriter
-from gyrator.torch_compat import qualified_name
+from gyrator.torch_compat import float_behind, qualified_name
 
 _HINT = 8
 """What a size without a hint counts as."""
@@ -154,7 +154,11 @@ def _import_text(alias: str, target: object) -> str:
 def _input_text(value: object) -> str:
     if isinstance(value, torch.Tensor):
         shape, strides = ([_number(n) for n in sizes] for sizes in (value.shape, value.stride()))
-        return f"random_tensor({tuple(shape)}, {tuple(strides)}, {value.dtype})"
+        known = float_behind(value)
+        if known is not None:
+            return f"torch.tensor({_number(known)}, dtype={value.dtype})"
+        device = "" if value.device.type == "cpu" else f', device="{value.device.type}"'
+        return f"random_tensor({tuple(shape)}, {tuple(strides)}, {value.dtype}{device})"
     return str(_number(value)) if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else repr(value)
 
 

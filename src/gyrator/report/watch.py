@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TypeAlias, final
 
 from torch import fx
@@ -37,12 +38,13 @@ COUNTERS = "counters"
 @final
 @dataclass(frozen=True, slots=True)
 class GraphCompiled:
-    """A graph is ready: where its code and record lie, whether the cache had it, and its session."""
+    """A graph is ready: where its code and record lie, whether the cache had it, its session, graphs within it."""
 
     name: str
     folder: Path
     cached: bool
     session: Session
+    regions: Mapping[str, fx.GraphModule]
 
 
 @final
@@ -58,7 +60,14 @@ Event: TypeAlias = "GraphCompiled | ProgramCompiled"
 Watch: TypeAlias = "Callable[[Event], None]"
 
 
-def graph_compiled(session: Session, entry: Entry, watch: Watch | None, *, cached: bool) -> None:
+def graph_compiled(
+    session: Session,
+    entry: Entry,
+    watch: Watch | None,
+    *,
+    cached: bool,
+    regions: Mapping[str, fx.GraphModule] = MappingProxyType({}),
+) -> None:
     """A graph is in `entry`, new or `cached`: count again what the cache saved counting, write tables and logs."""
     if cached:
         counts = entry.notes.get(COUNTERS)
@@ -68,7 +77,7 @@ def graph_compiled(session: Session, entry: Entry, watch: Watch | None, *, cache
         add_graph_rows(session, record, entry.folder)
         _log(session.config.logs, record, entry)
     if watch is not None:
-        watch(GraphCompiled(session.name, entry.folder, cached, session))
+        watch(GraphCompiled(session.name, entry.folder, cached, session, regions))
 
 
 def _log(logs: Collection[str], record: GraphRecord, entry: Entry) -> None:

@@ -6,7 +6,7 @@ import ctypes
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, final
 
@@ -139,10 +139,10 @@ class Runtime:
         """The launch function of a kernel on the GPU; see `GpuKernels.kernel`."""
         gpu = self.gpu or GpuKernels(self.folder, moved=self.moved)
         launch = gpu.kernel(name, programs, updated)
-        return self._watched(name, _in_range(name, launch) if self.named else launch)
+        return self._watched(name, _in_range(name, launch) if self.named else launch, gpu=True)
 
-    def _watched(self, name: str, function: Callable[..., T]) -> Callable[..., T]:
-        return function if self.note is None else _timed(name, function, self.note)
+    def _watched(self, name: str, function: Callable[..., T], gpu: bool = False) -> Callable[..., T]:
+        return function if self.note is None else _timed(name, function, self.note, gpu)
 
     def constant(self, key: str, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor of the compiled graph: as given, or read from its file, which holds its elements row by row.
@@ -202,18 +202,32 @@ def save_constant(tensor: torch.Tensor, path: Path) -> None:
     path.write_bytes(torch_compat.raw_bytes(tensor))
 
 
-def _timed(name: str, function: Callable[..., T], note: Note) -> Callable[..., T]:
-    """`function`, after each call of which `note` is told the time until its work is done."""
+def _timed(name: str, function: Callable[..., T], note: Note, gpu: bool) -> Callable[..., T]:
+    """`function`, after each call of which `note` is told the time of its work, which is on a GPU if operands are."""
 
     def timed(*args: Any, **kwargs: Any) -> T:
-        start = time.perf_counter()
-        result = function(*args, **kwargs)
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-        note(name, time.perf_counter() - start)
+        on_gpu = gpu or any(isinstance(arg, torch.Tensor) and arg.is_cuda for arg in externs.leaves(args))
+        result, seconds = measured(partial(function, *args, **kwargs), on_gpu)
+        note(name, seconds)
         return result
 
     return timed
+
+
+def measured(function: Callable[[], T], gpu: bool) -> tuple[T, float]:
+    """What `function` returns, and the seconds that its work took: on a GPU, those between its first kernel and
+    its last, without the processor's time to launch them.
+    """
+    if not gpu:
+        start = time.perf_counter()
+        return function(), time.perf_counter() - start
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch_compat.keep_gpu_busy()
+    begin.record()
+    result = function()
+    end.record()
+    end.synchronize()
+    return result, begin.elapsed_time(end) / 1e3
 
 
 def _in_range(name: str, launch: Callable[..., T]) -> Callable[..., T]:

@@ -10,23 +10,30 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, final
 
 import torch
 
 from gyrator.runtime.gpu_kernels import GpuKernels
-from gyrator.runtime.load import WRAPPER, BoxedCall, Runtime, names_of
+from gyrator.runtime.load import WRAPPER, BoxedCall, Runtime, measured, names_of
 from gyrator.runtime.pool import Pool
 from gyrator.torch_compat import outside_tracing
 
 
-def step_times(folder: Path, seconds: float = 0.2, gpu: GpuKernels | None = None) -> tuple[float, ...]:
+def step_times(
+    folder: Path,
+    seconds: float = 0.2,
+    gpu: GpuKernels | None = None,
+    regions: Mapping[str, Callable[..., object]] = MappingProxyType({}),
+) -> tuple[float, ...]:
     """Median seconds of each launch and call of a compiled graph on random inputs, in their order; `gpu` are its
-    kernels for the GPU.
+    kernels for the GPU, `regions` the graphs within it.
     """
     program, calls = names_of((folder / WRAPPER).read_text(), folder), list[list[float]]()
     with outside_tracing(), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        call: BoxedCall = program["bind"](Runtime(folder, Pool(), gpu=gpu, note=lambda _, took: calls[-1].append(took)))
+        note = lambda _, took: calls[-1].append(took)  # noqa: E731
+        call: BoxedCall = program["bind"](Runtime(folder, Pool(), gpu=gpu, note=note, regions=regions))
         given: list[Any] = program["inputs"]()
         end = time.perf_counter() + seconds
         while len(calls) < 3 or (time.perf_counter() < end and len(calls) < 100):
@@ -38,30 +45,27 @@ def step_times(folder: Path, seconds: float = 0.2, gpu: GpuKernels | None = None
 @final
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """What the machine reaches: bytes a second of a copy, operations a second of a float32 product."""
+    """What the machine reaches: bytes a second of a copy, operations a second of a matrix product."""
 
     bytes: float
     operations: float
 
 
 def machine_peaks(device: str = "cpu") -> Peaks:
-    """Measured on a copy of 64 MiB and a product of 768x768 matrices: the best of a few."""
-    source = torch.ones(1 << 24, device=device)
-    target, square = torch.empty_like(source), torch.ones(768, 768, device=device)
+    """Measured on a copy of 64 MiB and a product of 768x768 matrices: the best of a few. On a GPU, whose caches and
+    units are larger, on 512 MiB and a product of 8192x8192 matrices in bfloat16.
+    """
+    gpu = device != "cpu"
+    source = torch.ones(1 << (27 if gpu else 24), device=device)
+    size, dtype = (8192, torch.bfloat16) if gpu else (768, torch.float32)
+    target, square = torch.empty_like(source), torch.ones(size, size, dtype=dtype, device=device)
 
     def best(function: Callable[[], object]) -> float:
-        times = []
-        for _ in range(4):
-            start = time.perf_counter()
-            function()
-            if device != "cpu":
-                torch.cuda.synchronize()
-            times.append(time.perf_counter() - start)
-        return min(times)
+        return min(measured(function, gpu)[1] for _ in range(4))
 
     with torch.no_grad(), outside_tracing():
         copied = best(lambda: target.copy_(source))
-        return Peaks(2.0 * source.nbytes / copied, 2 * 768**3 / best(lambda: square @ square))
+        return Peaks(2.0 * source.nbytes / copied, 2 * size**3 / best(lambda: square @ square))
 
 
 @final
