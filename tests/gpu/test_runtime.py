@@ -16,8 +16,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import gyrator
 from gyrator import benchmark_fusion
-from gyrator.runtime.cuda_driver import cuda_driver
 from gyrator.report.data import roofline
+from gyrator.runtime.cuda_driver import cuda_driver
 from gyrator.runtime.profile import step_times
 from gyrator.runtime.triton_tune import times
 from tests.acceptance import check
