@@ -145,6 +145,6 @@ def _times(event: GraphCompiled, tuned: dict[str, tuple[Candidate, ...]]) -> tup
     stores = open_stores(event.session, gyrator.process.scratch_folder())
     try:
         gpu = GpuKernels(event.folder, stores.kernels, tuned=told)
-        return step_times(event.folder, gpu=gpu, regions=event.regions)
+        return step_times(event.folder, gpu=gpu, regions=event.regions, constants=event.constants)
     except Exception:  # whatever an operator thinks of random inputs
         return ()

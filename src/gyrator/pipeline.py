@@ -196,7 +196,7 @@ def compile_graph(
         if session.dump is not None:
             dump_compiled(session.dump, scheduled, record, entry, [code for _, code in kernels.texts.values()])
         call = loaded(entry, constants, {}, session, process, lowered.regions)
-        graph_compiled(session, entry, process.watch, cached=False, regions=lowered.regions)
+        graph_compiled(session, entry, process.watch, cached=False, regions=lowered.regions, constants=constants)
         compiled = Compiled(call, written, entry.key, str(entry.folder / WRAPPER))
         if session.config.validate:
             programs = [(name, p) for name, p in session.programs if isinstance(p, Program)]

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeAlias, final
 
+import torch
 from torch import fx
 
 from gyrator.autograd.partition import JointGraph, Partition
@@ -38,13 +39,16 @@ COUNTERS = "counters"
 @final
 @dataclass(frozen=True, slots=True)
 class GraphCompiled:
-    """A graph is ready: where its code and record lie, whether the cache had it, its session, graphs within it."""
+    """A graph is ready: where its code and record lie, whether the cache had it, its session, and what of it is
+    only in this process: graphs within it, and tensors that it holds.
+    """
 
     name: str
     folder: Path
     cached: bool
     session: Session
     regions: Mapping[str, fx.GraphModule]
+    constants: Mapping[str, torch.Tensor]
 
 
 @final
@@ -67,6 +71,7 @@ def graph_compiled(
     *,
     cached: bool,
     regions: Mapping[str, fx.GraphModule] = MappingProxyType({}),
+    constants: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> None:
     """A graph is in `entry`, new or `cached`: count again what the cache saved counting, write tables and logs."""
     if cached:
@@ -77,7 +82,7 @@ def graph_compiled(
         add_graph_rows(session, record, entry.folder)
         _log(session.config.logs, record, entry)
     if watch is not None:
-        watch(GraphCompiled(session.name, entry.folder, cached, session, regions))
+        watch(GraphCompiled(session.name, entry.folder, cached, session, regions, constants))
 
 
 def _log(logs: Collection[str], record: GraphRecord, entry: Entry) -> None:

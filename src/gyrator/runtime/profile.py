@@ -26,14 +26,15 @@ def step_times(
     seconds: float = 0.2,
     gpu: GpuKernels | None = None,
     regions: Mapping[str, Callable[..., object]] = MappingProxyType({}),
+    constants: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> tuple[float, ...]:
     """Median seconds of each launch and call of a compiled graph on random inputs, in their order; `gpu` are its
-    kernels for the GPU, `regions` the graphs within it.
+    kernels for the GPU, `regions` the graphs within it, `constants` those of its tensors that lie in no file.
     """
     program, calls = names_of((folder / WRAPPER).read_text(), folder), list[list[float]]()
     with outside_tracing(), torch.no_grad(), torch.random.fork_rng(devices=[]):
         note = lambda _, took: calls[-1].append(took)  # noqa: E731
-        call: BoxedCall = program["bind"](Runtime(folder, Pool(), gpu=gpu, note=note, regions=regions))
+        call: BoxedCall = program["bind"](Runtime(folder, Pool(), constants, gpu=gpu, note=note, regions=regions))
         given: list[Any] = program["inputs"]()
         end = time.perf_counter() + seconds
         while len(calls) < 3 or (time.perf_counter() < end and len(calls) < 100):
