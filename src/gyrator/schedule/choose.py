@@ -18,6 +18,7 @@ from gyrator.ir.program import Extern, Input, Program, View, defines, uses
 from gyrator.ir.tree import Config
 from gyrator.schedule.canonical import canonicalise
 from gyrator.schedule.cpu_gemm import CPP, Cpu, Packing, cpu_configs, in_panels, packing_of, panel_width
+from gyrator.schedule.cpu_linear import linear_unary
 from gyrator.schedule.epilogue import product_group
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_gemm import gpu_configs
@@ -82,6 +83,10 @@ class _Chooser:
             return
         title = _title(call, product)
         group = self._follower(call, product)
+        linear = None if group is None else linear_unary(call, product, group, self._program)
+        if group is not None and linear is not None:
+            self._choose_linear(call, product, group, linear, templates)
+            return
         answers = self._answers(title, (call,), plain, _signature(call))
         if not answers:
             return
@@ -92,12 +97,28 @@ class _Chooser:
             key = (_signature(call), _epilogue_key(product, group))
             answers = self._answers(f"{title} with epilogue", (call, group), (apart, *fused), key)
             if answers and answers[0].alternative is not apart:
-                at = self.units.index(group)
-                self.units[at : at + 1] = answers[0].alternative.units
-                self.units.remove(call)
+                self._exchange(call, group, answers[0].alternative)
                 return
         at = self.units.index(call)
         self.units[at : at + 1] = best.units
+
+    def _choose_linear(
+        self, call: Extern, product: Product, group: Group, linear: Extern, templates: tuple[Alternative, ...]
+    ) -> None:
+        """A frozen layer: the library fuses as well, so that everything is asked at once."""
+        library = Alternative("_linear_pointwise", "aten", (linear,))
+        apart = Alternative(f"{_op(call)}_then_epilogue", "aten", (call, group))
+        fused = tuple(_with_epilogue(a, group) for a in templates)
+        offered = (*fused, *((library, apart) if "aten" in self._options.gemm_backends or not fused else ()))
+        key = (_signature(call), _epilogue_key(product, group), "linear")
+        answers = self._answers(_title(call, product, "linear_unary"), (call, group), offered, key)
+        if answers:
+            self._exchange(call, group, answers[0].alternative)
+
+    def _exchange(self, call: Extern, group: Group, best: Alternative) -> None:
+        at = self.units.index(group)
+        self.units[at : at + 1] = best.units
+        self.units.remove(call)
 
     def _templates(self, call: Extern, product: Product) -> tuple[Alternative, ...]:
         backends, op = self._options.gemm_backends, _op(call)
@@ -125,10 +146,7 @@ class _Chooser:
     def _fused(self, product: Product, group: Group, answers: Sequence[Answer]) -> tuple[Alternative, ...]:
         """The best templates with the group as their epilogue."""
         best = [a.alternative for a in answers if a.alternative.backend != "aten"]
-        return tuple(
-            replace(a, units=tuple(replace(u, epilogue=group) if isinstance(u, Templated) else u for u in a.units))
-            for a in best[: self._options.max_epilogue_benchmarked_choices]
-        )
+        return tuple(_with_epilogue(a, group) for a in best[: self._options.max_epilogue_benchmarked_choices])
 
     def _follower(self, call: Extern, product: Product) -> Group | None:
         """The group that may become the product's epilogue: the first unit that reads it, over the same elements."""
@@ -168,14 +186,18 @@ def _op(call: Extern) -> str:
     return call.op.removeprefix("aten.").removesuffix(".default")
 
 
-def _title(call: Extern, product: Product) -> str:
-    """``addmm(64x16, 16x32, 32)``."""
-    shapes = [product.left.shape, product.right.shape]
+def _with_epilogue(a: Alternative, group: Group) -> Alternative:
+    return replace(a, units=tuple(replace(u, epilogue=group) if isinstance(u, Templated) else u for u in a.units))
+
+
+def _title(call: Extern, product: Product, op: str = "") -> str:
+    """``addmm(64x16, 16x32, 32)``, ``linear_unary(64x16, 32x16, 32)``."""
+    shapes = [product.left.shape, product.right.shape[::-1] if op else product.right.shape]
     if product.bias is not None:
         given = call.args[0]
         assert isinstance(given, View)
         shapes.append(given.shape)
-    return f"{_op(call)}({', '.join('x'.join(map(str, shape)) for shape in shapes)})"
+    return f"{op or _op(call)}({', '.join('x'.join(map(str, shape)) for shape in shapes)})"
 
 
 def _signature(call: Extern) -> Hashable:
