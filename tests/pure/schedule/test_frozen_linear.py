@@ -1,4 +1,4 @@
-"""A linear layer with a constant weight and an activation: the template on packed weights, or the library's fused call."""
+"""A linear layer with a constant weight and an activation: packed weights in the template, or one call of oneDNN."""
 
 from __future__ import annotations
 
