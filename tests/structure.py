@@ -36,7 +36,7 @@ CEILINGS = {
     "graph": 4_000,
     "autograd": 5_500,
     "lowering": 6_000,
-    "schedule": 5_400,
+    "schedule": 5_600,
     "codegen": 5_000,
     "templates": 3_500,
     "autotune": 2_000,
