@@ -147,7 +147,8 @@ def medians(calls: Mapping[str, Call], rounds: int = ROUNDS) -> dict[str, float]
 class Compiler:
     """Compiles graphs; products are chosen by times taken here, which it notes in ``row``."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, without: Sequence[str] = ()) -> None:
+        self.without = without
         self.config = Config.from_options(options={"max_autotune": True, "max_epilogue_benchmarked_choices": 6})
         self.device = torch.device("cuda", torch.cuda.current_device())
         self.targets, self.store = find_targets(self.config, self.device), Store(folder, "kernels")
@@ -180,7 +181,8 @@ class Compiler:
         rule, gpu = simplifier(exact_rounding=False), gpu_of(self.targets, self.device)
         begun = time.perf_counter()
         started, calls = {}, dict[str, Call]()
-        for a in question.alternatives:
+        alternatives = [a for a in question.alternatives if not {name for name, _ in a.parameters} & set(self.without)]
+        for a in alternatives:
             started[a.name] = self.start(plan_memory(question.program, a.units, rule, in_place=False, gpu=gpu))
         given: list[Any] = []
         for name, wait in started.items():
@@ -192,7 +194,7 @@ class Compiler:
                 print(f"  {name}: {str(problem)[:300]}", flush=True)
         built = time.perf_counter() - begun
         took = medians(calls, 7)
-        ranked = sorted((a for a in question.alternatives if a.name in took), key=lambda a: took[a.name])
+        ranked = sorted((a for a in alternatives if a.name in took), key=lambda a: took[a.name])
         found = {a.name: {"ms": took[a.name], "backend": a.backend, **dict(a.parameters)} for a in ranked}
         self.row.candidates[question.title] = found
         self.row.chosen += f" {ranked[0].name if ranked else 'nothing'}"
@@ -234,11 +236,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[], help="cases whose names contain one of these")
     parser.add_argument("--inductor", action="store_true")
+    parser.add_argument("--without", nargs="*", default=[], help="leave out candidates with these parameters")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     rows, failed = [], 0
     with tempfile.TemporaryDirectory() as folder:
-        compiler = Compiler(Path(folder))
+        compiler = Compiler(Path(folder), args.without)
         for case in cases():
             if args.only and not any(part in case.name for part in args.only):
                 continue

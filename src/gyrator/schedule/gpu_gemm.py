@@ -32,6 +32,8 @@ _DESCRIBED = (
     (64, 256, 128, 4, 4), (64, 128, 128, 4, 5),
 )  # fmt: skip
 """Likewise, of persistent programs that load by descriptors of tensors."""
+_SPECIALIZED = ((128, 256, 128, 4, 3), (128, 256, 128, 4, 4), (128, 128, 128, 4, 4))
+"""Likewise, where other warps load than compute, which Triton 3.6 has for GPUs of capability 9.0."""
 _SPLIT = (
     (16, 16, 2048, 8, 1, 8), (16, 16, 1024, 8, 2, 8), (16, 16, 512, 4, 3, 4), (16, 16, 256, 4, 1, 4),
     (16, 32, 512, 4, 3, 4), (32, 32, 512, 4, 3, 4), (32, 32, 512, 8, 2, 8), (32, 32, 128, 4, 1, 4),
@@ -62,7 +64,10 @@ def gpu_configs(product: Product, gpu: Gpu) -> Iterator[tuple[str, Config]]:
 
     yield from (("tiled", config(s)) for s in best(_TILED, MOST_TILED))
     if item == 2 and not batch and gpu.arch >= (9, 0) and all(map(_describable, (product.left, product.right))):
-        yield from (("described", config(s, PROGRAMS=gpu.processors)) for s in best(_DESCRIBED, MOST_DESCRIBED))
+        special = best(_SPECIALIZED, len(_SPECIALIZED)) if gpu.arch == (9, 0) else []
+        for s in [*best(_DESCRIBED, MOST_DESCRIBED), *special]:
+            more = {"PROGRAMS": min(gpu.processors, tiles(s))}
+            yield "described", config(s, **(more | {"SPECIALIZED": 1} if s in special else more))
     for s in [s for s in _SPLIT if s in best(_SPLIT, len(_SPLIT))]:
         step = max(s[2] // item, 16)
         length = -(-max(k // max(gpu.processors // tiles(s), 1), 1) // step) * step
