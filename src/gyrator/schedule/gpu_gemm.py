@@ -18,7 +18,7 @@ from gyrator.schedule.volume import volume
 
 GROUP_M = 8
 """Rows of tiles whose programs run at about the same time, so that they find each other's operands in the cache."""
-MOST_TILED, MOST_DESCRIBED, MOST_SPLIT = 8, 4, 8
+MOST_TILED, MOST_DESCRIBED = 6, 4
 
 _TILED = (
     (128, 256, 128, 8, 3), (256, 128, 128, 8, 3), (128, 128, 128, 4, 4), (128, 128, 128, 8, 3), (128, 128, 64, 8, 4),
@@ -35,11 +35,14 @@ _DESCRIBED = (
 _SPECIALIZED = ((128, 256, 128, 4, 3), (128, 256, 128, 4, 4), (128, 128, 128, 4, 4))
 """Likewise, where other warps load than compute, which Triton 3.6 has for GPUs of capability 9.0."""
 _SPLIT = (
-    (16, 16, 2048, 8, 1, 8), (16, 16, 1024, 8, 2, 8), (16, 16, 512, 4, 3, 4), (16, 16, 256, 4, 1, 4),
-    (16, 32, 512, 4, 3, 4), (32, 32, 512, 4, 3, 4), (32, 32, 512, 8, 2, 8), (32, 32, 128, 4, 1, 4),
-    (16, 128, 256, 4, 4, 0), (64, 64, 128, 4, 4, 0), (64, 128, 128, 4, 4, 0), (128, 128, 128, 8, 3, 0),
+    (16, 16, 256, 4, 1, 4, 1), (16, 16, 512, 4, 3, 4, 1), (16, 16, 512, 4, 5, 4, 1), (16, 16, 1024, 8, 3, 8, 1),
+    (16, 16, 256, 4, 5, 4, 2), (16, 32, 512, 4, 3, 4, 1), (16, 32, 512, 4, 5, 4, 1), (32, 32, 512, 4, 3, 4, 1),
+    (16, 128, 256, 4, 4, 0, 1), (64, 64, 128, 4, 4, 0, 1), (64, 128, 128, 4, 4, 0, 1), (128, 128, 128, 8, 3, 0, 1),
 )  # fmt: skip
-"""Likewise, of programs that sum a part of k each; last the slices of a block that warps sum on their own."""
+"""Likewise, of programs that sum a part of k each; last the slices of a block that warps sum on their own, and how
+many programs a processor has."""
+_FEW = 1 << 14
+"""Numbers that one program adds up at the end; of more it makes a tree."""
 
 
 def gpu_configs(product: Product, gpu: Gpu) -> Iterator[tuple[str, Config]]:
@@ -66,15 +69,17 @@ def gpu_configs(product: Product, gpu: Gpu) -> Iterator[tuple[str, Config]]:
     if item == 2 and not batch and gpu.arch >= (9, 0) and all(map(_describable, (product.left, product.right))):
         special = best(_SPECIALIZED, len(_SPECIALIZED)) if gpu.arch == (9, 0) else []
         for s in [*best(_DESCRIBED, MOST_DESCRIBED), *special]:
-            more = {"PROGRAMS": min(gpu.processors, tiles(s))}
-            yield "described", config(s, **(more | {"SPECIALIZED": 1} if s in special else more))
+            more = {"PROGRAMS": gpu.processors}
+            if tiles(s) >= gpu.processors:
+                yield "described", config(s, **(more | {"SPECIALIZED": 1} if s in special else more))
     for s in [s for s in _SPLIT if s in best(_SPLIT, len(_SPLIT))]:
+        *_, slices, several = s
         step = max(s[2] // item, 16)
-        length = -(-max(k // max(gpu.processors // tiles(s), 1), 1) // step) * step
+        length = -(-max(k // max(several * gpu.processors // tiles(s), 1), 1) // step) * step
         parts = -(-k // length)
-        if parts > 1 and (s[5] == 0 or s[2] // item // s[5] >= 16):
-            fan = 1 << (parts - 1).bit_length() if parts <= 32 else 1 << (parts.bit_length() + 1) // 2
-            yield "tiled", config(s, SPLIT_K=parts, FAN=fan, **({"SLICES": s[5]} if s[5] else {}))
+        if parts > 1 and (slices == 0 or step // slices >= 16):
+            power = (parts - 1).bit_length() if parts * s[0] * s[1] <= _FEW else (parts.bit_length() + 1) // 2
+            yield "tiled", config(s, SPLIT_K=parts, FAN=1 << power, **({"SLICES": slices} if slices else {}))
 
 
 def _describable(view: View) -> bool:
