@@ -129,3 +129,15 @@ def test_what_norms_read_along_rows_lies_in_rows(option: str, tmp_path: Path) ->
     torch.testing.assert_close(gyrator.compile(norms, options=options)(x, p), norms(x, p))
     (wrapper,) = tmp_path.glob("graphs/??/*/wrapper.py")
     assert ("(4800, 1, 100), torch.float32" in wrapper.read_text().partition("def inputs")[0]) is (option == "off")
+
+
+def test_the_gradient_of_a_transposed_result_comes_in_rows(backend: str) -> None:
+    """As norms and products give it; any other gradient is copied."""
+    torch._dynamo.reset()
+    x = torch.randn(4, 48, 100, requires_grad=True)
+    for dynamic in (False, True):
+        result = torch.compile(lambda x: x.transpose(1, 2) * 2, backend=backend, dynamic=dynamic)(x)
+        assert result.stride() == (4800, 1, 100)
+        for grad in (torch.randn(4, 100, 48), torch.randn(4, 48, 100).transpose(1, 2)):
+            (got,) = torch.autograd.grad(result, x, grad, retain_graph=True)
+            torch.testing.assert_close(got, grad.transpose(1, 2) * 2)

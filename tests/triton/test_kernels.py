@@ -209,7 +209,8 @@ def test_a_transposed_read_gets_a_tile_with_two_sides() -> None:
 
 
 def test_rows_that_lie_across_memory_are_read_in_tiles(compiler: Worker) -> None:
-    low = lowered(lambda x: torch.softmax(x.transpose(1, 2), -1), half(8, 512, 1500))
+    fn = lambda p, x: torch.softmax(p + x.transpose(1, 2), -1)  # noqa: E731
+    low = lowered(fn, half(1500, 512), half(8, 512, 1500))
     (kernel,) = gpu_plan(on_gpu(low.program)).kernels
     printed = print_triton(kernel)
     tiles = [config for config in printed.configs if dict(config.blocks).get("XBLOCK", 1) >= 16]
@@ -258,6 +259,21 @@ def test_rows_of_several_dimensions_are_run_through_in_one_loop(interpreter: Wor
     for got, wanted in zip(results, backward(*small), strict=True):
         assert isinstance(got, Tensor)
         torch.testing.assert_close(got, wanted, rtol=1e-2, atol=2e-2)
+
+
+def test_a_transposition_before_norms_is_a_kernel_with_a_tile_of_two_sides() -> None:
+    """Reductions then read rows; a gather is none."""
+
+    def norm(x: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        h = x.transpose(1, 2).contiguous().float()
+        return ((h - h.mean(-1, keepdim=True)) * 2).bfloat16(), x[at].sum(-1)
+
+    at = torch.arange(8)
+    plan = gpu_plan(on_gpu(lowered(norm, half(8, 512, 1500), at).program))
+    tilings = [kernel.tiling for kernel in plan.kernels]
+    assert sorted(
+        [t.block for t in tiling.tiles] for tiling in tilings if tiling and tiling.category == "pointwise"
+    ) == [["YBLOCK", "XBLOCK"]]
 
 
 def test_what_follows_from_statistics_of_few_columns_is_a_kernel_of_its_own() -> None:

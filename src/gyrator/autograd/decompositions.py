@@ -189,6 +189,16 @@ def _convolution_backward(g: Tensor, x: Tensor, *options: Any) -> tuple[Tensor |
     return found[0], found[1], g.sum([0, *range(2, g.ndim)])
 
 
+def _max_pool2d_backward(g: Tensor, x: Tensor, *options: Any) -> Tensor:
+    """max_pool2d_backward(g, x, …, where) with `where` in 16 or 32 bits, which is what is saved for it then."""
+    *others, where = options
+    height, width = x.shape[-2:]
+    if where.dtype != torch.int64 or type(height) is not int or type(width) is not int:
+        return NotImplemented
+    narrow = torch.int16 if height * width <= 1 << 15 else torch.int32
+    return aten.max_pool2d_with_indices_backward.default(g, x, *others, where.to(narrow))
+
+
 def _bernoulli(x: Tensor, p: Tensor | float | None = None, generator: torch.Generator | None = None) -> Tensor:
     """bernoulli(x, p) → (rand < p) as x's dtype, bernoulli(x) likewise with x for p; a generator of the user's own
     leaves the op whole.
@@ -253,6 +263,7 @@ def _foreach_table() -> dict[OpOverload, Decomposition]:
 _OURS: Mapping[OpOverload, Decomposition] = {
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
+    aten.max_pool2d_with_indices_backward.default: _max_pool2d_backward,
     **dict.fromkeys(list[Any](get_decompositions([aten.linspace])), _linspace),
     aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
     aten.silu.default: _silu,

@@ -27,7 +27,7 @@ from gyrator.autograd.attention import Masks
 from gyrator.autograd.builder import GraphBuilder, Meta, origin_of
 from gyrator.autograd.flex_attention import flex_attention, index
 from gyrator.autograd.inputs import Inputs
-from gyrator.autograd.layout import contiguous_strides, tangent_strides
+from gyrator.autograd.layout import contiguous_strides, is_transposed, tangent_strides
 from gyrator.autograd.recorder import Recorder
 from gyrator.autograd.symbols import expression
 from gyrator.errors import UnsupportedOperator
@@ -169,7 +169,7 @@ def _tangent_strides(result: Tensor) -> tuple[Any, ...]:
         return tangent_strides(result.shape, result.stride())
     dense = torch.empty_like(result).stride()
     same = [expression(step) for step in dense] == [expression(step) for step in result.stride()]
-    return result.stride() if same else contiguous_strides(result.shape)
+    return result.stride() if same and not is_transposed(result.stride()) else contiguous_strides(result.shape)
 
 
 @final

@@ -9,7 +9,13 @@ from typing import Any
 def tangent_strides(shape: Sequence[Any], strides: Sequence[Any]) -> tuple[Any, ...]:
     """The strides that the gradient of a result with these strides is expected with: the same where they are
     dense, which is how autograd makes gradients, else contiguous ones."""
-    return tuple(strides) if is_dense(shape, strides) else contiguous_strides(shape)
+    return tuple(strides) if is_dense(shape, strides) and not is_transposed(strides) else contiguous_strides(shape)
+
+
+def is_transposed(strides: Sequence[Any]) -> bool:
+    """Whether these are rows whose columns are contiguous, as of a transposed sequence. Norms and products, which
+    mostly come next, give contiguous gradients."""
+    return len(strides) == 3 and type(strides[1]) is int and strides[1] == 1
 
 
 def is_dense(shape: Sequence[Any], strides: Sequence[Any]) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gyrator.ir.program import Nest, Reduce, Scan, Scatter
 from gyrator.schedule.group import Group, Refused, depends_on_reduction, is_atomic
-from gyrator.schedule.layout import unit_axes
+from gyrator.schedule.layout import transposes, unit_axes
 from gyrator.schedule.volume import volume
 
 COLUMNS = 32
@@ -38,6 +38,8 @@ def gpu_refusal(group: Group) -> Refused | None:
     """Why a join of groups on a GPU does not pay or cannot be printed; None if it does."""
     if group.pointwise:
         return None
+    if any(transposes(m.nest) for m in group.members):
+        return Refused("a transposition has tiles of its own")
     if any(isinstance(m.nest.root, Scatter) and not is_atomic(m.nest) for m in group.members):
         return Refused("a scatter without atomics runs in order")
     scanned = {v for m in group.members if isinstance(m.nest.root, Scan) for v in m.nest.out}

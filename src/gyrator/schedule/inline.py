@@ -23,6 +23,7 @@ from gyrator.ir.program import (
     uses,
 )
 from gyrator.origin import Origins, merge
+from gyrator.schedule.layout import transposes
 from gyrator.schedule.simplify import Rule, rewrite_root
 from gyrator.schedule.volume import volume
 
@@ -47,11 +48,12 @@ class _Shape:
 @dataclass(frozen=True, slots=True)
 class _Reads:
     """How nests read a value: which ones, how often they load its elements in all (by size hints), by how many
-    distinct loads."""
+    distinct loads; whether it, or what follows from it, is reduced."""
 
     nests: tuple[Nest, ...] = ()
     evaluated: int = 0
     distinct: int = 0
+    reduced: bool = False
 
 
 def inline(program: Program, rule: Rule) -> Program:
@@ -122,12 +124,14 @@ def _reads(program: Program) -> dict[Value, _Reads]:
         points = volume(a.extent for a in node.axes)
         if isinstance(node.root, Reduce):
             points *= volume(a.extent for a in node.root.reduced)
-        own = found.get(node.out[0]) if _widens(node.root) and node.out[0] is not None else None
+        after = _Reads() if node.out[0] is None else found.get(node.out[0], _Reads())
+        own = after if _widens(node.root) and after.nests else None
+        reduced = isinstance(node.root, Reduce) or after.reduced
         for load in loads(expressions(node.root)):
             old = found.get(load.value, _Reads())
             new = own or _Reads(() if old.nests[-1:] == (node,) else (node,), points, 1)
             added = (old.evaluated + new.evaluated, old.distinct + new.distinct)
-            found[load.value] = _Reads((*old.nests, *new.nests), *added)
+            found[load.value] = _Reads((*old.nests, *new.nests), *added, old.reduced or reduced)
     return found
 
 
@@ -143,7 +147,7 @@ def _is_wider(cast: Op) -> bool:
 def _wanted(body: Expr, nest: Nest, reads: _Reads, pinned: bool) -> bool:
     if isinstance(body, Const):
         return True
-    if pinned:
+    if pinned or (reads.reduced and transposes(nest)):
         return False
     shape = _measure(body, nest)
     if shape.nodes > MAX_NODES or shape.loads > MAX_LOADS:

@@ -9,9 +9,12 @@ from typing import TypeAlias
 
 from gyrator.ir.expr import IndexValue, Load, Random, Value
 from gyrator.ir.index import ONE, Atom, Axis, Index, dot, substitute
-from gyrator.ir.program import Nest, Scatter, expressions, loads
+from gyrator.ir.program import Nest, Pointwise, Scatter, expressions, loads
 from gyrator.schedule.group import Axes, Group, Member
 from gyrator.schedule.volume import volume
+
+LARGE = 1 << 20
+"""Bytes of a value for which it is worth a kernel to lie in another way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,16 @@ def member_accesses(nest: Nest) -> tuple[Accesses, Accesses]:
 def _access(value: Value, index: tuple[Index, ...]) -> Access:
     position = dot(index, value.strides)
     return Access(position, volume(a.extent for a in position.axes()) * value.dtype.itemsize)
+
+
+def transposes(nest: Nest) -> bool:
+    """Whether a nest on a GPU copies a large value whose neighbours in memory become no neighbours: such a kernel has
+    tiles with two sides."""
+    if not (nest.on_gpu and isinstance(nest.root, Pointwise) and isinstance(nest.root.body, Load)):
+        return False
+    ((_, read), *indices), ((_, written),) = member_accesses(nest)
+    unit = _unit(read.position)
+    return not indices and written.weight >= LARGE and unit not in (None, _unit(written.position))
 
 
 def _unit(position: Index) -> Axis | None:
