@@ -141,7 +141,7 @@ class Config:
     cpu_isa: str = _option(
         "auto",
         "Instruction set of CPU kernels; `auto` asks the processor.",
-        choices=("auto", "scalar", "avx2", "avx512"),
+        choices=("auto", "scalar", "avx2", "avx512", "amx"),
     )
     cxx: str | None = _option(None, "The C++ compiler. None: $CXX, then g++, then clang++.")
     threads: int = _option(

@@ -164,7 +164,7 @@ def compile_graph(
             if session.config.benchmark_fusion:
                 slower = slower_fusions(targets, stores.kernels, session, process.workers, symbols.hints, gpu)
             threads = session.config.threads or torch.get_num_threads()
-            cpu = None if targets.cpu is None else Cpu(targets.cpu.isa, threads)
+            cpu = None if targets.cpu is None else Cpu(targets.cpu.vectors, threads)
             scheduled = schedule(lowered.program, session, gpu, slower, cpu=cpu)
             plan = scheduled.plan
             constants = {**lowered.constants, **packed_constants(scheduled.packings, lowered.constants)}

@@ -22,7 +22,7 @@ from gyrator.errors import DeviceUnsupported, ToolchainMissing
 from gyrator.folders import cache_folder
 from gyrator.optional import available
 from gyrator.runtime.cuda_driver import cuda_driver
-from gyrator.runtime.toolchain import cpu_isa, find_toolchain
+from gyrator.runtime.toolchain import ISA_FLAGS, cpu_isa, find_toolchain
 from gyrator.runtime.triton_build import LOWEST_CAPABILITY, find_target
 from gyrator.version import __version__
 
@@ -132,7 +132,7 @@ def _run(*command: str, text: str = "") -> tuple[bool, str]:
 
 def _instruction_set(config: Config) -> Finding:
     has, wanted = cpu_isa(), config.cpu_isa
-    if wanted not in ("auto", has) and (has == "scalar" or wanted == "avx512"):
+    if wanted != "auto" and tuple(ISA_FLAGS).index(wanted) > tuple(ISA_FLAGS).index(has):
         return Finding("instruction set", f"{has}, not {wanted}", "unset GYRATOR_CPU_ISA")
     return Finding("instruction set", has if wanted in ("auto", has) else f"{has}; kernels use {wanted}")
 

@@ -140,7 +140,7 @@ class _Chooser:
         width = panel_width(unit.configs[0], self._cpu)
         key = (product.right, width)
         if key not in self.packings:
-            self.packings[key] = packing_of(product.right, width, constant, len(self.packings))
+            self.packings[key] = packing_of(product.right, width, constant, len(self.packings), self._cpu)
         return in_panels(unit, product, self.packings[key])
 
     def _fused(self, product: Product, group: Group, answers: Sequence[Answer]) -> tuple[Alternative, ...]:

@@ -30,7 +30,9 @@ DEPTH = 256
 """Elements of k whose panels stay in the cache: a panel of 32 columns fills the first cache."""
 TILE_ROWS, TILE_COLUMNS = 256, 512
 """Most rows and columns of a tile: its sums and panels fill half of the second cache."""
-_REGISTERS = MappingProxyType({"scalar": (16, 1), "avx2": (16, 8), "avx512": (32, 16)})
+AMX_ROWS, AMX_DEPTH = 32, 512
+"""Rows and columns that AMX tiles sum at once, and elements of k whose panels stay in the cache."""
+_REGISTERS = MappingProxyType({"scalar": (16, 1), "avx2": (16, 8), "avx512": (32, 16), "amx": (32, 16)})
 """Vector registers of each instruction set, and the floats in one."""
 
 
@@ -53,8 +55,9 @@ def cpu_configs(product: Product, cpu: Cpu) -> Iterator[tuple[str, Config]]:
     m, n, k = (e.value for e in (product.out.shape[-2], product.out.shape[-1], product.left.shape[-1]))
     rows = m or volume((product.out.shape[-2],), TILE_ROWS)
     best = sorted(range(1, min(rows, registers // 2 - 2) + 1), key=lambda r: _cost(r, rows, registers))
-    for height in best[:2]:
-        v = _width(height, registers)
+    tiles = _on_tiles(product.left.value.dtype, cpu)
+    for height in [AMX_ROWS] if tiles else best[:2]:
+        v = AMX_ROWS // lanes if tiles else _width(height, registers)
         tail = (m % height or height) if m is not None else max(1, height // 2)
         unit = lcm(v * lanes, LANES)  # whole panels, and whole vectors of the epilogue
         columns = min(_block(n or TILE_COLUMNS, TILE_COLUMNS, unit), _share(n or TILE_COLUMNS, rows, cpu.threads))
@@ -62,7 +65,7 @@ def cpu_configs(product: Product, cpu: Cpu) -> Iterator[tuple[str, Config]]:
             "MR": height, "V": v, "TAIL": tail,
             "BLOCK_M": _block(rows, TILE_ROWS, height),
             "BLOCK_N": max(unit, columns // unit * unit),
-            "BLOCK_K": _block(k or DEPTH, DEPTH, 4),
+            "BLOCK_K": _block(k or AMX_DEPTH, AMX_DEPTH, AMX_ROWS) if tiles else _block(k or DEPTH, DEPTH, 4),
         }  # fmt: skip
         yield PANELS, Config(tuple(blocks.items()), 1)
 
@@ -85,13 +88,14 @@ def block_product(kernel: Kernel, contract: Contract, configs: tuple[Config, ...
 @dataclass(frozen=True, slots=True)
 class Packing:
     """A right operand in panels of ``width`` columns: ``value[p, k, c] = source[k, p * width + c]`` or 0. It is a part
-    of the constant with that ``key``.
+    of the constant with that ``key``. For AMX two neighbours along k lie side by side: ``value[p, k/2, c, k%2]``.
     """
 
     value: Value
     source: View
     width: int
     key: str
+    pairs: bool
 
 
 def panel_width(config: Config, cpu: Cpu) -> int:
@@ -99,12 +103,13 @@ def panel_width(config: Config, cpu: Cpu) -> int:
     return dict(config.blocks)["V"] * _REGISTERS[cpu.isa][1]
 
 
-def packing_of(source: View, width: int, key: str, number: int) -> Packing:
+def packing_of(source: View, width: int, key: str, number: int, cpu: Cpu) -> Packing:
     """The constant that holds ``source`` in panels; its name is told from others by ``number``."""
-    k, n = source.shape
+    (k, n), pairs = source.shape, _on_tiles(source.value.dtype, cpu)
+    k = (k + (AMX_ROWS - 1)) // AMX_ROWS * AMX_ROWS if pairs else k
     shape = ((n + (width - 1)) // width, k, as_index(width))
     name = f"{source.value.name}_panels_{number}"
-    return Packing(Value(name, shape, source.value.dtype, contiguous_strides(shape)), source, width, key)
+    return Packing(Value(name, shape, source.value.dtype, contiguous_strides(shape)), source, width, key, pairs)
 
 
 def in_panels(unit: Templated, product: Product, packing: Packing) -> Templated:
@@ -127,9 +132,15 @@ def packed_constants(packings: Sequence[Packing], constants: Mapping[str, Tensor
         (k, n), (rk, rn) = (tuple(i.value or 0 for i in at) for at in (packing.source.shape, packing.source.strides))
         whole = constants[packing.key]
         source = whole.as_strided((k, n), (rk, rn), whole.storage_offset() + (packing.source.offset.value or 0))
-        padded = pad(source, (0, -n % packing.width))
-        found[packing.value.name] = padded.view(k, -1, packing.width).transpose(0, 1).contiguous()
+        depth = packing.value.shape[1].value or 0
+        padded, together = pad(source, (0, -n % packing.width, 0, depth - k)), 2 if packing.pairs else 1
+        panels = padded.view(depth // together, together, -1, packing.width).permute(2, 0, 3, 1)
+        found[packing.value.name] = panels.reshape(-1, depth, packing.width).contiguous()
     return found
+
+
+def _on_tiles(dtype: torch.dtype, cpu: Cpu) -> bool:
+    return cpu.isa == "amx" and dtype == torch.bfloat16
 
 
 def _width(height: int, registers: int) -> int:

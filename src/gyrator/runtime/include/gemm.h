@@ -175,3 +175,7 @@ template <class T, int MR, int V, int Tail, bool Packed> struct Product {
 };
 
 }  // namespace gy
+
+#if defined(GY_AMX)
+#include "amx.h"
+#endif
