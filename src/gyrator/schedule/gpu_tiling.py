@@ -101,7 +101,7 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> tuple[tupl
             pairs = _mixed_rows(longest, _item(walk))
         else:
             pairs = _whole_columns(longest, points) if columns else _whole_rows(longest, points, gpu, _item(walk))
-            if not columns and _crosses(walk):
+            if not columns and _walks_columns(walk, 2):
                 pairs = [pairs[0], *((n, n * longest // 2048) for n in (16, 32) if 2048 <= n * longest <= WHOLE_ROW)]
         shapes = [(x, 0, warps) for x, warps in pairs]
     else:
@@ -215,8 +215,8 @@ def _read_again(axis: Axis, loops: tuple[Loop, ...]) -> int:
     return len(again)
 
 
-def _walks_columns(walk: _Walk) -> bool:
-    """Whether most bytes lie contiguously along the grid rather than along the rows."""
+def _walks_columns(walk: _Walk, most: int = 1) -> bool:
+    """Whether most bytes lie contiguously along the grid rather than along the rows, or more than one in ``most``."""
     weights = [0, 0]
     for position, size in walk.accesses:
         reached = upper(position)
@@ -224,18 +224,7 @@ def _walks_columns(walk: _Walk) -> bool:
         weight = size * min(volume(a.extent for a in position.axes()), span)
         for kind, axes in enumerate((walk.rows, walk.grid[-1:])):
             weights[kind] = max(weights[kind], weight if any(_contiguous(position, a) for a in axes) else 0)
-    return weights[1] > weights[0]
-
-
-def _crosses(walk: _Walk) -> bool:
-    """Whether a large access lies contiguously along the grid, and not along the rows."""
-    largest = max((volume(a.extent for a in position.axes()) for position, _ in walk.accesses), default=0)
-    return any(
-        2 * volume(a.extent for a in position.axes()) > largest
-        and any(_contiguous(position, axis) for axis in walk.grid[-1:])
-        and not any(_contiguous(position, axis) for axis in walk.rows)
-        for position, _ in walk.accesses
-    )
+    return weights[1] * most > weights[0]
 
 
 def _contiguous(position: Index, axis: Axis) -> bool:
