@@ -1,7 +1,5 @@
 """The command line: `python -m gyrator demo | doctor | bench | bisect | cache`."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated

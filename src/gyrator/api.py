@@ -1,7 +1,5 @@
 """The user's doors: `gyrator.compile` and `gyrator.reset`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import ParamSpec, TypeVar, overload
 

@@ -1,7 +1,5 @@
 """docs/config.md, generated from the declarations: `python -m gyrator.config_page > docs/config.md`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import MISSING, Field
 

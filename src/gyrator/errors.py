@@ -4,8 +4,6 @@ Each message says what happened, where (the user's file and line, and the node w
 what to try. `GyratorError` is abstract; every other class is final and raised by at least one test.
 """
 
-from __future__ import annotations
-
 from abc import ABC
 from collections.abc import Mapping
 from difflib import get_close_matches

@@ -1,7 +1,5 @@
 """Where gyrator keeps files of the user."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import platformdirs

@@ -3,8 +3,6 @@
 A table is declared by one line of `TABLES`; `metrics/tables.py` writes the files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import final

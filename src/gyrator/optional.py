@@ -3,8 +3,6 @@
 `available` asks without importing; `require` imports, or raises `ToolchainMissing` with the command that installs it.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from types import ModuleType

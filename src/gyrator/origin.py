@@ -3,8 +3,6 @@
 Every nest, kernel and error carries origins, so that generated code and reports can name the user's lines.
 """
 
-from __future__ import annotations
-
 import re
 import sysconfig
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Progress of long work: a bar on a terminal, a line every 5 seconds elsewhere, or silence."""
 
-from __future__ import annotations
-
 import sys
 import time
 from abc import ABC, abstractmethod

@@ -4,8 +4,6 @@ Everything else in gyrator uses torch's public or stable parts (torch.fx, torch.
 make_fx, ShapeEnv, decomposition tables, pytree).
 """
 
-from __future__ import annotations
-
 import importlib
 import operator
 import sys

@@ -5,8 +5,6 @@ The levels are the ATen graph (torch's operators), the program after lowering an
 reference interpreter), and the built code. Slow, and twice the memory; for finding out who is to blame.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ shell rebuilds it by repeating its views on the tensor that owns the memory, out
 autograd and later in-place writes see the same aliasing as in eager.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias

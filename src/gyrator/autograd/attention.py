@@ -9,8 +9,6 @@ GPUs refuse them and attention would be computed in float32, score by score. Tho
 computes them that way, and more precisely than the fused kernels.
 """
 
-from __future__ import annotations
-
 import operator
 from enum import Enum, auto
 from typing import Any, TypeAlias

@@ -5,8 +5,6 @@ and device as eager would have them. It states metadata only: nodes with equal m
 tensor, so its identity and storage mean nothing.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, final

@@ -15,8 +15,6 @@ stream that begins with a transposed view has such strides in eager up to its en
     n = layer_norm(h + f(h))      n = layer_norm(h + f(h))                        # all contiguous
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 functional_form(add_.Tensor) → add.Tensor        the new value is the last result
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto

@@ -4,8 +4,6 @@ A model repeats its layers: most calls are like an earlier one, and what torch's
 its own cache included, costs ten times as much as making a tensor of known metadata.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 

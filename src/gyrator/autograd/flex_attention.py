@@ -9,8 +9,6 @@ key. Gradients are autograd's own. The score matrix is a tensor of the graph: nu
 for the templates to find.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

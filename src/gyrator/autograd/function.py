@@ -1,7 +1,5 @@
 """The torch.autograd.Function around a forward and a backward graph."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

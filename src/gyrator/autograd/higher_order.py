@@ -9,8 +9,6 @@
 How each body is called is said here; `recorder.py` traces it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

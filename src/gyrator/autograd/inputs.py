@@ -1,7 +1,5 @@
 """Fake inputs for a trace, from the captured graph and the example inputs, and what they share."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

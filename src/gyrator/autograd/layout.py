@@ -1,7 +1,5 @@
 """Strides: which are dense, and which ones a gradient is expected with."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

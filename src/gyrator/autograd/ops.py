@@ -8,8 +8,6 @@
 Random numbers are Philox's (see `gyrator.ir.philox`): element k of a draw is counter k under the key seeds[slot].
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

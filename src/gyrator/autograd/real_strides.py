@@ -4,8 +4,6 @@ A traced graph promises the strides of its fake tensors, and what the user sees 
 eager. The functions here stand in for such operators on fake tensors: same result, eager's strides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

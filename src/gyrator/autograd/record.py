@@ -4,8 +4,6 @@ With the compiled graphs, which lie in the cache anyway, a later process has the
 Plain values stand for themselves, all others are an object of one key: {"tuple": [...]}, {"Number": [3]}.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from operator import attrgetter

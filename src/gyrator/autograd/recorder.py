@@ -4,8 +4,6 @@ The recorder is a dispatch mode below autograd: it sees ATen operators of the fo
 torch.autograd makes of it, with composite operators already taken apart. Mutation is functionalised on the way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ second time. Such draws become pure functions of a seed, which is drawn once, in
     r = aten.rand([4, 8])     →     s = gyrator.seeds(1, cpu);  r = gyrator.rand([4, 8], s, 0, float32, cpu)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -6,8 +6,6 @@ Which steps are needed is decided once. A program without mutation, aliased outp
         return compiled([*args])
 """
 
-from __future__ import annotations
-
 import linecache
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ While tracing, sizes are `torch.SymInt` objects that carry an expression over sy
 symbol is a placeholder or a size of a tensor, an expression is arithmetic on those. Equal expressions share nodes.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 

@@ -4,8 +4,6 @@ A fact is kept as text of integer arithmetic and comparisons. It is read as a sy
 symbolic sizes of the graph at hand, which makes torch guard it; nothing is evaluated as Python.
 """
 
-from __future__ import annotations
-
 import ast
 import math
 import operator

@@ -6,8 +6,6 @@ counts as absent. Entries are text, JSON, raw tensors and shared libraries: noth
 code runs, the folder must belong to the user and be writable by nobody else.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

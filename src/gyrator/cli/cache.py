@@ -1,7 +1,5 @@
 """`python -m gyrator cache`: what the cache on disk holds, and how to empty it."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

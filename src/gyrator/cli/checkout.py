@@ -1,7 +1,5 @@
 """Programs of a source checkout that the command line passes its arguments on to: benchmarks and the demo."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`python -m gyrator doctor`: what was found on this machine, what will be used, and what is wrong."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

@@ -9,8 +9,6 @@ The text needs the header ``kernel.h`` of ``gyrator/runtime/include``, which the
     }
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from gyrator.codegen.cpp_expr import Term

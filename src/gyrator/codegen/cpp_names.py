@@ -1,7 +1,5 @@
 """What things are called in C++: element types, literals, identifiers."""
 
-from __future__ import annotations
-
 import math
 import re
 import struct

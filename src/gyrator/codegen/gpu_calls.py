@@ -1,7 +1,5 @@
 """How a wrapper calls the GPU kernels of a plan: how many programs run, what of their arguments is known."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 
 from gyrator.codegen.python_text import index_text

@@ -1,7 +1,5 @@
 """How sizes, shapes, constants and names are written in Python."""
 
-from __future__ import annotations
-
 import keyword
 import math
 import re

@@ -1,7 +1,5 @@
 """Which inputs hold indices, and how large they may be: what a script that makes up inputs must know."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from gyrator.ir.expr import Checked, Load, Value

@@ -1,7 +1,5 @@
 """What kernels in C++ and in Triton are printed with alike: comments, sums of indices."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from textwrap import wrap
 

@@ -4,8 +4,6 @@ An :class:`ExprChecker` visits each interned node once per program or kernel, so
 number of distinct nodes. Problems are raised as :class:`RuleBroken`; the caller knows the node and the line.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import final

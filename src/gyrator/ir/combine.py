@@ -4,8 +4,6 @@ A *state* is the tuple of a reduction's results. ``reduce_dims`` turns elements 
 of no elements.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import TypeAlias

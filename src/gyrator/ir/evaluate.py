@@ -4,8 +4,6 @@
 dimension ``k``. Every expression then is a tensor that broadcasts to the grid's shape, in the IR's dtype.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias, cast, final

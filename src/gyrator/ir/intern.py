@@ -4,8 +4,6 @@ Equality of interned nodes is identity, so a comparison costs nothing, a diction
 walks a tree, and an analysis may be memoised on the node itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from inspect import get_annotations

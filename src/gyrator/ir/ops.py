@@ -5,8 +5,6 @@ whether it keeps zero. A missing column fails at import. The C++ names are funct
 overloaded for scalars and vectors.
 """
 
-from __future__ import annotations
-
 import enum
 import math
 from collections.abc import Callable, Mapping

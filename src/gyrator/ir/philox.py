@@ -13,8 +13,6 @@ gives four 32-bit words ``w0 … w3``.
 =============  =========================================================================================
 """
 
-from __future__ import annotations
-
 import math
 from typing import TypeAlias
 

@@ -7,8 +7,6 @@ of a call by a line of Python over the other symbols (:class:`~gyrator.ir.progra
 SymPy functions are told apart by name: torch's own classes are private and differ between versions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import reduce
 from types import MappingProxyType

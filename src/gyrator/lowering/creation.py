@@ -1,7 +1,5 @@
 """Ops that make tensors from numbers: full, empty, arange, scalar_tensor."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

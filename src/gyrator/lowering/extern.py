@@ -1,7 +1,5 @@
 """Calls of library operators: every op without a lowering, with results shaped as its fake kernel says; assertions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from operator import getitem
 from typing import TypeAlias

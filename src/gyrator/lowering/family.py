@@ -1,7 +1,5 @@
 """Families of lowerings: tables from operator overload to the function that lowers it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """From a functional ATen graph to a :class:`~gyrator.ir.program.Program`, node by node."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ others with subgraphs  one call of the whole operator (a region), which runs its
 =====================  ===============================================================================
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -5,8 +5,6 @@ An index tensor's element becomes an atom of the index algebra, checked against 
 wrap between Python's brackets, and raise in the named operators (gather, index_select, embedding, scatter).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

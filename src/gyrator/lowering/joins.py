@@ -1,7 +1,5 @@
 """Ops that put tensors side by side or around others: cat, constant_pad_nd, repeat, flip."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ nothing is scattered: with kernel ``k`` and stride ``s`` these are ``⌈k/s⌉``
 padding)/s⌋`` downwards. Adaptive pooling cuts the input into parts instead, as equal as they can be.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -4,8 +4,6 @@ All seeds of a graph come from one call at its first draw, ``gyrator.seeds.defau
 a run draws from torch's generator once, and draws at different places of a program have equal text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

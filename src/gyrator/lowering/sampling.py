@@ -9,8 +9,6 @@ In general input ``i`` meets ``count`` outputs at most, from ``first(i)`` on; ea
 what it took from ``i``, so a bound that is too wide costs time, never a wrong sum.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -4,8 +4,6 @@ Symbolic integers are indices through their traced meaning (``b.symbols``), so o
 itself: ``s0 >= 3`` → ``ge(index(s0), 3)``, ``s0 / 2`` → ``div(cast<f64>(index(s0)), 2.0)``.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence

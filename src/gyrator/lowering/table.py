@@ -1,7 +1,5 @@
 """Every lowering by operator overload. An overload that stands in no family becomes an extern call."""
 
-from __future__ import annotations
-
 from types import MappingProxyType
 
 from torch._ops import OpOverload

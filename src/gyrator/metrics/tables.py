@@ -1,7 +1,5 @@
 """Writing metric tables: `metric_table_NAME.csv` in the working directory, for the tables that are on."""
 
-from __future__ import annotations
-
 import csv
 import fcntl
 import io

@@ -1,7 +1,5 @@
 """A report: everything that `explain` found, as plain data."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import final

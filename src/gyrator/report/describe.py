@@ -1,7 +1,5 @@
 """From a plan, and the program and decisions that it was made from, to the record of a compiled graph."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod

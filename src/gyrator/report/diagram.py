@@ -2,8 +2,6 @@
 layers from top to bottom. Plain SVG.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape

@@ -4,8 +4,6 @@ Graphs are Python programs that run by themselves on random inputs and print the
 plans are text.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,6 @@
 It is called through ctypes, so that neither a C++ compiler nor a further package is needed.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from functools import cache

@@ -5,8 +5,6 @@ are copied into the recording's own memory before a replay, and outputs out of i
 returned stays as it is. The first call of each kind runs as usual, so that kernels are loaded and tuned.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final

@@ -1,7 +1,5 @@
 """Operators that wrappers call: how they are found, and the checks of what they return."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 

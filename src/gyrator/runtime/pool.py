@@ -9,8 +9,6 @@ so it holds no more than what was in use at once some time before. It gives back
 compiled function dies, when free memory runs short, and on :meth:`Pool.clear`.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Timing what a wrapper calls, kernel by kernel: for reports, and for the option `profile_bandwidth`."""
 
-from __future__ import annotations
-
 import atexit
 import statistics
 import sys

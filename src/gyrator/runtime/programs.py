@@ -4,8 +4,6 @@ Graphs (`entries`) are found by what they compute; a program is found by what to
 names its graphs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final

@@ -1,7 +1,5 @@
 """A plan's kernels for both targets: those with tiles are printed as Triton and run on a GPU, the others as C++."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The C++ compiler, its flags and the processor's instruction set."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil

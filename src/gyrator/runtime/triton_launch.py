@@ -13,8 +13,6 @@ A thread takes the block for as long as its call of the driver lasts, since the 
 interpreter's lock; a second thread makes itself another one.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ What the kernel would change twice is put aside before and put back after. The c
 under the kernel, the GPU and the sizes, so that later processes load that one binary alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

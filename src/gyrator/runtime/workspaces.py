@@ -1,7 +1,5 @@
 """Memory that launches on a GPU use beside their arguments."""
 
-from __future__ import annotations
-
 from typing import final
 
 import torch

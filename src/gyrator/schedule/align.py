@@ -9,8 +9,6 @@ renaming, once axes are split far enough:
     →  m splits into (b, s), n into (h, d); views, transposes and flattening need no case of their own
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 The twelve layers of a model give twelve equal groups of each kind; finding that out costs a tenth of building a kernel.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Hashable

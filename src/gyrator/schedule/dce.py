@@ -1,7 +1,5 @@
 """Dead code: nodes whose results nobody wants."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from gyrator.ir.program import Extern, Nest, Node, Program, defines, shown_values, uses

@@ -1,7 +1,5 @@
 """Nests without work: results without elements, and reductions of none."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from gyrator.ir.expr import Const, Value

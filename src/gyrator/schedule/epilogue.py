@@ -6,8 +6,6 @@ The product is a nest like any other. What it reads, the *accumulator*, is a loc
 fills; it lies nowhere, so its device is "meta".
 """
 
-from __future__ import annotations
-
 import torch
 
 from gyrator.ir.expr import Const, Expr, Load, Op, Value

@@ -1,7 +1,5 @@
 """What a schedule knows of a GPU, and which fusions pay there."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from gyrator.ir.program import Nest, Reduce, Scan, Scatter

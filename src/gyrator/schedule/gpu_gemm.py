@@ -1,7 +1,5 @@
 """Templates of matrix products on a GPU: which blocks are worth a trial for a product's shape."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from math import prod

@@ -1,7 +1,5 @@
 """Choosing a group's loops for a GPU: a grid of tiles, and within a program one loop per space."""
 
-from __future__ import annotations
-
 from gyrator.ir.expr import Value
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, product
 from gyrator.schedule.group import Axes, Group

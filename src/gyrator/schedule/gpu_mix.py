@@ -9,8 +9,6 @@ The backward of a layer norm needs sums along each row (for the gradient of the 
 and a small kernel adds up the P partial rows. Everything is read once.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from gyrator.ir.index import Index

@@ -1,7 +1,5 @@
 """Reductions on a GPU: few long ones are split over programs, and a softmax reads a long row once less."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 As rows of a tile its few elements would fill a part of a warp, and neighbours in memory would lie in other tiles.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import reduce

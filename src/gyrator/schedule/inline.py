@@ -1,7 +1,5 @@
 """Inlining: copy a cheap producer into its readers instead of storing it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """How a group walks through memory: strides of its accesses along its axes, and what follows for the order of loops."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """From groups in order to a plan: kernels, placements, and when each value's name ends."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 

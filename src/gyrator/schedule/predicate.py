@@ -1,7 +1,5 @@
 """Masks into loads: after this pass no ``Masked`` is left."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

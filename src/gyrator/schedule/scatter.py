@@ -1,7 +1,5 @@
 """Scatters onto a constant become pointwise selects, which fuse with what follows."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

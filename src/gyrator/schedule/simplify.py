@@ -1,7 +1,5 @@
 """Local rules on expressions: what can be said shorter without changing any value."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

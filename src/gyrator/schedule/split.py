@@ -1,7 +1,5 @@
 """Reductions in two steps that all cores, or all multiprocessors, share."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

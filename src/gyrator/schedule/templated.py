@@ -6,8 +6,6 @@ parallel row < M
     z[row, column] = relu(%acc) + r[row, column]
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from gyrator.ir.expr import Expr, Load, Ref, Value, rewrite

@@ -4,8 +4,6 @@ The order is maintained as by Pearce and Kelly, "A dynamic topological sort algo
 graphs" (2007): a merge looks only at units ranked between the two.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 

@@ -1,7 +1,5 @@
 """How large things are, for cost models."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from gyrator.ir.index import Index, upper

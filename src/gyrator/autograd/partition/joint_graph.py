@@ -1,7 +1,5 @@
 """A joint graph as partitioners see it: its nodes by role."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any

@@ -4,8 +4,6 @@ Vertices are small integers, capacities are integers. Edges lie in flat lists, a
 so that `edge ^ 1` is the way back.
 """
 
-from __future__ import annotations
-
 from typing import final
 
 UNBOUNDED = 1 << 60

@@ -6,8 +6,6 @@ set of values to save that lets backward reach everything it reads, and the mini
 formulation is known from T. Chen et al., arXiv:1604.06174 and from torch's partitioner; the bans below are ours.)
 """
 
-from __future__ import annotations
-
 import operator
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A partition: the values that forward saves for backward, and why. `save_all` is the plain one."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -7,8 +7,6 @@ random                   never, unless its seed is a value of the graph
 others                   matrix products, convolutions, attention, sorts: not by default
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

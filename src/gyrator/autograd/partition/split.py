@@ -1,7 +1,5 @@
 """Cuts a joint graph into a forward and a backward graph, given the values that go from one to the other."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
