@@ -166,9 +166,10 @@ def describe_outputs(recorder: Recorder, inputs: Sequence[Any], grad_fns: Sequen
     results = _Results(recorder)
     updates = tuple(_updates(recorder, inputs, grad_fns, results))
     flat, structure = pytree.tree_flatten(outputs)
-    positions = {id(value): position for position, value in enumerate(inputs) if isinstance(value, Tensor)}
+    kinds = (Tensor, *SYMBOLIC_TYPES)
+    positions = {id(value): position for position, value in enumerate(inputs) if isinstance(value, kinds)}
     shared = _shared_roots(recorder, flat)
-    sources = tuple(_source(recorder, value, positions, shared, results, inputs) for value in flat)
+    sources = tuple(_source(recorder, value, positions, shared, results) for value in flat)
     changes = tuple(
         MetadataChange(parent.root.input, op, tuple(results.number(arg) for arg in args))
         for parent, op, args in recorder.metadata_changes
@@ -217,24 +218,14 @@ def _shared_roots(recorder: Recorder, flat: Sequence[Any]) -> set[int]:
     return {root for root, values in views.items() if len(values) > 1}
 
 
-def _source(
-    recorder: Recorder,
-    value: Any,
-    positions: dict[int, int],
-    shared: set[int],
-    results: _Results,
-    inputs: Sequence[Any],
-) -> Source:
+def _source(recorder: Recorder, value: Any, positions: dict[int, int], shared: set[int], results: _Results) -> Source:
+    if id(value) in positions:
+        return FromInput(positions[id(value)])
     if isinstance(value, SYMBOLIC_TYPES):
-        for position, given in enumerate(inputs):
-            if given is value:
-                return FromInput(position)
         number = results.number(value)
         return FromGraph(number.result) if isinstance(number, Number) else Literal(number)
     if not isinstance(value, Tensor):
         return Literal(value)
-    if id(value) in positions:
-        return FromInput(positions[id(value)])
     alias = recorder.alias_of(value)
     if alias.root.input is not None:
         return FromInput(alias.root.input, _chain(alias, results))
@@ -259,8 +250,5 @@ def _chain(alias: Alias, results: _Results) -> tuple[ReplayedView, ...]:
 
 def _is_input(parent: Alias, recorder: Recorder, inputs: Sequence[Any]) -> bool:
     """Whether the tensor whose metadata changed is an input itself, not a view of one."""
-    current = parent
-    while current.parent is not None:
-        current = current.parent
-    position = current.root.input
+    position = parent.root.input
     return position is not None and position < len(inputs) and recorder.alias_of(inputs[position]).parent is not None

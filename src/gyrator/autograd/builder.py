@@ -49,10 +49,7 @@ class GraphBuilder:
         """A new input of the graph. Symbols among its sizes become known."""
         node = self.graph.placeholder(name)
         node.meta["val"] = self.metadata(value)
-        if isinstance(value, Tensor):
-            self.symbols.bind_sizes(value, node)
-        elif isinstance(value, SYMBOLIC_TYPES):
-            self.symbols.bind(value, node)
+        self.symbols.bind_any(value, node)
         return node
 
     def append(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> Node:

@@ -102,7 +102,7 @@ class _Pass:
                 nodes[node] = new.body(inner.run(body.graph, dict(body.named_children())).graph, inner._new.bodies)
             else:
                 nodes[node] = new.graph.node_copy(node)
-                self._symbols(nodes[node])
+                new.symbols.bind_any(node.meta["val"], nodes[node])
         return new
 
     def _inner(self, keep_numbers: bool) -> _Pass:
@@ -110,13 +110,6 @@ class _Pass:
         inner = _Pass(self._table, GraphBuilder(self._new.fake_mode, self._new.values, keep_numbers))
         inner._templates = self._templates
         return inner
-
-    def _symbols(self, node: Node) -> None:
-        value = node.meta["val"]
-        if isinstance(value, Tensor):
-            self._new.symbols.bind_sizes(value, node)
-        elif isinstance(value, SYMBOLIC_TYPES):
-            self._new.symbols.bind(value, node)
 
     def _call(self, node: Node) -> None:
         target = node.target
@@ -137,10 +130,8 @@ class _Pass:
         copy = self._new.graph.create_node("call_function", target, self._mapped(node.args), self._mapped(node.kwargs))
         copy.meta = dict(node.meta)
         self._nodes[node] = copy
-        if isinstance(node.meta["val"], SYMBOLIC_TYPES):
-            self._new.symbols.bind(node.meta["val"], copy)
-        elif "unbacked_bindings" in node.meta:
-            self._symbols(copy)
+        if isinstance(node.meta["val"], SYMBOLIC_TYPES) or "unbacked_bindings" in node.meta:
+            self._new.symbols.bind_any(node.meta["val"], copy)
 
     def _mapped(self, argument: Any) -> Any:
         return map_arg(argument, self._nodes.__getitem__)

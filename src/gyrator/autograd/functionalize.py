@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from gyrator.autograd import ops
-from gyrator.autograd.builder import GraphBuilder
+from gyrator.autograd.builder import GraphBuilder, mapped
 from gyrator.autograd.symbols import expression
 from gyrator.autograd.views import IDENTITY_VIEWS, PARENT, WRITTEN, Call, View, inverse, strided_inverse
 from gyrator.errors import UnsupportedOperator
@@ -135,8 +135,7 @@ def _moved(view: View, root: Root) -> View:
 def _replay(view: View, parent: Node, build: GraphBuilder) -> Node:
     if view.op in IDENTITY_VIEWS:
         return parent
-    args = tuple(_numbers(arg, build) for arg in view.args)
-    kwargs = {key: _numbers(arg, build) for key, arg in view.kwargs.items()}
+    args, kwargs = mapped(view.args, build.number), mapped(dict(view.kwargs), build.number)
     node = _call_view(view.op, (parent, *args), kwargs, build)
     return node if view.index is None else build.result(node, view.index)
 
@@ -146,7 +145,7 @@ def _emit(call: Call, old: Node, written: Node, build: GraphBuilder) -> Node:
     if op in IDENTITY_VIEWS:
         return written
     slots = {PARENT: old, WRITTEN: written}
-    nodes = tuple(slots[arg] if arg is PARENT or arg is WRITTEN else _numbers(arg, build) for arg in args)
+    nodes = tuple(slots[arg] if arg is PARENT or arg is WRITTEN else mapped(arg, build.number) for arg in args)
     return _call_view(op, nodes, {}, build)
 
 
@@ -178,9 +177,3 @@ def _like(value: Node, old: Node, build: GraphBuilder) -> Node:
     with build.fake_mode:
         stated = torch.empty_strided(wanted.shape, wanted.stride(), dtype=wanted.dtype, device=wanted.device)
     return build.append(ops.restride, (value, strides), {}, stated)
-
-
-def _numbers(argument: Any, build: GraphBuilder) -> Any:
-    if isinstance(argument, (tuple, list)):
-        return [_numbers(item, build) for item in argument]
-    return build.number(argument)

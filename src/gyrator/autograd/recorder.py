@@ -17,7 +17,7 @@ from torch.fx import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gyrator import torch_compat
-from gyrator.autograd.builder import PLAIN_TYPES, GraphBuilder
+from gyrator.autograd.builder import PLAIN_TYPES, GraphBuilder, flatten
 from gyrator.autograd.effects import Behaviour, Effect, arguments, behaviour
 from gyrator.autograd.fake_results import FakeResults
 from gyrator.autograd.functionalize import Alias, Root, new_root, read, write
@@ -218,11 +218,9 @@ class Recorder(TorchDispatchMode):
         bindings = torch_compat.fresh_symbols(self.build.fake_mode, out)
         if bindings:
             node.meta["unbacked_bindings"] = bindings
-        results = out if isinstance(out, (tuple, list)) else (out,)
-        for item in results:
+        for item in flatten(out):
             if isinstance(item, Tensor):
-                holder = self._aliases[id(item)].node if isinstance(out, (tuple, list)) else node
-                self.build.symbols.bind_sizes(item, holder)
+                self.build.symbols.bind_any(item, self._aliases[id(item)].node)
 
     def _view(self, call: _Call) -> None:
         func, (source, *others), out = call.func, call.args, call.out

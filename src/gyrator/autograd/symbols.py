@@ -43,9 +43,11 @@ class SymbolTable:
         """`node` computes `value`. The first binding of an expression wins."""
         self._nodes.setdefault(value.node.expr, node)
 
-    def bind_sizes(self, tensor: torch.Tensor, node: Node) -> None:
-        """The symbols among the sizes of `tensor` can be read from `node`."""
-        sizes: tuple[Any, ...] = tuple(tensor.shape)
+    def bind_any(self, value: Any, node: Node) -> None:
+        """`node` holds `value`: a symbolic number, a tensor whose sizes can be read from it, or something else."""
+        if isinstance(value, SYMBOLIC_TYPES):
+            self.bind(value, node)
+        sizes: tuple[Any, ...] = tuple(value.shape) if isinstance(value, torch.Tensor) else ()
         for dim, size in enumerate(sizes):
             if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
                 self._sources.setdefault(size.node.expr, (node, dim))
@@ -55,23 +57,17 @@ class SymbolTable:
         expr = value.node.expr
         if isinstance(expr, (sympy.Number, sympy.logic.boolalg.BooleanAtom)):
             return torch_compat.plain_number(expr)
-        found = self._nodes.get(expr)
-        if found is not None:
-            return found
-        for symbol in expr.free_symbols:
-            self._bind_symbol(symbol)
-        node: Node | int | float | bool
-        node = (
-            self._nodes[expr]
-            if expr in self._nodes
-            else torch_compat.build_expression(
-                expr, self._graph, {symbol: self._nodes[symbol] for symbol in expr.free_symbols}
-            )
-        )
-        if isinstance(node, Node):
+        if expr not in self._nodes:
+            for symbol in expr.free_symbols:
+                self._bind_symbol(symbol)
+        if expr not in self._nodes:
+            known = {symbol: self._nodes[symbol] for symbol in expr.free_symbols}
+            node = torch_compat.build_expression(expr, self._graph, known)
+            if not isinstance(node, Node):
+                return node
             node.meta.setdefault("val", value)
             self._nodes[expr] = node
-        return node
+        return self._nodes[expr]
 
     def _bind_symbol(self, symbol: sympy.Symbol) -> None:
         if symbol in self._nodes:

@@ -73,15 +73,9 @@ def is_view(op: OpOverload) -> bool:
 
 
 def inverse(view: View, parent: Tensor, written: Tensor) -> Call | None:
-    """The call that gives the parent's new value from its old one and the view's new one.
+    """The call that gives the parent's new value from its old one and the view's new one, whose metadata these are.
 
-    Args:
-        view: how the view was made.
-        parent: metadata of the parent.
-        written: metadata of the view.
-
-    Returns:
-        The call, or None where the operator is not known; `as_strided_scatter` on the root serves then.
+    None where the operator is not known; `as_strided_scatter` on the root serves then.
     """
     rule = _INVERSES.get(view.op)
     return rule(view, parent, written) if rule is not None else None

@@ -78,7 +78,7 @@ class _ProgramChecker:
         self.program = program
         self.values: dict[str, Value] = {}
         self.sizes: set[Size] = set()
-        self.exprs = ExprChecker(self._defined_load, _no_ref, self.sizes.__contains__, spec.masked)
+        self.exprs = ExprChecker(lambda load: self.defined(load.value), _no_ref, self.sizes.__contains__, spec.masked)
 
     def run(self) -> None:
         program = self.program
@@ -130,9 +130,6 @@ class _ProgramChecker:
             raise RuleBroken(f"value {value} is not defined before its use")
         if known is not value:
             raise RuleBroken(f"value {value} is used as {_describe(value)}, defined as {_describe(known)}")
-
-    def _defined_load(self, load: Load) -> None:
-        self.defined(load.value)
 
     def uniform(self, index: Index) -> None:
         """``index`` depends on sizes alone."""

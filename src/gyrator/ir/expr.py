@@ -307,9 +307,7 @@ def rewrite(expr: Expr, replace: Callable[[Expr], Expr | None], mapping: Mapping
         indices = e.indices()
         new_children = tuple([visit(c) for c in children])
         new_indices = tuple([index(i) for i in indices])
-        same = all(a is b for a, b in zip(children, new_children, strict=True)) and all(
-            a is b for a, b in zip(indices, new_indices, strict=True)
-        )
+        same = new_children == children and new_indices == indices
         rebuilt = e if same else e.rebuild(new_children, new_indices)
         result = replace(rebuilt)
         memo[e] = rebuilt if result is None else result

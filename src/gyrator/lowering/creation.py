@@ -18,10 +18,6 @@ def _scalar(b: Builder, out: Meta, value: Operand, **_: Any) -> TensorRef:
     return b.pointwise(out, lambda at: element(value, at, out.dtype))
 
 
-def _full(b: Builder, out: Meta, size: object, value: Operand, **_: Any) -> TensorRef:
-    return _scalar(b, out, value)
-
-
 def _empty(b: Builder, out: Meta, *_: Any, **__: Any) -> TensorRef:
     """Zeros, which cost nothing where they are inlined."""
     return b.full(out, constant(0, out.dtype))
@@ -47,23 +43,11 @@ def _whole(value: Operand) -> Index | None:
     return as_index(int(value)) if isinstance(value, (int, float)) and value == int(value) else None
 
 
-def _arange(b: Builder, out: Meta, end: Operand, **_: Any) -> TensorRef:
-    return _range(b, out)
-
-
-def _arange_from(b: Builder, out: Meta, start: Operand, end: Operand, step: Operand = 1, **_: Any) -> TensorRef:
-    return _range(b, out, start, step)
-
-
-def _iota(b: Builder, out: Meta, length: Operand, *, start: Operand, step: Operand, **_: Any) -> TensorRef:
-    return _range(b, out, start, step)
-
-
 LOWERINGS: Family = {
-    **rows(_full, "full full_like"),
+    **rows(lambda b, out, size, value, **_: _scalar(b, out, value), "full full_like"),
     **rows(_scalar, "scalar_tensor"),
     **rows(_empty, "empty empty_strided new_empty_strided empty_permuted", "default memory_format"),
-    **rows(_arange, "arange"),
-    **rows(_arange_from, "arange", "start start_step"),
-    prims.iota.default: _iota,
+    **rows(lambda b, out, end, **_: _range(b, out), "arange"),
+    **rows(lambda b, out, start, end, step=1, **_: _range(b, out, start, step), "arange", "start start_step"),
+    prims.iota.default: lambda b, out, length, *, start, step, **_: _range(b, out, start, step),
 }

@@ -240,10 +240,6 @@ def _clamp(b: Builder, out: Meta, x: TensorRef, low: Operand | None = None, high
     return b.elementwise(out, (x, *[limit for _, limit in bounds if limit is not None]), body)
 
 
-def _clamp_max(b: Builder, out: Meta, x: TensorRef, high: Operand) -> TensorRef:
-    return _clamp(b, out, x, None, high)
-
-
 # -- tests of one number -----------------------------------------------------------------------------------
 def _float_test(name: str, b: Builder, out: Meta, x: TensorRef) -> TensorRef:
     """isnan and the like: false for integers."""
@@ -307,7 +303,7 @@ LOWERINGS: Family = {
     **rows(_div_mode, "div", "Tensor_mode Scalar_mode"),
     **rows(_pow, "pow", "Tensor_Tensor Tensor_Scalar Scalar"),
     **rows(_clamp, "clamp clamp_min", "default Tensor"),
-    **rows(_clamp_max, "clamp_max", "default Tensor"),
+    **rows(lambda b, out, x, high: _clamp(b, out, x, None, high), "clamp_max", "default Tensor"),
     **rows(_lerp, "lerp", "Tensor Scalar"),
     **rows(_where, "where", "self ScalarSelf ScalarOther Scalar"),
     aten.nextafter.default: _nextafter,

@@ -143,10 +143,6 @@ def _scatter(combine: str, b: Builder, out: Meta, x: TensorRef, dim: int, index:
     return scatter(b, out, x, _points(x, dim, index), source, combine)
 
 
-def _scatter_combining(b: Builder, out: Meta, *args: Any, reduce: str) -> Any:
-    return _scatter(COMBINES[reduce], b, out, *args)
-
-
 def _index_add(
     b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, source: TensorRef, *, alpha: Operand = 1
 ) -> Any:
@@ -156,10 +152,6 @@ def _index_add(
         scaled = Meta(source.shape, source.dtype, contiguous_strides(source.shape), out.device)
         source = b.elementwise(scaled, (source, alpha), lambda s, a: op("mul", s, a), suffix="scaled")
     return scatter(b, out, x, _points(x, dim, index, source), source, "add")
-
-
-def _index_copy(b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, source: TensorRef) -> Any:
-    return scatter(b, out, x, _points(x, dim, index, source), source)
 
 
 def _reduce(
@@ -343,12 +335,12 @@ LOWERINGS: Family = {
     **rows(_index_put, "index_put _unsafe_index_put"),
     **rows(partial(_scatter, "set"), "scatter", "src value"),
     **rows(partial(_scatter, "add"), "scatter_add"),
-    **rows(_scatter_combining, "scatter", "reduce value_reduce"),
+    **rows(lambda *args, reduce: _scatter(COMBINES[reduce], *args), "scatter", "reduce value_reduce"),
     **rows(partial(_reduce, False), "scatter_reduce", "two"),
     **rows(_masked_scatter, "masked_scatter"),
     **rows(_put, "put"),
     **rows(_index_add, "index_add"),
-    **rows(_index_copy, "index_copy"),
+    **rows(lambda b, out, x, d, i, new: scatter(b, out, x, _points(x, d, i, new), new), "index_copy"),
     **rows(partial(_reduce, True), "index_reduce"),
     **rows(_select_scatter, "select_scatter"),
     **rows(_slice_scatter, "slice_scatter"),

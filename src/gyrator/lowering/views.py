@@ -141,10 +141,6 @@ def _same(b: Builder, out: Meta, x: TensorRef, *_: Any) -> TensorRef:
     return x
 
 
-def _expand(b: Builder, out: Meta, x: TensorRef, *_: Any, **__: Any) -> TensorRef:
-    return expanded(x, out.shape)
-
-
 def _permute(b: Builder, out: Meta, x: TensorRef, dims: Sequence[int]) -> TensorRef:
     order = [dimension(d, x.rank) for d in dims]
     at = view_coords(out.shape)
@@ -258,7 +254,7 @@ def _broadcast_in_dim(b: Builder, out: Meta, x: TensorRef, shape: object, dims: 
 LOWERINGS: Family = {
     **rows(_view, "view reshape"),
     **rows(_same, "alias detach lift lift_fresh"),
-    **rows(_expand, "expand"),
+    **rows(lambda b, out, x, *_, **__: expanded(x, out.shape), "expand"),
     **rows(_permute, "permute"),
     **rows(_slice, "slice", "Tensor"),
     **rows(_select, "select", "int"),

@@ -164,3 +164,12 @@ def test_decomposition_may_change_the_lists_it_is_given() -> None:
     """torch's own of `_unsafe_masked_index` puts clamped indices into the list of indices."""
     inside, place = torch.tensor([True, False, True]), torch.tensor([0, 9, 2])
     same_as_eager(lambda x: aten._unsafe_masked_index(x, inside, [place], 0.0), torch.randn(4), backward=False)
+
+
+def test_views_without_a_lowering_are_decomposed() -> None:
+    """An extern call of a view would give a result that shares memory with its argument."""
+    views = (
+        aten.t.default, aten.transpose.int, aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int,
+        aten._unsafe_view.default, aten._reshape_alias.default,
+    )  # fmt: skip
+    assert decomposition_table(numerics="eager").keys() >= set(views)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
+from torch.fx.node import map_arg
 
 from gyrator.autograd.builder import ancestors
 from gyrator.autograd.effects import Effect, behaviour, is_statement
@@ -105,8 +106,8 @@ def _forward_graph(joint: JointGraph, values: Sequence[Node], numbers: Sequence[
         if node in joint.backward_nodes or node.op == "output":
             continue
         if node.op == "placeholder" or node in needed:
-            copies[node] = _copy(graph, node, copies)
-    results = _owned([_mapped(node, copies) for node in joint.results], graph)
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    results = _owned(map_arg(joint.results, copies.__getitem__), graph)
     kept = [
         _dense_clone(graph, copies[node]) if node in joint.updated or is_copyless(node) else copies[node]
         for node in values
@@ -130,7 +131,7 @@ def _backward_graph(joint: JointGraph, available: Mapping[Node, Node]) -> Graph:
     for node in joint.gradients:
         if isinstance(node, Node):
             _copy_with_sources(graph, node, copies)
-    graph.output(tuple(_mapped(node, copies) for node in joint.gradients))
+    graph.output(map_arg(joint.gradients, copies.__getitem__))
     return graph
 
 
@@ -148,16 +149,8 @@ def _copy_with_sources(graph: Graph, node: Node, copies: dict[Node, Node]) -> No
             continue
         if current.op == "placeholder":
             raise InternalCheckError("partition", f"backward needs {current.name}, which is not saved")
-        copies[current] = _copy(graph, current, copies)
+        copies[current] = graph.node_copy(current, copies.__getitem__)
         pending.pop()
-
-
-def _copy(graph: Graph, node: Node, copies: Mapping[Node, Node]) -> Node:
-    return graph.node_copy(node, lambda source: copies[source])
-
-
-def _mapped(node: Any, copies: Mapping[Node, Node]) -> Any:
-    return copies[node] if isinstance(node, Node) else node
 
 
 def _owned(results: Iterable[Any], graph: Graph) -> list[Any]:
