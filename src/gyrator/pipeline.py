@@ -36,7 +36,7 @@ from gyrator.ir.symbols import Symbols
 from gyrator.ir.text import program_text
 from gyrator.lowering import lower
 from gyrator.origin import Origin
-from gyrator.report.describe import describe
+from gyrator.report.describe import called, describe
 from gyrator.report.dump import dump_compiled, dump_graph
 from gyrator.report.record import to_json
 from gyrator.report.watch import COUNTERS, RECORD, Watch, graph_compiled, kernel_tuned, traffic
@@ -157,8 +157,6 @@ def compile_graph(
         session.keep("lower", lowered.program)
         if session.dump is not None:
             session.dump.write("lowered", program_text(lowered.program))
-        for op in lowered.fallbacks:
-            session.counters.add_extern(op)
         with session.stage("schedule"):
             gpu, slower = gpu_of(targets, device), None
             if session.config.benchmark_fusion:
@@ -167,6 +165,8 @@ def compile_graph(
             cpu = None if targets.cpu is None else Cpu(targets.cpu.vectors, threads)
             scheduled = schedule(lowered.program, session, gpu, slower, cpu=cpu)
             plan = scheduled.plan
+            for op in called(lowered.fallbacks, scheduled):
+                session.counters.add_extern(op)
             constants = {**lowered.constants, **packed_constants(scheduled.packings, lowered.constants)}
         try:
             kernels = start_kernels(plan, targets, stores.kernels, session, process.workers, symbols.hints)

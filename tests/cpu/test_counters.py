@@ -95,6 +95,20 @@ def test_operators_that_are_called_are_counted_by_name() -> None:
     }
 
 
+def test_a_product_in_a_template_is_a_kernel_and_no_call() -> None:
+    x, w = torch.randn(64, 256), torch.randn(256, 512)
+    program = lambda x, w: torch.relu(torch.sin(x) @ w).sum(1)  # noqa: E731
+    found = record(program, x, w, gemm_backends=["cpp"], max_autotune=True)
+    (product,) = [kernel for kernel in found.kernels if kernel.facts.kind == "template"]
+    assert product.facts.numels == (512, 64, 256) and product.facts.operations >= 2 * 64 * 256 * 512
+    assert found.counters["TEMPLATES"] == 1
+    assert not [name for name in found.counters if name.startswith("extern ")]
+    assert {pair.reason for pair in found.unfused} == {
+        "a template reads whole operands: aten.mm.default",
+        "a template goes on with elements of its own tile alone: aten.mm.default",
+    }
+
+
 # -- tables --------------------------------------------------------------------------------------------------
 def rows(name: str) -> list[dict[str, str]]:
     with Path(f"metric_table_{name}.csv").open() as stream:

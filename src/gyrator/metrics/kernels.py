@@ -122,6 +122,7 @@ class _Walk:
         self.strides: list[tuple[int, ...]] = [()] * len(kernel.params)
         self.loads = self.stores = self.atomics = self.casts = self.operations = self.loops = 0
         self.carried = self.running = self.shared = self.columns = self.vectors = self.scattered = False
+        self.depth = 1  # of a template's product
         self.reduced: dict[Axis, int] = {}
         self.kept: dict[Axis, int] = {}
 
@@ -155,7 +156,8 @@ class _Walk:
             case Store():
                 self.store(stage, around, trips, seen)
             case Contract(_, left, right):
-                self.operations += 2 * trips * count_of(left.shape[-1], self.hints)
+                self.depth = count_of(left.shape[-1], self.hints)
+                self.operations += 2 * trips * self.depth
                 for view in (left, right):
                     self.read[self.params[view.value]] += prod(count_of(n, self.hints) for n in view.shape) * (
                         view.value.dtype.itemsize
@@ -221,7 +223,7 @@ class _Walk:
             casts=self.casts,
             inner_loops=max(inner, default=0),
             buffers=len(self.kernel.scratch),
-            numels=(kept[-1], prod(kept[:-1]), prod(self.reduced.values())),
+            numels=(kept[-1], prod(kept[:-1]), self.depth * prod(self.reduced.values())),
             elements=elements,
             operations=self.operations,
             read=read,

@@ -14,6 +14,7 @@ from gyrator.origin import place_of, places_of
 from gyrator.report.record import GraphRecord, Holder, KernelRecord, StepRecord, Unfused
 from gyrator.schedule.memory import unit_defines, unit_nodes
 from gyrator.schedule.plan import Allocate, Call, Copy, Free, InPlace, Launch, Plan
+from gyrator.schedule.products import Templated, Unit
 from gyrator.schedule.stage import Scheduled
 from gyrator.session import Count, Counters
 
@@ -124,6 +125,12 @@ def _steps(made: Scheduled, facts: Mapping[str, KernelFacts], hints: Hints) -> I
                 pass
 
 
+def called(operators: Iterable[str], made: Scheduled) -> Iterator[str]:
+    """Those of the `operators` of a program that are called, not computed by a template."""
+    templates = Counter(unit.call.op for unit in made.units if isinstance(unit, Templated))
+    yield from (Counter(operators) - templates).elements()
+
+
 def why_extern(extern: Extern) -> str:
     """Why an operator is called instead of compiled into a kernel."""
     library, _, rest = extern.op.partition(".")
@@ -170,15 +177,16 @@ def _nest(nest: Nest, hints: Hints) -> tuple[int, float]:
 def _unfused(made: Scheduled, hints: Hints) -> Iterator[Unfused]:
     nodes = made.program.nodes
     producer = {value: node for node in nodes for value in defines(node)}
-    unit = {id(n): k for k, u in enumerate(made.units) if not isinstance(u, Extern) for n in unit_nodes(u)}
+    unit = {v: u for u in made.units if not isinstance(u, Extern) for n in unit_nodes(u) for v in defines(n)}
     verdicts = {(id(d.first), id(d.second), d.shared): d.verdict for d in made.decisions}
     for reader in nodes:
         for value in sorted(uses(reader), key=lambda v: v.name):
             first = producer.get(value)
-            if first is None or (unit.get(id(first), -1) == unit.get(id(reader), -2)):
+            ours, theirs = unit.get(value), next((unit.get(v) for v in defines(reader)), None)
+            if first is None or (ours is theirs and ours is not None):
                 continue
             verdict = verdicts.get((id(first), id(reader), value))
-            reason = _call_between(first, reader) or (verdict.reason if verdict else "")
+            reason = _call_between(first, reader, ours, theirs) or (verdict.reason if verdict else "")
             yield Unfused(
                 producer=_value_name(first),
                 reader=_value_name(reader),
@@ -190,7 +198,11 @@ def _unfused(made: Scheduled, hints: Hints) -> Iterator[Unfused]:
             )
 
 
-def _call_between(first: Node, reader: Node) -> str:
+def _call_between(first: Node, reader: Node, ours: Unit | None, theirs: Unit | None) -> str:
+    if isinstance(theirs, Templated) and isinstance(reader, Extern):
+        return f"a template reads whole operands: {theirs.call.op}"
+    if isinstance(ours, Templated) and isinstance(first, Extern):
+        return f"a template goes on with elements of its own tile alone: {ours.call.op}"
     if isinstance(first, Extern) and isinstance(reader, Extern):
         return f"both are calls: {first.op} and {reader.op}"
     if isinstance(first, Extern):
