@@ -14,10 +14,11 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from gyrator.config import Config as Options
+from gyrator.ir.expr import Value
 from gyrator.ir.program import Extern, Input, Program, View, defines, uses
 from gyrator.ir.tree import Config
 from gyrator.schedule.canonical import canonicalise
-from gyrator.schedule.cpu_gemm import CPP, Cpu, Packing, cpu_configs, in_panels, packing_of, panel_width
+from gyrator.schedule.cpu_gemm import CPP, Cpu, Packing, cpu_configs, in_panels, packing_of
 from gyrator.schedule.cpu_linear import linear_unary
 from gyrator.schedule.epilogue import product_group
 from gyrator.schedule.gpu import Gpu
@@ -72,7 +73,7 @@ class _Chooser:
         )  # fmt: skip
         self._position = {id(node): k for k, node in enumerate(program.nodes)}
         self._asked: dict[Hashable, tuple[tuple[str, float], ...]] = {}
-        self.packings: dict[Hashable, Packing] = {}
+        self.packings: dict[Value, Packing] = {}
 
     def choose(self, call: Extern, product: Product) -> None:
         """Replace the call, and the group that follows it if they are fused."""
@@ -137,11 +138,9 @@ class _Chooser:
         constant = next((c.key for c in self._program.constants if c.value == product.right.value), None)
         if self._cpu is None or constant is None or len(product.right.shape) != 2:
             return unit
-        width = panel_width(unit.configs[0], self._cpu)
-        key = (product.right, width)
-        if key not in self.packings:
-            self.packings[key] = packing_of(product.right, width, constant, len(self.packings), self._cpu)
-        return in_panels(unit, product, self.packings[key])
+        packing = packing_of(product.right, unit.configs[0], constant, self._cpu)
+        self.packings[packing.value] = packing
+        return in_panels(unit, product, packing)
 
     def _fused(self, product: Product, group: Group, answers: Sequence[Answer]) -> tuple[Alternative, ...]:
         """The best templates with the group as their epilogue."""

@@ -7,6 +7,7 @@ parallel tile of rows, columns               BLOCK_M x BLOCK_N sums in a scratch
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import lcm
@@ -98,18 +99,16 @@ class Packing:
     pairs: bool
 
 
-def panel_width(config: Config, cpu: Cpu) -> int:
-    """Columns of a panel."""
-    return dict(config.blocks)["V"] * _REGISTERS[cpu.isa][1]
-
-
-def packing_of(source: View, width: int, key: str, number: int, cpu: Cpu) -> Packing:
-    """The constant that holds ``source`` in panels; its name is told from others by ``number``."""
-    (k, n), pairs = source.shape, _on_tiles(source.value.dtype, cpu)
+def packing_of(source: View, config: Config, key: str, cpu: Cpu) -> Packing:
+    """The constant that holds ``source`` in panels as the template wants them."""
+    (k, n), pairs, width = source.shape, _on_tiles(source.value.dtype, cpu), _REGISTERS[cpu.isa][1]
+    width *= dict(config.blocks)["V"]
     k = (k + (AMX_ROWS - 1)) // AMX_ROWS * AMX_ROWS if pairs else k
     shape = ((n + (width - 1)) // width, k, as_index(width))
-    name = f"{source.value.name}_panels_{number}"
-    return Packing(Value(name, shape, source.value.dtype, contiguous_strides(shape)), source, width, key, pairs)
+    name = f"{source.value.name}_panels_{width}_{n}_{source.offset}_{source.strides[0]}"
+    return Packing(
+        Value(re.sub(r"\W", "", name), shape, source.value.dtype, contiguous_strides(shape)), source, width, key, pairs
+    )
 
 
 def in_panels(unit: Templated, product: Product, packing: Packing) -> Templated:

@@ -15,7 +15,6 @@ from gyrator.ir.program import Extern, ListArg, Program, View, bodies, shown_val
 from gyrator.schedule.group import Group
 from gyrator.schedule.products import Product
 
-CALL = "mkldnn._linear_pointwise.default"
 _UNARY = MappingProxyType({"maximum": "relu", "sigmoid": "sigmoid", "tanh": "tanh"})
 
 
@@ -24,38 +23,30 @@ def linear_unary(call: Extern, product: Product, group: Group, program: Program)
 
     Refuses a product that others read, scales, other functions, and a weight or result that does not lie row by row.
     """
-    right, constants = product.right, {c.value for c in program.constants}
-    readers = [node for node in program.nodes if product.out in uses(node)]
-    if len(group.members) != 1 or len(readers) != 1 or product.out in shown_values(program):
+    right, out, nest = product.right, group.members[0].nest.out[0], group.members[0].nest
+    read = sum(product.out in uses(node) for node in program.nodes) + (product.out in shown_values(program))
+    frozen = right.value in {c.value for c in program.constants} and len(right.shape) == 2
+    if len(group.members) != 1 or read != 1 or not frozen or (product.alpha, product.beta) != (1, 1) or out is None:
         return None
-    if right.value not in constants or len(right.shape) != 2 or (product.alpha, product.beta) != (1, 1):
-        return None
-    (nest,) = (m.nest for m in group.members)
-    (out,), (body,) = nest.out, bodies(nest.root)
     weight = View(right.value, right.shape[::-1], right.strides[::-1], right.offset)
-    name, bias = _unary(body, product), call.args[0] if product.bias is not None else None
+    name, bias = _unary(bodies(nest.root)[0], product), call.args[0] if product.bias is not None else None
     rows = weight.strides == contiguous_strides(weight.shape) and product.left.strides[-1] is ONE
-    if name is None or out is None or not rows or out.strides != contiguous_strides(out.shape):
+    same = (out.shape, out.dtype, out.strides) == (product.out.shape, product.out.dtype, contiguous_strides(out.shape))
+    row = not isinstance(bias, View) or len(bias.shape) == 1
+    known = out.dtype in (torch.float32, torch.bfloat16) and torch.backends.mkldnn.is_available()
+    if name is None or not (rows and same and row and known):
         return None
-    if (out.shape, out.dtype) != (product.out.shape, product.out.dtype) or not torch.backends.mkldnn.is_available():
-        return None
-    if out.dtype not in (torch.float32, torch.bfloat16) or (isinstance(bias, View) and len(bias.shape) != 1):
-        return None
-    return Extern((out,), CALL, (product.left, weight, bias, name, ListArg(()), ""), origins=call.origins)
+    args = (product.left, weight, bias, name, ListArg(()), "")
+    return Extern((out,), "mkldnn._linear_pointwise.default", args, origins=call.origins)
 
 
 def _unary(expr: Expr, product: Product) -> str | None:
-    """The function that an expression applies to the product's element, casts apart."""
+    """The function that an expression applies to the product's element, casts apart; "" for the element itself."""
     match expr:
+        case Load(value, _, mask):
+            return "" if value is product.out and mask is None else None
         case Op("cast", (inner,)):
             return _unary(inner, product)
-        case Op(name, (inner, *rest)) if name in _UNARY and _is_element(inner, product):
-            zero = [isinstance(c, Const) and c.value == 0 for c in rest]
-            return _UNARY[name] if zero == ([True] if name == "maximum" else []) else None
+        case Op("sigmoid" | "tanh" as name, (inner,)) | Op("maximum" as name, (inner, Const(0))):
+            return _UNARY[name] if _unary(inner, product) == "" else None
     return None
-
-
-def _is_element(expr: Expr, product: Product) -> bool:
-    while isinstance(expr, Op) and expr.name == "cast":
-        (expr,) = expr.args
-    return isinstance(expr, Load) and expr.value is product.out and expr.mask is None

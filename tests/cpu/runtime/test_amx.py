@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from gyrator.config import Config
+from gyrator.config import Config as Options
 from gyrator.ir.expr import Value
 from gyrator.ir.index import ZERO, as_index
 from gyrator.ir.program import View
+from gyrator.ir.tree import Config
 from gyrator.runtime.build import INCLUDE
 from gyrator.runtime.toolchain import FLAGS, ISA_FLAGS, cpu_isa, find_toolchain
 from gyrator.schedule.cpu_gemm import Cpu, packed_constants, packing_of
@@ -53,7 +54,7 @@ def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     folder = tmp_path_factory.mktemp("amx")
     source = folder / "kernel.cpp"
     source.write_text(('#include "modelled_tiles.h"\n' if request.param == "model" else "") + KERNEL)
-    command = [str(find_toolchain(Config()).compiler), *FLAGS, *ISA_FLAGS["amx"], f"-I{INCLUDE}", f"-I{HERE}"]
+    command = [str(find_toolchain(Options()).compiler), *FLAGS, *ISA_FLAGS["amx"], f"-I{INCLUDE}", f"-I{HERE}"]
     subprocess.run([*command, str(source), "-o", str(folder / "kernel.so")], check=True)
     return ctypes.CDLL(str(folder / "kernel.so"))
 
@@ -88,6 +89,6 @@ def test_packed_weights(library: ctypes.CDLL, m: int, n: int, k: int) -> None:
     x, w = torch.randn(m, k).bfloat16(), torch.randn(k, n).bfloat16()
     shape, strides = (tuple(map(as_index, of)) for of in (w.shape, w.stride()))
     source = View(Value("w", shape, w.dtype, strides), shape, strides, ZERO)
-    packing = packing_of(source, 32, "w", 0, Cpu("amx", 1))
+    packing = packing_of(source, Config((("V", 2),), 1), "w", Cpu("amx", 1))
     (panels,) = packed_constants((packing,), {"w": w}).values()
     close(call(library.packed, x, panels, w), x, w)
