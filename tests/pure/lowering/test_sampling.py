@@ -40,23 +40,6 @@ def test_a_doubled_size_is_doubled_whatever_the_factor() -> None:
     check(lambda g: aten.upsample_nearest2d_backward.default(g, size, x.shape, *factors), tensor(2, 3, *size))
 
 
-@pytest.mark.parametrize("aligned", [False, True], ids=["centres", "corners"])
-@pytest.mark.parametrize(("old", "new", "factors"), SIZES, ids=IDS)
-@pytest.mark.parametrize("name", ["upsample_bilinear2d", "upsample_bicubic2d"])
-def test_gradient_of_weighted_upsampling(name: str, old: Pair, new: Pair, factors: Factors, aligned: bool) -> None:
-    backward = getattr(aten, f"{name}_backward").default
-    for dtype in (torch.float32, torch.float64):
-        given = tensor(2, 3, *new, dtype=dtype)
-        check(lambda g: backward(g, new, [2, 3, *old], aligned, *factors), given, slack=4)
-
-
-def test_gradients_in_one_and_three_dimensions() -> None:
-    check(lambda g: aten.upsample_linear1d_backward.default(g, [9], [2, 3, 4], False), tensor(2, 3, 9))
-    check(
-        lambda g: aten.upsample_trilinear3d_backward.default(g, [3, 5, 4], [1, 2, 2, 3, 4], True), tensor(1, 2, 3, 5, 4)
-    )
-
-
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("pads", [(1, 2, 3, 0), (0, 4, -1, 2), (0, 0, 0, 0)], ids=str)
 @pytest.mark.parametrize("size", [(4, 5), (2, 1)], ids=str)
