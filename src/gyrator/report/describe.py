@@ -198,7 +198,7 @@ def _unfused(made: Scheduled, hints: Hints) -> Iterator[Unfused]:
             )
 
 
-def _call_between(first: Node, reader: Node, ours: Unit | None, theirs: Unit | None) -> str:
+def _call_between(first: Node, reader: Node, ours: "Unit | None", theirs: "Unit | None") -> str:
     if isinstance(theirs, Templated) and isinstance(reader, Extern):
         return f"a template reads whole operands: {theirs.call.op}"
     if isinstance(ours, Templated) and isinstance(first, Extern):
