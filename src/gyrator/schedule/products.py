@@ -50,7 +50,7 @@ class Templated:
     epilogue: Group | None = None
 
 
-Unit: TypeAlias = "Group | Extern | Templated"
+Unit: TypeAlias = Group | Extern | Templated
 
 
 @dataclass(frozen=True, slots=True)

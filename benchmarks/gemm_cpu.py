@@ -1,0 +1,116 @@
+"""Linear layers on the processor: the C++ template, weights packed or not, the library, and the peak beside them.
+
+    taskset -c 1 python -m benchmarks.gemm_cpu --threads 1 --json out.json
+
+Calls alternate and the shortest of each counts, so that what else the machine does disturbs both alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import gyrator
+from gyrator.config import Config
+from gyrator.runtime.build import INCLUDE
+from gyrator.runtime.toolchain import FLAGS, ISA_FLAGS, find_toolchain
+
+SIZES = [(2048, 4096, 1024), (512, 1024, 1024), (64, 1024, 1024), (16, 4096, 4096), (1, 4096, 4096), (127, 1000, 777)]
+"""Rows, columns, length of the sums."""
+
+PEAK = """
+#include "gemm.h"
+extern "C" __attribute__((visibility("default"))) void peak(int64_t rounds) {
+  alignas(64) static float total[32 * 32], a[14 * 192];
+  alignas(64) static float b[32 * 192];
+#if defined(GY_AMX)
+  alignas(64) static gy::bf16 left[32 * 32], right[32 * 32];
+  gy::tile_begin();
+  gy::tile_load<4>(left, 64), gy::tile_load<5>(left + 512, 64);
+  gy::tile_load<6>(right, 64), gy::tile_load<7>(right + 512, 64);
+  for (int64_t i = 0; i < rounds * 192; ++i) {
+    gy::tile_multiply<0, 4, 6>(), gy::tile_multiply<1, 4, 7>();
+    gy::tile_multiply<2, 5, 6>(), gy::tile_multiply<3, 5, 7>();
+  }
+  gy::tile_end();
+#else
+  for (int64_t i = 0; i < rounds; ++i) gy::multiply_panels<14, 2, float>(total, 32, a, b, 32, 192, false);
+#endif
+}
+"""
+_WORK = {"amx": 2 * 32 * 32 * 32 * 192, "avx512": 2 * 14 * 32 * 192}
+"""Operations of one round of `peak`."""
+
+
+def peak() -> float | None:
+    """The most GFLOP/s of one thread: of AMX tiles in bfloat16, else of float32 vectors; None for other processors."""
+    toolchain = find_toolchain(Config())
+    if toolchain.isa not in _WORK:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        source, library = Path(folder) / "peak.cpp", Path(folder) / "peak.so"
+        source.write_text(PEAK)
+        command = [str(toolchain.compiler), *FLAGS, *ISA_FLAGS[toolchain.isa], f"-I{INCLUDE}", str(source)]
+        subprocess.run([*command, "-o", str(library)], check=True)
+        run = ctypes.CDLL(str(library)).peak
+        (seconds,) = shortest([lambda: run(ctypes.c_int64(200))], 20)
+    return 200 * _WORK[toolchain.isa] / seconds / 1e9
+
+
+def shortest(calls: list[Callable[[], object]], rounds: int) -> list[float]:
+    """The shortest seconds of each call, in turn."""
+    best = [float("inf")] * len(calls)
+    for _ in range(rounds):
+        for k, call in enumerate(calls):
+            start = time.perf_counter()
+            call()
+            best[k] = min(best[k], time.perf_counter() - start)
+    return best
+
+
+def measure(size: tuple[int, int, int], dtype: torch.dtype, rounds: int) -> dict[str, object]:
+    """GFLOP/s of one layer with ReLU by the template with and without freezing, and by the library."""
+    m, n, k = size
+    torch._dynamo.reset()
+    layer = nn.Sequential(nn.Linear(k, n), nn.ReLU()).to(dtype)
+    x = torch.randn(m, k).to(dtype)
+    options = {"max_autotune": True, "gemm_backends": ["cpp"]}
+    frozen = gyrator.compile(layer, options={**options, "freezing": True})
+    plain = gyrator.compile(layer, options=options)
+    with torch.no_grad():
+        torch.testing.assert_close(frozen(x), layer(x), rtol=2e-2, atol=2e-2)
+        plain(x)
+        seconds = shortest([lambda: frozen(x), lambda: plain(x), lambda: layer(x)], rounds)
+    rates = [2 * m * n * k / s / 1e9 for s in seconds]
+    row: dict[str, object] = {"size": size, "dtype": str(dtype)}
+    return row | dict(zip(("frozen", "template", "library"), (round(r, 1) for r in rates), strict=True))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    rows: list[dict[str, object]] = [{"isa": find_toolchain(Config()).isa, "threads": given.threads, "peak": peak()}]
+    print(rows[0], flush=True)
+    for dtype in (torch.float32, torch.bfloat16):
+        for size in SIZES:
+            rows.append(measure(size, dtype, given.rounds))
+            print(rows[-1], flush=True)
+    if given.json is not None:
+        given.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
