@@ -24,7 +24,7 @@ import torch
 
 from gyrator.codegen.python_text import Names
 from gyrator.codegen.texts import WIDTH, origin_comments
-from gyrator.codegen.triton_expr import Axes, Block, Expressions, Term, grid_loops
+from gyrator.codegen.triton_expr import Axes, Block, Expressions, Key, Term, grid_loops
 from gyrator.codegen.triton_foreach import Part, side_by_side
 from gyrator.codegen.triton_names import literal, type_name, working
 from gyrator.codegen.triton_source import GridAxis, Parameter, Pointer, SizeArgument, TritonKernel, Workspace
@@ -167,18 +167,23 @@ def _module(kernel: Kernel, lines: Sequence[str], params: Sequence[str], blocks:
     ours = {"rt": "from gyrator.runtime import triton_ops as rt", "gemm": "from gyrator.templates import gemm"}
     found = [text for name, text in ours.items() if name in libraries]
     imports += ["", *found] if found else []
-    rest = ", ".join([*params, *(f"{b}: tl.constexpr" for b in blocks)]) + "):"
-    heads = [f"def {kernel.name}({rest}"]
+    rest = [*params, *(f"{b}: tl.constexpr" for b in blocks)]
+    heads = [f"def {kernel.name}({', '.join(rest)}):"]
     if len(heads[0]) > WIDTH:
-        indent = "    "
-        heads = [f"def {kernel.name}("]
-        heads += wrap(rest, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False)
+        heads = [f"def {kernel.name}(", *_wrapped(rest, "):")]
     body = [f"    {line}" for line in lines] or ["    pass"]
     return "\n".join([*imports, "", "", *origin_comments(kernel.origins, "#"), "@triton.jit", *heads, *body]) + "\n"
 
 
 def _sides(contract: Contract) -> tuple[Axis, Axis]:
     return contract.row, contract.column
+
+
+def _wrapped(items: Sequence[str], end: str) -> list[str]:
+    """Lines of indented items between commas; none is broken."""
+    text = ", ".join(item.replace(" ", "\0") for item in items) + end
+    lines = wrap(text, WIDTH - 8, initial_indent="    ", subsequent_indent="    ", break_long_words=False)
+    return [line.replace("\0", " ") for line in lines]
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +276,16 @@ class Printer(Expressions):
         self.emit("pid = pid // SPLIT_K")
         self._tile(contract, counts, ())
         self.emit(f"acc, done = gemm.combined(acc, space, counters, pid, {tiles}, part, SPLIT_K, FAN)")
-        self._indented("if done:", lambda: self.body(rest))
+
+        def finish() -> None:  # here alone, so that the other programs load and compute nothing more
+            keys: tuple[Key, ...] = (*contract.batch, *_sides(contract), contract.name)
+            for key in keys:
+                term = self.find(key)
+                assert term is not None
+                self.bind(key, replace(term, depth=self.block.depth))
+            self.body(rest)
+
+        self._indented("if done:", finish)
         return (*axes, GridAxis(as_index(blocks["SPLIT_K"])))
 
     def _indented(self, head: str, inside: Callable[[], None]) -> None:
@@ -300,7 +314,7 @@ class Printer(Expressions):
             self._bound(axis, self.index(axis.extent).text)
         name, *args = self._filled(contract, places)
         self.emit(f"acc = gemm.{name}(")
-        self.block.lines.extend(wrap(f"{', '.join(args)})", WIDTH - 8, initial_indent="    ", subsequent_indent="    "))
+        self.block.lines += _wrapped(args, ")")
         self.bind(contract.name, Term("acc", depth, frozenset(sides), name=True))
         self.body(rest)
 
