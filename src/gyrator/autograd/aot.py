@@ -206,7 +206,7 @@ def _strides(joint: Joint, graph: Graph) -> tuple[tuple[Size, ...] | None, ...]:
     """The strides of outputs that the user sees, and of saved values, for which backward is compiled; else None."""
     forward = joint.forward
     seen = [tensor if exact else None for tensor, exact in zip(forward.tensors, forward.exact, strict=True)]
-    saved = [_value(node) for node in _outputs(graph)[len(seen) :]]
+    saved = [node.meta["val"] if isinstance(node, Node) else node for node in _outputs(graph)[len(seen) :]]
     return tuple(tuple(value.stride()) if isinstance(value, Tensor) else None for value in (*seen, *saved))
 
 
@@ -214,10 +214,6 @@ def _outputs(graph: Graph) -> tuple[Any, ...]:
     outputs = graph.output_node().args[0]
     assert isinstance(outputs, (tuple, list))
     return tuple(outputs)
-
-
-def _value(node: Any) -> Any:
-    return node.meta["val"] if isinstance(node, Node) else node
 
 
 def _tangent(result: int, node: Node) -> Tangent:

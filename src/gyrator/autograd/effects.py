@@ -72,7 +72,9 @@ def behaviour(op: OpOverload) -> Behaviour:
     if op.namespace == "aten" and schema.name.partition("::")[2] in _REFUSED:
         return Behaviour(Effect.REFUSED)
     if schema.is_mutable:
-        return _writes(op)
+        written = tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
+        plain = sum(result.alias_info is None for result in schema.returns)
+        return Behaviour(Effect.WRITES, written, _functional_form(op), plain)
     if is_view(op):
         return Behaviour(Effect.VIEW)
     if not schema.returns:
@@ -95,17 +97,6 @@ def arguments(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     """The arguments of a call by name; those left out are missing."""
     names = (argument.name for argument in op._schema.arguments)
     return {**dict(zip(names, args, strict=False)), **kwargs}
-
-
-def _writes(op: OpOverload) -> Behaviour:
-    schema = op._schema
-    written = tuple(
-        argument.name
-        for argument in schema.arguments
-        if argument.alias_info is not None and argument.alias_info.is_write
-    )
-    plain = sum(result.alias_info is None for result in schema.returns)
-    return Behaviour(Effect.WRITES, written, _functional_form(op), plain)
 
 
 def _functional_form(op: OpOverload) -> OpOverload | None:

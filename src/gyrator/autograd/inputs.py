@@ -43,7 +43,8 @@ def fake_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> Inputs:
         _check(example)
     captured = [node.meta.get("example_value") for node in placeholders]
     values: list[Any] = []
-    mode = _mode([*captured, *example_inputs])
+    modes = (value.fake_mode for value in (*captured, *example_inputs) if isinstance(value, FakeTensor))
+    mode = next(modes, None) or FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=False)
     for known, example in zip(captured, example_inputs, strict=True):
         if not isinstance(example, Tensor):
             values.append(known if isinstance(known, (torch.SymInt, torch.SymFloat)) else example)
@@ -111,13 +112,6 @@ def _span(value: Tensor) -> tuple[int, int]:
         return start, start
     last = sum((int(size) - 1) * int(step) for size, step in zip(value.shape, value.stride(), strict=True))
     return start, start + (last + 1) * value.element_size()
-
-
-def _mode(values: Sequence[Any]) -> FakeTensorMode:
-    for value in values:
-        if isinstance(value, FakeTensor):
-            return value.fake_mode
-    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=False)
 
 
 def _check(example: Any) -> None:

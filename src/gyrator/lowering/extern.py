@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 from gyrator.autograd.builder import flatten
 from gyrator.errors import UnsupportedOperator
 from gyrator.ir.expr import Expr, Value
-from gyrator.ir.index import Index, Size
+from gyrator.ir.index import Index
 from gyrator.ir.program import Arg, Extern, Item, ListArg
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.refs import TensorRef, whole
@@ -83,7 +83,9 @@ def call_named(
     traced = node.meta.get("val")
     leaves = zip(flatten(traced), _wanted(node, traced), strict=True)
     values = results(b, [leaf if wanted else None for leaf, wanted in leaves])
-    scalars = _defined_sizes(b, node)
+    # the sizes that exist only once this call has run: an item's value, the length of nonzero
+    symbols = node.meta.get("unbacked_bindings") or ()
+    scalars = tuple([size for symbol in symbols for size in b.symbols.from_sympy(symbol).sizes()])
     b.fallbacks.append(name)
     b.add(Extern(values, name, tuple(args), tuple(kwargs), effects=effects or bool(scalars), scalars=scalars))
     return _structured(b, traced, iter(values))
@@ -134,12 +136,6 @@ def _wanted(node: fx.Node, traced: object) -> list[bool]:
 def results(b: Builder, traced: Sequence[object]) -> tuple[Value | None, ...]:
     """A value for each tensor among the results."""
     return tuple([b.value(b.meta(leaf)) if isinstance(leaf, torch.Tensor) else None for leaf in traced])
-
-
-def _defined_sizes(b: Builder, node: fx.Node) -> tuple[Size, ...]:
-    """The size symbols that exist only once this call has run: an item's value, the length of nonzero."""
-    bindings = node.meta.get("unbacked_bindings") or ()
-    return tuple([size for symbol in bindings for size in b.symbols.from_sympy(symbol).sizes()])
 
 
 def _structured(b: Builder, traced: object, values: Iterator[Value | None]) -> Result:

@@ -204,21 +204,15 @@ def _as_strided(
 ) -> Any:
     """A window on the memory of the value that ``x`` views. It is an index map where that value fills its memory."""
     value = x.value
-    start = as_index(offset) - b.storage_offset(value) if offset is not None else _position(x)
-    if x.dtype != value.dtype or start is None:
-        return NotImplemented
+    begin = dot(x.at((ZERO,) * x.rank), value.strides)
+    start = begin if offset is None else as_index(offset) - b.storage_offset(value)
     order = _dense_order(value.shape, value.strides)
-    if order is None:
+    if x.dtype != value.dtype or order is None:
         return NotImplemented
     position = dot(view_coords(out.shape), tuple([as_index(s) for s in stride])) + start
     found = split_position(position, [value.shape[k] for k in order])
     coords = dict(zip(order, found, strict=True))
     return TensorRef(value, out.shape, tuple([coords.get(k, ZERO) for k in range(len(value.shape))]), x.dtype)
-
-
-def _position(ref: TensorRef) -> Index | None:
-    """Where the first element of ``ref`` lies in its value's memory."""
-    return dot(ref.at((ZERO,) * ref.rank), ref.value.strides)
 
 
 def _dense_order(shape: Sequence[Index], strides: Sequence[Index]) -> list[int] | None:

@@ -1,8 +1,7 @@
 """Partitioning of a joint graph: what forward saves, what backward computes again."""
 
-from gyrator.autograd.partition.joint_graph import JointGraph
 from gyrator.autograd.partition.min_cut import min_cut, min_cut_with_budget
-from gyrator.autograd.partition.plan import Partition, PartitionFunction, save_all
+from gyrator.autograd.partition.plan import JointGraph, Partition, PartitionFunction, save_all
 from gyrator.autograd.partition.split import Halves, inference_graph, split
 
 __all__ = [

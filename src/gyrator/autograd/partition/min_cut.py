@@ -16,9 +16,8 @@ from torch import Tensor
 from torch.fx import Node
 
 from gyrator.autograd.builder import ancestors
-from gyrator.autograd.partition.joint_graph import JointGraph, is_number
 from gyrator.autograd.partition.max_flow import UNBOUNDED, FlowNetwork
-from gyrator.autograd.partition.plan import Partition, PartitionFunction, save_all
+from gyrator.autograd.partition.plan import JointGraph, Partition, PartitionFunction, is_number, save_all
 from gyrator.autograd.partition.recompute import Ban, Cost, cost, fusible, is_copyless, reduces, tensor_bytes, work
 from gyrator.errors import InternalCheckError
 

@@ -12,7 +12,7 @@ from torch.fx.node import map_arg
 
 from gyrator.autograd.builder import ancestors
 from gyrator.autograd.effects import Effect, behaviour, is_statement
-from gyrator.autograd.partition.joint_graph import JointGraph, is_number
+from gyrator.autograd.partition.plan import JointGraph, is_number
 from gyrator.autograd.partition.recompute import is_copyless
 from gyrator.autograd.symbols import expression
 from gyrator.errors import InternalCheckError
