@@ -53,7 +53,7 @@ format: $(STAMPS)-dev  ## rewrite to the project's style
 	$(PY) -m ruff check --fix src tests benchmarks
 
 docs: $(STAMPS)-base  ## regenerate docs/config.md and the tables of the README
-	$(PY) -m gyrator.config_page > docs/config.md
+	$(PY) -m tests.config_page > docs/config.md
 	$(PY) -m benchmarks.readme_table
 
 bench: $(STAMPS)-base  ## benchmarks with peers side by side

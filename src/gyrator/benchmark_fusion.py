@@ -6,28 +6,18 @@ layers of a model share are built once; a fusion costs about half a second the f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from gyrator.cache.store import Store
-from gyrator.codegen.wrapper import print_wrapper
+from gyrator.autotune.parts import Builder
 from gyrator.errors import GyratorError
-from gyrator.ir.index import Size
 from gyrator.ir.program import Program
 from gyrator.metrics.tables import Row, add_rows
-from gyrator.runtime.load import WRAPPER
 from gyrator.runtime.profile import step_times
-from gyrator.runtime.targets import Targets, start_kernels
-from gyrator.runtime.workers import Workers
 from gyrator.schedule.fuse import Slower
-from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.group import Group, Refused
-from gyrator.schedule.memory import plan_memory
 from gyrator.schedule.products import part_of
-from gyrator.schedule.simplify import simplifier
-from gyrator.session import Session
 
 SECONDS = 0.02
 """How long a kernel is timed."""
@@ -45,32 +35,23 @@ class Timed:
     milliseconds: float
 
 
-def slower_fusions(
-    targets: Targets, store: Store, session: Session, workers: Workers, hints: Mapping[Size, int], gpu: Gpu | None
-) -> Slower:
+def slower_fusions(builder: Builder) -> Slower:
     """What `fuse` asks about two groups and what they would become: refused if that was measured to be slower.
 
-    Kernels are built for `targets` and kept in `store`. A fusion with a part that random inputs make fail (an
-    index into a table) is not refused.
+    A fusion with a part that random inputs make fail (an index into a table) is not refused.
     """
     known: dict[tuple[tuple[int, ...], bool], Timed | None] = {}
 
     def timed(program: Program, group: Group) -> Timed | None:
-        key = (tuple(member.position for member in group.members), bool(group.serial))
+        positions = tuple(member.position for member in group.members)
+        key = (positions, bool(group.serial))
         if key not in known:
             try:
-                known[key] = build_and_time(part_of(program, key[0]), group)
+                folder = builder.start_units(part_of(program, positions), (group,))()
+                known[key] = Timed(folder, 1e3 * sum(step_times(folder, SECONDS)))
             except (GyratorError, RuntimeError):  # whatever kernels think of random inputs
                 known[key] = None
         return known[key]
-
-    def build_and_time(part: Program, group: Group) -> Timed:
-        rule = simplifier(exact_rounding=session.config.numerics == "eager")
-        plan = plan_memory(part, (group,), rule, in_place=False, gpu=gpu)
-        kernels = start_kernels(plan, targets, store, session.child("fusion"), workers, hints)
-        text = print_wrapper(plan, kernels.built, hints)
-        folder = store.put_anonymous({WRAPPER: text, **kernels.wait()}).folder
-        return Timed(folder, 1e3 * sum(step_times(folder, SECONDS)))
 
     def slower(program: Program, first: Group, second: Group, joined: Group) -> Refused | None:
         one, two, both = (timed(program, group) for group in (first, second, joined))
@@ -79,7 +60,7 @@ def slower_fusions(
         ratio = both.milliseconds / (one.milliseconds + two.milliseconds)
         if ratio <= NOISE:
             return None
-        add_rows(session.config, "slow_fusion", lambda: [_row(one, two, both, ratio)])
+        add_rows(builder.session.config, "slow_fusion", lambda: [_row(one, two, both, ratio)])
         return Refused(f"together they were measured to take {ratio:.2f} times as long as apart")
 
     return slower

@@ -2,7 +2,7 @@
 
 A value comes from, first found first: the options given in code, the mode, the environment
 (`GYRATOR_NAME`), the default. Equal settings give equal (and equally hashed) `Config`s. `docs/config.md` is
-generated from this file: `python -m gyrator.config_page > docs/config.md`.
+generated from this file: `python -m tests.config_page > docs/config.md`.
 """
 
 from __future__ import annotations
@@ -112,24 +112,21 @@ class Config:
     )
 
     # --- choosing kernels
-    max_autotune: bool = _option(
-        False,
-        "Time candidates for matmuls, convolutions and attention, search block sizes more "
-        "widely, and keep the fastest.",
-        planned=True,
-    )
+    max_autotune: bool = _option(False, "Time candidates for matrix products, keep the fastest: docs/autotuning.md.")
     gemm_backends: tuple[str, ...] = _option(
-        ("aten", "triton", "cpp"),
-        "Where matmul candidates come from.",
-        choices=("aten", "triton", "cutlass", "cpp"),
-        planned=True,
+        ("aten", "triton", "cpp", "subgraph"),
+        "Families of candidates that compete. `cpp` or `subgraph` alone is taken without timing where it can be.",
+        choices=("aten", "triton", "cpp", "subgraph"),
     )
-    cutlass_min_gemm_size: int = _option(
-        1, "Smallest M·N·K for which CUTLASS candidates are tried.", low=1, planned=True
-    )
-    max_epilogue_benchmarked_choices: int = _option(
-        1, "How many of the best templates are timed together with their epilogue.", low=1, planned=True
-    )
+    triton_min_gemm_size: int = _option(1, "Smallest M·N·K for which Triton templates compete.", low=1)
+    cpp_min_gemm_size: int = _option(1, "Smallest M·N·K for which C++ templates compete.", low=1)
+    subgraph_min_gemm_size: int = _option(1, "Smallest M·N·K for which subgraphs compete.", low=1)
+    max_epilogue_benchmarked_choices: int = _option(6, "Most templates that are timed with their epilogue.", low=1)
+    autotune_timeout: float = _option(3.0, "Seconds in which a candidate must answer.", low=0.0, shapes_code=False)
+    autotune_grace: float = _option(0.5, "Seconds after that, before SIGTERM.", low=0.0, shapes_code=False)
+    autotune_kill_grace: float = _option(0.5, "Seconds after SIGTERM, before SIGKILL.", low=0.0, shapes_code=False)
+    autotune_silent: bool = _option(False, "Print no table for a choice.", shapes_code=False)
+    autotune_log: Path | None = _option(None, "File for a line of JSON for each candidate timed.", shapes_code=False)
     benchmark_fusion: bool = _option(False, "Time a fusion against its parts and drop it when it is slower.")
     multi_kernel: bool = _option(
         False,

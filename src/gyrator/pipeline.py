@@ -12,7 +12,7 @@ import gc
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,6 +24,12 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gyrator.autograd.interface import BoxedCallable, Compiled, GraphInfo, interpret
+from gyrator.autotune.ask import asking
+from gyrator.autotune.decompose_k import decompositions
+from gyrator.autotune.parts import Builder
+from gyrator.autotune.sandbox import Sandboxes
+from gyrator.autotune.subgraphs import with_subgraphs
+from gyrator.autotune.tuner import Tuner
 from gyrator.benchmark_fusion import slower_fusions
 from gyrator.cache.key import graph_key
 from gyrator.cache.store import Entry, Json
@@ -66,7 +72,7 @@ RECORDED = "recorded"
 @dataclass(frozen=True)
 class Process:
     """What the compilations of one process share: one compiles at a time, their code shares a memory pool,
-    and `workers` compile their GPU kernels.
+    `workers` compile their GPU kernels, and `sandboxes` time candidates.
 
     `watch` is told of every graph and program that is ready; `counted` are the counters of all sessions; `profile`
     collects for the option `profile_bandwidth`; `instead` takes captured programs in the backend's place.
@@ -75,6 +81,7 @@ class Process:
     lock: threading.RLock = field(default_factory=threading.RLock)
     pool: Pool = field(default_factory=Pool)
     workers: Workers = field(default_factory=Workers)
+    sandboxes: Sandboxes = field(default_factory=Sandboxes)
     told: set[str] = field(default_factory=set)
     watch: Watch | None = None
     instead: Instead | None = None
@@ -144,10 +151,21 @@ def compile_graph(
             graph_compiled(session, entry, process.watch, cached=True)
             return Compiled(call, written, entry.key, str(entry.folder / WRAPPER))
 
-        symbols = Symbols(shape_env)
+        symbols, gpu = Symbols(shape_env), gpu_of(targets, device)
+        threads = session.config.threads or torch.get_num_threads()
+        cpu = None if targets.cpu is None else Cpu(targets.cpu.vectors, threads)
+        builder = Builder(targets, stores, session, process.workers, shape_env, symbols.hints, gpu, cpu)
+        chosen, tuner, ask = graph, None, None
+        if session.config.max_autotune and (device.type == "cpu" or torch.cuda.is_available()):
+            if len(session.config.gemm_backends) > 1:
+                process.sandboxes.prepare(device)  # starts while the graph is lowered
+            tuner = Tuner(builder, device, process.sandboxes)
+            ask = asking(tuner)
+            if "subgraph" in session.config.gemm_backends:
+                chosen = with_subgraphs(graph, decompositions, tuner, ask)
         with session.stage("lower"):
             lowered = lower(
-                graph,
+                chosen,
                 example_inputs,
                 symbols=symbols,
                 name=session.name,
@@ -158,12 +176,8 @@ def compile_graph(
         if session.dump is not None:
             session.dump.write("lowered", program_text(lowered.program))
         with session.stage("schedule"):
-            gpu, slower = gpu_of(targets, device), None
-            if session.config.benchmark_fusion:
-                slower = slower_fusions(targets, stores.kernels, session, process.workers, symbols.hints, gpu)
-            threads = session.config.threads or torch.get_num_threads()
-            cpu = None if targets.cpu is None else Cpu(targets.cpu.vectors, threads)
-            scheduled = schedule(lowered.program, session, gpu, slower, cpu=cpu)
+            slower = slower_fusions(builder) if session.config.benchmark_fusion else None
+            scheduled = schedule(lowered.program, session, gpu, slower, ask, cpu)
             plan = scheduled.plan
             for op in called(lowered.fallbacks, scheduled):
                 session.counters.add_extern(op)
@@ -179,6 +193,7 @@ def compile_graph(
             record = describe(
                 session.name, info.kind, lowered.program, scheduled, kernels.texts, symbols.hints, counters
             )
+            record = replace(record, choices=() if tuner is None else tuple(tuner.choices))
         with session.stage("build"):
             files = kernels.wait()
         with session.stage("store"):

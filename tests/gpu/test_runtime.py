@@ -163,7 +163,7 @@ def test_a_second_process_builds_nothing(tmp_path: Path) -> None:
         "import sys, torch\n"
         "from gyrator.runtime import workers\n"
         "if 'again' in sys.argv:\n"
-        "    workers._Worker.start = None  # no worker can start\n"
+        "    workers.Worker.start = None  # no worker can start\n"
         "f = torch.compile(lambda x: torch.softmax(x * 2, -1), backend='gyrator')\n"
         "x = torch.randn(64, 512, device='cuda')\n"
         "torch.testing.assert_close(f(x), torch.softmax(x * 2, -1))\n"

@@ -15,6 +15,7 @@ from enum import StrEnum
 from functools import cache
 from typing import Any, TypeVar, final
 
+from gyrator.autotune.candidates import Choice
 from gyrator.metrics.kernels import KernelFacts
 
 T = TypeVar("T")
@@ -92,6 +93,7 @@ class GraphRecord:
         nests: elements and estimated nanoseconds of each nest before fusion.
         memory: bytes that the graph's own values hold after each step; `holders` are those at the peak.
         counters: as `Counters.about_code` writes them.
+        choices: what was chosen by measurement, and from what.
     """
 
     name: str
@@ -106,6 +108,7 @@ class GraphRecord:
     memory: tuple[int, ...]
     holders: tuple[Holder, ...]
     counters: Mapping[str, int]
+    choices: tuple[Choice, ...] = ()
 
 
 @final

@@ -95,6 +95,12 @@ def _graph(console: Console, graph: GraphReport, report: ReportData) -> None:
         for c in candidates
     ]
     _table(console, "configs that were timed", ("kernel", "config", "us", "chosen"), tried)
+    chosen = [
+        (choice.title, t.name, "" if t.milliseconds is None else f"{t.milliseconds * 1e3:.1f}", t.failure)
+        for choice in record.choices
+        for t in choice.trials
+    ]
+    _table(console, "candidates, the chosen first", ("choice", "candidate", "us", "why not"), chosen)
     apart = sorted(record.unfused, key=lambda pair: -pair.bytes)
     pairs = [(u.producer, u.reader, size_text(u.bytes), u.reason, u.reader_place) for u in apart]
     _table(console, "not fused", ("producer", "reader", "bytes", "why", "reader's place"), pairs)

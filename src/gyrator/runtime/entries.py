@@ -24,8 +24,9 @@ from gyrator.session import Count, Session
 @final
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """Where programs, compiled graphs and built kernels lie; `uncached` takes the graphs that have no key."""
+    """Where programs, compiled graphs and kernels lie in `root`; `uncached` takes the graphs that have no key."""
 
+    root: Path
     programs: Store
     graphs: Store
     kernels: Store
@@ -44,7 +45,7 @@ def open_stores(session: Session, scratch: Path) -> Stores:
 
 def _stores(root: Path, scratch: Path) -> Stores:
     programs, graphs, kernels = (Store(root, kind) for kind in ("programs", "graphs", "kernels"))
-    return Stores(programs, graphs, kernels, Store(scratch, "uncached"))
+    return Stores(root, programs, graphs, kernels, Store(scratch, "uncached"))
 
 
 def find(key: Key | None, store: Store, example_inputs: Sequence[object], session: Session) -> Entry | None:

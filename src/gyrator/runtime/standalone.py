@@ -26,8 +26,8 @@ def random_tensor(
     new = torch.empty_strided(shape, strides, dtype=dtype, device=device)
     if dtype.is_floating_point or dtype.is_complex:
         wide = dtype if dtype in (torch.float32, torch.float64) or dtype.is_complex else torch.float32
-        return new.copy_(torch.randn(shape, dtype=wide))
-    return new.copy_(torch.randint(0, below or 2, tuple(shape)))
+        return new.copy_(torch.randn(shape, dtype=wide, device=device))
+    return new.copy_(torch.randint(0, below or 2, tuple(shape), device=device))
 
 
 def main(file: str, bind: Callable[[Runtime], BoxedCall], inputs: Callable[[], list[Any]]) -> None:

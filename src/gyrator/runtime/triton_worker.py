@@ -29,9 +29,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def main(folder: Path) -> None:
     """Serve requests until the input ends."""
-    answers, messages = _private_output(folder)
+    answers, messages = private_output(folder)
     _prepare(folder)
-    while _waits(sys.stdin):
+    while waits(sys.stdin):
         line = sys.stdin.readline()
         if not line:
             break
@@ -89,7 +89,7 @@ def _module(source: str, folder: Path) -> ModuleType:
     return module
 
 
-def _private_output(folder: Path) -> tuple[TextIO, TextIO]:
+def private_output(folder: Path) -> tuple[TextIO, TextIO]:
     """The stream for answers, and the file that takes whatever else is printed from now on."""
     answers = os.fdopen(os.dup(1), "w")
     messages = (folder / "messages").open("w")
@@ -111,7 +111,7 @@ def _prepare(folder: Path) -> None:
         cache.triton_key = lambda: ""
 
 
-def _waits(stream: TextIO) -> bool:
+def waits(stream: TextIO) -> bool:
     """Whether there is something to read before the time is up."""
     return bool(select.select([stream], [], [], IDLE_SECONDS)[0])
 

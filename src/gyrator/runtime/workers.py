@@ -1,15 +1,17 @@
-"""Processes that compile Triton kernels, each one kernel at a time; `triton_worker.py` is their program."""
+"""Processes that take a line of JSON and answer with one: those that compile Triton kernels, each one kernel at a
+time (`triton_worker.py` is their program), and those in which candidates are timed (`gyrator.autotune`)."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -26,34 +28,41 @@ class WorkerEnded(Exception):
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Worker:
+class Worker:
+    """A process and the folder that takes what it writes."""
+
     process: subprocess.Popen[str]
     folder: tempfile.TemporaryDirectory[str]
 
     @staticmethod
-    def start() -> _Worker:
-        """Start a worker in a session of its own, so that Ctrl-C in a terminal does not reach it."""
-        folder = tempfile.TemporaryDirectory(prefix="gyrator-triton-")
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    def start(program: Sequence[str] = (str(PROGRAM),), more: Mapping[str, str] | None = None) -> Worker:
+        """Start a worker in a session of its own, so that Ctrl-C in a terminal does not reach it. `program` is a file
+        and arguments after its folder, `more` are variables of its environment."""
+        folder = tempfile.TemporaryDirectory(prefix="gyrator-worker-")
+        environment = {**os.environ, **(more or {}), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         process = subprocess.Popen(
-            [sys.executable, "-P", str(PROGRAM), folder.name],
+            [sys.executable, "-P", program[0], folder.name, *program[1:]],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env=environment,
             start_new_session=True,
         )
-        return _Worker(process, folder)
+        return Worker(process, folder)
 
-    def ask(self, request: Mapping[str, object]) -> dict[str, Any]:
-        """The answer to a request. Raises: WorkerEnded."""
+    def ask(self, request: Mapping[str, object] | None, seconds: float | None = None) -> dict[str, Any]:
+        """The answer to a request, or to none what it says next. Raises: WorkerEnded; TimeoutError after `seconds`."""
         assert self.process.stdin is not None and self.process.stdout is not None
         try:
-            self.process.stdin.write(json.dumps(request) + "\n")
-            self.process.stdin.flush()
-            answer = self.process.stdout.readline()
+            if request is not None:
+                self.process.stdin.write(json.dumps(request) + "\n")
+                self.process.stdin.flush()
+            late = seconds is not None and not select.select([self.process.stdout], [], [], seconds)[0]
+            answer = "" if late else self.process.stdout.readline()
         except (OSError, ValueError) as error:
             raise WorkerEnded(str(error)) from error
+        if late:
+            raise TimeoutError
         if not answer:
             raise WorkerEnded(f"status {self.process.wait()}")
         found: dict[str, Any] = json.loads(answer)
@@ -80,8 +89,8 @@ class Workers:
     """
 
     def __init__(self) -> None:
-        self._idle: list[_Worker] = []
-        self._busy: set[_Worker] = set()
+        self._idle: list[Worker] = []
+        self._busy: set[Worker] = set()
         self._lock = threading.Lock()
         self._stops = 0
 
@@ -89,7 +98,7 @@ class Workers:
         """Have at least `count` workers, which begin to import Triton now."""
         with self._lock:
             missing = min(count, MOST) - len(self._idle) - len(self._busy)
-            self._idle += [_Worker.start() for _ in range(missing)]
+            self._idle += [Worker.start() for _ in range(missing)]
 
     def ask(self, request: Mapping[str, object]) -> dict[str, Any]:
         """What a worker answers; a new one is asked if it ended before.
@@ -104,7 +113,7 @@ class Workers:
                 raise
             return self._answer(self._new(), request)
 
-    def _answer(self, worker: _Worker, request: Mapping[str, object]) -> dict[str, Any]:
+    def _answer(self, worker: Worker, request: Mapping[str, object]) -> dict[str, Any]:
         try:
             answer = worker.ask(request)
         except BaseException:
@@ -117,7 +126,7 @@ class Workers:
             self._idle.append(worker)
         return answer
 
-    def _take(self) -> _Worker:
+    def _take(self) -> Worker:
         with self._lock:
             while self._idle:
                 worker = self._idle.pop()
@@ -127,8 +136,8 @@ class Workers:
                 worker.end()
         return self._new()
 
-    def _new(self) -> _Worker:
-        worker = _Worker.start()
+    def _new(self) -> Worker:
+        worker = Worker.start()
         with self._lock:
             self._busy.add(worker)
         return worker

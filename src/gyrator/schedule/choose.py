@@ -39,11 +39,8 @@ def choose_products(
     """``units`` with each product computed in the way that ``ask`` finds fastest. Equal questions are asked once.
     With them what constants they read in panels.
 
-    Without ``ask``, which the option ``max_autotune`` provides, calls stay calls. Where ``cpp`` is the only family,
-    nothing is asked: its first template is taken.
+    Without ``ask``, which the option ``max_autotune`` provides, calls stay calls.
     """
-    if options.max_autotune and options.gemm_backends == (CPP,):
-        ask = _first_fused
     if ask is None:
         return tuple(units), ()
     chooser = _Chooser(list(units), program, ask, options, gpu, cpu)
@@ -53,13 +50,6 @@ def choose_products(
             chooser.choose(call, product)
     read = {value for unit in chooser.units for value in unit_reads(unit)}
     return tuple(chooser.units), tuple(p for p in chooser.packings.values() if p.value in read)
-
-
-def _first_fused(question: Question) -> tuple[Answer, ...]:
-    """The first template, if it can with its epilogue."""
-    templates = [a for a in question.alternatives if a.backend == CPP]
-    fused = [a for a in templates if any(isinstance(u, Templated) and u.epilogue is not None for u in a.units)]
-    return tuple(Answer(a, 0.0) for a in (fused or templates)[:1])
 
 
 class _Chooser:
@@ -80,7 +70,7 @@ class _Chooser:
         templates = self._templates(call, product)
         library = Alternative(_op(call), "aten", (call,))
         plain = (*((library,) if "aten" in self._options.gemm_backends or not templates else ()), *templates)
-        if plain == (library,):
+        if plain == (library,) and {"aten", "subgraph"} & {*self._options.gemm_backends}:
             return
         title = _title(call, product)
         group = self._follower(call, product)
@@ -96,7 +86,7 @@ class _Chooser:
         if group is not None and fused:
             apart = replace(best, name=f"{best.name}_then_epilogue", units=(*best.units, group))
             key = (_signature(call), _epilogue_key(product, group))
-            answers = self._answers(f"{title} with epilogue", (call, group), (apart, *fused), key)
+            answers = self._answers(f"{title} with epilogue", (call, group), (*fused, apart), key)
             if answers and answers[0].alternative is not apart:
                 self._exchange(call, group, answers[0].alternative)
                 return

@@ -66,19 +66,20 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A part of a program, which any of ``alternatives`` computes; what it reads of the rest are inputs.
+    """A part of a program, which any of ``alternatives`` computes, the best guess first.
 
-    ``title`` names op and shapes, as in ``addmm(64x16, 16x32, 32)``.
+    ``title`` names op and shapes, as in ``addmm(64x16, 16x32, 32)``; ``aside`` are those that cannot compete, and why.
     """
 
     title: str
     program: Program
     alternatives: tuple[Alternative, ...]
+    aside: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An alternative and the milliseconds it was measured to take."""
+    """An alternative and the milliseconds it was measured to take, 0 if it was taken untimed."""
 
     alternative: Alternative
     milliseconds: float

@@ -1,4 +1,4 @@
-"""docs/config.md, generated from the declarations: `python -m gyrator.config_page > docs/config.md`."""
+"""docs/config.md, generated from the declarations: `python -m tests.config_page > docs/config.md`."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, Field
@@ -25,7 +25,7 @@ _PAGE_HEAD = """\
 # Options
 
 This page is generated from `src/gyrator/config.py` by
-`python -m gyrator.config_page > docs/config.md`.
+`python -m tests.config_page > docs/config.md`.
 
 ```python
 torch.compile(model, backend="gyrator", mode="default", options={"numerics": "eager"})

@@ -1,0 +1,37 @@
+"""Questions of a schedule, answered by measurement."""
+
+from functools import partial
+from math import prod
+
+from gyrator.autotune.candidates import Candidate
+from gyrator.autotune.parts import canonical_text
+from gyrator.autotune.tuner import Tuner
+from gyrator.ir.program import Extern
+from gyrator.metrics.kernels import count_of
+from gyrator.schedule.products import Answer, Ask, Question, product_of
+
+
+def asking(tuner: Tuner) -> Ask:
+    """What answers a schedule's questions: alternatives are built as programs of their own and timed on random inputs.
+
+    Alternatives come best guess first. One that was taken untimed, because no other family may compete, is the only
+    answer, with 0 milliseconds.
+    """
+    builder = tuner.builder
+
+    def ask(question: Question) -> tuple[Answer, ...]:
+        part = question.program
+        candidates = [
+            Candidate(a.name, a.backend, "", dict(a.parameters), partial(builder.start_units, part, a.units))
+            for a in question.alternatives
+        ]
+        dims = [n for i in part.inputs if i.value is not None for n in (*i.value.shape, *i.value.strides)]
+        sizes = sorted({(size.name, builder.hints.get(size, 0)) for n in dims for size in n.sizes()})
+        products = [p for node in part.nodes if isinstance(node, Extern) and (p := product_of(node)) is not None]
+        work = [prod(count_of(n, builder.hints) for n in (*p.out.shape, p.left.shape[-1])) for p in products]
+        about = f"{canonical_text(part)}\n{sizes}"
+        ranked = tuner.rank(question.title, about, sum(work) or 1, candidates, dict(question.aside))
+        of = {alternative.name: alternative for alternative in question.alternatives}
+        return tuple(Answer(of[c.name], t.milliseconds or 0.0) for c, t in ranked)
+
+    return ask

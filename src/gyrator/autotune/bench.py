@@ -1,0 +1,121 @@
+"""A program that times compiled graphs: a line of JSON in, a line of JSON out, until its input ends.
+
+    python bench.py FOLDER DEVICE
+
+What a candidate breaks is this process alone. FOLDER takes what it writes. A request has the `folder` of a wrapper,
+the number of the `choice` (its candidates share their inputs, which are random), the user's `threads` and `precision`
+of float32 products, and the `store` of kernels.
+"""
+
+import gc
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+from gyrator.cache.store import Store
+from gyrator.runtime.gpu_kernels import GpuKernels
+from gyrator.runtime.load import WRAPPER, Runtime, names_of
+from gyrator.runtime.pool import Pool
+from gyrator.runtime.triton_worker import private_output, waits
+from gyrator.torch_compat import outside_tracing
+
+Call: TypeAlias = Callable[[], object]
+Batch: TypeAlias = Callable[[], float]
+"""Runs a few calls; milliseconds of one."""
+
+BATCH_MS, MOST_CALLS, MOST_RECORDED = 2.0, 200, 50
+"""How long a batch is about, so that what starts and ends it does not count; most calls in it, and in a recording."""
+
+
+def main(folder: Path, device: str) -> None:
+    """Serve requests until the input ends."""
+    answers, _ = private_output(folder)
+    torch.mm(*torch.ones(2, 64, 64, device=device)).sum().item()  # a GPU's context, and the library's handles
+    gc.freeze()
+    print("{}", file=answers, flush=True)
+    choice, given, batches = -1, list[Any](), dict[str, Batch]()
+    while waits(sys.stdin) and (line := sys.stdin.readline()):
+        request = json.loads(line)
+        if request["choice"] != choice:
+            choice, given, batches = request["choice"], [], {}
+            torch.set_num_threads(request["threads"])
+            torch.set_float32_matmul_precision(request["precision"])
+        try:
+            with torch.no_grad(), outside_tracing():
+                at = request["folder"]
+                batches[at] = batches.get(at) or load(Path(at), device, Path(request["store"]), given)
+                answer: dict[str, object] = {"milliseconds": batches[at]()}
+        except Exception as error:  # whatever a candidate thinks of random inputs is the answer
+            answer = {"failure": f"{type(error).__name__}: {error}"[:2000], "broken": device != "cpu" and _broken()}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def load(folder: Path, device: str, store: Path, given: list[Any]) -> Batch:
+    """A candidate after one call to warm up. `given` is filled by the first of a choice. On a GPU calls are replayed
+    from a recording if they can, so that small kernels do not wait for the processor."""
+    program = names_of((folder / WRAPPER).read_text(), folder)
+    if not given:
+        torch.manual_seed(0)
+        given += program["inputs"]()
+    gpu = None if device == "cpu" else GpuKernels(folder, Store(store, "kernels"))
+    bound = program["bind"](Runtime(folder, Pool(), gpu=gpu))
+    bound(list(given))
+    once, batch = _repeated(lambda: bound(list(given)), gpu is not None)
+    if gpu is None:
+        return batch
+    try:
+        count = max(1, min(MOST_RECORDED, int(BATCH_MS / once)))
+        _, recorded = _repeated(_recorded(lambda: bound(list(given)), count), True)
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return batch
+    return lambda: recorded() / count
+
+
+def _repeated(call: Call, on_gpu: bool) -> tuple[float, Batch]:
+    """Milliseconds of one call, and a batch of calls."""
+
+    def batch(count: int) -> float:
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        if on_gpu:
+            torch.cuda.synchronize()
+        return 1e3 * (time.perf_counter() - start) / count
+
+    batch(1)
+    once = batch(1)
+    count = max(1, min(MOST_CALLS, int(BATCH_MS / once)))
+    return once, lambda: batch(count)
+
+
+def _recorded(call: Call, count: int) -> Call:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        call()
+        torch.cuda.synchronize()
+        graph.capture_begin()
+        try:
+            for _ in range(count):
+                call()
+        finally:
+            graph.capture_end()
+    return graph.replay
+
+
+def _broken() -> bool:
+    """Whether the GPU's context does not answer any more."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

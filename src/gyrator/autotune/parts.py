@@ -1,0 +1,74 @@
+"""Parts of a program as programs of their own, built into folders whose wrappers run on random inputs."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from gyrator.autograd.decompositions import Numerics
+from gyrator.codegen.wrapper import print_wrapper
+from gyrator.ir.index import Size
+from gyrator.ir.program import Program, defines
+from gyrator.ir.symbols import Symbols
+from gyrator.ir.text import program_text
+from gyrator.lowering import lower
+from gyrator.runtime.entries import Stores
+from gyrator.runtime.load import WRAPPER
+from gyrator.runtime.targets import Targets, start_kernels
+from gyrator.runtime.workers import Workers
+from gyrator.schedule.cpu_gemm import Cpu
+from gyrator.schedule.gpu import Gpu
+from gyrator.schedule.memory import plan_memory
+from gyrator.schedule.plan import Plan
+from gyrator.schedule.products import Ask, Unit
+from gyrator.schedule.simplify import simplifier
+from gyrator.schedule.stage import schedule
+from gyrator.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Builder:
+    """What kernels are built for and with, and where they are kept. Folders of parts last as long as the process."""
+
+    targets: Targets
+    stores: Stores
+    session: Session
+    workers: Workers
+    shape_env: ShapeEnv | None
+    hints: Mapping[Size, int]
+    gpu: Gpu | None
+    cpu: Cpu | None = None
+
+    def start(self, plan: Plan) -> Callable[[], Path]:
+        """Begin to build a plan; what waits for its folder. Raises: GyratorError, both times."""
+        kernels = start_kernels(
+            plan, self.targets, self.stores.kernels, self.session.child("candidate"), self.workers, self.hints
+        )
+        text = print_wrapper(plan, kernels.built, self.hints)
+        return lambda: self.stores.uncached.put_anonymous({WRAPPER: text, **kernels.wait()}).folder
+
+    def start_units(self, part: Program, units: Sequence[Unit]) -> Callable[[], Path]:
+        """Begin to build a program that units compute. Raises: GyratorError."""
+        rule = simplifier(exact_rounding=self.session.config.numerics == "eager")
+        return self.start(plan_memory(part, tuple(units), rule, in_place=False, gpu=self.gpu))
+
+    def start_graph(
+        self, graph: fx.GraphModule, inputs: Sequence[object], name: str, ask: Ask | None
+    ) -> Callable[[], Path]:
+        """Begin to build an ATen graph, whose products are chosen by ``ask``. Raises: GyratorError."""
+        symbols, session = Symbols(self.shape_env), self.session.child(name)
+        numerics: Numerics = "eager" if session.config.numerics == "eager" else "fast"
+        lowered = lower(graph, inputs, symbols=symbols, name=name, numerics=numerics)
+        made = schedule(lowered.program, session, self.gpu, None, ask, self.cpu)
+        return replace(self, hints=symbols.hints).start(made.plan)
+
+
+def canonical_text(part: Program) -> str:
+    """A part's text without the names that a graph happened to give and the user's places."""
+    text = re.sub(r"(?m)^ *#.*\n", "", program_text(replace(part, name="part")))
+    values = [i.value for i in part.inputs if i.value is not None] + [v for node in part.nodes for v in defines(node)]
+    names = {value.name: f"v{k}" for k, value in enumerate(dict.fromkeys(values))}
+    return re.sub(r"[A-Za-z_]\w*", lambda m: names.get(m.group(), m.group()), text)

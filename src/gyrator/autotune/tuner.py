@@ -1,0 +1,133 @@
+"""Choosing among candidates: those that compete are built at the same time, timed, recorded, ranked and shown."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from gyrator.autotune.candidates import Candidate, Choice, Trial, table
+from gyrator.autotune.parts import Builder
+from gyrator.autotune.sandbox import Sandboxes
+from gyrator.cache.key import source_digest
+from gyrator.cache.store import Json, Store
+from gyrator.errors import CacheCorrupt
+from gyrator.runtime.workers import WorkerEnded
+
+T = TypeVar("T")
+
+UNTIMED = (("cpp",), ("subgraph",))
+"""Families that are taken without timing if no other may compete: the first candidate, the best guess."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuner:
+    """The choices of one graph on ``device``. Times are kept where ``builder`` keeps kernels."""
+
+    builder: Builder
+    device: torch.device
+    sandboxes: Sandboxes
+    choices: list[Choice] = field(default_factory=list)
+
+    def rank(
+        self, title: str, about: str, size: int, candidates: Sequence[Candidate], aside: Mapping[str, str]
+    ) -> tuple[tuple[Candidate, Trial], ...]:
+        """The candidates that can be used, best first; a library call that has no rival is not timed.
+
+        Args:
+            title: op and shapes. about: all else that times depend on, beside the machine and the candidates.
+            size: M·N·K; a family does not compete below the least that its option says.
+            candidates: the best guess first.
+            aside: those that cannot compete, by name, and why; for the report.
+        """
+        session, config = self.builder.session, self.builder.session.config
+        least = {"triton": config.triton_min_gemm_size, "cpp": config.cpp_min_gemm_size}
+        least["subgraph"] = config.subgraph_min_gemm_size
+        competing = [c for c in candidates if c.backend in config.gemm_backends and size >= least.get(c.backend, 0)]
+        rivals = any(c.backend != "aten" for c in competing)
+        known, trials = False, [_trial(c) for c in competing[:1]]
+        if rivals and config.gemm_backends not in UNTIMED:
+            with session.stage("autotune"):
+                known, trials = self._trials(title, about, competing)
+        stepped = [Trial(name, "", {}, failure=why) for name, why in aside.items()]
+        choice = Choice(title, (*trials, *stepped), known)
+        if rivals or stepped:
+            self.choices.append(choice)
+            if not config.autotune_silent and config.gemm_backends not in UNTIMED:
+                print(table(choice), file=sys.stderr)
+        by_name = {c.name: c for c in competing}
+        ranked = tuple((by_name[t.name], t) for t in trials if not t.failure)
+        if not ranked:
+            why = "; ".join(f"{t.name}: {t.failure}" for t in choice.trials) or "no family that is allowed has one"
+            session.warn(f"{title}: no candidate is viable, so the library is called ({why})")
+        return ranked
+
+    def _trials(self, title: str, about: str, candidates: Sequence[Candidate]) -> tuple[bool, list[Trial]]:
+        """What became of the candidates, best first, and whether that was known."""
+        config, root, on_gpu = self.builder.session.config, self.builder.stores.root, self.device.type == "cuda"
+        store, target = Store(root, "times"), self.builder.targets.key()
+        device = torch.cuda.get_device_name(self.device) if on_gpu else torch.backends.cpu.get_cpu_capability()
+        threads = min(config.threads or torch.get_num_threads(), torch.get_num_threads())
+        settings = {"threads": threads, "precision": torch.get_float32_matmul_precision()}
+        versions = (torch.__version__, torch.version.cuda, source_digest(), target, device, os.cpu_count())
+        parts = (about, [(c.name, c.key, *c.parameters.items()) for c in candidates], settings, versions)
+        key = hashlib.sha256(repr(parts).encode()).hexdigest()
+        try:
+            entry = store.get(key)
+            recorded: Any = entry and entry.notes["trials"]
+            if recorded:
+                return True, _ranked(candidates, recorded)
+        except (CacheCorrupt, KeyError, TypeError):
+            store.remove(key)
+        built = dict(_built(candidates, config.build_threads or os.cpu_count() or 1))
+        folders = {name: folder for name, folder in built.items() if isinstance(folder, Path)}
+        found: dict[str, Json] = {name: folder for name, folder in built.items() if isinstance(folder, str)}
+        try:
+            took = self.sandboxes.time([*folders.values()], self.device, {**settings, "store": str(root)}, config)
+        except WorkerEnded as problem:
+            return False, _ranked(candidates, dict.fromkeys(built, str(problem)))
+        found |= zip(folders, took, strict=True)
+        store.put(key, {}, {"title": title, "trials": found})
+        trials = _ranked(candidates, found)
+        if config.autotune_log is not None:
+            about_all = {"choice": title, "key": key, "device": device}
+            with config.autotune_log.open("a") as stream:
+                stream.writelines(json.dumps({**about_all, **dataclasses.asdict(t)}) + "\n" for t in trials)
+        return False, trials
+
+
+def _built(candidates: Sequence[Candidate], most: int) -> Iterator[tuple[str, Path | str]]:
+    """Each candidate's folder, or why it cannot be built; ``most`` are on their way at once."""
+    waiting: deque[tuple[str, Callable[[], Path] | str]] = deque()
+    for candidate in (*candidates, None):
+        if candidate is not None:
+            waiting.append((candidate.name, _attempt(candidate.start)))
+        while waiting and (candidate is None or len(waiting) >= most):
+            name, wait = waiting.popleft()
+            yield name, wait if isinstance(wait, str) else _attempt(wait)
+
+
+def _attempt(step: Callable[[], T]) -> T | str:
+    """A step of building, or why it failed."""
+    try:
+        return step()
+    except Exception as error:  # whatever is wrong with a candidate costs that candidate
+        return f"{type(error).__name__}: {error}".partition("\n  try:")[0]
+
+
+def _ranked(candidates: Sequence[Candidate], found: Mapping[str, Any]) -> list[Trial]:
+    """What was found of each candidate, milliseconds or a failure, as trials, best first. Raises: KeyError."""
+    trials = [_trial(candidate, found[candidate.name]) for candidate in candidates]
+    return sorted(trials, key=lambda t: (t.milliseconds is None, t.milliseconds or 0.0))
+
+
+def _trial(candidate: Candidate, found: float | str | None = None) -> Trial:
+    took, failure = (None, found) if isinstance(found, str) else (found, "")
+    return Trial(candidate.name, candidate.backend, candidate.parameters, took, failure)
