@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from types import FunctionType
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import fx
@@ -149,7 +149,6 @@ def _find(key: Key | None, stores: Stores, values: Sequence[object], session: Se
     return found
 
 
-@final
 class Backend:
     """Compiles what torch.compile captured. `process` is the state that all its compilations share."""
 

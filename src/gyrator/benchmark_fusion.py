@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
 
 from gyrator.autotune.parts import Builder
 from gyrator.errors import GyratorError
@@ -26,7 +25,6 @@ NOISE = 1.05
 """A fusion that takes up to so many times its parts is as good as they are."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Timed:
     """A group's kernel: where it lies, and milliseconds of a launch."""

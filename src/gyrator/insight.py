@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import torch
 
@@ -28,7 +28,6 @@ from gyrator.session import Counters
 from gyrator.torch_compat import user_function
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Report:
     """What `explain` found. `str` of it, or `print`, is the text for a terminal; `data` has every figure."""

@@ -5,10 +5,8 @@ A table is declared by one line of `TABLES`; `metrics/tables.py` writes the file
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import final
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Table:
     """A table's name and its columns in order, after the first one, `model_name`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Generic, TypeVar, final
+from typing import Generic, TypeVar
 
 from gyrator.errors import GyratorError, InternalCheckError
 from gyrator.origin import Origin
@@ -20,7 +20,6 @@ Spec = Callable[[P], None]
 """Checks a program and raises an exception whose text says which rule is broken, and where."""
 
 
-@final
 @dataclass(frozen=True)
 class Pass(Generic[P]):
     """A named step from program to program, and the spec that its result satisfies."""

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
-from typing import TypeAlias, final
+from typing import TypeAlias
 
 import torch
 from torch import fx
@@ -68,7 +68,6 @@ RECORDED = "recorded"
 """What an entry notes of a graph whose calls can be recorded: its GPU, and the inputs that stay in place."""
 
 
-@final
 @dataclass(frozen=True)
 class Process:
     """What the compilations of one process share: one compiles at a time, their code shares a memory pool,

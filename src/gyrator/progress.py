@@ -3,7 +3,7 @@
 import sys
 import time
 from abc import ABC, abstractmethod
-from typing import TextIO, final
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
@@ -27,7 +27,6 @@ class Progress(ABC):
         """The work is over; remove what is shown."""
 
 
-@final
 class Silent(Progress):
     """Shows nothing."""
 
@@ -35,7 +34,6 @@ class Silent(Progress):
         """Nothing."""
 
 
-@final
 class Lines(Progress):
     """Writes a line when at least 5 seconds have passed since the last one (or since the start)."""
 
@@ -52,7 +50,6 @@ class Lines(Progress):
             print(f"{self._title}: {stage}{parts}, {now - self._start:.0f} s", file=self._stream, flush=True)
 
 
-@final
 class Bar(Progress):
     """A bar on a terminal, shown once the work has taken a second and removed when it ends."""
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count
 from pathlib import Path
-from typing import final
 
 import torch
 
@@ -67,7 +66,6 @@ ABOUT_GETTING = frozenset({
 """Counters that depend on the cache; the others are the same whether code is generated or found."""
 
 
-@final
 class Counters:
     """Sums by `Count`, and how often each extern operator is called. May be used by several threads."""
 
@@ -142,7 +140,6 @@ class BuildTime:
     seconds: float
 
 
-@final
 class DumpWriter:
     """Writes numbered text files into a folder of one session: `00_captured.txt`, `01_lowered.txt`, ..."""
 
@@ -158,7 +155,6 @@ class DumpWriter:
         return path
 
 
-@final
 class Session:
     """One compilation: its options and target, and what it counts, times, warns, writes and shows.
 

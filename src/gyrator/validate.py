@@ -9,7 +9,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -26,7 +26,6 @@ SEEDS = "gyrator.seeds.default"
 SEED = 20
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Level:
     """What one level computed: tensors by the names "output 0", "update of input 2", ...; of programs also

@@ -7,7 +7,7 @@ tensor, so its identity and storage mean nothing.
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +27,6 @@ PLAIN_TYPES = frozenset(
 )
 
 
-@final
 class GraphBuilder:
     """Appends nodes to `graph`; `origin` is the metadata that new nodes inherit.
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,7 +77,6 @@ def decompose(graph: Graph, table: DecompositionTable, build: GraphBuilder) -> G
     return _Pass(table, GraphBuilder(build.fake_mode, build.values)).run(graph, build.bodies)
 
 
-@final
 class _Pass:
     """One run over a graph: the templates made so far and the nodes of the new graph by those of the old."""
 

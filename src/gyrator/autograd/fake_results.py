@@ -5,7 +5,7 @@ its own cache included, costs ten times as much as making a tensor of known meta
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ from gyrator.autograd.builder import PLAIN_TYPES
 _UNKNOWN_SIZES = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
 
 
-@final
 class FakeResults:
     """Remembers the metadata of results of pure operators: one new tensor, of sizes that are numbers."""
 

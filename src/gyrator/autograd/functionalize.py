@@ -13,7 +13,7 @@ other alias of that root is then stale and is viewed anew from the root's value 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +28,6 @@ from gyrator.errors import UnsupportedOperator
 aten = torch.ops.aten
 
 
-@final
 @dataclass(slots=True, eq=False)
 class Root:
     """A tensor that owns memory: its present value in the graph, and how many times it was written.
@@ -45,7 +44,6 @@ class Root:
     pinned: bool = False
 
 
-@final
 @dataclass(slots=True, eq=False)
 class Alias:
     """A tensor of the program: a root, or a view of another alias. `node` holds its value as of `generation`; it was

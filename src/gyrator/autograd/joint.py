@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -126,7 +126,6 @@ def _leaves(inputs: Inputs, recorder: Recorder) -> tuple[list[Any], list[Any]]:
     return leaves, arguments
 
 
-@final
 class _Fresh(torch.autograd.Function):
     """The identity, whose result is no leaf, so that the program may mutate it."""
 
@@ -172,7 +171,6 @@ def _tangent_strides(result: Tensor) -> tuple[Any, ...]:
     return result.stride() if same and not is_transposed(result.stride()) else contiguous_strides(result.shape)
 
 
-@final
 class _Runner(Interpreter):
     """Runs the captured graph node by node, telling the recorder which node it is at."""
 

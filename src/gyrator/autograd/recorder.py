@@ -7,7 +7,7 @@ torch.autograd makes of it, with composite operators already taken apart. Mutati
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +42,6 @@ class _Call:
     out: Any
 
 
-@final
 class Recorder(TorchDispatchMode):
     """A dispatch mode to be entered on top of the fake mode of `build`.
 

@@ -10,7 +10,7 @@ import linecache
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,7 +61,6 @@ def make_shell(program: Program) -> Callable[..., Any]:
     return _Writer(program).compiled()
 
 
-@final
 class _Writer:
     """Writes the shell's source text and the objects that it names."""
 

@@ -5,7 +5,7 @@ symbol is a placeholder or a size of a tensor, an expression is arithmetic on th
 """
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias
 
 import sympy
 import torch
@@ -30,7 +30,6 @@ def expression(value: Any) -> Any:
     return value.node.expr if isinstance(value, SYMBOLIC_TYPES) else value
 
 
-@final
 class SymbolTable:
     """Maps expressions to the nodes of one graph that compute them, and makes those nodes on demand."""
 

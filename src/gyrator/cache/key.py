@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
-from typing import final
 
 import torch
 from torch import fx
@@ -41,7 +40,6 @@ class _Uncacheable(Exception):
     """A graph holds something that has no canonical text, so that it cannot be found again."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Key:
     """The fields of a graph's identity, each as a digest, and the digest of them all.
@@ -167,7 +165,6 @@ def _global_state() -> str:
     )
 
 
-@final
 class _Writer:
     """Writes one graph; remembers which names it gave to symbols."""
 

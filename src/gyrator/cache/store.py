@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias, final
+from typing import TypeAlias
 
 from gyrator.errors import CacheCorrupt
 
@@ -30,7 +30,6 @@ _STALE_SECONDS = 3600.0
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A folder with checked files, what its writer noted about it, and its key if it can be found again."""
@@ -44,7 +43,6 @@ class Entry:
         return (self.folder / name).read_text()
 
 
-@final
 class Store:
     """Entries of one kind in `root / kind`. Threads and processes may share a root."""
 

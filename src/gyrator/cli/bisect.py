@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -47,7 +47,6 @@ SWITCHES: tuple[Mapping[str, object], ...] = (
 """Options that switch off what comes after the passes that `validate` compares."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Failure:
     """How a program fails: wrong, or by which exception; in which pass or stage; in words for the user."""
@@ -61,7 +60,6 @@ class Failure:
         return other is not None and (self.kind, self.stage) == (other.kind, other.stage)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Case:
     """A captured program that fails, with real inputs and the options it was compiled with."""
@@ -252,7 +250,6 @@ def _least(most: int, fails: Callable[[int], bool]) -> int:
     return 1 + bisect_left(range(1, most), True, key=fails)
 
 
-@final
 class _Values(fx.Interpreter):
     """Runs a program and keeps what every node computes, as it was at that moment."""
 

@@ -23,7 +23,6 @@ import re
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import final
 
 import torch
 
@@ -63,7 +62,6 @@ _COMMA = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|, """)
 """A string, to be passed over, or a comma."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class BuiltKernel:
     """Where a kernel of the plan is found: its library's name, its symbol there, and its checked indices.
@@ -95,7 +93,6 @@ def print_wrapper(
     return _Wrapper(plan, kernels, hints or {}, _free_strides(plan, shown), align).text()
 
 
-@final
 class _Wrapper:
     """One plan on its way into text: the names given, and the lines written so far."""
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import final
 
 import torch
 
@@ -47,7 +46,6 @@ from gyrator.origin import Origin
 # -- programs ----------------------------------------------------------------------------------------------
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class ProgramSpec:
     """A level of the IR. ``masked``: ``Masked`` may occur; ``dead``: nodes that nothing needs may occur."""
@@ -72,7 +70,6 @@ def check_program(program: Program, spec: ProgramSpec = LOWERED) -> None:
         _check_no_dead(program)
 
 
-@final
 class _ProgramChecker:
     def __init__(self, program: Program, spec: ProgramSpec) -> None:
         self.program = program
@@ -270,7 +267,6 @@ def check_kernel(kernel: Kernel) -> None:
     _KernelChecker(kernel).run()
 
 
-@final
 class _KernelChecker:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel

@@ -6,7 +6,6 @@ number of distinct nodes. Problems are raised as :class:`RuleBroken`; the caller
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import final
 
 import torch
 
@@ -22,7 +21,6 @@ class RuleBroken(Exception):
     """An expression or node breaks a rule; the text says which."""
 
 
-@final
 @dataclass(slots=True)
 class ExprChecker:
     """Checks expressions of one program or kernel.

@@ -6,7 +6,7 @@ dimension ``k``. Every expression then is a tensor that broadcasts to the grid's
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias, cast, final
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -25,7 +25,6 @@ class OutOfRange(Exception):
     """A load or store without a mask left its value: the program itself is wrong."""
 
 
-@final
 @dataclass(slots=True)
 class Evaluator:
     """Evaluates expressions where the axes, sizes and locals have the given values.

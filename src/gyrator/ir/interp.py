@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -66,7 +66,6 @@ def run_program(
     return Run(outputs, updates, MappingProxyType({v.name: t for v, t in machine.values.items()}))
 
 
-@final
 @dataclass(slots=True)
 class _Machine:
     sizes: dict[Size, int]

@@ -10,7 +10,7 @@ SymPy functions are told apart by name: torch's own classes are private and diff
 from collections.abc import Callable, Mapping
 from functools import reduce
 from types import MappingProxyType
-from typing import TypeAlias, cast, final
+from typing import TypeAlias, cast
 
 import sympy
 import torch
@@ -23,7 +23,6 @@ from gyrator.torch_compat import symbol_hint
 Rule: TypeAlias = "Callable[[tuple[Index, ...]], Index | None]"
 
 
-@final
 class Symbols:
     """The size symbols of one compilation. Equal SymPy expressions give the identical index.
 

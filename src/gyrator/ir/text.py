@@ -15,7 +15,6 @@ usual one: ``2.0`` is f32, ``2`` is i64.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import final
 
 import torch
 
@@ -173,7 +172,6 @@ def _param_text(param: Param) -> str:
     return f"{how[param.read, param.written]}{_declare(param.value)}{alias}"
 
 
-@final
 class _KernelPrinter:
     """Prints stages; a shared subexpression is named at its first use in each block that needs it."""
 
@@ -256,7 +254,6 @@ def _is_short(expr: Expr) -> bool:
     return False
 
 
-@final
 class _Names:
     """Prints expressions; each of ``shared`` becomes a definition ``%k = …`` and is then called by name."""
 

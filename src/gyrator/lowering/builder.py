@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import final
 
 import torch
 from torch import fx
@@ -37,7 +36,6 @@ class Meta:
         return Meta(shape, self.dtype, contiguous_strides(shape), self.device)
 
 
-@final
 class Builder:
     """Collects nodes in order, names values after the FX node at hand, and remembers copies already made."""
 

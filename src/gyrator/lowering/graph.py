@@ -4,7 +4,6 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter, getitem
-from typing import final
 
 import torch
 from torch import fx
@@ -74,7 +73,6 @@ def lower(
     return _Lowering(graph, example_inputs, symbols, numerics).run(name, updates)
 
 
-@final
 class _Lowering:
     """One walk over one graph: what each FX node became so far."""
 

@@ -9,7 +9,7 @@ padding)/s⌋`` downwards. Adaptive pooling cuts the input into parts instead, a
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias
 
 from torch._ops import OpOverload
 
@@ -37,7 +37,6 @@ NOWHERE = 1 << 62
 
 
 # -- windows -----------------------------------------------------------------------------------------------
-@final
 @dataclass(frozen=True, slots=True)
 class Windows:
     """How windows lie on the pooled dimensions of an input.

@@ -12,7 +12,7 @@ what it took from ``i``, so a bound that is too wide costs time, never a wrong s
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias
 
 import torch
 
@@ -29,7 +29,6 @@ Share: TypeAlias = Callable[[Index, Index, Expr], Expr]
 """(output, input, gradient of the output) → what of it belongs to the input."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Line:
     """How the gradient flows along one dimension: input ``i`` asks ``count`` outputs from ``first(i)`` on.
@@ -67,7 +66,6 @@ def _along(b: Builder, out: Meta, grad: TensorRef, dim: int, line: Line, suffix:
 
 
 # -- where outputs come from -------------------------------------------------------------------------------
-@final
 @dataclass(frozen=True, slots=True)
 class Resize:
     """A dimension of ``old`` elements resized to ``new``; ``factor`` is the user's, if one was given."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, final
+from typing import Any
 
 import torch
 
@@ -48,7 +48,6 @@ _KINDS: Mapping[str, str] = {"add": "sum", "mul": "prod", "max": "max", "min": "
 """The reduction that each is a step of."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Points:
     """A set of writes: for each point of ``shape``, which element of the target it goes to."""

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
-from typing import final
 
 from gyrator.ir.expr import Expr, Load, Op, Random, Value, walk_all
 from gyrator.ir.index import Atom, Axis, Index, Size, evaluate
@@ -38,7 +37,6 @@ class KernelKind(StrEnum):
     TEMPLATE = "template"
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class KernelFacts:
     """A kernel in figures. Symbolic sizes count as their hints.

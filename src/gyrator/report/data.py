@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import final
 
 from gyrator.report.record import GraphRecord, KernelRecord, ProgramRecord, StepRecord
 from gyrator.runtime.profile import Peaks
@@ -10,7 +9,6 @@ from gyrator.runtime.triton_tune import Candidate
 from gyrator.session import BuildTime, Timing
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class GraphReport:
     """A compiled graph.
@@ -47,7 +45,6 @@ class GraphReport:
         return {name: sum(times) / len(times) for name, times in found.items()}
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class ProgramReport:
     """A captured program: why it ended where it did, and its graphs (forward or inference, then backward)."""
@@ -64,7 +61,6 @@ class ProgramReport:
     graphs: tuple[GraphReport, ...]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class ReportData:
     """One call of a function: its programs, what capture took (torch.compile's own work), and what the

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import groupby
-from typing import final
 
 from gyrator.report.record import GraphRecord, StepRecord
 
@@ -18,7 +17,6 @@ SWEEPS = 6
 COLOURS = {"kernel": "#dcebfa", "extern": "#fbe7cf", "copy": "#eeeeee", "end": "#e3f3df"}
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class _Box:
     """A box: its lines of text, the colour's name, the anchor that a click goes to, and its tooltip."""

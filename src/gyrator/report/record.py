@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
 
 from gyrator.autotune.candidates import Choice
 from gyrator.metrics.kernels import KernelFacts
@@ -24,7 +24,6 @@ Places: typing.TypeAlias = "tuple[str, ...]"
 """Lines like ``model.py:12 in forward: aten.mm.default``."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class KernelRecord:
     """A generated kernel. `bytes`, the estimate and `facts` are those of one launch."""
@@ -40,7 +39,6 @@ class KernelRecord:
     facts: KernelFacts
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class StepRecord:
     """A launch of a kernel, or a call of an operator: what it computes, reads and writes (names of values).
@@ -59,7 +57,6 @@ class StepRecord:
     why: str = ""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Unfused:
     """A producer and a reader of its value that are no common kernel, and why."""
@@ -73,7 +70,6 @@ class Unfused:
     reader_place: str
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Holder:
     """Memory that is held when most is: whose it is, and the user's place."""
@@ -83,7 +79,6 @@ class Holder:
     place: str
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class GraphRecord:
     """A compiled graph.
@@ -111,7 +106,6 @@ class GraphRecord:
     choices: tuple[Choice, ...] = ()
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Kept:
     """A value of the forward graph that backward reads or computes again, and why."""
@@ -123,7 +117,6 @@ class Kept:
     place: str
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class ProgramRecord:
     """What is known of a captured program beside its graphs: what forward keeps for backward.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeAlias, final
+from typing import TypeAlias
 
 import torch
 from torch import fx
@@ -36,7 +36,6 @@ COUNTERS = "counters"
 """The note in which an entry of the cache keeps its counters."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class GraphCompiled:
     """A graph is ready: where its code and record lie, whether the cache had it, its session, and what of it is
@@ -51,7 +50,6 @@ class GraphCompiled:
     constants: Mapping[str, torch.Tensor]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class ProgramCompiled:
     """A captured program is ready: the report on it, which lacks those on its graphs, and its session."""
@@ -186,8 +184,8 @@ def _persistent_red_perf(folder: Path, name: str, candidates: Sequence[Candidate
         record = from_json(GraphRecord, (folder / RECORD).read_text())
         facts = next(kernel.facts for kernel in record.kernels if kernel.symbol == name)
         found: list[Candidate | None] = [best["persistent"], best["looped"], None, None]
-        paths = {f"kernel{k}_path": c and str(folder / c.file) for k, c in enumerate(found)}
-        times = {f"kernel{k}_latency": c and c.milliseconds for k, c in enumerate(found)}
+        paths = {f"kernel{k}_path": None if c is None else str(folder / c.file) for k, c in enumerate(found)}
+        times = {f"kernel{k}_latency": None if c is None else c.milliseconds for k, c in enumerate(found)}
         yield {**paths, **times, "size_hints": _size_hints(facts), "reduction_hint": _reduction_hint(facts)}
 
 

@@ -17,7 +17,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeVar, final
+from typing import TypeVar
 
 from gyrator.cache.store import Entry, Store, digest
 from gyrator.codegen.cpp import CppKernel
@@ -49,7 +49,6 @@ class _Stopped(Exception):
     """A job's end when its build was given up; nobody waits for it."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class CompilerRuns:
     """The compilers at work for one build, which can be ended all at once."""
@@ -92,7 +91,6 @@ class CompilerRuns:
         return self._stopped.is_set()
 
 
-@final
 @dataclass(frozen=True)
 class Build:
     """Libraries on their way.
@@ -131,7 +129,6 @@ class Build:
                 job.cancel()
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class _Unit:
     """What one compiler run builds. `key` names the library in the store."""
@@ -142,7 +139,6 @@ class _Unit:
     kernels: tuple[CppKernel, ...]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class _Builder:
     """What all jobs of one build share. `base` is the digest of the toolchain and the headers."""

@@ -6,7 +6,7 @@ It is called through ctypes, so that neither a C++ compiler nor a further packag
 import ctypes
 from collections.abc import Callable
 from functools import cache
-from typing import Any, final
+from typing import Any
 
 from gyrator.errors import DeviceUnsupported, LaunchFailed
 
@@ -20,7 +20,6 @@ _PLAIN_SHARED = 48 << 10
 """Bytes of shared memory that a block gets without asking."""
 
 
-@final
 class CudaDriver:
     """Loads and launches kernels on the device that is current."""
 

@@ -7,7 +7,7 @@ returned stays as it is. The first call of each kind runs as usual, so that kern
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias
 
 import torch
 
@@ -57,7 +57,6 @@ def _values(step: Step) -> Iterator[Value]:
             pass
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class _Recording:
     """One kind of call: its own inputs, by position, what replays it, and the outputs it writes."""

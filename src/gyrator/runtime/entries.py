@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import fx
@@ -21,7 +21,6 @@ from gyrator.runtime.load import WRAPPER, constant_file, save_constant
 from gyrator.session import Count, Session
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Stores:
     """Where programs, compiled graphs and kernels lie in `root`; `uncached` takes the graphs that have no key."""

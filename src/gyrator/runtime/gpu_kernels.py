@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn, final
+from typing import Any, NoReturn
 
 import torch
 
@@ -79,7 +79,6 @@ def describe(
     return files
 
 
-@final
 @dataclass(frozen=True)
 class GpuKernels:
     """The kernels in a folder.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, final
+from typing import Any, TypeAlias, TypeVar
 
 import numpy
 import torch
@@ -43,7 +43,6 @@ def constant_file(key: str) -> str:
     return f"{key}.bin"
 
 
-@final
 @dataclass(frozen=True)
 class Runtime:
     """What a wrapper's `bind` receives: the functions that it calls, and the contents of its folder.

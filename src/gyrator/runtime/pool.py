@@ -12,7 +12,6 @@ compiled function dies, when free memory runs short, and on :meth:`Pool.clear`.
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import final
 
 import torch
 
@@ -27,7 +26,6 @@ _SLACK = 8
 _RESERVE = 2
 
 
-@final
 @dataclass(slots=True)
 class _Block:
     """A storage, seen through one flat tensor for each dtype in which it was ever taken."""
@@ -55,7 +53,6 @@ class _Block:
         return found
 
 
-@final
 class Pool:
     """Blocks of one process's CPU memory, shared by all its compiled functions and threads."""
 

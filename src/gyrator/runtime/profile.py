@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, final
+from typing import Any
 
 import torch
 
@@ -41,7 +41,6 @@ def step_times(
     return tuple(statistics.median(times) for times in zip(*calls[1:], strict=True))
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Peaks:
     """What the machine reaches: bytes a second of a copy, operations a second of a matrix product."""
@@ -67,7 +66,6 @@ def machine_peaks(device: str = "cpu") -> Peaks:
         return Peaks(2.0 * source.nbytes / copied, 2 * size**3 / best(lambda: square @ square))
 
 
-@final
 class BandwidthProfile:
     """What kernels of real runs take, added up by name, for one process. Printed when the process ends."""
 

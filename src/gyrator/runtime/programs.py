@@ -6,7 +6,7 @@ names its graphs.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import fx
@@ -26,7 +26,6 @@ ABOUT = "record.json"
 """The file of what is known of a program beside its code."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Found:
     """A program in the cache: its description, and its graphs (forward or inference first, then backward)."""

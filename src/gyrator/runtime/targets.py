@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import final
 
 import torch
 
@@ -30,7 +29,6 @@ from gyrator.schedule.plan import Plan
 from gyrator.session import Session
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Targets:
     """What a graph's kernels are built for: a GPU, this machine's processor, or both.
@@ -60,7 +58,6 @@ def find_targets(config: Config, device: torch.device) -> Targets:
         return Targets(None, gpu)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """The kernels of a plan, printed and on their way.

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import final
 
 from gyrator.config import Config
 from gyrator.errors import ToolchainMissing
@@ -44,7 +43,6 @@ _NEEDED: Mapping[str, frozenset[str]] = MappingProxyType({
 })  # fmt: skip
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Toolchain:
     """A compiler that exists, and an instruction set that the processor has.

@@ -16,7 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import torch
 
@@ -43,7 +43,6 @@ _LIBRARY = (Path(__file__).with_name("triton_ops.py"), Path(__file__).parents[1]
 _BINARY, _SOURCE = "kernel.cubin", "kernel.py"
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class GpuTarget:
     """What GPU kernels are built for: a capability (90 for 9.0), and the Triton that builds them."""
@@ -108,7 +107,6 @@ def request_for(kernel: TritonKernel, config: int, aligned: frozenset[int], capa
     }
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Binary:
     """A built kernel in the store, under `key`. `failure` is what Triton said if it refused to build it."""
@@ -119,7 +117,6 @@ class Binary:
     failure: str | None = None
 
 
-@final
 @dataclass(frozen=True)
 class TritonBuild:
     """Binaries on their way, by kernel: one job for each config."""

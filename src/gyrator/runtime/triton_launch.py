@@ -17,7 +17,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from struct import Struct, calcsize
-from typing import TypeAlias, final
+from typing import TypeAlias
 
 from gyrator.runtime.cuda_driver import DEVICE_ASSERT, INVALID_CONTEXT, CudaDriver
 
@@ -47,7 +47,6 @@ def code_of(kind: str) -> str:
     return "Q" if kind.startswith("*") else CODES[kind]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class _Block:
     """Memory of one launch at a time: what `pack_into` takes, then the addresses that the driver takes."""

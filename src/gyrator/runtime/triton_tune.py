@@ -7,7 +7,7 @@ under the kernel, the GPU and the sizes, so that later processes load that one b
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, final
+from typing import TypeAlias
 
 import torch
 
@@ -23,7 +23,6 @@ BATCH_MS = 0.5
 MOST_LAUNCHES = 50
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One of a kernel's configs, as ``XBLOCK: 512, num_warps: 4``, its category (see `TritonKernel`), its binary,

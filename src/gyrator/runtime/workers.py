@@ -14,7 +14,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 PROGRAM = Path(__file__).with_name("triton_worker.py")
 
@@ -26,7 +26,6 @@ class WorkerEnded(Exception):
     """A worker ended before it answered: it was killed, or stopped on purpose."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Worker:
     """A process and the folder that takes what it writes."""
@@ -80,7 +79,6 @@ class Worker:
         self.folder.cleanup()
 
 
-@final
 class Workers:
     """The workers of one process. Threads may ask at the same time; each gets a worker of its own.
 

@@ -1,13 +1,10 @@
 """Memory that launches on a GPU use beside their arguments."""
 
-from typing import final
-
 import torch
 
 RESERVE = 1 << 16
 
 
-@final
 class Workspaces:
     """Gives memory for one launch: any, or such that is 0 and that the launch leaves so.
 

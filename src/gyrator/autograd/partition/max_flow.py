@@ -4,13 +4,10 @@ Vertices are small integers, capacities are integers. Edges lie in flat lists, a
 so that `edge ^ 1` is the way back.
 """
 
-from typing import final
-
 UNBOUNDED = 1 << 60
 """A capacity that no cut pays."""
 
 
-@final
 class FlowNetwork:
     """A directed graph with capacities, and the flow through it."""
 
