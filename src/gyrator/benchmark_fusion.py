@@ -6,8 +6,8 @@ layers of a model share are built once; a fusion costs about half a second the f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from gyrator.autotune.parts import Builder
 from gyrator.errors import GyratorError
@@ -25,8 +25,7 @@ NOISE = 1.05
 """A fusion that takes up to so many times its parts is as good as they are."""
 
 
-@dataclass(frozen=True, slots=True)
-class Timed:
+class Timed(NamedTuple):
     """A group's kernel: where it lies, and milliseconds of a launch."""
 
     folder: Path

@@ -26,8 +26,6 @@ INDUCTOR_NAMES = (
     Counterpart("assume_aligned_inputs", "assume_aligned_inputs"),
     Counterpart("cutlass_backend_min_gemm_size", None, "there are no CUTLASS candidates"),
     Counterpart("max_autotune_subproc_result_timeout_seconds", "autotune_timeout"),
-    Counterpart("max_autotune_subproc_graceful_timeout_seconds", "autotune_grace"),
-    Counterpart("max_autotune_subproc_terminate_timeout_seconds", "autotune_kill_grace"),
     Counterpart("autotune_num_choices_displayed", "autotune_silent", "`autotune_silent=True` for 0"),
     Counterpart("aot_inductor.force_mmap_weights", None, "there is no ahead-of-time package yet"),
     Counterpart("triton.cudagraphs", "cuda_graphs"),

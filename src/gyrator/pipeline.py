@@ -151,7 +151,7 @@ def compile_graph(
         symbols, gpu = Symbols(shape_env), gpu_of(targets, device)
         threads = session.config.threads or torch.get_num_threads()
         cpu = None if targets.cpu is None else Cpu(targets.cpu.vectors, threads)
-        builder = Builder(targets, stores, session, process.workers, shape_env, symbols.hints, gpu, cpu)
+        builder = Builder(targets, stores, session, process.workers, symbols.hints, gpu, cpu)
         tuner, ask = None, None
         if session.config.max_autotune and (device.type == "cpu" or torch.cuda.is_available()):
             if len(session.config.gemm_backends) > 1:

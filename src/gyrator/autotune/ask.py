@@ -12,11 +12,7 @@ from gyrator.schedule.products import Answer, Ask, Question, product_of
 
 
 def asking(tuner: Tuner) -> Ask:
-    """What answers a schedule's questions: alternatives are built as programs of their own and timed on random inputs.
-
-    Alternatives come best guess first. One that was taken untimed, because no other family may compete, is the only
-    answer, with 0 milliseconds.
-    """
+    """What answers a schedule's questions: alternatives are built as programs of their own and timed on random inputs."""
     builder = tuner.builder
 
     def ask(question: Question) -> tuple[Answer, ...]:
@@ -29,8 +25,7 @@ def asking(tuner: Tuner) -> Ask:
         sizes = sorted({(size.name, builder.hints.get(size, 0)) for n in dims for size in n.sizes()})
         products = [p for node in part.nodes if isinstance(node, Extern) and (p := product_of(node)) is not None]
         work = [prod(count_of(n, builder.hints) for n in (*p.out.shape, p.left.shape[-1])) for p in products]
-        about = f"{canonical_text(part)}\n{sizes}"
-        ranked = tuner.rank(question.title, about, sum(work) or 1, candidates, dict(question.aside))
+        ranked = tuner.rank(question.title, f"{canonical_text(part)}\n{sizes}", sum(work) or 1, candidates)
         of = {alternative.name: alternative for alternative in question.alternatives}
         return tuple(Answer(of[c.name], t.milliseconds or 0.0) for c, t in ranked)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 Parameters: TypeAlias = "Mapping[str, str | int | bool]"
-"""For the log: block sizes, accumulator, whether K is even, grouping, stages, warps; where a candidate comes from."""
 
 
 @dataclass(frozen=True, slots=True)

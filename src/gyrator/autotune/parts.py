@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
 from gyrator.codegen.wrapper import print_wrapper
 from gyrator.ir.index import Size
 from gyrator.ir.program import Program, defines
@@ -32,7 +30,6 @@ class Builder:
     stores: Stores
     session: Session
     workers: Workers
-    shape_env: ShapeEnv | None
     hints: Mapping[Size, int]
     gpu: Gpu | None
     cpu: Cpu | None = None

@@ -37,7 +37,7 @@ class Tuner:
     choices: list[Choice] = field(default_factory=list)
 
     def rank(
-        self, title: str, about: str, size: int, candidates: Sequence[Candidate], aside: Mapping[str, str]
+        self, title: str, about: str, size: int, candidates: Sequence[Candidate]
     ) -> tuple[tuple[Candidate, Trial], ...]:
         """The candidates that can be used, best first; a library call that has no rival is not timed.
 
@@ -45,20 +45,18 @@ class Tuner:
             title: op and shapes. about: all else that times depend on, beside the machine and the candidates.
             size: M·N·K; a family does not compete below the least that its option says.
             candidates: the best guess first.
-            aside: those that cannot compete, by name, and why; for the report.
         """
         session, config = self.builder.session, self.builder.session.config
         least = {"triton": config.triton_min_gemm_size, "cpp": config.cpp_min_gemm_size}
         least["subgraph"] = config.subgraph_min_gemm_size
         competing = [c for c in candidates if c.backend in config.gemm_backends and size >= least.get(c.backend, 0)]
-        rivals = any(c.backend != "aten" for c in competing)
+        rivals = len(competing) > 1 or any(c.backend != "aten" for c in competing)
         known, trials = False, [_trial(c) for c in competing[:1]]
         if rivals and config.gemm_backends not in UNTIMED:
             with session.stage("autotune"):
                 known, trials = self._trials(title, about, competing)
-        stepped = [Trial(name, "", {}, failure=why) for name, why in aside.items()]
-        choice = Choice(title, (*trials, *stepped), known)
-        if rivals or stepped:
+        choice = Choice(title, tuple(trials), known)
+        if rivals:
             self.choices.append(choice)
             if not config.autotune_silent and config.gemm_backends not in UNTIMED:
                 print(table(choice), file=sys.stderr)

@@ -68,13 +68,12 @@ class Alternative:
 class Question:
     """A part of a program, which any of ``alternatives`` computes, the best guess first.
 
-    ``title`` names op and shapes, as in ``addmm(64x16, 16x32, 32)``; ``aside`` are those that cannot compete, and why.
+    ``title`` names op and shapes, as in ``addmm(64x16, 16x32, 32)``.
     """
 
     title: str
     program: Program
     alternatives: tuple[Alternative, ...]
-    aside: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
