@@ -12,7 +12,7 @@ from gyrator.schedule.products import Answer, Ask, Question, product_of
 
 
 def asking(tuner: Tuner) -> Ask:
-    """What answers a schedule's questions: alternatives are built as programs of their own and timed on random inputs."""
+    """What answers a schedule's questions: alternatives become programs of their own, timed on random inputs."""
     builder = tuner.builder
 
     def ask(question: Question) -> tuple[Answer, ...]:
