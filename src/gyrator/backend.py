@@ -1,7 +1,5 @@
 """The backend that `torch.compile(backend="gyrator")` calls."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count

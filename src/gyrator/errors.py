@@ -7,6 +7,7 @@ what to try. `GyratorError` is abstract; every other class is final and raised b
 from abc import ABC
 from collections.abc import Mapping
 from difflib import get_close_matches
+from textwrap import indent
 
 from gyrator.origin import Origin
 
@@ -136,7 +137,7 @@ class KernelBuildError(GyratorError):
 
     def __init__(self, kernel: str, file: str, compiler_message: str, *, where: Origin | None = None) -> None:
         super().__init__(
-            f"kernel {kernel} does not build\n  source: {file}\n{_indent(compiler_message.strip(), '  | ')}",
+            f"kernel {kernel} does not build\n  source: {file}\n{indent(compiler_message.strip(), '  | ')}",
             where=where,
             hint="`python -m gyrator doctor` shows the toolchain; options={'fusion': False} may avoid it",
         )
@@ -183,13 +184,7 @@ def _compose(message: str, where: Origin | None, node: str | None, hint: str | N
     if where is not None:
         parts.append(f"  at: {where}" + (f" ({where.op})" if where.op else ""))
     if node:
-        parts.append(_indent(node, "  node: ", "        "))
+        parts.append("  node: " + indent(node, "        ").lstrip())
     if hint:
         parts.append(f"  try: {hint}")
     return "\n".join(parts)
-
-
-def _indent(text: str, first: str, rest: str | None = None) -> str:
-    rest = first if rest is None else rest
-    lines = text.splitlines() or [""]
-    return "\n".join([first + lines[0], *(rest + line for line in lines[1:])])

@@ -1,7 +1,5 @@
 """What users ask about compilations: `gyrator.explain` and `gyrator.counters`."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import time

@@ -4,8 +4,6 @@ Every stage is a list of named passes over one data type. A pass is a pure funct
 that its result satisfies, and the runner checks that it does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

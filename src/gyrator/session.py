@@ -183,7 +183,6 @@ class Session:
         self.builds: list[BuildTime] = []
         self.why_missed, self.missed = why_missed, ""
         self._timings: list[Timing] = []
-        self._warnings: dict[str, None] = {}
         self._told = set() if told is None else told
         self._depth = 0
         self._start = time.perf_counter()
@@ -234,14 +233,8 @@ class Session:
         """The finished stages in the order in which they began."""
         return tuple(sorted(self._timings, key=lambda timing: (timing.start, timing.depth)))
 
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What `warn` was told, each text once."""
-        return tuple(self._warnings)
-
     def warn(self, text: str) -> None:
         """Tell the user something. What is in `told` already is not said again."""
-        self._warnings[text] = None
         if text not in self._told:
             self._told.add(text)
             warnings.warn(text, GyratorWarning, stacklevel=2)

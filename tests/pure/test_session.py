@@ -77,7 +77,6 @@ def test_a_warning_is_said_once() -> None:
         run.warn("no C++ compiler")
         run.warn("no C++ compiler")
     assert len(caught) == 1
-    assert run.warnings == ("no C++ compiler",)
 
 
 def test_sessions_of_one_process_say_nothing_twice() -> None:
@@ -85,10 +84,8 @@ def test_sessions_of_one_process_say_nothing_twice() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for name in ("first", "second"):
-            run = Session(Config(), torch.device("cpu"), name, Silent(), told)
-            run.warn("CUDA graphs do not work yet")
-            assert run.warnings == ("CUDA graphs do not work yet",)
-    assert len(caught) == 1
+            Session(Config(), torch.device("cpu"), name, Silent(), told).warn("CUDA graphs do not work yet")
+    assert [str(warning.message) for warning in caught] == ["CUDA graphs do not work yet"]
 
 
 def test_dumps_are_numbered_and_runs_do_not_overwrite_each_other(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """READ THIS FIRST: `aot_compile`, the whole of gyrator.autograd as one straight line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace

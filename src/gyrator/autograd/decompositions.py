@@ -9,8 +9,6 @@ Low precision: every decomposition here computes bfloat16 and float16 inputs in 
 its end, as eager's own kernels do inside one op.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial

@@ -4,8 +4,6 @@
 →   %b = constant; %t = permute(%b, …); mm(%x, %t)          the placeholder stays, unread
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ A compiler turns one functional ATen graph into a boxed callable: a function of 
 it reads it, so that each input is freed as soon as its last reader ran.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias

@@ -1,7 +1,5 @@
 """The option `benchmark_kernel`: for each kernel a program that times it on random inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from gyrator.codegen.gpu_calls import programs_text

@@ -7,8 +7,6 @@ on, so that tensors broadcast where they meet; what depends on no tile is a scal
     tiles i, j                                tl.exp(tl.load(x + (i * 768 + j), i_ok & j_ok) - m_0)
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

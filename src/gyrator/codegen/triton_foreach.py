@@ -13,8 +13,6 @@ Loops whose text differs in pointers and extents alone share it. Which are meant
 Branches would not be faster: compilers turn them into selections, and hold all pointers in registers for these.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate

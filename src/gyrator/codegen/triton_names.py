@@ -1,7 +1,5 @@
 """What things are called in Triton: element types, literals, the types that arithmetic runs in."""
 
-from __future__ import annotations
-
 import math
 from types import MappingProxyType
 

@@ -17,8 +17,6 @@ The program finds its kernels and constants in its own folder, by name of conten
 move. Run as a script it calls itself on random inputs and prints the time.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
@@ -288,7 +286,8 @@ class _Wrapper:
 
     def launch_on_gpu(self, step: Launch, name: str, kernel: TritonKernel) -> None:
         values, sizes, args, own = iter(step.args), iter(step.sizes), ["stream"], []
-        known: dict[Atom, Index] = {p.size: size for p, size in zip(_sizes(kernel), step.sizes, strict=True)}
+        symbols = [param.size for param in kernel.params if isinstance(param, SizeArgument)]
+        known: dict[Atom, Index] = dict(zip(symbols, step.sizes, strict=True))
         for param in kernel.params:
             match param:
                 case Pointer():
@@ -469,10 +468,6 @@ def gpu_of(plan: Plan) -> torch.device | None:
     allocated = (s.value.device for s in plan.steps if isinstance(s, Allocate))
     given = (i.value.device for i in plan.inputs if i.value is not None)
     return next((d for d in (*found, *allocated, *given) if d.type == "cuda"), None)
-
-
-def _sizes(kernel: TritonKernel) -> list[SizeArgument]:
-    return [param for param in kernel.params if isinstance(param, SizeArgument)]
 
 
 def broken(line: str, width: int) -> list[str]:

@@ -1,7 +1,5 @@
 """A report as one HTML page with plots, everything within it."""
 
-from __future__ import annotations
-
 import json
 import linecache
 import re

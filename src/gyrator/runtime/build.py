@@ -4,8 +4,6 @@ Each kernel is known by a digest of its text without comments, the headers and t
 library: a kernel that any graph built before is found in the store, whatever it was built together with.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

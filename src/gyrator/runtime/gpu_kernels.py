@@ -3,8 +3,6 @@
 `kernels.json` in the folder describes them; a warm start needs neither Triton nor a compiler.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

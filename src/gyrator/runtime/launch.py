@@ -4,8 +4,6 @@ A call through ctypes costs 1 us, one through our launcher (`include/launch.cpp`
 ctypes stands in for kernels with too many arguments, and where the launcher is missing.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from pathlib import Path

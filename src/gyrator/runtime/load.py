@@ -1,7 +1,5 @@
 """From a folder with a wrapper, its kernels and constants to a callable."""
 
-from __future__ import annotations
-
 import ctypes
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ for granted of its arguments, the GPU's capability, Triton's version and the dev
 graph built before is taken from the store; then Triton is not even imported.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

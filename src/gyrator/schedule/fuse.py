@@ -199,13 +199,10 @@ def _check(group: Group, first: Group, second: Group) -> Refused | None:
     demoted = (first.pointwise or second.pointwise) and not (first.pointwise and second.pointwise and group.pointwise)
     unit = unit_axes(group)
     strided = bool(unit & set(group.outer)) and not any(unit & set(s) for s in group.spaces)
-    if strided and (phased or (demoted and not _has_reduction(group))):
+    reduces = any(isinstance(m.nest.root, Reduce | Scan) for m in group.members)
+    if strided and (phased or (demoted and not reduces)):
         return Refused("the rows would be read with a stride")
     return None
-
-
-def _has_reduction(group: Group) -> bool:
-    return any(isinstance(m.nest.root, Reduce | Scan) for m in group.members)
 
 
 def _only_reductions(group: Group) -> bool:

@@ -24,8 +24,6 @@ Names end by ``Free`` and in no other way: a value that another one was placed u
 freed, inputs included. A plan frees every value but those that its outputs view.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
