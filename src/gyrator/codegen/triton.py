@@ -460,6 +460,8 @@ class Printer(Expressions):
             names.append(self.names.fresh(carry.name))
             number = int(value) if kind is not first and isinstance(value, bool) else value
             assert isinstance(number, bool | int | float)
+            if carry.kind == "welford" and len(names) == 3:  # the count is that of all rows of a tile
+                shape = self.shape(frozenset((loop.axis,)))
             self.emit(f"{names[-1]} = tl.full({shape}, {literal(number)}, {type_name(kind)})")
         self._accumulators[carry.name] = Accumulator(carry, tuple(names), dtype)
 

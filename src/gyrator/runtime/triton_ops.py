@@ -234,10 +234,10 @@ def welford(mean, m2, n, mean_b, m2_b, n_b):
 
 @triton.jit
 def welford_next(mean, m2, n, x, ok):
-    """The state after one more element, where ``ok``."""
+    """The state after one more element, where ``ok``; rows of a tile have one count, so that few divisions do."""
     count = n + 1
     delta = x - mean
-    new = mean + delta / count
+    new = mean + delta * (1.0 / count)
     return tl.where(ok, new, mean), tl.where(ok, m2 + delta * (x - new), m2), tl.where(ok, count, n)
 
 
@@ -297,7 +297,7 @@ def reduce_argmin(x, i, axis: tl.constexpr, keep: tl.constexpr):
 
 @triton.jit
 def reduce_welford(mean, m2, n, axis: tl.constexpr, keep: tl.constexpr):
-    return tl.reduce((mean, m2, n), axis, welford, keep_dims=keep)
+    return tl.reduce((mean, m2, tl.broadcast_to(n, mean.shape)), axis, welford, keep_dims=keep)
 
 
 @triton.jit
