@@ -46,20 +46,22 @@ _FEW = 1 << 14
 def gpu_configs(product: Product, gpu: Gpu) -> Iterator[tuple[str, Config]]:
     """Templates and their blocks for a product, the likely best first."""
     *batch, m, n = (volume((extent,), 256) for extent in product.out.shape)
+    tf32 = int(product.out.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest")
+    exact = product.out.dtype == torch.float32 and not tf32
+    most = 1 << 14 if exact else 1 << 15  # sums that fit in registers; without tensor cores operands lie there too
     item, count, k = product.left.value.dtype.itemsize, prod(batch), volume(product.left.shape[-1:], 256)
 
     def tiles(s: tuple[int, ...]) -> int:
         return count * -(-m // s[0]) * -(-n // s[1])
 
-    def best(shapes: tuple[tuple[int, ...], ...], most: int) -> list[tuple[int, ...]]:
+    def best(shapes: tuple[tuple[int, ...], ...], number: int) -> list[tuple[int, ...]]:
         """By rounds of programs, times the elements of a tile, of which small ones load more."""
         found = [s for s in shapes if all(b <= 16 or b < 2 * side for b, side in zip(s, (m, n), strict=False))]
-        found = [s for s in found if s[4] * (s[0] + s[1]) * s[2] <= gpu.shared_bytes]
+        found = [s for s in found if s[0] * s[1] <= most and s[4] * (s[0] + s[1]) * s[2] <= gpu.shared_bytes]
         cost = {s: -(-tiles(s) // gpu.processors) * s[0] * s[1] * (1 + 64 / s[0] + 64 / s[1]) for s in found}
-        return sorted(found, key=lambda s: cost[s])[:most]
+        return sorted(found, key=lambda s: cost[s])[:number]
 
     def config(s: tuple[int, ...], **more: int) -> Config:
-        tf32 = int(product.out.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest")
         blocks = {"BLOCK_M": s[0], "BLOCK_N": s[1], "BLOCK_K": max(s[2] // item, 16), "GROUP_M": GROUP_M}
         return Config((*(blocks | {"ALLOW_TF32": tf32} | more).items(),), s[3], s[4])
 
