@@ -25,8 +25,10 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gyrator.autograd.interface import BoxedCallable, Compiled, GraphInfo, interpret
 from gyrator.autotune.ask import asking
+from gyrator.autotune.decompose_k import decompositions
 from gyrator.autotune.parts import Builder
 from gyrator.autotune.sandbox import Sandboxes
+from gyrator.autotune.subgraphs import with_subgraphs
 from gyrator.autotune.tuner import Tuner
 from gyrator.benchmark_fusion import slower_fusions
 from gyrator.cache.key import graph_key
@@ -150,17 +152,19 @@ def compile_graph(
 
         symbols, gpu = Symbols(shape_env), gpu_of(targets, device)
         threads = session.config.threads or torch.get_num_threads()
-        cpu = None if targets.cpu is None else Cpu(targets.cpu.vectors, threads)
-        builder = Builder(targets, stores, session, process.workers, symbols.hints, gpu, cpu)
-        tuner, ask = None, None
+        cpu = Cpu(targets.cpu.vectors, threads) if targets.cpu is not None else None
+        builder = Builder(targets, stores, session, process.workers, shape_env, symbols.hints, gpu, cpu)
+        chosen, tuner, ask = graph, None, None
         if session.config.max_autotune and (device.type == "cpu" or torch.cuda.is_available()):
             if len(session.config.gemm_backends) > 1:
                 process.sandboxes.prepare(device)  # starts while the graph is lowered
             tuner = Tuner(builder, device, process.sandboxes)
             ask = asking(tuner)
+            if "subgraph" in session.config.gemm_backends:
+                chosen = with_subgraphs(graph, decompositions, tuner, ask)
         with session.stage("lower"):
             lowered = lower(
-                graph,
+                chosen,
                 example_inputs,
                 symbols=symbols,
                 name=session.name,

@@ -5,10 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
 from gyrator.codegen.wrapper import print_wrapper
 from gyrator.ir.index import Size
 from gyrator.ir.program import Program, defines
+from gyrator.ir.symbols import Symbols
 from gyrator.ir.text import program_text
+from gyrator.lowering import lower
 from gyrator.runtime.entries import Stores
 from gyrator.runtime.load import WRAPPER
 from gyrator.runtime.targets import Targets, start_kernels
@@ -17,8 +22,9 @@ from gyrator.schedule.cpu_gemm import Cpu
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.memory import plan_memory
 from gyrator.schedule.plan import Plan
-from gyrator.schedule.products import Unit
+from gyrator.schedule.products import Ask, Unit
 from gyrator.schedule.simplify import simplifier
+from gyrator.schedule.stage import schedule
 from gyrator.session import Session
 
 
@@ -30,6 +36,7 @@ class Builder:
     stores: Stores
     session: Session
     workers: Workers
+    shape_env: ShapeEnv | None
     hints: Mapping[Size, int]
     gpu: Gpu | None
     cpu: Cpu | None = None
@@ -46,6 +53,15 @@ class Builder:
         """Begin to build a program that units compute. Raises: GyratorError."""
         rule = simplifier(exact_rounding=self.session.config.numerics == "eager")
         return self.start(plan_memory(part, tuple(units), rule, in_place=False, gpu=self.gpu))
+
+    def start_graph(
+        self, graph: fx.GraphModule, inputs: Sequence[object], name: str, ask: Ask | None
+    ) -> Callable[[], Path]:
+        """Begin to build an ATen graph, whose products are chosen by ``ask``. Raises: GyratorError."""
+        symbols, session = Symbols(self.shape_env), self.session.child(name)
+        lowered = lower(graph, inputs, symbols=symbols, name=name)
+        made = schedule(lowered.program, session, self.gpu, None, ask, self.cpu)
+        return replace(self, hints=symbols.hints).start(made.plan)
 
 
 def canonical_text(part: Program) -> str:

@@ -39,12 +39,10 @@ class Tuner:
     def rank(
         self, title: str, about: str, size: int, candidates: Sequence[Candidate]
     ) -> tuple[tuple[Candidate, Trial], ...]:
-        """The candidates that can be used, best first; a library call that has no rival is not timed.
+        """The candidates that can be used, best first; they are given the best guess first.
 
-        Args:
-            title: op and shapes. about: all else that times depend on, beside the machine and the candidates.
-            size: M·N·K; a family does not compete below the least that its option says.
-            candidates: the best guess first.
+        ``title`` names op and shapes, ``about`` all else that times depend on beside the machine and the candidates.
+        ``size`` is M·N·K: a family does not compete below the least that its option says.
         """
         session, config = self.builder.session, self.builder.session.config
         least = {"triton": config.triton_min_gemm_size, "cpp": config.cpp_min_gemm_size}

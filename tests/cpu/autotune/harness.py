@@ -60,5 +60,5 @@ def asker(folder: Path, sandboxes: Sandboxes, **options: object) -> Iterator[tup
     config = Config.from_options(options={"max_autotune": True, "cache_dir": folder, **options}, env={})
     with Session(config, CPU, "asked") as session:
         targets, stores = find_targets(config, CPU), open_stores(session, folder / "scratch")
-        tuner = Tuner(Builder(targets, stores, session, Workers(), {}, None), CPU, sandboxes)
+        tuner = Tuner(Builder(targets, stores, session, Workers(), None, {}, None), CPU, sandboxes)
         yield asking(tuner), tuner
