@@ -1,8 +1,6 @@
-"""A program that times compiled graphs: a line of JSON in, a line out, until its input ends. Called with a folder and
-a device. What a candidate breaks is this process alone. The folder takes what it writes. A request has the `folder` of a wrapper,
-the number of the `choice` (its candidates share their inputs, which are random), the user's `threads` and `precision`
-of float32 products, and the `store` of kernels.
-"""
+"""A program that times compiled graphs: a line of JSON in, a line out, until its input ends. Called with a folder for
+what it writes, and a device. A request has the `folder` of a wrapper, the number of the `choice` (its candidates share
+their inputs, which are random), the user's `threads` and `precision` of float32 products, the `store` of kernels."""
 
 import gc
 import json

@@ -39,8 +39,8 @@ class SubgraphTemplate:
 def with_subgraphs(
     graph: fx.GraphModule, templates: Callable[[fx.Node], Sequence[SubgraphTemplate]], tuner: Tuner, ask: Ask
 ) -> fx.GraphModule:
-    """A copy of the graph in which operators are replaced by what ``templates`` has for them, where that was measured to
-    be faster than the best of all other families, which ``ask`` finds."""
+    """A copy of the graph with operators replaced by what ``templates`` has for them, where that was measured to be
+    faster than the best of all other families, which ``ask`` finds."""
     new, env = fx.Graph(), dict[fx.Node, fx.Node]()
     asked: dict[str, SubgraphTemplate | None] = {}
     for node in graph.graph.nodes:
@@ -49,8 +49,7 @@ def with_subgraphs(
         question = f"{node.target} {inputs} {node.kwargs}"
         if offered and question not in asked:
             asked[question] = _fastest(node, inputs, offered, tuner, ask)
-        best = asked[question] if offered else None
-        if best is None:
+        if not offered or (best := asked[question]) is None:
             env[node] = new.node_copy(node, env.__getitem__)
         else:
             env[node] = _inlined(new, best.trace(inputs).graph, node, env)

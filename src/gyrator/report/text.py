@@ -95,10 +95,9 @@ def _graph(console: Console, graph: GraphReport, report: ReportData) -> None:
         for c in candidates
     ]
     _table(console, "configs that were timed", ("kernel", "config", "us", "chosen"), tried)
+    trials = [(choice.title, t) for choice in record.choices for t in choice.trials]
     chosen = [
-        (choice.title, t.name, "" if t.milliseconds is None else f"{t.milliseconds * 1e3:.1f}", t.failure)
-        for choice in record.choices
-        for t in choice.trials
+        (title, t.name, f"{1e3 * t.milliseconds:.1f}" if t.milliseconds else "", t.failure) for title, t in trials
     ]
     _table(console, "candidates, the chosen first", ("choice", "candidate", "us", "why not"), chosen)
     apart = sorted(record.unfused, key=lambda pair: -pair.bytes)
