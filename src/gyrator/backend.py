@@ -91,7 +91,7 @@ def compile_program(
         traced = aot_program(
             gm,
             example_inputs,
-            compiler=compiler,
+            fw_compiler=compiler,
             partition_fn=partition,
             decompositions=decomposition_table(numerics="eager" if config.numerics == "eager" else "fast"),
             channels_last=config.channels_last == "on" or (config.channels_last == "auto" and device.type == "cuda"),

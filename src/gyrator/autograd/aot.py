@@ -1,8 +1,10 @@
 """READ THIS FIRST: `aot_compile`, the whole of gyrator.autograd as one straight line."""
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cache
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -17,7 +19,7 @@ from gyrator.autograd.decompositions import DecompositionTable, decomposition_ta
 from gyrator.autograd.freeze import freeze
 from gyrator.autograd.function import Differentiable, Tangent, make_function
 from gyrator.autograd.inputs import Inputs, fake_inputs, overlapping
-from gyrator.autograd.interface import Compiled, Compiler, GraphInfo, Size, Update
+from gyrator.autograd.interface import BoxedCallable, Compiled, Compiler, GraphInfo, Size, Update
 from gyrator.autograd.joint import Joint, trace
 from gyrator.autograd.partition import Halves, JointGraph, PartitionFunction, inference_graph, min_cut, split
 from gyrator.autograd.rng import seed_recomputed
@@ -31,18 +33,23 @@ def aot_compile(
     gm: GraphModule,
     example_inputs: Sequence[Any],
     *,
-    compiler: Compiler,
+    fw_compiler: Compiler,
+    bw_compiler: Compiler | None = None,
     partition_fn: PartitionFunction = min_cut,
     decompositions: DecompositionTable | None = None,
+    lazy_backward: bool = False,
 ) -> Callable[..., Any]:
     """Compiles a graph of torch-level operators ahead of time, its backward included.
 
     Args:
         gm: torch-level ops, as torch.compile hands them to a backend.
         example_inputs: one per placeholder of `gm`: fake or real tensors, sizes.
-        compiler: compiles each half; see `Compiler`.
+        fw_compiler, bw_compiler: compile forward (or the whole of a program without gradients) and backward, by
+            default the same; see `Compiler`.
         partition_fn: decides what forward saves and backward recomputes.
         decompositions: see `decomposition_table`, whose result is the default.
+        lazy_backward: compile backward at its first call. Facts about sizes that it finds out then are not
+            guarded, so it is for static shapes.
 
     Returns:
         A callable with `gm`'s own signature that behaves like it: values, aliasing, mutation, gradients.
@@ -52,7 +59,13 @@ def aot_compile(
         UnsupportedOperator: for operators that change what memory a tensor owns.
     """
     traced = aot_program(
-        gm, example_inputs, compiler=compiler, partition_fn=partition_fn, decompositions=decompositions
+        gm,
+        example_inputs,
+        fw_compiler=fw_compiler,
+        bw_compiler=bw_compiler,
+        partition_fn=partition_fn,
+        decompositions=decompositions,
+        lazy_backward=lazy_backward,
     )
     return assemble(traced, gm, example_inputs)
 
@@ -79,9 +92,11 @@ def aot_program(
     gm: GraphModule,
     example_inputs: Sequence[Any],
     *,
-    compiler: Compiler,
+    fw_compiler: Compiler,
+    bw_compiler: Compiler | None = None,
     partition_fn: PartitionFunction = min_cut,
     decompositions: DecompositionTable | None = None,
+    lazy_backward: bool = False,
     channels_last: bool = False,
     frozen: bool = False,
     stage: Stage = nullcontext,
@@ -105,6 +120,7 @@ def aot_program(
         with stage("module"):
             examples = [node.meta["val"] for node in graph.find_nodes(op="placeholder")]
             module = GraphModule({**build.bodies, **held}, graph)
+        compiler = bw_compiler if info.kind == "backward" and bw_compiler is not None else fw_compiler
         return compiler(module, examples, info)
 
     link = None
@@ -112,7 +128,7 @@ def aot_program(
         with stage("partition"):
             partition = partition_fn(roles)
             halves = split(roles, partition.saved)
-        link, written = _differentiable(joint, roles, halves, compiled)
+        link, written = _differentiable(joint, roles, halves, compiled, lazy_backward)
         run = link.forward
     else:
         graph = inference_graph(roles)
@@ -152,7 +168,7 @@ def roles_of(joint: Joint, graph: Graph, inputs: Inputs) -> JointGraph:
 
 
 def _differentiable(
-    joint: Joint, roles: JointGraph, halves: Halves, compiled: Callable[[Graph, GraphInfo], Compiled]
+    joint: Joint, roles: JointGraph, halves: Halves, compiled: Callable[[Graph, GraphInfo], Compiled], lazy: bool
 ) -> tuple[Differentiable, frozenset[int]]:
     """Forward and backward compiled, and how they are joined; the inputs that forward overwrites."""
     kept = halves.saved_values + halves.numbers
@@ -163,10 +179,14 @@ def _differentiable(
         for index, position in enumerate(halves.saved_primals)
         if roles.primals[position] in roles.static
     )
-    backward = compiled(halves.backward, GraphInfo("backward", static, (), (None,) * len(roles.gradients)))
+    backward_info = GraphInfo("backward", static, (), (None,) * len(roles.gradients))
+
+    def compile_backward() -> BoxedCallable:
+        return compiled(halves.backward, backward_info).call
+
     link = Differentiable(
         forward=forward.call,
-        backward=backward.call,
+        backward=_Lazy(compile_backward) if lazy else compile_backward(),
         results=len(roles.results),
         saved_values=halves.saved_values,
         saved_inputs=halves.saved_primals,
@@ -175,6 +195,19 @@ def _differentiable(
         inputs=joint.inputs + len(joint.constants),
     )
     return link, _written(joint, forward)
+
+
+class _Lazy:
+    """A boxed callable that is compiled when it is first called."""
+
+    def __init__(self, compile_now: Callable[[], BoxedCallable]) -> None:
+        self._compile = cache(compile_now)
+        self._lock = threading.Lock()
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        with self._lock:
+            call = self._compile()
+        return call(args)
 
 
 def _static(roles: JointGraph) -> tuple[int, ...]:

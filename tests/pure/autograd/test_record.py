@@ -40,7 +40,7 @@ def reread(function: Program, *args: Any) -> tuple[Program, Traced, GraphModule]
         calls.append(compiled.call)
         return compiled
 
-    traced = aot_program(gm, args, compiler=compiler)
+    traced = aot_program(gm, args, fw_compiler=compiler)
     text = json.dumps(to_json(traced))
     again = from_json(json.loads(text), calls[0], calls[1] if len(calls) > 1 else None)
     assert json.dumps(to_json(again)) == text
@@ -97,7 +97,7 @@ def test_program_that_holds_tensors_is_refused() -> None:
     constant = torch.randn(3)
     gm = captured(lambda x: x + torch.tensor([1.0, 2.0, 3.0]), constant)
     with pytest.raises(Unrecordable):
-        to_json(aot_program(gm, (constant,), compiler=interpret))
+        to_json(aot_program(gm, (constant,), fw_compiler=interpret))
 
 
 @pytest.mark.parametrize("wrong", [{"OpOverload": "aten.nonsense.default"}, {"dtype": "torch.nn"}, {"pickle": "x"}])
