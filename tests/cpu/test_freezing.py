@@ -65,6 +65,19 @@ def test_casts_of_weights_are_folded(freezing: bool, options: dict[str, Any]) ->
     assert casts == (1 if freezing else 3), "of the input alone, or of weight and bias as well"
 
 
+def test_the_table_of_a_layer_with_an_activation_has_the_template_and_the_librarys_fused_call(
+    options: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    torch._dynamo.reset()
+    model, x = nn.Sequential(nn.Linear(16, 32), nn.ReLU()), torch.randn(64, 16)
+    compiled = gyrator.compile(model, options={**options, "gemm_backends": ["aten", "cpp"]})
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(compiled(x), model(x), rtol=2e-2, atol=2e-2)
+    table = "".join(capfd.readouterr())
+    assert "AUTOTUNE linear_unary(64x16, 32x16, 32)" in table
+    assert "cpp_addmm_0" in table and "_linear_pointwise" in table
+
+
 def test_a_changed_parameter_is_not_seen(options: dict[str, Any]) -> None:
     torch._dynamo.reset()
     net, x = Net(), torch.randint(0, 10, (3,))
