@@ -13,14 +13,10 @@ from gyrator.config import Config
 from gyrator.runtime.workers import Worker, WorkerEnded
 
 PROGRAM = str(Path(__file__).with_name("bench.py"))
-START_SECONDS = 120.0
-"""A process that is not ready by then will not be: it imports torch, and opens the GPU."""
-LATE = 1 / 3
-"""Of the time until a candidate must have answered; after it a spare process begins to start."""
-LEAST_ROUNDS, ROUNDS, SECONDS = 3, 15, 1.5
-"""How many batches of each candidate are timed; the longest that those beyond the least may take."""
-NEAR = 1.25
-"""Beyond the least, a candidate has turns while its best batch takes up to so many times the best of all."""
+START_SECONDS, LATE = 120.0, 1 / 3
+"""Until a process must be ready; the share of a candidate's time after which a spare process begins to start."""
+LEAST_ROUNDS, ROUNDS, SECONDS, NEAR = 3, 15, 1.5, 1.25
+"""Least and most batches of a candidate. Beyond the least turns last so long, for those so many times the best."""
 
 
 class Sandbox:
