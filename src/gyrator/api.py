@@ -1,7 +1,7 @@
 """The user's doors: `gyrator.compile` and `gyrator.reset`."""
 
 from collections.abc import Callable, Mapping
-from typing import ParamSpec, TypeVar, overload
+from typing import ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 import torch
 
@@ -11,28 +11,20 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@overload
-def compile(
-    model: Callable[P, R],
-    *,
-    fullgraph: bool = ...,
-    dynamic: bool | None = ...,
-    mode: str | None = ...,
-    options: Mapping[str, object] | None = ...,
-    disable: bool = ...,
-) -> Callable[P, R]: ...
+class _Options(TypedDict, total=False):
+    fullgraph: bool
+    dynamic: bool | None
+    mode: str | None
+    options: Mapping[str, object] | None
+    disable: bool
 
 
 @overload
-def compile(
-    model: None = None,
-    *,
-    fullgraph: bool = ...,
-    dynamic: bool | None = ...,
-    mode: str | None = ...,
-    options: Mapping[str, object] | None = ...,
-    disable: bool = ...,
-) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def compile(model: Callable[P, R], **options: Unpack[_Options]) -> Callable[P, R]: ...
+
+
+@overload
+def compile(model: None = None, **options: Unpack[_Options]) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 
 
 def compile(

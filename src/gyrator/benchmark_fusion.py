@@ -4,8 +4,6 @@ Parts and whole become programs of their own, built like any other and run on ra
 layers of a model share are built once; a fusion costs about half a second the first time.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """TorchInductor's well-known option names and what they are called here."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -24,13 +24,11 @@ class CppKernel:
     """A printed kernel.
 
     It takes a pointer for each of ``Kernel.params``, an ``int64_t`` for each of ``Kernel.sizes`` and the number of
-    threads it may use, in this order; ``arguments`` are their C++ names. It returns 0, or the number of an index out
-    of range: ``checks[number - 1]``.
+    threads it may use, in this order. It returns 0, or the number of an index out of range: ``checks[number - 1]``.
     """
 
     name: str
     text: str
-    arguments: tuple[str, ...]
     checks: tuple[Checked, ...]
 
 
@@ -47,22 +45,21 @@ def print_kernel(kernel: Kernel) -> CppKernel:
     for param in kernel.params:
         name = names.fresh(param.value.name)
         printer.pointers[param.value] = Term(name, 0, name=True)
-        arguments.append((name, f"{_pointer(param)} {name}"))
+        arguments.append(f"{_pointer(param)} {name}")
     for size in kernel.sizes:
         name = names.fresh(size.name)
         printer.bind(size, Term(name, 0, name=True))
-        arguments.append((name, f"int64_t {name}"))
-    arguments.append(("threads", "int32_t threads"))
+        arguments.append(f"int64_t {name}")
+    arguments.append("int32_t threads")
     printer.body(kernel.body)
     products = any(isinstance(stage, Contract) for stage in walk_stages(kernel.body))
     lines = ['#include "gemm.h"'] if products else []
-    lines += [*origin_comments(kernel.origins, "//"), *_head(function, [text for _, text in arguments])]
+    lines += [*origin_comments(kernel.origins, "//"), *_head(function, arguments)]
     if printer.checks:
         lines += ["  int32_t failed = 0;", "  int32_t* const status = &failed;"]
     lines += [f"  {line}" for line in printer.block.lines]
     lines += [f"  return {'failed' if printer.checks else '0'};", "}"]
-    text = "\n".join(lines) + "\n"
-    return CppKernel(function, text, tuple(name for name, _ in arguments), tuple(printer.checks))
+    return CppKernel(function, "\n".join(lines) + "\n", tuple(printer.checks))
 
 
 def _pointer(param: Param) -> str:

@@ -4,8 +4,6 @@ so that a graph from the cache can be explained like a new one.
 Sizes that are symbols count as the hints that the graph was compiled with.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import typing

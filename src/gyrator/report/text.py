@@ -1,7 +1,5 @@
 """A report as text for the terminal."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable, Sequence
 

@@ -11,13 +11,12 @@ from typing import Any, TypeAlias
 
 import torch
 
-from gyrator.autograd.interface import GraphInfo
+from gyrator.autograd.interface import BoxedCallable, GraphInfo
 from gyrator.ir.expr import Value
 from gyrator.ir.program import Item, views
 from gyrator.runtime.externs import copied
 from gyrator.schedule.plan import Allocate, Call, Launch, Plan, Step
 
-BoxedCall: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 Record: TypeAlias = Callable[[Callable[[], Sequence[Any]]], "tuple[Callable[[], object], Sequence[Any]]"]
 """Runs a function while its launches are recorded; gives what replays them, and the function's results."""
 
@@ -78,7 +77,7 @@ class _Recording:
         return [copied(out, out.stride()) if isinstance(out, torch.Tensor) else out for out in self.outputs]
 
 
-def replayed(call: BoxedCall, static: Sequence[int], record: Record) -> BoxedCall:
+def replayed(call: BoxedCallable, static: Sequence[int], record: Record) -> BoxedCallable:
     """`call` by recordings, one for each shape of its inputs; `static` are the inputs that stay in place."""
     places = frozenset(static)
     seen: set[tuple[object, ...]] = set()
@@ -100,7 +99,7 @@ def replayed(call: BoxedCall, static: Sequence[int], record: Record) -> BoxedCal
     return run
 
 
-def _recorded(call: BoxedCall, args: Sequence[Any], static: frozenset[int], record: Record) -> _Recording:
+def _recorded(call: BoxedCallable, args: Sequence[Any], static: frozenset[int], record: Record) -> _Recording:
     tensors = [(k, arg) for k, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
     own = {k: copied(arg, arg.stride()) for k, arg in tensors if k not in static}
     given = [own.get(k, arg) for k, arg in enumerate(args)]

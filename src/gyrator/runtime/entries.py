@@ -1,7 +1,5 @@
 """Compiled graphs in the cache: where they lie, whether one fits a graph at hand, and keeping a new one."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a wrapper uses when it is run as a script."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Sequence

@@ -8,8 +8,6 @@
 The best few templates of the first question stand in the second one, against the best way without fusion.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 

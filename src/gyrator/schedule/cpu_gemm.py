@@ -5,8 +5,6 @@ parallel tile of rows, columns               BLOCK_M x BLOCK_N sums in a scratch
     = column of the tile                     the epilogue reads the sums while they are in the cache
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

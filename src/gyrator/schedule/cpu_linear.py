@@ -3,8 +3,6 @@
 mm(x, w') + b; relu    →    mkldnn._linear_pointwise(x, w, b, "relu", [], "")        w of N x K, a constant
 """
 
-from __future__ import annotations
-
 from types import MappingProxyType
 
 import torch

@@ -5,8 +5,6 @@ aten.addmm(bias, x, w) ; group relu          a `Question` of alternatives:
   tiled_3     launch tiled+bias+relu            a template with the rest as its epilogue
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import TypeAlias

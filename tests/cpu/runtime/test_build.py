@@ -28,7 +28,7 @@ from gyrator.session import Count, Session
 def kernel(name: str, body: str = "return 0;", *, comment: str = "model.py:1", lines: int = 0) -> CppKernel:
     filler = "".join(f"  volatile int v{i} = {i}; (void)v{i};\n" for i in range(lines))
     text = f'// {comment}\nextern "C" int32_t {name}(int64_t a, int32_t threads) {{\n{filler}  {body}\n}}\n'
-    return CppKernel(name, text, ("a",), ())
+    return CppKernel(name, text, ())
 
 
 def session() -> Session:
@@ -174,7 +174,7 @@ OPENMP = """extern "C" int32_t team(int64_t a, int32_t threads) {
 
 
 def test_kernels_share_torchs_openmp(store: Store) -> None:
-    build = begin([CppKernel("team", OPENMP, ("a",), ())], store, session())
+    build = begin([CppKernel("team", OPENMP, ())], store, session())
     library = ctypes.CDLL(str(build.wait()[build.library_of["team"]]))
     for threads in (1, 2, 3):
         assert library.team(ctypes.c_int64(0), ctypes.c_int32(threads)) == threads
