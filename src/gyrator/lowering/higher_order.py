@@ -25,7 +25,6 @@ from gyrator.lowering.refs import TensorRef, whole
 from gyrator.origin import in_context, origin_of
 
 
-# -- custom ops that write into arguments ------------------------------------------------------------------
 def auto_functionalized(b: Builder, node: fx.Node, kwargs: Mapping[str, Result]) -> Result:
     """``auto_functionalized(op, **arguments)`` → op's own results (None for none), then the new arguments.
 
@@ -83,7 +82,6 @@ def _own_memory(b: Builder, ref: Result, name: str, others: Mapping[str, Result]
     return b.copy(ref, plain, name)
 
 
-# -- regions -----------------------------------------------------------------------------------------------
 def region(b: Builder, node: fx.Node, env: Mapping[fx.Node, Result]) -> Result:
     """A call of a whole operator with its subgraphs: ``cond``, ``while_loop``, ``scan``, ``map``.
 

@@ -20,7 +20,6 @@ from gyrator.lowering.views import dimension
 aten, prims = torch.ops.aten, torch.ops.prims
 
 
-# -- families ----------------------------------------------------------------------------------------------
 def _elementwise(name: str, b: Builder, out: Meta, *operands: Operand, **_: Any) -> TensorRef:
     """An op of the table of the same meaning, in the result's compute dtype."""
     return b.elementwise(out, operands, lambda *args: op(name, *args))
@@ -80,7 +79,6 @@ def _logical(name: str, b: Builder, out: Meta, *operands: Operand) -> TensorRef:
     return b.elementwise(out, operands, lambda *args: op(name, *args), compute=torch.bool)
 
 
-# -- arithmetic --------------------------------------------------------------------------------------------
 def _scaled(y: Expr, alpha: Operand) -> Expr:
     return y if alpha == 1 else op("mul", y, element(alpha, (), y.dtype))
 
@@ -138,7 +136,6 @@ def _lerp(b: Builder, out: Meta, start: TensorRef, end: TensorRef, weight: Opera
     return b.elementwise(out, (start, end, weight), body)
 
 
-# -- powers ------------------------------------------------------------------------------------------------
 def _pow(b: Builder, out: Meta, x: Operand, exponent: Operand) -> TensorRef:
     if isinstance(exponent, (bool, int, float)):
         return b.elementwise(out, (x,), lambda a: power(a, exponent))
@@ -170,7 +167,6 @@ def _repeated_product(x: Expr, count: int) -> Expr:
     return op("mul", square, x) if count % 2 else square
 
 
-# -- special functions ---------------------------------------------------------------------------------------
 def _polygamma(b: Builder, out: Meta, n: int, x: TensorRef) -> Any:
     """The digamma function and its first derivative; higher ones need the zeta function, a library call."""
     if n not in (0, 1):
@@ -220,7 +216,6 @@ def _glu(b: Builder, out: Meta, x: TensorRef, dim: int = -1) -> TensorRef:
     return b.pointwise(out, body)
 
 
-# -- selection ---------------------------------------------------------------------------------------------
 def _where(b: Builder, out: Meta, condition: TensorRef, x: Operand, y: Operand) -> TensorRef:
     """Selection keeps the bits, so half precision is not widened."""
     dtype = out.dtype
@@ -240,7 +235,6 @@ def _clamp(b: Builder, out: Meta, x: TensorRef, low: Operand | None = None, high
     return b.elementwise(out, (x, *[limit for _, limit in bounds if limit is not None]), body)
 
 
-# -- tests of one number -----------------------------------------------------------------------------------
 def _float_test(name: str, b: Builder, out: Meta, x: TensorRef) -> TensorRef:
     """isnan and the like: false for integers."""
     if not x.dtype.is_floating_point:
@@ -254,7 +248,6 @@ def _signbit(b: Builder, out: Meta, x: TensorRef) -> TensorRef:
     return b.elementwise(out, (x,), lambda a: op("lt", a, like(a, 0)), compute=x.dtype)
 
 
-# -- copies and casts --------------------------------------------------------------------------------------
 def _clone(b: Builder, out: Meta, x: TensorRef, *_: Any, **__: Any) -> TensorRef:
     return b.copy(x, out)
 

@@ -36,7 +36,6 @@ NOWHERE = 1 << 62
 """The position of what lies outside the input: among equal values the smallest position wins."""
 
 
-# -- windows -----------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Windows:
     """How windows lie on the pooled dimensions of an input.
@@ -134,7 +133,6 @@ def _part_element(parts: Coords, shape: Coords, at: Coords, inner: Coords) -> tu
     return place, [c for p, (start, end) in zip(place, spans, strict=True) for c in between(p, start, end)]
 
 
-# -- reductions over windows -------------------------------------------------------------------------------
 def _reduce(
     b: Builder, out: Meta, inner: Coords, kind: str, bodies: Callable[[Coords, Coords], tuple[Expr, ...]],
     results: Sequence[Meta], suffix: str,
@@ -216,7 +214,6 @@ def _quotient(total: Expr, count: Index) -> Expr:
     return op(division, total, number(count, total.dtype))
 
 
-# -- operators ---------------------------------------------------------------------------------------------
 def _averaged(
     shape: Coords, outputs: Coords, kernel: Sizes, stride: Sizes = (), padding: Sizes = 0, ceil_mode: bool = False,
     include_pad: bool = True, divisor: int | None = None,

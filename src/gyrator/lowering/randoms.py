@@ -34,7 +34,6 @@ def _numbered(
     return lambda at: Random(kind, seed, dot(at, strides), dtype, limits)
 
 
-# -- ATen's draws ------------------------------------------------------------------------------------------
 def _fraction(kind: str, b: Builder, out: Meta, *_: Any, generator: object = None, **__: Any) -> Any:
     if generator is not None or not out.dtype.is_floating_point:
         return NotImplemented
@@ -47,7 +46,6 @@ def _randint(b: Builder, out: Meta, *args: Any, **_: Any) -> TensorRef:
     return b.pointwise(out, draw(b, out, "randint64", torch.int64, *(low or [0]), high))
 
 
-# -- draws whose seeds the graph passes ----------------------------------------------------------------------
 def _seeded(kind: str, b: Builder, out: Meta, size: object, seeds: TensorRef, slot: IndexLike, *_: Any) -> TensorRef:
     return b.pointwise(out, _numbered(out, kind, seeds.load((as_index(slot),)), out.dtype))
 

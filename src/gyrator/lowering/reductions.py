@@ -25,7 +25,6 @@ from gyrator.lowering.views import dimension
 Dims: TypeAlias = "int | Sequence[int] | None"
 
 
-# -- the frame ---------------------------------------------------------------------------------------------
 def reduced_dims(dims: Dims, rank: int) -> frozenset[int]:
     """The dimensions to reduce; none named means all."""
     if dims is None or (not isinstance(dims, int) and not dims):
@@ -87,7 +86,6 @@ def count(shape: Sequence[Index], dims: frozenset[int]) -> Index:
     return product([shape[k] for k in sorted(dims)])
 
 
-# -- sums --------------------------------------------------------------------------------------------------
 def _sum(b: Builder, out: Meta, x: TensorRef, dims: Dims = None, keepdim: bool = False, **_: Any) -> TensorRef:
     return reduce_one(b, out, x, reduced_dims(dims, x.rank), "sum", compute_dtype(out.dtype))
 
@@ -103,7 +101,6 @@ def _mean(b: Builder, out: Meta, x: TensorRef, dims: Dims = None, keepdim: bool 
     return b.elementwise(out, (total, count(x.shape, over)), lambda t, n: op("div", t, n))
 
 
-# -- variance ----------------------------------------------------------------------------------------------
 def _variance(
     b: Builder, out: Meta | tuple[Meta, Meta], x: TensorRef, dim: Dims = None, *,
     correction: Operand | None = None, keepdim: bool = False,
@@ -134,7 +131,6 @@ def _mean_of(b: Builder, out: Meta, mean: TensorRef, n: Index) -> TensorRef:
     return b.narrowed(mean, out, "mean")
 
 
-# -- extremes ----------------------------------------------------------------------------------------------
 def _extreme(
     kind: str, boolean: str, b: Builder, out: Meta, x: TensorRef, dims: Dims = None, keepdim: bool = False
 ) -> TensorRef:
@@ -175,7 +171,6 @@ def arg_reduce(
     return reduce_several(b, out, x.shape, dims, kind, bodies, wanted, kind)
 
 
-# -- scans -------------------------------------------------------------------------------------------------
 def scan(
     b: Builder, out: Meta, dim: int, kind: str, bodies: Callable[[Coords], tuple[Expr, ...]], suffix: str = ""
 ) -> list[TensorRef]:

@@ -66,7 +66,6 @@ def whole(value: Value) -> TensorRef:
     return TensorRef(value, value.shape, view_coords(value.shape), value.dtype)
 
 
-# -- the same few index maps come again and again in a graph, so these are remembered ----------------------
 @lru_cache(maxsize=4096)
 def _composed(shape: tuple[Index, ...], coords: Coords, where: Coords) -> Coords:
     """``coords`` with the axes of ``shape`` replaced by ``where``, except by 0 for an axis of extent 1."""

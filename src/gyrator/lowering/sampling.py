@@ -42,7 +42,6 @@ class Line:
     certain: bool = False
 
 
-# -- the frame ---------------------------------------------------------------------------------------------
 def _gathered(b: Builder, out: Meta, grad: TensorRef, lines: Sequence[Line]) -> TensorRef:
     """``grad`` summed along the last dimensions by ``lines``; each sum in the compute dtype."""
     wide = out.with_dtype(compute_dtype(out.dtype))
@@ -65,7 +64,6 @@ def _along(b: Builder, out: Meta, grad: TensorRef, dim: int, line: Line, suffix:
     return whole(value)
 
 
-# -- where outputs come from -------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Resize:
     """A dimension of ``old`` elements resized to ``new``; ``factor`` is the user's, if one was given."""
@@ -85,7 +83,6 @@ def _ratio_up(a: Index, b: Index) -> Index:
     return -((-a) // b)
 
 
-# -- kernels -----------------------------------------------------------------------------------------------
 def _nearest(size: Resize, exact: bool) -> Line:
     """Each output is its source's."""
     times = _even(size)
@@ -116,7 +113,6 @@ def _nearest_source(size: Resize, exact: bool, output: Index) -> Expr:
     return op("minimum", source, number(size.old - 1, torch.float32))
 
 
-# -- operators -----------------------------------------------------------------------------------------------
 def _resized(old: Sequence[Index], new: Sequence[Index], factors: Sequence[float | None]) -> list[Resize]:
     given = [*factors, *[None] * (len(old) - 2 - len(factors))]
     return [Resize(*row) for row in zip(old[2:], new[2:], given, strict=True)]

@@ -56,7 +56,6 @@ class Points:
     place: Callable[[Coords], Coords]
 
 
-# -- the frame -------------------------------------------------------------------------------------------
 def scatter(b: Builder, out: Meta, into: TensorRef, points: Points, source: Operand, combine: str = "set") -> TensorRef:
     """``into`` with ``source`` combined into its element at each of ``points``.
 
@@ -78,7 +77,6 @@ def _target(b: Builder, out: Meta, into: TensorRef) -> Value:
     return b.copy(into, out, "into").value
 
 
-# -- by index tensors ------------------------------------------------------------------------------------
 def _index_put(
     b: Builder,
     out: Meta,
@@ -162,7 +160,6 @@ def _reduce(
     return reduced_into(b, out, x, points, source, reduce, include_self=include_self)
 
 
-# -- means, and results without the old values ---------------------------------------------------------------
 def reduced_into(
     b: Builder, out: Meta, x: TensorRef, points: Points, source: Operand, reduce: str, *, include_self: bool
 ) -> Any:
@@ -201,7 +198,6 @@ def _counts(b: Builder, out: Meta, points: Points, start: int) -> TensorRef:
     return scatter(b, whole_numbers, none, points, constant(1, whole_numbers.dtype), "add")
 
 
-# -- as many as a mask has -----------------------------------------------------------------------------------
 def _masked_scatter(b: Builder, out: Meta, x: TensorRef, mask: TensorRef, source: TensorRef) -> Any:
     """Where the mask holds, the elements of ``source`` in order: number ``cumsum(mask) - 1``."""
     if ZERO in source.shape or ZERO in out.shape:
@@ -234,7 +230,6 @@ def _put(b: Builder, out: Meta, x: TensorRef, index: TensorRef, source: TensorRe
     return scatter(b, out, x, Points((count,), place), values, "add" if accumulate else "set")
 
 
-# -- at known places ---------------------------------------------------------------------------------------
 def _select_scatter(b: Builder, out: Meta, x: TensorRef, source: TensorRef, dim: int, index: IndexLike) -> Any:
     d = dimension(dim, x.rank)
     chosen = wrap(as_index(index), x.shape[d])

@@ -29,7 +29,6 @@ COMPUTED = frozenset({
 """The dtypes that nests compute in; ops on others stay extern calls."""
 
 
-# -- dtypes ------------------------------------------------------------------------------------------------
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype that arithmetic for a result of ``dtype`` runs in: float32 for half precision."""
     return torch.float32 if dtype in HALF else dtype
@@ -71,7 +70,6 @@ def number_dtype(number: Expr | Index | Scalar) -> torch.dtype:
     return torch.get_default_dtype() if isinstance(number, float) else torch.int64
 
 
-# -- constants and casts -----------------------------------------------------------------------------------
 def constant(value: Scalar, dtype: torch.dtype) -> Const:
     """A literal of ``dtype``, converted as torch does a Python number: integers wrap, large floats become infinite."""
     if dtype == torch.bool:
@@ -116,7 +114,6 @@ def number(value: Expr | Index | Scalar, dtype: torch.dtype) -> Expr:
     return constant(value, dtype)
 
 
-# -- building expressions ----------------------------------------------------------------------------------
 def op(name: str, *args: Expr) -> Op:
     """An op of the table; the result's dtype follows from its rule. Casts are made by :func:`cast`."""
     rule = OPS[name].rule

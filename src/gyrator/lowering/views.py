@@ -34,7 +34,6 @@ from gyrator.lowering.typed import COMPUTED
 prims = torch.ops.prims
 
 
-# -- index maps --------------------------------------------------------------------------------------------
 def reshape(ref: TensorRef, shape: tuple[Index, ...]) -> TensorRef:
     """The elements of ``ref`` in row-major order under another shape of equally many elements."""
     if shape == ref.shape:
@@ -132,7 +131,6 @@ def dimension(dim: int, rank: int) -> int:
     return dim + max(rank, 1) if dim < 0 else dim
 
 
-# -- ops ---------------------------------------------------------------------------------------------------
 def _view(b: Builder, out: Meta, x: TensorRef, *_: Any, **__: Any) -> TensorRef:
     return reshape(x, out.shape)
 
