@@ -1,8 +1,10 @@
 """Processes in which candidates run: what a candidate does to one of them costs that candidate alone."""
 
+import os
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,17 @@ START_SECONDS, LATE = 120.0, 1 / 3
 """Until a process must be ready; the share of a candidate's time after which a spare process begins to start."""
 LEAST_ROUNDS, ROUNDS, SECONDS, NEAR = 3, 15, 1.5, 1.25
 """Least and most batches of a candidate. Beyond the least turns last so long, for those so many times the best."""
+SHARE = 4
+"""Another GPU helps if each has at least so many candidates."""
 
 
 class Sandbox:
     """One process, started when it is needed first and again after it ended. For one thread at a time."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, visible: str | None) -> None:
+        """``visible``: the GPUs that the process sees, as CUDA_VISIBLE_DEVICES names them."""
         self._program = (PROGRAM, str(device))
+        self._more = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
         self._workers: list[Worker] = []  # that in use, then a spare one
         self._ready: Worker | None = None
 
@@ -33,7 +39,7 @@ class Sandbox:
             self._workers.remove(worker)
             worker.end()
         while len(self._workers) < least:
-            self._workers.append(Worker.start(self._program))
+            self._workers.append(Worker.start(self._program, self._more))
         return self._workers[0]
 
     def ask(self, request: Mapping[str, object], config: Config) -> float | str:
@@ -89,21 +95,23 @@ def _end(worker: Worker, config: Config) -> None:
 
 
 class Sandboxes:
-    """The sandboxes of one process, one for each device."""
+    """The sandboxes of one process: one for the processor, and one for each GPU of a kind."""
 
     def __init__(self) -> None:
-        self._of: dict[torch.device, Sandbox] = {}
+        self._of: dict[torch.device, list[Sandbox]] = {}
         self._choices = count()
 
-    def prepare(self, device: torch.device) -> Sandbox:
-        """The sandbox for a device, which begins to start."""
-        sandbox = self._of.setdefault(device, Sandbox(device))
-        sandbox.prepare()
-        return sandbox
+    def prepare(self, device: torch.device, most: int = 1) -> list[Sandbox]:
+        """Sandboxes for a device, which begin to start."""
+        if device not in self._of:
+            self._of[device] = [Sandbox(device, visible) for visible in _slots(device)]
+        for sandbox in self._of[device][:most]:
+            sandbox.prepare()
+        return self._of[device][:most]
 
     def stop(self) -> None:
         """End all processes."""
-        for sandbox in self._of.values():
+        for sandbox in (sandbox for sandboxes in self._of.values() for sandbox in sandboxes):
             sandbox.stop()
 
     def time(
@@ -111,13 +119,15 @@ class Sandboxes:
     ) -> list[float | str]:
         """For each wrapper in a folder milliseconds of a call, or why there are none; ``settings`` are for `bench.py`.
 
-        Rounds go over all candidates, so that what changes on the machine meets them alike. The lower quartile counts:
-        other work on the machine only ever adds. Raises: WorkerEnded if no process starts.
+        Rounds go over all candidates, so that what changes on the machine meets them alike. With several GPUs each
+        times its share at first; those that come near the best meet on one. The lower quartile counts: other work on
+        the machine only ever adds. Raises: WorkerEnded if no process starts.
         """
-        sandbox, about = self.prepare(device), {**settings, "choice": next(self._choices)}
+        sandboxes = self.prepare(device, max(1, len(folders) // SHARE))
+        about = {**settings, "choice": next(self._choices)}
         times, failed = [list[float]() for _ in folders], dict[int, str]()
 
-        def turn(numbers: Iterable[int]) -> None:
+        def turn(sandbox: Sandbox, numbers: Iterable[int]) -> None:
             for at in numbers:
                 answer = failed.get(at) or sandbox.ask({**about, "folder": str(folders[at])}, config)
                 if isinstance(answer, str):
@@ -125,13 +135,34 @@ class Sandboxes:
                 else:
                     times[at].append(answer)
 
-        for _ in range(LEAST_ROUNDS):
-            turn(range(len(folders)))
+        def share(number: int) -> None:
+            for _ in range(LEAST_ROUNDS):
+                turn(sandboxes[number], range(number, len(folders), len(sandboxes)))
+
+        with ThreadPoolExecutor(len(sandboxes)) as threads:
+            others = [threads.submit(share, number) for number in range(1, len(sandboxes))]
+            share(0)
+            for other in others:
+                other.result()
         end = time.perf_counter() + SECONDS
         for _ in range(LEAST_ROUNDS, ROUNDS):
             best = {at: min(found) for at, found in enumerate(times) if at not in failed}
             near = [at for at, least in best.items() if least <= NEAR * min(best.values())]
             if len(near) < 2 or time.perf_counter() > end:
                 break
-            turn(near)
+            turn(sandboxes[0], near)
         return [failed.get(at) or sorted(found)[len(found) // 4] for at, found in enumerate(times)]
+
+
+def _slots(device: torch.device) -> list[str | None]:
+    """What each process for a device sees: the GPUs in an order in which ``device`` names another of the same kind. The
+    processes of a distributed program use their own GPU alone."""
+    found: list[str | None] = [None]
+    if device.type == "cuda" and "LOCAL_RANK" not in os.environ:
+        own, kinds = device.index or 0, [torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count())]
+        names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        names = names if len(names) == len(kinds) and all(names) else [str(k) for k in range(len(kinds))]
+        for other in (k for k, kind in enumerate(kinds) if k != own and kind == kinds[own]):
+            order = {own: names[other], other: names[own]}
+            found.append(",".join(order.get(k, name) for k, name in enumerate(names)))
+    return found

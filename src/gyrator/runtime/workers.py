@@ -34,11 +34,11 @@ class Worker:
     folder: tempfile.TemporaryDirectory[str]
 
     @staticmethod
-    def start(program: Sequence[str] = (str(PROGRAM),)) -> Worker:
+    def start(program: Sequence[str] = (str(PROGRAM),), more: Mapping[str, str] | None = None) -> Worker:
         """Start a worker in a session of its own, so that Ctrl-C in a terminal does not reach it. `program` is a file
-        and arguments after its folder."""
+        and arguments after its folder, `more` are variables of its environment."""
         folder = tempfile.TemporaryDirectory(prefix="gyrator-worker-")
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        environment = {**os.environ, **(more or {}), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         process = subprocess.Popen(
             [sys.executable, "-P", program[0], folder.name, *program[1:]],
             stdin=subprocess.PIPE,

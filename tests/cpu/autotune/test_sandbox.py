@@ -73,10 +73,10 @@ def test_candidates_take_turns_and_those_that_are_clearly_slower_end_early(
 
 def test_no_process_is_left_when_they_are_stopped(tmp_path: Path) -> None:
     mine = Sandboxes()
-    sandbox = mine.prepare(CPU)
+    (sandbox,) = mine.prepare(CPU)
     assert measure(mine, [folder_of(tmp_path, "a", f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))")])
     mine.stop()
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
-    assert sandbox is mine.prepare(CPU)
+    assert sandbox is mine.prepare(CPU)[0]
     mine.stop()
