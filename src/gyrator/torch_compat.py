@@ -15,7 +15,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-import sympy
 import torch
 from torch.fx import Graph, Node, Proxy
 from torch.fx.node import map_arg
@@ -209,7 +208,7 @@ def guard_floats(value: object) -> None:
             known = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
             for symbol in number.node.expr.free_symbols:
                 if symbol in known and not symbol.is_integer:
-                    env.evaluate_expr(sympy.Eq(symbol, known[symbol]))
+                    env.evaluate_expr(importlib.import_module("sympy").Eq(symbol, known[symbol]))
 
 
 def set_float_behind(fake: Any, number: torch.SymFloat | None) -> None:
