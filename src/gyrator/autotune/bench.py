@@ -1,12 +1,13 @@
 """A program that times compiled graphs: a line of JSON in, a line out, until its input ends. Called with a folder for
 what it writes, and a device. A request has the `folder` of a wrapper, the number of the `choice` (its candidates share
-their inputs, which are random), the user's `threads` and `precision` of float32 products, the `store` of kernels."""
+random inputs and must agree with the first one's results), the user's `threads` and `precision` of float32 products,
+the `store` of kernels."""
 
 import gc
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,6 +24,9 @@ Call: TypeAlias = Callable[[], object]
 Batch: TypeAlias = Callable[[], float]
 """Runs a few calls; milliseconds of one."""
 
+ROUNDING = 2.0**-4, 2.0**-9
+"""How far from the first one's a candidate's results may be, as a share: of types of 16 bits or less, of others."""
+
 BATCH_MS, MOST_CALLS, MOST_RECORDED = 2.0, 200, 50
 """How long a batch is about, so that what starts and ends it does not count; most calls in it, and in a recording."""
 
@@ -33,33 +37,38 @@ def main(folder: Path, device: str) -> None:
     torch.mm(*torch.ones(2, 64, 64, device=device)).sum().item()  # a GPU's context, and the library's handles
     gc.freeze()
     print("{}", file=answers, flush=True)
-    choice, given, batches = -1, list[Any](), dict[str, Batch]()
+    choice, given, wanted, batches = -1, list[Any](), list[Any](), dict[str, Batch]()
     while waits(sys.stdin) and (line := sys.stdin.readline()):
         request = json.loads(line)
         if request["choice"] != choice:
-            choice, given, batches = request["choice"], [], {}
+            choice, given, wanted, batches = request["choice"], [], [], {}
             torch.set_num_threads(request["threads"])
             torch.set_float32_matmul_precision(request["precision"])
         try:
             with torch.no_grad(), outside_tracing():
                 at = request["folder"]
-                batches[at] = batches.get(at) or load(Path(at), device, Path(request["store"]), given)
+                batches[at] = batches.get(at) or load(Path(at), device, Path(request["store"]), given, wanted)
                 answer: dict[str, object] = {"milliseconds": batches[at]()}
         except Exception as error:  # whatever a candidate thinks of random inputs is the answer
             answer = {"failure": f"{type(error).__name__}: {error}"[:2000], "broken": device != "cpu" and _broken()}
         print(json.dumps(answer), file=answers, flush=True)
 
 
-def load(folder: Path, device: str, store: Path, given: list[Any]) -> Batch:
-    """A candidate after one call to warm up. `given` is filled by the first of a choice. On a GPU calls are replayed
-    from a recording if they can, so that small kernels do not wait for the processor."""
+def load(folder: Path, device: str, store: Path, given: list[Any], wanted: list[Any]) -> Batch:
+    """A candidate after one call to warm up. The first of a choice fills `given` and `wanted`. On a GPU calls are
+    replayed from a recording if they can, so that small kernels do not wait for the processor.
+
+    Raises: ValueError for results that are not `wanted`. What a candidate raises.
+    """
     program = names_of((folder / WRAPPER).read_text(), folder)
     if not given:
         torch.manual_seed(0)
         given += program["inputs"]()
     gpu = None if device == "cpu" else GpuKernels(folder, Store(store, "kernels"))
     bound = program["bind"](Runtime(folder, Pool(), gpu=gpu))
-    bound(list(given))
+    results = list(bound(list(given)) or ())
+    wanted += results if not wanted else ()
+    check(results, wanted)
     once, batch = _repeated(lambda: bound(list(given)), gpu is not None)
     if gpu is None:
         return batch
@@ -70,6 +79,16 @@ def load(folder: Path, device: str, store: Path, given: list[Any]) -> Batch:
         torch.cuda.synchronize()
         return batch
     return lambda: recorded() / count
+
+
+def check(results: Sequence[Any], wanted: Sequence[Any]) -> None:
+    """Raises: ValueError for results that differ by more than sums in another order do."""
+    for result, right in zip(results, wanted, strict=True):
+        if isinstance(right, torch.Tensor) and right.is_floating_point():
+            a, b = (t.float().nan_to_num(0.0, 0.0, 0.0) for t in (result, right))
+            off = float((a - b).norm() / b.norm().clamp(min=1e-30))
+            if off > ROUNDING[right.itemsize > 2]:
+                raise ValueError(f"its results are off by {off:.0%}")
 
 
 def _repeated(call: Call, on_gpu: bool) -> tuple[float, Batch]:

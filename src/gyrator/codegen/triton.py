@@ -263,9 +263,7 @@ class Printer(Expressions):
                 sides += [f"BLOCK_{side}" for side in sizes.split()]
                 self.emit(f"{name} = gemm.describe({self._window(contract, view)}, {', '.join(sides)})")
         if "PROGRAMS" in blocks:
-            special = self.described and "SPECIALIZED" in blocks
-            how = "flatten=False, warp_specialize=True" if special else "flatten=True"
-            head = f"for pid in tl.range({self.program}, {tiles}, PROGRAMS, {how}):"
+            head = f"for pid in tl.range({self.program}, {tiles}, PROGRAMS, flatten=True):"
             self._indented(head, lambda: self._tile(contract, counts, rest))
             return (GridAxis(as_index(blocks["PROGRAMS"])),)
         self.emit(f"pid = {self.program}")

@@ -30,8 +30,6 @@ _DESCRIBED = (
     (64, 256, 128, 4, 4), (64, 128, 128, 4, 5),
 )  # fmt: skip
 """Likewise, of persistent programs that load by descriptors of tensors."""
-_SPECIALIZED = ((128, 256, 128, 4, 3), (128, 256, 128, 4, 4), (128, 128, 128, 4, 4))
-"""Likewise, where other warps load than compute, which Triton 3.6 has for GPUs of capability 9.0."""
 _SPLIT = (
     (16, 16, 256, 4, 1, 4, 1), (16, 16, 512, 4, 3, 4, 1), (16, 16, 512, 4, 5, 4, 1), (16, 16, 1024, 8, 3, 8, 1),
     (16, 16, 256, 4, 5, 4, 2), (16, 32, 512, 4, 3, 4, 1), (16, 32, 512, 4, 5, 4, 1), (32, 32, 512, 4, 3, 4, 1),
@@ -67,11 +65,8 @@ def gpu_configs(product: Product, gpu: Gpu) -> Iterator[tuple[str, Config]]:
 
     yield from (("tiled", config(s)) for s in best(_TILED, MOST_TILED))
     if item == 2 and not batch and gpu.arch >= (9, 0) and all(map(_describable, (product.left, product.right))):
-        special = best(_SPECIALIZED, len(_SPECIALIZED)) if gpu.arch == (9, 0) else []
-        for s in [*best(_DESCRIBED, MOST_DESCRIBED), *special]:
-            more = {"PROGRAMS": gpu.processors}
-            if tiles(s) >= gpu.processors:
-                yield "described", config(s, **(more | {"SPECIALIZED": 1} if s in special else more))
+        found = [s for s in best(_DESCRIBED, MOST_DESCRIBED) if tiles(s) >= gpu.processors]
+        yield from (("described", config(s, PROGRAMS=gpu.processors)) for s in found)
     for s in [s for s in _SPLIT if s in best(_SPLIT, len(_SPLIT))]:
         *_, slices, several = s
         step = max(s[2] // item, 16)

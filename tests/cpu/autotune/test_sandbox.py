@@ -51,6 +51,13 @@ def test_a_crash_or_an_error_costs_the_candidate_alone(
     assert isinstance(good, float)
 
 
+def test_a_candidate_with_other_results_than_the_first_is_not_used(sandboxes: Sandboxes, tmp_path: Path) -> None:
+    bodies = {"a": "return [args[0]]", "b": "return [args[0] * 1.0001]", "c": "return [args[0] * 2]"}
+    first, near, far = measure(sandboxes, [folder_of(tmp_path, name, body) for name, body in bodies.items()])
+    assert isinstance(first, float) and isinstance(near, float)
+    assert far == "ValueError: its results are off by 100%"
+
+
 def test_a_hang_ends_after_the_time_out_even_if_it_ignores_sigterm(sandboxes: Sandboxes, tmp_path: Path) -> None:
     deaf = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: time.sleep(1)"
     measure(sandboxes, [folder_of(tmp_path, "first", SLEEP)])  # the process is ready
