@@ -21,8 +21,9 @@ BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 SPLIT = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 256, "GROUP_M": 8, "ALLOW_TF32": 0, "SPLIT_K": 16, "FAN": 4}
 
 
-def last(question: Question) -> tuple[Answer, ...]:
-    return (Answer(question.alternatives[-1], 1.0),)
+def taken(question: Question) -> tuple[Answer, ...]:
+    """An answer to every question: the first template, with what follows it if that is asked."""
+    return (Answer(next(a for a in question.alternatives if a.backend == "triton"), 1.0),)
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def taking(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any], str
         monkeypatch.setattr(choose, "gpu_configs", lambda product, gpu: [(template, config)])
         own = choose.choose_products
         monkeypatch.setattr(
-            stage, "choose_products", lambda units, program, ask, *rest: own(units, program, last, *rest)
+            stage, "choose_products", lambda units, program, ask, *rest: own(units, program, taken, *rest)
         )
         return torch.compile(fn, backend="gyrator", options={"cache": False})  # type: ignore[no-any-return]
 

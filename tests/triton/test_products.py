@@ -28,9 +28,9 @@ from tests.triton.harness import on_gpu, runner
 from tests.triton.worker import Worker
 
 
-def last(question: Question) -> tuple[Answer, ...]:
-    """An answer to every question: the last alternative, which is a template."""
-    return (Answer(question.alternatives[-1], 1.0),)
+def taken(question: Question) -> tuple[Answer, ...]:
+    """An answer to every question: the first template, with what follows it if that is asked."""
+    return (Answer(next(a for a in question.alternatives if a.backend == "triton"), 1.0),)
 
 
 def plan_of(program: Program, template: str, config: Config) -> Plan:
@@ -38,7 +38,7 @@ def plan_of(program: Program, template: str, config: Config) -> Plan:
     options = Options(check="every", max_autotune=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(choose, "gpu_configs", lambda product, gpu: [(template, config)])
-        return schedule(program, Session(options, torch.device("cuda")), Gpu(), ask=last).plan
+        return schedule(program, Session(options, torch.device("cuda")), Gpu(), ask=taken).plan
 
 
 def blocks(**more: int) -> Config:
@@ -180,7 +180,9 @@ def test_whole_programs_run_with_templates(
     """The wrapper gives a split kernel its memory, and frees operands after it."""
     monkeypatch.setattr(choose, "gpu_configs", lambda product, gpu: [("tiled", TEMPLATES["split as a tree"])])
     own = choose.choose_products
-    monkeypatch.setattr(stage, "choose_products", lambda units, program, ask, *rest: own(units, program, last, *rest))
+    monkeypatch.setattr(
+        stage, "choose_products", lambda units, program, ask, *rest: own(units, program, taken, *rest)
+    )
     emulator = Emulator(tmp_path, interpreter)
 
     def fn(x: Tensor, w: Tensor, b: Tensor) -> Tensor:

@@ -109,11 +109,7 @@ def metadata_key(value: Tensor) -> tuple[Any, ...]:
 
 def values_of(argument: Any) -> Any:
     """Nodes replaced by what their metadata says they hold."""
-    return mapped(argument, _value_of)
-
-
-def _value_of(item: Any) -> Any:
-    return item.meta["val"] if isinstance(item, Node) else item.value if isinstance(item, Held) else item
+    return mapped(argument, lambda i: i.meta["val"] if isinstance(i, Node) else i.value if isinstance(i, Held) else i)
 
 
 def mapped(argument: Any, leaf: Callable[[Any], Any]) -> Any:

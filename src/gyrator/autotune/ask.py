@@ -17,8 +17,11 @@ def asking(tuner: Tuner) -> Ask:
 
     def ask(question: Question) -> tuple[Answer, ...]:
         part = question.program
+        plain = max(question.alternatives, key=lambda a: len(a.units))  # nothing is fused with the product
         candidates = [
-            Candidate(a.name, a.backend, "", dict(a.parameters), partial(builder.start_units, part, a.units))
+            Candidate(
+                a.name, a.backend, "", dict(a.parameters), partial(builder.start_units, part, a.units), a is plain
+            )
             for a in question.alternatives
         ]
         dims = [n for i in part.inputs if i.value is not None for n in (*i.value.shape, *i.value.strides)]

@@ -11,13 +11,15 @@ Parameters: TypeAlias = "Mapping[str, str | int | bool]"
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One way to compute what a choice is about. ``backend`` is its family; ``key`` says what name and parameters do
-    not; ``start`` begins to build it and returns what waits for the folder of its wrapper."""
+    not; ``start`` begins to build it and returns what waits for the folder of its wrapper. The others must agree with
+    the results of that which is ``plain``, by default the first."""
 
     name: str
     backend: str
     key: str
     parameters: Parameters
     start: Callable[[], Callable[[], Path]]
+    plain: bool = False
 
 
 @dataclass(frozen=True, slots=True)

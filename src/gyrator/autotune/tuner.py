@@ -82,7 +82,7 @@ class Tuner:
                 return True, _ranked(candidates, recorded)
         except (CacheCorrupt, KeyError, TypeError):
             store.remove(key)
-        built = dict(_built(candidates, config.build_threads or os.cpu_count() or 1))
+        built = dict(_built(sorted(candidates, key=lambda c: not c.plain), config.build_threads or os.cpu_count() or 1))
         folders = {name: folder for name, folder in built.items() if isinstance(folder, Path)}
         found: dict[str, Json] = {name: folder for name, folder in built.items() if isinstance(folder, str)}
         try:

@@ -101,10 +101,6 @@ def _prims_div(b: Builder, out: Meta, x: Operand, y: Operand) -> TensorRef:
     return _div_mode(b, out, x, y, rounding_mode=None if out.dtype.is_floating_point else "trunc")
 
 
-def _relu(b: Builder, out: Meta, x: TensorRef) -> TensorRef:
-    return b.elementwise(out, (x,), lambda a: op("maximum", a, like(a, 0)))
-
-
 def _round_decimals(b: Builder, out: Meta, x: TensorRef, *, decimals: int = 0) -> TensorRef:
     if not out.dtype.is_floating_point:
         return b.copy(x, out)
@@ -300,7 +296,7 @@ LOWERINGS: Family = {
     **rows(_lerp, "lerp", "Tensor Scalar"),
     **rows(_where, "where", "self ScalarSelf ScalarOther Scalar"),
     aten.nextafter.default: _nextafter,
-    aten.relu.default: _relu,
+    aten.relu.default: lambda b, out, x: b.elementwise(out, (x,), lambda a: op("maximum", a, like(a, 0))),
     aten.round.decimals: _round_decimals,
     aten.signbit.default: _signbit,
     aten.polygamma.default: _polygamma,

@@ -79,10 +79,6 @@ class Resize:
         return op("div", number(self.old, torch.float32), number(self.new, torch.float32))
 
 
-def _ratio_up(a: Index, b: Index) -> Index:
-    return -((-a) // b)
-
-
 def _nearest(size: Resize, exact: bool) -> Line:
     """Each output is its source's."""
     times = _even(size)
@@ -94,7 +90,7 @@ def _nearest(size: Resize, exact: bool) -> Line:
         return op("where", op("eq", source, number(i, source.dtype)), given, like(given, 0))
 
     start: Callable[[Index], Index] = lambda i: (i * size.new) // size.old - 2  # noqa: E731
-    return Line(_ratio_up(size.new, size.old) + 4, start, share)
+    return Line(4 - (-size.new) // size.old, start, share)
 
 
 def _even(size: Resize) -> int | None:

@@ -48,16 +48,13 @@ def read_number(node: fx.Node, args: Sequence[object]) -> Expr:
     return found
 
 
-def _is_float(value: Number) -> bool:
-    return value.dtype.is_floating_point if isinstance(value, Expr) else isinstance(value, float)
-
-
 def _is_bool(value: Number) -> bool:
     return value.dtype == torch.bool if isinstance(value, Expr) else isinstance(value, bool)
 
 
 def _common(values: Sequence[Number]) -> torch.dtype:
-    return torch.float64 if any(_is_float(v) for v in values) else torch.int64
+    floats = (v.dtype.is_floating_point if isinstance(v, Expr) else isinstance(v, float) for v in values)
+    return torch.float64 if any(floats) else torch.int64
 
 
 def _same(name: str) -> Callable[[Sequence[Number]], Expr]:
