@@ -231,7 +231,6 @@ def test_a_large_copy_is_explained_as_near_the_machines_reach() -> None:
     (kernel,) = graph.record.kernels
     assert report.data.peaks is not None
     assert 0.7 < roofline(kernel, graph.kernel_seconds()[kernel.name], report.data.peaks) < 1.2
-    assert "of the roof" in report.html()
 
 
 def test_fusions_are_timed_on_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
