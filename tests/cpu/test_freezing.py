@@ -78,6 +78,22 @@ def test_the_table_of_a_layer_with_an_activation_has_the_template_and_the_librar
     assert "cpp_addmm_0" in table and "_linear_pointwise" in table
 
 
+def test_constants_are_computed_as_the_graph_says_whatever_autocast_says(options: dict[str, Any]) -> None:
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.randn(24, 8)), nn.Parameter(torch.randn(8, 24))
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", enabled=False):
+                return x @ (self.a @ self.b)
+
+    module, x = Product(), torch.randn(5, 24)
+    compiled = torch.compile(module, backend="gyrator", options=options)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(compiled(x), module(x))
+
+
 def test_a_changed_parameter_is_not_seen(options: dict[str, Any]) -> None:
     torch._dynamo.reset()
     net, x = Net(), torch.randint(0, 10, (3,))
