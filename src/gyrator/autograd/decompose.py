@@ -121,6 +121,7 @@ class _Pass:
             tensors: list[Node] = []
             key = target, _key(node.args, tensors), _key(node.kwargs, tensors)
             if key not in self._templates:
+                self._templates[key] = None  # a call that its own decomposition makes again stays whole
                 self._templates[key] = self._template(target, node)
             template = self._templates[key]
             if template is not None:

@@ -188,13 +188,13 @@ def _convolution_backward(g: Tensor, x: Tensor, *options: Any) -> tuple[Tensor |
 
 
 def _max_pool2d_backward(g: Tensor, x: Tensor, *options: Any) -> Tensor:
-    """max_pool2d_backward(g, x, …, where) with `where` in 16 or 32 bits, which is what is saved for it then."""
+    """max_pool2d_backward(g, x, …, where) with `where` through 16 or 32 bits, which is what is saved for it then."""
     *others, where = options
     height, width = x.shape[-2:]
-    if where.dtype != torch.int64 or type(height) is not int or type(width) is not int:
+    if type(height) is not int or type(width) is not int:
         return NotImplemented
-    narrow = torch.int16 if height * width <= 1 << 15 else torch.int32
-    return aten.max_pool2d_with_indices_backward.default(g, x, *others, where.to(narrow))
+    narrow = where.to(torch.int16 if height * width <= 1 << 15 else torch.int32)
+    return aten.max_pool2d_with_indices_backward.default(g, x, *others, narrow.to(torch.int64))
 
 
 def _bernoulli(x: Tensor, p: Tensor | float | None = None, generator: torch.Generator | None = None) -> Tensor:

@@ -13,7 +13,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 from gyrator.autograd import decomposition_table
 from gyrator.errors import InternalCheckError
-from tests.pure.autograd.harness import compiled, same_as_eager
+from tests.pure.autograd.harness import compiled, leaf, same_as_eager
 
 aten = torch.ops.aten
 
@@ -173,3 +173,15 @@ def test_views_without_a_lowering_are_decomposed() -> None:
         aten._unsafe_view.default, aten._reshape_alias.default,
     )  # fmt: skip
     assert decomposition_table(numerics="eager").keys() >= set(views)
+
+
+def test_positions_of_max_pooling_are_saved_in_16_bits_and_given_to_the_operator_in_64() -> None:
+    run, graphs = compiled(lambda x: F.max_pool2d(x.sin(), 2))
+    x, y = leaf(2, 3, 8, 8), leaf(2, 3, 8, 8)
+    with torch.no_grad():
+        y.copy_(x)
+    run(x).sum().backward()
+    F.max_pool2d(y.sin(), 2).sum().backward()
+    assert torch.equal(x.grad, y.grad)  # type: ignore[arg-type]
+    saved = [node.meta["val"].dtype for node in graphs.modules["backward"].graph.find_nodes(op="placeholder")]
+    assert torch.int16 in saved and torch.int64 not in saved
