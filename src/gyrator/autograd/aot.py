@@ -15,7 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 from gyrator import torch_compat
 from gyrator.autograd.channels_last import prefer_layouts
 from gyrator.autograd.decompose import decompose
-from gyrator.autograd.decompositions import DecompositionTable, decomposition_table
+from gyrator.autograd.decompositions import SAVED_NARROW, DecompositionTable, decomposition_table
 from gyrator.autograd.freeze import freeze
 from gyrator.autograd.function import Differentiable, Tangent, make_function
 from gyrator.autograd.inputs import Inputs, fake_inputs, overlapping
@@ -110,7 +110,7 @@ def aot_program(
         inputs = fake_inputs(gm, example_inputs)
         joint = trace(gm, inputs)
     with stage("decompose"):
-        build = decompose(joint.graph, table, joint.build)
+        build = decompose(joint.graph, {**SAVED_NARROW, **table}, joint.build)
         if channels_last:
             prefer_layouts(build)
         seed_recomputed(build)

@@ -261,7 +261,6 @@ def _foreach_table() -> dict[OpOverload, Decomposition]:
 _OURS: Mapping[OpOverload, Decomposition] = {
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
-    aten.max_pool2d_with_indices_backward.default: _max_pool2d_backward,
     **dict.fromkeys(list[Any](get_decompositions([aten.linspace])), _linspace),
     aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
     aten.silu.default: _silu,
@@ -269,6 +268,9 @@ _OURS: Mapping[OpOverload, Decomposition] = {
     aten.gelu.default: _gelu,
     aten.native_dropout_backward.default: _native_dropout_backward,
 }
+
+SAVED_NARROW: DecompositionTable = {aten.max_pool2d_with_indices_backward.default: _max_pool2d_backward}
+"""What is saved in fewer bits. Such an operator is part of its decomposition, which `decompose` alone can do."""
 
 _RANDOM: Mapping[OpOverload, Decomposition] = {
     aten.native_dropout.default: _native_dropout,
@@ -294,8 +296,7 @@ def decomposition_table(*, numerics: Numerics = "fast") -> dict[OpOverload, Deco
             "eager" leaves random ops whole, so that their values are eager's own under the same seed.
     """
     torchs: Mapping[Any, Decomposition] = get_decompositions(packets(_FROM_TORCH.split()))
-    table: dict[OpOverload, Decomposition] = dict(torchs)
-    table.update(_OURS)
+    table: dict[OpOverload, Decomposition] = {**torchs, **_OURS}
     table.update(_foreach_table())
     if numerics == "fast":
         table.update(_RANDOM)

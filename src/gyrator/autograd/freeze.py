@@ -59,8 +59,7 @@ def _computed(node: Node, known: Mapping[Node, Tensor]) -> Tensor | None:
     kwargs: Any = map_arg(node.kwargs, known.__getitem__)
     with torch.no_grad():
         value = op(*args, **kwargs)
-    same = isinstance(value, Tensor) and (value.dtype, value.stride()) == (made.dtype, made.stride())
-    return value if same else None
+    return value if isinstance(value, Tensor) and (value.dtype, value.stride()) == (made.dtype, made.stride()) else None
 
 
 def _is_view(node: Node) -> bool:
