@@ -180,9 +180,7 @@ def test_whole_programs_run_with_templates(
     """The wrapper gives a split kernel its memory, and frees operands after it."""
     monkeypatch.setattr(choose, "gpu_configs", lambda product, gpu: [("tiled", TEMPLATES["split as a tree"])])
     own = choose.choose_products
-    monkeypatch.setattr(
-        stage, "choose_products", lambda units, program, ask, *rest: own(units, program, taken, *rest)
-    )
+    monkeypatch.setattr(stage, "choose_products", lambda units, program, ask, *rest: own(units, program, taken, *rest))
     emulator = Emulator(tmp_path, interpreter)
 
     def fn(x: Tensor, w: Tensor, b: Tensor) -> Tensor:

@@ -56,6 +56,9 @@ def test_a_candidate_with_other_results_than_the_first_is_not_used(sandboxes: Sa
     first, near, far = measure(sandboxes, [folder_of(tmp_path, name, body) for name, body in bodies.items()])
     assert isinstance(first, float) and isinstance(near, float)
     assert far == "ValueError: its results are off by 100%"
+    exact = {"d": "return [args[0].int()]", "e": "return [args[0].int() * 3]"}
+    _, wrong = measure(sandboxes, [folder_of(tmp_path, name, body) for name, body in exact.items()])
+    assert wrong == "ValueError: its results are off by 200%"
 
 
 def test_a_hang_ends_after_the_time_out_even_if_it_ignores_sigterm(sandboxes: Sandboxes, tmp_path: Path) -> None:
