@@ -67,6 +67,7 @@ def test_logits_that_the_caller_sees_keep_their_strides(emulator: Emulator) -> N
     logits, total = torch.compile(both, backend=emulator.backend)(*args)
     torch.testing.assert_close((logits, total), both(*args))
     assert logits.stride() == (WORDS, 1) and steps(emulator, 0) == {WORDS, 36}
+    assert all(kernel.origins for kernel in emulator.printed[0].plan.kernels)  # the copy too
 
 
 def test_what_only_kernels_read_is_padded_on_demand(emulator: Emulator) -> None:

@@ -139,6 +139,19 @@ def test_a_dump_holds_all_that_its_wrapper_loads(process: Process, tmp_path: Pat
         assert any("runtime.gpu_kernel" in wrapper.read_text() for wrapper in path.parent.glob("*_wrapper.py"))
 
 
+def test_a_dump_names_the_launch_of_nests_that_share_one(process: Process, tmp_path: Path) -> None:
+    class Both(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return x[:3] * 2, x[3:] * 2
+
+    config = Config(cuda_capability=90, cache_dir=tmp_path / "cache", dump=tmp_path / "dump")
+    (session, *_) = compiled(config, process, Both(), torch.randn(10, 48))
+    assert session.counters[Count.FOREACH] == 1
+    (grouped,) = (tmp_path / "dump").rglob("*nests_after_fusion.txt")
+    names = re.findall(r"^kernel (.*)$", grouped.read_text(), re.MULTILINE)
+    assert len(names) == 2 and len(set(names)) == 1 and names[0].startswith("foreach")
+
+
 def test_no_cpp_compiler_is_needed(process: Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(config: Config) -> None:
         raise ToolchainMissing("a C++ compiler", "none here")

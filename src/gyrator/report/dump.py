@@ -24,7 +24,7 @@ from gyrator.report.diagram import diagram
 from gyrator.report.record import GraphRecord
 from gyrator.runtime.gpu_kernels import DESCRIPTION
 from gyrator.runtime.load import WRAPPER
-from gyrator.schedule.memory import unit_nodes
+from gyrator.schedule.memory import unit_defines, unit_nodes
 from gyrator.schedule.plan import Allocate, Call, Copy, Free, InPlace, Launch, Plan, Step
 from gyrator.schedule.stage import Scheduled
 from gyrator.session import DumpWriter
@@ -170,7 +170,8 @@ def _number(size: int | torch.SymInt | torch.SymFloat | torch.SymBool) -> int | 
 # -- nests and plans -----------------------------------------------------------------------------------------
 def groups_text(scheduled: Scheduled) -> str:
     """The program's nests by the kernel that they became part of, with the user's lines."""
-    launches = iter([step.kernel for step in scheduled.plan.steps if isinstance(step, Launch)])
+    launches = [step for step in scheduled.plan.steps if isinstance(step, Launch)]
+    kernels = {value: step.kernel for step in reversed(launches) for value in step.args}  # the first writes it
     parts = []
     for unit in scheduled.units:
         if isinstance(unit, Extern):
@@ -179,7 +180,8 @@ def groups_text(scheduled: Scheduled) -> str:
         else:
             nodes = unit_nodes(unit)
             texts = "\n".join("\n".join([*_comments(node.origins), node_text(node)]) for node in nodes)
-            parts.append(f"kernel {next(launches)}\n{indent(texts, '  ')}")
+            name = next((kernels[value] for value in unit_defines(unit) if value in kernels), "of several")
+            parts.append(f"kernel {name}\n{indent(texts, '  ')}")
     return "\n\n".join(parts)
 
 

@@ -14,6 +14,7 @@ import torch
 from gyrator.ir.expr import Const, Expr, IndexValue, Load, Masked, Op, Value
 from gyrator.ir.index import ONE, ZERO, Axis, Index, const, contiguous_strides, product
 from gyrator.ir.program import Extern, Nest, Node, Pointwise, Program, Scatter, View, defines, shown_values, views
+from gyrator.origin import Origins
 from gyrator.schedule.pad import ROW_BYTES, copied
 from gyrator.schedule.simplify import rewrite_root
 from gyrator.schedule.volume import volume
@@ -84,7 +85,7 @@ def widen_products(program: Program, counters: Counters) -> Program:
             nodes += _call(node, products[node], wide)
         else:
             nodes.append(node)
-        nodes += [copied(v, wide.values[v]) for v in defines(node) if v in wide.values and v in shown]
+        nodes += [copied(v, wide.values[v], node.origins) for v in defines(node) if v in wide.values and v in shown]
     counters.add(Count.PADDED_STRIDES, len(wide.values) + len(wide.copies))
     return replace(program, nodes=tuple(nodes))
 
@@ -220,12 +221,12 @@ def _call(node: Extern, p: _Product, wide: _Wide) -> Iterator[Node]:
         else:
             rows, columns = (shape[1], shape[0]) if matrix.transposed else shape
             new = (rows, columns) if len(value.shape) == 2 else (*value.shape[:-1], columns)
-            yield from _copy(matrix.view.value, new, wide)
+            yield from _copy(matrix.view.value, new, wide, node.origins)
             args.append(matrix.of(wide.copies[matrix.view.value, new], shape))
     bias = _vector(node.args[0]) if len(node.args) == 3 else None
     before: list[object] = list(node.args[:-2])
     if bias is not None and bias.shape != (p.shape[1],):
-        yield from _copy(bias.value, (p.shape[1],), wide)
+        yield from _copy(bias.value, (p.shape[1],), wide, node.origins)
         long = wide.copies[bias.value, (p.shape[1],)]
         before = [replace(bias, value=long, shape=long.shape)]
     (out,) = node.out
@@ -233,11 +234,11 @@ def _call(node: Extern, p: _Product, wide: _Wide) -> Iterator[Node]:
     yield replace(node, out=(wide.values[out],), args=(*before, *args))  # type: ignore[arg-type]
 
 
-def _copy(value: Value, shape: tuple[Index, ...], wide: _Wide) -> Iterator[Nest]:
+def _copy(value: Value, shape: tuple[Index, ...], wide: _Wide, origins: Origins) -> Iterator[Nest]:
     """A copy of ``value`` with zeros up to ``shape``, unless there is one."""
     if (value, shape) in wide.copies:
         return
     wide.copies[value, shape] = _resized(value, shape, f"filled{len(wide.copies)}")
-    plain = copied(value, wide.values.get(value, value))
+    plain = copied(value, wide.values.get(value, value), origins)
     assert isinstance(plain.root, Pointwise)
     yield _filled(plain, plain.root.body, wide.copies[value, shape])

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from gyrator.ir.expr import Expr, Load, Value
 from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides
 from gyrator.ir.program import Extern, Nest, Node, Pointwise, Program, Scatter, View, defines, shown_values, uses, views
+from gyrator.origin import Origins
 from gyrator.schedule.simplify import rewrite_root
 from gyrator.schedule.volume import volume
 from gyrator.session import Count, Counters
@@ -70,11 +71,10 @@ def pad_rows(program: Program, counters: Counters, *, everywhere: bool = False) 
         return program
     counters.add(Count.PADDED_STRIDES, len(found))
     shown = shown_values(program)
-    copies = {value: copied(value, padding.value) for value, padding in found.items() if value in shown}
     nodes: list[Node] = []
     for node in program.nodes:
         nodes.append(_renamed(node, found))
-        nodes += [copies[v] for v in defines(node) if v in copies]
+        nodes += [copied(v, found[v].value, node.origins) for v in defines(node) if v in found and v in shown]
     return replace(program, nodes=tuple(nodes))
 
 
@@ -128,10 +128,10 @@ def _is_product(node: Node | None) -> bool:
     return isinstance(node, Extern) and node.op in MATRICES
 
 
-def copied(value: Value, padded: Value) -> Nest:
+def copied(value: Value, padded: Value, origins: Origins) -> Nest:
     """``value[i, j] = padded[i, j]``"""
     axes = tuple(Axis(f"i{k}", extent) for k, extent in enumerate(value.shape))
-    return Nest((value,), axes, Pointwise(Load(padded, tuple(axis.index() for axis in axes))))
+    return Nest((value,), axes, Pointwise(Load(padded, tuple(axis.index() for axis in axes))), origins)
 
 
 def _renamed(node: Node, found: Mapping[Value, _Padding]) -> Node:
