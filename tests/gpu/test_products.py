@@ -18,7 +18,7 @@ from gyrator.schedule.gpu_gemm import gpu_configs
 from gyrator.schedule.products import Answer, Product, Question
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-SPLIT = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 256, "GROUP_M": 8, "ALLOW_TF32": 0, "SPLIT_K": 16, "FAN": 4}
+SPLIT = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 256, "GROUP_M": 8, "ALLOW_TF32": 0, "SPLIT_K": 16, "SHARE": 1}
 
 
 def taken(question: Question) -> tuple[Answer, ...]:
@@ -114,7 +114,7 @@ def test_operands_that_are_not_aligned_need_no_descriptors(taking: Any) -> None:
 
 
 def test_partial_sums_are_added_in_the_same_order_in_every_run(taking: Any) -> None:
-    function = taking(mm, "tiled", Config(tuple((SPLIT | {"SLICES": 4}).items()), 4, 2))
+    function = taking(mm, "tiled", Config(tuple(SPLIT.items()), 4, 2))
     x, w = random(32, 8192), random(8192, 32)
     first = function(x, w)
     assert all(torch.equal(function(x, w), first) for _ in range(50))

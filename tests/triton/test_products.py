@@ -50,9 +50,8 @@ def blocks(**more: int) -> Config:
 TEMPLATES = {
     "tiled": blocks(),
     "persistent": blocks(PROGRAMS=2),
-    "split": blocks(SPLIT_K=3, FAN=4),
-    "split in slices": blocks(BLOCK_K=32, SPLIT_K=2, FAN=2, SLICES=2),
-    "split as a tree": blocks(SPLIT_K=5, FAN=2),
+    "split": blocks(SPLIT_K=3, SHARE=8),
+    "split to single rows": blocks(SPLIT_K=17, SHARE=1),
 }
 
 
@@ -111,7 +110,7 @@ def test_templates_compute_what_eager_computes(template: str, interpreter: Worke
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("template", ["tiled", "split in slices"])
+@pytest.mark.parametrize("template", ["tiled", "split"])
 def test_sums_are_in_float32(template: str, dtype: torch.dtype, interpreter: Worker) -> None:
     args = [random(5, 300, dtype=dtype), random(300, 37, dtype=dtype), random(5, 37, dtype=dtype)]
     check(scaled_addmm, args, TEMPLATES[template], interpreter)
@@ -146,12 +145,11 @@ def bias_gelu(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 
 
 LARGE = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "GROUP_M": 8}
-TINY = {"BLOCK_M": 16, "BLOCK_N": 16, "GROUP_M": 8}
 COMPILED = {
     "tiled": ("tiled", blocks(**LARGE), 8, 3),
     "described": ("described", blocks(**LARGE, PROGRAMS=132), 8, 4),
-    "split in slices": ("tiled", blocks(**TINY, BLOCK_K=1024, SPLIT_K=28, FAN=32, SLICES=8), 8, 1),
-    "split as a tree": ("tiled", blocks(**TINY, BLOCK_K=256, SPLIT_K=112, FAN=16, SLICES=4), 4, 3),
+    "split": ("tiled", blocks(BLOCK_K=128, SPLIT_K=32, SHARE=1), 4, 1),
+    "split to single rows": ("tiled", blocks(BLOCK_M=32, BLOCK_N=32, BLOCK_K=64, SPLIT_K=112, SHARE=1), 4, 4),
 }
 
 
@@ -163,8 +161,8 @@ def test_templates_compile_without_spilling(name: str, compiler: Worker) -> None
     m, k, n = (32, 28672, 32) if split else (4096, 1024, 4096)
     plan = plan_of(on_gpu(lowered(bias_gelu, half(m, k), half(k, n), half(n)).program), template, config)
     (kernel,) = (print_triton(kernel) for kernel in plan.kernels)
-    if split:  # the last program of a tile alone loads and computes what follows
-        before, _, after = kernel.source.partition("if done:")
+    if split:  # the programs that sum a tile's rows alone load and compute what follows
+        before, _, after = kernel.source.partition("if part < BLOCK_M // SHARE:")
         assert "tl.load" not in before and after.count("tl.load") == 1
     built = compiler.compile(kernel, config, 90)
     assert built.spills == 0 and built.shared <= Gpu().shared_bytes
@@ -178,7 +176,7 @@ def test_whole_programs_run_with_templates(
     interpreter: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wrapper gives a split kernel its memory, and frees operands after it."""
-    monkeypatch.setattr(choose, "gpu_configs", lambda product, gpu: [("tiled", TEMPLATES["split as a tree"])])
+    monkeypatch.setattr(choose, "gpu_configs", lambda product, gpu: [("tiled", TEMPLATES["split to single rows"])])
     own = choose.choose_products
     monkeypatch.setattr(stage, "choose_products", lambda units, program, ask, *rest: own(units, program, taken, *rest))
     emulator = Emulator(tmp_path, interpreter)

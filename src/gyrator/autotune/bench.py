@@ -7,6 +7,7 @@ import gc
 import json
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,6 +15,7 @@ from typing import Any, TypeAlias
 import torch
 
 from gyrator.cache.store import Store
+from gyrator.runtime.cuda_graphs import record_on_gpu
 from gyrator.runtime.gpu_kernels import GpuKernels
 from gyrator.runtime.load import WRAPPER, Runtime, names_of
 from gyrator.runtime.pool import Pool
@@ -74,7 +76,8 @@ def load(folder: Path, device: str, store: Path, given: list[Any], wanted: list[
         return batch
     try:
         count = max(1, min(MOST_RECORDED, int(BATCH_MS / once)))
-        _, recorded = _repeated(_recorded(lambda: bound(list(given)), count), True)
+        replay, _ = record_on_gpu(lambda: deque((bound(list(given)) for _ in range(count)), maxlen=0))
+        _, recorded = _repeated(replay, True)
     except RuntimeError:
         torch.cuda.synchronize()
         return batch
@@ -106,20 +109,6 @@ def _repeated(call: Call, on_gpu: bool) -> tuple[float, Batch]:
     once = batch(1)
     count = max(1, min(MOST_CALLS, int(BATCH_MS / once)))
     return once, lambda: batch(count)
-
-
-def _recorded(call: Call, count: int) -> Call:
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(torch.cuda.Stream()):
-        call()
-        torch.cuda.synchronize()
-        graph.capture_begin()
-        try:
-            for _ in range(count):
-                call()
-        finally:
-            graph.capture_end()
-    return graph.replay
 
 
 def _broken() -> bool:

@@ -24,7 +24,7 @@ import torch
 
 from gyrator.codegen.python_text import Names
 from gyrator.codegen.texts import WIDTH, origin_comments
-from gyrator.codegen.triton_expr import Axes, Block, Expressions, Key, Term, grid_loops
+from gyrator.codegen.triton_expr import Axes, Block, Expressions, Term, grid_loops
 from gyrator.codegen.triton_foreach import Part, side_by_side
 from gyrator.codegen.triton_names import literal, type_name, working
 from gyrator.codegen.triton_source import GridAxis, Parameter, Pointer, SizeArgument, TritonKernel, Workspace
@@ -51,8 +51,8 @@ from gyrator.ir.tree import (
 from gyrator.schedule.canonical import stem_of
 
 _RESERVED = (
-    *("tl", "triton", "rt", "gemm", "libdevice", "float", "pid", "old", "new", "n", "first", "here", "acc", "done"),
-    *("last", "part", "tile", "row_tile", "column_tile", "lefts", "rights", "space", "counters"),
+    *("tl", "triton", "rt", "gemm", "libdevice", "float", "pid", "old", "new", "n", "first", "here", "acc"),
+    *("last", "part", "tile", "row_tile", "column_tile", "lefts", "rights", "space", "counters", "ticket", "shared"),
 )
 _LIBRARY = re.compile(r"\b([a-z]+)\.")
 _ATOMICS = {"add": "atomic_add", "max": "atomic_max", "min": "atomic_min"}
@@ -122,16 +122,15 @@ def print_triton(kernel: Kernel, *, descriptors: bool = True) -> TritonKernel:
 
 
 def _workspaces(kernel: Kernel) -> Iterator[Workspace]:
-    """Memory for partial sums of tiles, and for counters of those that are there."""
+    """Memory for partial sums of tiles, and for a counter for each of those that are there."""
     tiling = kernel.tiling
     blocks = dict(tiling.configs[0].blocks) if tiling is not None else {}
     if tiling is None or "SPLIT_K" not in blocks:
         return
     sizes = {tile.axis: blocks[tile.block] for tile in tiling.tiles}
     counts = [(loop.axis.extent - 1) // sizes.get(loop.axis, 1) + 1 for loop in grid_loops(kernel)]
-    groups = -(-blocks["SPLIT_K"] // blocks["FAN"])
-    yield Workspace("space", product(counts) * ((blocks["SPLIT_K"] + groups) * prod(sizes.values()) * 4), zeroed=False)
-    yield Workspace("counters", product(counts) * ((groups + 1) * 4), zeroed=True)
+    yield Workspace("space", product(counts) * (blocks["SPLIT_K"] * prod(sizes.values()) * 4), zeroed=False)
+    yield Workspace("counters", product(counts) * 4, zeroed=True)
 
 
 def _print_foreach(kernel: Kernel, tiling: Tiling) -> TritonKernel:
@@ -251,11 +250,10 @@ class Printer(Expressions):
     # -- templates -----------------------------------------------------------------------------------------
     def _template(self, contract: Contract, rest: Sequence[Loop | Stage], axes: list[GridAxis]) -> tuple[GridAxis, ...]:
         """The tile of a program, the call that fills it, and what follows: in a loop where a program has several
-        tiles (``PROGRAMS``), where it is the last of a tile's where it has a part of one (``SPLIT_K``)."""
+        tiles (``PROGRAMS``), for some of its rows where it has a part of one (``SPLIT_K``)."""
         blocks = dict(self.tiling.configs[0].blocks)
         self.program += ".to(tl.int64)" if self.tiling.wide else ""
         counts = [f"tl.cdiv({self.index(a.extent).text}, {self.tile_of[a].block})" for a in _sides(contract)]
-        tiles = " * ".join([*(self.index(axis.extent).operand for axis in contract.batch), *counts])
         self.described = self.descriptors and contract.template == "described"
         if self.described:
             for name, view, sizes in (("lefts", contract.left, "M K"), ("rights", contract.right, "K N")):
@@ -263,6 +261,7 @@ class Printer(Expressions):
                 sides += [f"BLOCK_{side}" for side in sizes.split()]
                 self.emit(f"{name} = gemm.describe({self._window(contract, view)}, {', '.join(sides)})")
         if "PROGRAMS" in blocks:
+            tiles = " * ".join([*(self.index(axis.extent).operand for axis in contract.batch), *counts])
             head = f"for pid in tl.range({self.program}, {tiles}, PROGRAMS, flatten=True):"
             self._indented(head, lambda: self._tile(contract, counts, rest))
             return (GridAxis(as_index(blocks["PROGRAMS"])),)
@@ -273,18 +272,28 @@ class Printer(Expressions):
         self.emit("part = pid % SPLIT_K")
         self.emit("pid = pid // SPLIT_K")
         self._tile(contract, counts, ())
-        self.emit(f"acc, done = gemm.combined(acc, space, counters, pid, {tiles}, part, SPLIT_K, FAN)")
-
-        def finish() -> None:  # here alone, so that the other programs load and compute nothing more
-            keys: tuple[Key, ...] = (*contract.batch, *_sides(contract), contract.name)
-            for key in keys:
-                term = self.find(key)
-                assert term is not None
-                self.bind(key, replace(term, depth=self.block.depth))
-            self.body(rest)
-
-        self._indented("if done:", finish)
+        self.emit("ticket = gemm.arrive(acc, space, counters, pid, part, SPLIT_K)")
+        self._indented("if part < BLOCK_M // SHARE:", lambda: self._share(contract, rest))
         return (*axes, GridAxis(as_index(blocks["SPLIT_K"])))
+
+    def _share(self, contract: Contract, rest: Sequence[Loop | Stage]) -> None:
+        """What follows for rows of the tile whose parts this program sums; here alone, so that the other programs load
+        and compute nothing more."""
+        for key in (*contract.batch, contract.column):
+            term = self.find(key)
+            assert term is not None
+            self.bind(key, replace(term, depth=self.block.depth))
+        self.emit("gemm.wait(counters, pid, ticket)")
+        self.emit("shared = gemm.gathered(space, pid, part, acc.dtype, BLOCK_M, BLOCK_N, SPLIT_K, SHARE)")
+        self.bind(contract.name, Term("shared", self.block.depth, frozenset(_sides(contract)), name=True))
+        row = contract.row
+        self.tile_of[row] = replace(self.tile_of[row], block="SHARE")
+        lanes = f"row_tile * BLOCK_M + part * SHARE + {self.spread('tl.arange(0, SHARE)', row)}"
+        name = self.named(Term(lanes, self.block.depth, frozenset((row,))), row.name, row).text
+        if row in self.bounds:
+            ok = Term(f"{name} < {self.index(row.extent).text}", self.block.depth, frozenset((row,)))
+            self.bounds[row] = self.named(ok, f"{name}_ok")
+        self.body(rest)
 
     def _indented(self, head: str, inside: Callable[[], None]) -> None:
         """``head``, and in its block what ``inside`` prints."""
@@ -338,8 +347,7 @@ class Printer(Expressions):
             reach = ("first", "last", "BLOCK_K * SPLIT_K")
         even = [str(axis not in self.bounds) for axis in _sides(contract)]
         even.append(f"{k.operand} % ({reach[2]}) == 0" if left.shape[-1].value is not None else "False")
-        name, more = ("sliced", ["SLICES"]) if "SLICES" in blocks else ("tiled", [])
-        return [name, *args, *reach[:2], *even, "BLOCK_K", "ALLOW_TF32", *more]
+        return ["tiled", *args, *reach[:2], *even, "BLOCK_K", "ALLOW_TF32"]
 
     def _bound(self, axis: Axis, extent: str) -> None:
         """Name the condition that a tile is within ``axis``, unless every block size divides the extent."""

@@ -52,7 +52,8 @@ class SizeArgument:
 class Workspace:
     """Memory of the launch's own: ``nbytes`` over the size symbols, large enough for every config.
 
-    If ``zeroed``, it is 0 before each launch, and each launch leaves it so.
+    If ``zeroed``, it is for counters that are 0 at first, of which a launch changes the sign or nothing: programs use
+    it to wait for each other, and so run at the same time.
     """
 
     name: str

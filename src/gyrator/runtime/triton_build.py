@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from gyrator.cache.store import Json, Store, digest
-from gyrator.codegen.triton_source import OPTIONS, SizeArgument, TritonKernel
+from gyrator.codegen.triton_source import OPTIONS, SizeArgument, TritonKernel, Workspace
 from gyrator.config import Config
 from gyrator.errors import DeviceUnsupported, KernelBuildError, ToolchainMissing
 from gyrator.optional import available
@@ -94,13 +94,14 @@ def request_for(kernel: TritonKernel, config: int, aligned: frozenset[int], capa
     """
     written, chosen = kernel.variants[config]
     options = {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
+    together = any(isinstance(p, Workspace) and p.zeroed for p in kernel.params)  # its programs wait for each other
     return {
         "source": written.source,
         "function": kernel.name,
         "signature": kernel.signature(chosen),
         "constants": dict(chosen.blocks),
         "aligned": sorted(aligned),
-        "options": {**OPTIONS, **options, "debug": kernel.asserts},
+        "options": {**OPTIONS, **options, "debug": kernel.asserts, "launch_cooperative_grid": together},
         "capability": capability,
     }
 

@@ -6,7 +6,8 @@ RESERVE = 1 << 16
 
 
 class Workspaces:
-    """Gives memory for one launch: any, or such that is 0 and that the launch leaves so.
+    """Gives memory for one launch: any, or such that is 0 at first, of which launches leave all bits as they were but
+    for signs.
 
     Launches on one stream share the latter. One that is recorded has its own, as recordings may be replayed on several
     streams at once; it comes from a reserve that was zeroed before, so that zeroing is not recorded.

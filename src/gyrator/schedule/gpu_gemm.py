@@ -31,14 +31,10 @@ _DESCRIBED = (
 )  # fmt: skip
 """Likewise, of persistent programs that load by descriptors of tensors."""
 _SPLIT = (
-    (16, 16, 256, 4, 1, 4, 1), (16, 16, 512, 4, 3, 4, 1), (16, 16, 512, 4, 5, 4, 1), (16, 16, 1024, 8, 3, 8, 1),
-    (16, 16, 256, 4, 5, 4, 2), (16, 32, 512, 4, 3, 4, 1), (16, 32, 512, 4, 5, 4, 1), (32, 32, 512, 4, 3, 4, 1),
-    (16, 128, 256, 4, 4, 0, 1), (64, 64, 128, 4, 4, 0, 1), (64, 128, 128, 4, 4, 0, 1), (128, 128, 128, 8, 3, 0, 1),
+    (16, 16, 128, 2, 4), (16, 16, 256, 4, 1), (16, 16, 256, 4, 4), (16, 32, 256, 4, 2), (32, 32, 128, 4, 4),
+    (32, 32, 256, 4, 4), (16, 128, 256, 4, 4), (64, 64, 128, 4, 4), (64, 128, 128, 4, 4), (128, 128, 128, 8, 3),
 )  # fmt: skip
-"""Likewise, of programs that sum a part of k each; last the slices of a block that warps sum on their own, and how
-many programs a processor has."""
-_FEW = 1 << 14
-"""Numbers that one program adds up at the end; of more it makes a tree."""
+"""Likewise, of programs that sum a part of k each: all run at the same time, as they wait for each other."""
 
 
 def gpu_configs(product: Product, gpu: Gpu) -> Iterator[tuple[str, Config]]:
@@ -67,14 +63,13 @@ def gpu_configs(product: Product, gpu: Gpu) -> Iterator[tuple[str, Config]]:
     if item == 2 and not batch and gpu.arch >= (9, 0) and all(map(_describable, (product.left, product.right))):
         found = [s for s in best(_DESCRIBED, MOST_DESCRIBED) if tiles(s) >= gpu.processors]
         yield from (("described", config(s, PROGRAMS=gpu.processors)) for s in found)
-    for s in [s for s in _SPLIT if s in best(_SPLIT, len(_SPLIT))]:
-        *_, slices, several = s
+    for s in best(_SPLIT, len(_SPLIT)) if all(n.value is not None for n in product.out.shape) else ():
         step = max(s[2] // item, 16)
-        length = -(-max(k // max(several * gpu.processors // tiles(s), 1), 1) // step) * step
+        length = -(-max(k // max(gpu.processors // tiles(s), 1), 1) // step) * step
         parts = -(-k // length)
-        if parts > 1 and (slices == 0 or step // slices >= 16):
-            power = (parts - 1).bit_length() if parts * s[0] * s[1] <= _FEW else (parts.bit_length() + 1) // 2
-            yield "tiled", config(s, SPLIT_K=parts, FAN=1 << power, **({"SLICES": slices} if slices else {}))
+        if parts > 1:
+            share = s[0] >> min(parts.bit_length() - 1, s[0].bit_length() - 1)
+            yield "tiled", config(s, SPLIT_K=parts, SHARE=share)
 
 
 def _describable(view: View) -> bool:

@@ -86,41 +86,6 @@ def described(
 
 # -- split along k -------------------------------------------------------------------------------------------
 @triton.jit
-def sliced(
-    left, right, row, column, m, n, k, left_m, left_k, right_k, right_n, first, last,
-    EVEN_M: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, BLOCK_K: tl.constexpr, ALLOW_TF32: tl.constexpr,
-    SLICES: tl.constexpr,
-):  # fmt: skip
-    """As :func:`tiled`; each warp sums a slice of every block along k, since a small tile has work for one warp."""
-    BLOCK_M: tl.constexpr = row.shape[0]
-    BLOCK_N: tl.constexpr = column.shape[1]
-    SLICE: tl.constexpr = BLOCK_K // SLICES
-    TYPE: tl.constexpr = tl.int32 if left.dtype.element_ty.is_int() else tl.float32
-    PRECISION: tl.constexpr = "tf32" if ALLOW_TF32 else "ieee"
-    if not EVEN_M:
-        row = row % m
-    if not EVEN_N:
-        column = column % n
-    start_of = tl.arange(0, SLICES)[:, None, None] * SLICE
-    across = start_of + tl.arange(0, SLICE)[None, None, :]
-    down = start_of + tl.arange(0, SLICE)[None, :, None]
-    lefts = left + (row[None, :, :] * left_m + (first + across) * left_k)
-    rights = right + ((first + down) * right_k + column[None, :, :] * right_n)
-    total = tl.zeros((SLICES, BLOCK_M, BLOCK_N), TYPE)
-    for start in range(first, last, BLOCK_K):
-        if EVEN_K:
-            a = tl.load(lefts)
-            b = tl.load(rights)
-        else:
-            a = tl.load(lefts, across < last - start, 0)
-            b = tl.load(rights, down < last - start, 0)
-        total = tl.dot(a, b, total, input_precision=PRECISION, out_dtype=TYPE)
-        lefts += BLOCK_K * left_k
-        rights += BLOCK_K * right_k
-    return tl.sum(total, 0)
-
-
-@triton.jit
 def part_of(k, part, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr):
     """Where one of ``SPLIT_K`` parts of k begins and ends; all but the last have equally many whole blocks."""
     length = tl.cdiv(k, BLOCK_K * SPLIT_K) * BLOCK_K
@@ -128,53 +93,51 @@ def part_of(k, part, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr):
 
 
 @triton.jit
-def gathered(space, count, ROWS: tl.constexpr, COLUMNS: tl.constexpr, MOST: tl.constexpr):
-    """The sum of ``count`` tiles that lie in a row, always in the same order."""
-    AREA: tl.constexpr = ROWS * COLUMNS
-    AT_ONCE: tl.constexpr = max(1, min(MOST, 8192 // AREA))
-    part = tl.arange(0, AT_ONCE)[:, None]
-    at = tl.arange(0, AREA)[None, :]
-    total = tl.zeros((AREA,), space.dtype.element_ty)
-    for first in tl.static_range(0, MOST, AT_ONCE):
-        parts = tl.load(space + (first + part) * AREA + at, first + part < count, 0, cache_modifier=".cg")
-        total += tl.sum(parts, 0)
-    return tl.reshape(total, (ROWS, COLUMNS))
+def acquired(counter):
+    """What a counter says; what others stored before they changed it can be read from then on."""
+    return tl.inline_asm_elementwise(
+        "ld.acquire.gpu.global.u32 $0, [$1];", "=r,l", [counter], dtype=tl.int32, is_pure=False, pack=1
+    )
 
 
 @triton.jit
-def arrive(space, counter, total, count):
-    """Store a tile, and tell whether it was the last of ``count``; the counter is 0 again then."""
-    ROWS: tl.constexpr = total.shape[0]
-    COLUMNS: tl.constexpr = total.shape[1]
-    tl.store(space + tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :], total)
-    tl.debug_barrier()
-    last = tl.atomic_add(counter, 1, sem="acq_rel") == count - 1
-    if last:
-        tl.store(counter, 0)
-    return last
+def arrive(total, space, counters, tile, part, SPLIT_K: tl.constexpr):
+    """Store the total of a part, and count it: the ticket to wait with for the other parts of the tile.
 
-
-@triton.jit
-def combined(total, space, counters, tile, tiles, part, SPLIT_K: tl.constexpr, FAN: tl.constexpr):
-    """The sum of the totals of ``SPLIT_K`` programs, in the one that comes last, and whether this is it.
-
-    Each ``FAN`` of them are summed by their last one first. ``counters`` has, for each tile, one for each such group
-    and one for all; ``space`` room for their totals, those of the groups after the others.
+    Each tile has a counter. Together its programs add 2**31, so that its sign changes when the last one is there, and
+    all else is as before.
     """
     ROWS: tl.constexpr = total.shape[0]
     COLUMNS: tl.constexpr = total.shape[1]
-    GROUPS: tl.constexpr = (SPLIT_K + FAN - 1) // FAN
-    space = space.to(tl.pointer_type(total.dtype), bitcast=True)
-    counter = counters.to(tl.pointer_type(tl.int32), bitcast=True) + tile * (GROUPS + 1)
-    group = part // FAN
-    count = tl.minimum(SPLIT_K - group * FAN, FAN)
-    here = space + (tile * SPLIT_K + group * FAN) * (ROWS * COLUMNS)
-    done = arrive(here + part % FAN * (ROWS * COLUMNS), counter + group, total, count)
-    if done:
-        total = gathered(here, count, ROWS, COLUMNS, FAN)
-        if GROUPS > 1:
-            here = space + (tiles * SPLIT_K + tile * GROUPS) * (ROWS * COLUMNS)
-            done = arrive(here + group * (ROWS * COLUMNS), counter + GROUPS, total, GROUPS)
-            if done:
-                total = gathered(here, GROUPS, ROWS, COLUMNS, triton.next_power_of_2(GROUPS))
-    return total, done
+    here = space.to(tl.pointer_type(total.dtype), bitcast=True) + (tile * SPLIT_K + part) * (ROWS * COLUMNS)
+    tl.store(here + tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :], total)
+    tl.debug_barrier()
+    counter = counters.to(tl.pointer_type(tl.int32), bitcast=True) + tile
+    return tl.atomic_add(counter, tl.where(part == 0, 2147483647 - SPLIT_K + 2, 1), sem="acq_rel")
+
+
+@triton.jit
+def wait(counters, tile, ticket):
+    """Until all parts of the tile are there: its programs must run at the same time."""
+    counter = counters.to(tl.pointer_type(tl.int32), bitcast=True) + tile
+    while (acquired(counter) ^ ticket) >= 0:
+        pass
+
+
+@triton.jit
+def gathered(
+    space, tile, part, TYPE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    SPLIT_K: tl.constexpr, SHARE: tl.constexpr,
+):  # fmt: skip
+    """The sums of ``SHARE`` rows over all parts of a tile, always in the same order; ``part`` says which rows."""
+    AREA: tl.constexpr = SHARE * COLUMNS
+    MOST: tl.constexpr = triton.next_power_of_2(SPLIT_K)
+    AT_ONCE: tl.constexpr = max(1, min(MOST, 8192 // AREA))
+    parts = tl.arange(0, AT_ONCE)[:, None]
+    space = space.to(tl.pointer_type(TYPE), bitcast=True) + tile * SPLIT_K * (ROWS * COLUMNS)
+    at = part * AREA + tl.arange(0, AREA)[None, :]
+    total = tl.zeros((AREA,), TYPE)
+    for first in tl.static_range(0, MOST, AT_ONCE):
+        there = first + parts < SPLIT_K
+        total += tl.sum(tl.load(space + (first + parts) * (ROWS * COLUMNS) + at, there, 0, cache_modifier=".cg"), 0)
+    return tl.reshape(total, (SHARE, COLUMNS))
