@@ -94,7 +94,7 @@ def compile_program(
             fw_compiler=compiler,
             partition_fn=partition,
             decompositions=decomposition_table(numerics="eager" if config.numerics == "eager" else "fast"),
-            channels_last=config.channels_last == "on" or (config.channels_last == "auto" and device.type == "cuda"),
+            channels_last={"on": True, "off": False}.get(config.channels_last, device.type == "cuda" or None),
             frozen=config.freezing,
             stage=program.stage,
         )

@@ -99,16 +99,22 @@ def test_symbolic_sizes(backend: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("x", "option", "found"),
-    [(IMAGE, "on", True), (IMAGE, "off", False), (IMAGE[:1, :, :5, :5], "on", False)],
-    ids=["large", "switched off", "small"],
+    ("fn", "x", "option", "found"),
+    [
+        (pointwise_between, IMAGE, "on", True),
+        (pointwise_between, IMAGE, "auto", True),
+        (result_seen, IMAGE, "auto", False),
+        (pointwise_between, IMAGE, "off", False),
+        (pointwise_between, IMAGE[:1, :, :5, :5], "on", False),
+    ],
+    ids=["large", "depthwise", "dense", "switched off", "small"],
 )
 def test_only_large_images_are_moved_and_an_option_switches_it_off(
-    x: Tensor, option: str, found: bool, tmp_path: Path
+    fn: Callable[..., object], x: Tensor, option: str, found: bool, tmp_path: Path
 ) -> None:
     torch._dynamo.reset()
     options = {"channels_last": option, "cache_dir": tmp_path}
-    gyrator.compile(pointwise_between, options=options)(x)
+    gyrator.compile(fn, options=options)(x)
     (wrapper,) = tmp_path.glob("graphs/??/*/wrapper.py")
     channels = 24
     assert (f", 1, {33 * channels}, {channels})" in wrapper.read_text()) is found

@@ -97,13 +97,13 @@ def aot_program(
     partition_fn: PartitionFunction = min_cut,
     decompositions: DecompositionTable | None = None,
     lazy_backward: bool = False,
-    channels_last: bool = False,
+    channels_last: bool | None = False,
     frozen: bool = False,
     stage: Stage = nullcontext,
 ) -> Traced:
     """`aot_compile` up to the point where its result can be kept and put together again later. Each part of
     the work runs within `stage(its name)`. With `frozen` the parameters and buffers of a program without backward,
-    but those that it writes, are constants of its graph.
+    but those that it writes, are constants of its graph. `channels_last`: None leaves that to the graph.
     """
     table = decomposition_table() if decompositions is None else decompositions
     with stage("trace"):
@@ -111,8 +111,8 @@ def aot_program(
         joint = trace(gm, inputs)
     with stage("decompose"):
         build = decompose(joint.graph, {**SAVED_NARROW, **table}, joint.build)
-        if channels_last:
-            prefer_layouts(build)
+        if channels_last is not False:
+            prefer_layouts(build, always=channels_last is True)
         seed_recomputed(build)
         roles = roles_of(joint, build.graph, inputs)
 

@@ -69,11 +69,6 @@ def node_text(node: Node) -> str:
     return "\n".join(_node_lines(node))
 
 
-def expr_text(expr: Expr) -> str:
-    """An expression on one line; nothing is shared, so a large one may be long."""
-    return _Names(()).expr(expr)
-
-
 def _input_text(given: Input) -> str:
     if given.value is not None:
         return _declare(given.value) + (" (a number)" if given.number else "")

@@ -13,7 +13,8 @@ from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Masked, rewr
 from gyrator.ir.index import Indirect, Size
 from gyrator.ir.index import const as number
 from gyrator.ir.ops import OPS, REDUCTIONS, Rule, ScalarOp, identity
-from gyrator.ir.text import expr_text
+from gyrator.ir.program import Nest, Pointwise
+from gyrator.ir.text import node_text
 from tests.pure.ir.examples import axis, cast, const, load, op, value
 
 F32, I64, BOOL = torch.float32, torch.int64, torch.bool
@@ -98,7 +99,8 @@ def test_walking_several_expressions_skips_what_was_seen() -> None:
     ids=lambda v: v if isinstance(v, str) else "",
 )
 def test_text(expr: Expr, text: str) -> None:
-    assert expr_text(expr) == text
+    nest = Nest((value("y", 4, 6, dtype=expr.dtype),), (i, j), Pointwise(expr))
+    assert node_text(nest).endswith(f": {text}")
 
 
 # -- the op table --------------------------------------------------------------------------------------------
