@@ -139,7 +139,7 @@ class _Rewriter:
 
     def _follow(self, node: Node) -> bool:
         """Find the node's metadata anew; False if it must see what it saw before."""
-        if not callable(node.target) or not _means_the_same(node.target):
+        if not callable(node.target) or not (node.target in _FOLLOWERS or _is_pointwise(node.target)):
             return False
         before = node.meta["val"]
         try:
@@ -189,10 +189,6 @@ class _Rewriter:
         kwargs = {} if layout is None else {"memory_format": layout}
         with self._build.graph.inserting_before(user):
             return self._build.call(op, args, kwargs)
-
-
-def _means_the_same(target: Any) -> bool:
-    return target in _FOLLOWERS or _is_pointwise(target)
 
 
 def _is_pointwise(target: Any) -> bool:

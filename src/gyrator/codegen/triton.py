@@ -211,17 +211,14 @@ class Printer(Expressions):
     def grid(self) -> tuple[GridAxis, ...]:
         """Print the whole kernel; the axes of its grid."""
         loops = grid_loops(self.kernel)
-        axes = [self._grid_axis(loop.axis) for loop in loops]
+        blocks = {axis: tile.block for axis, tile in self.tile_of.items()}
+        axes = [GridAxis(loop.axis.extent, blocks.get(loop.axis)) for loop in loops]
         if loops and isinstance(loops[-1].body[0], Contract):
             return self._template(loops[-1].body[0], loops[-1].body[1:], axes)
         if loops:
             self._program_ids([loop.axis for loop in loops])
         self.body(loops[-1].body if loops else self.kernel.body)
         return tuple(axes)
-
-    def _grid_axis(self, axis: Axis) -> GridAxis:
-        tile = self.tile_of.get(axis)
-        return GridAxis(axis.extent, None if tile is None else tile.block)
 
     def _program_ids(self, axes: Sequence[Axis]) -> None:
         """Axes as digits of the program's number, the last one fastest."""

@@ -320,16 +320,12 @@ def _times(m1: Monomial, m2: Monomial) -> Monomial:
 def _canonical(total: dict[Monomial, int]) -> Index:
     items = [t for t in total.items() if t[1]]
     if len(items) > 1:
-        items.sort(key=_term_key)
+        items.sort(key=lambda term: _key(term[0]))
     index = Index(tuple(items))
     merged = index._merged
     if merged is None:
         merged = remember(index, "_merged", _recombine(items) or False) if len(items) > 1 else False
     return merged or index
-
-
-def _term_key(term: tuple[Monomial, int]) -> tuple[int, tuple[str, ...]]:
-    return _key(term[0])
 
 
 def _recombine(items: list[tuple[Monomial, int]]) -> Index | None:

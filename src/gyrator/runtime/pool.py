@@ -4,14 +4,16 @@ The system hands out large blocks as pages that fault at first touch, anew for e
 fresh pages takes twice as long as into pages that are mapped already. A pool keeps such blocks. A block is
 taken again only when nobody else holds its storage: no tensor, view, autograd node, array or storage object.
 
-What is kept never costs memory: before a pool asks the system for a block it gives back as many idle bytes,
-so it holds no more than what was in use at once some time before. It gives back all idle blocks when a
-compiled function dies, when free memory runs short, and on :meth:`Pool.clear`.
+A pool holds at most twice what was in use at once some time before: a call takes blocks of many sizes one after the
+other, and where only the most at once were kept, each call would find some of them gone. Of idle blocks those go first
+that were not taken for the longest time; all go when a compiled function dies, when free memory runs short, and on
+:meth:`Pool.clear`.
 """
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import torch
 
@@ -25,6 +27,9 @@ _SLACK = 8
 
 _RESERVE = 2
 
+_KEPT = 2
+"""Bytes of all blocks, by those that were in use at once."""
+
 
 @dataclass(slots=True)
 class _Block:
@@ -35,6 +40,7 @@ class _Block:
     holders: Callable[[], int]
     bases: dict[torch.dtype, torch.Tensor] = field(default_factory=dict)
     own: int = 0  # what `holders` counts while only the pool holds the storage
+    taken: int = 0  # how many were taken before it was, last
 
     def is_idle(self) -> bool:
         return self.holders() == self.own
@@ -60,10 +66,13 @@ class Pool:
         self._blocks: dict[int, list[_Block]] = {}
         self._lock = threading.RLock()  # a finalizer may call compiled code in the middle of a take
         self._available = available or available_memory
+        self._most = 0  # bytes in use at once
+        self._takes = 0
 
     def take(self, nbytes: int, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor of undefined contents that needs `nbytes` bytes, on memory that nobody else holds."""
         with self._lock:
+            self._takes += 1
             for block in self._candidates(nbytes):
                 if not block.is_idle():
                     continue
@@ -73,25 +82,23 @@ class Pool:
                 base = block.base(dtype)
                 tensor = reinterpret(base, shape, strides, 0)
                 if block.holders() == block.own + 1:
+                    block.taken = self._takes
                     return tensor
             block = self._new_block(nbytes)
             return reinterpret(block.base(dtype), shape, strides, 0)
 
     def trim(self, enough: int | None = None) -> int:
-        """Give idle blocks back to the system, the largest first, until `enough` bytes (None: all); how many."""
+        """Give idle blocks back to the system, the longest idle first, until `enough` bytes (None: all); how many."""
         freed = 0
         with self._lock:
-            for nbytes in sorted(self._blocks, reverse=True):
-                kept = []
-                for block in self._blocks[nbytes]:
-                    if (enough is None or freed < enough) and block.is_idle():
-                        freed += nbytes
-                    else:
-                        kept.append(block)
-                if kept:
-                    self._blocks[nbytes] = kept
-                else:
-                    del self._blocks[nbytes]
+            blocks = [block for same in self._blocks.values() for block in same if block.is_idle()]
+            for block in sorted(blocks, key=attrgetter("taken")):
+                if enough is not None and freed >= enough:
+                    break
+                freed += block.nbytes
+                self._blocks[block.nbytes].remove(block)
+                if not self._blocks[block.nbytes]:
+                    del self._blocks[block.nbytes]
         return freed
 
     def clear(self) -> None:
@@ -113,7 +120,9 @@ class Pool:
             yield from list(self._blocks[size])
 
     def _new_block(self, nbytes: int) -> _Block:
-        self.trim(nbytes)
+        total, idle = self.held()
+        self._most = max(self._most, total - idle + nbytes)
+        self.trim(total + nbytes - _KEPT * self._most)
         if self._available() < _RESERVE * nbytes:
             self.trim()
         try:
@@ -122,7 +131,7 @@ class Pool:
             self.trim()
             memory = torch.empty(nbytes, dtype=torch.uint8)
         holders = storage_holders(memory.untyped_storage())
-        block = _Block(nbytes, memory.data_ptr(), holders, {torch.uint8: memory})
+        block = _Block(nbytes, memory.data_ptr(), holders, {torch.uint8: memory}, taken=self._takes)
         del memory
         block.own = holders()
         self._blocks.setdefault(nbytes, []).append(block)
