@@ -31,9 +31,7 @@ class Fit:
 def _remez(f: Function, w: Function, powers: Sequence[int], lo: float, hi: float) -> list[mp.mpf]:
     """Minimises max |w(x) * (f(x) - sum c_k x^k)| on [lo, hi]."""
     n = len(powers)
-    grid = [
-        (lo + hi) / 2 - (hi - lo) / 2 * mp.cos(mp.pi * (i + mp.mpf(1) / 2) / (60 * n)) for i in range(60 * n)
-    ]
+    grid = [(lo + hi) / 2 - (hi - lo) / 2 * mp.cos(mp.pi * (i + mp.mpf(1) / 2) / (60 * n)) for i in range(60 * n)]
     f_grid, w_grid = [f(x) for x in grid], [w(x) for x in grid]
     picks = [int((i + 0.5) * len(grid) / (n + 1)) for i in range(n + 1)]
     coefficients: list[mp.mpf] = []
@@ -165,9 +163,7 @@ def main() -> None:
     )  # fmt: skip
     show("cos = 1 - z/2 + z^2 P(z)", cosine)
     double = np.float64
-    exp64 = fit(
-        _exp_rest, lambda x: x * x * mp.exp(-x) + mp.mpf(10) ** -25, range(11), -near, near, double, (0.5,)
-    )
+    exp64 = fit(_exp_rest, lambda x: x * x * mp.exp(-x) + mp.mpf(10) ** -25, range(11), -near, near, double, (0.5,))
     show("exp = 1 + r + r^2 P(r)", exp64, double)
     log64 = fit(
         _log_series,
