@@ -15,19 +15,7 @@ from gyrator.ir.index import Index, Size
 from gyrator.ir.interp import Result, derive, resolve, solve
 from gyrator.ir.program import Arg, Extern, Input, Item, ListArg, Output, View
 from gyrator.ir.tree import Kernel
-from gyrator.schedule.plan import (
-    OUT_VARIANTS,
-    Allocate,
-    Call,
-    Copy,
-    Free,
-    Fresh,
-    InPlace,
-    Launch,
-    Placement,
-    Plan,
-    Step,
-)
+from gyrator.schedule.plan import OUT_VARIANTS, Allocate, Call, Copy, Free, Launch, Plan, Step
 from tests.interp_tree import run_kernel
 
 Runner: TypeAlias = "Callable[[Kernel, Mapping[str, Tensor], Mapping[Size, int]], None]"
@@ -72,8 +60,8 @@ class _Machine:
 
     def step(self, step: Step) -> None:
         match step:
-            case Allocate(value, placement):
-                self.memory[value] = self.place(value, placement)
+            case Allocate(value, upon):
+                self.memory[value] = self.place(value, upon)
             case Launch(name, args, sizes, _):
                 kernel = next(k for k in self.plan.kernels if k.name == name)
                 buffers = {p.value.name: self.memory[a] for p, a in zip(kernel.params, args, strict=True)}
@@ -86,14 +74,11 @@ class _Machine:
             case Free(value):
                 del self.memory[value]
 
-    def place(self, value: Value, placement: Placement) -> Tensor:
-        match placement:
-            case Fresh():
-                return _poison(allocate(value, self.sizes))
-            case InPlace(of):
-                assert (value.shape, value.strides, value.dtype) == (of.shape, of.strides, of.dtype)
-                return self.memory[of]
-        raise TypeError(placement)
+    def place(self, value: Value, upon: Value | None) -> Tensor:
+        if upon is None:
+            return _poison(allocate(value, self.sizes))
+        assert (value.shape, value.strides, value.dtype) == (upon.shape, upon.strides, upon.dtype)
+        return self.memory[upon]
 
     def call(self, extern: Extern, *, into: bool) -> None:
         mutated = dict(extern.mutates)

@@ -7,7 +7,7 @@ from gyrator.codegen.triton_source import GridAxis, Pointer, SizeArgument, Trito
 from gyrator.ir.expr import Value
 from gyrator.ir.program import View, views
 from gyrator.ir.tree import Kernel, Store, walk_stages
-from gyrator.schedule.plan import Allocate, Call, Copy, Fresh, InPlace, Launch, Plan
+from gyrator.schedule.plan import Allocate, Call, Copy, Launch, Plan
 
 
 def alignment(plan: Plan, inputs: Iterable[Value] = ()) -> frozenset[Value]:
@@ -18,7 +18,7 @@ def alignment(plan: Plan, inputs: Iterable[Value] = ()) -> frozenset[Value]:
     found = set(inputs)
     for step in plan.steps:
         match step:
-            case Allocate(value, placement) if isinstance(placement, Fresh) or placement.of in found:
+            case Allocate(value, upon) if upon is None or upon in found:
                 found.add(value)
             case _:
                 pass
@@ -54,8 +54,8 @@ def inputs_to_align(plan: Plan) -> tuple[Value, ...]:
 
 def _in_place(step: object) -> Iterator[Value]:
     match step:
-        case Allocate(_, InPlace(of)):
-            yield of
+        case Allocate(_, upon) if upon is not None:
+            yield upon
         case Copy(into, _):
             yield into.value
         case Call(extern) if extern.mutates:

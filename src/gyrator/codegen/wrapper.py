@@ -42,7 +42,7 @@ from gyrator.ir.index import ZERO, Atom, Index, Size, dot, evaluate, substitute
 from gyrator.ir.program import Arg, Extern, Item, ListArg, View, views
 from gyrator.ir.tree import Kernel
 from gyrator.origin import Origin, Origins, merge
-from gyrator.schedule.plan import OUT_VARIANTS, Allocate, Call, Copy, Free, Fresh, InPlace, Launch, Plan, Step, is_full
+from gyrator.schedule.plan import OUT_VARIANTS, Allocate, Call, Copy, Free, Launch, Plan, Step, is_full
 
 POOLED_BYTES = 1 << 20
 """Values of at least so many bytes are taken from the pool."""
@@ -237,8 +237,11 @@ class _Wrapper:
     # -- steps -----------------------------------------------------------------------------------------------
     def step(self, step: Step) -> None:
         match step:
-            case Allocate(value):
-                self.allocate(step)
+            case Allocate(value, None):
+                self.emit(f"{self.name(value)} = {self.fresh(value)}")
+            case Allocate(value, upon) if upon is not None:
+                self.emit(f"{self.name(value)} = {self.name(upon)}  # in place")
+                self.share_pointer(upon, value)
             case Launch():
                 self.launch(step)
             case Call():
@@ -253,15 +256,6 @@ class _Wrapper:
         for start in range(0, len(self.freeing), _FREES_PER_LINE):
             self.emit(f"del {', '.join(self.freeing[start : start + _FREES_PER_LINE])}")
         self.freeing.clear()
-
-    def allocate(self, step: Allocate) -> None:
-        value, name = step.value, self.name(step.value)
-        match step.placement:
-            case Fresh():
-                self.emit(f"{name} = {self.fresh(value)}")
-            case InPlace(of):
-                self.emit(f"{name} = {self.name(of)}  # in place")
-                self.share_pointer(of, value)
 
     def fresh(self, value: Value) -> str:
         where = f"{tuple_text(value.shape)}, {tuple_text(value.strides)}, {value.dtype}"
@@ -530,8 +524,8 @@ def _free_strides(plan: Plan, shown: Container[int]) -> frozenset[Value]:
             (found if whole else others).add(view.value)
     for step in plan.steps:
         match step:
-            case Allocate(_, InPlace(of)):
-                others.add(of)
+            case Allocate(_, upon) if upon is not None:
+                others.add(upon)
             case Launch(_, args):
                 others.update(args)
             case Call(extern):

@@ -246,10 +246,15 @@ def views(node: Extern) -> tuple[View, ...]:
     return tuple(reversed(found))
 
 
+def shown_views(outputs: Iterable[Output]) -> tuple[View, ...]:
+    """The views that outputs are, or read a number from."""
+    shown = (output.view if isinstance(output, Item) else output for output in outputs)
+    return tuple(view for view in shown if isinstance(view, View))
+
+
 def output_values(program: Program) -> frozenset[Value]:
     """The values that outputs show."""
-    views = (o.view if isinstance(o, Item) else o for o in program.outputs)
-    return frozenset(v.value for v in views if isinstance(v, View))
+    return frozenset(view.value for view in shown_views(program.outputs))
 
 
 def shown_values(program: Program) -> frozenset[Value]:

@@ -1,19 +1,19 @@
 """From a plan, and the program and decisions that it was made from, to the record of a compiled graph."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from typing import TypeAlias
 
 from gyrator.ir.expr import Value
 from gyrator.ir.index import Size
-from gyrator.ir.program import Extern, Item, Nest, Node, Output, Program, Scatter, View, defines, uses, views
+from gyrator.ir.program import Extern, Nest, Node, Program, Scatter, defines, shown_views, uses, views
 from gyrator.ir.tree import Kernel
 from gyrator.metrics.kernels import KernelFacts, count_of, estimated_ns, facts_of, value_bytes
 from gyrator.origin import place_of, places_of
 from gyrator.report.record import GraphRecord, Holder, KernelRecord, StepRecord, Unfused
 from gyrator.schedule.memory import unit_defines, unit_nodes
-from gyrator.schedule.plan import Allocate, Call, Copy, Free, InPlace, Launch, Plan
+from gyrator.schedule.plan import Allocate, Call, Copy, Free, Launch, Plan
 from gyrator.schedule.products import Templated, Unit
 from gyrator.schedule.stage import Scheduled
 from gyrator.session import Count, Counters
@@ -49,7 +49,7 @@ def describe(
         name=name,
         kind=kind,
         inputs=tuple(value.name for value in given),
-        outputs=tuple(_output_names(plan.outputs)),
+        outputs=tuple(view.value.name for view in shown_views(plan.outputs)),
         inputs_bytes=sum(value_bytes(v, hints) for v in [*given, *(c.value for c in plan.constants)]),
         kernels=tuple(
             _kernel(kernel, facts[kernel.name], printed[kernel.name], launches[kernel.name]) for kernel in plan.kernels
@@ -221,11 +221,8 @@ def _memory(plan: Plan, program: Program, hints: Hints) -> tuple[tuple[int, ...]
     owner: dict[Value, Value] = {}  # of each name: the first value in its memory; that of inputs is not counted
     for step in plan.steps:
         match step:
-            case Allocate(value, InPlace(of)):
-                owner |= {value: owner[of]} if of in owner else {}
-                continue
-            case Allocate(value):
-                owner[value] = value
+            case Allocate(value, upon):
+                owner |= {value: value} if upon is None else {value: owner[upon]} if upon in owner else {}
                 continue
             case Free(value):
                 owner.pop(value, None)
@@ -302,13 +299,6 @@ def _value_name(node: Node) -> str:
     """A node by its first result; a call without results by its operator."""
     first: Iterable[Value] = defines(node)
     return next((value.name for value in first), node.op if isinstance(node, Extern) else "nothing")
-
-
-def _output_names(outputs: Sequence[Output]) -> Iterator[str]:
-    for output in outputs:
-        view = output.view if isinstance(output, Item) else output
-        if isinstance(view, View):
-            yield view.value.name
 
 
 def _shape(value: Value, hints: Hints) -> list[int]:

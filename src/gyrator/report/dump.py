@@ -25,7 +25,7 @@ from gyrator.report.record import GraphRecord
 from gyrator.runtime.gpu_kernels import DESCRIPTION
 from gyrator.runtime.load import WRAPPER
 from gyrator.schedule.memory import unit_defines, unit_nodes
-from gyrator.schedule.plan import Allocate, Call, Copy, Free, InPlace, Launch, Plan, Step
+from gyrator.schedule.plan import Allocate, Call, Copy, Free, Launch, Plan, Step
 from gyrator.schedule.stage import Scheduled
 from gyrator.session import DumpWriter
 from gyrator.torch_compat import float_behind, qualified_name
@@ -192,10 +192,8 @@ def plan_text(plan: Plan) -> str:
 
 def _step_text(step: Step) -> str:
     match step:
-        case Allocate(value, InPlace(of)):
-            return f"allocate {value.name}  in place of {of.name}"
-        case Allocate(value):
-            return f"allocate {value.name}  fresh"
+        case Allocate(value, upon):
+            return f"allocate {value.name}  {'fresh' if upon is None else f'in place of {upon.name}'}"
         case Launch(kernel, args, sizes):
             given = ", ".join([*(value.name for value in args), *(index_text(s) for s in sizes)])
             return f"launch {kernel}({given})"

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 
 from gyrator.ir.expr import Checked, Expr, Load, Ref, Value, rewrite
 from gyrator.ir.index import ONE, Axis
-from gyrator.ir.program import Item, View, defines, uses
+from gyrator.ir.program import defines, shown_views, uses
 from gyrator.ir.tree import Config, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Tile, Tiling, stage_exprs
 from gyrator.schedule.canonical import stem_of
 from gyrator.schedule.naming import named
-from gyrator.schedule.plan import Allocate, Call, Copy, Free, InPlace, Launch, Plan, Step
+from gyrator.schedule.plan import Allocate, Call, Copy, Free, Launch, Plan, Step
 from gyrator.schedule.volume import volume
 
 MOST_POINTERS = 480
@@ -88,8 +88,7 @@ def combine(plan: Plan) -> Plan:
 # -- which -------------------------------------------------------------------------------------------------
 def _slots(plan: Plan, kernels: Mapping[str, Kernel]) -> tuple[list[_Slot], dict[Value, Value]]:
     """The plan in its new order; and for each value that lies upon another whose memory that is."""
-    shown = (o.view if isinstance(o, Item) else o for o in plan.outputs)
-    kept = {view.value for view in shown if isinstance(view, View)}
+    kept = {view.value for view in shown_views(plan.outputs)}
     slots: list[_Slot] = []
     owner: dict[Value, Value] = {}
     written: dict[Value, int] = {}  # the last slot that writes into memory, that reads it, that mentions a value
@@ -100,11 +99,11 @@ def _slots(plan: Plan, kernels: Mapping[str, Kernel]) -> tuple[list[_Slot], dict
     early = 0
     for step in plan.steps:
         match step:
-            case Allocate(value, placement):
+            case Allocate(value, upon):
                 before.append(step)
-                if isinstance(placement, InPlace):
-                    names.append(placement.of)
-                    owner[value] = owner.get(placement.of, placement.of)
+                if upon is not None:
+                    names.append(upon)
+                    owner[value] = owner.get(upon, upon)
                 elif value not in kept:
                     early += volume(value.shape) * value.dtype.itemsize
             case Free(value):

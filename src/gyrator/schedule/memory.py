@@ -26,20 +26,7 @@ from gyrator.schedule.epilogue import product_group
 from gyrator.schedule.gpu import Gpu, gpu_of
 from gyrator.schedule.group import Group, Member
 from gyrator.schedule.kernel import Built, build_kernel, levels_of
-from gyrator.schedule.plan import (
-    OUT_VARIANTS,
-    Allocate,
-    Call,
-    Copy,
-    Free,
-    Fresh,
-    InPlace,
-    Launch,
-    Plan,
-    Step,
-    full_view,
-    is_full,
-)
+from gyrator.schedule.plan import OUT_VARIANTS, Allocate, Call, Copy, Free, Launch, Plan, Step, full_view, is_full
 from gyrator.schedule.products import Templated, Unit, product_of
 from gyrator.schedule.simplify import Rule
 from gyrator.schedule.templated import build_templated, contract_of
@@ -184,11 +171,9 @@ class _Planner:
         old = None
         if self._in_place:
             old = self._update_target(here, member, value) or self._dying(here, member, value, placed)
-        if old is None:
-            yield Allocate(value, Fresh())
-            return
-        placed[value] = old
-        yield Allocate(value, InPlace(old))
+        if old is not None:
+            placed[value] = old
+        yield Allocate(value, old)
 
     def _place_new_version(self, base: Value, value: Value, position: int, *, read: bool) -> Iterator[Step]:
         """In place of ``base`` where nothing needs its old contents: no later unit, and no ``read`` by this one."""
@@ -202,9 +187,9 @@ class _Planner:
             if update is not None:
                 self._updated.add(update)
             if update is not None or dies:
-                yield Allocate(value, InPlace(base))
+                yield Allocate(value, base)
                 return
-        yield Allocate(value, Fresh())
+        yield Allocate(value)
         yield Copy(full_view(value), full_view(base))
 
     def _update_target(self, here: _Here, member: Member, value: Value) -> Value | None:
@@ -237,7 +222,7 @@ class _Planner:
     def _call(self, extern: Extern, position: int) -> Iterator[Step]:
         into = extern.op in OUT_VARIANTS and all(v is not None for v in extern.out)
         if into:
-            yield from (Allocate(v, Fresh()) for v in extern.out if v is not None)
+            yield from (Allocate(v) for v in extern.out if v is not None)
         for argument, new in extern.mutates:
             old = extern.args[argument]
             assert isinstance(old, View)
@@ -267,7 +252,7 @@ class _Planner:
             source = update.value.value
             if source in targets and source is not update.target and source not in moved:
                 moved[source] = Value(f"{source.name}_old", source.shape, source.dtype, source.strides, source.device)
-                yield Allocate(moved[source], Fresh())
+                yield Allocate(moved[source])
                 yield Copy(full_view(moved[source]), full_view(source))
         for update in pending:
             view = update.value

@@ -13,7 +13,7 @@ A plan is printed as the wrapper program, step by step, and nothing is decided a
       return c
 
 ============  =========================================================================================
-``Allocate``  name memory for a value: ``Fresh | InPlace``
+``Allocate``  name memory for a value: its own, or in place of another
 ``Launch``    run a generated kernel on values
 ``Call``      call an operator of torch or of the user
 ``Copy``      ``into[...] = source[...]``, elementwise
@@ -34,35 +34,18 @@ from gyrator.ir.program import Constant, Derived, Extern, Input, Output, View
 from gyrator.ir.tree import Kernel
 from gyrator.origin import Origin
 
-# -- where a value lies ------------------------------------------------------------------------------------
-# A value says its own shape, strides and dtype; a placement says whose memory that is.
-
-
-@dataclass(frozen=True, slots=True)
-class Fresh:
-    """Memory of its own, as large as the value's shape and strides need. Its contents are undefined."""
-
-
-@dataclass(frozen=True, slots=True)
-class InPlace:
-    """The memory of ``of`` with its contents: same shape, strides and dtype.
-
-    The step that defines the value is the last to read ``of`` (an elementwise kernel, an op that mutates).
-    """
-
-    of: Value
-
-
-Placement: TypeAlias = "Fresh | InPlace"
-
 
 # -- steps -------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Allocate:
-    """Name the memory of ``value``."""
+    """Name the memory of ``value``: its own, with undefined contents, or that of ``upon`` with its contents.
+
+    The latter has the same shape, strides and dtype, and the step that defines ``value`` is the last to read it (an
+    elementwise kernel, an op that mutates).
+    """
 
     value: Value
-    placement: Placement = Fresh()
+    upon: Value | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +70,7 @@ class Call:
     names. Otherwise the op allocates; each result that has a value is checked against the value's shape,
     dtype and strides, and copied if only the strides differ.
 
-    For each of ``extern.mutates`` the new version is allocated before, either ``InPlace`` of the old one or fresh
+    For each of ``extern.mutates`` the new version is allocated before, either in place of the old one or fresh
     with a ``Copy`` of the old one into it; the op receives the new one's memory. ``extern.scalars`` are bound after
     the call: to a result's size where a result has the symbol as a dimension, else to the number that the op returns.
     """
@@ -120,7 +103,7 @@ Step: TypeAlias = "Allocate | Launch | Call | Copy | Free"
 class Plan:
     """A graph ready to be printed.
 
-    All updates of inputs are steps: ``InPlace`` of the input, or a ``Copy`` into it after its last reader.
+    All updates of inputs are steps: in place of the input, or a ``Copy`` into it after its last reader.
     """
 
     name: str

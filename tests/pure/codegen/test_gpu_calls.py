@@ -10,7 +10,7 @@ from gyrator.ir.expr import Const, Value
 from gyrator.ir.index import Axis, Index, Size, const, contiguous_strides
 from gyrator.ir.program import Input
 from gyrator.ir.tree import Config, Kernel, Loop, LoopKind, Param, Store
-from gyrator.schedule.plan import Allocate, Fresh, InPlace, Launch, Plan, full_view
+from gyrator.schedule.plan import Allocate, Launch, Plan, full_view
 
 BF16, S = torch.bfloat16, Size("s0", 2)
 CONFIGS = (Config((("XBLOCK", 256),), 4), Config((("XBLOCK", 1024),), 8))
@@ -33,7 +33,7 @@ def plan(*steps: Allocate | Launch, inputs: tuple[Value, ...] = (), outputs: tup
 
 def test_alignment_follows_where_values_are_placed() -> None:
     x, fresh, over, given = (value(n, 8) for n in ("x", "fresh", "over", "given"))
-    steps = (Allocate(fresh, Fresh()), Allocate(over, InPlace(fresh)), Allocate(given, InPlace(x)))
+    steps = (Allocate(fresh), Allocate(over, fresh), Allocate(given, x))
     assert alignment(plan(*steps)) == {fresh, over}
     assert alignment(plan(*steps), [x]) == {x, fresh, over, given}
 
@@ -48,7 +48,7 @@ def test_only_inputs_that_kernels_read_and_nothing_returns_are_aligned() -> None
     read, returned, updated, unread = (value(n, 8) for n in ("read", "returned", "updated", "unread"))
     new = value("new", 8)
     made = plan(
-        Allocate(new, InPlace(updated)),
+        Allocate(new, updated),
         Launch("k", (read, new)),
         Launch("k", (returned, updated)),
         inputs=(read, returned, updated, unread),

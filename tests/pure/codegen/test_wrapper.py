@@ -19,7 +19,7 @@ from gyrator.ir.tree import Kernel, Loop, LoopKind, Param, Store
 from gyrator.origin import Origin
 from gyrator.runtime.load import BoxedCall, Runtime, load
 from gyrator.runtime.pool import Pool
-from gyrator.schedule.plan import Allocate, Call, Copy, Free, InPlace, Launch, Plan, full_view
+from gyrator.schedule.plan import Allocate, Call, Copy, Free, Launch, Plan, full_view
 
 F32 = torch.float32
 S = Size("s0", 2)
@@ -102,7 +102,7 @@ def test_sizes_come_from_inputs_and_are_passed_to_kernels() -> None:
 
 def test_a_value_in_place_of_another_has_its_memory() -> None:
     x, over = value("x", 4), value("x@1", 4)
-    steps = (Allocate(over, InPlace(x)), Launch("add_0", (x, over)), Free(x), Free(over))
+    steps = (Allocate(over, x), Launch("add_0", (x, over)), Free(x), Free(over))
     text, call = bound(Plan("g", (Input(x),), steps, (), (add_kernel(const(4)),)))
     given = torch.zeros(4)
     call([given])
