@@ -20,8 +20,19 @@ from gyrator.lowering.views import dimension
 aten, prims = torch.ops.aten, torch.ops.prims
 
 
+_ON_BOOLS: Mapping[str, str] = {
+    "mul": "logical_and", "minimum": "logical_and", "fmin": "logical_and", "bitwise_and": "logical_and",
+    "maximum": "logical_or", "fmax": "logical_or", "bitwise_or": "logical_or",
+    "bitwise_xor": "logical_xor", "bitwise_not": "logical_not",
+}  # fmt: skip
+_ON_INTEGERS: Mapping[str, str] = {"fmax": "maximum", "fmin": "minimum"}
+"""Ops whose results of that kind another op of the table says."""
+
+
 def _elementwise(name: str, b: Builder, out: Meta, *operands: Operand, **_: Any) -> TensorRef:
     """An op of the table of the same meaning, in the result's compute dtype."""
+    if not out.dtype.is_floating_point:
+        name = (_ON_BOOLS if out.dtype == torch.bool else _ON_INTEGERS).get(name, name)
     return b.elementwise(out, operands, lambda *args: op(name, *args))
 
 
@@ -43,18 +54,6 @@ def _of_numbers(name: str, b: Builder, out: Meta, x: TensorRef) -> TensorRef:
     return b.copy(x, out) if out.dtype == torch.bool else _elementwise(name, b, out, x)
 
 
-def _boolean(name: str, boolean: str, b: Builder, out: Meta, *operands: Operand) -> TensorRef:
-    """An op that has a logical meaning of its own on bools: ``add`` is ``or``, ``mul`` is ``and``."""
-    return _elementwise(boolean if out.dtype == torch.bool else name, b, out, *operands)
-
-
-def _nan_ignoring(name: str, integer: str, b: Builder, out: Meta, x: TensorRef, y: TensorRef) -> TensorRef:
-    """fmax and fmin, which are plain maximum and minimum of integers, or and and of bools."""
-    if not out.dtype.is_floating_point:
-        return _boolean(integer, "logical_or" if name == "fmax" else "logical_and", b, out, x, y)
-    return _elementwise(name, b, out, x, y)
-
-
 def _nextafter(b: Builder, out: Meta, x: TensorRef, y: TensorRef) -> Any:
     """Its steps are those of the dtype itself, so half precision is left to the library."""
     return NotImplemented if compute_dtype(out.dtype) != out.dtype else _elementwise("nextafter", b, out, x, y)
@@ -66,7 +65,7 @@ def _comparison(name: str, b: Builder, out: Meta, x: Operand, y: Operand) -> Ten
     Half types are compared as they are: in float32 an intermediate would keep digits that eager rounds away,
     and ``x == x.amax()`` could hold nowhere.
     """
-    common = result_type((x, y))
+    common = result_type(x, y)
     wide = common if common in HALF else compute_dtype(common)
 
     def side(operand: Operand, at: Coords) -> Expr:
@@ -275,16 +274,9 @@ LOWERINGS: Family = {
     **named_rows(_float_test, "isnan isinf"),
     **rows(partial(_elementwise, "lshift"), "bitwise_left_shift __lshift__", _SHIFTS),
     **rows(partial(_elementwise, "rshift"), "bitwise_right_shift __rshift__", _SHIFTS),
-    **rows(partial(_elementwise, "div"), "div", "Tensor Scalar"),
-    **rows(partial(_boolean, "mul", "logical_and"), "mul", "Tensor Scalar"),
-    **rows(partial(_boolean, "maximum", "logical_or"), "maximum"),
-    **rows(partial(_boolean, "minimum", "logical_and"), "minimum"),
-    **rows(partial(_boolean, "bitwise_and", "logical_and"), "bitwise_and", _BITS),
-    **rows(partial(_boolean, "bitwise_or", "logical_or"), "bitwise_or", _BITS),
-    **rows(partial(_boolean, "bitwise_xor", "logical_xor"), "bitwise_xor", _BITS),
-    **rows(partial(_boolean, "bitwise_not", "logical_not"), "bitwise_not"),
-    **rows(partial(_nan_ignoring, "fmax", "maximum"), "fmax"),
-    **rows(partial(_nan_ignoring, "fmin", "minimum"), "fmin"),
+    **named_rows(_elementwise, "mul div", "Tensor Scalar"),
+    **named_rows(_elementwise, "maximum minimum fmax fmin bitwise_not"),
+    **named_rows(_elementwise, "bitwise_and bitwise_or bitwise_xor", _BITS),
     **rows(partial(_addc, "mul"), "addcmul"),
     **rows(partial(_addc, "div"), "addcdiv"),
     **rows(_add, "add", "Tensor Scalar"),

@@ -214,11 +214,11 @@ def _quotient(total: Expr, count: Index) -> Expr:
     return op(division, total, number(count, total.dtype))
 
 
-def _averaged(
-    shape: Coords, outputs: Coords, kernel: Sizes, stride: Sizes = (), padding: Sizes = 0, ceil_mode: bool = False,
-    include_pad: bool = True, divisor: int | None = None,
-) -> Windows:  # fmt: skip
-    return sliding(shape, outputs, kernel, stride, padding, 1, ceil_mode, include_pad, divisor)
+def _undilated(
+    shape: Coords, outputs: Coords, kernel: Sizes, stride: Sizes = (), padding: Sizes = 0, *options: Any
+) -> Windows:
+    """As `sliding`, without its option `dilation`."""
+    return sliding(shape, outputs, kernel, stride, padding, 1, *options)
 
 
 def _pool(forward: Pool, layout: Layout, rank: int, b: Builder, out: Any, x: TensorRef, *options: Any) -> Any:
@@ -238,7 +238,7 @@ def _pool_backward(
 
 _POOLS: tuple[tuple[str, Layout, Pool, Pool], ...] = (
     ("max_pool{}d_with_indices", sliding, _max_of, _max_backward),
-    ("avg_pool{}d", _averaged, _mean_of, _mean_backward),
+    ("avg_pool{}d", _undilated, _mean_of, _mean_backward),
     ("_adaptive_avg_pool{}d", dividing, _mean_of, _mean_backward),
     ("adaptive_max_pool{}d", dividing, _max_of, _max_backward),
 )

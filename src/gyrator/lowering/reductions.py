@@ -17,7 +17,7 @@ from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, dot, is
 from gyrator.ir.ops import REDUCTIONS
 from gyrator.ir.program import Reduce, Scan
 from gyrator.lowering.builder import Builder, Meta
-from gyrator.lowering.family import Family, rows
+from gyrator.lowering.family import Family, named_rows, rows
 from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, whole
 from gyrator.lowering.typed import Operand, cast, compute_dtype, like, op
 from gyrator.lowering.views import dimension
@@ -211,10 +211,8 @@ LOWERINGS: Family = {
     **rows(partial(_extreme, "min", "all"), "amin min"),
     **rows(partial(_extreme_and_position, "argmax"), "max", "dim"),
     **rows(partial(_extreme_and_position, "argmin"), "min", "dim"),
-    **rows(partial(_position, "argmax"), "argmax"),
-    **rows(partial(_position, "argmin"), "argmin"),
-    **rows(partial(_any_all, "any"), "any", "default dim dims"),
-    **rows(partial(_any_all, "all"), "all", "default dim dims"),
+    **named_rows(_position, "argmax argmin"),
+    **named_rows(_any_all, "any all", "default dim dims"),
     **rows(partial(_running, "sum"), "cumsum"),
     **rows(partial(_running, "prod"), "cumprod"),
     **rows(partial(_running, "logaddexp"), "logcumsumexp"),

@@ -242,6 +242,19 @@ def _select_scatter(b: Builder, out: Meta, x: TensorRef, source: TensorRef, dim:
     return b.pointwise(out, body)
 
 
+def _replaced(
+    b: Builder, out: Meta, x: TensorRef, source: TensorRef, place: Callable[[Coords], tuple[Coords, list[Expr]]]
+) -> TensorRef:
+    """``x`` with elements of ``source``: ``place`` says which belongs at a point, and the conditions that one does."""
+
+    def body(at: Coords) -> Expr:
+        inner, conditions = place(at)
+        new = masked(conditions, element(source, inner, out.dtype))
+        return op("where", both(conditions), new, x.load(at)) if conditions else new
+
+    return b.copy(x, out) if ZERO in source.shape else b.pointwise(out, body)
+
+
 def _slice_scatter(
     b: Builder, out: Meta, x: TensorRef, source: TensorRef, dim: int = 0, start: IndexLike | None = None,
     end: object = None, step: IndexLike = 1,
@@ -250,18 +263,14 @@ def _slice_scatter(
     first, by = slice_start(b, start, x.shape[d]), as_index(step)
     last = first + (source.shape[d] - 1) * by + 1
 
-    def body(at: Coords) -> Expr:
+    def place(at: Coords) -> tuple[Coords, list[Expr]]:
         k, off = div_mod(at[d] - first, by)
         conditions = between(at[d], first, last)
         if off is not ZERO:
             conditions.append(op("eq", IndexValue(off), number(ZERO, torch.int64)))
-        inner = (*at[:d], k, *at[d + 1 :])
-        new = element(source, inner, out.dtype)
-        if not conditions:
-            return new
-        return op("where", both(conditions), masked(conditions, new), x.load(at))
+        return (*at[:d], k, *at[d + 1 :]), conditions
 
-    return b.copy(x, out) if ZERO in source.shape else b.pointwise(out, body)
+    return _replaced(b, out, x, source, place)
 
 
 def _diagonal_scatter(
@@ -270,14 +279,13 @@ def _diagonal_scatter(
     first, second = dimension(dim1, x.rank), dimension(dim2, x.rank)
     below, right = max(-offset, 0), max(offset, 0)
 
-    def body(at: Coords) -> Expr:
+    def place(at: Coords) -> tuple[Coords, list[Expr]]:
         k = at[first] - below
         others = [i for n, i in enumerate(at) if n not in (first, second)]
-        conditions = [op("eq", IndexValue(k), IndexValue(at[second] - right)), *between(k, ZERO, source.shape[-1])]
-        new = masked(conditions, element(source, (*others, k), out.dtype))
-        return op("where", both(conditions), new, x.load(at))
+        diagonal = op("eq", IndexValue(k), IndexValue(at[second] - right))
+        return (*others, k), [diagonal, *between(k, ZERO, source.shape[-1])]
 
-    return b.copy(x, out) if ZERO in source.shape else b.pointwise(out, body)
+    return _replaced(b, out, x, source, place)
 
 
 def _as_strided_scatter(
@@ -295,18 +303,16 @@ def _as_strided_scatter(
         return NotImplemented
     start = as_index(offset) - b.storage_offset(x.value) if offset is not None else ZERO
 
-    def body(at: Coords) -> Expr:
+    def place(at: Coords) -> tuple[Coords, list[Expr]]:
         inner = [ZERO] * source.rank
         left = dot(at, x.value.strides) - start
         conditions: list[Expr] = []
         for k in order:
             inner[k], left = div_mod(left, strides[k])
             conditions += between(inner[k], ZERO, source.shape[k])
-        conditions += [*between(left, ZERO, ONE)]
-        new = masked(conditions, element(source, tuple(inner), out.dtype))
-        return op("where", both(conditions), new, x.load(at))
+        return tuple(inner), [*conditions, *between(left, ZERO, ONE)]
 
-    return b.copy(x, out) if ZERO in source.shape else b.pointwise(out, body)
+    return _replaced(b, out, x, source, place)
 
 
 def _nested(shape: Sequence[Index], strides: Sequence[Index]) -> list[int] | None:

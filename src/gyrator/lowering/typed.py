@@ -34,40 +34,18 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in HALF else dtype
 
 
-def result_type(operands: Iterable[Operand]) -> torch.dtype:
-    """torch's promotion: tensors with dimensions, then 0-d ones, then numbers decide, unless of a higher category."""
-    sized: list[torch.dtype] = []
-    scalar: list[torch.dtype] = []
-    numbers: list[torch.dtype] = []
-    for operand in operands:
-        if isinstance(operand, TensorRef):
-            (sized if operand.shape else scalar).append(operand.dtype)
-        else:
-            numbers.append(number_dtype(operand))
-    found: torch.dtype | None = None
-    for group in (sized, scalar, numbers):
-        if group:
-            dtype = reduce(torch.promote_types, group)
-            found = dtype if found is None else _combine(found, dtype)
-    assert found is not None
-    return found
+def result_type(one: Operand, other: Operand) -> torch.dtype:
+    """The dtype that torch promotes two operands to."""
+    return torch.result_type(_promoting_like(one), _promoting_like(other))
 
 
-def _combine(higher: torch.dtype, lower: torch.dtype) -> torch.dtype:
-    return torch.promote_types(higher, lower) if _category(lower) > _category(higher) else higher
-
-
-def _category(dtype: torch.dtype) -> int:
-    return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 0 if dtype == torch.bool else 1
-
-
-def number_dtype(number: Expr | Index | Scalar) -> torch.dtype:
-    """What a number counts as in promotion: bool, int64 or the default float dtype."""
-    if isinstance(number, Expr):
-        return torch.get_default_dtype() if number.dtype.is_floating_point else number.dtype
-    if isinstance(number, bool):
-        return torch.bool
-    return torch.get_default_dtype() if isinstance(number, float) else torch.int64
+def _promoting_like(operand: Operand) -> torch.Tensor | Scalar:
+    """What torch promotes as it does the operand: a tensor with or without dimensions, or a number."""
+    if isinstance(operand, TensorRef):
+        return torch.empty((0,) * bool(operand.shape), dtype=operand.dtype, device="meta")
+    if isinstance(operand, Expr):
+        return 0.0 if operand.dtype.is_floating_point else False if operand.dtype == torch.bool else 0
+    return 0 if isinstance(operand, Index) else operand
 
 
 def constant(value: Scalar, dtype: torch.dtype) -> Const:
