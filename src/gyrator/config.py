@@ -10,16 +10,17 @@ from __future__ import annotations
 import os
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 from gyrator.errors import InvalidOption, UnknownOption
 from gyrator.inductor_names import hint_for
 from gyrator.metric_tables import TABLES
 
+P = typing.ParamSpec("P")
 OptionValue = bool | int | float | str | Path | tuple[str, ...] | None
 """What an option can hold."""
 
@@ -40,19 +41,17 @@ class OptionInfo:
     shapes_code: bool = True
 
 
-def _option(
-    default: OptionValue,
-    doc: str,
-    *,
-    choices: tuple[str, ...] = (),
-    low: float | None = None,
-    high: float | None = None,
-    planned: bool = False,
-    shapes_code: bool = True,
-) -> typing.Any:
-    """A dataclass field that declares an option (typed like `dataclasses.field`)."""
-    info = OptionInfo(doc, choices, low, high, planned, shapes_code)
-    return field(default=default, metadata={"option": info})
+def _declares(info: Callable[P, OptionInfo]) -> Callable[typing.Concatenate[OptionValue, P], typing.Any]:
+    """What declares an option by its default and the arguments of `info` (typed like `dataclasses.field`)."""
+
+    def declared(default: OptionValue, /, *args: P.args, **kwargs: P.kwargs) -> typing.Any:
+        return field(default=default, metadata={"option": info(*args, **kwargs)})
+
+    return declared
+
+
+_option, _setting = _declares(OptionInfo), _declares(partial(OptionInfo, shapes_code=False))
+"""Of an option on which generated code depends, and of any other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,18 +65,16 @@ class Config:
         "eager rounds them, and random operators draw eager's numbers.",
         choices=("fast", "eager"),
     )
-    check: str = _option(
+    check: str = _setting(
         "borders",
         "Which representations are checked against their spec: `off`, `borders` (between "
         "stages), `every` (after each pass).",
         choices=("off", "borders", "every"),
-        shapes_code=False,
     )
-    validate: bool = _option(
+    validate: bool = _setting(
         False,
         "Run the graph, the nests before and after each pass, and the built code on the same "
         "inputs, and name the first that changed the answer. Slow.",
-        shapes_code=False,
     )
 
     # --- fusion and memory
@@ -122,11 +119,11 @@ class Config:
     cpp_min_gemm_size: int = _option(1, "Smallest M·N·K for which C++ templates compete.", low=1)
     subgraph_min_gemm_size: int = _option(1, "Smallest M·N·K for which subgraphs compete.", low=1)
     max_epilogue_benchmarked_choices: int = _option(6, "Most templates that are timed with their epilogue.", low=1)
-    autotune_timeout: float = _option(3.0, "Seconds in which a candidate must answer.", low=0.0, shapes_code=False)
-    autotune_grace: float = _option(0.5, "Seconds after that, before SIGTERM.", low=0.0, shapes_code=False)
-    autotune_kill_grace: float = _option(0.5, "Seconds after SIGTERM, before SIGKILL.", low=0.0, shapes_code=False)
-    autotune_silent: bool = _option(False, "Print no table for a choice.", shapes_code=False)
-    autotune_log: Path | None = _option(None, "File for a line of JSON for each candidate timed.", shapes_code=False)
+    autotune_timeout: float = _setting(3.0, "Seconds in which a candidate must answer.", low=0.0)
+    autotune_grace: float = _setting(0.5, "Seconds after that, before SIGTERM.", low=0.0)
+    autotune_kill_grace: float = _setting(0.5, "Seconds after SIGTERM, before SIGKILL.", low=0.0)
+    autotune_silent: bool = _setting(False, "Print no table for a choice.")
+    autotune_log: Path | None = _setting(None, "File for a line of JSON for each candidate timed.")
     benchmark_fusion: bool = _option(False, "Time a fusion against its parts and drop it when it is slower.")
     multi_kernel: bool = _option(
         False,
@@ -141,11 +138,8 @@ class Config:
         choices=("auto", "scalar", "avx2", "avx512", "amx"),
     )
     cxx: str | None = _option(None, "The C++ compiler. None: $CXX, then g++, then clang++.")
-    threads: int = _option(
-        0,
-        "Most threads that a CPU kernel uses. 0: torch.get_num_threads(), read at each call.",
-        low=0,
-        shapes_code=False,
+    threads: int = _setting(
+        0, "Most threads that a CPU kernel uses. 0: torch.get_num_threads(), read at each call.", low=0
     )
     cuda_capability: int = _option(
         0,
@@ -164,49 +158,31 @@ class Config:
     )
 
     # --- building and caching
-    build_threads: int = _option(
-        0,
-        "Compiler runs, or processes that compile GPU kernels, at the same time. 0: one for each core.",
-        low=0,
-        shapes_code=False,
+    build_threads: int = _setting(
+        0, "Compiler runs, or processes that compile GPU kernels, at the same time. 0: one for each core.", low=0
     )
-    cache: bool = _option(
-        True, "Keep built kernels and compiled graphs on disk and take them from there.", shapes_code=False
-    )
-    cache_dir: Path | None = _option(
-        None, "Folder of the cache. None: the user's cache folder for gyrator.", shapes_code=False
-    )
-    remote_cache: str | None = _option(
-        None, "URL of a Redis server that shares entries among machines.", planned=True, shapes_code=False
-    )
+    cache: bool = _setting(True, "Keep built kernels and compiled graphs on disk and take them from there.")
+    cache_dir: Path | None = _setting(None, "Folder of the cache. None: the user's cache folder for gyrator.")
+    remote_cache: str | None = _setting(None, "URL of a Redis server that shares entries among machines.", planned=True)
 
     # --- seeing what happens
-    dump: Path | None = _option(None, "Folder that receives every stage as a numbered file.", shapes_code=False)
-    logs: tuple[str, ...] = _option(
-        (),
-        "What to print.",
-        choices=("output_code", "schedule", "fusion", "autotune", "cache", "recompiles"),
-        shapes_code=False,
+    dump: Path | None = _setting(None, "Folder that receives every stage as a numbered file.")
+    logs: tuple[str, ...] = _setting(
+        (), "What to print.", choices=("output_code", "schedule", "fusion", "autotune", "cache", "recompiles")
     )
-    metrics: tuple[str, ...] = _option(
-        (),
-        "Metric tables to write, as `metric_table_NAME.csv` in the working directory.",
-        choices=tuple(TABLES),
-        shapes_code=False,
+    metrics: tuple[str, ...] = _setting(
+        (), "Metric tables to write, as `metric_table_NAME.csv` in the working directory.", choices=tuple(TABLES)
     )
-    model_name: str = _option(
-        "", "What the first column of metric tables says: the model that is compiled.", shapes_code=False
-    )
-    progress: str = _option(
+    model_name: str = _setting("", "What the first column of metric tables says: the model that is compiled.")
+    progress: str = _setting(
         "auto",
         "`bar`: a progress bar. `lines`: a line every 5 seconds. `off`: silence. `auto`: a bar "
         "on a terminal, lines elsewhere.",
         choices=("auto", "bar", "lines", "off"),
-        shapes_code=False,
     )
     benchmark_kernel: bool = _option(False, "Write a program for each kernel that times it, beside the wrapper.")
-    profile_bandwidth: bool = _option(
-        False, "Time every kernel of real runs and print its GB/s when the process ends.", shapes_code=False
+    profile_bandwidth: bool = _setting(
+        False, "Time every kernel of real runs and print its GB/s when the process ends."
     )
 
     @staticmethod
