@@ -4,11 +4,14 @@ layers from top to bottom. Plain SVG.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import groupby
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
 
 from gyrator.report.record import GraphRecord, StepRecord
 
+TEMPLATE = Path(__file__).with_name("diagram.svg.jinja")
 LINE, PAD, GAP_X, GAP_Y = 15, 8, 24, 46
 CHARACTER = 6.3
 MOST_NESTS = 12
@@ -43,15 +46,18 @@ def diagram(record: GraphRecord, link: str = "") -> str:
     at = _positions(boxes, layers)
     width = max((x + boxes[b].width for b, (x, _) in at.items()), default=0) + GAP_X
     height = max((y + boxes[b].height for b, (_, y) in at.items()), default=0) + GAP_X
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
-        f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="monospace" font-size="10.5">',
-        f"<title>{escape(record.name)}</title>",
-        *(_edge(boxes, at, first, second) for first, second in edges),
-        *(_drawn(box, *at[number]) for number, box in enumerate(boxes)),
-        "</svg>",
-    ]
-    return "\n".join(parts) + "\n"
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["px"] = lambda length: f"{length:.0f}"
+    return environment.from_string(TEMPLATE.read_text()).render(
+        name=record.name,
+        width=width,
+        height=height,
+        curves=[_curve(boxes, at, first, second) for first, second in edges],
+        boxes=[(box, *at[number]) for number, box in enumerate(boxes)],
+        colours=COLOURS,
+        line=LINE,
+        pad=PAD,
+    )
 
 
 def _boxes(record: GraphRecord, link: str) -> tuple[list[_Box], list[tuple[int, int]]]:
@@ -122,23 +128,8 @@ def _positions(boxes: Sequence[_Box], layers: Sequence[Sequence[int]]) -> dict[i
     return at
 
 
-def _edge(boxes: Sequence[_Box], at: Mapping[int, tuple[float, float]], first: int, second: int) -> str:
+def _curve(boxes: Sequence[_Box], at: Mapping[int, tuple[float, float]], first: int, second: int) -> str:
     x, y = at[first][0] + boxes[first].width / 2, at[first][1] + boxes[first].height
     u, v = at[second][0] + boxes[second].width / 2, at[second][1]
     bend = max(GAP_Y / 2, (v - y) / 3)
-    curve = f"M{x:.0f} {y:.0f}C{x:.0f} {y + bend:.0f} {u:.0f} {v - bend:.0f} {u:.0f} {v:.0f}"
-    return f'<path d="{curve}" fill="none" stroke="#999" stroke-opacity="0.6"/>'
-
-
-def _drawn(box: _Box, x: float, y: float) -> str:
-    text = "".join(
-        f'<text x="{x + PAD:.0f}" y="{y + LINE * (k + 1) - 1:.0f}"'
-        f"{' font-weight=' + chr(34) + 'bold' + chr(34) if k == 0 else ''}>{escape(line)}</text>"
-        for k, line in enumerate(box.lines)
-    )
-    frame = (
-        f'<rect x="{x:.0f}" y="{y:.0f}" width="{box.width:.0f}" height="{box.height:.0f}" rx="4" '
-        f'fill="{COLOURS[box.kind]}" stroke="#777"/>'
-    )
-    body = f"<g><title>{escape(box.title)}</title>{frame}{text}</g>"
-    return f'<a href="{escape(box.link)}">{body}</a>' if box.link else body
+    return f"M{x:.0f} {y:.0f}C{x:.0f} {y + bend:.0f} {u:.0f} {v - bend:.0f} {u:.0f} {v:.0f}"

@@ -32,8 +32,7 @@ def page(report: ReportData) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"size": size_text, "us": lambda s: "" if s is None else f"{s * 1e6:.1f}"}
     graphs = [_graph(report, number, graph) for number, graph in enumerate(report.graphs())]
-    plots = {"time": _compile_time(report), "roofline": _roofline(report)}
-    plots |= {f"memory-{number}": _memory(graph) for number, graph in enumerate(report.graphs())}
+    plots = {"time": _compile_time(report), "points": _points(report), "roof": _roof(report), "memory": _memory(report)}
     return environment.from_string(TEMPLATE.read_text()).render(
         report=report,
         graphs=graphs,
@@ -78,7 +77,7 @@ def _user_lines(places: Places) -> Iterator[tuple[str, str]]:
         yield place, source
 
 
-# -- plots ---------------------------------------------------------------------------------------------------
+# -- data of plots, which the template draws -----------------------------------------------------------------
 def _compile_time(report: ReportData) -> Plot:
     ids, labels, parents, values = ["all"], ["all"], [""], [report.seconds]
     for path, stage in report.stages():
@@ -90,51 +89,36 @@ def _compile_time(report: ReportData) -> Plot:
         labels.append(stage.name)
         parents.append(parent)
         values.append(stage.seconds)
-    trace = {
-        "type": "icicle", "ids": ids, "labels": labels, "parents": parents, "values": values,
-        "branchvalues": "total", "tiling": {"orientation": "v"},
-        "hovertemplate": "%{label}<br>%{value:.4f} s<extra></extra>",
-    }  # fmt: skip
-    return {"data": [trace], "layout": {"title": {"text": "Compile time by stage"}, "height": 420}}
+    return {"ids": ids, "labels": labels, "parents": parents, "values": values}
 
 
-def _roofline(report: ReportData) -> Plot:
+def _points(report: ReportData) -> Plot:
+    """Each timed kernel by operations a byte and a second."""
     points = [
         (number, kernel, seconds)
         for number, graph in enumerate(report.graphs())
         for kernel in graph.record.kernels
         if (seconds := graph.kernel_seconds().get(kernel.name)) and kernel.bytes and kernel.facts.operations
     ]
-    scatter = {
-        "type": "scatter", "mode": "markers", "name": "kernels", "marker": {"size": 10},
+    return {
         "x": [kernel.facts.operations / kernel.bytes for _, kernel, _ in points],
         "y": [kernel.facts.operations / seconds / 1e9 for _, kernel, seconds in points],
         "text": [kernel.name for _, kernel, _ in points],
         "customdata": [f"g{number}-{kernel.name}" for number, kernel, _ in points],
-        "hovertemplate": "%{text}<br>%{x:.3g} operations a byte<br>%{y:.3g} Gop/s<extra></extra>",
-    }  # fmt: skip
-    traces: list[Mapping[str, object]] = [scatter]
-    if report.peaks is not None:
-        reach = [0.01, report.peaks.operations / report.peaks.bytes, 1000.0]
-        roof = [min(x * report.peaks.bytes, report.peaks.operations) / 1e9 for x in reach]
-        traces.append({"type": "scatter", "mode": "lines", "name": "the machine's roof", "x": reach, "y": roof})
-    axes = {
-        "xaxis": {"type": "log", "title": {"text": "operations a byte"}},
-        "yaxis": {"type": "log", "title": {"text": "Gop/s"}},
     }
-    return {"data": traces, "layout": {"title": {"text": "Roofline (click a kernel)"}, "height": 460, **axes}}
 
 
-def _memory(graph: GraphReport) -> Plot:
-    memory: Sequence[int] = graph.record.memory
-    trace = {
-        "type": "scatter", "mode": "lines", "fill": "tozeroy", "line": {"shape": "hv"},
-        "x": list(range(1, len(memory) + 1)), "y": [n / 1e6 for n in memory],
-        "text": [step.name for step in graph.record.steps],
-        "hovertemplate": "%{text}<br>%{y:.3f} MB<extra></extra>",
-    }  # fmt: skip
-    layout = {
-        "title": {"text": f"Memory of {graph.record.name} over its steps"}, "height": 300,
-        "xaxis": {"title": {"text": "step"}}, "yaxis": {"title": {"text": "MB"}},
-    }  # fmt: skip
-    return {"data": [trace], "layout": layout}
+def _roof(report: ReportData) -> Plot:
+    if report.peaks is None:
+        return {}
+    most, speed = report.peaks.operations, report.peaks.bytes
+    reach = [0.01, most / speed, 1000.0]
+    return {"x": reach, "y": [min(x * speed, most) / 1e9 for x in reach]}
+
+
+def _memory(report: ReportData) -> Sequence[Plot]:
+    """Megabytes after each step of each graph."""
+    return [
+        {"name": record.name, "y": [n / 1e6 for n in record.memory], "text": [step.name for step in record.steps]}
+        for record in (graph.record for graph in report.graphs())
+    ]
