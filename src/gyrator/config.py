@@ -153,8 +153,8 @@ class Config:
     )
     cuda_graphs: bool = _option(
         False,
-        "Record the launches of a call as a CUDA graph and replay it, for inference whose work is all on the "
-        "GPU. Set by the modes reduce-overhead and max-autotune.",
+        "Record the launches of a call as a CUDA graph and replay it, for graphs whose work is all on the GPU. "
+        "Set by the modes reduce-overhead and max-autotune.",
     )
 
     # --- building and caching

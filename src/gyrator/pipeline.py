@@ -46,7 +46,7 @@ from gyrator.report.describe import called, describe
 from gyrator.report.dump import dump_compiled, dump_graph
 from gyrator.report.record import to_json
 from gyrator.report.watch import COUNTERS, RECORD, Watch, graph_compiled, kernel_tuned, traffic
-from gyrator.runtime.cuda_graphs import record_on_gpu, recordable, replayed
+from gyrator.runtime.cuda_graphs import Roles, record_on_gpu, recordable, replayed
 from gyrator.runtime.entries import as_list, facts_of, find, keep, moved_places, numbered_places, open_stores
 from gyrator.runtime.gpu_kernels import GpuKernels
 from gyrator.runtime.load import WRAPPER, Runtime, load
@@ -196,11 +196,12 @@ def compile_graph(
         with session.stage("build"):
             files = kernels.wait()
         with session.stage("store"):
+            kept, saved = (info.saved, 0) if info.kind == "backward" else (0, info.saved)
             notes: dict[str, Json] = {
                 "facts": facts_of(shape_env, guards, key),
                 "places": numbered_places(graph, kernels.places),
                 COUNTERS: {**record.counters},
-                RECORDED: [device.index, *info.static_inputs] if recordable(plan, info) else None,
+                RECORDED: [device.index, kept, saved, *info.static_inputs] if recordable(plan, info) else None,
             }
             again = None if lowered.regions else key  # regions run from graphs that this process holds
             files[RECORD] = to_json(record)
@@ -279,8 +280,8 @@ def loaded(
         runtime = Runtime(entry.folder, pool, constants, moved, config.threads, regions=regions, gpu=gpu, note=note)
         call = load(entry.text(WRAPPER), runtime)
         if config.cuda_graphs and entry.notes.get(RECORDED) is not None:
-            index, *static = as_list(entry.notes[RECORDED])
-            return on_device(index, replayed(call, static, record_on_gpu))
+            index, kept, saved, *static = as_list(entry.notes[RECORDED])
+            return on_device(index, replayed(call, Roles(frozenset(static), kept, saved), record_on_gpu))
         return call
 
 

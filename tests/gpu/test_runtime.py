@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -315,6 +316,42 @@ def test_reduce_overhead_replays_a_recording_and_keeps_earlier_results() -> None
         results = [compiled(x) for x in inputs]
         for x, got in zip(inputs, results, strict=True):
             torch.testing.assert_close(got, layer(x), rtol=2e-2, atol=2e-2)
+
+
+def test_training_is_replayed_too() -> None:
+    layer = bert_layer().train()
+    compiled = torch.compile(layer, backend="gyrator", mode="reduce-overhead")
+    target = random(2, 64, 256)
+    for _ in range(6):
+        x = random(2, 64, 256, dtype=torch.bfloat16).requires_grad_()
+        grads = []
+        for function in (compiled, layer):
+            layer.zero_grad(set_to_none=True)
+            (function(x).float() * target).sum().backward()
+            grads.append([x.grad, *(p.grad for p in layer.parameters())])
+            x.grad = None
+        for got, want in zip(*grads, strict=True):
+            difference = (got.float() - want.float()).square().mean().sqrt()
+            assert difference <= 0.05 * want.float().square().mean().sqrt()
+
+
+def test_replays_draw_new_random_numbers_and_backward_the_same_ones() -> None:
+    def dropped(x: Tensor) -> Tensor:
+        return nn.functional.dropout(x.sin(), 0.5) * 2
+
+    compiled = torch.compile(dropped, backend="gyrator", mode="reduce-overhead")
+    masks = []
+    for _ in range(6):
+        x = torch.ones(4096, device="cuda", requires_grad=True)
+        y = compiled(x)
+        y.sum().backward()
+        assert x.grad is not None and torch.equal(x.grad != 0, y != 0)
+        masks.append(y != 0)
+    assert all(not torch.equal(a, b) for a, b in pairwise(masks))
+    torch.manual_seed(7)
+    first = compiled(torch.ones(4096, device="cuda"))
+    torch.manual_seed(7)
+    assert torch.equal(first, compiled(torch.ones(4096, device="cuda")))
 
 
 def test_logits_of_an_odd_vocabulary() -> None:

@@ -179,7 +179,7 @@ def _differentiable(
         for index, position in enumerate(halves.saved_primals)
         if roles.primals[position] in roles.static
     )
-    backward_info = GraphInfo("backward", static, (), (None,) * len(roles.gradients))
+    backward_info = GraphInfo("backward", static, (), (None,) * len(roles.gradients), kept)
 
     def compile_backward() -> BoxedCallable:
         return compiled(halves.backward, backward_info).call

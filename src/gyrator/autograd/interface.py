@@ -37,7 +37,8 @@ class GraphInfo:
         updates: inputs that get a new value. See `Compiled.written`.
         strides: for each output the strides in elements that it must have; None where they are free (updates,
             gradients, outputs that are not tensors).
-        saved: how many outputs at the end are kept for the backward graph and seen by nobody else.
+        saved: how many outputs at the end are kept for the backward graph and seen by nobody else; of that graph, how
+            many inputs at the start those are.
         frozen: whether parameters are constants of the graph, so that it serves this program alone.
     """
 

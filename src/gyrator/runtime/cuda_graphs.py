@@ -3,10 +3,14 @@
 A recording reads and writes the addresses that it was made with. Parameters stay where they are; other inputs
 are copied into the recording's own memory before a replay, and outputs out of it after, so that what a call
 returned stays as it is. The first call of each kind runs as usual, so that kernels are loaded and tuned.
+
+What forward saves for backward is not copied: it stays in forward's recording, where backward's recording finds it.
+While somebody holds what an earlier call saved, as two forwards before a backward do, calls run as usual.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -14,31 +18,31 @@ import torch
 from gyrator.autograd.interface import BoxedCallable, GraphInfo
 from gyrator.ir.expr import Value
 from gyrator.ir.program import Item, views
-from gyrator.runtime.externs import copied
+from gyrator.runtime.externs import copied, operator
 from gyrator.schedule.plan import Allocate, Call, Launch, Plan, Step
+from gyrator.torch_compat import storage_holders
 
 Record: TypeAlias = Callable[[Callable[[], Sequence[Any]]], "tuple[Callable[[], object], Sequence[Any]]"]
 """Runs a function while its launches are recorded; gives what replays them, and the function's results."""
 
-MOST_RECORDINGS = 16
-"""Of one graph; further kinds of calls run as usual."""
+MOST_RECORDINGS, MOST_SEEN = 64, 1024
+"""Of one graph, and kinds of calls that are remembered; further ones run as usual."""
 
 
 def recordable(plan: Plan, info: GraphInfo) -> bool:
-    """Whether calls of a plan can be recorded: an inference graph whose work is all on the GPU, that reads no
-    number back and writes into no input but parameters and buffers.
-
-    What forward saves for backward would have to be copied out at each call, so training graphs run as usual.
-    """
-    if info.kind != "inference" or any(isinstance(output, Item) for output in plan.outputs):
+    """Whether calls of a plan can be recorded: all its work is on the GPU, it reads no number back, and it writes
+    into no input but parameters and buffers."""
+    if any(isinstance(output, Item) for output in plan.outputs):
         return False
     if not {update.input for update in info.updates} <= set(info.static_inputs):
         return False
     if any(given.number for given in plan.inputs):
         return False
     externs = [step.extern for step in plan.steps if isinstance(step, Call)]
-    if any(e.scalars or e.effects or any(isinstance(a, Item) for a in e.args) for e in externs):
+    if any(e.scalars or any(isinstance(a, Item) for a in e.args) for e in externs):
         return False
+    if any(e.effects and torch.Tag.nondeterministic_seeded not in getattr(operator(e.op), "tags", ()) for e in externs):
+        return False  # but draws: torch's generator goes on at each replay
     values = [v for step in plan.steps for v in _values(step)]
     return bool(values) and all(value.device.type == "cuda" for value in values)
 
@@ -50,67 +54,95 @@ def _values(step: Step) -> Iterator[Value]:
         case Launch(_, args):
             yield from args
         case Call(extern):
-            yield from (view.value for view in views(extern))
-            yield from (value for value in extern.out if value is not None)
+            values = [*(view.value for view in views(extern)), *(value for value in extern.out if value is not None)]
+            # the state of attention's generator, a number, lies on the GPU where calls are recorded
+            yield from (v for v in values if v.dtype.is_floating_point or "_attention" not in extern.op)
         case _:
             pass
 
 
 @dataclass(frozen=True, slots=True)
+class Roles:
+    """What a graph's inputs and outputs are to its recordings: inputs that stay in place (``static``), how many inputs
+    at the start lie in forward's recording (``kept``), how many outputs at the end stay in this one (``saved``)."""
+
+    static: frozenset[int]
+    kept: int = 0
+    saved: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class _Recording:
-    """One kind of call: its own inputs, by position, what replays it, and the outputs it writes."""
+    """One kind of call: its own inputs, by position, what replays it, the outputs it writes, and of those that it does
+    not give away how many hold their memory, by the number of holders while nobody else does."""
 
     inputs: tuple[tuple[int, torch.Tensor], ...]
-    addresses: tuple[tuple[int, int], ...]
     replay: Callable[[], object]
     outputs: Sequence[Any]
+    saved: Sequence[Any]
+    holders: tuple[tuple[Callable[[], int], int], ...]
 
-    def fits(self, args: Sequence[Any]) -> bool:
-        """Whether the parameters lie where they lay."""
-        return all(args[at].data_ptr() == address for at, address in self.addresses)
+    def is_idle(self) -> bool:
+        """Whether nobody needs what the last replay saved."""
+        return all(count() == alone for count, alone in self.holders)
 
     def run(self, args: list[Any]) -> list[Any]:
         for at, own in self.inputs:
             own.copy_(args[at])
         args.clear()
         self.replay()
-        return [copied(out, out.stride()) if isinstance(out, torch.Tensor) else out for out in self.outputs]
+        shown = [copied(out, out.stride()) if isinstance(out, torch.Tensor) else out for out in self.outputs]
+        return shown + [out.detach() if isinstance(out, torch.Tensor) else out for out in self.saved]
 
 
-def replayed(call: BoxedCallable, static: Sequence[int], record: Record) -> BoxedCallable:
-    """`call` by recordings, one for each shape of its inputs; `static` are the inputs that stay in place."""
-    places = frozenset(static)
+def replayed(call: BoxedCallable, roles: Roles, record: Record) -> BoxedCallable:
+    """`call` by recordings, one for each shape of its inputs, and for each place of those that are not copied: layers
+    that run the same code share a graph, each with its own parameters."""
     seen: set[tuple[object, ...]] = set()
     recordings: dict[tuple[object, ...], _Recording] = {}
+    failures: list[RuntimeError] = []
 
     def run(args: list[Any]) -> Sequence[Any]:
-        kind = tuple([_kind(arg) for k, arg in enumerate(args) if k not in places])
+        if failures or len({arg.device for arg in args if isinstance(arg, torch.Tensor)}) > 1:
+            return call(args)
+        kind = tuple([_kind(arg, in_place=k < roles.kept or k in roles.static) for k, arg in enumerate(args)])
         found = recordings.get(kind)
-        if found is not None and found.fits(args):
+        if torch.cuda.is_current_stream_capturing() or (found is not None and not found.is_idle()):
+            return call(args)
+        if found is not None:
             return found.run(args)
-        if torch.cuda.is_current_stream_capturing():
+        if kind not in seen or len(recordings) >= MOST_RECORDINGS:
+            if len(seen) < MOST_SEEN:
+                seen.add(kind)
             return call(args)
-        if kind not in seen or (found is None and len(recordings) >= MOST_RECORDINGS):
-            seen.add(kind)
+        try:
+            made = recordings[kind] = _recorded(call, args, roles, record)
+        except RuntimeError as error:  # an operator waits for the GPU
+            failures.append(error)
+            warnings.warn(f"calls cannot be recorded as a CUDA graph, and run as usual: {error}", stacklevel=1)
             return call(args)
-        made = recordings[kind] = _recorded(call, args, places, record)
         return made.run(args)
 
     return run
 
 
-def _recorded(call: BoxedCallable, args: Sequence[Any], static: frozenset[int], record: Record) -> _Recording:
+def _recorded(call: BoxedCallable, args: Sequence[Any], roles: Roles, record: Record) -> _Recording:
     tensors = [(k, arg) for k, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
-    own = {k: copied(arg, arg.stride()) for k, arg in tensors if k not in static}
+    own = {k: copied(arg, arg.stride()) for k, arg in tensors if k not in roles.static and k >= roles.kept}
     given = [own.get(k, arg) for k, arg in enumerate(args)]
     replay, outputs = record(lambda: call(list(given)))
-    addresses = tuple((k, arg.data_ptr()) for k, arg in tensors if k in static)
-    return _Recording(tuple(own.items()), addresses, replay, outputs)
+    shown = len(outputs) - roles.saved
+    inputs = {arg.untyped_storage().data_ptr() for _, arg in tensors}
+    saved = [out.untyped_storage() for out in outputs[shown:] if isinstance(out, torch.Tensor)]
+    counts = [storage_holders(storage) for storage in saved if storage.data_ptr() not in inputs]
+    del saved  # it would count as a holder
+    recording = _Recording(tuple(own.items()), replay, outputs[:shown], outputs[shown:], ())
+    return replace(recording, holders=tuple((count, count()) for count in counts))
 
 
-def _kind(arg: object) -> object:
+def _kind(arg: object, *, in_place: bool) -> object:
     if isinstance(arg, torch.Tensor):
-        return (arg.shape, arg.stride(), arg.data_ptr() % 16 == 0)
+        return (arg.shape, arg.stride(), arg.data_ptr() if in_place else arg.data_ptr() % 16 == 0)
     return arg
 
 

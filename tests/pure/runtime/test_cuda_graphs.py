@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gyrator.runtime import cuda_graphs
-from gyrator.runtime.cuda_graphs import replayed
+from gyrator.runtime.cuda_graphs import Roles, replayed
 
 
 class Recorder:
@@ -51,7 +52,7 @@ def emptied(args: list[Any]) -> Sequence[Any]:
 
 
 def test_the_second_call_of_a_kind_is_recorded_and_later_ones_replayed(recorder: Recorder) -> None:
-    call, w = replayed(emptied, [1], recorder), torch.randn(4)
+    call, w = replayed(emptied, Roles(frozenset({1})), recorder), torch.randn(4)
     results = []
     for k in range(5):
         x = torch.full((4,), float(k))
@@ -64,7 +65,7 @@ def test_the_second_call_of_a_kind_is_recorded_and_later_ones_replayed(recorder:
 
 
 def test_each_shape_and_number_has_a_recording(recorder: Recorder) -> None:
-    call, w = replayed(affine, [1], recorder), torch.randn(1)
+    call, w = replayed(affine, Roles(frozenset({1})), recorder), torch.randn(1)
     for _ in range(3):
         for shape, number in (((2,), 1), ((3,), 1), ((3,), 2)):
             x = torch.randn(shape)
@@ -73,7 +74,7 @@ def test_each_shape_and_number_has_a_recording(recorder: Recorder) -> None:
 
 
 def test_a_parameter_that_moved_is_recorded_anew(recorder: Recorder) -> None:
-    call, x = replayed(affine, [1], recorder), torch.randn(4)
+    call, x = replayed(affine, Roles(frozenset({1})), recorder), torch.randn(4)
     for w in (torch.randn(4), torch.randn(4)):
         for _ in range(3):
             assert torch.equal(call([x, w, 1])[0], x * w + 1)
@@ -82,9 +83,99 @@ def test_a_parameter_that_moved_is_recorded_anew(recorder: Recorder) -> None:
 
 def test_there_is_an_end_to_recordings(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_graphs, "MOST_RECORDINGS", 2)
-    call, w = replayed(affine, [1], recorder), torch.randn(1)
+    call, w = replayed(affine, Roles(frozenset({1})), recorder), torch.randn(1)
     for _ in range(2):
         for n in range(4):
             x = torch.randn(n + 1)
             assert torch.equal(call([x, w, 1])[0], x * w + 1)
     assert recorder.recorded == 2
+
+
+def forward(args: list[Any]) -> Sequence[Any]:
+    """The result, and what backward needs: a new value, and an input."""
+    x, w = args
+    args.clear()
+    return ((x * w).exp(), (x * w).exp(), x)
+
+
+def backward(args: list[Any]) -> Sequence[Any]:
+    y, x, w, grad = args
+    args.clear()
+    return (grad * y * x, grad * y * w)
+
+
+class RecorderOfAddresses(Recorder):
+    """Holds none of its inputs, as a recording on a GPU: a replay reads what lies where they lay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[int] = []
+
+    def noted(self, args: list[Any]) -> Sequence[Any]:
+        self.addresses = [arg.data_ptr() for arg in args]
+        return backward(args)
+
+    def __call__(self, function: Callable[[], Sequence[Any]]) -> tuple[Callable[[], object], Sequence[Any]]:
+        self.recorded += 1
+        outputs, addresses = function(), self.addresses
+
+        def replay() -> None:
+            self.replayed += 1
+            found = [(ctypes.c_float * 4).from_address(address) for address in addresses]
+            for old, new in zip(
+                outputs, backward([torch.frombuffer(f, dtype=torch.float32) for f in found]), strict=True
+            ):
+                old.copy_(new)
+
+        return replay, outputs
+
+
+def training(
+    recorder: Recorder, other: RecorderOfAddresses
+) -> tuple[Callable[[Tensor, Tensor], tuple[Any, ...]], Callable[..., Sequence[Any]]]:
+    """Forward and backward of exp(x·w) as a program calls them: what is saved is dropped after backward."""
+    first = replayed(forward, Roles(frozenset({1}), saved=2), recorder)
+    second = replayed(other.noted, Roles(frozenset({2}), kept=2), other)
+    return lambda x, w: tuple(first([x, w])), lambda saved, w, grad: second([*saved, w, grad])
+
+
+def test_backward_finds_what_forward_saved_where_it_lies(recorder: Recorder) -> None:
+    other = RecorderOfAddresses()
+    (first, second), w = training(recorder, other), torch.randn(4)
+    for _ in range(6):
+        x, grad = torch.randn(4), torch.randn(4)
+        y, *saved = first(x, w)
+        got = second(saved, w, grad)
+        del saved
+        right = (x * w).exp()
+        torch.testing.assert_close((y, *got), (right, grad * right * x, grad * right * w))
+    assert (recorder.recorded, recorder.replayed) == (1, 5)
+    assert (other.recorded, other.replayed) == (
+        1,
+        4,
+    )  # what forward saves lies in its recording from the second call on
+
+
+def test_what_is_saved_for_a_later_backward_is_not_written_over(recorder: Recorder) -> None:
+    (first, second), w = training(recorder, RecorderOfAddresses()), torch.randn(4)
+    for _ in range(4):
+        xs, grad = [torch.randn(4) for _ in range(3)], torch.randn(4)
+        kept = [first(x, w)[1:] for x in xs]  # three forwards before the first backward
+        for x in reversed(xs):
+            right = (x * w).exp()
+            torch.testing.assert_close(tuple(second(kept.pop(), w, grad)), (grad * right * x, grad * right * w))
+    assert recorder.replayed == 4  # the second of all, and the first of each later three
+
+
+def test_calls_that_cannot_be_recorded_run_as_usual(recorder: Recorder) -> None:
+    def fails(function: Callable[[], Sequence[Any]]) -> Any:
+        function()
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    call, w = replayed(emptied, Roles(frozenset({1})), fails), torch.randn(4)
+    results = []
+    with pytest.warns(UserWarning, match="not permitted") as warned:
+        for k in range(4):
+            x = torch.full((4,), float(k))
+            results.append(torch.equal(call([x, w, 2])[0], x * w + 2))
+    assert all(results) and len(warned) == 1
