@@ -19,6 +19,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--fuzz-seed", type=int, default=0, metavar="SEED", help="seed of the first program")
     group.addoption("--all-bugs", action="store_true", help="bisect every seeded bug, not only some")
     group.addoption("--opinfo-full", action="store_true", help="every op, dtype and sample of OpInfo")
+    group.addoption("--training-full", action="store_true", help="every model in every way of training")
 
 
 def pytest_configure() -> None:

@@ -324,7 +324,7 @@ class _KernelChecker:
             raise RuleBroken(f"extent {axis.extent} of {axis} depends on a loop that is not around it")
         self.exprs.index(axis.extent)
         parallel = loop.kind is LoopKind.PARALLEL
-        if parallel and (scope.serial or scope.lanes):
+        if parallel and (scope.lanes or (scope.serial and scope.parallel)):
             raise RuleBroken("a parallel loop inside one that is not")
         if loop.kind is LoopKind.LANES and scope.lanes:
             raise RuleBroken("vectors within vectors")

@@ -76,7 +76,7 @@ SIMPLE = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "max",
 def choose_loops(group: Group, stored: frozenset[Value], *, phased: bool) -> Shape:
     """Order and merge the loops, then choose a style.
 
-    ``phased``: some member waits for a reduction of the group, so that rows cannot be split among threads.
+    ``phased``: some member waits for a reduction of the group; neither then nor in a scan can threads share a row.
     """
     group = ordered(group, stored)
     outer, spaces = list(group.outer), list(group.spaces)
@@ -85,7 +85,8 @@ def choose_loops(group: Group, stored: frozenset[Value], *, phased: bool) -> Sha
     column = _column(group, outer, spaces, contiguous_axes(accesses(group, stored)))
     if column is not None:
         return _columns(group, outer, spaces, column)
-    if _size(outer) < FEW_ROWS and _size(spaces[0]) > LONG_ROW and len(spaces) == 1 and not phased:
+    alone = len(spaces) > 1 or phased or any(isinstance(m.nest.root, Scan) for m in group.members)
+    if _size(outer) < FEW_ROWS and _size(spaces[0]) > LONG_ROW and not alone:
         return _split_row(group, outer, list(spaces[0]))
     return Shape(group, Style.ROWS, tuple(outer), None, tuple(spaces), {})
 

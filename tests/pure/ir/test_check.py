@@ -175,6 +175,7 @@ def test_checking_is_cheap() -> None:
 P, S, L = LoopKind.PARALLEL, LoopKind.SERIAL, LoopKind.LANES
 ROW = value("row", 6)
 OUT = value("out", 4)
+BLOCK = axis("b", 3)
 total = Ref("total", F32, frozenset({ROWS}))
 double = Ref("double", F32, frozenset({ROWS, COLS}))
 feed = Feed("acc", (x,))
@@ -208,7 +209,8 @@ BROKEN_KERNELS: list[tuple[str, Kernel]] = [
     ("neither a parameter nor scratch", kernel(rows(columns(put, Store(OUT, (ROWS.index(),), x))))),
     ("axes i1 are not in scope", kernel(rows(put))),
     ("a loop over i0 inside", kernel(rows(Loop(ROWS, S, (columns(put),))))),
-    ("a parallel loop inside one that is not", kernel(Loop(ROWS, S, (columns(put, kind=P),)))),
+    ("a parallel loop inside one that is not", kernel(Loop(ROWS, L, (columns(put, kind=P),)))),
+    ("a parallel loop inside one that is not", kernel(rows(Loop(BLOCK, S, (columns(put, kind=P),))))),
     ("vectors within vectors", kernel(Loop(ROWS, L, (columns(put),)))),
     ("4 lanes in a serial loop", kernel(rows(columns(put, kind=S, lanes=4)))),
     ("no order to reverse", kernel(rows(columns(put), reverse=True))),

@@ -1,0 +1,37 @@
+"""Few rows too long for one core: all threads share each row, unless one element of it needs the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.acceptance import check
+
+PROGRAMS: dict[str, Callable[[Tensor], object]] = {
+    "sum": lambda x: (2 * x).sum(-1) + 1,
+    "variance": lambda x: x.var(-1),
+    "extremes": lambda x: (x.amax(-1), x.argmin(-1)),
+    "log-sum-exp": lambda x: x.logsumexp(-1),
+    "what is summed is stored": lambda x: (y := x.exp(), y.sum(-1)),
+    "cumulative sum": lambda x: x.cumsum(-1),
+    "cumulative maximum": lambda x: x.cummax(-1),
+    "cumulative sum beside a sum": lambda x: (x.cumsum(-1), x.sum(-1)),
+}
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("shape", [(100_003,), (3, 40_001)], ids=["one row", "three rows"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_few_long_rows(name: str, shape: tuple[int, ...], backend: str) -> None:
+    torch.manual_seed(0)
+    check(PROGRAMS[name], (torch.randn(shape),), backend=backend)
