@@ -141,7 +141,8 @@ def compile_graph(
         guards = 0 if shape_env is None else len(shape_env.guards)
         stores = open_stores(session, process.scratch_folder())
         with session.stage("look up"):
-            config, target, key = session.config, targets.key(), None
+            gpu = gpu_of(targets, device)
+            config, target, key = session.config, f"{targets.key()} {gpu}", None
             if not info.frozen:
                 key = graph_key(graph, config, shape_env=shape_env, updates=updates, shown=shown, target=target)
             entry = find(key, stores.graphs, example_inputs, session)
@@ -150,7 +151,7 @@ def compile_graph(
             graph_compiled(session, entry, process.watch, cached=True)
             return Compiled(call, written, entry.key, str(entry.folder / WRAPPER))
 
-        symbols, gpu = Symbols(shape_env), gpu_of(targets, device)
+        symbols = Symbols(shape_env)
         threads = session.config.threads or torch.get_num_threads()
         cpu = Cpu(targets.cpu.vectors, threads) if targets.cpu is not None else None
         builder = Builder(targets, stores, session, process.workers, shape_env, symbols.hints, gpu, cpu)

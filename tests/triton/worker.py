@@ -28,6 +28,7 @@ from gyrator.ir.ops import OPS
 from gyrator.optional import require
 
 ROOT = Path(__file__).parents[2]
+_WAITS = re.compile(r"\brt\.(?:wait|meet)\(")
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,9 @@ class Worker:
         arguments = [sizes[p.size] if isinstance(p, SizeArgument) else memory[p.name] for p in kernel.params]
         grid = programs(kernel, config, sizes)
         written = self._ask("run", (kernel.source, kernel.name, arguments, config, grid))
-        if any(isinstance(p, Workspace) and p.zeroed for p in kernel.params):
-            # its programs wait for each other, but run one after the other: this time, all find what the others left
+        for _ in range(len(_WAITS.findall(kernel.source))):
+            # its programs wait for each other, but run one after the other: once more for each time that they wait,
+            # and all find what the others left
             given = zip(kernel.params, arguments, written, strict=True)
             again = [new if isinstance(p, Workspace) else old for p, old, new in given]
             written = self._ask("run", (kernel.source, kernel.name, again, config, grid))
@@ -152,7 +154,7 @@ def _mend_interpreter() -> None:
 
     interpreter.InterpreterBuilder.create_dot = wide_dot
     libdevice = importlib.import_module("triton.language.extra.libdevice")
-    importlib.import_module("gyrator.templates.gemm").wait = lambda *_: None
+    importlib.import_module("gyrator.runtime.triton_ops").wait = lambda *_: None
     for name in _LIBRARY:
         setattr(libdevice, name, _elementwise(interpreter, getattr(torch, _LIBRARY[name])))
 

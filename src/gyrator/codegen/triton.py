@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from math import prod
 from textwrap import wrap
 
@@ -122,15 +123,24 @@ def print_triton(kernel: Kernel, *, descriptors: bool = True) -> TritonKernel:
 
 
 def _workspaces(kernel: Kernel) -> Iterator[Workspace]:
-    """Memory for partial sums of tiles, and for a counter for each of those that are there."""
+    """Memory for partial sums of tiles or rows, and for a counter for each of those that are there."""
     tiling = kernel.tiling
     blocks = dict(tiling.configs[0].blocks) if tiling is not None else {}
-    if tiling is None or "SPLIT_K" not in blocks:
+    if tiling is None or not {"SPLIT_K", "PARTS"} & blocks.keys():
         return
     sizes = {tile.axis: blocks[tile.block] for tile in tiling.tiles}
     counts = [(loop.axis.extent - 1) // sizes.get(loop.axis, 1) + 1 for loop in grid_loops(kernel)]
-    yield Workspace("space", product(counts) * (blocks["SPLIT_K"] * prod(sizes.values()) * 4), zeroed=False)
+    each = blocks.get("SPLIT_K", 0) * prod(sizes.values()) * 4
+    if "PARTS" in blocks:
+        each = 8 * _states(kernel.body) * max(dict(config.blocks)["PARTS"] for config in tiling.configs)
+    yield Workspace("space", product(counts) * each, zeroed=False)
     yield Workspace("counters", product(counts) * 4, zeroed=True)
+
+
+def _states(body: Sequence[Loop | Stage]) -> int:
+    """How many numbers the reductions of a kernel come to."""
+    loops = [item for item in body if isinstance(item, Loop)]
+    return sum(_states(loop.body) + sum(len(carry.results) for carry in loop.carries) for loop in loops)
 
 
 def _print_foreach(kernel: Kernel, tiling: Tiling) -> TritonKernel:
@@ -185,6 +195,17 @@ def _wrapped(items: Sequence[str], end: str) -> list[str]:
     return [line.replace("\0", " ") for line in lines]
 
 
+def _starts(kind: str, first: torch.dtype, *, scan: bool = False) -> list[tuple[bool | int | float, torch.dtype]]:
+    """What each number of a reduction's state starts from, and its type; ``first`` is that of the elements."""
+    zero = (0.0, working(first))
+    if kind == "welford":
+        return [zero, zero, zero]
+    start = identity("max" if kind == "softmax" else kind, first)
+    starts = [(int(start) if isinstance(start, bool) else start, working(first))]
+    number = (0 if scan else torch.iinfo(torch.int64).max, torch.int64)
+    return [*starts, *([zero] if kind == "softmax" else [number] if kind in ("argmax", "argmin") else [])]
+
+
 @dataclass(frozen=True, slots=True)
 class Accumulator:
     """The locals of a carry of a loop that runs in blocks."""
@@ -206,6 +227,9 @@ class Printer(Expressions):
         self.program = "tl.program_id(0)"
         self.extents: dict[Axis, str] = {}
         self.descriptors, self.described = True, False
+        self._shared = "PARTS" in dict(tiling.configs[0].blocks)
+        self._apart: list[tuple[Carry, list[str], torch.dtype]] = []
+        self._places = count()
 
     # -- grid ----------------------------------------------------------------------------------------------
     def grid(self) -> tuple[GridAxis, ...]:
@@ -215,6 +239,12 @@ class Printer(Expressions):
         axes = [GridAxis(loop.axis.extent, blocks.get(loop.axis)) for loop in loops]
         if loops and isinstance(loops[-1].body[0], Contract):
             return self._template(loops[-1].body[0], loops[-1].body[1:], axes)
+        if self._shared:
+            (row,) = self.tiling.tiles
+            axes.append(GridAxis(row.axis.extent, row.block))
+            for name, op in (("part", "%"), ("tile", "//")):
+                self.emit(f"{name} = tl.program_id(0){'.to(tl.int64)' * self.tiling.wide} {op} PARTS")
+            self.program = "tile"
         if loops:
             self._program_ids([loop.axis for loop in loops])
         self.body(loops[-1].body if loops else self.kernel.body)
@@ -280,7 +310,7 @@ class Printer(Expressions):
             term = self.find(key)
             assert term is not None
             self.bind(key, replace(term, depth=self.block.depth))
-        self.emit("gemm.wait(counters, pid, ticket)")
+        self.emit("rt.wait(counters, pid, ticket)")
         self.emit("shared = gemm.gathered(space, pid, part, acc.dtype, BLOCK_M, BLOCK_N, SPLIT_K, SHARE)")
         self.bind(contract.name, Term("shared", self.block.depth, frozenset(_sides(contract)), name=True))
         row = contract.row
@@ -388,6 +418,7 @@ class Printer(Expressions):
         if tile.whole:
             self._whole(loop.axis, tile.block)
             self.body(loop.body)
+            self._meet(loop.axis)
         else:
             self._steps(loop, tile.block)
         self._scope = outside
@@ -408,7 +439,8 @@ class Printer(Expressions):
         if self.find(axis) is None:
             extent = self.index(axis.extent).text
             name = self.names.fresh(axis.name)
-            self.emit(f"{name} = {self.spread(f'tl.arange(0, {block})', axis)}")
+            start = f"part * {block} + " if self._shared else ""
+            self.emit(f"{name} = {start}{self.spread(f'tl.arange(0, {block})', axis)}")
             self.bind(axis, Term(name, axes=frozenset((axis,)), name=True))
             self._bound(axis, extent)
 
@@ -444,29 +476,17 @@ class Printer(Expressions):
         """Accumulators before a loop in blocks: a tile for a reduction, a column for a scan."""
         update = next(s for s in loop.body if isinstance(s, Update) and s.carry == carry.name)
         first = update.args[0].dtype
-        dtype = working(first)
-        start = identity(carry.kind, first) if carry.kind not in ("welford", "softmax") else 0.0
-        starts: list[tuple[object, torch.dtype]] = [(start, dtype)]
-        match carry.kind:
-            case "argmax" | "argmin":
-                starts.append((0 if update.running else torch.iinfo(torch.int64).max, torch.int64))
-            case "welford":
-                starts += [(0.0, dtype), (0.0, dtype)]
-            case "softmax":
-                starts = [(identity("max", first), dtype), (0.0, dtype)]
         axes = self._scope - {loop.axis} if update.running else self._scope
         shape = self.shape(axes) if axes else "[]"
         if carry.kind == "softmax":  # a state for eight neighbours
             shape = shape.replace(self.tile_of[loop.axis].block, f"{self.tile_of[loop.axis].block} // 8")
         names = []
-        for value, kind in starts:
+        for number, kind in _starts(carry.kind, first, scan=bool(update.running)):
             names.append(self.names.fresh(carry.name))
-            number = int(value) if kind is not first and isinstance(value, bool) else value
-            assert isinstance(number, bool | int | float)
             if carry.kind == "welford" and len(names) == 3:  # the count is that of all rows of a tile
                 shape = self.shape(frozenset((loop.axis,)))
             self.emit(f"{names[-1]} = tl.full({shape}, {literal(number)}, {type_name(kind)})")
-        self._accumulators[carry.name] = Accumulator(carry, tuple(names), dtype)
+        self._accumulators[carry.name] = Accumulator(carry, tuple(names), working(first))
 
     def _update(self, update: Update) -> None:
         carry, loop = self._carries[update.carry]
@@ -480,7 +500,7 @@ class Printer(Expressions):
         if update.running:  # Triton 3.6 fails on scans of tiles with a side of 1 under such a layout
             self._scan(update, carry, loop, [self._broadcast(a, self._scope) for a in args])
         elif whole:
-            self._reduce_tile(carry, loop.axis, args, dtype)
+            self._reduce_tile(carry, loop.axis, args, update.args[0].dtype)
         else:
             self._step(self._accumulators[carry.name], loop.axis, args)
 
@@ -541,7 +561,7 @@ class Printer(Expressions):
         found = self._reduced(done.carry.kind, done.names, axis)
         self._bind_refs(done.carry.results, found, self._scope - {axis}, done.dtype)
 
-    def _reduce_tile(self, carry: Carry, axis: Axis, args: list[Term], dtype: torch.dtype) -> None:
+    def _reduce_tile(self, carry: Carry, axis: Axis, args: list[Term], first: torch.dtype) -> None:
         """Reduce a tile that covers the row."""
         axes = frozenset().union(*(a.axes for a in args)) - {axis}
         texts = [a.text for a in args]
@@ -552,7 +572,29 @@ class Printer(Expressions):
                 found = self._softmax_tile(args[0], axis)
             case _:
                 found = self._reduced(carry.kind, texts, axis)
-        self._bind_refs(carry.results, found, axes, dtype)
+        if self._shared:
+            self._apart.append((carry, self._left(carry.kind, found, first), working(first)))
+        else:
+            self._bind_refs(carry.results, found, axes, working(first))
+
+    def _left(self, kind: str, texts: Sequence[str], first: torch.dtype) -> list[str]:
+        """Store what a part of a row comes to; what gives that of all parts, once they have met."""
+        found = []
+        for text, (start, _) in zip(texts, _starts(kind, first), strict=True):
+            state = self.named(Term(text, name=text.isidentifier()), kind).text
+            place = f"tile * {_states(self.kernel.body)} + {next(self._places)}"
+            self.emit(f"rt.leave({state}, space, {place}, part, PARTS)")
+            found.append(f"rt.collect({state}, space, {place}, {literal(start)}, PARTS)")
+        return found
+
+    def _meet(self, axis: Axis) -> None:
+        """What the parts of a row came to in a loop is reduced, by each of the programs that share it."""
+        if self._apart:
+            self.emit("rt.meet(counters, tile, part, PARTS)")
+        for carry, texts, dtype in self._apart:
+            tiles = [self.named(Term(text), f"{carry.kind}_parts").text for text in texts]
+            self._bind_refs(carry.results, self._reduced(carry.kind, tiles, axis), self._scope - {axis}, dtype)
+        self._apart.clear()
 
     def _reduced(self, kind: str, texts: Sequence[str], axis: Axis) -> list[str]:
         """Name the results of reducing tiles along their last dimension."""
@@ -568,6 +610,9 @@ class Printer(Expressions):
         """In two passes over registers: mean, then squared deviations from it."""
         ok = self.bounds.get(axis)
         extent = self.index(axis.extent).operand
+        if self._shared:
+            block = self.tile_of[axis].block
+            extent = self.named(Term(f"tl.minimum({extent} - part * {block}, {block})"), "count").text
         part = x.text if ok is None else f"tl.where({ok.text}, {x.text}, 0.0)"
         keep = ", keep_dims=True" if self.rank > 1 else ""
         mean, off, m2 = (self.names.fresh(n) for n in ("mean", "off", "m2"))
@@ -649,6 +694,8 @@ class Printer(Expressions):
         if every != at.axes:
             pointer = f"tl.broadcast_to({at.text}, {self.shape(every)})"
         conditions = self.within(every) + mask
+        if self._shared and not self._scope:  # all programs of a row know it
+            conditions.append(Term("part == 0", atom=False))
         tail = f", {' & '.join(dict.fromkeys(c.operand for c in conditions))}" if conditions else ""
         if store.combine == "set":
             self.emit(f"tl.store({pointer}, {value.text}{tail})")

@@ -240,6 +240,8 @@ class _Walk:
             return KernelKind.SPLIT_REDUCTION
         if self.columns or self.carried:
             tiling = self.kernel.tiling
+            if tiling and tiling.category == "cooperative":
+                return KernelKind.COOPERATIVE_REDUCTION
             persistent = tiling.category == "persistent" if tiling else bool(self.kernel.scratch) and self.carried
             return KernelKind.PERSISTENT_REDUCTION if persistent else KernelKind.LOOPED_REDUCTION
         if self.scattered:

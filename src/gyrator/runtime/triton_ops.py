@@ -314,6 +314,60 @@ def pick(x, here, axis: tl.constexpr, keep: tl.constexpr):
     return tl.sum(tl.where(here, x, 0), axis, keep_dims=keep).to(x.dtype)
 
 
+# -- programs that wait for each other -----------------------------------------------------------------------
+@triton.jit
+def acquired(counter):
+    """What a counter says; what others stored before they changed it can be read from then on."""
+    return tl.inline_asm_elementwise(
+        "ld.acquire.gpu.global.u32 $0, [$1];", "=r,l", [counter], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def arrive(counters, at, part, PARTS: tl.constexpr):
+    """Count one of the programs that share a counter, after all that it stored: the ticket to wait with for the others.
+
+    Together they add 2**31, so that the counter's sign changes when the last one is there, and all else is as before.
+    They may meet there any number of times: nobody comes to the next time before all came to this one.
+    """
+    tl.debug_barrier()
+    counter = counters.to(tl.pointer_type(tl.int32), bitcast=True) + at
+    return tl.atomic_add(counter, tl.where(part == 0, 2147483647 - PARTS + 2, 1), sem="acq_rel")
+
+
+@triton.jit
+def wait(counters, at, ticket):
+    """Until all programs that share the counter are there: they must run at the same time."""
+    counter = counters.to(tl.pointer_type(tl.int32), bitcast=True) + at
+    while (acquired(counter) ^ ticket) >= 0:
+        pass
+
+
+@triton.jit
+def leave(x, space, at, part, PARTS: tl.constexpr):
+    """Store what a part of a row came to where the others find it: the number ``at`` of the workspace."""
+    if PARTS > 1:
+        tl.store((space + (at * PARTS + part) * 8).to(tl.pointer_type(x.dtype), bitcast=True), x)
+
+
+@triton.jit
+def meet(counters, row, part, PARTS: tl.constexpr):
+    """Until all parts of the row have left what they came to."""
+    if PARTS > 1:
+        wait(counters, row, arrive(counters, row, part, PARTS))
+
+
+@triton.jit
+def collect(x, space, at, other, PARTS: tl.constexpr):
+    """What the parts left, in their order, and then ``other`` up to a power of two; ``x`` is what this one did."""
+    if PARTS > 1:
+        parts = tl.arange(0, triton.next_power_of_2(PARTS))
+        places = (space + (at * PARTS + parts) * 8).to(tl.pointer_type(x.dtype), bitcast=True)
+        return tl.load(places, parts < PARTS, other, cache_modifier=".cg")
+    else:
+        return tl.full([1], x, x.dtype)
+
+
 # -- random numbers: gyrator.ir.philox is the same in torch --------------------------------------------------
 @triton.jit
 def words(seed, offset):

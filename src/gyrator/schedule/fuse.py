@@ -10,8 +10,9 @@ from typing import TypeAlias
 from gyrator.ir.expr import Value
 from gyrator.ir.index import Index, substitute
 from gyrator.ir.program import Extern, Nest, Program, Reduce, Scan, Scatter, defines, uses
-from gyrator.schedule.gpu import gpu_refusal
+from gyrator.schedule.gpu import Gpu, gpu_refusal
 from gyrator.schedule.gpu_mix import mix
+from gyrator.schedule.gpu_shared import shared_blocks
 from gyrator.schedule.group import (
     Group,
     Refused,
@@ -61,7 +62,7 @@ class _Candidate:
     value: Value
 
 
-def fuse(program: Program, most: int, slower: Slower | None = None) -> Fused:
+def fuse(program: Program, most: int, slower: Slower | None = None, gpu: Gpu | None = None) -> Fused:
     """Join nests into groups of ``most`` nests at most, greedily by bytes saved, then nearness.
 
     Candidates are a producer with a reader of its result, and two readers of one value. A join is legal
@@ -69,7 +70,7 @@ def fuse(program: Program, most: int, slower: Slower | None = None) -> Fused:
     reader's own iteration, and no other unit lies between the two; it is refused where it would serialise a
     long row, or stride through memory, or make a kernel too large, or where ``slower`` says so.
     """
-    state = _State(program, most, slower)
+    state = _State(program, most, slower, gpu)
     decisions: dict[tuple[int, int, Value], Decision] = {}
     for c in sorted(_candidates(program), key=lambda c: (-c.score, c.distance, c.first, c.value.name)):
         verdict = state.attempt(c)
@@ -104,8 +105,8 @@ def _candidates(program: Program) -> Iterator[_Candidate]:
 class _State:
     """The groups so far. Mutable, and private to one call of :func:`fuse`."""
 
-    def __init__(self, program: Program, most: int, slower: Slower | None) -> None:
-        self._program, self._most, self._slower = program, most, slower
+    def __init__(self, program: Program, most: int, slower: Slower | None, gpu: Gpu | None) -> None:
+        self._program, self._most, self._slower, self._gpu = program, most, slower, gpu
         self._groups: dict[int, Group] = {
             p: singleton(n, p) for p, n in enumerate(program.nodes) if isinstance(n, Nest)
         }
@@ -121,7 +122,10 @@ class _State:
         joined = self._join(first, second, c, mixing)
         if isinstance(joined, Refused):
             return joined
-        problem = None if mixing else _check(joined, first, second)
+        shared = bool(shared_blocks(joined, self._gpu))
+        if not shared and (shared_blocks(first, self._gpu) or shared_blocks(second, self._gpu)):
+            return Refused("the long rows of one could no longer be shared by programs")
+        problem = None if mixing else _check(joined, first, second, shared=shared)
         if problem is None and self._slower is not None:
             problem = self._slower(self._program, first, second, joined)
         if problem is not None:
@@ -176,7 +180,7 @@ def _places(group: Group, position: int, value: Value) -> list[tuple[Index, ...]
     return [tuple(substitute(i, member.at) for i in load.index) for load in found[:4]]
 
 
-def _check(group: Group, first: Group, second: Group) -> Refused | None:
+def _check(group: Group, first: Group, second: Group, *, shared: bool) -> Refused | None:
     problem = crossing_reads(group, frozenset(m.position for m in first.members))
     if problem is not None:
         return problem
@@ -188,7 +192,7 @@ def _check(group: Group, first: Group, second: Group) -> Refused | None:
     if len({m.nest.on_gpu for m in group.members}) > 1:
         return Refused("they run on different devices")
     if group.members[0].nest.on_gpu:
-        return gpu_refusal(group)
+        return None if shared else gpu_refusal(group)
     if group.pointwise:
         return None
     rows = volume(a.extent for a in group.outer)

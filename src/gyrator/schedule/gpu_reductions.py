@@ -10,7 +10,9 @@ from gyrator.ir.index import ONE, ZERO, Atom, Index, substitute
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, loads
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_mix import MAX_COLUMNS
+from gyrator.schedule.gpu_shared import shared_blocks
 from gyrator.schedule.gpu_tiling import WHOLE_ROW
+from gyrator.schedule.group import singleton
 from gyrator.schedule.loops import SIMPLE
 from gyrator.schedule.split import Cut, is_column, reached, split
 from gyrator.schedule.volume import volume
@@ -34,7 +36,8 @@ def split_on_gpu(program: Program, gpu: Gpu | None) -> Program:
     p[b, j]``
 
     P makes four programs per multiprocessor. Where it does not divide R the last part is masked. Splits sums,
-    products, extremes (with their numbers) and, where P divides R, variances. Refuses extents that are not known.
+    products, extremes (with their numbers) and, where P divides R, variances. Refuses extents that are not known, and
+    rows that programs can share within one launch.
     """
     if gpu is None:
         return program
@@ -45,7 +48,7 @@ def split_on_gpu(program: Program, gpu: Gpu | None) -> Program:
             nodes.append(node)
             continue
         mixed = any(load.value in by_rows for load in loads(node.root.body))
-        cut = _cut(node, node.root, gpu, mixed=mixed)
+        cut = None if shared_blocks(singleton(node, 0), gpu) else _cut(node, node.root, gpu, mixed=mixed)
         nodes += [node] if cut is None else split(node, node.root, cut)
     return replace(program, nodes=tuple(nodes))
 
@@ -91,13 +94,14 @@ def _cut(nest: Nest, root: Reduce, gpu: Gpu, *, mixed: bool) -> Cut | None:
 
 
 # -- softmax -----------------------------------------------------------------------------------------------
-def online_softmax(program: Program) -> Program:
+def online_softmax(program: Program, gpu: Gpu | None) -> Program:
     """Maximum and sum of exponentials in one pass over a row that is too long to keep.
 
     Before: ``m = reduce max over j of a[i, j];  s = reduce sum over j of exp(a[i, j] - m[i])``
     after:  ``m, s = reduce softmax over j of a[i, j]``
 
-    Refuses rows of at most 32,768 elements, which stay in registers between two passes.
+    Refuses rows of at most 32,768 elements, which stay in registers between two passes, unless programs share them:
+    then it saves an exchange.
     """
     tops: dict[Value, tuple[int, Nest]] = {}
     made = {n.out[0]: n for n in program.nodes if isinstance(n, Nest) and isinstance(n.root, Pointwise)}
@@ -107,7 +111,8 @@ def online_softmax(program: Program) -> Program:
             continue
         value, root = node.out[0], node.root
         row = [a.extent.value for a in root.reduced]
-        if value is None or (None not in row and volume(a.extent for a in root.reduced) <= WHOLE_ROW):
+        short = None not in row and volume(a.extent for a in root.reduced) <= WHOLE_ROW
+        if value is None or (short and not shared_blocks(singleton(node, position), gpu)):
             continue
         if root.kind == "max" and root.body[0].dtype == torch.float32:
             tops[value] = (position, node)

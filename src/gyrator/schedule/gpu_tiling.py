@@ -53,15 +53,17 @@ class _Walk:
     accesses: tuple[tuple[Index, int], ...]
 
 
-def tile_kernel(kernel: Kernel, gpu: Gpu) -> Kernel:
+def tile_kernel(kernel: Kernel, gpu: Gpu, shared: tuple[int, ...] = ()) -> Kernel:
     """``kernel`` with its tiling: every loop over a row and the last axis of the grid get a block, the last
-    two in a kernel whose accesses cross."""
+    two in a kernel whose accesses cross. Several programs share a row in parts of one of the sizes ``shared``."""
     walk = _walk(kernel)
     wide = is_wide(kernel)
     points = volume(a.extent for a in walk.grid)
     hint = points * max((volume((r.extent,)) for r in walk.rows), default=1)
     hint *= volume(loop.axis.extent for loop in _loops(kernel.body) if loop.kind is LoopKind.SERIAL)
-    if walk.rows:
+    if shared:
+        tiles, configs, category = _shared_tiles(walk, shared)
+    elif walk.rows:
         tiles, configs, category = _row_tiles(walk, points, gpu, mixed=bool(kernel.scratch))
         if kernel.scratch:
             configs = _staged(configs, kernel, gpu)
@@ -95,7 +97,7 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> tuple[tupl
     kept (``mixed``)."""
     columns = bool(walk.grid) and not mixed and _walks_columns(walk)
     whole = {axis: mixed or _is_whole(axis, loops, columns=columns) for axis, loops in walk.rows.items()}
-    longest = max(_power(_length(a)) if w else 0 for a, w in whole.items())
+    longest = max(power(_length(a)) if w else 0 for a, w in whole.items())
     if all(whole.values()):
         if mixed:
             pairs = _mixed_rows(longest, _item(walk))
@@ -105,7 +107,7 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> tuple[tupl
                 pairs = [pairs[0], *((n, n * longest // 2048) for n in (16, 32) if 2048 <= n * longest <= WHOLE_ROW)]
         shapes = [(x, 0, warps) for x, warps in pairs]
     else:
-        row = max(_power(volume((a.extent,), 1 << 14)) for a, w in whole.items() if not w)
+        row = max(power(volume((a.extent,), 1 << 14)) for a, w in whole.items() if not w)
         shapes = _looped_columns(row, points) if columns else _looped_rows(row)
     if not walk.grid:
         shapes = [(1, block, warps) for _, block, warps in shapes]
@@ -114,7 +116,7 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> tuple[tupl
     configs = []
     for x, block, warps in shapes:
         sizes = [("XBLOCK", x)] if tiled else []
-        sizes += [(blocks[a], _power(_length(a)) if w else block) for a, w in whole.items()]
+        sizes += [(blocks[a], power(_length(a)) if w else block) for a, w in whole.items()]
         configs.append(Config(tuple(sizes), warps))
     tiles = [Tile(walk.grid[-1], "XBLOCK")] if tiled else []
     tiles += [Tile(a, blocks[a], w) for a, w in whole.items()]
@@ -123,9 +125,18 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> tuple[tupl
     return tuple(tiles), tuple(dict.fromkeys(configs)), category
 
 
+def _shared_tiles(walk: _Walk, parts: tuple[int, ...]) -> tuple[tuple[Tile, ...], tuple[Config, ...], str]:
+    """A program handles a part of a row: as many as there are share it."""
+    (axis,) = walk.rows
+    shapes = [(n, min(max(n * _item(walk) // 2048, 4), 32)) for n in parts]
+    shapes.insert(1, (parts[0], min(2 * shapes[0][1], 32)))
+    configs = [Config((("PARTS", -(-volume((axis.extent,)) // n)), ("RBLOCK", n)), warps) for n, warps in shapes]
+    return (Tile(axis, "RBLOCK", whole=True),), tuple(dict.fromkeys(configs)), "cooperative"
+
+
 def _in_blocks(walk: _Walk, whole: Tiling) -> Tiling | None:
     """The tiling with rows in blocks instead; None for columns and for short rows, where it cannot pay."""
-    row = min(_power(_length(axis)) for axis in walk.rows)
+    row = min(power(_length(axis)) for axis in walk.rows)
     if row < LONG_ROW or _walks_columns(walk):
         return None
     first = [("XBLOCK", 1)] if any(tile.block == "XBLOCK" for tile in whole.tiles) else []
@@ -139,7 +150,7 @@ def _whole_rows(row: int, points: int, gpu: Gpu, item: int) -> list[tuple[int, i
     """(rows, warps) of a program. A thread has 64 bytes of a row or half of that. Warps do not share short rows:
     what is loaded for all rows of a tile, as weights are, would then be laid out in another way than the rows.
     """
-    most = _power(max(1, points // (2 * gpu.processors)) + 1) // 2
+    most = power(max(1, points // (2 * gpu.processors)) + 1) // 2
     warp = 32 * 64 // item
     warps = min(max(row // warp, 1), 32)
     rows = min(max(warp // row, 1), most)
@@ -176,7 +187,7 @@ def _staged(configs: tuple[Config, ...], kernel: Kernel, gpu: Gpu) -> tuple[Conf
 
 
 def _whole_columns(row: int, points: int) -> list[tuple[int, int]]:
-    sides = [min(x, _power(points)) for x in (4096 // max(row, 16), 1024 // max(row, 16))]
+    sides = [min(x, power(points)) for x in (4096 // max(row, 16), 1024 // max(row, 16))]
     return [(x, min(max(x * row // 256, 1), 8)) for x in dict.fromkeys(sides)]
 
 
@@ -189,7 +200,7 @@ def _looped_rows(row: int) -> list[tuple[int, int, int]]:
 def _looped_columns(row: int, points: int) -> list[tuple[int, int, int]]:
     shapes = ((64, 64), (128, 32), (32, 64)) if points >= 64 * FEW_PROGRAMS else ((16, 128), (32, 64))
     found = [(x, min(row, block), 8) for x, block in shapes]
-    return [(min(x, _power(points)), block, warps) for x, block, warps in found]
+    return [(min(x, power(points)), block, warps) for x, block, warps in found]
 
 
 def _is_whole(axis: Axis, loops: tuple[Loop, ...], *, columns: bool) -> bool:
@@ -201,7 +212,7 @@ def _is_whole(axis: Axis, loops: tuple[Loop, ...], *, columns: bool) -> bool:
     if any(_scans(loop) for loop in loops):
         return length <= WHOLE_SCAN
     again = _read_again(axis, loops)
-    return _power(length) * max(again, 1) <= (WHOLE_ROW if again else WHOLE_SUM)
+    return power(length) * max(again, 1) <= (WHOLE_ROW if again else WHOLE_SUM)
 
 
 def _read_again(axis: Axis, loops: tuple[Loop, ...]) -> int:
@@ -274,7 +285,7 @@ def _length(axis: Axis) -> int | None:
     return None if bound is None else bound.value
 
 
-def _power(n: int | None) -> int:
+def power(n: int | None) -> int:
     """The smallest power of two that is at least ``n``."""
     return 1 << max((n or 1) - 1, 0).bit_length()
 

@@ -20,6 +20,7 @@ from gyrator.origin import merge
 from gyrator.schedule.canonical import stem_of
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_loops import gpu_loops
+from gyrator.schedule.gpu_shared import shared_blocks
 from gyrator.schedule.gpu_tiling import tile_kernel
 from gyrator.schedule.group import Group, Member, is_atomic
 from gyrator.schedule.loops import SIMPLE, Shape, Style, choose_loops
@@ -51,7 +52,7 @@ def build_kernel(group: Group, stored: frozenset[Value], rule: Rule, gpu: Gpu | 
     body = writer.body()
     params = writer.params(_read(body))
     kernel = named(body, writer.rows(), tuple(params), merge(*(m.nest.origins for m in group.members)), title_of(group))
-    return Built(kernel if gpu is None else tile_kernel(kernel, gpu), tuple(params.values()))
+    return Built(kernel if gpu is None else tile_kernel(kernel, gpu, shared_blocks(group, gpu)), tuple(params.values()))
 
 
 def title_of(group: Group) -> str:

@@ -52,7 +52,7 @@ def program_passes(
     on_gpu: tuple[Pass[Program], ...] = (
         Pass("widen products", lambda p, s: widen_products(p, s.counters), lambda p: check_program(p, LOWERED)),
         Pass("unroll windows", lambda p, s: unroll_windows(p), lambda p: check_program(p, LOWERED)),
-        Pass("online softmax", lambda p, s: online_softmax(p), lambda p: check_program(p, LOWERED)),
+        Pass("online softmax", lambda p, s: online_softmax(p, gpu), lambda p: check_program(p, LOWERED)),
         Pass("split on GPU", lambda p, s: split_on_gpu(p, gpu), lambda p: check_program(p, LOWERED)),
     )
     # before masks are pushed down: a producer read under a mask takes the mask with it
@@ -91,7 +91,7 @@ def schedule(
     passes = program_passes(rule, inlining=config.inline, gpu=gpu, padding=config.pad_strides)
     program = run_passes(program, passes, session, text=program_text)
     with session.stage("fuse"):
-        fused = fuse(program, config.max_fused_nodes if config.fusion else 1, slower)
+        fused = fuse(program, config.max_fused_nodes if config.fusion else 1, slower, gpu)
     with session.stage("choose products"):
         units, packings = choose_products(fused.steps, program, ask, config, gpu, cpu)
         program = with_packings(program, packings)

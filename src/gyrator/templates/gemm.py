@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from gyrator.runtime import triton_ops as rt
+
 
 @triton.jit
 def place(pid, rows, columns, GROUP_M: tl.constexpr):
@@ -93,35 +95,13 @@ def part_of(k, part, BLOCK_K: tl.constexpr, SPLIT_K: tl.constexpr):
 
 
 @triton.jit
-def acquired(counter):
-    """What a counter says; what others stored before they changed it can be read from then on."""
-    return tl.inline_asm_elementwise(
-        "ld.acquire.gpu.global.u32 $0, [$1];", "=r,l", [counter], dtype=tl.int32, is_pure=False, pack=1
-    )
-
-
-@triton.jit
 def arrive(total, space, counters, tile, part, SPLIT_K: tl.constexpr):
-    """Store the total of a part, and count it: the ticket to wait with for the other parts of the tile.
-
-    Each tile has a counter. Together its programs add 2**31, so that its sign changes when the last one is there, and
-    all else is as before.
-    """
+    """Store the total of a part, and count it: the ticket to wait with for the other parts of the tile."""
     ROWS: tl.constexpr = total.shape[0]
     COLUMNS: tl.constexpr = total.shape[1]
     here = space.to(tl.pointer_type(total.dtype), bitcast=True) + (tile * SPLIT_K + part) * (ROWS * COLUMNS)
     tl.store(here + tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :], total)
-    tl.debug_barrier()
-    counter = counters.to(tl.pointer_type(tl.int32), bitcast=True) + tile
-    return tl.atomic_add(counter, tl.where(part == 0, 2147483647 - SPLIT_K + 2, 1), sem="acq_rel")
-
-
-@triton.jit
-def wait(counters, tile, ticket):
-    """Until all parts of the tile are there: its programs must run at the same time."""
-    counter = counters.to(tl.pointer_type(tl.int32), bitcast=True) + tile
-    while (acquired(counter) ^ ticket) >= 0:
-        pass
+    return rt.arrive(counters, tile, part, SPLIT_K)
 
 
 @triton.jit

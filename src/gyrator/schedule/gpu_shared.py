@@ -1,0 +1,56 @@
+"""Long rows that programs of a GPU share: each takes a part, and they exchange what they reduce within one launch."""
+
+from typing import TypeAlias
+
+from gyrator.ir.expr import Value
+from gyrator.ir.index import Index, dot, substitute
+from gyrator.ir.program import Reduce, Scan, Scatter
+from gyrator.schedule.gpu import Gpu, gpu_of
+from gyrator.schedule.gpu_tiling import WHOLE_ROW, power
+from gyrator.schedule.group import Group
+from gyrator.schedule.layout import transposes, unit_axes
+from gyrator.schedule.volume import volume
+
+MIN_PART, MIN_SHARED = 1 << 11, 1 << 13
+"""Elements of a part, and of a row that is worth sharing."""
+
+_Places: TypeAlias = "frozenset[tuple[Value, Index]]"
+
+
+def shared_blocks(group: Group, gpu: Gpu | None) -> tuple[int, ...]:
+    """Sizes of parts in which programs may share the rows of a group, the best guess first; none where they do not.
+
+    They do if there are at most half as many rows as multiprocessors, all sizes are known, the rows lie along memory,
+    and the parts stay in registers: all programs must run at the same time, so there is one on a multiprocessor.
+    Refuses scans, scatters, transpositions, and sums down the columns beside those of rows.
+    """
+    gpu, roots = gpu_of(group.members[0].nest, gpu), {type(m.nest.root) for m in group.members}
+    if gpu is None or group.serial or len(group.spaces) != 1 or Reduce not in roots or roots & {Scan, Scatter}:
+        return ()
+    outer, space, unit = group.outer, group.spaces[0], unit_axes(group)
+    rows, row = volume(a.extent for a in outer), volume(a.extent for a in space)
+    refused = any(a.extent.value is None for a in (*outer, *space)) or any(transposes(m.nest) for m in group.members)
+    refused |= bool(unit & set(outer)) and not unit & set(space)
+    if refused or not 0 < 2 * rows <= gpu.processors or row < MIN_SHARED:
+        return ()
+    part, most = max(power(-(-row // (gpu.processors // rows))), MIN_PART), WHOLE_ROW // max(_kept(group), 1)
+    return tuple(n for n in dict.fromkeys((part, 2 * part, power(row))) if part <= n <= min(power(row), most))
+
+
+def _kept(group: Group) -> int:
+    """How many loads along a row are needed before a reduction and again after it; of all before it if none are."""
+    needs: dict[Value | None, _Places] = {}
+    waiting: set[Value | None] = set()
+    first, later = set[tuple[Value, Index]](), set[tuple[Value, Index]]()
+    for member in group.members:
+        places = [(x.value, substitute(dot(x.index, x.value.strides), member.at)) for x in member.loads]
+        own = frozenset((v, at) for v, at in places if v not in needs and at.axes() & set(group.spaces[0]))
+        own = own.union(*(needs[v] for v, _ in places if v in needs))
+        waits, reduces = any(v in waiting for v, _ in places), isinstance(member.nest.root, Reduce)
+        if waits:
+            later |= own
+        elif reduces:
+            first |= own
+        waiting.update(member.nest.out if waits or reduces else ())
+        needs |= dict.fromkeys(member.nest.out, frozenset() if reduces else own)
+    return len(first & later) or len(first)
