@@ -145,6 +145,11 @@ def storage_holders(storage: torch.UntypedStorage) -> Callable[[], int]:
     return lambda: count(address) + references(storage)
 
 
+def copy_all(into: list[torch.Tensor], source: list[torch.Tensor]) -> None:
+    """Copy tensors into others of the same shapes, strides and dtype, by few launches on a GPU."""
+    torch._foreach_copy_(into, source)
+
+
 def plain_number(expr: Any) -> int | float | bool:
     """A constant expression of torch's symbolic shapes as a Python number."""
     if expr.is_Boolean:

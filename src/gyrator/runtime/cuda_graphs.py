@@ -20,7 +20,7 @@ from gyrator.ir.expr import Value
 from gyrator.ir.program import Item, views
 from gyrator.runtime.externs import copied, operator
 from gyrator.schedule.plan import Allocate, Call, Launch, Plan, Step
-from gyrator.torch_compat import storage_holders
+from gyrator.torch_compat import copy_all, storage_holders
 
 Record: TypeAlias = Callable[[Callable[[], Sequence[Any]]], "tuple[Callable[[], object], Sequence[Any]]"]
 """Runs a function while its launches are recorded; gives what replays them, and the function's results."""
@@ -91,8 +91,7 @@ class _Recording:
             own.copy_(args[at])
         args.clear()
         self.replay()
-        shown = [copied(out, out.stride()) if isinstance(out, torch.Tensor) else out for out in self.outputs]
-        return shown + [out.detach() if isinstance(out, torch.Tensor) else out for out in self.saved]
+        return _copies(self.outputs) + [out.detach() if isinstance(out, torch.Tensor) else out for out in self.saved]
 
 
 def replayed(call: BoxedCallable, roles: Roles, record: Record) -> BoxedCallable:
@@ -144,6 +143,20 @@ def _kind(arg: object, *, in_place: bool) -> object:
     if isinstance(arg, torch.Tensor):
         return (arg.shape, arg.stride(), arg.data_ptr() if in_place else arg.data_ptr() % 16 == 0)
     return arg
+
+
+def _copies(values: Sequence[Any]) -> list[Any]:
+    """The values with copies of tensors, all of a type in one launch: gradients are many."""
+    found = list(values)
+    tensors = [(k, value) for k, value in enumerate(values) if isinstance(value, torch.Tensor)]
+    for dtype in {value.dtype for _, value in tensors}:
+        places = [k for k, value in tensors if value.dtype == dtype]
+        old = [values[k] for k in places]
+        new = [torch.empty_strided(t.shape, t.stride(), dtype=dtype, device=t.device) for t in old]
+        copy_all(new, old)
+        for place, copy in zip(places, new, strict=True):
+            found[place] = copy
+    return found
 
 
 def record_on_gpu(function: Callable[[], Sequence[Any]]) -> tuple[Callable[[], object], Sequence[Any]]:
