@@ -1,7 +1,7 @@
 """Rewrites a functional graph by a table of decompositions.
 
 A decomposition is run once per distinct call (operator, metadata of its tensors, other arguments): recording
-it gives a template, a short list of calls, which is then pasted wherever the same call stands. A transformer
+it gives a template, a short graph, which is then pasted wherever the same call stands. A transformer
 repeats its layers, so few distinct calls stand for thousands of nodes.
 
     silu(x: bf16)   →   a = convert(x, float32); b = sigmoid(a); c = mul(a, b); convert(c, bfloat16)
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
@@ -36,38 +36,6 @@ from gyrator.errors import InternalCheckError
 INHERITED_KEYS = ("stack_trace", "nn_module_stack", "source_fn_stack", "backward", "recompute", "region")
 
 
-@dataclass(frozen=True)
-class Input:
-    """A template's tensor input, by position among the call's tensors."""
-
-    position: int
-
-
-@dataclass(frozen=True)
-class Value:
-    """The result of an earlier call of the template."""
-
-    position: int
-
-
-@dataclass(frozen=True)
-class TemplateCall:
-    """One call of a template: arguments are `Input`s, `Value`s, `Held` numbers and constants."""
-
-    op: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    value: Any
-
-
-@dataclass(frozen=True)
-class Template:
-    """Calls in order, and the results: an `Input`, a `Value`, None, or a tuple of these."""
-
-    calls: tuple[TemplateCall, ...]
-    results: Any
-
-
 def decompose(graph: Graph, table: DecompositionTable, build: GraphBuilder) -> GraphBuilder:
     """A new graph with every call of an operator in `table` replaced; `build` made the old one.
 
@@ -83,7 +51,7 @@ class _Pass:
     def __init__(self, table: DecompositionTable, new: GraphBuilder) -> None:
         self._table = table
         self._new = new
-        self._templates: dict[Any, Template | None] = {}
+        self._templates: dict[Any, Graph | None] = {}
         self._nodes: dict[Node, Any] = {}
 
     def run(self, graph: Graph, bodies: Mapping[Any, Any]) -> GraphBuilder:
@@ -138,18 +106,18 @@ class _Pass:
 
     # --- templates ---------------------------------------------------------------------------------
 
-    def _template(self, op: OpOverload, node: Node) -> Template | None:
-        """Records the decomposition of a call; None where it declines."""
+    def _template(self, op: OpOverload, node: Node) -> Graph | None:
+        """Records the decomposition of a call, the calls that it makes decomposed in turn; None where it declines."""
         build = GraphBuilder(self._new.fake_mode, self._new.values, keep_numbers=True)
         recorder = Recorder(build)
-        inputs: list[Node] = []
+        numbers = count()
 
         def argument(value: Any) -> Any:
             held = values_of(value)
             if not isinstance(held, Tensor):
                 return held
             fresh = torch.ops.aten.alias.default(held)
-            inputs.append(recorder.add_input(f"x{len(inputs)}", fresh))
+            recorder.add_input(f"x{next(numbers)}", fresh)
             return fresh
 
         with build.fake_mode, torch.no_grad(), torch_compat.without_autocast():
@@ -160,7 +128,7 @@ class _Pass:
             return None
         outputs = self._results(op, recorder, results, node.meta["val"])
         build.graph.output(outputs)
-        return self._listed(build.graph, inputs)
+        return self._inner(keep_numbers=True).run(build.graph, {}).graph
 
     def _results(self, op: OpOverload, recorder: Recorder, results: Any, wanted: Any) -> Any:
         """The nodes of a decomposition's results, restrided to what the operator itself returns."""
@@ -187,39 +155,24 @@ class _Pass:
             return recorder.build.append(ops.restride, (node, strides), {}, wanted)
         return node
 
-    def _listed(self, graph: Graph, inputs: Sequence[Node]) -> Template:
-        """A recorded graph as a template, its own calls decomposed in turn."""
-        inner = self._inner(keep_numbers=True)
-        new = inner.run(graph, {}).graph
-        names: dict[Any, Any] = {inner._nodes[node]: Input(index) for index, node in enumerate(inputs)}
-        calls: list[TemplateCall] = []
-        for node in filter(lambda node: node.op == "call_function", new.nodes):
-            names[node] = Value(len(calls))
-            args, kwargs = (map_arg(given, names.__getitem__) for given in (node.args, node.kwargs))
-            calls.append(TemplateCall(node.target, args, kwargs, node.meta["val"]))
-        return Template(tuple(calls), map_arg(new.output_node().args[0], names.__getitem__))
-
-    def _paste(self, template: Template, inputs: Sequence[Any], node: Node) -> Any:
+    def _paste(self, template: Graph, inputs: Sequence[Any], node: Node) -> Any:
         """Appends a template's calls; the nodes of its results."""
         meta = {key: node.meta[key] for key in INHERITED_KEYS if key in node.meta}
         create = self._new.graph.create_node
-        values: list[Node] = []
+        values: dict[Node, Any] = dict(zip(template.find_nodes(op="placeholder"), inputs, strict=True))
 
         def filled(argument: Any) -> Any:
-            kind = type(argument)
-            if kind is Value:
-                return values[argument.position]
-            if kind is Input:
-                return inputs[argument.position]
-            return self._new.number(argument.value) if kind is Held else argument
+            if isinstance(argument, Node):
+                return values[argument]
+            return self._new.number(argument.value) if type(argument) is Held else argument
 
-        for call in template.calls:
-            args, kwargs = map_aggregate(call.args, filled), map_aggregate(call.kwargs, filled)
-            pasted = create("call_function", call.op, args, kwargs)
-            pasted.meta.update(meta)
-            pasted.meta["val"] = call.value
-            values.append(pasted)
-        return map_aggregate(template.results, filled)
+        for call in template.nodes:
+            if call.op == "call_function":
+                args, kwargs = map_aggregate(call.args, filled), map_aggregate(call.kwargs, filled)
+                pasted = values[call] = create("call_function", call.target, args, kwargs)
+                pasted.meta.update(meta)
+                pasted.meta["val"] = call.meta["val"]
+        return map_aggregate(template.output_node().args[0], filled)
 
 
 def _same_sizes(given: Tensor, wanted: Tensor) -> bool:
