@@ -79,34 +79,40 @@ class MetadataChange:
 
 
 @dataclass(frozen=True)
+class Result:
+    """A result of the forward half as it was traced: its node, the tensor that autograd knows (None for what it does
+    not see), and whether the user sees its strides.
+    """
+
+    node: Node
+    tensor: Tensor | None = None
+    exact: bool = False
+
+
+@dataclass(frozen=True)
 class Forward:
-    """Results of the forward half, and how the program's outputs come from them.
+    """How the program's outputs come from the results of the forward half.
 
     Attributes:
-        nodes: the results.
-        tensors: for each result the traced tensor that autograd knows, or None for numbers.
-        exact: for each result whether its strides are seen by the user.
+        results: how many there are.
         updates: inputs to overwrite, in order.
         changes: inputs whose metadata changes, in order.
         sources: for each flat output of the program where it comes from.
         structure: how flat outputs are arranged.
-        differentiable: positions of the results that require grad.
         offsets: inputs whose storage offset the graphs rely on, with that offset.
     """
 
-    nodes: tuple[Node | None, ...]
-    tensors: tuple[Tensor | None, ...]
-    exact: tuple[bool, ...]
+    results: int
     updates: tuple[InputUpdate, ...]
     changes: tuple[MetadataChange, ...]
     sources: tuple[Source, ...]
     structure: pytree.TreeSpec
-    differentiable: tuple[int, ...]
     offsets: tuple[tuple[int, int], ...] = ()
 
-    def generations(self, recorder: Recorder, inputs: Sequence[Any]) -> list[int]:
-        """How often each input's memory was written so far."""
-        return [recorder.alias_of(value).root.generation if isinstance(value, Tensor) else 0 for value in inputs]
+
+def generations(recorder: Recorder, inputs: Sequence[Any]) -> list[int]:
+    """How often each input's memory was written so far."""
+    return [recorder.alias_of(value).root.generation if isinstance(value, Tensor) else 0 for value in inputs]
 
 
 def pinned_offsets(recorder: Recorder, inputs: Sequence[Any]) -> tuple[tuple[int, int], ...]:
@@ -123,27 +129,21 @@ class _Results:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.nodes: list[Node | None] = []
-        self.tensors: list[Tensor | None] = []
-        self.exact: list[bool] = []
+        self.found: list[Result] = []
         self._positions: dict[int, int] = {}
 
     def tensor(self, tensor: Tensor, exact: bool) -> int:
         """The position of a tensor's present value."""
         position = self._positions.get(id(tensor))
         if position is None:
-            position = self._positions[id(tensor)] = len(self.nodes)
-            self.nodes.append(self.recorder.node_of(tensor))
-            self.tensors.append(tensor)
-            self.exact.append(exact)
+            position = self._positions[id(tensor)] = len(self.found)
+            self.found.append(Result(self.recorder.node_of(tensor), tensor, exact))
         return position
 
     def value(self, node: Node) -> int:
         """The position of a value that autograd does not see."""
-        self.nodes.append(node)
-        self.tensors.append(None)
-        self.exact.append(False)
-        return len(self.nodes) - 1
+        self.found.append(Result(node))
+        return len(self.found) - 1
 
     def number(self, value: Any) -> Any:
         """A symbolic number as a `Number`; anything else unchanged, item by item."""
@@ -155,8 +155,10 @@ class _Results:
         return value
 
 
-def describe_outputs(recorder: Recorder, inputs: Sequence[Any], grad_fns: Sequence[Any], outputs: Any) -> Forward:
-    """Describes what a traced program did to its inputs and returned.
+def describe_outputs(
+    recorder: Recorder, inputs: Sequence[Any], grad_fns: Sequence[Any], outputs: Any
+) -> tuple[Forward, tuple[Result, ...]]:
+    """Describes what a traced program did to its inputs and returned; the results that its graph must give for that.
 
     Args:
         inputs: the tensors that it ran on.
@@ -175,19 +177,8 @@ def describe_outputs(recorder: Recorder, inputs: Sequence[Any], grad_fns: Sequen
         for parent, op, args in recorder.metadata_changes
         if parent.root.input is not None and _is_input(parent, recorder, inputs)
     )
-    differentiable = tuple(
-        position for position, tensor in enumerate(results.tensors) if tensor is not None and tensor.requires_grad
-    )
-    return Forward(
-        tuple(results.nodes),
-        tuple(results.tensors),
-        tuple(results.exact),
-        updates,
-        changes,
-        sources,
-        structure,
-        differentiable,
-    )
+    found = tuple(results.found)
+    return Forward(len(found), updates, changes, sources, structure), found
 
 
 def _updates(

@@ -154,14 +154,13 @@ def roles_of(joint: Joint, graph: Graph, inputs: Inputs) -> JointGraph:
     placeholders = tuple(graph.find_nodes(op="placeholder"))
     outputs = _outputs(graph)
     primals = placeholders[: joint.inputs + len(joint.constants)]
-    results = len(joint.forward.nodes)
     static = {primals[position] for position in inputs.static} | set(primals[joint.inputs :])
     return JointGraph(
         graph=graph,
         primals=primals,
         tangents=placeholders[len(primals) :],
-        results=outputs[:results],
-        gradients=outputs[results:],
+        results=outputs[: len(joint.results)],
+        gradients=outputs[len(joint.results) :],
         static=frozenset(static),
         updated=frozenset(primals[update.input] for update in joint.forward.updates),
     )
@@ -235,8 +234,7 @@ def _written(joint: Joint, compiled: Compiled) -> frozenset[int]:
 
 def _strides(joint: Joint, graph: Graph) -> tuple[tuple[Size, ...] | None, ...]:
     """The strides of outputs that the user sees, and of saved values, for which backward is compiled; else None."""
-    forward = joint.forward
-    seen = [tensor if exact else None for tensor, exact in zip(forward.tensors, forward.exact, strict=True)]
+    seen = [result.tensor if result.exact else None for result in joint.results]
     saved = [node.meta["val"] if isinstance(node, Node) else node for node in _outputs(graph)[len(seen) :]]
     return tuple(tuple(value.stride()) if isinstance(value, Tensor) else None for value in (*seen, *saved))
 

@@ -6,7 +6,7 @@ tensor, so its identity and storage mean nothing.
 """
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -123,13 +123,13 @@ def mapped(argument: Any, leaf: Callable[[Any], Any]) -> Any:
     return leaf(argument)
 
 
-def ancestors(nodes: Iterable[Node]) -> set[Node]:
-    """The nodes themselves and all that they are computed from."""
+def ancestors(nodes: Iterable[Node], within: Container[Node] | None = None) -> set[Node]:
+    """The nodes themselves and all that they are computed from; only those `within` a set if one is given."""
     found: set[Node] = set()
     pending = list(nodes)
     while pending:
         node = pending.pop()
-        if node not in found:
+        if node not in found and (within is None or node in within):
             found.add(node)
             pending.extend(node.all_input_nodes)
     return found

@@ -33,60 +33,48 @@ MEAN = 1
 
 # --- from torch's table ----------------------------------------------------------------------------
 
-_POINTWISE = """
-    addr celu deg2rad elu elu_backward floor_divide frac gelu_backward glu_backward hardshrink hardsigmoid
-    hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward heaviside isneginf isposinf
-    leaky_relu leaky_relu_backward log_sigmoid_backward log_sigmoid_forward logaddexp logaddexp2 logit
-    logit_backward masked_fill mish mish_backward mvlgamma nan_to_num _prelu_kernel _prelu_kernel_backward
-    rad2deg rrelu_with_noise_backward rsub sgn sigmoid_backward sinc softplus
-    softplus_backward softshrink special_entr special_log_ndtr special_xlog1py tanh_backward threshold
-    threshold_backward xlogy lcm gcd isin ldexp
-"""
-_LOSSES = """
-    binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits huber_loss
-    huber_loss_backward mse_loss mse_loss_backward multi_margin_loss multilabel_margin_loss_forward
-    nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward smooth_l1_loss
-    smooth_l1_loss_backward soft_margin_loss soft_margin_loss_backward
-"""
-_NORMALISATION = """
-    _native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training
-    _batch_norm_with_update_functional _batch_norm_no_update batch_norm_backward cudnn_batch_norm
-    cudnn_batch_norm_backward miopen_batch_norm_backward native_batch_norm native_batch_norm_backward
-    native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward _fused_rms_norm
-    _fused_rms_norm_backward _weight_norm_interface renorm
-"""
-_REDUCTIONS = """
-    aminmax count_nonzero dist linalg_cross linalg_vector_norm logsumexp nansum norm std std_mean trace
-    _log_softmax _log_softmax_backward_data _softmax _softmax_backward_data _safe_softmax
-    _euclidean_dist
-"""
-_SHAPES = """
-    _reshape_alias _unsafe_view affine_grid_generator alias_copy block_diag channel_shuffle diag_embed
-    diagonal_backward diagonal_copy expand_copy im2col col2im narrow_copy permute_copy pixel_shuffle
-    pixel_unshuffle roll rot90 select_backward slice_backward split split_with_sizes split_with_sizes_copy
-    squeeze_copy stack t t_copy take transpose transpose_copy tril triu tril_indices triu_indices unbind
-    unbind_copy unfold_backward unfold_copy unsafe_split unsafe_split_with_sizes unsqueeze_copy
-    view_copy reflection_pad1d reflection_pad1d_backward reflection_pad2d
-    reflection_pad2d_backward reflection_pad3d reflection_pad3d_backward replication_pad1d replication_pad2d
-    replication_pad3d max_unpool2d max_unpool3d
-"""
-_CREATION = """
-    empty_like new_empty new_full new_ones new_zeros ones ones_like zeros zeros_like zero fill eye linspace
-    logspace hann_window
-"""
-_INDEXING = """
-    embedding_dense_backward index_fill
-    _unsafe_masked_index _unsafe_masked_index_put_accumulate
-"""
-_SAMPLING = """
-    upsample_bilinear2d upsample_linear1d upsample_trilinear3d upsample_bicubic2d grid_sampler_2d
-"""
-_PRODUCTS = "dot vdot mv addmv"
-_CASTS = "_to_copy"
-
-_FROM_TORCH = " ".join(
-    (_POINTWISE, _LOSSES, _NORMALISATION, _REDUCTIONS, _SHAPES, _CREATION, _INDEXING, _SAMPLING, _PRODUCTS, _CASTS)
-)
+_FROM_TORCH = (
+    # pointwise
+    "addr celu deg2rad elu elu_backward floor_divide frac gelu_backward glu_backward hardshrink hardsigmoid "
+    "hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward heaviside isneginf isposinf "
+    "leaky_relu leaky_relu_backward log_sigmoid_backward log_sigmoid_forward logaddexp logaddexp2 logit "
+    "logit_backward masked_fill mish mish_backward mvlgamma nan_to_num _prelu_kernel _prelu_kernel_backward rad2deg "
+    "rrelu_with_noise_backward rsub sgn sigmoid_backward sinc softplus softplus_backward softshrink special_entr "
+    "special_log_ndtr special_xlog1py tanh_backward threshold threshold_backward xlogy lcm gcd isin ldexp "
+    # losses
+    "binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits huber_loss "
+    "huber_loss_backward mse_loss mse_loss_backward multi_margin_loss multilabel_margin_loss_forward "
+    "nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward smooth_l1_loss smooth_l1_loss_backward "
+    "soft_margin_loss soft_margin_loss_backward "
+    # normalisation
+    "_native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training "
+    "_batch_norm_with_update_functional _batch_norm_no_update batch_norm_backward cudnn_batch_norm "
+    "cudnn_batch_norm_backward miopen_batch_norm_backward native_batch_norm native_batch_norm_backward "
+    "native_group_norm native_group_norm_backward native_layer_norm native_layer_norm_backward _fused_rms_norm "
+    "_fused_rms_norm_backward _weight_norm_interface renorm "
+    # reductions
+    "aminmax count_nonzero dist linalg_cross linalg_vector_norm logsumexp nansum norm std std_mean trace _log_softmax "
+    "_log_softmax_backward_data _softmax _softmax_backward_data _safe_softmax _euclidean_dist "
+    # shapes
+    "_reshape_alias _unsafe_view affine_grid_generator alias_copy block_diag channel_shuffle diag_embed "
+    "diagonal_backward diagonal_copy expand_copy im2col col2im narrow_copy permute_copy pixel_shuffle pixel_unshuffle "
+    "roll rot90 select_backward slice_backward split split_with_sizes split_with_sizes_copy squeeze_copy stack t "
+    "t_copy take transpose transpose_copy tril triu tril_indices triu_indices unbind unbind_copy unfold_backward "
+    "unfold_copy unsafe_split unsafe_split_with_sizes unsqueeze_copy view_copy reflection_pad1d "
+    "reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward reflection_pad3d reflection_pad3d_backward "
+    "replication_pad1d replication_pad2d replication_pad3d max_unpool2d max_unpool3d "
+    # creation
+    "empty_like new_empty new_full new_ones new_zeros ones ones_like zeros zeros_like zero fill eye linspace logspace "
+    "hann_window "
+    # indexing
+    "embedding_dense_backward index_fill _unsafe_masked_index _unsafe_masked_index_put_accumulate "
+    # sampling
+    "upsample_bilinear2d upsample_linear1d upsample_trilinear3d upsample_bicubic2d grid_sampler_2d "
+    # products
+    "dot vdot mv addmv "
+    # casts
+    "_to_copy "
+).split()
 
 
 def packets(names: Iterable[str]) -> list[OpOverloadPacket]:
@@ -295,7 +283,7 @@ def decomposition_table(*, numerics: Numerics = "fast") -> dict[OpOverload, Deco
         numerics: "fast" writes every random op in terms of `rand` and `randn`, which the compiler fuses;
             "eager" leaves random ops whole, so that their values are eager's own under the same seed.
     """
-    torchs: Mapping[Any, Decomposition] = get_decompositions(packets(_FROM_TORCH.split()))
+    torchs: Mapping[Any, Decomposition] = get_decompositions(packets(_FROM_TORCH))
     table: dict[OpOverload, Decomposition] = {**torchs, **_OURS}
     table.update(_foreach_table())
     if numerics == "fast":

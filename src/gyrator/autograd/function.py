@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gyrator import torch_compat
-from gyrator.autograd.layout import tangent_strides
+from gyrator.autograd.layout import copied, tangent_strides
 from gyrator.errors import UnsupportedInput, UnsupportedOperator
 
 
@@ -134,6 +134,4 @@ def _received(gradient: Any, shape: Any, strides: Any, tangent: Tangent) -> Tens
         return torch.empty_strided(shape, strides, dtype=tangent.dtype, device=tangent.device).zero_()
     if type(gradient) is not Tensor:
         raise UnsupportedInput(f"a gradient of the subclass {type(gradient).__name__}")
-    if gradient.stride() == strides:
-        return gradient
-    return torch.empty_strided(shape, strides, dtype=gradient.dtype, device=gradient.device).copy_(gradient)
+    return gradient if gradient.stride() == strides else copied(gradient, strides)

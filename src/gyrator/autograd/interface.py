@@ -10,6 +10,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 
+from gyrator.autograd.layout import copied
+
 GraphKind = Literal["inference", "forward", "backward"]
 Size: TypeAlias = "int | torch.SymInt"
 BoxedCallable = Callable[[list[Any]], Sequence[Any]]
@@ -91,4 +93,4 @@ def _restrided(output: Any, strides: tuple[Size, ...] | None) -> Any:
     """The output in memory with the strides that it must have."""
     if strides is None or output.stride() == strides or any(type(step) is not int for step in strides):
         return output
-    return torch.empty_strided(output.shape, strides, dtype=output.dtype, device=output.device).copy_(output)
+    return copied(output, strides)

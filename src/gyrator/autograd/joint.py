@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from gyrator import torch_compat
-from gyrator.autograd.aliasing import Forward, describe_outputs, pinned_offsets
+from gyrator.autograd.aliasing import Forward, Result, describe_outputs, generations, pinned_offsets
 from gyrator.autograd.attention import Masks
 from gyrator.autograd.builder import GraphBuilder, Meta, origin_of
 from gyrator.autograd.flex_attention import flex_attention, index
@@ -41,7 +41,8 @@ class Joint:
         build: the builder with the graph, whose last node is its output.
         inputs: number of placeholders for the program's inputs; constants follow, then tangents.
         constants: tensors that the program holds.
-        forward: what the forward half returns and how the caller's results are made from it.
+        results: what the forward half returns.
+        forward: how the caller's results are made from it.
         tangents: positions, among the forward half's results, of those that have a tangent.
         gradients: positions of the inputs whose gradients the graph returns, in order.
     """
@@ -49,6 +50,7 @@ class Joint:
     build: GraphBuilder
     inputs: int
     constants: tuple[Tensor, ...]
+    results: tuple[Result, ...]
     forward: Forward
     tangents: tuple[int, ...]
     gradients: tuple[int, ...]
@@ -85,23 +87,17 @@ def trace(gm: GraphModule, inputs: Inputs) -> Joint:
         with recorder:
             outputs = runner.run(*arguments)
         build.origin = {}
-        forward = describe_outputs(recorder, arguments, before, outputs)
-        differentiable = forward.differentiable
+        forward, results = describe_outputs(recorder, arguments, before, outputs)
+        tracked = {k: r.tensor for k, r in enumerate(results) if r.tensor is not None and r.tensor.requires_grad}
         gradients: tuple[int, ...] = ()
-        nodes = list(forward.nodes)
-        if differentiable:
-            gradients, gradient_nodes = _backward(runner, recorder, leaves, forward)
+        nodes: list[Node | None] = [result.node for result in results]
+        if tracked:
+            gradients, gradient_nodes = _backward(runner, recorder, leaves, [*tracked.values()])
             nodes += gradient_nodes
         build.graph.output(tuple(nodes))
         forward = replace(forward, offsets=pinned_offsets(recorder, leaves))
-    return Joint(
-        build,
-        len(arguments),
-        tuple(value for _, value in recorder.constants),
-        forward,
-        tuple(differentiable),
-        gradients,
-    )
+    constants = tuple(value for _, value in recorder.constants)
+    return Joint(build, len(arguments), constants, results, forward, tuple(tracked), gradients)
 
 
 def _leaves(inputs: Inputs, recorder: Recorder) -> tuple[list[Any], list[Any]]:
@@ -143,20 +139,19 @@ class _Fresh(torch.autograd.Function):
 
 
 def _backward(
-    runner: _Runner, recorder: Recorder, leaves: Sequence[Any], forward: Forward
+    runner: _Runner, recorder: Recorder, leaves: Sequence[Any], results: Sequence[Tensor]
 ) -> tuple[tuple[int, ...], list[Node | None]]:
-    """Runs backward from new tangents; the positions of the inputs with gradients, and the gradients' nodes."""
-    results = [tensor for tensor in map(forward.tensors.__getitem__, forward.differentiable) if tensor is not None]
+    """Runs backward from new tangents of `results`; positions of inputs with gradients, and the gradients' nodes."""
     tangents = []
     for number, result in enumerate(results):
         tangent = torch.empty_strided(result.shape, _tangent_strides(result), dtype=result.dtype, device=result.device)
         recorder.add_input(f"tangent_{number}", tangent)
         tangents.append(tangent)
     wanted = [position for position, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
-    written = forward.generations(recorder, leaves)
+    written = generations(recorder, leaves)
     with torch_compat.without_autocast(), recorder.backward(runner.origin_of_sequence), recorder:
         gradients = torch.autograd.grad(results, [leaves[position] for position in wanted], tangents, allow_unused=True)
-    if forward.generations(recorder, leaves) != written:
+    if generations(recorder, leaves) != written:
         raise UnsupportedOperator("backward", "it mutates an input of the forward program")
     nodes = [None if gradient is None else recorder.node_of(gradient) for gradient in gradients]
     return tuple(wanted), nodes

@@ -1,7 +1,10 @@
-"""Strides: which are dense, and which ones a gradient is expected with."""
+"""Strides: which are dense, which ones a gradient is expected with, and copies with given ones."""
 
 from collections.abc import Sequence
 from typing import Any
+
+import torch
+from torch import Tensor
 
 
 def tangent_strides(shape: Sequence[Any], strides: Sequence[Any]) -> tuple[Any, ...]:
@@ -36,3 +39,8 @@ def contiguous_strides(shape: Sequence[Any]) -> tuple[Any, ...]:
         strides.append(step)
         step = step * (size if not isinstance(size, int) else max(size, 1))
     return tuple(reversed(strides))
+
+
+def copied(x: Tensor, strides: Sequence[Any]) -> Tensor:
+    """A copy with these strides."""
+    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)

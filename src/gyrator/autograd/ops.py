@@ -13,13 +13,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from gyrator.autograd.layout import copied
 from gyrator.ir import philox
 
 LARGEST_SEED = 2**63 - 1
-
-
-def _restride(x: Tensor, stride: Sequence[int]) -> Tensor:
-    return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
 
 
 def _restride_fake(x: Tensor, stride: Sequence[int]) -> Tensor:
@@ -61,7 +58,7 @@ def _define(schema: str, function: Callable[..., Tensor], fake: Callable[..., Te
 
 _DRAWN = "(SymInt[] size, Tensor seeds, SymInt slot, ScalarType dtype, Device device) -> Tensor"
 
-_define("restride(Tensor x, SymInt[] stride) -> Tensor", _restride, _restride_fake)
+_define("restride(Tensor x, SymInt[] stride) -> Tensor", copied, _restride_fake)
 _define("seeds(SymInt n, Device device) -> Tensor", _seeds, _seeds_fake, torch.Tag.nondeterministic_seeded)
 _define("rand" + _DRAWN, _draw(philox.uniform), _draw_fake)
 _define("randn" + _DRAWN, _draw(philox.normal), _draw_fake)

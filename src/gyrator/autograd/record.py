@@ -7,7 +7,7 @@ Plain values stand for themselves, all others are an object of one key: {"tuple"
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from operator import attrgetter
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -28,8 +28,7 @@ from gyrator.autograd.function import Differentiable, Tangent
 from gyrator.autograd.interface import BoxedCallable
 from gyrator.autograd.shell import Program
 from gyrator.autograd.views import View
-
-Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+from gyrator.cache.store import Json
 
 
 class Unrecordable(ValueError):
@@ -51,8 +50,7 @@ def to_json(traced: Traced) -> dict[str, Json]:
         raise Unrecordable(str(error)) from error
     return {
         "program": _fields(program, "run", "forward", "constants", "fallback"),
-        "forward": _fields(forward, "nodes", "tensors", "structure"),
-        "results": len(forward.nodes),
+        "forward": _fields(forward, "structure"),
         "structure": structure,
         "link": None if link is None else _fields(link, "forward", "backward"),
     }
@@ -65,8 +63,7 @@ def from_json(data: Mapping[str, Any], forward: BoxedCallable, backward: BoxedCa
         KeyError, TypeError, ValueError, AttributeError: the text is not of this version or names an operator
         that does not exist.
     """
-    unknown, structure = (None,) * data["results"], pytree.treespec_loads(data["structure"])
-    description = Forward(nodes=unknown, tensors=unknown, structure=structure, **_read(data["forward"]))
+    description = Forward(structure=pytree.treespec_loads(data["structure"]), **_read(data["forward"]))
     program = Program(run=forward, forward=description, constants=(), fallback=None, **_read(data["program"]))
     if data["link"] is None:
         return Traced(program, None)

@@ -122,7 +122,7 @@ class _Writer:
             and not program.autocast
             and not forward.updates
             and not forward.changes
-            and forward.sources == tuple(FromGraph(index) for index in range(len(forward.nodes)))
+            and forward.sources == tuple(FromGraph(index) for index in range(forward.results))
             and _is_flat(forward.structure, len(forward.sources))
         )
 

@@ -16,9 +16,10 @@ from typing import Any, TypeAlias
 import torch
 
 from gyrator.autograd.interface import BoxedCallable, GraphInfo
+from gyrator.autograd.layout import copied
 from gyrator.ir.expr import Value
 from gyrator.ir.program import Item, views
-from gyrator.runtime.externs import copied, operator
+from gyrator.runtime.externs import operator
 from gyrator.schedule.plan import Allocate, Call, Launch, Plan, Step
 from gyrator.torch_compat import copy_all, storage_holders
 
@@ -57,8 +58,6 @@ def _values(step: Step) -> Iterator[Value]:
             values = [*(view.value for view in views(extern)), *(value for value in extern.out if value is not None)]
             # the state of attention's generator, a number, lies on the GPU where calls are recorded
             yield from (v for v in values if v.dtype.is_floating_point or "_attention" not in extern.op)
-        case _:
-            pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,12 @@
 """Operators that wrappers call: how they are found, and the checks of what they return."""
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import TypeAlias
 
 import torch
 
+from gyrator.autograd.layout import copied
 from gyrator.errors import OutputMismatch, UnsupportedOperator
 from gyrator.torch_compat import reinterpret
 
@@ -34,20 +36,11 @@ def operator(name: str) -> Operator:
     direct = DIRECT.get(name)
     if direct is not None:
         return direct
-    library, _, rest = name.partition(".")
-    packet, _, overload = rest.partition(".")
     try:
-        found: Operator = getattr(getattr(getattr(torch.ops, library), packet), overload or "default")
+        found: Operator = attrgetter(name)(torch.ops)
     except AttributeError:
         raise UnsupportedOperator(name, "no library that is loaded defines it") from None
     return found
-
-
-def leaves(result: object) -> list[object]:
-    """The results of an operator in order, those within lists included."""
-    if isinstance(result, (list, tuple)):
-        return [leaf for item in result for leaf in leaves(item)]
-    return [result]
 
 
 def checked(
@@ -76,11 +69,6 @@ def restrided(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     if tensor.numel() == 0 or all(size == 1 or have == want for size, have, want in steps):
         return reinterpret(tensor, tensor.shape, strides, 0)
     return copied(tensor, strides)
-
-
-def copied(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    """A copy with these strides."""
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ import numpy
 import torch
 
 from gyrator import torch_compat
+from gyrator.autograd.builder import flatten
 from gyrator.errors import CacheCorrupt
 from gyrator.origin import Origin
 from gyrator.runtime import externs
@@ -72,7 +73,7 @@ class Runtime:
     empty = staticmethod(torch_compat.empty_strided_cpu)
     reinterpret = staticmethod(torch_compat.reinterpret)
     checked = staticmethod(externs.checked)
-    leaves = staticmethod(externs.leaves)
+    leaves = staticmethod(flatten)
     empty_cuda = staticmethod(torch_compat.empty_strided_cuda)
     current_stream = staticmethod(torch_compat.raw_stream)
     on_device = staticmethod(torch_compat.on_device)
@@ -203,7 +204,7 @@ def _timed(name: str, function: Callable[..., T], note: Note, gpu: bool) -> Call
     """`function`, after each call of which `note` is told the time of its work, which is on a GPU if operands are."""
 
     def timed(*args: Any, **kwargs: Any) -> T:
-        on_gpu = gpu or any(isinstance(arg, torch.Tensor) and arg.is_cuda for arg in externs.leaves(args))
+        on_gpu = gpu or any(isinstance(arg, torch.Tensor) and arg.is_cuda for arg in flatten(args))
         result, seconds = measured(partial(function, *args, **kwargs), on_gpu)
         note(name, seconds)
         return result

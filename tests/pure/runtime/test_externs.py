@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gyrator.autograd.builder import flatten
 from gyrator.errors import OutputMismatch, UnsupportedOperator
-from gyrator.runtime.externs import checked, leaves, operator
+from gyrator.runtime.externs import checked, operator
 
 
 def test_an_operator_is_found_by_its_name() -> None:
@@ -22,7 +23,7 @@ def test_an_operator_that_no_library_defines_is_named(name: str) -> None:
 
 
 def test_results_in_lists_are_numbered_in_order() -> None:
-    assert leaves((1, [2, (3,)], 4)) == [1, 2, 3, 4]
+    assert flatten((1, [2, (3,)], 4)) == [1, 2, 3, 4]
 
 
 def test_a_result_as_promised_is_passed_on() -> None:

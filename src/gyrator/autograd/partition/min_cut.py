@@ -267,22 +267,10 @@ def _described(problem: _Problem, saved: tuple[Node, ...]) -> Partition:
     for node in saved:
         ban = problem.bans.get(node)
         reasons[node] = f"saved: {ban.reason if ban else 'the cheapest value to start again from'}"
-    for node in _recomputed(problem, set(saved)):
+    for node in ancestors(problem.read, within=set(problem.candidates).difference(saved)):
         if cost(node) is not Cost.VIEW:
             reasons[node] = f"recomputed: {cost(node).name.lower()}, cheaper than its bytes"
     return Partition(saved, reasons, _saved_bytes(joint, saved), _saved_bytes(joint, save_all(joint).saved))
-
-
-def _recomputed(problem: _Problem, saved: set[Node]) -> set[Node]:
-    found: set[Node] = set()
-    pending = [node for node in problem.read if node not in saved]
-    inside = set(problem.candidates)
-    while pending:
-        node = pending.pop()
-        if node not in found:
-            found.add(node)
-            pending.extend(source for source in node.all_input_nodes if source in inside and source not in saved)
-    return found
 
 
 def _saved_bytes(joint: JointGraph, saved: Iterable[Any]) -> int:
