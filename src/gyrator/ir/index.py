@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from math import gcd
-from operator import is_
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+from operator import floordiv, is_, mod
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from gyrator.ir.intern import interned, remember
 
@@ -216,14 +216,9 @@ class Index:
             for atom in monomial:
                 yield atom
                 match atom:
-                    case FloorDiv(num, den) | Mod(num, den):
-                        yield from num.atoms()
-                        yield from den.atoms()
-                    case Min(a, b) | Max(a, b):
+                    case FloorDiv(a, b) | Mod(a, b) | Min(a, b) | Max(a, b):
                         yield from a.atoms()
                         yield from b.atoms()
-                    case _:
-                        pass
 
     def axes(self) -> frozenset[Axis]:
         """The loop axes this index depends on (through indirect values too)."""
@@ -331,16 +326,14 @@ def _canonical(total: dict[Monomial, int]) -> Index:
 def _recombine(items: list[tuple[Monomial, int]]) -> Index | None:
     """``k·d·(x // d) + k·(x % d)`` → ``k·x``; None where there is no such pair."""
     mods = [(i, a) for i, (m, _) in enumerate(items) for a in m if type(a) is Mod]
-    if not mods:
-        return None
-    for i, mod in mods:
+    for i, atom in mods:
         monomial, c = items[i]
-        rest = Index(((_without(monomial, mod), c),))
-        wanted = dict((rest * mod.den * div_mod(mod.num, mod.den)[0]).terms)
+        rest = Index(((_without(monomial, atom), c),))
+        wanted = dict((rest * atom.den * div_mod(atom.num, atom.den)[0]).terms)
         have = dict(items)
         if all(have.get(m) == v for m, v in wanted.items()):
             remaining = {m: v for m, v in items if m not in wanted and m != monomial}
-            return _canonical(remaining) + rest * mod.num
+            return _canonical(remaining) + rest * atom.num
     return None
 
 
@@ -707,16 +700,9 @@ _LEAVES = (Size, Axis)
 
 def _substitute_atom(atom: Atom, mapping: Mapping[Atom, Index]) -> Atom | Index:
     match atom:
-        case FloorDiv(num, den):
-            n, d = substitute(num, mapping), substitute(den, mapping)
-            return atom if n is num and d is den else div_mod(n, d)[0]
-        case Mod(num, den):
-            n, d = substitute(num, mapping), substitute(den, mapping)
-            return atom if n is num and d is den else div_mod(n, d)[1]
-        case Min(a, b):
-            return minimum(substitute(a, mapping), substitute(b, mapping))
-        case Max(a, b):
-            return maximum(substitute(a, mapping), substitute(b, mapping))
+        case FloorDiv(a, b) | Mod(a, b) | Min(a, b) | Max(a, b):
+            x, y = substitute(a, mapping), substitute(b, mapping)
+            return atom if x is a and y is b else _OF_INDICES[type(atom)](x, y)
         case Indirect(value, size):
             v, s = value.substitute(mapping), substitute(size, mapping)
             return atom if v is value and s is size else Indirect(v, s)
@@ -725,16 +711,17 @@ def _substitute_atom(atom: Atom, mapping: Mapping[Atom, Index]) -> Atom | Index:
 
 def minimum(a: Index, b: Index) -> Index:
     """The smaller index; an atom where that is not proved."""
-    if is_nonnegative(b - a):
-        return a
-    return b if is_nonnegative(a - b) else Min(*sorted((a, b), key=repr)).index()
+    return _pick(a, b, smallest=True) or Min(*sorted((a, b), key=repr)).index()
 
 
 def maximum(a: Index, b: Index) -> Index:
     """The larger index; an atom where that is not proved."""
-    if is_nonnegative(a - b):
-        return a
-    return b if is_nonnegative(b - a) else Max(*sorted((a, b), key=repr)).index()
+    return _pick(a, b, smallest=False) or Max(*sorted((a, b), key=repr)).index()
+
+
+_OF_NUMBERS: Mapping[type[Atom], Callable[..., Any]] = {FloorDiv: floordiv, Mod: mod, Min: min, Max: max}
+_OF_INDICES: Mapping[type[Atom], Callable[..., Any]] = {**_OF_NUMBERS, Min: minimum, Max: maximum}
+"""What an atom makes of its two operands."""
 
 
 def evaluate(index: Index, env: Mapping[Atom, int]) -> int:
@@ -752,14 +739,8 @@ def _evaluate_atom(atom: Atom, env: Mapping[Atom, int]) -> int:
     if atom in env:
         return env[atom]
     match atom:
-        case FloorDiv(num, den):
-            return evaluate(num, env) // evaluate(den, env)
-        case Mod(num, den):
-            return evaluate(num, env) % evaluate(den, env)
-        case Min(a, b):
-            return min(evaluate(a, env), evaluate(b, env))
-        case Max(a, b):
-            return max(evaluate(a, env), evaluate(b, env))
+        case FloorDiv(a, b) | Mod(a, b) | Min(a, b) | Max(a, b):
+            return _OF_NUMBERS[type(atom)](evaluate(a, env), evaluate(b, env))
     raise KeyError(atom)
 
 

@@ -8,7 +8,7 @@ overloaded for scalars and vectors.
 import enum
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import TypeAlias
@@ -39,38 +39,31 @@ class Unsupported:
 
 @dataclass(frozen=True, slots=True)
 class ScalarOp:
-    """One row. ``cost`` is in cheap instructions (an add is 1); ``keeps_zero``: f(0, …) = 0."""
+    """One row. ``cost`` is in cheap instructions (an add is 1); ``keeps_zero``: f(0, …) = 0. ``element`` is what the
+    C++ function of that name is told of the result's dtype.
+    """
 
     name: str
     arity: int
     rule: Rule
     reference: Reference
-    cpp: str
     triton: str | Unsupported
-    cost: int
-    keeps_zero: bool
+    cost: int = 1
+    keeps_zero: bool = False
+    element: str = ""
+
+    @property
+    def cpp(self) -> str:
+        """The call in C++."""
+        return f"gy::{self.name}{self.element}({_places(self.arity)})"
 
 
-_LIB = "libdevice.{}({})"
-
-
-def _row(
-    name: str,
-    arity: int,
-    rule: Rule,
-    reference: Reference,
-    triton: str | Unsupported,
-    *,
-    cost: int = 1,
-    keeps_zero: bool = False,
-    cpp: str | None = None,
-) -> ScalarOp:
-    args = ", ".join(f"{{{i}}}" for i in range(arity))
-    return ScalarOp(name, arity, rule, reference, cpp or f"gy::{name}({args})", triton, cost, keeps_zero)
+def _places(arity: int) -> str:
+    return ", ".join(f"{{{i}}}" for i in range(arity))
 
 
 def _lib(name: str, arity: int = 1) -> str:
-    return _LIB.format(name, ", ".join(f"{{{i}}}" for i in range(arity)))
+    return f"libdevice.{name}({_places(arity)})"
 
 
 def _dividing(op: Reference, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -88,6 +81,7 @@ S, F, B, C, L = Rule.SAME, Rule.FLOAT, Rule.INTEGER, Rule.COMPARE, Rule.LOGICAL
 _FLOORED, _TRUNCATED = (partial(_dividing, partial(torch.div, rounding_mode=mode)) for mode in ("floor", "trunc"))
 _NO_DIGAMMA = Unsupported("no digamma in the device library")
 
+_row = ScalarOp
 _ROWS = (
     # arithmetic
     _row("add", 2, S, torch.add, "{0} + {1}"),
@@ -168,17 +162,13 @@ _ROWS = (
     _row("where", 3, Rule.SELECT, torch.where, "tl.where({0}, {1}, {2})"),
     # conversion: the target dtype is the node's
     _row("cast", 1, Rule.CONVERT, torch.Tensor.to, "{0}.to({dtype})", keeps_zero=True,
-         cpp="gy::cast<{dtype}>({0})"),
+         element="<{dtype}>"),
     _row("bitcast", 1, Rule.CONVERT, torch.Tensor.view, "{0}.to({dtype}, bitcast=True)", keeps_zero=True,
-         cpp="gy::bitcast<{dtype}>({0})"),
+         element="<{dtype}>"),
 )  # fmt: skip
 
 
 def _table(rows: tuple[ScalarOp, ...]) -> Mapping[str, ScalarOp]:
-    for row in rows:
-        empty = [f.name for f in fields(row) if getattr(row, f.name) in (None, "")]
-        if empty:
-            raise ImportError(f"op {row.name}: empty column {', '.join(empty)}")
     table = {row.name: row for row in rows}
     if len(table) != len(rows):
         raise ImportError("two rows of the op table have one name")

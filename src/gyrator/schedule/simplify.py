@@ -1,7 +1,8 @@
 """Local rules on expressions: what can be said shorter without changing any value."""
 
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -78,16 +79,19 @@ def _index(expr: Expr) -> Index:
     return const(int(expr.value))
 
 
+_ON_INDICES: Mapping[str, Callable[[Index, Index], Index]] = {
+    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "minimum": minimum, "maximum": maximum,
+}  # fmt: skip
+
+
 def _on_indices(name: str, a: Index, b: Index) -> Expr | None:
-    if name in ("add", "sub", "mul"):
-        return IndexValue(a + b if name == "add" else a - b if name == "sub" else a * b)
+    if name in _ON_INDICES:
+        return IndexValue(_ON_INDICES[name](a, b))
     if name in ("floordiv", "remainder", "truncdiv", "fmod"):
         same_sign = name in ("floordiv", "remainder") or is_nonnegative(a)
         if not same_sign or not is_nonnegative(b - 1):
             return None
         return IndexValue(a // b if name in ("floordiv", "truncdiv") else a % b)
-    if name in ("minimum", "maximum"):
-        return IndexValue(minimum(a, b) if name == "minimum" else maximum(a, b))
     if name == "gt" or name == "ge":
         return _on_indices("lt" if name == "gt" else "le", b, a)
     if name == "lt":
