@@ -45,6 +45,9 @@ class Expr:
     _axes: frozenset[Axis] | None
     _loads: tuple[Load, ...] | None
 
+    def __repr__(self) -> str:
+        return _plain(self)
+
     def children(self) -> tuple[Expr, ...]:
         return ()
 
@@ -107,9 +110,6 @@ class Const(Expr):
         bits = struct.pack("d", value) if isinstance(value, float) else value
         return type(value), bits, dtype
 
-    def __repr__(self) -> str:
-        return f"{self.value}:{short(self.dtype)}"
-
 
 @interned
 class IndexValue(Expr):
@@ -123,9 +123,6 @@ class IndexValue(Expr):
 
     def rebuild(self, children: tuple[Expr, ...], indices: tuple[Index, ...]) -> Expr:
         return IndexValue(indices[0])
-
-    def __repr__(self) -> str:
-        return f"index({self.index})"
 
 
 @interned
@@ -158,10 +155,6 @@ class Load(Expr):
     def rebuild(self, children: tuple[Expr, ...], indices: tuple[Index, ...]) -> Expr:
         return Load(self.value, indices, children[0] if children else None, self.other)
 
-    def __repr__(self) -> str:
-        text = f"{self.value.name}[{', '.join(map(str, self.index))}]"
-        return text if self.mask is None else f"({text} if {self.mask} else {self.other})"
-
 
 @interned
 class Op(Expr):
@@ -176,10 +169,6 @@ class Op(Expr):
 
     def rebuild(self, children: tuple[Expr, ...], indices: tuple[Index, ...]) -> Expr:
         return Op(self.name, children, self.dtype)
-
-    def __repr__(self) -> str:
-        name = f"{self.name}<{short(self.dtype)}>" if self.name in ("cast", "bitcast") else self.name
-        return f"{name}({', '.join(map(repr, self.args))})"
 
 
 @interned
@@ -203,9 +192,6 @@ class Masked(Expr):
     def rebuild(self, children: tuple[Expr, ...], indices: tuple[Index, ...]) -> Expr:
         return Masked(children[0], children[1], self.other)
 
-    def __repr__(self) -> str:
-        return f"masked({self.mask}, {self.body}, {self.other})"
-
 
 @interned
 class Checked(Expr):
@@ -227,9 +213,6 @@ class Checked(Expr):
 
     def rebuild(self, children: tuple[Expr, ...], indices: tuple[Index, ...]) -> Expr:
         return Checked(children[0], indices[0], children[1] if len(children) > 1 else None)
-
-    def __repr__(self) -> str:
-        return f"checked({self.arg}, {self.size}{'' if self.mask is None else f', if {self.mask}'})"
 
 
 @interned
@@ -255,9 +238,6 @@ class Random(Expr):
     def rebuild(self, children: tuple[Expr, ...], indices: tuple[Index, ...]) -> Expr:
         return Random(self.kind, children[0], indices[0], self.dtype, children[1:])
 
-    def __repr__(self) -> str:
-        return f"{self.kind}({', '.join(map(repr, (self.seed, self.offset, *self.args)))})"
-
 
 @interned
 class Ref(Expr):
@@ -270,10 +250,59 @@ class Ref(Expr):
     def axes(self) -> frozenset[Axis]:
         return self.scope
 
-    def __repr__(self) -> str:
-        return f"%{self.name}"
+
+# -- text --------------------------------------------------------------------------------------------------
+_INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">",
+    "ge": ">=", "logical_and": "and", "logical_or": "or", "bitwise_and": "&", "bitwise_or": "|",
+    "bitwise_xor": "^", "lshift": "<<", "rshift": ">>",
+}  # fmt: skip
 
 
+def expr_text(expr: Expr, show: Callable[[Expr, bool], str], index: Callable[[Index], str], within: bool) -> str:
+    """An expression, in parentheses ``within`` another infix operator; ``show`` prints those in it, likewise, and
+    ``index`` indices. Literals show their dtype where it is not the usual one: ``2.0`` is f32, ``2`` is i64.
+    """
+    match expr:
+        case Const(value, dtype):
+            return _literal(value, dtype)
+        case IndexValue(i):
+            return f"index({index(i)})"
+        case Load(value, at, mask, other):
+            text = f"{value}[{', '.join(map(index, at))}]"
+            return text if mask is None else f"({text} if {show(mask, False)} else {_literal(other, expr.dtype)})"
+        case Op(name, (a, b), _) if name in _INFIX:
+            text = f"{show(a, True)} {_INFIX[name]} {show(b, True)}"
+            return f"({text})" if within else text
+        case Op("cast" | "bitcast" as name, (arg,), dtype):
+            return f"{'' if name == 'cast' else 'bits_'}{short(dtype)}({show(arg, False)})"
+        case Op(name, args, _):
+            return f"{name}({', '.join(show(a, False) for a in args)})"
+        case Masked(mask, body, other):
+            return f"masked({', '.join(show(e, False) for e in (mask, body, other))})"
+        case Checked(arg, size, mask):
+            condition = "" if mask is None else f", if {show(mask, False)}"
+            return f"checked({show(arg, False)}, {index(size)}{condition})"
+        case Random(kind, seed, offset, dtype, args):
+            inner = ", ".join([show(seed, False), index(offset), *(show(a, False) for a in args)])
+            return f"{kind}<{short(dtype)}>({inner})"
+        case Ref(name):
+            return f"%{name}"
+    raise TypeError(type(expr).__name__)
+
+
+def _plain(expr: Expr, within: bool = False) -> str:
+    return expr_text(expr, _plain, str, within)
+
+
+def _literal(value: Scalar, dtype: torch.dtype) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    plain = dtype == (torch.float32 if isinstance(value, float) else torch.int64)
+    return str(value) if plain else f"{value}:{short(dtype)}"
+
+
+# -- rewriting ---------------------------------------------------------------------------------------------
 def rewrite(expr: Expr, replace: Callable[[Expr], Expr | None], mapping: Mapping[Atom, Index] | None = None) -> Expr:
     """Rebuild bottom-up: substitute ``mapping`` in indices, then replace each rebuilt node by
     ``replace(node)`` unless None.

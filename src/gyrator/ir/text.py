@@ -8,8 +8,7 @@
     }
 
 A value's strides are written where they are not row-major. An expression that is used more than once in a
-nest gets a name (``%0``), so the text is as long as the data. Literals show their dtype where it is not the
-usual one: ``2.0`` is f32, ``2`` is i64.
+nest gets a name (``%0``), so the text is as long as the data.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from collections.abc import Iterable
 import torch
 
 from gyrator.ir import tree
-from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Masked, Op, Random, Ref, Scalar, Value, short
+from gyrator.ir.expr import Const, Expr, IndexValue, Load, Op, Ref, Value, expr_text, short
 from gyrator.ir.index import Atom, Index, Indirect, Size, atom_text, contiguous_strides
 from gyrator.ir.program import (
     Arg,
@@ -41,11 +40,6 @@ from gyrator.ir.program import (
 from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, stage_exprs, walk_stages
 from gyrator.origin import Origins, places_of
 
-_INFIX = {
-    "add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">",
-    "ge": ">=", "logical_and": "and", "logical_or": "or", "bitwise_and": "&", "bitwise_or": "|",
-    "bitwise_xor": "^", "lshift": "<<", "rshift": ">>",
-}  # fmt: skip
 _COMBINES = {"set": "=", "add": "+=", "mul": "*=", "max": "max=", "min": "min="}
 
 
@@ -58,15 +52,15 @@ def program_text(program: Program) -> str:
     for d in program.derived:
         lines.append(f"  {_size_text(d.size)} = {f'{d.source}: ' if d.source else ''}{d.text}")
     for node in program.nodes:
-        lines += [f"  {line}" for line in _commented(node.origins, _node_lines(node))]
+        lines += [f"  {line}" for line in node_text(node).splitlines()]
     lines += [f"  update {u.target} = {_view_text(u.value)}" for u in program.updates]
     lines.append(f"  return {', '.join(_arg_text(o) for o in program.outputs)}".rstrip())
     return "\n".join([*lines, "}"]) + "\n"
 
 
 def node_text(node: Node) -> str:
-    """One node of a program, without its origins."""
-    return "\n".join(_node_lines(node))
+    """One node of a program, after a comment for each place of the user's program that it comes from."""
+    return "\n".join(_commented(node.origins, _node_lines(node)))
 
 
 def _input_text(given: Input) -> str:
@@ -269,44 +263,16 @@ class _Names:
     def forget_all_but(self, kept: frozenset[Expr]) -> None:
         self._known = {e: n for e, n in self._known.items() if e in kept}
 
-    def expr(self, expr: Expr, *, within: bool = False) -> str:
+    def expr(self, expr: Expr, within: bool = False) -> str:
         """The text of ``expr``; ``within`` another infix operator it is put in parentheses."""
         if expr not in self._shared:
-            return self._text(expr, within=within)
+            return expr_text(expr, self.expr, self.index, within)
         if expr not in self._known:
-            text = self._text(expr, within=False)
+            text = expr_text(expr, self.expr, self.index, False)
             name = f"%{self._number.setdefault(expr, len(self._number))}"
             self._known[expr] = name
             self._pending.append(f"{name} = {text}")
         return self._known[expr]
-
-    def _text(self, expr: Expr, *, within: bool) -> str:
-        match expr:
-            case Const(value, dtype):
-                return _literal(value, dtype)
-            case IndexValue(index):
-                return f"index({self.index(index)})"
-            case Load(value, index, mask, other):
-                text = f"{value}[{self.indices(index)}]"
-                if mask is None:
-                    return text
-                return f"({text} if {self.expr(mask)} else {_literal(other, expr.dtype)})"
-            case Op(name, (a, b), _) if name in _INFIX:
-                text = f"{self.expr(a, within=True)} {_INFIX[name]} {self.expr(b, within=True)}"
-                return f"({text})" if within else text
-            case Op("cast" | "bitcast" as name, (arg,), dtype):
-                return f"{'' if name == 'cast' else 'bits_'}{short(dtype)}({self.expr(arg)})"
-            case Op(name, args, _):
-                return f"{name}({', '.join(map(self.expr, args))})"
-            case Masked(mask, body, other):
-                return f"masked({self.expr(mask)}, {self.expr(body)}, {self.expr(other)})"
-            case Checked(arg, size, mask):
-                condition = "" if mask is None else f", if {self.expr(mask)}"
-                return f"checked({self.expr(arg)}, {self.index(size)}{condition})"
-            case Random(kind, seed, offset, dtype, args):
-                inner = ", ".join([self.expr(seed), self.index(offset), *map(self.expr, args)])
-                return f"{kind}<{short(dtype)}>({inner})"
-        return repr(expr)
 
     # -- indices -------------------------------------------------------------------------------------------
     def indices(self, indices: tuple[Index, ...]) -> str:
@@ -317,13 +283,6 @@ class _Names:
 
     def _atom(self, atom: Atom) -> str:
         return self.expr(atom.value, within=True) if isinstance(atom, Indirect) else atom_text(atom, self.index)
-
-
-def _literal(value: Scalar, dtype: torch.dtype) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    plain = dtype == (torch.float32 if isinstance(value, float) else torch.int64)
-    return str(value) if plain else f"{value}:{short(dtype)}"
 
 
 def _list(indices: Iterable[Index]) -> str:
