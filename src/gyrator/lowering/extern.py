@@ -54,6 +54,11 @@ SETTLED = frozenset({aten.sym_constrain_range.default, aten.sym_constrain_range_
 """Calls that state what the symbols' bounds already hold."""
 
 
+def refused(op: object, node: fx.Node, reason: str) -> UnsupportedOperator:
+    """The error for an operator that can neither be lowered nor called where ``node`` stands."""
+    return UnsupportedOperator(str(op), reason, where=origin_of(node), node=in_context(node))
+
+
 def call(b: Builder, node: fx.Node, op: OpOverload, args: Sequence[Result], kwargs: Mapping[str, Result]) -> Result:
     """Lower ``node`` as a call of ``op``; the result has the structure of the traced one.
 
@@ -61,8 +66,7 @@ def call(b: Builder, node: fx.Node, op: OpOverload, args: Sequence[Result], kwar
     """
     op = COPIES.get(op, op)
     if op._schema.is_mutable:
-        problem = "it writes into its arguments, and the graph should have been functional"
-        raise UnsupportedOperator(str(op), problem, where=origin_of(node), node=in_context(node))
+        raise refused(op, node, "it writes into its arguments, and the graph should have been functional")
     exact = op not in STRIDES_FREE
     positional = [argument(b, node, a, t, exact=exact) for a, t in zip(args, node.args, strict=True)]
     named = [(k, argument(b, node, a, node.kwargs.get(k), exact=exact)) for k, a in kwargs.items()]
@@ -103,8 +107,7 @@ def argument(b: Builder, node: fx.Node, value: Result, traced: object, *, exact:
     if isinstance(value, Expr):
         return number_argument(b, value)
     if isinstance(value, fx.GraphModule):
-        problem = "it takes a subgraph"
-        raise UnsupportedOperator(str(node.target), problem, where=origin_of(node), node=in_context(node))
+        raise refused(node.target, node, "it takes a subgraph")
     return value
 
 

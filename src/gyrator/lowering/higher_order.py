@@ -14,7 +14,6 @@ from torch._ops import HigherOrderOperator, OpOverload
 
 from gyrator.autograd.builder import flatten
 from gyrator.autograd.effects import behaviour
-from gyrator.errors import UnsupportedOperator
 from gyrator.ir.expr import Value
 from gyrator.ir.index import Index, contiguous_strides
 from gyrator.ir.program import Arg, Extern, View
@@ -22,7 +21,6 @@ from gyrator.lowering import extern
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.extern import Result
 from gyrator.lowering.refs import TensorRef, whole
-from gyrator.origin import in_context, origin_of
 
 
 def auto_functionalized(b: Builder, node: fx.Node, kwargs: Mapping[str, Result]) -> Result:
@@ -56,7 +54,7 @@ def _call(
         passed = extern.argument(b, node, value, node.kwargs.get(schema.name), exact=not writes)
         if writes:
             if schema.kwarg_only or not isinstance(value, TensorRef) or not isinstance(passed, View):
-                raise _refused(op, node, "it writes into a list or a keyword-only argument")
+                raise extern.refused(op, node, "it writes into a list or a keyword-only argument")
             old = passed.value
             version = b.value(Meta(old.shape, old.dtype, old.strides, old.device), schema.name)
             mutates.append((len(positional), version))
@@ -90,7 +88,7 @@ def region(b: Builder, node: fx.Node, env: Mapping[fx.Node, Result]) -> Result:
     Raises: UnsupportedOperator for what is no operator.
     """
     if not isinstance(node.target, HigherOrderOperator):
-        raise _refused(node.target, node, "it has no lowering")
+        raise extern.refused(node.target, node, "it has no lowering")
     graph = fx.Graph()
     leaves: dict[fx.Node, fx.Node] = {}
     held: dict[str, torch.nn.Module] = {}
@@ -107,7 +105,3 @@ def region(b: Builder, node: fx.Node, env: Mapping[fx.Node, Result]) -> Result:
     key = f"gyrator.region_{len(b.regions)}.default"
     b.regions[key] = fx.GraphModule(held, graph)
     return extern.call_named(b, node, key, passed)
-
-
-def _refused(op: object, node: fx.Node, reason: str) -> UnsupportedOperator:
-    return UnsupportedOperator(str(op), reason, where=origin_of(node), node=in_context(node))

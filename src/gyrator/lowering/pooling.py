@@ -16,11 +16,11 @@ from torch._ops import OpOverload
 from gyrator.ir.expr import Expr, IndexValue
 from gyrator.ir.index import ONE, ZERO, Index, as_index, contiguous_strides, dot, maximum, minimum, product
 from gyrator.ir.ops import identity
-from gyrator.ir.program import Reduce
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.family import Family, Lowering, rows
 from gyrator.lowering.joins import masked
-from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, whole
+from gyrator.lowering.reductions import reduction
+from gyrator.lowering.refs import Coords, TensorRef
 from gyrator.lowering.typed import between, both, cast, compute_dtype, like, number, op
 
 Sizes: TypeAlias = "Sequence[int] | int"
@@ -133,31 +133,20 @@ def _part_element(parts: Coords, shape: Coords, at: Coords, inner: Coords) -> tu
     return place, [c for p, (start, end) in zip(place, spans, strict=True) for c in between(p, start, end)]
 
 
-def _reduce(
-    b: Builder, out: Meta, inner: Coords, kind: str, bodies: Callable[[Coords, Coords], tuple[Expr, ...]],
-    results: Sequence[Meta], suffix: str,
-) -> list[TensorRef]:  # fmt: skip
-    """A reduction at each element of ``out`` over axes of extents ``inner``; bodies get both places."""
-    axes, reduced = axes_of("i", out.shape), axes_of("r", inner)
-    body = bodies(coords_of(axes), coords_of(reduced))
-    values = [b.value(m, suffix) for m in results]
-    b.nest(values, axes, Reduce(kind, reduced, body))
-    return [whole(v) for v in values]
-
-
 def _sum(b: Builder, out: Meta, inner: Coords, body: Callable[[Coords, Coords], Expr], suffix: str) -> TensorRef:
     """A sum in the compute dtype, cast to ``out``; no reduction at all where only one element is summed."""
     wide = out.with_dtype(compute_dtype(out.dtype))
     if all(extent is ONE for extent in inner):
         return b.pointwise(out, lambda at: body(at, (ZERO,) * len(inner)))
     suffix = "" if wide.dtype == out.dtype else suffix
-    (total,) = _reduce(b, out, inner, "sum", lambda at, r: (body(at, r),), (wide,), suffix)
+    (total,) = reduction(b, wide, inner, "sum", lambda at, r: (body(at, r),), (True,), suffix)
+    assert total is not None
     return b.narrowed(total, out)
 
 
 def _max_of(windows: Windows, b: Builder, out: tuple[Meta, Meta], x: TensorRef) -> Any:
     """The largest element of each window, and its position among the pooled dimensions."""
-    values, indices = out
+    values, _ = out
     rank, wide = windows.rank, values.with_dtype(compute_dtype(values.dtype))
 
     def bodies(at: Coords, inner: Coords) -> tuple[Expr, ...]:
@@ -168,7 +157,8 @@ def _max_of(windows: Windows, b: Builder, out: tuple[Meta, Meta], x: TensorRef) 
             position = op("where", both(conditions), position, like(position, NOWHERE))
         return value, position
 
-    best, where = _reduce(b, values, windows.elements, "argmax", bodies, (wide, indices), "max")
+    best, where = reduction(b, values, windows.elements, "argmax", bodies, (True, True), "max")
+    assert best is not None
     return b.narrowed(best, values), where
 
 

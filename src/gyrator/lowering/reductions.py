@@ -47,16 +47,30 @@ def reduce_several(
 
     ``bodies`` gives the expressions at a point of ``shape``; their dtypes decide those of the results.
     """
-    axes = axes_of("i", out.shape)
-    reduced = [Axis(f"r{j}", shape[k]) for j, k in enumerate(sorted(dims))]
-    inner = iter(coords_of(tuple(reduced)))
     keeps = len(out.shape) == len(shape)
-    outer = iter([i for k, i in enumerate(coords_of(axes)) if not (keeps and k in dims)])
-    at = tuple([next(inner) if k in dims else next(outer) for k in range(len(shape))])
-    body = bodies(at)
+
+    def inside(outer: Coords, inner: Coords) -> tuple[Expr, ...]:
+        within, around = iter(inner), iter([i for k, i in enumerate(outer) if not (keeps and k in dims)])
+        return bodies(tuple([next(within) if k in dims else next(around) for k in range(len(shape))]))
+
+    return reduction(b, out, tuple([shape[k] for k in sorted(dims)]), kind, inside, wanted, suffix)
+
+
+def reduction(
+    b: Builder,
+    out: Meta,
+    inner: Coords,
+    kind: str,
+    bodies: Callable[[Coords, Coords], tuple[Expr, ...]],
+    wanted: Sequence[bool],
+    suffix: str = "",
+) -> list[TensorRef | None]:
+    """Append a reduction at each element of ``out`` over axes of extents ``inner``; ``bodies`` get both places."""
+    axes, reduced = axes_of("i", out.shape), axes_of("r", inner)
+    body = bodies(coords_of(axes), coords_of(reduced))
     dtypes = [d or body[min(k, len(body) - 1)].dtype for k, d in enumerate(REDUCTIONS[kind].results)]
     values = [b.value(out.with_dtype(d), suffix) if use else None for d, use in zip(dtypes, wanted, strict=True)]
-    b.nest(values, axes, Reduce(kind, tuple(reduced) or (Axis("r0", ONE),), body))
+    b.nest(values, axes, Reduce(kind, reduced or (Axis("r0", ONE),), body))
     return [None if v is None else whole(v) for v in values]
 
 

@@ -17,12 +17,12 @@ from typing import Any, TypeAlias
 import torch
 
 from gyrator.ir.expr import Checked, Expr, IndexValue
-from gyrator.ir.index import ONE, ZERO, Axis, Index, IndexLike, Indirect, as_index, is_nonnegative, maximum, minimum
-from gyrator.ir.program import Reduce
+from gyrator.ir.index import ONE, ZERO, Index, IndexLike, Indirect, as_index, is_nonnegative, maximum, minimum
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.family import Family, rows
 from gyrator.lowering.joins import masked
-from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, whole
+from gyrator.lowering.reductions import reduction
+from gyrator.lowering.refs import Coords, TensorRef
 from gyrator.lowering.typed import between, cast, compute_dtype, like, number, op
 
 Share: TypeAlias = Callable[[Index, Index, Expr], Expr]
@@ -54,14 +54,15 @@ def _gathered(b: Builder, out: Meta, grad: TensorRef, lines: Sequence[Line]) -> 
 
 
 def _along(b: Builder, out: Meta, grad: TensorRef, dim: int, line: Line, suffix: str) -> TensorRef:
-    axes, step = axes_of("i", out.shape), Axis("r0", line.count)
-    at = coords_of(axes)
-    source = line.first(at[dim]) + (ZERO if line.count is ONE else step.index())
-    given = cast(grad.load((*at[:dim], source, *at[dim + 1 :])), out.dtype)
-    conditions = [] if line.certain else between(source, ZERO, grad.shape[dim])
-    value = b.value(out, suffix)
-    b.nest((value,), axes, Reduce("sum", (step,), (masked(conditions, line.share(source, at[dim], given)),)))
-    return whole(value)
+    def body(at: Coords, inner: Coords) -> tuple[Expr, ...]:
+        source = line.first(at[dim]) + inner[0]
+        given = cast(grad.load((*at[:dim], source, *at[dim + 1 :])), out.dtype)
+        conditions = [] if line.certain else between(source, ZERO, grad.shape[dim])
+        return (masked(conditions, line.share(source, at[dim], given)),)
+
+    (total,) = reduction(b, out, (line.count,), "sum", body, (True,), suffix)
+    assert total is not None
+    return total
 
 
 @dataclass(frozen=True, slots=True)

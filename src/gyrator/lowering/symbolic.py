@@ -12,13 +12,12 @@ from typing import TypeAlias
 import torch
 from torch import fx
 
-from gyrator.errors import UnsupportedOperator
 from gyrator.ir.expr import Expr, Scalar
 from gyrator.ir.index import Index
+from gyrator.lowering.extern import refused
 from gyrator.lowering.refs import TensorRef
 from gyrator.lowering.typed import number, op
 from gyrator.lowering.views import reshape
-from gyrator.origin import in_context, origin_of
 
 aten = torch.ops.aten
 Number: TypeAlias = "Expr | Index | Scalar"
@@ -43,8 +42,7 @@ def read_number(node: fx.Node, args: Sequence[object]) -> Expr:
         return reshape(source, ()).load(())
     found = number_of(node.target, args)
     if found is None:
-        problem = "it returns a float or bool that only a call can know"
-        raise UnsupportedOperator(str(node.target), problem, where=origin_of(node), node=in_context(node))
+        raise refused(node.target, node, "it returns a float or bool that only a call can know")
     return found
 
 

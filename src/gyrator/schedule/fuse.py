@@ -198,7 +198,7 @@ def _check(group: Group, first: Group, second: Group, *, shared: bool) -> Refuse
     rows = volume(a.extent for a in group.outer)
     row = max(volume(a.extent for a in s) for s in group.spaces)
     phased = depends_on_reduction(group)
-    if rows < MIN_ROWS and row > BIG_ROW and (phased or not _only_reductions(group)):
+    if rows < MIN_ROWS and row > BIG_ROW and (phased or not group.only_reduces):
         return Refused("one long row would run on one core")
     demoted = (first.pointwise or second.pointwise) and not (first.pointwise and second.pointwise and group.pointwise)
     unit = unit_axes(group)
@@ -207,7 +207,3 @@ def _check(group: Group, first: Group, second: Group, *, shared: bool) -> Refuse
     if strided and (phased or (demoted and not reduces)):
         return Refused("the rows would be read with a stride")
     return None
-
-
-def _only_reductions(group: Group) -> bool:
-    return all(isinstance(m.nest.root, Reduce) or m.space is None for m in group.members)

@@ -48,9 +48,8 @@ def gpu_refusal(group: Group) -> Refused | None:
     unit = unit_axes(group)
     columns = bool(unit & set(group.outer)) and not any(unit & set(s) for s in group.spaces)
     programs, work = (rows // COLUMNS, row * COLUMNS) if columns else (rows, row)
-    only_reductions = all(isinstance(m.nest.root, Reduce) or m.space is None for m in group.members)
     if rows == 1 and row > 1 and not any(isinstance(m.nest.root, Reduce | Scan | Scatter) for m in group.members):
         return Refused("what follows from single numbers would run on one multiprocessor with them")
-    if work > SHORT_ROW and programs < FEW_PROGRAMS and not only_reductions:
+    if work > SHORT_ROW and programs < FEW_PROGRAMS and not group.only_reduces:
         return Refused("a few long rows would run on a few multiprocessors")
     return None

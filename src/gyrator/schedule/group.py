@@ -55,6 +55,11 @@ class Group:
         """Whether no member has axes of its own inside the outer ones."""
         return not self.spaces
 
+    @property
+    def only_reduces(self) -> bool:
+        """Whether what runs over spaces are reductions alone."""
+        return all(isinstance(m.nest.root, Reduce) or m.space is None for m in self.members)
+
     def rewrite(self, mapping: Mapping[Atom, Index]) -> Group:
         """Split or rename axes everywhere: each axis becomes the axes of its image, in order."""
         if not mapping:
