@@ -4,28 +4,14 @@ A table is declared by one line of `TABLES`; `metrics/tables.py` writes the file
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table's name and its columns in order, after the first one, `model_name`."""
-
-    name: str
-    columns: tuple[str, ...]
-
-    @property
-    def file(self) -> str:
-        """The name of its file."""
-        return f"metric_table_{self.name}.csv"
+def _declared(**columns: str) -> Mapping[str, tuple[str, ...]]:
+    return {name: tuple(text.split()) for name, text in columns.items()}
 
 
 def _four(*stems: str) -> str:
     return " ".join(f"kernel{k}_{stem}" for stem in stems for k in range(4))
-
-
-def _declared(**columns: str) -> Mapping[str, Table]:
-    return {name: Table(name, tuple(text.split())) for name, text in columns.items()}
 
 
 TABLES = _declared(
@@ -39,4 +25,4 @@ TABLES = _declared(
     "num_store num_for_loop num_atomic_add num_args xnumel ynumel rnumel kernel_args_num_gb",
     kernel_autotune="kernel_path kernel_name triton_config latency_ms",
 )
-"""All tables, by name."""
+"""The columns of all tables, by name, after the first one, `model_name`."""

@@ -17,11 +17,8 @@ def alignment(plan: Plan, inputs: Iterable[Value] = ()) -> frozenset[Value]:
     """
     found = set(inputs)
     for step in plan.steps:
-        match step:
-            case Allocate(value, upon) if upon is None or upon in found:
-                found.add(value)
-            case _:
-                pass
+        if isinstance(step, Allocate) and (step.upon is None or step.upon in found):
+            found.add(step.value)
     return frozenset(found)
 
 
@@ -60,8 +57,6 @@ def _in_place(step: object) -> Iterator[Value]:
             yield into.value
         case Call(extern) if extern.mutates:
             yield from (view.value for view in views(extern))
-        case _:
-            pass
 
 
 # -- texts ---------------------------------------------------------------------------------------------------

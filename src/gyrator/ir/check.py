@@ -218,8 +218,6 @@ class _ProgramChecker:
             case ListArg(items):
                 for item in items:
                     self.arg(item)
-            case _:
-                pass
 
     def view(self, view: View) -> None:
         self.defined(view.value)

@@ -3,13 +3,13 @@
 import csv
 import fcntl
 import io
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 from gyrator.config import Config
 from gyrator.errors import InternalCheckError
-from gyrator.metric_tables import TABLES, Table
+from gyrator.metric_tables import TABLES
 
 Cell: TypeAlias = "str | int | float | None"
 Row: TypeAlias = "Mapping[str, Cell]"
@@ -23,12 +23,12 @@ def add_rows(config: Config, name: str, rows: Callable[[], Iterable[Row]]) -> No
     Raises:
         KeyError: no table has that name. InternalCheckError: a row has other columns than its table.
     """
-    table = TABLES[name]
+    columns = TABLES[name]
     if name not in config.metrics:
         return
-    found = [_cells(table, row, config.model_name) for row in rows()]
+    found = [_cells(name, columns, row, config.model_name) for row in rows()]
     if found:
-        _append(table, found)
+        _append(name, found)
 
 
 def start_tables(config: Config) -> None:
@@ -36,22 +36,26 @@ def start_tables(config: Config) -> None:
     starts those which add rows.
     """
     for name in config.metrics:
-        Path(TABLES[name].file).unlink(missing_ok=True)
-        _append(TABLES[name], [])
+        _file(name).unlink(missing_ok=True)
+        _append(name, [])
 
 
-def _append(table: Table, rows: list[list[Cell]]) -> None:
-    with Path(table.file).open("a", newline="") as stream:
+def _file(name: str) -> Path:
+    return Path(f"metric_table_{name}.csv")
+
+
+def _append(name: str, rows: list[list[Cell]]) -> None:
+    with _file(name).open("a", newline="") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         writer = csv.writer(stream, lineterminator="\n")
         if stream.seek(0, io.SEEK_END) == 0:
-            writer.writerow(["model_name", *table.columns])
+            writer.writerow(["model_name", *TABLES[name]])
         writer.writerows(rows)
 
 
-def _cells(table: Table, row: Row, model: str) -> list[Cell]:
-    if set(row) != set(table.columns):
-        odd = sorted(set(row) ^ set(table.columns))
-        raise InternalCheckError("metrics", f"a row of table {table.name} differs in columns {odd}")
-    cells = [row[column] for column in table.columns]
+def _cells(name: str, columns: Sequence[str], row: Row, model: str) -> list[Cell]:
+    if set(row) != set(columns):
+        odd = sorted(set(row) ^ set(columns))
+        raise InternalCheckError("metrics", f"a row of table {name} differs in columns {odd}")
+    cells = [row[column] for column in columns]
     return [model, *(f"{cell:.6f}" if isinstance(cell, float) else cell for cell in cells)]

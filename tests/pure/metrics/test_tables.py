@@ -42,7 +42,7 @@ def test_the_header_is_written_once_and_the_model_comes_first() -> None:
 
 
 def test_floats_have_six_decimals_and_none_is_empty() -> None:
-    row = dict.fromkeys(TABLES["kernel_autotune"].columns) | {"latency_ms": 1 / 3, "kernel_name": "a,b"}
+    row = dict.fromkeys(TABLES["kernel_autotune"]) | {"latency_ms": 1 / 3, "kernel_name": "a,b"}
     add_rows(config("kernel_autotune", ""), "kernel_autotune", lambda: [row])
     lines = Path("metric_table_kernel_autotune.csv").read_text().splitlines()
     assert lines == ["model_name,kernel_path,kernel_name,triton_config,latency_ms", ',,"a,b",,0.333333']
@@ -102,7 +102,7 @@ def test_rows_of_several_threads_stay_whole() -> None:
 
 
 def test_columns_stand_in_the_order_that_readers_of_the_files_expect() -> None:
-    assert {name: ",".join(table.columns) for name, table in TABLES.items()} == {
+    assert {name: ",".join(columns) for name, columns in TABLES.items()} == {
         "slow_fusion": "kernel1_path,kernel1_latency,kernel2_path,kernel2_latency,fused_kernel_path,"
         "fused_kernel_latency,slow_down_ratio",
         "graph_stats": "graph_id,num_nodes_before_fusion,num_nodes_after_fusion",
