@@ -79,9 +79,9 @@ class TritonKernel:
 
     ``configs`` are alternatives, the best guess first; all give the same results. ``asserts``: it checks indices by
     device asserts, which Triton keeps only when it compiles with ``debug=True``. ``category`` is one of ``pointwise |
-    persistent | looped | scan | foreach | template``, for metrics and autotuning. ``hint`` is about how many elements
-    it handles, by the sizes' hints. ``other`` is the same function written in another way, with configs of its own,
-    ``plain`` its text for arguments that are not aligned, if ``source`` cannot do without.
+    persistent | looped | cooperative | scan | foreach | template``, for metrics and autotuning. ``hint`` is about how
+    many elements it handles, by the sizes' hints. ``other`` is the same function written in another way, with configs
+    of its own, ``plain`` its text for arguments that are not aligned, if ``source`` cannot do without.
     """
 
     name: str

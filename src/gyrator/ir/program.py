@@ -33,11 +33,15 @@ class Pointwise:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """``out[axes] = kind over reduced of body``; the row of ``REDUCTIONS`` says how many bodies and results."""
+    """``out[axes] = kind over reduced of body``; the row of ``REDUCTIONS`` says how many bodies and results.
+
+    ``partial``: of a part of what is to be reduced; another nest combines the parts.
+    """
 
     kind: str
     reduced: tuple[Axis, ...]
     body: tuple[Expr, ...]
+    partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,12 +97,14 @@ class Carry:
 
     If the vectors lie along an axis *outside* the carrying loop, each lane has its own accumulator.
     ``last_wins``: an equal later element replaces the extreme (cummax), otherwise the first stays (argmax).
+    ``partial``: another kernel combines the results.
     """
 
     name: str
     kind: str
     results: tuple[Ref | None, ...]
     last_wins: bool = False
+    partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +147,8 @@ STAGES = "STAGES"
 class Config:
     """One way to run a tiled kernel: the size of each block by name (powers of two), warps and stages.
 
-    Among the blocks, ``STAGES`` says over how many iterations of a serial loop the loads of one are spread.
+    Among the blocks, ``STAGES`` says over how many iterations of a serial loop the loads of one are spread, ``PARTS``
+    how many programs share a row.
     """
 
     blocks: tuple[tuple[str, int], ...]

@@ -28,7 +28,7 @@ class KernelKind(StrEnum):
     POINTWISE = "pointwise"
     PERSISTENT_REDUCTION = "persistent reduction"  # rows stay in scratch memory, or in registers, between its loops
     LOOPED_REDUCTION = "looped reduction"
-    SPLIT_REDUCTION = "split reduction"  # threads share a row; their results are merged
+    SPLIT_REDUCTION = "split reduction"  # threads, or several launches, share a row; their results are merged
     COOPERATIVE_REDUCTION = "cooperative reduction"  # blocks share a row, within one launch (GPU)
     MIX_ORDER = "mix-order reduction"  # rows and columns of one tensor
     SCAN = "scan"
@@ -119,7 +119,7 @@ class _Walk:
         self.written = [0] * len(kernel.params)
         self.strides: list[tuple[int, ...]] = [()] * len(kernel.params)
         self.loads = self.stores = self.atomics = self.casts = self.operations = self.loops = 0
-        self.carried = self.running = self.shared = self.columns = self.vectors = self.scattered = False
+        self.carried = self.running = self.shared = self.columns = self.vectors = self.scattered = self.partial = False
         self.depth = 1  # of a template's product
         self.reduced: dict[Axis, int] = {}
         self.kept: dict[Axis, int] = {}
@@ -135,6 +135,7 @@ class _Walk:
         self.loops += 1
         self.vectors |= loop.kind is LoopKind.LANES and loop.lanes > 1
         self.carried |= bool(loop.carries)
+        self.partial |= any(carry.partial for carry in loop.carries)
         self.shared |= bool(loop.carries) and (
             loop.kind is LoopKind.PARALLEL or (loop.kind is LoopKind.LANES and loop.grain > 0 and not around)
         )
@@ -236,7 +237,7 @@ class _Walk:
             return KernelKind.SCAN
         if self.columns and self.carried:
             return KernelKind.MIX_ORDER
-        if self.shared:
+        if self.shared or self.partial:
             return KernelKind.SPLIT_REDUCTION
         if self.columns or self.carried:
             tiling = self.kernel.tiling

@@ -335,7 +335,7 @@ class Writer:
         results = tuple(None if v is None else self._ref(v) for v in member.nest.out)
         args = self._exprs(member, level)
         if isinstance(root, Reduce):
-            return Carry(name, root.kind, results), Update(name, args)
+            return Carry(name, root.kind, results, partial=root.partial), Update(name, args)
         none = tuple(None for _ in REDUCTIONS[root.kind].results)
         return Carry(name, root.kind, none, root.kind in ("argmax", "argmin")), Update(name, args, results)
 

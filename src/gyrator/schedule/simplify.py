@@ -145,8 +145,8 @@ def map_root(root: Root, expr: Callable[[Expr], Expr], index: Callable[[Index], 
     match root:
         case Pointwise(body):
             return Pointwise(expr(body))
-        case Reduce(kind, reduced, body):
-            return Reduce(kind, reduced, tuple(map(expr, body)))
+        case Reduce(kind, reduced, body, partial):
+            return Reduce(kind, reduced, tuple(map(expr, body)), partial)
         case Scan(kind, axis, body, reverse):
             return Scan(kind, axis, tuple(map(expr, body)), reverse)
         case Scatter(into, at, body, combine, mask):

@@ -134,7 +134,7 @@ def split(nest: Nest, root: Reduce, cut: Cut) -> list[Node]:
         Value(f"{name}_part{k or ''}", shape, dtype, contiguous_strides(shape), device)
         for k, dtype in enumerate(dtypes)
     )
-    first = replace(nest, out=partial, axes=(*blocks, *kept), root=Reduce(root.kind, (*inner, *rest), body))
+    first = replace(nest, out=partial, axes=(*blocks, *kept), root=Reduce(root.kind, (*inner, *rest), body, True))
     rows = tuple(Axis(f"r{k}", b.extent) for k, b in enumerate(blocks))
     coords = (*(r.index() for r in rows), *(a.index() for a in nest.axes))
     parts = tuple(Load(p, coords) for p in partial)
