@@ -25,6 +25,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gyrator.autograd.interface import BoxedCallable, Compiled, GraphInfo, interpret
 from gyrator.autotune.ask import asking
+from gyrator.autotune.by_elements import products_by_elements
 from gyrator.autotune.decompose_k import decompositions
 from gyrator.autotune.parts import Builder
 from gyrator.autotune.sandbox import Sandboxes
@@ -65,7 +66,10 @@ from gyrator.validate import validated
 Instead: TypeAlias = Callable[[fx.GraphModule, Sequence[object], Config], Callable[..., object]]
 
 RECORDED = "recorded"
-"""What an entry notes of a graph whose calls can be recorded: its GPU, and the inputs that stay in place."""
+"""What an entry notes of a graph whose calls can be recorded: its GPU, how many inputs lie in forward's recording and
+how many outputs in its own, and the inputs that stay in place."""
+SUBGRAPHS = (decompositions, products_by_elements)
+"""What has graphs of other operators to offer for a product."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +166,7 @@ def compile_graph(
             tuner = Tuner(builder, device, process.sandboxes)
             ask = asking(tuner)
             if "subgraph" in session.config.gemm_backends:
-                chosen = with_subgraphs(graph, decompositions, tuner, ask)
+                chosen = with_subgraphs(graph, SUBGRAPHS, tuner, ask)
         with session.stage("lower"):
             lowered = lower(
                 chosen,

@@ -3,6 +3,7 @@
 mm(a: [M, K], b: [K, N])   →   sum over s of bmm(a as [S, M, K/S], b as [S, K/S, N])
 """
 
+from collections.abc import Sequence
 from functools import partial
 from math import log2
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, fx
 
 from gyrator.autotune.subgraphs import SubgraphTemplate
 
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 LEAST_RATIO = 32
 """K is at least so many times M and N: otherwise the library has tiles enough for all cores."""
 PART, SHORTEST, MOST = 256, 128, 5
@@ -26,7 +28,7 @@ def decompositions(node: fx.Node) -> tuple[SubgraphTemplate, ...]:
     left, right = (arg.meta["val"] for arg in node.args[-2:] if isinstance(arg, fx.Node))
     m, k, n = left.shape[-2], left.shape[-1], right.shape[-1]
     static = all(type(size) is int for size in (*left.shape, *right.shape))
-    if left.dtype not in (torch.float32, torch.float16, torch.bfloat16) or not static or k < LEAST_RATIO * max(m, n, 1):
+    if left.dtype not in FLOATS or not static or k < LEAST_RATIO * max(m, n, 1):
         return ()
     lengths = [length for length in range(SHORTEST, k // 2 + 1) if k % length == 0]
     lengths.sort(key=lambda length: (length & (length - 1) != 0, abs(log2(length / PART))))
@@ -48,4 +50,9 @@ def _split(splits: int, *inputs: Tensor, alpha: float = 1, beta: float = 1) -> T
     else:  # the processor's bmm would round partial products to the inputs' dtype
         partials = torch.bmm(a.float(), b.float())
     total = partials.view(*batch, splits, m, n).sum(len(batch))
-    return (beta * bias[0].float() + alpha * total if bias else total).to(left.dtype)
+    return scaled(total, bias, alpha, beta, left.dtype)
+
+
+def scaled(total: Tensor, bias: Sequence[Tensor], alpha: float, beta: float, dtype: torch.dtype) -> Tensor:
+    """What addmm makes of a product, which is all that there is without a bias."""
+    return (beta * bias[0].float() + alpha * total if bias else total).to(dtype)

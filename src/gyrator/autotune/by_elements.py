@@ -1,0 +1,45 @@
+"""Small products without matrix units: what is bound by memory is multiplied and summed in one kernel of its own.
+
+bmm(a: [B, M, K], b: [B, K, N])   →   sum over k of a[:, :, k, None] * b[:, None, k, :]
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from gyrator.autotune.decompose_k import FLOATS, scaled
+from gyrator.autotune.subgraphs import SubgraphTemplate
+
+MANY_ROWS, MANY_PRODUCTS = 4096, 256
+LONGEST, MOST_MULTIPLIED = 64, 4096
+"""The longest small side, and the most elements that are multiplied for a row (of mm) or a product (of bmm)."""
+
+
+def products_by_elements(node: fx.Node) -> tuple[SubgraphTemplate, ...]:
+    """The template for mm and addmm of many rows with a small matrix, and for bmm of many small matrices.
+
+    Refuses (none) other dtypes than fp32, fp16 and bf16, sizes that are not static, few rows, and so the gradient of a
+    linear layer's input for a small batch.
+    """
+    aten = torch.ops.aten
+    if node.target not in (aten.mm.default, aten.addmm.default, aten.bmm.default):
+        return ()
+    left, right = (arg.meta["val"] for arg in node.args[-2:] if isinstance(arg, fx.Node))
+    if left.dtype not in FLOATS or any(type(size) is not int for size in (*left.shape, *right.shape)):
+        return ()
+    *batch, m, k = left.shape
+    small = (m, k, right.shape[-1]) if batch else (1, k, right.shape[-1])
+    many = batch[0] >= MANY_PRODUCTS if batch else m >= MANY_ROWS
+    if not many or not 0 < max(small) <= LONGEST or small[0] * small[1] * small[2] > MOST_MULTIPLIED:
+        return ()
+    scales: Any = node.kwargs
+    return (SubgraphTemplate("by_elements", partial(_by_elements, **scales)),)
+
+
+def _by_elements(*inputs: Tensor, alpha: float = 1, beta: float = 1) -> Tensor:
+    """``alpha · left @ right (+ beta · bias)``, multiplied and summed in float32."""
+    *bias, left, right = inputs
+    total = (left.float().unsqueeze(-1) * right.float().unsqueeze(-3)).sum(-2)
+    return scaled(total, bias, alpha, beta, left.dtype)
