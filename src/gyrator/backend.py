@@ -17,7 +17,7 @@ from gyrator.autograd.interface import Compiled, GraphInfo
 from gyrator.autograd.partition import JointGraph, Partition, min_cut_with_budget
 from gyrator.cache.key import Key
 from gyrator.config import Config, notices
-from gyrator.errors import CacheCorrupt, ToolchainMissing
+from gyrator.errors import ToolchainMissing
 from gyrator.pipeline import Process, compile_graph, frozen_garbage, loaded, shape_env_of
 from gyrator.report.dump import dump_graph, dump_partition
 from gyrator.report.record import ProgramRecord, from_json, to_json
@@ -137,11 +137,7 @@ def _key(
 def _find(key: Key | None, stores: Stores, values: Sequence[object], session: Session) -> Found | None:
     if key is None:
         return None
-    try:
-        found = find_program(key, stores.programs, stores.graphs, values)
-    except CacheCorrupt as damaged:
-        session.warn(str(damaged))
-        found = None
+    found = find_program(key, stores.programs, stores.graphs, values, session.warn)
     if found is None:
         explain_miss(key, stores.programs, session)
     return found

@@ -496,21 +496,10 @@ def _tuple(items: Sequence[str]) -> str:
 
 
 def _size_names(plan: Plan) -> frozenset[str]:
-    """The names of all size symbols that the plan may mention."""
-    found: set[Size] = {i.size for i in plan.inputs if i.size is not None} | {d.size for d in plan.derived}
-    for step in plan.steps:
-        match step:
-            case Call(extern):
-                found.update(extern.scalars)
-                indices = [i for value in extern.out if value is not None for i in value.shape]
-            case Launch(_, _, sizes):
-                indices = list(sizes)
-            case Allocate(value):
-                indices = list(value.shape)
-            case _:
-                continue
-        found.update(size for index in indices for size in index.sizes())
-    return frozenset(s.name for s in found)
+    """The names of all size symbols: those that a call is given, computes at its start, or gets from operators."""
+    read = (size for step in plan.steps if isinstance(step, Call) for size in step.extern.scalars)
+    given = (i.size for i in plan.inputs if i.size is not None)
+    return frozenset(size.name for size in (*given, *(d.size for d in plan.derived), *read))
 
 
 def _free_strides(plan: Plan, shown: Container[int]) -> frozenset[Value]:
@@ -534,8 +523,6 @@ def _free_strides(plan: Plan, shown: Container[int]) -> frozenset[Value]:
                     (found if takes_any and is_full(view) else others).add(view.value)
             case Copy(into, source):
                 others.update((into.value, source.value))
-            case _:
-                pass
     return frozenset(found - others)
 
 

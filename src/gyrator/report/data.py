@@ -1,7 +1,8 @@
 """A report: everything that `explain` found, as plain data."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from gyrator.report.record import GraphRecord, KernelRecord, ProgramRecord, StepRecord
 from gyrator.runtime.profile import Peaks
@@ -82,16 +83,8 @@ class ReportData:
         """Every stage with the path of those around it: capture, then program by program."""
         yield "", Timing("capture (torch.compile)", 0, self.capture_seconds)
         for program in self.programs:
-            graphs = {g.record.kind: g for g in program.graphs}
-            path: list[str] = [program.name]
             yield "", Timing(program.name, 0, program.seconds)
-            for stage in program.stages:
-                path[stage.depth + 1 :] = []
-                yield "/".join(path), Timing(stage.name, stage.depth + 1, stage.seconds)
-                path.append(stage.name)
-                graph = graphs.get(stage.name.removesuffix(" graph"))
-                if graph is not None and stage.name.endswith(" graph"):
-                    yield from _within(graph, path)
+            yield from _within([program.name], program.stages, {f"{g.record.kind} graph": g for g in program.graphs})
 
     def accounted(self) -> float:
         """The share of the wall time that stages at the top account for."""
@@ -99,12 +92,17 @@ class ReportData:
         return (self.capture_seconds + inside) / self.seconds if self.seconds else 1.0
 
 
-def _within(graph: GraphReport, path: list[str]) -> Iterator[tuple[str, Timing]]:
+def _within(
+    path: Sequence[str], stages: Iterable[Timing], graphs: Mapping[str, GraphReport] = MappingProxyType({})
+) -> Iterator[tuple[str, Timing]]:
+    """Stages within `path`, each with its own path; those of one of `graphs` within the stage that compiles it."""
     below = list(path)
-    for stage in graph.stages:
+    for stage in stages:
         below[len(path) + stage.depth :] = []
         yield "/".join(below), Timing(stage.name, len(path) + stage.depth, stage.seconds)
         below.append(stage.name)
+        if stage.name in graphs:
+            yield from _within(below, graphs[stage.name].stages)
 
 
 def size_text(count: int) -> str:

@@ -121,8 +121,6 @@ def _steps(made: Scheduled, facts: Mapping[str, KernelFacts], hints: Hints) -> I
                     bytes=2 * value_bytes(into.value, hints),
                     places=places_of(step.origins),
                 )
-            case _:
-                pass
 
 
 def called(operators: Iterable[str], made: Scheduled) -> Iterator[str]:

@@ -19,7 +19,7 @@ from gyrator.cache.store import Entry
 from gyrator.codegen.python_text import index_text
 from gyrator.ir.program import Extern
 from gyrator.ir.text import kernel_text, node_text
-from gyrator.origin import Origins, origin_of, places_of
+from gyrator.origin import origin_of
 from gyrator.report.diagram import diagram
 from gyrator.report.record import GraphRecord
 from gyrator.runtime.gpu_kernels import DESCRIPTION
@@ -174,14 +174,10 @@ def groups_text(scheduled: Scheduled) -> str:
     kernels = {value: step.kernel for step in reversed(launches) for value in step.args}  # the first writes it
     parts = []
     for unit in scheduled.units:
-        if isinstance(unit, Extern):
-            texts = "\n".join([*_comments(unit.origins), node_text(unit)])
-            parts.append(f"call {unit.op}\n{indent(texts, '  ')}")
-        else:
-            nodes = unit_nodes(unit)
-            texts = "\n".join("\n".join([*_comments(node.origins), node_text(node)]) for node in nodes)
-            name = next((kernels[value] for value in unit_defines(unit) if value in kernels), "of several")
-            parts.append(f"kernel {name}\n{indent(texts, '  ')}")
+        name = next((kernels[value] for value in unit_defines(unit) if value in kernels), "of several")
+        title = f"call {unit.op}" if isinstance(unit, Extern) else f"kernel {name}"
+        texts = "\n".join(map(node_text, unit_nodes(unit)))
+        parts.append(f"{title}\n{indent(texts, '  ')}")
     return "\n\n".join(parts)
 
 
@@ -203,7 +199,3 @@ def _step_text(step: Step) -> str:
             return f"copy {source.value.name} into {into.value.name}"
         case Free(value):
             return f"free {value.name}"
-
-
-def _comments(origins: Origins) -> list[str]:
-    return [f"# {place}" for place in places_of(origins)]

@@ -31,7 +31,8 @@ def page(report: ReportData) -> str:
     plotly = require("plotly", "offline")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"size": size_text, "us": lambda s: "" if s is None else f"{s * 1e6:.1f}"}
-    graphs = [_graph(report, number, graph) for number, graph in enumerate(report.graphs())]
+    environment.globals |= {"roofline": roofline, "user_lines": _user_lines}
+    graphs = [_graph(number, graph) for number, graph in enumerate(report.graphs())]
     plots = {"time": _compile_time(report), "points": _points(report), "roof": _roof(report), "memory": _memory(report)}
     return environment.from_string(TEMPLATE.read_text()).render(
         report=report,
@@ -41,25 +42,12 @@ def page(report: ReportData) -> str:
     )
 
 
-def _graph(report: ReportData, number: int, graph: GraphReport) -> Mapping[str, object]:
-    seconds, peaks = graph.kernel_seconds(), report.peaks
-    kernels = [
-        {
-            "anchor": f"g{number}-{kernel.name}",
-            "kernel": kernel,
-            "seconds": seconds.get(kernel.name),
-            "roof": roofline(kernel, seconds[kernel.name], peaks) if kernel.name in seconds and peaks else None,
-            "lines": list(_user_lines(kernel.places)),
-            "candidates": graph.candidates.get(kernel.name, ()),
-        }
-        for kernel in graph.record.kernels
-    ]
+def _graph(number: int, graph: GraphReport) -> Mapping[str, object]:
+    """What the template shows of a graph besides its report."""
     return {
         "number": number,
         "report": graph,
-        "kernels": kernels,
-        "calls": [pair for pair in graph.timed_steps() if pair[0].kind == "extern"],
-        "unfused": sorted(graph.record.unfused, key=lambda pair: -pair.bytes),
+        "seconds": graph.kernel_seconds(),
         "diagram": Markup(diagram(graph.record, f"#g{number}-")),
     }
 
@@ -79,16 +67,15 @@ def _user_lines(places: Places) -> Iterator[tuple[str, str]]:
 
 # -- data of plots, which the template draws -----------------------------------------------------------------
 def _compile_time(report: ReportData) -> Plot:
+    """Stages by number, each with the number of the one around it."""
     ids, labels, parents, values = ["all"], ["all"], [""], [report.seconds]
-    for path, stage in report.stages():
-        parent = f"all/{path}" if path else "all"
-        name, count = f"{parent}/{stage.name}", 2
-        while name in ids:
-            name, count = f"{parent}/{stage.name} ({count})", count + 1
-        ids.append(name)
+    numbers = {"": "all"}
+    for number, (path, stage) in enumerate(report.stages()):
+        ids.append(str(number))
         labels.append(stage.name)
-        parents.append(parent)
+        parents.append(numbers[path])
         values.append(stage.seconds)
+        numbers[f"{path}/{stage.name}".lstrip("/")] = str(number)
     return {"ids": ids, "labels": labels, "parents": parents, "values": values}
 
 

@@ -4,7 +4,7 @@ Graphs (`entries`) are found by what they compute; a program is found by what to
 names its graphs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,6 @@ from gyrator.cache.guards import all_hold, new_facts
 from gyrator.cache.key import Key, captured_key
 from gyrator.cache.store import Entry, Json, Store
 from gyrator.config import Config
-from gyrator.errors import CacheCorrupt
 
 ABOUT = "record.json"
 """The file of what is known of a program beside its code."""
@@ -55,19 +54,18 @@ def sharing(values: Sequence[object]) -> list[int]:
     return [-1 if owner is None else numbers.setdefault(owner, len(numbers)) for owner in tensors]
 
 
-def find_program(key: Key, programs: Store, graphs: Store, inputs: Sequence[object]) -> Found | None:
-    """The program of a key, if all its graphs are there and the facts about sizes that they rely on hold.
-
-    Raises:
-        CacheCorrupt: an entry is damaged; it was removed.
+def find_program(
+    key: Key, programs: Store, graphs: Store, inputs: Sequence[object], warn: Callable[[str], object]
+) -> Found | None:
+    """The program of a key, if all its graphs are there and the facts about sizes that they rely on hold. A damaged
+    entry counts as absent, after a warning.
     """
-    entry = programs.get(key.digest)
-    if entry is None:
+    entry = programs.find(key.digest, warn)
+    notes = {} if entry is None else entry.notes
+    names, facts, description = (notes.get(name) for name in ("graphs", "facts", "program"))
+    if entry is None or not (isinstance(names, list) and isinstance(facts, list) and isinstance(description, dict)):
         return None
-    names, facts, description = (entry.notes.get(name) for name in ("graphs", "facts", "program"))
-    if not (isinstance(names, list) and isinstance(facts, list) and isinstance(description, dict)):
-        raise CacheCorrupt(str(entry.folder), "its notes are of another version")
-    found = [graphs.get(str(name)) for name in names]
+    found = [graphs.find(str(name), warn) for name in names]
     whole = [graph for graph in found if graph is not None]
     if len(whole) < len(names) or not all_hold(facts, key.symbols, inputs):
         return None
