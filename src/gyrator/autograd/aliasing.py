@@ -14,6 +14,7 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from gyrator.autograd.functionalize import Alias
+from gyrator.autograd.interface import Update
 from gyrator.autograd.recorder import Recorder
 from gyrator.autograd.symbols import SYMBOLIC_TYPES
 from gyrator.autograd.views import View
@@ -61,15 +62,6 @@ Source: TypeAlias = FromGraph | FromInput | Literal
 
 
 @dataclass(frozen=True)
-class InputUpdate:
-    """Input `input` is to be overwritten with result `result`; `tracked`: as an operation that autograd sees."""
-
-    input: int
-    result: int
-    tracked: bool
-
-
-@dataclass(frozen=True)
 class MetadataChange:
     """An in-place view of an input, to be repeated on the caller's tensor: `t_`, `squeeze_`, …"""
 
@@ -103,7 +95,7 @@ class Forward:
     """
 
     results: int
-    updates: tuple[InputUpdate, ...]
+    updates: tuple[Update, ...]
     changes: tuple[MetadataChange, ...]
     sources: tuple[Source, ...]
     structure: pytree.TreeSpec
@@ -181,9 +173,7 @@ def describe_outputs(
     return Forward(len(found), updates, changes, sources, structure), found
 
 
-def _updates(
-    recorder: Recorder, inputs: Sequence[Any], grad_fns: Sequence[Any], results: _Results
-) -> list[InputUpdate]:
+def _updates(recorder: Recorder, inputs: Sequence[Any], grad_fns: Sequence[Any], results: _Results) -> list[Update]:
     updates = []
     for position, value in enumerate(inputs):
         if not isinstance(value, Tensor):
@@ -193,10 +183,10 @@ def _updates(
             continue
         tracked = value.requires_grad and value.grad_fn is not grad_fns[position]
         result = results.tensor(value, False) if tracked else results.value(root.node)
-        updates.append(InputUpdate(position, result, tracked))
+        updates.append(Update(position, result, tracked))
     for position, (root, _) in enumerate(recorder.constants):
         if root.generation and root.input is not None:
-            updates.append(InputUpdate(len(inputs) + position, results.value(root.node), False))
+            updates.append(Update(len(inputs) + position, results.value(root.node), False))
     return updates
 
 

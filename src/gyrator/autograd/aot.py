@@ -185,7 +185,7 @@ def _differentiable(
 
     link = Differentiable(
         forward=forward.call,
-        backward=_Lazy(compile_backward) if lazy else compile_backward(),
+        backward=_lazy(compile_backward) if lazy else compile_backward(),
         results=len(roles.results),
         saved_values=halves.saved_values,
         saved_inputs=halves.saved_primals,
@@ -196,17 +196,16 @@ def _differentiable(
     return link, _written(joint, forward)
 
 
-class _Lazy:
+def _lazy(compile_now: Callable[[], BoxedCallable]) -> BoxedCallable:
     """A boxed callable that is compiled when it is first called."""
+    compiled, lock = cache(compile_now), threading.Lock()
 
-    def __init__(self, compile_now: Callable[[], BoxedCallable]) -> None:
-        self._compile = cache(compile_now)
-        self._lock = threading.Lock()
+    def call(args: list[Any]) -> Sequence[Any]:
+        with lock:
+            ready = compiled()
+        return ready(args)
 
-    def __call__(self, args: list[Any]) -> Sequence[Any]:
-        with self._lock:
-            call = self._compile()
-        return call(args)
+    return call
 
 
 def _static(roles: JointGraph) -> tuple[int, ...]:
@@ -224,7 +223,7 @@ def _lasting(roles: JointGraph, given: Sequence[Any]) -> dict[int, Tensor]:
 
 def _updates(joint: Joint) -> tuple[Update, ...]:
     """Updates that a compiler may write: those that autograd need not see."""
-    return tuple(Update(update.input, update.result) for update in joint.forward.updates if not update.tracked)
+    return tuple(update for update in joint.forward.updates if not update.tracked)
 
 
 def _written(joint: Joint, compiled: Compiled) -> frozenset[int]:

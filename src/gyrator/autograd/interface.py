@@ -22,11 +22,12 @@ class Update:
     """Output `output` of the graph is the new value of its input `input`, to be written into that input's memory.
 
     The graph itself is functional: it computes the new value and mutates nothing. Every reader of the old
-    value in the graph reads it before the update.
+    value in the graph reads it before the update. ``tracked``: autograd must see it, so that the caller does it.
     """
 
     input: int
     output: int
+    tracked: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,19 +13,10 @@ import torch
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from gyrator.autograd.aliasing import (
-    Forward,
-    FromGraph,
-    FromInput,
-    InputUpdate,
-    Literal,
-    MetadataChange,
-    Number,
-    ReplayedView,
-)
+from gyrator.autograd.aliasing import Forward, FromGraph, FromInput, Literal, MetadataChange, Number, ReplayedView
 from gyrator.autograd.aot import Traced
 from gyrator.autograd.function import Differentiable, Tangent
-from gyrator.autograd.interface import BoxedCallable
+from gyrator.autograd.interface import BoxedCallable, Update
 from gyrator.autograd.shell import Program
 from gyrator.autograd.views import View
 from gyrator.cache.store import Json
@@ -83,7 +74,7 @@ def _read(data: Mapping[str, Any]) -> dict[str, Any]:
 # -- values --------------------------------------------------------------------------------------------------
 _RECORDS: Mapping[str, type[Any]] = {
     cls.__name__: cls
-    for cls in (FromGraph, FromInput, InputUpdate, Literal, MetadataChange, Number, ReplayedView, Tangent, View)
+    for cls in (FromGraph, FromInput, Literal, MetadataChange, Number, ReplayedView, Tangent, Update, View)
 }
 _TYPES: Mapping[str, Callable[[Any], Any]] = {
     "dtype": lambda text: _member(text, torch.dtype),

@@ -17,17 +17,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from gyrator import torch_compat
-from gyrator.autograd.aliasing import (
-    Forward,
-    FromGraph,
-    FromInput,
-    InputUpdate,
-    MetadataChange,
-    Number,
-    ReplayedView,
-    Source,
-)
+from gyrator.autograd.aliasing import Forward, FromGraph, FromInput, MetadataChange, Number, ReplayedView, Source
 from gyrator.autograd.inputs import overlapping
+from gyrator.autograd.interface import Update
 
 _NUMBERS = count()
 
@@ -126,14 +118,14 @@ class _Writer:
             and _is_flat(forward.structure, len(forward.sources))
         )
 
-    def _update(self, update: InputUpdate) -> None:
+    def _update(self, update: Update) -> None:
         target = self._input(update.input)
         if update.tracked:
-            self._lines.append(f"    {target}.copy_(results[{update.result}])")
+            self._lines.append(f"    {target}.copy_(results[{update.output}])")
         elif update.input in self._program.written:
             self._lines.append(f"    {self._name(torch.autograd.graph.increment_version, 'increment')}({target})")
         else:
-            self._lines.append(f"    {self._name(_overwrite, 'overwrite')}({target}, results[{update.result}])")
+            self._lines.append(f"    {self._name(_overwrite, 'overwrite')}({target}, results[{update.output}])")
 
     def _change(self, change: MetadataChange) -> None:
         args = "".join(f", {self._argument(arg)}" for arg in change.args)

@@ -2,9 +2,9 @@
 
 import math
 import re
-import struct
 from types import MappingProxyType
 
+import numpy
 import torch
 
 from gyrator.errors import UnsupportedInput
@@ -114,7 +114,8 @@ def literal(value: Scalar, dtype: torch.dtype) -> str:
     if dtype == torch.float64:
         return _float_literal(float(value), "double", "")
     if dtype == torch.float32:
-        return _float_literal(_to_float32(float(value)), "float", "f")
+        with numpy.errstate(over="ignore"):
+            return _float_literal(numpy.float32(value), "float", "f")
     if dtype.is_floating_point:
         bits = torch.tensor(float(value), dtype=dtype).view(torch.uint8 if dtype.itemsize == 1 else torch.uint16).item()
         return f"{type_name(dtype)}{{0x{int(bits):0{2 * dtype.itemsize}x}}}"
@@ -122,33 +123,21 @@ def literal(value: Scalar, dtype: torch.dtype) -> str:
 
 
 def _integer_literal(value: int, dtype: torch.dtype) -> str:
-    name = type_name(dtype)
-    width = 8 * dtype.itemsize
-    value &= (1 << width) - 1
-    if torch.iinfo(dtype).min < 0 and value >> (width - 1):
-        value -= 1 << width
+    info = torch.iinfo(dtype)
+    value = (value - info.min) % (1 << info.bits) + info.min
     if value == -(1 << 63):
         return "INT64_MIN"
     if dtype == torch.uint64:
         return f"uint64_t({value}u)"
-    return f"{name}({value})"
+    return f"{type_name(dtype)}({value})"
 
 
-def _to_float32(value: float) -> float:
-    try:
-        return float(struct.unpack("f", struct.pack("f", value))[0])
-    except OverflowError:
-        return math.copysign(math.inf, value)
-
-
-def _float_literal(value: float, name: str, suffix: str) -> str:
+def _float_literal(value: float | numpy.float32, name: str, suffix: str) -> str:
     if math.isnan(value):
         return f"gy::quiet_nan<{name}>"
     if math.isinf(value):
         return f"{'-' if value < 0 else ''}gy::infinity<{name}>"
-    text = repr(value)
-    if suffix:  # the shortest decimal that reads back as the same float
-        text = next(t for t in (f"{value:.{n}g}" for n in range(1, 18)) if _to_float32(float(t)) == value)
+    text = str(value)  # the shortest decimal that reads back as the same number
     if not re.search(r"[.e]", text):
         text += ".0"
     return text + suffix

@@ -1,6 +1,5 @@
 """From a functional ATen graph to a :class:`~gyrator.ir.program.Program`, node by node."""
 
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter, getitem
@@ -245,19 +244,13 @@ class _Lowering:
         return (*found, *self.symbols.derived)
 
 
-_CODES: Mapping[torch.dtype, str] = {
-    torch.float64: "d", torch.float32: "f", torch.float16: "e", torch.bool: "?", torch.uint8: "B",
-    torch.int8: "b", torch.int16: "h", torch.int32: "i", torch.int64: "q",
-}  # fmt: skip
-
-
 def _literal(tensor: torch.Tensor) -> bool | int | float | None:
     """The number that a 0-d constant holds, where it can be read now and be a literal of every kernel."""
     plain = tensor.device.type == "cpu" and type(tensor) in (torch.Tensor, torch.nn.Parameter)
-    if not plain or tensor.dim() or tensor.dtype not in _CODES or tensor.requires_grad:
+    if not plain or tensor.dim() or tensor.dtype not in COMPUTED or tensor.requires_grad:
         return None
-    found: bool | int | float = struct.unpack(_CODES[tensor.dtype], torch_compat.raw_bytes(tensor))[0]
-    return found
+    with torch_compat.outside_tracing():
+        return tensor.item()
 
 
 @dataclass(frozen=True, slots=True)

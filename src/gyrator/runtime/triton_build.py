@@ -27,15 +27,12 @@ from gyrator.origin import Origin
 from gyrator.progress import Progress
 from gyrator.runtime.build import finished
 from gyrator.runtime.workers import MOST, PROGRAM, WorkerEnded, Workers
+from gyrator.schedule.gpu import Gpu
 from gyrator.session import Count, Session
 
 OLDEST_TRITON = (3, 6)
 LOWEST_CAPABILITY = 80
 REPORT_SECONDS = 1.0
-
-SHARED_BYTES: Mapping[int, int] = {80: 163 << 10, 86: 99 << 10, 87: 163 << 10, 89: 99 << 10, 90: 227 << 10,
-                                   100: 227 << 10, 103: 227 << 10, 120: 99 << 10, 121: 99 << 10}  # fmt: skip
-"""Shared memory that a block may have, by capability (CUDA programming guide, table of technical limits)."""
 
 _LIBRARY = (Path(__file__).with_name("triton_ops.py"), Path(__file__).parents[1] / "templates" / "gemm.py")
 _BINARY, _SOURCE = "kernel.cubin", "kernel.py"
@@ -148,7 +145,7 @@ class TritonBuild:
 
     def _usable(self, kernel: TritonKernel) -> dict[int, Binary]:
         built = [job.result() for job in self.jobs[kernel.name]]
-        limit = SHARED_BYTES.get(self.target.capability, 99 << 10)
+        limit = Gpu(divmod(self.target.capability, 10)).shared_bytes
         good = {
             k: binary
             for k, binary in enumerate(built)

@@ -24,7 +24,7 @@ class Gpu:
     @property
     def shared_bytes(self) -> int:
         """Shared memory that a block of threads may use (CUDA programming guide, table of compute capabilities)."""
-        return {(8, 0): 163, (9, 0): 227, (10, 0): 227}.get(self.arch, 99) << 10
+        return {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}.get(self.arch, 99) << 10
 
 
 def gpu_of(nest: Nest, gpu: Gpu | None) -> Gpu | None:
