@@ -145,15 +145,17 @@ def widen(flat: Tensor) -> Tensor:
     return flat.to(_WIDER.get(flat.dtype, flat.dtype))
 
 
-def perturbation(seed: int) -> Callable[[Tensor], Tensor]:
-    """A transform that moves each floating-point element by up to two units in the last place."""
+def perturbation(seed: int, precision: torch.dtype | None = None) -> Callable[[Tensor], Tensor]:
+    """A transform that moves each floating-point element by up to two units in the last place, or by up to half a
+    unit of the type ``precision`` to which the program rounds its operands itself, as autocast does."""
     generator = torch.Generator().manual_seed(seed)
 
     def move(flat: Tensor) -> Tensor:
         if not flat.dtype.is_floating_point or flat.element_size() < 2:
             return flat
         steps = torch.randint(-2, 3, flat.shape, generator=generator).to(torch.float64)
-        moved = flat.double() * (1 + steps * torch.finfo(flat.dtype).eps)
+        unit = torch.finfo(flat.dtype).eps if precision is None else torch.finfo(precision).eps / 4
+        moved = flat.double() * (1 + steps * unit)
         return torch.where(moved.isfinite(), moved, flat.double()).to(flat.dtype)
 
     return move
@@ -448,12 +450,12 @@ class Expected:
     eager: Observation
     reference: Observation
 
-    def perturbed(self) -> list[Observation]:
-        """Eager's answers on inputs moved by a few units in the last place; runs that raise are left out."""
+    def perturbed(self, precision: torch.dtype | None = None) -> list[Observation]:
+        """Eager's answers on inputs moved by a :func:`perturbation`; runs that raise are left out."""
         runs = []
         for index in range(PERTURBED_RUNS):
             try:
-                runs.append(self.observe(self.fn, perturbation(index)))
+                runs.append(self.observe(self.fn, perturbation(index, precision)))
             except (RuntimeError, ValueError, IndexError):
                 continue
         return runs
@@ -463,11 +465,14 @@ class Expected:
         args, kwargs = copy_arguments((tuple(self.args), dict(self.kwargs or {})), transform)
         return observe(fn, args, kwargs, backward=self.backward, seed=self.seed, prepare=self.prepare)
 
-    def mismatches(self, compiled: Callable[..., Any], **options: Any) -> list[str]:
-        """How a compiled function's run differs; see :func:`mismatches` for the options."""
+    def mismatches(
+        self, compiled: Callable[..., Any], precision: torch.dtype | None = None, **options: Any
+    ) -> list[str]:
+        """How a compiled function's run differs; see :func:`perturbation` and :func:`mismatches` for the options."""
         actual = self.observe(compiled)
         lines = mismatches(actual, self.eager, self.reference, **options)
-        return mismatches(actual, self.eager, self.reference, self.perturbed(), **options) if lines else []
+        others = self.perturbed(precision) if lines else []
+        return mismatches(actual, self.eager, self.reference, others, **options) if lines else []
 
 
 def expect(

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from gyrator import torch_compat
+from gyrator.autograd.inputs import of_subclass
 from gyrator.autograd.layout import copied, tangent_strides
-from gyrator.errors import UnsupportedInput, UnsupportedOperator
+from gyrator.errors import UnsupportedOperator
 
 
 @dataclass(frozen=True)
@@ -133,5 +134,5 @@ def _received(gradient: Any, shape: Any, strides: Any, tangent: Tangent) -> Tens
     if gradient is None:
         return torch.empty_strided(shape, strides, dtype=tangent.dtype, device=tangent.device).zero_()
     if type(gradient) is not Tensor:
-        raise UnsupportedInput(f"a gradient of the subclass {type(gradient).__name__}")
+        raise of_subclass(gradient)
     return gradient if gradient.stride() == strides else copied(gradient, strides)

@@ -114,13 +114,16 @@ def _span(value: Tensor) -> tuple[int, int]:
     return start, start + (last + 1) * value.element_size()
 
 
+def of_subclass(tensor: Tensor) -> UnsupportedInput:
+    """The refusal of a tensor subclass, a DTensor for instance."""
+    hint = 'torch compiles tensor subclasses with torch.compile(backend="inductor" or "aot_eager")'
+    return UnsupportedInput(f"a tensor of the subclass {type(tensor).__name__}", hint=hint)
+
+
 def _check(example: Any) -> None:
     if not isinstance(example, Tensor) or isinstance(example, FakeTensor):
         return
     if type(example) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
-        raise UnsupportedInput(
-            f"a tensor of the subclass {type(example).__name__}",
-            hint='torch compiles tensor subclasses with torch.compile(backend="inductor" or "aot_eager")',
-        )
+        raise of_subclass(example)
     if example.layout is not torch.strided or example.is_quantized:
         raise UnsupportedInput(f"a tensor of layout {example.layout}" + (", quantised" * example.is_quantized))

@@ -22,7 +22,7 @@ from gyrator.autograd.effects import Behaviour, Effect, arguments, behaviour
 from gyrator.autograd.fake_results import FakeResults
 from gyrator.autograd.functionalize import Alias, Root, new_root, read, write
 from gyrator.autograd.higher_order import PASSED, RECORDED
-from gyrator.autograd.inputs import reaches_outside
+from gyrator.autograd.inputs import of_subclass, reaches_outside
 from gyrator.autograd.real_strides import REAL_STRIDES
 from gyrator.autograd.symbols import SYMBOLIC_TYPES, expression
 from gyrator.autograd.views import METADATA_OPS, View
@@ -125,6 +125,8 @@ class Recorder(TorchDispatchMode):
     def alias_of(self, tensor: Tensor) -> Alias:
         """What is known of a tensor of the program."""
         alias = self._aliases.get(id(tensor))
+        if alias is None and type(tensor) not in (FakeTensor, Tensor):
+            raise of_subclass(tensor)
         if alias is None:
             raise InternalCheckError("joint trace", f"a tensor of size {tuple(tensor.shape)} was made out of sight")
         return alias

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch._dynamo.compiled_autograd
 from torch import Tensor
+from torch.testing._internal.two_tensor import TwoTensor
 
 from gyrator.autograd import aot_compile, interpret
 from gyrator.autograd.interface import Compiled, GraphInfo
@@ -266,6 +267,11 @@ def test_tensors_that_the_program_holds_are_inputs_of_the_graph() -> None:
     assert total.tolist() == [1, 2, 3] and held.data_ptr() == module.held.data_ptr()
 
 
+@torch.fx.wrap
+def make_two(x: Tensor) -> Tensor:
+    return TwoTensor(x, x)
+
+
 def test_subclasses_and_sparse_tensors_are_refused() -> None:
     gm = torch.fx.symbolic_trace(lambda x: (x + 1,))
     with pytest.raises(UnsupportedInput, match=r"layout torch\.sparse_coo"):
@@ -274,8 +280,22 @@ def test_subclasses_and_sparse_tensors_are_refused() -> None:
     class Special(torch.Tensor):
         pass
 
-    with pytest.raises(UnsupportedInput, match="subclass Special"):
+    with pytest.raises(UnsupportedInput, match=r"subclass Special(.|\n)*torch\.compile\(backend=\"inductor\""):
         aot_compile(gm, [torch.ones(3).as_subclass(Special)], fw_compiler=interpret)
+
+
+def test_a_subclass_that_the_program_makes_is_refused_too() -> None:
+    gm = torch.fx.symbolic_trace(lambda x: (make_two(x) * 2,))
+    with pytest.raises(UnsupportedInput, match=r"subclass TwoTensor(.|\n)*torch\.compile\(backend=\"inductor\""):
+        aot_compile(gm, [torch.ones(3)], fw_compiler=interpret)
+
+
+def test_a_gradient_of_a_subclass_is_refused() -> None:
+    gm = torch.fx.symbolic_trace(lambda x: (x * 2,))
+    x = torch.ones(3, requires_grad=True)
+    (y,) = aot_compile(gm, [x], fw_compiler=interpret)(x)
+    with pytest.raises(UnsupportedInput, match=r"subclass TwoTensor(.|\n)*torch\.compile\(backend=\"inductor\""):
+        y.backward(TwoTensor(torch.ones(3), torch.ones(3)))
 
 
 def test_taking_over_another_tensors_memory_is_refused() -> None:
