@@ -36,6 +36,7 @@ def short_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that the interpreter takes no long time for are worth sharing."""
     monkeypatch.setattr(gpu_shared, "MIN_SHARED", 50)
     monkeypatch.setattr(gpu_shared, "MIN_PART", 16)
+    monkeypatch.setattr(gpu_shared, "MIN_WORK", 0)
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -201,8 +202,10 @@ def test_rows_are_shared_where_one_program_is_too_few_and_all_can_run_at_once() 
     def category(fn: Callable[..., Any], *shape: int) -> list[str]:
         return categories(plan_of(fn, (torch.empty(shape),), Gpu())[0])
 
-    assert category(softmax, 66, 65536 // 2) == category(softmax, 1, 8192) == ["cooperative"]
-    assert "cooperative" not in category(softmax, 67, 32768) and category(softmax, 1, 8191) == ["persistent"]
+    assert category(softmax, 66, 65536 // 2) == category(softmax, 8, 8192) == ["cooperative"]
+    assert "cooperative" not in category(softmax, 67, 32768)
+    assert category(softmax, 1, 16385) == ["cooperative"]
+    assert category(softmax, 1, 16384) == category(softmax, 64, 8191) == ["persistent"]
     assert category(softmax, 1, 132 << 15) == ["cooperative"]
     assert "cooperative" not in category(softmax, 1, (132 << 15) + 1)
     assert "cooperative" not in category(lambda x: x / x.sum(0), 65536, 16)

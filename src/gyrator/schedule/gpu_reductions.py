@@ -20,7 +20,7 @@ from gyrator.schedule.volume import volume
 COLUMNS, PER_PROCESSOR = 64, 4
 MIN_WORK = 1 << 16
 MIN_ROW, MIN_ROWS = 1 << 11, 64
-"""Elements of a row, and rows of a block of columns, that are worth a program of their own."""
+"""Elements of a part of a row (there are four at least), and rows of a block of columns, that are worth a program."""
 
 MIN_ROWS_MIXED, MOST_AT_ONCE = 16, 16
 """Where a tensor is summed both ways: rows that a program runs through at least, and programs of a
@@ -73,7 +73,7 @@ def _cut(nest: Nest, root: Reduce, gpu: Gpu, *, mixed: bool) -> Cut | None:
     if mixed and column and kept <= MAX_COLUMNS:
         at_once = max(1, min(MOST_AT_ONCE * max(512 // kept, 1), (1 << 14) // kept))
         programs, wanted = 0, min(gpu.processors * at_once, row // MIN_ROWS_MIXED)
-    if programs >= gpu.processors or wanted < 2:
+    if programs >= gpu.processors or wanted < (2 if column else 4):
         return None
     joint = root.reduced
     ways = [(joint, True), (joint[::-1], True)] if mixed else []

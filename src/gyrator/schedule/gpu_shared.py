@@ -5,14 +5,14 @@ from typing import TypeAlias
 from gyrator.ir.expr import Value
 from gyrator.ir.index import Index, dot, substitute
 from gyrator.ir.program import Reduce, Scan, Scatter
-from gyrator.schedule.gpu import Gpu, gpu_of
+from gyrator.schedule.gpu import SHORT_ROW, Gpu, gpu_of
 from gyrator.schedule.gpu_tiling import WHOLE_ROW, power
 from gyrator.schedule.group import Group
 from gyrator.schedule.layout import transposes, unit_axes
 from gyrator.schedule.volume import volume
 
-MIN_PART, MIN_SHARED = 1 << 11, 1 << 13
-"""Elements of a part, and of a row that is worth sharing."""
+MIN_PART, MIN_SHARED, MIN_WORK = 1 << 11, 1 << 13, 1 << 16
+"""Elements of a part, of a row that is worth sharing, and of all rows, unless they are too long for programs alone."""
 
 _Places: TypeAlias = "frozenset[tuple[Value, Index]]"
 
@@ -31,7 +31,8 @@ def shared_blocks(group: Group, gpu: Gpu | None) -> tuple[int, ...]:
     rows, row = volume(a.extent for a in outer), volume(a.extent for a in space)
     refused = any(a.extent.value is None for a in (*outer, *space)) or any(transposes(m.nest) for m in group.members)
     refused |= bool(unit & set(outer)) and not unit & set(space)
-    if refused or not 0 < 2 * rows <= gpu.processors or row < MIN_SHARED:
+    short = row < MIN_SHARED or (rows * row < MIN_WORK and row <= SHORT_ROW)
+    if refused or short or not 0 < 2 * rows <= gpu.processors:
         return ()
     part, most = max(power(-(-row // (gpu.processors // rows))), MIN_PART), WHOLE_ROW // max(_kept(group), 1)
     return tuple(n for n in dict.fromkeys((part, 2 * part, power(row))) if part <= n <= min(power(row), most))
