@@ -179,7 +179,6 @@ LARGE: dict[str, tuple[Callable[..., Any], list[tuple[int, ...]], torch.dtype]] 
     "layer norm": (layer_norm, [(8, 65536), (65536,), (65536,)], torch.float32),
     "layer norm backward": (layer_norm_backward, [(8, 65536), (8, 65536), (65536,)], torch.float32),
     "sum, and what follows from it": (normalised, [(4, 500000)], torch.float32),
-    "argmax": (lambda x: x.argmax(-1), [(8, 131072)], torch.float32),
     "batch norm": (batch_norm, [(64, 64, 28, 28)], torch.float32),
 }
 
@@ -210,6 +209,12 @@ def test_rows_are_shared_where_one_program_is_too_few_and_all_can_run_at_once() 
     assert "cooperative" not in category(softmax, 1, (132 << 15) + 1)
     assert "cooperative" not in category(lambda x: x / x.sum(0), 65536, 16)
     assert category(lambda x: (x.cumsum(-1), x.sum(-1)), 8, 65536) == ["scan", "cooperative"]
+
+
+def test_rows_that_are_read_once_are_split() -> None:
+    """Two launches are faster than programs that wait for each other, if nothing is kept."""
+    plan, _ = plan_of(lambda x: x.sum(-1), (torch.empty(4, 1 << 20),), Gpu())
+    assert len(plan.kernels) == 2 and "cooperative" not in categories(plan)
 
 
 def test_rows_whose_length_is_not_known_are_not_shared() -> None:

@@ -1,5 +1,6 @@
 """Reductions on a GPU: few long ones are split over programs, and a softmax reads a long row once less."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -7,7 +8,7 @@ import torch
 
 from gyrator.ir.expr import Expr, Load, Op, Value
 from gyrator.ir.index import ONE, ZERO, Atom, Index, substitute
-from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, loads
+from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, loads, uses
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_mix import MAX_COLUMNS
 from gyrator.schedule.gpu_shared import shared_blocks
@@ -37,20 +38,28 @@ def split_on_gpu(program: Program, gpu: Gpu | None) -> Program:
 
     P makes four programs per multiprocessor. Where it does not divide R the last part is masked. Splits sums,
     products, extremes (with their numbers) and, where P divides R, variances. Refuses extents that are not known, and
-    rows that programs can share within one launch.
+    rows that programs can share within one launch and then need again: a sum alone is faster in two.
     """
     if gpu is None:
         return program
     nodes: list[Node] = []
-    by_rows = _read_by_rows(program)
+    by_rows, again = _read_by_rows(program), _read_again(program)
     for node in program.nodes:
         if not isinstance(node, Nest) or not isinstance(node.root, Reduce) or not node.on_gpu:
             nodes.append(node)
             continue
         mixed = any(load.value in by_rows for load in loads(node.root.body))
-        cut = None if shared_blocks(singleton(node, 0), gpu) else _cut(node, node.root, gpu, mixed=mixed)
+        shared = node.root.kind == "softmax" or any(load.value in again for load in loads(node.root.body))
+        shared = shared and bool(shared_blocks(singleton(node, 0), gpu))
+        cut = None if shared else _cut(node, node.root, gpu, mixed=mixed)
         nodes += [node] if cut is None else split(node, node.root, cut)
     return replace(program, nodes=tuple(nodes))
+
+
+def _read_again(program: Program) -> set[Value]:
+    """Values that several nests read: those that share their rows keep them."""
+    readers = Counter(value for node in program.nodes if isinstance(node, Nest) for value in uses(node))
+    return {value for value, count in readers.items() if count > 1}
 
 
 def _read_by_rows(program: Program) -> set[Value]:
