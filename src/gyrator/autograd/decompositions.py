@@ -35,7 +35,7 @@ MEAN = 1
 
 _FROM_TORCH = (
     # pointwise
-    "addr celu deg2rad elu elu_backward floor_divide frac gelu_backward glu_backward hardshrink hardsigmoid "
+    "addr celu deg2rad elu elu_backward floor_divide frac gelu_backward glu glu_backward hardshrink hardsigmoid "
     "hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward heaviside isneginf isposinf "
     "leaky_relu leaky_relu_backward log_sigmoid_backward log_sigmoid_forward logaddexp logaddexp2 logit "
     "logit_backward masked_fill mish mish_backward mvlgamma nan_to_num _prelu_kernel _prelu_kernel_backward rad2deg "

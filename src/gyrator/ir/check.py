@@ -278,7 +278,6 @@ class _KernelChecker:
         self.stored: set[Value] = set()
         self.updated: set[str] = set()
         self.exprs = ExprChecker(_ignore, _ignore, self.sizes.__contains__, masked=False)
-        self.leaves: dict[Expr, frozenset[Ref | Value]] = {}
 
     def run(self) -> None:
         kernel = self.kernel
@@ -459,19 +458,10 @@ class _KernelChecker:
             if leaf in self.scratch and leaf not in self.stored:
                 raise RuleBroken(f"scratch {leaf} is loaded before it is stored")
 
-    def _leaves(self, expr: Expr) -> frozenset[Ref | Value]:
+    @staticmethod
+    def _leaves(expr: Expr) -> frozenset[Ref | Value]:
         """The locals and values that ``expr`` reads."""
-        known = self.leaves.get(expr)
-        if known is None:
-            found: set[Ref | Value] = set()
-            if isinstance(expr, Ref):
-                found.add(expr)
-            elif isinstance(expr, Load):
-                found.add(expr.value)
-            for child in expr.operands():
-                found |= self._leaves(child)
-            known = self.leaves[expr] = frozenset(found)
-        return known
+        return frozenset(n if isinstance(n, Ref) else n.value for n in expr.walk() if isinstance(n, Ref | Load))
 
 
 def _ignore(leaf: Load | Ref) -> None:

@@ -15,7 +15,6 @@ from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.family import Family, Lowering, named_rows, rows
 from gyrator.lowering.refs import Coords, TensorRef
 from gyrator.lowering.typed import HALF, Operand, cast, compute_dtype, element, like, op, result_type
-from gyrator.lowering.views import dimension
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -82,14 +81,11 @@ def _scaled(y: Expr, alpha: Operand) -> Expr:
     return y if alpha == 1 else op("mul", y, element(alpha, (), y.dtype))
 
 
-def _add(b: Builder, out: Meta, x: Operand, y: Operand, alpha: Operand = 1) -> TensorRef:
+def _sum(name: str, b: Builder, out: Meta, x: Operand, y: Operand, alpha: Operand = 1) -> TensorRef:
+    """add and sub: x ± alpha·y; of bools, which are not subtracted, either one."""
     if out.dtype == torch.bool:
         return b.elementwise(out, (x, y), lambda p, q: op("logical_or", p, q if alpha else like(q, False)))
-    return b.elementwise(out, (x, y), lambda p, q: op("add", p, _scaled(q, alpha)))
-
-
-def _sub(b: Builder, out: Meta, x: Operand, y: Operand, alpha: Operand = 1) -> TensorRef:
-    return b.elementwise(out, (x, y), lambda p, q: op("sub", p, _scaled(q, alpha)))
+    return b.elementwise(out, (x, y), lambda p, q: op(name, p, _scaled(q, alpha)))
 
 
 def _div_mode(b: Builder, out: Meta, x: Operand, y: Operand, *, rounding_mode: str | None) -> TensorRef:
@@ -200,17 +196,6 @@ def _angle(b: Builder, out: Meta, x: TensorRef) -> TensorRef:
     return b.elementwise(out, (x,), body)
 
 
-def _glu(b: Builder, out: Meta, x: TensorRef, dim: int = -1) -> TensorRef:
-    """The first half along ``dim`` times the sigmoid of the second."""
-    d, wide = dimension(dim, x.rank), compute_dtype(out.dtype)
-
-    def body(at: Coords) -> Expr:
-        gate = x.load((*at[:d], at[d] + out.shape[d], *at[d + 1 :]))
-        return op("mul", cast(x.load(at), wide), op("sigmoid", cast(gate, wide)))
-
-    return b.pointwise(out, body)
-
-
 def _where(b: Builder, out: Meta, condition: TensorRef, x: Operand, y: Operand) -> TensorRef:
     """Selection keeps the bits, so half precision is not widened."""
     dtype = out.dtype
@@ -279,8 +264,7 @@ LOWERINGS: Family = {
     **named_rows(_elementwise, "bitwise_and bitwise_or bitwise_xor", _BITS),
     **rows(partial(_addc, "mul"), "addcmul"),
     **rows(partial(_addc, "div"), "addcdiv"),
-    **rows(_add, "add", "Tensor Scalar"),
-    **rows(_sub, "sub", "Tensor Scalar"),
+    **named_rows(_sum, "add sub", "Tensor Scalar"),
     **rows(_div_mode, "div", "Tensor_mode Scalar_mode"),
     **rows(_pow, "pow", "Tensor_Tensor Tensor_Scalar Scalar"),
     **rows(_clamp, "clamp clamp_min", "default Tensor"),
@@ -293,13 +277,12 @@ LOWERINGS: Family = {
     aten.signbit.default: _signbit,
     aten.polygamma.default: _polygamma,
     aten.angle.default: _angle,
-    aten.glu.default: _glu,
     aten.clone.default: _clone,
     aten.lift_fresh_copy.default: _clone,
     ops.restride: _clone,
     aten.copy.default: _copy,
     prims.convert_element_type.default: _clone,
-    prims.add.default: _add,
+    prims.add.default: partial(_sum, "add"),
     prims.div.default: _prims_div,
     prims.where.default: _where,
     **{getattr(prims, name).default: partial(_elementwise, name) for name in "mul sub maximum minimum pow neg".split()},
