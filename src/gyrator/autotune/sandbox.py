@@ -17,6 +17,7 @@ from gyrator.runtime.workers import Worker, WorkerEnded
 PROGRAM = str(Path(__file__).with_name("bench.py"))
 START_SECONDS, LATE = 120.0, 1 / 3
 """Until a process must be ready; the share of a candidate's time after which a spare process begins to start."""
+NO_ANSWER = "no answer"
 LEAST_ROUNDS, ROUNDS, SECONDS, NEAR = 3, 15, 1.5, 1.25
 """Least and most batches of a candidate. Beyond the least turns last so long, for those so many times the best."""
 SHARE = 4
@@ -59,7 +60,7 @@ class Sandbox:
             answer = {"failure": f"the process ended with {problem}", "broken": True}
         except TimeoutError:
             _end(worker, config)
-            answer = {"failure": f"no answer after {seconds:g} s"}
+            answer = {"failure": f"{NO_ANSWER} after {seconds:g} s"}
         except BaseException:
             self.stop()
             raise

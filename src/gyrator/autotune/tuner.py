@@ -15,7 +15,7 @@ import torch
 
 from gyrator.autotune.candidates import Candidate, Choice, Trial, table
 from gyrator.autotune.parts import Builder
-from gyrator.autotune.sandbox import Sandboxes
+from gyrator.autotune.sandbox import NO_ANSWER, Sandboxes
 from gyrator.cache.key import source_digest
 from gyrator.cache.store import Json, Store
 from gyrator.errors import CacheCorrupt
@@ -90,7 +90,8 @@ class Tuner:
         except WorkerEnded as problem:
             return False, _ranked(candidates, dict.fromkeys(built, str(problem)))
         found |= zip(folders, took, strict=True)
-        store.put(key, {}, {"title": title, "trials": found})
+        if not any(str(trial).startswith(NO_ANSWER) for trial in took):  # the machine may have been busy
+            store.put(key, {}, {"title": title, "trials": found})
         trials = _ranked(candidates, found)
         if config.autotune_log is not None:
             about_all = {"choice": title, "key": key, "device": device}

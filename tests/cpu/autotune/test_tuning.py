@@ -23,7 +23,7 @@ from tests.cpu.autotune.harness import asker, program_of, units_of
 class Pretending:
     """Sandboxes that run nothing: candidates take so many milliseconds, in order."""
 
-    def __init__(self, *milliseconds: float) -> None:
+    def __init__(self, *milliseconds: float | str) -> None:
         self.milliseconds, self.asked = milliseconds, 0
 
     def time(self, folders: list[Path], *_: object) -> list[float | str]:
@@ -90,6 +90,13 @@ def test_times_are_recorded_for_other_graphs_and_processes(tmp_path: Path) -> No
             assert names(ask(question("aten", "triton"))) == ["triton_1", "aten_0"]
             assert tuner.choices[0].known == (k == 1)
             assert sandboxes.asked == 1 - k
+
+
+def test_a_choice_with_a_time_out_is_not_recorded(tmp_path: Path) -> None:
+    for took, ranked in (("no answer after 1 s", ["aten_0"]), (0.25, ["triton_1", "aten_0"])):
+        with asker(tmp_path, Pretending(0.5, took)) as (ask, tuner):  # type: ignore[arg-type]
+            assert names(ask(question("aten", "triton"))) == ranked
+            assert not tuner.choices[0].known
 
 
 def test_other_shapes_or_candidates_are_timed_anew(tmp_path: Path) -> None:
