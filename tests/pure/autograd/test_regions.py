@@ -230,3 +230,14 @@ def test_flex_attention_lies_in_memory_as_its_query() -> None:
     k, bias = torch.randn(1, 1, 6, 4), torch.randn(2, 6)
     same_as_eager(attention, q, k, k, bias, backward=False)
     same_as_eager(attention, *(x.bfloat16() for x in (q, k, k, bias)), backward=False)
+
+
+def test_a_view_that_leaves_a_region_is_made_from_what_the_region_saves() -> None:
+    def bias(x: Tensor) -> Tensor:
+        return (x.sin() @ x.cos()).t().unsqueeze(0)
+
+    def program(x: Tensor) -> Tensor:
+        shared = checkpoint(bias, x, use_reentrant=False)
+        return checkpoint(lambda x, b: (x.exp() * b).tanh() * b, x, shared, use_reentrant=False)
+
+    same_as_eager(program, leaf(4, 4))

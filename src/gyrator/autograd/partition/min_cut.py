@@ -114,17 +114,18 @@ def _region_ban(node: Node) -> Ban | None:
         return Ban("random, and would differ", False)
     if not node.meta["recompute"]:
         return Ban("saved by the checkpoint's policy", False) if cost(node) is not Cost.VIEW else None
-    if _leaves_region(node):
+    if _leaves_region(node) and not is_copyless(node):
         return Ban("the result of an activation checkpoint", False)
     return None
 
 
 def _leaves_region(node: Node) -> bool:
-    """Whether forward reads the value outside of its region."""
+    """Whether forward reads the value, or a view of it, outside of its region."""
     region = node.meta["region"]
     return any(
-        user.meta.get("region") != region and not user.meta.get("backward") and user.op == "call_function"
+        user.meta.get("region") != region or (is_copyless(user) and _leaves_region(user))
         for user in node.users
+        if user.op == "call_function" and not user.meta.get("backward")
     )
 
 
