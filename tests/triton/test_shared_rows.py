@@ -231,3 +231,12 @@ def test_kernels_count_as_what_they_are() -> None:
     assert kinds(softmax, 16, 131072) == [KernelKind.COOPERATIVE_REDUCTION]
     assert kinds(lambda x: x.sum(), 1 << 24) == [KernelKind.SPLIT_REDUCTION, KernelKind.PERSISTENT_REDUCTION]
     assert kinds(softmax, 4096, 4096) == [KernelKind.PERSISTENT_REDUCTION]
+
+
+@pytest.mark.parametrize(("length", "wanted"), [(16384, "persistent"), (30522, "looped")])
+def test_long_rows_that_are_read_once_need_no_registers_of_their_own(length: int, wanted: str) -> None:
+    """The logits of a loss; a softmax of them, which reads them again, keeps them."""
+    x, words = torch.empty(4096, length, dtype=torch.bfloat16), torch.zeros(4096, dtype=torch.int64)
+    plan, _ = plan_of(lambda x, words: F.cross_entropy(x.float(), words), (x, words), Gpu())
+    assert categories(plan)[0] == wanted
+    assert categories(plan_of(softmax, (x,), Gpu())[0]) == ["persistent"]

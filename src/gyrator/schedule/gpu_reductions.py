@@ -1,7 +1,7 @@
 """Reductions on a GPU: few long ones are split over programs, and a softmax reads a long row once less."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import replace
 
 import torch
@@ -109,8 +109,8 @@ def online_softmax(program: Program, gpu: Gpu | None) -> Program:
     Before: ``m = reduce max over j of a[i, j];  s = reduce sum over j of exp(a[i, j] - m[i])``
     after:  ``m, s = reduce softmax over j of a[i, j]``
 
-    Refuses rows of at most 32,768 elements, which stay in registers between two passes, unless programs share them:
-    then it saves an exchange.
+    Refuses rows of at most 16,384 elements, which stay in registers between two passes, and those of twice as many if
+    what follows needs them again; but not where programs share rows: then it saves an exchange.
     """
     tops: dict[Value, tuple[int, Nest]] = {}
     made = {n.out[0]: n for n in program.nodes if isinstance(n, Nest) and isinstance(n.root, Pointwise)}
@@ -119,9 +119,9 @@ def online_softmax(program: Program, gpu: Gpu | None) -> Program:
         if not isinstance(node, Nest) or not isinstance(node.root, Reduce) or not node.on_gpu:
             continue
         value, root = node.out[0], node.root
-        row = [a.extent.value for a in root.reduced]
-        short = None not in row and volume(a.extent for a in root.reduced) <= WHOLE_ROW
-        if value is None or (short and not shared_blocks(singleton(node, position), gpu)):
+        known, row = all(a.extent.value is not None for a in root.reduced), volume(a.extent for a in root.reduced)
+        short = known and row <= WHOLE_ROW and not shared_blocks(singleton(node, position), gpu)
+        if value is None or (short and row <= WHOLE_ROW // 2):
             continue
         if root.kind == "max" and root.body[0].dtype == torch.float32:
             tops[value] = (position, node)
@@ -132,6 +132,8 @@ def online_softmax(program: Program, gpu: Gpu | None) -> Program:
         if found is None or not _same_rows(found[1], node, body):
             continue
         assert top is not None
+        if short and _goes_on(program, node, {top, value}):
+            continue
         del tops[top]
         at, first = found
         assert isinstance(first.root, Reduce)
@@ -139,6 +141,17 @@ def online_softmax(program: Program, gpu: Gpu | None) -> Program:
         nodes[at] = replace(first, out=(top, value), root=both, origins=(*first.origins, *node.origins))
         nodes[position] = None
     return replace(program, nodes=tuple([n for n in nodes if n is not None]))
+
+
+def _goes_on(program: Program, rows: Nest, results: Set[Value]) -> bool:
+    """Whether something is computed for each element of the rows from what they were reduced to."""
+    assert isinstance(rows.root, Reduce)
+    elements = volume(a.extent for a in (*rows.axes, *rows.root.reduced))
+    return any(
+        isinstance(node.root, Pointwise) and uses(node) & results and volume(a.extent for a in node.axes) >= elements
+        for node in program.nodes
+        if isinstance(node, Nest)
+    )
 
 
 def _computed(body: Expr, made: Mapping[Value | None, Nest]) -> Expr:
