@@ -8,10 +8,10 @@ import pytest
 
 from tests.fuzz.harness import Settings, complaint, run
 from tests.fuzz.known import KNOWN
-from tests.fuzz.programs import Program, define, generate
+from tests.fuzz.programs import DETACHING, Program, define, generate
 from tests.fuzz.shrink import shrink
 
-IN_CI = 2000
+IN_CI, DETACHING_IN_CI = 2000, 300
 CHUNK = 100
 
 
@@ -20,7 +20,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         asked = metafunc.config.getoption("--fuzz")
         count = IN_CI if asked is None else asked
         start = metafunc.config.getoption("--fuzz-seed")
-        metafunc.parametrize("first_seed", range(start, start + count, CHUNK))
+        detaching = range(DETACHING, DETACHING + DETACHING_IN_CI, CHUNK) if asked is None else ()
+        metafunc.parametrize("first_seed", [*range(start, start + count, CHUNK), *detaching])
 
 
 def test_random_programs_match_eager(first_seed: int, backend: str, request: pytest.FixtureRequest) -> None:

@@ -566,3 +566,19 @@ OPERATIONS: Mapping[Operation, int] = {
     library: 2,
 }
 MUTATIONS: Mapping[Operation, int] = {update: 8, update_float: 4, update_part: 8}
+
+
+# -- what autograd does not follow -----------------------------------------------------------------------------
+def detached(s: Scope) -> str:
+    return f"{s.pick()}.detach()"
+
+
+def untracked(s: Scope) -> str:
+    write = s.choose("{0}.mul_(2)", "{0}.add_(1)", "{0}.add_({1})", "{0}.view(-1)[:1].fill_(1)")
+    within = s.choose("with torch.no_grad(): ", "")
+    target = s.pick()
+    return within + write.format(target if within else f"{target}.detach()", s.like(target))
+
+
+DETACHING_OPERATIONS: Mapping[Operation, int] = {**OPERATIONS, detached: 16}
+DETACHING_MUTATIONS: Mapping[Operation, int] = {**MUTATIONS, untracked: 10}

@@ -17,7 +17,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.fuzz.operations import FLOATS, MUTATIONS, OPERATIONS, Impossible, Scope
+from tests.fuzz.operations import (
+    DETACHING_MUTATIONS,
+    DETACHING_OPERATIONS,
+    FLOATS,
+    MUTATIONS,
+    OPERATIONS,
+    Impossible,
+    Operation,
+    Scope,
+)
+
+DETACHING = 100_000
+"""From this seed on programs also detach values and write to them where autograd does not look; all run backward."""
 
 LARGEST_TENSOR = 2048
 LARGEST_VALUE = 1e4
@@ -115,7 +127,7 @@ def generate(seed: int) -> Program:
     """The program of this seed; it is valid in eager, backward included."""
     rng = random.Random(seed)
     while True:
-        program = _Draft(rng, seed, backward=seed % 5 < 2).finish()
+        program = _Draft(rng, seed, backward=seed % 5 < 2 or seed >= DETACHING).finish()
         if program is not None:
             return program
 
@@ -144,6 +156,9 @@ class _Draft:
 
     def __init__(self, rng: random.Random, seed: int, *, backward: bool) -> None:
         self.rng, self.seed, self.backward = rng, seed, backward
+        detaching = seed >= DETACHING
+        self.operations = DETACHING_OPERATIONS if detaching else OPERATIONS
+        self.mutations = DETACHING_MUTATIONS if detaching else MUTATIONS
         self.arguments = self._draw_arguments()
         self.statements: list[str] = []
         self.values: dict[str, Tensor] = {}
@@ -212,7 +227,7 @@ class _Draft:
             return None
         return scope
 
-    def _draw_from(self, table: Mapping[Callable[[Scope], str], int]) -> str | None:
+    def _draw_from(self, table: Mapping[Operation, int]) -> str | None:
         operation = self.rng.choices(list(table), list(table.values()))[0]
         try:
             return operation(Scope(self.rng, self.values))
@@ -220,7 +235,7 @@ class _Draft:
             return None
 
     def _assign(self) -> None:
-        expression = self._draw_from(OPERATIONS)
+        expression = self._draw_from(self.operations)
         name = f"v{len(self.statements)}"
         scope = self._execute(f"{name} = {expression}") if expression else None
         if scope is not None and _acceptable(scope[name]):
@@ -228,11 +243,14 @@ class _Draft:
             self.statements.append(f"{name} = {expression}")
 
     def _mutate(self) -> None:
-        statement = self._draw_from(MUTATIONS)
+        statement = self._draw_from(self.mutations)
         if statement is None:
             return
         versions = {name: value._version for name, value in self.values.items()}
-        ran = self._execute(statement) is not None and all(map(_acceptable, self.values.values()))
+        try:
+            ran = self._execute(statement) is not None and all(map(_acceptable, self.values.values()))
+        except RuntimeError:  # a view that may not be used once its base was written to
+            ran = False
         changed = [value for name, value in self.values.items() if value._version != versions[name]]
         if ran and not any(map(_overlaps, changed)):
             self.statements.append(statement)
