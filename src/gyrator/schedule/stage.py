@@ -17,6 +17,7 @@ from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_combo import combine
 from gyrator.schedule.gpu_products import widen_products
 from gyrator.schedule.gpu_reductions import online_softmax, split_on_gpu
+from gyrator.schedule.gpu_scatter import scatters_to_sums
 from gyrator.schedule.gpu_windows import unroll_windows
 from gyrator.schedule.inline import inline
 from gyrator.schedule.memory import plan_memory
@@ -52,6 +53,7 @@ def program_passes(
     on_gpu: tuple[Pass[Program], ...] = (
         Pass("widen products", lambda p, s: widen_products(p, s.counters), lambda p: check_program(p, LOWERED)),
         Pass("unroll windows", lambda p, s: unroll_windows(p), lambda p: check_program(p, LOWERED)),
+        Pass("scatters to sums", lambda p, s: scatters_to_sums(p), lambda p: check_program(p, LOWERED)),
         Pass("online softmax", lambda p, s: online_softmax(p, gpu), lambda p: check_program(p, LOWERED)),
         Pass("split on GPU", lambda p, s: split_on_gpu(p, gpu), lambda p: check_program(p, LOWERED)),
     )
