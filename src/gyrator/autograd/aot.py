@@ -103,7 +103,8 @@ def aot_program(
 ) -> Traced:
     """`aot_compile` up to the point where its result can be kept and put together again later. Each part of
     the work runs within `stage(its name)`. With `frozen` the parameters and buffers of a program without backward,
-    but those that it writes, are constants of its graph. `channels_last`: None leaves that to the graph.
+    but those that it writes, are constants of its graph. `channels_last`: None leaves that to the graph, if it
+    has no backward.
     """
     table = decomposition_table() if decompositions is None else decompositions
     with stage("trace"):
@@ -111,7 +112,7 @@ def aot_program(
         joint = trace(gm, inputs)
     with stage("decompose"):
         build = decompose(joint.graph, {**SAVED_NARROW, **table}, joint.build)
-        if channels_last is not False:
+        if channels_last or (channels_last is None and not joint.tangents):
             prefer_layouts(build, always=channels_last is True)
         seed_recomputed(build)
         roles = roles_of(joint, build.graph, inputs)
