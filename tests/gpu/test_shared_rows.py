@@ -12,28 +12,13 @@ from torch import Tensor
 
 import gyrator
 from gyrator.session import Count
+from tests.rows import layer_norm, layer_norm_backward, softmax
 
 BF16, F32 = torch.bfloat16, torch.float32
 
 
 def random(*shape: int, dtype: torch.dtype = F32) -> Tensor:
     return torch.randn(shape, device="cuda", generator=torch.Generator("cuda").manual_seed(sum(shape))).to(dtype)
-
-
-def softmax(x: Tensor) -> Tensor:
-    return torch.softmax(x, -1)
-
-
-def layer_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:], w, b)
-
-
-def layer_norm_backward(g: Tensor, x: Tensor, w: Tensor) -> Tensor:
-    """Two exchanges, one after the other."""
-    var, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
-    scale = torch.rsqrt(var + 1e-5)
-    h, gw = (x - mean) * scale, g * w
-    return (gw - h * (gw * h).mean(-1, keepdim=True) - gw.mean(-1, keepdim=True)) * scale
 
 
 def normalised(x: Tensor) -> tuple[Tensor, Tensor]:

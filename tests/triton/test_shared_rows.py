@@ -22,6 +22,7 @@ from gyrator.schedule import gpu_shared
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.plan import Plan
 from tests.pure.lowering.harness import lowered
+from tests.rows import layer_norm, layer_norm_backward, softmax
 from tests.run_plan import run_plan
 from tests.triton.emulated import Emulator
 from tests.triton.harness import gpu_plan, on_gpu, runner
@@ -50,22 +51,6 @@ def plan_of(fn: Callable[..., Any], args: tuple[Tensor, ...], gpu: Gpu = SMALL) 
 
 def categories(plan: Plan) -> list[str]:
     return [kernel.tiling.category for kernel in plan.kernels if kernel.tiling is not None]
-
-
-def softmax(x: Tensor) -> Tensor:
-    return torch.softmax(x, -1)
-
-
-def layer_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:], w, b)
-
-
-def layer_norm_backward(g: Tensor, x: Tensor, w: Tensor) -> Tensor:
-    """Two reductions, then two that wait for them."""
-    var, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
-    scale = torch.rsqrt(var + 1e-5)
-    h, gw = (x - mean) * scale, g * w
-    return (gw - h * (gw * h).mean(-1, keepdim=True) - gw.mean(-1, keepdim=True)) * scale
 
 
 def normalised(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,10 +6,9 @@ bmm(a: [B, M, K], b: [B, K, N])   →   sum over k of a[:, :, k, None] * b[:, No
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
-from gyrator.autotune.decompose_k import FLOATS, scaled
+from gyrator.autotune.decompose_k import operands, scaled
 from gyrator.autotune.subgraphs import SubgraphTemplate
 
 MANY_ROWS, MANY_PRODUCTS = 4096, 256
@@ -23,12 +22,10 @@ def products_by_elements(node: fx.Node) -> tuple[SubgraphTemplate, ...]:
     Refuses (none) other dtypes than fp32, fp16 and bf16, sizes that are not static, few rows, and so the gradient of a
     linear layer's input for a small batch.
     """
-    aten = torch.ops.aten
-    if node.target not in (aten.mm.default, aten.addmm.default, aten.bmm.default):
+    sides = operands(node)
+    if sides is None:
         return ()
-    left, right = (arg.meta["val"] for arg in node.args[-2:] if isinstance(arg, fx.Node))
-    if left.dtype not in FLOATS or any(type(size) is not int for size in (*left.shape, *right.shape)):
-        return ()
+    left, right = sides
     *batch, m, k = left.shape
     small = (m, k, right.shape[-1]) if batch else (1, k, right.shape[-1])
     many = batch[0] >= MANY_PRODUCTS if batch else m >= MANY_ROWS

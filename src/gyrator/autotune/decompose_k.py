@@ -20,15 +20,23 @@ PART, SHORTEST, MOST = 256, 128, 5
 """Lengths of parts are divisors of K from the shortest up to K/2: at most so many, powers of two first, near 256."""
 
 
+def operands(node: fx.Node) -> tuple[Tensor, Tensor] | None:
+    """The matrices of mm, addmm or bmm, if they are of fp32, fp16 or bf16 and all sizes are static."""
+    if node.target not in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default):
+        return None
+    left, right = (arg.meta["val"] for arg in node.args[-2:] if isinstance(arg, fx.Node))
+    static = all(type(size) is int for size in (*left.shape, *right.shape))
+    return (left, right) if left.dtype in FLOATS and static else None
+
+
 def decompositions(node: fx.Node) -> tuple[SubgraphTemplate, ...]:
     """The ways to split K of mm, addmm or bmm, the likeliest first. Refuses (none) other dtypes than fp32, fp16 and
     bf16, sizes that are not static, and K < 32 · max(M, N)."""
-    if node.target not in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default):
+    sides = operands(node)
+    if sides is None:
         return ()
-    left, right = (arg.meta["val"] for arg in node.args[-2:] if isinstance(arg, fx.Node))
-    m, k, n = left.shape[-2], left.shape[-1], right.shape[-1]
-    static = all(type(size) is int for size in (*left.shape, *right.shape))
-    if left.dtype not in FLOATS or not static or k < LEAST_RATIO * max(m, n, 1):
+    m, k, n = sides[0].shape[-2], sides[0].shape[-1], sides[1].shape[-1]
+    if k < LEAST_RATIO * max(m, n, 1):
         return ()
     lengths = [length for length in range(SHORTEST, k // 2 + 1) if k % length == 0]
     lengths.sort(key=lambda length: (length & (length - 1) != 0, abs(log2(length / PART))))

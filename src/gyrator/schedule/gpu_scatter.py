@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import torch
 
-from gyrator.ir.expr import Const, Expr, IndexValue, Load, Op, Value
-from gyrator.ir.index import ZERO, Atom, Axis, Index, Indirect, contiguous_strides
+from gyrator.ir.expr import Const, Expr, Load, Op, Value
+from gyrator.ir.index import Axis, contiguous_strides
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Scatter
+from gyrator.schedule.scatter import coordinates, hits
 from gyrator.schedule.volume import volume
 
 LEAST_CROWD = 512
@@ -38,24 +39,22 @@ def scatters_to_sums(program: Program) -> Program:
 
 def _sums(nest: Nest, root: Scatter) -> list[Node]:
     out, into = nest.out[0], root.into
-    kept, chosen = _coordinates(root)
-    rows = [axis for axis in nest.axes if axis not in kept]
+    axes = tuple(Axis(f"i{k}", extent) for k, extent in enumerate(into.shape))
+    found = coordinates(nest, root, axes)
     static = all(extent.value is not None for extent in (*into.shape, *(axis.extent for axis in nest.axes)))
-    if out is None or chosen is None or root.combine != "add" or not static or into.dtype == torch.bool:
+    if out is None or found is None or root.combine != "add" or not static or into.dtype == torch.bool:
         return [nest]
-    cells = max(volume((into.shape[chosen[0]],)), 1)
+    at, position, chosen = found
+    rows = [axis for axis in nest.axes if axis not in at]
+    cells = max(volume((into.shape[position],)), 1)
     crowd, source = volume(a.extent for a in rows) // cells, volume(a.extent for a in nest.axes) * into.dtype.itemsize
     if crowd < LEAST_CROWD or cells * source > crowd * BYTES_IN_A_WAIT:
         return [nest]
-    axes = tuple(Axis(f"i{k}", extent) for k, extent in enumerate(into.shape))
     reduced = tuple(Axis(f"r{k}", axis.extent) for k, axis in enumerate(rows))
-    at: dict[Atom, Index] = {axis: axes[k].index() for axis, k in kept.items()}
     at |= {old: new.index() for old, new in zip(rows, reduced, strict=True)}
     before, body = _stored(nest, root.body, out)
-    hit: Expr = Op("eq", (IndexValue(axes[chosen[0]].index()), chosen[1].substitute(at)), torch.bool)
-    if root.mask is not None:
-        hit = Op("logical_and", (hit, root.mask.substitute(at)), torch.bool)
-    part = Op("where", (hit, body.substitute(at), Const(identity("sum", body.dtype), body.dtype)), body.dtype)
+    hit, nothing = hits(root, axes[position], chosen, at), Const(identity("sum", body.dtype), body.dtype)
+    part = Op("where", (hit, body.substitute(at), nothing), body.dtype)
     total = Value(f"{out.name}_sums", into.shape, body.dtype, contiguous_strides(into.shape), out.device)
     here = tuple(axis.index() for axis in axes)
     whole = Op("add", (Load(into, here), Load(total, here)), body.dtype)
@@ -64,21 +63,6 @@ def _sums(nest: Nest, root: Scatter) -> list[Node]:
         replace(nest, out=(total,), axes=axes, root=Reduce("sum", reduced, (part,))),
         replace(nest, axes=axes, root=Pointwise(whole)),
     ]
-
-
-def _coordinates(root: Scatter) -> tuple[dict[Axis, int], tuple[int, Expr] | None]:
-    """The axes that are coordinates of the result, and that coordinate which is chosen at run time, if it is one."""
-    kept: dict[Axis, int] = {}
-    chosen: tuple[int, Expr] | None = None
-    for k, (index, extent) in enumerate(zip(root.index, root.into.shape, strict=True)):
-        atom = index.atom
-        if isinstance(atom, Indirect) and chosen is None:
-            chosen = k, atom.value
-        elif isinstance(atom, Axis) and atom not in kept and atom.extent is extent:
-            kept[atom] = k
-        elif not (index is ZERO and extent.value == 1):
-            return {}, None
-    return kept, chosen
 
 
 def _stored(nest: Nest, body: Expr, out: Value) -> tuple[list[Node], Expr]:

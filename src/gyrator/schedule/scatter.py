@@ -1,6 +1,6 @@
 """Scatters onto a constant become pointwise selects, which fuse with what follows."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -36,13 +36,11 @@ def _select(nest: Nest, root: Scatter, constants: Mapping[Value, Const]) -> Nest
     if base is None or root.combine not in ("set", "add"):
         return None
     axes = tuple(Axis(f"i{k}", extent) for k, extent in enumerate(root.into.shape))
-    found = _coordinates(nest, root, axes)
-    if found is None:
+    found = coordinates(nest, root, axes)
+    if found is None or len(found[0]) != len(nest.axes):
         return None
     at, position, chosen = found
-    hit: Expr = Op("eq", (IndexValue(axes[position].index()), chosen.substitute(at)), torch.bool)
-    if root.mask is not None:
-        hit = Op("logical_and", (hit, root.mask.substitute(at)), torch.bool)
+    hit = hits(root, axes[position], chosen, at)
     value = root.body.substitute(at)
     if root.combine == "add":
         value = Op("add", (base, value), value.dtype)
@@ -50,8 +48,10 @@ def _select(nest: Nest, root: Scatter, constants: Mapping[Value, Const]) -> Nest
     return replace(nest, axes=axes, root=Pointwise(body))
 
 
-def _coordinates(nest: Nest, root: Scatter, axes: tuple[Axis, ...]) -> tuple[dict[Atom, Index], int, Expr] | None:
-    """Each iteration axis as an axis of the result, and the one coordinate that is chosen at run time."""
+def coordinates(nest: Nest, root: Scatter, axes: Sequence[Axis]) -> tuple[dict[Atom, Index], int, Expr] | None:
+    """The one coordinate that is chosen at run time, and each iteration axis that is another one as an axis of the
+    result; None where two are chosen, or one is neither an axis nor a single element.
+    """
     at: dict[Atom, Index] = {a: ZERO for a in nest.axes if a.extent.value == 1}
     position, chosen = -1, None
     for k, index in enumerate(root.index):
@@ -62,6 +62,12 @@ def _coordinates(nest: Nest, root: Scatter, axes: tuple[Axis, ...]) -> tuple[dic
             at[atom] = axes[k].index()
         elif not (index is ZERO and axes[k].extent.value == 1):
             return None
-    if chosen is None or len(at) != len(nest.axes):
-        return None
-    return at, position, chosen
+    return None if chosen is None else (at, position, chosen)
+
+
+def hits(root: Scatter, axis: Axis, chosen: Expr, at: Mapping[Atom, Index]) -> Expr:
+    """Whether an iteration, with its axes replaced, writes to the element of ``axis``."""
+    hit: Expr = Op("eq", (IndexValue(axis.index()), chosen.substitute(at)), torch.bool)
+    if root.mask is not None:
+        hit = Op("logical_and", (hit, root.mask.substitute(at)), torch.bool)
+    return hit

@@ -9,23 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import gyrator
-from gyrator.report.record import GraphRecord
 from tests.acceptance import check
+from tests.cpu.autotune.harness import FORCED, record
 
 LENGTHS = range(4096, 32768 + 1, 4096)
-FORCED = {"max_autotune": True, "gemm_backends": "subgraph", "autotune_silent": True}
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GYRATOR_CACHE_DIR", str(tmp_path / "cache"))
-    torch._dynamo.reset()
-
-
-def record(function: object, *args: object, **options: object) -> GraphRecord:
-    report = gyrator.explain(function, *args, options={**FORCED, **options}, timing=False)  # type: ignore[arg-type]
-    return next(iter(report.data.graphs())).record
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:

@@ -10,8 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from gyrator.autograd.interface import GraphInfo, GraphKind
 from gyrator.runtime import cuda_graphs
-from gyrator.runtime.cuda_graphs import Roles, replayed
+from gyrator.runtime.cuda_graphs import Roles, recordable, replayed
+from tests.pure.lowering.harness import lowered
+from tests.triton.harness import gpu_plan, on_gpu
 
 
 class Recorder:
@@ -179,3 +182,24 @@ def test_calls_that_cannot_be_recorded_run_as_usual(recorder: Recorder) -> None:
             x = torch.full((4,), float(k))
             results.append(torch.equal(call([x, w, 2])[0], x * w + 2))
     assert all(results) and len(warned) == 1
+
+
+def attention(q: Tensor) -> Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(q, q, q) * 2
+
+
+def dropped(q: Tensor) -> Tensor:
+    return q * (torch.rand_like(q) > 0.5)
+
+
+def chosen(q: Tensor) -> Tensor:
+    return q[q > 0]
+
+
+@pytest.mark.parametrize("kind", ["inference", "forward"])
+@pytest.mark.parametrize(("fn", "possible"), [(attention, True), (dropped, True), (chosen, False)])
+def test_draws_can_be_recorded_and_what_waits_for_a_size_cannot(
+    fn: Callable[[Tensor], Tensor], possible: bool, kind: GraphKind
+) -> None:
+    plan = gpu_plan(on_gpu(lowered(fn, torch.randn(2, 2, 8, 16)).program))
+    assert recordable(plan, GraphInfo(kind)) is possible
