@@ -39,9 +39,9 @@ class Meta:
 class Builder:
     """Collects nodes in order, names values after the FX node at hand, and remembers copies already made."""
 
-    def __init__(self, symbols: Symbols, draws: int = 0) -> None:
-        """``draws``: how many random tensors the program may draw at most."""
-        self.symbols = symbols
+    def __init__(self, symbols: Symbols, draws: int = 0, *, deterministic: bool = False) -> None:
+        """``draws``: how many random tensors the program may draw at most. ``deterministic``: torch's mode."""
+        self.symbols, self.deterministic = symbols, deterministic
         self.nodes: list[Node] = []
         self.fallbacks: list[str] = []
         self.regions: dict[str, fx.GraphModule] = {}

@@ -83,7 +83,7 @@ class _Lowering:
         self.symbols = symbols
         self.random = numerics == "fast"
         draws = sum(n.target in RANDOM for n in graph.graph.nodes) if self.random else 0
-        self.b = Builder(symbols, draws)
+        self.b = Builder(symbols, draws, deterministic=torch.are_deterministic_algorithms_enabled())
         self.env: dict[fx.Node, Result] = {}
         self.inputs: list[Input] = []
         self.held: list[Constant] = []

@@ -56,11 +56,16 @@ class Points:
     place: Callable[[Coords], Coords]
 
 
-def scatter(b: Builder, out: Meta, into: TensorRef, points: Points, source: Operand, combine: str = "set") -> TensorRef:
+def scatter(b: Builder, out: Meta, into: TensorRef, points: Points, source: Operand, combine: str = "set") -> Any:
     """``into`` with ``source`` combined into its element at each of ``points``.
 
-    Sums in half precision are kept in float32 and rounded once.
+    Sums in half precision are kept in float32 and rounded once. NotImplemented where torch's deterministic mode is on
+    and the result on a GPU would depend on which of the writes to an element comes first: the library's call sorts
+    them or raises, as in eager.
     """
+    ordered = (combine == "add" and out.dtype.is_floating_point) or (combine == "set" and not _same(source))
+    if b.deterministic and ordered and out.device.type == "cuda":
+        return NotImplemented
     dtype = out.dtype if combine == "set" else compute_dtype(out.dtype)
     target = _target(b, out.with_dtype(dtype), into)
     axes = axes_of("i", points.shape)
@@ -68,6 +73,11 @@ def scatter(b: Builder, out: Meta, into: TensorRef, points: Points, source: Oper
     value = b.value(out.with_dtype(dtype), "wide" if dtype != out.dtype else "")
     b.nest((value,), axes, Scatter(target, points.place(at), element(source, at, dtype), combine))
     return b.narrowed(whole(value), out)
+
+
+def _same(source: Operand) -> bool:
+    """Whether all that is written is one number."""
+    return not isinstance(source, TensorRef) or all(extent is ONE for extent in source.shape)
 
 
 def _target(b: Builder, out: Meta, into: TensorRef) -> Value:
@@ -181,7 +191,7 @@ def reduced_into(
             wide, (x, counts), lambda a, n: op("where", op("gt", n, like(n, 0)), neutral, a), suffix="start"
         )
     total = scatter(b, wide if mean else out, start, points, source, combine)
-    if counts is None or not mean:
+    if counts is None or not mean or total is NotImplemented:
         return total
     division = "div" if out.dtype.is_floating_point else "floordiv"
 
