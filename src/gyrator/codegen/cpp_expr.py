@@ -37,7 +37,7 @@ from gyrator.ir.index import (
     is_nonnegative,
 )
 from gyrator.ir.ops import OPS
-from gyrator.ir.tree import Kernel, Loop, Stage, stage_exprs, walk_stages
+from gyrator.ir.tree import Kernel, Loop, Stage, walk_exprs
 
 _STEM = 24  # of a value's name, for what is loaded from it
 _NAMING = len("const auto = ;") + 8  # what a line that names an expression needs besides it
@@ -463,11 +463,10 @@ def count_uses(body: Iterable[Loop | Stage]) -> Counter[Expr]:
     """How many stages and distinct nodes use each node."""
     uses: Counter[Expr] = Counter()
     pending: list[Expr] = []
-    for stage in walk_stages(body):
-        for root in stage_exprs(stage):
-            uses[root] += 1
-            if uses[root] == 1:
-                pending.append(root)
+    for root in walk_exprs(body):
+        uses[root] += 1
+        if uses[root] == 1:
+            pending.append(root)
         while pending:
             for operand in pending.pop().operands():
                 uses[operand] += 1

@@ -29,7 +29,8 @@ from gyrator.ir.tree import (
     Stage,
     Store,
     Update,
-    stage_exprs,
+    touched,
+    walk_loops,
     walk_stages,
     written,
 )
@@ -303,8 +304,7 @@ class Loops(Expressions):
 
     def _scratch(self, loop: Loop) -> None:
         """Memory for the scratch rows that ``loop`` uses and that have none yet, in the innermost block."""
-        reads = (e for s in walk_stages(loop.body) for r in stage_exprs(s) for e in r.walk() if isinstance(e, Load))
-        used = written(loop.body).union(e.value for e in reads)
+        used = touched(loop.body)
         for value in self._kernel.scratch:
             if value not in used or value in self.pointers:
                 continue
@@ -348,7 +348,7 @@ class Loops(Expressions):
         """Whether a loop runs in vector steps. A scan along the lanes needs its iterations in order."""
         if loop.kind is not LoopKind.LANES or loop.lanes == 1:
             return False
-        own = {c.name for c in _inner_carries(loop.body)}
+        own = {carry.name for inner in walk_loops(loop.body) for carry in inner.carries}
         return not any(isinstance(s, Update) and s.running and s.carry not in own for s in walk_stages(loop.body))
 
     def _bind_results(self, carry: Carry, refs: Sequence[Ref | None], text: str) -> None:
@@ -463,13 +463,6 @@ def _perfect_nest(outer: Loop) -> tuple[Loop, ...]:
             break
         nest.append(inner)
     return tuple(nest)
-
-
-def _inner_carries(body: Sequence[Loop | Stage]) -> Iterator[Carry]:
-    for item in body:
-        if isinstance(item, Loop):
-            yield from item.carries
-            yield from _inner_carries(item.body)
 
 
 def _updates(loop: Loop, carry: Carry) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from gyrator.ir.expr import Checked, Load, Value
 from gyrator.ir.index import Index, is_nonnegative
 from gyrator.ir.program import View
-from gyrator.ir.tree import Kernel, stage_exprs, walk_stages
+from gyrator.ir.tree import Kernel, walk_exprs
 from gyrator.schedule.plan import Call, Launch, Plan
 
 
@@ -36,7 +36,7 @@ def index_ranges(plan: Plan) -> Mapping[Value, Index]:
 
 
 def _checked_params(kernel: Kernel) -> Iterator[tuple[Value, Index]]:
-    for expr in (root for stage in walk_stages(kernel.body) for root in stage_exprs(stage)):
+    for expr in walk_exprs(kernel.body):
         for node in expr.walk():
             if isinstance(node, Checked):
                 for inner in node.arg.walk():

@@ -48,6 +48,7 @@ from gyrator.ir.tree import (
     Tiling,
     Update,
     touched,
+    walk_loops,
 )
 from gyrator.schedule.canonical import stem_of
 
@@ -139,8 +140,7 @@ def _workspaces(kernel: Kernel) -> Iterator[Workspace]:
 
 def _states(body: Sequence[Loop | Stage]) -> int:
     """How many numbers the reductions of a kernel come to."""
-    loops = [item for item in body if isinstance(item, Loop)]
-    return sum(_states(loop.body) + sum(len(carry.results) for carry in loop.carries) for loop in loops)
+    return sum(len(carry.results) for loop in walk_loops(body) for carry in loop.carries)
 
 
 def _print_foreach(kernel: Kernel, tiling: Tiling) -> TritonKernel:

@@ -21,7 +21,7 @@ from gyrator.errors import InternalCheckError
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Ref, Value
 from gyrator.ir.index import Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, Size, dot, is_nonnegative
 from gyrator.ir.ops import OPS, Rule, Unsupported
-from gyrator.ir.tree import Kernel, Loop, LoopKind, Stage, Store, Tile, Tiling, Update, stage_exprs, walk_stages
+from gyrator.ir.tree import Kernel, Loop, LoopKind, Store, Tile, Tiling, Update, loads_in, walk_loops, walk_stages
 
 Key = Expr | Atom | Index
 Axes = frozenset[Axis]
@@ -383,18 +383,9 @@ def _loops_of_loads(kernel: Kernel, tiles: Mapping[Axis, Tile]) -> tuple[dict[Lo
     """For each load in loops that run in blocks the number of the last one, and the loads of several."""
     last: dict[Load, int] = {}
     again: set[Load] = set()
-    pending: list[Loop | Stage] = list(kernel.body)
-    number = 0
-    while pending:
-        item = pending.pop(0)
-        if not isinstance(item, Loop):
-            continue
-        tile = tiles.get(item.axis)
-        if item.kind is not LoopKind.LANES or tile is None or tile.whole:
-            pending = [*item.body, *pending]
-            continue
-        number += 1
-        for load in {x for stage in walk_stages(item.body) for e in stage_exprs(stage) for x in e.loads()}:
+    lanes = [loop for loop in walk_loops(kernel.body) if loop.kind is LoopKind.LANES and loop.axis in tiles]
+    for number, loop in enumerate((loop for loop in lanes if not tiles[loop.axis].whole), start=1):
+        for load in loads_in(loop.body):
             if load in last:
                 again.add(load)
             last[load] = number

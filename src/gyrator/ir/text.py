@@ -37,7 +37,7 @@ from gyrator.ir.program import (
     View,
     expressions,
 )
-from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, stage_exprs, walk_stages
+from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, walk_exprs
 from gyrator.origin import Origins, places_of
 
 _COMBINES = {"set": "=", "add": "+=", "mul": "*=", "max": "max=", "min": "min="}
@@ -151,7 +151,7 @@ def kernel_text(kernel: Kernel) -> str:
     params = [_param_text(p) for p in kernel.params] + [_size_text(s) for s in kernel.sizes]
     lines = _commented(kernel.origins, [f"kernel {kernel.name}({', '.join(params)}) {{"])
     lines += [f"  scratch {_declare(v)}" for v in kernel.scratch]
-    printer = _KernelPrinter(_Names(_shared(e for stage in walk_stages(kernel.body) for e in stage_exprs(stage))))
+    printer = _KernelPrinter(_Names(_shared(walk_exprs(kernel.body))))
     return "\n".join([*lines, *printer.block(kernel.body, "  "), "}"]) + "\n"
 
 

@@ -17,12 +17,12 @@ a code generator prints.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from gyrator.ir.expr import Expr, Ref, Value, indirect_values
-from gyrator.ir.index import Axis, Index, Size
+from gyrator.ir.expr import Expr, Load, Ref, Value, indirect_values, walk_all
+from gyrator.ir.index import Axis, Index, Size, dot
 from gyrator.ir.program import View
 from gyrator.origin import Origin
 
@@ -213,6 +213,14 @@ def walk_stages(body: Iterable[Loop | Stage]) -> Iterator[Stage]:
             yield item
 
 
+def walk_loops(body: Iterable[Loop | Stage]) -> Iterator[Loop]:
+    """Every loop of a tree in the order of its text."""
+    for item in body:
+        if isinstance(item, Loop):
+            yield item
+            yield from walk_loops(item.body)
+
+
 def stage_exprs(stage: Stage) -> tuple[Expr, ...]:
     """The expressions that a stage computes: values, masks, and the run-time values within a store's index."""
     match stage:
@@ -225,6 +233,32 @@ def stage_exprs(stage: Stage) -> tuple[Expr, ...]:
         case Contract():
             return ()
     raise TypeError(stage)
+
+
+def walk_exprs(body: Iterable[Loop | Stage]) -> Iterator[Expr]:
+    """The expressions of every stage of a tree."""
+    for stage in walk_stages(body):
+        yield from stage_exprs(stage)
+
+
+def loads_in(body: Iterable[Loop | Stage]) -> tuple[Load, ...]:
+    """Each distinct load in a tree."""
+    return tuple(dict.fromkeys(load for expr in walk_exprs(body) for load in expr.loads()))
+
+
+def indices_in(body: Sequence[Loop | Stage]) -> Iterator[Index]:
+    """Every index that a tree computes, the last element that a template reads included."""
+    yield from (loop.axis.extent for loop in walk_loops(body))
+    seen: set[Expr] = set()
+    for stage in walk_stages(body):
+        if isinstance(stage, Store):
+            yield from stage.index
+        if isinstance(stage, Contract):
+            yield from contract_sides(stage)
+            yield from (dot(tuple(n - 1 for n in w.shape), w.strides) + w.offset for w in (stage.left, stage.right))
+        for root in stage_exprs(stage):
+            for expr in walk_all(root, seen):
+                yield from expr.indices()
 
 
 def contract_sides(stage: Stage) -> tuple[Index, ...]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from gyrator.ir.expr import Checked, Expr, Load, Ref, Value, rewrite
 from gyrator.ir.index import ONE, Axis
 from gyrator.ir.program import defines, shown_views, uses
-from gyrator.ir.tree import Config, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Tile, Tiling, stage_exprs
+from gyrator.ir.tree import Config, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Tile, Tiling, walk_exprs
 from gyrator.schedule.canonical import stem_of
 from gyrator.schedule.naming import named
 from gyrator.schedule.plan import Allocate, Call, Copy, Free, Launch, Plan, Step
@@ -149,7 +149,7 @@ def _forms(kernel: Kernel | None) -> set[Hashable]:
     body = _loop(kernel).body
     stages = [s for s in body if isinstance(s, Let) or (isinstance(s, Store) and s.combine == "set")]
     scattered = any(i.indirects() for s in stages if isinstance(s, Store) for i in s.index)
-    checked = any(isinstance(node, Checked) for s in stages for e in stage_exprs(s) for node in e.walk())
+    checked = any(isinstance(node, Checked) for e in walk_exprs(stages) for node in e.walk())
     if len(stages) < len(body) or len(tiling.tiles) > 1 or scattered or checked:
         return set()
     return {(tuple(o.op for o in kernel.origins), tuple((p.value.dtype, p.read, p.written) for p in kernel.params))}

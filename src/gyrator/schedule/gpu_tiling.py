@@ -7,25 +7,24 @@ many as fill a memory transaction.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 
-from gyrator.ir.expr import Expr, Load, walk_all
-from gyrator.ir.index import Axis, FloorDiv, Index, Mod, dot, lower, upper
+from gyrator.ir.expr import Load
+from gyrator.ir.index import Axis, FloorDiv, Index, Mod, lower, upper
 from gyrator.ir.tree import (
     STAGES,
     Config,
-    Contract,
     Kernel,
     Loop,
     LoopKind,
-    Stage,
     Store,
     Tile,
     Tiling,
     Update,
-    stage_exprs,
+    indices_in,
+    loads_in,
+    walk_loops,
     walk_stages,
 )
 from gyrator.schedule.gpu import FEW_PROGRAMS, Gpu
@@ -60,7 +59,7 @@ def tile_kernel(kernel: Kernel, gpu: Gpu, shared: tuple[int, ...] = ()) -> Kerne
     wide = is_wide(kernel)
     points = volume(a.extent for a in walk.grid)
     hint = points * max((volume((r.extent,)) for r in walk.rows), default=1)
-    hint *= volume(loop.axis.extent for loop in _loops(kernel.body) if loop.kind is LoopKind.SERIAL)
+    hint *= volume(loop.axis.extent for loop in walk_loops(kernel.body) if loop.kind is LoopKind.SERIAL)
     if shared:
         tiles, configs, category = _shared_tiles(walk, shared)
     elif walk.rows:
@@ -174,9 +173,9 @@ def _item(walk: _Walk) -> int:
 def _staged(configs: tuple[Config, ...], kernel: Kernel, gpu: Gpu) -> tuple[Config, ...]:
     """``configs`` in which loads of the serial loops begin two iterations early, where shared memory holds them."""
     row = 0
-    for loop in _loops(kernel.body):
+    for loop in walk_loops(kernel.body):
         if loop.kind is LoopKind.SERIAL:
-            moving = [load for load in _loads(loop.body) if load.axes() - {loop.axis} and loop.axis in load.axes()]
+            moving = [load for load in loads_in(loop.body) if load.axes() - {loop.axis} and loop.axis in load.axes()]
             row += sum(load.dtype.itemsize for load in moving)
     found = []
     for config in configs:
@@ -220,7 +219,7 @@ def _read_again(axis: Axis, loops: tuple[Loop, ...]) -> int:
     seen: set[Load] = set()
     again: set[Load] = set()
     for loop in loops:
-        own = {load for load in _loads(loop.body) if axis in load.axes()}
+        own = {load for load in loads_in(loop.body) if axis in load.axes()}
         again |= own & seen
         seen |= own
     return len(again)
@@ -253,26 +252,14 @@ def _contiguous(position: Index, axis: Axis) -> bool:
 def _walk(kernel: Kernel) -> _Walk:
     grid: list[Axis] = []
     rows: dict[Axis, tuple[Loop, ...]] = {}
-    for loop in _loops(kernel.body):
+    for loop in walk_loops(kernel.body):
         if loop.kind is LoopKind.PARALLEL:
             grid.append(loop.axis)
         elif loop.kind is LoopKind.LANES:
             rows[loop.axis] = (*rows.get(loop.axis, ()), loop)
-    loads = [(load.index[0], load.dtype.itemsize) for load in dict.fromkeys(_loads(kernel.body))]
+    loads = [(load.index[0], load.dtype.itemsize) for load in loads_in(kernel.body)]
     stores = [(s.index[0], s.value.dtype.itemsize) for s in walk_stages(kernel.body) if isinstance(s, Store)]
     return _Walk(tuple(grid), rows, (*loads, *stores))
-
-
-def _loops(body: Iterable[Loop | Stage]) -> Iterator[Loop]:
-    for item in body:
-        if isinstance(item, Loop):
-            yield item
-            yield from _loops(item.body)
-
-
-def _loads(body: Iterable[Loop | Stage]) -> list[Load]:
-    exprs = (expr for stage in walk_stages(body) for expr in stage_exprs(stage))
-    return list(dict.fromkeys(load for expr in exprs for load in expr.loads()))
 
 
 def _scans(loop: Loop) -> bool:
@@ -290,23 +277,9 @@ def power(n: int | None) -> int:
     return 1 << max((n or 1) - 1, 0).bit_length()
 
 
-def _indices(kernel: Kernel) -> Iterator[Index]:
-    """Every index that a kernel computes."""
-    yield from (loop.axis.extent for loop in _loops(kernel.body))
-    seen: set[Expr] = set()
-    for stage in walk_stages(kernel.body):
-        if isinstance(stage, Store):
-            yield from stage.index
-        for view in (stage.left, stage.right) if isinstance(stage, Contract) else ():
-            yield dot(tuple(n - 1 for n in view.shape), view.strides) + view.offset
-        for root in stage_exprs(stage):
-            for expr in walk_all(root, seen):
-                yield from expr.indices()
-
-
 def is_wide(kernel: Kernel) -> bool:
     """Whether a position may need 64 bits."""
-    return not all(_fits(i) for i in _indices(kernel))
+    return not all(_fits(i) for i in indices_in(kernel.body))
 
 
 def _fits(index: Index) -> bool:

@@ -15,7 +15,7 @@ from gyrator.ir.expr import Const, Expr, Load, Op, Random, Ref, Value, indirect,
 from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, dot, substitute, upper
 from gyrator.ir.ops import OPS, REDUCTIONS, identity
 from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, bodies
-from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, stage_exprs, walk_stages
+from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, loads_in
 from gyrator.origin import merge
 from gyrator.schedule.canonical import stem_of
 from gyrator.schedule.gpu import Gpu
@@ -50,7 +50,7 @@ def build_kernel(group: Group, stored: frozenset[Value], rule: Rule, gpu: Gpu | 
     shape = gpu_loops(group, stored) if gpu is not None else choose_loops(group, stored, phased=phased)
     writer = Writer(shape, levels, stored, rule)
     body = writer.body()
-    params = writer.params(_read(body))
+    params = writer.params({load.value for load in loads_in(body)})
     kernel = named(body, writer.rows(), tuple(params), merge(*(m.nest.origins for m in group.members)), title_of(group))
     return Built(kernel if gpu is None else tile_kernel(kernel, gpu, shared_blocks(group, gpu)), tuple(params.values()))
 
@@ -548,11 +548,6 @@ def _bound(axis: Axis) -> Index:
     """How many iterations a loop has at most, whatever the loops around it are at."""
     last = upper(axis.extent - 1)
     return axis.extent if last is None else last + 1
-
-
-def _read(body: Body) -> set[Value]:
-    """The values that a body loads from."""
-    return {load.value for stage in walk_stages(body) for expr in stage_exprs(stage) for load in expr.loads()}
 
 
 def _work(exprs: tuple[Expr, ...]) -> int:
