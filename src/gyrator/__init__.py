@@ -1,7 +1,6 @@
 """gyrator: a compiler for PyTorch programs.
 
-`torch.compile(f, backend="gyrator")` and `gyrator.compile(f)` are its two doors. Importing the package is
-cheap and makes the backend known to torch even from a source tree that is not installed.
+`torch.compile(f, backend="gyrator")` and `gyrator.compile(f)` are its two doors. Importing the package is cheap.
 """
 
 import importlib
@@ -27,4 +26,4 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-register_backend("gyrator", target="gyrator.backend:gyrator", version=__version__)
+register_backend("gyrator", target="gyrator.backend:gyrator")

@@ -8,13 +8,12 @@ import torch
 import typer
 from rich.console import Console
 
+from gyrator.cli import cache
 from gyrator.cli.bisect import run_bisect
-from gyrator.cli.cache import clear_cache, show_cache
 from gyrator.cli.checkout import run_module
 from gyrator.cli.doctor import run_doctor
 from gyrator.config import Config
 from gyrator.errors import GyratorError
-from gyrator.folders import cache_folder
 from gyrator.version import __version__
 
 app = typer.Typer(
@@ -24,8 +23,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-cache_app = typer.Typer(help="What the cache on disk holds.", no_args_is_help=True)
-app.add_typer(cache_app, name="cache")
+app.add_typer(cache.app, name="cache")
 
 
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -57,18 +55,6 @@ def bisect(
 ) -> None:
     """Find the pass that makes a script's program fail, and a few operators that show it."""
     raise typer.Exit(run_bisect(script, context.args, out, Console()))
-
-
-@cache_app.command("info")
-def cache_info() -> None:
-    """Show the cache's folder, and files and bytes of each kind."""
-    show_cache(cache_folder(Config.from_options()), Console())
-
-
-@cache_app.command("clear")
-def cache_clear() -> None:
-    """Remove everything in the cache."""
-    clear_cache(cache_folder(Config.from_options()), Console())
 
 
 @app.command()

@@ -55,19 +55,13 @@ def slower_fusions(builder: Builder) -> Slower:
         ratio = both.milliseconds / (one.milliseconds + two.milliseconds)
         if ratio <= NOISE:
             return None
-        add_rows(builder.session.config, "slow_fusion", lambda: [_row(one, two, both, ratio)])
+        kernels = {"kernel1": one, "kernel2": two, "fused_kernel": both}
+        row: Row = {
+            **{f"{name}_path": str(kernel.folder) for name, kernel in kernels.items()},
+            **{f"{name}_latency": kernel.milliseconds for name, kernel in kernels.items()},
+            "slow_down_ratio": ratio,
+        }
+        add_rows(builder.session.config, "slow_fusion", lambda: [row])
         return Refused(f"together they were measured to take {ratio:.2f} times as long as apart")
 
     return slower
-
-
-def _row(one: Timed, two: Timed, both: Timed, ratio: float) -> Row:
-    return {
-        "kernel1_path": str(one.folder),
-        "kernel1_latency": one.milliseconds,
-        "kernel2_path": str(two.folder),
-        "kernel2_latency": two.milliseconds,
-        "fused_kernel_path": str(both.folder),
-        "fused_kernel_latency": both.milliseconds,
-        "slow_down_ratio": ratio,
-    }

@@ -16,6 +16,8 @@ from difflib import get_close_matches
 from functools import lru_cache, partial
 from pathlib import Path
 
+import platformdirs
+
 from gyrator.errors import InvalidOption, UnknownOption
 from gyrator.inductor_names import hint_for
 from gyrator.metric_tables import TABLES
@@ -207,6 +209,11 @@ class Config:
                 raise UnknownOption(name, option_types(), hint=hint_for(name))
             values[name] = _convert(known[name], value, source="options")
         return Config(**values)  # type: ignore[arg-type]
+
+    @property
+    def cache_folder(self) -> Path:
+        """Where built kernels and compiled graphs lie. May not exist yet; who creates it gives it mode 0700."""
+        return self.cache_dir or Path(platformdirs.user_cache_dir("gyrator", appauthor=False))
 
     def key(self) -> str:
         """A canonical text of the options on which generated code depends, for cache keys."""

@@ -161,7 +161,7 @@ class Session:
     `device` is the target, which need not exist on this machine. `told` are the warnings that the user has
     had; sessions that share it say nothing twice. `programs` are the results of passes by name,
     kept with the option `validate`; `builds` the compiler runs; `missed` says why the cache did not have it,
-    if `why_missed` asks. Use as a context manager, or call `close`.
+    if `why_missed` asks. Use as a context manager.
     """
 
     def __init__(
@@ -191,9 +191,6 @@ class Session:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         """End the progress display; write the times of the stages where a dump was asked for."""
         self.progress.close()
         if self.dump is not None:

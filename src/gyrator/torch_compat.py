@@ -9,10 +9,7 @@ import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from importlib.machinery import ModuleSpec
-from importlib.metadata import Distribution, DistributionFinder, EntryPoint
-from pathlib import Path
-from types import ModuleType
+from importlib.metadata import EntryPoint
 from typing import Any, TypeVar
 
 import torch
@@ -23,59 +20,16 @@ from torch.fx.proxy import GraphAppendingTracer
 T = TypeVar("T")
 R = TypeVar("R")
 
-ENTRY_POINT_GROUP = "torch_dynamo_backends"
-_ANY = DistributionFinder.Context()
-_REGISTRY = "torch._dynamo.backends.registry"
 
+def register_backend(name: str, target: str) -> None:
+    """Let `torch.compile(backend=name)` find `target` ("module:function"), which is imported on first use.
 
-def register_backend(name: str, target: str, version: str) -> None:
-    """Let `torch.compile(backend=name)` find `target` ("module:function") though the package is not installed.
-
-    torch asks the installed distributions for entry points when it first looks up a backend. Before that, a
-    distribution that exists only in memory answers, which costs nothing at import. After it, the entry is put into
-    torch's table. An installed distribution of the same name wins in both cases. The target is imported on first use.
+    torch reads of it in the metadata of the package, which a source tree has too (`src/gyrator.dist-info`). Here it is
+    put into torch's table, in case torch looked for backends before the package was on Python's path.
     """
-    if not any(isinstance(finder, _SourceTreeFinder) for finder in sys.meta_path):
-        sys.meta_path.append(_SourceTreeFinder(name, target, version))
-    registry = sys.modules.get(_REGISTRY)
+    registry = sys.modules.get("torch._dynamo.backends.registry")
     if registry is not None:
-        registry._BACKENDS.setdefault(name, EntryPoint(name, target, ENTRY_POINT_GROUP))
-
-
-class _SourceTreeDistribution(Distribution):
-    """The metadata of a source tree: a name, a version and one entry point."""
-
-    def __init__(self, name: str, target: str, version: str) -> None:
-        self._files = {
-            "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
-            "entry_points.txt": f"[{ENTRY_POINT_GROUP}]\n{name} = {target}\n",
-        }
-
-    def read_text(self, filename: str) -> str | None:
-        """The text of a metadata file, or None."""
-        return self._files.get(filename)
-
-    def locate_file(self, path: object) -> Path:
-        """Where a file of the distribution lies; nothing asks, since it lists no files."""
-        return Path(__file__).parent.parent / str(path)
-
-
-class _SourceTreeFinder(DistributionFinder):
-    """Finds the source tree's distribution, after all installed ones."""
-
-    def __init__(self, name: str, target: str, version: str) -> None:
-        self._name = name
-        self._distribution = _SourceTreeDistribution(name, target, version)
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """No module is found here; Python's own finders import the package."""
-        return None
-
-    def find_distributions(self, context: DistributionFinder.Context = _ANY) -> Iterable[Distribution]:
-        """The distribution, where its name or any name is asked for."""
-        return [self._distribution] if context.name in (None, self._name) else []
+        registry._BACKENDS.setdefault(name, EntryPoint(name, target, "torch_dynamo_backends"))
 
 
 # --- symbolic shapes --------------------------------------------------------------------------------------

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import configparser
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -71,3 +73,10 @@ def test_compile_reports_a_wrong_option_at_once() -> None:
 def test_the_public_names() -> None:
     assert set(gyrator.__all__) == {"Config", "__version__", "compile", "counters", "explain", "reset"}
     assert gyrator.Config is Config
+
+
+def test_the_metadata_of_the_source_tree_name_the_backend_of_the_project() -> None:
+    entries = configparser.ConfigParser()
+    entries.read(SOURCE / "gyrator.dist-info" / "entry_points.txt")
+    project = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text())["project"]
+    assert {name: dict(entries[name]) for name in entries.sections()} == project["entry-points"]

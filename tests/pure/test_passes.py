@@ -84,9 +84,8 @@ def test_an_error_meant_for_the_user_goes_through_unchanged() -> None:
 
 
 def test_only_passes_that_changed_the_program_are_dumped(tmp_path: Path) -> None:
-    run = session(dump=tmp_path)
-    run_passes((1,), [double, keep, double], run, text=lambda p: f"numbers {p}")
-    run.close()
+    with session(dump=tmp_path) as run:
+        run_passes((1,), [double, keep, double], run, text=lambda p: f"numbers {p}")
     folder = tmp_path / "graph"
     names = sorted(p.name for p in folder.iterdir())
     assert names == ["00_double.txt", "01_double.txt", "02_times.txt"]

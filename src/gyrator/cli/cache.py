@@ -1,13 +1,19 @@
 """`python -m gyrator cache`: what the cache on disk holds, and how to empty it."""
 
 import shutil
-from pathlib import Path
 
+import typer
 from rich.console import Console
 
+from gyrator.config import Config
 
-def show_cache(folder: Path, console: Console) -> None:
-    """Print the cache's folder and what it holds: files and bytes of each kind (subfolder)."""
+app = typer.Typer(help="What the cache on disk holds.", no_args_is_help=True)
+
+
+@app.command()
+def info() -> None:
+    """Show the cache's folder, and files and bytes of each kind."""
+    folder, console = Config.from_options().cache_folder, Console()
     console.print(str(folder), highlight=False)
     kinds = sorted(p for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
     for kind in kinds:
@@ -17,12 +23,13 @@ def show_cache(folder: Path, console: Console) -> None:
         console.print("  empty")
 
 
-def clear_cache(folder: Path, console: Console) -> None:
-    """Remove everything in the cache's folder. Running processes keep what they have loaded."""
-    if folder.is_dir():
-        for entry in folder.iterdir():
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
-    console.print(f"{folder} is empty", highlight=False)
+@app.command()
+def clear() -> None:
+    """Remove everything in the cache. Running processes keep what they have loaded."""
+    folder = Config.from_options().cache_folder
+    for entry in folder.iterdir() if folder.is_dir() else ():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+    Console().print(f"{folder} is empty", highlight=False)

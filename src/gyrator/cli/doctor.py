@@ -17,7 +17,6 @@ from rich.table import Table
 
 from gyrator.config import Config, unknown_environment
 from gyrator.errors import DeviceUnsupported, ToolchainMissing
-from gyrator.folders import cache_folder
 from gyrator.optional import available
 from gyrator.runtime.cuda_driver import cuda_driver
 from gyrator.runtime.toolchain import ISA_FLAGS, cpu_isa, find_toolchain
@@ -180,7 +179,7 @@ def _devices() -> Iterator[Finding]:
 
 
 def _cache(config: Config) -> Finding:
-    folder = cache_folder(config)
+    folder = config.cache_folder
     nearest = next(p for p in (folder, *folder.parents) if p.exists())
     if not os.access(nearest, os.W_OK):
         return Finding("cache", f"{folder} is not writable", "set GYRATOR_CACHE_DIR to a folder of yours")

@@ -174,10 +174,8 @@ class _Walk:
             self.columns |= combined
             return
         self.scattered |= combined or bool(at)
-        moved = min(trips, prod(count_of(n, self.hints) for n in store.value.shape))
-        self.written[position] += moved * store.value.dtype.itemsize
-        if combined:
-            self.read[position] += moved * store.value.dtype.itemsize
+        self.written[position] += trips * store.value.dtype.itemsize
+        self.read[position] += trips * store.value.dtype.itemsize * combined
         if len(store.index) == 1:
             steps = [store.index[0].coefficient(loop.axis) for loop in around]
             self.strides[position] = tuple(count_of(s, self.hints) for s in steps if s is not None)
@@ -188,7 +186,8 @@ class _Walk:
                 match node:
                     case Load(value):
                         self.loads += 1
-                        self.load(value, trips)
+                        if value in self.params:
+                            self.read[self.params[value]] += trips * value.dtype.itemsize
                     case Op("cast"):
                         self.casts += 1
                     case Op(name):
@@ -197,12 +196,6 @@ class _Walk:
                         self.operations += trips * RANDOM_OPERATIONS
                     case _:
                         pass
-
-    def load(self, value: Value, trips: int) -> None:
-        position = self.params.get(value)
-        if position is not None:
-            whole = prod(count_of(n, self.hints) for n in value.shape)
-            self.read[position] += min(trips, whole) * value.dtype.itemsize
 
     def facts(self) -> KernelFacts:
         whole = [value_bytes(param.value, self.hints) for param in self.kernel.params]

@@ -5,7 +5,6 @@ library: a kernel that any graph built before is found in the store, whatever it
 """
 
 import os
-import re
 import signal
 import subprocess
 import tempfile
@@ -158,19 +157,15 @@ class _Builder:
         text = '#include "kernel.h"\n\n' + "\n".join(export(k.text) for k in kernels)
         return _Unit(key[:20], key, text, tuple(kernels))
 
-    def find(self, key: str) -> Entry | None:
-        """An entry of the store; a damaged one counts as absent, after a warning."""
-        return self.store.find(key, self.session.warn)
-
     def find_library(self, kernel: CppKernel, libraries: dict[str, Entry | None]) -> str | None:
         """The key of a built library that has `kernel`. `libraries` remembers those looked up before."""
         key = self.key(_code(kernel))
-        entry = self.find(key)
+        entry = self.store.find(key, self.session.warn)
         if entry is None:
             return None
         library = str(entry.notes["library"])
         if library not in libraries:
-            libraries[library] = self.find(library)
+            libraries[library] = self.store.find(library, self.session.warn)
         if libraries[library] is None:
             self.store.remove(key)
             return None
@@ -181,7 +176,7 @@ class _Builder:
 
         Raises: KernelBuildError. _Stopped after the build was given up.
         """
-        present = self.find(unit.key)  # also removes it if it is damaged
+        present = self.store.find(unit.key, self.session.warn)  # also removes it if it is damaged
         if present is not None:
             return self.remember(unit, present)
         with tempfile.TemporaryDirectory(prefix="gyrator-") as folder:
@@ -213,18 +208,18 @@ class _Builder:
         return None if status == 0 else messages or f"the compiler ended with status {status}"
 
     def refusal(self, unit: _Unit, messages: str) -> KernelBuildError:
-        """The error for a unit that the compiler refused: it names the kernel and keeps its source."""
+        """The error for a unit that the compiler refused: it names the kernel, which is refused alone too, and keeps
+        its source."""
         folder = Path(tempfile.mkdtemp(prefix="gyrator-refused-"))
-        guilty = _guilty(unit, messages)
-        if guilty is None and len(unit.kernels) > 1:
-            for kernel in unit.kernels:
-                alone = self.compile(self.unit((kernel,)).text, folder / _LIBRARY, self.toolchain.libraries)
-                if alone is not None:
-                    guilty, messages = kernel.name, alone
-                    break
-        (folder / _SOURCE).write_text(unit.text)
-        where = self.origins.get(guilty or "")
-        return KernelBuildError(guilty or unit.name, str(folder / _SOURCE), messages[-4000:], where=where)
+        guilty, text = unit.name, unit.text
+        for kernel in unit.kernels:
+            alone = self.unit((kernel,)).text
+            refused = self.compile(alone, folder / _LIBRARY, self.toolchain.libraries)
+            if refused is not None:
+                guilty, text, messages = kernel.name, alone, refused
+                break
+        (folder / _SOURCE).write_text(text)
+        return KernelBuildError(guilty, str(folder / _SOURCE), messages[-4000:], where=self.origins.get(guilty))
 
 
 def start_build(
@@ -246,7 +241,7 @@ def start_build(
 
     launcher_text = LAUNCHER_SOURCE.read_text()
     launcher = _Unit(LAUNCHER, builder.key(launcher_text), launcher_text, ())
-    built_launcher = builder.find(launcher.key)
+    built_launcher = store.find(launcher.key, session.warn)
     to_build = units if built_launcher is not None else [*units, launcher]
 
     jobs = {key[:20]: finished(entry.folder / _LIBRARY) for key, entry in libraries.items() if entry is not None}
@@ -296,14 +291,3 @@ def finished(result: T) -> Future[T]:
     future: Future[T] = Future()
     future.set_result(result)
     return future
-
-
-def _guilty(unit: _Unit, messages: str) -> str | None:
-    """The kernel whose lines the compiler's first error names; None if it names none."""
-    match = re.search(rf"{re.escape(_SOURCE)}:(\d+)", messages)
-    line, name = int(match.group(1)) if match else 0, None
-    for kernel in unit.kernels:
-        start = unit.text[: unit.text.index(export(kernel.text))].count("\n") + 1
-        if start <= line:
-            name = kernel.name
-    return name

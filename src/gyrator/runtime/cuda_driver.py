@@ -6,7 +6,6 @@ It is called through ctypes, so that neither a C++ compiler nor a further packag
 import ctypes
 from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 from gyrator.errors import DeviceUnsupported, LaunchFailed
 
@@ -25,14 +24,10 @@ class CudaDriver:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
-        self.launch_ex: Callable[..., int] = self._function("cuLaunchKernelEx", 4)
+        self.launch_ex: Callable[..., int] = library.cuLaunchKernelEx
+        library.cuLaunchKernelEx.argtypes = [ctypes.c_void_p] * 4
         self.launch_cooperative: Callable[..., int] = library.cuLaunchCooperativeKernel
         self._modules: list[ctypes.c_void_p] = []
-
-    def _function(self, name: str, pointers: int) -> Any:
-        found = getattr(self._library, name)
-        found.argtypes, found.restype = [ctypes.c_void_p] * pointers, ctypes.c_int
-        return found
 
     def version(self) -> int:
         """The newest CUDA that it supports: 12040 for 12.4."""

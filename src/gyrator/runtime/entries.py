@@ -13,7 +13,6 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from gyrator.cache.guards import all_hold, new_facts
 from gyrator.cache.key import Key, differing
 from gyrator.cache.store import Entry, Json, Store
-from gyrator.folders import cache_folder
 from gyrator.origin import Origin, origin_of
 from gyrator.runtime.load import WRAPPER, constant_file, save_constant
 from gyrator.session import Count, Session
@@ -32,7 +31,7 @@ class Stores:
 
 def open_stores(session: Session, scratch: Path) -> Stores:
     """The stores in the user's folder; in the folder `scratch` if that is not wanted or not safe."""
-    root = cache_folder(session.config) if session.config.cache else scratch
+    root = session.config.cache_folder if session.config.cache else scratch
     try:
         return _stores(root, scratch)
     except OSError as problem:

@@ -99,7 +99,10 @@ class GpuKernels:
 
     @cached_property
     def _described(self) -> dict[str, Any]:
-        described: dict[str, Any] = json.loads((self.folder / DESCRIPTION).read_text())
+        try:
+            described: dict[str, Any] = json.loads((self.folder / DESCRIPTION).read_text())
+        except (OSError, ValueError) as error:
+            raise CacheCorrupt(str(self.folder / DESCRIPTION), repr(error)) from error
         return described
 
     def kernel(self, name: str, programs: Sized, updated: Mapping[int, Sized] | None = None) -> Launch:
@@ -112,7 +115,9 @@ class GpuKernels:
 
         Raises: CacheCorrupt if the folder does not have the kernel.
         """
-        about = self._description(name)
+        about = self._described.get(name)
+        if about is None:
+            raise CacheCorrupt(str(self.folder / DESCRIPTION), f"it lacks {name}")
         current: list[Launch] = []
 
         def first(stream: int, *args: int) -> None:
@@ -121,13 +126,6 @@ class GpuKernels:
 
         current.append(first)
         return guarded(current, about["checked"], lambda: self._unaligned(name, about, programs))
-
-    def _description(self, name: str) -> Mapping[str, Any]:
-        try:
-            found: Mapping[str, Any] = self._described[name]
-        except (OSError, ValueError, KeyError) as error:
-            raise CacheCorrupt(str(self.folder / DESCRIPTION), repr(error)) from error
-        return found
 
     def _chosen(
         self,

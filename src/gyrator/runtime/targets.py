@@ -1,6 +1,6 @@
 """A plan's kernels for both targets: those with tiles are printed as Triton and run on a GPU, the others as C++."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from gyrator.runtime.build import Build, start_build
 from gyrator.runtime.gpu_kernels import describe
 from gyrator.runtime.load import library_file
 from gyrator.runtime.toolchain import Toolchain, find_toolchain
-from gyrator.runtime.triton_build import GpuTarget, TritonBuild, default_aligned, find_target, start_triton_build
+from gyrator.runtime.triton_build import GpuTarget, default_aligned, find_target, start_triton_build
 from gyrator.runtime.workers import Workers
 from gyrator.schedule.plan import Plan
 from gyrator.session import Session
@@ -111,31 +111,17 @@ def start_kernels(
         waits.append(lambda: {library_file(name): path for name, path in build.wait().items()})
     if on_gpu:
         assert targets.gpu is not None
-        waits.append(_start_triton(plan, triton, align, targets.gpu, workers, store, session, hints))
+        gpu, found = targets.gpu, tuple(triton.values())
+        known = argument_alignment(plan, triton, alignment(plan, align))
+        relied = {name: default_aligned(k, hints) for name, k in triton.items()}
+        checks = {k.name: place for k in on_gpu if (place := checked_place(k))}
+        binaries = start_triton_build(found, relied, gpu, workers, store, session, checks)
+        waits.append(lambda: describe(found, binaries.wait(), relied, known, checks, gpu.capability))
     texts = {name: (kernel.name, kernel.source) for name, kernel in triton.items()}
     texts |= {name: (kernel.name, kernel.text) for name, kernel in cpp.items()}
     sites = {place for b in built.values() if isinstance(b, BuiltKernel) for _, place in b.sites}
     sites |= {checked_place(k) for k in on_gpu if triton[k.name].asserts}
     return Kernels(built, texts, align, frozenset(p for p in sites if p is not None), tuple(waits))
-
-
-def _start_triton(
-    plan: Plan,
-    kernels: Mapping[str, TritonKernel],
-    align: Iterable[Value],
-    target: GpuTarget,
-    workers: Workers,
-    store: Store,
-    session: Session,
-    hints: Mapping[Size, int],
-) -> Callable[[], Mapping[str, str | Path]]:
-    """Begin to build the kernels on a GPU; returns what waits for their files."""
-    known = argument_alignment(plan, kernels, alignment(plan, align))
-    relied = {name: default_aligned(k, hints) for name, k in kernels.items()}
-    places = {k.name: place for k in plan.kernels if k.name in kernels and (place := checked_place(k))}
-    found = tuple(kernels.values())
-    build: TritonBuild = start_triton_build(found, relied, target, workers, store, session, places)
-    return lambda: describe(found, build.wait(), relied, known, places, target.capability)
 
 
 def print_forms(kernel: Kernel) -> TritonKernel:

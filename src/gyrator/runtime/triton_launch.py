@@ -42,11 +42,6 @@ _SCRATCH = 2
 """Triton's kernels end with so many pointers that are null unless asked for."""
 
 
-def code_of(kind: str) -> str:
-    """The code of `struct` for a type of argument."""
-    return "Q" if kind.startswith("*") else CODES[kind]
-
-
 @dataclass(frozen=True, slots=True)
 class _Block:
     """Memory of one launch at a time: what `pack_into` takes, then the addresses that the driver takes."""
@@ -81,7 +76,7 @@ def bind(
 
     Raises (when called): LaunchFailed. A launch of no blocks does nothing.
     """
-    codes = "".join(code_of(kind) for kind in kinds)
+    codes = "".join("Q" if kind.startswith("*") else CODES[kind] for kind in kinds)
     whole = Struct(f"@{_HEAD}{_FROM_STREAM}{codes}0Q")
     tail = Struct(f"@{_FROM_STREAM}{codes}0Q")
     places = [
