@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from gyrator.ir.combine import State, combine_into, equal, reduce_dims, start
-from gyrator.ir.evaluate import Evaluator, IntOrTensor, number
+from gyrator.ir.evaluate import Evaluator, IntOrTensor
 from gyrator.ir.expr import Ref, Value
-from gyrator.ir.index import Axis, Size
+from gyrator.ir.index import Axis, Size, evaluate
 from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Stage, Store, Update
 
 
@@ -84,7 +84,7 @@ class _Machine:
             self.carries[carry.name] = _Running(carry, self.depth)
         known: dict[Size | Axis, int] = {a: at for a, at in self.axes.items() if isinstance(at, int)}
         known.update(self.sizes.items())
-        extent = number(loop.axis.extent, known)
+        extent = evaluate(loop.axis.extent, known)
         if _vectorised(loop):
             with self.dimension(loop, extent):
                 self.block(loop.body)
@@ -166,7 +166,7 @@ class _Machine:
         """The tensor to write ``value`` into; scratch gets a row per iteration of the parallel loops."""
         if value in self.params:
             return self.params[value]
-        shape = [*self.rows, *(number(s, self.sizes) for s in value.shape)]
+        shape = [*self.rows, *(evaluate(s, self.sizes) for s in value.shape)]
         known = self.scratch.get(value)
         if known is None:
             known = _poisoned(shape, value.dtype)
@@ -182,7 +182,7 @@ def _seen(tensor: Tensor, value: Value, sizes: Mapping[Size, int]) -> Tensor:
 
     A kernel may know memory as a vector from the first element to the last, ``1 + (n-1)*s`` long.
     """
-    shape, strides = ([max(0, number(i, sizes)) for i in part] for part in (value.shape, value.strides))
+    shape, strides = ([max(0, evaluate(i, sizes)) for i in part] for part in (value.shape, value.strides))
     return tensor.as_strided(shape, strides) if tensor.numel() else tensor.new_empty(shape)
 
 

@@ -16,9 +16,21 @@ from random import Random as Rng
 import torch
 from torch import Tensor
 
-from gyrator.ir.evaluate import number, place
+from gyrator.ir.evaluate import place
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Masked, Op, Random, Value
-from gyrator.ir.index import ONE, ZERO, Axis, Index, Indirect, Size, const, contiguous_strides, is_less, is_nonnegative
+from gyrator.ir.index import (
+    ONE,
+    ZERO,
+    Axis,
+    Index,
+    Indirect,
+    Size,
+    const,
+    contiguous_strides,
+    evaluate,
+    is_less,
+    is_nonnegative,
+)
 from gyrator.ir.program import (
     Extern,
     Input,
@@ -145,7 +157,7 @@ class _Generator:
         generator = torch.Generator().manual_seed(self.rng.randrange(1 << 30))
         tensors = []
         for v in self.inputs:
-            shape = [number(s, self.sizes) for s in v.shape]
+            shape = [evaluate(s, self.sizes) for s in v.shape]
             special = self.values[v] is Purity.SPECIAL
             tensors.append(place(v, _data(shape, v.dtype, generator, special=special), self.sizes))
         return (*self.sizes.values(), *tensors)
@@ -170,7 +182,7 @@ class _Generator:
         """Extents, the last ones replaced by 2 where ``around`` times their product would take too long."""
         kept: list[Index] = []
         for extent in extents:
-            around *= max(1, number(extent, self.sizes))
+            around *= max(1, evaluate(extent, self.sizes))
             kept.append(extent if around <= MOST_POINTS else const(2))
         return tuple(kept)
 
@@ -248,7 +260,7 @@ class _Generator:
         kind = self.rng.choice((*_REDUCTIONS, "softmax"))
         pick = kind in ("argmax", "argmin")
         nonempty = pick or kind in ("welford", "softmax")
-        points = math.prod(number(a.extent, self.sizes) for a in axes)
+        points = math.prod(evaluate(a.extent, self.sizes) for a in axes)
         extents = list(self.bounded([self.extent() for _ in range(self.rng.choice([1, 1, 2]))], points))
         if kind == "prod":  # a longer one may overflow, which depends on the order
             extents = [const(self.rng.choice([1, 2, 5, 8, 17]))]
@@ -287,7 +299,7 @@ class _Generator:
 
     def scan(self, axes: tuple[Axis, ...]) -> None:
         kind, axis = self.rng.choice(_SCANS), self.rng.choice(axes)
-        if kind == "prod" and number(axis.extent, self.sizes) > 20:
+        if kind == "prod" and evaluate(axis.extent, self.sizes) > 20:
             kind = "sum"
         dtype = self.rng.choice([F32, F64, I64])
         pick = kind in ("argmax", "argmin")

@@ -9,9 +9,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from gyrator.ir.evaluate import allocate, number
+from gyrator.ir.evaluate import allocate
 from gyrator.ir.expr import Value
-from gyrator.ir.index import Index, Size
+from gyrator.ir.index import Index, Size, evaluate
 from gyrator.ir.interp import Result, derive, resolve, solve
 from gyrator.ir.program import Arg, Extern, Input, Item, ListArg, Output, View
 from gyrator.ir.tree import Kernel
@@ -65,7 +65,7 @@ class _Machine:
             case Launch(name, args, sizes, _):
                 kernel = next(k for k in self.plan.kernels if k.name == name)
                 buffers = {p.value.name: self.memory[a] for p, a in zip(kernel.params, args, strict=True)}
-                bound = {s: number(i, self.sizes) for s, i in zip(kernel.sizes, sizes, strict=True)}
+                bound = {s: evaluate(i, self.sizes) for s, i in zip(kernel.sizes, sizes, strict=True)}
                 self.launch(kernel, buffers, bound)
             case Call(extern, into):
                 self.call(extern, into=into)
@@ -109,7 +109,7 @@ class _Machine:
             case Item(view):
                 return self.view(view).item()
             case Index():
-                return number(arg, self.sizes)
+                return evaluate(arg, self.sizes)
             case ListArg(items):
                 return [self.arg(i) for i in items]
         return arg
@@ -119,12 +119,12 @@ class _Machine:
             return self.view(output)
         if isinstance(output, Item):
             return self.view(output.view).item()
-        return number(output, self.sizes) if isinstance(output, Index) else output
+        return evaluate(output, self.sizes) if isinstance(output, Index) else output
 
     def view(self, view: View) -> Tensor:
         base = self.memory[view.value]
-        shape, strides = ([number(i, self.sizes) for i in part] for part in (view.shape, view.strides))
-        offset = base.storage_offset() + number(view.offset, self.sizes)
+        shape, strides = ([evaluate(i, self.sizes) for i in part] for part in (view.shape, view.strides))
+        offset = base.storage_offset() + evaluate(view.offset, self.sizes)
         return (base if view.dtype is None else base.view(view.dtype)).as_strided(shape, strides, offset)
 
 

@@ -12,6 +12,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gyrator.autograd.aot import aot_program, assemble
 from gyrator.autograd.decompositions import decomposition_table
+from gyrator.autograd.function import Differentiable
 from gyrator.autograd.inputs import Inputs, fake_inputs
 from gyrator.autograd.interface import Compiled, GraphInfo
 from gyrator.autograd.partition import JointGraph, Partition, min_cut_with_budget
@@ -91,14 +92,14 @@ def compile_program(
         traced = aot_program(
             gm,
             example_inputs,
-            fw_compiler=compiler,
+            compiler=compiler,
             partition_fn=partition,
             decompositions=decomposition_table(numerics="eager" if config.numerics == "eager" else "fast"),
             channels_last={"on": True, "off": False}.get(config.channels_last, device.type == "cuda" or None),
             frozen=config.freezing,
             stage=program.stage,
         )
-        if config.freezing and traced.link is not None:
+        if config.freezing and isinstance(traced.run, Differentiable):
             program.warn("freezing has no effect on a program that computes gradients; call it under torch.no_grad()")
         record = records[0] if records else ProgramRecord()
         kept = [graph for graph in graphs if graph is not None]

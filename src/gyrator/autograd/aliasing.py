@@ -86,7 +86,6 @@ class Forward:
     """How the program's outputs come from the results of the forward half.
 
     Attributes:
-        results: how many there are.
         updates: inputs to overwrite, in order.
         changes: inputs whose metadata changes, in order.
         sources: for each flat output of the program where it comes from.
@@ -94,7 +93,6 @@ class Forward:
         offsets: inputs whose storage offset the graphs rely on, with that offset.
     """
 
-    results: int
     updates: tuple[Update, ...]
     changes: tuple[MetadataChange, ...]
     sources: tuple[Source, ...]
@@ -169,8 +167,7 @@ def describe_outputs(
         for parent, op, args in recorder.metadata_changes
         if parent.root.input is not None and _is_input(parent, recorder, inputs)
     )
-    found = tuple(results.found)
-    return Forward(len(found), updates, changes, sources, structure), found
+    return Forward(updates, changes, sources, structure), tuple(results.found)
 
 
 def _updates(recorder: Recorder, inputs: Sequence[Any], grad_fns: Sequence[Any], results: _Results) -> list[Update]:

@@ -1,10 +1,8 @@
 """READ THIS FIRST: `aot_compile`, the whole of gyrator.autograd as one straight line."""
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -33,78 +31,61 @@ def aot_compile(
     gm: GraphModule,
     example_inputs: Sequence[Any],
     *,
-    fw_compiler: Compiler,
-    bw_compiler: Compiler | None = None,
+    compiler: Compiler,
     partition_fn: PartitionFunction = min_cut,
     decompositions: DecompositionTable | None = None,
-    lazy_backward: bool = False,
 ) -> Callable[..., Any]:
-    """Compiles a graph of torch-level operators ahead of time, its backward included.
-
-    Args:
-        gm: torch-level ops, as torch.compile hands them to a backend.
-        example_inputs: one per placeholder of `gm`: fake or real tensors, sizes.
-        fw_compiler, bw_compiler: compile forward (or the whole of a program without gradients) and backward, by
-            default the same; see `Compiler`.
-        partition_fn: decides what forward saves and backward recomputes.
-        decompositions: see `decomposition_table`, whose result is the default.
-        lazy_backward: compile backward at its first call. Facts about sizes that it finds out then are not
-            guarded, so it is for static shapes.
-
-    Returns:
-        A callable with `gm`'s own signature that behaves like it: values, aliasing, mutation, gradients.
-
-    Raises:
-        UnsupportedInput: for tensor subclasses and layouts other than strided.
-        UnsupportedOperator: for operators that change what memory a tensor owns.
-    """
+    """A callable with `gm`'s own signature that behaves like it: values, aliasing, mutation, gradients. Arguments and
+    errors are those of `aot_program`."""
     traced = aot_program(
-        gm,
-        example_inputs,
-        fw_compiler=fw_compiler,
-        bw_compiler=bw_compiler,
-        partition_fn=partition_fn,
-        decompositions=decompositions,
-        lazy_backward=lazy_backward,
+        gm, example_inputs, compiler=compiler, partition_fn=partition_fn, decompositions=decompositions
     )
     return assemble(traced, gm, example_inputs)
 
 
 @dataclass(frozen=True)
 class Traced:
-    """A compiled program in parts: what the shell needs, and what joins its halves (`program.run` is then unused)."""
+    """A compiled program in parts: what the shell needs, and the graph or both halves of it."""
 
     program: Program
-    link: Differentiable | None
+    run: BoxedCallable | Differentiable
 
 
 def assemble(traced: Traced, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
     """The callable that the user calls; `gm` itself where inputs that are written share memory."""
     program = traced.program
-    updated = tuple(update.input for update in program.forward.updates)
-    if overlapping((*example_inputs, *program.constants), updated):
+    if overlapping((*example_inputs, *program.constants), [update.input for update in program.forward.updates]):
         return gm.forward
-    run = program.run if traced.link is None else make_function(traced.link)
-    return make_shell(replace(program, run=run, fallback=gm.forward if updated or program.forward.offsets else None))
+    run = make_function(traced.run) if isinstance(traced.run, Differentiable) else traced.run
+    return make_shell(program, run, gm.forward)
 
 
 def aot_program(
     gm: GraphModule,
     example_inputs: Sequence[Any],
     *,
-    fw_compiler: Compiler,
-    bw_compiler: Compiler | None = None,
+    compiler: Compiler,
     partition_fn: PartitionFunction = min_cut,
     decompositions: DecompositionTable | None = None,
-    lazy_backward: bool = False,
     channels_last: bool | None = False,
     frozen: bool = False,
     stage: Stage = nullcontext,
 ) -> Traced:
-    """`aot_compile` up to the point where its result can be kept and put together again later. Each part of
-    the work runs within `stage(its name)`. With `frozen` the parameters and buffers of a program without backward,
-    but those that it writes, are constants of its graph. `channels_last`: None leaves that to the graph, if it
-    has no backward.
+    """Compiles a graph of torch-level operators ahead of time, its backward included.
+
+    Args:
+        gm: torch-level ops, as torch.compile hands them to a backend.
+        example_inputs: one per placeholder of `gm`: fake or real tensors, sizes.
+        compiler: compiles forward (or the whole of a program without gradients) and backward.
+        partition_fn: decides what forward saves and backward recomputes.
+        decompositions: see `decomposition_table`, whose result is the default.
+        channels_last: None leaves that to the graph, if it has no backward.
+        frozen: parameters and buffers of a program without backward, but those that it writes, are constants.
+        stage: each part of the work runs within `stage(its name)`.
+
+    Raises:
+        UnsupportedInput: for tensor subclasses and layouts other than strided.
+        UnsupportedOperator: for operators that change what memory a tensor owns.
     """
     table = decomposition_table() if decompositions is None else decompositions
     with stage("trace"):
@@ -121,16 +102,14 @@ def aot_program(
         with stage("module"):
             examples = [node.meta["val"] for node in graph.find_nodes(op="placeholder")]
             module = GraphModule({**build.bodies, **held}, graph)
-        compiler = bw_compiler if info.kind == "backward" and bw_compiler is not None else fw_compiler
         return compiler(module, examples, info)
 
-    link = None
+    run: BoxedCallable | Differentiable
     if joint.differentiable:
         with stage("partition"):
             partition = partition_fn(roles)
             halves = split(roles, partition.saved)
-        link, written = _differentiable(joint, roles, halves, compiled, lazy_backward)
-        run = link.forward
+        run, written = _differentiable(joint, roles, halves, compiled)
     else:
         graph = inference_graph(roles)
         held = freeze(graph, _lasting(roles, (*example_inputs, *joint.constants))) if frozen else {}
@@ -138,16 +117,8 @@ def aot_program(
         info = GraphInfo("inference", _static(roles), _updates(joint), strides, frozen=bool(held))
         whole = compiled(graph, info, held)
         run, written = whole.call, _written(joint, whole)
-    program = Program(
-        run=run,
-        forward=joint.forward,
-        inputs=joint.inputs,
-        constants=joint.constants,
-        written=written,
-        fallback=None,
-        autocast=torch_compat.autocast_enabled(),
-    )
-    return Traced(program, link)
+    autocast = torch_compat.autocast_enabled()
+    return Traced(Program(joint.forward, joint.inputs, joint.constants, written, autocast), run)
 
 
 def roles_of(joint: Joint, graph: Graph, inputs: Inputs) -> JointGraph:
@@ -168,7 +139,7 @@ def roles_of(joint: Joint, graph: Graph, inputs: Inputs) -> JointGraph:
 
 
 def _differentiable(
-    joint: Joint, roles: JointGraph, halves: Halves, compiled: Callable[[Graph, GraphInfo], Compiled], lazy: bool
+    joint: Joint, roles: JointGraph, halves: Halves, compiled: Callable[[Graph, GraphInfo], Compiled]
 ) -> tuple[Differentiable, frozenset[int]]:
     """Forward and backward compiled, and how they are joined; the inputs that forward overwrites."""
     kept = halves.saved_values + halves.numbers
@@ -181,12 +152,9 @@ def _differentiable(
     )
     backward_info = GraphInfo("backward", static, (), (None,) * len(roles.gradients), kept)
 
-    def compile_backward() -> BoxedCallable:
-        return compiled(halves.backward, backward_info).call
-
     link = Differentiable(
         forward=forward.call,
-        backward=_lazy(compile_backward) if lazy else compile_backward(),
+        backward=compiled(halves.backward, backward_info).call,
         results=len(roles.results),
         saved_values=halves.saved_values,
         saved_inputs=halves.saved_primals,
@@ -195,18 +163,6 @@ def _differentiable(
         inputs=joint.inputs + len(joint.constants),
     )
     return link, _written(joint, forward)
-
-
-def _lazy(compile_now: Callable[[], BoxedCallable]) -> BoxedCallable:
-    """A boxed callable that is compiled when it is first called."""
-    compiled, lock = cache(compile_now), threading.Lock()
-
-    def call(args: list[Any]) -> Sequence[Any]:
-        with lock:
-            ready = compiled()
-        return ready(args)
-
-    return call
 
 
 def _static(roles: JointGraph) -> tuple[int, ...]:

@@ -32,19 +32,8 @@ def to_json(traced: Traced) -> dict[str, Json]:
     Raises:
         Unrecordable: it cannot be written down.
     """
-    program, forward, link = traced.program, traced.program.forward, traced.link
-    if program.constants:
-        raise Unrecordable("the program holds tensors")
-    try:
-        structure = pytree.treespec_dumps(forward.structure)
-    except (NotImplementedError, TypeError, ValueError) as error:
-        raise Unrecordable(str(error)) from error
-    return {
-        "program": _fields(program, "run", "forward", "constants", "fallback"),
-        "forward": _fields(forward, "structure"),
-        "structure": structure,
-        "link": None if link is None else _fields(link, "forward", "backward"),
-    }
+    halves = _fields(traced.run, "forward", "backward") if isinstance(traced.run, Differentiable) else None
+    return {"program": _encode(traced.program), "halves": halves}
 
 
 def from_json(data: Mapping[str, Any], forward: BoxedCallable, backward: BoxedCallable | None) -> Traced:
@@ -54,33 +43,40 @@ def from_json(data: Mapping[str, Any], forward: BoxedCallable, backward: BoxedCa
         KeyError, TypeError, ValueError, AttributeError: the text is not of this version or names an operator
         that does not exist.
     """
-    description = Forward(structure=pytree.treespec_loads(data["structure"]), **_read(data["forward"]))
-    program = Program(run=forward, forward=description, constants=(), fallback=None, **_read(data["program"]))
-    if data["link"] is None:
-        return Traced(program, None)
+    program: Program = _decode(data["program"])
+    if data["halves"] is None:
+        return Traced(program, forward)
     if backward is None:
         raise ValueError("a program with gradients needs a backward graph")
-    return Traced(program, Differentiable(forward, backward, **_read(data["link"])))
+    halves = {name: _decode(value) for name, value in data["halves"].items()}
+    return Traced(program, Differentiable(forward, backward, **halves))
 
 
 def _fields(record: Any, *left_out: str) -> dict[str, Json]:
     return {f.name: _encode(getattr(record, f.name)) for f in fields(record) if f.name not in left_out}
 
 
-def _read(data: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _decode(value) for name, value in data.items()}
-
-
 # -- values --------------------------------------------------------------------------------------------------
-_RECORDS: Mapping[str, type[Any]] = {
-    cls.__name__: cls
-    for cls in (FromGraph, FromInput, Literal, MetadataChange, Number, ReplayedView, Tangent, Update, View)
-}
+_RECORDED = (
+    Forward,
+    FromGraph,
+    FromInput,
+    Literal,
+    MetadataChange,
+    Number,
+    Program,
+    ReplayedView,
+    Tangent,
+    Update,
+    View,
+)
+_RECORDS: Mapping[str, type[Any]] = {cls.__name__: cls for cls in _RECORDED}
 _TYPES: Mapping[str, Callable[[Any], Any]] = {
     "dtype": lambda text: _member(text, torch.dtype),
     "layout": lambda text: _member(text, torch.layout),
     "memory_format": lambda text: _member(text, torch.memory_format),
     "device": torch.device,
+    "TreeSpec": pytree.treespec_loads,
     "OpOverload": lambda text: _operator(text),
     "list": lambda items: [_decode(item) for item in items],
     "tuple": lambda items: tuple(_decode(item) for item in items),
@@ -103,6 +99,11 @@ def _encode(value: Any) -> Json:
             return {name: [[key, _encode(item)] for key, item in value.items()]}
         case torch.dtype() | torch.layout() | torch.memory_format() | torch.device() | OpOverload():
             return {name: str(value)}
+        case pytree.TreeSpec():
+            try:
+                return {"TreeSpec": pytree.treespec_dumps(value)}
+            except (NotImplementedError, TypeError, ValueError) as error:
+                raise Unrecordable(str(error)) from error
         case _ if _RECORDS.get(name) is type(value):
             return {name: [*_fields(value).values()]}
     raise Unrecordable(f"a value of type {name}")

@@ -19,59 +19,55 @@ from torch.utils import _pytree as pytree
 from gyrator import torch_compat
 from gyrator.autograd.aliasing import Forward, FromGraph, FromInput, MetadataChange, Number, ReplayedView, Source
 from gyrator.autograd.inputs import overlapping
-from gyrator.autograd.interface import Update
+from gyrator.autograd.interface import BoxedCallable, Update
 
 _NUMBERS = count()
 
 
 @dataclass(frozen=True)
 class Program:
-    """Everything the shell needs to know about one compiled program.
+    """Everything the shell needs to know about one program besides its graphs.
 
     Attributes:
-        run: takes the list of inputs and constants and returns the results.
         forward: how outputs come from results.
         inputs: number of inputs.
         constants: further inputs that the program holds.
-        written: inputs that `run` has already overwritten itself.
-        fallback: the uncompiled program, for a call whose inputs share memory or begin in it as the trace did
-            not assume; None where that makes no difference.
+        written: inputs that the compiled graph overwrites itself.
         autocast: whether autocast was on, so that it must be off inside.
     """
 
-    run: Callable[[list[Any]], Sequence[Any]]
     forward: Forward
     inputs: int
     constants: tuple[Tensor, ...]
     written: frozenset[int]
-    fallback: Callable[..., Any] | None
     autocast: bool
 
 
-def make_shell(program: Program) -> Callable[..., Any]:
-    """The callable that the user calls."""
-    return _Writer(program).compiled()
+def make_shell(program: Program, run: BoxedCallable, fallback: Callable[..., Any]) -> Callable[..., Any]:
+    """The callable that the user calls. `run` takes the list of inputs and constants and returns the results;
+    `fallback` is the uncompiled program, for inputs that share memory or begin in it as the trace did not assume.
+    """
+    return _Writer(program, run, fallback).compiled()
 
 
 class _Writer:
     """Writes the shell's source text and the objects that it names."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, run: BoxedCallable, fallback: Callable[..., Any]) -> None:
         self._program = program
-        self._names: dict[str, Any] = {"run": program.run}
+        self._fallback = fallback
+        self._names: dict[str, Any] = {"run": run}
         self._lines: list[str] = []
 
     def compiled(self) -> Callable[..., Any]:
         program, forward = self._program, self._program.forward
         constants = "".join(f", {self._name(value, 'constant')}" for value in program.constants)
         call = f"run([*args{constants}])"
-        if self._plain():
-            self._lines.append(f"    return {call}")
-            return self._built()
-        if program.fallback is not None:
+        surprises = self._surprises()
+        if surprises:
             self._lines += [
-                f"    if {' or '.join(self._surprises())}:",
-                f"        return {self._name(program.fallback, 'fallback')}(*args)",
+                f"    if {' or '.join(surprises)}:",
+                f"        return {self._name(self._fallback, 'fallback')}(*args)",
             ]
         if program.autocast:
             self._lines += [
@@ -86,7 +82,10 @@ class _Writer:
             self._change(change)
         outputs = [self._output(source) for source in forward.sources]
         flat = "(" + "".join(f"{output}, " for output in outputs) + ")"
-        if _is_flat(forward.structure, len(outputs)):
+        is_flat = _is_flat(forward.structure, len(outputs))
+        if is_flat and len(self._lines) == 1 and outputs == [f"results[{k}]" for k in range(len(outputs))]:
+            self._lines = [f"    return {call}"]  # nothing else happens
+        elif is_flat:
             self._lines.append(f"    return {flat}")
         else:
             self._lines.append(
@@ -105,18 +104,6 @@ class _Writer:
             values = f"[*args{held}]" if held else "args"
             found.append(f"{self._name(overlapping, 'overlapping')}({values}, {written})")
         return found
-
-    def _plain(self) -> bool:
-        """Whether the results are the outputs and nothing else happens."""
-        program, forward = self._program, self._program.forward
-        return (
-            program.fallback is None
-            and not program.autocast
-            and not forward.updates
-            and not forward.changes
-            and forward.sources == tuple(FromGraph(index) for index in range(forward.results))
-            and _is_flat(forward.structure, len(forward.sources))
-        )
 
     def _update(self, update: Update) -> None:
         target = self._input(update.input)

@@ -20,7 +20,7 @@ import torch
 
 from gyrator.errors import InternalCheckError
 from gyrator.ir.check_expr import COMBINES, ExprChecker, RuleBroken, check_combine
-from gyrator.ir.expr import Expr, Load, Ref, Value, indirect_values, short
+from gyrator.ir.expr import Expr, Load, Ref, Value, short
 from gyrator.ir.index import Axis, Index, Size
 from gyrator.ir.ops import REDUCTIONS
 from gyrator.ir.program import (
@@ -40,7 +40,20 @@ from gyrator.ir.program import (
     shown_values,
     uses,
 )
-from gyrator.ir.tree import Carry, Contract, Kernel, Let, Loop, LoopKind, Stage, Store, Update, contract_sides
+from gyrator.ir.text import declared, listed
+from gyrator.ir.tree import (
+    Carry,
+    Contract,
+    Kernel,
+    Let,
+    Loop,
+    LoopKind,
+    Stage,
+    Store,
+    Update,
+    contract_sides,
+    stage_exprs,
+)  # fmt: skip
 from gyrator.origin import Origin
 
 # -- programs ----------------------------------------------------------------------------------------------
@@ -75,7 +88,7 @@ class _ProgramChecker:
         self.program = program
         self.values: dict[str, Value] = {}
         self.sizes: set[Size] = set()
-        self.exprs = ExprChecker(lambda load: self.defined(load.value), _no_ref, self.sizes.__contains__, spec.masked)
+        self.exprs = ExprChecker(self.sizes, spec.masked, locals=False)
 
     def run(self) -> None:
         program = self.program
@@ -83,11 +96,13 @@ class _ProgramChecker:
             for size in [i.size for i in program.inputs] + [d.size for d in program.derived]:
                 if size is not None:
                     self.define_size(size)
-            for value in [i.value for i in program.inputs] + [c.value for c in program.constants]:
-                if value is not None:
-                    self.define(value)
+            for given in [i.value for i in program.inputs] + [c.value for c in program.constants]:
+                if given is not None:
+                    self.define(given)
         for node in program.nodes:
             with _blame(node, node.origins):
+                for value in uses(node):
+                    self.defined(value)
                 if isinstance(node, Nest):
                     self.nest(node)
                 else:
@@ -126,7 +141,7 @@ class _ProgramChecker:
         if known is None:
             raise RuleBroken(f"value {value} is not defined before its use")
         if known is not value:
-            raise RuleBroken(f"value {value} is used as {_describe(value)}, defined as {_describe(known)}")
+            raise RuleBroken(f"value {value} is used as {declared(value)}, defined as {declared(known)}")
 
     def uniform(self, index: Index) -> None:
         """``index`` depends on sizes alone."""
@@ -152,7 +167,7 @@ class _ProgramChecker:
             if value is None:
                 continue
             if value.shape != shape:
-                raise RuleBroken(f"value {value} has shape {_tuple(value.shape)}, the nest gives {_tuple(shape)}")
+                raise RuleBroken(f"value {value} has shape {listed(value.shape)}, the nest gives {listed(shape)}")
             if value.dtype != dtype:
                 raise RuleBroken(f"{value} is {short(value.dtype)}, the nest gives {short(dtype)}")
             self.define(value)
@@ -179,7 +194,6 @@ class _ProgramChecker:
                     raise RuleBroken(f"{kind} is no scan")
                 return results
             case Scatter(into, index, body, combine, mask):
-                self.defined(into)
                 self.exprs.value(body, axes, into.dtype)
                 if mask is not None:
                     self.exprs.value(mask, axes, torch.bool)
@@ -202,7 +216,7 @@ class _ProgramChecker:
             if not isinstance(old, View):
                 raise RuleBroken(f"argument {position}, which the call writes into, is no view")
             if (old.value.shape, old.value.dtype) != (new.shape, new.dtype):
-                raise RuleBroken(f"{new} is not a new version of {old.value}: {_describe(new)}, {_describe(old.value)}")
+                raise RuleBroken(f"{new} is not a new version of {old.value}: {declared(new)}, {declared(old.value)}")
             self.define(new)
 
     def arg(self, arg: Arg) -> None:
@@ -239,10 +253,6 @@ def _check_no_dead(program: Program) -> None:
         needed |= uses(node)
 
 
-def _no_ref(ref: Ref) -> None:
-    raise RuleBroken(f"local {ref} outside a kernel")
-
-
 # -- loop trees --------------------------------------------------------------------------------------------
 
 
@@ -277,7 +287,7 @@ class _KernelChecker:
         self.loaded: set[Value] = set()
         self.stored: set[Value] = set()
         self.updated: set[str] = set()
-        self.exprs = ExprChecker(_ignore, _ignore, self.sizes.__contains__, masked=False)
+        self.exprs = ExprChecker(self.sizes, masked=False, locals=True)
 
     def run(self) -> None:
         kernel = self.kernel
@@ -330,7 +340,9 @@ class _KernelChecker:
         if loop.reverse and parallel:
             raise RuleBroken("a parallel loop has no order to reverse")
         for carry in loop.carries:
-            self.carry(carry)
+            if carry.name in self.carry_names:
+                raise RuleBroken(f"two carries are named {carry.name}")
+            self.carry_names.add(carry.name)
         return _Scope(
             scope.axes | {axis},
             (*scope.parallel, axis) if parallel else scope.parallel,
@@ -338,18 +350,6 @@ class _KernelChecker:
             scope.lanes or loop.kind is LoopKind.LANES,
             scope.serial or loop.kind is LoopKind.SERIAL,
         )
-
-    def carry(self, carry: Carry) -> None:
-        row = REDUCTIONS.get(carry.kind)
-        if row is None:
-            raise RuleBroken(f"no such reduction: {carry.kind}")
-        if carry.name in self.carry_names:
-            raise RuleBroken(f"two carries are named {carry.name}")
-        if len(carry.results) != len(row.results):
-            raise RuleBroken(
-                f"carry {carry.name} has {len(carry.results)} results, {carry.kind} has {len(row.results)}"
-            )
-        self.carry_names.add(carry.name)
 
     def leave(self, loop: Loop, scope: _Scope) -> None:
         """The loop's carries were fed; their results are visible from here on."""
@@ -362,9 +362,11 @@ class _KernelChecker:
 
     # -- stages --------------------------------------------------------------------------------------------
     def stage(self, stage: Stage, scope: _Scope) -> None:
+        for expr in stage_exprs(stage):
+            self.read(expr)
         match stage:
             case Let(name, expr):
-                self.value(expr, scope, name.dtype)
+                self.exprs.value(expr, scope.axes, name.dtype)
                 if not expr.axes() <= name.scope:
                     raise RuleBroken(f"the scope of {name} lacks axes that its value depends on")
                 self.define(name, scope)
@@ -379,12 +381,10 @@ class _KernelChecker:
         value = store.value
         if value not in self.params and value not in self.scratch:
             raise RuleBroken(f"{value} is neither a parameter nor scratch")
-        self.value(store.expr, scope, value.dtype)
+        self.exprs.value(store.expr, scope.axes, value.dtype)
         if store.mask is not None:
-            self.value(store.mask, scope, torch.bool)
+            self.exprs.value(store.mask, scope.axes, torch.bool)
         self.exprs.coordinates(store.index, value, scope.axes, guarded=store.mask is not None)
-        for indirect in indirect_values(store.index):
-            self._exist(self._leaves(indirect))
         if store.combine not in COMBINES:
             raise RuleBroken(f"no such way to combine: {store.combine}")
         reached = frozenset[Axis]().union(*(i.axes() for i in store.index))
@@ -412,7 +412,7 @@ class _KernelChecker:
         if carry is None:
             raise RuleBroken(f"no loop around carries {update.carry}")
         for arg in update.args:
-            self.value(arg, scope)
+            self.exprs.value(arg, scope.axes)
         results = check_combine(carry.kind, tuple([a.dtype for a in update.args]))
         self._same_dtypes(carry.results, results)
         if update.running:
@@ -441,31 +441,20 @@ class _KernelChecker:
         self.refs[ref.name] = ref
         self.visible.add(ref.name)
 
-    def value(self, expr: Expr, scope: _Scope, dtype: torch.dtype | None = None) -> None:
-        """``expr`` is well formed, and its locals and loaded values exist at this point of the kernel."""
-        self.exprs.value(expr, scope.axes, dtype)
-        self._exist(self._leaves(expr))
-
-    def _exist(self, leaves: frozenset[Ref | Value]) -> None:
-        for leaf in leaves:
+    def read(self, expr: Expr) -> None:
+        """The locals and loaded values of ``expr`` exist at this point of the kernel: a store or the end of a loop
+        changes the answer."""
+        for leaf in expr.walk():
             if isinstance(leaf, Ref):
                 if leaf.name not in self.visible or self.refs[leaf.name] is not leaf:
                     raise RuleBroken(f"local {leaf} is not defined here")
-                continue
-            self.loaded.add(leaf)
-            if leaf not in self.params and leaf not in self.scratch:
-                raise RuleBroken(f"{leaf} is neither a parameter nor scratch")
-            if leaf in self.scratch and leaf not in self.stored:
-                raise RuleBroken(f"scratch {leaf} is loaded before it is stored")
-
-    @staticmethod
-    def _leaves(expr: Expr) -> frozenset[Ref | Value]:
-        """The locals and values that ``expr`` reads."""
-        return frozenset(n if isinstance(n, Ref) else n.value for n in expr.walk() if isinstance(n, Ref | Load))
-
-
-def _ignore(leaf: Load | Ref) -> None:
-    """Kernels judge locals and loads at each use: a store or the end of a loop changes the answer."""
+            elif isinstance(leaf, Load):
+                value = leaf.value
+                self.loaded.add(value)
+                if value not in self.params and value not in self.scratch:
+                    raise RuleBroken(f"{value} is neither a parameter nor scratch")
+                if value in self.scratch and value not in self.stored:
+                    raise RuleBroken(f"scratch {value} is loaded before it is stored")
 
 
 # -- blame -------------------------------------------------------------------------------------------------
@@ -478,11 +467,3 @@ def _blame(what: Node | str, origins: tuple[Origin, ...] = ()) -> Iterator[None]
     except RuleBroken as broken:
         where = next((o for o in origins if o.file), origins[0] if origins else None)
         raise InternalCheckError("", str(broken), where=where, node=str(what)) from None
-
-
-def _describe(value: Value) -> str:
-    return f"{short(value.dtype)}[{_tuple(value.shape)}] strides ({_tuple(value.strides)}) on {value.device}"
-
-
-def _tuple(indices: tuple[Index, ...]) -> str:
-    return ", ".join(map(str, indices))

@@ -4,12 +4,12 @@ An :class:`ExprChecker` visits each interned node once per program or kernel, so
 number of distinct nodes. Problems are raised as :class:`RuleBroken`; the caller knows the node and the line.
 """
 
-from collections.abc import Callable
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 import torch
 
-from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Masked, Op, Random, Ref, Scalar, Value, short
+from gyrator.ir.expr import Checked, Const, Expr, Load, Masked, Op, Random, Ref, Scalar, Value, short
 from gyrator.ir.index import Axis, Index, Indirect, Size, is_nonnegative, lower, upper
 from gyrator.ir.ops import OPS, REDUCTIONS, Rule
 
@@ -23,16 +23,14 @@ class RuleBroken(Exception):
 
 @dataclass(slots=True)
 class ExprChecker:
-    """Checks expressions of one program or kernel.
+    """Checks expressions of one program or kernel, but not whether the values and locals in them exist.
 
-    ``on_load`` is called for each load and ``on_ref`` for each local, once per distinct node; ``has_size``
-    says whether a size symbol is bound. ``masked`` allows ``Masked``.
+    ``sizes`` are the symbols that are bound so far. ``masked`` allows ``Masked``, ``locals`` allows ``Ref``.
     """
 
-    on_load: Callable[[Load], None]
-    on_ref: Callable[[Ref], None]
-    has_size: Callable[[Size], bool]
+    sizes: Container[Size]
     masked: bool
+    locals: bool
     _seen: set[Expr] = field(default_factory=set)
     _guarded: set[Expr] = field(default_factory=set)
     _indices: set[Index] = field(default_factory=set)
@@ -61,7 +59,7 @@ class ExprChecker:
         self._indices.add(index)
         for atom in index.atoms():
             if isinstance(atom, Size):
-                if not self.has_size(atom):
+                if atom not in self.sizes:
                     raise RuleBroken(f"size {atom} is not defined here")
             elif isinstance(atom, Indirect):
                 self._visit(atom.value, guarded=False)
@@ -100,17 +98,16 @@ class ExprChecker:
             case Op():
                 check_op(expr)
             case Load():
-                self.on_load(expr)
                 if expr.mask is not None:
                     _need(expr.mask, torch.bool, "a mask")
-                    check_other(expr)
+                    if expr.other != 0 or type(expr.other) is float:  # a plain 0 is right for all dtypes
+                        check_literal(expr.other, expr.dtype)
                 self._check_coordinates(expr.index, expr.value, guarded=guarded or expr.mask is not None)
             case Const(value, dtype):
                 check_literal(value, dtype)
             case Ref():
-                self.on_ref(expr)
-            case IndexValue():
-                pass
+                if not self.locals:
+                    raise RuleBroken(f"local {expr} outside a kernel")
             case Masked(mask, body, other):
                 if not self.masked:
                     raise RuleBroken(f"masked expression after predication: {expr}")
@@ -123,8 +120,6 @@ class ExprChecker:
                     _need(mask, torch.bool, "a mask")
             case Random():
                 _check_random(expr)
-            case _:
-                raise RuleBroken(f"{type(expr).__name__} is no expression of the IR")
 
 
 def check_op(op: Op) -> None:
@@ -186,12 +181,6 @@ def check_combine(kind: str, dtypes: tuple[torch.dtype, ...]) -> tuple[torch.dty
     if kind == "xor" and first.is_floating_point:
         raise RuleBroken(f"xor of {short(first)}")
     return tuple(first if r is None else r for r in row.results)
-
-
-def check_other(load: Load) -> None:
-    """What a masked load gives where the mask is false fits the dtype (a plain 0 is allowed for all)."""
-    if load.other != 0 or type(load.other) is float:
-        check_literal(load.other, load.dtype)
 
 
 def _check_range(c: Index, extent: Index) -> str | None:

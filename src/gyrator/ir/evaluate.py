@@ -6,7 +6,8 @@ dimension ``k``. Every expression then is a tensor that broadcasts to the grid's
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias, cast
+from operator import floordiv, mod
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -63,14 +64,8 @@ class Evaluator:
                 return self.sizes[atom]
             case Axis():
                 return self.axes[atom]
-            case FloorDiv(num, den):
-                return self.index(num, guard) // self.index(den, guard)
-            case Mod(num, den):
-                return self.index(num, guard) % self.index(den, guard)
-            case Min(a, b):
-                return _extreme(torch.minimum, min, self.index(a, guard), self.index(b, guard))
-            case Max(a, b):
-                return _extreme(torch.maximum, max, self.index(a, guard), self.index(b, guard))
+            case FloorDiv(a, b) | Mod(a, b) | Min(a, b) | Max(a, b):
+                return _OF_TWO[type(atom)](self.index(a, guard), self.index(b, guard))
             case Indirect(value, _):
                 return self.value(value, guard)
         raise TypeError(f"{type(atom).__name__} is no atom")
@@ -98,32 +93,28 @@ class Evaluator:
                 return torch.tensor(value, dtype=dtype)
             case IndexValue(index):
                 return torch.as_tensor(self.index(index, guard), dtype=torch.int64)
+            case Load(value, at, mask, other) if mask is not None:
+                return self.value(Masked(mask, Load(value, at), Const(other, value.dtype)), guard)
             case Load():
-                return self._load(expr, guard)
+                return self._read(expr, guard)
             case Op(name, args, dtype):
                 return apply(name, [self.value(a, guard) for a in args], dtype)
             case Masked(mask, body, other):
                 m = self.value(mask, guard)
                 inner = self.value(body, m if guard is None else m & guard)
-                return torch.where(m, inner, torch.tensor(other.value, dtype=other.dtype))
+                return torch.where(m, inner, self.value(other))
+            case Checked(arg, size, mask) if mask is not None:
+                return self.value(Masked(mask, Checked(arg, size), Const(0, torch.int64)), guard)
             case Checked():
                 return self._checked(expr, guard)
             case Random(kind, seed, offset, dtype, args):
-                at = torch.as_tensor(self.index(offset, guard), dtype=torch.int64)
-                words = philox(self.value(seed, guard), at)
+                words = philox(self.value(seed, guard), self.value(IndexValue(offset), guard))
                 if kind == "randint64":
                     return integers(words, *(self.value(a, guard) for a in args))
                 return uniform(words, dtype) if kind == "rand" else normal(words, dtype)
             case Ref(name, _, _):
                 return self.refs[name]
         raise TypeError(f"{type(expr).__name__} is no expression")
-
-    def _load(self, load: Load, guard: Tensor | None) -> Tensor:
-        if load.mask is not None:
-            mask = self.value(load.mask, guard)
-            inside = mask if guard is None else mask & guard
-            return torch.where(mask, self._read(load, inside), torch.tensor(load.other, dtype=load.dtype))
-        return self._read(load, guard)
 
     def _read(self, load: Load, guard: Tensor | None) -> Tensor:
         tensor = self.fetch(load.value)
@@ -145,39 +136,35 @@ class Evaluator:
             if guard is not None:
                 at = torch.where(guard, at, 0)
             size = self.index(extent)
-            bad = (at < 0) | (at >= size)
-            if guard is not None:
-                bad = bad & guard
-            if bool(bad.any()):
-                where = torch.broadcast_to(at, bad.shape)[bad]
-                raise OutOfRange(f"{value}[{', '.join(map(str, index))}]: {i} is {int(where[0])}, extent {size}")
+            bad = _first(at, (at < 0) | (at >= size), guard)
+            if bad is not None:
+                raise OutOfRange(f"{value}[{', '.join(map(str, index))}]: {i} is {bad}, extent {size}")
             found.append(at)
         return tuple(found)
 
     def _checked(self, expr: Checked, guard: Tensor | None) -> Tensor:
-        inside = guard
-        if expr.mask is not None:
-            mask = self.value(expr.mask, guard)
-            inside = mask if guard is None else mask & guard
-        at, size = self.value(expr.arg, inside), self.index(expr.size, guard)
-        bad = (at < -size) | (at >= size)
-        if inside is not None:
-            bad = bad & inside
-        if bool(bad.any()):
-            where = torch.broadcast_to(at, bad.shape)[bad]
-            raise IndexOutOfRange(int(where[0]), None, int(size))
+        at, size = self.value(expr.arg, guard), self.index(expr.size, guard)
+        bad = _first(at, (at < -size) | (at >= size), guard)
+        if bad is not None:
+            raise IndexOutOfRange(bad, None, int(size))
         wrapped = torch.where(at < 0, at + size, at)
-        return wrapped if inside is None else torch.where(inside, wrapped, 0)
+        return wrapped if guard is None else torch.where(guard, wrapped, 0)
 
 
-def _extreme(
-    of_tensors: Callable[[Tensor, Tensor], Tensor], of_ints: Callable[[int, int], int], a: IntOrTensor, b: IntOrTensor
-) -> IntOrTensor:
-    if isinstance(a, int) and isinstance(b, int):
-        return of_ints(a, b)
-    return of_tensors(torch.as_tensor(a), torch.as_tensor(b))
+def _first(values: Tensor, chosen: Tensor, guard: Tensor | None) -> int | None:
+    """The first of the chosen values for which ``guard`` holds."""
+    chosen = chosen if guard is None else chosen & guard
+    return int(values.broadcast_to(chosen.shape)[chosen][0]) if bool(chosen.any()) else None
 
 
+def _larger(a: IntOrTensor, b: IntOrTensor) -> IntOrTensor:
+    both_ints = isinstance(a, int) and isinstance(b, int)
+    return max(a, b) if both_ints else torch.maximum(torch.as_tensor(a), torch.as_tensor(b))
+
+
+_OF_TWO: Mapping[type[Atom], Callable[[IntOrTensor, IntOrTensor], IntOrTensor]] = {
+    FloorDiv: floordiv, Mod: mod, Min: lambda a, b: -_larger(-a, -b), Max: _larger,
+}  # fmt: skip
 _WIDE = {torch.uint16: torch.int64, torch.uint32: torch.int64}
 
 
@@ -192,14 +179,9 @@ def apply(name: str, args: list[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 # -- grids and places --------------------------------------------------------------------------------------
-def number(index: Index, sizes: Mapping[Size, int] | Mapping[Size | Axis, int]) -> int:
-    """The value of an index that depends on nothing but sizes (and axes that have a plain value)."""
-    return evaluate(index, cast("Mapping[Atom, int]", sizes))
-
-
 def grid(axes: tuple[Axis, ...], sizes: Mapping[Size, int]) -> tuple[tuple[int, ...], dict[Axis, IntOrTensor]]:
     """The shape of the iterations over ``axes``, and each axis's values along its own dimension."""
-    shape = tuple(number(a.extent, sizes) for a in axes)
+    shape = tuple(evaluate(a.extent, sizes) for a in axes)
     values: dict[Axis, IntOrTensor] = {}
     for k, (axis, extent) in enumerate(zip(axes, shape, strict=True)):
         values[axis] = torch.arange(extent).reshape([extent if d == k else 1 for d in range(len(axes))])
@@ -208,8 +190,8 @@ def grid(axes: tuple[Axis, ...], sizes: Mapping[Size, int]) -> tuple[tuple[int, 
 
 def allocate(value: Value, sizes: Mapping[Size, int]) -> Tensor:
     """An uninitialised tensor with exactly the shape, dtype and strides of ``value``."""
-    shape = [number(s, sizes) for s in value.shape]
-    strides = [number(s, sizes) for s in value.strides]
+    shape = [evaluate(s, sizes) for s in value.shape]
+    strides = [evaluate(s, sizes) for s in value.strides]
     return torch.empty_strided(shape, strides, dtype=value.dtype)
 
 

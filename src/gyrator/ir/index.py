@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from math import gcd
 from operator import floordiv, is_, mod
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar, cast
 
 from gyrator.ir.intern import interned, remember
 
@@ -32,19 +32,22 @@ if TYPE_CHECKING:
 IndexLike: TypeAlias = "Index | int"
 Monomial: TypeAlias = "tuple[Atom, ...]"
 Terms: TypeAlias = "tuple[tuple[Monomial, int], ...]"
+AtomT = TypeVar("AtomT", bound="Atom")
 
 
 class Atom:
-    """Abstract: a factor of a monomial. ``rank`` is the place of its kind in the order of atoms."""
+    """Abstract: a factor of a monomial."""
 
     __slots__ = ("_key",)
-    rank: ClassVar[str]
     _key: str | None
 
     @property
     def key(self) -> str:
-        """Orders atoms the same way in every process."""
-        return self._key or remember(self, "_key", f"{self.rank}{self!r}")
+        """Orders atoms the same way in every process: by their kind, then by their text."""
+        if self._key is None:
+            text = f"{self.name} {self.extent}" if isinstance(self, Axis) else repr(self)
+            return remember(self, "_key", f"{_KINDS.index(type(self))}{text}")
+        return self._key
 
     def index(self) -> Index:
         return Index((((self,), 1),))
@@ -57,7 +60,6 @@ class Atom:
 class Size(Atom):
     """A symbolic size with proven bounds: ``lo ≤ size`` and, if ``hi`` is given, ``size ≤ hi``."""
 
-    rank = "0"
     name: str
     lo: int = 0
     hi: int | None = None
@@ -67,20 +69,14 @@ class Size(Atom):
 class Axis(Atom):
     """A loop variable that runs over ``0 … extent-1``."""
 
-    rank = "1"
     name: str
     extent: Index
-
-    @property
-    def key(self) -> str:
-        return self._key or remember(self, "_key", f"{self.rank}{self.name} {self.extent}")
 
 
 @interned
 class FloorDiv(Atom):
     """``⌊num / den⌋``."""
 
-    rank = "2"
     num: Index
     den: Index
 
@@ -89,7 +85,6 @@ class FloorDiv(Atom):
 class Mod(Atom):
     """``num - den·⌊num / den⌋``."""
 
-    rank = "3"
     num: Index
     den: Index
 
@@ -98,7 +93,6 @@ class Mod(Atom):
 class Min(Atom):
     """The smaller of two indices, ordered by their text."""
 
-    rank = "4"
     a: Index
     b: Index
 
@@ -107,7 +101,6 @@ class Min(Atom):
 class Max(Atom):
     """The larger of two indices, ordered by their text."""
 
-    rank = "5"
     a: Index
     b: Index
 
@@ -116,9 +109,11 @@ class Max(Atom):
 class Indirect(Atom):
     """A run-time integer: ``value`` is an int64 expression whose result lies in ``[0, size)``."""
 
-    rank = "6"
     value: Expr
     size: Index
+
+
+_KINDS: tuple[type[Atom], ...] = (Size, Axis, FloorDiv, Mod, Min, Max, Indirect)
 
 
 @interned
@@ -573,46 +568,24 @@ def _arms(extent: Index) -> list[Index]:
 
 
 def _bound_terms(index: Index, *, low: bool) -> Index | None:
+    """A bound of the terms of the same atoms that are no sizes, each at the end that the sign of their factor picks,
+    added up. Several atoms are multiplied only if they are non-negative.
+    """
     total = ZERO
-    groups: dict[Atom | None, dict[Monomial, int]] = {}
-    for monomial, c in index.terms:  # group by the one atom that is not a size
-        others = [a for a in monomial if not isinstance(a, Size)]
-        if len(others) > 1:
-            return _bound_product(index, low=low)
-        pivot = others[0] if others else None
-        rest = _without(monomial, pivot) if pivot is not None else monomial
-        group = groups.setdefault(pivot, {})
-        group[rest] = group.get(rest, 0) + c
-    for pivot, terms in groups.items():
-        factor = _canonical(terms)
-        if pivot is None:
-            total = total + factor
-            continue
-        lo, hi = _atom_bounds(pivot)
-        if is_nonnegative(factor):
-            end: Index | None = lo if low else hi
-        elif is_nonnegative(-factor):
-            end = hi if low else lo
-        else:
-            return None
-        if end is None:
-            return None
-        total = total + factor * end
-    return total
-
-
-def _bound_product(index: Index, *, low: bool) -> Index | None:
-    """Bounds where a monomial has several atoms that are not sizes: each must be non-negative."""
-    total = ZERO
+    groups: dict[Monomial, dict[Monomial, int]] = {}
     for monomial, c in index.terms:
-        part = const(c)
-        for atom in monomial:
-            if isinstance(atom, Size):
-                part = part * atom.index()
-                continue
+        atoms = tuple([a for a in monomial if type(a) is not Size])
+        sizes = tuple([a for a in monomial if type(a) is Size]) if atoms else monomial
+        groups.setdefault(atoms, {})[sizes] = c
+    for atoms, terms in groups.items():
+        part = _canonical(terms)
+        positive = is_nonnegative(part)
+        if atoms and not positive and not is_nonnegative(-part):
+            return None
+        for atom in atoms:
             lo, hi = _atom_bounds(atom)
-            end = lo if (c > 0) == low else hi
-            if end is None or not is_nonnegative(lo):
+            end = lo if low == positive else hi
+            if end is None or (len(atoms) > 1 and not is_nonnegative(lo)):
                 return None
             part = part * end
         total = total + part
@@ -638,27 +611,15 @@ def _proved_nonnegative(index: Index) -> bool:
 
 def _sizes_nonnegative(index: Index) -> bool:
     """Shift each size by its lower bound (``s = lo + s'``) and require every coefficient to be non-negative."""
-    if all(c >= 0 for _, c in index.terms) and all(a.lo >= 0 for m, _ in index.terms for a in m if isinstance(a, Size)):
+    sizes = {a for m, _ in index.terms for a in m if isinstance(a, Size)}
+    if all(c >= 0 for _, c in index.terms) and all(a.lo >= 0 for a in sizes):
         return True
-    shifted: dict[Monomial, int] = {}
-    for monomial, c in index.terms:
-        partial: dict[Monomial, int] = {(): c}
-        for atom in monomial:
-            assert isinstance(atom, Size)
-            grown: dict[Monomial, int] = {}
-            for m, v in partial.items():
-                with_atom = _times(m, (atom,))
-                grown[with_atom] = grown.get(with_atom, 0) + v
-                grown[m] = grown.get(m, 0) + v * atom.lo
-            partial = grown
-        for m, v in partial.items():
-            shifted[m] = shifted.get(m, 0) + v
-    if all(v >= 0 for v in shifted.values()):
+    shifted = substitute(index, {a: a.index() + a.lo for a in sizes if a.lo})
+    if all(c >= 0 for _, c in shifted.terms):
         return True
-    highs = {a for m, _ in index.terms for a in m if isinstance(a, Size) and a.hi is not None}
-    if len(index.terms) > 2 or not highs:
+    ends: dict[Atom, Index] = {a: const(a.hi) for a in sizes if a.hi is not None}
+    if len(index.terms) > 2 or not ends:
         return False
-    ends: dict[Atom, Index] = {a: const(a.hi) for a in highs if a.hi is not None}
     return all(c < 0 or not m for m, c in index.terms) and is_nonnegative(substitute(index, ends))
 
 
@@ -724,13 +685,13 @@ _OF_INDICES: Mapping[type[Atom], Callable[..., Any]] = {**_OF_NUMBERS, Min: mini
 """What an atom makes of its two operands."""
 
 
-def evaluate(index: Index, env: Mapping[Atom, int]) -> int:
+def evaluate(index: Index, env: Mapping[AtomT, int]) -> int:
     """The value under ``env`` (sizes, axes and indirect atoms to ints). Raises KeyError for an atom without a value."""
     total = 0
     for monomial, c in index.terms:
         part = c
         for atom in monomial:
-            part *= _evaluate_atom(atom, env)
+            part *= _evaluate_atom(atom, cast("Mapping[Atom, int]", env))
         total += part
     return total
 

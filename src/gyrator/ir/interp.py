@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from gyrator.ir.combine import State, combine_into, reduce_dims, scan_dim
-from gyrator.ir.evaluate import Evaluator, allocate, grid, number, place
+from gyrator.ir.evaluate import Evaluator, allocate, grid, place
 from gyrator.ir.expr import Expr, Value
-from gyrator.ir.index import Index, Size
+from gyrator.ir.index import Index, Size, evaluate
 from gyrator.ir.program import Arg, Extern, Item, ListArg, Nest, Pointwise, Program, Reduce, Scan, Scatter, View
 
 Callables: TypeAlias = "Mapping[str, Callable[..., Any]]"
@@ -98,12 +98,12 @@ class _Machine:
             self.values[value] = tensor
 
     def check(self, value: Value, tensor: Tensor) -> None:
-        shape = [number(s, self.sizes) for s in value.shape]
+        shape = [evaluate(s, self.sizes) for s in value.shape]
         if list(tensor.shape) != shape or tensor.dtype != value.dtype:
             raise ValueError(f"{value} is {value.dtype}{shape}, given {tensor.dtype}{list(tensor.shape)}")
 
     def check_strides(self, value: Value, tensor: Tensor) -> None:
-        strides = [number(s, self.sizes) for s in value.strides]
+        strides = [evaluate(s, self.sizes) for s in value.strides]
         if any(n > 1 and a != b for n, a, b in zip(tensor.shape, strides, tensor.stride(), strict=True)):
             raise ValueError(f"{value} has strides {strides}, given {list(tensor.stride())}")
 
@@ -181,15 +181,15 @@ class _Machine:
             case Item(view):
                 return self.view(view, written).item()
             case Index():
-                return number(arg, self.sizes)
+                return evaluate(arg, self.sizes)
             case ListArg(items):
                 return [self.arg(i, written) for i in items]
         return arg
 
     def view(self, view: View, written: Mapping[Value, Tensor]) -> Tensor:
         base = written.get(view.value, self.values[view.value])
-        shape, strides = ([number(i, self.sizes) for i in part] for part in (view.shape, view.strides))
-        offset = base.storage_offset() + number(view.offset, self.sizes)
+        shape, strides = ([evaluate(i, self.sizes) for i in part] for part in (view.shape, view.strides))
+        offset = base.storage_offset() + evaluate(view.offset, self.sizes)
         base = base if view.dtype is None else base.view(view.dtype)
         return base.as_strided(shape, strides, offset)
 

@@ -16,7 +16,7 @@ import sympy
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
 
-from gyrator.ir.index import ONE, ZERO, Atom, Index, Size, const, evaluate, is_nonnegative, maximum, minimum, product
+from gyrator.ir.index import ONE, ZERO, Index, Size, const, evaluate, is_nonnegative, maximum, minimum, product
 from gyrator.ir.program import Derived
 from gyrator.torch_compat import symbol_hint
 
@@ -74,11 +74,11 @@ class Symbols:
         """
         if is_nonnegative(index):
             return True
-        env, hints = self.shape_env, cast("Mapping[Atom, int]", self._hints)
+        env, hints = self.shape_env, self._hints
         if env is None or env.frozen or not hints.keys() >= set(index.atoms()) or evaluate(index, hints) < 0:
             return False
         sizes = {s: env.create_symintnode(e, hint=self._hints[s]) for s, e in self._expressions.items() if s in hints}
-        return bool(evaluate(index, cast("Mapping[Atom, int]", sizes)) >= 0)  # the truth value becomes a guard
+        return bool(evaluate(index, cast("Mapping[Size, int]", sizes)) >= 0)  # the truth value becomes a guard
 
     def shape(self, sizes: tuple[int | torch.SymInt, ...] | torch.Size) -> tuple[Index, ...]:
         """:meth:`to_index` of each size or stride of a tensor."""
@@ -124,41 +124,29 @@ class Symbols:
         return -((-a) // b) if rounding == "CeilToInt" else a // b
 
     def _size(self, symbol: sympy.Symbol) -> Size:
-        known = self._sizes.get(symbol.name)
-        if known is not None:
-            return known
-        bounds = self.shape_env.var_to_range.get(symbol) if self.shape_env is not None else None
-        size = _bounded(symbol.name, bounds, default=0 if symbol.is_nonnegative else None)
-        hint = symbol_hint(self.shape_env, symbol) if self.shape_env is not None else None
-        self._record(size, symbol, hint)
-        return size
+        return self._sizes.get(symbol.name) or self._record(symbol.name, symbol)
 
     def _opaque(self, expr: sympy.Basic) -> Index:
-        bounds = self.shape_env.bound_sympy(expr) if self.shape_env is not None else None
+        for symbol in sorted(expr.free_symbols, key=str):
+            self._size(symbol)
         name = f"d{len(self._derived)}"
         while name in self._sizes:
             name += "_"
-        for symbol in sorted(expr.free_symbols, key=str):
-            self._size(symbol)
-        size = _bounded(name, bounds, default=0 if expr.is_nonnegative else None)
+        size = self._record(name, expr)
         self._derived[expr] = Derived(size, "", python_text(expr))
-        self._record(size, expr, self._hint_of(expr))
         return size.index()
 
-    def _record(self, size: Size, expr: sympy.Basic, hint: int | None) -> None:
-        self._sizes[size.name] = size
+    def _record(self, name: str, expr: sympy.Basic) -> Size:
+        """The size of that name, which stands for an expression, with what torch knows of its value."""
+        env, default = self.shape_env, 0 if expr.is_nonnegative else None
+        size = self._sizes[name] = _bounded(name, None if env is None else env.bound_sympy(expr), default)
         self._expressions[size] = expr
-        if hint is not None:
-            self._hints[size] = hint
-
-    def _hint_of(self, expr: sympy.Basic) -> int | None:
-        if self.shape_env is None:
-            return None
-        values = {s: symbol_hint(self.shape_env, s) for s in expr.free_symbols}
-        if any(v is None for v in values.values()):
-            return None
-        result = expr.xreplace({s: sympy.Integer(v) for s, v in values.items()})
-        return int(result) if result.is_number else None
+        hints = {s: symbol_hint(env, s) for s in expr.free_symbols} if env is not None else {}
+        if env is not None and None not in hints.values():
+            hint = expr.xreplace({s: sympy.Integer(known) for s, known in hints.items()})
+            if hint.is_number:
+                self._hints[size] = int(hint)
+        return size
 
 
 _UNBOUNDED = -(1 << 62)

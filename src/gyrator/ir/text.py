@@ -48,7 +48,7 @@ def program_text(program: Program) -> str:
     """The whole program, one line per node and named subexpression."""
     inputs = [_input_text(i) for i in program.inputs]
     lines = [f"program {program.name}({', '.join(inputs)}) {{"]
-    lines += [f"  {_declare(c.value)} = constant {c.key!r}" for c in program.constants]
+    lines += [f"  {declared(c.value)} = constant {c.key!r}" for c in program.constants]
     for d in program.derived:
         lines.append(f"  {_size_text(d.size)} = {f'{d.source}: ' if d.source else ''}{d.text}")
     for node in program.nodes:
@@ -65,7 +65,7 @@ def node_text(node: Node) -> str:
 
 def _input_text(given: Input) -> str:
     if given.value is not None:
-        return _declare(given.value) + (" (a number)" if given.number else "")
+        return declared(given.value) + (" (a number)" if given.number else "")
     return "_" if given.size is None else _size_text(given.size)
 
 
@@ -73,10 +73,11 @@ def _size_text(size: Size) -> str:
     return f"{size.name} >= {size.lo}" + ("" if size.hi is None else f" <= {size.hi}")
 
 
-def _declare(value: Value) -> str:
-    text = f"{value.name}: {short(value.dtype)}[{_list(value.shape)}]"
+def declared(value: Value) -> str:
+    """A value with all that is known of it: ``x: f32[4, 8] strides (1, 4) on cuda:0``."""
+    text = f"{value.name}: {short(value.dtype)}[{listed(value.shape)}]"
     if value.strides != contiguous_strides(value.shape):
-        text += f" strides ({_list(value.strides)})"
+        text += f" strides ({listed(value.strides)})"
     return text if value.device.type == "cpu" else f"{text} on {value.device}"
 
 
@@ -86,7 +87,7 @@ def _commented(origins: Origins, lines: list[str]) -> list[str]:
 
 
 def _node_lines(node: Node) -> list[str]:
-    results = ", ".join("_" if v is None else _declare(v) for v in node.out)
+    results = ", ".join("_" if v is None else declared(v) for v in node.out)
     if isinstance(node, Extern):
         return [_extern_text(node, results)]
     names = _Names(_shared(expressions(node.root)))
@@ -116,7 +117,7 @@ def _extern_text(node: Extern, results: str) -> str:
     args = [_arg_text(a) for a in node.args] + [f"{k}={_arg_text(a)}" for k, a in node.kwargs]
     text = f"{node.op}({', '.join(args)})"
     made = [results] if node.out else []
-    made += [f"{_declare(new)} (argument {position})" for position, new in node.mutates]
+    made += [f"{declared(new)} (argument {position})" for position, new in node.mutates]
     made += [_size_text(s) for s in node.scalars]
     if made:
         text = f"{', '.join(made)} = {text}"
@@ -139,7 +140,7 @@ def _arg_text(arg: Arg | Output) -> str:
 def _view_text(view: View) -> str:
     value = view.value
     plain = (view.shape, view.strides, view.offset.value) == (value.shape, value.strides, 0)
-    text = value.name if plain else f"{value.name}.view(({_list(view.shape)}), ({_list(view.strides)})"
+    text = value.name if plain else f"{value.name}.view(({listed(view.shape)}), ({listed(view.strides)})"
     if not plain:
         text += ")" if view.offset.value == 0 else f", {view.offset})"
     return text if view.dtype in (None, value.dtype) else f"{text}.bits({short(view.dtype)})"
@@ -150,7 +151,7 @@ def kernel_text(kernel: Kernel) -> str:
     """A loop tree, one line per loop and stage."""
     params = [_param_text(p) for p in kernel.params] + [_size_text(s) for s in kernel.sizes]
     lines = _commented(kernel.origins, [f"kernel {kernel.name}({', '.join(params)}) {{"])
-    lines += [f"  scratch {_declare(v)}" for v in kernel.scratch]
+    lines += [f"  scratch {declared(v)}" for v in kernel.scratch]
     printer = _KernelPrinter(_Names(_shared(walk_exprs(kernel.body))))
     return "\n".join([*lines, *printer.block(kernel.body, "  "), "}"]) + "\n"
 
@@ -158,7 +159,7 @@ def kernel_text(kernel: Kernel) -> str:
 def _param_text(param: Param) -> str:
     how = {(True, False): "", (False, True): "out ", (True, True): "inout ", (False, False): "unused "}
     alias = "" if param.alias is None else f" at {param.alias}"
-    return f"{how[param.read, param.written]}{_declare(param.value)}{alias}"
+    return f"{how[param.read, param.written]}{declared(param.value)}{alias}"
 
 
 class _KernelPrinter:
@@ -285,5 +286,6 @@ class _Names:
         return self.expr(atom.value, within=True) if isinstance(atom, Indirect) else atom_text(atom, self.index)
 
 
-def _list(indices: Iterable[Index]) -> str:
+def listed(indices: Iterable[Index]) -> str:
+    """Indices side by side."""
     return ", ".join(map(str, indices))

@@ -11,6 +11,7 @@ import torch
 from torch.fx import GraphModule
 
 from gyrator.autograd.aot import Traced, aot_program, assemble
+from gyrator.autograd.function import Differentiable
 from gyrator.autograd.interface import Compiled, GraphInfo, interpret
 from gyrator.autograd.record import Unrecordable, from_json, to_json
 
@@ -40,7 +41,7 @@ def reread(function: Program, *args: Any) -> tuple[Program, Traced, GraphModule]
         calls.append(compiled.call)
         return compiled
 
-    traced = aot_program(gm, args, fw_compiler=compiler)
+    traced = aot_program(gm, args, compiler=compiler)
     text = json.dumps(to_json(traced))
     again = from_json(json.loads(text), calls[0], calls[1] if len(calls) > 1 else None)
     assert json.dumps(to_json(again)) == text
@@ -83,7 +84,7 @@ def test_gradients_are_as_before() -> None:
 
     x, w = torch.randn(3, 4, requires_grad=True), torch.randn(4, 2, requires_grad=True)
     run, traced, _ = reread(loss, x, w)
-    assert traced.link is not None
+    assert isinstance(traced.run, Differentiable)
     (result,) = run(x, w)
     result.backward()
     found = x.grad, w.grad
@@ -97,7 +98,7 @@ def test_program_that_holds_tensors_is_refused() -> None:
     constant = torch.randn(3)
     gm = captured(lambda x: x + torch.tensor([1.0, 2.0, 3.0]), constant)
     with pytest.raises(Unrecordable):
-        to_json(aot_program(gm, (constant,), fw_compiler=interpret))
+        to_json(aot_program(gm, (constant,), compiler=interpret))
 
 
 @pytest.mark.parametrize("wrong", [{"OpOverload": "aten.nonsense.default"}, {"dtype": "torch.nn"}, {"pickle": "x"}])
@@ -105,6 +106,6 @@ def test_text_of_another_version_is_refused(wrong: dict[str, str]) -> None:
     x = torch.randn(3, 4)
     _, traced, _ = reread(several, x)
     data = json.loads(json.dumps(to_json(traced)))
-    data["forward"]["sources"]["tuple"][0] = wrong
+    data["program"]["Program"][1] = wrong
     with pytest.raises((KeyError, TypeError, ValueError, AttributeError)):
         from_json(data, lambda args: args, None)
