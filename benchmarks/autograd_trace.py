@@ -91,7 +91,7 @@ def measured(name: str, repeats: int) -> Figures:
     ours: list[float] = []
     torchs: list[float] = []
     for _ in range(repeats):
-        ours.append(seconds(lambda: aot.aot_compile(gm, example_inputs, compiler=nothing)))
+        ours.append(seconds(lambda: aot.aot_compile(gm, example_inputs, fw_compiler=nothing)))
         torchs.append(seconds(lambda: torch_aot.aot_compile(gm, example_inputs, compiler=nothing)))
     joint = _joint(gm, example_inputs)
     partition = min_cut(joint)

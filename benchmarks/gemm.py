@@ -219,7 +219,7 @@ def measure(case: Case, compiler: Compiler, inductor: bool) -> Row:
     row = compiler.row = Row(case.name)
     begun = time.perf_counter()
     torch.compiler.reset()
-    mine = torch.compile(case.fn, backend=lambda gm, given: aot_compile(gm, given, compiler=compiler.compile))
+    mine = torch.compile(case.fn, backend=lambda gm, given: aot_compile(gm, given, fw_compiler=compiler.compile))
     contenders: dict[str, Callable[..., Tensor]] = {"library": case.fn, "gyrator": mine}
     if inductor:
         contenders["inductor"] = torch.compile(case.fn, mode="max-autotune-no-cudagraphs")

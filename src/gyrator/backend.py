@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from gyrator.autograd.aot import aot_program, assemble
+from gyrator.autograd.aot import Traced, aot_program, assemble
 from gyrator.autograd.decompositions import decomposition_table
 from gyrator.autograd.function import Differentiable
 from gyrator.autograd.inputs import Inputs, fake_inputs
@@ -28,7 +28,7 @@ from gyrator.runtime.load import WRAPPER
 from gyrator.runtime.programs import Found, find_program, keep_program, program_key
 from gyrator.runtime.targets import find_targets
 from gyrator.session import Session
-from gyrator.torch_compat import recompile_reason
+from gyrator.torch_compat import autocast_enabled, recompile_reason
 
 
 def compile_program(
@@ -38,8 +38,32 @@ def compile_program(
 
     The callable's attribute `wrappers` has the files of its graphs' programs.
     """
-    start = time.perf_counter()
     inputs = fake_inputs(gm, example_inputs)
+    for_loss = not autocast_enabled()  # as it is now, autocast cannot be had again when backward runs
+    traced, wrappers = _compile(gm, inputs, example_inputs, config, name, process, for_loss=for_loss)
+
+    def complete() -> Traced:
+        with process.lock, frozen_garbage():
+            return _compile(gm, inputs, inputs.values, config, f"{name}_complete", process, for_loss=False)[0]
+
+    call = assemble(traced, gm, example_inputs, complete)
+    if isinstance(call, FunctionType):  # no method of a module that runs uncompiled
+        call.__dict__["wrappers"] = tuple(wrappers)
+    return call
+
+
+def _compile(
+    gm: fx.GraphModule,
+    inputs: Inputs,
+    example_inputs: Sequence[Any],
+    config: Config,
+    name: str,
+    process: Process,
+    *,
+    for_loss: bool,
+) -> tuple[Traced, Sequence[str]]:
+    """A program compiled or found, and the files of its graphs' programs."""
+    start = time.perf_counter()
     shape_env = shape_env_of(inputs.values)
     guards = 0 if shape_env is None else len(shape_env.guards)
     graphs: list[str | None] = []
@@ -74,7 +98,7 @@ def compile_program(
             dump_graph(program.dump, "captured", gm, inputs.values)
         stores = open_stores(program, process.scratch_folder())
         with program.stage("look up"):
-            key = _key(gm, inputs, example_inputs, config, device, shape_env)
+            key = _key(gm, inputs, example_inputs, config, device, shape_env, for_loss)
             found = _find(key, stores, inputs.values, program)
         if found is not None:
             calls = []
@@ -85,18 +109,19 @@ def compile_program(
                 program, name, gm, from_json(ProgramRecord, found.about), start, process.watch, cached=True
             )
             paths = [str(entry.folder / WRAPPER) for entry in found.graphs]
-            return _telling(assemble(found.traced(calls), gm, example_inputs), paths)
+            return found.traced(calls), paths
 
         if device.type == "cuda":
             process.workers.prepare(2)  # they import Triton while the graphs are traced
         traced = aot_program(
             gm,
             example_inputs,
-            compiler=compiler,
+            fw_compiler=compiler,
             partition_fn=partition,
             decompositions=decomposition_table(numerics="eager" if config.numerics == "eager" else "fast"),
             channels_last={"on": True, "off": False}.get(config.channels_last, device.type == "cuda" or None),
             frozen=config.freezing,
+            for_loss=for_loss,
             stage=program.stage,
         )
         if config.freezing and isinstance(traced.run, Differentiable):
@@ -107,14 +132,7 @@ def compile_program(
             with program.stage("store"):
                 keep_program(key, traced, kept, shape_env, guards, stores.programs, to_json(record))
         program_compiled(program, name, gm, record, start, process.watch, cached=False)
-        return _telling(assemble(traced, gm, example_inputs), wrappers)
-
-
-def _telling(call: Callable[..., Any], wrappers: Sequence[str]) -> Callable[..., Any]:
-    """The callable with its attribute `wrappers`; a module's own method, which runs uncompiled, gets none."""
-    if isinstance(call, FunctionType):
-        call.__dict__["wrappers"] = tuple(wrappers)
-    return call
+        return traced, wrappers
 
 
 def _key(
@@ -124,6 +142,7 @@ def _key(
     config: Config,
     device: torch.device,
     shape_env: ShapeEnv | None,
+    for_loss: bool,
 ) -> Key | None:
     """The program's key; None if it has none, or if it must be compiled anyway."""
     if config.validate or config.freezing:
@@ -132,7 +151,7 @@ def _key(
         targets = find_targets(config, device)
     except ToolchainMissing:
         return None
-    return program_key(gm, inputs, example_inputs, config, shape_env, targets.key())
+    return program_key(gm, inputs, example_inputs, config, shape_env, targets.key(), for_loss)
 
 
 def _find(key: Key | None, stores: Stores, values: Sequence[object], session: Session) -> Found | None:

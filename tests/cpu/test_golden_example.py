@@ -119,7 +119,7 @@ def compiled_stages() -> dict[str, Stage]:
 
     model, x = example()
     torch._dynamo.reset()
-    backend = functools.partial(aot_compile, compiler=compiler)
+    backend = functools.partial(aot_compile, fw_compiler=compiler)
     torch.compile(model, backend=backend)(x).sum().backward()
     return found
 

@@ -214,7 +214,7 @@ def test_compiled_graphs_empty_the_list_of_their_inputs():
 
         return dataclasses.replace(compiled, call=call)
 
-    backend = functools.partial(aot_compile, compiler=compiler)
+    backend = functools.partial(aot_compile, fw_compiler=compiler)
     x = torch.randn(4, 4, requires_grad=True)
     torch._dynamo.reset()
     torch.compile(lambda x: ((x * 2).relu() @ x).tanh().sum(), backend=backend)(x).backward()

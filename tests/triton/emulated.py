@@ -74,7 +74,7 @@ class Emulator:
 
     def backend(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """For torch.compile."""
-        return aot_compile(gm, example_inputs, compiler=self.compile)
+        return aot_compile(gm, example_inputs, fw_compiler=self.compile)
 
 
 def on_gpu(graph: fx.GraphModule, example_inputs: Sequence[object], numbers_on_cpu: bool = False) -> list[object]:

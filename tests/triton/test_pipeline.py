@@ -42,7 +42,7 @@ def graphs_of(module: nn.Module, *inputs: torch.Tensor) -> list[tuple[fx.GraphMo
         return run
 
     torch._dynamo.reset()
-    torch.compile(module, backend=lambda gm, values: aot_compile(gm, values, compiler=keep))(*inputs)
+    torch.compile(module, backend=lambda gm, values: aot_compile(gm, values, fw_compiler=keep))(*inputs)
     return found
 
 

@@ -1,11 +1,14 @@
 """READ THIS FIRST: `aot_compile`, the whole of gyrator.autograd as one straight line."""
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, GraphModule, Node
@@ -19,9 +22,11 @@ from gyrator.autograd.function import Differentiable, Tangent, make_function
 from gyrator.autograd.inputs import Inputs, fake_inputs, overlapping
 from gyrator.autograd.interface import BoxedCallable, Compiled, Compiler, GraphInfo, Size, Update
 from gyrator.autograd.joint import Joint, trace
+from gyrator.autograd.loss import behind_loss, without_zeros
 from gyrator.autograd.partition import Halves, JointGraph, PartitionFunction, inference_graph, min_cut, split
 from gyrator.autograd.rng import seed_recomputed
 from gyrator.autograd.shell import Program, make_shell
+from gyrator.errors import InternalCheckError
 
 Stage: TypeAlias = Callable[[str], AbstractContextManager[object]]
 """What the work on a part of the pipeline, given by name, runs within: for timing."""
@@ -31,16 +36,24 @@ def aot_compile(
     gm: GraphModule,
     example_inputs: Sequence[Any],
     *,
-    compiler: Compiler,
+    fw_compiler: Compiler,
+    bw_compiler: Compiler | None = None,
     partition_fn: PartitionFunction = min_cut,
     decompositions: DecompositionTable | None = None,
+    lazy_backward: bool = False,
 ) -> Callable[..., Any]:
     """A callable with `gm`'s own signature that behaves like it: values, aliasing, mutation, gradients. Arguments and
     errors are those of `aot_program`."""
     traced = aot_program(
-        gm, example_inputs, compiler=compiler, partition_fn=partition_fn, decompositions=decompositions
+        gm,
+        example_inputs,
+        fw_compiler=fw_compiler,
+        bw_compiler=bw_compiler,
+        partition_fn=partition_fn,
+        decompositions=decompositions,
+        lazy_backward=lazy_backward,
     )
-    return assemble(traced, gm, example_inputs)
+    return assemble(traced, gm, example_inputs, lambda: traced)
 
 
 @dataclass(frozen=True)
@@ -51,12 +64,17 @@ class Traced:
     run: BoxedCallable | Differentiable
 
 
-def assemble(traced: Traced, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    """The callable that the user calls; `gm` itself where inputs that are written share memory."""
+def assemble(
+    traced: Traced, gm: GraphModule, example_inputs: Sequence[Any], complete: Callable[[], Traced]
+) -> Callable[..., Any]:
+    """The callable that the user calls; `gm` itself where inputs that are written share memory. `complete` compiles a
+    program `for_loss` without that, in case that other results are differentiated after all.
+    """
     program = traced.program
     if overlapping((*example_inputs, *program.constants), [update.input for update in program.forward.updates]):
         return gm.forward
-    run = make_function(traced.run) if isinstance(traced.run, Differentiable) else traced.run
+    link = traced.run
+    run = make_function(link, lambda: _completed(link, complete)) if isinstance(link, Differentiable) else link
     return make_shell(program, run, gm.forward)
 
 
@@ -64,11 +82,14 @@ def aot_program(
     gm: GraphModule,
     example_inputs: Sequence[Any],
     *,
-    compiler: Compiler,
+    fw_compiler: Compiler,
+    bw_compiler: Compiler | None = None,
     partition_fn: PartitionFunction = min_cut,
     decompositions: DecompositionTable | None = None,
+    lazy_backward: bool = False,
     channels_last: bool | None = False,
     frozen: bool = False,
+    for_loss: bool = False,
     stage: Stage = nullcontext,
 ) -> Traced:
     """Compiles a graph of torch-level operators ahead of time, its backward included.
@@ -76,11 +97,15 @@ def aot_program(
     Args:
         gm: torch-level ops, as torch.compile hands them to a backend.
         example_inputs: one per placeholder of `gm`: fake or real tensors, sizes.
-        compiler: compiles forward (or the whole of a program without gradients) and backward.
+        fw_compiler, bw_compiler: compile forward (or the whole of a program without gradients) and backward, by
+            default the same; see `Compiler`.
         partition_fn: decides what forward saves and backward recomputes.
         decompositions: see `decomposition_table`, whose result is the default.
+        lazy_backward: compile backward at its first call. Facts about sizes that it finds out then are not
+            guarded, so it is for static shapes.
         channels_last: None leaves that to the graph, if it has no backward.
         frozen: parameters and buffers of a program without backward, but those that it writes, are constants.
+        for_loss: backward is that of the loss alone, where the other results lie behind it.
         stage: each part of the work runs within `stage(its name)`.
 
     Raises:
@@ -102,6 +127,7 @@ def aot_program(
         with stage("module"):
             examples = [node.meta["val"] for node in graph.find_nodes(op="placeholder")]
             module = GraphModule({**build.bodies, **held}, graph)
+        compiler = bw_compiler if info.kind == "backward" and bw_compiler is not None else fw_compiler
         return compiler(module, examples, info)
 
     run: BoxedCallable | Differentiable
@@ -109,7 +135,7 @@ def aot_program(
         with stage("partition"):
             partition = partition_fn(roles)
             halves = split(roles, partition.saved)
-        run, written = _differentiable(joint, roles, halves, compiled)
+        run, written = _differentiable(joint, roles, halves, compiled, lazy_backward, for_loss)
     else:
         graph = inference_graph(roles)
         held = freeze(graph, _lasting(roles, (*example_inputs, *joint.constants))) if frozen else {}
@@ -139,12 +165,20 @@ def roles_of(joint: Joint, graph: Graph, inputs: Inputs) -> JointGraph:
 
 
 def _differentiable(
-    joint: Joint, roles: JointGraph, halves: Halves, compiled: Callable[[Graph, GraphInfo], Compiled]
+    joint: Joint,
+    roles: JointGraph,
+    halves: Halves,
+    compiled: Callable[[Graph, GraphInfo], Compiled],
+    lazy: bool,
+    for_loss: bool,
 ) -> tuple[Differentiable, frozenset[int]]:
     """Forward and backward compiled, and how they are joined; the inputs that forward overwrites."""
     kept = halves.saved_values + halves.numbers
     info = GraphInfo("forward", _static(roles), _updates(joint), _strides(joint, halves.forward), kept)
     forward = compiled(halves.forward, info)
+    missing = behind_loss(roles.results, joint.tangents) if for_loss else ()
+    tangents = dict(zip(joint.tangents, halves.tangents, strict=True))
+    without_zeros(halves.backward, {tangents.pop(result) for result in missing})
     static = tuple(
         halves.numbers + halves.saved_values + index
         for index, position in enumerate(halves.saved_primals)
@@ -152,17 +186,43 @@ def _differentiable(
     )
     backward_info = GraphInfo("backward", static, (), (None,) * len(roles.gradients), kept)
 
+    def compile_backward() -> BoxedCallable:
+        return compiled(halves.backward, backward_info).call
+
     link = Differentiable(
         forward=forward.call,
-        backward=compiled(halves.backward, backward_info).call,
+        backward=_lazy(compile_backward) if lazy else compile_backward(),
         results=len(roles.results),
         saved_values=halves.saved_values,
         saved_inputs=halves.saved_primals,
-        tangents=tuple(_tangent(result, node) for result, node in zip(joint.tangents, roles.tangents, strict=True)),
+        tangents=tuple(_tangent(result, node) for result, node in tangents.items()),
+        missing=missing,
         gradients=joint.gradients,
         inputs=joint.inputs + len(joint.constants),
     )
     return link, _written(joint, forward)
+
+
+def _completed(link: Differentiable, complete: Callable[[], Traced]) -> Differentiable:
+    """The halves of the program with a complete backward, which gets what the forward of `link` saves."""
+    with torch.enable_grad():  # off while autograd runs backward
+        found = complete().run
+    if isinstance(found, Differentiable):
+        if (found.saved_values, found.saved_inputs) == (link.saved_values, link.saved_inputs):
+            return found
+    raise InternalCheckError("complete backward", "it reads other values than forward saved")
+
+
+def _lazy(compile_now: Callable[[], BoxedCallable]) -> BoxedCallable:
+    """A boxed callable that is compiled when it is first called."""
+    compiled, lock = cache(compile_now), threading.Lock()
+
+    def call(args: list[Any]) -> Sequence[Any]:
+        with lock:
+            ready = compiled()
+        return ready(args)
+
+    return call
 
 
 def _static(roles: JointGraph) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ class Differentiable:
         saved_values: number of saved values after them.
         saved_inputs: positions of the inputs that backward reads.
         tangents: those that backward takes.
+        missing: results with a tangent too, which backward takes to be missing.
         gradients: for each gradient that backward returns, the position of its input.
         inputs: number of arguments.
     """
@@ -49,15 +51,17 @@ class Differentiable:
     saved_values: int
     saved_inputs: tuple[int, ...]
     tangents: tuple[Tangent, ...]
+    missing: tuple[int, ...]
     gradients: tuple[int, ...]
     inputs: int
 
 
-def make_function(spec: Differentiable) -> Callable[[list[Any]], Sequence[Any]]:
-    """A boxed callable that runs forward and links its results to backward."""
-    forward, backward = spec.forward, spec.backward
+def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) -> Callable[[list[Any]], Sequence[Any]]:
+    """A boxed callable that runs forward and links its results to backward. `complete` compiles the program once more,
+    with a backward that misses no tangent; it is called when one is there after all."""
+    forward, completed = spec.forward, cache(complete)
     results, saved_end = spec.results, spec.results + spec.saved_values
-    differentiable = {tangent.result for tangent in spec.tangents}
+    differentiable = {*spec.missing, *[tangent.result for tangent in spec.tangents]}
     constant_results = tuple(index for index in range(results) if index not in differentiable)
     dynamic = tuple(tangent.result for tangent in spec.tangents if tangent.strides is None)
     position_of = {position: index for index, position in enumerate(spec.gradients)}
@@ -86,17 +90,18 @@ def make_function(spec: Differentiable) -> Callable[[list[Any]], Sequence[Any]]:
             inputs = saved[spec.saved_values :] if torch.is_grad_enabled() else ()
             boxed = [*ctx.numbers, *saved]
             del saved
-            for tangent in spec.tangents:
+            link = spec if all(gradients[index] is None for index in spec.missing) else completed()
+            for tangent in link.tangents:
                 shape, strides = (
                     ctx.layouts[tangent.result] if tangent.strides is None else (tangent.shape, tangent.strides)
                 )
                 boxed.append(_received(gradients[tangent.result], shape, strides, tangent))
             torch_compat.release_saved(ctx)
             if not torch.is_grad_enabled():
-                computed = backward(boxed)
+                computed = link.backward(boxed)
             else:
                 with torch.no_grad():
-                    values = backward(boxed)
+                    values = link.backward(boxed)
                 computed = _SecondDerivative.apply(len(values), *values, *inputs, *gradients)
             return tuple([None if index is None else computed[index] for index in order])
 

@@ -160,7 +160,7 @@ def _guilty_half(gm: fx.GraphModule, inputs: Sequence[Any], expected: Sequence[T
 
     def right(**parts: Any) -> bool:
         try:
-            compiled = aot_compile(_fresh(gm, inputs), _copies(inputs), compiler=interpret, **parts)
+            compiled = aot_compile(_fresh(gm, inputs), _copies(inputs), fw_compiler=interpret, **parts)
             return _differences(_outcome(compiled, inputs), expected) is None
         except Exception:
             return False

@@ -39,11 +39,17 @@ class Found:
 
 
 def program_key(
-    gm: fx.GraphModule, inputs: Inputs, examples: Sequence[object], config: Config, env: ShapeEnv | None, target: str
+    gm: fx.GraphModule,
+    inputs: Inputs,
+    examples: Sequence[object],
+    config: Config,
+    env: ShapeEnv | None,
+    target: str,
+    for_loss: bool,
 ) -> Key | None:
     """The key of a captured graph, or None if it has none."""
     kinds = [type(example).__name__ if not isinstance(example, torch.Tensor) else "" for example in examples]
-    about = repr((inputs.requires_grad, inputs.leaf, inputs.static, kinds, sharing(examples)))
+    about = repr((inputs.requires_grad, inputs.leaf, inputs.static, kinds, sharing(examples), for_loss))
     return captured_key(gm, inputs.values, about, config, shape_env=env, target=target)
 
 

@@ -20,7 +20,7 @@ BACKEND = "gyrator_autograd"
 
 
 def _backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-    return aot_compile(gm, example_inputs, compiler=interpret, decompositions=decomposition_table(numerics="eager"))
+    return aot_compile(gm, example_inputs, fw_compiler=interpret, decompositions=decomposition_table(numerics="eager"))
 
 
 torch._dynamo.register_backend(_backend, BACKEND)
@@ -55,7 +55,7 @@ def compiled(
     graphs = Graphs()
 
     def backend(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        return aot_compile(gm, example_inputs, compiler=graphs.compiler, **options)
+        return aot_compile(gm, example_inputs, fw_compiler=graphs.compiler, **options)
 
     return torch.compile(function, backend=backend, dynamic=dynamic), graphs
 

@@ -198,7 +198,7 @@ def test_a_held_tensor_that_a_written_input_overlaps() -> None:
     graph.call_function(torch.ops.aten.add_.Tensor, (x, 1))
     graph.output((graph.call_function(torch.ops.aten.mul.Tensor, (value, 2)),))
     program = torch.fx.GraphModule(root, graph)
-    function = aot_compile(program, [torch.zeros(4)], compiler=interpret)
+    function = aot_compile(program, [torch.zeros(4)], fw_compiler=interpret)
     assert function(torch.zeros(4))[0].tolist() == [0, 2, 4, 6]
     assert function(held)[0].tolist() == [2, 4, 6, 8]
 

@@ -72,7 +72,7 @@ def captured(fn: Callable[[Tensor], Tensor], q: Tensor) -> list[str]:
         return Compiled(lambda args: graph(*args), frozenset())
 
     torch._dynamo.reset()
-    compiled = torch.compile(fn, backend=lambda gm, x: aot_compile(gm, x, compiler=keep), dynamic=False)
+    compiled = torch.compile(fn, backend=lambda gm, x: aot_compile(gm, x, fw_compiler=keep), dynamic=False)
     torch.testing.assert_close(compiled(q), fn(q))
     return ops
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
 from gyrator.autograd import aot_compile, interpret
+from gyrator.autograd.interface import Compiled, GraphInfo
 from gyrator.errors import UnsupportedInput, UnsupportedOperator
 from tests.pure.autograd.ddp_worker import batch, build
 from tests.pure.autograd.harness import BACKEND, compiled, leaf, same_as_eager
@@ -71,6 +73,27 @@ def test_integer_and_detached_outputs_require_no_grad() -> None:
     run, _ = compiled(lambda x: (x.sin(), x.argmax(), x.cos().detach()))
     a, b, c = run(leaf(4))
     assert (a.requires_grad, b.requires_grad, c.requires_grad) == (True, False, False)
+
+
+def test_lazy_backward_is_compiled_at_its_first_call() -> None:
+    run, graphs = compiled(cube, lazy_backward=True)
+    x = leaf(4)
+    loss = run(x)
+    assert "backward" not in graphs.modules
+    loss.backward()
+    assert "backward" in graphs.modules
+    torch.testing.assert_close(x.grad, 3 * x.detach() ** 2)
+
+
+def test_backward_may_have_a_compiler_of_its_own() -> None:
+    kinds: list[str] = []
+
+    def keep(graph: torch.fx.GraphModule, given: Sequence[object], info: GraphInfo) -> Compiled:
+        kinds.append(info.kind)
+        return interpret(graph, given, info)
+
+    compiled(cube, bw_compiler=keep)[0](leaf(4))
+    assert kinds == ["backward"]
 
 
 def test_hooks_on_inner_gradients_run() -> None:
@@ -219,13 +242,13 @@ def test_distributed_data_parallel_averages_gradients(tmp_path: Path) -> None:
 
 def test_a_program_without_effects_costs_one_call() -> None:
     gm = torch.fx.symbolic_trace(lambda x: (x + 1,))
-    run = aot_compile(gm, [torch.randn(3)], compiler=interpret)
+    run = aot_compile(gm, [torch.randn(3)], fw_compiler=interpret)
     assert run.__code__.co_names == ("run",)
 
 
 def test_outputs_may_be_nested() -> None:
     gm = torch.fx.symbolic_trace(lambda x: {"a": x + 1, "b": [x * 2, None]})
-    result = aot_compile(gm, [torch.ones(2)], compiler=interpret)(torch.ones(2))
+    result = aot_compile(gm, [torch.ones(2)], fw_compiler=interpret)(torch.ones(2))
     assert result["a"].tolist() == [2, 2] and result["b"][0].tolist() == [2, 2] and result["b"][1] is None
 
 
@@ -239,7 +262,7 @@ def test_tensors_that_the_program_holds_are_inputs_of_the_graph() -> None:
             return x + self.held, self.held
 
     module = Holder()
-    run = aot_compile(torch.fx.symbolic_trace(module), [torch.ones(3)], compiler=interpret)
+    run = aot_compile(torch.fx.symbolic_trace(module), [torch.ones(3)], fw_compiler=interpret)
     total, held = run(torch.ones(3))
     assert total.tolist() == [1, 2, 3] and held.data_ptr() == module.held.data_ptr()
 
@@ -252,25 +275,25 @@ def make_two(x: Tensor) -> Tensor:
 def test_subclasses_and_sparse_tensors_are_refused() -> None:
     gm = torch.fx.symbolic_trace(lambda x: (x + 1,))
     with pytest.raises(UnsupportedInput, match=r"layout torch\.sparse_coo"):
-        aot_compile(gm, [torch.eye(3).to_sparse()], compiler=interpret)
+        aot_compile(gm, [torch.eye(3).to_sparse()], fw_compiler=interpret)
 
     class Special(torch.Tensor):
         pass
 
     with pytest.raises(UnsupportedInput, match=r"subclass Special(.|\n)*torch\.compile\(backend=\"inductor\""):
-        aot_compile(gm, [torch.ones(3).as_subclass(Special)], compiler=interpret)
+        aot_compile(gm, [torch.ones(3).as_subclass(Special)], fw_compiler=interpret)
 
 
 def test_a_subclass_that_the_program_makes_is_refused_too() -> None:
     gm = torch.fx.symbolic_trace(lambda x: (make_two(x) * 2,))
     with pytest.raises(UnsupportedInput, match=r"subclass TwoTensor(.|\n)*torch\.compile\(backend=\"inductor\""):
-        aot_compile(gm, [torch.ones(3)], compiler=interpret)
+        aot_compile(gm, [torch.ones(3)], fw_compiler=interpret)
 
 
 def test_a_gradient_of_a_subclass_is_refused() -> None:
     gm = torch.fx.symbolic_trace(lambda x: (x * 2,))
     x = torch.ones(3, requires_grad=True)
-    (y,) = aot_compile(gm, [x], compiler=interpret)(x)
+    (y,) = aot_compile(gm, [x], fw_compiler=interpret)(x)
     with pytest.raises(UnsupportedInput, match=r"subclass TwoTensor(.|\n)*torch\.compile\(backend=\"inductor\""):
         y.backward(TwoTensor(torch.ones(3), torch.ones(3)))
 
@@ -282,4 +305,4 @@ def test_taking_over_another_tensors_memory_is_refused() -> None:
 
     gm = torch.fx.symbolic_trace(program)
     with pytest.raises(UnsupportedOperator, match="what memory a tensor owns"):
-        aot_compile(gm, [torch.ones(3), torch.ones(3)], compiler=interpret)
+        aot_compile(gm, [torch.ones(3), torch.ones(3)], fw_compiler=interpret)

@@ -41,11 +41,11 @@ def reread(function: Program, *args: Any) -> tuple[Program, Traced, GraphModule]
         calls.append(compiled.call)
         return compiled
 
-    traced = aot_program(gm, args, compiler=compiler)
+    traced = aot_program(gm, args, fw_compiler=compiler)
     text = json.dumps(to_json(traced))
     again = from_json(json.loads(text), calls[0], calls[1] if len(calls) > 1 else None)
     assert json.dumps(to_json(again)) == text
-    return assemble(again, gm, args), again, gm
+    return assemble(again, gm, args, lambda: again), again, gm
 
 
 def sharing(tensors: Sequence[Any]) -> list[list[bool]]:
@@ -98,7 +98,7 @@ def test_program_that_holds_tensors_is_refused() -> None:
     constant = torch.randn(3)
     gm = captured(lambda x: x + torch.tensor([1.0, 2.0, 3.0]), constant)
     with pytest.raises(Unrecordable):
-        to_json(aot_program(gm, (constant,), compiler=interpret))
+        to_json(aot_program(gm, (constant,), fw_compiler=interpret))
 
 
 @pytest.mark.parametrize("wrong", [{"OpOverload": "aten.nonsense.default"}, {"dtype": "torch.nn"}, {"pickle": "x"}])

@@ -203,7 +203,7 @@ def test_operators_that_take_graphs_are_run_or_refused() -> None:
     x = graph.placeholder("x")
     graph.output((graph.call_function(torch.ops.higher_order.strict_mode, (graph.get_attr("body"), (x,))),))
     with pytest.raises(UnsupportedOperator, match="strict_mode cannot be compiled"):
-        aot_compile(torch.fx.GraphModule(root, graph), [torch.randn(4)], compiler=interpret)
+        aot_compile(torch.fx.GraphModule(root, graph), [torch.randn(4)], fw_compiler=interpret)
 
 
 # --- attention with functions of the user's --------------------------------------------------------

@@ -30,6 +30,7 @@ class Halves:
         saved_values: how many values forward returns for backward.
         saved_primals: positions of primals that backward reads.
         numbers: how many numbers forward returns for backward.
+        tangents: the placeholders of backward for the tangents.
     """
 
     forward: Graph
@@ -37,6 +38,7 @@ class Halves:
     saved_values: int
     saved_primals: tuple[int, ...]
     numbers: int
+    tangents: tuple[Node, ...]
 
 
 def split(joint: JointGraph, saved: Sequence[Node]) -> Halves:
@@ -48,7 +50,9 @@ def split(joint: JointGraph, saved: Sequence[Node]) -> Halves:
     forward, kept = _forward_graph(joint, values, numbers)
     handed = {**dict(zip(values, kept, strict=True)), **{node: node for node in (*numbers, *primals)}}
     backward = _backward_graph(joint, {node: handed[node] for node in (*numbers, *values, *primals)})
-    return Halves(forward, backward, len(values), tuple(positions[node] for node in primals), len(numbers))
+    inputs = backward.find_nodes(op="placeholder")
+    tangents = tuple(inputs[len(inputs) - len(joint.tangents) :])
+    return Halves(forward, backward, len(values), tuple(positions[node] for node in primals), len(numbers), tangents)
 
 
 def inference_graph(joint: JointGraph) -> Graph:

@@ -1,0 +1,65 @@
+"""Backward of a loss alone. A program that trains returns its loss and what that was computed from: logits, hidden
+states. The caller differentiates by the loss. Gradients of the others are then missing, and count as zeros: left out.
+
+    d = sub(softmax, target)                      d = sub(softmax, target)
+    mm(add(d, tangent_logits), weight)      →     mm(d, weight)
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch.fx import Graph, Node
+
+from gyrator.autograd.builder import ancestors
+
+aten = torch.ops.aten
+
+_LINEAR = frozenset({
+    aten.view, aten._unsafe_view, aten.permute, aten.transpose, aten.t, aten.expand, aten.unsqueeze, aten.squeeze,
+    aten.slice, aten.select, aten.clone, aten.neg, aten._to_copy, torch.ops.prims.convert_element_type,
+})  # fmt: skip
+"""Zeros where their first argument is zeros."""
+
+
+def behind_loss(results: Sequence[object], tangents: Sequence[int]) -> tuple[int, ...]:
+    """Which of the results with a tangent the loss is computed from: the only one that is a single number. None if
+    there is no such one, or if sizes are symbolic.
+    """
+    nodes = {at: node for at in tangents if isinstance(node := results[at], Node)}
+    losses = [node for node in nodes.values() if node.meta["val"].dim() == 0]
+    if len(losses) != 1 or any(type(n) is not int for node in nodes.values() for n in node.meta["val"].shape):
+        return ()
+    before = ancestors(losses) - set(losses)
+    return tuple(at for at, node in nodes.items() if node in before)
+
+
+def without_zeros(graph: Graph, zeros: set[Node]) -> None:
+    """Removes inputs of a graph that are zeros, and what is computed from them alone."""
+    for node in list(graph.nodes):
+        given = [source for source in node.all_input_nodes if source in zeros]
+        packet = getattr(node.target, "overloadpacket", None)
+        others = [source for source in node.args[:2] if source not in given]
+        if not given:
+            continue
+        if packet in _LINEAR or (packet is aten.add and not others):
+            zeros = zeros | {node}
+        elif packet is aten.add and not node.kwargs and isinstance(others[0], Node) and _alike(others[0], node):
+            node.replace_all_uses_with(others[0])
+            graph.erase_node(node)
+        else:
+            for source in given:
+                value = source.meta["val"]
+                with graph.inserting_before(node):
+                    made = graph.call_function(
+                        aten.full.default, (value.shape, 0), {"dtype": value.dtype, "device": value.device}
+                    )
+                made.meta = dict(source.meta)
+                node.replace_input_with(source, made)
+    for node in reversed(list(graph.nodes)):
+        if node in zeros:
+            graph.erase_node(node)
+
+
+def _alike(one: Node, other: Node) -> bool:
+    left, right = one.meta["val"], other.meta["val"]
+    return bool(left.shape == right.shape and left.dtype == right.dtype)
