@@ -207,9 +207,9 @@ def _completed(link: Differentiable, complete: Callable[[], Traced]) -> Differen
     """The halves of the program with a complete backward, which gets what the forward of `link` saves."""
     with torch.enable_grad():  # off while autograd runs backward
         found = complete().run
-    if isinstance(found, Differentiable):
-        if (found.saved_values, found.saved_inputs) == (link.saved_values, link.saved_inputs):
-            return found
+    expected = link.saved_values, link.saved_inputs
+    if isinstance(found, Differentiable) and (found.saved_values, found.saved_inputs) == expected:
+        return found
     raise InternalCheckError("complete backward", "it reads other values than forward saved")
 
 
