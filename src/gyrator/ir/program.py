@@ -11,8 +11,8 @@ or an update of an input is ``x@1``, never ``x`` again), so order carries no mea
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import torch
@@ -233,6 +233,12 @@ def defines(node: Node) -> tuple[Value, ...]:
     """The values that ``node`` defines."""
     values = tuple(v for v in node.out if v is not None)
     return values + tuple(v for _, v in node.mutates) if isinstance(node, Extern) else values
+
+
+def change_nests(program: Program, change: Callable[[Nest], Iterable[Node]]) -> Program:
+    """The program with what ``change`` makes of each nest in its place."""
+    changed = (change(node) if isinstance(node, Nest) else (node,) for node in program.nodes)
+    return replace(program, nodes=tuple([node for nodes in changed for node in nodes]))
 
 
 def views(node: Extern) -> tuple[View, ...]:

@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
-from gyrator.ir.expr import Expr, Load, Value
+from gyrator.ir.expr import Value
 from gyrator.ir.index import Axis
 from gyrator.ir.program import Scatter, defines, expressions, loads
 from gyrator.schedule.group import Group, Member
-from gyrator.schedule.simplify import rewrite_root
+from gyrator.schedule.simplify import reading, rewrite_root
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,9 @@ def canonicalise(group: Group, stored: frozenset[Value]) -> Canonical:
     axes = (*group.outer, *(a for s in group.spaces for a in s), *group.serial)
     group = group.rewrite({axis: Axis(f"i{k}", axis.extent).index() for k, axis in enumerate(axes)})
 
-    def swap(expr: Expr) -> Expr | None:
-        return Load(names[expr.value], expr.index, expr.mask, expr.other) if isinstance(expr, Load) else None
-
     members: list[Member] = []
     for number, member in enumerate(group.members):
-        root = rewrite_root(member.nest.root, swap)
+        root = rewrite_root(member.nest.root, reading(names))
         if isinstance(root, Scatter):
             root = replace(root, into=names[root.into])
         out = tuple(None if v is None else names[v] for v in member.nest.out)

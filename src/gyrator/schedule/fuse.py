@@ -13,15 +13,7 @@ from gyrator.ir.program import Extern, Nest, Program, Reduce, Scan, Scatter, def
 from gyrator.schedule.gpu import Gpu, gpu_refusal
 from gyrator.schedule.gpu_mix import mix
 from gyrator.schedule.gpu_shared import shared_blocks
-from gyrator.schedule.group import (
-    Group,
-    Refused,
-    crossing_reads,
-    depends_on_reduction,
-    join,
-    scan_directions,
-    singleton,
-)
+from gyrator.schedule.group import Group, Refused, crossing_reads, depends_on_reduction, join, singleton
 from gyrator.schedule.layout import unit_axes
 from gyrator.schedule.units import Units
 from gyrator.schedule.volume import volume
@@ -184,7 +176,7 @@ def _check(group: Group, first: Group, second: Group, *, shared: bool) -> Refuse
     problem = crossing_reads(group, frozenset(m.position for m in first.members))
     if problem is not None:
         return problem
-    if len(scan_directions(group)) > 1:
+    if len({m.nest.root.reverse for m in group.members if isinstance(m.nest.root, Scan)}) > 1:
         return Refused("they scan in opposite directions")
     touched = {v for m in group.members for v in uses(m.nest)} | {v for m in group.members for v in m.nest.out}
     if len(touched) > MAX_VALUES:

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from gyrator.ir.expr import Const, Expr, IndexValue, Load, Masked, Op, Value
+from gyrator.ir.expr import Const, Expr, IndexValue, Masked, Op, Value
 from gyrator.ir.index import ONE, ZERO, Axis, Index, const, contiguous_strides, product
 from gyrator.ir.program import Extern, Nest, Node, Pointwise, Program, Scatter, View, defines, shown_values, views
 from gyrator.origin import Origins
 from gyrator.schedule.pad import ROW_BYTES, copied
-from gyrator.schedule.simplify import rewrite_root
+from gyrator.schedule.simplify import reading, rewrite_root
 from gyrator.schedule.volume import volume
 from gyrator.session import Count, Counters
 
@@ -190,10 +190,7 @@ def _resized(value: Value, shape: tuple[Index, ...], suffix: str = "wide") -> Va
 def _nest(nest: Nest, wide: Mapping[Value, Value]) -> Nest:
     """The nest reading, and if it makes one, writing wide values: zeros where the old ones end."""
 
-    def renamed(e: Expr) -> Expr | None:
-        return Load(wide[e.value], e.index, e.mask, e.other) if isinstance(e, Load) and e.value in wide else None
-
-    nest = replace(nest, root=rewrite_root(nest.root, renamed))
+    nest = replace(nest, root=rewrite_root(nest.root, reading(wide)))
     value = nest.out[0]
     if value is None or value not in wide or not isinstance(nest.root, Pointwise):
         return nest

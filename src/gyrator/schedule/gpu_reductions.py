@@ -8,7 +8,7 @@ import torch
 
 from gyrator.ir.expr import Expr, Load, Op, Value
 from gyrator.ir.index import ONE, ZERO, Atom, Index, substitute
-from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, loads, uses
+from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, change_nests, loads, uses
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_mix import MAX_COLUMNS
 from gyrator.schedule.gpu_shared import shared_blocks
@@ -40,20 +40,18 @@ def split_on_gpu(program: Program, gpu: Gpu | None) -> Program:
     products, extremes (with their numbers) and, where P divides R, variances. Refuses extents that are not known, and
     rows that programs can share within one launch and then need again: a sum alone is faster in two.
     """
-    if gpu is None:
-        return program
-    nodes: list[Node] = []
     by_rows, again = _read_by_rows(program), _read_again(program)
-    for node in program.nodes:
-        if not isinstance(node, Nest) or not isinstance(node.root, Reduce) or not node.on_gpu:
-            nodes.append(node)
-            continue
-        mixed = any(load.value in by_rows for load in loads(node.root.body))
-        shared = node.root.kind == "softmax" or any(load.value in again for load in loads(node.root.body))
-        shared = shared and bool(shared_blocks(singleton(node, 0), gpu))
-        cut = None if shared else _cut(node, node.root, gpu, mixed=mixed)
-        nodes += [node] if cut is None else split(node, node.root, cut)
-    return replace(program, nodes=tuple(nodes))
+
+    def cut(nest: Nest) -> Cut | None:
+        root = nest.root
+        if gpu is None or not isinstance(root, Reduce) or not nest.on_gpu:
+            return None
+        read = {load.value for load in loads(root.body)}
+        if (root.kind == "softmax" or read & again) and shared_blocks(singleton(nest, 0), gpu):
+            return None
+        return _cut(nest, root, gpu, mixed=bool(read & by_rows))
+
+    return change_nests(program, lambda nest: split(nest, cut(nest)))
 
 
 def _read_again(program: Program) -> set[Value]:

@@ -7,7 +7,7 @@ import torch
 from gyrator.ir.expr import Const, Expr, Load, Op, Value
 from gyrator.ir.index import Axis, contiguous_strides
 from gyrator.ir.ops import identity
-from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Scatter
+from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Scatter, change_nests
 from gyrator.schedule.scatter import coordinates, hits
 from gyrator.schedule.volume import volume
 
@@ -30,15 +30,14 @@ def scatters_to_sums(program: Program) -> Program:
     the whole source: refuses where that takes longer than additions that wait for each other, or each gets fewer than
     512; where more than one coordinate is known only at run time; and sizes that are not static.
     """
-    nodes: list[Node] = []
-    for node in program.nodes:
-        scatter = node.root if isinstance(node, Nest) and node.on_gpu and isinstance(node.root, Scatter) else None
-        nodes += [node] if scatter is None or not isinstance(node, Nest) else _sums(node, scatter)
-    return replace(program, nodes=tuple(nodes))
+    return change_nests(program, _sums)
 
 
-def _sums(nest: Nest, root: Scatter) -> list[Node]:
-    out, into = nest.out[0], root.into
+def _sums(nest: Nest) -> list[Node]:
+    root, out = nest.root, nest.out[0]
+    if not isinstance(root, Scatter) or not nest.on_gpu:
+        return [nest]
+    into = root.into
     axes = tuple(Axis(f"i{k}", extent) for k, extent in enumerate(into.shape))
     found = coordinates(nest, root, axes)
     static = all(extent.value is not None for extent in (*into.shape, *(axis.extent for axis in nest.axes)))

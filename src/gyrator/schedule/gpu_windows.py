@@ -12,7 +12,7 @@ import torch
 
 from gyrator.ir.expr import Const, Expr, Load, Op, Value
 from gyrator.ir.index import Atom, Index, const
-from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, loads
+from gyrator.ir.program import Nest, Pointwise, Program, Reduce, change_nests, loads
 from gyrator.schedule.volume import volume
 
 MOST = 32
@@ -26,13 +26,7 @@ def unroll_windows(program: Program) -> Program:
 
     Refuses windows of more than 32 elements or unknown size, and sums in 16 bits.
     """
-    nodes: list[Node] = []
-    for node in program.nodes:
-        if isinstance(node, Nest) and isinstance(node.root, Reduce) and node.on_gpu and _fits(node, node.root):
-            nodes += _unrolled(node, node.root)
-        else:
-            nodes.append(node)
-    return replace(program, nodes=tuple(nodes))
+    return change_nests(program, _unrolled)
 
 
 def _fits(nest: Nest, root: Reduce) -> bool:
@@ -47,8 +41,12 @@ def _fits(nest: Nest, root: Reduce) -> bool:
     return any(inner & i.axes() and kept & i.axes() for load in loads(root.body) for i in load.index)
 
 
-def _unrolled(nest: Nest, root: Reduce) -> Iterator[Nest]:
+def _unrolled(nest: Nest) -> Iterator[Nest]:
     """The result, and for argmax and argmin the lowest number of the elements that are the result."""
+    root = nest.root
+    if not isinstance(root, Reduce) or not nest.on_gpu or not _fits(nest, root):
+        yield nest
+        return
     places: list[dict[Atom, Index]] = [
         {axis: const(k) for axis, k in zip(root.reduced, at, strict=True)}
         for at in product(*(range(a.extent.value or 0) for a in root.reduced))

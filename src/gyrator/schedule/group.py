@@ -283,8 +283,3 @@ def depends_on_reduction(group: Group) -> bool:
     """Whether some member that runs over a space reads the result of a reduction in the group."""
     reduced = {v for m in group.members if isinstance(m.nest.root, Reduce) for v in m.nest.out}
     return any(m.space is not None and any(load.value in reduced for load in m.loads) for m in group.members)
-
-
-def scan_directions(group: Group) -> set[bool]:
-    """Whether the scans of a group run backwards; two answers if they disagree."""
-    return {m.nest.root.reverse for m in group.members if isinstance(m.nest.root, Scan)}

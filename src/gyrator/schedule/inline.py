@@ -9,18 +9,17 @@ from gyrator.ir.ops import OPS
 from gyrator.ir.program import (
     Extern,
     Nest,
-    Node,
     Pointwise,
     Program,
     Reduce,
-    Root,
     Scatter,
+    change_nests,
     expressions,
     loads,
     shown_values,
     uses,
 )
-from gyrator.origin import Origins, merge
+from gyrator.origin import merge
 from gyrator.schedule.layout import transposes
 from gyrator.schedule.simplify import Rule, rewrite_root
 from gyrator.schedule.volume import volume
@@ -67,25 +66,22 @@ def inline(program: Program, rule: Rule) -> Program:
     """
     pinned, reads = frozenset(_pinned(program)), _reads(program)
     bodies_of: dict[Value, tuple[Nest, Expr]] = {}
-    nodes: list[Node] = []
-    for node in program.nodes:
-        if not isinstance(node, Nest):
-            nodes.append(node)
-            continue
-        root = _with_producers(node.root, bodies_of, rule)
-        node = replace(node, root=root, origins=_origins(node, bodies_of))
-        value = node.out[0]
-        if isinstance(root, Pointwise) and value in reads and _wanted(root.body, node, reads[value], value in pinned):
-            bodies_of[value] = (node, root.body)
-            if value not in pinned:
-                continue
-        nodes.append(node)
-    return replace(program, nodes=tuple(nodes))
+
+    def inlined(nest: Nest) -> tuple[Nest, ...]:
+        nest = _with_producers(nest, bodies_of, rule)
+        root, value = nest.root, nest.out[0]
+        if isinstance(root, Pointwise) and value in reads and _wanted(root.body, nest, reads[value], value in pinned):
+            bodies_of[value] = (nest, root.body)
+            return (nest,) if value in pinned else ()
+        return (nest,)
+
+    return change_nests(program, inlined)
 
 
-def _with_producers(root: Root, bodies_of: Mapping[Value, tuple[Nest, Expr]], rule: Rule) -> Root:
-    if not bodies_of or not any(load.value in bodies_of for load in loads(expressions(root))):
-        return root
+def _with_producers(node: Nest, bodies_of: Mapping[Value, tuple[Nest, Expr]], rule: Rule) -> Nest:
+    read = [bodies_of[v][0] for load in loads(expressions(node.root)) if (v := load.value) in bodies_of]
+    if not read:
+        return node
 
     def replace_load(expr: Expr) -> Expr | None:
         if isinstance(expr, Load) and expr.value in bodies_of:
@@ -95,12 +91,8 @@ def _with_producers(root: Root, bodies_of: Mapping[Value, tuple[Nest, Expr]], ru
             return inner if expr.mask is None else Masked(expr.mask, inner, Const(expr.other, expr.dtype))
         return rule(expr)
 
-    return rewrite_root(root, replace_load)
-
-
-def _origins(node: Nest, bodies_of: Mapping[Value, tuple[Nest, Expr]]) -> Origins:
-    found = [bodies_of[v][0].origins for load in loads(expressions(node.root)) if (v := load.value) in bodies_of]
-    return merge(node.origins, *found)
+    origins = merge(node.origins, *(nest.origins for nest in read))
+    return replace(node, root=rewrite_root(node.root, replace_load), origins=origins)
 
 
 def _pinned(program: Program) -> Iterator[Value]:
@@ -123,7 +115,7 @@ def _reads(program: Program) -> dict[Value, _Reads]:
         if isinstance(node.root, Reduce):
             points *= volume(a.extent for a in node.root.reduced)
         after = _Reads() if node.out[0] is None else found.get(node.out[0], _Reads())
-        own = after if _widens(node.root) and after.nests else None
+        own = after if _widens(node) and after.nests else None
         reduced = isinstance(node.root, Reduce) or after.reduced
         for load in loads(expressions(node.root)):
             old = found.get(load.value, _Reads())
@@ -133,13 +125,11 @@ def _reads(program: Program) -> dict[Value, _Reads]:
     return found
 
 
-def _widens(root: Root) -> bool:
-    body = root.body if isinstance(root, Pointwise) else None
-    return isinstance(body, Op) and body.name == "cast" and isinstance(body.args[0], Load) and _is_wider(body)
-
-
-def _is_wider(cast: Op) -> bool:
-    return cast.dtype.itemsize > cast.args[0].dtype.itemsize
+def _widens(nest: Nest) -> bool:
+    match nest.root:
+        case Pointwise(Op("cast", (Load() as source,), dtype)):
+            return dtype.itemsize > source.dtype.itemsize
+    return False
 
 
 def _wanted(body: Expr, nest: Nest, reads: _Reads, pinned: bool) -> bool:

@@ -141,20 +141,16 @@ class Writer:
         start: list[Loop | Stage] = []
         end: list[Loop | Stage] = []
         for member, value in down:
-            row, at = self._row(value)
-            assert isinstance(member.nest.root, Reduce)
-            start.append(Store(row, at, Const(identity(member.nest.root.kind, value.dtype), value.dtype)))
-            end.append(Store(self.memory(value), self._place(value, member), Load(row, at)))
+            start.append(self._fresh(*_reduced(member)))
+            end.append(Store(self.memory(value), self._place(value, member), Load(*self._row(value))))
         body = tuple(stages)
         for axis in reversed(self.shape.serial):
             body = (Loop(axis, LoopKind.SERIAL, body),)
         return Loop(lane, LoopKind.LANES, tuple(start)), *body, Loop(lane, LoopKind.LANES, tuple(end))
 
-    def _down(self, member: Member, level: int) -> Store:
-        """Combine a row into what is summed down the columns."""
-        root, value = member.nest.root, member.nest.out[0]
-        assert isinstance(root, Reduce) and value is not None
-        return Store(*self._row(value), self._exprs(member, level)[0], SIMPLE[root.kind])
+    def _fresh(self, kind: str, value: Value, part: str = "") -> Store:
+        """What the row of a reduction that goes over columns starts from."""
+        return Store(*self._row(value, part), Const(identity(kind, value.dtype), value.dtype))
 
     # -- loops ---------------------------------------------------------------------------------------------
     def _wrap(self, stages: Body) -> Body:
@@ -185,14 +181,16 @@ class Writer:
         here = [m for m in self.members if m.space == space and self.levels.of[m.position] == level]
         stages: list[Loop | Stage] = []
         carries: list[Carry] = []
-        accumulators: list[_Accumulator] = []
+        starts: list[Loop | Stage] = []
+        sums: list[tuple[str, Value]] = []
         for member in here:
             root = member.nest.root
-            if member.down:
-                stages.append(self._down(member, level))
-                continue
-            if isinstance(root, Reduce) and self.shape.style is Style.SHEET:
-                accumulators.append(self._accumulate(member, level, stages))
+            if member.down or (isinstance(root, Reduce) and self.shape.style is Style.SHEET):
+                kind, value = _reduced(member)
+                starts.append(self._fresh(kind, value))
+                sums.append((kind, value))
+                row = self._row(value, self._part(space))
+                stages.append(Store(*row, self._exprs(member, level)[0], SIMPLE[kind]))
             elif isinstance(root, Reduce | Scan):
                 carry, update = self._carry(member, level)
                 carries.append(carry)
@@ -203,7 +201,7 @@ class Writer:
         stages = _stores_last(stages, self._rows.values())
         reverse = any(isinstance(m.nest.root, Scan) and m.nest.root.reverse for m in here)
         if self.shape.style is Style.SHEET:
-            return self._sheet(space, stages, accumulators)
+            return self._sheet(space, stages, starts, sums)
         scans = any(isinstance(m.nest.root, Scan) for m in here)
         return list(self._row_loops(space, tuple(stages), tuple(carries), vector=not scans, reverse=reverse))
 
@@ -265,17 +263,13 @@ class Writer:
         return (*before, rows, *after)
 
     # -- sheets: an accumulator per column -----------------------------------------------------------------
-    def _accumulate(self, member: Member, level: int, stages: list[Loop | Stage]) -> _Accumulator:
-        """Combine each iteration into the column's element of a row."""
-        root, value = member.nest.root, member.nest.out[0]
-        assert isinstance(root, Reduce) and value is not None and member.space is not None
-        total, at = self._row(value)
-        part = self._row(value, "_part")[0] if len(self.shape.spaces[member.space]) > 1 else total
-        (expr,) = self._exprs(member, level)
-        stages.append(Store(part, at, expr, SIMPLE[root.kind]))
-        return _Accumulator(total, part, at, root.kind)
+    def _part(self, space: int) -> str:
+        """The row that a sheet combines into: one for each round of the outermost loop where there are several."""
+        return "_part" if self.shape.style is Style.SHEET and len(self.shape.spaces[space]) > 1 else ""
 
-    def _sheet(self, space: int, stages: list[Loop | Stage], rows: list[_Accumulator]) -> list[Loop | Stage]:
+    def _sheet(
+        self, space: int, stages: list[Loop | Stage], starts: list[Loop | Stage], sums: list[tuple[str, Value]]
+    ) -> list[Loop | Stage]:
         """All rows in order. With two loops or more, each round of the outermost one sums apart and is added
         at its end."""
         axes = self.shape.spaces[space]
@@ -283,11 +277,11 @@ class Writer:
         for axis in reversed(axes[1:]):
             body = [Loop(axis, LoopKind.SERIAL, tuple(body))]
         if len(axes) > 1:
-            fresh = self._columns([Store(r.part, r.at, r.start) for r in rows])
-            merge = self._columns([Store(r.total, r.at, Load(r.part, r.at), SIMPLE[r.kind]) for r in rows])
+            fresh = self._columns([self._fresh(kind, value, "_part") for kind, value in sums])
+            parts = [(kind, self._row(value), self._row(value, "_part")) for kind, value in sums]
+            merge = self._columns([Store(*row, Load(*part), SIMPLE[kind]) for kind, row, part in parts])
             body = [*fresh, *body, *merge]
-        start = self._columns([Store(r.total, r.at, r.start) for r in rows])
-        return [*start, Loop(axes[0], LoopKind.SERIAL, tuple(body))]
+        return [*self._columns(starts), Loop(axes[0], LoopKind.SERIAL, tuple(body))]
 
     # -- stages of one level -------------------------------------------------------------------------------
     def _outer_stages(self, level: int) -> list[Loop | Stage]:
@@ -498,18 +492,11 @@ class Writer:
         return any(self.levels.of[m.position] > level and _loads(m, value) for m in self.members)
 
 
-@dataclass(frozen=True, slots=True)
-class _Accumulator:
-    """The scratch rows of a reduction in a sheet, and the element of a column in them."""
-
-    total: Value
-    part: Value
-    at: tuple[Index, ...]
-    kind: str
-
-    @property
-    def start(self) -> Const:
-        return Const(identity(self.kind, self.total.dtype), self.total.dtype)
+def _reduced(member: Member) -> tuple[str, Value]:
+    """What a reduction to one number is, and its result."""
+    root, value = member.nest.root, member.nest.out[0]
+    assert isinstance(root, Reduce) and value is not None
+    return root.kind, value
 
 
 def _stores_last(stages: list[Loop | Stage], rows: Collection[Value]) -> list[Loop | Stage]:

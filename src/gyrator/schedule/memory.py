@@ -178,36 +178,32 @@ class _Planner:
     def _place_new_version(self, base: Value, value: Value, position: int, *, read: bool) -> Iterator[Step]:
         """In place of ``base`` where nothing needs its old contents: no later unit, and no ``read`` by this one."""
         if self._in_place and _same_memory(base, value) and not read:
-            update = self._updates.get(value)
-            if update is not None and (
-                update.target is not base or value in self._outputs or self._outlives(base, position, update)
-            ):
-                update = None
             dies = base not in self._life.given and self._life.dies_at(base, position)
-            if update is not None:
-                self._updated.add(update)
-            if update is not None or dies:
+            if self._updates_input(base, value, position) or dies:
                 yield Allocate(value, base)
                 return
         yield Allocate(value)
         yield Copy(full_view(value), full_view(base))
 
     def _update_target(self, here: _Here, member: Member, value: Value) -> Value | None:
-        update = self._updates.get(value)
-        if update is None or value in self._outputs or not _same_memory(update.target, value):
+        target = self._updates[value].target if value in self._updates else None
+        if target is None or not _same_memory(target, value):
             return None
-        if self._outlives(update.target, here.position, update):
+        if target in here.reads and not _elementwise(here, member, target, value):
             return None
-        if update.target in here.reads and not _elementwise(here, member, update.target, value):
-            return None
-        self._updated.add(update)
-        return update.target
+        return target if self._updates_input(target, value, here.position) else None
 
-    def _outlives(self, target: Value, position: int, update: Update) -> bool:
-        """Whether the old contents of an input are still needed after ``position``."""
-        wanted = target in self._outputs
+    def _updates_input(self, target: Value, value: Value, position: int) -> bool:
+        """Whether ``value``, if it is the new contents of that input, may take its place, as nothing needs the old ones
+        after ``position``; then it is no longer to be copied at the end."""
+        update = self._updates.get(value)
+        if update is None or update.target is not target or value in self._outputs or target in self._outputs:
+            return False
         elsewhere = any(u.value.value is target for u in self._program.updates if u is not update)
-        return wanted or elsewhere or self._life.last.get(target, -1) > position
+        if elsewhere or self._life.last.get(target, -1) > position:
+            return False
+        self._updated.add(update)
+        return True
 
     def _dying(self, here: _Here, member: Member, value: Value, placed: Mapping[Value, Value]) -> Value | None:
         for load in member.loads:

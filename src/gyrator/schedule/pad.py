@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from gyrator.ir.expr import Expr, Load, Value
+from gyrator.ir.expr import Load, Value
 from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides
 from gyrator.ir.program import Extern, Nest, Node, Pointwise, Program, Scatter, View, defines, shown_values, uses, views
 from gyrator.origin import Origins
-from gyrator.schedule.simplify import rewrite_root
+from gyrator.schedule.simplify import reading, rewrite_root
 from gyrator.schedule.volume import volume
 from gyrator.session import Count, Counters
 
@@ -138,14 +138,9 @@ def _renamed(node: Node, found: Mapping[Value, _Padding]) -> Node:
     """The node with padded values for those in ``found``."""
     if not (uses(node) | set(defines(node))) & found.keys():
         return node
-    out = tuple(v if v is None or v not in found else found[v].value for v in node.out)
-
-    def renamed(e: Expr) -> Expr | None:
-        if isinstance(e, Load) and e.value in found:
-            return Load(found[e.value].value, e.index, e.mask, e.other)
-        return None
-
+    padded = {value: padding.value for value, padding in found.items()}
+    out = tuple(None if v is None else padded.get(v, v) for v in node.out)
     if isinstance(node, Nest):
-        return replace(node, out=out, root=rewrite_root(node.root, renamed))
+        return replace(node, out=out, root=rewrite_root(node.root, reading(padded)))
     args = [found[a.value].view(a) or a if isinstance(a, View) and a.value in found else a for a in node.args]
     return replace(node, out=out, args=tuple(args))

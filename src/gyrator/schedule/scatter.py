@@ -7,7 +7,7 @@ import torch
 
 from gyrator.ir.expr import Const, Expr, IndexValue, Op, Value
 from gyrator.ir.index import ZERO, Atom, Axis, Index, Indirect
-from gyrator.ir.program import Nest, Node, Pointwise, Program, Scatter
+from gyrator.ir.program import Nest, Pointwise, Program, Scatter, change_nests
 
 
 def scatters_to_selects(program: Program) -> Program:
@@ -19,21 +19,16 @@ def scatters_to_selects(program: Program) -> Program:
     Refuses where more than one coordinate is known only at run time, or two iterations could hit one element.
     """
     constants: dict[Value, Const] = {}
-    nodes: list[Node] = []
     for node in program.nodes:
-        if isinstance(node, Nest):
-            match node.root:
-                case Pointwise(Const() as body) if node.out[0] is not None:
-                    constants[node.out[0]] = body
-                case Scatter():
-                    node = _select(node, node.root, constants) or node
-        nodes.append(node)
-    return replace(program, nodes=tuple(nodes))
+        if isinstance(node, Nest) and isinstance(node.root, Pointwise) and isinstance(node.root.body, Const):
+            constants |= {value: node.root.body for value in node.out if value is not None}
+    return change_nests(program, lambda nest: (_select(nest, constants) or nest,))
 
 
-def _select(nest: Nest, root: Scatter, constants: Mapping[Value, Const]) -> Nest | None:
-    base = constants.get(root.into)
-    if base is None or root.combine not in ("set", "add"):
+def _select(nest: Nest, constants: Mapping[Value, Const]) -> Nest | None:
+    root = nest.root
+    base = constants.get(root.into) if isinstance(root, Scatter) else None
+    if base is None or not isinstance(root, Scatter) or root.combine not in ("set", "add"):
         return None
     axes = tuple(Axis(f"i{k}", extent) for k, extent in enumerate(root.into.shape))
     found = coordinates(nest, root, axes)

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import torch
 
-from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Masked, Op, Scalar, indirect, rewrite
+from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Masked, Op, Scalar, Value, indirect, rewrite
 from gyrator.ir.index import Index, const, is_less, is_nonnegative, maximum, minimum, substitute
 from gyrator.ir.ops import OPS
-from gyrator.ir.program import Nest, Pointwise, Program, Reduce, Root, Scan, Scatter
+from gyrator.ir.program import Pointwise, Program, Reduce, Root, Scan, Scatter, change_nests
 
 Rule = Callable[[Expr], "Expr | None"]
 
@@ -166,7 +166,11 @@ def rewrite_root(root: Root, rule: Rule) -> Root:
     return map_root(root, expr, index)
 
 
+def reading(new: Mapping[Value, Value]) -> Rule:
+    """The rule by which expressions read other values in place of some."""
+    return lambda e: Load(new[e.value], e.index, e.mask, e.other) if isinstance(e, Load) and e.value in new else None
+
+
 def simplify(program: Program, rule: Rule) -> Program:
     """Apply the local rules everywhere."""
-    nodes = tuple(replace(n, root=rewrite_root(n.root, rule)) if isinstance(n, Nest) else n for n in program.nodes)
-    return replace(program, nodes=nodes)
+    return change_nests(program, lambda nest: (replace(nest, root=rewrite_root(nest.root, rule)),))

@@ -7,7 +7,7 @@ import torch
 from gyrator.ir.expr import Const, Expr, IndexValue, Load, Masked, Op, Value
 from gyrator.ir.index import ONE, Atom, Axis, Index, const, contiguous_strides, dot
 from gyrator.ir.ops import identity
-from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, loads
+from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, change_nests, loads
 from gyrator.schedule.loops import SIMPLE
 from gyrator.schedule.volume import volume
 
@@ -45,18 +45,14 @@ def split_reductions(program: Program) -> Program:
     Only where columns are contiguous and too few to occupy the cores (under 2,048), the rows divide evenly,
     and there are at least 65,536 elements. The result does not depend on the number of threads.
     """
-    nodes: list[Node] = []
-    for node in program.nodes:
-        if isinstance(node, Nest) and isinstance(node.root, Reduce) and not node.on_gpu:
-            cut = _cut(node, node.root)
-            nodes += [node] if cut is None else split(node, node.root, cut)
-        else:
-            nodes.append(node)
-    return replace(program, nodes=tuple(nodes))
+    return change_nests(program, lambda nest: split(nest, _cut(nest)))
 
 
-def _cut(nest: Nest, root: Reduce) -> Cut | None:
-    if root.kind not in SIMPLE or nest.out[0] is None or not nest.axes or not is_column(nest, root):
+def _cut(nest: Nest) -> Cut | None:
+    root = nest.root
+    if not isinstance(root, Reduce) or root.kind not in SIMPLE or nest.on_gpu:
+        return None
+    if nest.out[0] is None or not nest.axes or not is_column(nest, root):
         return None
     columns = volume(a.extent for a in nest.axes)
     rows = volume(a.extent for a in root.reduced)
@@ -102,8 +98,13 @@ def reached(axes: tuple[Axis, ...], step: int) -> list[int]:
 
 
 # -- rewriting ---------------------------------------------------------------------------------------------
-def split(nest: Nest, root: Reduce, cut: Cut) -> list[Node]:
-    """Partial results, and their combination. Where the parts are not even, the last one is masked."""
+def split(nest: Nest, cut: Cut | None) -> list[Node]:
+    """Partial results of a reduction, and their combination; the nest itself without a ``cut``. Where the parts are not
+    even, the last one is masked.
+    """
+    root = nest.root
+    if cut is None or not isinstance(root, Reduce):
+        return [nest]
     at: dict[Atom, Index] = {}
     reach = reached(cut.axes, cut.step)
     counts = [volume((a.extent,)) // n for a, n in zip(cut.axes, reach, strict=False)] or [cut.parts]
