@@ -193,7 +193,7 @@ def test_rows_are_shared_where_one_program_is_too_few_and_all_can_run_at_once() 
     assert category(softmax, 1, 132 << 15) == ["cooperative"]
     assert "cooperative" not in category(softmax, 1, (132 << 15) + 1)
     assert "cooperative" not in category(lambda x: x / x.sum(0), 65536, 16)
-    assert category(lambda x: (x.cumsum(-1), x.sum(-1)), 8, 65536) == ["scan", "cooperative"]
+    assert category(lambda x: (x.cumsum(-1), x.sum(-1)), 8, 65536) == ["split scan", "cooperative"]
 
 
 def test_rows_that_are_read_once_are_split() -> None:

@@ -147,6 +147,10 @@ def _mend_interpreter() -> None:
         return convert(data, source, target, mode)
 
     interpreter._convert_float = rounded
+    interpreter.InterpreterBuilder.create_splat = lambda _, kind, x: interpreter.TensorHandle(
+        np.full(kind.shape, np.ravel(x.data)[0]),  # a comparison's data are no numbers of its operands' type
+        x.dtype.scalar,
+    )
     dot = interpreter.InterpreterBuilder.create_dot
 
     def wide_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
@@ -154,7 +158,9 @@ def _mend_interpreter() -> None:
 
     interpreter.InterpreterBuilder.create_dot = wide_dot
     libdevice = importlib.import_module("triton.language.extra.libdevice")
-    importlib.import_module("gyrator.runtime.triton_ops").wait = lambda *_: None
+    ops = importlib.import_module("gyrator.runtime.triton_ops")
+    ops.wait = lambda *_: None
+    ops.acquired = lambda counter: ops.tl.load(counter)
     for name in _LIBRARY:
         setattr(libdevice, name, _elementwise(interpreter, getattr(torch, _LIBRARY[name])))
 

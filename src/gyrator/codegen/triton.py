@@ -49,12 +49,14 @@ from gyrator.ir.tree import (
     Update,
     touched,
     walk_loops,
+    walk_stages,
 )
 from gyrator.schedule.canonical import stem_of
 
 _RESERVED = (
     *("tl", "triton", "rt", "gemm", "libdevice", "float", "pid", "old", "new", "n", "first", "here", "acc"),
     *("last", "part", "tile", "row_tile", "column_tile", "lefts", "rights", "space", "counters", "ticket", "shared"),
+    *("number", "parts"),
 )
 _LIBRARY = re.compile(r"\b([a-z]+)\.")
 _ATOMICS = {"add": "atomic_add", "max": "atomic_max", "min": "atomic_min"}
@@ -127,6 +129,12 @@ def _workspaces(kernel: Kernel) -> Iterator[Workspace]:
     """Memory for partial sums of tiles or rows, and for a counter for each of those that are there."""
     tiling = kernel.tiling
     blocks = dict(tiling.configs[0].blocks) if tiling is not None else {}
+    if tiling is not None and tiling.category == "split scan":  # parts, and groups of parts, of each scan of a row
+        smallest = min(size for config in tiling.configs for _, size in config.blocks)
+        rows = product([loop.axis.extent for loop in grid_loops(kernel)]) * _scans(kernel)
+        flags = rows * 2 * ((tiling.tiles[0].axis.extent - 1) // smallest + 1) + 2
+        yield Workspace("space", flags * 16, zeroed=False)
+        yield Workspace("counters", flags * 4, zeroed=True)
     if tiling is None or not {"SPLIT_K", "PARTS"} & blocks.keys():
         return
     sizes = {tile.axis: blocks[tile.block] for tile in tiling.tiles}
@@ -141,6 +149,10 @@ def _workspaces(kernel: Kernel) -> Iterator[Workspace]:
 def _states(body: Sequence[Loop | Stage]) -> int:
     """How many numbers the reductions of a kernel come to."""
     return sum(len(carry.results) for loop in walk_loops(body) for carry in loop.carries)
+
+
+def _scans(kernel: Kernel) -> int:
+    return sum(isinstance(stage, Update) and bool(stage.running) for stage in walk_stages(kernel.body))
 
 
 def _print_foreach(kernel: Kernel, tiling: Tiling) -> TritonKernel:
@@ -228,6 +240,7 @@ class Printer(Expressions):
         self.extents: dict[Axis, str] = {}
         self.descriptors, self.described = True, False
         self._shared = "PARTS" in dict(tiling.configs[0].blocks)
+        self._split = tiling.category == "split scan"
         self._apart: list[tuple[Carry, list[str], torch.dtype]] = []
         self._places = count()
 
@@ -245,9 +258,19 @@ class Printer(Expressions):
             for name, op in (("part", "%"), ("tile", "//")):
                 self.emit(f"{name} = tl.program_id(0){'.to(tl.int64)' * self.tiling.wide} {op} PARTS")
             self.program = "tile"
+        if self._split:
+            (row,) = self.tiling.tiles
+            axes.append(GridAxis(row.axis.extent, row.block))
+            self.emit(f"number = rt.ticket(counters){'.to(tl.int64)' * self.tiling.wide}")
+            self.emit(f"parts = tl.cdiv({self.index(row.axis.extent).text}, {row.block})")
+            for name, op in (("part", "%"), ("tile", "//")):
+                self.emit(f"{name} = number {op} parts")
+            self.program = "tile"
         if loops:
             self._program_ids([loop.axis for loop in loops])
         self.body(loops[-1].body if loops else self.kernel.body)
+        if self._split:
+            self.emit(f"rt.tidy(counters, parts, {_scans(self.kernel)})")
         return tuple(axes)
 
     def _program_ids(self, axes: Sequence[Axis]) -> None:
@@ -416,7 +439,7 @@ class Printer(Expressions):
         for carry in loop.carries:
             self._carries[carry.name] = (carry, loop)
         if tile.whole:
-            self._whole(loop.axis, tile.block)
+            self._whole(loop.axis, tile.block, reverse=loop.reverse)
             self.body(loop.body)
             self._meet(loop.axis)
         else:
@@ -435,11 +458,13 @@ class Printer(Expressions):
 
         self._indented(f"for {name} in {steps}:", inside)
 
-    def _whole(self, axis: Axis, block: str) -> None:
+    def _whole(self, axis: Axis, block: str, *, reverse: bool) -> None:
         if self.find(axis) is None:
             extent = self.index(axis.extent).text
             name = self.names.fresh(axis.name)
-            start = f"part * {block} + " if self._shared else ""
+            start = f"part * {block} + " if self._shared or self._split else ""
+            if self._split and reverse:
+                start = f"(parts - 1 - part) * {block} + "
             self.emit(f"{name} = {start}{self.spread(f'tl.arange(0, {block})', axis)}")
             self.bind(axis, Term(name, axes=frozenset((axis,)), name=True))
             self._bound(axis, extent)
@@ -654,19 +679,27 @@ class Printer(Expressions):
         left, how = ", ".join(names), f"rt.{combine}, reverse={loop.reverse}"
         self.emit(f"{left} = tl.associative_scan({given}, {place}, {how})")
         axes = frozenset().union(*(a.axes for a in args))
-        if not self.tile_of[axis].whole:
-            before = self._accumulators[carry.name]
-            self.emit(f"{', '.join(names)} = rt.{combine}({', '.join([*before.names, *names])})")
-            axes |= self._scope
+        if self._split:
+            before = [self.names.fresh(f"{carry.kind}_before") for _ in args]
             self._carry_on(before, names, loop)
+            texts = ", ".join([*before, *(literal(n) for n, _ in _starts(carry.kind, update.args[0].dtype, scan=True))])
+            where = f"space, counters, tile * {_scans(self.kernel)} + {next(self._places)}, part, parts"
+            function = "before_two" if len(args) > 1 else "before"
+            self.emit(f"{', '.join(before)} = rt.{function}({texts}, '{carry.kind}', {where})")
+            self.emit(f"{left} = rt.{combine}({', '.join([*before, *names])})")
+        elif not self.tile_of[axis].whole:
+            into = self._accumulators[carry.name].names
+            self.emit(f"{left} = rt.{combine}({', '.join([*into, *names])})")
+            axes |= self._scope
+            self._carry_on(into, names, loop)
         self._bind_refs(update.running, names, axes, working(update.args[0].dtype))
 
-    def _carry_on(self, into: Accumulator, names: Sequence[str], loop: Loop) -> None:
+    def _carry_on(self, into: Sequence[str], names: Sequence[str], loop: Loop) -> None:
         """What the next tile starts from: the last element of this one."""
         block = self.tile_of[loop.axis].block
         at = "0" if loop.reverse else f"{block} - 1"
         here = self.spread(f"tl.arange(0, {block})", loop.axis)
-        for old, new in zip(into.names, names, strict=True):
+        for old, new in zip(into, names, strict=True):
             self.emit(f"{old} = rt.pick({new}, {here} == {at}, {self.rank - 1}, {self.rank > 1})")
 
     # -- stores --------------------------------------------------------------------------------------------

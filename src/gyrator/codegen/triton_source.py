@@ -53,7 +53,7 @@ class Workspace:
     """Memory of the launch's own: ``nbytes`` over the size symbols, large enough for every config.
 
     If ``zeroed``, it is for counters that are 0 at first, of which a launch changes the sign or nothing: programs use
-    it to wait for each other, and so run at the same time.
+    it to wait for each other, and so run at the same time, but for those of a split scan, which wait for earlier ones.
     """
 
     name: str
@@ -79,9 +79,9 @@ class TritonKernel:
 
     ``configs`` are alternatives, the best guess first; all give the same results. ``asserts``: it checks indices by
     device asserts, which Triton keeps only when it compiles with ``debug=True``. ``category`` is one of ``pointwise |
-    persistent | looped | cooperative | scan | foreach | template``, for metrics and autotuning. ``hint`` is about how
-    many elements it handles, by the sizes' hints. ``other`` is the same function written in another way, with configs
-    of its own, ``plain`` its text for arguments that are not aligned, if ``source`` cannot do without.
+    persistent | looped | cooperative | scan | split scan | foreach | template``, for metrics and autotuning. ``hint``
+    is about how many elements it handles, by the sizes' hints. ``other`` is the same function written in another way,
+    with configs of its own, ``plain`` its text for arguments that are not aligned, if ``source`` cannot do without.
     """
 
     name: str

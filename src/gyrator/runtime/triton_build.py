@@ -91,7 +91,8 @@ def request_for(kernel: TritonKernel, config: int, aligned: frozenset[int], capa
     """
     written, chosen = kernel.variants[config]
     options = {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
-    together = any(isinstance(p, Workspace) and p.zeroed for p in kernel.params)  # its programs wait for each other
+    waits = any(isinstance(p, Workspace) and p.zeroed for p in kernel.params)  # its programs do, for each other
+    together = waits and kernel.category != "split scan"
     return {
         "source": written.source,
         "function": kernel.name,

@@ -368,6 +368,160 @@ def collect(x, space, at, other, PARTS: tl.constexpr):
         return tl.full([1], x, x.dtype)
 
 
+# -- scans over programs ------------------------------------------------------------------------------------
+# Programs are numbered as they begin, so that all with lower numbers run or have ended: waiting for them needs no
+# cooperative launch. Counters: programs that began, programs that ended, then flags. Each row of each scan has a flag
+# for each of its parts and one for each GROUP of them: set when what it came to is in the workspace. What comes before
+# a part is combined from the groups before its own and the parts before it in its own, the same way in every launch.
+GROUP = tl.constexpr(128)
+
+
+@triton.jit
+def ticket(counters):
+    """The number of this program."""
+    return tl.atomic_add(counters.to(tl.pointer_type(tl.int32), bitcast=True), 1, sem="relaxed") & 2147483647
+
+
+@triton.jit
+def tidy(counters, parts, SCANS: tl.constexpr):
+    """The program that ends last leaves the counters at 0, but for signs."""
+    counters = counters.to(tl.pointer_type(tl.int32), bitcast=True)
+    programs = tl.num_programs(0)
+    tl.debug_barrier()
+    if (tl.atomic_add(counters + 1, 1, sem="acq_rel") & 2147483647) == programs - 1:
+        count = 2 + programs // parts * SCANS * (parts + tl.cdiv(parts, GROUP))
+        for start in range(0, count, 1024):
+            k = start + tl.arange(0, 1024)
+            old = tl.load(counters + k, k < count, 0, cache_modifier=".cg")
+            tl.store(counters + k, old & -2147483648, k < count)
+
+
+@triton.jit
+def raise_flag(counters, at):
+    """After all that the program stored."""
+    tl.debug_barrier()
+    tl.atomic_add(counters.to(tl.pointer_type(tl.int32), bitcast=True) + at, 1, sem="release")
+
+
+@triton.jit
+def slot(space, at, x):
+    """Where a number of a part or group lies; two of 8 bytes each have room."""
+    return (space + at * 16).to(tl.pointer_type(x.dtype), bitcast=True)
+
+
+@triton.jit
+def flagged(counters, first, count):
+    """Until ``count`` flags (at most GROUP) from ``first`` on are set: their places, the last one at the end, and
+    which of them are meant."""
+    counters = counters.to(tl.pointer_type(tl.int32), bitcast=True)
+    lane = tl.arange(0, GROUP)
+    ok = lane + count >= GROUP
+    at = tl.where(ok, lane + first + count - GROUP, 0)  # what is not meant looks at programs that began
+    while tl.min(acquired(counters + at) & 2147483647, 0) == 0:
+        pass
+    tl.debug_barrier()
+    return at, ok
+
+
+@triton.jit
+def joined(a, b, KIND: tl.constexpr):
+    """What two parts in a row come to."""
+    if KIND == "sum":
+        return a + b
+    elif KIND == "prod":
+        return a * b
+    elif KIND == "max":
+        return maximum(a, b)
+    elif KIND == "min":
+        return minimum(a, b)
+    else:
+        return logaddexp(a, b)
+
+
+@triton.jit
+def folded(x, KIND: tl.constexpr):
+    """What all come to."""
+    if KIND == "sum":
+        return tl.reduce(x, 0, add)
+    elif KIND == "prod":
+        return tl.reduce(x, 0, multiply)
+    elif KIND == "max":
+        return tl.reduce(x, 0, maximum)
+    elif KIND == "min":
+        return tl.reduce(x, 0, minimum)
+    else:
+        return tl.reduce(x, 0, logaddexp)
+
+
+@triton.jit
+def gathered(x, start, KIND: tl.constexpr, space, counters, first, count):
+    """What parts or groups from ``first`` on came to together; ``start`` if there are none."""
+    at, ok = flagged(counters, first, count)
+    return folded(tl.load(slot(space, at, x), ok, start, cache_modifier=".cg"), KIND)
+
+
+@triton.jit
+def before(x, start, KIND: tl.constexpr, space, counters, row, part, parts):
+    """What the parts of a row before this one came to, which comes to ``x``; ``start`` for the first one."""
+    first = 2 + row * (parts + tl.cdiv(parts, GROUP))
+    tl.store(slot(space, first + part, x), x)
+    raise_flag(counters, first + part)
+    group, place = part // GROUP, part % GROUP
+    near = gathered(x, start, KIND, space, counters, first + group * GROUP, place)
+    if place == GROUP - 1:
+        tl.store(slot(space, first + parts + group, x), joined(near, x, KIND))
+        raise_flag(counters, first + parts + group)
+    far = tl.full([], start, x.dtype)
+    for done in range(0, group, GROUP):
+        count = tl.minimum(group - done, GROUP)
+        far = joined(far, gathered(x, start, KIND, space, counters, first + parts + done, count), KIND)
+    return joined(far, near, KIND)
+
+
+@triton.jit
+def joined_two(a, i, b, j, KIND: tl.constexpr):
+    if KIND == "argmax":
+        return last_argmax(a, i, b, j)
+    else:
+        return last_argmin(a, i, b, j)
+
+
+@triton.jit
+def gathered_two(x, y, start, start_y, KIND: tl.constexpr, space, counters, first, count):
+    """As `gathered`, of states of two numbers; in their order, which matters for the positions of extremes."""
+    at, ok = flagged(counters, first, count)
+    a = tl.load(slot(space, at, x), ok, start, cache_modifier=".cg")
+    b = tl.load(slot(space + 8, at, y), ok, start_y, cache_modifier=".cg")
+    if KIND == "argmax":
+        a, b = tl.associative_scan((a, b), 0, last_argmax)
+    else:
+        a, b = tl.associative_scan((a, b), 0, last_argmin)
+    last = tl.arange(0, GROUP) == GROUP - 1
+    return pick(a, last, 0, False), pick(b, last, 0, False)
+
+
+@triton.jit
+def before_two(x, y, start, start_y, KIND: tl.constexpr, space, counters, row, part, parts):
+    """As `before`, of states of two numbers."""
+    first = 2 + row * (parts + tl.cdiv(parts, GROUP))
+    tl.store(slot(space, first + part, x), x)
+    tl.store(slot(space + 8, first + part, y), y)
+    raise_flag(counters, first + part)
+    group, place = part // GROUP, part % GROUP
+    near, near_y = gathered_two(x, y, start, start_y, KIND, space, counters, first + group * GROUP, place)
+    if place == GROUP - 1:
+        all_x, all_y = joined_two(near, near_y, x, y, KIND)
+        tl.store(slot(space, first + parts + group, x), all_x)
+        tl.store(slot(space + 8, first + parts + group, y), all_y)
+        raise_flag(counters, first + parts + group)
+    far, far_y = tl.full([], start, x.dtype), tl.full([], start_y, y.dtype)
+    for done in range(0, group, GROUP):
+        count = tl.minimum(group - done, GROUP)
+        a, b = gathered_two(x, y, start, start_y, KIND, space, counters, first + parts + done, count)
+        far, far_y = joined_two(far, far_y, a, b, KIND)
+    return joined_two(far, far_y, near, near_y, KIND)
+
+
 # -- random numbers: gyrator.ir.philox is the same in torch --------------------------------------------------
 @triton.jit
 def words(seed, offset):

@@ -14,6 +14,9 @@ from gyrator.schedule.volume import volume
 MIN_PART, MIN_SHARED, MIN_WORK = 1 << 11, 1 << 13, 1 << 16
 """Elements of a part, of a row that is worth sharing, and of all rows, unless they are too long for programs alone."""
 
+SCAN_PARTS = (4096, 8192, 2048)
+"""Elements of a part of a row that is scanned."""
+
 _Places: TypeAlias = "frozenset[tuple[Value, Index]]"
 
 
@@ -22,12 +25,21 @@ def shared_blocks(group: Group, gpu: Gpu | None) -> tuple[int, ...]:
 
     They do if there are at most half as many rows as multiprocessors, all sizes are known, the rows lie along memory,
     and the parts stay in registers: all programs must run at the same time, so there is one on a multiprocessor.
-    Refuses scans, scatters, transpositions, and sums down the columns beside those of rows.
+    Refuses scatters, transpositions, and sums down the columns beside those of rows.
+
+    Scans share rows of any number and length, if there are at most twice as many rows as multiprocessors: a program
+    waits only for those before it. Refuses reductions beside them, and what is computed once for a row.
     """
     gpu, roots = gpu_of(group.members[0].nest, gpu), {type(m.nest.root) for m in group.members}
-    if gpu is None or group.serial or len(group.spaces) != 1 or Reduce not in roots or roots & {Scan, Scatter}:
+    if gpu is None or group.serial or len(group.spaces) != 1 or not roots & {Reduce, Scan} or Scatter in roots:
         return ()
     outer, space, unit = group.outer, group.spaces[0], unit_axes(group)
+    if Scan in roots:
+        refused = Reduce in roots or any(m.space is None or transposes(m.nest) for m in group.members)
+        refused |= bool(unit & set(outer)) and not unit & set(space)
+        few = volume((a.extent for a in outer), 1) <= 2 * gpu.processors
+        long = volume((a.extent for a in space), MIN_SHARED) >= MIN_SHARED
+        return SCAN_PARTS if few and long and not refused else ()
     rows, row = volume(a.extent for a in outer), volume(a.extent for a in space)
     refused = any(a.extent.value is None for a in (*outer, *space)) or any(transposes(m.nest) for m in group.members)
     refused |= bool(unit & set(outer)) and not unit & set(space)

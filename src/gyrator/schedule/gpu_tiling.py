@@ -127,6 +127,9 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> tuple[tupl
 def _shared_tiles(walk: _Walk, parts: tuple[int, ...]) -> tuple[tuple[Tile, ...], tuple[Config, ...], str]:
     """A program handles a part of a row: as many as there are share it."""
     (axis,) = walk.rows
+    if any(_scans(loop) for loop in walk.rows[axis]):
+        configs = [Config((("RBLOCK", n),), max(n >> 9, 4)) for n in parts]
+        return (Tile(axis, "RBLOCK", whole=True),), tuple(configs), "split scan"
     shapes = [(n, min(max(n * _item(walk) // 2048, 4), 32)) for n in parts]
     shapes.insert(1, (parts[0], min(2 * shapes[0][1], 32)))
     configs = [Config((("PARTS", -(-volume((axis.extent,)) // n)), ("RBLOCK", n)), warps) for n, warps in shapes]
