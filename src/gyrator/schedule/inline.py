@@ -31,9 +31,13 @@ SPARE = 16
 """Cheap instructions for an element that a GPU does while it waits for memory anyway."""
 
 
+ROW = 32
+"""Elements of a row from which on what is the same for all of them costs nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """What inlining a body would copy."""
+    """What inlining a body would copy. ``cost`` is for an element of a row."""
 
     cost: int
     nodes: int
@@ -157,18 +161,21 @@ def _wanted(body: Expr, nest: Nest, reads: _Reads, pinned: bool) -> bool:
 def _measure(body: Expr, nest: Nest) -> _Shape:
     cost = count = n_loads = big = 0
     dear = False
+    wide = [axis for axis in nest.axes if axis.extent.value != 1]
+    row = wide[-1] if wide and volume([wide[-1].extent]) >= ROW else None
     for node in body.walk():
         count += 1
+        one = 0
         match node:
             case Op(name):
-                cost += OPS[name].cost
-                dear = dear or OPS[name].cost > 8
+                one = OPS[name].cost
             case Random() | Checked():
-                cost, dear = cost + 40, True
+                one = 40
             case Load(_, index):
                 n_loads += 1
                 axes = frozenset().union(*(i.axes() for i in index)) if index else frozenset()
-                big += len(axes) == sum(a.extent.value != 1 for a in nest.axes)
-                if any(i.indirects() for i in index):
-                    cost, dear = cost + 20, True
+                big += len(axes) == len(wide)
+                one = 20 if any(i.indirects() for i in index) else 0
+        if row is None or row in node.axes():
+            cost, dear = cost + one, dear or one > 8
     return _Shape(cost, count, n_loads, big, dear)

@@ -76,6 +76,22 @@ def test_cross_entropy_backward_needs_no_scatter() -> None:
     assert "Scatter" not in repr(done.program.nodes)
 
 
+def test_what_a_row_of_one_hot_values_costs_once_is_computed_again_for_its_elements() -> None:
+    """A loss's gradient is reduced along rows, then read again: only the rows' labels need memory."""
+
+    def gradient(labels: Tensor, grad: Tensor, a: Tensor) -> Tensor:
+        picked = torch.zeros_like(a).scatter(1, labels[:, None], -1.0) * grad
+        return (picked - torch.exp(a) * picked.sum(1, keepdim=True)).t() @ a
+
+    stored = [
+        value
+        for kernel in scheduled(gradient, (torch.arange(7), x(1), x(7, 100))).plan.kernels
+        for param in kernel.params
+        if param.written and (value := param.value).shape[0].value == 700
+    ]
+    assert len(stored) == 1
+
+
 def test_a_bias_gradient_is_summed_where_its_summand_is_made() -> None:
     def backward(a: Tensor, b: Tensor, g: Tensor) -> tuple[Tensor, ...]:
         return gradients(lambda p, q: F.gelu(p + q), [a, b], g)
