@@ -42,6 +42,7 @@ from gyrator.ir.program import Program
 from gyrator.ir.symbols import Symbols
 from gyrator.ir.text import program_text
 from gyrator.lowering import lower
+from gyrator.lowering.activations import with_activations
 from gyrator.origin import Origin
 from gyrator.report.describe import called, describe
 from gyrator.report.dump import dump_compiled, dump_graph
@@ -167,6 +168,8 @@ def compile_graph(
             ask = asking(tuner)
             if "subgraph" in session.config.gemm_backends:
                 chosen = with_subgraphs(graph, SUBGRAPHS, tuner, ask)
+        elif device.type == "cuda":
+            chosen = with_activations(graph)
         with session.stage("lower"):
             lowered = lower(
                 chosen,

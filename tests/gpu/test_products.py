@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import gyrator
 from gyrator.ir.tree import Config
 from gyrator.schedule import choose, stage
 from gyrator.schedule.gpu import Gpu
@@ -139,3 +140,20 @@ def test_streams_and_recordings_do_not_share_counters(taking: Any) -> None:
         torch.cuda.synchronize()
         for right, direct, replayed in zip(wanted, results, recorded, strict=True):
             assert all(torch.equal(got, right) for got in (*direct, *replayed))
+
+
+def test_the_library_applies_a_relu_that_alone_reads_a_product() -> None:
+    """In training too, since its gradient needs the result alone."""
+    x, w, b, v = random(64, 9, 32), random(128, 32), random(128), random(32, 128)
+
+    def hidden(x: Tensor) -> Tensor:
+        return F.linear(torch.relu(F.linear(x, w, b)), v)
+
+    function = torch.compile(hidden, backend="gyrator", dynamic=False)
+    for given in (x, x.clone().requires_grad_()):
+        gyrator.reset()
+        found = function(given)
+        assert "aten._addmm_activation.default" in gyrator.counters().externs()
+        torch.testing.assert_close(found, hidden(given), rtol=1e-2, atol=0.2)
+    (got,), (wanted,) = (torch.autograd.grad(y.sum(), given) for y in (found, hidden(given)))
+    torch.testing.assert_close(got, wanted, rtol=1e-2, atol=0.2)

@@ -20,7 +20,7 @@ from gyrator.session import Count, Counters
 
 Hints: TypeAlias = "Mapping[Size, int]"
 
-_PRODUCTS = frozenset("mm bmm addmm baddbmm _int_mm addmv mv dot _scaled_mm".split())
+_PRODUCTS = frozenset("mm bmm addmm _addmm_activation baddbmm _int_mm addmv mv dot _scaled_mm".split())
 
 
 def describe(

@@ -118,6 +118,7 @@ class Plan:
 OUT_VARIANTS: Mapping[str, str] = {
     "aten.mm.default": "aten.mm.out",
     "aten.addmm.default": "aten.addmm.out",
+    "aten._addmm_activation.default": "aten._addmm_activation.out",
     "aten.bmm.default": "aten.bmm.out",
     "aten.baddbmm.default": "aten.baddbmm.out",
 }
