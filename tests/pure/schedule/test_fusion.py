@@ -86,8 +86,8 @@ def test_what_a_row_of_one_hot_values_costs_once_is_computed_again_for_its_eleme
         return picked - torch.exp(a) * picked.sum(1, keepdim=True)
 
     program = scheduled(gradient, (torch.arange(7), x(1), x(7, 100))).program
-    large = [v for node in program.nodes for v in node.out if v is not None and len(v.shape) == 2]
-    assert [v.shape[1].value for v in large] == [1, 100]  # the sums, the gradient
+    widths = [v.shape[1].value for node in program.nodes for v in node.out if v is not None]
+    assert widths.count(100) == 1  # the gradient
 
 
 def test_a_bias_gradient_is_summed_where_its_summand_is_made() -> None:
