@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gyrator.autograd.aot import Traced, aot_program, assemble
 from gyrator.autograd.decompositions import decomposition_table
@@ -16,17 +15,14 @@ from gyrator.autograd.function import Differentiable
 from gyrator.autograd.inputs import Inputs, fake_inputs
 from gyrator.autograd.interface import Compiled, GraphInfo
 from gyrator.autograd.partition import JointGraph, Partition, min_cut_with_budget
-from gyrator.cache.key import Key
 from gyrator.config import Config, notices
-from gyrator.errors import ToolchainMissing
 from gyrator.pipeline import Process, compile_graph, frozen_garbage, loaded, shape_env_of
 from gyrator.report.dump import dump_graph, dump_partition
 from gyrator.report.record import ProgramRecord, from_json, to_json
 from gyrator.report.watch import graph_compiled, program_compiled, program_record
-from gyrator.runtime.entries import Stores, explain_miss, open_stores
+from gyrator.runtime.entries import open_stores
 from gyrator.runtime.load import WRAPPER
-from gyrator.runtime.programs import Found, find_program, keep_program, program_key
-from gyrator.runtime.targets import find_targets
+from gyrator.runtime.programs import find_program, keep_program, program_key
 from gyrator.session import Session
 from gyrator.torch_compat import autocast_enabled, recompile_reason
 
@@ -98,8 +94,8 @@ def _compile(
             dump_graph(program.dump, "captured", gm, inputs.values)
         stores = open_stores(program, process.scratch_folder())
         with program.stage("look up"):
-            key = _key(gm, inputs, example_inputs, config, device, shape_env, for_loss)
-            found = _find(key, stores, inputs.values, program)
+            key = program_key(gm, inputs, example_inputs, shape_env, program, for_loss=for_loss)
+            found = find_program(key, stores, inputs.values, program)
         if found is not None:
             calls = []
             for entry in found.graphs:
@@ -133,34 +129,6 @@ def _compile(
                 keep_program(key, traced, kept, shape_env, guards, stores.programs, to_json(record))
         program_compiled(program, name, gm, record, start, process.watch, cached=False)
         return traced, wrappers
-
-
-def _key(
-    gm: fx.GraphModule,
-    inputs: Inputs,
-    example_inputs: Sequence[object],
-    config: Config,
-    device: torch.device,
-    shape_env: ShapeEnv | None,
-    for_loss: bool,
-) -> Key | None:
-    """The program's key; None if it has none, or if it must be compiled anyway."""
-    if config.validate or config.freezing:
-        return None
-    try:
-        targets = find_targets(config, device)
-    except ToolchainMissing:
-        return None
-    return program_key(gm, inputs, example_inputs, config, shape_env, targets.key(), for_loss)
-
-
-def _find(key: Key | None, stores: Stores, values: Sequence[object], session: Session) -> Found | None:
-    if key is None:
-        return None
-    found = find_program(key, stores.programs, stores.graphs, values, session.warn)
-    if found is None:
-        explain_miss(key, stores.programs, session)
-    return found
 
 
 class Backend:

@@ -38,11 +38,10 @@ def slower_fusions(builder: Builder) -> Slower:
     known: dict[tuple[tuple[int, ...], bool], Timed | None] = {}
 
     def timed(program: Program, group: Group) -> Timed | None:
-        positions = tuple(member.position for member in group.members)
-        key = (positions, bool(group.serial))
+        key = (tuple(member.position for member in group.members), bool(group.serial))
         if key not in known:
             try:
-                folder = builder.start_units(part_of(program, positions), (group,))()
+                folder = builder.start_units(part_of(program, (group,)), (group,))()
                 known[key] = Timed(folder, 1e3 * sum(step_times(folder, SECONDS)))
             except (GyratorError, RuntimeError):  # whatever kernels think of random inputs
                 known[key] = None

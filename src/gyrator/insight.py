@@ -117,7 +117,7 @@ def _programs(events: list[Event], timing: bool) -> Iterator[ProgramReport]:
 def _graph(event: GraphCompiled, timing: bool) -> GraphReport:
     record = from_json(GraphRecord, (event.folder / RECORD).read_text())
     tuned: dict[str, tuple[Candidate, ...]] = {}
-    own = event.session if event.name == event.session.name and not event.name.endswith("_program") else None
+    own = None if event.session.name.endswith("_program") else event.session
     return GraphReport(
         record=record,
         cached=event.cached,

@@ -5,8 +5,7 @@ The levels are the ATen graph (torch's operators), the program after lowering an
 reference interpreter), and the built code. Slow, and twice the memory; for finding out who is to blame.
 """
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -55,30 +54,10 @@ def validated(
     """
     pending = [True]
 
-    def call(args: list[Any]) -> Sequence[Any]:
-        if pending:
-            pending.clear()
-            # closed at once, since it has switched gradients off
-            with closing(levels(compiled, graph, info, programs, lowered, args)) as found:
-                for before, level in pairwise(found):
-                    _compare(level, before)
-        return compiled.call(args)
-
-    return Compiled(call, compiled.written)
-
-
-def levels(
-    compiled: Compiled,
-    graph: fx.GraphModule,
-    info: GraphInfo,
-    programs: Sequence[tuple[str, Program]],
-    lowered: Lowered,
-    args: Sequence[Any],
-) -> Generator[Level, None, None]:
-    """Every level's results on copies of the arguments, with the same random seed. A graph that draws
-    random numbers is left out: torch's operators draw others than kernels do.
-    """
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    def levels(args: Sequence[Any]) -> Iterator[Level]:
+        """On copies of the arguments, with the same random seed. A graph that draws random numbers is left out:
+        torch's operators draw others than kernels do.
+        """
         if not any(isinstance(node, Extern) and node.op == SEEDS for node in lowered.program.nodes):
             torch.manual_seed(SEED)
             outputs = fx.Interpreter(graph).run(*copies(args))
@@ -92,6 +71,16 @@ def levels(
         outputs = compiled.call(list(given))
         updated = {update.input: given[update.input] for update in info.updates}
         yield Level("the built code", _named(outputs, info, updated), {})
+
+    def call(args: list[Any]) -> Sequence[Any]:
+        if pending:
+            pending.clear()
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                for before, level in pairwise(levels(args)):
+                    _compare(level, before)
+        return compiled.call(args)
+
+    return Compiled(call, compiled.written)
 
 
 def copies(args: Sequence[Any]) -> list[Any]:

@@ -16,15 +16,15 @@ from gyrator.ir.tree import Config
 from gyrator.schedule import choose, stage
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_gemm import gpu_configs
-from gyrator.schedule.products import Answer, Product, Question
+from gyrator.schedule.products import Alternative, Product, Question
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 SPLIT = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 256, "GROUP_M": 8, "ALLOW_TF32": 0, "SPLIT_K": 16, "SHARE": 1}
 
 
-def taken(question: Question) -> tuple[Answer, ...]:
+def taken(question: Question) -> tuple[Alternative, ...]:
     """An answer to every question: the first template, with what follows it if that is asked."""
-    return (Answer(next(a for a in question.alternatives if a.backend == "triton"), 1.0),)
+    return (next(a for a in question.alternatives if a.backend == "triton"),)
 
 
 @pytest.fixture

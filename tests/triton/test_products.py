@@ -18,7 +18,7 @@ from gyrator.ir.tree import Config
 from gyrator.schedule import choose, stage
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.plan import Plan
-from gyrator.schedule.products import Answer, Question
+from gyrator.schedule.products import Alternative, Question
 from gyrator.schedule.stage import schedule
 from gyrator.session import Session
 from tests.pure.lowering.harness import lowered
@@ -28,9 +28,9 @@ from tests.triton.harness import on_gpu, runner
 from tests.triton.worker import Worker
 
 
-def taken(question: Question) -> tuple[Answer, ...]:
+def taken(question: Question) -> tuple[Alternative, ...]:
     """An answer to every question: the first template, with what follows it if that is asked."""
-    return (Answer(next(a for a in question.alternatives if a.backend == "triton"), 1.0),)
+    return (next(a for a in question.alternatives if a.backend == "triton"),)
 
 
 def plan_of(program: Program, template: str, config: Config) -> Plan:

@@ -8,14 +8,14 @@ from gyrator.autotune.parts import canonical_text
 from gyrator.autotune.tuner import Tuner
 from gyrator.ir.program import Extern
 from gyrator.metrics.kernels import count_of
-from gyrator.schedule.products import Answer, Ask, Question, product_of
+from gyrator.schedule.products import Alternative, Ask, Question, product_of
 
 
 def asking(tuner: Tuner) -> Ask:
     """What answers a schedule's questions: alternatives become programs of their own, timed on random inputs."""
     builder = tuner.builder
 
-    def ask(question: Question) -> tuple[Answer, ...]:
+    def ask(question: Question) -> tuple[Alternative, ...]:
         part = question.program
         plain = max(question.alternatives, key=lambda a: len(a.units))  # nothing is fused with the product
         candidates = [
@@ -30,6 +30,6 @@ def asking(tuner: Tuner) -> Ask:
         work = [prod(count_of(n, builder.hints) for n in (*p.out.shape, p.left.shape[-1])) for p in products]
         ranked = tuner.rank(question.title, f"{canonical_text(part)}\n{sizes}", sum(work) or 1, candidates)
         of = {alternative.name: alternative for alternative in question.alternatives}
-        return tuple(Answer(of[c.name], t.milliseconds or 0.0) for c, t in ranked)
+        return tuple(of[candidate.name] for candidate, _ in ranked)
 
     return ask

@@ -338,7 +338,7 @@ def hints(case: Case) -> Iterator[str]:
     for event in events:
         if isinstance(event, GraphCompiled):
             record = from_json(GraphRecord, (event.folder / RECORD).read_text())
-            yield from (f"kernel of {event.name}: {kernel.name}" for kernel in record.kernels)
+            yield from (f"kernel of {record.name}: {kernel.name}" for kernel in record.kernels)
     if case.failure.stage in ("the built code", "build", "memory between the graphs"):
         for switch in SWITCHES:
             if not case.failure.like(check(case.graph, case.inputs, replace(case.config, **switch))):  # type: ignore[arg-type]

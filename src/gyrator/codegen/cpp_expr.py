@@ -19,23 +19,7 @@ from gyrator.codegen.cpp_names import Names, literal, type_name
 from gyrator.codegen.texts import WIDTH, by_weight, sum_text
 from gyrator.errors import InternalCheckError
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Ref, Value, indirect_values
-from gyrator.ir.index import (
-    ONE,
-    ZERO,
-    Atom,
-    Axis,
-    FloorDiv,
-    Index,
-    Indirect,
-    Max,
-    Min,
-    Mod,
-    Size,
-    const,
-    div_mod,
-    dot,
-    is_nonnegative,
-)
+from gyrator.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, Size, dot, is_nonnegative
 from gyrator.ir.ops import OPS
 from gyrator.ir.tree import Kernel, Loop, Stage, walk_exprs
 
@@ -357,7 +341,7 @@ class Expressions:
         if self.lanes is None or rest.terms or span <= 0 or num.coefficient(self.lanes) is not slope:
             return None
         start = num - slope * self.lanes.index()
-        if den.value is None or den.value % span or div_mod(start, const(span))[1] is not ZERO:
+        if den.value is None or den.value % span or start % span is not ZERO:
             return None
         return slope
 

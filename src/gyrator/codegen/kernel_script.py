@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 
+import torch
+
 from gyrator.codegen.gpu_calls import programs_text
-from gyrator.codegen.ranges import index_ranges
+from gyrator.codegen.ranges import index_ranges, random_tensor
 from gyrator.codegen.triton_source import TritonKernel, Workspace
 from gyrator.codegen.wrapper import BuiltKernel
-from gyrator.ir.index import Index, Size
+from gyrator.ir.index import Size
 from gyrator.metrics.kernels import count_of, facts_of
 from gyrator.schedule.plan import Launch, Plan
 
@@ -23,20 +25,20 @@ def kernel_scripts(
         built, launch = kernels[kernel.name], first[kernel.name]
         count = len(launch.args) + len(launch.sizes)
         if isinstance(built, TritonKernel):
-            name, device = built.name, ', device="cuda"'
+            name, device = built.name, torch.device("cuda")
             load = f'gpu_kernel("{name}", {programs_text(built)})'
         else:
-            name, device = built.symbol, ""
+            name, device = built.symbol, torch.device("cpu")
             load = f'kernel("{built.library}", "{name}", {count})'
         tensors = []
         for value in launch.args:
-            shape, strides = (tuple(_sizes(sizes, hints)) for sizes in (value.shape, value.strides))
-            below = f", below={count_of(ranges[value], hints)}" if value in ranges else ""
-            tensors.append(f"        random_tensor({shape}, {strides}, {value.dtype}{below}{device}),")
+            tensors.append(f"        {random_tensor(value, device, ranges, hints)},")
         for space in built.params if isinstance(built, TritonKernel) else ():
             if isinstance(space, Workspace):
-                tensors.append(f"        torch.zeros({count_of(space.nbytes, hints)}, dtype=torch.uint8{device}),")
-        sizes = ", ".join(str(n) for n in _sizes(launch.sizes, hints))
+                tensors.append(
+                    f'        torch.zeros({count_of(space.nbytes, hints)}, dtype=torch.uint8, device="cuda"),'
+                )
+        sizes = ", ".join(str(count_of(n, hints)) for n in launch.sizes)
         places = "\n".join(f"    {origin}: {origin.op}" for origin in kernel.origins)
         yield (
             f"kernel_{name}.py",
@@ -49,10 +51,6 @@ def kernel_scripts(
                 nbytes=facts_of(kernel, hints).bytes,
             ),
         )
-
-
-def _sizes(sizes: tuple[Index, ...], hints: Hints) -> Iterator[int]:
-    return (count_of(size, hints) for size in sizes)
 
 
 _TEMPLATE = '''"""Times the kernel {name} on random inputs: ms, GB, GB/s. It comes from

@@ -56,11 +56,6 @@ def derived_text(derived: Derived, source: str) -> str:
     return f"{source}." + re.sub(r"^stride\[(\d+)\]$", r"stride(\1)", derived.text)
 
 
-def mentioned(text: str) -> frozenset[str]:
-    """The identifiers in a piece of Python."""
-    return frozenset(re.findall(r"[A-Za-z_]\w*", text))
-
-
 def constant_text(value: Arg) -> str:
     """A literal for an argument of an operator that is neither a tensor nor a size.
 

@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 
+import torch
+
 from gyrator.ir.expr import Checked, Load, Value
-from gyrator.ir.index import Index, is_nonnegative
+from gyrator.ir.index import Index, Size, is_nonnegative
 from gyrator.ir.program import View
 from gyrator.ir.tree import Kernel, walk_exprs
+from gyrator.metrics.kernels import count_of
 from gyrator.schedule.plan import Call, Launch, Plan
 
 
@@ -42,3 +45,11 @@ def _checked_params(kernel: Kernel) -> Iterator[tuple[Value, Index]]:
                 for inner in node.arg.walk():
                     if isinstance(inner, Load) and not inner.dtype.is_floating_point:
                         yield inner.value, node.size
+
+
+def random_tensor(value: Value, device: torch.device, ranges: Mapping[Value, Index], hints: Mapping[Size, int]) -> str:
+    """The text of a call that makes up a tensor like `value`; indices stay within their ranges."""
+    shape, strides = (tuple([count_of(n, hints) for n in sizes]) for sizes in (value.shape, value.strides))
+    below = f", below={count_of(ranges[value], hints)}" if value in ranges else ""
+    place = "" if device.type == "cpu" else f', device="{device}"'
+    return f"random_tensor({shape}, {strides}, {value.dtype}{below}{place})"

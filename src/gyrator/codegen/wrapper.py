@@ -25,22 +25,15 @@ from dataclasses import dataclass, replace
 import torch
 
 from gyrator.codegen.gpu_calls import programs_text, updated_text
-from gyrator.codegen.python_text import (
-    Names,
-    constant_text,
-    derived_text,
-    device_text,
-    index_text,
-    mentioned,
-    tuple_text,
-)
-from gyrator.codegen.ranges import index_ranges
+from gyrator.codegen.python_text import Names, constant_text, derived_text, device_text, index_text, tuple_text
+from gyrator.codegen.ranges import index_ranges, random_tensor
 from gyrator.codegen.texts import WIDTH, origin_comments
 from gyrator.codegen.triton_source import Pointer, SizeArgument, TritonKernel, Workspace
 from gyrator.ir.expr import Value
-from gyrator.ir.index import ZERO, Atom, Index, Size, dot, evaluate, substitute
+from gyrator.ir.index import ZERO, Atom, Index, Size, dot, substitute
 from gyrator.ir.program import Arg, Extern, Item, ListArg, View, views
 from gyrator.ir.tree import Kernel
+from gyrator.metrics.kernels import count_of
 from gyrator.origin import Origin, Origins, merge
 from gyrator.schedule.plan import OUT_VARIANTS, Allocate, Call, Copy, Free, Launch, Plan, Step, is_full
 
@@ -53,7 +46,6 @@ _RESERVED = (
     " stream current_stream empty_cuda workspace aligned"
 ).split()
 
-_DEFAULT_SIZE = 8
 _FREES_PER_LINE = 6
 
 _COMMA = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|, """)
@@ -225,7 +217,7 @@ class _Wrapper:
             for derived in list(self.waiting):
                 source = self.name(self.by_name[derived.source]) if derived.source else ""
                 text = derived_text(derived, source)
-                if derived.source or mentioned(text) & self.symbols <= self.bound:
+                if derived.source or self.symbols.intersection(re.findall(r"\w+", text)) <= self.bound:
                     self.waiting.remove(derived)
                     self.bind_size(derived.size, text)
                     progress = True
@@ -408,22 +400,13 @@ class _Wrapper:
         for given in self.plan.inputs:
             value = given.value
             if value is None:
-                lines.append("None" if given.size is None else str(self.hint(given.size.index())))
+                lines.append("None" if given.size is None else str(count_of(given.size.index(), self.hints)))
                 continue
             if given.number:
                 lines.append("True" if value.dtype == torch.bool else "1.5")
                 continue
-            shape = tuple(self.hint(i) for i in value.shape)
-            strides = tuple(self.hint(i) for i in value.strides)
-            limit = ranges.get(value)
-            high = "" if limit is None else f", below={self.hint(limit)}"
-            place = "" if value.device.type == "cpu" else f', device="{value.device}"'
-            lines.append(f"random_tensor({shape}, {strides}, {value.dtype}{high}{place})")
+            lines.append(random_tensor(value, value.device, ranges, self.hints))
         return lines
-
-    def hint(self, index: Index) -> int:
-        env: dict[Atom, int] = {s: self.hints.get(s, max(s.lo, _DEFAULT_SIZE)) for s in index.sizes()}
-        return evaluate(index, env)
 
 
 _TEMPLATE = '''"""Graph {name!r}, compiled by gyrator. As a script it runs on random inputs, timed."""

@@ -12,9 +12,8 @@ from gyrator.ir.tree import Kernel
 from gyrator.metrics.kernels import KernelFacts, count_of, estimated_ns, facts_of, value_bytes
 from gyrator.origin import place_of, places_of
 from gyrator.report.record import GraphRecord, Holder, KernelRecord, StepRecord, Unfused
-from gyrator.schedule.memory import unit_defines, unit_nodes
 from gyrator.schedule.plan import Allocate, Call, Copy, Free, Launch, Plan
-from gyrator.schedule.products import Templated, Unit
+from gyrator.schedule.products import Templated, Unit, unit_defines, unit_nodes
 from gyrator.schedule.stage import Scheduled
 from gyrator.session import Count, Counters
 

@@ -24,8 +24,8 @@ from gyrator.report.diagram import diagram
 from gyrator.report.record import GraphRecord
 from gyrator.runtime.gpu_kernels import DESCRIPTION
 from gyrator.runtime.load import WRAPPER
-from gyrator.schedule.memory import unit_defines, unit_nodes
 from gyrator.schedule.plan import Allocate, Call, Copy, Free, Launch, Plan, Step
+from gyrator.schedule.products import unit_defines, unit_nodes
 from gyrator.schedule.stage import Scheduled
 from gyrator.session import DumpWriter
 from gyrator.torch_compat import float_behind, qualified_name

@@ -42,7 +42,6 @@ class GraphCompiled:
     only in this process: graphs within it, and tensors that it holds.
     """
 
-    name: str
     folder: Path
     cached: bool
     session: Session
@@ -80,7 +79,7 @@ def graph_compiled(
         add_graph_rows(session, record, entry.folder)
         _log(session.config.logs, record, entry)
     if watch is not None:
-        watch(GraphCompiled(session.name, entry.folder, cached, session, regions, constants))
+        watch(GraphCompiled(entry.folder, cached, session, regions, constants))
 
 
 def _log(logs: Collection[str], record: GraphRecord, entry: Entry) -> None:

@@ -4,7 +4,8 @@ Graphs (`entries`) are found by what they compute; a program is found by what to
 names its graphs.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +17,13 @@ from gyrator.autograd.aot import Traced
 from gyrator.autograd.inputs import Inputs
 from gyrator.autograd.interface import BoxedCallable
 from gyrator.autograd.record import Unrecordable, from_json, to_json
-from gyrator.cache.guards import all_hold, new_facts
+from gyrator.cache.guards import all_hold
 from gyrator.cache.key import Key, captured_key
 from gyrator.cache.store import Entry, Json, Store
-from gyrator.config import Config
+from gyrator.errors import ToolchainMissing
+from gyrator.runtime.entries import Stores, explain_miss, facts_of
+from gyrator.runtime.targets import find_targets
+from gyrator.session import Session
 
 ABOUT = "record.json"
 """The file of what is known of a program beside its code."""
@@ -42,12 +46,19 @@ def program_key(
     gm: fx.GraphModule,
     inputs: Inputs,
     examples: Sequence[object],
-    config: Config,
     env: ShapeEnv | None,
-    target: str,
+    session: Session,
+    *,
     for_loss: bool,
 ) -> Key | None:
-    """The key of a captured graph, or None if it has none."""
+    """The key of a captured graph; None if it has none, or if it must be compiled anyway."""
+    config = session.config
+    if config.validate or config.freezing:
+        return None
+    try:
+        target = find_targets(config, session.device).key()
+    except ToolchainMissing:
+        return None
     kinds = [type(example).__name__ if not isinstance(example, torch.Tensor) else "" for example in examples]
     about = repr((inputs.requires_grad, inputs.leaf, inputs.static, kinds, sharing(examples), for_loss))
     return captured_key(gm, inputs.values, about, config, shape_env=env, target=target)
@@ -60,22 +71,21 @@ def sharing(values: Sequence[object]) -> list[int]:
     return [-1 if owner is None else numbers.setdefault(owner, len(numbers)) for owner in tensors]
 
 
-def find_program(
-    key: Key, programs: Store, graphs: Store, inputs: Sequence[object], warn: Callable[[str], object]
-) -> Found | None:
-    """The program of a key, if all its graphs are there and the facts about sizes that they rely on hold. A damaged
-    entry counts as absent, after a warning.
+def find_program(key: Key | None, stores: Stores, inputs: Sequence[object], session: Session) -> Found | None:
+    """The program of a key, if all its graphs are there and the facts about sizes that they rely on hold; otherwise the
+    session is told why, if it asks. A damaged entry counts as absent, after a warning.
     """
-    entry = programs.find(key.digest, warn)
+    if key is None:
+        return None
+    entry = stores.programs.find(key.digest, session.warn)
     notes = {} if entry is None else entry.notes
     names, facts, description = (notes.get(name) for name in ("graphs", "facts", "program"))
-    if entry is None or not (isinstance(names, list) and isinstance(facts, list) and isinstance(description, dict)):
-        return None
-    found = [graphs.find(str(name), warn) for name in names]
-    whole = [graph for graph in found if graph is not None]
-    if len(whole) < len(names) or not all_hold(facts, key.symbols, inputs):
-        return None
-    return Found(description, tuple(whole), entry.text(ABOUT))
+    if entry is not None and isinstance(names, list) and isinstance(facts, list) and isinstance(description, dict):
+        graphs = [graph for name in names if (graph := stores.graphs.find(str(name), session.warn)) is not None]
+        if len(graphs) == len(names) and all_hold(facts, key.symbols, inputs):
+            return Found(description, tuple(graphs), entry.text(ABOUT))
+    explain_miss(key, stores.programs, session)
+    return None
 
 
 def keep_program(
@@ -85,11 +95,8 @@ def keep_program(
 
     `guards` is how many facts about sizes were guarded before it was traced; `about` is kept with it.
     """
-    canonical = {old: new for new, old in key.symbols.items()}
-    try:
-        facts: list[Json] = [] if env is None else [*new_facts(env, guards, canonical)]
-        description = to_json(traced)
-    except (Unrecordable, ValueError):
-        return
-    notes: dict[str, Json] = {"program": description, "graphs": [*graphs], "facts": facts, "key": {**key.fields}}
-    programs.put(key.digest, {ABOUT: about}, notes)
+    facts = facts_of(env, guards, key)
+    with suppress(Unrecordable):
+        notes: dict[str, Json] = {"program": to_json(traced), "graphs": [*graphs], "facts": facts}
+        if facts is not None:
+            programs.put(key.digest, {ABOUT: about}, {**notes, "key": {**key.fields}})

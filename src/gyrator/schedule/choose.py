@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from gyrator.config import Config as Options
 from gyrator.ir.expr import Value
-from gyrator.ir.program import Extern, Input, Program, View, defines, uses
+from gyrator.ir.program import Extern, Input, Program, View, defines
 from gyrator.ir.tree import Config
 from gyrator.schedule.canonical import canonicalise
 from gyrator.schedule.cpu_gemm import CPP, Cpu, Packing, cpu_configs, in_panels, packing_of
@@ -22,8 +22,17 @@ from gyrator.schedule.epilogue import product_group
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_gemm import gpu_configs
 from gyrator.schedule.group import Group
-from gyrator.schedule.memory import unit_nodes, unit_reads
-from gyrator.schedule.products import Alternative, Answer, Ask, Product, Question, Templated, Unit, part_of, product_of
+from gyrator.schedule.products import (
+    Alternative,
+    Ask,
+    Product,
+    Question,
+    Templated,
+    Unit,
+    part_of,
+    product_of,
+    unit_uses,
+)
 
 
 def choose_products(
@@ -46,7 +55,7 @@ def choose_products(
         product = product_of(call)
         if product is not None:
             chooser.choose(call, product)
-    read = {value for unit in chooser.units for value in unit_reads(unit)}
+    read = {value for unit in chooser.units for value in unit_uses(unit)}
     return tuple(chooser.units), tuple(p for p in chooser.packings.values() if p.value in read)
 
 
@@ -59,8 +68,7 @@ class _Chooser:
         self.units, self._program, self._ask, self._options, self._gpu, self._cpu = (
             units, program, ask, options, gpu, cpu,
         )  # fmt: skip
-        self._position = {id(node): k for k, node in enumerate(program.nodes)}
-        self._asked: dict[Hashable, tuple[tuple[str, float], ...]] = {}
+        self._asked: dict[Hashable, tuple[str, ...]] = {}
         self.packings: dict[Value, Packing] = {}
 
     def choose(self, call: Extern, product: Product) -> None:
@@ -76,17 +84,17 @@ class _Chooser:
         if group is not None and linear is not None:
             self._choose_linear(call, product, group, linear, templates)
             return
-        answers = self._answers(title, (call,), plain, _signature(call))
-        if not answers:
+        ranked = self._ranked(title, (call,), plain, _signature(call))
+        if not ranked:
             return
-        best = answers[0].alternative
-        fused = self._fused(product, group, answers) if group is not None else ()
+        best = ranked[0]
+        fused = self._fused(group, ranked) if group is not None else ()
         if group is not None and fused:
             apart = replace(best, name=f"{best.name}_then_epilogue", units=(*best.units, group))
             key = (_signature(call), _epilogue_key(product, group))
-            answers = self._answers(f"{title} with epilogue", (call, group), (*fused, apart), key)
-            if answers and answers[0].alternative is not apart:
-                self._exchange(call, group, answers[0].alternative)
+            ranked = self._ranked(f"{title} with epilogue", (call, group), (*fused, apart), key)
+            if ranked and ranked[0] is not apart:
+                self._exchange(call, group, ranked[0])
                 return
         at = self.units.index(call)
         self.units[at : at + 1] = best.units
@@ -100,9 +108,9 @@ class _Chooser:
         fused = tuple(_with_epilogue(a, group) for a in templates)
         offered = (*fused, *((library, apart) if "aten" in self._options.gemm_backends or not fused else ()))
         key = (_signature(call), _epilogue_key(product, group), "linear")
-        answers = self._answers(_title(call, product, "linear_unary"), (call, group), offered, key)
-        if answers:
-            self._exchange(call, group, answers[0].alternative)
+        ranked = self._ranked(_title(call, product, "linear_unary"), (call, group), offered, key)
+        if ranked:
+            self._exchange(call, group, ranked[0])
 
     def _exchange(self, call: Extern, group: Group, best: Alternative) -> None:
         at = self.units.index(group)
@@ -130,32 +138,32 @@ class _Chooser:
         self.packings[packing.value] = packing
         return in_panels(unit, product, packing)
 
-    def _fused(self, product: Product, group: Group, answers: Sequence[Answer]) -> tuple[Alternative, ...]:
+    def _fused(self, group: Group, ranked: Sequence[Alternative]) -> tuple[Alternative, ...]:
         """The best templates with the group as their epilogue."""
-        best = [a.alternative for a in answers if a.alternative.backend != "aten"]
+        best = [a for a in ranked if a.backend != "aten"]
         return tuple(_with_epilogue(a, group) for a in best[: self._options.max_epilogue_benchmarked_choices])
 
     def _follower(self, call: Extern, product: Product) -> Group | None:
         """The group that may become the product's epilogue: the first unit that reads it, over the same elements."""
         after = self.units[self.units.index(call) + 1 :]
-        group = next((u for u in after if any(product.out in uses(n) for n in unit_nodes(u))), None)
+        group = next((u for u in after if product.out in unit_uses(u)), None)
         if not isinstance(group, Group) or not isinstance(product_group(product, group), Group):
             return None
         return group
 
-    def _answers(
+    def _ranked(
         self, title: str, units: tuple[Unit, ...], alternatives: tuple[Alternative, ...], key: Hashable
-    ) -> tuple[Answer, ...]:
+    ) -> tuple[Alternative, ...]:
         """What was answered to an equal question, else what is answered now."""
         key = (key, tuple((a.name, a.parameters) for a in alternatives))
         if key not in self._asked:
-            part = part_of(self._program, {self._position[id(n)] for u in units for n in unit_nodes(u)})
-            read = {v for a in alternatives for u in a.units for v in unit_reads(u)}
+            part = part_of(self._program, units)
+            read = {v for a in alternatives for u in a.units for v in unit_uses(u)}
             packed = tuple(Input(p.value) for p in self.packings.values() if p.value in read)
-            answers = self._ask(Question(title, replace(part, inputs=(*part.inputs, *packed)), alternatives))
-            self._asked[key] = tuple((a.alternative.name, a.milliseconds) for a in answers)
+            ranked = self._ask(Question(title, replace(part, inputs=(*part.inputs, *packed)), alternatives))
+            self._asked[key] = tuple(a.name for a in ranked)
         by_name = {a.name: a for a in alternatives}
-        return tuple(Answer(by_name[name], milliseconds) for name, milliseconds in self._asked[key])
+        return tuple(by_name[name] for name in self._asked[key])
 
 
 def parameters(product: Product, config: Config) -> tuple[tuple[str, str | int | bool], ...]:

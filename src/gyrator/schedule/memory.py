@@ -5,20 +5,7 @@ from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Load, Value
 from gyrator.ir.index import Index, dot, substitute
-from gyrator.ir.program import (
-    Extern,
-    Node,
-    Pointwise,
-    Program,
-    Reduce,
-    Scatter,
-    Update,
-    View,
-    defines,
-    output_values,
-    uses,
-    views,
-)
+from gyrator.ir.program import Extern, Pointwise, Program, Reduce, Scatter, Update, View, defines, output_values, views
 from gyrator.ir.tree import Kernel
 from gyrator.origin import merge
 from gyrator.schedule.canonical import canonicalise
@@ -27,7 +14,7 @@ from gyrator.schedule.gpu import Gpu, gpu_of
 from gyrator.schedule.group import Group, Member
 from gyrator.schedule.kernel import Built, build_kernel, levels_of
 from gyrator.schedule.plan import OUT_VARIANTS, Allocate, Call, Copy, Free, Launch, Plan, Step, full_view, is_full
-from gyrator.schedule.products import Templated, Unit, product_of
+from gyrator.schedule.products import Templated, Unit, product_of, unit_defines, unit_uses
 from gyrator.schedule.simplify import Rule
 from gyrator.schedule.templated import build_templated, contract_of
 
@@ -64,27 +51,6 @@ def plan_memory(
         program.constants,
         program.derived,
     )
-
-
-def unit_nodes(unit: Unit) -> tuple[Node, ...]:
-    """The nodes of the program that a unit holds."""
-    match unit:
-        case Extern():
-            return (unit,)
-        case Group():
-            return tuple(m.nest for m in unit.members)
-        case Templated(call, _, _, epilogue):
-            return (call, *(() if epilogue is None else unit_nodes(epilogue)))
-
-
-def unit_reads(unit: Unit) -> set[Value]:
-    """The values that a unit reads, its own included."""
-    return set().union(*(uses(n) for n in unit_nodes(unit)))
-
-
-def unit_defines(unit: Unit) -> list[Value]:
-    """The values that a unit computes."""
-    return [v for n in unit_nodes(unit) for v in defines(n)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +95,7 @@ class _Planner:
         made = frozenset(unit_defines(group))
         outside = frozenset(v for v in made if v in self._life.forever or self._life.last.get(v, -1) > position)
         whole = frozenset(v.value for v in views(unit.call)[-2:]) if isinstance(unit, Templated) else frozenset()
-        here = _Here(group, position, unit_reads(unit), made, levels_of(group.members).of, whole)
+        here = _Here(group, position, unit_uses(unit), made, levels_of(group.members).of, whole)
         placed: dict[Value, Value] = {}
         for member in group.members:
             for value in member.nest.out:
@@ -228,7 +194,7 @@ class _Planner:
     # -- ends ----------------------------------------------------------------------------------------------
     def _frees(self, unit: Unit, position: int) -> Iterator[Step]:
         made = unit_defines(unit)
-        read = sorted(unit_reads(unit).difference(made), key=lambda v: v.name)
+        read = sorted(unit_uses(unit).difference(made), key=lambda v: v.name)
         # what a kernel makes has a name only if a later unit reads it
         yield from self._free(
             v for v in (*read, *(made if isinstance(unit, Extern) else ())) if self._life.dies_at(v, position)
@@ -267,7 +233,7 @@ def _group_of(unit: Templated) -> Group:
 
 
 def _life(program: Program, units: tuple[Unit, ...]) -> _Life:
-    last = {v: p for p, unit in enumerate(units) for v in unit_reads(unit)}
+    last = {v: p for p, unit in enumerate(units) for v in unit_uses(unit)}
     forever = set(output_values(program))
     for update in program.updates:
         forever |= {update.value.value, update.target}

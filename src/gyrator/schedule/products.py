@@ -5,7 +5,7 @@ aten.addmm(bias, x, w) ; group relu          a `Question` of alternatives:
   tiled_3     launch tiled+bias+relu            a template with the rest as its epilogue
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -13,7 +13,7 @@ import torch
 
 from gyrator.ir.expr import Value
 from gyrator.ir.index import ONE, ZERO, Index
-from gyrator.ir.program import Extern, Input, Program, View, defines, shown_values, uses
+from gyrator.ir.program import Extern, Input, Node, Program, View, defines, shown_values, uses
 from gyrator.ir.tree import Config
 from gyrator.schedule.group import Group
 from gyrator.schedule.plan import full_view
@@ -51,6 +51,27 @@ class Templated:
 Unit: TypeAlias = Group | Extern | Templated
 
 
+def unit_nodes(unit: Unit) -> tuple[Node, ...]:
+    """The nodes of the program that a unit holds."""
+    match unit:
+        case Extern():
+            return (unit,)
+        case Group():
+            return tuple(m.nest for m in unit.members)
+        case Templated(call, _, _, epilogue):
+            return (call, *(() if epilogue is None else unit_nodes(epilogue)))
+
+
+def unit_uses(unit: Unit) -> set[Value]:
+    """The values that a unit reads, its own included."""
+    return set().union(*(uses(n) for n in unit_nodes(unit)))
+
+
+def unit_defines(unit: Unit) -> list[Value]:
+    """The values that a unit computes."""
+    return [v for n in unit_nodes(unit) for v in defines(n)]
+
+
 @dataclass(frozen=True, slots=True)
 class Alternative:
     """One way to compute what a question is about. ``backend``: ``aten | triton | cpp``; ``parameters`` are for the
@@ -74,16 +95,8 @@ class Question:
     alternatives: tuple[Alternative, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """An alternative and the milliseconds it was measured to take, 0 if it was taken untimed."""
-
-    alternative: Alternative
-    milliseconds: float
-
-
-Ask: TypeAlias = Callable[[Question], tuple[Answer, ...]]
-"""Answers best first; an alternative that failed has none. No answers: the call stays."""
+Ask: TypeAlias = Callable[[Question], tuple[Alternative, ...]]
+"""The alternatives that did not fail, the best first. None: the call stays."""
 
 
 # -- what calls mean ---------------------------------------------------------------------------------------
@@ -129,14 +142,15 @@ def _expanded(view: View, shape: tuple[Index, ...]) -> View | None:
     return replace(view, shape=shape, strides=tuple(strides))
 
 
-def part_of(program: Program, positions: Collection[int]) -> Program:
-    """The part of a program that the nodes at ``positions`` compute; what they read of the rest are inputs, and what
-    the rest reads of them are outputs.
+def part_of(program: Program, units: Iterable[Unit]) -> Program:
+    """The part of a program that units compute; what they read of the rest are inputs, and what the rest reads of them
+    are outputs.
     """
-    nodes = [node for position, node in enumerate(program.nodes) if position in positions]
+    inside = {id(node) for unit in units for node in unit_nodes(unit)}
+    nodes = [node for node in program.nodes if id(node) in inside]
     own = {value for node in nodes for value in defines(node)}
     needed: set[Value] = set(shown_values(program))
-    needed |= {v for position, node in enumerate(program.nodes) if position not in positions for v in uses(node)}
+    needed |= {value for node in program.nodes if id(node) not in inside for value in uses(node)}
     read = {value: None for node in nodes for value in uses(node) if value not in own}
     given = [i for i in program.inputs if i.value is None or i.value in read or any(n.sizes() for n in i.value.shape)]
     fresh = [Input(value) for value in read if value not in {i.value for i in program.inputs}]

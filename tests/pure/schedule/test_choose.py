@@ -14,7 +14,7 @@ from gyrator.ir.program import Extern
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.group import Group
 from gyrator.schedule.plan import Call, Launch
-from gyrator.schedule.products import Answer, Ask, Product, Question, Templated, product_of
+from gyrator.schedule.products import Alternative, Ask, Product, Question, Templated, product_of
 from gyrator.schedule.stage import Scheduled, schedule
 from gyrator.session import Session
 from tests.pure.lowering.harness import lowered
@@ -39,10 +39,10 @@ class Asked:
         self.best = best
         self.questions: list[Question] = []
 
-    def __call__(self, question: Question) -> tuple[Answer, ...]:
+    def __call__(self, question: Question) -> tuple[Alternative, ...]:
         self.questions.append(question)
         order = sorted(question.alternatives, key=lambda a: (*self.best, a.name).index(a.name))
-        return tuple(Answer(a, 1.0 + k) for k, a in enumerate(order))
+        return tuple(order)
 
 
 def product(fn: Callable[..., Any], *args: Tensor) -> Product | None:
@@ -105,7 +105,7 @@ def test_a_fusion_that_is_slower_is_not_made() -> None:
     assert [type(u) for u in found.units] == [Extern, Group]
 
 
-def test_a_product_that_a_later_unit_reads_is_stored_too() -> None:
+def test_a_product_that_a_later_unit_uses_is_stored_too() -> None:
     def fn(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         y = x @ w
         return torch.tanh(y) * 2, y.softmax(-1)

@@ -11,7 +11,7 @@ from torch import Tensor
 from gyrator.config import Config
 from gyrator.schedule.cpu_gemm import Cpu, packed_constants
 from gyrator.schedule.plan import Call
-from gyrator.schedule.products import Answer, Ask, Question
+from gyrator.schedule.products import Alternative, Ask, Question
 from gyrator.schedule.stage import Scheduled, schedule
 from gyrator.session import Session
 from tests.pure.lowering.harness import lowered
@@ -27,9 +27,9 @@ def layer(activation: Callable[[Tensor], Tensor], bias: Tensor | None = BIAS) ->
 def picking(backend: str, seen: list[Question]) -> Ask:
     """Answers with the alternatives of one family, and remembers what was asked."""
 
-    def ask(question: Question) -> tuple[Answer, ...]:
+    def ask(question: Question) -> tuple[Alternative, ...]:
         seen.append(question)
-        return tuple(Answer(a, 1.0) for a in question.alternatives if a.backend == backend)
+        return tuple(a for a in question.alternatives if a.backend == backend)
 
     return ask
 
