@@ -30,7 +30,8 @@ from gyrator.autograd.decompositions import decomposition_table
 from gyrator.autograd.inputs import fake_inputs
 from gyrator.autograd.interface import Compiled, GraphInfo
 from gyrator.autograd.joint import trace
-from gyrator.autograd.partition import JointGraph, min_cut
+from gyrator.autograd.partition.min_cut import min_cut
+from gyrator.autograd.partition.plan import JointGraph
 from gyrator.autograd.partition.recompute import tensor_bytes
 
 LAYERS = 12

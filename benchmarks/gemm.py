@@ -32,7 +32,7 @@ from gyrator.codegen.wrapper import print_wrapper
 from gyrator.config import Config
 from gyrator.errors import GyratorError
 from gyrator.ir.symbols import Symbols
-from gyrator.lowering import lower
+from gyrator.lowering.graph import lower
 from gyrator.pipeline import gpu_of, shape_env_of
 from gyrator.runtime.gpu_kernels import GpuKernels
 from gyrator.runtime.load import WRAPPER, Runtime, names_of
@@ -157,7 +157,7 @@ class Compiler:
     def compile(self, graph: fx.GraphModule, inputs: Sequence[object], info: GraphInfo) -> Compiled:
         """For `aot_compile`."""
         symbols = Symbols(shape_env_of(inputs))
-        low = lower(graph, inputs, symbols=symbols)
+        low = lower(graph, symbols=symbols)
         session = Session(self.config, self.device)
         scheduled = schedule(low.program, session, gpu_of(self.targets, self.device), ask=self.ask)
         self.row.chosen += f" {[type(unit).__name__ for unit in scheduled.units]}"

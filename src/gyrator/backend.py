@@ -14,7 +14,8 @@ from gyrator.autograd.decompositions import decomposition_table
 from gyrator.autograd.function import Differentiable
 from gyrator.autograd.inputs import Inputs, fake_inputs
 from gyrator.autograd.interface import Compiled, GraphInfo
-from gyrator.autograd.partition import JointGraph, Partition, min_cut_with_budget
+from gyrator.autograd.partition.min_cut import min_cut_with_budget
+from gyrator.autograd.partition.plan import JointGraph, Partition
 from gyrator.config import Config, notices
 from gyrator.pipeline import Process, compile_graph, frozen_garbage, loaded, shape_env_of
 from gyrator.report.dump import dump_graph, dump_partition

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from torch import fx
+
 from gyrator.errors import GyratorError, InternalCheckError
 from gyrator.origin import Origin
 from gyrator.session import Session
@@ -53,14 +55,15 @@ def run_passes(program: P, passes: Sequence[Pass[P]], session: Session, *, text:
 
 
 @contextmanager
-def blame(node: object, where: Origin | None = None) -> Iterator[None]:
+def blame(node: fx.Node | str, where: Origin | None = None) -> Iterator[None]:
     """Around the work on one node inside a pass: a failure names the node (its text) and the user's line."""
     try:
         yield
     except GyratorError:
         raise
     except Exception as error:
-        raise InternalCheckError("", _problem(error), where=where, node=str(node)) from error
+        text = node.format_node() if isinstance(node, fx.Node) else node
+        raise InternalCheckError("", _problem(error), where=where, node=text or "") from error
 
 
 @contextmanager

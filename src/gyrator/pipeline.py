@@ -41,8 +41,8 @@ from gyrator.errors import ToolchainMissing
 from gyrator.ir.program import Program
 from gyrator.ir.symbols import Symbols
 from gyrator.ir.text import program_text
-from gyrator.lowering import lower
 from gyrator.lowering.activations import with_activations
+from gyrator.lowering.graph import lower
 from gyrator.origin import Origin
 from gyrator.report.describe import called, describe
 from gyrator.report.dump import dump_compiled, dump_graph
@@ -173,7 +173,6 @@ def compile_graph(
         with session.stage("lower"):
             lowered = lower(
                 chosen,
-                example_inputs,
                 symbols=symbols,
                 name=session.name,
                 updates=updates,

@@ -17,7 +17,7 @@ from gyrator.autograd.interface import Compiled, GraphInfo
 from gyrator.errors import WrongResult
 from gyrator.ir.interp import Run, run_program
 from gyrator.ir.program import Extern, Program, defines
-from gyrator.lowering import Lowered
+from gyrator.lowering.graph import Lowered
 from gyrator.origin import Origin
 from gyrator.runtime.externs import operator
 

@@ -25,7 +25,7 @@ from gyrator.codegen.wrapper import BuiltKernel, print_wrapper
 from gyrator.config import Config
 from gyrator.ir.index import evaluate
 from gyrator.ir.symbols import Symbols
-from gyrator.lowering import lower
+from gyrator.lowering.graph import lower
 from gyrator.pipeline import shape_env_of
 from gyrator.runtime.load import Runtime, load
 from gyrator.runtime.pool import Pool
@@ -116,7 +116,7 @@ def print_for_gpu(
 ) -> Printed:
     """A graph whose metadata lies on a GPU, through all stages."""
     symbols = Symbols(shape_env_of(inputs))
-    low = lower(graph, inputs, symbols=symbols, updates=updates)
+    low = lower(graph, symbols=symbols, updates=updates)
     with Session(config, GPU) as session:
         plan = schedule(low.program, session, Gpu()).plan
     kernels = {kernel.name: print_triton(kernel) for kernel in plan.kernels if kernel.tiling is not None}

@@ -10,8 +10,7 @@ computes them that way, and more precisely than the fused kernels.
 """
 
 import operator
-from enum import Enum, auto
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -33,11 +32,8 @@ _MOST_ELEMENTS = {"cpu": 1 << 26, "cuda": 1 << 30}
 """That are computed to know a mask, by the device on which it is: some 50 ms."""
 
 
-class Kind(Enum):
-    """What a known mask lets pass: all scores, or those of keys that are not after the query."""
-
-    OPEN = auto()
-    CAUSAL = auto()
+Kind: TypeAlias = Literal["open", "causal"]
+"""What a known mask lets pass: all scores, or those of keys that are not after the query."""
 
 
 class Masks:
@@ -61,9 +57,9 @@ class Masks:
         if not isinstance(mask, Tensor) or given.get("is_causal"):
             return args, kwargs
         kind = self._kind(mask)
-        if kind is Kind.OPEN:
+        if kind == "open":
             given["attn_mask"] = None
-        elif kind is Kind.CAUSAL and mask.shape[-2:] == (given["query"].shape[-2], given["key"].shape[-2]):
+        elif kind == "causal" and mask.shape[-2:] == (given["query"].shape[-2], given["key"].shape[-2]):
             given |= {"attn_mask": None, "is_causal": True}
         elif mask.device.type == "cuda" and mask.ndim >= 2 and mask.stride(-1) != 1 and not mask.requires_grad:
             given["attn_mask"] = _compact(mask).contiguous().expand(mask.shape)
@@ -152,10 +148,10 @@ def _kind_of(mask: Tensor | None) -> Kind | None:
             return None
         mask = passing
     if bool(mask.all()):
-        return Kind.OPEN
+        return "open"
     queries, keys = mask.shape[-2:]
     triangle = torch.ones(queries, keys, dtype=torch.bool, device=mask.device).tril()
-    return Kind.CAUSAL if queries == keys and bool((mask == triangle).all()) else None
+    return "causal" if queries == keys and bool((mask == triangle).all()) else None
 
 
 def _compact(mask: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 
+from gyrator.autograd import ops
 from gyrator.autograd.symbols import SYMBOLIC_TYPES, Held, SymbolTable, expression
 from gyrator.errors import UnsupportedOperator
 
@@ -90,6 +91,18 @@ class GraphBuilder:
             return tuple(self.metadata(item) for item in value)
         return value
 
+    def converted(self, node: Node, dtype: torch.dtype) -> Node:
+        """A value in another dtype."""
+        if node.meta["val"].dtype == dtype:
+            return node
+        return self.call(torch.ops.prims.convert_element_type.default, (node, dtype), {})
+
+    def restrided(self, node: Node, wanted: Tensor) -> Node:
+        """A value copied into memory that is laid out like ``wanted``, a tensor of its size and dtype."""
+        with self.fake_mode:
+            stated = torch.empty_strided(wanted.shape, wanted.stride(), dtype=wanted.dtype, device=wanted.device)
+        return self.append(ops.restride, (node, tuple(map(self.number, wanted.stride()))), {}, stated)
+
     def number(self, value: Any) -> Any:
         """A symbolic number as a node; anything else unchanged."""
         if not isinstance(value, SYMBOLIC_TYPES):
@@ -104,7 +117,7 @@ def metadata_key(value: Tensor) -> tuple[Any, ...]:
     shape, strides, offset = tuple(value.shape), value.stride(), value.storage_offset()
     if any(type(number) is not int for number in (*shape, *strides, offset)):
         shape, strides, offset = tuple(map(expression, shape)), tuple(map(expression, strides)), expression(offset)
-    return shape, strides, value.dtype, value.device, offset, value.is_conj()
+    return shape, strides, value.dtype, value.device, offset, value.is_conj(), value.is_neg()
 
 
 def values_of(argument: Any) -> Any:

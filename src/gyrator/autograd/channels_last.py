@@ -26,6 +26,7 @@ from torch.fx import Node
 
 from gyrator.autograd.builder import ORIGIN_KEYS, GraphBuilder, flatten, values_of
 from gyrator.autograd.layout import contiguous_strides
+from gyrator.autograd.partition.recompute import size_hint
 from gyrator.autograd.symbols import expression
 
 aten = torch.ops.aten
@@ -217,19 +218,8 @@ def _lies_across(value: Tensor) -> bool:
 
 def _order(value: Tensor) -> Sequence[int]:
     """The order of dimensions in which the tensor is contiguous, the outermost first; nothing if there is none."""
-    for order in ([*range(value.ndim)], *_transposes(value.ndim)):
-        shape, strides = [value.shape[d] for d in order], [value.stride()[d] for d in order]
-        if _steps(shape, strides) == _steps(shape, contiguous_strides(shape)):
-            return order
-    return ()
-
-
-def _transposes(rank: int) -> Sequence[list[int]]:
-    """Two neighbouring blocks of dimensions exchanged: what permutes between layouts are."""
-    found = []
-    for first in range(rank):
-        for middle in range(first + 1, rank):
-            for last in range(middle + 1, rank + 1):
-                dims = [*range(rank)]
-                found.append([*dims[:first], *dims[middle:last], *dims[first:middle], *dims[last:]])
-    return found
+    order = [*range(value.ndim)]
+    if not _is_contiguous(value):
+        order.sort(key=lambda d: -size_hint(value.stride(d)))
+    shape, strides = [value.shape[d] for d in order], [value.stride(d) for d in order]
+    return order if _steps(shape, strides) == _steps(shape, contiguous_strides(shape)) else ()

@@ -25,7 +25,6 @@ from torch.fx.experimental.symbolic_shapes import guard_or_true
 from torch.fx.node import map_aggregate, map_arg
 
 from gyrator import torch_compat
-from gyrator.autograd import ops
 from gyrator.autograd.builder import GraphBuilder, ancestors, mapped, metadata_key, values_of
 from gyrator.autograd.decompositions import DecompositionTable
 from gyrator.autograd.effects import is_statement
@@ -142,8 +141,8 @@ class _Pass:
         given = node.meta["val"]
         if given is wanted or not isinstance(wanted, Tensor):
             return node
-        if given.dtype != wanted.dtype and given.is_floating_point() and wanted.is_floating_point():
-            node = recorder.build.call(torch.ops.prims.convert_element_type.default, (node, wanted.dtype), {})
+        if given.is_floating_point() and wanted.is_floating_point():
+            node = recorder.build.converted(node, wanted.dtype)
             given = node.meta["val"]
         ours, theirs = metadata_key(given), metadata_key(wanted)
         if not _same_sizes(given, wanted) or ours[2:4] != theirs[2:4]:
@@ -151,8 +150,7 @@ class _Pass:
                 "decompose", f"the decomposition of {op} gives {ours[:4]}, the operator {theirs[:4]}"
             )
         if ours[0] != theirs[0] or (ours[1] != theirs[1] and wanted.numel() != 0):
-            strides = tuple(recorder.build.number(step) for step in wanted.stride())
-            return recorder.build.append(ops.restride, (node, strides), {}, wanted)
+            return recorder.build.restrided(node, wanted)
         return node
 
     def _paste(self, template: Graph, inputs: Sequence[Any], node: Node) -> Any:

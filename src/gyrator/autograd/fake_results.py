@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from gyrator.autograd.builder import PLAIN_TYPES
+from gyrator.autograd.builder import PLAIN_TYPES, metadata_key
 
 _UNKNOWN_SIZES = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
 
@@ -36,10 +35,9 @@ class FakeResults:
             with _disable_current_modes():
                 return FakeTensor(self._mode, torch.empty_strided(size, strides, dtype=dtype, device="meta"), device)
         out = function(*args, **kwargs)
-        if type(out) is FakeTensor and out.constant is None and out.storage_offset() == 0:
-            found = _metadata(out)
-            if found is not None:
-                self._known[key] = found[:4]
+        found = _metadata(out) if type(out) is FakeTensor and out.storage_offset() == 0 else None
+        if found is not None:
+            self._known[key] = found[:4]
         return out
 
 
@@ -56,11 +54,10 @@ def _key(value: Any) -> Any:
     return None
 
 
-def _metadata(tensor: Tensor) -> tuple[Any, ...] | None:
+def _metadata(tensor: FakeTensor) -> tuple[Any, ...] | None:
     """What an operator's fake kernel can see of a tensor; None with symbols or a known value."""
-    if type(tensor) is not FakeTensor or tensor.constant is not None or tensor.layout is not torch.strided:
+    if tensor.constant is not None or tensor.layout is not torch.strided:
         return None
-    size, strides, offset = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
-    if any(type(number) is not int for number in (*size, *strides, offset)):
+    if any(type(number) is not int for number in (*tensor.shape, *tensor.stride(), tensor.storage_offset())):
         return None
-    return size, strides, tensor.dtype, tensor.device, offset, tensor.is_conj(), tensor.is_neg()
+    return metadata_key(tensor)

@@ -12,6 +12,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph, Node, map_arg
 
+from gyrator.autograd.views import is_view
+
 MOST_GROWTH = 2
 """How many times larger than its operands a result may be: what is only repeated is cheaper made anew."""
 
@@ -32,7 +34,7 @@ def freeze(graph: Graph, values: Mapping[int, Tensor]) -> dict[str, Tensor]:
             if value is not None:
                 known[node] = value
     for node in list(known):
-        if node.op == "placeholder" or not _is_view(node):
+        if not (isinstance(node.target, OpOverload) and is_view(node.target)):
             name = f"frozen_{len(held)}"
             with graph.inserting_after(node):
                 constant = graph.get_attr(name)
@@ -60,8 +62,3 @@ def _computed(node: Node, known: Mapping[Node, Tensor]) -> Tensor | None:
     with torch.no_grad():
         value = op(*args, **kwargs)
     return value if isinstance(value, Tensor) and (value.dtype, value.stride()) == (made.dtype, made.stride()) else None
-
-
-def _is_view(node: Node) -> bool:
-    """Whether a node's result is its operand's memory."""
-    return isinstance(node.target, OpOverload) and any(r.alias_info is not None for r in node.target._schema.returns)

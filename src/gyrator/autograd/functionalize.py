@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from gyrator.autograd import ops
 from gyrator.autograd.builder import GraphBuilder, mapped
 from gyrator.autograd.symbols import expression
 from gyrator.autograd.views import IDENTITY_VIEWS, PARENT, WRITTEN, Call, View, inverse, strided_inverse
@@ -82,7 +81,7 @@ def write(alias: Alias, value: Node, build: GraphBuilder) -> None:
     """Gives the alias the value `value`, and its root and everything between the values that follow from it."""
     chain: list[tuple[Alias, Node]] = []
     link = alias
-    value = _converted(value, alias.node, build)
+    value = build.converted(value, alias.node.meta["val"].dtype)  # its own: x.add_(float64), x.gt_(0)
     while link.parent is not None and link.view is not None:
         chain.append((link, value))
         old = read(link.parent, build)
@@ -158,20 +157,9 @@ def _call_view(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], build: Gr
         return build.call(op, (dense, *args[1:]), kwargs)
 
 
-def _converted(value: Node, old: Node, build: GraphBuilder) -> Node:
-    """`value` in the dtype of `old`: a write keeps the tensor's own (x.add_(float64), x.gt_(0))."""
-    dtype = old.meta["val"].dtype
-    if value.meta["val"].dtype == dtype:
-        return value
-    return build.call(torch.ops.prims.convert_element_type.default, (value, dtype), {})
-
-
 def _like(value: Node, old: Node, build: GraphBuilder) -> Node:
     """`value` in the layout of `old`, which later views of the same tensor count on."""
     wanted, given = old.meta["val"], value.meta["val"]
     if wanted is given or wanted.stride() == given.stride() or wanted.numel() <= 1:
         return value
-    strides = tuple(build.number(step) for step in wanted.stride())
-    with build.fake_mode:
-        stated = torch.empty_strided(wanted.shape, wanted.stride(), dtype=wanted.dtype, device=wanted.device)
-    return build.append(ops.restride, (value, strides), {}, stated)
+    return build.restrided(value, wanted)

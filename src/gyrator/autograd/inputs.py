@@ -51,7 +51,9 @@ def fake_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> Inputs:
             continue
         # A symbol has a meaning in one mode alone: what another mode made is not mixed in.
         fakes = [fake for fake in (example, known) if isinstance(fake, FakeTensor) and fake.fake_mode is mode]
-        values.append(fakes[0] if fakes else _faked(example, mode))
+        if not fakes and not isinstance(example, FakeTensor):
+            fakes.append(mode.from_tensor(example, static_shapes=True))
+        values.append(fakes[0] if fakes else example)
     tensors = [example if isinstance(example, Tensor) else None for example in example_inputs]
     return Inputs(
         mode,
@@ -64,13 +66,6 @@ def fake_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> Inputs:
             if isinstance(tensor, torch.nn.Parameter) or "_buffers_" in node.name or "_parameters_" in node.name
         ),
     )
-
-
-def _faked(example: Tensor, mode: FakeTensorMode) -> Tensor:
-    if isinstance(example, FakeTensor):
-        return example
-    fake: Tensor = mode.from_tensor(example, static_shapes=True)
-    return fake
 
 
 def overlapping(values: Sequence[Any], written: Sequence[int]) -> bool:

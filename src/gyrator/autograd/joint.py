@@ -231,7 +231,7 @@ class _Runner(Interpreter):
         if not isinstance(value, Tensor) or isinstance(value, FakeTensor):
             return value
         if target not in self._constants:
-            with self._recorder.paused():
+            with torch_compat.outside_tracing():
                 fake = self._recorder.build.fake_mode.from_tensor(value, static_shapes=True)
                 self._recorder.add_constant(value, fake)
             self._constants[target] = fake

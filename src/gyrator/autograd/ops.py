@@ -9,6 +9,7 @@ Random numbers are Philox's (see `gyrator.ir.philox`): element k of a draw is co
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -33,13 +34,11 @@ def _seeds_fake(n: int, device: torch.device) -> Tensor:
 
 def _draw(
     numbers: Callable[[philox.Words, torch.dtype], Tensor],
-) -> Callable[[Sequence[int], Tensor, int, torch.dtype, torch.device], Tensor]:
-    def draw(size: Sequence[int], seeds: Tensor, slot: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        count = torch.Size(size).numel()
-        words = philox.philox(seeds[slot], torch.arange(count, dtype=torch.int64, device=device))
-        return numbers(words, dtype).reshape(size)
-
-    return draw
+    size: Sequence[int], seeds: Tensor, slot: int, dtype: torch.dtype, device: torch.device,
+) -> Tensor:  # fmt: skip
+    count = torch.Size(size).numel()
+    words = philox.philox(seeds[slot], torch.arange(count, dtype=torch.int64, device=device))
+    return numbers(words, dtype).reshape(size)
 
 
 def _draw_fake(size: Sequence[int], seeds: Tensor, slot: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -60,8 +59,8 @@ _DRAWN = "(SymInt[] size, Tensor seeds, SymInt slot, ScalarType dtype, Device de
 
 _define("restride(Tensor x, SymInt[] stride) -> Tensor", copied, _restride_fake)
 _define("seeds(SymInt n, Device device) -> Tensor", _seeds, _seeds_fake, torch.Tag.nondeterministic_seeded)
-_define("rand" + _DRAWN, _draw(philox.uniform), _draw_fake)
-_define("randn" + _DRAWN, _draw(philox.normal), _draw_fake)
+_define("rand" + _DRAWN, partial(_draw, philox.uniform), _draw_fake)
+_define("randn" + _DRAWN, partial(_draw, philox.normal), _draw_fake)
 
 restride = torch.ops.gyrator.restride.default
 seeds = torch.ops.gyrator.seeds.default

@@ -54,7 +54,6 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, build: GraphBuilder) -> None:
         super().__init__()
-        self._paused = False
         self._results_of = FakeResults(build.fake_mode)
         self._policy: Callable[..., bool] | None = None
         self.build = build
@@ -72,8 +71,6 @@ class Recorder(TorchDispatchMode):
         if func is torch.ops.prim.device.default:
             return args[0].fake_device
         kwargs = kwargs or {}
-        if self._paused:
-            return func(*args, **kwargs)
         if not isinstance(func, OpOverload):
             self._take_origin()
             return self._higher_order(func, args, kwargs)
@@ -157,15 +154,6 @@ class Recorder(TorchDispatchMode):
             yield
         finally:
             self._backward_origin = None
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """While open, nothing is recorded."""
-        self._paused = True
-        try:
-            yield
-        finally:
-            self._paused = False
 
     @contextmanager
     def policy(self, decide: Callable[..., bool] | None) -> Iterator[None]:
@@ -316,21 +304,16 @@ class Recorder(TorchDispatchMode):
         return self.build.append(torch.ops.higher_order.auto_functionalized, (func,), kwargs, values)
 
     def _batch_norm(self, call: _Call) -> None:
-        x, weight, bias, mean, var, training, momentum, eps = call.args[:8]
-        out = call.out
-        if not training:
+        """As the operator whose schema says what it writes; what else it returns, for a library, is empty."""
+        if not call.args[5]:  # not training
             self._pure(call)
             return
-        if mean is None:
-            op = aten._native_batch_norm_legit.no_stats
-            node = self._append(op, (x, weight, bias, True, momentum, eps), {}, tuple(out[:3]))
+        out = call.out
+        if call.args[3] is None:  # without running statistics
+            args = (*call.args[:3], *call.args[5:8])
+            self._pure(_Call(_LEGIT.no_stats, call.how, args, {}, tuple(out[:3])))
         else:
-            op = aten._native_batch_norm_legit_functional.default
-            node = self._append(op, (x, weight, bias, mean, var, True, momentum, eps), {}, (*out[:3], mean, var))
-            write(self.alias_of(mean), self.build.result(node, 3), self.build)
-            write(self.alias_of(var), self.build.result(node, 4), self.build)
-        for index in range(3):
-            self._bind(out[index], new_root(self.build.result(node, index), out[index]))
+            self._writes(_Call(_LEGIT.default, behaviour(_LEGIT.default), call.args[:8], {}, tuple(out[:3])))
         for reserve in out[3:]:
             like = {"dtype": reserve.dtype, "device": reserve.device}
             self._results(self.build.append(aten.empty.memory_format, (list(reserve.shape),), like, reserve), reserve)
@@ -373,6 +356,8 @@ class Recorder(TorchDispatchMode):
     def _statement(self, call: _Call) -> None:
         self._append(call.func, call.args, call.kwargs, None)
 
+
+_LEGIT = aten._native_batch_norm_legit
 
 _SAME_VALUE = frozenset({aten.detach.default, aten.alias.default})
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from gyrator.autograd import ops
 from gyrator.autograd.builder import GraphBuilder
@@ -27,19 +27,14 @@ def seed_recomputed(build: GraphBuilder) -> None:
     for node in build.graph.nodes:
         if node.op == "call_function" and node.target in _SEEDED and node.meta.get("recompute"):
             draws.setdefault(node.meta["val"].device, []).append(node)
+    build.origin = {}
     for device, nodes in draws.items():
-        _seed(build, build.graph, device, nodes)
-
-
-def _seed(build: GraphBuilder, graph: Graph, device: torch.device, draws: list[Node]) -> None:
-    with graph.inserting_before(draws[0]):
-        seeds = graph.call_function(ops.seeds, (len(draws), device))
-    with build.fake_mode:
-        seeds.meta = {"val": build.metadata(torch.empty((len(draws),), dtype=torch.int64, device=device))}
-    for slot, node in enumerate(draws):
-        args: tuple[Any, ...] = (node.args[0], seeds, slot, node.meta["val"].dtype, device)
-        with graph.inserting_before(node):
-            seeded = graph.call_function(_SEEDED[node.target], args)  # type: ignore[index]
-        seeded.meta = node.meta
-        node.replace_all_uses_with(seeded)
-        graph.erase_node(node)
+        with build.graph.inserting_before(nodes[0]):
+            seeds = build.call(ops.seeds, (len(nodes), device), {})
+        for slot, node in enumerate(nodes):
+            args: tuple[Any, ...] = (node.args[0], seeds, slot, node.meta["val"].dtype, device)
+            with build.graph.inserting_before(node):
+                seeded = build.graph.call_function(_SEEDED[node.target], args)  # type: ignore[index]
+            seeded.meta = node.meta
+            node.replace_all_uses_with(seeded)
+            build.graph.erase_node(node)

@@ -20,7 +20,7 @@ SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 @dataclass(frozen=True)
 class Held:
-    """A symbolic number as it stands among the arguments of a template's nodes; each use of it makes its nodes."""
+    """A symbolic number among the arguments of a template's nodes (torch warns of raw ones); each use makes nodes."""
 
     value: Scalar
 

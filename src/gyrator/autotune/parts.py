@@ -13,7 +13,7 @@ from gyrator.ir.index import Size
 from gyrator.ir.program import Program, defines
 from gyrator.ir.symbols import Symbols
 from gyrator.ir.text import program_text
-from gyrator.lowering import lower
+from gyrator.lowering.graph import lower
 from gyrator.runtime.entries import Stores
 from gyrator.runtime.load import WRAPPER
 from gyrator.runtime.targets import Targets, start_kernels
@@ -54,12 +54,10 @@ class Builder:
         rule = simplifier(exact_rounding=self.session.config.numerics == "eager")
         return self.start(plan_memory(part, tuple(units), rule, in_place=False, gpu=self.gpu))
 
-    def start_graph(
-        self, graph: fx.GraphModule, inputs: Sequence[object], name: str, ask: Ask | None
-    ) -> Callable[[], Path]:
+    def start_graph(self, graph: fx.GraphModule, name: str, ask: Ask | None) -> Callable[[], Path]:
         """Begin to build an ATen graph, whose products are chosen by ``ask``. Raises: GyratorError."""
         symbols, session = Symbols(self.shape_env), self.session.child(name)
-        lowered = lower(graph, inputs, symbols=symbols, name=name)
+        lowered = lower(graph, symbols=symbols, name=name)
         made = schedule(lowered.program, session, self.gpu, None, ask, self.cpu)
         return replace(self, hints=symbols.hints).start(made.plan)
 

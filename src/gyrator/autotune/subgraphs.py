@@ -32,7 +32,7 @@ class SubgraphTemplate:
         """The graph compiled as ``benchmark_<name>``; it may stand for another family, with choices inside it."""
         kinds, graph = [(tuple(t.shape), t.dtype, t.stride(), str(t.device)) for t in inputs], self.trace(inputs)
         info = {"backend": family, "kernel_name": self.name, "heuristic": f"{family}_{self.name}"}
-        start = partial(builder.start_graph, graph, inputs, f"benchmark_{self.name}", ask)
+        start = partial(builder.start_graph, graph, f"benchmark_{self.name}", ask)
         return Candidate(self.name, family, f"{self.name} {kinds} {graph.code}", info, start)
 
 

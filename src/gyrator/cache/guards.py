@@ -9,7 +9,6 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -19,7 +18,7 @@ from gyrator.torch_compat import symbolic_numbers
 
 _NAME = re.compile(r"\b[A-Za-z_]\w*\b")
 
-_BINARY: Mapping[type[ast.operator], Callable[[object, object], object]] = {
+_OPERATORS: Mapping[type[ast.AST], Callable[..., object]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -27,8 +26,8 @@ _BINARY: Mapping[type[ast.operator], Callable[[object, object], object]] = {
     ast.Mod: operator.mod,
     ast.Pow: operator.pow,
     ast.Div: operator.truediv,
-}
-_COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], object]] = {
+    ast.USub: operator.neg,
+    ast.Not: operator.not_,
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -89,18 +88,16 @@ def _value(node: ast.expr, sizes: Mapping[str, object]) -> object:
             return node.value
         case ast.Name(id=name) if name in sizes:
             return sizes[name]
-        case ast.UnaryOp(op=ast.USub(), operand=inner):
-            return operator.neg(_value(inner, sizes))  # type: ignore[arg-type]
-        case ast.UnaryOp(op=ast.Not(), operand=inner):
-            return not _value(inner, sizes)
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            return _BINARY[type(op)](_value(left, sizes), _value(right, sizes))
+        case ast.UnaryOp(op=op, operand=inner) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_value(inner, sizes))
+        case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]) if (
+            type(op) in _OPERATORS
+        ):
+            return _OPERATORS[type(op)](_value(left, sizes), _value(right, sizes))
         case ast.BoolOp(op=ast.And(), values=values):
             return all(bool(_value(v, sizes)) for v in values)
         case ast.BoolOp(op=ast.Or(), values=values):
             return any(bool(_value(v, sizes)) for v in values)
-        case ast.Compare(left=left, ops=[op], comparators=[right]):
-            return _COMPARE[type(op)](_value(left, sizes), _value(right, sizes))
         case ast.Call(func=func, args=args, keywords=[]) if ast.unparse(func) in _CALLS:
             return _CALLS[ast.unparse(func)](*(_value(a, sizes) for a in args))
     raise ValueError(f"{ast.unparse(node)} is no fact about sizes")

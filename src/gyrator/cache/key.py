@@ -206,21 +206,14 @@ class _Writer:
             return str(target)
         if isinstance(target, HigherOrderOperator):
             return str(target)
-        if self.captured:
-            return self.function(target)
-        module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
-        if module in ("_operator", "builtins", "math", "torch") and name is not None:
-            return f"{module}.{name}"
-        raise _Uncacheable(f"a call of {target}")
-
-    def function(self, target: object) -> str:
-        """The name of a function of torch's or Python's own, under which it is found again."""
-        name = qualified_name(target)
-        root, _, rest = (name or "").partition(".")
+        # a function of torch's or Python's own, by the name under which it is found again
+        name = qualified_name(target) or ""
+        name = name if "." in name else f"builtins.{name}"
+        root, _, rest = name.partition(".")
         found: object = sys.modules.get(root)
         for part in rest.split("."):
             found = getattr(found, part, None)
-        if name is None or root not in _LIBRARIES or found is not target:
+        if root not in _LIBRARIES or found is not target:
             raise _Uncacheable(f"a call of {target}")
         return name
 

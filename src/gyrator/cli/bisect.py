@@ -24,7 +24,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from gyrator.autograd.aot import aot_compile
 from gyrator.autograd.interface import interpret
-from gyrator.autograd.partition import save_all
+from gyrator.autograd.partition.plan import save_all
 from gyrator.backend import compile_program, gyrator
 from gyrator.config import Config
 from gyrator.errors import GyratorError, InternalCheckError, KernelBuildError, WrongResult

@@ -30,16 +30,14 @@ def start(kind: str, dtype: torch.dtype) -> State:
 def reduce_dims(kind: str, args: State, dims: tuple[int, ...]) -> State:
     """Reduce over ``dims``, which stay as dimensions of size 1. All of ``args`` have one shape."""
     first = args[0]
+    shape = [1 if d in dims else n for d, n in enumerate(first.shape)]
     if any(first.shape[d] == 0 for d in dims):
-        shape = [1 if d in dims else n for d, n in enumerate(first.shape)]
         return tuple(s.expand(shape).clone() for s in start(kind, first.dtype))
     order = [d for d in range(first.dim()) if d not in dims] + list(dims)
     kept = [first.shape[d] for d in order[: first.dim() - len(dims)]]
     elements = math.prod(first.shape[d] for d in dims)
     flat = tuple(a.permute(order).reshape(*kept, elements) for a in args)
-    results = _reduce_last(kind, flat)
-    shape = [1 if d in dims else n for d, n in enumerate(first.shape)]
-    return tuple(r.reshape(shape) for r in results)
+    return tuple(r.reshape(shape) for r in _reduce_last(kind, flat))
 
 
 def _reduce_last(kind: str, args: State) -> State:

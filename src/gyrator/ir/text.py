@@ -152,8 +152,8 @@ def kernel_text(kernel: Kernel) -> str:
     params = [_param_text(p) for p in kernel.params] + [_size_text(s) for s in kernel.sizes]
     lines = _commented(kernel.origins, [f"kernel {kernel.name}({', '.join(params)}) {{"])
     lines += [f"  scratch {declared(v)}" for v in kernel.scratch]
-    printer = _KernelPrinter(_Names(_shared(walk_exprs(kernel.body))))
-    return "\n".join([*lines, *printer.block(kernel.body, "  "), "}"]) + "\n"
+    body = _block_lines(kernel.body, _Names(_shared(walk_exprs(kernel.body))), "  ")
+    return "\n".join([*lines, *body, "}"]) + "\n"
 
 
 def _param_text(param: Param) -> str:
@@ -162,41 +162,36 @@ def _param_text(param: Param) -> str:
     return f"{how[param.read, param.written]}{declared(param.value)}{alias}"
 
 
-class _KernelPrinter:
-    """Prints stages; a shared subexpression is named at its first use in each block that needs it."""
+def _block_lines(body: Iterable[Loop | Stage], names: _Names, indent: str) -> list[str]:
+    """Stages line by line; a shared subexpression is named at its first use in each block that needs it."""
+    outside = names.known()
+    lines: list[str] = []
+    for item in body:
+        if isinstance(item, Loop):
+            lines.append(f"{indent}{_loop_text(item)}:")
+            lines += _block_lines(item.body, names, indent + "  ")
+        else:
+            text = _stage_text(item, names)
+            lines += [f"{indent}{let}" for let in names.definitions()]
+            lines.append(indent + text)
+    names.forget_all_but(outside)
+    return lines
 
-    def __init__(self, names: _Names) -> None:
-        self.names = names
 
-    def block(self, body: Iterable[Loop | Stage], indent: str) -> list[str]:
-        outside = self.names.known()
-        lines: list[str] = []
-        for item in body:
-            if isinstance(item, Loop):
-                lines.append(f"{indent}{_loop_text(item)}:")
-                lines += self.block(item.body, indent + "  ")
-            else:
-                text = self.stage(item)
-                lines += [f"{indent}{let}" for let in self.names.definitions()]
-                lines.append(indent + text)
-        self.names.forget_all_but(outside)
-        return lines
-
-    def stage(self, stage: Stage) -> str:
-        names = self.names
-        match stage:
-            case Let(name, expr):
-                return f"{name}: {short(name.dtype)} = {names.expr(expr)}"
-            case Store(value, index, expr, combine, mask, atomic):
-                text = f"{value}[{names.indices(index)}] {_COMBINES[combine]} {names.expr(expr)}"
-                text += "" if mask is None else f" where {names.expr(mask)}"
-                return f"atomic {text}" if atomic else text
-            case Update(carry, args, running):
-                text = f"update {carry} with {', '.join(map(names.expr, args))}"
-                return f"{text} -> {_refs(running)}" if running else text
-            case tree.Contract(name, left, right, _, _, _, template):
-                return f"{name}: {short(name.dtype)} = {_view_text(left)} times {_view_text(right)} by {template}"
-        raise TypeError(stage)
+def _stage_text(stage: Stage, names: _Names) -> str:
+    match stage:
+        case Let(name, expr):
+            return f"{name}: {short(name.dtype)} = {names.expr(expr)}"
+        case Store(value, index, expr, combine, mask, atomic):
+            text = f"{value}[{names.indices(index)}] {_COMBINES[combine]} {names.expr(expr)}"
+            text += "" if mask is None else f" where {names.expr(mask)}"
+            return f"atomic {text}" if atomic else text
+        case Update(carry, args, running):
+            text = f"update {carry} with {', '.join(map(names.expr, args))}"
+            return f"{text} -> {_refs(running)}" if running else text
+        case tree.Contract(name, left, right, _, _, _, template):
+            return f"{name}: {short(name.dtype)} = {_view_text(left)} times {_view_text(right)} by {template}"
+    raise TypeError(stage)
 
 
 def _loop_text(loop: Loop) -> str:

@@ -4,7 +4,3 @@
 
 Nothing is inlined here: ``lowering`` says what each op means, ``schedule`` decides what runs together.
 """
-
-from gyrator.lowering.graph import Lowered, lower
-
-__all__ = ["Lowered", "lower"]

@@ -12,8 +12,9 @@ from gyrator.autograd.builder import flatten
 from gyrator.errors import UnsupportedOperator
 from gyrator.ir.expr import Expr, Value
 from gyrator.ir.index import Index
-from gyrator.ir.program import Arg, Extern, Item, ListArg
+from gyrator.ir.program import Arg, Extern, Item, ListArg, View
 from gyrator.lowering.builder import Builder, Meta
+from gyrator.lowering.family import Family, rows
 from gyrator.lowering.refs import TensorRef, whole
 from gyrator.lowering.typed import number
 from gyrator.origin import in_context, origin_of
@@ -46,12 +47,6 @@ EFFECTS = frozenset({
     aten._print.default,
 })  # fmt: skip
 """Calls that matter though nobody reads a result. So do draws from torch's generators: their order counts."""
-
-
-ASSERTION = aten._assert_scalar.default
-
-SETTLED = frozenset({aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default})
-"""Calls that state what the symbols' bounds already hold."""
 
 
 def refused(op: object, node: fx.Node, reason: str) -> UnsupportedOperator:
@@ -113,18 +108,21 @@ def argument(b: Builder, node: fx.Node, value: Result, traced: object, *, exact:
 
 def number_argument(b: Builder, value: Expr) -> Item:
     """A float or bool that the graph computes, as the Python number that a call or the caller gets."""
-    scalar = Meta((), value.dtype, (), torch.device("cpu"))
-    return Item(b.as_view(b.pointwise(scalar, lambda at: value, "number")))
+    return Item(_scalar(b, value, "number"))
 
 
-def assertion(b: Builder, condition: Result, message: Result) -> None:
+def _scalar(b: Builder, value: Expr, suffix: str) -> View:
+    """A number as a 0-d tensor on the CPU."""
+    meta = Meta((), value.dtype, (), torch.device("cpu"))
+    return b.as_view(b.pointwise(meta, lambda at: value, suffix))
+
+
+def _assertion(b: Builder, out: object, condition: Result, message: str) -> None:
     """``_assert_scalar(condition, message)`` → ``_assert_async(tensor of the condition, message)``."""
-    assert isinstance(condition, (Expr, Index, bool, int, float)) and isinstance(message, str)
-    if isinstance(condition, (bool, int)) and condition:
-        return
-    scalar = Meta((), torch.bool, (), torch.device("cpu"))
-    tensor = b.pointwise(scalar, lambda at: number(condition, torch.bool), "condition")
-    b.add(Extern((), "aten._assert_async.msg", (b.as_view(tensor), message), effects=True))
+    assert isinstance(condition, (Expr, Index, bool, int, float))
+    if not isinstance(condition, (bool, int)) or not condition:
+        tensor = _scalar(b, number(condition, torch.bool), "condition")
+        b.add(Extern((), "aten._assert_async.msg", (tensor, message), effects=True))
 
 
 def _wanted(node: fx.Node, traced: object) -> list[bool]:
@@ -150,3 +148,9 @@ def _structured(b: Builder, traced: object, values: Iterator[Value | None]) -> R
     if isinstance(traced, torch.SymInt):
         return b.symbols.to_index(traced)
     return traced if isinstance(traced, (bool, int, float)) else None
+
+
+LOWERINGS: Family = {
+    **rows(_assertion, "_assert_scalar"),
+    **rows(lambda *_, **__: None, "sym_constrain_range sym_constrain_range_for_size"),  # the symbols' bounds hold it
+}

@@ -47,7 +47,6 @@ class Lowered:
 
 def lower(
     graph: fx.GraphModule,
-    example_inputs: Sequence[object] = (),
     *,
     symbols: Symbols,
     name: str = "graph",
@@ -59,7 +58,6 @@ def lower(
     Args:
         graph: functional ATen ops after decomposition. Shapes, dtypes and strides come from ``meta["val"]``.
             Its only mutations are auto_functionalized ops and effectful calls.
-        example_inputs: one per placeholder; used where a placeholder carries no ``val``.
         symbols: the size symbols of this compilation.
         name: the program's name.
         numerics: "eager" leaves random ops to the library, so that they draw eager's own numbers.
@@ -69,17 +67,14 @@ def lower(
         UnsupportedOperator: an op that can neither be lowered nor called.
         InternalCheckError: a lowering failed; names the node and the user's line.
     """
-    return _Lowering(graph, example_inputs, symbols, numerics).run(name, updates)
+    return _Lowering(graph, symbols, numerics).run(name, updates)
 
 
 class _Lowering:
     """One walk over one graph: what each FX node became so far."""
 
-    def __init__(
-        self, graph: fx.GraphModule, example_inputs: Sequence[object], symbols: Symbols, numerics: Numerics
-    ) -> None:
+    def __init__(self, graph: fx.GraphModule, symbols: Symbols, numerics: Numerics) -> None:
         self.graph = graph
-        self.examples = example_inputs
         self.symbols = symbols
         self.random = numerics == "fast"
         draws = sum(n.target in RANDOM for n in graph.graph.nodes) if self.random else 0
@@ -97,7 +92,7 @@ class _Lowering:
                 result = node.args[0] if isinstance(node.args[0], (list, tuple)) else (node.args[0],)
                 continue
             origin = origin_of(node)
-            with blame(_Shown(node), origin):
+            with blame(node, origin):
                 self.b.begin(node, origin)
                 self.env[node] = self._node(node)
         self.outputs = [self._output(o) for o in result]
@@ -133,11 +128,6 @@ class _Lowering:
             return extern.call(self.b, node, op, args, kwargs)
         if isinstance(traced, (torch.SymFloat, torch.SymBool)):
             return read_number(node, args)
-        if op in extern.SETTLED:
-            return None
-        if op is extern.ASSERTION:
-            extern.assertion(self.b, args[0], args[1])
-            return None
         lowering = LOWERINGS.get(op) if self.random or op not in RANDOM else None
         lowering = lowering or REGISTERED_LATE.get(str(op))
         if lowering is not None and (op in VIEWS or _computable(traced, args)):
@@ -168,8 +158,7 @@ class _Lowering:
 
     # -- where a program begins -----------------------------------------------------------------------------
     def _placeholder(self, node: fx.Node) -> Result:
-        position = len(self.inputs)
-        example = node.meta.get("val", self.examples[position] if position < len(self.examples) else None)
+        example = node.meta.get("val")
         if isinstance(example, torch.Tensor):
             if example.layout is not torch.strided or example.is_quantized:
                 what = "quantised" if example.is_quantized else str(example.layout).removeprefix("torch.")
@@ -251,16 +240,6 @@ def _literal(tensor: torch.Tensor) -> bool | int | float | None:
         return None
     with torch_compat.outside_tracing():
         return tensor.item()
-
-
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    """A node's text, made only if an error shows it."""
-
-    node: fx.Node
-
-    def __str__(self) -> str:
-        return self.node.format_node() or ""
 
 
 def _plain_size(index: Index) -> Size | None:

@@ -19,7 +19,7 @@ from gyrator.ir.ops import identity
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.family import Family, Lowering, rows
 from gyrator.lowering.joins import masked
-from gyrator.lowering.reductions import reduction
+from gyrator.lowering.reductions import reduction, summed
 from gyrator.lowering.refs import Coords, TensorRef
 from gyrator.lowering.typed import between, both, cast, compute_dtype, like, number, op
 
@@ -133,17 +133,6 @@ def _part_element(parts: Coords, shape: Coords, at: Coords, inner: Coords) -> tu
     return place, [c for p, (start, end) in zip(place, spans, strict=True) for c in between(p, start, end)]
 
 
-def _sum(b: Builder, out: Meta, inner: Coords, body: Callable[[Coords, Coords], Expr], suffix: str) -> TensorRef:
-    """A sum in the compute dtype, cast to ``out``; no reduction at all where only one element is summed."""
-    wide = out.with_dtype(compute_dtype(out.dtype))
-    if all(extent is ONE for extent in inner):
-        return b.pointwise(out, lambda at: body(at, (ZERO,) * len(inner)))
-    suffix = "" if wide.dtype == out.dtype else suffix
-    (total,) = reduction(b, wide, inner, "sum", lambda at, r: (body(at, r),), (True,), suffix)
-    assert total is not None
-    return b.narrowed(total, out)
-
-
 def _max_of(windows: Windows, b: Builder, out: tuple[Meta, Meta], x: TensorRef) -> Any:
     """The largest element of each window, and its position among the pooled dimensions."""
     values, _ = out
@@ -173,7 +162,7 @@ def _max_backward(windows: Windows, b: Builder, out: Meta, grad: TensorRef, indi
         given = cast(grad.load(where), wide)
         return masked(conditions, op("where", op("eq", indices.load(where), mine), given, like(given, 0)))
 
-    return _sum(b, out, windows.holders, body, "wide")
+    return summed(b, out, windows.holders, body)
 
 
 def _mean_of(windows: Windows, b: Builder, out: Meta, x: TensorRef) -> Any:
@@ -183,7 +172,7 @@ def _mean_of(windows: Windows, b: Builder, out: Meta, x: TensorRef) -> Any:
         place, conditions = windows.element(at[-rank:], inner)
         return masked(conditions, cast(x.load((*at[:-rank], *place)), wide.dtype))
 
-    total = _sum(b, wide, windows.elements, body, "sum")
+    total = summed(b, wide, windows.elements, body, "sum")
     return b.pointwise(out, lambda at: _quotient(total.load(at), windows.count(at[-rank:])))
 
 
@@ -195,7 +184,7 @@ def _mean_backward(windows: Windows, b: Builder, out: Meta, grad: TensorRef) -> 
         given = _quotient(cast(grad.load((*at[:-rank], *holder)), wide), windows.count(holder))
         return masked([*conditions, *windows.holds(at[-rank:], holder)], given)
 
-    return _sum(b, out, windows.holders, body, "wide")
+    return summed(b, out, windows.holders, body)
 
 
 def _quotient(total: Expr, count: Index) -> Expr:

@@ -74,25 +74,27 @@ def reduction(
     return [None if v is None else whole(v) for v in values]
 
 
-def reduce(
-    b: Builder,
-    out: Meta,
-    shape: Sequence[Index],
-    dims: frozenset[int],
-    kind: str,
-    body: Callable[[Coords], Expr],
-    suffix: str = "",
+def reduce_one(
+    b: Builder, out: Meta, x: TensorRef, dims: frozenset[int], kind: str, dtype: torch.dtype, suffix: str = ""
 ) -> TensorRef:
-    """The same for a reduction of one expression with one result."""
-    (result,) = reduce_several(b, out, shape, dims, kind, lambda at: (body(at),), (True,), suffix)
-    assert result is not None
-    return result
-
-
-def reduce_one(b: Builder, out: Meta, x: TensorRef, dims: frozenset[int], kind: str, dtype: torch.dtype) -> TensorRef:
     """A reduction of one tensor read as ``dtype``, cast to ``out``."""
-    suffix = "" if dtype == out.dtype else kind
-    return b.narrowed(reduce(b, out, x.shape, dims, kind, lambda at: cast(x.load(at), dtype), suffix), out)
+    suffix = suffix or ("" if dtype == out.dtype else kind)
+    (result,) = reduce_several(b, out, x.shape, dims, kind, lambda at: (cast(x.load(at), dtype),), (True,), suffix)
+    assert result is not None
+    return b.narrowed(result, out)
+
+
+def summed(
+    b: Builder, out: Meta, inner: Coords, body: Callable[[Coords, Coords], Expr], suffix: str = "wide"
+) -> TensorRef:
+    """A sum in the compute dtype, cast to ``out``; no reduction at all where only one element is summed."""
+    wide = out.with_dtype(compute_dtype(out.dtype))
+    if all(extent is ONE for extent in inner):
+        return b.pointwise(out, lambda at: body(at, (ZERO,) * len(inner)))
+    suffix = "" if wide.dtype == out.dtype else suffix
+    (total,) = reduction(b, wide, inner, "sum", lambda at, r: (body(at, r),), (True,), suffix)
+    assert total is not None
+    return b.narrowed(total, out)
 
 
 def count(shape: Sequence[Index], dims: frozenset[int]) -> Index:
@@ -100,18 +102,17 @@ def count(shape: Sequence[Index], dims: frozenset[int]) -> Index:
     return product([shape[k] for k in sorted(dims)])
 
 
-def _sum(b: Builder, out: Meta, x: TensorRef, dims: Dims = None, keepdim: bool = False, **_: Any) -> TensorRef:
-    return reduce_one(b, out, x, reduced_dims(dims, x.rank), "sum", compute_dtype(out.dtype))
-
-
-def _prod(b: Builder, out: Meta, x: TensorRef, dim: Dims = None, keepdim: bool = False, **_: Any) -> TensorRef:
-    kind = "all" if out.dtype == torch.bool else "prod"
-    return reduce_one(b, out, x, reduced_dims(dim, x.rank), kind, compute_dtype(out.dtype))
+def _reduced(
+    kind: str, boolean: str, b: Builder, out: Meta, x: TensorRef, dims: Dims = None, keepdim: bool = False, **_: Any
+) -> TensorRef:
+    """sum and the like; of bools by the reduction ``boolean``."""
+    chosen = boolean if out.dtype == torch.bool else kind
+    return reduce_one(b, out, x, reduced_dims(dims, x.rank), chosen, compute_dtype(out.dtype))
 
 
 def _mean(b: Builder, out: Meta, x: TensorRef, dims: Dims = None, keepdim: bool = False, **_: Any) -> TensorRef:
     over, wide = reduced_dims(dims, x.rank), compute_dtype(out.dtype)
-    total = reduce(b, out, x.shape, over, "sum", lambda at: cast(x.load(at), wide), "sum")
+    total = reduce_one(b, out.with_dtype(wide), x, over, "sum", wide, "sum")
     return b.elementwise(out, (total, count(x.shape, over)), lambda t, n: op("div", t, n))
 
 
@@ -143,13 +144,6 @@ def _mean_of(b: Builder, out: Meta, mean: TensorRef, n: Index) -> TensorRef:
             out, (mean, n), lambda m, k: op("where", op("eq", k, like(k, 0)), like(m, math.nan), m), suffix="mean"
         )
     return b.narrowed(mean, out, "mean")
-
-
-def _extreme(
-    kind: str, boolean: str, b: Builder, out: Meta, x: TensorRef, dims: Dims = None, keepdim: bool = False
-) -> TensorRef:
-    chosen = boolean if x.dtype == torch.bool else kind
-    return reduce_one(b, out, x, reduced_dims(dims, x.rank), chosen, compute_dtype(x.dtype))
 
 
 def _any_all(kind: str, b: Builder, out: Meta, x: TensorRef, dims: Dims = None, keepdim: bool = False) -> TensorRef:
@@ -217,12 +211,12 @@ def _running_extreme(kind: str, b: Builder, out: tuple[Meta, Meta], x: TensorRef
 
 
 LOWERINGS: Family = {
-    **rows(_sum, "sum", "default dim_IntList"),
-    **rows(_prod, "prod", "default dim_int"),
+    **rows(partial(_reduced, "sum", "any"), "sum", "default dim_IntList"),
+    **rows(partial(_reduced, "prod", "all"), "prod", "default dim_int"),
     **rows(_mean, "mean", "default dim"),
     **rows(_variance, "var var_mean", "correction"),
-    **rows(partial(_extreme, "max", "any"), "amax max"),
-    **rows(partial(_extreme, "min", "all"), "amin min"),
+    **rows(partial(_reduced, "max", "any"), "amax max"),
+    **rows(partial(_reduced, "min", "all"), "amin min"),
     **rows(partial(_extreme_and_position, "argmax"), "max", "dim"),
     **rows(partial(_extreme_and_position, "argmin"), "min", "dim"),
     **named_rows(_position, "argmax argmin"),

@@ -21,7 +21,7 @@ from gyrator.ir.index import ONE, ZERO, Index, IndexLike, Indirect, as_index, is
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.family import Family, rows
 from gyrator.lowering.joins import masked
-from gyrator.lowering.reductions import reduction
+from gyrator.lowering.reductions import summed
 from gyrator.lowering.refs import Coords, TensorRef
 from gyrator.lowering.typed import between, cast, compute_dtype, like, number, op
 
@@ -48,21 +48,18 @@ def _gathered(b: Builder, out: Meta, grad: TensorRef, lines: Sequence[Line]) -> 
     for back, line in enumerate(reversed(lines), 1):
         done = back == len(lines)
         shape = (*grad.shape[: grad.rank - back], *out.shape[grad.rank - back :])
-        meta = wide if done else wide.with_shape(shape)
-        grad = _along(b, meta, grad, grad.rank - back, line, "" if meta.dtype == out.dtype else "wide")
-    return b.narrowed(grad, out)
+        grad = _along(b, out if done else wide.with_shape(shape), grad, grad.rank - back, line)
+    return grad
 
 
-def _along(b: Builder, out: Meta, grad: TensorRef, dim: int, line: Line, suffix: str) -> TensorRef:
-    def body(at: Coords, inner: Coords) -> tuple[Expr, ...]:
+def _along(b: Builder, out: Meta, grad: TensorRef, dim: int, line: Line) -> TensorRef:
+    def body(at: Coords, inner: Coords) -> Expr:
         source = line.first(at[dim]) + inner[0]
-        given = cast(grad.load((*at[:dim], source, *at[dim + 1 :])), out.dtype)
+        given = cast(grad.load((*at[:dim], source, *at[dim + 1 :])), compute_dtype(out.dtype))
         conditions = [] if line.certain else between(source, ZERO, grad.shape[dim])
-        return (masked(conditions, line.share(source, at[dim], given)),)
+        return masked(conditions, line.share(source, at[dim], given))
 
-    (total,) = reduction(b, out, (line.count,), "sum", body, (True,), suffix)
-    assert total is not None
-    return total
+    return summed(b, out, (line.count,), body)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,19 +15,7 @@ from typing import Any
 import torch
 
 from gyrator.ir.expr import Checked, Expr, IndexValue, Value
-from gyrator.ir.index import (
-    ONE,
-    ZERO,
-    Index,
-    IndexLike,
-    Indirect,
-    as_index,
-    contiguous_strides,
-    div_mod,
-    dot,
-    is_nonnegative,
-    product,
-)
+from gyrator.ir.index import ONE, ZERO, Index, IndexLike, Indirect, as_index, contiguous_strides, div_mod, dot, product
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Scatter
 from gyrator.lowering.builder import Builder, Meta, same_strides
@@ -37,7 +25,7 @@ from gyrator.lowering.joins import masked
 from gyrator.lowering.reductions import scan
 from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, whole
 from gyrator.lowering.typed import Operand, between, both, cast, compute_dtype, constant, element, like, number, op
-from gyrator.lowering.views import dimension, expanded, reshape, slice_start, split_position, wrap
+from gyrator.lowering.views import dimension, expanded, nested_order, reshape, slice_start, split_position, wrap
 
 COMBINES: Mapping[str, str] = {
     "sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": "max", "amin": "min",
@@ -308,7 +296,7 @@ def _as_strided_scatter(
     Refused where ``x`` is a view, or elements of the window could overlap.
     """
     strides = [as_index(s) for s in stride]
-    order = _nested(source.shape, strides)
+    order = nested_order(source.shape, strides)
     if not x.is_whole() or order is None or not same_strides(x.shape, x.value.strides, out.strides):
         return NotImplemented
     start = as_index(offset) - b.storage_offset(x.value) if offset is not None else ZERO
@@ -323,22 +311,6 @@ def _as_strided_scatter(
         return tuple(inner), [*conditions, *between(left, ZERO, ONE)]
 
     return _replaced(b, out, x, source, place)
-
-
-def _nested(shape: Sequence[Index], strides: Sequence[Index]) -> list[int] | None:
-    """The dimensions of more than one element, widest stride first, if each stride spans what is inner."""
-    order: list[int] = []
-    left = [k for k, extent in enumerate(shape) if extent is not ONE]
-    span = ONE
-    while left:
-        inner = [k for k in left if all(is_nonnegative(strides[j] - strides[k]) for j in left)]
-        if not inner or not is_nonnegative(strides[inner[-1]] - span):
-            return None
-        k = inner[-1]
-        span = span + (shape[k] - 1) * strides[k]
-        order.insert(0, k)
-        left.remove(k)
-    return order
 
 
 LOWERINGS: Family = {

@@ -21,6 +21,7 @@ from gyrator.lowering.views import reshape
 
 aten = torch.ops.aten
 Number: TypeAlias = "Expr | Index | Scalar"
+Rule: TypeAlias = Callable[[Sequence[Number]], Expr]
 
 
 def number_of(target: object, args: Sequence[object]) -> Expr | None:
@@ -46,53 +47,48 @@ def read_number(node: fx.Node, args: Sequence[object]) -> Expr:
     return found
 
 
-def _is_bool(value: Number) -> bool:
-    return value.dtype == torch.bool if isinstance(value, Expr) else isinstance(value, bool)
-
-
 def _common(values: Sequence[Number]) -> torch.dtype:
-    floats = (v.dtype.is_floating_point if isinstance(v, Expr) else isinstance(v, float) for v in values)
-    return torch.float64 if any(floats) else torch.int64
+    """float64 if any number is a float, bool if all are bools, else int64."""
+    kinds = [v.dtype if isinstance(v, Expr) else _KINDS.get(type(v), torch.int64) for v in values]
+    floats = any(kind.is_floating_point for kind in kinds)
+    return torch.float64 if floats else torch.bool if set(kinds) == {torch.bool} else torch.int64
 
 
-def _same(name: str) -> Callable[[Sequence[Number]], Expr]:
-    """An op whose arguments are widened to one dtype: float64 if any is a float."""
+_KINDS: Mapping[type, torch.dtype] = {float: torch.float64, bool: torch.bool}
+
+
+def _same(name: str, on_bools: str = "") -> Rule:
+    """An op whose arguments are widened to one dtype, bools to integers unless an op is given for them."""
 
     def rule(values: Sequence[Number]) -> Expr:
-        dtype = _common(values)
-        return op(name, *[number(v, dtype) for v in values])
+        dtype = _common(values if on_bools else (*values, 0))
+        return op(on_bools if dtype == torch.bool else name, *[number(v, dtype) for v in values])
 
     return rule
 
 
-def _float(name: str) -> Callable[[Sequence[Number]], Expr]:
+def _float(name: str) -> Rule:
     return lambda values: op(name, *[number(v, torch.float64) for v in values])
 
 
-def _logical(name: str, integer: str) -> Callable[[Sequence[Number]], Expr]:
-    def rule(values: Sequence[Number]) -> Expr:
-        if all(_is_bool(v) for v in values):
-            return op(name, *[number(v, torch.bool) for v in values])
-        return op(integer, *[number(v, torch.int64) for v in values])
-
-    return rule
+def _not(values: Sequence[Number]) -> Expr:
+    return op("logical_not", number(values[0], torch.bool))
 
 
 def _ite(values: Sequence[Number]) -> Expr:
-    condition, then, otherwise = values
-    dtype = _common((then, otherwise))
-    return op("where", number(condition, torch.bool), number(then, dtype), number(otherwise, dtype))
+    condition, *results = values
+    dtype = _common(results)
+    return op("where", number(condition, torch.bool), *[number(v, dtype) for v in results])
 
 
-_RULES: Mapping[object, Callable[[Sequence[Number]], Expr]] = {
+_RULES: Mapping[object, Rule] = {
     operator.add: _same("add"), operator.sub: _same("sub"), operator.mul: _same("mul"),
     operator.truediv: _float("div"), operator.floordiv: _same("floordiv"), operator.mod: _same("remainder"),
     operator.pow: _float("pow"), operator.neg: _same("neg"), operator.abs: _same("abs"),
     operator.eq: _same("eq"), operator.ne: _same("ne"), operator.lt: _same("lt"), operator.le: _same("le"),
     operator.gt: _same("gt"), operator.ge: _same("ge"),
-    operator.and_: _logical("logical_and", "bitwise_and"), operator.or_: _logical("logical_or", "bitwise_or"),
-    operator.not_: lambda v: op("logical_not", number(v[0], torch.bool)),
-    torch.sym_not: lambda v: op("logical_not", number(v[0], torch.bool)),
+    operator.and_: _same("bitwise_and", "logical_and"), operator.or_: _same("bitwise_or", "logical_or"),
+    operator.not_: _not, torch.sym_not: _not,
     torch.sym_float: lambda v: number(v[0], torch.float64),
     torch.sym_max: _same("maximum"), torch.sym_min: _same("minimum"), torch.sym_ite: _ite,
     math.sqrt: _float("sqrt"), torch.sym_sqrt: _float("sqrt"),

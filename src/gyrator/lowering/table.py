@@ -6,6 +6,7 @@ from torch._ops import OpOverload
 
 from gyrator.lowering import (
     creation,
+    extern,
     indexing,
     joins,
     pointwise,
@@ -18,7 +19,7 @@ from gyrator.lowering import (
 )
 from gyrator.lowering.family import Family, Lowering
 
-_MODULES = (creation, indexing, joins, pointwise, pooling, randoms, reductions, sampling, scatters, views)
+_MODULES = (creation, extern, indexing, joins, pointwise, pooling, randoms, reductions, sampling, scatters, views)
 
 
 def _merged() -> Family:

@@ -25,6 +25,7 @@ from gyrator.ir.index import (
     is_nonnegative,
     maximum,
     minimum,
+    product,
 )
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.family import Family, rows
@@ -204,8 +205,9 @@ def _as_strided(
     value = x.value
     begin = dot(x.at((ZERO,) * x.rank), value.strides)
     start = begin if offset is None else as_index(offset) - b.storage_offset(value)
-    order = _dense_order(value.shape, value.strides)
-    if x.dtype != value.dtype or order is None:
+    order = nested_order(value.shape, value.strides)
+    last = dot(tuple([extent - 1 for extent in value.shape]), value.strides)
+    if x.dtype != value.dtype or order is None or last + 1 is not product(value.shape):  # it has gaps
         return NotImplemented
     position = dot(view_coords(out.shape), tuple([as_index(s) for s in stride])) + start
     found = split_position(position, [value.shape[k] for k in order])
@@ -213,18 +215,19 @@ def _as_strided(
     return TensorRef(value, out.shape, tuple([coords.get(k, ZERO) for k in range(len(value.shape))]), x.dtype)
 
 
-def _dense_order(shape: Sequence[Index], strides: Sequence[Index]) -> list[int] | None:
-    """The dimensions with more than one element, outermost first, if they fill memory without gaps; else None."""
-    left = [k for k, extent in enumerate(shape) if extent is not ONE]
+def nested_order(shape: Sequence[Index], strides: Sequence[Index]) -> list[int] | None:
+    """The dimensions of more than one element, widest stride first, if each stride spans what is inner."""
     order: list[int] = []
-    step = ONE
+    left = [k for k, extent in enumerate(shape) if extent is not ONE]
+    span = ONE
     while left:
-        k = next((k for k in reversed(left) if strides[k] is step), None)
-        if k is None:
+        inner = [k for k in left if all(is_nonnegative(strides[j] - strides[k]) for j in left)]
+        if not inner or not is_nonnegative(strides[inner[-1]] - span):
             return None
-        left.remove(k)
+        k = inner[-1]
+        span = span + (shape[k] - 1) * strides[k]
         order.insert(0, k)
-        step = step * shape[k]
+        left.remove(k)
     return order
 
 

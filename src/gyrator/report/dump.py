@@ -14,7 +14,7 @@ from types import ModuleType
 import torch
 from torch import fx
 
-from gyrator.autograd.partition import JointGraph, Partition
+from gyrator.autograd.partition.plan import JointGraph, Partition
 from gyrator.cache.store import Entry
 from gyrator.codegen.python_text import index_text
 from gyrator.ir.program import Extern

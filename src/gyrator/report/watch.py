@@ -15,7 +15,7 @@ from typing import TypeAlias
 import torch
 from torch import fx
 
-from gyrator.autograd.partition import JointGraph, Partition
+from gyrator.autograd.partition.plan import JointGraph, Partition
 from gyrator.autograd.partition.recompute import tensor_bytes
 from gyrator.cache.store import Entry
 from gyrator.config import Config

@@ -17,7 +17,7 @@ from gyrator.autotune.tuner import Tuner
 from gyrator.config import Config
 from gyrator.ir.program import Program
 from gyrator.ir.symbols import Symbols
-from gyrator.lowering import lower
+from gyrator.lowering.graph import lower
 from gyrator.report.record import GraphRecord
 from gyrator.runtime.entries import open_stores
 from gyrator.runtime.targets import find_targets
@@ -56,7 +56,7 @@ def folder_of(parent: Path, name: str, body: str) -> Path:
 
 def program_of(function: object, *inputs: torch.Tensor) -> Program:
     graph = make_fx(function)(*inputs)  # type: ignore[arg-type]
-    return lower(graph, inputs, symbols=Symbols(), name="asked").program
+    return lower(graph, symbols=Symbols(), name="asked").program
 
 
 def units_of(program: Program, most: int) -> tuple[Unit, ...]:

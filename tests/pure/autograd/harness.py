@@ -12,7 +12,9 @@ import torch
 import torch._dynamo
 from torch.fx import GraphModule
 
-from gyrator.autograd import Compiled, GraphInfo, aot_compile, decomposition_table, interpret
+from gyrator.autograd.aot import aot_compile
+from gyrator.autograd.decompositions import decomposition_table
+from gyrator.autograd.interface import Compiled, GraphInfo, interpret
 from tests.acceptance import check
 
 BACKEND = "gyrator_autograd"

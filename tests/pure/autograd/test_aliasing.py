@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gyrator.autograd import aot_compile, interpret
+from gyrator.autograd.aot import aot_compile
+from gyrator.autograd.interface import interpret
 from tests.pure.autograd.harness import compiled, leaf, same_as_eager
 
 

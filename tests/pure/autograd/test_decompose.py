@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
 
-from gyrator.autograd import decomposition_table
+from gyrator.autograd.decompositions import decomposition_table
 from gyrator.errors import InternalCheckError
 from tests.pure.autograd.harness import compiled, leaf, same_as_eager
 

@@ -16,8 +16,8 @@ import torch._dynamo.compiled_autograd
 from torch import Tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
-from gyrator.autograd import aot_compile, interpret
-from gyrator.autograd.interface import Compiled, GraphInfo
+from gyrator.autograd.aot import aot_compile
+from gyrator.autograd.interface import Compiled, GraphInfo, interpret
 from gyrator.errors import UnsupportedInput, UnsupportedOperator
 from tests.pure.autograd.ddp_worker import batch, build
 from tests.pure.autograd.harness import BACKEND, compiled, leaf, same_as_eager

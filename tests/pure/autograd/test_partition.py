@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gyrator.autograd import decomposition_table, min_cut, min_cut_with_budget, save_all
-from gyrator.autograd.partition import JointGraph, Partition
+from gyrator.autograd.decompositions import decomposition_table
 from gyrator.autograd.partition.max_flow import UNBOUNDED, FlowNetwork
+from gyrator.autograd.partition.min_cut import min_cut, min_cut_with_budget
+from gyrator.autograd.partition.plan import JointGraph, Partition, save_all
 from tests.pure.autograd.harness import compiled, leaf
 
 

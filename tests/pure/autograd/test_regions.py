@@ -18,9 +18,10 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.nn.attention.flex_attention import create_block_mask
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from gyrator.autograd import aot_compile, interpret
+from gyrator.autograd.aot import aot_compile
 from gyrator.autograd.decompositions import decomposition_table
 from gyrator.autograd.higher_order import PASSED, RECORDED
+from gyrator.autograd.interface import interpret
 from gyrator.errors import UnsupportedOperator
 from tests.pure.autograd.harness import compiled, leaf, same_as_eager
 

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from gyrator.autograd import decomposition_table
+from gyrator.autograd.decompositions import decomposition_table
 from gyrator.ir.check import check_program
 from gyrator.ir.interp import Run, run_program
 from gyrator.ir.symbols import Symbols
-from gyrator.lowering import Lowered, lower
+from gyrator.lowering.graph import Lowered, lower
 from tests.acceptance import SLACK, assert_none, metadata_mismatch, value_mismatch
 
 Function = Callable[..., Any]
@@ -36,7 +36,7 @@ def trace(fn: Function, args: Sequence[Any], *, dynamic: bool = False) -> torch.
 def lowered(fn: Function, *args: Any, dynamic: bool = False) -> Lowered:
     """``fn`` as a program that passed its checks."""
     graph = trace(fn, args, dynamic=dynamic)
-    result = lower(graph, args, symbols=symbols_of(graph))
+    result = lower(graph, symbols=symbols_of(graph))
     check_program(result.program)
     return result
 

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from gyrator.autograd import ops
 from gyrator.errors import UnsupportedInput, UnsupportedOperator
 from gyrator.ir.check import check_program
-from gyrator.lowering import lower
+from gyrator.lowering.graph import lower
 from tests.pure.lowering.harness import check, lowered, run, symbols_of, tensor, trace
 
 
@@ -86,7 +86,7 @@ def test_a_custom_op_that_writes_makes_a_new_version() -> None:
 
     args = (tensor(3, 4), tensor(4))
     graph = make_fx(fn, tracing_mode="fake")(*args)
-    low = lower(graph, args, symbols=symbols_of(graph))
+    low = lower(graph, symbols=symbols_of(graph))
     check_program(low.program)
     y = args[0] * 2
     out, new, old = run(low, args).outputs
@@ -98,7 +98,7 @@ def test_what_is_read_and_written_by_one_call_is_copied() -> None:
         return auto_functionalized(torch.ops.lowering_tests.bump.default, x=x, by=x[0])
 
     graph = make_fx(fn, tracing_mode="fake")(tensor(3, 4))
-    low = lower(graph, (tensor(3, 4),), symbols=symbols_of(graph))
+    low = lower(graph, symbols=symbols_of(graph))
     x = tensor(3, 4)
     out, new = run(low, (x,)).outputs
     torch.testing.assert_close((out, new), ((x + x[0]) * 2, x + x[0]))
@@ -107,7 +107,7 @@ def test_what_is_read_and_written_by_one_call_is_copied() -> None:
 def test_in_place_ops_are_refused() -> None:
     graph = make_fx(lambda x: (x + 1).mul_(2), tracing_mode="fake")(tensor(3))
     with pytest.raises(UnsupportedOperator, match=r"aten\.mul_.*functional") as raised:
-        lower(graph, (tensor(3),), symbols=symbols_of(graph))
+        lower(graph, symbols=symbols_of(graph))
     before, node, after = (raised.value.node or "").splitlines()  # with its neighbours
     assert "aten.add.Tensor" in before and "aten.mul_.Tensor" in node and after == "return mul_"
 
@@ -117,7 +117,7 @@ def test_sparse_inputs_are_refused() -> None:
     node = next(iter(graph.graph.nodes))
     node.meta["val"] = torch.eye(3).to_sparse()
     with pytest.raises(UnsupportedInput, match="sparse"):
-        lower(graph, (), symbols=symbols_of(graph))
+        lower(graph, symbols=symbols_of(graph))
 
 
 def test_an_error_names_the_node() -> None:
@@ -125,14 +125,14 @@ def test_an_error_names_the_node() -> None:
     node = next(n for n in graph.graph.nodes if n.op == "call_function")
     node.args = (node.args[0], "one")
     with pytest.raises(Exception, match=r"aten\.add\.Tensor"):
-        lower(graph, (), symbols=symbols_of(graph))
+        lower(graph, symbols=symbols_of(graph))
 
 
 # -- where programs begin and end
 # -----------------------------------------------------------------------------
 def test_an_output_may_be_an_update() -> None:
     graph = trace(lambda x, y: (x + y, x * 2), (tensor(3), tensor(3)))
-    low = lower(graph, (), symbols=symbols_of(graph), updates=[(1, 1)])
+    low = lower(graph, symbols=symbols_of(graph), updates=[(1, 1)])
     result = run(low, (tensor(3), tensor(3)))
     assert result.outputs[1] is None
     torch.testing.assert_close(result.updates[0], tensor(3) * 2)
@@ -198,7 +198,7 @@ def test_random_numbers_have_the_right_distribution(dtype: torch.dtype) -> None:
 
 def test_eager_numerics_leave_draws_to_the_library() -> None:
     graph = trace(lambda: torch.rand(4), ())
-    low = lower(graph, (), symbols=symbols_of(graph), numerics="eager")
+    low = lower(graph, symbols=symbols_of(graph), numerics="eager")
     assert low.fallbacks == ("aten.rand.default",)
     assert low.program.nodes[0].effects
 

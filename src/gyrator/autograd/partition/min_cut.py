@@ -38,12 +38,6 @@ class _Problem:
     bans: Mapping[Node, Ban]
 
 
-def min_cut(joint: JointGraph) -> Partition:
-    """Saves the fewest bytes under the default bans: recomputation must be nearly free."""
-    problem = _problem(joint)
-    return _described(problem, _solve(problem))
-
-
 def min_cut_with_budget(budget: float) -> PartitionFunction:
     """A partitioner that saves at most `budget` times the bytes that `min_cut` saves, where that is possible.
 
@@ -76,23 +70,23 @@ def min_cut_with_budget(budget: float) -> PartitionFunction:
     return partition
 
 
+min_cut = min_cut_with_budget(1)
+"""Saves the fewest bytes under the default bans: recomputation must be nearly free."""
+
+
 # --- what may be recomputed ------------------------------------------------------------------------
 
 
 def _problem(joint: JointGraph) -> _Problem:
-    needed = ancestors(node for node in joint.gradients if isinstance(node, Node))
-    forward = (node for node in joint.graph.nodes if node in needed and node not in joint.backward_nodes)
+    forward = (node for node in joint.graph.nodes if node in joint.needed and node not in joint.backward_nodes)
     candidates = tuple(node for node in forward if not is_number(node))
     gradients = {node for node in joint.gradients if isinstance(node, Node)}
-    read = frozenset(
-        node
-        for node in candidates
-        if node in gradients or any(user in joint.backward_nodes and user in needed for user in node.users)
-    )
-    return _Problem(joint, candidates, read, _bans(joint, candidates, needed))
+    readers = joint.backward_nodes & joint.needed
+    read = frozenset(node for node in candidates if node in gradients or not readers.isdisjoint(node.users))
+    return _Problem(joint, candidates, read, _bans(joint, candidates))
 
 
-def _bans(joint: JointGraph, candidates: Sequence[Node], needed: set[Node]) -> dict[Node, Ban]:
+def _bans(joint: JointGraph, candidates: Sequence[Node]) -> dict[Node, Ban]:
     bans: dict[Node, Ban] = {}
     stages = _stages(joint)
     for node in candidates:
@@ -102,7 +96,7 @@ def _bans(joint: JointGraph, candidates: Sequence[Node], needed: set[Node]) -> d
         elif node.meta.get("region") is not None and node in joint.forward_nodes:
             ban = _region_ban(node)
         elif node.op == "call_function":
-            ban = _ban(node, joint, needed, stages)
+            ban = _ban(node, joint, stages)
         if ban is not None:
             bans[node] = ban
     return bans
@@ -129,7 +123,7 @@ def _leaves_region(node: Node) -> bool:
     )
 
 
-def _ban(node: Node, joint: JointGraph, needed: set[Node], stages: Mapping[Node, int]) -> Ban | None:
+def _ban(node: Node, joint: JointGraph, stages: Mapping[Node, int]) -> Ban | None:
     """Why backward must not compute a value of forward again. What only backward needs is computed once, there."""
     kind = cost(node)
     if node.meta.get("backward"):
@@ -142,7 +136,7 @@ def _ban(node: Node, joint: JointGraph, needed: set[Node], stages: Mapping[Node,
         return Ban("takes too long to compute again", True)
     if kind is Cost.REDUCTION and reduces(node):
         return Ban("a small result of a reduction", True)
-    if _materialised_in_backward(node, joint, needed):
+    if _materialised_in_backward(node, joint):
         return Ban("read from memory by a heavy operator of backward", True)
     if _reads_across(node, stages):
         return Ban("would tie together what heavy operators separate", True)
@@ -188,12 +182,12 @@ def _through_views(node: Node) -> Node:
     return node
 
 
-def _materialised_in_backward(node: Node, joint: JointGraph, needed: set[Node]) -> bool:
+def _materialised_in_backward(node: Node, joint: JointGraph) -> bool:
     """Whether backward hands the value, or a view of it, to an operator that reads it from memory."""
     pending = [node]
     while pending:
         for user in pending.pop().users:
-            if user not in needed:
+            if user not in joint.needed:
                 continue
             if (user in joint.backward_nodes or user.meta.get("backward")) and cost(user) in (Cost.HEAVY, Cost.RANDOM):
                 return True

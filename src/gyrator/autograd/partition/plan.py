@@ -50,6 +50,11 @@ class JointGraph:
         """Nodes that forward's results need."""
         return frozenset(ancestors(node for node in self.results if isinstance(node, Node)))
 
+    @cached_property
+    def needed(self) -> frozenset[Node]:
+        """Nodes that gradients need."""
+        return frozenset(ancestors(node for node in self.gradients if isinstance(node, Node)))
+
 
 def is_number(node: Node) -> bool:
     """Whether a node holds a size or another number."""
@@ -79,7 +84,6 @@ PartitionFunction = Callable[[JointGraph], Partition]
 def save_all(joint: JointGraph) -> Partition:
     """Saves every forward value that backward reads; recomputes nothing."""
     forward = _runs_forward(joint)
-    needed = ancestors(node for node in joint.gradients if isinstance(node, Node))
     saved = tuple(
         node
         for node in joint.graph.nodes
@@ -87,7 +91,7 @@ def save_all(joint: JointGraph) -> Partition:
             node in forward
             and not is_number(node)
             and not isinstance(node.meta.get("val"), tuple)
-            and any(user in needed and user not in forward for user in node.users)
+            and any(user in joint.needed and user not in forward for user in node.users)
         )
         or (node in joint.gradients and node in forward)
     )

@@ -11,7 +11,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from gyrator.autograd.builder import ancestors
-from gyrator.autograd.effects import Effect, behaviour, is_statement
+from gyrator.autograd.effects import is_statement
 from gyrator.autograd.partition.plan import JointGraph, is_number
 from gyrator.autograd.partition.recompute import is_copyless
 from gyrator.autograd.symbols import expression
@@ -128,9 +128,8 @@ def _backward_graph(joint: JointGraph, available: Mapping[Node, Node]) -> Graph:
         placeholder = graph.placeholder(node.name)
         placeholder.meta = dict(described.meta)
         copies[node] = placeholder
-    needed = ancestors(node for node in joint.gradients if isinstance(node, Node))
     for node in joint.graph.nodes:
-        if node in joint.backward_nodes and (node in needed or is_statement(node)):
+        if node in joint.backward_nodes and (node in joint.needed or is_statement(node)):
             _copy_with_sources(graph, node, copies)
     for node in joint.gradients:
         if isinstance(node, Node):
@@ -177,14 +176,10 @@ def _owner(node: Node) -> Node:
     """The node whose memory a value lives in, through views."""
     while node.op == "call_function":
         viewing = node.args[0] if node.target is operator.getitem else node
-        if not isinstance(viewing, Node) or not _views(viewing):
+        if not isinstance(viewing, Node) or not is_copyless(viewing):
             return node
         node = viewing.all_input_nodes[0]
     return node
-
-
-def _views(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and behaviour(node.target).effect is Effect.VIEW
 
 
 def _dense_clone(graph: Graph, node: Node) -> Node:
