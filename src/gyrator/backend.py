@@ -25,7 +25,7 @@ from gyrator.runtime.entries import open_stores
 from gyrator.runtime.load import WRAPPER
 from gyrator.runtime.programs import find_program, keep_program, program_key
 from gyrator.session import Session
-from gyrator.torch_compat import autocast_enabled, recompile_reason
+from gyrator.torch_compat import recompile_reason
 
 
 def compile_program(
@@ -36,8 +36,7 @@ def compile_program(
     The callable's attribute `wrappers` has the files of its graphs' programs.
     """
     inputs = fake_inputs(gm, example_inputs)
-    for_loss = not autocast_enabled()  # as it is now, autocast cannot be had again when backward runs
-    traced, wrappers = _compile(gm, inputs, example_inputs, config, name, process, for_loss=for_loss)
+    traced, wrappers = _compile(gm, inputs, example_inputs, config, name, process, for_loss=True)
 
     def complete() -> Traced:
         with process.lock, frozen_garbage():

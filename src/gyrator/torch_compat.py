@@ -8,7 +8,7 @@ import importlib
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.metadata import EntryPoint
 from typing import Any, TypeVar
 
@@ -204,6 +204,21 @@ def keep_gpu_busy() -> None:
 def autocast_enabled() -> bool:
     """Whether autocast is on for any device."""
     return torch._C._is_any_autocast_enabled()
+
+
+def autocast_again() -> Callable[[], AbstractContextManager[None]]:
+    """What makes contexts in which autocast is as it is now."""
+    settings = [(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in ("cpu", "cuda")]
+
+    @contextmanager
+    def again() -> Iterator[None]:
+        with ExitStack() as stack:
+            for kind, dtype, enabled in settings:
+                if enabled or torch.is_autocast_enabled(kind):
+                    stack.enter_context(torch.autocast(kind, dtype, enabled))
+            yield
+
+    return again
 
 
 def python_dispatcher() -> Any:

@@ -223,7 +223,8 @@ def test_two_losses_of_one_forward_have_a_backward_each(backend: str) -> None:
     assert_none(expect(separately(outputs), (Columns(), torch.randn(6, 6))).mismatches(separately(compiled)))
 
 
-def test_what_a_loss_was_computed_from_can_be_differentiated_too(backend: str) -> None:
+@pytest.mark.parametrize("autocast", [False, True])
+def test_what_a_loss_was_computed_from_can_be_differentiated_too(autocast: bool, backend: str) -> None:
     """First by the loss alone, for which backward is compiled; then by the others; as they come, in turns."""
     torch.manual_seed(0)
 
@@ -237,7 +238,8 @@ def test_what_a_loss_was_computed_from_can_be_differentiated_too(backend: str) -
             with torch.enable_grad():
                 for turn, (of_loss, of_values) in enumerate(((1, 0), (2, 3), (0, 1), (1, 0))):
                     model.zero_grad()
-                    loss, y = call(model, x)
+                    with torch.autocast("cpu", torch.bfloat16, enabled=autocast and x.dtype == torch.float32):
+                        loss, y = call(model, x)
                     parts = ([loss * of_loss] if of_loss else []) + ([y.sin().sum() * of_values] if of_values else [])
                     sum(parts[1:], parts[0]).backward()
                     found |= {f"{n} {turn}": p.grad for n, p in model.named_parameters() if p.grad is not None}

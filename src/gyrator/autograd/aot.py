@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -75,8 +75,10 @@ def assemble(
     program = traced.program
     if overlapping((*example_inputs, *program.constants), [update.input for update in program.forward.updates]):
         return gm.forward
-    link = traced.run
-    run = make_function(link, lambda: _completed(link, complete)) if isinstance(link, Differentiable) else link
+    link, autocast = traced.run, torch_compat.autocast_again()
+    run = (
+        make_function(link, lambda: _completed(link, complete, autocast)) if isinstance(link, Differentiable) else link
+    )
     return make_shell(program, run, gm.forward)
 
 
@@ -205,9 +207,11 @@ def _differentiable(
     return link, _written(joint, forward)
 
 
-def _completed(link: Differentiable, complete: Callable[[], Traced]) -> Differentiable:
+def _completed(
+    link: Differentiable, complete: Callable[[], Traced], autocast: Callable[[], AbstractContextManager[None]]
+) -> Differentiable:
     """The halves of the program with a complete backward, which gets what the forward of `link` saves."""
-    with torch.enable_grad():  # off while autograd runs backward
+    with torch.enable_grad(), autocast():  # both are off while autograd runs backward
         found = complete().run
     expected = link.saved_values, link.saved_inputs
     if isinstance(found, Differentiable) and (found.saved_values, found.saved_inputs) == expected:
