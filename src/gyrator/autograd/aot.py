@@ -75,10 +75,9 @@ def assemble(
     program = traced.program
     if overlapping((*example_inputs, *program.constants), [update.input for update in program.forward.updates]):
         return gm.forward
-    link, autocast = traced.run, torch_compat.autocast_again()
-    run = (
-        make_function(link, lambda: _completed(link, complete, autocast)) if isinstance(link, Differentiable) else link
-    )
+    run = traced.run
+    if isinstance(run, Differentiable):
+        run = make_function(run, partial(_completed, run, complete, torch_compat.autocast_again()))
     return make_shell(program, run, gm.forward)
 
 
