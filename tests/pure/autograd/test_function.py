@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ import torch._dynamo.compiled_autograd
 from torch import Tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
+from gyrator import autograd
 from gyrator.autograd.aot import aot_compile
 from gyrator.autograd.interface import Compiled, GraphInfo, interpret
 from gyrator.errors import UnsupportedInput, UnsupportedOperator
@@ -73,6 +75,14 @@ def test_integer_and_detached_outputs_require_no_grad() -> None:
     run, _ = compiled(lambda x: (x.sin(), x.argmax(), x.cos().detach()))
     a, b, c = run(leaf(4))
     assert (a.requires_grad, b.requires_grad, c.requires_grad) == (True, False, False)
+
+
+def test_other_backends_find_what_they_need_in_the_package() -> None:
+    given = inspect.signature(autograd.aot_compile).parameters
+    assert [*given] == [
+        *("gm", "example_inputs", "fw_compiler", "bw_compiler", "partition_fn", "decompositions", "lazy_backward")
+    ]
+    assert all(callable(getattr(autograd, name)) for name in autograd.__all__)
 
 
 def test_lazy_backward_is_compiled_at_its_first_call() -> None:
