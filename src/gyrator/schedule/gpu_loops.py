@@ -7,8 +7,8 @@ from gyrator.schedule.layout import accesses
 from gyrator.schedule.loops import Shape, Style, crossing, ordered
 from gyrator.schedule.volume import volume
 
-MIN_SIDE = 16
-"""Tiles over two axes pay where both are at least this long."""
+MIN_SIDE = 2
+"""Tiles over two axes pay where both are at least this long: three channels of an image are."""
 
 
 def gpu_loops(group: Group, stored: frozenset[Value]) -> Shape:
@@ -18,6 +18,8 @@ def gpu_loops(group: Group, stored: frozenset[Value]) -> Shape:
     become sides of a tile, with the other axes in front:
 
         y[b, i, j] = x[b, j, i]   →   | b { | i tiled { | j tiled { y[…] = x[…] } } }
+
+    If it reads along a third axis too, that is the third side.
     """
     group = ordered(group, stored)
     blocks: dict[Atom, Index] = {}
@@ -33,8 +35,10 @@ def _grid(group: Group, stored: frozenset[Value], blocks: dict[Atom, Index]) -> 
     side = crossing(others, last, accesses(group, stored)) if group.pointwise else None
     if side is None or min(volume((a.extent,)) for a in (side, last)) < MIN_SIDE:
         return [_flat("point", group.outer, blocks)]
-    rest = tuple(a for a in others if a is not side)
-    return [*([_flat("plane", rest, blocks)] if rest else []), side, last]
+    rest = [a for a in others if a is not side]
+    third = crossing(rest, last, accesses(group, stored))
+    rest = [a for a in rest if a is not third]
+    return [*([_flat("plane", tuple(rest), blocks)] if rest else []), *([third] if third else []), side, last]
 
 
 def _flat(name: str, axes: Axes, blocks: dict[Atom, Index]) -> Axis:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from gyrator.ir.expr import Load
-from gyrator.ir.index import Axis, FloorDiv, Index, Mod, lower, upper
+from gyrator.ir.index import ONE, Axis, FloorDiv, Index, Mod, lower, upper
 from gyrator.ir.tree import (
     STAGES,
     Config,
@@ -53,8 +53,8 @@ class _Walk:
 
 
 def tile_kernel(kernel: Kernel, gpu: Gpu, shared: tuple[int, ...] = ()) -> Kernel:
-    """``kernel`` with its tiling: every loop over a row and the last axis of the grid get a block, the last
-    two in a kernel whose accesses cross. Several programs share a row in parts of one of the sizes ``shared``."""
+    """``kernel`` with its tiling: every loop over a row and the last axis of the grid get a block, the last two or
+    three in a kernel whose accesses cross. Several programs share a row in parts of one of the sizes ``shared``."""
     walk = _walk(kernel)
     wide = is_wide(kernel)
     points = volume(a.extent for a in walk.grid)
@@ -85,9 +85,24 @@ def _point_tiles(walk: _Walk, points: int, gpu: Gpu) -> tuple[tuple[Tile, ...], 
         return (Tile(last, "XBLOCK"),), tuple(configs), "pointwise"
     item = max((size for _, size in walk.accesses), default=4)
     side = 64 if item <= 2 else 32
-    shapes = ((side, side), (2 * side, 2 * side), (32, 2 * side), (2 * side, 32), (16, 4 * side))
-    configs = [Config((("YBLOCK", y), ("XBLOCK", x)), 8 if x * y > 2048 else 4) for y, x in shapes]
-    return (Tile(walk.grid[-2], "YBLOCK"), Tile(last, "XBLOCK")), tuple(configs), "pointwise"
+    shapes: tuple[tuple[int, ...], ...] = ((side, side), (2 * side, 2 * side), (32, 2 * side), (2 * side, 32))
+    shapes = (*shapes, (16, 4 * side))
+    axes, names = walk.grid[-2:], ["YBLOCK", "XBLOCK"]
+    across = [p for p, _ in walk.accesses if last in p.axes()] if len(walk.grid) > 2 else []
+    if any(position.coefficient(walk.grid[-3]) is ONE for position in across):
+        axes, names = walk.grid[-3:], ["ZBLOCK", *names]
+        shapes = ((8, 8, side), (16, 16, 16), (8, 16, side // 2), (side // 4, side // 4, side))
+    found = dict.fromkeys(_clipped(shape, axes) for shape in shapes)
+    configs = [Config(tuple(zip(names, shape, strict=True)), 8 if prod(shape) > 2048 else 4) for shape in found]
+    return tuple(map(Tile, axes, names)), tuple(configs), "pointwise"
+
+
+def _clipped(shape: tuple[int, ...], axes: tuple[Axis, ...]) -> tuple[int, ...]:
+    """The sides of a tile, none longer than it needs to be: the longest axis gets what the others do not take."""
+    most = [power(volume((a.extent,), 1 << 20)) for a in axes]
+    sides, longest = list(map(min, shape, most)), most.index(max(most))
+    sides[longest] = min(sides[longest] * (prod(shape) // prod(sides)), most[longest])
+    return tuple(sides)
 
 
 # -- rows --------------------------------------------------------------------------------------------------

@@ -1,0 +1,80 @@
+"""Tiles of kernels that read along other axes than they write along: two sides or three, also where one is short."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from gyrator.codegen.triton import print_triton
+from gyrator.schedule import loops
+from tests.pure.lowering.harness import lowered
+from tests.run_plan import run_plan
+from tests.triton.harness import gpu_plan, on_gpu, runner
+from tests.triton.worker import Worker
+
+
+def floats(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def three_ways(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """Contiguous along k, i and j."""
+    return a + b.permute(2, 0, 1) * c.permute(1, 2, 0)
+
+
+def rows_of(x: Tensor) -> Tensor:
+    return x.permute(0, 2, 3, 1).contiguous() + 1
+
+
+def planes_of(x: Tensor) -> Tensor:
+    return x.permute(0, 3, 1, 2).contiguous() + 1
+
+
+CASES: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...], list[str]]] = {
+    "three sides": (three_ways, ((9, 17, 34), (17, 34, 9), (34, 9, 17)), ["ZBLOCK", "YBLOCK", "XBLOCK"]),
+    "with batches": (
+        lambda a, b: a + b.permute(0, 3, 1, 2) + b.permute(0, 2, 3, 1),
+        ((3, 8, 8, 8), (3, 8, 8, 8)),
+        ["ZBLOCK", "YBLOCK", "XBLOCK"],
+    ),
+    "channels last": (rows_of, ((2, 3, 20, 30),), ["YBLOCK", "XBLOCK"]),
+    "channels first": (planes_of, ((2, 20, 30, 3),), ["YBLOCK", "XBLOCK"]),
+    "pairs": (lambda x: x.t().contiguous() * 2, ((2, 700),), ["YBLOCK", "XBLOCK"]),
+    "the reverse": (lambda x: x.permute(2, 1, 0).contiguous().exp(), ((33, 5, 40),), ["YBLOCK", "XBLOCK"]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_tiles_have_a_side_for_each_way_to_walk(
+    case: str, interpreter: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loops, "TILE_BYTES", 0)
+    fn, shapes, sides = CASES[case]
+    args = [floats(*shape) for shape in shapes]
+    plan = gpu_plan(on_gpu(lowered(fn, *args).program))
+    assert [[tile.block for tile in kernel.tiling.tiles] for kernel in plan.kernels if kernel.tiling] == [sides]
+    (got,) = run_plan(plan, [a.clone() for a in args], launch=runner(interpreter))
+    torch.testing.assert_close(got, fn(*args))
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+def test_large_tiles_do_not_spill(arch: int, compiler: Worker) -> None:
+    cubes = lowered(three_ways, *(torch.empty(256, 256, 256) for _ in range(3)))
+    images = lowered(rows_of, torch.empty(64, 3, 512, 512, dtype=torch.bfloat16))
+    for program, wanted in ((cubes.program, [8, 8, 32]), (images.program, [4, 512])):
+        (kernel,) = gpu_plan(on_gpu(program)).kernels
+        printed = print_triton(kernel)
+        assert [size for _, size in printed.configs[0].blocks] == wanted
+        for config in printed.configs:
+            assert compiler.compile(printed, config, arch).spills == 0
+
+
+def test_a_vector_along_a_third_axis_needs_no_side() -> None:
+    x, bias = torch.empty(64, 512, 128), torch.empty(64)
+    (kernel,) = gpu_plan(
+        on_gpu(lowered(lambda x, b: x.transpose(1, 2).contiguous() + b[:, None, None], x, bias).program)
+    ).kernels
+    assert kernel.tiling is not None and len(kernel.tiling.tiles) == 2
