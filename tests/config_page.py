@@ -3,8 +3,18 @@
 from collections.abc import Mapping
 from dataclasses import MISSING, Field
 
-from gyrator.config import MODES, SECTIONS, OptionValue, env_name, info_of, option_fields, type_text
+from gyrator.config import MODES, OptionValue, env_name, info_of, option_fields, type_text
 from gyrator.inductor_names import INDUCTOR_NAMES, Counterpart
+
+SECTIONS: Mapping[str, str] = {
+    "numerics": "Answers",
+    "fusion": "Fusion and memory",
+    "max_autotune": "Choosing kernels",
+    "cpu_isa": "Target",
+    "build_threads": "Building and caching",
+    "dump": "Seeing what happens",
+}
+"""The sections of the options' page, each by the option that it begins with."""
 
 
 def config_page() -> str:

@@ -224,16 +224,6 @@ class Config:
         return tuple(f.name for f in fields(self) if info_of(f).planned and getattr(self, f.name) != f.default)
 
 
-SECTIONS: Mapping[str, str] = {
-    "numerics": "Answers",
-    "fusion": "Fusion and memory",
-    "max_autotune": "Choosing kernels",
-    "cpu_isa": "Target",
-    "build_threads": "Building and caching",
-    "dump": "Seeing what happens",
-}
-"""The sections of the options' page, each by the option that it begins with."""
-
 PREFIX = "GYRATOR_"
 
 MODES: Mapping[str, Mapping[str, OptionValue]] = {

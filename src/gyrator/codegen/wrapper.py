@@ -20,7 +20,7 @@ move. Run as a script it calls itself on random inputs and prints the time.
 import re
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 import torch
 
@@ -173,7 +173,7 @@ class _Wrapper:
         head = f'{name} = runtime.kernel("{built.library}", "{built.symbol}", {count}'
         if not built.sites:
             return [f"{head})"]
-        sites = [f"    ({size}, {_origin_text(where)})," for size, where in built.sites]
+        sites = [f"    ({size}, {where and astuple(where)})," for size, where in built.sites]
         return [f"{head}, (", *sites, "))"]
 
     def gpu_kernel(self, kernel: Kernel, built: TritonKernel) -> str:
@@ -520,9 +520,3 @@ def _origins_by_kernel(plan: Plan) -> dict[str, Origins]:
         if isinstance(step, Launch):
             found[step.kernel] = merge(found[step.kernel], step.origins)
     return found
-
-
-def _origin_text(where: Origin | None) -> str:
-    if where is None:
-        return "None"
-    return f"({where.file!r}, {where.line}, {where.function!r}, {where.op!r})"

@@ -41,19 +41,7 @@ from gyrator.ir.program import (
     uses,
 )
 from gyrator.ir.text import declared, listed
-from gyrator.ir.tree import (
-    Carry,
-    Contract,
-    Kernel,
-    Let,
-    Loop,
-    LoopKind,
-    Stage,
-    Store,
-    Update,
-    contract_sides,
-    stage_exprs,
-)  # fmt: skip
+from gyrator.ir.tree import Carry, Contract, Kernel, Let, Loop, LoopKind, Stage, Store, Update, stage_exprs  # fmt: skip
 from gyrator.origin import Origin
 
 # -- programs ----------------------------------------------------------------------------------------------
@@ -403,7 +391,7 @@ class _KernelChecker:
             if view.value not in self.params or view.value in self.stored:
                 raise RuleBroken(f"a template reads {view.value}, which is no parameter or is written")
             self.loaded.add(view.value)
-        for index in contract_sides(contract):
+        for index in contract.sides():
             self.exprs.index(index)
         self.define(contract.name, scope)
 

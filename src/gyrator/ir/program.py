@@ -235,7 +235,7 @@ def defines(node: Node) -> tuple[Value, ...]:
     return values + tuple(v for _, v in node.mutates) if isinstance(node, Extern) else values
 
 
-def change_nests(program: Program, change: Callable[[Nest], Iterable[Node]]) -> Program:
+def map_nests(program: Program, change: Callable[[Nest], Iterable[Node]]) -> Program:
     """The program with what ``change`` makes of each nest in its place."""
     changed = (change(node) if isinstance(node, Nest) else (node,) for node in program.nodes)
     return replace(program, nodes=tuple([node for nodes in changed for node in nodes]))
@@ -272,9 +272,15 @@ def shown_values(program: Program) -> frozenset[Value]:
     return output_values(program) | {update.value.value for update in program.updates}
 
 
+def addressed(node: Node) -> frozenset[Value]:
+    """The values that ``node`` needs as they lie in memory: what a call reads, and what a scatter starts from."""
+    if isinstance(node, Extern):
+        return uses(node)
+    return frozenset((node.root.into,) if isinstance(node.root, Scatter) else ())
+
+
 def uses(node: Node) -> frozenset[Value]:
     """The values that ``node`` reads, an extern's mutated arguments and what a scatter starts from included."""
     if isinstance(node, Extern):
         return frozenset(v.value for v in views(node))
-    base = {node.root.into} if isinstance(node.root, Scatter) else set()
-    return frozenset(base.union(load.value for load in loads(expressions(node.root))))
+    return frozenset(addressed(node).union(load.value for load in loads(expressions(node.root))))

@@ -90,6 +90,10 @@ class Contract:
     template: str
     blocks: tuple[tuple[str, int], ...] = ()
 
+    def sides(self) -> tuple[Index, ...]:
+        """The sizes, steps and starts of the windows that the template reads."""
+        return tuple(i for window in (self.left, self.right) for i in (*window.shape, *window.strides, window.offset))
+
 
 @dataclass(frozen=True, slots=True)
 class Carry:
@@ -254,17 +258,11 @@ def indices_in(body: Sequence[Loop | Stage]) -> Iterator[Index]:
         if isinstance(stage, Store):
             yield from stage.index
         if isinstance(stage, Contract):
-            yield from contract_sides(stage)
+            yield from stage.sides()
             yield from (dot(tuple(n - 1 for n in w.shape), w.strides) + w.offset for w in (stage.left, stage.right))
         for root in stage_exprs(stage):
             for expr in walk_all(root, seen):
                 yield from expr.indices()
-
-
-def contract_sides(stage: Stage) -> tuple[Index, ...]:
-    """The sizes, steps and starts of the windows that a template reads; none for any other stage."""
-    windows = (stage.left, stage.right) if isinstance(stage, Contract) else ()
-    return tuple(i for window in windows for i in (*window.shape, *window.strides, window.offset))
 
 
 def written(body: Iterable[Loop | Stage]) -> frozenset[Value]:

@@ -13,7 +13,7 @@ from gyrator.metrics.kernels import KernelFacts, count_of, estimated_ns, facts_o
 from gyrator.origin import place_of, places_of
 from gyrator.report.record import GraphRecord, Holder, KernelRecord, StepRecord, Unfused
 from gyrator.schedule.plan import Allocate, Call, Copy, Free, Launch, Plan
-from gyrator.schedule.products import Templated, Unit, unit_defines, unit_nodes
+from gyrator.schedule.products import Templated, Unit, defines_of, nodes_of
 from gyrator.schedule.stage import Scheduled
 from gyrator.session import Count, Counters
 
@@ -80,14 +80,14 @@ def _kernel(kernel: Kernel, facts: KernelFacts, printed: tuple[str, str], launch
 
 def _steps(made: Scheduled, facts: Mapping[str, KernelFacts], hints: Hints) -> Iterator[StepRecord]:
     plan = made.plan
-    maker = {v: unit for unit in made.units if not isinstance(unit, Extern) for v in unit_defines(unit)}
+    maker = {v: unit for unit in made.units if not isinstance(unit, Extern) for v in defines_of(unit)}
     params = {kernel.name: kernel.params for kernel in plan.kernels}
     for step in plan.steps:
         match step:
             case Launch(name, args):
                 both = list(zip(params[name], args, strict=True))
                 found = {id(g): g for param, value in both if param.written and (g := maker.get(value)) is not None}
-                nodes = [node for unit in found.values() for node in unit_nodes(unit)]
+                nodes = [node for unit in found.values() for node in nodes_of(unit)]
                 yield StepRecord(
                     kind="kernel",
                     name=name,
@@ -174,7 +174,7 @@ def _nest(nest: Nest, hints: Hints) -> tuple[int, float]:
 def _unfused(made: Scheduled, hints: Hints) -> Iterator[Unfused]:
     nodes = made.program.nodes
     producer = {value: node for node in nodes for value in defines(node)}
-    unit = {v: u for u in made.units if not isinstance(u, Extern) for n in unit_nodes(u) for v in defines(n)}
+    unit = {v: u for u in made.units if not isinstance(u, Extern) for n in nodes_of(u) for v in defines(n)}
     verdicts = {(id(d.first), id(d.second), d.shared): d.verdict for d in made.decisions}
     for reader in nodes:
         for value in sorted(uses(reader), key=lambda v: v.name):

@@ -25,7 +25,7 @@ from gyrator.report.record import GraphRecord
 from gyrator.runtime.gpu_kernels import DESCRIPTION
 from gyrator.runtime.load import WRAPPER
 from gyrator.schedule.plan import Allocate, Call, Copy, Free, Launch, Plan, Step
-from gyrator.schedule.products import unit_defines, unit_nodes
+from gyrator.schedule.products import defines_of, nodes_of
 from gyrator.schedule.stage import Scheduled
 from gyrator.session import DumpWriter
 from gyrator.torch_compat import float_behind, qualified_name
@@ -174,9 +174,9 @@ def groups_text(scheduled: Scheduled) -> str:
     kernels = {value: step.kernel for step in reversed(launches) for value in step.args}  # the first writes it
     parts = []
     for unit in scheduled.units:
-        name = next((kernels[value] for value in unit_defines(unit) if value in kernels), "of several")
+        name = next((kernels[value] for value in defines_of(unit) if value in kernels), "of several")
         title = f"call {unit.op}" if isinstance(unit, Extern) else f"kernel {name}"
-        texts = "\n".join(map(node_text, unit_nodes(unit)))
+        texts = "\n".join(map(node_text, nodes_of(unit)))
         parts.append(f"{title}\n{indent(texts, '  ')}")
     return "\n\n".join(parts)
 

@@ -1,7 +1,7 @@
 """Compiled graphs in the cache: where they lie, whether one fits a graph at hand, and keeping a new one."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,8 +14,9 @@ from gyrator.cache.guards import all_hold, new_facts
 from gyrator.cache.key import Key, differing
 from gyrator.cache.store import Entry, Json, Store
 from gyrator.origin import Origin, origin_of
-from gyrator.runtime.load import WRAPPER, constant_file, save_constant
+from gyrator.runtime.load import WRAPPER, constant_file
 from gyrator.session import Count, Session
+from gyrator.torch_compat import raw_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +100,9 @@ def keep(
     with TemporaryDirectory(prefix="gyrator-") as folder:
         files = {WRAPPER: wrapper, **files}
         for name, tensor in constants.items():
-            files[constant_file(name)] = Path(folder) / constant_file(name)
-            save_constant(tensor, Path(folder) / constant_file(name))
+            path = Path(folder) / constant_file(name)
+            path.write_bytes(raw_bytes(tensor))
+            files[path.name] = path
         if key is None or notes["facts"] is None:
             return stores.uncached.put_anonymous(files)
         return stores.graphs.put(key.digest, files, {"key": dict(key.fields), **notes})
@@ -112,7 +114,7 @@ def numbered_places(graph: fx.GraphModule, wanted: Collection[Origin]) -> list[J
         return []
     positions = {origin_of(node): position for position, node in enumerate(graph.graph.nodes)}
     found = [(place, positions[place]) for place in wanted if place in positions]
-    return [[place.file, place.line, place.function, place.op, at] for place, at in sorted(found, key=str)]
+    return [[*astuple(place), at] for place, at in sorted(found, key=str)]
 
 
 def moved_places(entry: Entry, graph: fx.GraphModule) -> dict[Origin, Origin]:

@@ -5,7 +5,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
@@ -71,7 +71,7 @@ def describe(
             "unaligned": request_for(kernel, next(iter(found)), sure, capability)
             | ({"source": kernel.plain} if kernel.plain else {}),
             "choice": digest(" ".join(b.key for b in found.values())),
-            "place": [place.file, place.line, place.function, place.op] if kernel.asserts and place else None,
+            "place": astuple(place) if kernel.asserts and place else None,
         }
     files[DESCRIPTION] = json.dumps(described, indent=1)
     return files

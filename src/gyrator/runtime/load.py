@@ -127,7 +127,8 @@ class Runtime:
             address = address_of(self._libraries[library], symbol)
         except (OSError, AttributeError) as error:
             raise CacheCorrupt(str(path), str(error)) from error
-        places = tuple((size, None if at is None else self._place(Origin(*at))) for size, at in sites)
+        found = [(size, None if at is None else Origin(*at)) for size, at in sites]
+        places = tuple((size, at and self.moved.get(at, at)) for size, at in found)
         launch = self._bind(address, count, index_error(places))
         return self._watched(symbol, _in_range(symbol, launch) if self.named else launch)
 
@@ -157,9 +158,6 @@ class Runtime:
             return torch.empty_strided(shape, strides, dtype=dtype).copy_(flat.view(tuple(shape)))
         except (OSError, RuntimeError) as error:
             raise CacheCorrupt(str(path), str(error)) from error
-
-    def _place(self, place: Origin) -> Origin:
-        return self.moved.get(place, place)
 
     @cached_property
     def _bind(self) -> Bind:
@@ -193,11 +191,6 @@ def load(text: str, runtime: Runtime) -> BoxedCall:
         return plain(args)
 
     return call
-
-
-def save_constant(tensor: torch.Tensor, path: Path) -> None:
-    """Write a tensor's elements row by row."""
-    path.write_bytes(torch_compat.raw_bytes(tensor))
 
 
 def _timed(name: str, function: Callable[..., T], note: Note, gpu: bool) -> Callable[..., T]:

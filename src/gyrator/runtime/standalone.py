@@ -30,9 +30,7 @@ def random_tensor(
 
 def main(file: str, bind: Callable[[Runtime], BoxedCall], inputs: Callable[[], list[Any]]) -> None:
     """Call the graph in the folder of `file` for a second and print the median time of a call."""
-    torch.manual_seed(0)
-    call = bind(Runtime(Path(file).resolve().parent, Pool()))
-    _print_time(call, inputs())
+    _print_time(bind(Runtime(Path(file).resolve().parent, Pool())), inputs)
 
 
 def _times(call: BoxedCall, inputs: list[Any]) -> list[float]:
@@ -51,13 +49,13 @@ def _times(call: BoxedCall, inputs: list[Any]) -> list[float]:
 
 def run_graph(module: Callable[..., Any], inputs: Callable[[], list[Any]]) -> None:
     """Call an FX graph's program for a second and print the median time of a call."""
+    _print_time(lambda args: module(*args), inputs)
+
+
+def _print_time(call: BoxedCall, inputs: Callable[[], list[Any]]) -> None:
     torch.manual_seed(0)
-    _print_time(lambda args: module(*args), inputs())
-
-
-def _print_time(call: BoxedCall, inputs: list[Any]) -> None:
     with torch.no_grad():
-        times = _times(call, inputs)
+        times = _times(call, inputs())
     print(f"{statistics.median(times) * 1e6:.1f} us a call (median of {len(times)})")
 
 

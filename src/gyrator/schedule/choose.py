@@ -22,17 +22,7 @@ from gyrator.schedule.epilogue import product_group
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_gemm import gpu_configs
 from gyrator.schedule.group import Group
-from gyrator.schedule.products import (
-    Alternative,
-    Ask,
-    Product,
-    Question,
-    Templated,
-    Unit,
-    part_of,
-    product_of,
-    unit_uses,
-)
+from gyrator.schedule.products import Alternative, Ask, Product, Question, Templated, Unit, part_of, product_of, uses_of
 
 
 def choose_products(
@@ -55,7 +45,7 @@ def choose_products(
         product = product_of(call)
         if product is not None:
             chooser.choose(call, product)
-    read = {value for unit in chooser.units for value in unit_uses(unit)}
+    read = {value for unit in chooser.units for value in uses_of(unit)}
     return tuple(chooser.units), tuple(p for p in chooser.packings.values() if p.value in read)
 
 
@@ -146,7 +136,7 @@ class _Chooser:
     def _follower(self, call: Extern, product: Product) -> Group | None:
         """The group that may become the product's epilogue: the first unit that reads it, over the same elements."""
         after = self.units[self.units.index(call) + 1 :]
-        group = next((u for u in after if product.out in unit_uses(u)), None)
+        group = next((u for u in after if product.out in uses_of(u)), None)
         if not isinstance(group, Group) or not isinstance(product_group(product, group), Group):
             return None
         return group
@@ -158,7 +148,7 @@ class _Chooser:
         key = (key, tuple((a.name, a.parameters) for a in alternatives))
         if key not in self._asked:
             part = part_of(self._program, units)
-            read = {v for a in alternatives for u in a.units for v in unit_uses(u)}
+            read = {v for a in alternatives for u in a.units for v in uses_of(u)}
             packed = tuple(Input(p.value) for p in self.packings.values() if p.value in read)
             ranked = self._ask(Question(title, replace(part, inputs=(*part.inputs, *packed)), alternatives))
             self._asked[key] = tuple(a.name for a in ranked)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from gyrator.ir.expr import Const, Value
 from gyrator.ir.index import ZERO, Axis
 from gyrator.ir.ops import identity
-from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Scatter, change_nests
+from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Scatter, map_nests
 
 STARTS = frozenset({"sum", "prod", "max", "min", "any", "all", "xor", "logaddexp"})
 """Reductions whose result is the value they start from where nothing is reduced."""
@@ -17,7 +17,7 @@ def fill_empty(program: Program) -> Program:
     Before: ``s = nest[i<3] reduce sum over r<0  x[i, r]``; after: ``s = nest[i<3] 0.0``.
     Scatters stay (they copy), and so do reductions without a single value to start from (Welford's).
     """
-    return change_nests(program, _filled)
+    return map_nests(program, _filled)
 
 
 def _filled(nest: Nest) -> list[Node]:

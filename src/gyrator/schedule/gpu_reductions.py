@@ -8,7 +8,7 @@ import torch
 
 from gyrator.ir.expr import Expr, Load, Op, Value
 from gyrator.ir.index import ONE, ZERO, Atom, Index, substitute
-from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, change_nests, loads, uses
+from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, loads, map_nests, uses
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_mix import MAX_COLUMNS
 from gyrator.schedule.gpu_shared import shared_blocks
@@ -51,7 +51,7 @@ def split_on_gpu(program: Program, gpu: Gpu | None) -> Program:
             return None
         return _cut(nest, root, gpu, mixed=bool(read & by_rows))
 
-    return change_nests(program, lambda nest: split(nest, cut(nest)))
+    return map_nests(program, lambda nest: split(nest, cut(nest)))
 
 
 def _read_again(program: Program) -> set[Value]:

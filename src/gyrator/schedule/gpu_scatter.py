@@ -7,7 +7,7 @@ import torch
 from gyrator.ir.expr import Const, Expr, Load, Op, Value
 from gyrator.ir.index import Axis, contiguous_strides
 from gyrator.ir.ops import identity
-from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Scatter, change_nests
+from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Scatter, map_nests
 from gyrator.schedule.scatter import coordinates, hits
 from gyrator.schedule.volume import volume
 
@@ -30,7 +30,7 @@ def scatters_to_sums(program: Program) -> Program:
     the whole source: refuses where that takes longer than additions that wait for each other, or each gets fewer than
     512; where more than one coordinate is known only at run time; and sizes that are not static.
     """
-    return change_nests(program, _sums)
+    return map_nests(program, _sums)
 
 
 def _sums(nest: Nest) -> list[Node]:

@@ -12,7 +12,7 @@ import torch
 
 from gyrator.ir.expr import Const, Expr, Load, Op, Value
 from gyrator.ir.index import Atom, Index, const
-from gyrator.ir.program import Nest, Pointwise, Program, Reduce, change_nests, loads
+from gyrator.ir.program import Nest, Pointwise, Program, Reduce, loads, map_nests
 from gyrator.schedule.volume import volume
 
 MOST = 32
@@ -26,7 +26,7 @@ def unroll_windows(program: Program) -> Program:
 
     Refuses windows of more than 32 elements or unknown size, and sums in 16 bits.
     """
-    return change_nests(program, _unrolled)
+    return map_nests(program, _unrolled)
 
 
 def _fits(nest: Nest, root: Reduce) -> bool:

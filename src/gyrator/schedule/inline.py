@@ -1,24 +1,12 @@
 """Inlining: copy a cheap producer into its readers instead of storing it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Checked, Const, Expr, Load, Masked, Op, Random, Value, rewrite
 from gyrator.ir.index import Atom, Index
 from gyrator.ir.ops import OPS
-from gyrator.ir.program import (
-    Extern,
-    Nest,
-    Pointwise,
-    Program,
-    Reduce,
-    Scatter,
-    change_nests,
-    expressions,
-    loads,
-    shown_values,
-    uses,
-)
+from gyrator.ir.program import Nest, Pointwise, Program, Reduce, addressed, expressions, loads, map_nests, shown_values
 from gyrator.origin import merge
 from gyrator.schedule.layout import transposes
 from gyrator.schedule.simplify import Rule, rewrite_root
@@ -68,7 +56,7 @@ def inline(program: Program, rule: Rule) -> Program:
     that would be evaluated more often than P has elements, and into sorts. Sharing at the same index between
     several readers is left to fusion.
     """
-    pinned, reads = frozenset(_pinned(program)), _reads(program)
+    pinned, reads = shown_values(program).union(*map(addressed, program.nodes)), _reads(program)
     bodies_of: dict[Value, tuple[Nest, Expr]] = {}
 
     def inlined(nest: Nest) -> tuple[Nest, ...]:
@@ -79,7 +67,7 @@ def inline(program: Program, rule: Rule) -> Program:
             return (nest,) if value in pinned else ()
         return (nest,)
 
-    return change_nests(program, inlined)
+    return map_nests(program, inlined)
 
 
 def _with_producers(node: Nest, bodies_of: Mapping[Value, tuple[Nest, Expr]], rule: Rule) -> Nest:
@@ -97,16 +85,6 @@ def _with_producers(node: Nest, bodies_of: Mapping[Value, tuple[Nest, Expr]], ru
 
     origins = merge(node.origins, *(nest.origins for nest in read))
     return replace(node, root=rewrite_root(node.root, replace_load), origins=origins)
-
-
-def _pinned(program: Program) -> Iterator[Value]:
-    """Values that must lie in memory: outputs, updates, arguments of externs, the base of a scatter."""
-    yield from shown_values(program)
-    for node in program.nodes:
-        if isinstance(node, Extern):
-            yield from uses(node)
-        elif isinstance(node.root, Scatter):
-            yield node.root.into
 
 
 def _reads(program: Program) -> dict[Value, _Reads]:

@@ -14,7 +14,7 @@ from gyrator.schedule.gpu import Gpu, gpu_of
 from gyrator.schedule.group import Group, Member
 from gyrator.schedule.kernel import Built, build_kernel, levels_of
 from gyrator.schedule.plan import OUT_VARIANTS, Allocate, Call, Copy, Free, Launch, Plan, Step, full_view, is_full
-from gyrator.schedule.products import Templated, Unit, product_of, unit_defines, unit_uses
+from gyrator.schedule.products import Templated, Unit, defines_of, product_of, uses_of
 from gyrator.schedule.simplify import Rule
 from gyrator.schedule.templated import build_templated, contract_of
 
@@ -92,10 +92,10 @@ class _Planner:
     # -- kernels -------------------------------------------------------------------------------------------
     def _launch(self, unit: Group | Templated, position: int) -> Iterator[Step]:
         group = unit if isinstance(unit, Group) else _group_of(unit)
-        made = frozenset(unit_defines(group))
+        made = frozenset(defines_of(group))
         outside = frozenset(v for v in made if v in self._life.forever or self._life.last.get(v, -1) > position)
         whole = frozenset(v.value for v in views(unit.call)[-2:]) if isinstance(unit, Templated) else frozenset()
-        here = _Here(group, position, unit_uses(unit), made, levels_of(group.members).of, whole)
+        here = _Here(group, position, uses_of(unit), made, levels_of(group.members).of, whole)
         placed: dict[Value, Value] = {}
         for member in group.members:
             for value in member.nest.out:
@@ -193,8 +193,8 @@ class _Planner:
 
     # -- ends ----------------------------------------------------------------------------------------------
     def _frees(self, unit: Unit, position: int) -> Iterator[Step]:
-        made = unit_defines(unit)
-        read = sorted(unit_uses(unit).difference(made), key=lambda v: v.name)
+        made = defines_of(unit)
+        read = sorted(uses_of(unit).difference(made), key=lambda v: v.name)
         # what a kernel makes has a name only if a later unit reads it
         yield from self._free(
             v for v in (*read, *(made if isinstance(unit, Extern) else ())) if self._life.dies_at(v, position)
@@ -233,7 +233,7 @@ def _group_of(unit: Templated) -> Group:
 
 
 def _life(program: Program, units: tuple[Unit, ...]) -> _Life:
-    last = {v: p for p, unit in enumerate(units) for v in unit_uses(unit)}
+    last = {v: p for p, unit in enumerate(units) for v in uses_of(unit)}
     forever = set(output_values(program))
     for update in program.updates:
         forever |= {update.value.value, update.target}

@@ -6,7 +6,7 @@ import torch
 
 from gyrator.ir.expr import Checked, Const, Expr, Load, Masked, Op
 from gyrator.ir.index import Atom, Index, Indirect, const, is_less, is_nonnegative, substitute
-from gyrator.ir.program import Program, Root, Scatter, change_nests
+from gyrator.ir.program import Program, Root, Scatter, map_nests
 from gyrator.schedule.simplify import Rule, map_root
 
 
@@ -18,7 +18,7 @@ def predicate(program: Program, rule: Rule) -> Program:
     proved to be in range everywhere needs no mask. The same load outside the mask is another node: the memo
     is keyed by (node, path condition).
     """
-    return change_nests(program, lambda nest: (replace(nest, root=_root(nest.root, rule)),))
+    return map_nests(program, lambda nest: (replace(nest, root=_root(nest.root, rule)),))
 
 
 def _root(root: Root, rule: Rule) -> Root:

@@ -51,7 +51,7 @@ class Templated:
 Unit: TypeAlias = Group | Extern | Templated
 
 
-def unit_nodes(unit: Unit) -> tuple[Node, ...]:
+def nodes_of(unit: Unit) -> tuple[Node, ...]:
     """The nodes of the program that a unit holds."""
     match unit:
         case Extern():
@@ -59,17 +59,17 @@ def unit_nodes(unit: Unit) -> tuple[Node, ...]:
         case Group():
             return tuple(m.nest for m in unit.members)
         case Templated(call, _, _, epilogue):
-            return (call, *(() if epilogue is None else unit_nodes(epilogue)))
+            return (call, *(() if epilogue is None else nodes_of(epilogue)))
 
 
-def unit_uses(unit: Unit) -> set[Value]:
+def uses_of(unit: Unit) -> set[Value]:
     """The values that a unit reads, its own included."""
-    return set().union(*(uses(n) for n in unit_nodes(unit)))
+    return set().union(*(uses(n) for n in nodes_of(unit)))
 
 
-def unit_defines(unit: Unit) -> list[Value]:
+def defines_of(unit: Unit) -> list[Value]:
     """The values that a unit computes."""
-    return [v for n in unit_nodes(unit) for v in defines(n)]
+    return [v for n in nodes_of(unit) for v in defines(n)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def part_of(program: Program, units: Iterable[Unit]) -> Program:
     """The part of a program that units compute; what they read of the rest are inputs, and what the rest reads of them
     are outputs.
     """
-    inside = {id(node) for unit in units for node in unit_nodes(unit)}
+    inside = {id(node) for unit in units for node in nodes_of(unit)}
     nodes = [node for node in program.nodes if id(node) in inside]
     own = {value for node in nodes for value in defines(node)}
     needed: set[Value] = set(shown_values(program))

@@ -7,7 +7,7 @@ import torch
 
 from gyrator.ir.expr import Const, Expr, IndexValue, Op, Value
 from gyrator.ir.index import ZERO, Atom, Axis, Index, Indirect
-from gyrator.ir.program import Nest, Pointwise, Program, Scatter, change_nests
+from gyrator.ir.program import Nest, Pointwise, Program, Scatter, map_nests
 
 
 def scatters_to_selects(program: Program) -> Program:
@@ -22,7 +22,7 @@ def scatters_to_selects(program: Program) -> Program:
     for node in program.nodes:
         if isinstance(node, Nest) and isinstance(node.root, Pointwise) and isinstance(node.root.body, Const):
             constants |= {value: node.root.body for value in node.out if value is not None}
-    return change_nests(program, lambda nest: (_select(nest, constants) or nest,))
+    return map_nests(program, lambda nest: (_select(nest, constants) or nest,))
 
 
 def _select(nest: Nest, constants: Mapping[Value, Const]) -> Nest | None:

@@ -10,7 +10,7 @@ import torch
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Masked, Op, Scalar, Value, indirect, rewrite
 from gyrator.ir.index import Index, const, is_less, is_nonnegative, maximum, minimum, substitute
 from gyrator.ir.ops import OPS
-from gyrator.ir.program import Pointwise, Program, Reduce, Root, Scan, Scatter, change_nests
+from gyrator.ir.program import Pointwise, Program, Reduce, Root, Scan, Scatter, map_nests
 
 Rule = Callable[[Expr], "Expr | None"]
 
@@ -173,4 +173,4 @@ def reading(new: Mapping[Value, Value]) -> Rule:
 
 def simplify(program: Program, rule: Rule) -> Program:
     """Apply the local rules everywhere."""
-    return change_nests(program, lambda nest: (replace(nest, root=rewrite_root(nest.root, rule)),))
+    return map_nests(program, lambda nest: (replace(nest, root=rewrite_root(nest.root, rule)),))

@@ -7,7 +7,7 @@ import torch
 from gyrator.ir.expr import Const, Expr, IndexValue, Load, Masked, Op, Value
 from gyrator.ir.index import ONE, Atom, Axis, Index, const, contiguous_strides, dot
 from gyrator.ir.ops import identity
-from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, change_nests, loads
+from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, loads, map_nests
 from gyrator.schedule.loops import SIMPLE
 from gyrator.schedule.volume import volume
 
@@ -45,7 +45,7 @@ def split_reductions(program: Program) -> Program:
     Only where columns are contiguous and too few to occupy the cores (under 2,048), the rows divide evenly,
     and there are at least 65,536 elements. The result does not depend on the number of threads.
     """
-    return change_nests(program, lambda nest: split(nest, _cut(nest)))
+    return map_nests(program, lambda nest: split(nest, _cut(nest)))
 
 
 def _cut(nest: Nest) -> Cut | None:
