@@ -141,16 +141,15 @@ def test_large_kernels_read_rows_once_and_do_not_spill(case: str, arch: int, com
     assert kernel.category == "split scan" and kernel.source.count("tl.load(") == 1
     assert request_for(kernel, 0, frozenset(), arch)["options"]["launch_cooperative_grid"] is False
     configs = kernel.configs if case == "extremes" else kernel.configs[:1]
-    assert all(compiler.compile(kernel, config, arch).spills <= 16 for config in configs)
+    assert all(compiler.compile(kernel, config, arch).spills == 0 for config in configs)
 
 
 def test_workspaces_are_for_the_most_programs_of_any_config() -> None:
     plan = plan_of(lambda x: x.cumsum(-1), (torch.empty(3, 1 << 20),))
     kernel = print_triton(plan.kernels[0])
     parts = max(-(-(1 << 20) // dict(config.blocks)["RBLOCK"]) for config in kernel.configs)
-    flags = 2 + 3 * (parts + -(-parts // 128))
-    sizes = {p.name: evaluate(p.nbytes, {}) for p in kernel.params if isinstance(p, Workspace)}
-    assert sizes["counters"] >= 4 * flags and sizes["space"] >= 16 * flags
+    (nbytes,) = (evaluate(p.nbytes, {}) for p in kernel.params if isinstance(p, Workspace))
+    assert nbytes >= 8 * (1 + 3 * (parts + -(-parts // 128)))
 
 
 def test_rows_are_split_where_they_are_few_and_long() -> None:

@@ -160,7 +160,7 @@ def _mend_interpreter() -> None:
     libdevice = importlib.import_module("triton.language.extra.libdevice")
     ops = importlib.import_module("gyrator.runtime.triton_ops")
     ops.wait = lambda *_: None
-    ops.acquired = lambda counter: ops.tl.load(counter)
+    ops.seen = lambda word: ops.tl.load(word)
     for name in _LIBRARY:
         setattr(libdevice, name, _elementwise(interpreter, getattr(torch, _LIBRARY[name])))
 

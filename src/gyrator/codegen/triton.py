@@ -131,10 +131,9 @@ def _workspaces(kernel: Kernel) -> Iterator[Workspace]:
     blocks = dict(tiling.configs[0].blocks) if tiling is not None else {}
     if tiling is not None and tiling.category == "split scan":  # parts, and groups of parts, of each scan of a row
         smallest = min(size for config in tiling.configs for _, size in config.blocks)
-        rows = product([loop.axis.extent for loop in grid_loops(kernel)]) * _scans(kernel)
-        flags = rows * 2 * ((tiling.tiles[0].axis.extent - 1) // smallest + 1) + 2
-        yield Workspace("space", flags * 16, zeroed=False)
-        yield Workspace("counters", flags * 4, zeroed=True)
+        rows, (scans, words) = product([loop.axis.extent for loop in grid_loops(kernel)]), _scans(kernel)
+        parts = (tiling.tiles[0].axis.extent - 1) // smallest + 1
+        yield Workspace("counters", (rows * parts * (2 * scans * words) + 1) * 8, zeroed=True)
     if tiling is None or not {"SPLIT_K", "PARTS"} & blocks.keys():
         return
     sizes = {tile.axis: blocks[tile.block] for tile in tiling.tiles}
@@ -151,8 +150,10 @@ def _states(body: Sequence[Loop | Stage]) -> int:
     return sum(len(carry.results) for loop in walk_loops(body) for carry in loop.carries)
 
 
-def _scans(kernel: Kernel) -> int:
-    return sum(isinstance(stage, Update) and bool(stage.running) for stage in walk_stages(kernel.body))
+def _scans(kernel: Kernel) -> tuple[int, int]:
+    """How many scans a kernel has, and words of 32 bits in the largest state of one."""
+    found = [s for s in walk_stages(kernel.body) if isinstance(s, Update) and s.running]
+    return len(found), max((working(s.args[0].dtype).itemsize // 4 + 2 * (len(s.args) - 1) for s in found), default=0)
 
 
 def _print_foreach(kernel: Kernel, tiling: Tiling) -> TritonKernel:
@@ -270,7 +271,7 @@ class Printer(Expressions):
             self._program_ids([loop.axis for loop in loops])
         self.body(loops[-1].body if loops else self.kernel.body)
         if self._split:
-            self.emit(f"rt.tidy(counters, parts, {_scans(self.kernel)})")
+            self.emit(f"rt.tidy(counters, parts, {prod(_scans(self.kernel))})")
         return tuple(axes)
 
     def _program_ids(self, axes: Sequence[Axis]) -> None:
@@ -683,7 +684,8 @@ class Printer(Expressions):
             before = [self.names.fresh(f"{carry.kind}_before") for _ in args]
             self._carry_on(before, names, loop)
             texts = ", ".join([*before, *(literal(n) for n, _ in _starts(carry.kind, update.args[0].dtype, scan=True))])
-            where = f"space, counters, tile * {_scans(self.kernel)} + {next(self._places)}, part, parts"
+            scans, words = _scans(self.kernel)
+            where = f"counters, tile * {scans} + {next(self._places)}, part, parts, {words}"
             function = "before_two" if len(args) > 1 else "before"
             self.emit(f"{', '.join(before)} = rt.{function}({texts}, '{carry.kind}', {where})")
             self.emit(f"{left} = rt.{combine}({', '.join([*before, *names])})")

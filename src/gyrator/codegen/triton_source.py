@@ -52,8 +52,8 @@ class SizeArgument:
 class Workspace:
     """Memory of the launch's own: ``nbytes`` over the size symbols, large enough for every config.
 
-    If ``zeroed``, it is for counters that are 0 at first, of which a launch changes the sign or nothing: programs use
-    it to wait for each other, and so run at the same time, but for those of a split scan, which wait for earlier ones.
+    If ``zeroed``, it is for 32-bit counters that are 0 at first, of which a launch changes the sign or nothing:
+    programs use it to wait for each other, and so run at the same time; those of a split scan wait for earlier ones.
     """
 
     name: str

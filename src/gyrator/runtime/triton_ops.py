@@ -370,57 +370,77 @@ def collect(x, space, at, other, PARTS: tl.constexpr):
 
 # -- scans over programs ------------------------------------------------------------------------------------
 # Programs are numbered as they begin, so that all with lower numbers run or have ended: waiting for them needs no
-# cooperative launch. Counters: programs that began, programs that ended, then flags. Each row of each scan has a flag
-# for each of its parts and one for each GROUP of them: set when what it came to is in the workspace. What comes before
-# a part is combined from the groups before its own and the parts before it in its own, the same way in every launch.
+# cooperative launch. The first word of the workspace counts programs that ended and, in its upper half, that began.
+# Then each row of each scan has a place for each of its parts, and for each GROUP of them, for what it came to, 32 bits
+# in a word with a flag, so that neither is seen without the other. What comes before a part is combined from the groups
+# before its own and the parts before it in its own, the same way in every launch.
 GROUP = tl.constexpr(128)
 
 
 @triton.jit
-def ticket(counters):
+def ticket(words):
     """The number of this program."""
-    return tl.atomic_add(counters.to(tl.pointer_type(tl.int32), bitcast=True), 1, sem="relaxed") & 2147483647
+    return tl.atomic_add(words.to(tl.pointer_type(tl.int32), bitcast=True) + 1, 1, sem="relaxed") & 2147483647
 
 
 @triton.jit
-def tidy(counters, parts, SCANS: tl.constexpr):
-    """The program that ends last leaves the counters at 0, but for signs."""
-    counters = counters.to(tl.pointer_type(tl.int32), bitcast=True)
+def tidy(words, parts, WORDS: tl.constexpr):
+    """The program that ends last leaves all words at 0, of which there are ``WORDS`` for each part in all scans."""
     programs = tl.num_programs(0)
     tl.debug_barrier()
-    if (tl.atomic_add(counters + 1, 1, sem="acq_rel") & 2147483647) == programs - 1:
-        count = 2 + programs // parts * SCANS * (parts + tl.cdiv(parts, GROUP))
+    ended = tl.atomic_add(words.to(tl.pointer_type(tl.int32), bitcast=True), 1, sem="acq_rel")
+    if (ended & 2147483647) == programs - 1:
+        count = 1 + programs // parts * WORDS * (parts + tl.cdiv(parts, GROUP))
         for start in range(0, count, 1024):
-            k = start + tl.arange(0, 1024)
-            old = tl.load(counters + k, k < count, 0, cache_modifier=".cg")
-            tl.store(counters + k, old & -2147483648, k < count)
+            at = start + tl.arange(0, 1024)
+            tl.store(words.to(tl.pointer_type(tl.int64), bitcast=True) + at, 0, at < count)
 
 
 @triton.jit
-def raise_flag(counters, at):
-    """After all that the program stored."""
-    tl.debug_barrier()
-    tl.atomic_add(counters.to(tl.pointer_type(tl.int32), bitcast=True) + at, 1, sem="release")
+def seen(word):
+    """A word that another program may be writing."""
+    return tl.inline_asm_elementwise(
+        "ld.relaxed.gpu.global.u64 $0, [$1];", "=l,l", [word], dtype=tl.int64, is_pure=False, pack=1
+    )
 
 
 @triton.jit
-def slot(space, at, x):
-    """Where a number of a part or group lies; two of 8 bytes each have room."""
-    return (space + at * 16).to(tl.pointer_type(x.dtype), bitcast=True)
+def send(x, words, at):
+    """Leave a number of 32 or 64 bits where others look for it."""
+    words = words.to(tl.pointer_type(tl.int64), bitcast=True) + at
+    if x.dtype.primitive_bitwidth == 64:
+        bits = x.to(tl.uint64, bitcast=True)
+        tl.atomic_xchg(words + 1, ((bits >> 32) | (1 << 32)).to(tl.int64), sem="relaxed")
+        bits = bits & 0xFFFFFFFF
+    else:
+        bits = x.to(tl.uint32, bitcast=True).to(tl.uint64)
+    tl.atomic_xchg(words, (bits | (1 << 32)).to(tl.int64), sem="relaxed")
 
 
 @triton.jit
-def flagged(counters, first, count):
-    """Until ``count`` flags (at most GROUP) from ``first`` on are set: their places, the last one at the end, and
-    which of them are meant."""
-    counters = counters.to(tl.pointer_type(tl.int32), bitcast=True)
+def arrived(words, ok):
+    """The lower halves of words, once all of them that are ``ok`` have their flags."""
+    word = seen(words)
+    while tl.min(tl.where(ok, word >> 32, 1) & 1, 0) == 0:
+        word = seen(words)
+    return word & 0xFFFFFFFF
+
+
+@triton.jit
+def received(x, start, words, first, count, WORDS: tl.constexpr):
+    """What ``count`` parts or groups (at most GROUP) left from ``first`` on, the last one at the end; before them
+    ``start``, in the type of ``x``."""
     lane = tl.arange(0, GROUP)
     ok = lane + count >= GROUP
-    at = tl.where(ok, lane + first + count - GROUP, 0)  # what is not meant looks at programs that began
-    while tl.min(acquired(counters + at) & 2147483647, 0) == 0:
-        pass
-    tl.debug_barrier()
-    return at, ok
+    words = words.to(tl.pointer_type(tl.int64), bitcast=True)
+    words += tl.where(ok, first + (lane + count - GROUP) * WORDS, 0)
+    bits = arrived(words, ok)
+    if x.dtype.primitive_bitwidth == 64:
+        bits = (arrived(words + 1, ok) << 32) | bits
+        found = bits.to(x.dtype, bitcast=True)
+    else:
+        found = bits.to(tl.uint32).to(x.dtype, bitcast=True)
+    return tl.where(ok, found, start).to(x.dtype)
 
 
 @triton.jit
@@ -454,27 +474,19 @@ def folded(x, KIND: tl.constexpr):
 
 
 @triton.jit
-def gathered(x, start, KIND: tl.constexpr, space, counters, first, count):
-    """What parts or groups from ``first`` on came to together; ``start`` if there are none."""
-    at, ok = flagged(counters, first, count)
-    return folded(tl.load(slot(space, at, x), ok, start, cache_modifier=".cg"), KIND)
-
-
-@triton.jit
-def before(x, start, KIND: tl.constexpr, space, counters, row, part, parts):
+def before(x, start, KIND: tl.constexpr, words, row, part, parts, WORDS: tl.constexpr):
     """What the parts of a row before this one came to, which comes to ``x``; ``start`` for the first one."""
-    first = 2 + row * (parts + tl.cdiv(parts, GROUP))
-    tl.store(slot(space, first + part, x), x)
-    raise_flag(counters, first + part)
+    first = 1 + row * (parts + tl.cdiv(parts, GROUP)) * WORDS
+    groups = first + parts * WORDS
+    send(x, words, first + part * WORDS)
     group, place = part // GROUP, part % GROUP
-    near = gathered(x, start, KIND, space, counters, first + group * GROUP, place)
+    near = folded(received(x, start, words, first + group * GROUP * WORDS, place, WORDS), KIND)
     if place == GROUP - 1:
-        tl.store(slot(space, first + parts + group, x), joined(near, x, KIND))
-        raise_flag(counters, first + parts + group)
+        send(joined(near, x, KIND), words, groups + group * WORDS)
     far = tl.full([], start, x.dtype)
     for done in range(0, group, GROUP):
         count = tl.minimum(group - done, GROUP)
-        far = joined(far, gathered(x, start, KIND, space, counters, first + parts + done, count), KIND)
+        far = joined(far, folded(received(x, start, words, groups + done * WORDS, count, WORDS), KIND), KIND)
     return joined(far, near, KIND)
 
 
@@ -487,11 +499,10 @@ def joined_two(a, i, b, j, KIND: tl.constexpr):
 
 
 @triton.jit
-def gathered_two(x, y, start, start_y, KIND: tl.constexpr, space, counters, first, count):
-    """As `gathered`, of states of two numbers; in their order, which matters for the positions of extremes."""
-    at, ok = flagged(counters, first, count)
-    a = tl.load(slot(space, at, x), ok, start, cache_modifier=".cg")
-    b = tl.load(slot(space + 8, at, y), ok, start_y, cache_modifier=".cg")
+def received_two(x, y, start, start_y, KIND: tl.constexpr, words, first, count, WORDS: tl.constexpr):
+    """What parts or groups came to together, in their order, which matters for the positions of extremes."""
+    a = received(x, start, words, first, count, WORDS)
+    b = received(y, start_y, words + (WORDS - 2) * 8, first, count, WORDS)
     if KIND == "argmax":
         a, b = tl.associative_scan((a, b), 0, last_argmax)
     else:
@@ -501,23 +512,23 @@ def gathered_two(x, y, start, start_y, KIND: tl.constexpr, space, counters, firs
 
 
 @triton.jit
-def before_two(x, y, start, start_y, KIND: tl.constexpr, space, counters, row, part, parts):
-    """As `before`, of states of two numbers."""
-    first = 2 + row * (parts + tl.cdiv(parts, GROUP))
-    tl.store(slot(space, first + part, x), x)
-    tl.store(slot(space + 8, first + part, y), y)
-    raise_flag(counters, first + part)
+def before_two(x, y, start, start_y, KIND: tl.constexpr, words, row, part, parts, WORDS: tl.constexpr):
+    """As `before`, of states of a number and a position, which lies behind it."""
+    first = 1 + row * (parts + tl.cdiv(parts, GROUP)) * WORDS
+    groups = first + parts * WORDS
+    send(x, words, first + part * WORDS)
+    send(y, words, first + part * WORDS + (WORDS - 2))
     group, place = part // GROUP, part % GROUP
-    near, near_y = gathered_two(x, y, start, start_y, KIND, space, counters, first + group * GROUP, place)
+    own = first + group * GROUP * WORDS
+    near, near_y = received_two(x, y, start, start_y, KIND, words, own, place, WORDS)
     if place == GROUP - 1:
         all_x, all_y = joined_two(near, near_y, x, y, KIND)
-        tl.store(slot(space, first + parts + group, x), all_x)
-        tl.store(slot(space + 8, first + parts + group, y), all_y)
-        raise_flag(counters, first + parts + group)
+        send(all_x, words, groups + group * WORDS)
+        send(all_y, words, groups + group * WORDS + (WORDS - 2))
     far, far_y = tl.full([], start, x.dtype), tl.full([], start_y, y.dtype)
     for done in range(0, group, GROUP):
         count = tl.minimum(group - done, GROUP)
-        a, b = gathered_two(x, y, start, start_y, KIND, space, counters, first + parts + done, count)
+        a, b = received_two(x, y, start, start_y, KIND, words, groups + done * WORDS, count, WORDS)
         far, far_y = joined_two(far, far_y, a, b, KIND)
     return joined_two(far, far_y, near, near_y, KIND)
 

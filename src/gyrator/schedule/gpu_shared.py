@@ -14,7 +14,7 @@ from gyrator.schedule.volume import volume
 MIN_PART, MIN_SHARED, MIN_WORK = 1 << 11, 1 << 13, 1 << 16
 """Elements of a part, of a row that is worth sharing, and of all rows, unless they are too long for programs alone."""
 
-SCAN_PARTS = (4096, 8192, 2048)
+SCAN_PARTS = (8192, 4096, 16384)
 """Elements of a part of a row that is scanned."""
 
 _Places: TypeAlias = "frozenset[tuple[Value, Index]]"

@@ -143,7 +143,11 @@ def _shared_tiles(walk: _Walk, parts: tuple[int, ...]) -> tuple[tuple[Tile, ...]
     """A program handles a part of a row: as many as there are share it."""
     (axis,) = walk.rows
     if any(_scans(loop) for loop in walk.rows[axis]):
-        configs = [Config((("RBLOCK", n),), max(n >> 9, 4)) for n in parts]
+        updates = [s for loop in walk.rows[axis] for s in loop.body if isinstance(s, Update)]
+        state = power(sum(max(arg.dtype.itemsize, 4) for s in updates for arg in s.args) + 1) // 2  # 12 counts as 8
+        sizes = [(n, min(max(n * state >> 12, 4), 32)) for n in parts]
+        sizes = [(n, warps) for n, warps in sizes if warps <= 16] or [(min(parts), 32)]
+        configs = [Config((("RBLOCK", n),), warps) for n, warps in sizes]
         return (Tile(axis, "RBLOCK", whole=True),), tuple(configs), "split scan"
     shapes = [(n, min(max(n * _item(walk) // 2048, 4), 32)) for n in parts]
     shapes.insert(1, (parts[0], min(2 * shapes[0][1], 32)))
