@@ -39,8 +39,7 @@ def compile(
     """Compile a function or module; without one, a decorator that does. The same as `torch.compile(backend="gyrator")`,
     except that a wrong mode or option is reported at once instead of at the first call.
 
-    Raises:
-        UnknownOption, InvalidOption: a mode or option that does not exist, or a value outside its type.
+    Raises: UnknownOption, InvalidOption.
     """
     Config.from_options(mode, options)
 

@@ -148,9 +148,7 @@ class Backend:
     ) -> Callable[..., Any]:
         """Compile a captured graph of torch operators, its backward included.
 
-        Raises:
-            UnknownOption, InvalidOption: wrong options. UnsupportedInput, UnsupportedOperator: what cannot be
-            compiled.
+        Raises: UnknownOption, InvalidOption; UnsupportedInput, UnsupportedOperator for what cannot be compiled.
         """
         config = Config.from_options(mode, options)
         if self.process.instead is not None:

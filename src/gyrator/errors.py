@@ -85,11 +85,9 @@ class IndexOutOfRange(GyratorError, IndexError, RuntimeError):
     depending on the operator; this is both.
     """
 
-    def __init__(self, index: int | None, dim: int | None, size: int | None, *, where: Origin | None = None) -> None:
+    def __init__(self, index: int | None, size: int | None, *, where: Origin | None = None) -> None:
         what = "index out of range" if index is None else f"index {index} is out of bounds"
-        place = "" if dim is None else f" for dimension {dim}"
-        extent = "" if size is None else f" with size {size}"
-        super().__init__(what + place + extent, where=where)
+        super().__init__(what + ("" if size is None else f" with size {size}"), where=where)
 
 
 class OutputMismatch(GyratorError):

@@ -28,8 +28,7 @@ def available(package: str) -> bool:
 def require(package: str, module: str = "") -> ModuleType:
     """Import an optional package, or a module of it.
 
-    Raises:
-        ToolchainMissing: it is not installed; the hint is the command that installs it.
+    Raises: ToolchainMissing if it is not installed; the hint is the command that installs it.
     """
     if not available(package):
         raise ToolchainMissing(f"the package {package}", _INSTALL[package])

@@ -35,9 +35,8 @@ def run_passes(program: P, passes: Sequence[Pass[P]], session: Session, *, text:
     After each pass the spec it leaves is checked with `check="every"`; with `check="borders"` only after
     the last one. `text` prints a program for dumps, which are written after a pass that changed it.
 
-    Raises:
-        InternalCheckError: a pass failed or broke its spec; names the pass, and the node and line where
-        known. GyratorError: any other error of the catalogue that a pass raised, as it was.
+    Raises: InternalCheckError if a pass failed or broke its spec; it names the pass, and node and line where known. Any
+    other GyratorError that a pass raised, as it was.
     """
     last = len(passes) - 1
     for position, step in enumerate(passes):

@@ -108,19 +108,12 @@ def compile_graph(
     Args:
         graph: as `autograd` leaves it; every node has `meta["val"]`.
         example_inputs: fake tensors, sizes and scalars, one per placeholder.
-        info: what else is known of the graph, above all which outputs are new contents of inputs.
-        session: options, counters, progress, dumps.
-        process: see `Process`.
 
-    Returns:
-        The callable; it writes all updates into the inputs. Where the processor's kernels lack a C++
-        compiler: one that calls torch's operators one by one, after one warning.
+    The callable writes all updates into the inputs. Where the processor's kernels lack a C++ compiler it calls torch's
+    operators one by one, after one warning.
 
-    Raises:
-        UnsupportedOperator, UnsupportedInput: the graph cannot be compiled.
-        DeviceUnsupported, ToolchainMissing: the GPU, its driver or Triton is missing or too old.
-        KernelBuildError: a compiler refused a kernel.
-        InternalCheckError: a stage broke its own rules.
+    Raises: UnsupportedOperator, UnsupportedInput; DeviceUnsupported, ToolchainMissing if the GPU, its driver or Triton
+    is missing or too old; KernelBuildError; InternalCheckError if a stage broke its own rules.
     """
 
     def without_compiler(missing: ToolchainMissing) -> Compiled:

@@ -43,11 +43,8 @@ def validated(
     programs: Sequence[tuple[str, Program]],
     lowered: Lowered,
 ) -> Compiled:
-    """`compiled`, which on its first call compares all levels before it computes the answer.
-
-    Args:
-        programs: the program as lowered and after each pass, each with the name of the pass. lowered: what
-        lowering made, for the constants and regions that the programs refer to.
+    """`compiled`, which on its first call compares all levels before it computes the answer. `programs` are those as
+    lowered and after each pass, with the name of the pass; they refer to constants and regions of `lowered`.
 
     The call raises WrongResult, naming the first level that differs from the one before, and the first
     value (in program order) that has the same name in both and differs.

@@ -78,10 +78,10 @@ def test_a_kernel_that_does_not_build_names_kernel_file_line_and_message() -> No
 
 
 def test_an_index_error_is_both_kinds_that_eager_raises() -> None:
-    error = IndexOutOfRange(5, 0, 3, where=PLACE)
+    error = IndexOutOfRange(5, 3, where=PLACE)
     assert isinstance(error, IndexError) and isinstance(error, RuntimeError)
-    assert str(error).startswith("index 5 is out of bounds for dimension 0 with size 3\n  at: model.py:42")
-    assert str(IndexOutOfRange(None, None, None)) == "index out of range"
+    assert str(error).startswith("index 5 is out of bounds with size 3\n  at: model.py:42")
+    assert str(IndexOutOfRange(None, None)) == "index out of range"
 
 
 def test_the_other_messages_name_their_subject() -> None:

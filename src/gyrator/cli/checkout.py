@@ -12,8 +12,7 @@ from gyrator.errors import ToolchainMissing
 def run_module(module: str, arguments: Sequence[str]) -> int:
     """Run a module of the checkout around the package or in the working directory. Returns its exit status.
 
-    Raises:
-        ToolchainMissing: there is no checkout.
+    Raises: ToolchainMissing without one.
     """
     places = (Path(__file__).parents[3], Path.cwd())
     root = next((place for place in places if (place / "benchmarks" / "run.py").exists()), None)

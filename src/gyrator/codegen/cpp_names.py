@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Mapping
 from types import MappingProxyType
 
 import numpy
@@ -10,25 +11,17 @@ import torch
 from gyrator.errors import UnsupportedInput
 from gyrator.ir.expr import Scalar
 
-TYPES = MappingProxyType(
-    {
-        torch.float32: "float",
-        torch.float64: "double",
-        torch.bfloat16: "gy::bf16",
-        torch.float16: "gy::f16",
-        torch.float8_e4m3fn: "gy::f8e4m3fn",
-        torch.float8_e5m2: "gy::f8e5m2",
-        torch.bool: "bool",
-        torch.int8: "int8_t",
-        torch.int16: "int16_t",
-        torch.int32: "int32_t",
-        torch.int64: "int64_t",
-        torch.uint8: "uint8_t",
-        torch.uint16: "uint16_t",
-        torch.uint32: "uint32_t",
-        torch.uint64: "uint64_t",
-    }
-)
+_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+TYPES: Mapping[torch.dtype, str] = MappingProxyType({
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.bfloat16: "gy::bf16",
+    torch.float16: "gy::f16",
+    torch.float8_e4m3fn: "gy::f8e4m3fn",
+    torch.float8_e5m2: "gy::f8e5m2",
+    torch.bool: "bool",
+    **{getattr(torch, name): f"{name}_t" for name in _INTEGERS},
+})  # fmt: skip
 """Element type → its name in C++."""
 
 _KEYWORDS = frozenset(

@@ -146,7 +146,7 @@ class Evaluator:
         at, size = self.value(expr.arg, guard), self.index(expr.size, guard)
         bad = _first(at, (at < -size) | (at >= size), guard)
         if bad is not None:
-            raise IndexOutOfRange(bad, None, int(size))
+            raise IndexOutOfRange(bad, int(size))
         wrapped = torch.where(at < 0, at + size, at)
         return wrapped if guard is None else torch.where(guard, wrapped, 0)
 

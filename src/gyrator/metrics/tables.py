@@ -20,8 +20,7 @@ def add_rows(config: Config, name: str, rows: Callable[[], Iterable[Row]]) -> No
 
     A float has 6 decimals and None is empty. Several processes may append to one file; the first writes the header.
 
-    Raises:
-        KeyError: no table has that name. InternalCheckError: a row has other columns than its table.
+    Raises: KeyError if no table has that name; InternalCheckError if a row has other columns than its table.
     """
     columns = TABLES[name]
     if name not in config.metrics:

@@ -52,7 +52,6 @@ class CompilerRuns:
 
     _running: set[subprocess.Popen[str]] = field(default_factory=set)
     _stopped: threading.Event = field(default_factory=threading.Event)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, command: Sequence[str], folder: Path) -> tuple[int, str]:
         """Run a compiler that keeps its temporary files in `folder`; its exit status and messages.
@@ -60,27 +59,20 @@ class CompilerRuns:
         After `stop` the status is that of a killed process.
         """
         environment = {**os.environ, "TMPDIR": str(folder), "LC_ALL": "C.UTF-8"}
-        with self._lock:
-            if self._stopped.is_set():
-                return -signal.SIGKILL, ""
-            process = subprocess.Popen(
-                command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
-            )
-            self._running.add(process)
-        try:
-            messages = process.communicate()[1]
-            return process.returncode, messages
-        finally:
-            with self._lock:
-                self._running.discard(process)
+        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)
+        self._running.add(process)
+        if self.stopped:
+            self.stop()
+        messages = process.communicate()[1]
+        self._running.discard(process)
+        return process.returncode, messages
 
     def stop(self) -> None:
-        """End the compilers that run, with the processes they started, and start no more."""
-        with self._lock:
-            self._stopped.set()
-            for process in self._running:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
+        """End the compilers that run, with the processes they started, and those that start from now on."""
+        self._stopped.set()
+        for process in list(self._running):
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
 
     @property
     def stopped(self) -> bool:
@@ -90,13 +82,8 @@ class CompilerRuns:
 
 @dataclass(frozen=True)
 class Build:
-    """Libraries on their way.
-
-    Attributes:
-        library_of: each kernel's library, by the kernel's name; known at once.
-        jobs: each library's file, when it is there.
-        runs: the compilers.
-        progress: where `wait` reports how many are there.
+    """Libraries on their way: the one of each kernel, by the kernel's name, which is known at once, and jobs that give
+    their files. `wait` reports to `progress` how many are there.
     """
 
     library_of: Mapping[str, str]

@@ -45,12 +45,8 @@ def describe(
     places: Mapping[str, Origin],
     capability: int,
 ) -> dict[str, str | Path]:
-    """The files that a compiled graph's folder needs for its GPU kernels.
-
-    Args:
-        binaries: by kernel and number of config.
-        relied: by kernel, the arguments that they take for multiples of 16. known: those that always are.
-        places: the user's places, for kernels that check indices.
+    """The files that a compiled graph's folder needs for its GPU kernels; `binaries` are by kernel and number of config.
+    Of each kernel's arguments they take those in `relied` for multiples of 16; those in `known` always are.
     """
     files: dict[str, str | Path] = {}
     described: dict[str, Any] = {}
@@ -79,14 +75,12 @@ def describe(
 
 @dataclass(frozen=True)
 class GpuKernels:
-    """The kernels in a folder.
+    """The kernels in a compiled graph's folder.
 
     Attributes:
-        folder: of the compiled graph.
         choices: where the choices among configs are kept; None: nowhere.
         rebuild: builds a kernel for arguments that are not aligned; None: it cannot.
         moved: where the user's places lie now.
-        driver: loads and launches.
         tuned: told of every kernel whose configs were timed.
     """
 
@@ -204,7 +198,7 @@ class GpuKernels:
         """Raises: IndexOutOfRange for a check on the GPU that failed; it names the place if only one can be meant."""
         places = [Origin(*about["place"]) for about in self._described.values() if about["place"]]
         where = self.moved.get(places[0], places[0]) if len(places) == 1 else None
-        raise IndexOutOfRange(None, None, None, where=where)
+        raise IndexOutOfRange(None, None, where=where)
 
 
 def _programs(programs: Sized, sizes: Sequence[int], blocks: Mapping[str, int]) -> Programs:

@@ -66,6 +66,6 @@ def index_error(sites: tuple[Site, ...]) -> OnError:
 
     def raise_error(status: int) -> object:
         size, where = sites[status - 1] if 0 < status <= len(sites) else (None, None)
-        raise IndexOutOfRange(None, None, size, where=where)
+        raise IndexOutOfRange(None, size, where=where)
 
     return raise_error

@@ -60,13 +60,8 @@ def find_targets(config: Config, device: torch.device) -> Targets:
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The kernels of a plan, printed and on their way.
-
-    Attributes:
-        built: where the wrapper finds each, by its name in the plan.
-        texts: its symbol and text.
-        align: inputs that the wrapper aligns.
-        places: of the user's program, for indices out of range.
+    """The kernels of a plan, printed and on their way: where the wrapper finds each, by its name in the plan, and its
+    symbol and text; inputs that the wrapper aligns; the user's places, for indices out of range.
     """
 
     built: Mapping[str, BuiltKernel | TritonKernel]

@@ -53,9 +53,7 @@ class GpuTarget:
 def find_target(config: Config, device: torch.device) -> GpuTarget:
     """What kernels for `device` are built for: its own capability, or the one that an option names.
 
-    Raises:
-        ToolchainMissing: Triton is not installed.
-        DeviceUnsupported: there is no GPU, or it or Triton is too old.
+    Raises: ToolchainMissing without Triton; DeviceUnsupported without a GPU, or if it or Triton is too old.
     """
     if not available("triton"):
         hint = "install the Triton that torch pins, or move the model to the CPU"

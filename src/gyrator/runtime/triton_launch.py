@@ -65,14 +65,9 @@ def bind(
 ) -> Launch:
     """The function that launches a kernel.
 
-    Args:
-        driver, handle: the kernel where it was loaded, and `name`, for messages.
-        kinds: the types of its arguments.
-        programs: see `Programs`.
-        warps: of 32 threads per block.
-        shared: bytes of memory per block.
-        cooperative: all its blocks wait for each other, so they must run at once.
-        on_assert: called when a check of an earlier kernel had failed; it may raise a better error.
+    `driver` loaded it under `handle`; `name` is for messages, `kinds` are the types of arguments. A block has `warps` of
+    32 threads and `shared` bytes of memory. `cooperative`: all blocks wait for each other, so they must run at once.
+    `on_assert` is called when a check of an earlier kernel had failed; it may raise a better error.
 
     Raises (when called): LaunchFailed. A launch of no blocks does nothing.
     """

@@ -12,13 +12,6 @@ A plan is printed as the wrapper program, step by step, and nothing is decided a
       launch add_1(b, c; B)
       return c
 
-============  =========================================================================================
-``Allocate``  name memory for a value: its own, or in place of another
-``Launch``    run a generated kernel on values
-``Call``      call an operator of torch or of the user
-``Copy``      ``into[...] = source[...]``, elementwise
-``Free``      the value's name ends here; memory that nobody else holds is free from now on
-============  =========================================================================================
 
 Names end by ``Free`` and in no other way: a value that another one was placed upon keeps its name until it is
 freed, inputs included. A plan frees every value but those that its outputs view.
