@@ -45,7 +45,7 @@ def describe(
     places: Mapping[str, Origin],
     capability: int,
 ) -> dict[str, str | Path]:
-    """The files that a compiled graph's folder needs for its GPU kernels; `binaries` are by kernel and number of config.
+    """The files that a compiled graph's folder needs for its GPU kernels; `binaries` are by kernel and config.
     Of each kernel's arguments they take those in `relied` for multiples of 16; those in `known` always are.
     """
     files: dict[str, str | Path] = {}

@@ -65,8 +65,8 @@ def bind(
 ) -> Launch:
     """The function that launches a kernel.
 
-    `driver` loaded it under `handle`; `name` is for messages, `kinds` are the types of arguments. A block has `warps` of
-    32 threads and `shared` bytes of memory. `cooperative`: all blocks wait for each other, so they must run at once.
+    `driver` loaded it under `handle`; `name` is for messages, `kinds` are the types of arguments. A block has `warps`
+    of 32 threads and `shared` bytes of memory. `cooperative`: all blocks wait for each other, so they must run at once.
     `on_assert` is called when a check of an earlier kernel had failed; it may raise a better error.
 
     Raises (when called): LaunchFailed. A launch of no blocks does nothing.

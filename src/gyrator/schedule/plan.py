@@ -12,7 +12,6 @@ A plan is printed as the wrapper program, step by step, and nothing is decided a
       launch add_1(b, c; B)
       return c
 
-
 Names end by ``Free`` and in no other way: a value that another one was placed upon keeps its name until it is
 freed, inputs included. A plan frees every value but those that its outputs view.
 """
