@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gyrator.config import Config
 from gyrator.ir.expr import Value
-from gyrator.schedule import gpu_products, pad
+from gyrator.schedule import gpu_gemm, gpu_products, pad
 from gyrator.schedule.plan import Allocate, Call
 from gyrator.session import Count
 from tests.triton.emulated import Emulator
@@ -127,6 +127,23 @@ def test_products_get_sides_that_libraries_are_fast_for(emulator: Emulator, monk
     calls = [step.extern for printed in emulator.printed for step in printed.plan.steps if isinstance(step, Call)]
     sizes = [size.value for call in calls for value in call.out if value is not None for size in value.shape]
     assert len(calls) == 3 and WORDS not in sizes and 40 in sizes
+
+
+def test_large_products_that_the_caller_sees_are_a_templates_own_without_padding(
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_gemm, "WORTH", 1)
+    x, w, b = torch.randn(1920, 16).bfloat16(), torch.randn(2305, 16).bfloat16(), torch.randn(2305).bfloat16()
+    actual = torch.compile(nn.functional.linear, backend=emulator.backend)(x, w, b)
+    torch.testing.assert_close(actual, nn.functional.linear(x, w, b), rtol=2e-2, atol=2e-2)
+    (printed,) = emulator.printed
+    assert [step.value.shape[1].value for step in printed.plan.steps if isinstance(step, Allocate)] == [2305]
+    assert ["gemm.described" in kernel.source for kernel in printed.kernels] == [True]
+
+    emulator.config = Config(gemm_backends=("aten",), check="every")
+    torch._dynamo.reset()
+    torch.compile(nn.functional.linear, backend=emulator.backend)(x, w, b)
+    assert any(isinstance(step, Call) for step in emulator.printed[1].plan.steps)
 
 
 def test_products_of_windows_and_what_other_operators_read_keep_their_sides(

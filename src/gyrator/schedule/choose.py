@@ -20,7 +20,7 @@ from gyrator.schedule.cpu_gemm import CPP, Cpu, Packing, cpu_configs, in_panels,
 from gyrator.schedule.cpu_linear import linear_unary
 from gyrator.schedule.epilogue import product_group
 from gyrator.schedule.gpu import Gpu
-from gyrator.schedule.gpu_gemm import gpu_configs
+from gyrator.schedule.gpu_gemm import gpu_configs, unpadded
 from gyrator.schedule.group import Group
 from gyrator.schedule.products import Alternative, Ask, Product, Question, Templated, Unit, part_of, product_of, uses_of
 
@@ -36,10 +36,12 @@ def choose_products(
     """``units`` with each product computed in the way that ``ask`` finds fastest. Equal questions are asked once.
     With them what constants they read in panels.
 
-    Without ``ask``, which the option ``max_autotune`` provides, calls stay calls.
+    Without ``ask``, which the option ``max_autotune`` provides, calls stay calls, but for what no library is fast at.
     """
     if ask is None:
-        return tuple(units), ()
+        if gpu is None or "triton" not in options.gemm_backends:
+            return tuple(units), ()
+        return tuple((isinstance(u, Extern) and unpadded(u, gpu)) or u for u in units), ()
     chooser = _Chooser(list(units), program, ask, options, gpu, cpu)
     for call in [u for u in units if isinstance(u, Extern)]:
         product = product_of(call)

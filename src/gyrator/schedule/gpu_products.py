@@ -6,7 +6,7 @@ where such a side ends, and results elements that nobody reads:
     y[m, 50257] = mm(x, w)   →   w' = nest[i, j<50264] j < 50257 ? w[i, j] : 0;  y'[m, 50264] = mm(x, w')
 """
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -15,15 +15,15 @@ from gyrator.ir.expr import Const, Expr, IndexValue, Masked, Op, Value
 from gyrator.ir.index import ONE, ZERO, Axis, Index, const, contiguous_strides, product
 from gyrator.ir.program import Extern, Nest, Node, Pointwise, Program, Scatter, View, defines, shown_values, views
 from gyrator.origin import Origins
+from gyrator.schedule.gpu_gemm import WORTH
 from gyrator.schedule.pad import ROW_BYTES, copied
 from gyrator.schedule.simplify import reading, rewrite_root
 from gyrator.schedule.volume import volume
 from gyrator.session import Count, Counters
 
-WORTH = 1 << 33
-"""Floating-point operations of a product from which on it is worth it."""
 PER_BYTE = 150
-"""And for each byte of an operand that is copied: slow kernels take five times as long as fast ones."""
+"""Operations of a product that are worth each byte of an operand that is copied: slow kernels take five times as
+long as fast ones."""
 
 Shape = tuple[Index, Index]
 
@@ -64,14 +64,15 @@ class _Wide:
     copies: dict[tuple[Value, tuple[Index, ...]], Value] = field(default_factory=dict)
 
 
-def widen_products(program: Program, counters: Counters) -> Program:
+def widen_products(program: Program, counters: Counters, unpadded: Collection[Value] = ()) -> Program:
     """Lengthen badly aligned sides of large products of 16-bit matrices.
 
     Operands that a pointwise nest makes are made wider, others copied; what the caller sees is copied back. Refuses
-    products with symbolic sides, of windows on other values, or too small for their copies, and values that other
-    operators read.
+    products that have a template (``unpadded``), with symbolic sides, of windows on other values, or too small for
+    their copies, and values that other operators read.
     """
     products = {node: p for node in program.nodes if isinstance(node, Extern) and (p := _product(node)) is not None}
+    products = {node: p for node, p in products.items() if node.out[0] not in unpadded}
     if not products:
         return program
     wide = _Wide()

@@ -7,7 +7,7 @@ so that nothing else computes differently.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Load, Value
@@ -55,17 +55,20 @@ class _Padding:
         return replace(old, value=self.value, strides=tuple(s for s in steps if s is not None), offset=offset)
 
 
-def pad_rows(program: Program, counters: Counters, *, everywhere: bool = False) -> Program:
+def pad_rows(
+    program: Program, counters: Counters, *, everywhere: bool = False, unpadded: Collection[Value] = ()
+) -> Program:
     """Lengthen the steps between rows of large matrices on a GPU that products read or write.
 
     Before: ``y: bf16[4096, 30522]@[30522, 1] = addmm(b, x, w)``; after: ``… @[30528, 1]``. What the caller
     sees keeps its strides: a product that is an output is padded too, and copied.
 
     Refuses values of less than 1 MiB, whose rows have symbolic lengths, that other operators read, that
-    scatters start from, and outputs that no product makes. ``everywhere`` pads also what only nests read.
+    scatters start from, outputs that no product makes, and what a template makes (``unpadded``). ``everywhere`` pads
+    also what only nests read.
     """
     found = {v: p for v in _candidates(program, everywhere) if (p := _padding(v)) is not None}
-    for value in _refused(program, found):
+    for value in (*_refused(program, found), *unpadded):
         found.pop(value, None)
     if not found:
         return program

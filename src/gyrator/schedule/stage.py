@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gyrator.ir.check import LOWERED, PREDICATED, SCHEDULED, check_kernel, check_program
+from gyrator.ir.expr import Value
 from gyrator.ir.program import Extern, Nest, Program
 from gyrator.ir.text import program_text
 from gyrator.passes import Pass, run_passes
@@ -15,6 +16,7 @@ from gyrator.schedule.empty import fill_empty
 from gyrator.schedule.fuse import Decision, Slower, fuse
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_combo import combine
+from gyrator.schedule.gpu_gemm import shown_unpadded
 from gyrator.schedule.gpu_products import widen_products
 from gyrator.schedule.gpu_reductions import online_softmax, split_on_gpu
 from gyrator.schedule.gpu_scatter import scatters_to_sums
@@ -47,11 +49,21 @@ def program_passes(
     rule: Rule, *, inlining: bool = True, gpu: Gpu | None = None, padding: bool = False
 ) -> tuple[Pass[Program], ...]:
     """What happens to a program before its nests are grouped. ``padding`` is for all rows, not for matrices alone."""
+
+    def unpadded(p: Program, s: Session) -> set[Value]:
+        return shown_unpadded(p, gpu, s.config.gemm_backends)
+
     pad = Pass[Program](
-        "pad rows", lambda p, s: pad_rows(p, s.counters, everywhere=padding), lambda p: check_program(p, SCHEDULED)
+        "pad rows",
+        lambda p, s: pad_rows(p, s.counters, everywhere=padding, unpadded=unpadded(p, s)),
+        lambda p: check_program(p, SCHEDULED),
     )
     on_gpu: tuple[Pass[Program], ...] = (
-        Pass("widen products", lambda p, s: widen_products(p, s.counters), lambda p: check_program(p, LOWERED)),
+        Pass(
+            "widen products",
+            lambda p, s: widen_products(p, s.counters, unpadded(p, s)),
+            lambda p: check_program(p, LOWERED),
+        ),
         Pass("unroll windows", lambda p, s: unroll_windows(p), lambda p: check_program(p, LOWERED)),
         Pass("scatters to sums", lambda p, s: scatters_to_sums(p), lambda p: check_program(p, LOWERED)),
         Pass("online softmax", lambda p, s: online_softmax(p, gpu), lambda p: check_program(p, LOWERED)),
