@@ -89,7 +89,7 @@ class _Machine:
             with self.dimension(loop, extent):
                 self.block(loop.body)
         else:
-            for at in reversed(range(extent)) if loop.reverse else range(extent):
+            for at in range(extent):
                 self.axes[loop.axis] = at
                 self.block(loop.body)
         self.axes.pop(loop.axis, None)

@@ -100,7 +100,7 @@ _INT = ("add", "sub", "mul", "neg", "maximum", "minimum", "bitwise_and", "bitwis
 _BOOL = ("logical_and", "logical_or", "logical_xor", "logical_not", "compare", "compare")
 _COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
 _ONE_ARGUMENT = frozenset({"neg", "abs", "sign", "logical_not", *_UNARY})
-_REDUCTIONS = ("sum", "sum", "max", "min", "prod", "any", "all", "xor", "argmax", "argmin", "welford")
+_REDUCTIONS = ("sum", "sum", "max", "min", "prod", "any", "all", "argmax", "argmin", "welford")
 _SCANS = ("sum", "max", "min", "argmax", "argmin", "prod")
 
 
@@ -291,8 +291,6 @@ class _Generator:
     def element_dtype(self, kind: str) -> torch.dtype:
         if kind in ("any", "all"):
             return BOOL
-        if kind == "xor":
-            return self.rng.choice([I64, I32])
         if kind in ("welford", "softmax"):
             return F32
         return self.rng.choice([F32, F32, F64, I64, I32] if kind != "prod" else [F32, F64, I64])
@@ -309,7 +307,7 @@ class _Generator:
         result = (dtype, Purity.ROUNDED if rounded else Purity.SPECIAL)
         bodies = (body, IndexValue(axis.index())) if pick else (body,)
         results = (result, (I64, Purity.EXACT)) if pick else (result,)
-        self.add(axes, Scan(kind, axis, bodies, self.rng.random() < 0.3), results)
+        self.add(axes, Scan(kind, axis, bodies), results)
 
     def scatter(self, axes: tuple[Axis, ...]) -> bool:
         """A scatter into an existing value; False where no value suits."""

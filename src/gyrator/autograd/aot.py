@@ -120,7 +120,7 @@ def aot_program(
         inputs = fake_inputs(gm, example_inputs)
         joint = trace(gm, inputs)
     with stage("decompose"):
-        build = decompose(joint.graph, {**SAVED_NARROW, **table}, joint.build)
+        build = decompose(joint.build, {**SAVED_NARROW, **table})
         if channels_last or (channels_last is None and not joint.tangents):
             prefer_layouts(build, always=channels_last is True)
         seed_recomputed(build)
@@ -134,7 +134,7 @@ def aot_program(
         return compiler(module, examples, info)
 
     run: BoxedCallable | Differentiable
-    if joint.differentiable:
+    if joint.tangents:
         with stage("partition"):
             partition = partition_fn(roles)
             halves = split(roles, partition.saved)

@@ -35,13 +35,13 @@ from gyrator.errors import InternalCheckError
 INHERITED_KEYS = ("stack_trace", "nn_module_stack", "source_fn_stack", "backward", "recompute", "region")
 
 
-def decompose(graph: Graph, table: DecompositionTable, build: GraphBuilder) -> GraphBuilder:
-    """A new graph with every call of an operator in `table` replaced; `build` made the old one.
+def decompose(build: GraphBuilder, table: DecompositionTable) -> GraphBuilder:
+    """A new graph with every call of an operator in `table` replaced.
 
     Raises:
         InternalCheckError: for a decomposition whose result has another size or dtype than the operator.
     """
-    return _Pass(table, GraphBuilder(build.fake_mode, build.values)).run(graph, build.bodies)
+    return _Pass(table, GraphBuilder(build.fake_mode, build.values)).run(build.graph, build.bodies)
 
 
 class _Pass:

@@ -39,7 +39,7 @@ _FROM_TORCH = (
     "hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward heaviside isneginf isposinf "
     "leaky_relu leaky_relu_backward log_sigmoid_backward log_sigmoid_forward logaddexp logaddexp2 logit "
     "logit_backward masked_fill mish mish_backward mvlgamma nan_to_num _prelu_kernel _prelu_kernel_backward rad2deg "
-    "rrelu_with_noise_backward rsub sgn sigmoid_backward sinc softplus softplus_backward softshrink special_entr "
+    "rrelu_with_noise_backward rsub sgn sigmoid_backward silu sinc softplus softplus_backward softshrink special_entr "
     "special_log_ndtr special_xlog1py tanh_backward threshold threshold_backward xlogy lcm gcd isin ldexp "
     # losses
     "binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits huber_loss "
@@ -91,12 +91,6 @@ _LINSPACE: Decomposition = get_decompositions([aten.linspace])[aten.linspace.def
 def _widen(x: Tensor) -> Tensor:
     """x in the precision its computation runs in: float32 for bfloat16 and float16, else unchanged."""
     return x.to(torch.float32) if x.dtype in LOW_PRECISION else x
-
-
-def _silu(x: Tensor) -> Tensor:
-    """silu(x) → x·sigmoid(x), in float32 for low precision (cast, sigmoid, multiply, cast back)."""
-    wide = _widen(x)
-    return (wide * torch.sigmoid(wide)).to(x.dtype)
 
 
 def _silu_backward(grad: Tensor, x: Tensor) -> Tensor:
@@ -251,7 +245,6 @@ _OURS: Mapping[OpOverload, Decomposition] = {
     aten.convolution_backward.default: _convolution_backward,
     **dict.fromkeys(list[Any](get_decompositions([aten.linspace])), _linspace),
     aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
-    aten.silu.default: _silu,
     aten.silu_backward.default: _silu_backward,
     aten.gelu.default: _gelu,
     aten.native_dropout_backward.default: _native_dropout_backward,

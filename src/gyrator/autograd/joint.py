@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx import GraphModule, Interpreter, Node
 
 from gyrator import torch_compat
 from gyrator.autograd.aliasing import Forward, Result, describe_outputs, generations, pinned_offsets
@@ -54,16 +54,6 @@ class Joint:
     forward: Forward
     tangents: tuple[int, ...]
     gradients: tuple[int, ...]
-
-    @property
-    def graph(self) -> Graph:
-        """The joint graph."""
-        return self.build.graph
-
-    @property
-    def differentiable(self) -> bool:
-        """Whether there is a backward half."""
-        return bool(self.tangents)
 
 
 def trace(gm: GraphModule, inputs: Inputs) -> Joint:

@@ -142,8 +142,6 @@ class Loops(Expressions):
         with self._nested(loop) as block:
             name = self._variable(loop)
             block.head = f"for (int64_t {name} = {begin}; {name} < {end}; ++{name}) {{"
-            if loop.reverse:
-                block.head = f"for (int64_t {name} = {end} - 1; {name} >= {begin}; --{name}) {{"
             self.body(loop.body)
 
     def _variable(self, loop: Loop) -> str:

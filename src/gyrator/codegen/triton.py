@@ -68,7 +68,6 @@ _NEXT = {
     "min": "rt.minimum({0}, {1})",
     "any": "tl.maximum({0}, {1})",
     "all": "tl.minimum({0}, {1})",
-    "xor": "{0} ^ {1}",
     "logaddexp": "rt.logaddexp({0}, {1})",
 }
 _REDUCE = {
@@ -78,7 +77,6 @@ _REDUCE = {
     "min": "rt.reduce_min({0}, {axis}, {keep})",
     "any": "tl.max({0}, {axis}{keep_dims})",
     "all": "tl.min({0}, {axis}{keep_dims})",
-    "xor": "rt.reduce_xor({0}, {axis}, {keep})",
     "logaddexp": "rt.reduce_logaddexp({0}, {axis}, {keep})",
 }
 
@@ -430,7 +428,7 @@ class Printer(Expressions):
 
     def _loop(self, loop: Loop) -> None:
         tile = self.tile_of.get(loop.axis)
-        if loop.kind is LoopKind.SERIAL and not loop.carries and not loop.reverse:
+        if loop.kind is LoopKind.SERIAL and not loop.carries:
             self._serial(loop)
             return
         if loop.kind is not LoopKind.LANES or tile is None:
@@ -440,7 +438,7 @@ class Printer(Expressions):
         for carry in loop.carries:
             self._carries[carry.name] = (carry, loop)
         if tile.whole:
-            self._whole(loop.axis, tile.block, reverse=loop.reverse)
+            self._whole(loop.axis, tile.block)
             self.body(loop.body)
             self._meet(loop.axis)
         else:
@@ -459,19 +457,17 @@ class Printer(Expressions):
 
         self._indented(f"for {name} in {steps}:", inside)
 
-    def _whole(self, axis: Axis, block: str, *, reverse: bool) -> None:
+    def _whole(self, axis: Axis, block: str) -> None:
         if self.find(axis) is None:
             extent = self.index(axis.extent).text
             name = self.names.fresh(axis.name)
             start = f"part * {block} + " if self._shared or self._split else ""
-            if self._split and reverse:
-                start = f"(parts - 1 - part) * {block} + "
             self.emit(f"{name} = {start}{self.spread(f'tl.arange(0, {block})', axis)}")
             self.bind(axis, Term(name, axes=frozenset((axis,)), name=True))
             self._bound(axis, extent)
 
     def _steps(self, loop: Loop, block: str) -> None:
-        """A loop over blocks; a reversed one begins with the last."""
+        """A loop over blocks."""
         axis = loop.axis
         extent = self.index(axis.extent)
         for carry in loop.carries:
@@ -481,11 +477,8 @@ class Printer(Expressions):
         inner = Block(len(self.blocks))
         self.blocks.append(inner)
         start, name = self.names.fresh("start"), self.names.fresh(axis.name)
-        first = start
-        if loop.reverse:
-            first = f"(tl.cdiv({extent.text}, {block}) * {block} - {block} - {start})"
         wide = ".to(tl.int64)" if self.tiling.wide else ""
-        self.emit(f"{name} = {first} + {self.spread(f'tl.arange(0, {block})', axis)}{wide}")
+        self.emit(f"{name} = {start} + {self.spread(f'tl.arange(0, {block})', axis)}{wide}")
         self.bind(axis, Term(name, inner.depth, frozenset((axis,)), name=True))
         self._bound(axis, extent.text)
         self.body(loop.body)
@@ -677,8 +670,8 @@ class Printer(Expressions):
         names = [self.names.fresh(f"{carry.kind}_scan") for _ in args]
         texts = ", ".join(a.text for a in args)
         given = f"({texts})" if len(args) > 1 else texts
-        left, how = ", ".join(names), f"rt.{combine}, reverse={loop.reverse}"
-        self.emit(f"{left} = tl.associative_scan({given}, {place}, {how})")
+        left = ", ".join(names)
+        self.emit(f"{left} = tl.associative_scan({given}, {place}, rt.{combine})")
         axes = frozenset().union(*(a.axes for a in args))
         if self._split:
             before = [self.names.fresh(f"{carry.kind}_before") for _ in args]
@@ -699,10 +692,9 @@ class Printer(Expressions):
     def _carry_on(self, into: Sequence[str], names: Sequence[str], loop: Loop) -> None:
         """What the next tile starts from: the last element of this one."""
         block = self.tile_of[loop.axis].block
-        at = "0" if loop.reverse else f"{block} - 1"
         here = self.spread(f"tl.arange(0, {block})", loop.axis)
         for old, new in zip(into, names, strict=True):
-            self.emit(f"{old} = rt.pick({new}, {here} == {at}, {self.rank - 1}, {self.rank > 1})")
+            self.emit(f"{old} = rt.pick({new}, {here} == {block} - 1, {self.rank - 1}, {self.rank > 1})")
 
     # -- stores --------------------------------------------------------------------------------------------
     def _keep(self, store: Store) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -41,7 +41,7 @@ from gyrator.ir.program import (
     uses,
 )
 from gyrator.ir.text import declared, listed
-from gyrator.ir.tree import Carry, Contract, Kernel, Let, Loop, LoopKind, Stage, Store, Update, stage_exprs  # fmt: skip
+from gyrator.ir.tree import Contract, Kernel, Let, Loop, LoopKind, Stage, Store, Update, stage_exprs
 from gyrator.origin import Origin
 
 # -- programs ----------------------------------------------------------------------------------------------
@@ -172,7 +172,7 @@ class _ProgramChecker:
                 for b in body:
                     self.exprs.value(b, axes)
                 return check_combine(kind, tuple([b.dtype for b in body]))
-            case Scan(kind, axis, body, _):
+            case Scan(kind, axis, body):
                 if axis not in nest.axes:
                     raise RuleBroken(f"scan along {axis}, which is no axis of the nest")
                 for b in body:
@@ -244,17 +244,6 @@ def _check_no_dead(program: Program) -> None:
 # -- loop trees --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Scope:
-    """What a stage may use: the loops around it and the carries that they feed."""
-
-    axes: frozenset[Axis] = frozenset()
-    parallel: tuple[Axis, ...] = ()
-    carries: dict[str, Carry] = field(default_factory=dict)
-    lanes: bool = False
-    serial: bool = False
-
-
 def check_kernel(kernel: Kernel) -> None:
     """Check the rules of loop trees.
 
@@ -275,6 +264,7 @@ class _KernelChecker:
         self.loaded: set[Value] = set()
         self.stored: set[Value] = set()
         self.updated: set[str] = set()
+        self.around: tuple[Loop, ...] = ()
         self.exprs = ExprChecker(self.sizes, masked=False, locals=True)
 
     def run(self) -> None:
@@ -287,7 +277,7 @@ class _KernelChecker:
             for value in values:
                 for index in (*value.shape, *value.strides):
                     self.exprs.index(index)
-        self.block(kernel.body, _Scope())
+        self.block(kernel.body)
         with _blame(f"signature of kernel {kernel.name}", kernel.origins):
             for value, param in self.params.items():
                 if param.read != (value in self.loaded):
@@ -297,92 +287,85 @@ class _KernelChecker:
                 if param.alias is not None and not any(v.name == param.alias for v in self.params):
                     raise RuleBroken(f"parameter {value} is an alias of {param.alias}, which is no parameter")
 
-    def block(self, body: Iterable[Loop | Stage], scope: _Scope) -> None:
+    @property
+    def axes(self) -> frozenset[Axis]:
+        return frozenset(loop.axis for loop in self.around)
+
+    def block(self, body: Iterable[Loop | Stage]) -> None:
         outer = set(self.visible)
         for item in body:
             what = f"loop over {item.axis}" if isinstance(item, Loop) else item
             with _blame(f"{what} in kernel {self.kernel.name}", self.kernel.origins):
                 if isinstance(item, Loop):
-                    self.block(item.body, self.enter(item, scope))
-                    self.leave(item, scope)
+                    self.loop(item)
                 else:
-                    self.stage(item, scope)
+                    self.stage(item)
         self.visible = outer
 
     # -- loops ---------------------------------------------------------------------------------------------
-    def enter(self, loop: Loop, scope: _Scope) -> _Scope:
-        """Check the loop's head; the scope of its body."""
-        axis = loop.axis
-        if any(a.name == axis.name for a in scope.axes):
+    def loop(self, loop: Loop) -> None:
+        """The results of the carries are visible after the loop that feeds them."""
+        axis, around, kinds = loop.axis, self.around, {outer.kind for outer in self.around}
+        if any(a.name == axis.name for a in self.axes):
             raise RuleBroken(f"a loop over {axis} inside a loop over an axis of that name")
-        if not axis.extent.axes() <= set(scope.axes):
+        if not axis.extent.axes() <= self.axes:
             raise RuleBroken(f"extent {axis.extent} of {axis} depends on a loop that is not around it")
         self.exprs.index(axis.extent)
-        parallel = loop.kind is LoopKind.PARALLEL
-        if parallel and (scope.lanes or (scope.serial and scope.parallel)):
+        if loop.kind is LoopKind.PARALLEL and (
+            LoopKind.LANES in kinds or kinds >= {LoopKind.SERIAL, LoopKind.PARALLEL}
+        ):
             raise RuleBroken("a parallel loop inside one that is not")
-        if loop.kind is LoopKind.LANES and scope.lanes:
+        if loop.kind is LoopKind.LANES and LoopKind.LANES in kinds:
             raise RuleBroken("vectors within vectors")
         if loop.lanes < 1 or (loop.lanes > 1 and loop.kind is not LoopKind.LANES):
             raise RuleBroken(f"{loop.lanes} lanes in a {loop.kind.value} loop")
-        if loop.reverse and parallel:
-            raise RuleBroken("a parallel loop has no order to reverse")
         for carry in loop.carries:
             if carry.name in self.carry_names:
                 raise RuleBroken(f"two carries are named {carry.name}")
             self.carry_names.add(carry.name)
-        return _Scope(
-            scope.axes | {axis},
-            (*scope.parallel, axis) if parallel else scope.parallel,
-            {**scope.carries, **{c.name: c for c in loop.carries}},
-            scope.lanes or loop.kind is LoopKind.LANES,
-            scope.serial or loop.kind is LoopKind.SERIAL,
-        )
-
-    def leave(self, loop: Loop, scope: _Scope) -> None:
-        """The loop's carries were fed; their results are visible from here on."""
+        self.around = (*around, loop)
+        self.block(loop.body)
+        self.around = around
         for carry in loop.carries:
             if carry.name not in self.updated:
                 raise RuleBroken(f"carry {carry.name} is never updated")
-            for ref in carry.results:
-                if ref is not None:
-                    self.define(ref, scope)
+            self.define(*carry.results)
 
     # -- stages --------------------------------------------------------------------------------------------
-    def stage(self, stage: Stage, scope: _Scope) -> None:
+    def stage(self, stage: Stage) -> None:
         for expr in stage_exprs(stage):
             self.read(expr)
         match stage:
             case Let(name, expr):
-                self.exprs.value(expr, scope.axes, name.dtype)
+                self.exprs.value(expr, self.axes, name.dtype)
                 if not expr.axes() <= name.scope:
                     raise RuleBroken(f"the scope of {name} lacks axes that its value depends on")
-                self.define(name, scope)
+                self.define(name)
             case Store():
-                self.store(stage, scope)
+                self.store(stage)
             case Update():
-                self.update(stage, scope)
+                self.update(stage)
             case Contract():
-                self.contract(stage, scope)
+                self.contract(stage)
 
-    def store(self, store: Store, scope: _Scope) -> None:
+    def store(self, store: Store) -> None:
         value = store.value
         if value not in self.params and value not in self.scratch:
             raise RuleBroken(f"{value} is neither a parameter nor scratch")
-        self.exprs.value(store.expr, scope.axes, value.dtype)
+        self.exprs.value(store.expr, self.axes, value.dtype)
         if store.mask is not None:
-            self.exprs.value(store.mask, scope.axes, torch.bool)
-        self.exprs.coordinates(store.index, value, scope.axes, guarded=store.mask is not None)
+            self.exprs.value(store.mask, self.axes, torch.bool)
+        self.exprs.coordinates(store.index, value, self.axes, guarded=store.mask is not None)
         if store.combine not in COMBINES:
             raise RuleBroken(f"no such way to combine: {store.combine}")
         reached = frozenset[Axis]().union(*(i.axes() for i in store.index))
         if value in self.params and not store.atomic and store.mask is None:
-            for axis in scope.parallel:
+            for axis in (loop.axis for loop in self.around if loop.kind is LoopKind.PARALLEL):
                 if axis not in reached and axis.extent.value != 1:
                     raise RuleBroken(f"iterations of the parallel loop over {axis} race to write {value}")
         self.stored.add(value)
 
-    def contract(self, contract: Contract, scope: _Scope) -> None:
+    def contract(self, contract: Contract) -> None:
         outer = tuple(axis.extent for axis in contract.batch)
         (*_, k), (m, n) = contract.left.shape, (contract.row.extent, contract.column.extent)
         if (contract.left.shape, contract.right.shape) != ((*outer, m, k), (*outer, k, n)):
@@ -393,14 +376,14 @@ class _KernelChecker:
             self.loaded.add(view.value)
         for index in contract.sides():
             self.exprs.index(index)
-        self.define(contract.name, scope)
+        self.define(contract.name)
 
-    def update(self, update: Update, scope: _Scope) -> None:
-        carry = scope.carries.get(update.carry)
+    def update(self, update: Update) -> None:
+        carry = next((c for loop in self.around for c in loop.carries if c.name == update.carry), None)
         if carry is None:
             raise RuleBroken(f"no loop around carries {update.carry}")
         for arg in update.args:
-            self.exprs.value(arg, scope.axes)
+            self.exprs.value(arg, self.axes)
         results = check_combine(carry.kind, tuple([a.dtype for a in update.args]))
         self._same_dtypes(carry.results, results)
         if update.running:
@@ -408,9 +391,7 @@ class _KernelChecker:
                 raise RuleBroken(f"{carry.kind} has no running results")
             self._same_dtypes(update.running, results)
         self.updated.add(update.carry)
-        for ref in update.running:
-            if ref is not None:
-                self.define(ref, scope)
+        self.define(*update.running)
 
     @staticmethod
     def _same_dtypes(refs: tuple[Ref | None, ...], dtypes: tuple[torch.dtype, ...]) -> None:
@@ -421,13 +402,16 @@ class _KernelChecker:
                 raise RuleBroken(f"{ref} is {short(ref.dtype)}, the carry gives {short(dtype)}")
 
     # -- names ---------------------------------------------------------------------------------------------
-    def define(self, ref: Ref, scope: _Scope) -> None:
-        if ref.name in self.refs:
-            raise RuleBroken(f"local {ref} is defined twice")
-        if not ref.scope <= scope.axes:
-            raise RuleBroken(f"local {ref} claims to depend on axes that are not around it")
-        self.refs[ref.name] = ref
-        self.visible.add(ref.name)
+    def define(self, *refs: Ref | None) -> None:
+        for ref in refs:
+            if ref is None:
+                continue
+            if ref.name in self.refs:
+                raise RuleBroken(f"local {ref} is defined twice")
+            if not ref.scope <= self.axes:
+                raise RuleBroken(f"local {ref} claims to depend on axes that are not around it")
+            self.refs[ref.name] = ref
+            self.visible.add(ref.name)
 
     def read(self, expr: Expr) -> None:
         """The locals and loaded values of ``expr`` exist at this point of the kernel: a store or the end of a loop

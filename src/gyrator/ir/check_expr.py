@@ -178,8 +178,6 @@ def check_combine(kind: str, dtypes: tuple[torch.dtype, ...]) -> tuple[torch.dty
         raise RuleBroken(f"{kind} of bool: cast it first")
     if kind in ("welford", "softmax", "logaddexp") and not first.is_floating_point:
         raise RuleBroken(f"{kind} of {short(first)}")
-    if kind == "xor" and first.is_floating_point:
-        raise RuleBroken(f"xor of {short(first)}")
     return tuple(first if r is None else r for r in row.results)
 
 

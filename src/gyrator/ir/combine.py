@@ -58,14 +58,6 @@ def _reduce_last(kind: str, args: State) -> State:
     raise ValueError(f"no such reduction: {kind}")
 
 
-def _xor(x: Tensor) -> Tensor:
-    while x.shape[-1] > 1:
-        if x.shape[-1] % 2:
-            x = torch.cat([x, torch.zeros_like(x[..., :1])], -1)
-        x = torch.bitwise_xor(x[..., ::2], x[..., 1::2])
-    return x[..., 0]
-
-
 _PLAIN: Mapping[str, Callable[[Tensor], Tensor]] = {
     "sum": lambda x: x.sum(-1, dtype=x.dtype),
     "prod": lambda x: x.prod(-1, dtype=x.dtype),
@@ -73,7 +65,6 @@ _PLAIN: Mapping[str, Callable[[Tensor], Tensor]] = {
     "min": lambda x: x.amin(-1),
     "any": lambda x: x.any(-1),
     "all": lambda x: x.all(-1),
-    "xor": _xor,
     "logaddexp": lambda x: torch.logsumexp(x, -1),
 }
 """Reductions of one value to one result."""
@@ -98,11 +89,8 @@ def _welford(x: Tensor) -> State:
     return mean.to(x.dtype), deviations.to(x.dtype), count.to(x.dtype)
 
 
-def scan_dim(kind: str, args: State, dim: int, *, reverse: bool = False) -> State:
+def scan_dim(kind: str, args: State, dim: int) -> State:
     """Inclusive scan along ``dim``; for ``argmax``/``argmin`` the later of equal elements wins."""
-    if reverse:
-        forward = scan_dim(kind, tuple(a.flip(dim) for a in args), dim)
-        return tuple(r.flip(dim) for r in forward)
     x = args[0]
     if x.shape[dim] == 0:
         return tuple(a.clone() for a in args)

@@ -8,7 +8,6 @@ the dtypes its row in :mod:`gyrator.ir.ops` asks for, and every conversion is an
 # ruff: noqa: D102  (methods that implement what the base class documents)
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeAlias
 
@@ -105,11 +104,6 @@ class Const(Expr):
     value: Scalar
     dtype: torch.dtype
 
-    @staticmethod
-    def intern_key(value: Scalar, dtype: torch.dtype) -> tuple[object, ...]:
-        bits = struct.pack("d", value) if isinstance(value, float) else value
-        return type(value), bits, dtype
-
 
 @interned
 class IndexValue(Expr):
@@ -137,10 +131,6 @@ class Load(Expr):
     index: tuple[Index, ...]
     mask: Expr | None = None
     other: Scalar = 0
-
-    @staticmethod
-    def intern_key(value: Value, index: tuple[Index, ...], mask: Expr | None, other: Scalar) -> tuple[object, ...]:
-        return value, index, mask, type(other), struct.pack("d", other) if isinstance(other, float) else other
 
     @property
     def dtype(self) -> torch.dtype:  # type: ignore[override]

@@ -178,9 +178,6 @@ class Index:
     def __floordiv__(self, den: IndexLike) -> Index:
         return div_mod(self, as_index(den))[0]
 
-    def __rfloordiv__(self, num: int) -> Index:
-        return div_mod(const(num), self)[0]
-
     def __mod__(self, den: IndexLike) -> Index:
         return div_mod(self, as_index(den))[1]
 
@@ -419,7 +416,7 @@ def div_mod(num: Index, den: Index) -> tuple[Index, Index]:
         return quotient, rest
     if is_nonnegative(-rest - 1) and is_nonnegative(den + rest):  # -den ≤ rest < 0
         return quotient - 1, rest + den
-    split = _split_by_gcd(rest, den) or _split_with_floor(rest, den)
+    split = _split_by_factor(rest, den)
     if split is not None:
         return quotient + split[0], split[1]
     nested = _nested_division(rest, den)
@@ -436,38 +433,23 @@ def _mod_atom(num: Index, den: Index) -> Index:
     return Mod(num, den).index()
 
 
-def _split_by_gcd(num: Index, den: Index) -> tuple[Index, Index] | None:
-    """``(g·a + r) // (g·b)`` with ``0 ≤ r < g`` → ``a // b``, remainder ``g·(a % b) + r``; g a constant > 1."""
-    for g, d, whole, rest in _by_common_factors(num, den):
-        if rest.value is not None and not 0 <= rest.value < g:  # a constant: floor it into the whole part
-            whole, rest = whole + rest.value // g, const(rest.value % g)
-        if is_nonnegative(rest) and is_nonnegative(const(g - 1) - rest):
-            q, r = div_mod(whole, const(d // g))
-            return q, r * g + rest
-    return None
-
-
-def _by_common_factors(num: Index, den: Index) -> Iterator[tuple[int, int, Index, Index]]:
-    """``(g, d, a, r)``, ``num = g·a + r``, for each common factor g > 1 of a term and of ``den``, the constant d."""
-    d = den.value
-    for g in sorted({gcd(c, d) for m, c in num.terms if m}, reverse=True) if d is not None else ():
-        if g > 1 and d is not None:
-            whole = _canonical({m: c // g for m, c in num.terms if c % g == 0})
-            yield g, d, whole, _canonical({m: c for m, c in num.terms if c % g})
-
-
-def _split_with_floor(num: Index, den: Index) -> tuple[Index, Index] | None:
-    """``(g·a + r) // (g·b)`` → ``(a + r // g) // b``, remainder ``g·((a + r // g) % b) + r % g``; g a constant > 1.
+def _split_by_factor(num: Index, den: Index) -> tuple[Index, Index] | None:
+    """``(g·a + r) // (g·b)`` → ``(a + r // g) // b``, remainder ``g·((a + r // g) % b) + r % g``, for a constant g > 1
+    that divides ``den`` and a term: the largest of which ``r // g`` is known, else the largest but ``den``.
 
     So all quotients of one flat index share their parts: with ``f = 2048·b + t``, both ``f // 4224`` and ``f // 128 %
     33`` are of ``16·b + t // 128``, and ``4224·(f // 4224) + 128·(f // 128 % 33) + f % 128`` is ``f`` again.
     """
-    for g, d, whole, rest in _by_common_factors(num, den):
-        if g != d and rest is not ZERO and whole is not ZERO:
-            low, inner = div_mod(rest, const(g))
+    found, d = None, den.value or 1
+    for g in sorted({gcd(c, d) for m, c in num.terms if m} - {1}, reverse=True):
+        whole = _canonical({m: c // g for m, c in num.terms if c % g == 0})
+        low, inner = div_mod(_canonical({m: c for m, c in num.terms if c % g}), const(g))
+        if low.value is not None or (found is None and g != d):
             q, r = div_mod(whole + low, const(d // g))
-            return q, r * g + inner
-    return None
+            found = q, r * g + inner
+        if low.value is not None:
+            break
+    return found
 
 
 def _nested_division(num: Index, den: Index) -> Index | None:

@@ -4,6 +4,7 @@ Equality of interned nodes is identity, so a comparison costs nothing, a diction
 walks a tree, and an analysis may be memoised on the node itself.
 """
 
+import struct
 from collections.abc import Callable
 from functools import partial
 from inspect import get_annotations
@@ -18,11 +19,11 @@ Table: TypeAlias = "dict[object, ref[object]]"
 def interned(cls: type[T]) -> type[T]:
     """Class decorator: makes ``cls`` an immutable, interned record of its annotated fields.
 
-    Fields take defaults as in a dataclass. A class whose fields can be equal yet different (``1 == True``) defines
-    ``intern_key(*fields)`` to tell them apart. A name that starts with ``_`` (annotated as ClassVar for type checkers)
-    is a cache slot, not a field: it begins as None. So do those slots of base classes.
+    Fields take defaults as in a dataclass. Numbers that are equal yet different (``1`` and ``True``, ``0.0`` and
+    ``-0.0``) are told apart in fields annotated as ``Scalar``. A name that starts with ``_`` (annotated as ClassVar for
+    type checkers) is a cache slot, not a field: it begins as None. So do those slots of base classes.
     """
-    names = list(get_annotations(cls))
+    names = get_annotations(cls)
     fields = [n for n in names if not n.startswith("_")]
     caches = [n for c in cls.__mro__ for n in get_annotations(c) if n.startswith("_")]
     defaults = {n: cls.__dict__[n] for n in fields if n in cls.__dict__}
@@ -32,12 +33,12 @@ def interned(cls: type[T]) -> type[T]:
     table: Table = {}
     scope: dict[str, object] = {"get": table.get, "put": _adder(table), "make": object.__new__, "defaults": defaults}
     scope.update({f"set_{n}": getattr(new, n).__set__ for n in (*fields, *caches)})
-    scope["key"] = body.get("intern_key")
+    scope["bits"] = _bits
     params = ", ".join(f"{n}=defaults[{n!r}]" if n in defaults else n for n in fields)
-    key = ", ".join(fields) if len(fields) == 1 or "intern_key" in body else f"({', '.join(fields)})"
+    parts = [f"bits({n})" if names[n] == "Scalar" else n for n in fields]
     lines = [
         f"def __new__(cls, {params}):",
-        f"    k = key({key})" if "intern_key" in body else f"    k = {key}",
+        f"    k = {parts[0]}" if len(parts) == 1 else f"    k = ({', '.join(parts)})",
         "    found = get(k)",
         "    if found is not None:",
         "        node = found()",
@@ -58,6 +59,10 @@ def remember(node: object, slot: str, value: T) -> T:
     """``value``, now also in a cache slot of ``node``."""
     object.__setattr__(node, slot, value)
     return value
+
+
+def _bits(number: bool | int | float) -> tuple[object, ...]:
+    return type(number), struct.pack("d", number) if isinstance(number, float) else number
 
 
 def _adder(table: Table) -> Callable[[object, object], object]:

@@ -127,9 +127,8 @@ class _Machine:
                 dims = tuple(range(len(nest.axes), len(axes)))
                 found = reduce_dims(kind, tuple(whole(b) for b in body), dims)
                 results = tuple(r.reshape(shape[: len(shape) - len(reduced)]) for r in found)
-            case Scan(kind, axis, body, reverse):
-                args = tuple(whole(b) for b in body)
-                results = scan_dim(kind, args, nest.axes.index(axis), reverse=reverse)
+            case Scan(kind, axis, body):
+                results = scan_dim(kind, tuple(whole(b) for b in body), nest.axes.index(axis))
             case Scatter():
                 results = (self.scatter(root, evaluator, shape),)
         for value, result in zip(nest.out, results, strict=True):

@@ -1,8 +1,7 @@
 """The scalar operations: one row each, with everything the compiler needs to know about it.
 
-A row holds the arity, the dtype rule, the reference (torch), the text for each target, what it costs, and
-whether it keeps zero. A missing column fails at import. The C++ names are functions of the kernel header,
-overloaded for scalars and vectors.
+A row holds the arity, the dtype rule, the reference (torch), the text for each target, and what it costs. A missing
+column fails at import. The C++ names are functions of the kernel header, overloaded for scalars and vectors.
 """
 
 import enum
@@ -39,9 +38,7 @@ class Unsupported:
 
 @dataclass(frozen=True, slots=True)
 class ScalarOp:
-    """One row. ``cost`` is in cheap instructions (an add is 1); ``keeps_zero``: f(0, …) = 0. ``element`` is what the
-    C++ function of that name is told of the result's dtype.
-    """
+    """One row. ``cost`` is in cheap instructions (an add is 1); ``element`` is what C++ is told of the dtype."""
 
     name: str
     arity: int
@@ -49,7 +46,6 @@ class ScalarOp:
     reference: Reference
     triton: str | Unsupported
     cost: int = 1
-    keeps_zero: bool = False
     element: str = ""
 
     @property
@@ -86,54 +82,54 @@ _ROWS = (
     # arithmetic
     _row("add", 2, S, torch.add, "{0} + {1}"),
     _row("sub", 2, S, torch.sub, "{0} - {1}"),
-    _row("mul", 2, S, torch.mul, "{0} * {1}", keeps_zero=True),
-    _row("div", 2, F, torch.true_divide, "({0} / {1})", cost=4, keeps_zero=True),
-    _row("floordiv", 2, S, _FLOORED, "rt.floordiv({0}, {1})", cost=8, keeps_zero=True),
-    _row("truncdiv", 2, S, _TRUNCATED, "rt.truncdiv({0}, {1})", cost=8, keeps_zero=True),
+    _row("mul", 2, S, torch.mul, "{0} * {1}"),
+    _row("div", 2, F, torch.true_divide, "({0} / {1})", cost=4),
+    _row("floordiv", 2, S, _FLOORED, "rt.floordiv({0}, {1})", cost=8),
+    _row("truncdiv", 2, S, _TRUNCATED, "rt.truncdiv({0}, {1})", cost=8),
     _row("remainder", 2, S, partial(_dividing, torch.remainder), "rt.remainder({0}, {1})", cost=10),
     _row("fmod", 2, S, partial(_dividing, torch.fmod), "rt.fmod({0}, {1})", cost=10),
     _row("fma", 3, F, _fma, "tl.fma({0}, {1}, {2})"),
-    _row("neg", 1, S, torch.neg, "-{0}", keeps_zero=True),
-    _row("abs", 1, S, torch.abs, "tl.abs({0})", keeps_zero=True),
-    _row("sign", 1, S, torch.sign, "rt.sign({0})", cost=2, keeps_zero=True),
+    _row("neg", 1, S, torch.neg, "-{0}"),
+    _row("abs", 1, S, torch.abs, "tl.abs({0})"),
+    _row("sign", 1, S, torch.sign, "rt.sign({0})", cost=2),
     _row("reciprocal", 1, F, torch.reciprocal, "(1.0 / {0})", cost=4),
     _row("maximum", 2, S, torch.maximum, "rt.maximum({0}, {1})"),
     _row("minimum", 2, S, torch.minimum, "rt.minimum({0}, {1})"),
     _row("fmax", 2, F, torch.fmax, "tl.maximum({0}, {1})"),
     _row("fmin", 2, F, torch.fmin, "tl.minimum({0}, {1})"),
     _row("pow", 2, S, torch.pow, "rt.pow({0}, {1})", cost=30),
-    _row("sqrt", 1, F, torch.sqrt, "rt.sqrt({0})", cost=5, keeps_zero=True),
+    _row("sqrt", 1, F, torch.sqrt, "rt.sqrt({0})", cost=5),
     _row("rsqrt", 1, F, torch.rsqrt, "tl.rsqrt({0})", cost=6),
     # rounding
-    _row("floor", 1, F, torch.floor, "tl.floor({0})", keeps_zero=True),
-    _row("ceil", 1, F, torch.ceil, "tl.ceil({0})", keeps_zero=True),
-    _row("round", 1, F, torch.round, _lib("nearbyint"), keeps_zero=True),
-    _row("trunc", 1, F, torch.trunc, _lib("trunc"), keeps_zero=True),
+    _row("floor", 1, F, torch.floor, "tl.floor({0})"),
+    _row("ceil", 1, F, torch.ceil, "tl.ceil({0})"),
+    _row("round", 1, F, torch.round, _lib("nearbyint")),
+    _row("trunc", 1, F, torch.trunc, _lib("trunc")),
     # transcendental
     _row("exp", 1, F, torch.exp, "tl.exp({0})", cost=12),
     _row("exp2", 1, F, torch.exp2, "tl.exp2({0})", cost=12),
-    _row("expm1", 1, F, torch.expm1, _lib("expm1"), cost=16, keeps_zero=True),
+    _row("expm1", 1, F, torch.expm1, _lib("expm1"), cost=16),
     _row("log", 1, F, torch.log, "tl.log({0})", cost=14),
     _row("log2", 1, F, torch.log2, "tl.log2({0})", cost=14),
     _row("log10", 1, F, torch.log10, _lib("log10"), cost=14),
-    _row("log1p", 1, F, torch.log1p, _lib("log1p"), cost=16, keeps_zero=True),
-    _row("sin", 1, F, torch.sin, "tl.sin({0})", cost=16, keeps_zero=True),
+    _row("log1p", 1, F, torch.log1p, _lib("log1p"), cost=16),
+    _row("sin", 1, F, torch.sin, "tl.sin({0})", cost=16),
     _row("cos", 1, F, torch.cos, "tl.cos({0})", cost=16),
-    _row("tan", 1, F, torch.tan, _lib("tan"), cost=24, keeps_zero=True),
-    _row("asin", 1, F, torch.asin, _lib("asin"), cost=20, keeps_zero=True),
+    _row("tan", 1, F, torch.tan, _lib("tan"), cost=24),
+    _row("asin", 1, F, torch.asin, _lib("asin"), cost=20),
     _row("acos", 1, F, torch.acos, _lib("acos"), cost=20),
-    _row("atan", 1, F, torch.atan, _lib("atan"), cost=20, keeps_zero=True),
+    _row("atan", 1, F, torch.atan, _lib("atan"), cost=20),
     _row("atan2", 2, F, torch.atan2, _lib("atan2", 2), cost=26),
-    _row("sinh", 1, F, torch.sinh, _lib("sinh"), cost=20, keeps_zero=True),
+    _row("sinh", 1, F, torch.sinh, _lib("sinh"), cost=20),
     _row("cosh", 1, F, torch.cosh, _lib("cosh"), cost=20),
-    _row("tanh", 1, F, torch.tanh, _lib("tanh"), cost=16, keeps_zero=True),
-    _row("asinh", 1, F, torch.asinh, _lib("asinh"), cost=24, keeps_zero=True),
+    _row("tanh", 1, F, torch.tanh, _lib("tanh"), cost=16),
+    _row("asinh", 1, F, torch.asinh, _lib("asinh"), cost=24),
     _row("acosh", 1, F, torch.acosh, _lib("acosh"), cost=24),
-    _row("atanh", 1, F, torch.atanh, _lib("atanh"), cost=24, keeps_zero=True),
+    _row("atanh", 1, F, torch.atanh, _lib("atanh"), cost=24),
     _row("sigmoid", 1, F, torch.sigmoid, "tl.sigmoid({0})", cost=16),
-    _row("erf", 1, F, torch.erf, "tl.erf({0})", cost=20, keeps_zero=True),
+    _row("erf", 1, F, torch.erf, "tl.erf({0})", cost=20),
     _row("erfc", 1, F, torch.erfc, _lib("erfc"), cost=24),
-    _row("erfinv", 1, F, torch.erfinv, _lib("erfinv"), cost=30, keeps_zero=True),
+    _row("erfinv", 1, F, torch.erfinv, _lib("erfinv"), cost=30),
     _row("lgamma", 1, F, torch.lgamma, _lib("lgamma"), cost=60),
     _row("digamma", 1, F, torch.digamma, _NO_DIGAMMA, cost=60),
     _row("hypot", 2, F, torch.hypot, _lib("hypot", 2), cost=8),
@@ -153,19 +149,17 @@ _ROWS = (
     _row("logical_or", 2, L, torch.logical_or, "({0} | {1})"),
     _row("logical_xor", 2, L, torch.logical_xor, "({0} ^ {1})"),
     _row("logical_not", 1, L, torch.logical_not, "({0} == 0)"),
-    _row("bitwise_and", 2, B, torch.bitwise_and, "({0} & {1})", keeps_zero=True),
+    _row("bitwise_and", 2, B, torch.bitwise_and, "({0} & {1})"),
     _row("bitwise_or", 2, B, torch.bitwise_or, "({0} | {1})"),
     _row("bitwise_xor", 2, B, torch.bitwise_xor, "({0} ^ {1})"),
     _row("bitwise_not", 1, B, torch.bitwise_not, "(~{0})"),
-    _row("lshift", 2, B, torch.bitwise_left_shift, "rt.lshift({0}, {1})", keeps_zero=True),
-    _row("rshift", 2, B, torch.bitwise_right_shift, "rt.rshift({0}, {1})", keeps_zero=True),
+    _row("lshift", 2, B, torch.bitwise_left_shift, "rt.lshift({0}, {1})"),
+    _row("rshift", 2, B, torch.bitwise_right_shift, "rt.rshift({0}, {1})"),
     _row("where", 3, Rule.SELECT, torch.where, "tl.where({0}, {1}, {2})"),
     # conversion: the target dtype is the node's
-    _row("cast", 1, Rule.CONVERT, torch.Tensor.to, "{0}.to({dtype})", keeps_zero=True,
-         element="<{dtype}>"),
-    _row("bitcast", 1, Rule.CONVERT, torch.Tensor.view, "{0}.to({dtype}, bitcast=True)", keeps_zero=True,
-         element="<{dtype}>"),
-)  # fmt: skip
+    _row("cast", 1, Rule.CONVERT, torch.Tensor.to, "{0}.to({dtype})", element="<{dtype}>"),
+    _row("bitcast", 1, Rule.CONVERT, torch.Tensor.view, "{0}.to({dtype}, bitcast=True)", element="<{dtype}>"),
+)
 
 
 def _table(rows: tuple[ScalarOp, ...]) -> Mapping[str, ScalarOp]:
@@ -204,7 +198,6 @@ _REDUCTIONS = (
     Reduction("min", 1, (None,), True, "Min"),
     Reduction("any", 1, (torch.bool,), False, "Any"),
     Reduction("all", 1, (torch.bool,), False, "All"),
-    Reduction("xor", 1, (None,), False, "Xor"),
     Reduction("argmax", 2, (None, torch.int64), True, "ArgMax"),
     Reduction("argmin", 2, (None, torch.int64), True, "ArgMin"),
     Reduction("welford", 1, (None, None, None), False, "Welford"),
@@ -216,7 +209,7 @@ REDUCTIONS: Mapping[str, Reduction] = MappingProxyType({r.name: r for r in _REDU
 
 
 def identity(kind: str, dtype: torch.dtype) -> bool | int | float:
-    """The value that a ``sum``, ``prod``, ``max``, ``min``, ``any``, ``all``, ``xor`` or ``logaddexp`` starts from."""
+    """The value that a ``sum``, ``prod``, ``max``, ``min``, ``any``, ``all`` or ``logaddexp`` starts from."""
     if kind in ("max", "logaddexp", "argmax"):
         if dtype.is_floating_point:
             return -math.inf
@@ -225,5 +218,5 @@ def identity(kind: str, dtype: torch.dtype) -> bool | int | float:
         if dtype.is_floating_point:
             return math.inf
         return True if dtype == torch.bool else torch.iinfo(dtype).max
-    start = {"sum": 0, "prod": 1, "any": 0, "all": 1, "xor": 0}[kind]
+    start = {"sum": 0, "prod": 1, "any": 0, "all": 1}[kind]
     return float(start) if dtype.is_floating_point else bool(start) if dtype == torch.bool else start

@@ -48,14 +48,12 @@ class Reduce:
 class Scan:
     """``out[…, k, …] = kind over j ≤ k of body[…, j, …]`` along ``axis``, one of the nest's axes.
 
-    ``reverse`` runs from the end. A scan of ``argmax``/``argmin`` gives (value, index); on ties the later
-    index wins (torch's cummax).
+    A scan of ``argmax``/``argmin`` gives (value, index); on ties the later index wins (torch's cummax).
     """
 
     kind: str
     axis: Axis
     body: tuple[Expr, ...]
-    reverse: bool = False
 
 
 @dataclass(frozen=True, slots=True)

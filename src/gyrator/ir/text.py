@@ -104,9 +104,8 @@ def _root_text(root: Root, names: _Names) -> str:
         case Reduce(kind, reduced, body):
             over = ", ".join(f"{a} < {a.extent}" for a in reduced)
             return f"{kind} over {over} of {', '.join(map(names.expr, body))}"
-        case Scan(kind, axis, body, reverse):
-            way = " from the end" if reverse else ""
-            return f"scan {kind} along {axis}{way} of {', '.join(map(names.expr, body))}"
+        case Scan(kind, axis, body):
+            return f"scan {kind} along {axis} of {', '.join(map(names.expr, body))}"
         case Scatter(into, index, body, combine, mask):
             text = f"{into} with [{names.indices(index)}] {_COMBINES[combine]} {names.expr(body)}"
             return text if mask is None else f"{text} where {names.expr(mask)}"
@@ -199,7 +198,6 @@ def _loop_text(loop: Loop) -> str:
     if loop.kind is LoopKind.LANES:
         text += f" by {loop.lanes}"
     text += f" grain {loop.grain}" if loop.grain else ""
-    text += " from the end" if loop.reverse else ""
     return text + "".join(f", carry {_carry_text(c)}" for c in loop.carries)
 
 

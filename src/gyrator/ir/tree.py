@@ -113,7 +113,7 @@ class Carry:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """``for axis in range(extent)`` (from the end if ``reverse``).
+    """``for axis in range(extent)``.
 
     ``lanes`` is the vector length of a ``LANES`` loop. ``grain`` is the estimated cost of one iteration, in
     cheap instructions, by which a ``PARALLEL`` loop decides at run time whether threads pay; so does a
@@ -126,7 +126,6 @@ class Loop:
     carries: tuple[Carry, ...] = ()
     lanes: int = 1
     grain: int = 0
-    reverse: bool = False
 
 
 Stage: TypeAlias = "Let | Store | Update | Contract"
@@ -193,10 +192,7 @@ class Tiling:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A function of tensors and sizes. ``scratch`` values are rows private to one iteration of the parallel loops.
-
-    ``sites`` names, for each ``Checked`` index in the order of their appearance, what to say when it is out of range.
-    """
+    """A function of tensors and sizes. ``scratch`` values are rows private to one iteration of the parallel loops."""
 
     name: str
     params: tuple[Param, ...]

@@ -31,20 +31,20 @@ def indirect(index: TensorRef, at: Sequence[Index], size: Index, *, wraps: bool 
     return Indirect(Checked(place, size), size).index()
 
 
-def advanced(indices: Sequence[TensorRef | None]) -> tuple[list[int], int, int]:
-    """Of ``x[indices]``: the dimensions indexed by tensors, where their joint dimensions begin, and how many they are.
+def advanced(indices: Sequence[TensorRef | None]) -> tuple[int, int]:
+    """Of ``x[indices]``: where the joint dimensions of the tensors begin, and how many they are.
 
     They take the place of the indexed dimensions where those are neighbours, else they come first.
     """
     dims = [k for k, index in enumerate(indices) if index is not None]
     width = max(index.rank for index in indices if index is not None)
     neighbours = dims == list(range(dims[0], dims[-1] + 1))
-    return dims, dims[0] if neighbours else 0, width
+    return dims[0] if neighbours else 0, width
 
 
 def indexed_coords(indices: Sequence[TensorRef | None], shape: Sequence[Index], at: Sequence[Index]) -> Coords:
     """The coordinates in a tensor of ``shape`` that the element ``at`` of ``x[indices]`` reads."""
-    _, start, width = advanced(indices)
+    start, width = advanced(indices)
     joint, others = at[start : start + width], iter((*at[:start], *at[start + width :]))
     coords: list[Index] = []
     for k, size in enumerate(shape):

@@ -107,22 +107,20 @@ def _nearest_source(size: Resize, exact: bool, output: Index) -> Expr:
     return op("minimum", source, number(size.old - 1, torch.float32))
 
 
-def _resized(old: Sequence[Index], new: Sequence[Index], factors: Sequence[float | None]) -> list[Resize]:
+def _resized(
+    old: Sequence[Index], new: Sequence[Index], factors: Sequence[float | None], *, doubled: bool
+) -> list[Resize]:
+    """Where ``doubled``, a doubled size counts as that, whatever factor the user gave, as in eager's CPU kernels."""
     given = [*factors, *[None] * (len(old) - 2 - len(factors))]
-    return [Resize(*row) for row in zip(old[2:], new[2:], given, strict=True)]
-
-
-def _doubled(sizes: Sequence[Resize]) -> list[Resize]:
-    """Eager's CPU kernels take a doubled size for doubled, whatever factor the user gave."""
-    return [replace(s, factor=None) if s.new is s.old * 2 else s for s in sizes]
+    sizes = [Resize(*row) for row in zip(old[2:], new[2:], given, strict=True)]
+    return [replace(s, factor=None) if doubled and s.new is s.old * 2 else s for s in sizes]
 
 
 def _nearest_forward(exact: bool, b: Builder, out: Meta, x: TensorRef, size: object, *factors: float | None) -> Any:
     if ZERO in out.shape or ZERO in x.shape:
         return NotImplemented
-    sizes = _resized(x.shape, out.shape, factors)
-    if out.device.type == "cpu" and not exact and x.rank == 4:
-        sizes = _doubled(sizes)
+    doubled = out.device.type == "cpu" and not exact and x.rank == 4
+    sizes = _resized(x.shape, out.shape, factors, doubled=doubled)
 
     def body(at: Coords) -> Expr:
         inner = [_nearest_index(s, exact, o) for s, o in zip(sizes, at[2:], strict=True)]
@@ -145,9 +143,7 @@ def _nearest_backward(
 ) -> Any:  # fmt: skip
     if ZERO in out.shape or ZERO in grad.shape:
         return NotImplemented
-    sizes = _resized(out.shape, grad.shape, factors)
-    if out.device.type == "cpu" and not exact:
-        sizes = _doubled(sizes)
+    sizes = _resized(out.shape, grad.shape, factors, doubled=out.device.type == "cpu" and not exact)
     return _gathered(b, out, grad, [_nearest(s, exact) for s in sizes])
 
 

@@ -107,7 +107,7 @@ def _masked_put(
 def _indexed_shape(indices: Sequence[TensorRef | None], shape: Sequence[Index]) -> tuple[Index, ...]:
     """The shape of ``x[indices]``."""
     joint = broadcast_shapes([i.shape for i in indices if i is not None])
-    _, start, _ = advanced(indices)
+    start, _ = advanced(indices)
     others = [s for k, s in enumerate(shape) if k >= len(indices) or indices[k] is None]
     return (*others[:start], *joint, *others[start:])
 

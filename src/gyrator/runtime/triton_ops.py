@@ -182,11 +182,6 @@ def multiply(a, b):
 
 
 @triton.jit
-def exclusive_or(a, b):
-    return a ^ b
-
-
-@triton.jit
 def logaddexp(a, b):
     top = maximum(a, b)
     rest = tl.exp(-tl.abs(a - b))
@@ -272,11 +267,6 @@ def reduce_min(x, axis: tl.constexpr, keep: tl.constexpr):
 @triton.jit
 def reduce_prod(x, axis: tl.constexpr, keep: tl.constexpr):
     return tl.reduce(x, axis, multiply, keep_dims=keep)
-
-
-@triton.jit
-def reduce_xor(x, axis: tl.constexpr, keep: tl.constexpr):
-    return tl.reduce(x, axis, exclusive_or, keep_dims=keep)
 
 
 @triton.jit

@@ -7,7 +7,7 @@ from gyrator.ir.index import ZERO, Axis
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Scatter, map_nests
 
-STARTS = frozenset({"sum", "prod", "max", "min", "any", "all", "xor", "logaddexp"})
+STARTS = frozenset({"sum", "prod", "max", "min", "any", "all", "logaddexp"})
 """Reductions whose result is the value they start from where nothing is reduced."""
 
 

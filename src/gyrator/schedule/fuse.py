@@ -176,8 +176,6 @@ def _check(group: Group, first: Group, second: Group, *, shared: bool) -> Refuse
     problem = crossing_reads(group, frozenset(m.position for m in first.members))
     if problem is not None:
         return problem
-    if len({m.nest.root.reverse for m in group.members if isinstance(m.nest.root, Scan)}) > 1:
-        return Refused("they scan in opposite directions")
     touched = {v for m in group.members for v in uses(m.nest)} | {v for m in group.members for v in m.nest.out}
     if len(touched) > MAX_VALUES:
         return Refused(f"the kernel would touch more than {MAX_VALUES} tensors")

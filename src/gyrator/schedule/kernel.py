@@ -199,13 +199,12 @@ class Writer:
         if not stages:
             return []
         stages = _stores_last(stages, self._rows.values())
-        reverse = any(isinstance(m.nest.root, Scan) and m.nest.root.reverse for m in here)
         if self.shape.style is Style.SHEET:
             return self._sheet(space, stages, starts, sums)
         scans = any(isinstance(m.nest.root, Scan) for m in here)
-        return list(self._row_loops(space, tuple(stages), tuple(carries), vector=not scans, reverse=reverse))
+        return list(self._row_loops(space, tuple(stages), tuple(carries), vector=not scans))
 
-    def _row_loops(self, space: int, body: Body, carries: tuple[Carry, ...], *, vector: bool, reverse: bool) -> Body:
+    def _row_loops(self, space: int, body: Body, carries: tuple[Carry, ...], *, vector: bool) -> Body:
         axes = self.shape.spaces[space]
         vector = (vector and self.shape.style in (Style.ROWS, Style.SPLIT)) or self.on_gpu
         if any(
@@ -219,7 +218,7 @@ class Writer:
             grain = 0
             if outermost and self.shape.style is Style.SPLIT:
                 kind, lanes, grain = LoopKind.PARALLEL, 1, _cost(body)
-            body = (Loop(axes[depth], kind, body, carries if outermost else (), lanes, grain, reverse),)
+            body = (Loop(axes[depth], kind, body, carries if outermost else (), lanes, grain),)
         return body
 
     # -- tiles: what lies across the vectors is transposed on its way ----------------------------------------

@@ -147,8 +147,8 @@ def map_root(root: Root, expr: Callable[[Expr], Expr], index: Callable[[Index], 
             return Pointwise(expr(body))
         case Reduce(kind, reduced, body, partial):
             return Reduce(kind, reduced, tuple(map(expr, body)), partial)
-        case Scan(kind, axis, body, reverse):
-            return Scan(kind, axis, tuple(map(expr, body)), reverse)
+        case Scan(kind, axis, body):
+            return Scan(kind, axis, tuple(map(expr, body)))
         case Scatter(into, at, body, combine, mask):
             return Scatter(into, tuple(map(index, at)), expr(body), combine, None if mask is None else expr(mask))
     raise TypeError(root)

@@ -91,8 +91,8 @@ def test_argmax_takes_the_first_of_equals_and_nan_before_all() -> None:
 
 
 # -- every kind, both ways ---------------------------------------------------------------------------------
-INPUTS = {"any": torch.bool, "all": torch.bool, "xor": torch.int64, "prod": torch.float64}
-SINGLE = ("sum", "prod", "max", "min", "any", "all", "xor")
+INPUTS = {"any": torch.bool, "all": torch.bool, "prod": torch.float64}
+SINGLE = ("sum", "prod", "max", "min", "any", "all")
 
 
 def reduce_rows(kind: str, dtype: torch.dtype) -> Kernel:
@@ -174,12 +174,11 @@ def test_a_scan_across_lanes_is_a_vector_per_step() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sum", "prod", "max", "min"])
-@pytest.mark.parametrize("reverse", [False, True])
-def test_scans_along_lanes(kind: str, reverse: bool) -> None:
+def test_scans_along_lanes(kind: str) -> None:
     x, y, i, j = tensor("x", 3, 50), tensor("y", 3, 50), axis("i", 3), axis("j", 50)
     running = ref("running", i, j)
     body = (Update("s", (load(x, i, j),), (running,)), store(y, (i, j), running))
-    loop = lanes(j, *body, carries=(Carry("s", kind, (None,)),), reverse=reverse)
+    loop = lanes(j, *body, carries=(Carry("s", kind, (None,)),))
     check(kernel("scan", [x], [y], parallel(i, loop)), {"x": sample(3, 50), "y": torch.empty(3, 50)})
 
 

@@ -213,7 +213,6 @@ BROKEN_KERNELS: list[tuple[str, Kernel]] = [
     ("a parallel loop inside one that is not", kernel(rows(Loop(BLOCK, S, (columns(put, kind=P),))))),
     ("vectors within vectors", kernel(Loop(ROWS, L, (columns(put),)))),
     ("4 lanes in a serial loop", kernel(rows(columns(put, kind=S, lanes=4)))),
-    ("no order to reverse", kernel(rows(columns(put), reverse=True))),
     ("no loop around carries acc", kernel(rows(columns(feed, put)))),
     ("carry acc is never updated", kernel(rows(columns(put, carries=(acc,))))),
     ("two carries are named acc", kernel(rows(columns(feed, put, carries=(acc, acc))))),

@@ -78,7 +78,6 @@ GY_REDUCER(PlainSum, 0, add)
 GY_REDUCER(Prod, one_of<T>(), mul)
 GY_REDUCER(Max, lowest_value<T>, maximum)
 GY_REDUCER(Min, highest_value<T>, minimum)
-GY_REDUCER(Xor, 0, bitwise_xor)
 #undef GY_REDUCER
 
 template <class T, int L> struct VAny {
