@@ -131,7 +131,11 @@ class Config:
         False,
         "On a GPU, build reductions of long rows in two forms, rows in registers and rows in blocks; keep the faster.",
     )
-    coordinate_descent: bool = _option(False, "After the search, improve one tuning parameter at a time.", planned=True)
+    coordinate_descent: bool = _option(
+        False,
+        "From the best of a GPU kernel's configs, change one block, the warps or the stages at a time while it gets "
+        "faster; each is built and timed at the first launch.",
+    )
 
     # --- target
     cpu_isa: str = _option(

@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from gyrator.runtime.entries import open_stores
 from gyrator.runtime.gpu_kernels import GpuKernels
 from gyrator.runtime.load import WRAPPER
 from gyrator.runtime.profile import machine_peaks, step_times
+from gyrator.runtime.triton_build import rebuild
 from gyrator.runtime.triton_tune import Candidate
 from gyrator.session import Counters
 from gyrator.torch_compat import user_function
@@ -141,7 +143,8 @@ def _times(event: GraphCompiled, tuned: dict[str, tuple[Candidate, ...]]) -> tup
 
     stores = open_stores(event.session, gyrator.process.scratch_folder())
     try:
-        gpu = GpuKernels(event.folder, stores.kernels, tuned=told)
+        build = partial(rebuild, workers=gyrator.process.workers, store=stores.kernels, session=event.session)
+        gpu = GpuKernels(event.folder, stores.kernels, build, tuned=told)
         return step_times(event.folder, gpu=gpu, regions=event.regions, constants=event.constants)
     except Exception:  # whatever an operator thinks of random inputs
         return ()

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gyrator.codegen.triton import print_triton
-from gyrator.runtime.targets import print_forms
+from gyrator.ir.tree import Config
+from gyrator.runtime.targets import print_forms, print_with_room
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.plan import Plan
 from gyrator.schedule.volume import volume
@@ -312,3 +313,18 @@ def test_softmax_of_a_long_row_reads_it_twice(interpreter: Worker) -> None:
     x = floats(2, 40000)
     (got,) = run_plan(plan_of(x), [x.clone()], launch=runner(interpreter))
     torch.testing.assert_close(got, torch.softmax(x, -1))
+
+
+def test_a_kernel_for_coordinate_descent_is_right_with_larger_blocks(interpreter: Worker) -> None:
+    """All configs' blocks divide the length, so that a kernel without room needs no mask."""
+    x = floats(3 * 512)
+    plan = gpu_plan(on_gpu(lowered(lambda x: x.sin() + 1, x).program))
+    (kernel,) = plan.kernels
+    printed = print_with_room(print_triton, kernel)
+    assert printed.configs == print_triton(kernel).configs
+    assert printed.room == (("XBLOCK", 4 * max(dict(c.blocks)["XBLOCK"] for c in printed.configs)),)
+    for block in (64, 1024, 2048):
+        out = torch.full((4 * 512,), 7.0)
+        pointers = dict(zip([p.name for p in printed.params], (x, out), strict=True))
+        interpreter.run(printed, pointers, {}, Config((("XBLOCK", block),), 4))
+        torch.testing.assert_close(out, torch.cat([x.sin() + 1, torch.full((512,), 7.0)]))

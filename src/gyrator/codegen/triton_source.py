@@ -82,6 +82,7 @@ class TritonKernel:
     persistent | looped | cooperative | scan | split scan | foreach | template``, for metrics and autotuning. ``hint``
     is about how many elements it handles, by the sizes' hints. ``other`` is the same function written in another way,
     with configs of its own, ``plain`` its text for arguments that are not aligned, if ``source`` cannot do without.
+    ``room``, for coordinate descent: how large each of the blocks may get that may be any power of two.
     """
 
     name: str
@@ -94,6 +95,7 @@ class TritonKernel:
     hint: int = 0
     other: TritonKernel | None = None
     plain: str = ""
+    room: tuple[tuple[str, int], ...] | None = None
 
     @property
     def variants(self) -> tuple[tuple[TritonKernel, Config], ...]:

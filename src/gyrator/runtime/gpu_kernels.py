@@ -15,11 +15,12 @@ import torch
 from gyrator.cache.store import Json, Store, digest
 from gyrator.codegen.triton_source import SizeArgument, TritonKernel
 from gyrator.errors import CacheCorrupt, IndexOutOfRange, KernelBuildError, LaunchFailed
+from gyrator.ir.tree import Config
 from gyrator.origin import Origin
 from gyrator.runtime.cuda_driver import CudaDriver, cuda_driver
 from gyrator.runtime.triton_build import Binary, request_for
 from gyrator.runtime.triton_launch import Launch, Programs, bind, guarded
-from gyrator.runtime.triton_tune import Candidate, Tuned, times
+from gyrator.runtime.triton_tune import Candidate, Tuned, descend, times
 
 DESCRIPTION = "kernels.json"
 TIMES = "times"
@@ -57,6 +58,8 @@ def describe(
         for k, b in found.items():
             written, config = kernel.variants[k]
             more = {"file": binary_file(b.key), "blocks": dict(config.blocks), "category": written.category}
+            if written.room is not None:
+                more |= {"request": request_for(kernel, k, relied[kernel.name], capability), "room": dict(written.room)}
             variants.append({**b.notes, **more})
         files |= {binary_file(b.key): b.file for b in found.values()}
         described[kernel.name] = {
@@ -133,14 +136,23 @@ class GpuKernels:
         """The launch of the best config for these arguments: the recorded one, else the fastest."""
         variants = about["variants"]
         sizes = [args[at] for at in about["sizes"]]
-        key = f"{about['choice']}-{torch.cuda.get_device_name()}-{sizes}" if len(variants) > 1 else ""
+        descends = self.rebuild is not None and "room" in variants[0]
+        key = ""
+        if len(variants) > 1 or descends:
+            key = f"{about['choice']}-{torch.cuda.get_device_name()}-{sizes}{' descent' * descends}"
         found = self._recorded(key, variants)
         if found is None:
             launches = [self._loaded(name, about, variant, programs) for variant in variants]
             saved = [(args[at], nbytes(*sizes)) for at, nbytes in updated.items()]
-            took = times(launches, stream, args, saved, self.driver())
+
+            def timed(candidates: Sequence[Launch]) -> list[float | None] | None:
+                return times(candidates, stream, args, saved, self.driver())
+
+            took = timed(launches)
             if took is None:
                 return launches[0]
+            if descends:
+                variants, launches, took = self._descended(name, about, programs, launches, took, timed)
             best = min(range(len(took)), key=lambda k: (took[k] is None, took[k]))
             measured: dict[str, Json] = {v["file"]: ms for v, ms in zip(variants, took, strict=True)}
             found = {**_identity(variants[best]), TIMES: measured}
@@ -149,15 +161,61 @@ class GpuKernels:
             self._tell(name, variants, found, new=True)
             return launches[best]
         self._tell(name, variants, found, new=False)
-        return self._loaded(name, about, next(v for v in variants if v["file"] == found["file"]), programs)
+        known = next((v for v in variants if v["file"] == found["file"]), None)
+        if known is None:
+            config = Config(tuple(found["blocks"].items()), found["warps"], found["stages"])
+            known = self._rebuilt(variants[0], config) or variants[0]
+        return self._loaded(name, about, known, programs)
+
+    def _descended(
+        self,
+        name: str,
+        about: Mapping[str, Any],
+        programs: Sized,
+        launches: Sequence[Launch],
+        took: Sequence[float | None],
+        timed: Callable[[Sequence[Launch]], list[float | None] | None],
+    ) -> tuple[list[Mapping[str, Any]], list[Launch], list[float | None]]:
+        """The variants, with those that coordinate descent from the fastest one tries; launches and milliseconds."""
+        best = min(range(len(took)), key=lambda k: (took[k] is None, took[k]))
+        start: Mapping[str, Any] = about["variants"][best]
+        found = [(v, launch, ms) for v, launch, ms in zip(about["variants"], launches, took, strict=True)]
+
+        def measure(config: Config) -> float | None:
+            variant = self._rebuilt(start, config)
+            if variant is None:
+                return None
+            try:
+                launch = self._loaded(name, about, variant, programs)
+            except LaunchFailed:
+                return None
+            both = timed([launches[best], launch])
+            found.append((variant, launch, None if both is None else both[1]))
+            return found[-1][2]
+
+        if "room" in start:
+            stages = start["request"]["options"]["num_stages"]
+            config = Config(tuple(start["blocks"].items()), start["warps"], stages)
+            descend(config, took[best] or 0.0, start["room"], measure)
+        return [v for v, _, _ in found], [launch for _, launch, _ in found], [ms for _, _, ms in found]
+
+    def _rebuilt(self, first: Mapping[str, Any], config: Config) -> Mapping[str, Any] | None:
+        """A variant of the text of `first` with another config; None if it cannot be built."""
+        assert self.rebuild is not None
+        request, stages = first["request"], config.num_stages
+        options = {**request["options"], "num_warps": config.num_warps, "num_stages": stages}
+        built = self.rebuild({**request, "constants": dict(config.blocks), "options": options})
+        if built.failure is not None:
+            return None
+        return {**first, **built.notes, "file": str(built.file), "blocks": dict(config.blocks), "stages": stages}
 
     def _recorded(self, key: str, variants: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
         """What is noted of an earlier choice among the variants."""
-        if len(variants) == 1:
+        if not key:
             return variants[0]
         entry = None if self.choices is None else self.choices.find(digest(key), warn=lambda _: None)
         if entry is None or not any(_identity(v).items() <= entry.notes.items() for v in variants):
-            return None
+            return entry.notes if entry is not None and "stages" in entry.notes else None
         return entry.notes
 
     def _tell(self, name: str, variants: Sequence[Mapping[str, Any]], found: Mapping[str, Any], *, new: bool) -> None:
@@ -225,4 +283,4 @@ def _with_scratch(launch: Launch, programs: Programs, each: int) -> Launch:
 
 
 def _identity(variant: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: variant[name] for name in ("blocks", "warps", "file")}
+    return {name: variant[name] for name in ("blocks", "warps", "file", "stages") if name in variant}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -93,7 +94,8 @@ def start_kernels(
     on_cpu = [kernel for kernel in plan.kernels if kernel.tiling is None]
     with session.stage("print kernels"):
         forms = print_forms if session.config.multi_kernel else print_triton
-        triton = {kernel.name: forms(kernel) for kernel in on_gpu}
+        own = partial(print_with_room, forms) if session.config.coordinate_descent else forms
+        triton = {kernel.name: own(kernel) for kernel in on_gpu}
         cpp = {kernel.name: print_kernel(kernel) for kernel in on_cpu}
     align = inputs_to_align(plan) if on_gpu and session.config.assume_aligned_inputs else ()
     built: dict[str, BuiltKernel | TritonKernel] = {**triton}
@@ -125,6 +127,21 @@ def print_forms(kernel: Kernel) -> TritonKernel:
     if kernel.tiling is None or kernel.tiling.other is None:
         return whole
     return replace(whole, other=print_triton(replace(kernel, tiling=kernel.tiling.other)))
+
+
+def print_with_room(forms: Callable[[Kernel], TritonKernel], kernel: Kernel) -> TritonKernel:
+    """A kernel on a GPU whose text holds for blocks of the grid and of looped rows up to four times as large as any of
+    its configs has. Templates and loops side by side are printed as they are.
+    """
+    tiling = kernel.tiling
+    if tiling is None or tiling.category in ("template", "foreach"):
+        return forms(kernel)
+    blocks = {tile.block for tile in tiling.tiles if not tile.whole}
+    room = {b: 4 * max(dict(config.blocks)[b] for config in tiling.configs) for b in sorted(blocks)}
+    first = tiling.configs[0]
+    widest = replace(first, blocks=tuple((b, room.get(b, n)) for b, n in first.blocks))
+    printed = forms(replace(kernel, tiling=replace(tiling, configs=(*tiling.configs, widest))))
+    return replace(printed, configs=tiling.configs, room=tuple(room.items()))
 
 
 def built_kernels(kernels: Sequence[Kernel], printed: Sequence[CppKernel], build: Build) -> dict[str, BuiltKernel]:

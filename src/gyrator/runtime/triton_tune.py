@@ -5,13 +5,14 @@ under the kernel, the GPU and the sizes, so that later processes load that one b
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
 
 from gyrator.errors import LaunchFailed
+from gyrator.ir.tree import Config
 from gyrator.runtime.cuda_driver import CudaDriver
 from gyrator.runtime.triton_launch import Launch
 
@@ -21,6 +22,8 @@ BATCH_MS = 0.5
 """The fastest of four batches counts; a batch is as many launches as take half a millisecond."""
 
 MOST_LAUNCHES = 50
+FASTER = 0.98
+"""How much of the time a change must leave to be worth it: less may be chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,38 @@ Tuned: TypeAlias = Callable[[str, Sequence[Candidate], bool], None]
 """Told a kernel's name, its candidates, and whether they were timed just now (or by an earlier process)."""
 
 
+# -- coordinate descent --------------------------------------------------------------------------------------
+def neighbours(config: Config, room: Mapping[str, int]) -> Iterator[Config]:
+    """Configs with one number changed: a block of which there is ``room``, doubled or halved; so warps, up to 32; or
+    one stage more or less, up to 4."""
+    for k, (name, size) in enumerate(config.blocks):
+        for new in (2 * size, size // 2):
+            if 1 <= new <= room.get(name, 0):
+                yield replace(config, blocks=(*config.blocks[:k], (name, new), *config.blocks[k + 1 :]))
+    yield from (replace(config, num_warps=n) for n in (2 * config.num_warps, config.num_warps // 2) if 1 <= n <= 32)
+    yield from (replace(config, num_stages=n) for n in (config.num_stages + 1, config.num_stages - 1) if 1 <= n <= 4)
+
+
+def descend(
+    config: Config, took: float, room: Mapping[str, int], measure: Callable[[Config], float | None]
+) -> dict[Config, float | None]:
+    """Milliseconds of all configs that were tried, that from which no neighbour is faster by 2% last.
+
+    From a config, which ``took`` so long, to the first neighbour that is faster, and on from there. What cannot run
+    has None.
+    """
+    found: dict[Config, float | None] = {config: took}
+    moved = True
+    while moved:
+        moved = False
+        for other in neighbours(config, room):
+            if other not in found and (ms := found.setdefault(other, measure(other))) and ms < FASTER * took:
+                config, took, moved = other, ms, True
+                break
+    return {c: ms for c, ms in found.items() if c != config} | {config: took}
+
+
+# -- timing --------------------------------------------------------------------------------------------------
 def times(
     candidates: Sequence[Launch],
     stream: int,

@@ -125,6 +125,38 @@ def test_the_fastest_config_is_kept_for_later_processes(
     assert [seen.blocks for seen in library.launches] == [[4, 1, 1], [4, 1, 1]]
 
 
+def test_coordinate_descent_goes_on_from_the_best_and_later_processes_build_what_it_found(
+    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = {"source": "…", "constants": {"XBLOCK": 256}, "options": {"num_stages": 1}}
+    room = {"room": {"XBLOCK": 1024}, "request": request}
+    variants = [variant("a.cubin", 256) | room, variant("b.cubin", 128) | room]
+    speeds = {"a": 0.5, "b": 0.6, "512": 0.25, "1024": 0.3}
+
+    def rebuild(asked: Mapping[str, Any]) -> Binary:
+        block, warps = asked["constants"]["XBLOCK"], asked["options"]["num_warps"]
+        file = tmp_path / f"{block}.cubin"
+        file.write_text(str(block) if warps == 4 and asked["options"]["num_stages"] == 1 else "slow")
+        notes = {"function": "add_0", "shared": 0, "warps": warps, "cooperative": False}
+        return Binary("key", file, notes, None if warps != 8 else "no such kernel")
+
+    store = Store(tmp_path / "store", "choices")
+    for expected in (["a", "b", "512", "1024", "slow", "slow"], ["512"]):
+        driver = Driver(library)
+
+        def took(launches: Any, *_: Any, driver: Driver = driver) -> list[float | None]:
+            names = driver.loaded[: len(launches)] if len(driver.loaded) == 2 else ["a", driver.loaded[-1]]
+            return [speeds.get(name, 1.0) for name in names]
+
+        monkeypatch.setattr(gpu_kernels, "times", took)
+        kernels = GpuKernels(
+            folder(tmp_path / "graph", variants=variants), store, rebuild, driver=partial(same, driver)
+        )
+        kernels.kernel("add_0", programs)(7, SUM, SUM, 4096)
+        assert driver.loaded[: len(expected)] == expected and "512" in driver.loaded
+    assert [seen.blocks for seen in library.launches] == [[8, 1, 1], [8, 1, 1]]
+
+
 def test_candidates_and_their_times_are_told_also_where_an_earlier_process_took_them(
     library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
