@@ -101,9 +101,8 @@ def _compile(
             for entry in found.graphs:
                 calls.append(loaded(entry, {}, {}, program, process))
                 graph_compiled(program, entry, process.watch, cached=True)
-            program_compiled(
-                program, name, gm, from_json(ProgramRecord, found.about), start, process.watch, cached=True
-            )
+            record = from_json(ProgramRecord, found.about)
+            program_compiled(program, gm, record, start, process.watch, cached=True)
             paths = [str(entry.folder / WRAPPER) for entry in found.graphs]
             return found.traced(calls), paths
 
@@ -127,7 +126,7 @@ def _compile(
         if key is not None and len(kept) == len(graphs):
             with program.stage("store"):
                 keep_program(key, traced, kept, shape_env, guards, stores.programs, to_json(record))
-        program_compiled(program, name, gm, record, start, process.watch, cached=False)
+        program_compiled(program, gm, record, start, process.watch, cached=False)
         return traced, wrappers
 
 

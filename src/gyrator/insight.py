@@ -86,7 +86,7 @@ def explain(
     end = events[-1][1] if events else time.perf_counter()
     programs = tuple(_programs([event for event, _ in events], timing))
     seconds = end - start
-    device = next((event.session.device.type for event, _ in events), "cpu")
+    device = next((event.session.device.type for event, _ in events if isinstance(event, GraphCompiled)), "cpu")
     return Report(
         ReportData(
             function=getattr(target, "__qualname__", type(target).__name__),
@@ -112,7 +112,7 @@ def _programs(events: list[Event], timing: bool) -> Iterator[ProgramReport]:
         if isinstance(event, GraphCompiled):
             graphs.append(_graph(event, timing))
             continue
-        yield replace(event.report, graphs=tuple(graphs))
+        yield replace(event, graphs=tuple(graphs))
         graphs = []
 
 

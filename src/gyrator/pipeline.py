@@ -188,10 +188,7 @@ def compile_graph(
         with session.stage("print wrapper"):
             text = print_wrapper(plan, kernels.built, symbols.hints, shown=shown, align=kernels.align)
         with session.stage("record"):
-            counters = session.counters
-            record = describe(
-                session.name, info.kind, lowered.program, scheduled, kernels.texts, symbols.hints, counters
-            )
+            record = describe(session, info.kind, lowered.program, scheduled, kernels.texts, symbols.hints)
             record = replace(record, choices=() if tuner is None else tuple(tuner.choices))
         with session.stage("build"):
             files = kernels.wait()

@@ -37,14 +37,10 @@ class Level:
 
 
 def validated(
-    compiled: Compiled,
-    graph: fx.GraphModule,
-    info: GraphInfo,
-    programs: Sequence[tuple[str, Program]],
-    lowered: Lowered,
+    compiled: Compiled, graph: fx.GraphModule, info: GraphInfo, stages: Sequence[tuple[str, Program]], lowered: Lowered
 ) -> Compiled:
-    """`compiled`, which on its first call compares all levels before it computes the answer. `programs` are those as
-    lowered and after each pass, with the name of the pass; they refer to constants and regions of `lowered`.
+    """`compiled`, which on its first call compares all levels before it computes the answer. `stages` are the program
+    as lowered and after each pass, with the name of the pass; they refer to constants and regions of `lowered`.
 
     The call raises WrongResult, naming the first level that differs from the one before, and the first
     value (in program order) that has the same name in both and differs.
@@ -59,7 +55,7 @@ def validated(
             torch.manual_seed(SEED)
             outputs = fx.Interpreter(graph).run(*copies(args))
             yield Level("the ATen graph", _named(outputs, info, {}), {})
-        for name, program in programs:
+        for name, program in stages:
             torch.manual_seed(SEED)
             run = run_program(program, copies(args), lowered.constants, externs=_externs(program, lowered))
             yield _program_level(name, program, run, info)

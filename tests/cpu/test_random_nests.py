@@ -81,7 +81,8 @@ def built(plans: Sequence[Plan], folder: Path) -> list:  # type: ignore[type-arg
     """A callable for each plan; all kernels are built at once."""
     printed: dict[str, CppKernel] = {k.name: print_kernel(k) for plan in plans for k in plan.kernels}
     with Session(CONFIG, torch.device("cpu"), "random") as session:
-        build = start_build(list(printed.values()), find_toolchain(CONFIG), Store(folder / "store", "kernels"), session)
+        store = Store(folder / "store", "kernels")
+        build = start_build(list(printed.values()), find_toolchain(CONFIG), store, session, {})
         for name, path in build.wait().items():
             if not (folder / library_file(name)).exists():  # a loaded library must not be written over
                 shutil.copy(path, folder / library_file(name))

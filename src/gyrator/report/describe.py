@@ -15,21 +15,16 @@ from gyrator.report.record import GraphRecord, Holder, KernelRecord, StepRecord,
 from gyrator.schedule.plan import Allocate, Call, Copy, Free, Launch, Plan
 from gyrator.schedule.products import Templated, Unit, defines_of, nodes_of
 from gyrator.schedule.stage import Scheduled
-from gyrator.session import Count, Counters
+from gyrator.session import Count, Counters, Session
 
 Hints: TypeAlias = "Mapping[Size, int]"
+Facts: TypeAlias = "Mapping[str, KernelFacts]"
 
 _PRODUCTS = frozenset("mm bmm addmm _addmm_activation baddbmm _int_mm addmv mv dot _scaled_mm".split())
 
 
 def describe(
-    name: str,
-    kind: str,
-    lowered: Program,
-    made: Scheduled,
-    printed: Mapping[str, tuple[str, str]],
-    hints: Hints,
-    counters: Counters,
+    session: Session, kind: str, lowered: Program, made: Scheduled, printed: Mapping[str, tuple[str, str]], hints: Hints
 ) -> GraphRecord:
     """The record of a graph; counts on the way what the code is like.
 
@@ -41,11 +36,11 @@ def describe(
     steps = tuple(_steps(made, facts, hints))
     launches = Counter(step.name for step in steps if step.kind == "kernel")
     nests = {_value_name(node): node for node in made.program.nodes if isinstance(node, Nest)}
-    _count(lowered, made, facts, launches, hints, counters)
+    _count(lowered, made, facts, launches, hints, session.counters)
     memory, holders = _memory(plan, made.program, hints)
     given = [i.value for i in plan.inputs if i.value is not None]
     return GraphRecord(
-        name=name,
+        name=session.name,
         kind=kind,
         inputs=tuple(value.name for value in given),
         outputs=tuple(view.value.name for view in shown_views(plan.outputs)),
@@ -58,7 +53,7 @@ def describe(
         unfused=tuple(_unfused(made, hints)),
         memory=memory,
         holders=holders,
-        counters=counters.about_code(),
+        counters=session.counters.about_code(),
     )
 
 
@@ -78,7 +73,7 @@ def _kernel(kernel: Kernel, facts: KernelFacts, printed: tuple[str, str], launch
     )
 
 
-def _steps(made: Scheduled, facts: Mapping[str, KernelFacts], hints: Hints) -> Iterator[StepRecord]:
+def _steps(made: Scheduled, facts: Facts, hints: Hints) -> Iterator[StepRecord]:
     plan = made.plan
     maker = {v: unit for unit in made.units if not isinstance(unit, Extern) for v in defines_of(unit)}
     params = {kernel.name: kernel.params for kernel in plan.kernels}
@@ -236,12 +231,7 @@ def _memory(plan: Plan, program: Program, hints: Hints) -> tuple[tuple[int, ...]
 
 # -- counting ------------------------------------------------------------------------------------------------
 def _count(
-    lowered: Program,
-    made: Scheduled,
-    facts: Mapping[str, KernelFacts],
-    launches: Mapping[str, int],
-    hints: Hints,
-    counters: Counters,
+    lowered: Program, made: Scheduled, facts: Facts, launches: Mapping[str, int], hints: Hints, counters: Counters
 ) -> None:
     plan = made.plan
     counters.add(Count.KERNELS, len(plan.kernels))
@@ -270,7 +260,7 @@ def _scatters(program: Program) -> int:
     return sum(isinstance(node, Nest) and isinstance(node.root, Scatter) for node in program.nodes)
 
 
-def _reordered(plan: Plan, facts: Mapping[str, KernelFacts], hints: Hints) -> int:
+def _reordered(plan: Plan, facts: Facts, hints: Hints) -> int:
     """How many kernels run their loops in another order than that of the dimensions of what they write."""
     found: set[str] = set()
     for step in plan.steps:

@@ -3,7 +3,7 @@
 import json
 import linecache
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from gyrator.optional import require
-from gyrator.report.data import GraphReport, ReportData, roofline, size_text
+from gyrator.report.data import ReportData, roofline, size_text
 from gyrator.report.diagram import diagram
 from gyrator.report.record import Places
 
@@ -32,7 +32,10 @@ def page(report: ReportData) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"size": size_text, "us": lambda s: "" if s is None else f"{s * 1e6:.1f}"}
     environment.globals |= {"roofline": roofline, "user_lines": _user_lines}
-    graphs = [_graph(number, graph) for number, graph in enumerate(report.graphs())]
+    graphs = [
+        {"number": n, "report": g, "seconds": g.kernel_seconds(), "diagram": Markup(diagram(g.record, f"#g{n}-"))}
+        for n, g in enumerate(report.graphs())
+    ]
     plots = {"time": _compile_time(report), "points": _points(report), "roof": _roof(report), "memory": _memory(report)}
     return environment.from_string(TEMPLATE.read_text()).render(
         report=report,
@@ -40,16 +43,6 @@ def page(report: ReportData) -> str:
         plots=Markup(json.dumps(plots).replace("</", "<\\/")),
         plotly=Markup(plotly.get_plotlyjs()),
     )
-
-
-def _graph(number: int, graph: GraphReport) -> Mapping[str, object]:
-    """What the template shows of a graph besides its report."""
-    return {
-        "number": number,
-        "report": graph,
-        "seconds": graph.kernel_seconds(),
-        "diagram": Markup(diagram(graph.record, f"#g{number}-")),
-    }
 
 
 def _user_lines(places: Places) -> Iterator[tuple[str, str]]:

@@ -49,15 +49,8 @@ class GraphCompiled:
     constants: Mapping[str, torch.Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class ProgramCompiled:
-    """A captured program is ready: the report on it, which lacks those on its graphs, and its session."""
-
-    report: ProgramReport
-    session: Session
-
-
-Event: TypeAlias = "GraphCompiled | ProgramCompiled"
+Event: TypeAlias = "GraphCompiled | ProgramReport"
+"""A graph or a captured program is ready; the report on a program lacks those on its graphs."""
 Watch: TypeAlias = "Callable[[Event], None]"
 
 
@@ -100,20 +93,13 @@ def traffic(entry: Entry) -> dict[str, int]:
 
 
 def program_compiled(
-    session: Session,
-    name: str,
-    gm: fx.GraphModule,
-    record: ProgramRecord,
-    start: float,
-    watch: Watch | None,
-    *,
-    cached: bool,
+    session: Session, gm: fx.GraphModule, record: ProgramRecord, start: float, watch: Watch | None, *, cached: bool
 ) -> None:
     """A captured program that `start` (of time.perf_counter) saw begin is ready, all its graphs included."""
     if watch is not None:
         reason, place = capture_end(gm)
         report = ProgramReport(
-            name=name,
+            name=session.name.removesuffix("_program"),
             ended=reason,
             place=place,
             recompiled=recompile_reason() or "",
@@ -124,7 +110,7 @@ def program_compiled(
             record=record,
             graphs=(),
         )
-        watch(ProgramCompiled(report, session))
+        watch(report)
 
 
 def program_record(joint: JointGraph, partition: Partition) -> ProgramRecord:

@@ -210,15 +210,11 @@ class _Builder:
 
 
 def start_build(
-    kernels: Sequence[CppKernel],
-    toolchain: Toolchain,
-    store: Store,
-    session: Session,
-    origins: Mapping[str, Origin] | None = None,
+    kernels: Sequence[CppKernel], toolchain: Toolchain, store: Store, session: Session, origins: Mapping[str, Origin]
 ) -> Build:
     """Begin to build `kernels` and the launcher; returns at once. `origins` are the user's places."""
     base = digest(f"{toolchain.key()}\n{headers_digest()}")
-    builder = _Builder(toolchain, base, store, session, origins or {}, CompilerRuns())
+    builder = _Builder(toolchain, base, store, session, origins, CompilerRuns())
     libraries: dict[str, Entry | None] = {}
     found = {k.name: builder.find_library(k, libraries) for k in kernels}
     missing = [k for k in kernels if found[k.name] is None]

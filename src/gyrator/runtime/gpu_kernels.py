@@ -112,26 +112,20 @@ class GpuKernels:
 
         Raises: CacheCorrupt if the folder does not have the kernel.
         """
-        about = self._described.get(name)
-        if about is None:
+        if name not in self._described:
             raise CacheCorrupt(str(self.folder / DESCRIPTION), f"it lacks {name}")
+        about = {**self._described[name], "name": name}
         current: list[Launch] = []
 
         def first(stream: int, *args: int) -> None:
-            current[0] = self._chosen(name, about, programs, updated or {}, stream, args)
+            current[0] = self._chosen(about, programs, updated or {}, stream, args)
             current[0](stream, *args)
 
         current.append(first)
-        return guarded(current, about["checked"], lambda: self._unaligned(name, about, programs))
+        return guarded(current, about["checked"], lambda: self._unaligned(about, programs))
 
     def _chosen(
-        self,
-        name: str,
-        about: Mapping[str, Any],
-        programs: Sized,
-        updated: Mapping[int, Sized],
-        stream: int,
-        args: Sequence[int],
+        self, about: Mapping[str, Any], programs: Sized, updated: Mapping[int, Sized], stream: int, args: Sequence[int]
     ) -> Launch:
         """The launch of the best config for these arguments: the recorded one, else the fastest."""
         variants = about["variants"]
@@ -142,7 +136,7 @@ class GpuKernels:
             key = f"{about['choice']}-{torch.cuda.get_device_name()}-{sizes}{' descent' * descends}"
         found = self._recorded(key, variants)
         if found is None:
-            launches = [self._loaded(name, about, variant, programs) for variant in variants]
+            launches = [self._loaded(about, variant, programs) for variant in variants]
             saved = [(args[at], nbytes(*sizes)) for at, nbytes in updated.items()]
 
             def timed(candidates: Sequence[Launch]) -> list[float | None] | None:
@@ -152,24 +146,23 @@ class GpuKernels:
             if took is None:
                 return launches[0]
             if descends:
-                variants, launches, took = self._descended(name, about, programs, launches, took, timed)
+                variants, launches, took = self._descended(about, programs, launches, took, timed)
             best = min(range(len(took)), key=lambda k: (took[k] is None, took[k]))
             measured: dict[str, Json] = {v["file"]: ms for v, ms in zip(variants, took, strict=True)}
             found = {**_identity(variants[best]), TIMES: measured}
             if self.choices is not None:
                 self.choices.put(digest(key), {}, found)
-            self._tell(name, variants, found, new=True)
+            self._tell(about["name"], variants, found, new=True)
             return launches[best]
-        self._tell(name, variants, found, new=False)
+        self._tell(about["name"], variants, found, new=False)
         known = next((v for v in variants if v["file"] == found["file"]), None)
         if known is None:
             config = Config(tuple(found["blocks"].items()), found["warps"], found["stages"])
             known = self._rebuilt(variants[0], config) or variants[0]
-        return self._loaded(name, about, known, programs)
+        return self._loaded(about, known, programs)
 
     def _descended(
         self,
-        name: str,
         about: Mapping[str, Any],
         programs: Sized,
         launches: Sequence[Launch],
@@ -186,7 +179,7 @@ class GpuKernels:
             if variant is None:
                 return None
             try:
-                launch = self._loaded(name, about, variant, programs)
+                launch = self._loaded(about, variant, programs)
             except LaunchFailed:
                 return None
             both = timed([launches[best], launch])
@@ -228,18 +221,18 @@ class GpuKernels:
                 told.append(Candidate(config, variant["category"], file, measured.get(file), file == found["file"]))
             self.tuned(name, told, new)
 
-    def _unaligned(self, name: str, about: Mapping[str, Any], programs: Sized) -> Launch:
+    def _unaligned(self, about: Mapping[str, Any], programs: Sized) -> Launch:
         """The launch for arguments that are not multiples of 16."""
         if self.rebuild is None:
-            raise LaunchFailed(name, "an argument is not aligned, and there is no builder")
+            raise LaunchFailed(about["name"], "an argument is not aligned, and there is no builder")
         request = about["unaligned"]
         built = self.rebuild(request)
         if built.failure is not None:
-            raise KernelBuildError(name, str(self.folder / DESCRIPTION), built.failure)
+            raise KernelBuildError(about["name"], str(self.folder / DESCRIPTION), built.failure)
         variant = {**built.notes, "file": str(built.file), "blocks": request["constants"]}
-        return self._loaded(name, about, variant, programs)
+        return self._loaded(about, variant, programs)
 
-    def _loaded(self, name: str, about: Mapping[str, Any], variant: Mapping[str, Any], programs: Sized) -> Launch:
+    def _loaded(self, about: Mapping[str, Any], variant: Mapping[str, Any], programs: Sized) -> Launch:
         driver, path = self.driver(), self.folder / variant["file"]
         try:
             binary = path.read_bytes()
@@ -249,7 +242,7 @@ class GpuKernels:
         count, scratch = _programs(programs, about["sizes"], variant["blocks"]), variant.get("scratch", 0)
         kinds = [*about["kinds"], "*i8"] if scratch else about["kinds"]
         block = variant["warps"], variant["shared"], variant["cooperative"]
-        launch = bind(driver, handle, name, kinds, count, *block, self._on_assert)
+        launch = bind(driver, handle, about["name"], kinds, count, *block, self._on_assert)
         return _with_scratch(launch, count, scratch) if scratch else launch
 
     def _on_assert(self) -> NoReturn:

@@ -43,13 +43,7 @@ class Found:
 
 
 def program_key(
-    gm: fx.GraphModule,
-    inputs: Inputs,
-    examples: Sequence[object],
-    env: ShapeEnv | None,
-    session: Session,
-    *,
-    for_loss: bool,
+    gm: fx.GraphModule, inputs: Inputs, given: Sequence[object], env: ShapeEnv | None, session: Session, for_loss: bool
 ) -> Key | None:
     """The key of a captured graph; None if it has none, or if it must be compiled anyway."""
     config = session.config
@@ -59,8 +53,8 @@ def program_key(
         target = find_targets(config, session.device).key()
     except ToolchainMissing:
         return None
-    kinds = [type(example).__name__ if not isinstance(example, torch.Tensor) else "" for example in examples]
-    about = repr((inputs.requires_grad, inputs.leaf, inputs.static, kinds, sharing(examples), for_loss))
+    kinds = [type(example).__name__ if not isinstance(example, torch.Tensor) else "" for example in given]
+    about = repr((inputs.requires_grad, inputs.leaf, inputs.static, kinds, sharing(given), for_loss))
     return captured_key(gm, inputs.values, about, config, shape_env=env, target=target)
 
 

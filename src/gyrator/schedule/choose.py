@@ -26,12 +26,7 @@ from gyrator.schedule.products import Alternative, Ask, Product, Question, Templ
 
 
 def choose_products(
-    units: Sequence[Unit],
-    program: Program,
-    ask: Ask | None,
-    options: Options,
-    gpu: Gpu | None = None,
-    cpu: Cpu | None = None,
+    units: Sequence[Unit], program: Program, ask: Ask | None, options: Options, gpu: Gpu | None, cpu: Cpu | None
 ) -> tuple[tuple[Unit, ...], tuple[Packing, ...]]:
     """``units`` with each product computed in the way that ``ask`` finds fastest. Equal questions are asked once.
     With them what constants they read in panels.

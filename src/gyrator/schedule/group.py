@@ -98,11 +98,10 @@ def singleton(nest: Nest, position: int) -> Group:
         own = Axis(f"n{position}{axis.name}", axis.extent)
         at[axis] = own.index()
         (space if axis in inner else outer).append(own)
-    if not inner:
-        return Group(tuple(outer), (), (Member(nest, position, at, None, found),))
-    if not space:
+    if inner and not space:
         space = [Axis(f"n{position}one", as_index(1))]
-    return Group(tuple(outer), (tuple(space),), (Member(nest, position, at, 0, found),))
+    member = Member(nest, position, at, 0 if inner else None, found)
+    return Group(tuple(outer), (tuple(space),) if inner else (), (member,))
 
 
 def _inner_axes(nest: Nest) -> Axes:

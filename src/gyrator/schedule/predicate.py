@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import torch
 
-from gyrator.ir.expr import Checked, Const, Expr, Load, Masked, Op
-from gyrator.ir.index import Atom, Index, Indirect, const, is_less, is_nonnegative, substitute
+from gyrator.ir.expr import Checked, Const, Expr, Load, Masked, Op, indirect
+from gyrator.ir.index import Index, is_less, is_nonnegative, substitute
 from gyrator.ir.program import Program, Root, Scatter, map_nests
 from gyrator.schedule.simplify import Rule, map_root
 
@@ -45,11 +45,7 @@ class _Pusher:
         return done
 
     def index(self, index: Index, cond: Expr | None) -> Index:
-        mapping: dict[Atom, Index] = {}
-        for atom in index.indirects():
-            value = self.expr(atom.value, cond)
-            mapping[atom] = const(int(value.value)) if isinstance(value, Const) else Indirect(value, atom.size).index()
-        return substitute(index, mapping) if mapping else index
+        return substitute(index, {a: indirect(self.expr(a.value, cond), a.size) for a in index.indirects()})
 
     def _push(self, expr: Expr, cond: Expr | None) -> Expr:
         match expr:
