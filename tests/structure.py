@@ -76,7 +76,7 @@ class Class:
     abstract: bool
 
 
-KERNEL_TEXTS = (PACKAGE / "runtime" / "triton_ops.py", PACKAGE / "templates" / "gemm.py")
+KERNEL_TEXTS = tuple(PACKAGE / f"{name}.py" for name in ("runtime/triton_ops", "templates/attention", "templates/gemm"))
 """What generated kernels include, as C++ kernels do with headers: no part of the compiler."""
 
 

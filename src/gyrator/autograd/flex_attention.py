@@ -5,8 +5,7 @@
         softmax(s) @ v,  log2(sum(exp(s))),  max(s) / log(2)
 
 `score_mod` and `mask_mod` say what happens to one score, so they run under vmap over batch, head, query and
-key. Gradients are autograd's own. The score matrix is a tensor of the graph: numbers first, a fused kernel is
-for the templates to find.
+key. Gradients are autograd's own. The score matrix is a tensor of the graph, which `fused_attention.py` avoids.
 """
 
 import math
@@ -20,7 +19,10 @@ INDICES = ((0, None, None, None), (None, 0, None, None), (None, None, 0, None), 
 """For each vmap from the outermost, batch, to the innermost, key: which of (b, h, i, j) it runs over."""
 
 
-def flex_attention(call: Callable[[Any, Sequence[Any]], Any], args: Sequence[Any]) -> tuple[Tensor, ...]:
+Call = Callable[[Any, Sequence[Any]], Any]
+
+
+def flex_attention(call: Call, args: Sequence[Any]) -> tuple[Tensor, ...]:
     """The results of the operator on these arguments: values, logarithm of sums and maxima (both base 2).
 
     Args:
@@ -28,7 +30,7 @@ def flex_attention(call: Callable[[Any, Sequence[Any]], Any], args: Sequence[Any
         args: the operator's own: query [B, H, M, E], key [B or 1, H / g, N, E], value [B or 1, H / g, N, V],
             score_mod, block mask, scale, options, then the tensors that score_mod and mask_mod read.
     """
-    (query, key, value), (score_mod, mask, scale) = _autocast(*args[:3]), args[3:6]
+    (query, key, value), (score_mod, mask, scale) = autocast(*args[:3]), args[3:6]
     score_reads, mask_reads = (tuple(reads) for reads in (*args[7:9], (), ())[:2])
     with torch.autocast(query.device.type, enabled=False):
         key, value = (_like_query(x, query) for x in (key, value))
@@ -45,15 +47,11 @@ def flex_attention(call: Callable[[Any, Sequence[Any]], Any], args: Sequence[Any
         sums = filled.logsumexp(-1).masked_fill(empty, -math.inf) / math.log(2)
         maxima = scores.detach().amax(-1) / math.log(2)
         out = weights.to(query.dtype) @ value.to(query.dtype)
-        return _laid_out_like(out, query), sums, maxima
+        return laid_out_like(out, query), sums, maxima
 
 
 def _mapped(
-    call: Callable[[Any, Sequence[Any]], Any],
-    function: Any,
-    scores: Tensor | None,
-    places: Sequence[Tensor],
-    reads: tuple[Any, ...],
+    call: Call, function: Any, scores: Tensor | None, places: Sequence[Tensor], reads: tuple[Any, ...]
 ) -> Tensor:
     """`function(score, b, h, i, j, *reads)` for every score, or without scores for every place."""
 
@@ -74,14 +72,15 @@ def _like_query(x: Tensor, query: Tensor) -> Tensor:
     return x.expand(query.shape[0], *x.shape[1:])
 
 
-def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors in the type of autocast, if that is on."""
     kind = tensors[0].device.type
     if not torch.is_autocast_enabled(kind):
         return tensors
     return tuple(x.to(torch.get_autocast_dtype(kind)) for x in tensors)
 
 
-def _laid_out_like(out: Tensor, query: Tensor) -> Tensor:
+def laid_out_like(out: Tensor, query: Tensor) -> Tensor:
     """`out`, dense, with its dimensions in the order in which those of `query` lie in memory."""
     order = sorted(range(4), key=lambda dim: query.stride(dim), reverse=True)
     return out.permute(order).contiguous().permute([order.index(dim) for dim in range(4)])

@@ -25,7 +25,8 @@ from gyrator import torch_compat
 from gyrator.autograd.aliasing import Forward, Result, describe_outputs, generations, pinned_offsets
 from gyrator.autograd.attention import Masks
 from gyrator.autograd.builder import GraphBuilder, Meta, origin_of
-from gyrator.autograd.flex_attention import flex_attention, index
+from gyrator.autograd.flex_attention import index
+from gyrator.autograd.fused_attention import attention
 from gyrator.autograd.inputs import Inputs
 from gyrator.autograd.layout import contiguous_strides, is_transposed, tangent_strides
 from gyrator.autograd.recorder import Recorder
@@ -190,7 +191,7 @@ class _Runner(Interpreter):
             if name == "tag_activation_checkpoint":
                 return self._checkpoint(args[0], args[1:])
             if name == "flex_attention":
-                return flex_attention(self._score, args)
+                return attention(self._recorder, self._score, args)
         if target is operator.getitem and self._of_scores:
             return index(args[0], args[1])
         args, kwargs = self._masks.simplified(target, args, kwargs)

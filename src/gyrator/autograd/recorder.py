@@ -146,6 +146,14 @@ class Recorder(TorchDispatchMode):
         nodes = tuple([arg if isinstance(arg, Node) else self.node_of(arg) for arg in args])
         return self.build.append(func, nodes, {key: self.node_of(arg) for key, arg in kwargs.items()}, out)
 
+    def record(self, func: Any, args: tuple[Any, ...], like: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The results of a call of `func`, which is not made: dense tensors `like` those given."""
+        self._take_origin()
+        with torch_compat.outside_tracing(), self.build.fake_mode:
+            out = tuple([torch.empty_like(x) for x in like])
+            self._results(self._append(func, args, {}, out), out)
+        return out
+
     @contextmanager
     def backward(self, origin: Callable[[int], Mapping[str, Any]]) -> Iterator[None]:
         """While open, nodes inherit from `origin(sequence number of the autograd node that runs)`."""
@@ -327,13 +335,13 @@ class Recorder(TorchDispatchMode):
         out = func(*args, **kwargs)
         given = list(args)
         for position, operands in (calls(args) if calls is not None else {}).items():
-            given[position] = self._body(name, args[position], operands)
+            given[position] = self.body(name, args[position], operands)
         node = self._append(func, tuple(given), kwargs, out)
         self._results(node, out)
         self._new_symbols(node, out)
         return out
 
-    def _body(self, name: str, function: Callable[..., Any], operands: Sequence[Any]) -> Node:
+    def body(self, name: str, function: Callable[..., Any], operands: Sequence[Any]) -> Node:
         """The functional graph of `function`, called with values like `operands`."""
         build = GraphBuilder(self.build.fake_mode, self.build.values)
         recorder = Recorder(build)

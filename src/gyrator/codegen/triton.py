@@ -25,6 +25,7 @@ import torch
 
 from gyrator.codegen.python_text import Names
 from gyrator.codegen.texts import WIDTH, origin_comments
+from gyrator.codegen.triton_attention import attention_arguments, attention_grid, function_lines
 from gyrator.codegen.triton_expr import Axes, Block, Expressions, Term, grid_loops
 from gyrator.codegen.triton_foreach import Part, side_by_side
 from gyrator.codegen.triton_names import literal, type_name, working
@@ -36,6 +37,7 @@ from gyrator.ir.ops import REDUCTIONS, identity
 from gyrator.ir.program import View
 from gyrator.ir.tree import (
     STAGES,
+    Attend,
     Carry,
     Contract,
     Kernel,
@@ -56,7 +58,7 @@ from gyrator.schedule.canonical import stem_of
 _RESERVED = (
     *("tl", "triton", "rt", "gemm", "libdevice", "float", "pid", "old", "new", "n", "first", "here", "acc"),
     *("last", "part", "tile", "row_tile", "column_tile", "lefts", "rights", "space", "counters", "ticket", "shared"),
-    *("number", "parts"),
+    *("number", "parts", "attention", "score", "keep", "slope", "grad", "reads", "b", "h", "i", "j"),
 )
 _LIBRARY = re.compile(r"\b([a-z]+)\.")
 _ATOMICS = {"add": "atomic_add", "max": "atomic_max", "min": "atomic_min"}
@@ -112,7 +114,7 @@ def print_triton(kernel: Kernel, *, descriptors: bool = True) -> TritonKernel:
     grid = printer.grid()
     return TritonKernel(
         kernel.name,
-        _module(kernel, printer.block.lines, [p.name for p in params], blocks),
+        _module(kernel, printer.block.lines, [p.name for p in params], blocks, printer.functions),
         tuple(params),
         grid,
         kernel.tiling.configs,
@@ -179,12 +181,15 @@ def _print_foreach(kernel: Kernel, tiling: Tiling) -> TritonKernel:
     )
 
 
-def _module(kernel: Kernel, lines: Sequence[str], params: Sequence[str], blocks: Sequence[str]) -> str:
-    libraries = {name for line in lines for name in _LIBRARY.findall(line)}
+def _module(
+    kernel: Kernel, lines: Sequence[str], params: Sequence[str], blocks: Sequence[str], functions: Sequence[str] = ()
+) -> str:
+    libraries = {name for line in (*functions, *lines) for name in _LIBRARY.findall(line)}
     imports = ["import triton", "import triton.language as tl"]
     if "libdevice" in libraries:
         imports.append("from triton.language.extra import libdevice")
-    ours = {"rt": "from gyrator.runtime import triton_ops as rt", "gemm": "from gyrator.templates import gemm"}
+    ours = {"rt": "from gyrator.runtime import triton_ops as rt"}
+    ours |= {name: f"from gyrator.templates import {name}" for name in ("attention", "gemm")}
     found = [text for name, text in ours.items() if name in libraries]
     imports += ["", *found] if found else []
     rest = [*params, *(f"{b}: tl.constexpr" for b in blocks)]
@@ -192,7 +197,8 @@ def _module(kernel: Kernel, lines: Sequence[str], params: Sequence[str], blocks:
     if len(heads[0]) > WIDTH:
         heads = [f"def {kernel.name}(", *_wrapped(rest, "):")]
     body = [f"    {line}" for line in lines] or ["    pass"]
-    return "\n".join([*imports, "", "", *origin_comments(kernel.origins, "#"), "@triton.jit", *heads, *body]) + "\n"
+    comments = origin_comments(kernel.origins, "#")
+    return "\n".join([*imports, "", "", *functions, *comments, "@triton.jit", *heads, *body, ""])
 
 
 def _sides(contract: Contract) -> tuple[Axis, Axis]:
@@ -237,6 +243,7 @@ class Printer(Expressions):
         self._scope: Axes = frozenset(self._grid_tiles)
         self.program = "tl.program_id(0)"
         self.extents: dict[Axis, str] = {}
+        self.functions: list[str] = []
         self.descriptors, self.described = True, False
         self._shared = "PARTS" in dict(tiling.configs[0].blocks)
         self._split = tiling.category == "split scan"
@@ -246,6 +253,11 @@ class Printer(Expressions):
     # -- grid ----------------------------------------------------------------------------------------------
     def grid(self) -> tuple[GridAxis, ...]:
         """Print the whole kernel; the axes of its grid."""
+        if isinstance(stage := self.kernel.body[0], Attend):
+            self.functions += function_lines(self, stage)
+            self.emit(f"attention.{stage.template}(")
+            self.block.lines += _wrapped(attention_arguments(self, stage), ")")
+            return attention_grid(stage)
         loops = grid_loops(self.kernel)
         blocks = {axis: tile.block for axis, tile in self.tile_of.items()}
         axes = [GridAxis(loop.axis.extent, blocks.get(loop.axis)) for loop in loops]

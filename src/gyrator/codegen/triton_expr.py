@@ -76,7 +76,7 @@ class Expressions:
         self._grid_tiles = [t.axis for t in tiling.tiles if t.axis not in self._rows]
         self._uses = count_uses(kernel.body)
         stages = list(walk_stages(kernel.body))
-        self._narrow = all(is_small(s.value.dtype) for s in stages if isinstance(s, Store)) and not any(
+        self.narrow = all(is_small(s.value.dtype) for s in stages if isinstance(s, Store)) and not any(
             isinstance(s, Update) for s in stages
         )
         self.loop_number = 0
@@ -180,7 +180,7 @@ class Expressions:
         if e.name == "cast":
             return self._cast(e)
         template = _BOOLEAN.get(e.name, row.triton) if all(a.dtype == torch.bool for a in e.args) else row.triton
-        if self._narrow and e.dtype != torch.float64:
+        if self.narrow and e.dtype != torch.float64:
             template = _NARROW.get(e.name, template)
         if row.rule is Rule.COMPARE and all(_is_index(a) for a in e.args):
             args = [self._index_operand(a) for a in e.args]

@@ -41,7 +41,7 @@ from gyrator.ir.program import (
     uses,
 )
 from gyrator.ir.text import declared, listed
-from gyrator.ir.tree import Contract, Kernel, Let, Loop, LoopKind, Stage, Store, Update, stage_exprs
+from gyrator.ir.tree import Attend, Contract, Kernel, Let, Loop, LoopKind, Stage, Store, Update, stage_exprs
 from gyrator.origin import Origin
 
 # -- programs ----------------------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ class _KernelChecker:
 
     # -- stages --------------------------------------------------------------------------------------------
     def stage(self, stage: Stage) -> None:
-        for expr in stage_exprs(stage):
+        for expr in () if isinstance(stage, Attend) else stage_exprs(stage):
             self.read(expr)
         match stage:
             case Let(name, expr):
@@ -347,6 +347,10 @@ class _KernelChecker:
                 self.update(stage)
             case Contract():
                 self.contract(stage)
+            case Attend(_, _, operands, lists, results, functions):
+                self.stored |= {view.value for view in results if view is not None}
+                self.loaded |= {view.value for view in (*operands, *lists)}
+                self.loaded |= {load.value for function in functions for load in function.loads()}
 
     def store(self, store: Store) -> None:
         value = store.value
@@ -374,8 +378,8 @@ class _KernelChecker:
             if view.value not in self.params or view.value in self.stored:
                 raise RuleBroken(f"a template reads {view.value}, which is no parameter or is written")
             self.loaded.add(view.value)
-        for index in contract.sides():
-            self.exprs.index(index)
+            for index in (*view.shape, *view.strides, view.offset):
+                self.exprs.index(index)
         self.define(contract.name)
 
     def update(self, update: Update) -> None:

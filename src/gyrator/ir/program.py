@@ -134,6 +134,7 @@ class Extern:
     ``out`` has a value per tensor result in order, None for results that are not tensors or not wanted. ``mutates``
     lists, for ops that write into arguments, (position of the argument, the new version of its value). ``effects``
     keeps the call alive and in order with other effects. ``scalars`` are size symbols the call defines (``item``).
+    ``functions`` are those of attention on one score, for a template (:mod:`gyrator.schedule.gpu_attention`).
     """
 
     out: tuple[Value | None, ...]
@@ -144,6 +145,7 @@ class Extern:
     effects: bool = False
     scalars: tuple[Size, ...] = ()
     origins: tuple[Origin, ...] = ()
+    functions: tuple[Program, ...] = ()
 
 
 Node: TypeAlias = "Nest | Extern"

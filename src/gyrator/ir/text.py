@@ -190,6 +190,8 @@ def _stage_text(stage: Stage, names: _Names) -> str:
             return f"{text} -> {_refs(running)}" if running else text
         case tree.Contract(name, left, right, _, _, _, template):
             return f"{name}: {short(name.dtype)} = {_view_text(left)} times {_view_text(right)} by {template}"
+        case tree.Attend():
+            return str(stage)
     raise TypeError(stage)
 
 

@@ -90,9 +90,23 @@ class Contract:
     template: str
     blocks: tuple[tuple[str, int], ...] = ()
 
-    def sides(self) -> tuple[Index, ...]:
-        """The sizes, steps and starts of the windows that the template reads."""
-        return tuple(i for window in (self.left, self.right) for i in (*window.shape, *window.strides, window.offset))
+
+@dataclass(frozen=True, slots=True)
+class Attend:
+    """Attention by the template of that name (see :mod:`gyrator.schedule.gpu_attention`), a whole kernel.
+
+    ``axes`` are batch, head, row and column of the scores, ``functions`` expressions over them and the locals ``score``
+    and ``grad``. ``results`` are None where nobody wants them.
+    """
+
+    template: str
+    axes: tuple[Axis, ...]
+    operands: tuple[View, ...]
+    lists: tuple[View, ...]
+    results: tuple[View | None, ...]
+    functions: tuple[Expr, ...]
+    sides: tuple[int, int]
+    scale: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +142,7 @@ class Loop:
     grain: int = 0
 
 
-Stage: TypeAlias = "Let | Store | Update | Contract"
+Stage: TypeAlias = "Let | Store | Update | Contract | Attend"
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +246,8 @@ def stage_exprs(stage: Stage) -> tuple[Expr, ...]:
             return args
         case Contract():
             return ()
+        case Attend():
+            return stage.functions
     raise TypeError(stage)
 
 
@@ -253,12 +269,18 @@ def indices_in(body: Sequence[Loop | Stage]) -> Iterator[Index]:
     for stage in walk_stages(body):
         if isinstance(stage, Store):
             yield from stage.index
-        if isinstance(stage, Contract):
-            yield from stage.sides()
-            yield from (dot(tuple(n - 1 for n in w.shape), w.strides) + w.offset for w in (stage.left, stage.right))
+        for w in windows(stage):
+            yield from (*w.shape, *w.strides, w.offset, dot(tuple(n - 1 for n in w.shape), w.strides) + w.offset)
         for root in stage_exprs(stage):
             for expr in walk_all(root, seen):
                 yield from expr.indices()
+
+
+def windows(stage: Stage) -> tuple[View, ...]:
+    """The windows on tensors that a template reads or writes; none for any other stage."""
+    if isinstance(stage, Attend):
+        return (*stage.operands, *stage.lists, *(view for view in stage.results if view is not None))
+    return (stage.left, stage.right) if isinstance(stage, Contract) else ()
 
 
 def written(body: Iterable[Loop | Stage]) -> frozenset[Value]:
@@ -272,5 +294,5 @@ def touched(body: Iterable[Loop | Stage]) -> tuple[Value, ...]:
     for stage in walk_stages(body):
         found |= dict.fromkeys(load.value for e in stage_exprs(stage) for load in e.loads())
         found |= {stage.value: None} if isinstance(stage, Store) else {}
-        found |= {stage.left.value: None, stage.right.value: None} if isinstance(stage, Contract) else {}
+        found |= {window.value: None for window in windows(stage)}
     return tuple(found)

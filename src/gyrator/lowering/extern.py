@@ -12,7 +12,7 @@ from gyrator.autograd.builder import flatten
 from gyrator.errors import UnsupportedOperator
 from gyrator.ir.expr import Expr, Value
 from gyrator.ir.index import Index
-from gyrator.ir.program import Arg, Extern, Item, ListArg, View
+from gyrator.ir.program import Arg, Extern, Item, ListArg, Program, View
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.family import Family, rows
 from gyrator.lowering.refs import TensorRef, whole
@@ -77,6 +77,7 @@ def call_named(
     kwargs: Sequence[tuple[str, Arg]] = (),
     *,
     effects: bool = False,
+    functions: tuple[Program, ...] = (),
 ) -> Result:
     """Append a call of ``name`` whose results are those that ``node`` was traced with."""
     traced = node.meta.get("val")
@@ -86,7 +87,8 @@ def call_named(
     symbols = node.meta.get("unbacked_bindings") or ()
     scalars = tuple([size for symbol in symbols for size in b.symbols.from_sympy(symbol).sizes()])
     b.fallbacks.append(name)
-    b.add(Extern(values, name, tuple(args), tuple(kwargs), effects=effects or bool(scalars), scalars=scalars))
+    effects = effects or bool(scalars)
+    b.add(Extern(values, name, tuple(args), tuple(kwargs), (), effects, scalars, functions=functions))
     return _structured(b, traced, iter(values))
 
 

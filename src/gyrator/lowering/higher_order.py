@@ -2,11 +2,13 @@
 
 =====================  ===============================================================================
 auto_functionalized    a call of the op itself, which writes into new versions of its arguments
+gyrator_attention      likewise; a template may compute it
 others with subgraphs  one call of the whole operator (a region), which runs its subgraphs op by op
 =====================  ===============================================================================
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import fx
@@ -16,7 +18,7 @@ from gyrator.autograd.builder import flatten
 from gyrator.autograd.effects import behaviour
 from gyrator.ir.expr import Value
 from gyrator.ir.index import Index, contiguous_strides
-from gyrator.ir.program import Arg, Extern, View
+from gyrator.ir.program import Arg, Extern, Program, View
 from gyrator.lowering import extern
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.extern import Result
@@ -105,3 +107,15 @@ def region(b: Builder, node: fx.Node, env: Mapping[fx.Node, Result]) -> Result:
     key = f"gyrator.region_{len(b.regions)}.default"
     b.regions[key] = fx.GraphModule(held, graph)
     return extern.call_named(b, node, key, passed)
+
+
+def attention(b: Builder, node: fx.Node, args: Sequence[Any], functions: tuple[Program, ...]) -> Result:
+    """A call of ``gyrator_attention`` with all its arguments but the bodies, which are also given as ``functions``."""
+    graph, held = fx.Graph(), dict(zip(("score", "keep", "slope"), args[1], strict=False))
+    kind, *rest = [graph.placeholder(f"x{k}") for k in range(len(args) - 1)]
+    target = cast(HigherOrderOperator, node.target)
+    graph.output(graph.call_function(target, (kind, [*map(graph.get_attr, held)], *rest)))
+    key = f"gyrator.region_{len(b.regions)}.default"
+    b.regions[key] = fx.GraphModule(held, graph)
+    given = [extern.argument(b, node, args[k], node.args[k], exact=True) for k in range(len(args)) if k != 1]
+    return extern.call_named(b, node, key, given, functions=functions)

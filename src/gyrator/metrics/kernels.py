@@ -10,7 +10,7 @@ from math import prod
 from gyrator.ir.expr import Expr, Load, Op, Random, Value, walk_all
 from gyrator.ir.index import Atom, Axis, Index, Size, evaluate
 from gyrator.ir.ops import OPS
-from gyrator.ir.tree import Contract, Kernel, Let, Loop, LoopKind, Stage, Store, Update, walk_stages
+from gyrator.ir.tree import Attend, Contract, Kernel, Let, Loop, LoopKind, Stage, Store, Update, walk_stages, windows
 
 UNKNOWN_SIZE = 64
 """What a size without a hint counts as."""
@@ -154,13 +154,16 @@ class _Walk:
                 self.exprs(args, trips, seen)
             case Store():
                 self.store(stage, around, trips, seen)
-            case Contract(_, left, right):
+            case Attend(template, axes, (query, *_)):
+                sides = [count_of(n, self.hints) for n in (*(axis.extent for axis in axes), query.shape[-1])]
+                self.operations += {"forward": 4, "rows": 6, "columns": 8}[template] * prod(sides)
+            case Contract(_, left):
                 self.depth = count_of(left.shape[-1], self.hints)
                 self.operations += 2 * trips * self.depth
-                for view in (left, right):
-                    self.read[self.params[view.value]] += prod(count_of(n, self.hints) for n in view.shape) * (
-                        view.value.dtype.itemsize
-                    )
+        for view in windows(stage):
+            moved = self.written if isinstance(stage, Attend) and view in stage.results else self.read
+            elements = prod(count_of(n, self.hints) for n in view.shape)
+            moved[self.params[view.value]] += elements * view.value.dtype.itemsize
 
     def store(self, store: Store, around: tuple[Loop, ...], trips: int, seen: set[Expr]) -> None:
         self.stores += 1
@@ -224,7 +227,7 @@ class _Walk:
         )
 
     def kind(self) -> KernelKind:
-        if any(isinstance(stage, Contract) for stage in walk_stages(self.kernel.body)):
+        if any(isinstance(stage, Contract | Attend) for stage in walk_stages(self.kernel.body)):
             return KernelKind.TEMPLATE
         if self.running:
             return KernelKind.SCAN

@@ -301,10 +301,10 @@ def power(n: int | None) -> int:
 
 def is_wide(kernel: Kernel) -> bool:
     """Whether a position may need 64 bits."""
-    return not all(_fits(i) for i in indices_in(kernel.body))
+    return not all(fits(i) for i in indices_in(kernel.body))
 
 
-def _fits(index: Index) -> bool:
+def fits(index: Index) -> bool:
     """Whether an index provably stays within 32 bits, and so does what it is computed from."""
     low, high = lower(index), upper(index)
     if low is None or high is None or low.value is None or high.value is None:
@@ -312,4 +312,4 @@ def _fits(index: Index) -> bool:
     if low.value < -MAX_INDEX or high.value >= MAX_INDEX:
         return False
     inner = [i for a in index.atoms() if isinstance(a, FloorDiv | Mod) for i in (a.num, a.den)]
-    return all(_fits(i) for i in inner)
+    return all(fits(i) for i in inner)

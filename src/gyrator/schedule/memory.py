@@ -11,6 +11,7 @@ from gyrator.origin import merge
 from gyrator.schedule.canonical import canonicalise
 from gyrator.schedule.epilogue import product_group
 from gyrator.schedule.gpu import Gpu, gpu_of
+from gyrator.schedule.gpu_attention import build_attention
 from gyrator.schedule.group import Group, Member
 from gyrator.schedule.kernel import Built, build_kernel, levels_of
 from gyrator.schedule.plan import OUT_VARIANTS, Allocate, Call, Copy, Free, Launch, Plan, Step, full_view, is_full
@@ -91,6 +92,12 @@ class _Planner:
 
     # -- kernels -------------------------------------------------------------------------------------------
     def _launch(self, unit: Group | Templated, position: int) -> Iterator[Step]:
+        if isinstance(unit, Templated) and unit.functions:
+            yield from (Allocate(v) for v in unit.call.out if v is not None)
+            built = build_attention(unit)
+            kernel = self.kernels[built.kernel.name] = built.kernel
+            yield Launch(kernel.name, built.args, tuple(s.index() for s in kernel.sizes), unit.call.origins)
+            return
         group = unit if isinstance(unit, Group) else _group_of(unit)
         made = frozenset(defines_of(group))
         outside = frozenset(v for v in made if v in self._life.forever or self._life.last.get(v, -1) > position)

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import torch
 
-from gyrator.ir.expr import Value
+from gyrator.ir.expr import Expr, Value
 from gyrator.ir.index import ONE, ZERO, Index
 from gyrator.ir.program import Extern, Input, Node, Program, View, defines, shown_values, uses
 from gyrator.ir.tree import Config
@@ -39,13 +39,15 @@ class Templated:
     """A unit of a schedule beside groups and calls: a product computed by the template of that name.
 
     ``epilogue`` is a pointwise group over the product's own elements, computed on each tile before it is stored; the
-    product is stored too if others read it. ``configs`` are ways to run it, the best guess first.
+    product is stored too if others read it. ``configs`` are ways to run it, the best guess first. ``functions`` are
+    those of attention, which is no product and has no epilogue (:mod:`gpu_attention`).
     """
 
     call: Extern
     template: str
     configs: tuple[Config, ...]
     epilogue: Group | None = None
+    functions: tuple[Expr, ...] = ()
 
 
 Unit: TypeAlias = Group | Extern | Templated

@@ -15,6 +15,7 @@ from gyrator.schedule.dce import remove_dead
 from gyrator.schedule.empty import fill_empty
 from gyrator.schedule.fuse import Decision, Slower, fuse
 from gyrator.schedule.gpu import Gpu
+from gyrator.schedule.gpu_attention import attention_units
 from gyrator.schedule.gpu_combo import combine
 from gyrator.schedule.gpu_gemm import shown_unpadded
 from gyrator.schedule.gpu_products import widen_products
@@ -109,6 +110,8 @@ def schedule(
     with session.stage("choose products"):
         units, packings = choose_products(fused.steps, program, ask, config, gpu, cpu)
         program = with_packings(program, packings)
+        if gpu is not None:
+            units = attention_units(units, rule, gpu, tune=config.max_autotune)
     with session.stage("kernels and memory"):
         plan = plan_memory(program, units, rule, in_place=config.inplace, gpu=gpu)
         if gpu is not None and config.combo_kernels:

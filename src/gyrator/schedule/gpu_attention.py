@@ -1,0 +1,147 @@
+"""Attention on a GPU: calls that become kernels of their own, and the blocks that these run with.
+
+    call gyrator.region_0("forward", [q, k, v], lists, sides, scale, reads, reads)   →   out = forward of q, k, v
+
+First comes the template: ``forward``, ``rows`` (the gradient of queries) or ``columns`` (of keys and values). Gradients
+also take that of the result, the sums, and what to subtract. ``lists`` say which blocks of ``sides`` rows and columns
+are walked: counts, numbers, the same of whole ones. The user's functions on one score (what becomes of it, whether it
+is kept, its gradient), programs of their own, become expressions over batch, head, row and column.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import gcd
+from typing import Any
+
+import torch
+
+from gyrator.ir.expr import Expr, IndexValue, Load, Masked, Ref, Value, rewrite
+from gyrator.ir.index import ONE, ZERO, Axis, dot
+from gyrator.ir.program import Arg, Extern, ListArg, Nest, Pointwise, Program, View
+from gyrator.ir.tree import Attend, Config, Param, Tile, Tiling
+from gyrator.schedule.canonical import stem_of
+from gyrator.schedule.gpu import Gpu
+from gyrator.schedule.gpu_tiling import fits, power
+from gyrator.schedule.kernel import Built
+from gyrator.schedule.naming import named
+from gyrator.schedule.plan import full_view
+from gyrator.schedule.products import Templated, Unit
+from gyrator.schedule.simplify import Rule
+from gyrator.schedule.volume import volume
+
+_OPERANDS = ("query", "key", "value", "grad", "sums", "delta")
+_LISTS = ("counts", "blocks", "whole_counts", "whole_blocks")
+_RESULTS = {"forward": ("out", "sums", "maxima"), "rows": ("d_query",), "columns": ("d_key", "d_value")}
+_BLOCKS = {
+    "forward": "64 128 4 2 64, 64 64 4 3 64, 128 64 8 3 64, 128 64 4 2 128, 128 128 8 3 128, 64 64 4 3 256,"
+    "64 64 4 2 256, 64 32 4 2 256, 32 32 4 2 256",
+    "rows": "64 64 4 2 256, 128 128 8 2 128, 128 32 8 3 128, 64 64 4 3 128, 64 32 4 2 256, 32 32 4 2 256",
+    "columns": "128 64 4 2 64, 64 64 4 2 256, 64 128 8 3 128, 64 64 8 2 256, 32 64 4 2 256, 32 32 4 2 256",
+}
+"""Rows and columns of a tile of scores, warps, stages, and the widest heads: the fastest first on an H200."""
+
+
+def attention_units(units: Sequence[Unit], rule: Rule, gpu: Gpu, *, tune: bool) -> tuple[Unit, ...]:
+    """The units with calls of attention as kernels, with several configs if the best is to be found by ``tune``.
+
+    A call stays whose functions are more than expressions, or whose tensors are views of other types or empty.
+    """
+    return tuple(_unit(u, rule, gpu, tune) if isinstance(u, Extern) and u.functions else u for u in units)
+
+
+def _unit(call: Extern, rule: Rule, gpu: Gpu, tune: bool) -> Unit:
+    template, tensors, lists, sides, _, *reads = _arguments(call)
+    plain = (isinstance(v, View) and v.dtype in (None, v.value.dtype) and ZERO not in v.shape for v in tensors + lists)
+    if not all(plain):
+        return call
+    given = zip(call.functions, (*reads, reads[0]), strict=False)
+    functions = tuple(f for f in [_function(p, r, _axes(tensors), rule) for p, r in given] if f is not None)
+    configs = _configs(template, tensors, sides, gpu)
+    if len(functions) < len(call.functions) or not configs:
+        return call
+    return Templated(call, template, configs[: 4 if tune else 1], functions=functions)
+
+
+def _arguments(call: Extern) -> Sequence[Any]:
+    return [arg.items if isinstance(arg, ListArg) else arg for arg in call.args]
+
+
+def _axes(tensors: Sequence[View]) -> tuple[Axis, ...]:
+    extents = (*tensors[0].shape[:3], tensors[1].shape[2])
+    return tuple(Axis(name, n) for name, n in zip(("batch", "head", "row", "column"), extents, strict=True))
+
+
+def _function(program: Program, reads: Sequence[Arg], axes: tuple[Axis, ...], rule: Rule) -> Expr | None:
+    """A function as an expression, whose loads are at places in the memory of what it reads; None if it is none."""
+    count = len(program.inputs) - len(reads)
+    scores = [Ref(name, torch.float32, frozenset(axes)) for name in ("score", "grad")[: count - len(axes)]]
+    given = zip(program.inputs, (*scores, *(IndexValue(a.index()) for a in axes)), strict=False)
+    known: dict[Value | None, tuple[tuple[Axis, ...], Expr]] = {i.value: ((), e) for i, e in given}
+    views = {i.value: v for i, v in zip(program.inputs[count:], reads, strict=True) if isinstance(v, View)}
+
+    def inlined(e: Expr) -> Expr | None:
+        if isinstance(e, Load) and e.value in views:
+            view = views[e.value]
+            return Load(view.value, (dot(e.index, view.strides) + view.offset,))
+        if isinstance(e, Load) and e.value in known:
+            inner, body = known[e.value]
+            return rewrite(body, rule, dict(zip(inner, e.index, strict=True)))
+        return rule(e)
+
+    for node in program.nodes:
+        if not isinstance(node, Nest) or not isinstance(node.root, Pointwise):
+            return None
+        known[node.out[0]] = node.axes, rewrite(node.root.body, inlined)
+    (out,) = program.outputs
+    body = known[out.value][1] if isinstance(out, View) and out.value in known else None
+    if body is None or any(isinstance(e, Masked) for e in body.walk()):
+        return None
+    return body if {load.value for load in body.loads()} <= {view.value for view in views.values()} else None
+
+
+def _configs(template: str, views: Sequence[View], sides: Sequence[int], gpu: Gpu) -> tuple[Config, ...]:
+    """Blocks whose operands fit into shared memory and whose sums fit into registers, the likely best first."""
+    item, of_columns = views[0].value.dtype.itemsize, template == "columns"
+    width = max(16, *(power(view.shape[-1].value) for view in views[:3]))
+    tf32 = int(item == 4 and torch.get_float32_matmul_precision() != "highest")
+    most = 1 << (14 if item == 2 or tf32 else 10)  # without tensor cores operands lie in registers too
+    found: dict[Config, None] = {}
+    for text in _BLOCKS[template].split(","):
+        m, n, warps, stages, widest = map(int, text.split())
+        m, n = gcd(m, sides[0]), gcd(n, sides[1])
+        kept, walked = (n, m) if of_columns else (m, n)
+        shared = (kept * (1 + (template != "forward")) + 2 * walked * stages) * width * item
+        sums = (kept * width * (1 + of_columns) + 2 * m * n) * item
+        if width <= widest and m * n <= most and shared <= gpu.shared_bytes and sums <= warps << 14:
+            found[Config((("BLOCK_M", m), ("BLOCK_N", n), ("ALLOW_TF32", tf32)), warps, stages)] = None
+    return tuple(found)
+
+
+def build_attention(unit: Templated) -> Built:
+    """The kernel of a call of attention."""
+    call, template = unit.call, unit.template
+    _, tensors, lists, sides, scale, *_ = _arguments(call)
+    memory: dict[Value, Value] = {}
+
+    def param(value: Value, wish: str) -> Value:
+        last = dot(tuple(n - 1 for n in value.shape), value.strides)
+        return memory.setdefault(value, Value(wish, (last + 1,), value.dtype, (ONE,), value.device))
+
+    def windows(views: Sequence[Any], wishes: Sequence[str]) -> tuple[View, ...]:
+        return tuple(v and replace(v, value=param(v.value, wish)) for v, wish in zip(views, wishes, strict=False))
+
+    def renamed(e: Expr) -> Expr | None:
+        return Load(param(e.value, f"{stem_of(e.value.name)}_{len(memory)}"), e.index) if isinstance(e, Load) else None
+
+    axes, operands = _axes(tensors), windows(tensors, _OPERANDS)
+    walked = windows(lists, _LISTS)
+    functions = tuple(rewrite(f, renamed) for f in unit.functions)
+    read = {*memory.values()}
+    results = windows([v and full_view(v) for v in call.out], _RESULTS[template])
+    stage = Attend(template, axes, operands, walked, results, functions, tuple(sides), scale)
+    params = {Param(p, p in read, p not in read): v for v, p in memory.items()}
+    kernel = named((stage,), (), tuple(params), call.origins, f"attention_{template}", str(unit.configs))
+    tiles = (Tile(axes[2], "BLOCK_M"), Tile(axes[3], "BLOCK_N"))[:: -1 if template == "columns" else 1]
+    wide = not all(fits(i) for f in functions for load in f.loads() for i in load.index)
+    tiling = Tiling(tiles, unit.configs, "template", wide, volume(axis.extent for axis in axes[:3]))
+    return Built(replace(kernel, tiling=tiling), tuple(params.values()))

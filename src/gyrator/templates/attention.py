@@ -1,0 +1,374 @@
+"""Attention on a GPU: what generated kernels call by the name ``attention``.
+
+    scores = score(query @ keyᵀ * scale, b, h, i, j), -inf where not keep(b, h, i, j)
+    out    = softmax(scores) @ value
+
+No tensor holds the scores: a program walks the keys of its rows, or the rows of its keys, tile by tile (Dao,
+"FlashAttention-2", 2023). Generated kernels define the functions ``score``, ``keep`` and ``slope`` (the gradient of
+``score``) of a tile; all take what they read of memory as the tuple ``reads``. A tensor of four dimensions comes as
+(pointer, steps of batch, head, row, column), sums of rows as (pointer, steps of batch, head, row). ``lists`` say which
+blocks of SIDE_M rows and SIDE_N columns are walked: (counts, numbers, counts of whole ones, their numbers), each with
+its steps. In whole ones everything is kept. PLAIN: there is no ``score``; OPEN: ``keep`` keeps all; EVEN_M,
+EVEN_N: tiles end where rows or columns do.
+"""
+
+# mypy: ignore-errors
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+# -- memory ------------------------------------------------------------------------------------------------
+@triton.jit
+def window(tensor, b, h):
+    """The first element of a matrix or a row among batches and heads."""
+    return tensor[0] + (b.to(tl.int64) * tensor[1] + h.to(tl.int64) * tensor[2])
+
+
+@triton.jit
+def load_rows(
+    base, tensor, start, length, ROWS: tl.constexpr, WIDTH: tl.constexpr, SPAN: tl.constexpr, EVEN: tl.constexpr
+):
+    """Rows from ``start`` on, [ROWS, SPAN], zeros where the matrix [length, WIDTH] ends."""
+    row = tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, SPAN)[None, :]
+    places = base + start.to(tl.int64) * tensor[3] + row * tensor[3] + column * tensor[4]
+    if EVEN and WIDTH == SPAN:
+        return tl.load(places)
+    elif EVEN:
+        return tl.load(places, column < WIDTH, 0)
+    elif WIDTH == SPAN:
+        return tl.load(places, row < length - start, 0)
+    else:
+        return tl.load(places, (row < length - start) & (column < WIDTH), 0)
+
+
+@triton.jit
+def store_rows(base, tensor, start, length, block, WIDTH: tl.constexpr):
+    """Store the rows of ``block`` from ``start`` on that lie in the matrix [length, WIDTH]."""
+    row = tl.arange(0, block.shape[0])[:, None]
+    column = tl.arange(0, block.shape[1])[None, :]
+    places = base + start.to(tl.int64) * tensor[3] + row * tensor[3] + column * tensor[4]
+    tl.store(places, block.to(tensor[0].dtype.element_ty), (row < length - start) & (column < WIDTH))
+
+
+@triton.jit
+def load_sums(base, tensor, start, length, ROWS: tl.constexpr, EVEN: tl.constexpr):
+    """A number for each row from ``start`` on, 0 where there is none, and for rows without scores, whose sums have no
+    logarithm."""
+    row = start + tl.arange(0, ROWS)
+    if EVEN:
+        found = tl.load(base + row * tensor[3])
+    else:
+        found = tl.load(base + row * tensor[3], row < length, 0.0)
+    return tl.where(found == float("-inf"), 0.0, found)
+
+
+@triton.jit
+def spot(tiles, planes):
+    """The tile of a program and its batch and head, of which eight go together, so that few operands are in use;
+    the tiles whose way is longest in a causal mask come first."""
+    pid = tl.program_id(0)
+    first = pid // (8 * tiles) * 8
+    several = tl.minimum(planes - first, 8)
+    within = pid % (8 * tiles)
+    return within // several, first + within % several
+
+
+# -- which blocks are walked ---------------------------------------------------------------------------------
+@triton.jit
+def listed(counts, numbers, b, h, block):
+    """How many blocks are listed for a block; where their numbers are, and the step between them."""
+    count = tl.load(window(counts, b, h) + block * counts[3])
+    return count, (window(numbers, b, h) + block * numbers[3], numbers[4])
+
+
+@triton.jit
+def reach(count, length, SIDE: tl.constexpr, BLOCK: tl.constexpr, LISTED: tl.constexpr):
+    """How many tiles of BLOCK there are in ``count`` blocks of SIDE; in ``length`` if there are no lists."""
+    if LISTED:
+        return count * (SIDE // BLOCK)
+    else:
+        return tl.cdiv(length, BLOCK)
+
+
+@triton.jit
+def place(t, numbers, SIDE: tl.constexpr, BLOCK: tl.constexpr, LISTED: tl.constexpr):
+    """Where tile ``t`` of the walk begins."""
+    if LISTED:
+        return tl.load(numbers[0] + t // (SIDE // BLOCK) * numbers[1]) * SIDE + t % (SIDE // BLOCK) * BLOCK
+    else:
+        return t * BLOCK
+
+
+# -- one tile of scores --------------------------------------------------------------------------------------
+@triton.jit
+def scored(
+    raw, b, h, i, j, m, n, scale, score, keep, reads,
+    KEPT: tl.constexpr, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr, PLAIN: tl.constexpr,
+):  # fmt: skip
+    """The scores of a tile, in the units that ``unit`` says, and the products as ``score`` got them."""
+    at_i = tl.minimum(i, m - 1)
+    at_j = tl.minimum(j, n - 1)
+    scores = raw
+    if not PLAIN:
+        raw = raw * scale
+        scores = tl.broadcast_to(score(raw, b, h, at_i, at_j, reads).to(tl.float32), raw.shape)
+    if not KEPT:
+        scores = tl.where(keep(b, h, at_i, at_j, reads), scores, float("-inf"))
+    if not EVEN_N:
+        scores = tl.where(j < n, scores, float("-inf"))
+    if not EVEN_M:
+        scores = tl.where(i < m, scores, float("-inf"))
+    return scores, raw
+
+
+@triton.jit
+def unit(scale, PLAIN: tl.constexpr):
+    """The factor that makes powers of two of scores."""
+    if PLAIN:
+        return scale * LOG2_E
+    else:
+        return LOG2_E
+
+
+# -- forward -------------------------------------------------------------------------------------------------
+@triton.jit
+def walk(
+    state, q, key, value, keys, values, b, h, i, m, n, count, numbers, scale, score, keep, reads,
+    E: tl.constexpr, V: tl.constexpr, SIDE: tl.constexpr, BLOCK_N: tl.constexpr, LISTED: tl.constexpr,
+    KEPT: tl.constexpr, EVEN_N: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Adds tiles of keys to the state: the greatest score of each row, the sum of the powers, the sum of values."""
+    top, total, acc = state
+    factor = unit(scale, PLAIN)
+    for t in range(reach(count, n, SIDE, BLOCK_N, LISTED)):
+        start = place(t, numbers, SIDE, BLOCK_N, LISTED)
+        k = load_rows(keys, key, start, n, BLOCK_N, E, q.shape[1], EVEN_N)
+        raw = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        j = start + tl.arange(0, BLOCK_N)[None, :]
+        scores, raw = scored(raw, b, h, i, j, m, n, scale, score, keep, reads, KEPT, True, EVEN_N, PLAIN)
+        new = tl.maximum(top, tl.max(scores, 1) * factor)
+        safe = new
+        if not (KEPT and PLAIN):
+            safe = tl.where(new == float("-inf"), 0.0, new)
+        power = tl.math.exp2(scores * factor - safe[:, None])
+        shrink = tl.math.exp2(top - safe)
+        total = total * shrink + tl.sum(power, 1)
+        v = load_rows(values, value, start, n, BLOCK_N, V, acc.shape[1], EVEN_N)
+        acc = tl.dot(power.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+        top = new
+    return top, total, acc
+
+
+@triton.jit
+def forward(
+    operands, lists, results, sizes, scale, score, keep, slope, reads, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr,
+    PLAIN: tl.constexpr, OPEN: tl.constexpr, E: tl.constexpr, V: tl.constexpr, GROUPS: tl.constexpr,
+    SIDE_M: tl.constexpr, SIDE_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ALLOW_TF32: tl.constexpr,
+):  # fmt: skip
+    """A program's rows of the result, the logarithm of their sums and their greatest score, both base 2."""
+    PRECISION: tl.constexpr = "tf32" if ALLOW_TF32 else "ieee"
+    SPAN_E: tl.constexpr = max(16, triton.next_power_of_2(E))
+    SPAN_V: tl.constexpr = max(16, triton.next_power_of_2(V))
+    query, key, value = operands
+    out, sums, maxima = results
+    heads, m, n = sizes
+    tiles = tl.cdiv(m, BLOCK_M)
+    tile, plane = spot(tiles, tl.num_programs(0) // tiles)
+    b = plane // heads
+    h = plane % heads
+    start = (tiles - 1 - tile) * BLOCK_M
+    i = start + tl.arange(0, BLOCK_M)[:, None]
+    q = load_rows(window(query, b, h), query, start, m, BLOCK_M, E, SPAN_E, EVEN_M)
+    keys = window(key, b, h // GROUPS)
+    values = window(value, b, h // GROUPS)
+    state = (
+        tl.full((BLOCK_M,), float("-inf"), tl.float32),
+        tl.zeros((BLOCK_M,), tl.float32),
+        tl.zeros((BLOCK_M, SPAN_V), tl.float32),
+    )
+    if len(lists) > 2:
+        count, numbers = listed(lists[2], lists[3], b, h, start // SIDE_M)
+        state = walk(
+            state, q, key, value, keys, values, b, h, i, m, n, count, numbers, scale, score, keep, reads,
+            E, V, SIDE_N, BLOCK_N, True, True, EVEN_N, PLAIN, PRECISION,
+        )  # fmt: skip
+    if len(lists) > 0:
+        count, numbers = listed(lists[0], lists[1], b, h, start // SIDE_M)
+        state = walk(
+            state, q, key, value, keys, values, b, h, i, m, n, count, numbers, scale, score, keep, reads,
+            E, V, SIDE_N, BLOCK_N, True, OPEN, EVEN_N, PLAIN, PRECISION,
+        )  # fmt: skip
+    else:
+        state = walk(
+            state, q, key, value, keys, values, b, h, i, m, n, 0, 0, scale, score, keep, reads,
+            E, V, SIDE_N, BLOCK_N, False, OPEN, EVEN_N, PLAIN, PRECISION,
+        )  # fmt: skip
+    top, total, acc = state
+    empty = total == 0.0
+    if out is not None:
+        store_rows(window(out, b, h), out, start, m, acc / tl.where(empty, 1.0, total)[:, None], V)
+    row = start + tl.arange(0, BLOCK_M)
+    if sums is not None:
+        logarithm = tl.where(empty, float("-inf"), top + tl.math.log2(total))
+        tl.store(window(sums, b, h) + row * sums[3], logarithm, row < m)
+    if maxima is not None:
+        tl.store(window(maxima, b, h) + row * maxima[3], top, row < m)
+
+
+# -- gradients -----------------------------------------------------------------------------------------------
+@triton.jit
+def walk_columns(
+    acc, q, d_out, sums, delta, key, value, keys, values, b, h, i, m, n, count, numbers,
+    scale, score, keep, slope, reads, E: tl.constexpr, V: tl.constexpr,
+    SIDE: tl.constexpr, BLOCK_N: tl.constexpr, LISTED: tl.constexpr,
+    KEPT: tl.constexpr, EVEN_N: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Adds tiles of keys to the gradient of rows of queries."""
+    factor = unit(scale, PLAIN)
+    for t in range(reach(count, n, SIDE, BLOCK_N, LISTED)):
+        start = place(t, numbers, SIDE, BLOCK_N, LISTED)
+        k = load_rows(keys, key, start, n, BLOCK_N, E, q.shape[1], EVEN_N)
+        v = load_rows(values, value, start, n, BLOCK_N, V, d_out.shape[1], EVEN_N)
+        raw = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        j = start + tl.arange(0, BLOCK_N)[None, :]
+        scores, raw = scored(raw, b, h, i, j, m, n, scale, score, keep, reads, KEPT, True, EVEN_N, PLAIN)
+        weights = tl.math.exp2(scores * factor - sums[:, None])
+        d_weights = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
+        d_scores = weights * (d_weights - delta[:, None])
+        if not PLAIN:
+            d_scores = slope(raw, d_scores, b, h, tl.minimum(i, m - 1), tl.minimum(j, n - 1), reads)
+        acc = tl.dot(d_scores.to(k.dtype), k, acc, input_precision=PRECISION)
+    return acc
+
+
+@triton.jit
+def rows(
+    operands, lists, results, sizes, scale, score, keep, slope, reads, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr,
+    PLAIN: tl.constexpr, OPEN: tl.constexpr, E: tl.constexpr, V: tl.constexpr, GROUPS: tl.constexpr,
+    SIDE_M: tl.constexpr, SIDE_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ALLOW_TF32: tl.constexpr,
+):  # fmt: skip
+    """The gradient of a program's rows of queries."""
+    PRECISION: tl.constexpr = "tf32" if ALLOW_TF32 else "ieee"
+    SPAN_E: tl.constexpr = max(16, triton.next_power_of_2(E))
+    SPAN_V: tl.constexpr = max(16, triton.next_power_of_2(V))
+    query, key, value, grad, sums, delta = operands
+    heads, m, n = sizes
+    tiles = tl.cdiv(m, BLOCK_M)
+    tile, plane = spot(tiles, tl.num_programs(0) // tiles)
+    b = plane // heads
+    h = plane % heads
+    start = (tiles - 1 - tile) * BLOCK_M
+    i = start + tl.arange(0, BLOCK_M)[:, None]
+    q = load_rows(window(query, b, h), query, start, m, BLOCK_M, E, SPAN_E, EVEN_M)
+    d_out = load_rows(window(grad, b, h), grad, start, m, BLOCK_M, V, SPAN_V, EVEN_M)
+    sum_ = load_sums(window(sums, b, h), sums, start, m, BLOCK_M, EVEN_M)
+    minus = load_sums(window(delta, b, h), delta, start, m, BLOCK_M, EVEN_M)
+    keys = window(key, b, h // GROUPS)
+    values = window(value, b, h // GROUPS)
+    acc = tl.zeros((BLOCK_M, SPAN_E), tl.float32)
+    if len(lists) > 2:
+        count, numbers = listed(lists[2], lists[3], b, h, start // SIDE_M)
+        acc = walk_columns(
+            acc, q, d_out, sum_, minus, key, value, keys, values, b, h, i, m, n, count, numbers,
+            scale, score, keep, slope, reads, E, V, SIDE_N, BLOCK_N, True, True, EVEN_N, PLAIN, PRECISION,
+        )  # fmt: skip
+    if len(lists) > 0:
+        count, numbers = listed(lists[0], lists[1], b, h, start // SIDE_M)
+        acc = walk_columns(
+            acc, q, d_out, sum_, minus, key, value, keys, values, b, h, i, m, n, count, numbers,
+            scale, score, keep, slope, reads, E, V, SIDE_N, BLOCK_N, True, OPEN, EVEN_N, PLAIN, PRECISION,
+        )  # fmt: skip
+    else:
+        acc = walk_columns(
+            acc, q, d_out, sum_, minus, key, value, keys, values, b, h, i, m, n, 0, 0,
+            scale, score, keep, slope, reads, E, V, SIDE_N, BLOCK_N, False, OPEN, EVEN_N, PLAIN, PRECISION,
+        )  # fmt: skip
+    store_rows(window(results[0], b, h), results[0], start, m, acc * scale, E)
+
+
+@triton.jit
+def walk_rows(
+    state, k, v, query, grad, sums, delta, b, h, j, m, n, count, numbers,
+    scale, score, keep, slope, reads, E: tl.constexpr, V: tl.constexpr,
+    SIDE: tl.constexpr, BLOCK_M: tl.constexpr, LISTED: tl.constexpr,
+    KEPT: tl.constexpr, EVEN_M: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Adds tiles of rows to the gradients of keys and values; tiles of scores are transposed."""
+    factor = unit(scale, PLAIN)
+    d_key, d_value = state
+    queries = window(query, b, h)
+    grads = window(grad, b, h)
+    sums_of = window(sums, b, h)
+    delta_of = window(delta, b, h)
+    for t in range(reach(count, m, SIDE, BLOCK_M, LISTED)):
+        start = place(t, numbers, SIDE, BLOCK_M, LISTED)
+        q = load_rows(queries, query, start, m, BLOCK_M, E, k.shape[1], EVEN_M)
+        raw = tl.dot(k, tl.trans(q), input_precision=PRECISION)
+        sum_ = load_sums(sums_of, sums, start, m, BLOCK_M, EVEN_M)
+        i = start + tl.arange(0, BLOCK_M)[None, :]
+        scores, raw = scored(raw, b, h, i, j, m, n, scale, score, keep, reads, KEPT, EVEN_M, True, PLAIN)
+        weights = tl.math.exp2(scores * factor - sum_[None, :])
+        d_out = load_rows(grads, grad, start, m, BLOCK_M, V, v.shape[1], EVEN_M)
+        d_value = tl.dot(weights.to(d_out.dtype), d_out, d_value, input_precision=PRECISION)
+        minus = load_sums(delta_of, delta, start, m, BLOCK_M, EVEN_M)
+        d_weights = tl.dot(v, tl.trans(d_out), input_precision=PRECISION)
+        d_scores = weights * (d_weights - minus[None, :])
+        if not PLAIN:
+            d_scores = slope(raw, d_scores, b, h, tl.minimum(i, m - 1), tl.minimum(j, n - 1), reads)
+        d_key = tl.dot(d_scores.to(q.dtype), q, d_key, input_precision=PRECISION)
+    return d_key, d_value
+
+
+@triton.jit
+def columns(
+    operands, lists, results, sizes, scale, score, keep, slope, reads, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr,
+    PLAIN: tl.constexpr, OPEN: tl.constexpr, E: tl.constexpr, V: tl.constexpr, GROUPS: tl.constexpr,
+    SIDE_M: tl.constexpr, SIDE_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ALLOW_TF32: tl.constexpr,
+):  # fmt: skip
+    """The gradients of a program's rows of keys and values, over all heads of queries that share them."""
+    PRECISION: tl.constexpr = "tf32" if ALLOW_TF32 else "ieee"
+    SPAN_E: tl.constexpr = max(16, triton.next_power_of_2(E))
+    SPAN_V: tl.constexpr = max(16, triton.next_power_of_2(V))
+    query, key, value, grad, sums, delta = operands
+    d_key, d_value = results
+    heads, m, n = sizes
+    tiles = tl.cdiv(n, BLOCK_N)
+    tile, plane = spot(tiles, tl.num_programs(0) // tiles)
+    b = plane // (heads // GROUPS)
+    kind = plane % (heads // GROUPS)
+    start = tile * BLOCK_N
+    j = start + tl.arange(0, BLOCK_N)[:, None]
+    k = load_rows(window(key, b, kind), key, start, n, BLOCK_N, E, SPAN_E, EVEN_N)
+    v = load_rows(window(value, b, kind), value, start, n, BLOCK_N, V, SPAN_V, EVEN_N)
+    state = (tl.zeros((BLOCK_N, SPAN_E), tl.float32), tl.zeros((BLOCK_N, SPAN_V), tl.float32))
+    for g in range(GROUPS):
+        head = kind * GROUPS + g
+        if len(lists) > 2:
+            count, numbers = listed(lists[2], lists[3], b, head, start // SIDE_N)
+            state = walk_rows(
+                state, k, v, query, grad, sums, delta, b, head, j, m, n, count, numbers,
+                scale, score, keep, slope, reads, E, V, SIDE_M, BLOCK_M, True, True, EVEN_M, PLAIN, PRECISION,
+            )  # fmt: skip
+        if len(lists) > 0:
+            count, numbers = listed(lists[0], lists[1], b, head, start // SIDE_N)
+            state = walk_rows(
+                state, k, v, query, grad, sums, delta, b, head, j, m, n, count, numbers,
+                scale, score, keep, slope, reads, E, V, SIDE_M, BLOCK_M, True, OPEN, EVEN_M, PLAIN, PRECISION,
+            )  # fmt: skip
+        else:
+            state = walk_rows(
+                state, k, v, query, grad, sums, delta, b, head, j, m, n, 0, 0,
+                scale, score, keep, slope, reads, E, V, SIDE_M, BLOCK_M, False, OPEN, EVEN_M, PLAIN, PRECISION,
+            )  # fmt: skip
+    if d_key is not None:
+        store_rows(window(d_key, b, kind), d_key, start, n, state[0] * scale, E)
+    if d_value is not None:
+        store_rows(window(d_value, b, kind), d_value, start, n, state[1], V)

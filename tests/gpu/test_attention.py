@@ -1,0 +1,111 @@
+"""flex_attention by templates on a GPU: values and gradients within twice eager's own error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+Mod = Callable[..., Tensor]
+
+
+def causal(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return i >= j
+
+
+def late(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """The first 150 rows attend to nothing."""
+    return (i >= j) & (i - j < 70) & (i >= 150)
+
+
+def alibi(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return score + (j - i) * torch.exp2(-(h + 1.0))
+
+
+def softcap(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return 5 * torch.tanh(score / 5)
+
+
+def made(shape: tuple[int, ...], dtype: torch.dtype, *, transposed: bool = False) -> Tensor:
+    generator = torch.Generator("cuda").manual_seed(sum(shape))
+    if transposed:
+        b, h, m, e = shape
+        return torch.randn((b, m, h, e), device="cuda", generator=generator).to(dtype).transpose(1, 2)
+    return torch.randn(shape, device="cuda", generator=generator).to(dtype)
+
+
+def results(fn: Callable[..., Any], tensors: list[Tensor]) -> list[Tensor]:
+    leaves = [x.detach().requires_grad_() for x in tensors]
+    out, sums = fn(*leaves)
+    generator = torch.Generator("cuda").manual_seed(7)
+    weights = [torch.randn(x.shape, device="cuda", generator=generator).to(x.dtype) for x in (out, sums)]
+    loss = (out * weights[0]).sum() + (sums.masked_fill(sums == -torch.inf, 0) * weights[1]).sum()
+    return [out.detach(), sums.detach(), *torch.autograd.grad(loss, leaves)]
+
+
+def assert_right(fn: Callable[..., Any], compiled: Callable[..., Any], tensors: list[Tensor]) -> None:
+    """Root mean squares of errors within twice eager's own."""
+    got, eager, exact = results(compiled, tensors), results(fn, tensors), results(fn, [x.double() for x in tensors])
+    for ours, theirs, true in zip(got, eager, exact, strict=True):
+        finite = true.isfinite()
+        assert torch.equal(ours.isfinite(), finite) and ours.stride() == theirs.stride()
+        scale = true[finite].pow(2).mean().sqrt()
+        allowed = 2 * (theirs.double() - true)[finite].pow(2).mean().sqrt() + 4 * torch.finfo(ours.dtype).eps * scale
+        assert (ours.double() - true)[finite].pow(2).mean().sqrt() <= allowed
+
+
+def attention(score: Mod | None, mask: BlockMask | None) -> Callable[..., Any]:
+    def run(query: Tensor, key: Tensor, value: Tensor) -> Any:
+        gqa = query.shape[1] != key.shape[1]
+        return flex_attention(query, key, value, score, mask, enable_gqa=gqa, return_lse=True)
+
+    return run
+
+
+def gyrator(fn: Callable[..., Any], **more: Any) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    return torch.compile(fn, backend="gyrator", options={"cache": False}, **more)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F32], ids=["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("keep", [None, causal, late], ids=["all", "causal", "late"])
+@pytest.mark.parametrize("score", [None, alibi, softcap], ids=["plain", "alibi", "softcap"])
+def test_values_and_gradients(dtype: torch.dtype, keep: Mod | None, score: Mod | None) -> None:
+    m, n = (300, 300) if keep is not None else (131, 300)
+    mask = None if keep is None else create_block_mask(keep, None, None, m, n, device="cuda")
+    shapes = [(2, 4, m, 64), (2, 2, n, 64), (2, 2, n, 64)]
+    fn = attention(score, mask)
+    assert_right(fn, gyrator(fn), [made(s, dtype) for s in shapes])
+
+
+@pytest.mark.parametrize("width", [16, 80, 128, 256])
+def test_widths_of_heads_and_transposed_operands(width: int) -> None:
+    mask = create_block_mask(causal, None, None, 256, 256, device="cuda")
+    tensors = [made((1, 2, 256, width), BF16, transposed=True) for _ in range(2)]
+    fn = attention(None, mask)
+    assert_right(fn, gyrator(fn), [*tensors, made((1, 2, 256, 64), BF16, transposed=True)])
+
+
+def test_tensors_that_functions_read_and_masks_of_each_batch_and_head() -> None:
+    bias, number = made((4, 300), F32), torch.arange(300, device="cuda") // 77
+
+    def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return s + bias[h, j] * (b + 1)
+
+    def keep(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return (number[i] == number[j]) & (j > h * b)
+
+    fn = attention(score, create_block_mask(keep, 2, 4, 300, 300, device="cuda"))
+    assert_right(fn, gyrator(fn), [made((2, 4, 300, 32), F16) for _ in range(3)])
+
+
+def test_sizes_that_change() -> None:
+    fn = attention(alibi, None)
+    compiled = gyrator(fn, dynamic=True)
+    for batch, m, n in ((1, 200, 200), (3, 77, 333), (2, 256, 128)):
+        assert_right(fn, compiled, [made(s, BF16) for s in ((batch, 4, m, 64), (batch, 4, n, 64), (batch, 4, n, 64))])

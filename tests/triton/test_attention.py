@@ -1,0 +1,145 @@
+"""flex_attention by templates: values and gradients in Triton's interpreter; kernels that fit into registers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+from torch._higher_order_ops.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import create_block_mask
+
+from gyrator.autograd import fused_attention
+from gyrator.autograd.aot import aot_compile
+from gyrator.autograd.interface import Compiled, GraphInfo, interpret
+from gyrator.config import Config
+from tests.triton.emulated import Emulator, on_gpu, print_for_gpu
+from tests.triton.worker import Worker
+
+Mod = Callable[..., Tensor]
+Program = Callable[..., tuple[Tensor, ...]]
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_attention, "DEVICES", ("cpu",))
+    torch._dynamo.reset()
+
+
+def unchanged(score: Tensor, *_: Tensor) -> Tensor:
+    return score
+
+
+def alibi(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return score + (j - i) * torch.exp2(-(h + 1.0))
+
+
+def everything(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return j >= 0
+
+
+def window(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """The first 20 rows attend to nothing."""
+    return (i >= j) & (i - j < 36) & (i >= 20)
+
+
+def attention(score: Mod, keep: Mod | None, m: int, n: int, reads: tuple[Tensor, ...] = ()) -> Program:
+    """The operator itself, since torch's function refuses gradients on CPUs; capture finds the reads by itself."""
+    mask = create_block_mask(keep or everything, None, None, m, n, device="cpu", BLOCK_SIZE=16).as_tuple()
+    mask = mask if keep is not None else (*mask[:-3], 1 << 30, 1 << 30, mask[-1])  # as where there is none
+
+    def run(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        given = () if torch.compiler.is_compiling() else (reads, ())
+        return flex_attention(query, key, value, score, mask, 0.3, {}, *given)
+
+    return run
+
+
+def results(fn: Program, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Values, sums and greatest scores; then gradients."""
+    leaves = [x.detach().requires_grad_() for x in tensors]
+    found = fn(*leaves)
+    generator = torch.Generator().manual_seed(7)
+    finite = [x.masked_fill(x == -torch.inf, 0) for x in found[:2]]
+    loss = sum((x * torch.randn(x.shape, generator=generator).to(x.dtype)).sum() for x in finite)
+    assert isinstance(loss, Tensor)
+    return [*(x.detach() for x in found), *torch.autograd.grad(loss, leaves)]
+
+
+def assert_right(fn: Program, tensors: Sequence[Tensor], worker: Worker, folder: Path) -> list[str]:
+    """Within twice eager's own error; the names of the kernels."""
+    emulator = Emulator(folder, worker)
+    got = results(torch.compile(fn, backend=emulator.backend), tensors)
+    eager, exact = results(fn, tensors), results(fn, [x.double() for x in tensors])
+    for ours, theirs, true in zip(got, eager, exact, strict=True):
+        finite = true.isfinite()
+        assert torch.equal(ours.isfinite(), finite) and ours.stride() == theirs.stride()
+        scale = true[finite].pow(2).mean().sqrt()
+        allowed = 2 * (theirs.double() - true)[finite].pow(2).mean().sqrt() + 4 * torch.finfo(ours.dtype).eps * scale
+        assert (ours.double() - true)[finite].pow(2).mean().sqrt() <= allowed
+    return [kernel.name.rpartition("_")[0] for printed in emulator.printed for kernel in printed.kernels]
+
+
+def made(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+@pytest.mark.parametrize(("score", "keep"), [(alibi, window), (unchanged, None)])
+def test_values_and_gradients(score: Mod, keep: Mod | None, interpreter: Worker, tmp_path: Path) -> None:
+    m, n = (59, 59) if keep is not None else (33, 59)
+    fn = attention(score, keep, m, n)
+    kernels = assert_right(fn, [made(2, 2, m, 16), made(2, 1, n, 16), made(1, 1, n, 24)], interpreter, tmp_path)
+    assert {"attention_forward", "attention_rows", "attention_columns"} <= {*kernels}
+
+
+def test_functions_that_read_tensors(interpreter: Worker, tmp_path: Path) -> None:
+    bias = made(2, 40)
+
+    def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor, bias: Tensor = bias) -> Tensor:
+        return torch.tanh(s) * bias[h, i] + bias[0, j]
+
+    tensors = [made(1, 2, 40, 16, dtype=torch.bfloat16) for _ in range(3)]
+    assert_right(attention(score, window, 40, 40, (bias,)), tensors, interpreter, tmp_path)
+
+
+def test_a_function_that_is_no_expression_is_run_by_torch(interpreter: Worker, tmp_path: Path) -> None:
+    bias = made(4, 64)
+
+    def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor, bias: Tensor = bias) -> Tensor:
+        return s + bias[h].cumsum(0)[j]
+
+    graphs: list[fx.GraphModule] = []
+
+    def keep(graph: fx.GraphModule, values: Sequence[object], info: GraphInfo) -> Compiled:
+        graphs.append(graph)
+        made_for_gpu = print_for_gpu(graph, on_gpu(graph, values), Config(check="every"))
+        assert not any("attention" in kernel.name for kernel in made_for_gpu.kernels)
+        assert "gyrator.region_0" in made_for_gpu.wrapper
+        return interpret(graph, values, info)
+
+    fn = attention(score, window, 64, 64, (bias,))
+    compiled = torch.compile(fn, backend=lambda gm, values: aot_compile(gm, values, fw_compiler=keep))
+    compiled(*(made(1, 4, 64, 16) for _ in range(3)))
+    assert graphs
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+def test_kernels_keep_their_tiles_in_registers(arch: int, compiler: Worker) -> None:
+    printed: list[Any] = []
+
+    def keep(graph: fx.GraphModule, values: Sequence[object], info: GraphInfo) -> Compiled:
+        run = interpret(graph, values, info)
+        printed.append(print_for_gpu(graph, on_gpu(graph, values), Config(check="every")))
+        return run
+
+    fn = attention(unchanged, window, 128, 128)
+    compiled = torch.compile(fn, backend=lambda gm, values: aot_compile(gm, values, fw_compiler=keep))
+    tensors = [made(1, 1, 128, 64, dtype=torch.bfloat16).requires_grad_() for _ in range(3)]
+    compiled(*tensors)
+    kernels = [kernel for made_for_gpu in printed for kernel in made_for_gpu.kernels if "attention" in kernel.name]
+    assert len(kernels) == 3
+    for kernel in kernels:
+        assert compiler.compile(kernel, kernel.configs[0], arch).spills == 0
