@@ -59,11 +59,9 @@ class InvalidOption(GyratorError):
 class UnsupportedInput(GyratorError):
     """A tensor of a kind that gyrator does not compile: sparse, quantised, nested, a subclass. Names torch's path."""
 
-    def __init__(
-        self, what: str, *, where: Origin | None = None, node: str | None = None, hint: str | None = None
-    ) -> None:
+    def __init__(self, what: str, *, where: Origin | None = None, hint: str | None = None) -> None:
         default = 'run this part with torch.compiler.disable, or with torch.compile(backend="eager")'
-        super().__init__(f"{what} cannot be compiled", where=where, node=node, hint=hint or default)
+        super().__init__(f"{what} cannot be compiled", where=where, hint=hint or default)
 
 
 class UnsupportedOperator(GyratorError):

@@ -74,8 +74,7 @@ def findings(config: Config) -> Iterator[Finding]:
     yield _instruction_set(config)
     yield _threads(config)
     yield _triton()
-    yield from _driver()
-    yield from _devices()
+    yield from _gpus()
     yield _cache(config)
     for line in unknown_environment(os.environ):
         yield Finding("environment", line, "correct or unset it; docs/config.md lists the variables")
@@ -155,20 +154,15 @@ def _triton() -> Finding:
     return Finding("Triton", version)
 
 
-def _driver() -> Iterator[Finding]:
+def _gpus() -> Iterator[Finding]:
     if not torch.cuda.is_available():
+        yield Finding("GPU", "none found; kernels are built for the CPU", absent=True)
         return
     try:
         version = cuda_driver().version()
         yield Finding("CUDA driver", f"for CUDA {version // 1000}.{version % 1000 // 10}")
     except DeviceUnsupported as error:
         yield Finding("CUDA driver", error.found, str(error.hint))
-
-
-def _devices() -> Iterator[Finding]:
-    if not torch.cuda.is_available():
-        yield Finding("GPU", "none found; kernels are built for the CPU", absent=True)
-        return
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         text = f"{properties.name}, capability {properties.major}.{properties.minor}, "

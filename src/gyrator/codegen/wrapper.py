@@ -103,7 +103,6 @@ class _Wrapper:
         self.symbols = _size_names(plan)
         self.names = Names((*_RESERVED, *self.symbols))
         self.by_name = {i.value.name: i.value for i in plan.inputs if i.value is not None}
-        self.kernel_of = {kernel.name: kernel for kernel in plan.kernels}
         self.lines: list[str] = []
         self.bound: set[str] = set()
         self.waiting = list(plan.derived)
@@ -118,7 +117,7 @@ class _Wrapper:
     # -- the program -----------------------------------------------------------------------------------------
     def text(self) -> str:
         for kernel in self.plan.kernels:
-            self.kernel_name(kernel)
+            self.kernel_name(kernel.name)
         for constant in self.plan.constants:
             self.name(constant.value)
         self.unpack()
@@ -142,8 +141,8 @@ class _Wrapper:
     def name(self, value: Value) -> str:
         return self.names.of(value, value.name)
 
-    def kernel_name(self, kernel: Kernel) -> str:
-        return self.names.of(f"kernel {kernel.name}", kernel.name)
+    def kernel_name(self, kernel: str) -> str:
+        return self.names.of(f"kernel {kernel}", kernel)
 
     def tool(self, name: str) -> str:
         """A function of the runtime, fetched once in `bind`."""
@@ -169,7 +168,7 @@ class _Wrapper:
         if isinstance(built, TritonKernel):
             return [self.gpu_kernel(kernel, built)]
         count = len(kernel.params) + len(kernel.sizes)
-        name = self.kernel_name(kernel)
+        name = self.kernel_name(kernel.name)
         head = f'{name} = runtime.kernel("{built.library}", "{built.symbol}", {count}'
         if not built.sites:
             return [f"{head})"]
@@ -179,7 +178,7 @@ class _Wrapper:
     def gpu_kernel(self, kernel: Kernel, built: TritonKernel) -> str:
         updated = updated_text(kernel, built) if len(built.variants) > 1 else ""
         more = f", {updated}" if updated else ""
-        name = self.kernel_name(kernel)
+        name = self.kernel_name(kernel.name)
         return f'{name} = runtime.gpu_kernel("{built.name}", {programs_text(built)}{more})'
 
     # -- inputs and sizes ------------------------------------------------------------------------------------
@@ -263,12 +262,12 @@ class _Wrapper:
         return f"{self.tool('empty')}({where})"
 
     def launch(self, step: Launch) -> None:
-        kernel, built = self.kernel_of[step.kernel], self.kernels[step.kernel]
+        name, built = self.kernel_name(step.kernel), self.kernels[step.kernel]
         if isinstance(built, TritonKernel):
-            self.launch_on_gpu(step, self.kernel_name(kernel), built)
+            self.launch_on_gpu(step, name, built)
             return
         args = [self.pointer(v) for v in step.args] + [index_text(s) for s in step.sizes]
-        self.emit(f"{self.kernel_name(kernel)}({', '.join([*args, 'threads'])})")
+        self.emit(f"{name}({', '.join([*args, 'threads'])})")
 
     def launch_on_gpu(self, step: Launch, name: str, kernel: TritonKernel) -> None:
         values, sizes, args, own = iter(step.args), iter(step.sizes), ["stream"], []
@@ -441,10 +440,10 @@ if __name__ == "__main__":
 
 def gpu_of(plan: Plan) -> torch.device | None:
     """The GPU that a plan's values lie on; None if there is none."""
-    found = (v.device for k in plan.kernels for p in k.params if (v := p.value).device.type == "cuda")
-    allocated = (s.value.device for s in plan.steps if isinstance(s, Allocate))
-    given = (i.value.device for i in plan.inputs if i.value is not None)
-    return next((d for d in (*found, *allocated, *given) if d.type == "cuda"), None)
+    values = [p.value for k in plan.kernels for p in k.params]
+    values += [s.value for s in plan.steps if isinstance(s, Allocate)]
+    values += [i.value for i in plan.inputs if i.value is not None]
+    return next((v.device for v in values if v.device.type == "cuda"), None)
 
 
 def broken(line: str, width: int) -> list[str]:

@@ -69,7 +69,9 @@ def graph_compiled(
         session.counters.replay(counts if isinstance(counts, dict) else {})
     if session.config.metrics or session.config.logs:
         record = from_json(GraphRecord, entry.text(RECORD))
-        add_graph_rows(session, record, entry.folder)
+        add_rows(session.config, "graph_stats", lambda: _graph_stats(session.name, record))
+        add_rows(session.config, "kernel_metadata", lambda: _kernel_metadata(record, entry.folder))
+        add_rows(session.config, "fusion_failure_due_to_indexing_mismatch", lambda: _mismatches(session.name, record))
         _log(session.config.logs, record, entry)
     if watch is not None:
         watch(GraphCompiled(entry.folder, cached, session, regions, constants))
@@ -131,12 +133,6 @@ def program_record(joint: JointGraph, partition: Partition) -> ProgramRecord:
 
 
 # -- rows of metric tables -----------------------------------------------------------------------------------
-def add_graph_rows(session: Session, record: GraphRecord, folder: Path) -> None:
-    """A compiled graph's rows of the tables that are on."""
-    config = session.config
-    add_rows(config, "graph_stats", lambda: _graph_stats(session.name, record))
-    add_rows(config, "kernel_metadata", lambda: _kernel_metadata(record, folder))
-    add_rows(config, "fusion_failure_due_to_indexing_mismatch", lambda: _mismatches(session.name, record))
 
 
 def kernel_tuned(config: Config, folder: Path, name: str, candidates: Sequence[Candidate], new: bool) -> None:

@@ -1,4 +1,1 @@
-"""Scheduling: a program of nests into a plan of kernels, calls and memory.
-
-dce → inline → predicate → dce → fuse → kernels and memory
-"""
+"""Scheduling: a program of nests into a plan of kernels, calls and memory; `stage.py` has its passes in order."""

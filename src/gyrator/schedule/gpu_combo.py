@@ -190,7 +190,7 @@ def _side_by_side(
     tiles = tuple(Tile(axis, "XBLOCK") for axis in dict.fromkeys(loop.axis for loop in body))
     hint = sum(_elements(kernel) for kernel, _ in members)
     tiling = Tiling(tiles, (Config((("XBLOCK", BLOCK),), WARPS),), "foreach", hint=hint)
-    made = named(tuple(body), (), tuple(params.values()), origins, "foreach")
+    made = named(Kernel("foreach", tuple(params.values()), (), (), tuple(body), origins))
     return replace(made, tiling=tiling), tuple(given.values())
 
 

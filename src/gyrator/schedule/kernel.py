@@ -51,7 +51,8 @@ def build_kernel(group: Group, stored: frozenset[Value], rule: Rule, gpu: Gpu | 
     writer = Writer(shape, levels, stored, rule)
     body = writer.body()
     params = writer.params({load.value for load in loads_in(body)})
-    kernel = named(body, writer.rows(), tuple(params), merge(*(m.nest.origins for m in group.members)), title_of(group))
+    origins = merge(*(m.nest.origins for m in group.members))
+    kernel = named(Kernel(title_of(group), tuple(params), (), writer.rows(), body, origins))
     return Built(kernel if gpu is None else tile_kernel(kernel, gpu, shared_blocks(group, gpu)), tuple(params.values()))
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from gyrator.ir.expr import Expr, Load, Ref, Value, rewrite
 from gyrator.ir.index import ONE, Atom, Axis, Index
 from gyrator.ir.program import View
-from gyrator.ir.tree import Config, Contract, Let, Loop, Param, Store, touched
+from gyrator.ir.tree import Config, Contract, Kernel, Let, Loop, Param, Store, touched
 from gyrator.origin import merge
 from gyrator.schedule.align import radix
 from gyrator.schedule.canonical import Canonical
@@ -72,7 +72,7 @@ def build_templated(
     body = _after(contract, writer.memory(total), writer.body())
     params = operands | writer.params(set(touched(body)))
     origins = merge(*(m.nest.origins for m in common.group.members))
-    kernel = named(body, (), tuple(params), origins, title_of(common.group), str(configs))
+    kernel = named(Kernel(title_of(common.group), tuple(params), (), (), body, origins), str(configs))
     with_blocks = block_product if gpu is None else tile_product
     return Built(with_blocks(kernel, contract, configs), tuple(params.values()))
 
