@@ -521,6 +521,9 @@ class Printer(Expressions):
 
     def _update(self, update: Update) -> None:
         carry, loop = self._carries[update.carry]
+        if "sort" in carry.kind:
+            self._sort(update, carry.kind, loop.axis)
+            return
         whole = self.tile_of[loop.axis].whole
         dtype = working(update.args[0].dtype)
         args = [self._element(update.args[0], carry.kind, dtype, loop.axis)]
@@ -700,6 +703,14 @@ class Printer(Expressions):
             axes |= self._scope
             self._carry_on(into, names, loop)
         self._bind_refs(update.running, names, axes, working(update.args[0].dtype))
+
+    def _sort(self, update: Update, kind: str, axis: Axis) -> None:
+        """Sort rows that a tile covers, with where elements were; what is outside the row comes last."""
+        row = self._broadcast(self.value(update.args[0]), self._scope)
+        inside = self.bounds[axis].text if axis in self.bounds else "True"
+        names = [self.names.fresh("sorted"), self.names.fresh("position")]
+        self.emit(f"{', '.join(names)} = rt.sort({row.text}, {inside}, {kind != 'sort'})")
+        self._bind_refs(update.running, names, self._scope, update.args[0].dtype)
 
     def _carry_on(self, into: Sequence[str], names: Sequence[str], loop: Loop) -> None:
         """What the next tile starts from: the last element of this one."""

@@ -106,6 +106,8 @@ def scan_dim(kind: str, args: State, dim: int) -> State:
             return best, args[1].gather(dim, at)
         case "logaddexp":
             return (torch.logcumsumexp(x, dim),)
+        case "sort" | "sort_descending":
+            return tuple(torch.sort(x, dim=dim, stable=True, descending=kind != "sort"))
     raise ValueError(f"{kind} is no scan")
 
 

@@ -203,9 +203,13 @@ _REDUCTIONS = (
     Reduction("welford", 1, (None, None, None), False, "Welford"),
     Reduction("softmax", 1, (None, None), False, "OnlineSoftmax"),
     Reduction("logaddexp", 1, (None,), True, "LogAddExp"),
+    Reduction("sort", 1, (None, torch.int64), True, ""),
+    Reduction("sort_descending", 1, (None, torch.int64), True, ""),
 )
 REDUCTIONS: Mapping[str, Reduction] = MappingProxyType({r.name: r for r in _REDUCTIONS})
-"""Name → reduction; those with ``scan`` may be the root of a scan (cummax: argmax with the last index on ties)."""
+"""Name → reduction; those with ``scan`` may be the root of a scan (cummax: argmax with the last index on ties).
+
+``sort`` is one on GPUs alone: element k of a row is its k-th in order, and where it was; equal ones stay in order."""
 
 
 def identity(kind: str, dtype: torch.dtype) -> bool | int | float:

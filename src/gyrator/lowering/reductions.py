@@ -20,8 +20,10 @@ from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.family import Family, named_rows, rows
 from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, whole
 from gyrator.lowering.typed import Operand, cast, compute_dtype, like, op
-from gyrator.lowering.views import dimension
+from gyrator.lowering.views import dimension, narrowed
 
+MOST_SORTED = 512
+"""Elements of a row that a kernel sorts: 16 for each thread of a warp; 1,024 take long to build and gain little."""
 Dims: TypeAlias = "int | Sequence[int] | None"
 
 
@@ -210,6 +212,30 @@ def _running_extreme(kind: str, b: Builder, out: tuple[Meta, Meta], x: TensorRef
     return b.narrowed(best, values), where
 
 
+def _sort(
+    b: Builder, out: tuple[Meta, Meta], x: TensorRef, dim: int = -1, descending: bool = False, *,
+    stable: bool | None = None,
+) -> Any:  # fmt: skip
+    """Rows of a GPU that a warp keeps in its registers, of at most 32 bits; longer ones are the library's."""
+    d, fits = dimension(dim, x.rank), x.dtype.itemsize <= 4 and x.dtype != torch.bool
+    length = x.shape[d].value if x.rank and fits and out[0].device.type == "cuda" else None
+    if length is None or not 2 <= length <= MOST_SORTED:
+        return NotImplemented
+    kind = "sort_descending" if descending else "sort"
+    return scan(b, Meta(x.shape, x.dtype, out[0].strides, out[0].device), d, kind, lambda at: (x.load(at),), kind)
+
+
+def _topk(
+    b: Builder, out: tuple[Meta, Meta], x: TensorRef, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> Any:
+    """The first of the sorted row."""
+    whole_row = out[0].with_shape(x.shape), out[1].with_shape(x.shape)
+    found = _sort(b, whole_row, x, dim, largest)
+    if found is NotImplemented:
+        return found
+    return [b.copy(narrowed(f, o.shape, dimension(dim, x.rank), ZERO), o) for f, o in zip(found, out, strict=True)]
+
+
 LOWERINGS: Family = {
     **rows(partial(_reduced, "sum", "any"), "sum", "default dim_IntList"),
     **rows(partial(_reduced, "prod", "all"), "prod", "default dim_int"),
@@ -226,4 +252,6 @@ LOWERINGS: Family = {
     **rows(partial(_running, "logaddexp"), "logcumsumexp"),
     **rows(partial(_running_extreme, "argmax"), "cummax"),
     **rows(partial(_running_extreme, "argmin"), "cummin"),
+    **rows(_sort, "sort", "default stable"),
+    **rows(_topk, "topk"),
 }

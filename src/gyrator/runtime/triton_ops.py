@@ -523,6 +523,43 @@ def before_two(x, y, start, start_y, KIND: tl.constexpr, words, row, part, parts
     return joined_two(far, far_y, near, near_y, KIND)
 
 
+# -- sorting -------------------------------------------------------------------------------------------------
+@triton.jit
+def ranked(x):
+    """Integers in the order of numbers of up to 32 bits: NaN is the largest, and -0 equals 0."""
+    if x.dtype.is_floating():
+        last: tl.constexpr = 0x7FFF if x.dtype.primitive_bitwidth == 16 else 0x7FFFFFFF
+        plain = tl.where(x == 0, tl.zeros_like(x), x)
+        if x.dtype.primitive_bitwidth == 16:
+            bits = plain.to(tl.int16, bitcast=True).to(tl.int32)
+        else:
+            bits = plain.to(tl.int32, bitcast=True)
+        return tl.where(x != x, last, tl.where(bits < 0, bits ^ last, bits))
+    else:
+        return x
+
+
+@triton.jit
+def sort(x, inside, DESCENDING: tl.constexpr):
+    """Rows along the last dimension, and where their elements were. A key and a position are sorted as one integer, so
+    that equal keys stay in order; what is not ``inside`` comes last."""
+    last: tl.constexpr = len(x.shape) - 1
+    size: tl.constexpr = x.shape[last]
+    narrow: tl.constexpr = x.dtype.primitive_bitwidth <= 16 and x.dtype != tl.uint16
+    kind: tl.constexpr = tl.int32 if narrow else tl.int64
+    bits: tl.constexpr = 16 if narrow else 32
+    most: tl.constexpr = 0x7FFFFFFF if narrow else 0x7FFFFFFFFFFFFFFF
+    key = ranked(x).to(kind)
+    if DESCENDING:
+        key = -1 - key
+    lane = tl.arange(0, size).to(kind)
+    if last == 1:
+        lane = lane[None, :]
+    both = tl.sort(tl.where(inside, (key << bits) | lane, most), last)
+    position = (both & ((1 << bits) - 1)).to(tl.int32) & (size - 1)
+    return tl.gather(x, position, last), position.to(tl.int64)
+
+
 # -- random numbers: gyrator.ir.philox is the same in torch --------------------------------------------------
 @triton.jit
 def words(seed, offset):

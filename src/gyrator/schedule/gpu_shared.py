@@ -36,6 +36,7 @@ def shared_blocks(group: Group, gpu: Gpu | None) -> tuple[int, ...]:
     outer, space, unit = group.outer, group.spaces[0], unit_axes(group)
     if Scan in roots:
         refused = Reduce in roots or any(m.space is None or transposes(m.nest) for m in group.members)
+        refused |= any(isinstance(m.nest.root, Scan) and "sort" in m.nest.root.kind for m in group.members)
         refused |= bool(unit & set(outer)) and not unit & set(space)
         few = volume((a.extent for a in outer), 1) <= 2 * gpu.processors
         long = volume((a.extent for a in space), MIN_SHARED) >= MIN_SHARED

@@ -117,7 +117,9 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> tuple[tupl
             pairs = _mixed_rows(longest, _item(walk))
         else:
             pairs = _whole_columns(longest, points) if columns else _whole_rows(longest, points, gpu, _item(walk))
-            if not columns and _walks_columns(walk, 2):
+            if any("sort" in carry.kind for loops in walk.rows.values() for loop in loops for carry in loop.carries):
+                pairs = [(1, 1)] if longest > 256 else [(4, 4), (1, 1)]
+            elif not columns and _walks_columns(walk, 2):
                 pairs = [pairs[0], *((n, n * longest // 2048) for n in (16, 32) if 2048 <= n * longest <= WHOLE_ROW)]
         shapes = [(x, 0, warps) for x, warps in pairs]
     else:
@@ -228,7 +230,7 @@ def _is_whole(axis: Axis, loops: tuple[Loop, ...], *, columns: bool) -> bool:
     length = _length(axis)
     if length is None:
         return False
-    if columns:
+    if columns and not any("sort" in carry.kind for loop in loops for carry in loop.carries):
         return length <= WHOLE_COLUMN
     if any(_scans(loop) for loop in loops):
         return length <= WHOLE_SCAN
