@@ -148,17 +148,14 @@ class _Machine:
 
     def store(self, store: Store) -> None:
         evaluator = self.evaluator()
-        mask = None if store.mask is None else evaluator.value(store.mask).broadcast_to(self.shape)
-        coords = evaluator.coordinates(store.index, store.value, mask)
-        source = evaluator.value(store.expr, mask).broadcast_to(self.shape)
+        coords = evaluator.coordinates(store.index, store.value)
+        source = evaluator.value(store.expr).broadcast_to(self.shape)
         target = self.target(store.value)
         if target.dim() > len(coords):
             coords = (*evaluator.row, *coords)
         linear = torch.zeros(self.shape, dtype=torch.int64)
         for coordinate, stride in zip(coords, target.stride(), strict=True):
             linear = linear + coordinate * stride
-        if mask is not None:
-            linear, source = linear[mask], source[mask]
         if linear.numel():
             combine_into(_flat(target), linear.reshape(-1), source.reshape(-1), store.combine)
 

@@ -319,16 +319,16 @@ class _Generator:
         if combine == "set":  # one writer per element
             axes = tuple(Axis(f"i{k}", e) for k, e in enumerate(into.shape))
             index = tuple(self.rng.choice([a.index(), a.extent - 1 - a.index()]) for a in axes)
-            mask = self.expr(BOOL, axes, Purity.EXACT, 1) if self.rng.random() < 0.5 else None
         else:
-            found = [self.coordinate(e, axes) for e in into.shape]
-            index = tuple(i for i, _ in found)
-            mask = _conjunction([m for _, m in found if m is not None])
+            found = [(e, *self.coordinate(e, axes)) for e in into.shape]
+            if any(needs is not None and not is_nonnegative(e - 1) for e, _, needs in found):
+                return False
+            index = tuple(i if needs is None else self.indirect(e, axes) for e, i, needs in found)
         purity = max(self.values[into], Purity.EXACT)
         body = self.expr(into.dtype, axes, Purity.EXACT, self.limits.depth - 1)
         if combine in ("add", "mul") and into.dtype.is_floating_point:
             purity = Purity.ROUNDED
-        self.add(axes, Scatter(into, index, body, combine, mask), ((into.dtype, max(purity, Purity.SPECIAL)),))
+        self.add(axes, Scatter(into, index, body, combine), ((into.dtype, max(purity, Purity.SPECIAL)),))
         return True
 
     # -- expressions -----------------------------------------------------------------------------------------

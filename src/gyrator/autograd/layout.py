@@ -8,8 +8,7 @@ from torch import Tensor
 
 
 def tangent_strides(shape: Sequence[Any], strides: Sequence[Any]) -> tuple[Any, ...]:
-    """The strides that the gradient of a result with these strides is expected with: the same where they are
-    dense, which is how autograd makes gradients, else contiguous ones."""
+    """The strides a result's gradient is expected with: its own where dense, as autograd makes it, else contiguous."""
     return tuple(strides) if is_dense(shape, strides) and not is_transposed(strides) else contiguous_strides(shape)
 
 

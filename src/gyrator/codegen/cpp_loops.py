@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from gyrator.codegen.cpp_expr import Address, Block, Expressions, Term, plus
-from gyrator.codegen.cpp_names import Names, literal, type_name
+from gyrator.codegen.cpp_names import Names, type_name
 from gyrator.errors import InternalCheckError
 from gyrator.ir.expr import Load, Ref
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, dot, is_nonnegative, product, substitute
@@ -382,25 +382,21 @@ class Loops(Expressions):
         vector = self.lanes is not None
         value = self.value(stage.expr)
         at = self.address(stage.value, stage.index)
-        mask = None
-        if stage.mask is not None:
-            mask = self.fitted(stage.mask, self.value(stage.mask), vector=vector).text
-        room = self.room(self.block.depth) - len(at.pointer) - len(mask or "")
+        room = self.room(self.block.depth) - len(at.pointer)
         value = self.fitted(stage.expr, value, vector=vector, room=room)
         if stage.combine != "set":
-            self._combine(stage, at, value.text, mask)
+            self._combine(stage, at, value.text)
         else:
-            self._write(at, value.text, mask)
+            self._write(at, value.text)
         self.forget([stage.value])
 
-    def _write(self, at: Address, text: str, mask: str | None) -> None:
+    def _write(self, at: Address, text: str) -> None:
         vector = self.lanes is not None
         if vector and at.stride == "0":  # all lanes hit one element: the last one stays
             at = Address(at.pointer, at.depth, None, f"gy::broadcast<{self.width}>(int64_t(0))")
-        tail = f", {text}" + (f", {mask}" if mask is not None else "")
-        self.emit(self.access("store", at, tail, vector=vector) + ";")
+        self.emit(self.access("store", at, f", {text}", vector=vector) + ";")
 
-    def _combine(self, stage: Store, at: Address, text: str, mask: str | None) -> None:
+    def _combine(self, stage: Store, at: Address, text: str) -> None:
         """``value[index] combine= expr``; where lanes may hit the same element, one after the other."""
         vector, dtype = self.lanes is not None, stage.value.dtype
         op = _COMBINE[stage.combine]
@@ -409,20 +405,18 @@ class Loops(Expressions):
             offsets = at.offsets or (
                 f"gy::iota<{self.width}>(0, {at.stride})" if vector else "gy::broadcast<1>(int64_t(0))"
             )
-            tail = f", {mask}" if mask is not None else ""
             lanes = "lanes" if vector else "gy::lanes<1>()"
-            self.emit(f"gy::combine<gy::by_{op}, gy::{how}>({lanes}, {at.pointer}, {offsets}, {text}{tail});")
+            self.emit(f"gy::combine<gy::by_{op}, gy::{how}>({lanes}, {at.pointer}, {offsets}, {text});")
             return
-        masked = "" if mask is None else f", {mask}, {literal(0, dtype)}"
         target = self.names.fresh("to")
         self.emit(f"{type_name(dtype)}* const {target} = {at.pointer};")
         at = replace(at, pointer=target)
-        old = self.access("load", at, masked, vector=vector)
+        old = self.access("load", at, "", vector=vector)
         if dtype.is_floating_point and dtype.itemsize < 4:
             total = f"gy::cast<{type_name(dtype)}>(gy::{op}(gy::cast<float>({old}), gy::cast<float>({text})))"
         else:
             total = f"gy::{op}({old}, {text})"
-        self._write(at, total, mask)
+        self._write(at, total)
 
 
 def _copy_nest(outer: Loop) -> tuple[tuple[Axis, Axis], Store, Load] | None:
@@ -433,7 +427,7 @@ def _copy_nest(outer: Loop) -> tuple[tuple[Axis, Axis], Store, Load] | None:
     if not isinstance(inner, Loop) or len(inner.body) != 1 or inner.carries or outer.axis in inner.axis.extent.axes():
         return None
     (stage,) = inner.body
-    if not isinstance(stage, Store) or stage.combine != "set" or stage.mask is not None:
+    if not isinstance(stage, Store) or stage.combine != "set":
         return None
     load = stage.expr
     if not isinstance(load, Load) or load.mask is not None or load.value is stage.value:

@@ -735,15 +735,14 @@ class Printer(Expressions):
             self._keep(store)
             return
         at = self.address(store.value, store.index)
-        mask = [] if store.mask is None else [self.value(store.mask)]
         value = self.value(store.expr)
         if len(value.text) > 60:
             value = self.named(value, "t", store.expr)
-        every = self._scope if store.atomic else at.axes.union(value.axes, *(m.axes for m in mask))
+        every = self._scope if store.atomic else at.axes | value.axes
         pointer = at.text
         if every != at.axes:
             pointer = f"tl.broadcast_to({at.text}, {self.shape(every)})"
-        conditions = self.within(every) + mask
+        conditions = self.within(every)
         if self._shared and not self._scope:  # all programs of a row know it
             conditions.append(Term("part == 0", atom=False))
         tail = f", {' & '.join(dict.fromkeys(c.operand for c in conditions))}" if conditions else ""

@@ -181,11 +181,9 @@ class _ProgramChecker:
                 if not REDUCTIONS[kind].scan:
                     raise RuleBroken(f"{kind} is no scan")
                 return results
-            case Scatter(into, index, body, combine, mask):
+            case Scatter(into, index, body, combine):
                 self.exprs.value(body, axes, into.dtype)
-                if mask is not None:
-                    self.exprs.value(mask, axes, torch.bool)
-                self.exprs.coordinates(index, into, axes, guarded=mask is not None)
+                self.exprs.coordinates(index, into, axes)
                 if combine not in COMBINES:
                     raise RuleBroken(f"no such way to combine: {combine}")
                 return (into.dtype,)
@@ -357,13 +355,11 @@ class _KernelChecker:
         if value not in self.params and value not in self.scratch:
             raise RuleBroken(f"{value} is neither a parameter nor scratch")
         self.exprs.value(store.expr, self.axes, value.dtype)
-        if store.mask is not None:
-            self.exprs.value(store.mask, self.axes, torch.bool)
-        self.exprs.coordinates(store.index, value, self.axes, guarded=store.mask is not None)
+        self.exprs.coordinates(store.index, value, self.axes)
         if store.combine not in COMBINES:
             raise RuleBroken(f"no such way to combine: {store.combine}")
         reached = frozenset[Axis]().union(*(i.axes() for i in store.index))
-        if value in self.params and not store.atomic and store.mask is None:
+        if value in self.params and not store.atomic:
             for axis in (loop.axis for loop in self.around if loop.kind is LoopKind.PARALLEL):
                 if axis not in reached and axis.extent.value != 1:
                     raise RuleBroken(f"iterations of the parallel loop over {axis} race to write {value}")
@@ -418,8 +414,7 @@ class _KernelChecker:
             self.visible.add(ref.name)
 
     def read(self, expr: Expr) -> None:
-        """The locals and loaded values of ``expr`` exist at this point of the kernel: a store or the end of a loop
-        changes the answer."""
+        """Locals and loaded values of ``expr`` exist at this point: a store or the end of a loop changes the answer."""
         for leaf in expr.walk():
             if isinstance(leaf, Ref):
                 if leaf.name not in self.visible or self.refs[leaf.name] is not leaf:

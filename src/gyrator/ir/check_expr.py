@@ -44,13 +44,13 @@ class ExprChecker:
         if dtype is not None and expr.dtype != dtype:
             raise RuleBroken(f"{expr} is {short(expr.dtype)}, but {short(dtype)} is needed")
 
-    def coordinates(self, index: tuple[Index, ...], value: Value, axes: frozenset[Axis], *, guarded: bool) -> None:
-        """``index`` addresses ``value`` from within ``axes``: rank, scope and (unless guarded) range."""
+    def coordinates(self, index: tuple[Index, ...], value: Value, axes: frozenset[Axis]) -> None:
+        """``index`` addresses ``value`` from within ``axes``: rank, scope and range."""
         for i in index:
             if not i.axes() <= axes:
                 raise RuleBroken(f"axes {_names(i.axes() - axes)} are not in scope in coordinate {i}")
             self.index(i)
-        self._check_coordinates(index, value, guarded=guarded or any(a.extent.value == 0 for a in axes))
+        self._check_coordinates(index, value, guarded=any(a.extent.value == 0 for a in axes))
 
     def index(self, index: Index) -> None:
         """The sizes in ``index`` are bound and its indirect values are int64."""

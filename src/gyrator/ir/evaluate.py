@@ -125,7 +125,7 @@ class Evaluator:
         coords = (*self.row[: tensor.dim() - len(coords)], *coords)
         return tensor[coords] if coords else tensor
 
-    def coordinates(self, index: tuple[Index, ...], value: Value, guard: Tensor | None) -> tuple[Tensor, ...]:
+    def coordinates(self, index: tuple[Index, ...], value: Value, guard: Tensor | None = None) -> tuple[Tensor, ...]:
         """Coordinates of ``value``, 0 where ``guard`` is false.
 
         Raises: OutOfRange if one lies outside.

@@ -550,9 +550,8 @@ def _arms(extent: Index) -> list[Index]:
 
 
 def _bound_terms(index: Index, *, low: bool) -> Index | None:
-    """A bound of the terms of the same atoms that are no sizes, each at the end that the sign of their factor picks,
-    added up. Several atoms are multiplied only if they are non-negative.
-    """
+    """Terms of the same atoms, sizes apart, are bound together: each atom at the end that the sign of their factor
+    picks; several atoms only if they are non-negative."""
     total = ZERO
     groups: dict[Monomial, dict[Monomial, int]] = {}
     for monomial, c in index.terms:

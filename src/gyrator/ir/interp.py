@@ -139,14 +139,11 @@ class _Machine:
         result = self.values[root.into].clone(memory_format=torch.contiguous_format)
         if 0 in shape:
             return result
-        mask = None if root.mask is None else evaluator.value(root.mask).broadcast_to(shape)
-        coords = [c.broadcast_to(shape) for c in evaluator.coordinates(root.index, root.into, mask)]
-        source = evaluator.value(root.body, mask).broadcast_to(shape)
+        coords = [c.broadcast_to(shape) for c in evaluator.coordinates(root.index, root.into)]
+        source = evaluator.value(root.body).broadcast_to(shape)
         linear = torch.zeros(shape, dtype=torch.int64)
         for coordinate, stride in zip(coords, result.stride(), strict=True):
             linear = linear + coordinate * stride
-        if mask is not None:
-            linear, source = linear[mask], source[mask]
         combine_into(result.view(-1), linear.reshape(-1), source.reshape(-1), root.combine)
         return result
 

@@ -61,14 +61,13 @@ class Scatter:
     """A copy of ``into`` in which, for every point of the axes, element ``index`` is combined with ``body``.
 
     ``combine`` is ``set`` (when several points hit one element any of them may win), ``add``, ``mul``, ``max`` or
-    ``min``. Points where ``mask`` is false write nothing. The result has ``into``'s shape and dtype.
+    ``min``. The result has ``into``'s shape and dtype.
     """
 
     into: Value
     index: tuple[Index, ...]
     body: Expr
     combine: str = "set"
-    mask: Expr | None = None
 
 
 Root: TypeAlias = "Pointwise | Reduce | Scan | Scatter"
@@ -207,19 +206,17 @@ class Program:
 
 # -- looking -----------------------------------------------------------------------------------------------
 def bodies(root: Root) -> tuple[Expr, ...]:
-    """The expressions evaluated at each point of a nest, masks included."""
+    """The expressions evaluated at each point of a nest."""
     match root:
-        case Pointwise(body):
+        case Pointwise(body) | Scatter(_, _, body):
             return (body,)
         case Reduce(_, _, body) | Scan(_, _, body):
             return body
-        case Scatter(_, _, body, _, mask):
-            return (body,) if mask is None else (body, mask)
     raise TypeError(root)
 
 
 def expressions(root: Root) -> tuple[Expr, ...]:
-    """All that a root computes: its bodies, masks, and the run-time values within a scatter's index."""
+    """All that a root computes: its bodies, and the run-time values within a scatter's index."""
     index = root.index if isinstance(root, Scatter) else ()
     return (*bodies(root), *indirect_values(index))
 

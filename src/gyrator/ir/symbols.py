@@ -38,11 +38,6 @@ class Symbols:
         self._derived: dict[sympy.Basic, Derived] = {}
 
     @property
-    def sizes(self) -> tuple[Size, ...]:
-        """Every size symbol met so far, derived ones included, in the order of their first appearance."""
-        return tuple(self._sizes.values())
-
-    @property
     def derived(self) -> tuple[Derived, ...]:
         """The opaque sizes met so far. Their texts mention torch's symbols, never one another."""
         return tuple(self._derived.values())
@@ -57,14 +52,10 @@ class Symbols:
         if isinstance(x, int):
             return const(int(x))
         expr = x.node.expr
-        if expr not in self._indices and expr.args and self._is_one(x):
-            self._indices[expr] = const(1)
+        new = expr not in self._indices and expr.args
+        if new and x.node.has_hint() and x.node.hint == 1 and statically_known_true(x == 1):
+            self._indices[expr] = ONE  # as a guard may say of ``s // 2``: it broadcasts then, and must say so
         return self.from_sympy(expr)
-
-    @staticmethod
-    def _is_one(x: torch.SymInt) -> bool:
-        """Whether a guard says that an expression such as ``s // 2`` is 1: then it broadcasts, and must say so."""
-        return x.node.has_hint() and x.node.hint == 1 and statically_known_true(x == 1)
 
     def nonnegative(self, index: Index) -> bool:
         """Whether ``index ≥ 0`` in every call that reaches this code: it is proved, or torch now guards it.
@@ -101,15 +92,10 @@ class Symbols:
             return self._rounded_quotient(name, expr.args[0])
         if isinstance(expr, sympy.Pow) and not isinstance(expr.exp, sympy.Integer):
             return None
-        if isinstance(expr, sympy.Mul) and any(_is_fraction(a) for a in expr.args):
-            return self._fraction(expr)
+        if isinstance(expr, sympy.Mul) and any(_is_fraction(a) for a in expr.args):  # an exact division, if an integer
+            return _floordiv(tuple(map(self.from_sympy, expr.as_numer_denom()))) if expr.is_integer else None
         rule = _RULES.get(name)
         return None if rule is None else rule(tuple([self.from_sympy(a) for a in expr.args]))
-
-    def _fraction(self, expr: sympy.Mul) -> Index | None:
-        """A product with reciprocals that SymPy knows to be an integer: an exact division."""
-        num, den = expr.as_numer_denom()
-        return _floordiv((self.from_sympy(num), self.from_sympy(den))) if expr.is_integer else None
 
     def _rounded_quotient(self, rounding: str, quotient: sympy.Basic) -> Index | None:
         """``trunc(a / b)`` of a true division, which is exact floor division for sizes below 2**53."""
@@ -138,8 +124,11 @@ class Symbols:
 
     def _record(self, name: str, expr: sympy.Basic) -> Size:
         """The size of that name, which stands for an expression, with what torch knows of its value."""
-        env, default = self.shape_env, 0 if expr.is_nonnegative else None
-        size = self._sizes[name] = _bounded(name, None if env is None else env.bound_sympy(expr), default)
+        env = self.shape_env
+        bounds = None if env is None else env.bound_sympy(expr)
+        low, high = (_finite(getattr(bounds, end, None)) for end in ("lower", "upper"))
+        low = (0 if expr.is_nonnegative else _UNBOUNDED) if low is None else low
+        size = self._sizes[name] = Size(name, low, high)
         self._expressions[size] = expr
         hints = {s: symbol_hint(env, s) for s in expr.free_symbols} if env is not None else {}
         if env is not None and None not in hints.values():
@@ -150,13 +139,6 @@ class Symbols:
 
 
 _UNBOUNDED = -(1 << 62)
-
-
-def _bounded(name: str, bounds: object, default: int | None) -> Size:
-    """A size with the bounds of a torch ValueRanges; infinite ends are dropped."""
-    low, high = (_finite(getattr(bounds, end, None)) for end in ("lower", "upper"))
-    lows = [n for n in (low, default, _UNBOUNDED) if n is not None]
-    return Size(name, lows[0], high)
 
 
 def _finite(end: object) -> int | None:

@@ -106,9 +106,8 @@ def _root_text(root: Root, names: _Names) -> str:
             return f"{kind} over {over} of {', '.join(map(names.expr, body))}"
         case Scan(kind, axis, body):
             return f"scan {kind} along {axis} of {', '.join(map(names.expr, body))}"
-        case Scatter(into, index, body, combine, mask):
-            text = f"{into} with [{names.indices(index)}] {_COMBINES[combine]} {names.expr(body)}"
-            return text if mask is None else f"{text} where {names.expr(mask)}"
+        case Scatter(into, index, body, combine):
+            return f"{into} with [{names.indices(index)}] {_COMBINES[combine]} {names.expr(body)}"
     raise TypeError(root)
 
 
@@ -181,9 +180,8 @@ def _stage_text(stage: Stage, names: _Names) -> str:
     match stage:
         case Let(name, expr):
             return f"{name}: {short(name.dtype)} = {names.expr(expr)}"
-        case Store(value, index, expr, combine, mask, atomic):
+        case Store(value, index, expr, combine, atomic):
             text = f"{value}[{names.indices(index)}] {_COMBINES[combine]} {names.expr(expr)}"
-            text += "" if mask is None else f" where {names.expr(mask)}"
             return f"atomic {text}" if atomic else text
         case Update(carry, args, running):
             text = f"update {carry} with {', '.join(map(names.expr, args))}"

@@ -48,15 +48,13 @@ class Let:
 class Store:
     """``value[index] = expr`` or, with ``combine`` other than ``set``, ``value[index] combine= expr``.
 
-    ``atomic``: other iterations of a parallel loop may hit the same element. Nothing is written where
-    ``mask`` is false.
+    ``atomic``: other iterations of a parallel loop may hit the same element.
     """
 
     value: Value
     index: tuple[Index, ...]
     expr: Expr
     combine: str = "set"
-    mask: Expr | None = None
     atomic: bool = False
 
 
@@ -236,12 +234,12 @@ def walk_loops(body: Iterable[Loop | Stage]) -> Iterator[Loop]:
 
 
 def stage_exprs(stage: Stage) -> tuple[Expr, ...]:
-    """The expressions that a stage computes: values, masks, and the run-time values within a store's index."""
+    """The expressions that a stage computes: values, and the run-time values within a store's index."""
     match stage:
         case Let(_, expr):
             return (expr,)
-        case Store(_, index, expr, _, mask):
-            return (expr, *(() if mask is None else (mask,)), *indirect_values(index))
+        case Store(_, index, expr):
+            return (expr, *indirect_values(index))
         case Update(_, args):
             return args
         case Contract():

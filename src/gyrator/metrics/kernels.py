@@ -169,7 +169,7 @@ class _Walk:
         self.stores += 1
         self.atomics += store.atomic
         at = tuple(atom.value for i in store.index for atom in i.indirects())
-        self.exprs((store.expr, *at, *(() if store.mask is None else (store.mask,))), trips, seen)
+        self.exprs((store.expr, *at), trips, seen)
         position = self.params.get(store.value)
         combined = store.combine != "set"
         self.operations += trips * combined

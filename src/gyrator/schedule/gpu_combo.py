@@ -209,7 +209,6 @@ def _renamed(loop: Loop, values: Mapping[Value, Value], number: int) -> Loop:
         if isinstance(stage, Let):
             return Let(local(stage.name), rewrite(stage.expr, swap))
         assert isinstance(stage, Store)
-        mask = None if stage.mask is None else rewrite(stage.mask, swap)
-        return replace(stage, value=values[stage.value], expr=rewrite(stage.expr, swap), mask=mask)
+        return replace(stage, value=values[stage.value], expr=rewrite(stage.expr, swap))
 
     return replace(loop, body=tuple(moved(stage) for stage in loop.body))

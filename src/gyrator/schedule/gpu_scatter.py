@@ -52,7 +52,7 @@ def _sums(nest: Nest) -> list[Node]:
     reduced = tuple(Axis(f"r{k}", axis.extent) for k, axis in enumerate(rows))
     at |= {old: new.index() for old, new in zip(rows, reduced, strict=True)}
     before, body = _stored(nest, root.body, out)
-    hit, nothing = hits(root, axes[position], chosen, at), Const(identity("sum", body.dtype), body.dtype)
+    hit, nothing = hits(axes[position], chosen, at), Const(identity("sum", body.dtype), body.dtype)
     part = Op("where", (hit, body.substitute(at), nothing), body.dtype)
     total = Value(f"{out.name}_sums", into.shape, body.dtype, contiguous_strides(into.shape), out.device)
     here = tuple(axis.index() for axis in axes)

@@ -340,11 +340,10 @@ class Writer:
         if isinstance(root, Scatter):
             value = member.nest.out[0]
             assert value is not None
-            body, *rest = self._exprs(member, level)
+            (body,) = self._exprs(member, level)
             index = tuple(self._index(i, member, level) for i in root.index)
-            mask = rest[0] if root.mask is not None else None
             place = self._position(value, index)
-            return [Store(self.memory(value), place, body, root.combine, mask, is_atomic(member.nest))]
+            return [Store(self.memory(value), place, body, root.combine, is_atomic(member.nest))]
         stages: list[Loop | Stage] = []
         for k, value in enumerate(member.nest.out):
             if value is None or (value not in self.stored and (value, "") not in self._rows):
@@ -514,7 +513,7 @@ def _stores_last(stages: list[Loop | Stage], rows: Collection[Value]) -> list[Lo
     first: list[Loop | Stage] = []
     last: list[Loop | Stage] = []
     for stage in stages:
-        if not isinstance(stage, Store) or stage.combine != "set" or stage.mask is not None or stage.value in rows:
+        if not isinstance(stage, Store) or stage.combine != "set" or stage.value in rows:
             first.append(stage)
             continue
         expr = stage.expr

@@ -6,7 +6,7 @@ import torch
 
 from gyrator.ir.expr import Checked, Const, Expr, Load, Masked, Op, indirect
 from gyrator.ir.index import Index, is_less, is_nonnegative, substitute
-from gyrator.ir.program import Program, Root, Scatter, map_nests
+from gyrator.ir.program import Program, Root, map_nests
 from gyrator.schedule.simplify import Rule, map_root
 
 
@@ -23,10 +23,6 @@ def predicate(program: Program, rule: Rule) -> Program:
 
 def _root(root: Root, rule: Rule) -> Root:
     push = _Pusher(rule)
-    if isinstance(root, Scatter):
-        cond = None if root.mask is None else push.expr(root.mask, None)
-        at = tuple(push.index(i, cond) for i in root.index)
-        return Scatter(root.into, at, push.expr(root.body, cond), root.combine, cond)
     return map_root(root, lambda e: push.expr(e, None), lambda i: push.index(i, None))
 
 

@@ -35,7 +35,7 @@ def _select(nest: Nest, constants: Mapping[Value, Const]) -> Nest | None:
     if found is None or len(found[0]) != len(nest.axes):
         return None
     at, position, chosen = found
-    hit = hits(root, axes[position], chosen, at)
+    hit = hits(axes[position], chosen, at)
     value = root.body.substitute(at)
     if root.combine == "add":
         value = Op("add", (base, value), value.dtype)
@@ -60,9 +60,6 @@ def coordinates(nest: Nest, root: Scatter, axes: Sequence[Axis]) -> tuple[dict[A
     return None if chosen is None else (at, position, chosen)
 
 
-def hits(root: Scatter, axis: Axis, chosen: Expr, at: Mapping[Atom, Index]) -> Expr:
+def hits(axis: Axis, chosen: Expr, at: Mapping[Atom, Index]) -> Expr:
     """Whether an iteration, with its axes replaced, writes to the element of ``axis``."""
-    hit: Expr = Op("eq", (IndexValue(axis.index()), chosen.substitute(at)), torch.bool)
-    if root.mask is not None:
-        hit = Op("logical_and", (hit, root.mask.substitute(at)), torch.bool)
-    return hit
+    return Op("eq", (IndexValue(axis.index()), chosen.substitute(at)), torch.bool)

@@ -149,8 +149,8 @@ def map_root(root: Root, expr: Callable[[Expr], Expr], index: Callable[[Index], 
             return Reduce(kind, reduced, tuple(map(expr, body)), partial)
         case Scan(kind, axis, body):
             return Scan(kind, axis, tuple(map(expr, body)))
-        case Scatter(into, at, body, combine, mask):
-            return Scatter(into, tuple(map(index, at)), expr(body), combine, None if mask is None else expr(mask))
+        case Scatter(into, at, body, combine):
+            return Scatter(into, tuple(map(index, at)), expr(body), combine)
     raise TypeError(root)
 
 

@@ -213,12 +213,6 @@ def test_strided_and_gathered_loads_under_a_mask() -> None:
     check(k, {"x": sample(20, 3), "y": torch.empty(2, 53)})
 
 
-def test_a_masked_store_leaves_the_rest() -> None:
-    x, y, j = tensor("x", 53), tensor("y", 53), axis("j", 53)
-    k = kernel("f", [x], [y], lanes(j, store(y, (j,), load(x, j), mask=op("gt", load(x, j), 0.0))))
-    check(k, {"x": sample(53), "y": sample(53)})
-
-
 # -- element types -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("source", [*FLOATS, *INTEGERS, torch.bool], ids=str)
 @pytest.mark.parametrize("target", [torch.float32, torch.bfloat16, torch.int64, torch.int8, torch.bool], ids=str)
