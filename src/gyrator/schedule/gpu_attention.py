@@ -18,7 +18,7 @@ import torch
 from gyrator.ir.expr import Expr, IndexValue, Load, Masked, Ref, Value, rewrite
 from gyrator.ir.index import ONE, ZERO, Axis, dot
 from gyrator.ir.program import Arg, Extern, ListArg, Nest, Pointwise, Program, View
-from gyrator.ir.tree import Attend, Config, Param, Tile, Tiling
+from gyrator.ir.tree import Attend, Config, Kernel, Param, Tile, Tiling
 from gyrator.schedule.canonical import stem_of
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_tiling import fits, power
@@ -140,8 +140,8 @@ def build_attention(unit: Templated) -> Built:
     results = windows([v and full_view(v) for v in call.out], _RESULTS[template])
     stage = Attend(template, axes, operands, walked, results, functions, tuple(sides), scale)
     params = {Param(p, p in read, p not in read): v for v, p in memory.items()}
-    kernel = named((stage,), (), tuple(params), call.origins, f"attention_{template}", str(unit.configs))
+    kernel = Kernel(f"attention_{template}", tuple(params), (), (), (stage,), call.origins)
     tiles = (Tile(axes[2], "BLOCK_M"), Tile(axes[3], "BLOCK_N"))[:: -1 if template == "columns" else 1]
     wide = not all(fits(i) for f in functions for load in f.loads() for i in load.index)
     tiling = Tiling(tiles, unit.configs, "template", wide, volume(axis.extent for axis in axes[:3]))
-    return Built(replace(kernel, tiling=tiling), tuple(params.values()))
+    return Built(replace(named(kernel, str(unit.configs)), tiling=tiling), tuple(params.values()))
