@@ -10,24 +10,17 @@ from gyrator.ir.tree import Kernel, Store, walk_stages
 from gyrator.schedule.plan import Allocate, Call, Copy, Launch, Plan
 
 
-def alignment(plan: Plan, inputs: Iterable[Value] = ()) -> frozenset[Value]:
-    """The values whose first element surely lies at a multiple of 16 bytes.
-
-    `inputs` are those that the wrapper aligns. What an operator returns may be a view of anything.
-    """
-    found = set(inputs)
-    for step in plan.steps:
-        if isinstance(step, Allocate) and (step.upon is None or step.upon in found):
-            found.add(step.value)
-    return frozenset(found)
-
-
 def argument_alignment(
-    plan: Plan, kernels: Mapping[str, TritonKernel], known: frozenset[Value]
+    plan: Plan, kernels: Mapping[str, TritonKernel], inputs: Iterable[Value] = ()
 ) -> dict[str, frozenset[int]]:
-    """The positions of the arguments of each kernel, by its name, that are aligned at all its launches."""
+    """The positions of the arguments of each kernel, by its name, that surely lie at multiples of 16 bytes at all its
+    launches. `inputs` are those that the wrapper aligns; what an operator returns may be a view of anything.
+    """
     found: dict[str, frozenset[int]] = {}
+    known = set(inputs)
     for step in plan.steps:
+        if isinstance(step, Allocate) and (step.upon is None or step.upon in known):
+            known.add(step.value)
         if not isinstance(step, Launch) or step.kernel not in kernels:
             continue
         params = kernels[step.kernel].params

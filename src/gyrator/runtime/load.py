@@ -88,12 +88,8 @@ class Runtime:
 
     def allocate(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Memory for a value whose size is known only now: from the pool if it is large."""
-        count = 1
-        for size, stride in zip(shape, strides, strict=True):
-            if size == 0:
-                return torch_compat.empty_strided_cpu(shape, strides, dtype)
-            count += (size - 1) * stride
-        nbytes = count * dtype.itemsize
+        last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+        nbytes = 0 if 0 in shape else (last + 1) * dtype.itemsize
         if nbytes < SMALLEST:
             return torch_compat.empty_strided_cpu(shape, strides, dtype)
         return self.take(nbytes, shape, strides, dtype)

@@ -9,7 +9,7 @@ import torch
 
 from gyrator.cache.store import Store
 from gyrator.codegen.cpp import CppKernel, print_kernel
-from gyrator.codegen.gpu_calls import alignment, argument_alignment, inputs_to_align
+from gyrator.codegen.gpu_calls import argument_alignment, inputs_to_align
 from gyrator.codegen.texts import checked_place
 from gyrator.codegen.triton import print_triton
 from gyrator.codegen.triton_source import TritonKernel
@@ -109,7 +109,7 @@ def start_kernels(
     if on_gpu:
         assert targets.gpu is not None
         gpu, found = targets.gpu, tuple(triton.values())
-        known = argument_alignment(plan, triton, alignment(plan, align))
+        known = argument_alignment(plan, triton, align)
         relied = {name: default_aligned(k, hints) for name, k in triton.items()}
         checks = {k.name: place for k in on_gpu if (place := checked_place(k))}
         binaries = start_triton_build(found, relied, gpu, workers, store, session, checks)

@@ -30,15 +30,13 @@ multiprocessor at once."""
 
 # -- splitting ---------------------------------------------------------------------------------------------
 def split_on_gpu(program: Program, gpu: Gpu | None) -> Program:
-    """Split a reduction with too few results to occupy a GPU into partial results and their combination.
+    """Split a reduction with too few results to occupy a GPU into partial results and their combination, as
+    :func:`split_reductions` does for a CPU.
 
-    Before: ``s = nest[j<C] reduce sum over i<R  x[i, j]``
-    after:  ``p = nest[b<P, j<C] reduce sum over i<R/P  x[b*R/P + i, j];  s = nest[j<C] reduce sum over b<P
-    p[b, j]``
-
-    P makes four programs per multiprocessor. Where it does not divide R the last part is masked. Splits sums,
-    products, extremes (with their numbers) and, where P divides R, variances. Refuses extents that are not known, and
-    rows that programs can share within one launch and then need again: a sum alone is faster in two.
+    There are as many parts as make four programs per multiprocessor. Where their number does not divide the extent the
+    last one is masked. Splits sums, products, extremes (with their numbers) and, where it divides, variances. Refuses
+    extents that are not known, and rows that programs can share within one launch and then need again: a sum alone is
+    faster in two.
     """
     by_rows, again = _read_by_rows(program), _read_again(program)
 

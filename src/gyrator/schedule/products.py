@@ -1,9 +1,4 @@
-"""Matrix products that a template may compute: what a call means, its unit in a schedule, and the open choice.
-
-aten.addmm(bias, x, w) ; group relu          a `Question` of alternatives:
-  mm          call aten.addmm; launch relu      the library and a kernel after it
-  tiled_3     launch tiled+bias+relu            a template with the rest as its epilogue
-"""
+"""Matrix products that a template may compute: what a call means, its unit in a schedule, and the open choice."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace

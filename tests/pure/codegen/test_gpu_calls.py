@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gyrator.codegen.gpu_calls import alignment, argument_alignment, inputs_to_align, programs_text, updated_text
+from gyrator.codegen.gpu_calls import argument_alignment, inputs_to_align, programs_text, updated_text
 from gyrator.codegen.triton_source import GridAxis, Pointer, SizeArgument, TritonKernel, Workspace
 from gyrator.ir.expr import Const, Value
 from gyrator.ir.index import Axis, Index, Size, const, contiguous_strides
@@ -34,14 +34,16 @@ def plan(*steps: Allocate | Launch, inputs: tuple[Value, ...] = (), outputs: tup
 def test_alignment_follows_where_values_are_placed() -> None:
     x, fresh, over, given = (value(n, 8) for n in ("x", "fresh", "over", "given"))
     steps = (Allocate(fresh), Allocate(over, fresh), Allocate(given, x))
-    assert alignment(plan(*steps)) == {fresh, over}
-    assert alignment(plan(*steps), [x]) == {x, fresh, over, given}
+    for values, aligned, with_input in (((x, given), {2}, {0, 1, 2}), ((fresh, over), {0, 1, 2}, {0, 1, 2})):
+        made = plan(*steps, Launch("k", values))
+        assert argument_alignment(made, {"k": kernel()}) == {"k": aligned}
+        assert argument_alignment(made, {"k": kernel()}, [x]) == {"k": with_input}
 
 
 def test_an_argument_is_aligned_if_it_is_at_every_launch() -> None:
     x, fresh = value("x", 8), value("fresh", 8)
     made = plan(Allocate(fresh), Launch("k", (x, fresh)), Launch("k", (fresh, fresh)))
-    assert argument_alignment(made, {"k": kernel()}, alignment(made)) == {"k": {1, 2}}
+    assert argument_alignment(made, {"k": kernel()}) == {"k": {1, 2}}
 
 
 def test_only_inputs_that_kernels_read_and_nothing_returns_are_aligned() -> None:
