@@ -17,6 +17,7 @@ from gyrator import torch_compat
 from gyrator.autograd.channels_last import prefer_layouts
 from gyrator.autograd.decompose import decompose
 from gyrator.autograd.decompositions import SAVED_NARROW, DecompositionTable, decomposition_table
+from gyrator.autograd.equal_calls import merge_equal_calls
 from gyrator.autograd.freeze import freeze
 from gyrator.autograd.function import Differentiable, Tangent, make_function
 from gyrator.autograd.inputs import Inputs, fake_inputs, overlapping
@@ -121,6 +122,7 @@ def aot_program(
         joint = trace(gm, inputs)
     with stage("decompose"):
         build = decompose(joint.build, {**SAVED_NARROW, **table})
+        merge_equal_calls(build.graph)
         if channels_last or (channels_last is None and not joint.tangents):
             prefer_layouts(build, always=channels_last is True)
         seed_recomputed(build)

@@ -1,0 +1,48 @@
+"""Equal calls of a graph are made once. T5 adds a mask to its position bias, and lays the sum in rows, in each layer:
+
+a = clone(bias);  x = attention(q, k, v, a)            a = clone(bias);  x = attention(q, k, v, a)
+b = clone(bias);  y = attention(x, k, v, b)     →      y = attention(x, k, v, a)
+"""
+
+from collections.abc import Hashable
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
+
+from gyrator.autograd.effects import Effect, behaviour
+
+
+def merge_equal_calls(graph: Graph) -> None:
+    """Replaces each call of a pure operator by an earlier one with the same arguments.
+
+    Refuses random draws, results of the graph, calls in other regions of activation checkpoints or in the other half
+    of the program, and graphs in which a call writes to its arguments.
+    """
+    calls = [node for node in graph.nodes if node.op == "call_function" and isinstance(node.target, OpOverload)]
+    if any(node.target._schema.is_mutable for node in calls):
+        return
+    shown = set(graph.output_node().all_input_nodes)
+    first: dict[Hashable, Node] = {}
+    for node in calls:
+        op = node.target
+        pure = op.namespace in ("aten", "prims") and behaviour(op).effect in (Effect.PURE, Effect.VIEW)
+        if node in shown or not pure or torch.Tag.nondeterministic_seeded in op.tags:
+            continue
+        about = [node.meta.get(key) for key in ("backward", "region", "recompute")]
+        known = first.setdefault(_key((op, node.args, node.kwargs, about)), node)
+        if known is not node:
+            node.replace_all_uses_with(known)
+            graph.erase_node(node)
+
+
+def _key(value: object) -> Hashable:
+    """Equal for equal arguments; 1, 1.0 and True differ, and so do 0.0 and -0.0."""
+    match value:
+        case list() | tuple():
+            return tuple([_key(item) for item in value])
+        case dict():
+            return tuple([(name, _key(item)) for name, item in value.items()])
+        case Node() | OpOverload():
+            return value
+    return type(value), repr(value)
