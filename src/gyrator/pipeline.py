@@ -59,6 +59,7 @@ from gyrator.runtime.triton_build import rebuild
 from gyrator.runtime.workers import Workers
 from gyrator.schedule.cpu_gemm import Cpu, packed_constants
 from gyrator.schedule.gpu import Gpu
+from gyrator.schedule.plan import Call
 from gyrator.schedule.stage import schedule
 from gyrator.session import Counters, Session
 from gyrator.torch_compat import on_device, symbolic_numbers
@@ -200,15 +201,17 @@ def compile_graph(
                 COUNTERS: {**record.counters},
                 RECORDED: [device.index, kept, saved, *info.static_inputs] if recordable(plan, info) else None,
             }
-            again = None if lowered.regions else key  # regions run from graphs that this process holds
+            called_ops = {step.extern.op for step in plan.steps if isinstance(step, Call)}
+            regions = {name: region for name, region in lowered.regions.items() if name in called_ops}
+            again = None if regions else key  # regions run from graphs that this process holds
             files[RECORD] = to_json(record)
             if session.config.benchmark_kernel:
                 files |= dict(kernel_scripts(plan, kernels.built, symbols.hints))
             entry = keep(again, text, files, {} if info.frozen else constants, notes, stores)
         if session.dump is not None:
             dump_compiled(session.dump, scheduled, record, entry, [code for _, code in kernels.texts.values()])
-        call = loaded(entry, constants, {}, session, process, lowered.regions)
-        graph_compiled(session, entry, process.watch, cached=False, regions=lowered.regions, constants=constants)
+        call = loaded(entry, constants, {}, session, process, regions)
+        graph_compiled(session, entry, process.watch, cached=False, regions=regions, constants=constants)
         compiled = Compiled(call, written, entry.key, str(entry.folder / WRAPPER))
         if session.config.validate:
             programs = [(name, p) for name, p in session.programs if isinstance(p, Program)]

@@ -16,7 +16,9 @@ from gyrator.autograd import fused_attention
 from gyrator.autograd.aot import aot_compile
 from gyrator.autograd.interface import Compiled, GraphInfo, interpret
 from gyrator.config import Config
-from tests.triton.emulated import Emulator, on_gpu, print_for_gpu
+from gyrator.pipeline import Process, compile_graph
+from gyrator.session import Count, Session
+from tests.triton.emulated import GPU, Emulator, on_gpu, print_for_gpu
 from tests.triton.worker import Worker
 
 Mod = Callable[..., Tensor]
@@ -105,6 +107,24 @@ def test_functions_that_read_tensors(interpreter: Worker, tmp_path: Path) -> Non
     assert_right(attention(score, window, 40, 40, (bias,)), tensors, interpreter, tmp_path)
 
 
+def test_sizes_that_change(interpreter: Worker, tmp_path: Path) -> None:
+    def fn(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        m, n = query.shape[2], key.shape[2]
+        empty = torch.zeros((1, 1, 1, 1), dtype=torch.int32)
+        lists = (empty[0] + 1, empty, None, None, empty[0] + 1, empty, None, None)
+        mask = (m, n, *lists, None, None, None, None, 1 << 30, 1 << 30, everything)
+        return flex_attention(query, key, value, alibi, mask, query.shape[-1] ** -0.5, {})
+
+    emulator = Emulator(tmp_path, interpreter)
+    compiled = torch.compile(fn, backend=emulator.backend, dynamic=True)
+    for batch, m, n in ((3, 20, 33), (4, 33, 18)):
+        tensors = [made(s, 2, length, 16) for s, length in ((batch, m), (batch, n), (batch, n))]
+        for ours, eager in zip(compiled(*tensors), fn(*tensors), strict=True):
+            torch.testing.assert_close(ours, eager)
+    (printed,) = emulator.printed
+    assert any("attention_forward" in kernel.name for kernel in printed.kernels)
+
+
 def test_a_function_that_is_no_expression_is_run_by_torch(interpreter: Worker, tmp_path: Path) -> None:
     bias = made(4, 64)
 
@@ -143,3 +163,22 @@ def test_kernels_keep_their_tiles_in_registers(arch: int, compiler: Worker) -> N
     assert len(kernels) == 3
     for kernel in kernels:
         assert compiler.compile(kernel, kernel.configs[0], arch).spills == 0
+
+
+def test_a_graph_whose_attention_a_template_computes_is_found_again(tmp_path: Path) -> None:
+    config, process, sessions = Config(cuda_capability=90, cache_dir=tmp_path), Process(), []
+
+    def keep(graph: fx.GraphModule, values: Sequence[object], info: GraphInfo) -> Compiled:
+        run = interpret(graph, values, info)
+        moved = on_gpu(graph, values)
+        for _ in range(2):
+            with Session(config, GPU, info.kind) as session:
+                compile_graph(graph, moved, info, session, process)
+            sessions.append(session)
+        return run
+
+    fn = attention(unchanged, window, 64, 64)
+    compiled = torch.compile(fn, backend=lambda gm, values: aot_compile(gm, values, fw_compiler=keep))
+    compiled(*(made(1, 1, 64, 16, dtype=torch.bfloat16) for _ in range(3)))
+    process.workers.stop()
+    assert [session.counters[Count.GRAPH_CACHE_HITS] for session in sessions] == [0, 1]

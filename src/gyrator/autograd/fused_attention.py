@@ -50,8 +50,8 @@ fused_attention = FusedAttention()
 
 def attention(recorder: Recorder, call: Call, args: Sequence[Any]) -> tuple[Tensor, ...]:
     """flex_attention's results as traced: by the operator of this file where a template computes that. It does not for
-    float64, heads wider than WIDEST, masks without lists of blocks or whose blocks are no multiples of 16, a scale that
-    is a symbol, and where a tensor that score_mod reads has a gradient.
+    float64, heads wider than WIDEST, masks without lists of blocks or whose blocks are no multiples of 16, and where a
+    tensor that score_mod reads has a gradient. The scale, widths and numbers of heads are plain numbers from here on.
     """
     query, key, value = autocast(*args[:3])
     mask, tracks = args[4], torch.is_grad_enabled()
@@ -61,9 +61,8 @@ def attention(recorder: Recorder, call: Call, args: Sequence[Any]) -> tuple[Tens
         or {query.dtype, key.dtype, value.dtype} not in ({torch.float32}, {torch.bfloat16}, {torch.float16})
         or any(type(side) is not int or side % 16 for side in mask[-3:-1])
         or not all(isinstance(x, Tensor) for at in (2, 6)[: 1 + grads] for x in _lists(mask, at))
-        or type(args[5]) is not float
         or (tracks and any(isinstance(x, Tensor) and x.requires_grad for x in _reads(args)[0]))
-        or not all(0 < int(x.shape[3]) <= WIDEST and int(x.shape[1]) for x in (query, key, value))  # plain from here on
+        or not all(0 < int(x.shape[3]) <= WIDEST and int(x.shape[1]) for x in (query, key, value))
     ):
         return flex_attention(call, args)
     key, value = (x.expand(query.shape[0], *x.shape[1:]) for x in (key, value))
@@ -97,7 +96,7 @@ class _Function(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, recorder: Recorder, call: Call, args: Sequence[Any]
     ) -> tuple[Tensor, ...]:
-        score_mod, mask, scale, reads = *args[3:6], _reads(args)
+        score_mod, mask, scale, reads = *args[3:5], float(args[5]), _reads(args)
         with torch_compat.outside_tracing(), recorder.build.fake_mode:
             out = laid_out_like(query.new_empty((*query.shape[:3], value.shape[-1])), query)
             sums = query.new_empty(query.shape[:3], dtype=torch.float32)
