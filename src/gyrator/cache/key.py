@@ -240,7 +240,8 @@ class _Writer:
             if value.layout is not torch.strided:
                 raise _Uncacheable(f"a tensor of layout {value.layout}")
             offset = value.storage_offset()
-            dims = " ".join(self.size(s) for s in (*value.shape, "@", *value.stride(), "+", offset))
+            sizes = (*value.shape, "@", *value.stride(), "+", offset)
+            dims = " ".join(self.number(s) if isinstance(s, torch.SymInt) else str(s) for s in sizes)
             flags = f"{'c' if value.is_conj() else ''}{'n' if value.is_neg() else ''}"
             known = float_behind(value)
             return f"{value.dtype}{flags} {value.device} [{dims}]{'' if known is None else self.number(known)}"
@@ -249,9 +250,6 @@ class _Writer:
         if isinstance(value, _SYMBOLIC):
             return self.number(value)
         return repr(value) if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__
-
-    def size(self, size: object) -> str:
-        return self.number(size) if isinstance(size, torch.SymInt) else str(size)
 
     def number(self, number: torch.SymInt | torch.SymFloat | torch.SymBool) -> str:
         expr = number.node.expr

@@ -19,9 +19,9 @@ rule fires only if it holds for every value of the sizes within their bounds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
-from math import gcd
-from operator import floordiv, is_, mod
+from functools import lru_cache, reduce
+from math import gcd, prod
+from operator import floordiv, is_, mod, mul
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar, cast
 
 from gyrator.ir.intern import interned, remember
@@ -352,10 +352,7 @@ _LOWEST = const(-(1 << 62))
 
 def product(factors: tuple[Index, ...] | list[Index]) -> Index:
     """The product of ``factors`` (1 if there are none)."""
-    total = ONE
-    for f in factors:
-        total = total * f
-    return total
+    return reduce(mul, factors, ONE)
 
 
 # -- division ----------------------------------------------------------------------------------------------
@@ -668,13 +665,8 @@ _OF_INDICES: Mapping[type[Atom], Callable[..., Any]] = {**_OF_NUMBERS, Min: mini
 
 def evaluate(index: Index, env: Mapping[AtomT, int]) -> int:
     """The value under ``env`` (sizes, axes and indirect atoms to ints). Raises KeyError for an atom without a value."""
-    total = 0
-    for monomial, c in index.terms:
-        part = c
-        for atom in monomial:
-            part *= _evaluate_atom(atom, cast("Mapping[Atom, int]", env))
-        total += part
-    return total
+    values = cast("Mapping[Atom, int]", env)
+    return sum(prod((_evaluate_atom(a, values) for a in monomial), start=c) for monomial, c in index.terms)
 
 
 def _evaluate_atom(atom: Atom, env: Mapping[Atom, int]) -> int:

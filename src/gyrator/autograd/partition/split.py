@@ -113,7 +113,7 @@ def _forward_graph(joint: JointGraph, values: Sequence[Node], numbers: Sequence[
             copies[node] = graph.node_copy(node, copies.__getitem__)
     results = _owned(map_arg(joint.results, copies.__getitem__), graph)
     kept = [
-        _dense_clone(graph, copies[node]) if node in joint.updated or is_copyless(node) else copies[node]
+        _clone(graph, copies[node], dense=True) if node in joint.updated or is_copyless(node) else copies[node]
         for node in values
     ]
     graph.output((*results, *kept, *(copies[node] for node in numbers)))
@@ -182,16 +182,11 @@ def _owner(node: Node) -> Node:
     return node
 
 
-def _dense_clone(graph: Graph, node: Node) -> Node:
-    """A clone without the gaps that a view may have."""
-    clone = _clone(graph, node)
-    value = node.meta["val"]
-    with value.fake_mode:
-        clone.meta["val"] = aten.clone.default(value)
-    return clone
-
-
-def _clone(graph: Graph, node: Node) -> Node:
+def _clone(graph: Graph, node: Node, *, dense: bool = False) -> Node:
+    """A clone; a ``dense`` one lacks the gaps that a view may have."""
     clone = graph.call_function(aten.clone.default, (node,))
     clone.meta = dict(node.meta)
+    if dense:
+        with node.meta["val"].fake_mode:
+            clone.meta["val"] = aten.clone.default(node.meta["val"])
     return clone
