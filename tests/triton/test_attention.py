@@ -17,6 +17,8 @@ from gyrator.autograd.aot import aot_compile
 from gyrator.autograd.interface import Compiled, GraphInfo, interpret
 from gyrator.config import Config
 from gyrator.pipeline import Process, compile_graph
+from gyrator.report.describe import why_extern
+from gyrator.schedule.plan import Call
 from gyrator.session import Count, Session
 from tests.triton.emulated import GPU, Emulator, on_gpu, print_for_gpu
 from tests.triton.worker import Worker
@@ -137,7 +139,8 @@ def test_a_function_that_is_no_expression_is_run_by_torch(interpreter: Worker, t
         graphs.append(graph)
         made_for_gpu = print_for_gpu(graph, on_gpu(graph, values), Config(check="every"))
         assert not any("attention" in kernel.name for kernel in made_for_gpu.kernels)
-        assert "gyrator.region_0" in made_for_gpu.wrapper
+        (call,) = (step.extern for step in made_for_gpu.plan.steps if isinstance(step, Call))
+        assert call.op == "gyrator.region_0.default" and "more than expressions" in why_extern(call)
         return interpret(graph, values, info)
 
     fn = attention(score, window, 64, 64, (bias,))

@@ -128,6 +128,8 @@ def why_extern(extern: Extern) -> str:
     library, _, rest = extern.op.partition(".")
     base = rest.partition(".")[0]
     if library == "gyrator":
+        if extern.functions:
+            return "attention whose functions on one score are more than expressions has no template"
         return "it draws the seeds of random numbers" if base == "seeds" else "it runs a region of the graph"
     if base in _PRODUCTS:
         return "matrix products are left to the library, which is fast at them"
