@@ -49,7 +49,7 @@ class GraphBuilder:
         """A new input of the graph. Symbols among its sizes become known."""
         node = self.graph.placeholder(name)
         node.meta["val"] = self.metadata(value)
-        self.symbols.bind_any(value, node)
+        self.symbols.bind(value, node)
         return node
 
     def append(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> Node:

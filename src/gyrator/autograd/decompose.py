@@ -68,7 +68,7 @@ class _Pass:
                 nodes[node] = new.body(inner.run(body.graph, dict(body.named_children())).graph, inner._new.bodies)
             else:
                 nodes[node] = new.graph.node_copy(node)
-                new.symbols.bind_any(node.meta["val"], nodes[node])
+                new.symbols.bind(node.meta["val"], nodes[node])
         return new
 
     def _inner(self, keep_numbers: bool) -> _Pass:
@@ -98,7 +98,7 @@ class _Pass:
         copy.meta = dict(node.meta)
         self._nodes[node] = copy
         if isinstance(node.meta["val"], SYMBOLIC_TYPES) or "unbacked_bindings" in node.meta:
-            self._new.symbols.bind_any(node.meta["val"], copy)
+            self._new.symbols.bind(node.meta["val"], copy)
 
     def _mapped(self, argument: Any) -> Any:
         return map_arg(argument, self._nodes.__getitem__)

@@ -217,7 +217,7 @@ class Recorder(TorchDispatchMode):
             node.meta["unbacked_bindings"] = bindings
         for item in flatten(out):
             if isinstance(item, Tensor):
-                self.build.symbols.bind_any(item, self._aliases[id(item)].node)
+                self.build.symbols.bind(item, self._aliases[id(item)].node)
 
     def _view(self, call: _Call) -> None:
         func, (source, *others), out = call.func, call.args, call.out

@@ -38,14 +38,10 @@ class SymbolTable:
         self._nodes: dict[sympy.Basic, Node] = {}
         self._sources: dict[sympy.Symbol, tuple[Node, int]] = {}
 
-    def bind(self, value: Scalar, node: Node) -> None:
-        """`node` computes `value`. The first binding of an expression wins."""
-        self._nodes.setdefault(value.node.expr, node)
-
-    def bind_any(self, value: Any, node: Node) -> None:
-        """`node` holds `value`: a symbolic number, a tensor whose sizes can be read from it, or something else."""
+    def bind(self, value: Any, node: Node) -> None:
+        """`node` holds `value`: a symbolic number (the first node wins), a tensor with sizes to read, or neither."""
         if isinstance(value, SYMBOLIC_TYPES):
-            self.bind(value, node)
+            self._nodes.setdefault(value.node.expr, node)
         sizes: tuple[Any, ...] = tuple(value.shape) if isinstance(value, torch.Tensor) else ()
         for dim, size in enumerate(sizes):
             if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):

@@ -94,18 +94,15 @@ class _Machine:
                 self.sizes[derived.size] = derive(derived.text, self.sizes)
         for value, tensor in tensors:
             self.check(value, tensor)
-            self.check_strides(value, tensor)
+            strides = [evaluate(s, self.sizes) for s in value.strides]
+            if any(n > 1 and a != b for n, a, b in zip(tensor.shape, strides, tensor.stride(), strict=True)):
+                raise ValueError(f"{value} has strides {strides}, given {list(tensor.stride())}")
             self.values[value] = tensor
 
     def check(self, value: Value, tensor: Tensor) -> None:
         shape = [evaluate(s, self.sizes) for s in value.shape]
         if list(tensor.shape) != shape or tensor.dtype != value.dtype:
             raise ValueError(f"{value} is {value.dtype}{shape}, given {tensor.dtype}{list(tensor.shape)}")
-
-    def check_strides(self, value: Value, tensor: Tensor) -> None:
-        strides = [evaluate(s, self.sizes) for s in value.strides]
-        if any(n > 1 and a != b for n, a, b in zip(tensor.shape, strides, tensor.stride(), strict=True)):
-            raise ValueError(f"{value} has strides {strides}, given {list(tensor.stride())}")
 
     # -- nests ---------------------------------------------------------------------------------------------
     def nest(self, nest: Nest) -> None:
