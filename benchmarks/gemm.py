@@ -41,7 +41,7 @@ from gyrator.runtime.targets import find_targets, start_kernels
 from gyrator.runtime.workers import Workers
 from gyrator.schedule.memory import plan_memory
 from gyrator.schedule.plan import Plan
-from gyrator.schedule.products import Answer, Question
+from gyrator.schedule.products import Alternative, Question
 from gyrator.schedule.simplify import simplifier
 from gyrator.schedule.stage import schedule
 from gyrator.session import Session
@@ -177,7 +177,7 @@ class Compiler:
         runtime = Runtime(folder, Pool(), gpu=GpuKernels(folder, self.store))
         return names_of((folder / WRAPPER).read_text(), folder)["bind"](runtime)
 
-    def ask(self, question: Question) -> tuple[Answer, ...]:
+    def ask(self, question: Question) -> tuple[Alternative, ...]:
         rule, gpu = simplifier(exact_rounding=False), gpu_of(self.targets, self.device)
         begun = time.perf_counter()
         started, calls = {}, dict[str, Call]()
@@ -203,7 +203,7 @@ class Compiler:
         for a in ranked:
             sizes = ", ".join(f"{name}={value}" for name, value in a.parameters)
             print(f"    {took[a.name]:.5f} ms {a.name} {sizes}", flush=True)
-        return tuple(Answer(a, took[a.name]) for a in ranked)
+        return tuple(ranked)
 
 
 def _fresh(call: Callable[[list[Any]], object], given: list[Any]) -> object:
