@@ -83,3 +83,12 @@ def test_updates(fn: Callable[..., Tensor | None], shape: tuple[int, int], tmp_p
         torch.testing.assert_close(returned, expected)
     (wrapper,) = tmp_path.glob("graphs/??/*/wrapper.py")
     assert (".copy_(" in wrapper.read_text()) is (fn in COPIED)
+
+
+def test_two_scatters_into_one_tensor_in_one_kernel_have_memory_of_their_own() -> None:
+    def both(at: Tensor, x: Tensor) -> Tensor:
+        base = torch.zeros(10)
+        return base.scatter_add(0, at, x) + base.scatter_add(0, at, x * 2)
+
+    args = torch.tensor([0, 1, 0]), torch.tensor([1.0, 10.0, 100.0])
+    torch.testing.assert_close(torch.compile(both, backend="gyrator")(*args), both(*args))

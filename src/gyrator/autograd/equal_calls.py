@@ -16,8 +16,8 @@ from gyrator.autograd.effects import Effect, behaviour
 def merge_equal_calls(graph: Graph) -> None:
     """Replaces each call of a pure operator by an earlier one with the same arguments.
 
-    Refuses random draws, results of the graph, calls in other regions of activation checkpoints or in the other half
-    of the program, and graphs in which a call writes to its arguments.
+    Refuses random draws, new tensors (scatters write into them), results of the graph, calls in other regions of
+    activation checkpoints or in the other half of the program, and graphs in which a call writes to its arguments.
     """
     calls = [node for node in graph.nodes if node.op == "call_function" and isinstance(node.target, OpOverload)]
     if any(node.target._schema.is_mutable for node in calls):
@@ -27,7 +27,7 @@ def merge_equal_calls(graph: Graph) -> None:
     for node in calls:
         op = node.target
         pure = op.namespace in ("aten", "prims") and behaviour(op).effect in (Effect.PURE, Effect.VIEW)
-        if node in shown or not pure or torch.Tag.nondeterministic_seeded in op.tags:
+        if node in shown or not node.all_input_nodes or not pure or torch.Tag.nondeterministic_seeded in op.tags:
             continue
         about = [node.meta.get(key) for key in ("backward", "region", "recompute")]
         known = first.setdefault(_key((op, node.args, node.kwargs, about)), node)

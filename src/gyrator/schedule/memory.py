@@ -139,7 +139,9 @@ class _Planner:
         if isinstance(member.nest.root, Scatter):
             base = member.nest.root.into
             read = any(load.value is base for m in here.group.members for load in m.loads)
-            yield from self._place_new_version(base, value, here.position, read=read)
+            roots = [m.nest.root for m in here.group.members if m is not member]
+            shared = any(isinstance(root, Scatter) and root.into is base for root in roots)
+            yield from self._place_new_version(base, value, here.position, read=read or shared)
             return
         old = None
         if self._in_place:
