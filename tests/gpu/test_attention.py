@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from tests.acceptance import assert_matches
+
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 Mod = Callable[..., Tensor]
 
@@ -52,11 +54,7 @@ def assert_right(fn: Callable[..., Any], compiled: Callable[..., Any], tensors: 
     """Root mean squares of errors within twice eager's own."""
     got, eager, exact = results(compiled, tensors), results(fn, tensors), results(fn, [x.double() for x in tensors])
     for ours, theirs, true in zip(got, eager, exact, strict=True):
-        finite = true.isfinite()
-        assert torch.equal(ours.isfinite(), finite) and ours.stride() == theirs.stride()
-        scale = true[finite].pow(2).mean().sqrt()
-        allowed = 2 * (theirs.double() - true)[finite].pow(2).mean().sqrt() + 4 * torch.finfo(ours.dtype).eps * scale
-        assert (ours.double() - true)[finite].pow(2).mean().sqrt() <= allowed
+        assert_matches(ours, theirs, true, slack=4)
 
 
 def attention(score: Mod | None, mask: BlockMask | None) -> Callable[..., Any]:

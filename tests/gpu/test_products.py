@@ -17,6 +17,7 @@ from gyrator.schedule import choose, stage
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_gemm import gpu_configs
 from gyrator.schedule.products import Alternative, Product, Question
+from tests.acceptance import assert_matches
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 SPLIT = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 256, "GROUP_M": 8, "ALLOW_TF32": 0, "SPLIT_K": 16, "SHARE": 1}
@@ -49,10 +50,7 @@ def random(*shape: int, dtype: torch.dtype = F16) -> Tensor:
 
 def assert_right(got: Tensor, fn: Callable[..., Tensor], args: list[Tensor]) -> None:
     """Within twice eager's own error."""
-    exact, eager = fn(*(a.double() for a in args)), fn(*args)
-    scale = exact.pow(2).mean().sqrt()
-    allowed = 2 * (eager.double() - exact).pow(2).mean().sqrt() + 4 * torch.finfo(got.dtype).eps * scale
-    assert (got.double() - exact).pow(2).mean().sqrt() <= allowed
+    assert_matches(got, fn(*args), fn(*(a.double() for a in args)), slack=4)
 
 
 def mm(x: Tensor, w: Tensor) -> Tensor:

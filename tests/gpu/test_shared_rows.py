@@ -12,6 +12,7 @@ from torch import Tensor
 
 import gyrator
 from gyrator.session import Count
+from tests.acceptance import assert_matches
 from tests.rows import layer_norm, layer_norm_backward, softmax
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -56,9 +57,7 @@ def assert_right(found: Any, fn: Callable[..., Any], args: list[Tensor]) -> None
     """Within twice eager's own error."""
     exact, eager = fn(*(a.double() for a in args)), fn(*args)
     for got, right, plain in zip(*((r if isinstance(r, tuple) else (r,)) for r in (found, exact, eager)), strict=True):
-        scale = right.pow(2).mean().sqrt()
-        allowed = 2 * (plain.double() - right).pow(2).mean().sqrt() + 4 * torch.finfo(got.dtype).eps * scale
-        assert (got.double() - right).pow(2).mean().sqrt() <= allowed
+        assert_matches(got, plain, right, slack=4)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -20,6 +20,7 @@ from gyrator.pipeline import Process, compile_graph
 from gyrator.report.describe import why_extern
 from gyrator.schedule.plan import Call
 from gyrator.session import Count, Session
+from tests.acceptance import assert_matches
 from tests.triton.emulated import GPU, Emulator, on_gpu, print_for_gpu
 from tests.triton.worker import Worker
 
@@ -79,11 +80,7 @@ def assert_right(fn: Program, tensors: Sequence[Tensor], worker: Worker, folder:
     got = results(torch.compile(fn, backend=emulator.backend), tensors)
     eager, exact = results(fn, tensors), results(fn, [x.double() for x in tensors])
     for ours, theirs, true in zip(got, eager, exact, strict=True):
-        finite = true.isfinite()
-        assert torch.equal(ours.isfinite(), finite) and ours.stride() == theirs.stride()
-        scale = true[finite].pow(2).mean().sqrt()
-        allowed = 2 * (theirs.double() - true)[finite].pow(2).mean().sqrt() + 4 * torch.finfo(ours.dtype).eps * scale
-        assert (ours.double() - true)[finite].pow(2).mean().sqrt() <= allowed
+        assert_matches(ours, theirs, true, slack=4)
     return [kernel.name.rpartition("_")[0] for printed in emulator.printed for kernel in printed.kernels]
 
 

@@ -151,6 +151,22 @@ def _mend_interpreter() -> None:
         np.full(kind.shape, np.ravel(x.data)[0]),  # a comparison's data are no numbers of its operands' type
         x.dtype.scalar,
     )
+    for name, op in (("create_maxnumf", np.fmax), ("create_minnumf", np.fmin)):  # it propagates NaN
+        setattr(interpreter.InterpreterBuilder, name, lambda self, a, b, op=op: self.binary_op(a, b, op))
+    interpreter.InterpreterBuilder.get_bf16 = lambda _, x: interpreter.TensorHandle(  # it lacks it
+        torch.tensor([x], dtype=torch.bfloat16).view(torch.int16).numpy().view(np.uint16),
+        importlib.import_module("triton.language.core").bfloat16,
+    )
+    ones = interpreter.InterpreterBuilder.get_all_ones_value
+
+    def all_ones(self: Any, kind: Any) -> Any:
+        """Unsigned, too: numpy takes no -1 for them."""
+        signed = ones(self, importlib.import_module("triton.language.core").int8) if kind.is_int_unsigned() else None
+        if signed is None:
+            return ones(self, kind)
+        return interpreter.TensorHandle(signed.data.astype(interpreter._get_np_dtype(kind)), kind.scalar)
+
+    interpreter.InterpreterBuilder.get_all_ones_value = all_ones
     dot = interpreter.InterpreterBuilder.create_dot
 
     def wide_dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
@@ -188,7 +204,7 @@ def _elementwise(interpreter: Any, op: Callable[..., Tensor]) -> Callable[..., A
         kind = first.dtype if found.dtype != np.bool_ else language.int32
         handle = interpreter.TensorHandle(found.astype(np.int32) if found.dtype == np.bool_ else found, kind)
         shape = list(found.shape)
-        block = len(first.type.shape) > 0 if first.type.is_block() else False
+        block = any(hasattr(a, "handle") and a.type.is_block() for a in args)
         return language.tensor(handle, language.block_type(kind, shape) if block else kind)
 
     return call

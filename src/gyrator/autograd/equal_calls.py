@@ -16,8 +16,9 @@ from gyrator.autograd.effects import Effect, behaviour
 def merge_equal_calls(graph: Graph) -> None:
     """Replaces each call of a pure operator by an earlier one with the same arguments.
 
-    Refuses random draws, new tensors (scatters write into them), results of the graph, calls in other regions of
-    activation checkpoints or in the other half of the program, and graphs in which a call writes to its arguments.
+    Refuses random draws, constants (cheaper to write anew than to copy where two scatters start from one), results of
+    the graph, calls in other regions of activation checkpoints or in the other half of the program, and graphs in
+    which a call writes to its arguments.
     """
     calls = [node for node in graph.nodes if node.op == "call_function" and isinstance(node.target, OpOverload)]
     if any(node.target._schema.is_mutable for node in calls):

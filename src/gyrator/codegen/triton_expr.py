@@ -16,7 +16,7 @@ import torch
 from gyrator.codegen.cpp_expr import count_uses
 from gyrator.codegen.python_text import Names
 from gyrator.codegen.texts import by_weight, checked_place, sum_text
-from gyrator.codegen.triton_names import is_small, literal, type_name, typed_literal
+from gyrator.codegen.triton_names import is_small, literal, scalar, type_name, typed_literal
 from gyrator.errors import InternalCheckError
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Ref, Value
 from gyrator.ir.index import Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, Size, dot, is_nonnegative
@@ -29,6 +29,8 @@ Axes = frozenset[Axis]
 _COLUMNS = 100
 _NARROW = {"erf": "rt.erf_16({0})", "tanh": "rt.tanh_16({0})"}
 """Cheaper templates where all that a kernel writes is rounded to 16 bits."""
+_TYPED = frozenset({"floordiv", "truncdiv", "remainder", "fmod", "lshift", "rshift"})
+"""Their device functions ask for the types of their operands, which a bare literal has not."""
 _CALL = re.compile(r"[\w.]+\(\{0\}(, \{\d\})*\)")
 _NONE: Axes = frozenset()
 
@@ -185,7 +187,7 @@ class Expressions:
         if row.rule is Rule.COMPARE and all(_is_index(a) for a in e.args):
             args = [self._index_operand(a) for a in e.args]
         else:
-            args = [self._argument(e, k, row.triton) for k in range(len(e.args))]
+            args = [self._argument(e, k, template) for k in range(len(e.args))]
         small = is_small(e.args[-1].dtype) and row.rule in (Rule.SAME, Rule.FLOAT, Rule.COMPARE)
         if small:
             args = [a if isinstance(x, Const) else _float(a) for a, x in zip(args, e.args, strict=True)]
@@ -200,6 +202,8 @@ class Expressions:
         if isinstance(arg, Const):
             bare = not _CALL.fullmatch(template) and any(not isinstance(a, Const) for a in e.args)
             dtype = torch.float32 if is_small(arg.dtype) else arg.dtype
+            if e.name in _TYPED or "~" in template:
+                return Term(scalar(arg.value, dtype))
             return Term(literal(arg.value) if bare else typed_literal(arg.value, dtype))
         return self.value(arg)
 

@@ -48,9 +48,12 @@ def literal(value: Scalar) -> str:
 
 
 def typed_literal(value: Scalar, dtype: torch.dtype) -> str:
-    """A literal that has its type wherever it stands."""
-    if dtype in _PLAIN:
-        return literal(value)
+    """A literal that has its type wherever an operator meets it."""
+    return literal(value) if dtype in _PLAIN else scalar(value, dtype)
+
+
+def scalar(value: Scalar, dtype: torch.dtype) -> str:
+    """A literal as a tensor of no dimensions, for functions that ask for its type."""
     if is_small(dtype):
         return f"tl.full([], {literal(value)}, tl.float32).to({type_name(dtype)})"
     return f"tl.full([], {literal(value)}, {type_name(dtype)})"

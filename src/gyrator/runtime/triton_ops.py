@@ -20,11 +20,12 @@ NAN = tl.constexpr(tl.PropagateNan.ALL)
 def floordiv(a, b):
     if a.dtype.is_floating():
         return floor_division_of_floats(a, b)
-    safe = tl.where(b == 0, 1, b).to(b.dtype)
-    quotient = a // safe
-    rest = a - quotient * safe
-    down = (rest != 0) & ((rest < 0) != (safe < 0))
-    return tl.where(b == 0, 0, tl.where(down, quotient - 1, quotient)).to(a.dtype)
+    else:
+        safe = tl.where(b == 0, 1, b).to(b.dtype)
+        quotient = a // safe
+        rest = a - quotient * safe
+        down = (rest != 0) & ((rest < 0) != (safe < 0))
+        return tl.where(b == 0, 0, tl.where(down, quotient - 1, quotient)).to(a.dtype)
 
 
 @triton.jit
@@ -43,8 +44,9 @@ def floor_division_of_floats(a, b):
 def truncdiv(a, b):
     if a.dtype.is_floating():
         return libdevice.trunc(a / b)
-    safe = tl.where(b == 0, 1, b).to(b.dtype)
-    return tl.where(b == 0, 0, a // safe).to(a.dtype)
+    else:
+        safe = tl.where(b == 0, 1, b).to(b.dtype)
+        return tl.where(b == 0, 0, a // safe).to(a.dtype)
 
 
 @triton.jit

@@ -34,9 +34,7 @@ def choose_products(
     Without ``ask``, which the option ``max_autotune`` provides, calls stay calls, but for what no library is fast at.
     """
     if ask is None:
-        if gpu is None or "triton" not in options.gemm_backends:
-            return tuple(units), ()
-        return tuple((isinstance(u, Extern) and unpadded(u, gpu)) or u for u in units), ()
+        return tuple((isinstance(u, Extern) and unpadded(u, gpu, options.gemm_backends)) or u for u in units), ()
     chooser = _Chooser(list(units), program, ask, options, gpu, cpu)
     for call in [u for u in units if isinstance(u, Extern)]:
         product = product_of(call)
