@@ -17,7 +17,7 @@ from gyrator.autograd.interface import Compiled, GraphInfo
 from gyrator.autograd.partition.min_cut import min_cut_with_budget
 from gyrator.autograd.partition.plan import JointGraph, Partition
 from gyrator.config import Config, notices
-from gyrator.pipeline import Process, compile_graph, frozen_garbage, loaded, shape_env_of
+from gyrator.pipeline import Process, compile_graph, frozen_garbage, loaded
 from gyrator.report.dump import dump_graph, dump_partition
 from gyrator.report.record import ProgramRecord, from_json, to_json
 from gyrator.report.watch import graph_compiled, program_compiled, program_record
@@ -25,7 +25,7 @@ from gyrator.runtime.entries import open_stores
 from gyrator.runtime.load import WRAPPER
 from gyrator.runtime.programs import find_program, keep_program, program_key
 from gyrator.session import Session
-from gyrator.torch_compat import recompile_reason
+from gyrator.torch_compat import recompile_reason, shape_env_of
 
 
 def compile_program(

@@ -21,7 +21,6 @@ from typing import TypeAlias
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gyrator.autograd.interface import BoxedCallable, Compiled, GraphInfo, interpret
 from gyrator.autotune.ask import asking
@@ -62,7 +61,7 @@ from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.plan import Call
 from gyrator.schedule.stage import schedule
 from gyrator.session import Counters, Session
-from gyrator.torch_compat import on_device, symbolic_numbers
+from gyrator.torch_compat import on_device, shape_env_of
 from gyrator.validate import validated
 
 Instead: TypeAlias = Callable[[fx.GraphModule, Sequence[object], Config], Callable[..., object]]
@@ -283,11 +282,6 @@ def loaded(
             index, kept, saved, *static = as_list(entry.notes[RECORDED])
             return on_device(index, replayed(call, Roles(frozenset(static), kept, saved), record_on_gpu))
         return call
-
-
-def shape_env_of(example_inputs: Sequence[object]) -> ShapeEnv | None:
-    """The environment of the inputs' symbolic numbers; None if all are plain."""
-    return next((number.node.shape_env for number in symbolic_numbers(example_inputs)), None)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch.fx import Graph, Node, Proxy
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import map_arg
 from torch.fx.proxy import GraphAppendingTracer
 
@@ -150,6 +151,11 @@ def symbolic_numbers(values: Iterable[object]) -> Iterator[torch.SymInt | torch.
     for value in values:
         parts = (*value.shape, *value.stride(), float_behind(value)) if isinstance(value, torch.Tensor) else (value,)
         yield from (part for part in parts if isinstance(part, (torch.SymInt, torch.SymFloat, torch.SymBool)))
+
+
+def shape_env_of(values: Iterable[object]) -> ShapeEnv | None:
+    """The environment of a graph's inputs; None if all are plain."""
+    return next((number.node.shape_env for number in symbolic_numbers(values)), None)
 
 
 def float_behind(fake: torch.Tensor) -> torch.SymFloat | None:

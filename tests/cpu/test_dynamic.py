@@ -228,3 +228,16 @@ def test_sizes_from_values(fn, captured, backend):
         calls.append((-torch.ones(4, 3),))
         allowed = count_compiles(fn, calls, "eager")
         assert count_compiles(fn, calls, backend) <= allowed
+
+
+def test_a_graph_that_takes_sizes_alone(backend: str) -> None:
+    """Its symbols are those of capture, though no tensor brings them: torch's cache of fake results met others."""
+
+    def positions(x: Tensor) -> tuple[Tensor, Tensor]:
+        n = x.shape[0]
+        torch._dynamo.graph_break()
+        return torch.arange(n) * 2 - torch.arange(n).detach(), (torch.arange(n + 1).float() / n).detach()
+
+    calls = [(torch.randn(n, 3),) for n in (5, 7, 3)]
+    asked = count_compiles(positions, calls, "eager", dynamic=True)
+    assert count_compiles(positions, calls, backend, dynamic=True) <= asked

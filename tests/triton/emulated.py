@@ -26,14 +26,13 @@ from gyrator.config import Config
 from gyrator.ir.index import evaluate
 from gyrator.ir.symbols import Symbols
 from gyrator.lowering.graph import lower
-from gyrator.pipeline import shape_env_of
 from gyrator.runtime.load import Runtime, load
 from gyrator.runtime.pool import Pool
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.plan import Plan
 from gyrator.schedule.stage import schedule
 from gyrator.session import Counters, Session
-from gyrator.torch_compat import empty_strided_cpu
+from gyrator.torch_compat import empty_strided_cpu, shape_env_of
 from tests.interp_tree import run_kernel
 from tests.triton.worker import Worker
 

@@ -11,6 +11,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gyrator.errors import UnsupportedInput
+from gyrator.torch_compat import shape_env_of
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ def fake_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> Inputs:
     captured = [node.meta.get("example_value") for node in placeholders]
     values: list[Any] = []
     modes = (value.fake_mode for value in (*captured, *example_inputs) if isinstance(value, FakeTensor))
-    mode = next(modes, None) or FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=False)
+    environment = shape_env_of(captured) or ShapeEnv()  # of a graph that takes sizes alone, without a tensor
+    mode = next(modes, None) or FakeTensorMode(shape_env=environment, allow_non_fake_inputs=False)
     for known, example in zip(captured, example_inputs, strict=True):
         if not isinstance(example, Tensor):
             values.append(known if isinstance(known, (torch.SymInt, torch.SymFloat)) else example)
