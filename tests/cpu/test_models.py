@@ -15,39 +15,13 @@ from torch import Tensor, nn
 
 from benchmarks.zoo import MODELS, build
 from tests.acceptance import assert_none, expect
-
-# transformers returns nothing else that a user trains or predicts with; the rest repeats these.
-REPORTED = ("loss", "logits", "logits_per_image", "logits_per_text")
-
-
-def _step(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    outputs: Mapping[str, Any] = model(**batch)
-    return {name: outputs[name] for name in REPORTED if outputs.get(name) is not None}
+from tests.model_steps import check_model, loss_of
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_model(name: str, training: bool, backend: str) -> None:
-    workload = build(name, "tiny")
-    model = workload.model.train(training)
-    batch = dict(workload.batch) if training else workload.inference_batch()
-    expected = expect(_loss if training else _step, (model, batch), backward=training)
-    assert_none(expected.mismatches(_compiled(backend, training)))
-
-
-def _loss(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The loss to differentiate and the rest of the outputs, which take no gradient."""
-    return {key: value if key == "loss" else value.detach() for key, value in _step(model, batch).items()}
-
-
-def _compiled(backend: str, training: bool) -> Any:
-    """The same step with the model compiled as users do: ``torch.compile(model)``."""
-
-    def run(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        compiled = torch.compile(model, backend=backend)
-        return (_loss if training else _step)(compiled, batch)
-
-    return run
+    check_model(name, training, backend)
 
 
 @pytest.mark.parametrize("name", ["bert", "resnet"])
@@ -64,6 +38,6 @@ def test_three_optimizer_steps_end_at_the_same_weights(name: str, backend: str) 
         return {key: value.detach() for key, value in model.state_dict().items()}
 
     args = (workload.model.train(), dict(workload.batch))
-    expected = expect(lambda model, batch: train(model, batch, _loss), args)
-    compiled = torch.compile(_loss, backend=backend)
+    expected = expect(lambda model, batch: train(model, batch, loss_of), args)
+    compiled = torch.compile(loss_of, backend=backend)
     assert_none(expected.mismatches(lambda model, batch: train(model, batch, compiled)))

@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
 
 from benchmarks.zoo import MODELS, build
 from tests.acceptance import SLACK, assert_none, expect
+from tests.model_steps import exact_experts
 
 Batch = Mapping[str, Any]
 SIZES = ((2, 0), (3, 3), (4, 4))
@@ -111,8 +111,8 @@ def train(
     call, losses = wrap(model), []
     optimizer = way.optimizer(model.parameters())
     exact = next(model.parameters()).dtype == torch.float64
-    if exact and isinstance(model, PreTrainedModel):
-        model.set_experts_implementation("eager")  # torch's grouped product knows no float64
+    if exact:
+        exact_experts(model)
     with torch.enable_grad():
         for batch in batches:
             optimizer.zero_grad()

@@ -4,6 +4,7 @@ what eager computes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,14 @@ def test_numbers_on_the_cpu_reach_kernels(emulator: Emulator) -> None:
     emulator.numbers_on_cpu = True
     wrapper = check(emulator, lambda x, k: x * k + 1, torch.randn(20), torch.tensor(2.5))
     assert '.to(torch.device("cuda:0"))' in wrapper
+
+
+def test_numbers_that_a_kernel_computes_on_the_cpu_reach_kernels(emulator: Emulator) -> None:
+    emulator.numbers_on_cpu = True
+    wrapper = check(emulator, lambda x, k: (x / torch.log(k)).sum(0) * torch.log(k), torch.randn(20), torch.tensor(2.5))
+    launches = re.findall(r"^ +\w+\(stream, (.*)\)$", wrapper, re.MULTILINE)
+    on_cpu = re.findall(r"(\w+) = empty\(", wrapper)
+    assert on_cpu and not any(f"{name}_ptr" in launch for launch in launches for name in on_cpu)
 
 
 def test_a_graph_computes_on_both_devices(emulator: Emulator) -> None:

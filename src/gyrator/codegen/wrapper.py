@@ -290,7 +290,7 @@ class _Wrapper:
 
     def gpu_pointer(self, value: Value) -> str:
         """The address of a value on the GPU; that of a copy for a number that lies on the CPU."""
-        if value.device == self.gpu or value in self.pointers:
+        if value.device == self.gpu:
             return self.pointer(value)
         copy = self.names.fresh(f"{self.name(value)}_gpu")
         assert self.gpu is not None
