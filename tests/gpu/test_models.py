@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from benchmarks.zoo import MODELS
+from tests.acceptance import SLACK
 from tests.model_steps import check_model
 
 
@@ -13,4 +14,5 @@ from tests.model_steps import check_model
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_model(name: str, training: bool, dtype: torch.dtype) -> None:
-    check_model(name, training, "gyrator", "cuda", dtype)
+    # A gradient of one number, or one that is rounding alone, is as wrong as the order of a library's sums makes it.
+    check_model(name, training, "gyrator", "cuda", dtype, slack=4 * SLACK[dtype])

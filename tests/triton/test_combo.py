@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gyrator.codegen.triton import print_triton
 from gyrator.config import Config
-from gyrator.schedule.plan import Allocate, Free, Launch, Plan
+from gyrator.schedule.plan import Allocate, Call, Free, Launch, Plan
 from tests.pure.lowering.harness import lowered
 from tests.run_plan import run_plan
 from tests.triton.emulated import Emulator
@@ -90,6 +90,20 @@ def test_operands_are_freed_and_results_allocated_around_the_launch() -> None:
     at = plan.steps.index(launch)
     assert {s.value for s in plan.steps[at:] if isinstance(s, Free)} >= {v for v in launch.args if "mm" in v.name}
     assert {s.value for s in plan.steps[:at] if isinstance(s, Allocate)} >= {v for v in launch.args if "sin" in v.name}
+
+
+def test_memory_is_not_allocated_long_before_its_use() -> None:
+    """Zeros to which a gradient is added, whose kernel depends on nothing."""
+
+    def late_zeros(x: Tensor, w: Tensor, i: Tensor) -> tuple[Tensor, Tensor]:
+        first = x.sin()
+        y = first @ w
+        return first, torch.zeros(4000, 200).index_put((i,), y, accumulate=True).to(torch.bfloat16)
+
+    plan = plan_of(late_zeros, floats(50, 300), floats(300, 200), torch.arange(50))
+    (product,) = (k for k, step in enumerate(plan.steps) if isinstance(step, Call))
+    large = [k for k, step in enumerate(plan.steps) if isinstance(step, Allocate) and step.value.dtype == torch.float32]
+    assert plan.steps[max(large)].value.shape[0].value == 4000 and max(large) > product
 
 
 def test_few_arguments_fit_into_a_launch() -> None:

@@ -29,8 +29,8 @@ LARGE, SMALL = 1 << 22, 1 << 18
 """Elements up to which a kernel joins its like, and others."""
 MOST_BUSY = 32
 """Kernels in one launch of more than ``LARGE`` elements: finding its own costs a program time for each of them."""
-MOST_EARLY = 1 << 24
-"""Bytes that the members of one launch may allocate earlier than they would alone."""
+MOST_EARLY = 1 << 20
+"""Bytes that the members of one launch may allocate before steps that they would have come after."""
 BLOCK, WARPS = 2048, 4
 
 
@@ -48,14 +48,15 @@ class _Slot:
     before: list[Step] = field(default_factory=list)
     after: list[Step] = field(default_factory=list)
 
-    def takes(self, new: _Slot) -> bool:
-        """Whether ``new`` may run here, if nothing in between needs another order."""
+    def takes(self, new: _Slot, *, last: bool) -> bool:
+        """Whether ``new`` may run here, if nothing in between needs another order; ``last``: nothing is in between."""
+        if not last and self.early + new.early > MOST_EARLY:
+            return False
         if not (new.forms <= self.forms or (self.forms and new.elements <= SMALL and len(self.forms) < MOST_FORMS)):
             return False
         if len(self.steps) >= MOST_BUSY and self.elements + new.elements > LARGE:
             return False
-        room = len(self.pointers | new.pointers) <= MOST_POINTERS and self.early + new.early <= MOST_EARLY
-        return room and bool(new.forms)
+        return len(self.pointers | new.pointers) <= MOST_POINTERS and bool(new.forms)
 
     def add(self, new: _Slot) -> None:
         """Let ``new`` run here."""
@@ -115,7 +116,7 @@ def _slots(plan: Plan, kernels: Mapping[str, Kernel]) -> tuple[list[_Slot], dict
                 first = max(last, default=-1) + 1
                 kernel = kernels[step.kernel] if isinstance(step, Launch) else None
                 new = _Slot([step], _forms(kernel), set(memory), _elements(kernel), early)
-                fitting = [at for at in range(first, len(slots)) if slots[at].takes(new)]
+                fitting = [k for k in range(first, len(slots)) if slots[k].takes(new, last=k == len(slots) - 1)]
                 at = min(fitting, key=lambda k: not new.forms <= slots[k].forms, default=len(slots))
                 if fitting:
                     slots[at].add(new)
