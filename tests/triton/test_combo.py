@@ -102,8 +102,8 @@ def test_memory_is_not_allocated_long_before_its_use() -> None:
 
     plan = plan_of(gradients, floats(50, 300), floats(300, 200), torch.arange(50))
     (product,) = (k for k, step in enumerate(plan.steps) if isinstance(step, Call))
-    made = {int(step.value.shape[0].value or 0): k for k, step in enumerate(plan.steps) if isinstance(step, Allocate)}
-    assert made[60] < product < made[4000]
+    small, large = (k for k, step in enumerate(plan.steps) if isinstance(step, Allocate) and "full" in step.value.name)
+    assert small < product < large
 
 
 def test_few_arguments_fit_into_a_launch() -> None:
