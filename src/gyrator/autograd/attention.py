@@ -62,7 +62,7 @@ class Masks:
         elif kind == "causal" and mask.shape[-2:] == (given["query"].shape[-2], given["key"].shape[-2]):
             given |= {"attn_mask": None, "is_causal": True}
         elif mask.device.type == "cuda" and mask.ndim >= 2 and mask.stride(-1) != 1 and not mask.requires_grad:
-            given["attn_mask"] = _compact(mask).contiguous().expand(mask.shape)
+            given["attn_mask"] = in_rows(mask)
         return (), given
 
     def _kind(self, mask: Tensor) -> Kind | None:
@@ -154,9 +154,14 @@ def _kind_of(mask: Tensor | None) -> Kind | None:
     return "causal" if queries == keys and bool((mask == triangle).all()) else None
 
 
-def _compact(mask: Tensor) -> Tensor:
-    """A tensor without its repetitions."""
-    for d, (size, step) in enumerate(zip(mask.shape, mask.stride(), strict=True)):
+def in_rows(mask: Tensor) -> Tensor:
+    """The mask with contiguous rows; those that are repeated are in memory once."""
+    return _compact(mask, mask.ndim - 1).contiguous().expand(mask.shape)
+
+
+def _compact(mask: Tensor, dims: int | None = None) -> Tensor:
+    """A tensor without its repetitions along the first ``dims`` dimensions."""
+    for d, (size, step) in enumerate(zip(mask.shape[:dims], mask.stride(), strict=False)):
         if step == 0 and size != 1 and type(step) is int:
             mask = mask.narrow(d, 0, 1)
     return mask

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from torch.utils.checkpoint import checkpoint
 
 from gyrator.autograd.aot import aot_compile
-from gyrator.autograd.attention import Masks
+from gyrator.autograd.attention import Masks, in_rows
 from gyrator.autograd.interface import Compiled, GraphInfo
 
 L = 16
@@ -128,3 +128,11 @@ def test_a_value_that_is_known_keeps_its_place_in_memory() -> None:
     alive = weakref.ref(value)
     del value
     assert alive() is not None
+
+
+@pytest.mark.parametrize("strides", [(0, L, 1, 0), (L * L, 0, L, 1), (L * L, L * L, 1, L), (0, 0, 1, 0)], ids=str)
+def test_a_mask_gets_contiguous_rows(strides: tuple[int, ...]) -> None:
+    mask = (torch.arange(2 * L * L) % 7 < 4).as_strided((2, 1, L, L), strides)
+    made = in_rows(mask)
+    assert torch.equal(made, mask) and made.stride(-1) == 1
+    assert strides[0] or not made.stride(0)
