@@ -29,7 +29,7 @@ LARGE, SMALL = 1 << 22, 1 << 18
 """Elements up to which a kernel joins its like, and others."""
 MOST_BUSY = 32
 """Kernels in one launch of more than ``LARGE`` elements: finding its own costs a program time for each of them."""
-MOST_EARLY = 1 << 20
+MOST_EARLY = 1 << 19
 """Bytes that the members of one launch may allocate before steps that they would have come after."""
 BLOCK, WARPS = 2048, 4
 
