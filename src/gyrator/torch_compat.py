@@ -10,13 +10,15 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.metadata import EntryPoint
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.fx import Graph, Node, Proxy
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.node import map_arg
 from torch.fx.proxy import GraphAppendingTracer
+
+if TYPE_CHECKING:  # it brings SymPy
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -153,7 +155,7 @@ def symbolic_numbers(values: Iterable[object]) -> Iterator[torch.SymInt | torch.
         yield from (part for part in parts if isinstance(part, (torch.SymInt, torch.SymFloat, torch.SymBool)))
 
 
-def shape_env_of(values: Iterable[object]) -> ShapeEnv | None:
+def shape_env_of(values: Iterable[object]) -> "ShapeEnv | None":
     """The environment of a graph's inputs; None if all are plain."""
     return next((number.node.shape_env for number in symbolic_numbers(values)), None)
 

@@ -89,6 +89,20 @@ def test_widths_of_heads_and_transposed_operands(width: int) -> None:
     assert_right(fn, gyrator(fn), [*tensors, made((1, 2, 256, 64), BF16, transposed=True)])
 
 
+@pytest.mark.parametrize("batch", [1, 40], ids=["shared", "whole"])
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("score", [None, alibi], ids=["plain", "alibi"])
+def test_few_rows_whose_keys_programs_share(score: Mod | None, rows: int, batch: int) -> None:
+    def keep(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return (j <= i + 2990) & (j > i + 100)
+
+    mask = create_block_mask(keep, None, None, rows, 3001, device="cuda") if rows > 1 else None
+    fn = attention(score, mask)
+    compiled, shapes = gyrator(fn), [(batch, 8, rows, 64), (batch, 2, 3001, 64), (batch, 2, 3001, 64)]
+    for _ in range(3):  # counters are as before
+        assert_right(fn, compiled, [made(s, BF16) for s in shapes])
+
+
 def test_tensors_that_functions_read_and_masks_of_each_batch_and_head() -> None:
     bias, number = made((4, 300), F32), torch.arange(300, device="cuda") // 77
 

@@ -96,6 +96,22 @@ def test_values_and_gradients(score: Mod, keep: Mod | None, interpreter: Worker,
     assert {"attention_forward", "attention_rows", "attention_columns"} <= {*kernels}
 
 
+def late(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """Rows that come after many keys, of which each sees some; the second none."""
+    return (j <= i + 640) & (j > i + 100) & (i != 1)
+
+
+@pytest.mark.parametrize(("score", "keep"), [(alibi, late), (unchanged, None)])
+@pytest.mark.parametrize(("rows", "keys"), [(1, 700), (3, 640), (8, 100)])
+def test_programs_share_the_keys_of_few_rows(
+    score: Mod, keep: Mod | None, rows: int, keys: int, interpreter: Worker, tmp_path: Path
+) -> None:
+    fn = attention(score, keep, rows, keys)
+    tensors = [made(2, 4, rows, 16), made(2, 2, keys, 16), made(1, 2, keys, 24)]
+    kernels = assert_right(fn, tensors, interpreter, tmp_path)
+    assert {"attention_decode", "attention_rows", "attention_columns"} <= {*kernels}
+
+
 def test_functions_that_read_tensors(interpreter: Worker, tmp_path: Path) -> None:
     bias = made(2, 40)
 

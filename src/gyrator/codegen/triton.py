@@ -25,7 +25,7 @@ import torch
 
 from gyrator.codegen.python_text import Names
 from gyrator.codegen.texts import WIDTH, origin_comments
-from gyrator.codegen.triton_attention import attention_arguments, attention_grid, function_lines
+from gyrator.codegen.triton_attention import attention_arguments, attention_grid, attention_workspaces, function_lines
 from gyrator.codegen.triton_expr import Axes, Block, Expressions, Term, grid_loops
 from gyrator.codegen.triton_foreach import Part, side_by_side
 from gyrator.codegen.triton_names import literal, type_name, working
@@ -134,6 +134,8 @@ def _workspaces(kernel: Kernel) -> Iterator[Workspace]:
         rows, (scans, words) = product([loop.axis.extent for loop in grid_loops(kernel)]), _scans(kernel)
         parts = (tiling.tiles[0].axis.extent - 1) // smallest + 1
         yield Workspace("counters", (rows * parts * (2 * scans * words) + 1) * 8, zeroed=True)
+    if isinstance(kernel.body[0], Attend):
+        yield from attention_workspaces(kernel.body[0], blocks)
     if tiling is None or not {"SPLIT_K", "PARTS"} & blocks.keys():
         return
     sizes = {tile.axis: blocks[tile.block] for tile in tiling.tiles}
@@ -257,7 +259,7 @@ class Printer(Expressions):
             self.functions += function_lines(self, stage)
             self.emit(f"attention.{stage.template}(")
             self.block.lines += _wrapped(attention_arguments(self, stage), ")")
-            return attention_grid(stage)
+            return attention_grid(stage, dict(self.tiling.configs[0].blocks).get("SPLIT", 0))
         loops = grid_loops(self.kernel)
         blocks = {axis: tile.block for axis, tile in self.tile_of.items()}
         axes = [GridAxis(loop.axis.extent, blocks.get(loop.axis)) for loop in loops]

@@ -6,7 +6,7 @@ def score(score, b, h, i, j, reads):
     return score + tl.load(slopes + h) * (j - i)
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -14,9 +14,9 @@ import torch
 from gyrator.codegen.python_text import Names
 from gyrator.codegen.triton_expr import Expressions, Term
 from gyrator.codegen.triton_names import is_small
-from gyrator.codegen.triton_source import GridAxis
+from gyrator.codegen.triton_source import GridAxis, Workspace
 from gyrator.ir.expr import Const, Expr, Ref
-from gyrator.ir.index import ONE, ZERO
+from gyrator.ir.index import ONE, ZERO, as_index, product
 from gyrator.ir.program import View
 from gyrator.ir.tree import Attend, Let, Loop, LoopKind, loads_in
 
@@ -24,13 +24,22 @@ FUNCTIONS = {"score": ("score",), "keep": (), "slope": ("score", "grad")}
 """What each takes before b, h, i and j."""
 
 
-def attention_grid(stage: Attend) -> tuple[GridAxis, ...]:
-    """A program for each tile of rows of each head, or of columns of each head of keys."""
-    if stage.template == "columns":
+def attention_grid(stage: Attend, split: int) -> tuple[GridAxis, ...]:
+    """A program for each tile of rows of each head, or of columns of each head of keys, or for each share of these."""
+    if stage.template in ("columns", "decode"):
         batch, heads, columns, _ = stage.operands[1].shape
-        return GridAxis(batch), GridAxis(heads), GridAxis(columns, "BLOCK_N")
+        return GridAxis(batch), GridAxis(heads), GridAxis(as_index(split)) if split else GridAxis(columns, "BLOCK_N")
     batch, heads, rows, _ = stage.operands[0].shape
     return GridAxis(batch), GridAxis(heads), GridAxis(rows, "BLOCK_M")
+
+
+def attention_workspaces(stage: Attend, blocks: Mapping[str, int]) -> Iterator[Workspace]:
+    """Memory for what the programs of a tile of rows find, and for a counter for each tile."""
+    if blocks.get("SPLIT", 1) > 1:
+        tiles, widest = product(stage.operands[1].shape[:2]), stage.operands[2].shape[3].value or 1
+        numbers = blocks["BLOCK_M"] * ((1 << max(4, (widest - 1).bit_length())) + 2)  # as the template lays them
+        yield Workspace("space", tiles * (blocks["SPLIT"] * numbers * 4), zeroed=False)
+        yield Workspace("counters", tiles * 4, zeroed=True)
 
 
 def attention_arguments(printer: Expressions, stage: Attend) -> list[str]:
@@ -54,6 +63,7 @@ def attention_arguments(printer: Expressions, stage: Attend) -> list[str]:
         *(repr(stage.scale), "score", "keep", "slope" if len(stage.functions) > 2 else "None", _reads(printer, stage)),
         *map(str, (*even, isinstance(stage.functions[0], Ref), stage.functions[1] == Const(True, torch.bool))),
         *map(str, (query.shape[3], value.shape[3], head.extent // key.shape[1], *stage.sides, *blocks[0])),
+        *(["space", "counters"] if blocks[0].get("SPLIT", 1) > 1 else ["None"] * 2 * ("SPLIT" in blocks[0])),
     ]
 
 
@@ -86,7 +96,8 @@ def _body(expr: Expr, scores: Iterable[str], outer: Expressions, stage: Attend) 
     printer.pointers, printer.narrow = outer.pointers, is_small(stage.operands[0].value.dtype)
     tiled = frozenset(outer.tile_of)
     for letter, axis in zip("bhij", stage.axes, strict=True):
-        printer.bind(axis, Term(letter, axes=tiled & {axis}, name=True))
+        along = stage.axes[2] if (stage.template, letter) == ("decode", "h") else axis  # a head for each row of a tile
+        printer.bind(axis, Term(letter, axes=tiled & {along}, name=True))
     for score in scores:
         printer.bind(Ref(score, torch.float32, frozenset(stage.axes)), Term(score, axes=tiled, name=True))
     for size in expr.sizes():

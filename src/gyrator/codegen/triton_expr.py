@@ -190,7 +190,8 @@ class Expressions:
             args = [self._argument(e, k, template) for k in range(len(e.args))]
         small = is_small(e.args[-1].dtype) and row.rule in (Rule.SAME, Rule.FLOAT, Rule.COMPARE)
         if small:
-            args = [a if isinstance(x, Const) else _float(a) for a, x in zip(args, e.args, strict=True)]
+            wide = [replace(a, text=f"{a.operand}.to(tl.float32)", atom=True, name=False) for a in args]
+            args = [a if isinstance(x, Const) else w for a, w, x in zip(args, wide, e.args, strict=True)]
         term = self._joined(template, args, e.dtype)
         if small and e.dtype == e.args[-1].dtype:
             term = replace(term, text=f"{term.operand}.to({type_name(e.dtype)})", atom=True)
@@ -368,10 +369,6 @@ _BOOLEAN = {
 def _is_index(e: Expr) -> bool:
     small = isinstance(e, Const) and isinstance(e.value, int) and abs(e.value) < 1 << 31
     return e.dtype == torch.int64 and (isinstance(e, IndexValue) or small)
-
-
-def _float(term: Term) -> Term:
-    return replace(term, text=f"{term.operand}.to(tl.float32)", atom=True, name=False)
 
 
 def _all(conditions: Sequence[Term]) -> str:

@@ -624,14 +624,11 @@ def substitute(index: Index, mapping: Mapping[Atom, Index]) -> Index:
         changed = True
         part: Terms = (((), c),)
         for n in new:
-            part = _product_terms(part, n.terms if isinstance(n, Index) else (((n,), 1),))
+            terms = n.terms if isinstance(n, Index) else (((n,), 1),)
+            part = tuple([(_times(m1, m2), c1 * c2) for m1, c1 in part for m2, c2 in terms])
         for m, k in part:
             total[m] = total.get(m, 0) + k
     return _canonical(total) if changed else index
-
-
-def _product_terms(a: Terms, b: Terms) -> Terms:
-    return tuple([(_times(m1, m2), c1 * c2) for m1, c1 in a for m2, c2 in b])
 
 
 _LEAVES = (Size, Axis)

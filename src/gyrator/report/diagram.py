@@ -78,13 +78,9 @@ def _boxes(record: GraphRecord, link: str) -> tuple[list[_Box], list[tuple[int, 
 def _box(step: StepRecord, link: str) -> _Box:
     nests = [f"· {name}" for name in step.nests[:MOST_NESTS]] if len(step.nests) > 1 else []
     more = [f"· and {len(step.nests) - MOST_NESTS} more"] if len(step.nests) > MOST_NESTS else []
-    lines = tuple(_cut(line) for line in [step.name, *nests, *more])
+    lines = tuple(t if len(t) <= WIDEST else f"{t[: WIDEST - 1]}…" for t in [step.name, *nests, *more])
     href = f"{link}{step.name}" if link and step.kind == "kernel" else ""
     return _Box(lines, step.kind, href, "\n".join([step.name, step.why, *step.places]).strip())
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"
 
 
 def _depths(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:

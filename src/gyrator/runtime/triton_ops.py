@@ -336,6 +336,13 @@ def wait(counters, at, ticket):
 
 
 @triton.jit
+def arrived_last(counters, at, part, PARTS: tl.constexpr):
+    """Count one of the programs that share a counter, after all that it stored: whether the others came before it."""
+    own = tl.where(part == 0, 2147483647 - PARTS + 2, 1)
+    return ((arrive(counters, at, part, PARTS) + own) & 2147483647) == 0
+
+
+@triton.jit
 def leave(x, space, at, part, PARTS: tl.constexpr):
     """Store what a part of a row came to where the others find it: the number ``at`` of the workspace."""
     if PARTS > 1:

@@ -2,10 +2,11 @@
 
     call gyrator.region_0("forward", [q, k, v], lists, sides, scale, reads, reads)   →   out = forward of q, k, v
 
-First comes the template: ``forward``, ``rows`` (the gradient of queries) or ``columns`` (of keys and values). Gradients
-also take that of the result, the sums, and what to subtract. ``lists`` say which blocks of ``sides`` rows and columns
-are walked: counts, numbers, the same of whole ones. The user's functions on one score (what becomes of it, whether it
-is kept, its gradient), programs of their own, become expressions over batch, head, row and column.
+First comes the template: ``forward``, ``rows`` (the gradient of queries) or ``columns`` (of keys and values). Forward
+becomes ``decode`` where the rows of all heads with the same keys are one tile. Gradients also take that of the result,
+the sums, and what to subtract. ``lists`` say which blocks of ``sides`` rows and columns are walked: counts, numbers,
+the same of whole ones. The user's functions on one score (what becomes of it, whether it is kept, its gradient),
+programs of their own, become expressions over batch, head, row and column.
 """
 
 from collections.abc import Sequence
@@ -31,14 +32,17 @@ from gyrator.schedule.volume import volume
 
 _OPERANDS = ("query", "key", "value", "grad", "sums", "delta")
 _LISTS = ("counts", "blocks", "whole_counts", "whole_blocks")
-_RESULTS = {"forward": ("out", "sums", "maxima"), "rows": ("d_query",), "columns": ("d_key", "d_value")}
+_RESULTS = {"rows": ("d_query",), "columns": ("d_key", "d_value")}
 _BLOCKS = {
     "forward": "64 128 4 2 64, 64 64 4 3 64, 128 64 8 3 64, 128 64 4 2 128, 128 128 8 3 128, 64 64 4 3 256,"
     "64 64 4 2 256, 64 32 4 2 256, 32 32 4 2 256",
+    "decode": "16 64 4 4 128, 16 64 4 3 256, 16 32 4 2 256",
     "rows": "64 64 4 2 256, 128 128 8 2 128, 128 32 8 3 128, 64 64 4 3 128, 64 32 4 2 256, 32 32 4 2 256",
     "columns": "128 64 4 2 64, 64 64 4 2 256, 64 128 8 3 128, 64 64 8 2 256, 32 64 4 2 256, 32 32 4 2 256",
 }
 """Rows and columns of a tile of scores, warps, stages, and the widest heads: the fastest first on an H200."""
+FEW, FEW_KEYS = 16, 256
+"""Rows of a tile of ``decode``, and keys that are worth a program of their own."""
 
 
 def attention_units(units: Sequence[Unit], rule: Rule, gpu: Gpu, *, tune: bool) -> tuple[Unit, ...]:
@@ -56,7 +60,9 @@ def _unit(call: Extern, rule: Rule, gpu: Gpu, tune: bool) -> Unit:
         return call
     given = zip(call.functions, (*reads, reads[0]), strict=False)
     functions = tuple(f for f in [_function(p, r, _axes(tensors), rule) for p, r in given] if f is not None)
-    configs = _configs(template, tensors, sides, gpu)
+    split = _split(tensors, lists, gpu) if template == "forward" else 0
+    template = "decode" if split else template
+    configs = _configs(template, tensors, sides, gpu, split)
     if len(functions) < len(call.functions) or not configs:
         return call
     return Templated(call, template, configs[: 4 if tune else 1], functions=functions)
@@ -99,7 +105,16 @@ def _function(program: Program, reads: Sequence[Arg], axes: tuple[Axis, ...], ru
     return body if {load.value for load in body.loads()} <= {view.value for view in views.values()} else None
 
 
-def _configs(template: str, views: Sequence[View], sides: Sequence[int], gpu: Gpu) -> tuple[Config, ...]:
+def _split(tensors: Sequence[View], lists: Sequence[View], gpu: Gpu) -> int:
+    """How many programs walk the keys of a tile of `decode`; 0 where that is not the template."""
+    (_, heads, rows, _), (batch, groups, keys, _) = (view.shape for view in tensors[:2])
+    changing = any(n.value is None for n in (heads, rows, batch, groups))
+    if changing or volume((heads, rows)) > FEW * volume((groups,)) or any(view.shape[1] != ONE for view in lists):
+        return 0
+    return max(1, min(gpu.processors // volume((batch, groups)), volume((keys,)) // FEW_KEYS))
+
+
+def _configs(template: str, views: Sequence[View], sides: Sequence[int], gpu: Gpu, split: int) -> tuple[Config, ...]:
     """Blocks whose operands fit into shared memory and whose sums fit into registers, the likely best first."""
     item, of_columns = views[0].value.dtype.itemsize, template == "columns"
     width = max(16, *(power(view.shape[-1].value) for view in views[:3]))
@@ -110,10 +125,11 @@ def _configs(template: str, views: Sequence[View], sides: Sequence[int], gpu: Gp
         m, n, warps, stages, widest = map(int, text.split())
         m, n = gcd(m, sides[0]), gcd(n, sides[1])
         kept, walked = (n, m) if of_columns else (m, n)
-        shared = (kept * (1 + (template != "forward")) + 2 * walked * stages) * width * item
+        shared = (kept * (1 + (template in _RESULTS)) + 2 * walked * stages) * width * item
         sums = (kept * width * (1 + of_columns) + 2 * m * n) * item
         if width <= widest and m * n <= most and shared <= gpu.shared_bytes and sums <= warps << 14:
-            found[Config((("BLOCK_M", m), ("BLOCK_N", n), ("ALLOW_TF32", tf32)), warps, stages)] = None
+            blocks = (("BLOCK_M", m), ("BLOCK_N", n), ("ALLOW_TF32", tf32), *[("SPLIT", split)] * bool(split))
+            found[Config(blocks, warps, stages)] = None
     return tuple(found)
 
 
@@ -137,7 +153,7 @@ def build_attention(unit: Templated) -> Built:
     walked = windows(lists, _LISTS)
     functions = tuple(rewrite(f, renamed) for f in unit.functions)
     read = {*memory.values()}
-    results = windows([v and full_view(v) for v in call.out], _RESULTS[template])
+    results = windows([v and full_view(v) for v in call.out], _RESULTS.get(template, ("out", "sums", "maxima")))
     stage = Attend(template, axes, operands, walked, results, functions, tuple(sides), scale)
     params = {Param(p, p in read, p not in read): v for v, p in memory.items()}
     kernel = Kernel(f"attention_{template}", tuple(params), (), (), (stage,), call.origins)

@@ -18,6 +18,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from gyrator.runtime import triton_ops as rt
+
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -141,11 +143,14 @@ def walk(
     state, q, key, value, keys, values, b, h, i, m, n, count, numbers, scale, score, keep, reads,
     E: tl.constexpr, V: tl.constexpr, SIDE: tl.constexpr, BLOCK_N: tl.constexpr, LISTED: tl.constexpr,
     KEPT: tl.constexpr, EVEN_N: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
+    part=0, PARTS: tl.constexpr = 1,
 ):  # fmt: skip
-    """Adds tiles of keys to the state: the greatest score of each row, the sum of the powers, the sum of values."""
+    """Adds tiles of keys to the state: the greatest score of each row, the sum of the powers, the sum of values. Of all
+    tiles, one of PARTS shares."""
     top, total, acc = state
     factor = unit(scale, PLAIN)
-    for t in range(reach(count, n, SIDE, BLOCK_N, LISTED)):
+    tiles = reach(count, n, SIDE, BLOCK_N, LISTED)
+    for t in range(part * tiles // PARTS, (part + 1) * tiles // PARTS):
         start = place(t, numbers, SIDE, BLOCK_N, LISTED)
         k = load_rows(keys, key, start, n, BLOCK_N, E, q.shape[1], EVEN_N)
         raw = tl.dot(q, tl.trans(k), input_precision=PRECISION)
@@ -219,6 +224,119 @@ def forward(
         tl.store(window(sums, b, h) + row * sums[3], logarithm, row < m)
     if maxima is not None:
         tl.store(window(maxima, b, h) + row * maxima[3], top, row < m)
+
+
+@triton.jit
+def decode(
+    operands, lists, results, sizes, scale, score, keep, slope, reads, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr,
+    PLAIN: tl.constexpr, OPEN: tl.constexpr, E: tl.constexpr, V: tl.constexpr, GROUPS: tl.constexpr,
+    SIDE_M: tl.constexpr, SIDE_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ALLOW_TF32: tl.constexpr, SPLIT: tl.constexpr, space, counters,
+):  # fmt: skip
+    """As forward for few rows: those of all heads that share keys are a tile, whose keys SPLIT programs walk; the last
+    one that is done adds up what they found."""
+    PRECISION: tl.constexpr = "tf32" if ALLOW_TF32 else "ieee"
+    SPAN_E: tl.constexpr = max(16, triton.next_power_of_2(E))
+    SPAN_V: tl.constexpr = max(16, triton.next_power_of_2(V))
+    query, key, value = operands
+    heads, m, n = sizes
+    part = tl.program_id(0) % SPLIT
+    plane = tl.program_id(0) // SPLIT
+    b = plane // (heads // GROUPS)
+    group = plane % (heads // GROUPS)
+    row = tl.arange(0, BLOCK_M)
+    there = row < GROUPS * m
+    h = group * GROUPS + tl.minimum(row // m, GROUPS - 1)
+    i = row % m
+    column = tl.arange(0, SPAN_E)[None, :]
+    places = (query[0] + b.to(tl.int64) * query[1] + h.to(tl.int64) * query[2] + i * query[3])[:, None]
+    q = tl.load(places + column * query[4], there[:, None] & (column < E), 0)
+    keys = window(key, b, group)
+    values = window(value, b, group)
+    at_h = h[:, None]
+    at_i = i[:, None]
+    state = (
+        tl.full((BLOCK_M,), float("-inf"), tl.float32),
+        tl.zeros((BLOCK_M,), tl.float32),
+        tl.zeros((BLOCK_M, SPAN_V), tl.float32),
+    )
+    if len(lists) > 2:
+        count, numbers = listed(lists[2], lists[3], b, group, 0)
+        state = walk(
+            state, q, key, value, keys, values, b, at_h, at_i, m, n, count, numbers, scale, score, keep, reads,
+            E, V, SIDE_N, BLOCK_N, True, True, EVEN_N, PLAIN, PRECISION, part, SPLIT,
+        )  # fmt: skip
+    if len(lists) > 0:
+        count, numbers = listed(lists[0], lists[1], b, group, 0)
+        state = walk(
+            state, q, key, value, keys, values, b, at_h, at_i, m, n, count, numbers, scale, score, keep, reads,
+            E, V, SIDE_N, BLOCK_N, True, OPEN, EVEN_N, PLAIN, PRECISION, part, SPLIT,
+        )  # fmt: skip
+    else:
+        state = walk(
+            state, q, key, value, keys, values, b, at_h, at_i, m, n, 0, 0, scale, score, keep, reads,
+            E, V, SIDE_N, BLOCK_N, False, OPEN, EVEN_N, PLAIN, PRECISION, part, SPLIT,
+        )  # fmt: skip
+    if SPLIT > 1:
+        if hand_over(state, space, counters, plane, part, SPLIT):
+            write(taken_over(space, plane, BLOCK_M, SPAN_V, SPLIT), results, b, h, i, there, V)
+    else:
+        write(state, results, b, h, i, there, V)
+
+
+@triton.jit
+def write(state, results, b, h, i, there, V: tl.constexpr):
+    """Store the results of the rows ``i`` of heads ``h`` that are ``there``."""
+    top, total, acc = state
+    out, sums, maxima = results
+    empty = total == 0.0
+    b, h = b.to(tl.int64), h.to(tl.int64)
+    if out is not None:
+        column = tl.arange(0, acc.shape[1])[None, :]
+        places = (out[0] + b * out[1] + h * out[2] + i * out[3])[:, None] + column * out[4]
+        found = (acc / tl.where(empty, 1.0, total)[:, None]).to(out[0].dtype.element_ty)
+        tl.store(places, found, there[:, None] & (column < V))
+    if sums is not None:
+        logarithm = tl.where(empty, float("-inf"), top + tl.math.log2(total))
+        tl.store(sums[0] + b * sums[1] + h * sums[2] + i * sums[3], logarithm, there)
+    if maxima is not None:
+        tl.store(maxima[0] + b * maxima[1] + h * maxima[2] + i * maxima[3], top, there)
+
+
+@triton.jit
+def hand_over(state, space, counters, plane, part, SPLIT: tl.constexpr):
+    """Store what a part found; whether all others did."""
+    top, total, acc = state
+    ROWS: tl.constexpr = acc.shape[0]
+    WIDTH: tl.constexpr = acc.shape[1]
+    row = tl.arange(0, ROWS)
+    here = space.to(tl.pointer_type(tl.float32), bitcast=True) + (plane * SPLIT + part) * (ROWS * (WIDTH + 2))
+    tl.store(here + row[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :], acc)
+    tl.store(here + ROWS * WIDTH + row, top)
+    tl.store(here + ROWS * (WIDTH + 1) + row, total)
+    return rt.arrived_last(counters, plane, part, SPLIT)
+
+
+@triton.jit
+def taken_over(space, plane, ROWS: tl.constexpr, WIDTH: tl.constexpr, SPLIT: tl.constexpr):
+    """The state of a tile from those of its parts, always in their order."""
+    row = tl.arange(0, ROWS)
+    here = space.to(tl.pointer_type(tl.float32), bitcast=True) + plane * (SPLIT * ROWS * (WIDTH + 2))
+    top = tl.full((ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, WIDTH), tl.float32)
+    for _ in range(SPLIT):
+        other = tl.load(here + ROWS * WIDTH + row, cache_modifier=".cg")
+        new = tl.maximum(top, other)
+        safe = tl.where(new == float("-inf"), 0.0, new)
+        shrink = tl.math.exp2(top - safe)
+        factor = tl.math.exp2(other - safe)
+        total = total * shrink + tl.load(here + ROWS * (WIDTH + 1) + row, cache_modifier=".cg") * factor
+        found = tl.load(here + row[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :], cache_modifier=".cg")
+        acc = acc * shrink[:, None] + found * factor[:, None]
+        top = new
+        here += ROWS * (WIDTH + 2)
+    return top, total, acc
 
 
 # -- gradients -----------------------------------------------------------------------------------------------
