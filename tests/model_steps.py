@@ -19,12 +19,13 @@ REPORTED = ("loss", "logits", "logits_per_image", "logits_per_text")
 
 
 def outputs_of(model: nn.Module, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What a user reads of a forward, in the type of the weights: a loss is no more exact than they are."""
+    """What a user reads of a forward; a loss in the type of 16-bit weights, as it is no more exact than they are."""
     dtype = next(model.parameters()).dtype
     if dtype == torch.float64:
         exact_experts(model)
     outputs: Mapping[str, Any] = model(**batch)
-    return {name: outputs[name].to(dtype) for name in REPORTED if outputs.get(name) is not None}
+    found = {name: outputs[name] for name in REPORTED if outputs.get(name) is not None}
+    return {name: x.to(dtype) if name == "loss" and dtype.itemsize == 2 else x for name, x in found.items()}
 
 
 def exact_experts(model: nn.Module) -> None:

@@ -161,9 +161,9 @@ def _mend_interpreter() -> None:
 
     def all_ones(self: Any, kind: Any) -> Any:
         """Unsigned, too: numpy takes no -1 for them."""
-        signed = ones(self, importlib.import_module("triton.language.core").int8) if kind.is_int_unsigned() else None
-        if signed is None:
+        if not kind.is_int_unsigned():
             return ones(self, kind)
+        signed = ones(self, importlib.import_module("triton.language.core").int8)
         return interpreter.TensorHandle(signed.data.astype(interpreter._get_np_dtype(kind)), kind.scalar)
 
     interpreter.InterpreterBuilder.get_all_ones_value = all_ones

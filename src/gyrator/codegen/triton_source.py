@@ -53,7 +53,8 @@ class Workspace:
     """Memory of the launch's own: ``nbytes`` over the size symbols, large enough for every config.
 
     If ``zeroed``, it is for 32-bit counters that are 0 at first, of which a launch changes the sign or nothing:
-    programs use it to wait for each other, and so run at the same time; those of a split scan wait for earlier ones.
+    programs use it to wait for each other (those of a split scan for earlier ones), and so run at the same time, or to
+    know which of them is last.
     """
 
     name: str

@@ -156,7 +156,7 @@ class _Walk:
                 self.store(stage, around, trips, seen)
             case Attend(template, axes, (query, *_)):
                 sides = [count_of(n, self.hints) for n in (*(axis.extent for axis in axes), query.shape[-1])]
-                self.operations += {"rows": 6, "columns": 8}.get(template, 4) * prod(sides)
+                self.operations += {"forward": 4, "decode": 4, "rows": 6, "columns": 8}[template] * prod(sides)
             case Contract(_, left):
                 self.depth = count_of(left.shape[-1], self.hints)
                 self.operations += 2 * trips * self.depth

@@ -316,6 +316,12 @@ def acquired(counter):
 
 
 @triton.jit
+def counted(part, PARTS: tl.constexpr):
+    """What one of the programs that share a counter adds to it."""
+    return tl.where(part == 0, 2147483647 - PARTS + 2, 1)
+
+
+@triton.jit
 def arrive(counters, at, part, PARTS: tl.constexpr):
     """Count one of the programs that share a counter, after all that it stored: the ticket to wait with for the others.
 
@@ -324,7 +330,7 @@ def arrive(counters, at, part, PARTS: tl.constexpr):
     """
     tl.debug_barrier()
     counter = counters.to(tl.pointer_type(tl.int32), bitcast=True) + at
-    return tl.atomic_add(counter, tl.where(part == 0, 2147483647 - PARTS + 2, 1), sem="acq_rel")
+    return tl.atomic_add(counter, counted(part, PARTS), sem="acq_rel")
 
 
 @triton.jit
@@ -338,8 +344,7 @@ def wait(counters, at, ticket):
 @triton.jit
 def arrived_last(counters, at, part, PARTS: tl.constexpr):
     """Count one of the programs that share a counter, after all that it stored: whether the others came before it."""
-    own = tl.where(part == 0, 2147483647 - PARTS + 2, 1)
-    return ((arrive(counters, at, part, PARTS) + own) & 2147483647) == 0
+    return ((arrive(counters, at, part, PARTS) + counted(part, PARTS)) & 2147483647) == 0
 
 
 @triton.jit

@@ -32,7 +32,8 @@ from gyrator.schedule.volume import volume
 
 _OPERANDS = ("query", "key", "value", "grad", "sums", "delta")
 _LISTS = ("counts", "blocks", "whole_counts", "whole_blocks")
-_RESULTS = {"rows": ("d_query",), "columns": ("d_key", "d_value")}
+_FORWARD = ("out", "sums", "maxima")
+_RESULTS = {"forward": _FORWARD, "decode": _FORWARD, "rows": ("d_query",), "columns": ("d_key", "d_value")}
 _BLOCKS = {
     "forward": "64 128 4 2 64, 64 64 4 3 64, 128 64 8 3 64, 128 64 4 2 128, 128 128 8 3 128, 64 64 4 3 256,"
     "64 64 4 2 256, 64 32 4 2 256, 32 32 4 2 256",
@@ -125,7 +126,7 @@ def _configs(template: str, views: Sequence[View], sides: Sequence[int], gpu: Gp
         m, n, warps, stages, widest = map(int, text.split())
         m, n = gcd(m, sides[0]), gcd(n, sides[1])
         kept, walked = (n, m) if of_columns else (m, n)
-        shared = (kept * (1 + (template in _RESULTS)) + 2 * walked * stages) * width * item
+        shared = (kept * (1 + (template in ("rows", "columns"))) + 2 * walked * stages) * width * item
         sums = (kept * width * (1 + of_columns) + 2 * m * n) * item
         if width <= widest and m * n <= most and shared <= gpu.shared_bytes and sums <= warps << 14:
             blocks = (("BLOCK_M", m), ("BLOCK_N", n), ("ALLOW_TF32", tf32), *[("SPLIT", split)] * bool(split))
@@ -153,7 +154,7 @@ def build_attention(unit: Templated) -> Built:
     walked = windows(lists, _LISTS)
     functions = tuple(rewrite(f, renamed) for f in unit.functions)
     read = {*memory.values()}
-    results = windows([v and full_view(v) for v in call.out], _RESULTS.get(template, ("out", "sums", "maxima")))
+    results = windows([v and full_view(v) for v in call.out], _RESULTS[template])
     stage = Attend(template, axes, operands, walked, results, functions, tuple(sides), scale)
     params = {Param(p, p in read, p not in read): v for v, p in memory.items()}
     kernel = Kernel(f"attention_{template}", tuple(params), (), (), (stage,), call.origins)

@@ -139,11 +139,18 @@ def unit(scale, PLAIN: tl.constexpr):
 
 # -- forward -------------------------------------------------------------------------------------------------
 @triton.jit
+def no_keys(ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """The state of rows before any key: their greatest scores, sums of powers and sums of values."""
+    top = tl.full((ROWS,), float("-inf"), tl.float32)
+    return top, tl.zeros((ROWS,), tl.float32), tl.zeros((ROWS, WIDTH), tl.float32)
+
+
+@triton.jit
 def walk(
     state, q, key, value, keys, values, b, h, i, m, n, count, numbers, scale, score, keep, reads,
     E: tl.constexpr, V: tl.constexpr, SIDE: tl.constexpr, BLOCK_N: tl.constexpr, LISTED: tl.constexpr,
     KEPT: tl.constexpr, EVEN_N: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
-    part=0, PARTS: tl.constexpr = 1,
+    part, PARTS: tl.constexpr,
 ):  # fmt: skip
     """Adds tiles of keys to the state: the greatest score of each row, the sum of the powers, the sum of values. Of all
     tiles, one of PARTS shares."""
@@ -170,6 +177,34 @@ def walk(
 
 
 @triton.jit
+def walk_all(
+    state, q, key, value, keys, values, b, plane, h, i, m, n, lists, block, scale, score, keep, reads,
+    E: tl.constexpr, V: tl.constexpr, SIDE: tl.constexpr, BLOCK_N: tl.constexpr,
+    OPEN: tl.constexpr, EVEN_N: tl.constexpr, PLAIN: tl.constexpr, PRECISION: tl.constexpr,
+    part, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Walks what the lists of head ``plane`` say of a block of rows, or all keys; whole blocks first."""
+    if len(lists) > 2:
+        count, numbers = listed(lists[2], lists[3], b, plane, block)
+        state = walk(
+            state, q, key, value, keys, values, b, h, i, m, n, count, numbers, scale, score, keep, reads,
+            E, V, SIDE, BLOCK_N, True, True, EVEN_N, PLAIN, PRECISION, part, PARTS,
+        )  # fmt: skip
+    if len(lists) > 0:
+        count, numbers = listed(lists[0], lists[1], b, plane, block)
+        state = walk(
+            state, q, key, value, keys, values, b, h, i, m, n, count, numbers, scale, score, keep, reads,
+            E, V, SIDE, BLOCK_N, True, OPEN, EVEN_N, PLAIN, PRECISION, part, PARTS,
+        )  # fmt: skip
+    else:
+        state = walk(
+            state, q, key, value, keys, values, b, h, i, m, n, 0, 0, scale, score, keep, reads,
+            E, V, SIDE, BLOCK_N, False, OPEN, EVEN_N, PLAIN, PRECISION, part, PARTS,
+        )  # fmt: skip
+    return state
+
+
+@triton.jit
 def forward(
     operands, lists, results, sizes, scale, score, keep, slope, reads, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr,
     PLAIN: tl.constexpr, OPEN: tl.constexpr, E: tl.constexpr, V: tl.constexpr, GROUPS: tl.constexpr,
@@ -192,28 +227,11 @@ def forward(
     q = load_rows(window(query, b, h), query, start, m, BLOCK_M, E, SPAN_E, EVEN_M)
     keys = window(key, b, h // GROUPS)
     values = window(value, b, h // GROUPS)
-    state = (
-        tl.full((BLOCK_M,), float("-inf"), tl.float32),
-        tl.zeros((BLOCK_M,), tl.float32),
-        tl.zeros((BLOCK_M, SPAN_V), tl.float32),
-    )
-    if len(lists) > 2:
-        count, numbers = listed(lists[2], lists[3], b, h, start // SIDE_M)
-        state = walk(
-            state, q, key, value, keys, values, b, h, i, m, n, count, numbers, scale, score, keep, reads,
-            E, V, SIDE_N, BLOCK_N, True, True, EVEN_N, PLAIN, PRECISION,
-        )  # fmt: skip
-    if len(lists) > 0:
-        count, numbers = listed(lists[0], lists[1], b, h, start // SIDE_M)
-        state = walk(
-            state, q, key, value, keys, values, b, h, i, m, n, count, numbers, scale, score, keep, reads,
-            E, V, SIDE_N, BLOCK_N, True, OPEN, EVEN_N, PLAIN, PRECISION,
-        )  # fmt: skip
-    else:
-        state = walk(
-            state, q, key, value, keys, values, b, h, i, m, n, 0, 0, scale, score, keep, reads,
-            E, V, SIDE_N, BLOCK_N, False, OPEN, EVEN_N, PLAIN, PRECISION,
-        )  # fmt: skip
+    state = no_keys(BLOCK_M, SPAN_V)
+    state = walk_all(
+        state, q, key, value, keys, values, b, h, h, i, m, n, lists, start // SIDE_M, scale, score, keep, reads,
+        E, V, SIDE_N, BLOCK_N, OPEN, EVEN_N, PLAIN, PRECISION, 0, 1,
+    )  # fmt: skip
     top, total, acc = state
     empty = total == 0.0
     if out is not None:
@@ -253,30 +271,11 @@ def decode(
     q = tl.load(places + column * query[4], there[:, None] & (column < E), 0)
     keys = window(key, b, group)
     values = window(value, b, group)
-    at_h = h[:, None]
-    at_i = i[:, None]
-    state = (
-        tl.full((BLOCK_M,), float("-inf"), tl.float32),
-        tl.zeros((BLOCK_M,), tl.float32),
-        tl.zeros((BLOCK_M, SPAN_V), tl.float32),
-    )
-    if len(lists) > 2:
-        count, numbers = listed(lists[2], lists[3], b, group, 0)
-        state = walk(
-            state, q, key, value, keys, values, b, at_h, at_i, m, n, count, numbers, scale, score, keep, reads,
-            E, V, SIDE_N, BLOCK_N, True, True, EVEN_N, PLAIN, PRECISION, part, SPLIT,
-        )  # fmt: skip
-    if len(lists) > 0:
-        count, numbers = listed(lists[0], lists[1], b, group, 0)
-        state = walk(
-            state, q, key, value, keys, values, b, at_h, at_i, m, n, count, numbers, scale, score, keep, reads,
-            E, V, SIDE_N, BLOCK_N, True, OPEN, EVEN_N, PLAIN, PRECISION, part, SPLIT,
-        )  # fmt: skip
-    else:
-        state = walk(
-            state, q, key, value, keys, values, b, at_h, at_i, m, n, 0, 0, scale, score, keep, reads,
-            E, V, SIDE_N, BLOCK_N, False, OPEN, EVEN_N, PLAIN, PRECISION, part, SPLIT,
-        )  # fmt: skip
+    state = no_keys(BLOCK_M, SPAN_V)
+    state = walk_all(
+        state, q, key, value, keys, values, b, group, h[:, None], i[:, None], m, n, lists, 0, scale, score, keep, reads,
+        E, V, SIDE_N, BLOCK_N, OPEN, EVEN_N, PLAIN, PRECISION, part, SPLIT,
+    )  # fmt: skip
     if SPLIT > 1:
         if hand_over(state, space, counters, plane, part, SPLIT):
             write(taken_over(space, plane, BLOCK_M, SPAN_V, SPLIT), results, b, h, i, there, V)
@@ -322,9 +321,7 @@ def taken_over(space, plane, ROWS: tl.constexpr, WIDTH: tl.constexpr, SPLIT: tl.
     """The state of a tile from those of its parts, always in their order."""
     row = tl.arange(0, ROWS)
     here = space.to(tl.pointer_type(tl.float32), bitcast=True) + plane * (SPLIT * ROWS * (WIDTH + 2))
-    top = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    acc = tl.zeros((ROWS, WIDTH), tl.float32)
+    top, total, acc = no_keys(ROWS, WIDTH)
     for _ in range(SPLIT):
         other = tl.load(here + ROWS * WIDTH + row, cache_modifier=".cg")
         new = tl.maximum(top, other)
