@@ -92,3 +92,31 @@ def test_two_scatters_into_one_tensor_in_one_kernel_have_memory_of_their_own() -
 
     args = torch.tensor([0, 1, 0]), torch.tensor([1.0, 10.0, 100.0])
     torch.testing.assert_close(torch.compile(both, backend="gyrator")(*args), both(*args))
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_a_result_of_other_dimensions_takes_the_memory_of_a_product(dynamic: bool, tmp_path: Path) -> None:
+    def linear_gelu(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return torch.nn.functional.gelu(torch.nn.functional.linear(x, w, b))  # (3, 50, 64) upon (150, 64)
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    args = torch.randn(3, 50, 32), torch.randn(64, 32), torch.randn(64)
+    compiled = gyrator.compile(linear_gelu, dynamic=dynamic, options={"cache_dir": tmp_path})
+    for _ in range(2):
+        torch.testing.assert_close(compiled(*args), linear_gelu(*args), rtol=1e-4, atol=1e-4)
+    (wrapper,) = tmp_path.glob("graphs/??/*/wrapper.py")
+    (line,) = (line for line in wrapper.read_text().splitlines() if "# in place" in line)
+    assert "reinterpret(" in line
+
+
+def test_a_transposed_result_has_memory_of_its_own(tmp_path: Path) -> None:
+    def crossed(x: Tensor, w: Tensor) -> Tensor:
+        return (x @ w).t().contiguous() + 1
+
+    torch._dynamo.reset()
+    args = torch.randn(20, 32), torch.randn(32, 20)
+    compiled = gyrator.compile(crossed, options={"cache_dir": tmp_path})
+    torch.testing.assert_close(compiled(*args), crossed(*args), rtol=1e-4, atol=1e-4)
+    (wrapper,) = tmp_path.glob("graphs/??/*/wrapper.py")
+    assert "# in place" not in wrapper.read_text()

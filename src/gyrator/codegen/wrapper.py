@@ -231,7 +231,7 @@ class _Wrapper:
             case Allocate(value, None):
                 self.emit(f"{self.name(value)} = {self.fresh(value)}")
             case Allocate(value, upon) if upon is not None:
-                self.emit(f"{self.name(value)} = {self.name(upon)}  # in place")
+                self.emit(f"{self.name(value)} = {self.view(View(upon, value.shape, value.strides, ZERO))}  # in place")
                 self.share_pointer(upon, value)
             case Launch():
                 self.launch(step)

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Load, Value
-from gyrator.ir.index import Index, dot, substitute
+from gyrator.ir.index import Index, contiguous_strides, dot, product, substitute
 from gyrator.ir.program import Extern, Pointwise, Program, Reduce, Scatter, Update, View, defines, output_values, views
 from gyrator.ir.tree import Kernel
 from gyrator.origin import merge
@@ -185,7 +185,7 @@ class _Planner:
             old = load.value
             if old in self._life.given or old in placed.values() or not self._life.dies_at(old, here.position):
                 continue
-            if old not in here.made and _same_memory(old, value) and _elementwise(here, member, old, value):
+            if old not in here.made and _same_places(old, value) and _elementwise(here, member, old, value):
                 return old
         return None
 
@@ -252,6 +252,12 @@ def _life(program: Program, units: tuple[Unit, ...]) -> _Life:
 
 def _same_memory(a: Value, b: Value) -> bool:
     return a.shape == b.shape and a.strides == b.strides and a.dtype == b.dtype and a.device == b.device
+
+
+def _same_places(a: Value, b: Value) -> bool:
+    """Whether ``b`` can lie on all of ``a``: as it does, or both without gaps: (8, 4, 16) upon (32, 16)."""
+    dense = all(v.strides == contiguous_strides(v.shape) for v in (a, b)) and product(a.shape) is product(b.shape)
+    return _same_memory(a, b) or (dense and a.dtype == b.dtype and a.device == b.device)
 
 
 def _elementwise(here: _Here, writer: Member, old: Value, new: Value) -> bool:

@@ -32,8 +32,8 @@ from gyrator.origin import Origin
 class Allocate:
     """Name the memory of ``value``: its own, with undefined contents, or that of ``upon`` with its contents.
 
-    The latter has the same shape, strides and dtype, and the step that defines ``value`` is the last to read it (an
-    elementwise kernel, an op that mutates).
+    The latter has the same dtype and either the same shape and strides or as many elements without gaps, and the
+    step that defines ``value`` is the last to read it (an elementwise kernel, an op that mutates).
     """
 
     value: Value
