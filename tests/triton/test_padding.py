@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gyrator.config import Config
 from gyrator.ir.expr import Value
-from gyrator.schedule import gpu_gemm, gpu_products, pad
+from gyrator.schedule import gpu_gemm, pad
 from gyrator.schedule.plan import Allocate, Call
 from gyrator.session import Count
 from tests.triton.emulated import Emulator
@@ -94,8 +94,8 @@ def test_small_and_aligned_matrices_stay(emulator: Emulator) -> None:
 
 
 def test_a_gradient_that_comes_from_outside_is_copied(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_products, "WORTH", 1)
-    monkeypatch.setattr(gpu_products, "PER_BYTE", 0)
+    monkeypatch.setattr(pad, "WORTH", 1)
+    monkeypatch.setattr(pad, "PER_BYTE", 0)
     x, w = torch.randn(2, 8, 16).bfloat16().requires_grad_(), torch.randn(WORDS, 16).bfloat16().requires_grad_()
     tangent = torch.randn(2, 8, WORDS).bfloat16()
     actual = torch.compile(nn.functional.linear, backend=emulator.backend)(x, w)
@@ -114,8 +114,8 @@ def half_loss(x: Tensor, w: Tensor, b: Tensor, words: Tensor) -> Tensor:
 
 def test_products_get_sides_that_libraries_are_fast_for(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     """All three products of a head in 16 bits: logits, and the gradients of input and weight."""
-    monkeypatch.setattr(gpu_products, "WORTH", 1)
-    monkeypatch.setattr(gpu_products, "PER_BYTE", 0)
+    monkeypatch.setattr(pad, "WORTH", 1)
+    monkeypatch.setattr(pad, "PER_BYTE", 0)
     x, w, b = (a.detach().bfloat16().requires_grad_() for a in inputs())
     words = torch.randint(0, WORDS, (ROWS,))
     actual = torch.compile(half_loss, backend=emulator.backend)(x, w, b, words)
@@ -149,12 +149,27 @@ def test_large_products_that_the_caller_sees_are_a_templates_own_without_padding
 def test_products_of_windows_and_what_other_operators_read_keep_their_sides(
     emulator: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_products, "WORTH", 1)
-    monkeypatch.setattr(gpu_products, "PER_BYTE", 0)
+    monkeypatch.setattr(pad, "WORTH", 1)
+    monkeypatch.setattr(pad, "PER_BYTE", 0)
 
     def fn(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         return x[:, 1:] @ w, torch.sort(x @ torch.cat([w, w[:1]])).values
 
     x, w = torch.randn(64, WORDS).bfloat16(), torch.randn(WORDS - 1, 17).bfloat16()
     for got, want in zip(torch.compile(fn, backend=emulator.backend)(x, w), fn(x, w), strict=True):
+        torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)
+
+
+def test_an_operand_that_gets_longer_steps_for_one_product_is_copied_for_another(
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pad, "WORTH", 1)
+    monkeypatch.setattr(pad, "PER_BYTE", 0)
+
+    def fn(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = x * 2
+        return h @ w, torch.bmm(h.view(2, 20, WORDS), v)  # sides of the first get longer, steps of the second
+
+    x, w, v = (torch.randn(shape).bfloat16() for shape in ((40, WORDS), (WORDS, 16), (2, WORDS, 16)))
+    for got, want in zip(torch.compile(fn, backend=emulator.backend)(x, w, v), fn(x, w, v), strict=True):
         torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2)

@@ -12,13 +12,14 @@ from gyrator.ir.program import Extern, Program, View, defines, shown_values
 from gyrator.ir.tree import Config, Contract, Kernel, Tile, Tiling
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_tiling import is_wide
-from gyrator.schedule.pad import ROW_BYTES
 from gyrator.schedule.products import Product, Templated, product_of
 from gyrator.schedule.volume import volume
 
 GROUP_M = 8
 """Rows of tiles whose programs run at about the same time, so that they find each other's operands in the cache."""
 MOST_TILED, MOST_DESCRIBED = 6, 4
+ROW_BYTES = 16
+"""Libraries are slow at rows that end between multiples of it."""
 WORTH = 1 << 33
 """Floating-point operations of a product from which on it is worth it to mind where its rows end."""
 

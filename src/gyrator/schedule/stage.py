@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gyrator.ir.check import LOWERED, PREDICATED, SCHEDULED, check_kernel, check_program
-from gyrator.ir.expr import Value
 from gyrator.ir.program import Extern, Nest, Program
 from gyrator.ir.text import program_text
 from gyrator.passes import Pass, run_passes
@@ -18,7 +17,6 @@ from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_attention import attention_units
 from gyrator.schedule.gpu_combo import combine
 from gyrator.schedule.gpu_gemm import shown_unpadded
-from gyrator.schedule.gpu_products import widen_products
 from gyrator.schedule.gpu_reductions import online_softmax, split_on_gpu
 from gyrator.schedule.gpu_scatter import scatters_to_sums
 from gyrator.schedule.gpu_windows import unroll_windows
@@ -51,24 +49,16 @@ def program_passes(
 ) -> tuple[Pass[Program], ...]:
     """What happens to a program before its nests are grouped. ``padding`` is for all rows, not for matrices alone."""
 
-    def unpadded(p: Program, s: Session) -> set[Value]:
-        return shown_unpadded(p, gpu, s.config.gemm_backends)
+    def pad(program: Program, session: Session) -> Program:
+        unpadded = shown_unpadded(program, gpu, session.config.gemm_backends)
+        return pad_rows(program, session.counters, everywhere=padding, unpadded=unpadded)
 
-    pad = Pass[Program](
-        "pad rows",
-        lambda p, s: pad_rows(p, s.counters, everywhere=padding, unpadded=unpadded(p, s)),
-        lambda p: check_program(p, SCHEDULED),
-    )
     on_gpu: tuple[Pass[Program], ...] = (
-        Pass(
-            "widen products",
-            lambda p, s: widen_products(p, s.counters, unpadded(p, s)),
-            lambda p: check_program(p, LOWERED),
-        ),
         Pass("unroll windows", lambda p, s: unroll_windows(p), lambda p: check_program(p, LOWERED)),
         Pass("scatters to sums", lambda p, s: scatters_to_sums(p), lambda p: check_program(p, LOWERED)),
         Pass("online softmax", lambda p, s: online_softmax(p, gpu), lambda p: check_program(p, LOWERED)),
         Pass("split on GPU", lambda p, s: split_on_gpu(p, gpu), lambda p: check_program(p, LOWERED)),
+        Pass("pad rows", pad, lambda p: check_program(p, LOWERED)),
     )
     # before masks are pushed down: a producer read under a mask takes the mask with it
     inlined = Pass[Program]("inline", lambda p, s: inline(p, rule), lambda p: check_program(p, LOWERED))
@@ -83,7 +73,6 @@ def program_passes(
         Pass("predicate", lambda p, s: predicate(p, rule), lambda p: check_program(p, PREDICATED)),
         Pass("dce again", lambda p, s: remove_dead(p), lambda p: check_program(p, SCHEDULED)),
         Pass("split reductions", lambda p, s: split_reductions(p), lambda p: check_program(p, SCHEDULED)),
-        *((pad,) if gpu is not None else ()),
     )
 
 
