@@ -56,33 +56,32 @@ def tile_kernel(kernel: Kernel, gpu: Gpu, shared: tuple[int, ...] = ()) -> Kerne
     """``kernel`` with its tiling: every loop over a row and the last axis of the grid get a block, the last two or
     three in a kernel whose accesses cross. Several programs share a row in parts of one of the sizes ``shared``."""
     walk = _walk(kernel)
-    wide = is_wide(kernel)
     points = volume(a.extent for a in walk.grid)
     hint = points * max((volume((r.extent,)) for r in walk.rows), default=1)
     hint *= volume(loop.axis.extent for loop in walk_loops(kernel.body) if loop.kind is LoopKind.SERIAL)
     if shared:
-        tiles, configs, category = _shared_tiles(walk, shared)
+        tiling = _shared_tiles(walk, shared)
     elif walk.rows:
-        tiles, configs, category = _row_tiles(walk, points, gpu, mixed=bool(kernel.scratch))
-        if kernel.scratch:
-            configs = _staged(configs, kernel, gpu)
+        tiling = _row_tiles(walk, points, gpu, mixed=bool(kernel.scratch))
     else:
-        tiles, configs, category = _point_tiles(walk, points, gpu)
-    other = None
-    if category == "persistent" and not kernel.scratch:
-        other = _in_blocks(walk, Tiling(tiles, configs, category, wide, hint))
-    return replace(kernel, tiling=Tiling(tiles, configs, category, wide, hint, other))
+        tiling = _point_tiles(walk, points, gpu)
+    tiling = replace(tiling, wide=is_wide(kernel), hint=hint)
+    if kernel.scratch:
+        tiling = replace(tiling, configs=_staged(tiling.configs, kernel, gpu))
+    elif tiling.category == "persistent":
+        tiling = replace(tiling, other=_in_blocks(walk, tiling))
+    return replace(kernel, tiling=tiling)
 
 
 # -- pointwise ---------------------------------------------------------------------------------------------
-def _point_tiles(walk: _Walk, points: int, gpu: Gpu) -> tuple[tuple[Tile, ...], tuple[Config, ...], str]:
+def _point_tiles(walk: _Walk, points: int, gpu: Gpu) -> Tiling:
     if not walk.grid:
-        return (), (Config((), 1),), "pointwise"
+        return Tiling((), (Config((), 1),), "pointwise")
     *_, last = walk.grid
     if len(walk.grid) == 1:
         sizes = (256, 512) if points <= 512 * 4 * gpu.processors else (1024, 512, 2048)
         configs = [Config((("XBLOCK", n),), 4) for n in sizes]
-        return (Tile(last, "XBLOCK"),), tuple(configs), "pointwise"
+        return Tiling((Tile(last, "XBLOCK"),), tuple(configs), "pointwise")
     item = max((size for _, size in walk.accesses), default=4)
     side = 64 if item <= 2 else 32
     shapes: tuple[tuple[int, ...], ...] = ((side, side), (2 * side, 2 * side), (32, 2 * side), (2 * side, 32))
@@ -94,7 +93,7 @@ def _point_tiles(walk: _Walk, points: int, gpu: Gpu) -> tuple[tuple[Tile, ...], 
         shapes = ((8, 8, side), (16, 16, 16), (8, 16, side // 2), (side // 4, side // 4, side))
     found = dict.fromkeys(_clipped(shape, axes) for shape in shapes)
     configs = [Config(tuple(zip(names, shape, strict=True)), 8 if prod(shape) > 2048 else 4) for shape in found]
-    return tuple(map(Tile, axes, names)), tuple(configs), "pointwise"
+    return Tiling(tuple(map(Tile, axes, names)), tuple(configs), "pointwise")
 
 
 def _clipped(shape: tuple[int, ...], axes: tuple[Axis, ...]) -> tuple[int, ...]:
@@ -106,7 +105,7 @@ def _clipped(shape: tuple[int, ...], axes: tuple[Axis, ...]) -> tuple[int, ...]:
 
 
 # -- rows --------------------------------------------------------------------------------------------------
-def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> tuple[tuple[Tile, ...], tuple[Config, ...], str]:
+def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> Tiling:
     """A program handles one row or several; each row whole where it fits, and where sums down the columns are
     kept (``mixed``)."""
     columns = bool(walk.grid) and not mixed and _walks_columns(walk)
@@ -138,23 +137,24 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> tuple[tupl
     tiles += [Tile(a, blocks[a], w) for a, w in whole.items()]
     scans = any(_scans(loop) for loops in walk.rows.values() for loop in loops)
     category = "scan" if scans else "persistent" if all(whole.values()) else "looped"
-    return tuple(tiles), tuple(dict.fromkeys(configs)), category
+    return Tiling(tuple(tiles), tuple(dict.fromkeys(configs)), category)
 
 
-def _shared_tiles(walk: _Walk, parts: tuple[int, ...]) -> tuple[tuple[Tile, ...], tuple[Config, ...], str]:
+def _shared_tiles(walk: _Walk, parts: tuple[int, ...]) -> Tiling:
     """A program handles a part of a row: as many as there are share it."""
     (axis,) = walk.rows
+    tiles = (Tile(axis, "RBLOCK", whole=True),)
     if any(_scans(loop) for loop in walk.rows[axis]):
         updates = [s for loop in walk.rows[axis] for s in loop.body if isinstance(s, Update)]
         state = power(sum(max(arg.dtype.itemsize, 4) for s in updates for arg in s.args) + 1) // 2  # 12 counts as 8
         sizes = [(n, min(max(n * state >> 12, 4), 32)) for n in parts]
         sizes = [(n, warps) for n, warps in sizes if warps <= 16] or [(min(parts), 32)]
         configs = [Config((("RBLOCK", n),), warps) for n, warps in sizes]
-        return (Tile(axis, "RBLOCK", whole=True),), tuple(configs), "split scan"
+        return Tiling(tiles, tuple(configs), "split scan")
     shapes = [(n, min(max(n * _item(walk) // 2048, 4), 32)) for n in parts]
     shapes.insert(1, (parts[0], min(2 * shapes[0][1], 32)))
     configs = [Config((("PARTS", -(-volume((axis.extent,)) // n)), ("RBLOCK", n)), warps) for n, warps in shapes]
-    return (Tile(axis, "RBLOCK", whole=True),), tuple(dict.fromkeys(configs)), "cooperative"
+    return Tiling(tiles, tuple(dict.fromkeys(configs)), "cooperative")
 
 
 def _in_blocks(walk: _Walk, whole: Tiling) -> Tiling | None:
