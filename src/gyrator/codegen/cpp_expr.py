@@ -11,38 +11,36 @@ the lanes; all others are ``gy::Vec<T, 1>``, computed as far out as possible and
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
+from gyrator.codegen.blocks import Blocks, Key, Lines, Printed
 from gyrator.codegen.cpp_names import Names, literal, type_name
 from gyrator.codegen.texts import WIDTH, by_weight, sum_text
 from gyrator.errors import InternalCheckError
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Ref, Value, indirect_values
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, Size, dot, is_nonnegative
 from gyrator.ir.ops import OPS
-from gyrator.ir.tree import Kernel, Loop, Stage, walk_exprs
+from gyrator.ir.tree import Kernel
 
 _STEM = 24  # of a value's name, for what is loaded from it
 _NAMING = len("const auto = ;") + 8  # what a line that names an expression needs besides it
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
-    """A printed value: its text, the block it may live in, and whether it has a lane per iteration.
+class Term(Printed):
+    """A printed value, and whether it has a lane per iteration.
 
     ``name``: the text is a name or a literal, so repeating it costs nothing. ``literal`` is a constant's C++ literal.
     """
 
-    text: str
-    depth: int
     vector: bool = False
     name: bool = False
     literal: str | None = None
 
 
 @dataclass(slots=True)
-class Block:
+class Block(Lines[Term]):
     """A block being printed: ``lines`` between ``head`` and ``tail``.
 
     ``skippable``: the block may run zero times, so what could fault must not be moved out of it.
@@ -50,14 +48,11 @@ class Block:
     often each of its loops runs.
     """
 
-    depth: int
     head: str = "{"
     tail: str = "}"
     writes: frozenset[Value] = frozenset()
     skippable: bool = False
     extents: tuple[Index, ...] = ()
-    lines: list[str] = field(default_factory=list)
-    terms: dict[Expr | Atom | Index, Term] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,43 +74,21 @@ class Address:
         return self.stride != "0"
 
 
-class Expressions:
+class Expressions(Blocks[Term, Block]):
     """Abstract: prints expressions into a stack of blocks. ``lanes`` is the axis along which vectors of
     ``width`` lie, if any does here.
     """
 
     def __init__(self, kernel: Kernel, names: Names) -> None:
+        super().__init__(kernel.body, Block(0))
         self.names = names
-        self.blocks: list[Block] = [Block(0)]
         self.lanes: Axis | None = None
         self.width = 1
         self.pointers: dict[Value, Term] = {}
         self.checks: list[Checked] = []
-        self._uses = count_uses(kernel.body)
         self._loaded = frozenset(e.value for e in self._uses if isinstance(e, Load))
 
     # -- blocks --------------------------------------------------------------------------------------------
-    @property
-    def block(self) -> Block:
-        """The innermost block."""
-        return self.blocks[-1]
-
-    def emit(self, line: str) -> None:
-        """Append a line to the innermost block."""
-        self.block.lines.append(line)
-
-    def bind(self, key: Expr | Atom | Index, term: Term) -> None:
-        """From now on, to the end of the term's block, ``key`` prints as ``term``."""
-        self.blocks[term.depth].terms[key] = term
-
-    def find(self, key: Expr | Atom | Index) -> Term | None:
-        """What ``key`` was bound to, if it still holds."""
-        for block in reversed(self.blocks):
-            term = block.terms.get(key)
-            if term is not None:
-                return term
-        return None
-
     def forget(self, values: Iterable[Value]) -> None:
         """``values`` are about to change: what was computed from their elements no longer holds."""
         changed = self._loaded.intersection(values)
@@ -125,10 +98,6 @@ class Expressions:
             stale = [k for k in block.terms if not isinstance(k, Ref) and not changed.isdisjoint(_reads(k))]
             for key in stale:
                 del block.terms[key]
-
-    def is_used(self, ref: Ref) -> bool:
-        """Whether anything reads the local."""
-        return self._uses[ref] > 0
 
     # -- values --------------------------------------------------------------------------------------------
     def value(self, e: Expr, wish: str | None = None) -> Term:
@@ -442,24 +411,7 @@ def plus(pointer: str, offset: Term) -> str:
     return f"{pointer} - {offset.text[1:]}" if offset.text.startswith("-") else f"{pointer} + {offset.text}"
 
 
-# -- counting ----------------------------------------------------------------------------------------------
-def count_uses(body: Iterable[Loop | Stage]) -> Counter[Expr]:
-    """How many stages and distinct nodes use each node."""
-    uses: Counter[Expr] = Counter()
-    pending: list[Expr] = []
-    for root in walk_exprs(body):
-        uses[root] += 1
-        if uses[root] == 1:
-            pending.append(root)
-        while pending:
-            for operand in pending.pop().operands():
-                uses[operand] += 1
-                if uses[operand] == 1:
-                    pending.append(operand)
-    return uses
-
-
-def _reads(key: Expr | Atom | Index) -> frozenset[Value]:
+def _reads(key: Key) -> frozenset[Value]:
     """The values whose elements a node depends on."""
     if isinstance(key, Expr):
         exprs = [key]

@@ -9,21 +9,20 @@ on, so that tensors broadcast where they meet; what depends on no tile is a scal
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
-from gyrator.codegen.cpp_expr import count_uses
+from gyrator.codegen.blocks import Blocks, Key, Lines, Printed
 from gyrator.codegen.python_text import Names
 from gyrator.codegen.texts import by_weight, checked_place, sum_text
 from gyrator.codegen.triton_names import is_small, literal, scalar, type_name, typed_literal
 from gyrator.errors import InternalCheckError
-from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Ref, Value
+from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Value
 from gyrator.ir.index import Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, Size, dot, is_nonnegative
 from gyrator.ir.ops import OPS, Rule, Unsupported
 from gyrator.ir.tree import Kernel, Loop, LoopKind, Store, Tile, Tiling, Update, loads_in, walk_loops, walk_stages
 
-Key = Expr | Atom | Index
 Axes = frozenset[Axis]
 
 _COLUMNS = 100
@@ -36,14 +35,12 @@ _NONE: Axes = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
-    """A printed value: its text, the block it may live in, and the tiles along which it varies.
+class Term(Printed):
+    """A printed value, and the tiles along which it varies.
 
     ``atom``: the text binds tighter than any operator. ``name``: it is a name, so repeating it costs nothing.
     """
 
-    text: str
-    depth: int = 0
     axes: Axes = _NONE
     atom: bool = True
     name: bool = False
@@ -54,21 +51,15 @@ class Term:
         return self.text if self.atom else f"({self.text})"
 
 
-@dataclass(slots=True)
-class Block:
-    """A block being printed: lines, and what is known in it."""
-
-    depth: int
-    lines: list[str] = field(default_factory=list)
-    terms: dict[Key, Term] = field(default_factory=dict)
+Block = Lines[Term]
 
 
-class Expressions:
+class Expressions(Blocks[Term, Block]):
     """Abstract: prints expressions into a stack of blocks."""
 
     def __init__(self, kernel: Kernel, tiling: Tiling, names: Names) -> None:
+        super().__init__(kernel.body, Block(0))
         self.kernel, self.tiling, self.names = kernel, tiling, names
-        self.blocks: list[Block] = [Block(0)]
         self.pointers: dict[Value, str] = {}
         self.rows: dict[Value, str] = {}
         self.bounds: dict[Axis, Term] = {}
@@ -76,7 +67,6 @@ class Expressions:
         self.tile_of: dict[Axis, Tile] = {t.axis: t for t in tiling.tiles}
         self._rows = _row_axes(kernel, tiling)
         self._grid_tiles = [t.axis for t in tiling.tiles if t.axis not in self._rows]
-        self._uses = count_uses(kernel.body)
         stages = list(walk_stages(kernel.body))
         self.narrow = all(is_small(s.value.dtype) for s in stages if isinstance(s, Store)) and not any(
             isinstance(s, Update) for s in stages
@@ -113,32 +103,7 @@ class Expressions:
         found = [(self.dimension(a), self.bounds[a]) for a in axes if a in self.bounds]
         return [term for _, term in sorted(found, key=lambda pair: pair[0])]
 
-    # -- blocks --------------------------------------------------------------------------------------------
-    @property
-    def block(self) -> Block:
-        """The innermost block."""
-        return self.blocks[-1]
-
-    def emit(self, line: str) -> None:
-        """Append a line to the innermost block."""
-        self.block.lines.append(line)
-
-    def bind(self, key: Key, term: Term) -> None:
-        """From now on, to the end of the term's block, ``key`` prints as ``term``."""
-        self.blocks[term.depth].terms[key] = term
-
-    def find(self, key: Key) -> Term | None:
-        """What ``key`` was bound to, if it still holds."""
-        for block in reversed(self.blocks):
-            term = block.terms.get(key)
-            if term is not None:
-                return term
-        return None
-
-    def is_used(self, ref: Ref) -> bool:
-        """Whether anything reads the local."""
-        return self._uses[ref] > 0
-
+    # -- values --------------------------------------------------------------------------------------------
     def named(self, term: Term, stem: str, key: Key | None = None) -> Term:
         """Make ``term`` a local of its block, called like ``stem``."""
         if term.name:
@@ -150,7 +115,6 @@ class Expressions:
             self.bind(key, local)
         return local
 
-    # -- values --------------------------------------------------------------------------------------------
     def value(self, e: Expr, wish: str | None = None) -> Term:
         """Print ``e``; with a ``wish`` the result is a name like it, unless ``e`` has a name already."""
         if isinstance(e, Const):
