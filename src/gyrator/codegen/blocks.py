@@ -1,5 +1,7 @@
 """A kernel's text on its way, whatever language it is in: blocks of lines, and what is known in each."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field

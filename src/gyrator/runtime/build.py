@@ -9,10 +9,10 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -35,7 +35,7 @@ LINES_WORTH_A_RUN = 40
 """A compiler run costs 80 ms for starting, headers and linking: as much as 40 lines of kernels."""
 
 REPORT_SECONDS = 1.0
-"""Longest silence of `Build.wait`; the progress display decides what of it is shown."""
+"""Longest silence of a build; the progress display decides what of it is shown."""
 
 _SOURCE, _LIBRARY = "kernels.cpp", "library.so"
 
@@ -98,12 +98,9 @@ class Build:
         ended first.
         """
         try:
-            unfinished = set(self.jobs.values())
-            while unfinished:
-                finished, unfinished = wait(unfinished, REPORT_SECONDS, FIRST_COMPLETED)
-                for job in finished - {self.jobs.get(LAUNCHER)}:  # a kernel that is refused says more than it does
+            for job in as_they_end(self.jobs.values(), self.progress):
+                if job is not self.jobs.get(LAUNCHER):  # a kernel that is refused says more than it does
                     job.result()  # raises what the job raised
-                self.progress.update("building", len(self.jobs) - len(unfinished), len(self.jobs))
             return {name: job.result() for name, job in self.jobs.items()}
         except BaseException:
             self.runs.stop()
@@ -231,9 +228,7 @@ def start_build(
     if built_launcher is not None:
         jobs[LAUNCHER] = finished(built_launcher.folder / _LIBRARY)
     if to_build:
-        executor = ThreadPoolExecutor(min(workers, len(to_build)), thread_name_prefix="gyrator-build")
-        jobs |= {unit.name: executor.submit(builder.build, unit) for unit in to_build}
-        executor.shutdown(wait=False)
+        jobs |= started({unit.name: partial(builder.build, unit) for unit in to_build}, workers)
     library_of = {name: key[:20] for name, key in found.items() if key is not None}
     library_of |= {kernel.name: unit.name for unit in units for kernel in unit.kernels}
     return Build(library_of, jobs, builder.runs, session.progress)
@@ -267,6 +262,24 @@ def headers_digest() -> str:
 def _code(kernel: CppKernel) -> str:
     """A kernel's text without the comments that name the user's lines."""
     return "\n".join(line for line in kernel.text.splitlines() if not line.lstrip().startswith("//"))
+
+
+# -- jobs ----------------------------------------------------------------------------------------------------
+def started(calls: Mapping[str, Callable[[], T]], threads: int) -> dict[str, Future[T]]:
+    """Jobs that call functions, by their names, so many at once."""
+    executor = ThreadPoolExecutor(min(threads, len(calls)), thread_name_prefix="gyrator-build")
+    jobs = {name: executor.submit(call) for name, call in calls.items()}
+    executor.shutdown(wait=False)
+    return jobs
+
+
+def as_they_end(jobs: Iterable[Future[T]], progress: Progress) -> Iterator[Future[T]]:
+    """Each job when it has ended; `progress` is told how many have."""
+    unfinished = every = set(jobs)
+    while unfinished:
+        ended, unfinished = wait(unfinished, REPORT_SECONDS, FIRST_COMPLETED)
+        progress.update("building", len(every) - len(unfinished), len(every))
+        yield from ended
 
 
 def finished(result: T) -> Future[T]:

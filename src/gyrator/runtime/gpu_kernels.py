@@ -13,12 +13,12 @@ from typing import Any, NoReturn
 import torch
 
 from gyrator.cache.store import Json, Store, digest
-from gyrator.codegen.triton_source import SizeArgument, TritonKernel
+from gyrator.codegen.triton_source import SizeArgument
 from gyrator.errors import CacheCorrupt, IndexOutOfRange, KernelBuildError, LaunchFailed
 from gyrator.ir.tree import Config
 from gyrator.origin import Origin
 from gyrator.runtime.cuda_driver import CudaDriver, cuda_driver
-from gyrator.runtime.triton_build import Binary, request_for
+from gyrator.runtime.triton_build import Binary, Wanted, request_for
 from gyrator.runtime.triton_launch import Launch, Programs, bind, guarded
 from gyrator.runtime.triton_tune import Candidate, Tuned, descend, times
 
@@ -38,34 +38,24 @@ def binary_file(key: str) -> str:
     return f"{key[:32]}.cubin"
 
 
-def describe(
-    kernels: Sequence[TritonKernel],
-    binaries: Mapping[str, Mapping[int, Binary]],
-    relied: Mapping[str, frozenset[int]],
-    known: Mapping[str, frozenset[int]],
-    places: Mapping[str, Origin],
-    capability: int,
-) -> dict[str, str | Path]:
-    """The files that a compiled graph's folder needs for its GPU kernels; `binaries` are by kernel and config.
-    Of each kernel's arguments they take those in `relied` for multiples of 16; those in `known` always are.
-    """
+def describe(built: Sequence[tuple[Wanted, Mapping[int, Binary]]], capability: int) -> dict[str, str | Path]:
+    """The files that a compiled graph's folder needs for its GPU kernels, which come with binaries by config."""
     files: dict[str, str | Path] = {}
     described: dict[str, Any] = {}
-    for kernel in kernels:
-        found, place = binaries[kernel.name], places.get(kernel.name)
-        sure = relied[kernel.name] & known[kernel.name]
+    for wanted, found in built:
+        kernel, place, sure = wanted.kernel, wanted.place, wanted.relied & wanted.sure
         variants = []
         for k, b in found.items():
             written, config = kernel.variants[k]
             more = {"file": binary_file(b.key), "blocks": dict(config.blocks), "category": written.category}
             if written.room is not None:
-                more |= {"request": request_for(kernel, k, relied[kernel.name], capability), "room": dict(written.room)}
+                more |= {"request": request_for(kernel, k, wanted.relied, capability), "room": dict(written.room)}
             variants.append({**b.notes, **more})
         files |= {binary_file(b.key): b.file for b in found.values()}
         described[kernel.name] = {
             "kinds": [param.type for param in kernel.params],
             "sizes": [at for at, p in enumerate(kernel.params) if isinstance(p, SizeArgument)],
-            "checked": sorted(relied[kernel.name] - sure),
+            "checked": sorted(wanted.relied - sure),
             "variants": variants,
             "unaligned": request_for(kernel, next(iter(found)), sure, capability)
             | ({"source": kernel.plain} if kernel.plain else {}),

@@ -24,7 +24,7 @@ from gyrator.runtime.build import Build, start_build
 from gyrator.runtime.gpu_kernels import describe
 from gyrator.runtime.load import library_file
 from gyrator.runtime.toolchain import Toolchain, find_toolchain
-from gyrator.runtime.triton_build import GpuTarget, default_aligned, find_target, start_triton_build
+from gyrator.runtime.triton_build import GpuTarget, Wanted, default_aligned, find_target, start_triton_build
 from gyrator.runtime.workers import Workers
 from gyrator.schedule.plan import Plan
 from gyrator.session import Session
@@ -108,12 +108,11 @@ def start_kernels(
         waits.append(lambda: {library_file(name): path for name, path in build.wait().items()})
     if on_gpu:
         assert targets.gpu is not None
-        gpu, found = targets.gpu, tuple(triton.values())
-        known = argument_alignment(plan, triton, align)
-        relied = {name: default_aligned(k, hints) for name, k in triton.items()}
-        checks = {k.name: place for k in on_gpu if (place := checked_place(k))}
-        binaries = start_triton_build(found, relied, gpu, workers, store, session, checks)
-        waits.append(lambda: describe(found, binaries.wait(), relied, known, checks, gpu.capability))
+        gpu, sure = targets.gpu, argument_alignment(plan, triton, align)
+        relied = {name: default_aligned(kernel, hints) for name, kernel in triton.items()}
+        wanted = [Wanted(triton[k.name], relied[k.name], sure[k.name], checked_place(k)) for k in on_gpu]
+        binaries = start_triton_build(wanted, gpu, workers, store, session)
+        waits.append(lambda: describe(binaries.wait(), gpu.capability))
     texts = {name: (kernel.name, kernel.source) for name, kernel in triton.items()}
     texts |= {name: (kernel.name, kernel.text) for name, kernel in cpp.items()}
     sites = {place for b in built.values() if isinstance(b, BuiltKernel) for _, place in b.sites}

@@ -10,9 +10,9 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,13 @@ from gyrator.errors import DeviceUnsupported, KernelBuildError, ToolchainMissing
 from gyrator.optional import available
 from gyrator.origin import Origin
 from gyrator.progress import Progress
-from gyrator.runtime.build import finished
+from gyrator.runtime.build import as_they_end, finished, started
 from gyrator.runtime.workers import MOST, PROGRAM, WorkerEnded, Workers
 from gyrator.schedule.gpu import Gpu
 from gyrator.session import Count, Session
 
 OLDEST_TRITON = (3, 6)
 LOWEST_CAPABILITY = 80
-REPORT_SECONDS = 1.0
 
 _LIBRARY = (Path(__file__).with_name("triton_ops.py"), Path(__file__).parents[1] / "templates" / "gemm.py")
 _BINARY, _SOURCE = "kernel.cubin", "kernel.py"
@@ -112,39 +111,44 @@ class Binary:
     failure: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A kernel to be built. Launches make sure that the arguments at the positions ``relied`` are multiples of 16,
+    those at ``sure`` always are; ``place`` is the user's, to be named when an index is out of range."""
+
+    kernel: TritonKernel
+    relied: frozenset[int]
+    sure: frozenset[int] = frozenset()
+    place: Origin | None = None
+
+
 @dataclass(frozen=True)
 class TritonBuild:
-    """Binaries on their way, by kernel: one job for each config."""
+    """Binaries on their way: for each kernel one job for each config."""
 
-    kernels: tuple[TritonKernel, ...]
-    jobs: Mapping[str, tuple[Future[Binary], ...]]
+    jobs: Sequence[tuple[Wanted, Sequence[Future[Binary]]]]
     target: GpuTarget
     workers: Workers
     progress: Progress
-    origins: Mapping[str, Origin]
 
-    def wait(self) -> dict[str, dict[int, Binary]]:
-        """For each kernel, by its name, the binaries of the configs that the GPU can run.
+    def wait(self) -> list[tuple[Wanted, dict[int, Binary]]]:
+        """For each kernel the binaries of the configs that the GPU can run.
 
         Raises: KernelBuildError if there is none. KeyboardInterrupt; the workers are ended first.
         """
+        every = {job for _, jobs in self.jobs for job in jobs}
         try:
-            unfinished = {job for jobs in self.jobs.values() for job in jobs}
-            count = len(unfinished)
-            while unfinished:
-                _, unfinished = wait(unfinished, REPORT_SECONDS, FIRST_COMPLETED)
-                self.progress.update("building", count - len(unfinished), count)
-            return {kernel.name: self._usable(kernel) for kernel in self.kernels}
+            for _ in as_they_end(every, self.progress):
+                pass
+            return [(wanted, self._usable(wanted, [job.result() for job in jobs])) for wanted, jobs in self.jobs]
         except KeyboardInterrupt:
-            for jobs in self.jobs.values():
-                for job in jobs:
-                    job.cancel()
+            for job in every:
+                job.cancel()
             self.workers.stop()
             raise
 
-    def _usable(self, kernel: TritonKernel) -> dict[int, Binary]:
-        built = [job.result() for job in self.jobs[kernel.name]]
-        limit = Gpu(divmod(self.target.capability, 10)).shared_bytes
+    def _usable(self, wanted: Wanted, built: Sequence[Binary]) -> dict[int, Binary]:
+        limit, kernel = Gpu(divmod(self.target.capability, 10)).shared_bytes, wanted.kernel
         good = {
             k: binary
             for k, binary in enumerate(built)
@@ -154,33 +158,22 @@ class TritonBuild:
             failures = [b.failure or f"it needs more than {limit} bytes of shared memory" for b in built]
             folder = Path(tempfile.mkdtemp(prefix="gyrator-refused-"))
             (folder / _SOURCE).write_text(kernel.source)
-            where = self.origins.get(kernel.name)
-            raise KernelBuildError(kernel.name, str(folder / _SOURCE), failures[0][-4000:], where=where)
+            raise KernelBuildError(kernel.name, str(folder / _SOURCE), failures[0][-4000:], where=wanted.place)
         return good
 
 
 # -- building ------------------------------------------------------------------------------------------------
 def start_triton_build(
-    kernels: Sequence[TritonKernel],
-    aligned: Mapping[str, frozenset[int]],
-    target: GpuTarget,
-    workers: Workers,
-    store: Store,
-    session: Session,
-    origins: Mapping[str, Origin] | None = None,
+    kernels: Sequence[Wanted], target: GpuTarget, workers: Workers, store: Store, session: Session
 ) -> TritonBuild:
-    """Begin to build every config of `kernels`; returns at once.
-
-    `aligned` has, for each kernel by name, the positions of arguments that may be taken for multiples of 16.
-    """
+    """Begin to build every config of `kernels`; returns at once."""
     requests: dict[str, dict[str, Any]] = {}
-    keys: dict[str, list[str]] = {}
-    for kernel in kernels:
-        for config in range(len(kernel.variants)):
-            request = request_for(kernel, config, aligned[kernel.name], target.capability)
-            key = binary_key(request, target.triton)
-            requests[key] = request
-            keys.setdefault(kernel.name, []).append(key)
+    keys: list[list[str]] = []
+    for wanted in kernels:
+        configs = range(len(wanted.kernel.variants))
+        own = [request_for(wanted.kernel, config, wanted.relied, target.capability) for config in configs]
+        keys.append([binary_key(request, target.triton) for request in own])
+        requests |= zip(keys[-1], own, strict=True)
     present = {key: find_binary(key, store, session) for key in requests}
     jobs = {key: finished(binary) for key, binary in present.items() if binary is not None}
     missing = [key for key in requests if key not in jobs]
@@ -189,12 +182,10 @@ def start_triton_build(
     if missing:
         count = min(len(missing), MOST, session.config.build_threads or len(os.sched_getaffinity(0)))
         workers.prepare(count)
-        executor = ThreadPoolExecutor(count, thread_name_prefix="gyrator-build")
-        for key in missing:
-            jobs[key] = executor.submit(build_binary, requests[key], key, workers, store, session)
-        executor.shutdown(wait=False)
-    by_kernel = {name: tuple(jobs[key] for key in found) for name, found in keys.items()}
-    return TritonBuild(tuple(kernels), by_kernel, target, workers, session.progress, origins or {})
+        calls = {key: partial(build_binary, requests[key], key, workers, store, session) for key in missing}
+        jobs |= started(calls, count)
+    found = [(wanted, [jobs[key] for key in own]) for wanted, own in zip(kernels, keys, strict=True)]
+    return TritonBuild(found, target, workers, session.progress)
 
 
 def build_binary(request: Mapping[str, Any], key: str, workers: Workers, store: Store, session: Session) -> Binary:
