@@ -71,6 +71,9 @@ autograd sees no view."""
 profiler_enabled: Callable[[], bool] = torch._C._autograd._profiler_enabled
 """Whether a profiler is recording in this thread."""
 
+copy_all: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = torch._foreach_copy_
+"""Copies the second tensors into the first ones, of the same shapes, strides and dtype, by few launches on a GPU."""
+
 
 def raw_stream(index: int) -> int:
     """The address of the current stream of a GPU."""
@@ -100,11 +103,6 @@ def storage_holders(storage: torch.UntypedStorage) -> Callable[[], int]:
     """
     count, address, references = torch._C._storage_Use_Count, storage._cdata, sys.getrefcount
     return lambda: count(address) + references(storage)
-
-
-def copy_all(into: list[torch.Tensor], source: list[torch.Tensor]) -> None:
-    """Copy tensors into others of the same shapes, strides and dtype, by few launches on a GPU."""
-    torch._foreach_copy_(into, source)
 
 
 def plain_number(expr: Any) -> int | float | bool:
@@ -183,9 +181,8 @@ def set_float_behind(fake: Any, number: torch.SymFloat | None) -> None:
     fake.item_memo = number
 
 
-def next_autograd_sequence() -> int:
-    """The number that the next autograd node will carry; numbers grow in the order of the forward run."""
-    return torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+next_autograd_sequence: Callable[[], int] = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+"""The number that the next autograd node will carry; numbers grow in the order of the forward run."""
 
 
 def current_autograd_sequence() -> int:
@@ -199,19 +196,16 @@ def replayed_views() -> Any:
     return torch.autograd._force_original_view_tracking(True)  # type: ignore[attr-defined]
 
 
-def without_autocast() -> Any:
-    """A context in which no operator is cast by autocast."""
-    return torch._C._DisableAutocast()
-
-
 def keep_gpu_busy() -> None:
     """Let the current stream wait for some 50 microseconds, in which the processor launches what is to be timed."""
     torch.cuda._sleep(100_000)
 
 
-def autocast_enabled() -> bool:
-    """Whether autocast is on for any device."""
-    return torch._C._is_any_autocast_enabled()
+without_autocast: Callable[[], Any] = torch._C._DisableAutocast
+"""A context in which no operator is cast by autocast."""
+
+autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
+"""Whether autocast is on for any device."""
 
 
 def autocast_again() -> Callable[[], AbstractContextManager[None]]:
@@ -250,10 +244,8 @@ def qualified_name(function: object) -> str | None:
     return name.replace("__torch__.", "")
 
 
-def outside_tracing() -> AbstractContextManager[None]:
-    """Inside, tensors are real even while torch traces with fake ones around it."""
-    context: AbstractContextManager[None] = torch.utils._python_dispatch._disable_current_modes()
-    return context
+outside_tracing: Callable[[], AbstractContextManager[None]] = torch.utils._python_dispatch._disable_current_modes
+"""Inside, tensors are real even while torch traces with fake ones around it."""
 
 
 def raw_bytes(tensor: torch.Tensor) -> bytes:

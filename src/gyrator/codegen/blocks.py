@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeAlias, TypeVar
 
-from gyrator.ir.expr import Expr, Ref
+from gyrator.ir.expr import Expr, Ref, count_uses
 from gyrator.ir.index import Atom, Index
 from gyrator.ir.tree import Loop, Stage, walk_exprs
 
@@ -42,7 +41,7 @@ class Blocks(Generic[TermT, LinesT]):
 
     def __init__(self, body: Iterable[Loop | Stage], outermost: LinesT) -> None:
         self.blocks: list[LinesT] = [outermost]
-        self._uses = count_uses(body)
+        self._uses = count_uses(walk_exprs(body))
 
     @property
     def block(self) -> LinesT:
@@ -64,19 +63,3 @@ class Blocks(Generic[TermT, LinesT]):
     def is_used(self, ref: Ref) -> bool:
         """Whether anything reads the local."""
         return self._uses[ref] > 0
-
-
-def count_uses(body: Iterable[Loop | Stage]) -> Counter[Expr]:
-    """How many stages and distinct nodes use each node."""
-    uses: Counter[Expr] = Counter()
-    pending: list[Expr] = []
-    for root in walk_exprs(body):
-        uses[root] += 1
-        if uses[root] == 1:
-            pending.append(root)
-        while pending:
-            for operand in pending.pop().operands():
-                uses[operand] += 1
-                if uses[operand] == 1:
-                    pending.append(operand)
-    return uses

@@ -265,19 +265,17 @@ class Printer(Expressions):
         axes = [GridAxis(loop.axis.extent, blocks.get(loop.axis)) for loop in loops]
         if loops and isinstance(loops[-1].body[0], Contract):
             return self._template(loops[-1].body[0], loops[-1].body[1:], axes)
-        if self._shared:
+        if self._shared or self._split:
             (row,) = self.tiling.tiles
             axes.append(GridAxis(row.axis.extent, row.block))
-            for name, op in (("part", "%"), ("tile", "//")):
-                self.emit(f"{name} = tl.program_id(0){'.to(tl.int64)' * self.tiling.wide} {op} PARTS")
-            self.program = "tile"
-        if self._split:
-            (row,) = self.tiling.tiles
-            axes.append(GridAxis(row.axis.extent, row.block))
-            self.emit(f"number = rt.ticket(counters){'.to(tl.int64)' * self.tiling.wide}")
-            self.emit(f"parts = tl.cdiv({self.index(row.axis.extent).text}, {row.block})")
-            for name, op in (("part", "%"), ("tile", "//")):
-                self.emit(f"{name} = number {op} parts")
+            wide = ".to(tl.int64)" * self.tiling.wide
+            number, parts = f"tl.program_id(0){wide}", "PARTS"
+            if self._split:
+                number, parts = "number", "parts"
+                self.emit(f"number = rt.ticket(counters){wide}")
+                self.emit(f"parts = tl.cdiv({self.index(row.axis.extent).text}, {row.block})")
+            self.emit(f"part = {number} % {parts}")
+            self.emit(f"tile = {number} // {parts}")
             self.program = "tile"
         if loops:
             self._program_ids([loop.axis for loop in loops])

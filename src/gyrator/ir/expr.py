@@ -8,6 +8,7 @@ the dtypes its row in :mod:`gyrator.ir.ops` asks for, and every conversion is an
 # ruff: noqa: D102  (methods that implement what the base class documents)
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeAlias
 
@@ -95,6 +96,18 @@ def walk_all(expr: Expr, seen: set[Expr]) -> Iterator[Expr]:
     for operand in expr.operands():
         yield from walk_all(operand, seen)
     yield expr
+
+
+def count_uses(roots: Iterable[Expr]) -> Counter[Expr]:
+    """How many of the expressions and of the distinct nodes in them use each node."""
+    uses: Counter[Expr] = Counter()
+    pending = [*roots]
+    while pending:
+        expr = pending.pop()
+        uses[expr] += 1
+        if uses[expr] == 1:
+            pending += expr.operands()
+    return uses
 
 
 @interned

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 import torch
 
 from gyrator.ir import tree
-from gyrator.ir.expr import Const, Expr, IndexValue, Load, Op, Ref, Value, expr_text, short
+from gyrator.ir.expr import Const, Expr, IndexValue, Load, Op, Ref, Value, count_uses, expr_text, short
 from gyrator.ir.index import Atom, Index, Indirect, Size, atom_text, contiguous_strides
 from gyrator.ir.program import (
     Arg,
@@ -213,17 +213,7 @@ def _refs(refs: tuple[Ref | None, ...]) -> str:
 # -- expressions -------------------------------------------------------------------------------------------
 def _shared(roots: Iterable[Expr]) -> tuple[Expr, ...]:
     """The expressions used more than once, but for short ones that are as clear as a name."""
-    uses: dict[Expr, int] = {}
-
-    def visit(expr: Expr) -> None:
-        uses[expr] = uses.get(expr, 0) + 1
-        if uses[expr] == 1:
-            for child in expr.operands():
-                visit(child)
-
-    for root in roots:
-        visit(root)
-    return tuple(e for e, n in uses.items() if n > 1 and not _is_short(e))
+    return tuple(e for e, n in count_uses(roots).items() if n > 1 and not _is_short(e))
 
 
 def _is_short(expr: Expr) -> bool:
