@@ -83,6 +83,15 @@ def compose(axes: Sequence[Axis]) -> Index:
     return total
 
 
+def digits_of(number: Index, axes: Sequence[Axis]) -> dict[Atom, Index]:
+    """``axes``, outermost first, as the digits of a mixed-radix number: what :func:`compose` makes of them."""
+    found: dict[Atom, Index] = {}
+    for axis in reversed(axes):
+        found[axis] = number if axis is axes[0] else number % axis.extent
+        number = number // axis.extent
+    return found
+
+
 def split(axis: Axis, inner: Index) -> tuple[Axis, Axis, Index]:
     """``axis`` → ``hi*inner + lo``; ``inner`` must divide the extent. Returns (hi, lo, that index)."""
     outer = exact_quotient(axis.extent, inner)

@@ -12,7 +12,7 @@ from gyrator.ir.expr import Value
 from gyrator.ir.index import Axis
 from gyrator.ir.program import Scatter, defines, expressions, loads
 from gyrator.schedule.group import Group, Member
-from gyrator.schedule.simplify import reading, rewrite_root
+from gyrator.schedule.simplify import renamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,7 @@ def canonicalise(group: Group, stored: frozenset[Value]) -> Canonical:
 
     members: list[Member] = []
     for number, member in enumerate(group.members):
-        root = rewrite_root(member.nest.root, reading(names))
-        if isinstance(root, Scatter):
-            root = replace(root, into=names[root.into])
-        out = tuple(None if v is None else names[v] for v in member.nest.out)
-        nest = replace(member.nest, out=out, root=root)
+        nest = renamed(member.nest, names)
         members.append(replace(member, nest=nest, position=number, loads=loads(expressions(nest.root))))
     kept = frozenset(names[v] for v in stored if v in names)
     parts = tuple([(m.nest.out, m.nest.axes, m.nest.root, tuple(m.at.items()), m.space, m.down) for m in members])

@@ -11,6 +11,7 @@ import torch
 from gyrator.ir.expr import Const, Expr, Load, Op, Value
 from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, dot, substitute
 from gyrator.ir.program import Nest, Pointwise, View
+from gyrator.lowering.typed import cast
 from gyrator.origin import Origin
 from gyrator.schedule.group import Group, Refused, crossing_reads, join, singleton
 from gyrator.schedule.products import Product
@@ -54,9 +55,9 @@ def _nest(product: Product, origins: tuple[Origin, ...]) -> Nest:
     total = accumulator(product)
     expr = _scaled(Load(total, at), product.alpha)
     if product.bias is not None:
-        bias = _cast(_element(product.bias, at), total.dtype)
+        bias = cast(_element(product.bias, at), total.dtype)
         expr = Op("add", (expr, _scaled(bias, product.beta)), total.dtype)
-    return Nest((product.out,), axes, Pointwise(_cast(expr, product.out.dtype)), origins)
+    return Nest((product.out,), axes, Pointwise(cast(expr, product.out.dtype)), origins)
 
 
 def _element(view: View, at: tuple[Index, ...]) -> Load:
@@ -71,7 +72,3 @@ def _scaled(expr: Expr, factor: float) -> Expr:
         return expr
     number = factor if expr.dtype.is_floating_point else int(factor)
     return Op("mul", (expr, Const(number, expr.dtype)), expr.dtype)
-
-
-def _cast(expr: Expr, dtype: torch.dtype) -> Expr:
-    return expr if expr.dtype == dtype else Op("cast", (expr,), dtype)

@@ -1,7 +1,8 @@
 """Choosing a group's loops for a GPU: a grid of tiles, and within a program one loop per space."""
 
 from gyrator.ir.expr import Value
-from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, product
+from gyrator.ir.index import ZERO, Atom, Axis, Index, product
+from gyrator.schedule.align import digits_of
 from gyrator.schedule.group import Axes, Group
 from gyrator.schedule.layout import accesses
 from gyrator.schedule.loops import Shape, Style, crossing, ordered
@@ -49,9 +50,5 @@ def _flat(name: str, axes: Axes, blocks: dict[Atom, Index]) -> Axis:
     if flat.extent is ZERO:  # nothing runs, and digits would divide by zero
         blocks.update(dict.fromkeys(axes, flat.index()))
         return flat
-    step = ONE
-    for axis in reversed(axes):
-        digit = flat.index() // step
-        blocks[axis] = digit if axis is axes[0] else digit % axis.extent
-        step = step * axis.extent
+    blocks.update(digits_of(flat.index(), axes))
     return flat

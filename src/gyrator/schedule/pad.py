@@ -20,7 +20,7 @@ from gyrator.ir.index import ONE, ZERO, Axis, Index, const, contiguous_strides, 
 from gyrator.ir.program import Extern, Nest, Pointwise, Program, Scatter, View, addressed, defines, shown_values, views
 from gyrator.origin import Origins
 from gyrator.schedule.gpu_gemm import ROW_BYTES, WORTH
-from gyrator.schedule.simplify import reading, rewrite_root
+from gyrator.schedule.simplify import renamed
 from gyrator.schedule.volume import volume
 from gyrator.session import Count, Counters
 
@@ -107,10 +107,7 @@ def pad_rows(
     shown = shown_values(program)
     nodes: list[Nest | Extern] = []
     for node in program.nodes:
-        if isinstance(node, Nest):
-            nodes.append(_nest(node, long.values))
-        else:
-            nodes += _call(node, long)
+        nodes += [_filled(renamed(node, long.values))] if isinstance(node, Nest) else _call(node, long)
         padded = [(v, long.values[v]) for v in defines(node) if v in long.values and v in shown]
         nodes += [_copied(v.shape, new, v, node.origins) for v, new in padded]
     counters.add(Count.PADDED_STRIDES, len(long.values) + len(long.copies))
@@ -257,13 +254,6 @@ def _moved(view: View, new: Value) -> View | None:
 
 
 # -- the new nodes -----------------------------------------------------------------------------------------
-def _nest(nest: Nest, longer: Mapping[Value, Value]) -> Nest:
-    """The nest reading, and if it makes any, writing longer values."""
-    out = tuple(None if v is None else longer.get(v, v) for v in nest.out)
-    new = replace(nest, out=out, root=rewrite_root(nest.root, reading(longer)))
-    return new if out == nest.out else _filled(new)
-
-
 def _filled(nest: Nest) -> Nest:
     """``out[…, j] = j < n ? body : 0``, likewise along other axes of a pointwise nest that end before its result."""
     if not isinstance(nest.root, Pointwise) or nest.out[0] is None:

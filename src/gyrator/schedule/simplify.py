@@ -10,7 +10,7 @@ import torch
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Masked, Op, Scalar, Value, indirect, rewrite
 from gyrator.ir.index import Index, const, is_less, is_nonnegative, maximum, minimum, substitute
 from gyrator.ir.ops import OPS
-from gyrator.ir.program import Pointwise, Program, Reduce, Root, Scan, Scatter, map_nests
+from gyrator.ir.program import Nest, Pointwise, Program, Reduce, Root, Scan, Scatter, map_nests
 
 Rule = Callable[[Expr], "Expr | None"]
 
@@ -166,9 +166,15 @@ def rewrite_root(root: Root, rule: Rule) -> Root:
     return map_root(root, expr, index)
 
 
-def reading(new: Mapping[Value, Value]) -> Rule:
-    """The rule by which expressions read other values in place of some."""
-    return lambda e: Load(new[e.value], e.index, e.mask, e.other) if isinstance(e, Load) and e.value in new else None
+def renamed(nest: Nest, new: Mapping[Value, Value]) -> Nest:
+    """The nest that reads and makes other values in place of some."""
+
+    def rule(e: Expr) -> Expr | None:
+        return Load(new[e.value], e.index, e.mask, e.other) if isinstance(e, Load) and e.value in new else None
+
+    root = rewrite_root(nest.root, rule)
+    root = replace(root, into=new.get(root.into, root.into)) if isinstance(root, Scatter) else root
+    return replace(nest, out=tuple(None if v is None else new.get(v, v) for v in nest.out), root=root)
 
 
 def simplify(program: Program, rule: Rule) -> Program:

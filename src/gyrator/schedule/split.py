@@ -8,6 +8,7 @@ from gyrator.ir.expr import Const, Expr, IndexValue, Load, Masked, Op, Value
 from gyrator.ir.index import ONE, Atom, Axis, Index, const, contiguous_strides, dot
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, loads, map_nests
+from gyrator.schedule.align import digits_of
 from gyrator.schedule.loops import SIMPLE
 from gyrator.schedule.volume import volume
 
@@ -111,13 +112,11 @@ def split(nest: Nest, cut: Cut | None) -> list[Node]:
     blocks = tuple(Axis(f"i{k}", const(n)) for k, n in enumerate(counts))
     inner = tuple(Axis(f"r{k}", const(n)) for k, n in enumerate(reach or [cut.step]))
     place = blocks[0].index() * cut.step + inner[0].index()
-    rest_of = place
-    for k, axis in reversed(list(enumerate(cut.axes))):
-        if reach:
-            at[axis] = blocks[k].index() * reach[k] + inner[k].index()
-        else:
-            at[axis] = rest_of if axis is cut.axes[0] else rest_of % axis.extent
-            rest_of = rest_of // axis.extent
+    if reach:
+        digits = zip(cut.axes, blocks, reach, inner, strict=True)
+        at |= {axis: block.index() * n + r.index() for axis, block, n, r in digits}
+    else:
+        at |= digits_of(place, cut.axes)
     kept = tuple(Axis(f"i{k + len(blocks)}", a.extent) for k, a in enumerate(nest.axes))
     others = [a for a in root.reduced if a not in cut.axes]
     rest = tuple(Axis(f"r{k + len(inner)}", a.extent) for k, a in enumerate(others))

@@ -9,11 +9,11 @@ parallel row < M
 from dataclasses import replace
 
 from gyrator.ir.expr import Expr, Load, Ref, Value, rewrite
-from gyrator.ir.index import ONE, Atom, Axis, Index
+from gyrator.ir.index import Atom, Axis, Index
 from gyrator.ir.program import View
 from gyrator.ir.tree import Config, Contract, Kernel, Let, Loop, Param, Store, touched
 from gyrator.origin import merge
-from gyrator.schedule.align import radix
+from gyrator.schedule.align import digits_of, radix
 from gyrator.schedule.canonical import Canonical
 from gyrator.schedule.cpu_gemm import block_product
 from gyrator.schedule.epilogue import accumulator
@@ -58,12 +58,9 @@ def build_templated(
     made = next(m for m in common.group.members if any(load.value is total for load in m.loads))
     digits: dict[Atom, Index] = {}
     for axis, at in zip(axes, made.coordinates(), strict=True):
-        step, inner = ONE, radix(at, axis.extent)
+        inner = radix(at, axis.extent)
         assert inner is not None
-        for digit in inner:
-            place = axis.index() // step
-            step = step * digit.extent
-            digits[digit] = place if step is axis.extent else place % digit.extent
+        digits |= digits_of(axis.index(), inner[::-1])
     shape = Shape(common.group, Style.TILES, axes, None, (), digits, lanes=1)
     writer = Writer(shape, levels_of(common.group.members), common.stored, rule)
     operands = {Param(writer.memory(v.value), True, False): v.value for v in (contract.left, contract.right)}
