@@ -20,7 +20,7 @@ from gyrator.config import Config, notices
 from gyrator.pipeline import Process, compile_graph, frozen_garbage, loaded
 from gyrator.report.dump import dump_graph, dump_partition
 from gyrator.report.record import ProgramRecord, from_json, to_json
-from gyrator.report.watch import graph_compiled, program_compiled, program_record
+from gyrator.report.watch import GraphCompiled, graph_compiled, program_compiled, program_record
 from gyrator.runtime.entries import open_stores
 from gyrator.runtime.load import WRAPPER
 from gyrator.runtime.programs import find_program, keep_program, program_key
@@ -100,7 +100,7 @@ def _compile(
             calls = []
             for entry in found.graphs:
                 calls.append(loaded(entry, {}, {}, program, process))
-                graph_compiled(program, entry, process.watch, cached=True)
+                graph_compiled(GraphCompiled(entry, True, program), process.watch)
             record = from_json(ProgramRecord, found.about)
             program_compiled(program, gm, record, start, process.watch, cached=True)
             paths = [str(entry.folder / WRAPPER) for entry in found.graphs]

@@ -117,14 +117,14 @@ def _programs(events: list[Event], timing: bool) -> Iterator[ProgramReport]:
 
 
 def _graph(event: GraphCompiled, timing: bool) -> GraphReport:
-    record = from_json(GraphRecord, (event.folder / RECORD).read_text())
+    record = from_json(GraphRecord, event.entry.text(RECORD))
     tuned: dict[str, tuple[Candidate, ...]] = {}
     own = None if event.session.name.endswith("_program") else event.session
     return GraphReport(
         record=record,
         cached=event.cached,
         missed=event.session.missed,
-        wrapper=str(event.folder / WRAPPER),
+        wrapper=str(event.entry.folder / WRAPPER),
         stages=() if own is None else own.timings,
         builds=() if own is None else tuple(own.builds),
         times=_times(event, tuned) if timing else (),
@@ -139,12 +139,12 @@ def _times(event: GraphCompiled, tuned: dict[str, tuple[Candidate, ...]]) -> tup
 
     def told(name: str, candidates: Sequence[Candidate], new: bool) -> None:
         tuned[name] = tuple(candidates)
-        kernel_tuned(event.session.config, event.folder, name, candidates, new)
+        kernel_tuned(event.session.config, event.entry.folder, name, candidates, new)
 
     stores = open_stores(event.session, gyrator.process.scratch_folder())
     try:
         build = partial(rebuild, workers=gyrator.process.workers, store=stores.kernels, session=event.session)
-        gpu = GpuKernels(event.folder, stores.kernels, build, tuned=told)
-        return step_times(event.folder, gpu=gpu, regions=event.regions, constants=event.constants)
+        gpu = GpuKernels(event.entry.folder, stores.kernels, build, tuned=told)
+        return step_times(event.entry.folder, gpu=gpu, regions=event.regions, constants=event.constants)
     except Exception:  # whatever an operator thinks of random inputs
         return ()

@@ -46,7 +46,7 @@ from gyrator.origin import Origin
 from gyrator.report.describe import called, describe
 from gyrator.report.dump import dump_compiled, dump_graph
 from gyrator.report.record import to_json
-from gyrator.report.watch import COUNTERS, RECORD, Watch, graph_compiled, kernel_tuned, traffic
+from gyrator.report.watch import COUNTERS, RECORD, GraphCompiled, Watch, graph_compiled, kernel_tuned, traffic
 from gyrator.runtime.cuda_graphs import Roles, record_on_gpu, recordable, replayed
 from gyrator.runtime.entries import as_list, facts_of, find, keep, moved_places, numbered_places, open_stores
 from gyrator.runtime.gpu_kernels import GpuKernels
@@ -146,7 +146,7 @@ def compile_graph(
             entry = find(key, stores.graphs, example_inputs, session)
         if entry is not None and not session.config.validate:
             call = loaded(entry, {}, moved_places(entry, graph), session, process)
-            graph_compiled(session, entry, process.watch, cached=True)
+            graph_compiled(GraphCompiled(entry, True, session), process.watch)
             return Compiled(call, written, entry.key, str(entry.folder / WRAPPER))
 
         symbols = Symbols(shape_env)
@@ -210,7 +210,7 @@ def compile_graph(
         if session.dump is not None:
             dump_compiled(session.dump, scheduled, record, entry, [code for _, code in kernels.texts.values()])
         call = loaded(entry, constants, {}, session, process, regions)
-        graph_compiled(session, entry, process.watch, cached=False, regions=regions, constants=constants)
+        graph_compiled(GraphCompiled(entry, False, session, regions, constants), process.watch)
         compiled = Compiled(call, written, entry.key, str(entry.folder / WRAPPER))
         if session.config.validate:
             programs = [(name, p) for name, p in session.programs if isinstance(p, Program)]

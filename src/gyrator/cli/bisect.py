@@ -337,7 +337,7 @@ def hints(case: Case) -> Iterator[str]:
     check(case.graph, case.inputs, case.config, events.append)
     for event in events:
         if isinstance(event, GraphCompiled):
-            record = from_json(GraphRecord, (event.folder / RECORD).read_text())
+            record = from_json(GraphRecord, event.entry.text(RECORD))
             yield from (f"kernel of {record.name}: {kernel.name}" for kernel in record.kernels)
     if case.failure.stage in ("the built code", "build", "memory between the graphs"):
         for switch in SWITCHES:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import TypeAlias
 
 import torch
@@ -38,15 +37,15 @@ COUNTERS = "counters"
 
 @dataclass(frozen=True, slots=True)
 class GraphCompiled:
-    """A graph is ready: where its code and record lie, whether the cache had it, its session, and what of it is
+    """A graph is ready: its entry with code and record, whether the cache had it, its session, and what of it is
     only in this process: graphs within it, and tensors that it holds.
     """
 
-    folder: Path
+    entry: Entry
     cached: bool
     session: Session
-    regions: Mapping[str, fx.GraphModule]
-    constants: Mapping[str, torch.Tensor]
+    regions: Mapping[str, fx.GraphModule] = field(default_factory=dict)
+    constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 Event: TypeAlias = "GraphCompiled | ProgramReport"
@@ -54,17 +53,10 @@ Event: TypeAlias = "GraphCompiled | ProgramReport"
 Watch: TypeAlias = "Callable[[Event], None]"
 
 
-def graph_compiled(
-    session: Session,
-    entry: Entry,
-    watch: Watch | None,
-    *,
-    cached: bool,
-    regions: Mapping[str, fx.GraphModule] = MappingProxyType({}),
-    constants: Mapping[str, torch.Tensor] = MappingProxyType({}),
-) -> None:
-    """A graph is in `entry`, new or `cached`: count again what the cache saved counting, write tables and logs."""
-    if cached:
+def graph_compiled(ready: GraphCompiled, watch: Watch | None) -> None:
+    """A graph is ready, new or cached: count again what the cache saved counting, write tables and logs."""
+    session, entry = ready.session, ready.entry
+    if ready.cached:
         counts = entry.notes.get(COUNTERS)
         session.counters.replay(counts if isinstance(counts, dict) else {})
     if session.config.metrics or session.config.logs:
@@ -74,7 +66,7 @@ def graph_compiled(
         add_rows(session.config, "fusion_failure_due_to_indexing_mismatch", lambda: _mismatches(session.name, record))
         _log(session.config.logs, record, entry)
     if watch is not None:
-        watch(GraphCompiled(entry.folder, cached, session, regions, constants))
+        watch(ready)
 
 
 def _log(logs: Collection[str], record: GraphRecord, entry: Entry) -> None:
