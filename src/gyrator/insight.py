@@ -5,7 +5,6 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,8 @@ from gyrator.report.html import page
 from gyrator.report.record import GraphRecord, from_json
 from gyrator.report.text import text
 from gyrator.report.watch import RECORD, Event, GraphCompiled, kernel_tuned
-from gyrator.runtime.entries import open_stores
-from gyrator.runtime.gpu_kernels import GpuKernels
 from gyrator.runtime.load import WRAPPER
 from gyrator.runtime.profile import machine_peaks, step_times
-from gyrator.runtime.triton_build import rebuild
 from gyrator.runtime.triton_tune import Candidate
 from gyrator.session import Counters
 from gyrator.torch_compat import user_function
@@ -141,10 +137,8 @@ def _times(event: GraphCompiled, tuned: dict[str, tuple[Candidate, ...]]) -> tup
         tuned[name] = tuple(candidates)
         kernel_tuned(event.session.config, event.entry.folder, name, candidates, new)
 
-    stores = open_stores(event.session, gyrator.process.scratch_folder())
     try:
-        build = partial(rebuild, workers=gyrator.process.workers, store=stores.kernels, session=event.session)
-        gpu = GpuKernels(event.entry.folder, stores.kernels, build, tuned=told)
+        gpu = gyrator.process.gpu_kernels(event.entry.folder, event.session, told)
         return step_times(event.entry.folder, gpu=gpu, regions=event.regions, constants=event.constants)
     except Exception:  # whatever an operator thinks of random inputs
         return ()

@@ -55,6 +55,7 @@ from gyrator.runtime.pool import Pool
 from gyrator.runtime.profile import BandwidthProfile
 from gyrator.runtime.targets import Targets, find_targets, start_kernels
 from gyrator.runtime.triton_build import rebuild
+from gyrator.runtime.triton_tune import Tuned
 from gyrator.runtime.workers import Workers
 from gyrator.schedule.cpu_gemm import Cpu, packed_constants
 from gyrator.schedule.gpu import Gpu
@@ -98,6 +99,14 @@ class Process:
         if not self.scratch:
             self.scratch.append(TemporaryDirectory(prefix="gyrator-"))
         return Path(self.scratch[0].name)
+
+    def gpu_kernels(
+        self, folder: Path, session: Session, tuned: Tuned, moved: Mapping[Origin, Origin] = MappingProxyType({})
+    ) -> GpuKernels:
+        """The GPU kernels in a compiled graph's folder, with the stores and workers that kernels share."""
+        kernels = open_stores(session, self.scratch_folder()).kernels
+        build = partial(rebuild, workers=self.workers, store=kernels, session=session)
+        return GpuKernels(folder, kernels, build, moved, tuned=tuned)
 
 
 def compile_graph(
@@ -272,10 +281,7 @@ def loaded(
         if config.profile_bandwidth:
             process.profile.expect(traffic(entry))
             note = process.profile.note
-        stores = open_stores(session, process.scratch_folder())
-        build = partial(rebuild, workers=process.workers, store=stores.kernels, session=session)
-        tuned = partial(kernel_tuned, config, entry.folder)
-        gpu = GpuKernels(entry.folder, stores.kernels, build, moved, tuned=tuned)
+        gpu = process.gpu_kernels(entry.folder, session, partial(kernel_tuned, config, entry.folder), moved)
         runtime = Runtime(entry.folder, pool, constants, moved, config.threads, regions=regions, gpu=gpu, note=note)
         call = load(entry.text(WRAPPER), runtime)
         if config.cuda_graphs and entry.notes.get(RECORDED) is not None:
