@@ -27,6 +27,7 @@ from gyrator.ir.index import (
     product,
     substitute,
 )
+from gyrator.lowering.views import split_position
 
 Mapping_ = Mapping[Atom, Index]
 
@@ -85,11 +86,7 @@ def compose(axes: Sequence[Axis]) -> Index:
 
 def digits_of(number: Index, axes: Sequence[Axis]) -> dict[Atom, Index]:
     """``axes``, outermost first, as the digits of a mixed-radix number: what :func:`compose` makes of them."""
-    found: dict[Atom, Index] = {}
-    for axis in reversed(axes):
-        found[axis] = number if axis is axes[0] else number % axis.extent
-        number = number // axis.extent
-    return found
+    return dict(zip(axes, split_position(number, [axis.extent for axis in axes]), strict=True))
 
 
 def split(axis: Axis, inner: Index) -> tuple[Axis, Axis, Index]:
