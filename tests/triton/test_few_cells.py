@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gyrator.codegen.triton import print_triton
-from gyrator.schedule import gpu_scatter
+from gyrator.schedule import scatter
 from tests.pure.lowering.harness import lowered
 from tests.run_plan import run_plan
 from tests.triton.harness import gpu_plan, on_gpu, runner
@@ -52,7 +52,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_crowded_sums_are_right_and_not_atomic(case: str, interpreter: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_scatter, "LEAST_CROWD", 4)
+    monkeypatch.setattr(scatter, "LEAST_CROWD", 4)
     fn, args = CASES[case]
     low = lowered(fn, *args)
     plan = gpu_plan(on_gpu(low.program))

@@ -18,7 +18,6 @@ from gyrator.schedule.gpu_attention import attention_units
 from gyrator.schedule.gpu_combo import combine
 from gyrator.schedule.gpu_gemm import shown_unpadded
 from gyrator.schedule.gpu_reductions import online_softmax, split_on_gpu
-from gyrator.schedule.gpu_scatter import scatters_to_sums
 from gyrator.schedule.gpu_windows import unroll_windows
 from gyrator.schedule.inline import inline
 from gyrator.schedule.memory import plan_memory
@@ -26,7 +25,7 @@ from gyrator.schedule.pad import pad_rows
 from gyrator.schedule.plan import Plan
 from gyrator.schedule.predicate import predicate
 from gyrator.schedule.products import Ask, Unit
-from gyrator.schedule.scatter import scatters_to_selects
+from gyrator.schedule.scatter import scatters_to_selects, scatters_to_sums
 from gyrator.schedule.simplify import Rule, simplifier, simplify
 from gyrator.schedule.split import split_reductions
 from gyrator.session import Count, Session
