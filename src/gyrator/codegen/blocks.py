@@ -15,7 +15,7 @@ Key: TypeAlias = Expr | Atom | Index
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """A printed value: its text, and the block it may live in."""
+    """Abstract: a printed value, with its text and the block it may live in."""
 
     text: str
     depth: int = 0
@@ -26,7 +26,7 @@ TermT = TypeVar("TermT", bound=Printed)
 
 @dataclass(slots=True)
 class Lines(Generic[TermT]):
-    """A block being printed: lines, and what is known in it."""
+    """Abstract: a block being printed, with its lines and what is known in it."""
 
     depth: int
     lines: list[str] = field(default_factory=list)

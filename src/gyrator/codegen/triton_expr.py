@@ -51,7 +51,9 @@ class Term(Printed):
         return self.text if self.atom else f"({self.text})"
 
 
-Block = Lines[Term]
+@dataclass(slots=True)
+class Block(Lines[Term]):
+    """A block being printed."""
 
 
 class Expressions(Blocks[Term, Block]):
