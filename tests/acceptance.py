@@ -153,7 +153,7 @@ def perturbation(seed: int, precision: torch.dtype | None = None) -> Callable[[T
     def move(flat: Tensor) -> Tensor:
         if not flat.dtype.is_floating_point or flat.element_size() < 2:
             return flat
-        steps = torch.randint(-2, 3, flat.shape, generator=generator).to(torch.float64)
+        steps = torch.randint(-2, 3, flat.shape, generator=generator).to(flat.device, torch.float64)
         unit = torch.finfo(flat.dtype).eps if precision is None else torch.finfo(precision).eps / 4
         moved = flat.double() * (1 + steps * unit)
         return torch.where(moved.isfinite(), moved, flat.double()).to(flat.dtype)

@@ -72,25 +72,25 @@ def exceptions() -> dict[str, str]:
 # --- tasks ---
 
 
-def tasks(op: OpInfo, *, full: bool) -> Iterator[Task]:
+def tasks(op: OpInfo, *, full: bool, device: str = "cpu") -> Iterator[Task]:
     """The tasks of one op. Without ``full``: float32 with backward if there is one, and one other dtype."""
-    forward = [dtype for dtype in FORWARD if dtype in op.dtypes]
-    backward = op.supports_autograd and torch.float32 in op.supported_backward_dtypes("cpu")
+    forward = [dtype for dtype in FORWARD if dtype in op.supported_dtypes(device)]
+    backward = op.supports_autograd and torch.float32 in op.supported_backward_dtypes(device)
     if not full:
         others = [dtype for dtype in forward if dtype != torch.float32 or not backward]
         forward = [others[sum(map(ord, op.name)) % len(others)]] if others else []
     wanted = [(dtype, False) for dtype in forward] + [(torch.float32, True)] * backward
     for dtype, with_backward in wanted:
-        samples = _samples(op, dtype, with_backward)
+        samples = _samples(op, dtype, with_backward, device)
         if samples:
             yield Task(op, dtype, with_backward, samples, values=_is_deterministic(op, samples))
 
 
-def _samples(op: OpInfo, dtype: torch.dtype, backward: bool) -> tuple[Sample, ...]:
+def _samples(op: OpInfo, dtype: torch.dtype, backward: bool, device: str) -> tuple[Sample, ...]:
     """The first, the last and the oddest small samples that eager accepts."""
     torch.manual_seed(0)
     try:
-        drawn = [_plain(sample) for sample in op.sample_inputs("cpu", dtype, requires_grad=backward)]
+        drawn = [_plain(sample) for sample in op.sample_inputs(device, dtype, requires_grad=backward)]
     except (RuntimeError, ValueError, TypeError, NotImplementedError):
         return ()
     small = [sample for sample in drawn if all(t.numel() <= LARGEST for t in _tensors(sample))]
@@ -231,14 +231,15 @@ def ops_of_shard(index: int, count: int, only: Sequence[str] = ()) -> list[OpInf
     return known[index::count]
 
 
-def sweep(ops: Sequence[OpInfo], backend: str, *, full: bool) -> list[Result]:
-    chosen = [task for op in ops for task in tasks(op, full=full)]
+def sweep(ops: Sequence[OpInfo], backend: str, *, full: bool, device: str = "cpu") -> list[Result]:
+    chosen = [task for op in ops for task in tasks(op, full=full, device=device)]
     return list(run(chosen, backend))
 
 
 def main(arguments: Sequence[str] | None = None) -> Mapping[str, Any]:
     parser = argparse.ArgumentParser(prog="python -m tests.opinfo")
     parser.add_argument("--backend", default="gyrator")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--shard", default="0/1", help="INDEX/COUNT: every COUNT-th op from INDEX")
     parser.add_argument("--full", action="store_true", help="all four dtypes of every op")
     parser.add_argument("--only", nargs="*", default=(), help="ops whose name contains one of these")
@@ -252,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> Mapping[str, Any]:
         ops = ops_of_shard(index, count, options.only)[op_start : op_start + 40]
         if not ops:
             break
-        results += sweep(ops, options.backend, full=options.full)
+        results += sweep(ops, options.backend, full=options.full, device=options.device)
         report = summary(results, time.perf_counter() - start, options.backend)
         print(f"{report['ops']} ops, {report['percent']} % pass, {report['seconds']} s", flush=True)
         if options.json:

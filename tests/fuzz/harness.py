@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tests.acceptance import Expected, expect
-from tests.fuzz.programs import Program, define, generate, prepared
+from tests.fuzz.programs import Program, define, generate, prepared, runs
 from tests.fuzz.shrink import shrink
 
 BATCH = 10
@@ -23,12 +23,16 @@ BATCH = 10
 
 @dataclass(frozen=True)
 class Settings:
-    """How programs are compiled, and where the scripts of failing ones are written."""
+    """How programs are compiled, where the scripts of failing ones are written, and on which device they run.
+
+    A seed is one program on any device: those that eager refuses there are left out.
+    """
 
     backend: str
     folder: Path
     batch: int = BATCH
     shrink: bool = True
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,8 @@ class Failure:
 def run(seeds: Sequence[int], settings: Settings) -> Iterator[Failure]:
     """Yields each failure among the programs of these seeds."""
     programs = [generate(seed) for seed in seeds]
+    if settings.device != "cpu":
+        programs = [p for p in (replace(p, device=settings.device) for p in programs) if runs(p)]
     for backward in (False, True):
         chosen = [program for program in programs if program.backward == backward]
         for start in range(0, len(chosen), settings.batch):

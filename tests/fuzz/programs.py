@@ -6,6 +6,7 @@ drawn while it runs in eager: a statement that raises, or whose value is too lar
 
 from __future__ import annotations
 
+import ast
 import inspect
 import math
 import random
@@ -56,7 +57,8 @@ class Program:
     """A random program.
 
     ``arguments`` maps each parameter to the text that makes its value (later ones may view earlier ones),
-    ``outputs`` are the texts that are returned. With ``backward``, floating-point arguments require grad.
+    ``outputs`` are the texts that are returned. With ``backward``, floating-point arguments require grad. What it
+    makes lies on ``device``.
     """
 
     seed: int
@@ -64,17 +66,24 @@ class Program:
     statements: tuple[str, ...]
     outputs: tuple[str, ...]
     backward: bool
+    device: str = "cpu"
 
     def source(self, name: str = "program") -> str:
         """The program as a Python function."""
         body = [*self.statements, f"return {', '.join(self.outputs)}{',' if len(self.outputs) == 1 else ''}"]
-        return f"def {name}({', '.join(self.arguments)}):\n" + "".join(f"    {line}\n" for line in body)
+        text = f"def {name}({', '.join(self.arguments)}):\n" + "".join(f"    {line}\n" for line in body)
+        return text if self.device == "cpu" else moved(text, self.device) + "\n"
+
+    def argument(self, name: str) -> str:
+        """The text that makes an argument on the program's device."""
+        text = self.arguments[name]
+        return text if self.device == "cpu" else moved(text, self.device)
 
     def make_arguments(self) -> tuple[Tensor, ...]:
         """Fresh arguments, always with the same values."""
         scope: dict[str, Any] = dict(NAMES)
-        for name, text in self.arguments.items():
-            scope[name] = eval(text, scope)
+        for name in self.arguments:
+            scope[name] = eval(self.argument(name), scope)
         made = [scope[name] for name in self.arguments]
         if self.backward:
             made = [value.requires_grad_() if value.is_floating_point() else value for value in made]
@@ -85,7 +94,7 @@ class Program:
         return SCRIPT.format(
             seed=self.seed,
             draw=inspect.getsource(draw).replace("Tensor:", "torch.Tensor:"),
-            arguments="".join(f"    {name} = {text}\n" for name, text in self.arguments.items()),
+            arguments="".join(f"    {name} = {self.argument(name)}\n" for name in self.arguments),
             made=", ".join(self.arguments),
             source=self.source(),
             options=f"backend={backend!r}, backward={self.backward}, dynamic={dynamic}",
@@ -114,6 +123,28 @@ def test_program():
     check(program, arguments(), prepare=prepared, {options})
 '''
 NAMES: Mapping[str, Any] = {"torch": torch, "F": F, "draw": draw}
+
+
+_CREATORS = frozenset("tensor as_tensor arange ones zeros full eye linspace".split())
+
+
+class _Mover(ast.NodeTransformer):
+    def __init__(self, device: str) -> None:
+        self.device = ast.Constant(device)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        match node.func:
+            case ast.Name("draw"):
+                return ast.Call(ast.Attribute(node, "to", ast.Load()), [self.device], [])
+            case ast.Attribute(ast.Name("torch"), attr) if attr in _CREATORS:
+                node.keywords.append(ast.keyword("device", self.device))
+        return node
+
+
+def moved(source: str, device: str) -> str:
+    """Source whose drawn and created tensors lie on a device."""
+    return ast.unparse(ast.fix_missing_locations(_Mover(device).visit(ast.parse(source))))
 
 
 def define(source: str, name: str = "program") -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -165,3 +166,29 @@ def test_many_updates_compile_without_spilled_registers(compiler: Worker) -> Non
     assert built.spills == 0
     assert built.registers <= 112
     assert "ld.global.v4" in built.ptx
+
+
+def most_held(plan: Plan) -> int:
+    """Bytes that the plan's own values hold at most; none of them lies upon an input."""
+    held, most = dict[object, int](), 0
+    for step in plan.steps:
+        match step:
+            case Allocate(value, upon):
+                nbytes = math.prod(side.value or 0 for side in value.shape) * value.dtype.itemsize
+                held[value] = nbytes if upon is None else held.pop(upon)
+                most = max(most, sum(held.values()))
+            case Free(value):
+                held.pop(value, None)
+    return most
+
+
+def test_launches_that_would_hold_more_than_the_peak_stay_apart() -> None:
+    """Each table is rounded from sums that end there; in one launch both sums and both tables would be held."""
+
+    def tables(i: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        first = torch.zeros(9000, 64).index_put((i,), x, accumulate=True)
+        second = torch.zeros(8000, 64).index_put((i,), x * 2, accumulate=True)
+        return first.to(torch.bfloat16), second.to(torch.bfloat16)
+
+    program = on_gpu(lowered(tables, torch.arange(300), floats(300, 64)).program)
+    assert most_held(gpu_plan(program)) == most_held(gpu_plan(program, combo_kernels=False))

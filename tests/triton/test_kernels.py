@@ -218,6 +218,22 @@ def test_rows_that_lie_across_memory_are_read_in_tiles(compiler: Worker) -> None
     assert tiles and all(compiler.compile(printed, config, 90).spills == 0 for config in tiles)
 
 
+@pytest.mark.parametrize(
+    ("fn", "exact"),
+    [
+        (lambda x: (x / 7).floor(), True),
+        (lambda x: (x / x.abs()).to(torch.int64), True),
+        (lambda x: x.var(-1), True),
+        (lambda x: x / x.abs() + 1, False),
+        (lambda x: x / 7 > 0, False),
+    ],
+)
+def test_quotients_that_are_rounded_are_exact(fn: Callable[..., Any], exact: bool, compiler: Worker) -> None:
+    (kernel,) = gpu_plan(on_gpu(lowered(fn, floats(300, 7)).program)).kernels
+    printed = print_triton(kernel)
+    assert ("div.rn.f32" in compiler.compile(printed, printed.configs[0], 90).ptx) is exact
+
+
 def test_kernels_name_the_users_line_where_an_index_is_out_of_range() -> None:
     (kernel,) = gpu_plan(on_gpu(lowered(lambda x, i: x[i], floats(9, 6), numbers(9, 7)).program)).kernels
     printed = print_triton(kernel)

@@ -650,7 +650,7 @@ class Printer(Expressions):
         part = x.text if ok is None else f"tl.where({ok.text}, {x.text}, 0.0)"
         keep = ", keep_dims=True" if self.rank > 1 else ""
         mean, off, m2 = (self.names.fresh(n) for n in ("mean", "off", "m2"))
-        self.emit(f"{mean} = tl.sum({part}, {self.rank - 1}{keep}) / {extent}")
+        self.emit(f"{mean} = rt.mean(tl.sum({part}, {self.rank - 1}{keep}), {extent})")
         self.emit(
             f"{off} = " + (f"{x.text} - {mean}" if ok is None else f"tl.where({ok.text}, {x.text} - {mean}, 0.0)")
         )

@@ -20,7 +20,7 @@ from gyrator.codegen.triton_names import is_small, literal, scalar, type_name, t
 from gyrator.errors import InternalCheckError
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Value
 from gyrator.ir.index import Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, Size, dot, is_nonnegative
-from gyrator.ir.ops import OPS, Rule, Unsupported
+from gyrator.ir.ops import OPS, Rule
 from gyrator.ir.tree import Kernel, Loop, LoopKind, Store, Tile, Tiling, Update, loads_in, walk_loops, walk_stages
 
 Axes = frozenset[Axis]
@@ -30,6 +30,7 @@ _NARROW = {"erf": "rt.erf_16({0})", "tanh": "rt.tanh_16({0})"}
 """Cheaper templates where all that a kernel writes is rounded to 16 bits."""
 _TYPED = frozenset({"floordiv", "truncdiv", "remainder", "fmod", "lshift", "rshift"})
 """Their device functions ask for the types of their operands, which a bare literal has not."""
+_ROUNDING = frozenset({"floor", "ceil", "round", "trunc"})
 _CALL = re.compile(r"[\w.]+\(\{0\}(, \{\d\})*\)")
 _NONE: Axes = frozenset()
 
@@ -73,6 +74,8 @@ class Expressions(Blocks[Term, Block]):
         self.narrow = all(is_small(s.value.dtype) for s in stages if isinstance(s, Store)) and not any(
             isinstance(s, Update) for s in stages
         )
+        # Fast division may give the float below 3 for 6 / 2, which nobody notices but what rounds down.
+        self._rounds = any(map(_is_rounding, self._uses))
         self.loop_number = 0
         self.last_loop, self.again = _loops_of_loads(kernel, self.tile_of)
 
@@ -143,13 +146,13 @@ class Expressions(Blocks[Term, Block]):
 
     def _op(self, e: Op) -> Term:
         row = OPS[e.name]
-        if isinstance(row.triton, Unsupported):
-            raise InternalCheckError("print", f"{e.name} on a GPU: {row.triton.reason}")
         if e.name == "cast":
             return self._cast(e)
         template = _BOOLEAN.get(e.name, row.triton) if all(a.dtype == torch.bool for a in e.args) else row.triton
         if self.narrow and e.dtype != torch.float64:
             template = _NARROW.get(e.name, template)
+        if e.name == "div" and e.dtype == torch.float32 and self._rounds:
+            template = "tl.div_rn({0}, {1})"
         if row.rule is Rule.COMPARE and all(_is_index(a) for a in e.args):
             args = [self._index_operand(a) for a in e.args]
         else:
@@ -330,6 +333,13 @@ _BOOLEAN = {
     "sign": "{0}",
 }
 """Ops on bool whose text differs: sums are or, products and."""
+
+
+def _is_rounding(e: Expr) -> bool:
+    """Whether numbers that differ by little may become different integers."""
+    if not isinstance(e, Op) or e.name != "cast":
+        return isinstance(e, Op) and e.name in _ROUNDING
+    return e.args[0].dtype.is_floating_point and not e.dtype.is_floating_point and e.dtype != torch.bool
 
 
 def _is_index(e: Expr) -> bool:

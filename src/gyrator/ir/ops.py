@@ -30,13 +30,6 @@ class Rule(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Unsupported:
-    """A target that cannot do this op; the op then stays an extern call there."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class ScalarOp:
     """One row. ``cost`` is in cheap instructions (an add is 1); ``element`` is what C++ is told of the dtype."""
 
@@ -44,7 +37,7 @@ class ScalarOp:
     arity: int
     rule: Rule
     reference: Reference
-    triton: str | Unsupported
+    triton: str
     cost: int = 1
     element: str = ""
 
@@ -75,7 +68,6 @@ def _fma(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
 
 S, F, B, C, L = Rule.SAME, Rule.FLOAT, Rule.INTEGER, Rule.COMPARE, Rule.LOGICAL
 _FLOORED, _TRUNCATED = (partial(_dividing, partial(torch.div, rounding_mode=mode)) for mode in ("floor", "trunc"))
-_NO_DIGAMMA = Unsupported("no digamma in the device library")
 
 _row = ScalarOp
 _ROWS = (
@@ -131,7 +123,7 @@ _ROWS = (
     _row("erfc", 1, F, torch.erfc, _lib("erfc"), cost=24),
     _row("erfinv", 1, F, torch.erfinv, _lib("erfinv"), cost=30),
     _row("lgamma", 1, F, torch.lgamma, _lib("lgamma"), cost=60),
-    _row("digamma", 1, F, torch.digamma, _NO_DIGAMMA, cost=60),
+    _row("digamma", 1, F, torch.digamma, "rt.digamma({0})", cost=60),
     _row("hypot", 2, F, torch.hypot, _lib("hypot", 2), cost=8),
     _row("copysign", 2, F, torch.copysign, _lib("copysign", 2)),
     _row("nextafter", 2, F, torch.nextafter, _lib("nextafter", 2), cost=6),

@@ -221,6 +221,13 @@ def last_argmin(a, i, b, j):
 
 
 @triton.jit
+def mean(total, count):
+    """Rounded once, so that the mean of equal numbers is that number."""
+    count = tl.zeros_like(total) + count
+    return tl.div_rn(total, count) if total.dtype == tl.float32 else total / count
+
+
+@triton.jit
 def welford(mean, m2, n, mean_b, m2_b, n_b):
     """The state (mean, sum of squared deviations, count) of both sets of elements."""
     count = n + n_b
@@ -572,6 +579,26 @@ def sort(x, inside, DESCENDING: tl.constexpr):
     both = tl.sort(tl.where(inside, (key << bits) | lane, most), last)
     position = (both & ((1 << bits) - 1)).to(tl.int32) & (size - 1)
     return tl.gather(x, position, last), position.to(tl.int64)
+
+
+# -- special functions -------------------------------------------------------------------------------------
+@triton.jit
+def digamma(x):
+    """The recurrence up to 10, then the asymptotic series; the reflection formula below 0."""
+    whole = libdevice.nearbyint(x)
+    reflected = -3.141592653589793 / libdevice.tan((x - whole) * 3.141592653589793)
+    y = tl.where(x < 0, 1.0 - x, x)
+    total = tl.where(x < 0, reflected, 0.0)
+    for _ in tl.static_range(10):
+        total = tl.where(y < 10, total - 1.0 / y, total)
+        y = tl.where(y < 10, y + 1.0, y)
+    z = 1.0 / (y * y)
+    series = (z * 0.08333333333333333 - 0.021092796092796094) * z + 0.007575757575757576
+    series = ((series * z - 0.004166666666666667) * z + 0.003968253968253968) * z - 0.008333333333333333
+    series = (series * z + 0.08333333333333333) * z
+    total = total + tl.log(y) - 0.5 / y - series
+    total = tl.where((x < 0) & (whole == x), float("nan"), total)
+    return tl.where(x == 0, -1.0 / x, total)
 
 
 # -- random numbers: gyrator.ir.philox is the same in torch --------------------------------------------------

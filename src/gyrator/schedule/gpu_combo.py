@@ -4,12 +4,14 @@
     launch adam_2(p_1, g_1, m_1)     →
 
 A launch moves up to an earlier one if nothing from there on writes what it reads, or reads or writes what it writes.
-What it needs is allocated before the common launch, and what has had its last use is freed after it.
+What it needs is allocated before the common launch, and what has had its last use is freed after it: only where no more
+is held than at the plan's peak.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gyrator.ir.expr import Checked, Expr, Load, Ref, Value, rewrite
@@ -29,7 +31,7 @@ LARGE, SMALL = 1 << 22, 1 << 18
 """Elements up to which a kernel joins its like, and others."""
 MOST_BUSY = 32
 """Kernels in one launch of more than ``LARGE`` elements: finding its own costs a program time for each of them."""
-MOST_EARLY = 1 << 19
+MOST_EARLY = 1 << 16
 """Bytes that the members of one launch may allocate before steps that they would have come after."""
 BLOCK, WARPS = 2048, 4
 
@@ -37,7 +39,8 @@ BLOCK, WARPS = 2048, 4
 @dataclass(slots=True)
 class _Slot:
     """Steps that run as one, with what is allocated before and freed after them. ``forms`` are what the kernels compute
-    if others may join them, ``pointers`` where, ``elements`` how many, ``early`` the bytes that they allocate.
+    if others may join them, ``pointers`` where, ``elements`` how many, ``early`` the bytes that they allocate; ``room``
+    is how many bytes more may be held then.
     """
 
     steps: list[Launch | Call | Copy]
@@ -45,6 +48,7 @@ class _Slot:
     pointers: set[Value]
     elements: int
     early: int
+    room: int
     before: list[Step] = field(default_factory=list)
     after: list[Step] = field(default_factory=list)
 
@@ -97,7 +101,8 @@ def _slots(plan: Plan, kernels: Mapping[str, Kernel]) -> tuple[list[_Slot], dict
     mentioned: dict[Value, int] = {}
     before: list[Step] = []
     names: list[Value] = []
-    early = 0
+    early = made = 0
+    rooms = _rooms(plan)
     for step in plan.steps:
         match step:
             case Allocate(value, upon):
@@ -105,8 +110,9 @@ def _slots(plan: Plan, kernels: Mapping[str, Kernel]) -> tuple[list[_Slot], dict
                 if upon is not None:
                     names.append(upon)
                     owner[value] = owner.get(upon, upon)
-                elif value not in kept:
-                    early += volume(value.shape) * value.dtype.itemsize
+                else:
+                    made += _bytes(value)
+                    early += 0 if value in kept else _bytes(value)
             case Free(value):
                 slots[mentioned.get(value, -1)].after.append(step)
             case _:
@@ -115,19 +121,50 @@ def _slots(plan: Plan, kernels: Mapping[str, Kernel]) -> tuple[list[_Slot], dict
                 last = [written.get(v, -1) for v in memory] + [read.get(v, -1) for v, w in memory.items() if w]
                 first = max(last, default=-1) + 1
                 kernel = kernels[step.kernel] if isinstance(step, Launch) else None
-                new = _Slot([step], _forms(kernel), set(memory), _elements(kernel), early)
+                new = _Slot([step], _forms(kernel), set(memory), _elements(kernel), early, next(rooms))
+                tight = max((k for k, slot in enumerate(slots) if slot.room < made), default=-1)
+                first = max(first, tight + 1)
                 fitting = [k for k in range(first, len(slots)) if slots[k].takes(new, last=k == len(slots) - 1)]
                 at = min(fitting, key=lambda k: not new.forms <= slots[k].forms, default=len(slots))
                 if fitting:
                     slots[at].add(new)
+                    for slot in slots[at:]:
+                        slot.room -= made
                 else:
                     slots.append(new)
                 slots[at].before += before
                 mentioned |= {v: max(at, mentioned.get(v, at)) for v in (*names, *reads, *writes)}
                 read |= {v: max(at, read.get(v, at)) for v in memory}
                 written |= {v: at for v, writing in memory.items() if writing}
-                before, names, early = [], [], 0
+                before, names, early, made = [], [], 0, 0
     return slots, owner
+
+
+def _rooms(plan: Plan) -> Iterator[int]:
+    """For each launch, call and copy: how many bytes more may be held, inputs apart: about as many as at the peak."""
+    names, owner = Counter[Value](), dict[Value, Value]()
+    held: list[int] = []
+    total = 0
+    for step in plan.steps:
+        match step:
+            case Allocate(value, upon):
+                owner[value] = value if upon is None else owner.get(upon, upon)
+                names[owner[value]] += 1
+                total += _bytes(value) if upon is None else 0
+            case Free(value):
+                memory = owner.get(value, value)
+                names[memory] -= 1
+                total -= 0 if names[memory] else _bytes(memory)
+            case _:
+                new = [v for v in step.extern.out if v is not None] if isinstance(step, Call) and not step.into else []
+                names.update(new)
+                total += sum(map(_bytes, new))
+                held.append(total)
+    return (max(held) + MOST_EARLY - now for now in held)
+
+
+def _bytes(value: Value) -> int:
+    return volume(value.shape) * value.dtype.itemsize
 
 
 def _touched(step: Launch | Call | Copy, kernels: Mapping[str, Kernel]) -> tuple[Collection[Value], Collection[Value]]:

@@ -21,6 +21,7 @@ from gyrator.schedule.gpu_reductions import online_softmax, split_on_gpu
 from gyrator.schedule.gpu_windows import unroll_windows
 from gyrator.schedule.inline import inline
 from gyrator.schedule.memory import plan_memory
+from gyrator.schedule.order import order_products
 from gyrator.schedule.pad import pad_rows
 from gyrator.schedule.plan import Plan
 from gyrator.schedule.predicate import predicate
@@ -101,6 +102,7 @@ def schedule(
         if gpu is not None:
             units = attention_units(units, rule, gpu, tune=config.max_autotune)
     with session.stage("kernels and memory"):
+        units = order_products(units, program)
         plan = plan_memory(program, units, rule, in_place=config.inplace, gpu=gpu)
         if gpu is not None and config.combo_kernels:
             plan = combine(plan)

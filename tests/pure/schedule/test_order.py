@@ -1,0 +1,39 @@
+"""Of two products next to each other, the one that ends what is large comes first."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gyrator.schedule.plan import Allocate, Call
+from gyrator.schedule.stage import Scheduled
+from tests.pure.schedule.harness import scheduled
+
+r = torch.randn
+
+
+def products(made: Scheduled) -> list[tuple[object, ...]]:
+    """The shapes of the products' results, in the plan's order."""
+    calls = [step.extern for step in made.plan.steps if isinstance(step, Call)]
+    return [tuple(side.value for side in out.shape) for call in calls for out in call.out if out is not None]
+
+
+def backward_of_linear(x: Tensor, w: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    y = x.sin()  # large, and read by the weight's gradient alone
+    return torch.mm(g, w), torch.mm(g.t(), y)
+
+
+def test_a_weights_gradient_comes_before_what_takes_the_place_of_its_operand() -> None:
+    made = scheduled(backward_of_linear, (r(640, 480), r(32, 480), r(640, 32)))
+    assert products(made) == [(32, 480), (640, 480)]
+
+
+def test_products_that_end_nothing_stay_in_order() -> None:
+    made = scheduled(lambda g, w, y: (torch.mm(g, w), torch.mm(g.t(), y), y + 1), (r(640, 32), r(32, 480), r(640, 480)))
+    assert products(made) == [(640, 480), (32, 480)]
+
+
+def test_a_product_of_a_product_stays_behind_it() -> None:
+    made = scheduled(lambda a, b: torch.mm(torch.mm(a, b), b), (r(600, 300), r(300, 300)))
+    assert len(products(made)) == 2
+    assert sum(isinstance(step, Allocate) for step in made.plan.steps) == 2
