@@ -101,7 +101,7 @@ class Config:
     channels_last: str = _option(
         "auto",
         "Whether 2-D convolutions of large images get channels-last operands, and what norms read along rows "
-        "lies in rows. `auto`: on a GPU, and on a CPU for inference with many depthwise convolutions.",
+        "lies in rows. `auto`: on a GPU, and on a CPU with many depthwise convolutions.",
         choices=("auto", "on", "off"),
     )
     pad_strides: bool = _option(

@@ -107,7 +107,7 @@ def aot_program(
         decompositions: see `decomposition_table`, whose result is the default.
         lazy_backward: compile backward at its first call. Facts about sizes that it finds out then are not
             guarded, so it is for static shapes.
-        channels_last: None leaves that to the graph, if it has no backward.
+        channels_last: None leaves that to the graph.
         frozen: parameters and buffers of a program without backward, but those that it writes, are constants.
         for_loss: backward is that of the loss alone, where the other results lie behind it.
         stage: each part of the work runs within `stage(its name)`.
@@ -123,7 +123,7 @@ def aot_program(
     with stage("decompose"):
         build = decompose(joint.build, {**SAVED_NARROW, **table})
         merge_equal_calls(build.graph)
-        if channels_last or (channels_last is None and not joint.tangents):
+        if channels_last is not False:
             prefer_layouts(build, always=channels_last is True)
         seed_recomputed(build)
         roles = roles_of(joint, build.graph, inputs)

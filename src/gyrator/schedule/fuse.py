@@ -15,6 +15,7 @@ from gyrator.schedule.gpu_mix import mix
 from gyrator.schedule.gpu_shared import shared_blocks
 from gyrator.schedule.group import Group, Refused, crossing_reads, depends_on_reduction, join, singleton
 from gyrator.schedule.layout import unit_axes
+from gyrator.schedule.split import WIDE
 from gyrator.schedule.units import Units
 from gyrator.schedule.volume import volume
 
@@ -193,6 +194,9 @@ def _check(group: Group, first: Group, second: Group, *, shared: bool) -> Refuse
     demoted = (first.pointwise or second.pointwise) and not (first.pointwise and second.pointwise and group.pointwise)
     unit = unit_axes(group)
     strided = bool(unit & set(group.outer)) and not any(unit & set(s) for s in group.spaces)
+    few = strided and rows < WIDE and rows * row > 2 * BIG_ROW
+    if few and not group.only_reduces and depends_on_reduction(group, indirectly=True):
+        return Refused("a few columns would run on one core")
     reduces = any(isinstance(m.nest.root, Reduce | Scan) for m in group.members)
     if strided and (phased or (demoted and not reduces)):
         return Refused("the rows would be read with a stride")

@@ -15,7 +15,7 @@ from gyrator.schedule.gpu_shared import shared_blocks
 from gyrator.schedule.gpu_tiling import WHOLE_ROW
 from gyrator.schedule.group import singleton
 from gyrator.schedule.loops import SIMPLE
-from gyrator.schedule.split import Cut, is_column, reached, split
+from gyrator.schedule.split import Cut, even_cut, is_column, split
 from gyrator.schedule.volume import volume
 
 COLUMNS, PER_PROCESSOR = 64, 4
@@ -84,13 +84,10 @@ def _cut(nest: Nest, root: Reduce, gpu: Gpu, *, mixed: bool) -> Cut | None:
     ways = [(joint, True), (joint[::-1], True)] if mixed else []
     ways += [*(((a,), True) for a in joint), (joint, False)]
     for axes, aligned in ways:  # several axes as one where no single one will do, or for rows that can be joined
-        length = volume(a.extent for a in axes)
         fewest = wanted // (4 if mixed and len(axes) == 1 else 2)
-        even = [p for p in range(max(fewest, 2), 2 * wanted + 1) if length % p == 0]
-        even = [p for p in even if not aligned or reached(axes, length // p)]
-        if even:
-            parts = min(even, key=lambda p: abs(p - wanted))
-            return Cut(axes, parts, length // parts)
+        found = even_cut(axes, wanted, range(max(fewest, 2), 2 * wanted + 1), aligned=aligned)
+        if found is not None:
+            return found
     axis = max(root.reduced, key=lambda a: volume((a.extent,)))
     length = volume((axis.extent,))
     step = -(-length // min(wanted, length))

@@ -278,7 +278,11 @@ def crossing_reads(group: Group, first: frozenset[int]) -> Refused | None:
     return None
 
 
-def depends_on_reduction(group: Group) -> bool:
-    """Whether some member that runs over a space reads the result of a reduction in the group."""
+def depends_on_reduction(group: Group, *, indirectly: bool = False) -> bool:
+    """Whether some member that runs over a space reads the result of a reduction in the group; ``indirectly``: or
+    what is computed from it once per row."""
     reduced = {v for m in group.members if isinstance(m.nest.root, Reduce) for v in m.nest.out}
+    for m in group.members:
+        if indirectly and m.space is None and any(load.value in reduced for load in m.loads):
+            reduced.update(m.nest.out)
     return any(m.space is not None and any(load.value in reduced for load in m.loads) for m in group.members)

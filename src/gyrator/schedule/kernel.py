@@ -11,11 +11,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+import torch
+
 from gyrator.ir.expr import Const, Expr, Load, Op, Random, Ref, Value, indirect, rewrite
 from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, dot, substitute, upper
 from gyrator.ir.ops import OPS, REDUCTIONS, identity
 from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, bodies
 from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, loads_in
+from gyrator.lowering.typed import cast
 from gyrator.origin import merge
 from gyrator.schedule.canonical import stem_of
 from gyrator.schedule.gpu import Gpu
@@ -23,7 +26,7 @@ from gyrator.schedule.gpu_loops import gpu_loops
 from gyrator.schedule.gpu_shared import shared_blocks
 from gyrator.schedule.gpu_tiling import tile_kernel
 from gyrator.schedule.group import Group, Member, is_atomic
-from gyrator.schedule.loops import SIMPLE, Shape, Style, choose_loops
+from gyrator.schedule.loops import PART, SIMPLE, Shape, Style, choose_loops
 from gyrator.schedule.naming import named
 from gyrator.schedule.simplify import Rule
 from gyrator.schedule.volume import volume
@@ -151,7 +154,8 @@ class Writer:
 
     def _fresh(self, kind: str, value: Value, part: str = "") -> Store:
         """What the row of a reduction that goes over columns starts from."""
-        return Store(*self._row(value, part), Const(identity(kind, value.dtype), value.dtype))
+        row, at = self._row(value, part)
+        return Store(row, at, Const(identity(kind, row.dtype), row.dtype))
 
     # -- loops ---------------------------------------------------------------------------------------------
     def _wrap(self, stages: Body) -> Body:
@@ -191,7 +195,7 @@ class Writer:
                 starts.append(self._fresh(kind, value))
                 sums.append((kind, value))
                 row = self._row(value, self._part(space))
-                stages.append(Store(*row, self._exprs(member, level)[0], SIMPLE[kind]))
+                stages.append(Store(*row, cast(self._exprs(member, level)[0], row[0].dtype), SIMPLE[kind]))
             elif isinstance(root, Reduce | Scan):
                 carry, update = self._carry(member, level)
                 carries.append(carry)
@@ -267,21 +271,30 @@ class Writer:
         """The row that a sheet combines into: one for each round of the outermost loop where there are several."""
         return "_part" if self.shape.style is Style.SHEET and len(self.shape.spaces[space]) > 1 else ""
 
+    def _total(self, value: Value) -> torch.dtype:
+        """The dtype of a sheet's row: float32 sums of parts are added up in float64, however many they are."""
+        root, space = self.made[value][0].nest.root, self.made[value][0].space
+        if not isinstance(root, Reduce) or root.kind != "sum" or value.dtype != torch.float32 or space is None:
+            return value.dtype
+        few = volume(a.extent for a in self.shape.spaces[space]) <= PART // 2  # these are parts, made elsewhere
+        return torch.float64 if self._part(space) or few else value.dtype
+
     def _sheet(
         self, space: int, stages: list[Loop | Stage], starts: list[Loop | Stage], sums: list[tuple[str, Value]]
     ) -> list[Loop | Stage]:
-        """All rows in order. With two loops or more, each round of the outermost one sums apart and is added
-        at its end."""
+        """All rows in order. With two loops or more, each round of the outer ones sums apart and is added at its
+        end: of one alone, or of all but the innermost where that makes parts of many rows."""
         axes = self.shape.spaces[space]
+        apart = 1 if volume(a.extent for a in axes[1:]) <= 4 * PART else len(axes) - 1
         body = self._columns(stages)
-        for axis in reversed(axes[1:]):
-            body = [Loop(axis, LoopKind.SERIAL, tuple(body))]
-        if len(axes) > 1:
-            fresh = self._columns([self._fresh(kind, value, "_part") for kind, value in sums])
-            parts = [(kind, self._row(value), self._row(value, "_part")) for kind, value in sums]
-            merge = self._columns([Store(*row, Load(*part), SIMPLE[kind]) for kind, row, part in parts])
-            body = [*fresh, *body, *merge]
-        return [*self._columns(starts), Loop(axes[0], LoopKind.SERIAL, tuple(body))]
+        for depth in range(len(axes) - 1, -1, -1):
+            body = [Loop(axes[depth], LoopKind.SERIAL, tuple(body))]
+            if depth == apart:
+                fresh = self._columns([self._fresh(kind, value, "_part") for kind, value in sums])
+                parts = [(kind, self._row(value), self._row(value, "_part")) for kind, value in sums]
+                sheet = [Store(*row, cast(Load(*part), row[0].dtype), SIMPLE[kind]) for kind, row, part in parts]
+                body = [*fresh, *body, *self._columns([*sheet])]
+        return [*self._columns(starts), *body]
 
     # -- stages of one level -------------------------------------------------------------------------------
     def _outer_stages(self, level: int) -> list[Loop | Stage]:
@@ -434,7 +447,7 @@ class Writer:
 
     def _result_of(self, value: Value) -> Expr:
         if self.shape.style is Style.SHEET:
-            return Load(*self._row(value))
+            return cast(Load(*self._row(value)), value.dtype)
         return self._ref(value)
 
     def _choose_rows(self) -> None:
@@ -471,7 +484,8 @@ class Writer:
             axes = self.shape.spaces[space] + (lane if self.shape.style is Style.STRIPS else ())
         if (value, part) not in self._rows:
             extents = tuple(_bound(a) for a in axes)
-            row = Value(f"row_{value.name}{part}", extents, value.dtype, contiguous_strides(extents))
+            dtype = value.dtype if part else self._total(value)
+            row = Value(f"row_{value.name}{part}", extents, dtype, contiguous_strides(extents))
             self._rows[value, part] = row
         return self._rows[value, part], tuple(a.index() for a in axes)
 

@@ -1,11 +1,12 @@
 """Reductions in two steps that all cores, or all multiprocessors, share."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
 
 from gyrator.ir.expr import Const, Expr, IndexValue, Load, Masked, Op, Value
-from gyrator.ir.index import ONE, Atom, Axis, Index, const, contiguous_strides, dot
+from gyrator.ir.index import ONE, Atom, Axis, Index, const, contiguous_strides, dot, product
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, loads, map_nests
 from gyrator.schedule.align import digits_of
@@ -44,33 +45,33 @@ def split_reductions(program: Program) -> Program:
     b<16  p[b, j]``
 
     Only where columns are contiguous and too few to occupy the cores (under 2,048), the rows divide evenly,
-    and there are at least 65,536 elements. The result does not depend on the number of threads.
+    and there are at least 65,536 elements. Variances too: of parts, then of all. The result does not depend on
+    the number of threads.
     """
     return map_nests(program, lambda nest: split(nest, _cut(nest)))
 
 
 def _cut(nest: Nest) -> Cut | None:
     root = nest.root
-    if not isinstance(root, Reduce) or root.kind not in SIMPLE or nest.on_gpu:
+    if not isinstance(root, Reduce) or root.kind not in (*SIMPLE, "welford") or nest.on_gpu:
         return None
-    if nest.out[0] is None or not nest.axes or not is_column(nest, root):
+    if not nest.axes or not is_column(nest, root):
         return None
     columns = volume(a.extent for a in nest.axes)
     rows = volume(a.extent for a in root.reduced)
-    first = root.reduced[0]
-    parts = _parts(first)
-    if columns >= WIDE or rows * columns < MIN_WORK or parts is None:
+    if columns >= WIDE or rows * columns < MIN_WORK:
         return None
-    return Cut((first,), parts, volume((first.extent,)) // parts)
+    parts = range(PARTS // 2, 2 * PARTS + 1)
+    cuts = (even_cut(root.reduced[: k + 1], PARTS, parts) for k in range(len(root.reduced)))
+    return next((cut for cut in cuts if cut is not None), None)
 
 
-def _parts(axis: Axis) -> int | None:
-    """How many equal blocks: the divisor of the extent nearest to 16, from 8 to 32."""
-    n = axis.extent.value
-    if n is None:
-        return None
-    found = [p for p in range(PARTS // 2, 2 * PARTS + 1) if n % p == 0]
-    return min(found, key=lambda p: abs(p - PARTS), default=None)
+def even_cut(axes: tuple[Axis, ...], wanted: int, parts: Iterable[int], *, aligned: bool = True) -> Cut | None:
+    """Equal ``parts`` of the axes as one, as near to ``wanted`` as can be; ``aligned``: none ends within a row."""
+    length = product([a.extent for a in axes]).value
+    even = [p for p in parts if length and length % p == 0 and (not aligned or reached(axes, length // p))]
+    best = min(even, key=lambda p: abs(p - wanted), default=None)
+    return None if length is None or best is None else Cut(axes, best, length // best)
 
 
 def is_column(nest: Nest, root: Reduce) -> bool:

@@ -132,3 +132,12 @@ def loops(body: tuple[object, ...]) -> list[Loop]:
 
 def extents(body: tuple[object, ...]) -> list:
     return [item.axis.extent for item in loops(body)]
+
+
+def test_large_images_are_scaled_by_all_cores_not_where_their_few_channels_are_added_up() -> None:
+    def norm(x: Tensor) -> Tensor:
+        return F.batch_norm(x, None, None, training=True)
+
+    x = torch.randn(2, 24, 60, 60).to(memory_format=torch.channels_last)
+    *_, scaled = scheduled(norm, (x,)).plan.kernels
+    assert [loop.kind for loop in scaled.body if isinstance(loop, Loop)] == [LoopKind.PARALLEL]

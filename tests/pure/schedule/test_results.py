@@ -17,6 +17,10 @@ CASES: dict[str, tuple[Callable[..., object], tuple[Tensor, ...]]] = {
     "sheet split into blocks of rows": (lambda a: a.sum(0), (r(1024, 80),)),
     "split row": (lambda a: (a.sum(), a.var(), a.std()), (r(300, 300),)),
     "strips": (lambda a: a.var(0), (r(40, 70),)),
+    "strips split into blocks of rows": (lambda a: torch.var_mean(a, 0), (r(1024, 80),)),
+    "sums of channels in rows": (
+        lambda a: (a.sum((0, 2, 3)), a.var((0, 2, 3))), (r(4, 24, 30, 30).to(memory_format=torch.channels_last),),
+    ),
     "scratch row read after it is stored": (
         lambda a, g: gradients(
             lambda p: (v := F.gelu(p)).relu().expand(2, *p.shape) * v.square().clamp(max=2).exp(), [a], g

@@ -215,7 +215,7 @@ template <class T, int L> struct Moments {
 };
 // Values come in chunks of 32, each summed around its own first value (so no cancellation when the mean is
 // large against the spread); chunks are merged in two levels.
-template <class T, int L> struct VWelford {
+template <class T, int L> struct VChunks {
   Moments<T, L> total, middle;
   Vec<T, L> shift = broadcast<L>(T(0)), sum = broadcast<L>(T(0)), squares = broadcast<L>(T(0));
   int64_t pending = 0;
@@ -235,7 +235,7 @@ template <class T, int L> struct VWelford {
     return r;
   }
   GY_FN Moments<T, 1> across() const { return result().across(); }
-  GY_FN void merge(const VWelford& other) { total.merge(other.result()); }
+  GY_FN void merge(const VChunks& other) { total.merge(other.result()); }
 
  private:
   GY_FN Moments<T, L> chunk() const {
@@ -253,8 +253,8 @@ template <class T, int L> struct VWelford {
   }
 };
 // The count is one for all lanes, so that some lanes alone go into a sum of their own.
-template <class T, int L> struct Across<VWelford, T, L> {
-  VWelford<T, L> body;
+template <class T, int L> struct Across<VChunks, T, L> {
+  VChunks<T, L> body;
   Moments<T, 1> rest;
 
   template <int N> GY_FN void update(Vec<T, N> v) {
@@ -280,7 +280,29 @@ template <class T, int L> struct Across<VWelford, T, L> {
     return r;
   }
 };
-template <class T, int L> using Welford = Across<VWelford, T, L>;
+template <class T, int L> using Welford = Across<VChunks, T, L>;
+
+// Each lane alone has no others among which its rounding averages out, so floats are summed in double, as in
+// eager, around the first value: that is at most √n standard deviations from the mean, and nothing cancels.
+template <int L> struct VWide {
+  Vec<double, L> shift = broadcast<L>(0.0), sum = shift, squares = shift;
+  int64_t count = 0;
+
+  GY_FN void update(Vec<float, L> v) {
+    const auto wide = cast<double>(v);
+    if (count++ == 0) shift = wide;
+    const auto d = sub(wide, shift);
+    sum = add(sum, d);
+    if constexpr (register_bytes > 0) squares = fma(d, d, squares);
+    else squares = add(squares, mul(d, d));
+  }
+  GY_FN Moments<float, L> result() const {
+    const auto mean = mul(sum, broadcast<L>(1.0 / double(count > 0 ? count : 1)));
+    const auto m2 = raw_max(broadcast<L>(0.0), sub(squares, mul(sum, mean)));
+    return {cast<float>(add(shift, mean)), cast<float>(m2), count};
+  }
+};
+template <class T, int L> using VWelford = pick<same<T, float>, VWide<L>, VChunks<T, L>>;
 
 // ---- softmax in one pass ----------------------------------------------------------------------------------
 // The maximum and the sum of exp(x - maximum).

@@ -1,0 +1,51 @@
+"""Sums and variances down the columns of a matrix are as exact as eager's, however many rows there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+
+def sums(x: Tensor) -> tuple[Tensor, ...]:
+    return x.sum(0), (x * x).sum(0)
+
+
+def moments(x: Tensor) -> tuple[Tensor, ...]:
+    return torch.var_mean(x, 0)
+
+
+def rms(x: Tensor) -> float:
+    return x.square().mean().sqrt().item()
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize(
+    ("rows", "columns", "mean"),
+    [(100_000, 64, 0.0), (100_000, 64, 100.0), (99_991, 70, 3.0), (32, 144, 0.0), (1, 3, 1.0)],
+)
+@pytest.mark.parametrize("fn", [sums, moments], ids=lambda fn: fn.__name__)
+def test_error_is_at_most_twice_eagers(
+    fn: Callable[[Tensor], tuple[Tensor, ...]], rows: int, columns: int, mean: float, dynamic: bool, backend: str
+) -> None:
+    torch._dynamo.reset()
+    x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0)) + mean
+    found = torch.compile(fn, backend=backend, dynamic=dynamic)(x)
+    for ours, eager, exact in zip(found, fn(x), fn(x.double()), strict=True):
+        if exact.isfinite().all():
+            assert rms(ours - exact) <= 2 * rms(eager - exact) + 1e-9 * rms(exact)
+        else:
+            assert ours.isnan().equal(eager.isnan())
+
+
+def test_variance_after_an_outlier_in_the_first_row(backend: str) -> None:
+    """Around which the values are summed."""
+    torch._dynamo.reset()
+    x = torch.randn(4096, 80)
+    x[0] = 1e6
+    variance, mean = torch.compile(moments, backend=backend)(x)
+    exact = moments(x.double())
+    torch.testing.assert_close(variance.double(), exact[0], rtol=3e-7, atol=0.0)
+    torch.testing.assert_close(mean.double(), exact[1], rtol=3e-7, atol=0.0)
