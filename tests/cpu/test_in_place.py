@@ -120,3 +120,17 @@ def test_a_transposed_result_has_memory_of_its_own(tmp_path: Path) -> None:
     torch.testing.assert_close(compiled(*args), crossed(*args), rtol=1e-4, atol=1e-4)
     (wrapper,) = tmp_path.glob("graphs/??/*/wrapper.py")
     assert "# in place" not in wrapper.read_text()
+
+
+def test_indices_are_not_overwritten_by_what_is_read_through_them(tmp_path: Path) -> None:
+    """Where a kernel is timed it runs again, and would find values for indices."""
+
+    def repeated(x: Tensor, counts: Tensor) -> Tensor:
+        return torch.repeat_interleave(x, counts, dim=0, output_size=6)
+
+    torch._dynamo.reset()
+    args = torch.tensor([[100], [200], [300], [400]]), torch.tensor([0, 1, 2, 3])
+    compiled = gyrator.compile(repeated, options={"cache_dir": tmp_path})
+    torch.testing.assert_close(compiled(*args), repeated(*args))
+    (wrapper,) = tmp_path.glob("graphs/??/*/wrapper.py")
+    assert "# in place" not in wrapper.read_text()

@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from gyrator.ir.expr import Load, Value
+from gyrator.ir.expr import Load, Value, indirect_values
 from gyrator.ir.index import Index, contiguous_strides, dot, product, substitute
 from gyrator.ir.program import Extern, Pointwise, Program, Reduce, Scatter, Update, View, defines, output_values, views
 from gyrator.ir.tree import Kernel
@@ -265,7 +265,8 @@ def _elementwise(here: _Here, writer: Member, old: Value, new: Value) -> bool:
 
     An iteration reads before it writes, and the levels of a group follow each other within an outer
     iteration. So what depends on ``old``, other than through a reduction, must be of a lower level than
-    ``writer``, or of the same level in the same loops; and it must read ``old`` at the place that is written.
+    ``writer``, or of the same level in the same loops; and it must read ``old`` at the place that is written. Indices
+    stay as they are: a kernel that is timed runs again, and what it wrote over them may point anywhere.
     """
     if not isinstance(writer.nest.root, Pointwise) or old in here.whole:
         return False
@@ -274,6 +275,8 @@ def _elementwise(here: _Here, writer: Member, old: Value, new: Value) -> bool:
     tainted: set[Value] = set()
     for member in here.group.members:
         found = [load for load in member.loads if load.value is old]
+        if any(old is load.value for x in member.loads for e in indirect_values(x.index) for load in e.loads()):
+            return False
         if not found and not any(load.value in tainted for load in member.loads):
             continue
         if not isinstance(member.nest.root, Reduce):
