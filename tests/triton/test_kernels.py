@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gyrator.codegen.triton import print_triton
+from gyrator.ir.text import kernel_text
 from gyrator.ir.tree import Config
 from gyrator.runtime.targets import print_forms, print_with_room
 from gyrator.schedule.gpu import Gpu
@@ -344,3 +345,18 @@ def test_a_kernel_for_coordinate_descent_is_right_with_larger_blocks(interpreter
         pointers = dict(zip([p.name for p in printed.params], (x, out), strict=True))
         interpreter.run(printed, pointers, {}, Config((("XBLOCK", block),), 4))
         torch.testing.assert_close(out, torch.cat([x.sin() + 1, torch.full((512,), 7.0)]))
+
+
+def test_sums_down_columns_stay_in_float32_beside_sums_over_rows(interpreter: Worker) -> None:
+    """The parts that programs leave behind: on a CPU such rows of totals are float64."""
+
+    def both(x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.float() * g.float()
+        return y - y.sum(-1, keepdim=True), y.sum((0, 1, 2))
+
+    args = half(4, 24, 24, 32), half(4, 24, 24, 32)
+    low = lowered(both, *args)
+    plan = gpu_plan(on_gpu(low.program))
+    assert not any("f64" in kernel_text(kernel) for kernel in plan.kernels)
+    got = run_plan(plan, list(args), low.constants, runner(interpreter))
+    torch.testing.assert_close(got, list(both(*args)), rtol=1e-3, atol=1e-3)

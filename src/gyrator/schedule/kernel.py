@@ -272,9 +272,10 @@ class Writer:
         return "_part" if self.shape.style is Style.SHEET and len(self.shape.spaces[space]) > 1 else ""
 
     def _total(self, value: Value) -> torch.dtype:
-        """The dtype of a sheet's row: float32 sums of parts are added up in float64, however many they are."""
-        root, space = self.made[value][0].nest.root, self.made[value][0].space
-        if not isinstance(root, Reduce) or root.kind != "sum" or value.dtype != torch.float32 or space is None:
+        """The dtype of a sheet's row: on a CPU float32 sums of parts are added up in float64, however many they are."""
+        nest, space = self.made[value][0].nest, self.made[value][0].space
+        is_sum = isinstance(nest.root, Reduce) and nest.root.kind == "sum" and value.dtype == torch.float32
+        if not is_sum or space is None or self.on_gpu:
             return value.dtype
         few = volume(a.extent for a in self.shape.spaces[space]) <= PART // 2  # these are parts, made elsewhere
         return torch.float64 if self._part(space) or few else value.dtype
