@@ -35,10 +35,10 @@ def test_random_programs(first_seed: int, tmp_path: Path, request: pytest.Fixtur
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("way", WAYS)
-def test_ways_of_training(name: str, way: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ways_of_training(name: str, way: str, request: pytest.FixtureRequest) -> None:
     if (name, way) not in QUICK and not request.config.getoption("--training-full"):
         pytest.skip("only with --training-full")
     if (name, way) == ("mobilenet_v2", "autocast"):
         pytest.skip("eager errs by more than the gradients: norms over one to four numbers")
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    check_training(name, WAYS[way], "gyrator", "cuda")
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        check_training(name, WAYS[way], "gyrator", "cuda")
