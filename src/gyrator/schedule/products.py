@@ -103,8 +103,8 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 def product_of(call: Extern) -> Product | None:
     """What a call of mm, addmm, bmm, baddbmm or _int_mm computes.
 
-    Refuses (None) element types that differ or that no template has, sides of length 0, numbers that only a run tells,
-    and a call for other ops.
+    Refuses (None) element types that differ or that no template has, sides of length 0 or not known to match, a bias
+    whose elements lie with gaps, numbers that only a run tells, and a call for other ops.
     """
     op, out = call.op.removeprefix("aten.").removesuffix(".default"), call.out[0] if call.out else None
     if op not in ("mm", "addmm", "bmm", "baddbmm", "_int_mm") or out is None or call.mutates:
@@ -118,12 +118,17 @@ def product_of(call: Extern) -> Product | None:
     exact = dtypes == {torch.int8} and out.dtype == torch.int32 and op == "_int_mm"
     if not exact and (dtypes != {out.dtype} or out.dtype not in _FLOATS):
         return None
-    if ZERO in (*out.shape, left.shape[-1]) or {left.value.device, right.value.device} != {out.device}:
+    (*outer, m, k), (*others, inner, n) = left.shape, right.shape
+    if (outer, k, (*outer, m, n)) != (others, inner, out.shape):
+        return None
+    if ZERO in (*out.shape, k) or {left.value.device, right.value.device} != {out.device}:
         return None
     bias = None
     if first and beta != 0:
         bias = None if first[0] is None else _expanded(first[0], out.shape)
         if bias is None or (bias.value.dtype, bias.value.device) != (out.dtype, out.device):
+            return None
+        if ONE not in bias.value.strides and any(step is not ZERO for step in bias.value.strides):
             return None
     return Product(left, right, out, bias, float(alpha), float(beta))
 
