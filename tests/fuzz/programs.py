@@ -72,12 +72,11 @@ class Program:
         """The program as a Python function."""
         body = [*self.statements, f"return {', '.join(self.outputs)}{',' if len(self.outputs) == 1 else ''}"]
         text = f"def {name}({', '.join(self.arguments)}):\n" + "".join(f"    {line}\n" for line in body)
-        return text if self.device == "cpu" else moved(text, self.device) + "\n"
+        return moved(text, self.device)
 
     def argument(self, name: str) -> str:
         """The text that makes an argument on the program's device."""
-        text = self.arguments[name]
-        return text if self.device == "cpu" else moved(text, self.device)
+        return moved(self.arguments[name], self.device).strip()
 
     def make_arguments(self) -> tuple[Tensor, ...]:
         """Fresh arguments, always with the same values."""
@@ -143,8 +142,10 @@ class _Mover(ast.NodeTransformer):
 
 
 def moved(source: str, device: str) -> str:
-    """Source whose drawn and created tensors lie on a device."""
-    return ast.unparse(ast.fix_missing_locations(_Mover(device).visit(ast.parse(source))))
+    """Source whose drawn and created tensors lie on a device, which for the CPU is all source."""
+    if device == "cpu":
+        return source
+    return ast.unparse(ast.fix_missing_locations(_Mover(device).visit(ast.parse(source)))) + "\n"
 
 
 def define(source: str, name: str = "program") -> Callable[..., Any]:

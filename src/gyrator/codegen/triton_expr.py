@@ -337,9 +337,12 @@ _BOOLEAN = {
 
 def _is_rounding(e: Expr) -> bool:
     """Whether numbers that differ by little may become different integers."""
-    if not isinstance(e, Op) or e.name != "cast":
-        return isinstance(e, Op) and e.name in _ROUNDING
-    return e.args[0].dtype.is_floating_point and not e.dtype.is_floating_point and e.dtype != torch.bool
+    match e:
+        case Op("cast", (source,), dtype):
+            return source.dtype.is_floating_point and not dtype.is_floating_point and dtype != torch.bool
+        case Op(name):
+            return name in _ROUNDING
+    return False
 
 
 def _is_index(e: Expr) -> bool:

@@ -17,7 +17,7 @@ from gyrator.schedule.group import Group, Refused, crossing_reads, depends_on_re
 from gyrator.schedule.layout import unit_axes
 from gyrator.schedule.split import WIDE
 from gyrator.schedule.units import Units
-from gyrator.schedule.volume import volume
+from gyrator.schedule.volume import bytes_of, volume
 
 MAX_VALUES = 48
 MIN_ROWS = 8
@@ -86,7 +86,7 @@ def _candidates(program: Program) -> Iterator[_Candidate]:
             for value in uses(node):
                 readers.setdefault(value, []).append(position)
     for value, positions in readers.items():
-        size = volume(value.shape) * value.dtype.itemsize
+        size = bytes_of(value)
         made = producer.get(value)
         if made is not None and isinstance(program.nodes[made], Nest):
             for p in positions:

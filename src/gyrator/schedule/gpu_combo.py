@@ -4,8 +4,8 @@
     launch adam_2(p_1, g_1, m_1)     →
 
 A launch moves up to an earlier one if nothing from there on writes what it reads, or reads or writes what it writes.
-What it needs is allocated before the common launch, and what has had its last use is freed after it: only where no more
-is held than at the plan's peak.
+What it needs is allocated before the common launch, and what has had its last use is freed after it: only where hardly
+more is held than at the plan's peak (``MOST_EARLY``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gyrator.ir.tree import Config, Kernel, Let, Loop, LoopKind, Param, Stage, S
 from gyrator.schedule.canonical import stem_of
 from gyrator.schedule.naming import named
 from gyrator.schedule.plan import Allocate, Call, Copy, Free, Launch, Plan, Step
-from gyrator.schedule.volume import volume
+from gyrator.schedule.volume import bytes_of
 
 MOST_POINTERS = 480
 """Of one launch: a driver takes 4,096 bytes of arguments."""
@@ -32,7 +32,8 @@ LARGE, SMALL = 1 << 22, 1 << 18
 MOST_BUSY = 32
 """Kernels in one launch of more than ``LARGE`` elements: finding its own costs a program time for each of them."""
 MOST_EARLY = 1 << 16
-"""Bytes that the members of one launch may allocate before steps that they would have come after."""
+"""Bytes that the members of one launch may allocate before steps that they would have come after, and by which the
+plan's peak may rise."""
 BLOCK, WARPS = 2048, 4
 
 
@@ -111,8 +112,8 @@ def _slots(plan: Plan, kernels: Mapping[str, Kernel]) -> tuple[list[_Slot], dict
                     names.append(upon)
                     owner[value] = owner.get(upon, upon)
                 else:
-                    made += _bytes(value)
-                    early += 0 if value in kept else _bytes(value)
+                    made += bytes_of(value)
+                    early += 0 if value in kept else bytes_of(value)
             case Free(value):
                 slots[mentioned.get(value, -1)].after.append(step)
             case _:
@@ -150,21 +151,17 @@ def _rooms(plan: Plan) -> Iterator[int]:
             case Allocate(value, upon):
                 owner[value] = value if upon is None else owner.get(upon, upon)
                 names[owner[value]] += 1
-                total += _bytes(value) if upon is None else 0
+                total += bytes_of(value) if upon is None else 0
             case Free(value):
                 memory = owner.get(value, value)
                 names[memory] -= 1
-                total -= 0 if names[memory] else _bytes(memory)
+                total -= 0 if names[memory] else bytes_of(memory)
             case _:
                 new = [v for v in step.extern.out if v is not None] if isinstance(step, Call) and not step.into else []
                 names.update(new)
-                total += sum(map(_bytes, new))
+                total += sum(map(bytes_of, new))
                 held.append(total)
     return (max(held) + MOST_EARLY - now for now in held)
-
-
-def _bytes(value: Value) -> int:
-    return volume(value.shape) * value.dtype.itemsize
 
 
 def _touched(step: Launch | Call | Copy, kernels: Mapping[str, Kernel]) -> tuple[Collection[Value], Collection[Value]]:

@@ -1,6 +1,6 @@
 """From groups in order to a plan: kernels, placements, and when each value's name ends."""
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Load, Value, indirect_values
@@ -21,7 +21,7 @@ from gyrator.schedule.templated import build_templated, contract_of
 
 
 @dataclass(frozen=True, slots=True)
-class _Life:
+class Life:
     """When each value is last read, as a position among the units; outputs and pending updates live to the end."""
 
     last: Mapping[Value, int]
@@ -29,6 +29,7 @@ class _Life:
     given: frozenset[Value]
 
     def dies_at(self, value: Value, position: int) -> bool:
+        """Whether nothing reads the value after that position."""
         return value not in self.forever and self.last.get(value, -1) <= position
 
 
@@ -75,7 +76,7 @@ class _Planner:
     def __init__(self, program: Program, units: tuple[Unit, ...], rule: Rule, in_place: bool, gpu: Gpu | None) -> None:
         self._program, self._units, self._rule, self._gpu = program, units, rule, gpu
         self._in_place = in_place
-        self._life = _life(program, units)
+        self._life = life_of(program, units)
         self._outputs = output_values(program)
         self._updates = {u.value.value: u for u in program.updates if is_full(u.value)}
         self._updated: set[Update] = set()
@@ -241,13 +242,14 @@ def _group_of(unit: Templated) -> Group:
     return group
 
 
-def _life(program: Program, units: tuple[Unit, ...]) -> _Life:
+def life_of(program: Program, units: Sequence[Unit]) -> Life:
+    """When each value is last read, if the units run in this order."""
     last = {v: p for p, unit in enumerate(units) for v in uses_of(unit)}
     forever = set(output_values(program))
     for update in program.updates:
         forever |= {update.value.value, update.target}
     given = {i.value for i in program.inputs if i.value is not None} | {c.value for c in program.constants}
-    return _Life(last, frozenset(forever), frozenset(given))
+    return Life(last, frozenset(forever), frozenset(given))
 
 
 def _same_memory(a: Value, b: Value) -> bool:

@@ -9,17 +9,18 @@ Only neighbours change places, and only where fewer bytes are held at once.
 from collections.abc import Sequence
 
 from gyrator.ir.expr import Value
-from gyrator.ir.program import Extern, Program, output_values
+from gyrator.ir.program import Extern, Program
+from gyrator.schedule.memory import life_of
 from gyrator.schedule.plan import OUT_VARIANTS
 from gyrator.schedule.products import Unit, defines_of, uses_of
-from gyrator.schedule.volume import volume
+from gyrator.schedule.volume import bytes_of
 
 
 def order_products(units: Sequence[Unit], program: Program) -> tuple[Unit, ...]:
     """The units with products moved up past other products where that holds less memory."""
     order = list(units)
-    kept = output_values(program) | {update.value.value for update in program.updates}
-    last = {v: k for k, unit in enumerate(order) for v in uses_of(unit)} | dict.fromkeys(kept, len(order))
+    life = life_of(program, units)
+    last = {**life.last, **dict.fromkeys(life.forever, len(order))}
     for k in range(len(order) - 1):
         at = k
         while at >= 0 and _is_better(order[at + 1], order[at], at + 1, last):
@@ -44,9 +45,5 @@ def _is_product(unit: Unit) -> bool:
 def _most(first: Unit, second: Unit, end: int, last: dict[Value, int]) -> int:
     """Bytes that two units, run in this order, need at most at once beyond what is held before."""
     ended = {v for v in uses_of(first) - uses_of(second) if last[v] in (end - 1, end)}
-    made = _bytes(defines_of(first))
-    return max(made, made - _bytes(ended) + _bytes(defines_of(second)))
-
-
-def _bytes(values: set[Value] | Sequence[Value]) -> int:
-    return sum(volume(v.shape) * v.dtype.itemsize for v in values)
+    made = sum(map(bytes_of, defines_of(first)))
+    return max(made, made - sum(map(bytes_of, ended)) + sum(map(bytes_of, defines_of(second))))

@@ -21,7 +21,7 @@ from gyrator.ir.program import Extern, Nest, Pointwise, Program, Scatter, View, 
 from gyrator.origin import Origins
 from gyrator.schedule.gpu_gemm import ROW_BYTES, WORTH
 from gyrator.schedule.simplify import renamed
-from gyrator.schedule.volume import volume
+from gyrator.schedule.volume import bytes_of, volume
 from gyrator.session import Count, Counters
 
 LARGE = 1 << 20
@@ -237,7 +237,7 @@ def _stepped(value: Value) -> Value | None:
     row = value.shape[-1] if value.shape else ZERO
     if value.device.type != "cuda" or len(value.shape) < 2 or row in (ONE, _even(row, value.dtype.itemsize)):
         return None
-    if value.strides != contiguous_strides(value.shape) or volume(value.shape) * value.dtype.itemsize < LARGE:
+    if value.strides != contiguous_strides(value.shape) or bytes_of(value) < LARGE:
         return None
     longer = contiguous_strides((*value.shape[:-1], _even(row, value.dtype.itemsize)))
     return _resized(value, value.shape, longer)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from gyrator.ir.expr import Value
 from gyrator.ir.index import Index, upper
 
 
@@ -15,3 +16,8 @@ def volume(shape: Iterable[Index], hint: int = 64) -> int:
             value = None if bound is None else bound.value
         total *= hint if value is None else value
     return total
+
+
+def bytes_of(value: Value) -> int:
+    """About how many bytes a value has, for cost models."""
+    return volume(value.shape) * value.dtype.itemsize

@@ -190,18 +190,13 @@ def walk_all(
             state, q, key, value, keys, values, b, h, i, m, n, count, numbers, scale, score, keep, reads,
             E, V, SIDE, BLOCK_N, True, True, EVEN_N, PLAIN, PRECISION, part, PARTS,
         )  # fmt: skip
+    count, numbers = 0, 0
     if len(lists) > 0:
         count, numbers = listed(lists[0], lists[1], b, plane, block)
-        state = walk(
-            state, q, key, value, keys, values, b, h, i, m, n, count, numbers, scale, score, keep, reads,
-            E, V, SIDE, BLOCK_N, True, OPEN, EVEN_N, PLAIN, PRECISION, part, PARTS,
-        )  # fmt: skip
-    else:
-        state = walk(
-            state, q, key, value, keys, values, b, h, i, m, n, 0, 0, scale, score, keep, reads,
-            E, V, SIDE, BLOCK_N, False, OPEN, EVEN_N, PLAIN, PRECISION, part, PARTS,
-        )  # fmt: skip
-    return state
+    return walk(
+        state, q, key, value, keys, values, b, h, i, m, n, count, numbers, scale, score, keep, reads,
+        E, V, SIDE, BLOCK_N, len(lists) > 0, OPEN, EVEN_N, PLAIN, PRECISION, part, PARTS,
+    )  # fmt: skip
 
 
 @triton.jit
