@@ -6,7 +6,6 @@ from itertools import count
 from types import FunctionType
 from typing import Any
 
-import torch
 from torch import fx
 
 from gyrator.autograd.aot import Traced, aot_program, assemble
@@ -17,10 +16,10 @@ from gyrator.autograd.interface import Compiled, GraphInfo
 from gyrator.autograd.partition.min_cut import min_cut_with_budget
 from gyrator.autograd.partition.plan import JointGraph, Partition
 from gyrator.config import Config, notices
-from gyrator.pipeline import Process, compile_graph, frozen_garbage, loaded
+from gyrator.pipeline import Process, compile_graph, device_of, frozen_garbage, loaded
 from gyrator.report.dump import dump_graph, dump_partition
 from gyrator.report.record import ProgramRecord, from_json, to_json
-from gyrator.report.watch import GraphCompiled, graph_compiled, program_compiled, program_record
+from gyrator.report.watch import GraphCompiled, program_compiled, program_record
 from gyrator.runtime.entries import open_stores
 from gyrator.runtime.load import WRAPPER
 from gyrator.runtime.programs import find_program, keep_program, program_key
@@ -49,31 +48,22 @@ def compile_program(
 
 
 def _compile(
-    gm: fx.GraphModule,
-    inputs: Inputs,
-    example_inputs: Sequence[Any],
-    config: Config,
-    name: str,
-    process: Process,
-    *,
-    for_loss: bool,
+    gm: fx.GraphModule, inputs: Inputs, args: Sequence[Any], config: Config, name: str, process: Process, for_loss: bool
 ) -> tuple[Traced, Sequence[str]]:
     """A program compiled or found, and the files of its graphs' programs."""
     start = time.perf_counter()
     shape_env = shape_env_of(inputs.values)
     guards = 0 if shape_env is None else len(shape_env.guards)
-    graphs: list[str | None] = []
-    wrappers: list[str] = []
+    made: list[Compiled] = []
     records: list[ProgramRecord] = []
-    device = _device(inputs.values)
+    device = device_of(inputs.values)
     choose = min_cut_with_budget(config.memory_budget)
 
     def compiler(graph: fx.GraphModule, values: Sequence[object], info: GraphInfo) -> Compiled:
         with program.stage(f"{info.kind} graph"), program.child(f"{name}_{info.kind}") as session:
             compiled = compile_graph(graph, values, info, session, process)
             process.counted.append(session.counters)
-            graphs.append(compiled.key)
-            wrappers.append(compiled.wrapper)
+            made.append(compiled)
             return compiled
 
     def partition(joint: JointGraph) -> Partition:
@@ -94,13 +84,10 @@ def _compile(
             dump_graph(program.dump, "captured", gm, inputs.values)
         stores = open_stores(program, process.scratch_folder())
         with program.stage("look up"):
-            key = program_key(gm, inputs, example_inputs, shape_env, program, for_loss=for_loss)
+            key = program_key(gm, inputs, args, shape_env, program, for_loss=for_loss)
             found = find_program(key, stores, inputs.values, program)
         if found is not None:
-            calls = []
-            for entry in found.graphs:
-                calls.append(loaded(entry, {}, {}, program, process))
-                graph_compiled(GraphCompiled(entry, True, program), process.watch)
+            calls = [loaded(GraphCompiled(entry, True, program), process) for entry in found.graphs]
             record = from_json(ProgramRecord, found.about)
             program_compiled(program, gm, record, start, process.watch, cached=True)
             paths = [str(entry.folder / WRAPPER) for entry in found.graphs]
@@ -110,7 +97,7 @@ def _compile(
             process.workers.prepare(2)  # they import Triton while the graphs are traced
         traced = aot_program(
             gm,
-            example_inputs,
+            args,
             fw_compiler=compiler,
             partition_fn=partition,
             decompositions=decomposition_table(numerics="eager" if config.numerics == "eager" else "fast"),
@@ -122,12 +109,12 @@ def _compile(
         if config.freezing and isinstance(traced.run, Differentiable):
             program.warn("freezing has no effect on a program that computes gradients; call it under torch.no_grad()")
         record = records[0] if records else ProgramRecord()
-        kept = [graph for graph in graphs if graph is not None]
-        if key is not None and len(kept) == len(graphs):
+        kept = [compiled.key for compiled in made if compiled.key is not None]
+        if key is not None and len(kept) == len(made):
             with program.stage("store"):
                 keep_program(key, traced, kept, shape_env, guards, stores.programs, to_json(record))
         program_compiled(program, gm, record, start, process.watch, cached=False)
-        return traced, wrappers
+        return traced, [compiled.wrapper for compiled in made]
 
 
 class Backend:
@@ -168,9 +155,3 @@ class Backend:
 
 gyrator = Backend(Process())
 """What the entry point of the package names."""
-
-
-def _device(inputs: Sequence[object]) -> torch.device:
-    """The first device that is not the CPU, else the CPU."""
-    devices = [given.device for given in inputs if isinstance(given, torch.Tensor)]
-    return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))

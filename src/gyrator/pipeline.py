@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,7 +23,6 @@ import torch
 from torch import fx
 
 from gyrator.autograd.interface import BoxedCallable, Compiled, GraphInfo, interpret
-from gyrator.autotune.ask import asking
 from gyrator.autotune.by_elements import products_by_elements
 from gyrator.autotune.decompose_k import decompositions
 from gyrator.autotune.parts import Builder
@@ -32,7 +31,7 @@ from gyrator.autotune.subgraphs import with_subgraphs
 from gyrator.autotune.tuner import Tuner
 from gyrator.benchmark_fusion import slower_fusions
 from gyrator.cache.key import graph_key
-from gyrator.cache.store import Entry, Json
+from gyrator.cache.store import Json
 from gyrator.codegen.kernel_script import kernel_scripts
 from gyrator.codegen.wrapper import print_wrapper
 from gyrator.config import Config
@@ -130,7 +129,7 @@ def compile_graph(
         return interpret(graph, example_inputs, info)
 
     with process.lock, frozen_garbage():
-        device = device_of(graph)
+        device = device_of(tensors_of(graph))
         foreign = without_kernels(graph, device)
         if foreign is not None:
             session.warn(f"{foreign}: the graph runs operator by operator")
@@ -151,25 +150,24 @@ def compile_graph(
             gpu = gpu_of(targets, device)
             config, target, key = session.config, f"{targets.key()} {gpu}", None
             if not info.frozen:
-                key = graph_key(graph, config, shape_env=shape_env, updates=updates, shown=shown, target=target)
+                roles = repr((updates, sorted(shown)))
+                key = graph_key(graph, config, roles, shape_env=shape_env, target=target)
             entry = find(key, stores.graphs, example_inputs, session)
         if entry is not None and not session.config.validate:
-            call = loaded(entry, {}, moved_places(entry, graph), session, process)
-            graph_compiled(GraphCompiled(entry, True, session), process.watch)
+            call = loaded(GraphCompiled(entry, True, session), process, moved_places(entry, graph))
             return Compiled(call, written, entry.key, str(entry.folder / WRAPPER))
 
         symbols = Symbols(shape_env)
         threads = session.config.threads or torch.get_num_threads()
         cpu = Cpu(targets.cpu.vectors, threads) if targets.cpu is not None else None
         builder = Builder(targets, stores, session, process.workers, shape_env, symbols.hints, gpu, cpu)
-        chosen, tuner, ask = graph, None, None
+        chosen, tuner = graph, None
         if session.config.max_autotune and (device.type == "cpu" or torch.cuda.is_available()):
             if len(session.config.gemm_backends) > 1:
                 process.sandboxes.prepare(device)  # starts while the graph is lowered
             tuner = Tuner(builder, device, process.sandboxes)
-            ask = asking(tuner)
             if "subgraph" in session.config.gemm_backends:
-                chosen = with_subgraphs(graph, SUBGRAPHS, tuner, ask)
+                chosen = with_subgraphs(graph, SUBGRAPHS, tuner)
         elif device.type == "cuda":
             chosen = with_activations(graph)
         with session.stage("lower"):
@@ -185,7 +183,7 @@ def compile_graph(
             session.dump.write("lowered", program_text(lowered.program))
         with session.stage("schedule"):
             slower = slower_fusions(builder) if session.config.benchmark_fusion else None
-            scheduled = schedule(lowered.program, session, gpu, slower, ask, cpu)
+            scheduled = schedule(lowered.program, session, gpu, slower, tuner.ask if tuner else None, cpu)
             plan = scheduled.plan
             for op in called(lowered.fallbacks, scheduled):
                 session.counters.add_extern(op)
@@ -218,8 +216,7 @@ def compile_graph(
             entry = keep(again, text, files, {} if info.frozen else constants, notes, stores)
         if session.dump is not None:
             dump_compiled(session.dump, scheduled, record, entry, [code for _, code in kernels.texts.values()])
-        call = loaded(entry, constants, {}, session, process, regions)
-        graph_compiled(GraphCompiled(entry, False, session, regions, constants), process.watch)
+        call = loaded(GraphCompiled(entry, False, session, regions, constants), process)
         compiled = Compiled(call, written, entry.key, str(entry.folder / WRAPPER))
         if session.config.validate:
             programs = [(name, p) for name, p in session.programs if isinstance(p, Program)]
@@ -229,7 +226,7 @@ def compile_graph(
 
 def without_kernels(graph: fx.GraphModule, device: torch.device) -> str | None:
     """Which tensors of the graph on `device` no kernel can be generated for, if there are any."""
-    for value in _tensors(graph):
+    for value in tensors_of(graph):
         if value.device.type not in ("cpu", "cuda"):
             return f"no kernels are generated for tensors on {value.device.type}"
         if value.device.type == "cuda" and value.device != device:
@@ -240,12 +237,13 @@ def without_kernels(graph: fx.GraphModule, device: torch.device) -> str | None:
     return None
 
 
-def device_of(graph: fx.GraphModule) -> torch.device:
-    """The GPU that tensors of a graph lie on, else the CPU."""
-    return next((v.device for v in _tensors(graph) if v.device.type == "cuda"), torch.device("cpu"))
+def device_of(values: Iterable[object]) -> torch.device:
+    """The GPU that the first tensor on one lies on, else the CPU."""
+    on_gpu = (v.device for v in values if isinstance(v, torch.Tensor) and v.device.type == "cuda")
+    return next(on_gpu, torch.device("cpu"))
 
 
-def _tensors(graph: fx.GraphModule) -> Iterator[torch.Tensor]:
+def tensors_of(graph: fx.GraphModule) -> Iterator[torch.Tensor]:
     """The results of all nodes."""
     for node in graph.graph.nodes:
         values = node.meta.get("val")
@@ -266,15 +264,10 @@ def gpu_of(targets: Targets, device: torch.device) -> Gpu | None:
 
 # -- between the stages --------------------------------------------------------------------------------------
 def loaded(
-    entry: Entry,
-    constants: Mapping[str, torch.Tensor],
-    moved: Mapping[Origin, Origin],
-    session: Session,
-    process: Process,
-    regions: Mapping[str, fx.GraphModule] = MappingProxyType({}),
+    ready: GraphCompiled, process: Process, moved: Mapping[Origin, Origin] = MappingProxyType({})
 ) -> BoxedCallable:
-    """The callable of a compiled graph's folder. A graph that calls regions is not found again."""
-    config = session.config
+    """The callable of a compiled graph, after all who watch were told of it."""
+    entry, session, config = ready.entry, ready.session, ready.session.config
     with session.stage("load"):
         pool = process.pool if config.reuse_buffers else None
         note = None
@@ -282,12 +275,15 @@ def loaded(
             process.profile.expect(traffic(entry))
             note = process.profile.note
         gpu = process.gpu_kernels(entry.folder, session, partial(kernel_tuned, config, entry.folder), moved)
-        runtime = Runtime(entry.folder, pool, constants, moved, config.threads, regions=regions, gpu=gpu, note=note)
+        runtime = Runtime(
+            entry.folder, pool, ready.constants, moved, config.threads, regions=ready.regions, gpu=gpu, note=note
+        )
         call = load(entry.text(WRAPPER), runtime)
         if config.cuda_graphs and entry.notes.get(RECORDED) is not None:
             index, kept, saved, *static = as_list(entry.notes[RECORDED])
-            return on_device(index, replayed(call, Roles(frozenset(static), kept, saved), record_on_gpu))
-        return call
+            call = on_device(index, replayed(call, Roles(frozenset(static), kept, saved), record_on_gpu))
+    graph_compiled(ready, process.watch)
+    return call
 
 
 @contextmanager

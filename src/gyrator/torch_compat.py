@@ -38,13 +38,14 @@ def register_backend(name: str, target: str) -> None:
 # --- symbolic shapes --------------------------------------------------------------------------------------
 
 
-def symbol_hint(shape_env: Any, symbol: Any) -> int | None:
-    """The value that a shape symbol has in the call being compiled; None for an unbacked one.
+def _known_values(env: Any) -> Any:
+    """What backed symbols stand for in the call being compiled; torch 2.13 renamed the table."""
+    return env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
 
-    torch 2.13 renamed the table from `var_to_val` to `backed_var_to_val`.
-    """
-    table = getattr(shape_env, "backed_var_to_val", None)
-    value = (shape_env.var_to_val if table is None else table).get(symbol)
+
+def symbol_hint(shape_env: Any, symbol: Any) -> int | None:
+    """The value that a shape symbol has in the call being compiled; None for an unbacked one."""
+    value = _known_values(shape_env).get(symbol)
     try:
         return None if value is None else int(value)
     except TypeError:  # a nested tensor's size
@@ -169,8 +170,7 @@ def guard_floats(value: object) -> None:
     """Guards the floats of the program that decide an integer or a tensor's size: these hold for them alone."""
     for number in symbolic_numbers([value]):
         if isinstance(number, torch.SymInt):
-            env = number.node.shape_env
-            known = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
+            env, known = number.node.shape_env, _known_values(number.node.shape_env)
             for symbol in number.node.expr.free_symbols:
                 if symbol in known and not symbol.is_integer:
                     env.evaluate_expr(importlib.import_module("sympy").Eq(symbol, known[symbol]))

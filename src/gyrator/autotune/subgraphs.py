@@ -37,10 +37,10 @@ class SubgraphTemplate:
 
 
 def with_subgraphs(
-    graph: fx.GraphModule, templates: Sequence[Callable[[fx.Node], Sequence[SubgraphTemplate]]], tuner: Tuner, ask: Ask
+    graph: fx.GraphModule, templates: Sequence[Callable[[fx.Node], Sequence[SubgraphTemplate]]], tuner: Tuner
 ) -> fx.GraphModule:
     """A copy of the graph with operators replaced by what ``templates`` has for them, where that was measured to be
-    faster than the best of all other families, which ``ask`` finds."""
+    faster than the best of all other families."""
     new, env = fx.Graph(), dict[fx.Node, fx.Node]()
     asked: dict[str, SubgraphTemplate | None] = {}
     for node in graph.graph.nodes:
@@ -48,7 +48,7 @@ def with_subgraphs(
         inputs = [arg.meta["val"] for arg in node.args if isinstance(arg, fx.Node)] if offered else []
         question = f"{node.target} {inputs} {node.kwargs}"
         if offered and question not in asked:
-            asked[question] = _fastest(node, inputs, offered, tuner, ask)
+            asked[question] = _fastest(node, inputs, offered, tuner)
         if not offered or (best := asked[question]) is None:
             env[node] = new.node_copy(node, env.__getitem__)
         else:
@@ -69,13 +69,13 @@ def _inlined(new: fx.Graph, graph: fx.Graph, outer: fx.Node, env: dict[fx.Node, 
 
 
 def _fastest(
-    node: fx.Node, inputs: Sequence[Tensor], offered: Sequence[SubgraphTemplate], tuner: Tuner, ask: Ask
+    node: fx.Node, inputs: Sequence[Tensor], offered: Sequence[SubgraphTemplate], tuner: Tuner
 ) -> SubgraphTemplate | None:
     """The best template for a node, if it is the best candidate."""
     assert callable(node.target)
     op, out, builder = str(node.target).split(".")[1], node.meta["val"], tuner.builder
     others = next((family for family in builder.session.config.gemm_backends if family != "subgraph"), "")
-    rival = SubgraphTemplate(op, partial(node.target, **node.kwargs)).candidate(inputs, builder, others, ask)
+    rival = SubgraphTemplate(op, partial(node.target, **node.kwargs)).candidate(inputs, builder, others, tuner.ask)
     shapes = ", ".join("x".join(map(str, t.shape)) for t in (*inputs[-2:], *inputs[:-2]))
     size = prod(map(int, (*out.shape, inputs[-1].shape[-2])))
     own = [template.candidate(inputs, builder) for template in offered]

@@ -8,18 +8,23 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from gyrator.autotune.candidates import Candidate, Choice, Trial, table
-from gyrator.autotune.parts import Builder
+from gyrator.autotune.parts import Builder, canonical_text
 from gyrator.autotune.sandbox import NO_ANSWER, Sandboxes
 from gyrator.cache.key import source_digest
 from gyrator.cache.store import Json, Store
 from gyrator.errors import CacheCorrupt
+from gyrator.ir.program import Extern
+from gyrator.metrics.kernels import count_of
 from gyrator.runtime.workers import WorkerEnded
+from gyrator.schedule.products import Alternative, Question, product_of
 
 T = TypeVar("T")
 
@@ -35,6 +40,23 @@ class Tuner:
     device: torch.device
     sandboxes: Sandboxes
     choices: list[Choice] = field(default_factory=list)
+
+    def ask(self, question: Question) -> tuple[Alternative, ...]:
+        """Answers a schedule: alternatives become programs of their own, timed on random inputs."""
+        part, hints = question.program, self.builder.hints
+        plain = max(question.alternatives, key=lambda a: len(a.units))  # nothing is fused with the product
+        starts = {a.name: partial(self.builder.start_units, part, a.units) for a in question.alternatives}
+        candidates = [
+            Candidate(a.name, a.backend, "", dict(a.parameters), starts[a.name], a is plain)
+            for a in question.alternatives
+        ]
+        dims = [n for i in part.inputs if i.value is not None for n in (*i.value.shape, *i.value.strides)]
+        sizes = sorted({(size.name, hints.get(size, 0)) for n in dims for size in n.sizes()})
+        products = [p for node in part.nodes if isinstance(node, Extern) and (p := product_of(node)) is not None]
+        work = [prod(count_of(n, hints) for n in (*p.out.shape, p.left.shape[-1])) for p in products]
+        ranked = self.rank(question.title, f"{canonical_text(part)}\n{sizes}", sum(work) or 1, candidates)
+        of = {alternative.name: alternative for alternative in question.alternatives}
+        return tuple(of[candidate.name] for candidate, _ in ranked)
 
     def rank(
         self, title: str, about: str, size: int, candidates: Sequence[Candidate]

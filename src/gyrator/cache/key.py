@@ -10,7 +10,6 @@ import hashlib
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
@@ -30,8 +29,6 @@ from gyrator.version import __version__
 _PLAIN = (bool, int, str, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _SYMBOL = re.compile(r"\b[A-Za-z_]\w*\b")
-
-
 _TORCHS_OWN = ("aten", "prims")
 _LIBRARIES = ("torch", "_operator", "math", "builtins")
 
@@ -55,80 +52,53 @@ class Key:
 def graph_key(
     graph: fx.GraphModule,
     config: Config,
+    about: str = "",
     *,
+    captured: Sequence[object] | None = None,
     shape_env: ShapeEnv | None = None,
-    updates: Sequence[tuple[int, int]] = (),
-    shown: Iterable[int] = (),
     target: str = "",
 ) -> Key | None:
-    """The key of a functional ATen graph; None for one with arguments that are neither numbers, tensors nor names,
-    which is compiled anew each time.
+    """The key of a functional ATen graph, or of one as torch.compile captured it, with torch's functions and the user's
+    lines.
+
+    None for one that is compiled anew each time: with arguments that are neither numbers, tensors nor names; a captured
+    one also with functions, operators or modules that are not torch's own, whose code may change.
 
     Args:
-        graph: nodes with `meta["val"]`.
+        graph: nodes with `meta["val"]`, unless it was captured.
         config: its options that shape code.
+        about: what roles outputs have. Of a captured graph, which inputs require gradients, which share memory.
+        captured: the inputs of a captured graph: fake tensors, sizes and scalars, one per placeholder.
         shape_env: what is known of the graph's symbols.
-        updates: which outputs are new contents of which inputs.
-        shown: which outputs the user sees.
         target: the compiler, its flags and the instruction set.
     """
-    writer = _Writer()
-    with suppress(_Uncacheable):
-        roles = repr((list(updates), sorted(shown)))
-        texts = {"graph": "\n".join(writer.graph(graph)), "roles of outputs": roles}
-        return _key(writer, texts, config, shape_env, target)
-    return None
-
-
-def captured_key(
-    gm: fx.GraphModule,
-    inputs: Sequence[object],
-    about_inputs: str,
-    config: Config,
-    *,
-    shape_env: ShapeEnv | None = None,
-    target: str = "",
-) -> Key | None:
-    """The key of a graph as torch.compile captured it, with torch's functions and lines of the user's program; None
-    for one with functions, operators or modules that are not torch's own, whose code may change.
-
-    Args:
-        gm: the graph. inputs: fake tensors, sizes and scalars, one per placeholder.
-        about_inputs: what else matters of them: which require gradients, which share memory.
-        config, shape_env, target: as for `graph_key`.
-    """
-    writer = _Writer(captured=True)
-    with suppress(_Uncacheable):
-        given = "\n".join(writer.meta(value) for value in inputs)
-        text = "\n".join(writer.graph(gm))
-        texts = {"inputs": f"{given}\n{about_inputs}", "graph": text, "modes": _modes()}
-        return _key(writer, texts, config, shape_env, target)
-    return None
-
-
-def _key(writer: _Writer, texts: Mapping[str, str], config: Config, shape_env: ShapeEnv | None, target: str) -> Key:
-    facts = "" if shape_env is None else "\n".join(writer.facts(shape_env))
-    fields = {name: digest(text) for name, text in texts.items()} | {
-        "facts about sizes": digest(facts),
-        "constants": digest("\n".join(writer.constants)),
-        "options": digest(config.key()),
-        "gyrator": digest(f"{__version__} {source_digest()}"),
-        "torch": digest(torch.__version__),
-        "target": digest(target),
-        "global state": digest(_global_state()),
+    writer = _Writer(captured=captured is not None)
+    try:
+        if captured is None:
+            texts = {"roles of outputs": about}
+        else:
+            texts = {"inputs": "\n".join([*map(writer.meta, captured), about]), "modes": _modes()}
+        texts["graph"] = "\n".join(writer.graph(graph))
+        texts["facts about sizes"] = "" if shape_env is None else "\n".join(writer.facts(shape_env))
+    except _Uncacheable:
+        return None
+    texts |= {
+        "constants": "\n".join(writer.constants),
+        "options": config.key(),
+        "gyrator": f"{__version__} {source_digest()}",
+        "torch": torch.__version__,
+        "target": target,
+        "global state": _global_state(),
     }
+    fields = {name: digest(text) for name, text in texts.items()}
     whole = digest("\n".join(f"{name}={value}" for name, value in sorted(fields.items())))
     return Key(fields, whole, {new: old for old, new in writer.symbols.items()})
 
 
 def differing(key: Key, others: Iterable[Mapping[str, object]]) -> tuple[str, ...]:
     """Why `key` was not found: the fields in which it differs from the most similar of the stored keys' fields."""
-    best: tuple[str, ...] | None = None
-    for fields in others:
-        names = tuple(name for name, value in key.fields.items() if fields.get(name) != value)
-        if best is None or len(names) < len(best):
-            best = names
-    return tuple(key.fields) if best is None else best
+    differences = (tuple(name for name in key.fields if fields.get(name) != key.fields[name]) for fields in others)
+    return min(differences, key=len, default=tuple(key.fields))
 
 
 @lru_cache(maxsize=1)
@@ -144,19 +114,12 @@ def source_digest() -> str:
 
 def _modes() -> str:
     """The state under which a trace records other operators or other gradients."""
-    cuda = torch.backends.cuda
+    cuda, mkldnn = torch.backends.cuda, torch.backends.mkldnn
+    gradients = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()
     autocast = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
-    return repr(
-        (
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
-            torch.is_anomaly_enabled(),
-            autocast,
-            torch.is_autocast_cache_enabled(),
-            torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled,
-            (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()),
-        )
-    )
+    attention = cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()
+    others = torch.is_autocast_cache_enabled(), mkldnn.is_available() and mkldnn.enabled
+    return repr((gradients, autocast, attention, others))
 
 
 def _global_state() -> str:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from math import prod
 from typing import TypeAlias
 
@@ -12,7 +13,7 @@ from gyrator.ir.tree import Kernel
 from gyrator.metrics.kernels import KernelFacts, count_of, estimated_ns, facts_of, value_bytes
 from gyrator.origin import place_of, places_of
 from gyrator.report.record import GraphRecord, Holder, KernelRecord, StepRecord, Unfused
-from gyrator.schedule.plan import Allocate, Call, Copy, Free, Launch, Plan
+from gyrator.schedule.plan import Call, Copy, Launch, Plan, held
 from gyrator.schedule.products import Templated, Unit, defines_of, nodes_of
 from gyrator.schedule.stage import Scheduled
 from gyrator.session import Count, Counters, Session
@@ -212,21 +213,10 @@ def _memory(plan: Plan, program: Program, hints: Hints) -> tuple[tuple[int, ...]
     origins = {value: node.origins for node in program.nodes for value in defines(node)}
     totals: list[int] = []
     peak, at_peak = -1, dict[Value, int]()
-    owner: dict[Value, Value] = {}  # of each name: the first value in its memory; that of inputs is not counted
-    for step in plan.steps:
-        match step:
-            case Allocate(value, upon):
-                owner |= {value: value} if upon is None else {value: owner[upon]} if upon in owner else {}
-                continue
-            case Free(value):
-                owner.pop(value, None)
-                continue
-            case Call(extern, into=False):
-                owner |= {value: value for value in extern.out if value is not None}
-        held = {value: value_bytes(value, hints) for value in dict.fromkeys(owner.values())}
-        totals.append(sum(held.values()))
-        if totals[-1] > peak:
-            peak, at_peak = totals[-1], held
+    for total, values in held(plan, partial(value_bytes, hints=hints)):
+        totals.append(total)
+        if total > peak:
+            peak, at_peak = total, {value: value_bytes(value, hints) for value in values}
     most = sorted(at_peak.items(), key=lambda item: -item[1])
     return tuple(totals), tuple(Holder(v.name, n, place_of(origins.get(v, ()))) for v, n in most)
 

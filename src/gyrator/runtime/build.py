@@ -137,13 +137,14 @@ class _Builder:
 
     def unit(self, kernels: Sequence[CppKernel]) -> _Unit:
         """One compiler run for several kernels."""
-        key = self.key("library of\n" + "\n".join(_code(k) for k in kernels))
-        text = '#include "kernel.h"\n\n' + "\n".join(export(k.text) for k in kernels)
-        return _Unit(key[:20], key, text, tuple(kernels))
+        key = self.key("library of\n" + "\n".join(without_comments(k.text, "//") for k in kernels))
+        seen_outside = 'extern "C" __attribute__((visibility("default"))) '
+        text = "\n".join(k.text.replace('extern "C" ', seen_outside, 1) for k in kernels)
+        return _Unit(key[:20], key, f'#include "kernel.h"\n\n{text}', tuple(kernels))
 
     def find_library(self, kernel: CppKernel, libraries: dict[str, Entry | None]) -> str | None:
         """The key of a built library that has `kernel`. `libraries` remembers those looked up before."""
-        key = self.key(_code(kernel))
+        key = self.key(without_comments(kernel.text, "//"))
         entry = self.store.find(key, self.session.warn)
         if entry is None:
             return None
@@ -177,7 +178,7 @@ class _Builder:
     def remember(self, unit: _Unit, entry: Entry) -> Path:
         """Note for each kernel of a unit which library has it; the library's file."""
         for kernel in unit.kernels:
-            self.store.put(self.key(_code(kernel)), {}, {"library": unit.key})
+            self.store.put(self.key(without_comments(kernel.text, "//")), {}, {"library": unit.key})
         return entry.folder / _LIBRARY
 
     def compile(self, text: str, library: Path, link: Sequence[str]) -> str | None:
@@ -217,18 +218,10 @@ def start_build(
     missing = [k for k in kernels if found[k.name] is None]
     session.counters.add(Count.KERNELS_CACHED, len(kernels) - len(missing))
     workers = session.config.build_threads or os.cpu_count() or 1
-    units = [builder.unit(group) for group in in_runs(missing, workers)]
-
-    launcher_text = LAUNCHER_SOURCE.read_text()
-    launcher = _Unit(LAUNCHER, builder.key(launcher_text), launcher_text, ())
-    built_launcher = store.find(launcher.key, session.warn)
-    to_build = units if built_launcher is not None else [*units, launcher]
-
+    launcher = LAUNCHER_SOURCE.read_text()
+    units = [*map(builder.unit, in_runs(missing, workers)), _Unit(LAUNCHER, builder.key(launcher), launcher, ())]
     jobs = {key[:20]: finished(entry.folder / _LIBRARY) for key, entry in libraries.items() if entry is not None}
-    if built_launcher is not None:
-        jobs[LAUNCHER] = finished(built_launcher.folder / _LIBRARY)
-    if to_build:
-        jobs |= started({unit.name: partial(builder.build, unit) for unit in to_build}, workers)
+    jobs |= started({unit.name: partial(builder.build, unit) for unit in units}, workers)
     library_of = {name: key[:20] for name, key in found.items() if key is not None}
     library_of |= {kernel.name: unit.name for unit in units for kernel in unit.kernels}
     return Build(library_of, jobs, builder.runs, session.progress)
@@ -248,20 +241,15 @@ def in_runs(kernels: Sequence[CppKernel], workers: int) -> list[list[CppKernel]]
     return [group for group in groups if group]
 
 
-def export(text: str) -> str:
-    """A kernel's text with its function visible from outside the library."""
-    return text.replace('extern "C" ', 'extern "C" __attribute__((visibility("default"))) ', 1)
-
-
 @lru_cache(maxsize=1)
 def headers_digest() -> str:
     """A digest of all headers."""
     return digest("\n".join(p.read_text() for p in sorted(INCLUDE.glob("*.h"))))
 
 
-def _code(kernel: CppKernel) -> str:
-    """A kernel's text without the comments that name the user's lines."""
-    return "\n".join(line for line in kernel.text.splitlines() if not line.lstrip().startswith("//"))
+def without_comments(text: str, mark: str) -> str:
+    """A kernel's text without the comments that name the user's lines, which begin with a mark."""
+    return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith(mark))
 
 
 # -- jobs ----------------------------------------------------------------------------------------------------

@@ -13,16 +13,10 @@ from gyrator.torch_compat import reinterpret
 Operator: TypeAlias = Callable[..., object]
 
 DIRECT: Mapping[str, Operator] = {
-    "aten.mm.default": torch.mm,
-    "aten.mm.out": torch.mm,
-    "aten.addmm.default": torch.addmm,
-    "aten.addmm.out": torch.addmm,
-    "aten.bmm.default": torch.bmm,
-    "aten.bmm.out": torch.bmm,
-    "aten.baddbmm.default": torch.baddbmm,
-    "aten.baddbmm.out": torch.baddbmm,
-    "aten.convolution.default": torch.convolution,
-}
+    f"aten.{binding.__name__}.{overload}": binding
+    for binding in (torch.mm, torch.addmm, torch.bmm, torch.baddbmm)
+    for overload in ("default", "out")
+} | {"aten.convolution.default": torch.convolution}
 """Operators with a binding of the same arguments, which takes half as long as the generic call (mm: 3.5
 against 6.7 us).
 """

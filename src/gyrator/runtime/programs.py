@@ -18,7 +18,7 @@ from gyrator.autograd.inputs import Inputs
 from gyrator.autograd.interface import BoxedCallable
 from gyrator.autograd.record import Unrecordable, from_json, to_json
 from gyrator.cache.guards import all_hold
-from gyrator.cache.key import Key, captured_key
+from gyrator.cache.key import Key, graph_key
 from gyrator.cache.store import Entry, Json, Store
 from gyrator.errors import ToolchainMissing
 from gyrator.runtime.entries import Stores, explain_miss, facts_of
@@ -55,7 +55,7 @@ def program_key(
         return None
     kinds = [type(example).__name__ if not isinstance(example, torch.Tensor) else "" for example in given]
     about = repr((inputs.requires_grad, inputs.leaf, inputs.static, kinds, sharing(given), for_loss))
-    return captured_key(gm, inputs.values, about, config, shape_env=env, target=target)
+    return graph_key(gm, config, about, captured=inputs.values, shape_env=env, target=target)
 
 
 def sharing(values: Sequence[object]) -> list[int]:

@@ -21,26 +21,19 @@ FLAGS = (
 LIBRARIES = ("-nostartfiles", "-nodefaultlibs", "-lgomp", "-lm", "-lc", "-lgcc")
 """What kernels need of the system. Without the C++ library and start files a link takes 15 ms, not 75."""
 
-_AVX512 = (
-    *("-mavx2", "-mfma", "-mf16c", "-mbmi2", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),
-    "-mprefer-vector-width=512",
+_AVX2 = ("avx2", "fma", "f16c", "bmi2")
+_AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
+_WIDE = (*(f"-m{feature}" for feature in _AVX512), "-mprefer-vector-width=512")
+
+ISA_FLAGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"scalar": (), "avx2": tuple(f"-m{feature}" for feature in _AVX2), "avx512": _WIDE, "amx": (*_WIDE, "-DGY_AMX")}
 )
 
-ISA_FLAGS: Mapping[str, tuple[str, ...]] = MappingProxyType({
-    "scalar": (),
-    "avx2": ("-mavx2", "-mfma", "-mf16c", "-mbmi2"),
-    "avx512": _AVX512,
-    "amx": (*_AVX512, "-DGY_AMX"),
-})  # fmt: skip
+_NEEDED = {"amx": {*_AVX512, "amx_tile", "amx_bf16"}, "avx512": {*_AVX512}, "avx2": {*_AVX2}, "scalar": set[str]()}
+"""What the processor must have for each instruction set, by its names in /proc/cpuinfo; the best set first."""
 
 _ASK_FOR_TILES = (158, 0x1023, 18)
 """The call arch_prctl(ARCH_REQ_XCOMP_PERM, XTILE_DATA), without which Linux refuses AMX tiles."""
-
-_NEEDED: Mapping[str, frozenset[str]] = MappingProxyType({
-    "amx": frozenset("amx_tile amx_bf16 avx512f avx512bw avx512dq avx512vl avx2 fma f16c bmi2".split()),
-    "avx512": frozenset("avx512f avx512bw avx512dq avx512vl avx2 fma f16c bmi2".split()),
-    "avx2": frozenset("avx2 fma f16c bmi2".split()),
-})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +100,7 @@ def cpu_isa() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return "scalar"
-    flags = next((frozenset(line.split()) for line in lines if line.startswith("flags")), frozenset())
-    found = next((isa for isa, needed in _NEEDED.items() if needed <= flags), "scalar")
+    flags = next((set(line.split()) for line in lines if line.startswith("flags")), set[str]())
+    found = next(isa for isa, needed in _NEEDED.items() if needed <= flags)
     granted = found != "amx" or ctypes.CDLL(None).syscall(*_ASK_FOR_TILES) == 0
     return found if granted else "avx512"

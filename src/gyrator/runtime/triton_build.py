@@ -9,7 +9,7 @@ import importlib.metadata
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -22,10 +22,11 @@ from gyrator.cache.store import Json, Store, digest
 from gyrator.codegen.triton_source import OPTIONS, SizeArgument, TritonKernel, Workspace
 from gyrator.config import Config
 from gyrator.errors import DeviceUnsupported, KernelBuildError, ToolchainMissing
+from gyrator.ir.index import Size
 from gyrator.optional import available
 from gyrator.origin import Origin
 from gyrator.progress import Progress
-from gyrator.runtime.build import as_they_end, finished, started
+from gyrator.runtime.build import as_they_end, finished, started, without_comments
 from gyrator.runtime.workers import MOST, PROGRAM, WorkerEnded, Workers
 from gyrator.schedule.gpu import Gpu
 from gyrator.session import Count, Session
@@ -118,8 +119,16 @@ class Wanted:
 
     kernel: TritonKernel
     relied: frozenset[int]
-    sure: frozenset[int] = frozenset()
-    place: Origin | None = None
+    sure: frozenset[int]
+    place: Origin | None
+
+    @staticmethod
+    def by_hints(
+        kernel: TritonKernel, hints: Mapping[Size, int], sure: frozenset[int], place: Origin | None
+    ) -> "Wanted":
+        """A kernel that relies on all addresses, and on the sizes that are such multiples by their hints."""
+        odd = {at for at, p in enumerate(kernel.params) if isinstance(p, SizeArgument) and hints.get(p.size, 1) % 16}
+        return Wanted(kernel, frozenset(range(len(kernel.params))) - odd, sure, place)
 
 
 @dataclass(frozen=True)
@@ -217,24 +226,8 @@ def find_binary(key: str, store: Store, session: Session) -> Binary | None:
 
 def binary_key(request: Mapping[str, Any], triton: str) -> str:
     """The key in the store of what a worker is asked for."""
-    plain = {**request, "source": "\n".join(_code(request["source"]))}
+    plain = {**request, "source": without_comments(request["source"], "#")}
     return digest(f"{triton} {_library_digest()}\n{json.dumps(plain, sort_keys=True)}")
-
-
-def default_aligned(kernel: TritonKernel, hints: Mapping[Any, int]) -> frozenset[int]:
-    """The arguments that a kernel may rely on to be multiples of 16, if launches make sure of it: all
-    addresses, and the sizes that are such multiples by their hints.
-    """
-    return frozenset(
-        at
-        for at, param in enumerate(kernel.params)
-        if not isinstance(param, SizeArgument) or hints.get(param.size, 1) % 16 == 0
-    )
-
-
-def _code(source: str) -> Iterator[str]:
-    """A kernel's lines without the comments that name the user's lines."""
-    return (line for line in source.splitlines() if not line.lstrip().startswith("#"))
 
 
 @lru_cache(maxsize=1)

@@ -10,8 +10,7 @@ more is held than at the plan's peak (``MOST_EARLY``).
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gyrator.ir.expr import Checked, Expr, Load, Ref, Value, rewrite
@@ -20,7 +19,7 @@ from gyrator.ir.program import defines, shown_views, uses
 from gyrator.ir.tree import Config, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Tile, Tiling, walk_exprs
 from gyrator.schedule.canonical import stem_of
 from gyrator.schedule.naming import named
-from gyrator.schedule.plan import Allocate, Call, Copy, Free, Launch, Plan, Step
+from gyrator.schedule.plan import Allocate, Call, Copy, Free, Launch, Plan, Step, held
 from gyrator.schedule.volume import bytes_of
 
 MOST_POINTERS = 480
@@ -103,7 +102,8 @@ def _slots(plan: Plan, kernels: Mapping[str, Kernel]) -> tuple[list[_Slot], dict
     before: list[Step] = []
     names: list[Value] = []
     early = made = 0
-    rooms = _rooms(plan)
+    totals = [total for total, _ in held(plan, bytes_of)]
+    rooms = (max(totals) + MOST_EARLY - now for now in totals)  # about as many bytes may be held as at the peak
     for step in plan.steps:
         match step:
             case Allocate(value, upon):
@@ -139,29 +139,6 @@ def _slots(plan: Plan, kernels: Mapping[str, Kernel]) -> tuple[list[_Slot], dict
                 written |= {v: at for v, writing in memory.items() if writing}
                 before, names, early, made = [], [], 0, 0
     return slots, owner
-
-
-def _rooms(plan: Plan) -> Iterator[int]:
-    """For each launch, call and copy: how many bytes more may be held, inputs apart: about as many as at the peak."""
-    names, owner = Counter[Value](), dict[Value, Value]()
-    held: list[int] = []
-    total = 0
-    for step in plan.steps:
-        match step:
-            case Allocate(value, upon):
-                owner[value] = value if upon is None else owner.get(upon, upon)
-                names[owner[value]] += 1
-                total += bytes_of(value) if upon is None else 0
-            case Free(value):
-                memory = owner.get(value, value)
-                names[memory] -= 1
-                total -= 0 if names[memory] else bytes_of(memory)
-            case _:
-                new = [v for v in step.extern.out if v is not None] if isinstance(step, Call) and not step.into else []
-                names.update(new)
-                total += sum(map(bytes_of, new))
-                held.append(total)
-    return (max(held) + MOST_EARLY - now for now in held)
 
 
 def _touched(step: Launch | Call | Copy, kernels: Mapping[str, Kernel]) -> tuple[Collection[Value], Collection[Value]]:

@@ -16,7 +16,8 @@ Names end by ``Free`` and in no other way: a value that another one was placed u
 freed, inputs included. A plan frees every value but those that its outputs view.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -105,6 +106,33 @@ class Plan:
     kernels: tuple[Kernel, ...]
     constants: tuple[Constant, ...] = ()
     derived: tuple[Derived, ...] = ()
+
+
+def held(plan: Plan, size_of: Callable[[Value], int]) -> Iterator[tuple[int, Collection[Value]]]:
+    """After each launch, call and copy: bytes held, those of inputs apart, and the values that were first in that
+    memory. ``size_of`` gives the bytes of a value. The collection changes when the iterator goes on.
+    """
+    first: dict[Value, Value] = {}  # for each name the first value in its memory
+    names = Counter[Value]()
+    total = 0
+    for step in plan.steps:
+        match step:
+            case Allocate(value, upon) if upon is None or upon in first:
+                first[value] = value if upon is None else first[upon]
+                names[first[value]] += 1
+                total += size_of(value) if upon is None else 0
+            case Free(value) if value in first:
+                memory = first.pop(value)
+                names[memory] -= 1
+                if not names[memory]:
+                    del names[memory]
+                    total -= size_of(memory)
+            case Launch() | Call() | Copy():
+                new = [v for v in step.extern.out if v is not None] if isinstance(step, Call) and not step.into else []
+                first |= zip(new, new, strict=True)
+                names.update(new)
+                total += sum(map(size_of, new))
+                yield total, names.keys()
 
 
 OUT_VARIANTS: Mapping[str, str] = {

@@ -10,7 +10,6 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import gyrator
-from gyrator.autotune.ask import asking
 from gyrator.autotune.parts import Builder
 from gyrator.autotune.sandbox import Sandboxes
 from gyrator.autotune.tuner import Tuner
@@ -71,4 +70,4 @@ def asker(folder: Path, sandboxes: Sandboxes, **options: object) -> Iterator[tup
     with Session(config, CPU, "asked") as session:
         targets, stores = find_targets(config, CPU), open_stores(session, folder / "scratch")
         tuner = Tuner(Builder(targets, stores, session, Workers(), None, {}, None), CPU, sandboxes)
-        yield asking(tuner), tuner
+        yield tuner.ask, tuner

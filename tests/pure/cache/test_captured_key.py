@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from gyrator.cache.key import Key, captured_key
+from gyrator.cache.key import Key, graph_key
 from gyrator.config import Config
 
 
@@ -25,7 +25,7 @@ def captured(function: Callable[..., Any], *args: Any) -> GraphModule:
 
 
 def key_of(function: Callable[..., Any], *args: Any, about: str = "") -> Key | None:
-    return captured_key(captured(function, *args), args, about, Config())
+    return graph_key(captured(function, *args), Config(), about, captured=args)
 
 
 def model(x: torch.Tensor) -> torch.Tensor:
@@ -48,12 +48,12 @@ def test_what_matters_about_inputs_is_part_of_it() -> None:
 
 def test_modes_are_part_of_it() -> None:
     gm = captured(model, X)
-    before = captured_key(gm, (X,), "", Config())
+    before = graph_key(gm, Config(), captured=(X,))
     with torch.no_grad():
-        assert captured_key(gm, (X,), "", Config()) != before
+        assert graph_key(gm, Config(), captured=(X,)) != before
     with torch.autocast("cpu"):
-        assert captured_key(gm, (X,), "", Config()) != before
-    assert captured_key(gm, (X,), "", Config()) == before
+        assert graph_key(gm, Config(), captured=(X,)) != before
+    assert graph_key(gm, Config(), captured=(X,)) == before
 
 
 def test_lines_of_the_user_are_part_of_it() -> None:
@@ -69,7 +69,7 @@ def test_lines_of_the_user_are_part_of_it() -> None:
 def test_functions_that_are_not_torchs_have_none() -> None:
     graph = torch.fx.Graph()
     graph.output(graph.call_function(model, (graph.placeholder("x"),)))
-    assert captured_key(GraphModule(torch.nn.Module(), graph), (X,), "", Config()) is None
+    assert graph_key(GraphModule(torch.nn.Module(), graph), Config(), captured=(X,)) is None
 
 
 def test_operators_that_are_not_torchs_have_none() -> None:
