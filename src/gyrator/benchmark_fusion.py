@@ -11,6 +11,8 @@ from gyrator.autotune.parts import Builder
 from gyrator.errors import GyratorError
 from gyrator.ir.program import Program
 from gyrator.metrics.tables import Row, add_rows
+from gyrator.runtime.load import Runtime
+from gyrator.runtime.pool import Pool
 from gyrator.runtime.profile import step_times
 from gyrator.schedule.fuse import Slower
 from gyrator.schedule.group import Group, Refused
@@ -42,7 +44,7 @@ def slower_fusions(builder: Builder) -> Slower:
         if key not in known:
             try:
                 folder = builder.start_units(part_of(program, (group,)), (group,))()
-                known[key] = Timed(folder, 1e3 * sum(step_times(folder, SECONDS)))
+                known[key] = Timed(folder, 1e3 * sum(step_times(Runtime(folder, Pool()), SECONDS)))
             except (GyratorError, RuntimeError):  # whatever kernels think of random inputs
                 known[key] = None
         return known[key]

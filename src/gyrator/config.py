@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
 from functools import lru_cache, partial
+from math import inf
 from pathlib import Path
 
 import platformdirs
@@ -37,8 +38,8 @@ class OptionInfo:
 
     doc: str
     choices: tuple[str, ...] = ()
-    low: float | None = None
-    high: float | None = None
+    low: float = -inf
+    high: float = inf
     planned: bool = False
     shapes_code: bool = True
 
@@ -203,10 +204,10 @@ class Config:
         """
         known = option_fields()
         values: dict[str, OptionValue] = {}
-        for name, text in (os.environ if env is None else env).items():
-            option = known.get(name.removeprefix(PREFIX).lower()) if name.startswith(PREFIX) else None
-            if option is not None and name == env_name(option):
-                values[option.name] = _parse(option, text, source=name)
+        given = os.environ if env is None else env
+        for name, option in known.items():
+            if (text := given.get(env_name(option))) is not None:
+                values[name] = _parse(option, text, source=env_name(option))
         values.update(_mode_values(mode))
         for name, value in (options or {}).items():
             if name not in known:
@@ -269,10 +270,8 @@ def type_text(option: Field[OptionValue]) -> str:
         text = " | ".join(f'"{choice}"' for choice in info.choices)
     else:
         text = "path" if kind is Path else kind.__name__
-    if info.low is not None and info.high is not None:
-        text += f" in {info.low:g}…{info.high:g}"
-    elif info.low is not None:
-        text += f" ≥ {info.low:g}"
+    if info.low > -inf:
+        text += f" ≥ {info.low:g}" if info.high == inf else f" in {info.low:g}…{info.high:g}"
     return text + (" or None" if optional else "")
 
 
@@ -349,14 +348,10 @@ def _convert(option: Field[OptionValue], value: object, source: str) -> OptionVa
         raise bad
     if isinstance(value, str) and info.choices and value not in info.choices:
         raise bad
-    if isinstance(value, int | float) and not _in_range(value, info):
+    if isinstance(value, int | float) and not info.low <= value <= info.high:
         raise bad
     assert isinstance(value, bool | int | float | str)
     return value
-
-
-def _in_range(value: float, info: OptionInfo) -> bool:
-    return (info.low is None or value >= info.low) and (info.high is None or value <= info.high)
 
 
 def _convert_names(value: object, info: OptionInfo, bad: InvalidOption) -> tuple[str, ...]:

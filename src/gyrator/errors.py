@@ -148,18 +148,15 @@ class CacheCorrupt(GyratorError):
 
 
 # --- what gyrator did wrong -------------------------------------------------------------------------------
+_OUR_BUG = "this is a bug of gyrator: please report it with the files that GYRATOR_DUMP=dir writes"
 
 
 class InternalCheckError(GyratorError):
     """A pass broke a rule of the representation it leaves, or failed. Names the pass, the node and the user's line."""
 
     def __init__(self, pass_name: str, problem: str, *, where: Origin | None = None, node: str | None = None) -> None:
-        super().__init__(
-            f"internal check failed after pass {pass_name!r}: {problem}",
-            where=where,
-            node=node,
-            hint="this is a bug of gyrator: please report it with the files that GYRATOR_DUMP=dir writes",
-        )
+        message = f"internal check failed after pass {pass_name!r}: {problem}"
+        super().__init__(message, where=where, node=node, hint=_OUR_BUG)
         self.pass_name, self.problem = pass_name, problem
 
 
@@ -167,11 +164,7 @@ class WrongResult(GyratorError):
     """With validate=True: a stage changed the answer on the same inputs. Names the first stage that did."""
 
     def __init__(self, stage: str, result: str, difference: str, *, where: Origin | None = None) -> None:
-        super().__init__(
-            f"stage {stage!r} changed {result}: {difference}",
-            where=where,
-            hint="this is a bug of gyrator: please report it with the files that GYRATOR_DUMP=dir writes",
-        )
+        super().__init__(f"stage {stage!r} changed {result}: {difference}", where=where, hint=_OUR_BUG)
         self.stage = stage
 
 

@@ -17,7 +17,8 @@ from gyrator.report.html import page
 from gyrator.report.record import GraphRecord, from_json
 from gyrator.report.text import text
 from gyrator.report.watch import RECORD, Event, GraphCompiled, kernel_tuned
-from gyrator.runtime.load import WRAPPER
+from gyrator.runtime.load import WRAPPER, Runtime
+from gyrator.runtime.pool import Pool
 from gyrator.runtime.profile import machine_peaks, step_times
 from gyrator.runtime.triton_tune import Candidate
 from gyrator.session import Counters
@@ -132,13 +133,14 @@ def _times(event: GraphCompiled, tuned: dict[str, tuple[Candidate, ...]]) -> tup
     """The times of a graph's steps; none for a graph that random inputs make fail. The candidates of its kernels
     are added to `tuned`.
     """
+    folder = event.entry.folder
 
     def told(name: str, candidates: Sequence[Candidate], new: bool) -> None:
         tuned[name] = tuple(candidates)
-        kernel_tuned(event.session.config, event.entry.folder, name, candidates, new)
+        kernel_tuned(event.session.config, folder, name, candidates, new)
 
     try:
-        gpu = gyrator.process.gpu_kernels(event.entry.folder, event.session, told)
-        return step_times(event.entry.folder, gpu=gpu, regions=event.regions, constants=event.constants)
+        gpu = gyrator.process.gpu_kernels(folder, event.session, told)
+        return step_times(Runtime(folder, Pool(), event.constants, regions=event.regions, gpu=gpu))
     except Exception:  # whatever an operator thinks of random inputs
         return ()

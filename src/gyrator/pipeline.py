@@ -31,7 +31,7 @@ from gyrator.autotune.subgraphs import with_subgraphs
 from gyrator.autotune.tuner import Tuner
 from gyrator.benchmark_fusion import slower_fusions
 from gyrator.cache.key import graph_key
-from gyrator.cache.store import Json
+from gyrator.cache.store import Content, Json
 from gyrator.codegen.kernel_script import kernel_scripts
 from gyrator.codegen.wrapper import print_wrapper
 from gyrator.config import Config
@@ -49,7 +49,7 @@ from gyrator.report.watch import COUNTERS, RECORD, GraphCompiled, Watch, graph_c
 from gyrator.runtime.cuda_graphs import Roles, record_on_gpu, recordable, replayed
 from gyrator.runtime.entries import as_list, facts_of, find, keep, moved_places, numbered_places, open_stores
 from gyrator.runtime.gpu_kernels import GpuKernels
-from gyrator.runtime.load import WRAPPER, Runtime, load
+from gyrator.runtime.load import WRAPPER, Runtime, constant_file, load
 from gyrator.runtime.pool import Pool
 from gyrator.runtime.profile import BandwidthProfile
 from gyrator.runtime.targets import Targets, find_targets, start_kernels
@@ -198,7 +198,7 @@ def compile_graph(
             record = describe(session, info.kind, lowered.program, scheduled, kernels.texts, symbols.hints)
             record = replace(record, choices=() if tuner is None else tuple(tuner.choices))
         with session.stage("build"):
-            files = kernels.wait()
+            files: dict[str, Content] = {**kernels.wait()}
         with session.stage("store"):
             kept, saved = (info.saved, 0) if info.kind == "backward" else (0, info.saved)
             notes: dict[str, Json] = {
@@ -210,10 +210,12 @@ def compile_graph(
             called_ops = {step.extern.op for step in plan.steps if isinstance(step, Call)}
             regions = {name: region for name, region in lowered.regions.items() if name in called_ops}
             again = None if regions else key  # regions run from graphs that this process holds
-            files[RECORD] = to_json(record)
+            files |= {WRAPPER: text, RECORD: to_json(record)}
+            if not info.frozen:
+                files |= {constant_file(name): tensor for name, tensor in constants.items()}
             if session.config.benchmark_kernel:
                 files |= dict(kernel_scripts(plan, kernels.built, symbols.hints))
-            entry = keep(again, text, files, {} if info.frozen else constants, notes, stores)
+            entry = keep(again, files, notes, stores)
         if session.dump is not None:
             dump_compiled(session.dump, scheduled, record, entry, [code for _, code in kernels.texts.values()])
         call = loaded(GraphCompiled(entry, False, session, regions, constants), process)
@@ -289,11 +291,10 @@ def loaded(
 @contextmanager
 def frozen_garbage() -> Iterator[None]:
     """No garbage collection inside: a compile makes many small objects and frees few, so that passes find nothing."""
-    if not gc.isenabled():
-        yield
-        return
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if enabled:
+            gc.enable()

@@ -20,6 +20,7 @@ import gyrator
 from gyrator import benchmark_fusion
 from gyrator.report.data import roofline
 from gyrator.runtime.cuda_driver import cuda_driver
+from gyrator.runtime.load import Runtime
 from gyrator.runtime.profile import step_times
 from gyrator.runtime.triton_tune import times
 from tests.acceptance import check
@@ -253,8 +254,8 @@ def test_fusions_are_timed_on_the_gpu(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     given: list[float] = []
 
-    def noted(folder: Path, seconds: float) -> tuple[float, ...]:
-        given.append(sum(step_times(folder, seconds)))
+    def noted(runtime: Runtime, seconds: float) -> tuple[float, ...]:
+        given.append(sum(step_times(runtime, seconds)))
         return (given[-1] * (100 if len(given) == 3 else 1),)  # the third is the whole of the first two
 
     monkeypatch.setattr(benchmark_fusion, "step_times", noted)

@@ -19,7 +19,7 @@ from gyrator.runtime.cuda_graphs import record_on_gpu
 from gyrator.runtime.gpu_kernels import GpuKernels
 from gyrator.runtime.load import WRAPPER, Runtime, names_of
 from gyrator.runtime.pool import Pool
-from gyrator.runtime.triton_worker import private_output, waits
+from gyrator.runtime.triton_worker import private_output, requests
 from gyrator.torch_compat import outside_tracing
 
 Call: TypeAlias = Callable[[], object]
@@ -40,8 +40,7 @@ def main(folder: Path, device: str) -> None:
     gc.freeze()
     print("{}", file=answers, flush=True)
     choice, given, wanted, batches = -1, list[Any](), list[Any](), dict[str, Batch]()
-    while waits(sys.stdin) and (line := sys.stdin.readline()):
-        request = json.loads(line)
+    for request in requests(sys.stdin):
         if request["choice"] != choice:
             choice, given, wanted, batches = request["choice"], [], [], {}
             torch.set_num_threads(request["threads"])

@@ -18,7 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from torch import Tensor
+
 from gyrator.errors import CacheCorrupt
+from gyrator.torch_compat import raw_bytes
 
 FORMAT = 1
 """Of the manifest; entries of another format count as absent."""
@@ -26,6 +29,9 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 
 _STALE_SECONDS = 3600.0
+
+Content: TypeAlias = "str | Path | Tensor"
+"""Of a file: a text; a file that is linked or copied; a tensor, whose elements are written row by row."""
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -70,14 +76,11 @@ class Store:
                 if file_digest(folder / name) != expected:
                     raise ValueError(f"{name} does not match its digest")
             return Entry(folder, manifest["notes"], key)
-        except (FileNotFoundError, NotADirectoryError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             if not folder.exists():
                 return None
-            problem: Exception = error
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            problem = error
-        self.remove(key)
-        raise CacheCorrupt(str(folder), str(problem)) from problem
+            self.remove(key)
+            raise CacheCorrupt(str(folder), str(error)) from error
 
     def find(self, key: str, warn: Callable[[str], object]) -> Entry | None:
         """The entry of a key; a damaged one counts as absent, after a warning."""
@@ -87,8 +90,8 @@ class Store:
             warn(str(damaged))
             return None
 
-    def put(self, key: str, files: Mapping[str, str | Path], notes: Mapping[str, Json]) -> Entry:
-        """Write an entry: texts, and files that are linked or copied. If another writer was first, its entry stays."""
+    def put(self, key: str, files: Mapping[str, Content], notes: Mapping[str, Json]) -> Entry:
+        """Write an entry. If another writer was first, its entry stays."""
         place = self._place(key)
         place.parent.mkdir(mode=0o700, exist_ok=True)
         draft = self._folder / f"draft-{os.getpid()}-{secrets.token_hex(8)}"
@@ -109,7 +112,7 @@ class Store:
         self._sweep()
         return Entry(place, notes, key)
 
-    def put_anonymous(self, files: Mapping[str, str | Path]) -> Entry:
+    def put_anonymous(self, files: Mapping[str, Content]) -> Entry:
         """Write an entry that nobody will look up."""
         return Entry(self.put(secrets.token_hex(32), files, {}).folder, {})
 
@@ -154,14 +157,16 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _write(path: Path, content: str | Path) -> None:
+def _write(path: Path, content: Content) -> None:
     if isinstance(content, str):
         path.write_text(content)
-        return
-    try:
-        os.link(content, path)
-    except OSError:  # another file system, or one without links
-        shutil.copyfile(content, path)
+    elif isinstance(content, Tensor):
+        path.write_bytes(raw_bytes(content))
+    else:
+        try:
+            os.link(content, path)
+        except OSError:  # another file system, or one without links
+            shutil.copyfile(content, path)
 
 
 def _age(path: Path) -> float:

@@ -41,9 +41,7 @@ SEED = 20
 VARYING = "varying"
 """Under which a placeholder notes its dimensions that are symbols, where it has no fake value."""
 
-SWITCHES: tuple[Mapping[str, object], ...] = (
-    {"reuse_buffers": False}, {"inplace": False}, {"fusion": False}, {"inline": False}, {"cpu_isa": "scalar"},
-)  # fmt: skip
+SWITCHES = {"reuse_buffers": False, "inplace": False, "fusion": False, "inline": False, "cpu_isa": "scalar"}
 """Options that switch off what comes after the passes that `validate` compares."""
 
 
@@ -340,9 +338,8 @@ def hints(case: Case) -> Iterator[str]:
             record = from_json(GraphRecord, event.entry.text(RECORD))
             yield from (f"kernel of {record.name}: {kernel.name}" for kernel in record.kernels)
     if case.failure.stage in ("the built code", "build", "memory between the graphs"):
-        for switch in SWITCHES:
-            if not case.failure.like(check(case.graph, case.inputs, replace(case.config, **switch))):  # type: ignore[arg-type]
-                ((name, value),) = switch.items()
+        for name, value in SWITCHES.items():
+            if not case.failure.like(check(case.graph, case.inputs, replace(case.config, **{name: value}))):  # type: ignore[arg-type]
                 yield f"it does not fail with options={{{name!r}: {value!r}}}"
                 return
 

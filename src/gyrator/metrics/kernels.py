@@ -197,8 +197,6 @@ class _Walk:
                         self.operations += trips * OPS[name].cost
                     case Random():
                         self.operations += trips * RANDOM_OPERATIONS
-                    case _:
-                        pass
 
     def facts(self) -> KernelFacts:
         whole = [value_bytes(param.value, self.hints) for param in self.kernel.params]

@@ -36,7 +36,7 @@ def describe(
     facts = {kernel.name: facts_of(kernel, hints) for kernel in plan.kernels}
     steps = tuple(_steps(made, facts, hints))
     launches = Counter(step.name for step in steps if step.kind == "kernel")
-    nests = {_value_name(node): node for node in made.program.nodes if isinstance(node, Nest)}
+    nests = {_value_name(node): _nest(node, hints) for node in made.program.nodes if isinstance(node, Nest)}
     _count(lowered, made, facts, launches, hints, session.counters)
     memory, holders = _memory(plan, made.program, hints)
     given = [i.value for i in plan.inputs if i.value is not None]
@@ -50,7 +50,7 @@ def describe(
             _kernel(kernel, facts[kernel.name], printed[kernel.name], launches[kernel.name]) for kernel in plan.kernels
         ),
         steps=steps,
-        nests={name: _nest(nest, hints) for name, nest in nests.items()},
+        nests=nests,
         unfused=tuple(_unfused(made, hints)),
         memory=memory,
         holders=holders,

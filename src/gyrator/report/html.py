@@ -61,15 +61,12 @@ def _user_lines(places: Places) -> Iterator[tuple[str, str]]:
 # -- data of plots, which the template draws -----------------------------------------------------------------
 def _compile_time(report: ReportData) -> Plot:
     """Stages by number, each with the number of the one around it."""
-    ids, labels, parents, values = ["all"], ["all"], [""], [report.seconds]
+    rows: list[tuple[str, str, str, float]] = [("all", "all", "", report.seconds)]
     numbers = {"": "all"}
     for number, (path, stage) in enumerate(report.stages()):
-        ids.append(str(number))
-        labels.append(stage.name)
-        parents.append(numbers[path])
-        values.append(stage.seconds)
+        rows.append((str(number), stage.name, numbers[path], stage.seconds))
         numbers[f"{path}/{stage.name}".lstrip("/")] = str(number)
-    return {"ids": ids, "labels": labels, "parents": parents, "values": values}
+    return dict(zip(("ids", "labels", "parents", "values"), zip(*rows, strict=True), strict=True))
 
 
 def _points(report: ReportData) -> Plot:

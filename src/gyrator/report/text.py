@@ -67,7 +67,7 @@ def _graph(console: Console, graph: GraphReport, report: ReportData) -> None:
             f"{kernel.launches}",
             size_text(kernel.bytes),
             f"{kernel.facts.operations:,}",
-            f"{took * 1e6:.1f}" if took else "",
+            _us(took),
             f"{roofline(kernel, took, report.peaks):.0%}" if took and report.peaks else "",
             kernel.places[0] if kernel.places else "",
         )
@@ -77,26 +77,19 @@ def _graph(console: Console, graph: GraphReport, report: ReportData) -> None:
     head = ("kernel", "kind", "n", "bytes", "operations", "us", "roof", "from")
     _table(console, "kernels", head, kernels)
     calls = [
-        (step.name, size_text(step.bytes), f"{took * 1e6:.1f}" if took else "", step.why, (*step.places, "")[0])
+        (step.name, size_text(step.bytes), _us(took), step.why, (*step.places, "")[0])
         for step, took in graph.timed_steps()
         if step.kind == "extern"
     ]
     _table(console, "calls of operators", ("operator", "bytes", "us", "why", "from"), calls)
     tried = [
-        (
-            name,
-            c.config,
-            "refused" if c.milliseconds is None else f"{c.milliseconds * 1e3:.1f}",
-            "x" if c.chosen else "",
-        )
+        (name, c.config, _us(c.milliseconds, 1e3) or "refused", "x" if c.chosen else "")
         for name, candidates in graph.candidates.items()
         for c in candidates
     ]
     _table(console, "configs that were timed", ("kernel", "config", "us", "chosen"), tried)
     trials = [(choice.title, t) for choice in record.choices for t in choice.trials]
-    chosen = [
-        (title, t.name, f"{1e3 * t.milliseconds:.1f}" if t.milliseconds else "", t.failure) for title, t in trials
-    ]
+    chosen = [(title, t.name, _us(t.milliseconds, 1e3), t.failure) for title, t in trials]
     _table(console, "candidates, the chosen first", ("choice", "candidate", "us", "why not"), chosen)
     apart = sorted(record.unfused, key=lambda pair: -pair.bytes)
     pairs = [(u.producer, u.reader, size_text(u.bytes), u.reason, u.reader_place) for u in apart]
@@ -104,6 +97,11 @@ def _graph(console: Console, graph: GraphReport, report: ReportData) -> None:
     held = [(h.value, size_text(h.bytes), h.place) for h in record.holders]
     peak = max(record.memory, default=0)
     _table(console, f"memory at the peak of {size_text(peak)}", ("value", "bytes", "from"), held)
+
+
+def _us(time: float | None, unit: float = 1e6) -> str:
+    """Microseconds of a time in seconds, or in another unit; nothing where it is not known."""
+    return f"{time * unit:.1f}" if time else ""
 
 
 def _compile_time(console: Console, report: ReportData) -> None:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -97,17 +97,10 @@ class Build:
         Raises: KernelBuildError if the compiler refused a kernel. KeyboardInterrupt. The other compilers are
         ended first.
         """
-        try:
-            for job in as_they_end(self.jobs.values(), self.progress):
-                if job is not self.jobs.get(LAUNCHER):  # a kernel that is refused says more than it does
-                    job.result()  # raises what the job raised
-            return {name: job.result() for name, job in self.jobs.items()}
-        except BaseException:
-            self.runs.stop()
-            raise
-        finally:
-            for job in self.jobs.values():
-                job.cancel()
+        kernels = [job for name, job in self.jobs.items() if name != LAUNCHER]
+        finish(kernels, self.progress, self.runs.stop)  # a kernel that is refused says more than the launcher
+        finish([self.jobs[LAUNCHER]], self.progress, self.runs.stop)
+        return {name: job.result() for name, job in self.jobs.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,19 +135,9 @@ class _Builder:
         text = "\n".join(k.text.replace('extern "C" ', seen_outside, 1) for k in kernels)
         return _Unit(key[:20], key, f'#include "kernel.h"\n\n{text}', tuple(kernels))
 
-    def find_library(self, kernel: CppKernel, libraries: dict[str, Entry | None]) -> str | None:
-        """The key of a built library that has `kernel`. `libraries` remembers those looked up before."""
-        key = self.key(without_comments(kernel.text, "//"))
-        entry = self.store.find(key, self.session.warn)
-        if entry is None:
-            return None
-        library = str(entry.notes["library"])
-        if library not in libraries:
-            libraries[library] = self.store.find(library, self.session.warn)
-        if libraries[library] is None:
-            self.store.remove(key)
-            return None
-        return library
+    def kernel_key(self, kernel: CppKernel) -> str:
+        """The key in the store of what is noted of a kernel: which library has it."""
+        return self.key(without_comments(kernel.text, "//"))
 
     def build(self, unit: _Unit) -> Path:
         """Build a unit's library and store it, unless another process did meanwhile.
@@ -178,7 +161,7 @@ class _Builder:
     def remember(self, unit: _Unit, entry: Entry) -> Path:
         """Note for each kernel of a unit which library has it; the library's file."""
         for kernel in unit.kernels:
-            self.store.put(self.key(without_comments(kernel.text, "//")), {}, {"library": unit.key})
+            self.store.put(self.kernel_key(kernel), {}, {"library": unit.key})
         return entry.folder / _LIBRARY
 
     def compile(self, text: str, library: Path, link: Sequence[str]) -> str | None:
@@ -213,16 +196,20 @@ def start_build(
     """Begin to build `kernels` and the launcher; returns at once. `origins` are the user's places."""
     base = digest(f"{toolchain.key()}\n{headers_digest()}")
     builder = _Builder(toolchain, base, store, session, origins, CompilerRuns())
-    libraries: dict[str, Entry | None] = {}
-    found = {k.name: builder.find_library(k, libraries) for k in kernels}
-    missing = [k for k in kernels if found[k.name] is None]
+    notes = {k.name: entry.notes for k in kernels if (entry := store.find(builder.kernel_key(k), session.warn))}
+    wanted = dict.fromkeys(str(noted["library"]) for noted in notes.values())
+    libraries = {key: entry.folder / _LIBRARY for key in wanted if (entry := store.find(key, session.warn))}
+    found = {name: key for name, noted in notes.items() if (key := str(noted["library"])) in libraries}
+    missing = [k for k in kernels if k.name not in found]
+    for kernel in missing:
+        store.remove(builder.kernel_key(kernel))  # where its library is gone
     session.counters.add(Count.KERNELS_CACHED, len(kernels) - len(missing))
     workers = session.config.build_threads or os.cpu_count() or 1
     launcher = LAUNCHER_SOURCE.read_text()
     units = [*map(builder.unit, in_runs(missing, workers)), _Unit(LAUNCHER, builder.key(launcher), launcher, ())]
-    jobs = {key[:20]: finished(entry.folder / _LIBRARY) for key, entry in libraries.items() if entry is not None}
+    jobs = {key[:20]: finished(library) for key, library in libraries.items()}
     jobs |= started({unit.name: partial(builder.build, unit) for unit in units}, workers)
-    library_of = {name: key[:20] for name, key in found.items() if key is not None}
+    library_of = {name: key[:20] for name, key in found.items()}
     library_of |= {kernel.name: unit.name for unit in units for kernel in unit.kernels}
     return Build(library_of, jobs, builder.runs, session.progress)
 
@@ -261,13 +248,23 @@ def started(calls: Mapping[str, Callable[[], T]], threads: int) -> dict[str, Fut
     return jobs
 
 
-def as_they_end(jobs: Iterable[Future[T]], progress: Progress) -> Iterator[Future[T]]:
-    """Each job when it has ended; `progress` is told how many have."""
+def finish(jobs: Iterable[Future[T]], progress: Progress, stop: Callable[[], object]) -> None:
+    """Wait until all jobs have ended; `progress` is told how many have.
+
+    Raises: what a job raised, and KeyboardInterrupt, after `stop` was called to end the others.
+    """
     unfinished = every = set(jobs)
-    while unfinished:
-        ended, unfinished = wait(unfinished, REPORT_SECONDS, FIRST_COMPLETED)
-        progress.update("building", len(every) - len(unfinished), len(every))
-        yield from ended
+    try:
+        while unfinished:
+            ended, unfinished = wait(unfinished, REPORT_SECONDS, FIRST_COMPLETED)
+            progress.update("building", len(every) - len(unfinished), len(every))
+            for job in ended:
+                job.result()
+    except BaseException:
+        for job in every:
+            job.cancel()
+        stop()
+        raise
 
 
 def finished(result: T) -> Future[T]:

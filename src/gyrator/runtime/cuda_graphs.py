@@ -33,17 +33,15 @@ MOST_RECORDINGS, MOST_SEEN = 64, 1024
 def recordable(plan: Plan, info: GraphInfo) -> bool:
     """Whether calls of a plan can be recorded: all its work is on the GPU, it reads no number back, and it writes
     into no input but parameters and buffers."""
-    if any(isinstance(output, Item) for output in plan.outputs):
-        return False
-    if not {update.input for update in info.updates} <= set(info.static_inputs):
-        return False
-    if any(given.number for given in plan.inputs):
-        return False
     externs = [step.extern for step in plan.steps if isinstance(step, Call)]
-    if any(e.scalars or any(isinstance(a, Item) for a in e.args) for e in externs):
+    named = [*plan.outputs, *(arg for extern in externs for arg in extern.args)]
+    numbers = any(g.number for g in plan.inputs) or any(e.scalars for e in externs)
+    others = {update.input for update in info.updates}.difference(info.static_inputs)
+    if numbers or others or any(isinstance(value, Item) for value in named):
         return False
-    if any(e.effects and torch.Tag.nondeterministic_seeded not in getattr(operator(e.op), "tags", ()) for e in externs):
-        return False  # but draws: torch's generator goes on at each replay
+    draws = torch.Tag.nondeterministic_seeded  # may be recorded: torch's generator goes on at each replay
+    if any(extern.effects and draws not in getattr(operator(extern.op), "tags", ()) for extern in externs):
+        return False
     values = [v for step in plan.steps for v in _values(step)]
     return bool(values) and all(value.device.type == "cuda" for value in values)
 

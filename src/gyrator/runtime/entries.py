@@ -3,20 +3,16 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gyrator.cache.guards import all_hold, new_facts
 from gyrator.cache.key import Key, differing
-from gyrator.cache.store import Entry, Json, Store
+from gyrator.cache.store import Content, Entry, Json, Store
 from gyrator.origin import Origin, origin_of
-from gyrator.runtime.load import WRAPPER, constant_file
 from gyrator.session import Count, Session
-from gyrator.torch_compat import raw_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,28 +80,15 @@ def facts_of(shape_env: ShapeEnv | None, before: int, key: Key | None) -> list[J
         return None
 
 
-def keep(
-    key: Key | None,
-    wrapper: str,
-    files: Mapping[str, str | Path],
-    constants: Mapping[str, torch.Tensor],
-    notes: Mapping[str, Json],
-    stores: Stores,
-) -> Entry:
-    """Store a compiled graph, so that it can be loaded from its folder alone. `files` are those of its
-    kernels and whatever else is said of it.
+def keep(key: Key | None, files: Mapping[str, Content], notes: Mapping[str, Json], stores: Stores) -> Entry:
+    """Store a compiled graph: its wrapper, kernels and constants, so that it can be loaded from its folder alone, and
+    whatever else is said of it.
 
     Without a key, or facts about sizes that can be written down, nobody will find it again.
     """
-    with TemporaryDirectory(prefix="gyrator-") as folder:
-        files = {WRAPPER: wrapper, **files}
-        for name, tensor in constants.items():
-            path = Path(folder) / constant_file(name)
-            path.write_bytes(raw_bytes(tensor))
-            files[path.name] = path
-        if key is None or notes["facts"] is None:
-            return stores.uncached.put_anonymous(files)
-        return stores.graphs.put(key.digest, files, {"key": dict(key.fields), **notes})
+    if key is None or notes["facts"] is None:
+        return stores.uncached.put_anonymous(files)
+    return stores.graphs.put(key.digest, files, {"key": dict(key.fields), **notes})
 
 
 def numbered_places(graph: fx.GraphModule, wanted: Collection[Origin]) -> list[Json]:

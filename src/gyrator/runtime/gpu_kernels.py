@@ -119,11 +119,11 @@ class GpuKernels:
     ) -> Launch:
         """The launch of the best config for these arguments: the recorded one, else the fastest."""
         variants = about["variants"]
-        sizes = [args[at] for at in about["sizes"]]
         descends = self.rebuild is not None and "room" in variants[0]
-        key = ""
-        if len(variants) > 1 or descends:
-            key = f"{about['choice']}-{torch.cuda.get_device_name()}-{sizes}{' descent' * descends}"
+        if len(variants) == 1 and not descends:
+            return self._loaded(about, variants[0], programs)
+        sizes = [args[at] for at in about["sizes"]]
+        key = digest(f"{about['choice']}-{torch.cuda.get_device_name()}-{sizes}{' descent' * descends}")
         found = self._recorded(key, variants)
         if found is None:
             launches = [self._loaded(about, variant, programs) for variant in variants]
@@ -141,7 +141,7 @@ class GpuKernels:
             measured: dict[str, Json] = {v["file"]: ms for v, ms in zip(variants, took, strict=True)}
             found = {**_identity(variants[best]), TIMES: measured}
             if self.choices is not None:
-                self.choices.put(digest(key), {}, found)
+                self.choices.put(key, {}, found)
             self._tell(about["name"], variants, found, new=True)
             return launches[best]
         self._tell(about["name"], variants, found, new=False)
@@ -193,13 +193,11 @@ class GpuKernels:
         return {**first, **built.notes, "file": str(built.file), "blocks": dict(config.blocks), "stages": stages}
 
     def _recorded(self, key: str, variants: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-        """What is noted of an earlier choice among the variants."""
-        if not key:
-            return variants[0]
-        entry = None if self.choices is None else self.choices.find(digest(key), warn=lambda _: None)
-        if entry is None or not any(_identity(v).items() <= entry.notes.items() for v in variants):
-            return entry.notes if entry is not None and "stages" in entry.notes else None
-        return entry.notes
+        """What is noted of an earlier choice, among the variants or by coordinate descent."""
+        entry = None if self.choices is None else self.choices.find(key, warn=lambda _: None)
+        notes = {} if entry is None else entry.notes
+        known = "stages" in notes or any(_identity(v).items() <= notes.items() for v in variants)
+        return notes if known else None
 
     def _tell(self, name: str, variants: Sequence[Mapping[str, Any]], found: Mapping[str, Any], *, new: bool) -> None:
         measured = found.get(TIMES)

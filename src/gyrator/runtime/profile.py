@@ -6,33 +6,21 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from types import MappingProxyType
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from gyrator.runtime.gpu_kernels import GpuKernels
 from gyrator.runtime.load import WRAPPER, BoxedCall, Runtime, measured, names_of
-from gyrator.runtime.pool import Pool
 from gyrator.torch_compat import outside_tracing
 
 
-def step_times(
-    folder: Path,
-    seconds: float = 0.2,
-    gpu: GpuKernels | None = None,
-    regions: Mapping[str, Callable[..., object]] = MappingProxyType({}),
-    constants: Mapping[str, torch.Tensor] = MappingProxyType({}),
-) -> tuple[float, ...]:
-    """Median seconds of each launch and call of a compiled graph on random inputs, in their order; `gpu` are its
-    kernels for the GPU, `regions` the graphs within it, `constants` those of its tensors that lie in no file.
-    """
-    program, calls = names_of((folder / WRAPPER).read_text(), folder), list[list[float]]()
+def step_times(runtime: Runtime, seconds: float = 0.2) -> tuple[float, ...]:
+    """Median seconds of each launch and call of a compiled graph on random inputs, in their order."""
+    program = names_of((runtime.folder / WRAPPER).read_text(), runtime.folder)
+    calls: list[list[float]] = []
     with outside_tracing(), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        note = lambda _, took: calls[-1].append(took)  # noqa: E731
-        call: BoxedCall = program["bind"](Runtime(folder, Pool(), constants, gpu=gpu, note=note, regions=regions))
+        call: BoxedCall = program["bind"](replace(runtime, note=lambda _, took: calls[-1].append(took)))
         given: list[Any] = program["inputs"]()
         end = time.perf_counter() + seconds
         while len(calls) < 3 or (time.perf_counter() < end and len(calls) < 100):

@@ -90,7 +90,7 @@ def keep_program(
     `guards` is how many facts about sizes were guarded before it was traced; `about` is kept with it.
     """
     facts = facts_of(env, guards, key)
-    with suppress(Unrecordable):
-        notes: dict[str, Json] = {"program": to_json(traced), "graphs": [*graphs], "facts": facts}
-        if facts is not None:
+    if facts is not None:
+        with suppress(Unrecordable):
+            notes: dict[str, Json] = {"program": to_json(traced), "graphs": [*graphs], "facts": facts}
             programs.put(key.digest, {ABOUT: about}, {**notes, "key": {**key.fields}})

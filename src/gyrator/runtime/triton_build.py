@@ -26,7 +26,7 @@ from gyrator.ir.index import Size
 from gyrator.optional import available
 from gyrator.origin import Origin
 from gyrator.progress import Progress
-from gyrator.runtime.build import as_they_end, finished, started, without_comments
+from gyrator.runtime.build import finish, finished, started, without_comments
 from gyrator.runtime.workers import MOST, PROGRAM, WorkerEnded, Workers
 from gyrator.schedule.gpu import Gpu
 from gyrator.session import Count, Session
@@ -145,16 +145,8 @@ class TritonBuild:
 
         Raises: KernelBuildError if there is none. KeyboardInterrupt; the workers are ended first.
         """
-        every = {job for _, jobs in self.jobs for job in jobs}
-        try:
-            for _ in as_they_end(every, self.progress):
-                pass
-            return [(wanted, self._usable(wanted, [job.result() for job in jobs])) for wanted, jobs in self.jobs]
-        except KeyboardInterrupt:
-            for job in every:
-                job.cancel()
-            self.workers.stop()
-            raise
+        finish((job for _, jobs in self.jobs for job in jobs), self.progress, self.workers.stop)
+        return [(wanted, self._usable(wanted, [job.result() for job in jobs])) for wanted, jobs in self.jobs]
 
     def _usable(self, wanted: Wanted, built: Sequence[Binary]) -> dict[int, Binary]:
         limit, kernel = Gpu(divmod(self.target.capability, 10)).shared_bytes, wanted.kernel

@@ -76,16 +76,12 @@ def descend(
 
 # -- timing --------------------------------------------------------------------------------------------------
 def times(
-    candidates: Sequence[Launch],
-    stream: int,
-    args: Sequence[int],
-    updated: Sequence[tuple[int, int]],
-    driver: CudaDriver,
+    launches: Sequence[Launch], stream: int, args: Sequence[int], updated: Sequence[tuple[int, int]], driver: CudaDriver
 ) -> list[float | None] | None:
     """Milliseconds of each candidate on the current stream, which is `stream`; None for one that cannot be launched.
 
     Args:
-        candidates: launches of the same kernel that give the same results.
+        launches: of candidates, forms of one kernel that give the same results.
         args: what each takes.
         updated: (address, bytes) of memory whose contents matter afterwards and must not change here.
 
@@ -97,11 +93,11 @@ def times(
         return None
     try:
         with _put_aside(updated, stream, driver):
-            found = [_milliseconds(launch, stream, args) for launch in candidates]
+            found = [_milliseconds(launch, stream, args) for launch in launches]
     except torch.cuda.OutOfMemoryError:
         return None
     if all(took is None for took in found):
-        candidates[0](stream, *args)  # raises why
+        launches[0](stream, *args)  # raises why
     return found
 
 

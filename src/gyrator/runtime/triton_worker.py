@@ -16,7 +16,7 @@ import os
 import select
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TextIO
@@ -31,11 +31,7 @@ def main(folder: Path) -> None:
     """Serve requests until the input ends."""
     answers, messages = private_output(folder)
     _prepare(folder)
-    while waits(sys.stdin):
-        line = sys.stdin.readline()
-        if not line:
-            break
-        request = json.loads(line)
+    for request in requests(sys.stdin):
         messages.seek(0)
         messages.truncate()
         try:
@@ -44,8 +40,7 @@ def main(folder: Path) -> None:
             messages.flush()
             said = (folder / "messages").read_text(errors="replace")[-4000:]
             answer = {"error": f"{type(error).__name__}: {error}\n{said}".strip()}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 def compile_kernel(request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
@@ -111,9 +106,10 @@ def _prepare(folder: Path) -> None:
         cache.triton_key = lambda: ""
 
 
-def waits(stream: TextIO) -> bool:
-    """Whether there is something to read before the time is up."""
-    return bool(select.select([stream], [], [], IDLE_SECONDS)[0])
+def requests(stream: TextIO) -> Iterator[dict[str, Any]]:
+    """What the lines of a stream ask for, until it ends or nothing came in time."""
+    while select.select([stream], [], [], IDLE_SECONDS)[0] and (line := stream.readline()):
+        yield json.loads(line)
 
 
 if __name__ == "__main__":
