@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from gyrator.autograd.builder import mapped
 from gyrator.autograd.functionalize import Alias
 from gyrator.autograd.interface import Update
 from gyrator.autograd.recorder import Recorder
@@ -136,13 +137,9 @@ class _Results:
         return len(self.found) - 1
 
     def number(self, value: Any) -> Any:
-        """A symbolic number as a `Number`; anything else unchanged, item by item."""
-        if isinstance(value, SYMBOLIC_TYPES):
-            node = self.recorder.node_of(value)
-            return Number(self.value(node)) if isinstance(node, Node) else node
-        if isinstance(value, (tuple, list)):
-            return type(value)(self.number(item) for item in value)
-        return value
+        """A symbolic number as a `Number`; anything else unchanged."""
+        node = self.recorder.node_of(value) if isinstance(value, SYMBOLIC_TYPES) else value
+        return Number(self.value(node)) if isinstance(node, Node) else node
 
 
 def describe_outputs(
@@ -163,9 +160,9 @@ def describe_outputs(
     shared = _shared_roots(recorder, flat)
     sources = tuple(_source(recorder, value, positions, shared, results) for value in flat)
     changes = tuple(
-        MetadataChange(parent.root.input, op, tuple(results.number(arg) for arg in args))
-        for parent, op, args in recorder.metadata_changes
-        if parent.root.input is not None and _is_input(parent, recorder, inputs)
+        MetadataChange(positions[id(tensor)], op, mapped(args, results.number))
+        for tensor, op, args in recorder.metadata_changes
+        if id(tensor) in positions
     )
     return Forward(updates, changes, sources, structure), tuple(results.found)
 
@@ -219,14 +216,7 @@ def _chain(alias: Alias, results: _Results) -> tuple[ReplayedView, ...]:
     link: Alias | None = alias
     while link is not None and link.view is not None:
         view = link.view
-        args = results.number(view.args)
-        kwargs = {key: results.number(arg) for key, arg in view.kwargs.items()}
+        args, kwargs = mapped((view.args, dict(view.kwargs)), results.number)
         views.append(ReplayedView(View(view.op, args, kwargs, view.index), link.tracks_grad))
         link = link.parent
     return tuple(reversed(views))
-
-
-def _is_input(parent: Alias, recorder: Recorder, inputs: Sequence[Any]) -> bool:
-    """Whether the tensor whose metadata changed is an input itself, not a view of one."""
-    position = parent.root.input
-    return position is not None and position < len(inputs) and recorder.alias_of(inputs[position]).parent is not None

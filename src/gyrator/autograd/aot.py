@@ -34,6 +34,8 @@ from gyrator.errors import InternalCheckError
 Stage: TypeAlias = Callable[[str], AbstractContextManager[object]]
 """What the work on a part of the pipeline, given by name, runs within: for timing."""
 
+_Compile: TypeAlias = Callable[[Graph, GraphInfo], Compiled]
+
 
 def aot_compile(
     gm: GraphModule,
@@ -170,12 +172,7 @@ def roles_of(joint: Joint, graph: Graph, inputs: Inputs) -> JointGraph:
 
 
 def _differentiable(
-    joint: Joint,
-    roles: JointGraph,
-    halves: Halves,
-    compiled: Callable[[Graph, GraphInfo], Compiled],
-    lazy: bool,
-    for_loss: bool,
+    joint: Joint, roles: JointGraph, halves: Halves, compiled: _Compile, lazy: bool, for_loss: bool
 ) -> tuple[Differentiable, frozenset[int]]:
     """Forward and backward compiled, and how they are joined; the inputs that forward overwrites."""
     kept = halves.saved_values + halves.numbers

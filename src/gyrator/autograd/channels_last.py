@@ -16,7 +16,7 @@ stream that begins with a transposed view has such strides in eager up to its en
 """
 
 import operator
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -118,25 +118,20 @@ class _Rewriter:
             if not (gains or node in self._rows or any(arg in self._original for arg in node.all_input_nodes)):
                 continue
             if gains:
-                for position in _IMAGES[node.target]:
-                    self._convert(node, position)
+                self._lay(node, _IMAGES[node.target], torch.channels_last, _is_contiguous)
             elif node in self._rows:
-                self._lay_in_rows(node)
+                self._lay(node, range(len(node.args)), torch.contiguous_format, _lies_across)
             if not self._follow(node):
                 self._restore(node)
 
-    def _convert(self, node: Node, position: int) -> None:
-        image = node.args[position]
-        assert isinstance(image, Node)
-        if not _is_contiguous(image.meta["val"]):
-            return
-        node.update_arg(position, self._copy(node, image, torch.channels_last))
-
-    def _lay_in_rows(self, node: Node) -> None:
-        for position, given in enumerate(node.args):
-            value = given.meta["val"] if isinstance(given, Node) else None
-            if isinstance(given, Node) and isinstance(value, Tensor) and _lies_across(value):
-                node.update_arg(position, self._copy(node, given, torch.contiguous_format))
+    def _lay(
+        self, node: Node, positions: Iterable[int], layout: torch.memory_format, gains: Callable[[Tensor], bool]
+    ) -> None:
+        """Give the node copies with that layout of those arguments that gain by it."""
+        for position in positions:
+            given = node.args[position]
+            if isinstance(given, Node) and isinstance(value := given.meta["val"], Tensor) and gains(value):
+                node.update_arg(position, self._copy(node, given, layout))
 
     def _follow(self, node: Node) -> bool:
         """Find the node's metadata anew; False if it must see what it saw before."""

@@ -1,4 +1,7 @@
-"""Results of operators on fake tensors, each asked of torch once per metadata of the arguments.
+"""Results of operators on fake tensors: as their real kernels return them, and asked of torch once per metadata.
+
+A traced graph promises the strides of its fake tensors, and what the user sees must lie in memory as in eager. For
+operators whose fake kernels state other strides, or sizes, than their real ones return, functions here stand in.
 
 A model repeats its layers: most calls are like an earlier one, and what torch's fake mode does for a call,
 its own cache included, costs ten times as much as making a tensor of known metadata.
@@ -8,11 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gyrator.autograd.builder import PLAIN_TYPES, metadata_key
+
+aten = torch.ops.aten
 
 _UNKNOWN_SIZES = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
 
@@ -24,9 +30,10 @@ class FakeResults:
         self._mode = mode
         self._known: dict[Any, tuple[Any, ...]] = {}
 
-    def call(self, op: OpOverload, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """`function(*args, **kwargs)`, which stands for the pure operator `op`."""
-        key = _key((op, args, *kwargs.items())) if op.namespace in ("aten", "prims") else None
+    def call(self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], *, pure: bool) -> Any:
+        """The results of a call of `op`, which are new each time and remembered if it is `pure`."""
+        function = _STAND_INS.get(op, op)
+        key = _key((op, args, *kwargs.items())) if pure and op.namespace in ("aten", "prims") else None
         if key is None or not _UNKNOWN_SIZES.isdisjoint(op.tags):
             return function(*args, **kwargs)
         known = self._known.get(key)
@@ -61,3 +68,39 @@ def _metadata(tensor: FakeTensor) -> tuple[Any, ...] | None:
     if any(type(number) is not int for number in (*tensor.shape, *tensor.stride(), tensor.storage_offset())):
         return None
     return metadata_key(tensor)
+
+
+# --- results that torch states otherwise --------------------------------------------------------------
+
+
+def _log_sigmoid_forward(x: Tensor) -> Any:
+    """The CPU kernel makes its argument contiguous first."""
+    return aten.log_sigmoid_forward.default(x.contiguous() if x.device.type == "cpu" else x)
+
+
+def _max_unpool2d(x: Tensor, indices: Tensor, output_size: Sequence[int]) -> Tensor:
+    """On a CPU the result of a channels-last image is channels-last."""
+    result = aten.max_unpool2d.default(x, indices, output_size)
+    last = torch.channels_last
+    if x.device.type == "cpu" and x.ndim == 4 and x.is_contiguous(memory_format=last) and not x.is_contiguous():
+        return result.contiguous(memory_format=last)
+    return result
+
+
+def _index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+    """The result is a filled clone: it lies in memory as a clone does."""
+    return aten.clone.default(x)
+
+
+def _unique(*args: Any, **kwargs: Any) -> Any:
+    """Sizes are known from the values alone, though torch 2.11 states one element."""
+    raise DynamicOutputShapeException(aten._unique.default)
+
+
+_STAND_INS: Mapping[OpOverload, Callable[..., Any]] = {
+    aten.log_sigmoid_forward.default: _log_sigmoid_forward,
+    aten.index_fill.int_Scalar: _index_fill,
+    aten.index_fill.int_Tensor: _index_fill,
+    aten.max_unpool2d.default: _max_unpool2d,
+    aten._unique.default: _unique,
+}

@@ -31,7 +31,7 @@ def flex_attention(call: Call, args: Sequence[Any]) -> tuple[Tensor, ...]:
             score_mod, block mask, scale, options, then the tensors that score_mod and mask_mod read.
     """
     (query, key, value), (score_mod, mask, scale) = autocast(*args[:3]), args[3:6]
-    score_reads, mask_reads = (tuple(reads) for reads in (*args[7:9], (), ())[:2])
+    score_reads, mask_reads = reads_of(args)
     with torch.autocast(query.device.type, enabled=False):
         key, value = (_like_query(x, query) for x in (key, value))
         dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
@@ -50,9 +50,12 @@ def flex_attention(call: Call, args: Sequence[Any]) -> tuple[Tensor, ...]:
         return laid_out_like(out, query), sums, maxima
 
 
-def _mapped(
-    call: Call, function: Any, scores: Tensor | None, places: Sequence[Tensor], reads: tuple[Any, ...]
-) -> Tensor:
+def reads_of(args: Sequence[Any]) -> list[list[Any]]:
+    """What score_mod and mask_mod read."""
+    return [[*reads] for reads in (*args[7:9], (), ())[:2]]
+
+
+def _mapped(call: Call, function: Any, scores: Tensor | None, places: Sequence[Tensor], reads: list[Any]) -> Tensor:
     """`function(score, b, h, i, j, *reads)` for every score, or without scores for every place."""
 
     def one(*given: Any) -> Any:

@@ -23,11 +23,9 @@ def freeze(graph: Graph, values: Mapping[int, Tensor]) -> dict[str, Tensor]:
 
     Refuses draws of random numbers, views, and what goes to an output, which the caller may write into.
     """
-    known: dict[Node, Tensor] = {}
+    inputs = graph.find_nodes(op="placeholder")
+    known = {inputs[position]: value.detach() for position, value in values.items()}
     held: dict[str, Tensor] = {}
-    for position, node in enumerate(graph.find_nodes(op="placeholder")):
-        if position in values:
-            known[node] = values[position].detach()
     for node in list(graph.nodes):
         if node.op == "call_function" and all(i in known for i in node.all_input_nodes):
             value = _computed(node, known)

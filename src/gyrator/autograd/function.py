@@ -105,11 +105,7 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
                 computed = _SecondDerivative.apply(len(values), *values, *inputs, *gradients)
             return tuple([None if index is None else computed[index] for index in order])
 
-    def call(args: list[Any]) -> Sequence[Any]:
-        outputs: Sequence[Any] = Compiled.apply(*args)
-        return outputs
-
-    return call
+    return lambda args: Compiled.apply(*args)
 
 
 class _SecondDerivative(torch.autograd.Function):

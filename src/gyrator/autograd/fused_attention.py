@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._ops import HigherOrderOperator
 
 from gyrator import torch_compat
-from gyrator.autograd.flex_attention import Call, autocast, flex_attention, laid_out_like
+from gyrator.autograd.flex_attention import Call, autocast, flex_attention, laid_out_like, reads_of
 from gyrator.autograd.recorder import Recorder
 
 DEVICES, WIDEST, NO_BLOCKS = ("cuda",), 256, 1 << 30
@@ -61,18 +61,13 @@ def attention(recorder: Recorder, call: Call, args: Sequence[Any]) -> tuple[Tens
         or {query.dtype, key.dtype, value.dtype} not in ({torch.float32}, {torch.bfloat16}, {torch.float16})
         or any(type(side) is not int or side % 16 for side in mask[-3:-1])
         or not all(isinstance(x, Tensor) for at in (2, 6)[: 1 + grads] for x in _lists(mask, at))
-        or (tracks and any(isinstance(x, Tensor) and x.requires_grad for x in _reads(args)[0]))
+        or (tracks and any(isinstance(x, Tensor) and x.requires_grad for x in reads_of(args)[0]))
         or not all(0 < int(x.shape[3]) <= WIDEST and int(x.shape[1]) for x in (query, key, value))
     ):
         return flex_attention(call, args)
     key, value = (x.expand(query.shape[0], *x.shape[1:]) for x in (key, value))
     results: tuple[Tensor, ...] = _Function.apply(query, key, value, recorder, call, args)
     return results
-
-
-def _reads(args: Sequence[Any]) -> list[list[Any]]:
-    """What score_mod and mask_mod read."""
-    return [[*reads] for reads in (*args[7:9], (), ())[:2]]
 
 
 def _lists(mask: Sequence[Any], at: int) -> list[Any]:
@@ -96,7 +91,7 @@ class _Function(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, recorder: Recorder, call: Call, args: Sequence[Any]
     ) -> tuple[Tensor, ...]:
-        score_mod, mask, scale, reads = *args[3:5], float(args[5]), _reads(args)
+        score_mod, mask, scale, reads = *args[3:5], float(args[5]), reads_of(args)
         with torch_compat.outside_tracing(), recorder.build.fake_mode:
             out = laid_out_like(query.new_empty((*query.shape[:3], value.shape[-1])), query)
             sums = query.new_empty(query.shape[:3], dtype=torch.float32)

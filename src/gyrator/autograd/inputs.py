@@ -75,14 +75,9 @@ def overlapping(values: Sequence[Any], written: Sequence[int]) -> bool:
     owners = [value.untyped_storage()._cdata for value in values if isinstance(value, Tensor)]
     if len(set(owners)) == len(owners):
         return False
-    return any(
-        isinstance(values[position], Tensor)
-        and any(
-            index != position and isinstance(other, Tensor) and _meet(values[position], other)
-            for index, other in enumerate(values)
-        )
-        for position in written
-    )
+    tensors = {position: value for position, value in enumerate(values) if isinstance(value, Tensor)}
+    targets = [position for position in written if position in tensors]
+    return any(at != other and _meet(tensors[at], tensors[other]) for at in targets for other in tensors)
 
 
 def reaches_outside(view: Tensor, owner: Tensor) -> bool:

@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -140,7 +141,8 @@ def _backward(
         tangents.append(tangent)
     wanted = [position for position, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
     written = generations(recorder, leaves)
-    with torch_compat.without_autocast(), recorder.backward(runner.origin_of_sequence), recorder:
+    recorder.backward_origin = runner.origin_of_sequence
+    with torch_compat.without_autocast(), recorder:
         gradients = torch.autograd.grad(results, [leaves[position] for position in wanted], tangents, allow_unused=True)
     if generations(recorder, leaves) != written:
         raise UnsupportedOperator("backward", "it mutates an input of the forward program")
@@ -163,8 +165,7 @@ class _Runner(Interpreter):
     def __init__(self, gm: GraphModule, recorder: Recorder) -> None:
         super().__init__(gm, garbage_collect_values=False)
         self._recorder = recorder
-        self._starts: list[int] = []
-        self._origins: list[Meta] = []
+        self._made: list[tuple[int, Meta]] = []
         self._constants: dict[str, Tensor] = {}
         self._region: Meta = {}
         self._of_scores = False
@@ -176,8 +177,7 @@ class _Runner(Interpreter):
         if node.op not in ("placeholder", "output", "get_attr"):
             origin = {**origin_of(node.meta), **self._region}
             self._recorder.build.origin = origin
-            self._starts.append(torch_compat.next_autograd_sequence())
-            self._origins.append({**origin, "backward": True})
+            self._made.append((torch_compat.next_autograd_sequence(), {**origin, "backward": True}))
         value = super().run_node(node)
         self._masks.note(node, value)
         return value
@@ -191,7 +191,7 @@ class _Runner(Interpreter):
             if name == "tag_activation_checkpoint":
                 return self._checkpoint(args[0], args[1:])
             if name == "flex_attention":
-                return attention(self._recorder, self._score, args)
+                return attention(self._recorder, partial(self._inline, region=self._region, of_scores=True), args)
         if target is operator.getitem and self._of_scores:
             return index(args[0], args[1])
         args, kwargs = self._masks.simplified(target, args, kwargs)
@@ -202,18 +202,16 @@ class _Runner(Interpreter):
     def _checkpoint(self, body: GraphModule, args: Sequence[Any]) -> Any:
         """A region that backward computes again; where a policy decides, it is asked for each operator."""
         region = {**self._region, "region": next(self._regions), "recompute": True}
-        policy = torch_compat.checkpoint_policy(body)
-        with self._recorder.policy(policy):
-            return self._inline(body, args, region)
-
-    def _score(self, body: GraphModule, args: Sequence[Any]) -> Any:
-        """A function of one attention score, run under vmap."""
-        return self._inline(body, args, self._region, of_scores=True)
+        outer, self._recorder.policy = self._recorder.policy, torch_compat.checkpoint_policy(body)
+        value = self._inline(body, args, region)
+        self._recorder.policy = outer
+        return value
 
     def _inline(self, body: GraphModule, args: Sequence[Any], region: Meta, *, of_scores: bool = False) -> Any:
+        """Runs a body in the place of its call; one `of_scores`, a function of one attention score, is under vmap."""
         inner = _Runner(body, self._recorder)
-        inner._starts, inner._origins, inner._regions = self._starts, self._origins, self._regions
-        inner._region, inner._of_scores, inner._masks = region, of_scores, self._masks
+        inner._made, inner._regions, inner._masks = self._made, self._regions, self._masks
+        inner._region, inner._of_scores = region, of_scores
         return inner.run(*args)
 
     def get_attr(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -230,5 +228,5 @@ class _Runner(Interpreter):
 
     def origin_of_sequence(self, number: int) -> Mapping[str, Any]:
         """Where the autograd node with this number was made."""
-        index = bisect_right(self._starts, number) - 1
-        return self._origins[index] if index >= 0 and number >= 0 else {"backward": True}
+        index = bisect_right(self._made, number, key=operator.itemgetter(0)) - 1
+        return self._made[index][1] if index >= 0 and number >= 0 else {"backward": True}

@@ -20,16 +20,8 @@ from gyrator.ir import philox
 LARGEST_SEED = 2**63 - 1
 
 
-def _restride_fake(x: Tensor, stride: Sequence[int]) -> Tensor:
-    return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device)
-
-
 def _seeds(n: int, device: torch.device) -> Tensor:
     return torch.randint(0, LARGEST_SEED, (n,), dtype=torch.int64, device=device)
-
-
-def _seeds_fake(n: int, device: torch.device) -> Tensor:
-    return torch.empty((n,), dtype=torch.int64, device=device)
 
 
 def _draw(
@@ -57,8 +49,8 @@ def _define(schema: str, function: Callable[..., Tensor], fake: Callable[..., Te
 
 _DRAWN = "(SymInt[] size, Tensor seeds, SymInt slot, ScalarType dtype, Device device) -> Tensor"
 
-_define("restride(Tensor x, SymInt[] stride) -> Tensor", copied, _restride_fake)
-_define("seeds(SymInt n, Device device) -> Tensor", _seeds, _seeds_fake, torch.Tag.nondeterministic_seeded)
+_define("restride(Tensor x, SymInt[] stride) -> Tensor", copied, copied)
+_define("seeds(SymInt n, Device device) -> Tensor", _seeds, _seeds, torch.Tag.nondeterministic_seeded)
 _define("rand" + _DRAWN, partial(_draw, philox.uniform), _draw_fake)
 _define("randn" + _DRAWN, partial(_draw, philox.normal), _draw_fake)
 

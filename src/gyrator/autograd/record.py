@@ -6,14 +6,15 @@ Plain values stand for themselves, all others are an object of one key: {"tuple"
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from gyrator.autograd.aliasing import Forward, FromGraph, FromInput, Literal, MetadataChange, Number, ReplayedView
+from gyrator.autograd.aliasing import Forward, MetadataChange, Number, ReplayedView, Source
 from gyrator.autograd.aot import Traced
 from gyrator.autograd.function import Differentiable, Tangent
 from gyrator.autograd.interface import BoxedCallable, Update
@@ -57,27 +58,20 @@ def _fields(record: Any, *left_out: str) -> dict[str, Json]:
 
 
 # -- values --------------------------------------------------------------------------------------------------
-_RECORDED = (
-    Forward,
-    FromGraph,
-    FromInput,
-    Literal,
-    MetadataChange,
-    Number,
-    Program,
-    ReplayedView,
-    Tangent,
-    Update,
-    View,
-)
+def _named(kind: type, text: str) -> Any:
+    """What torch calls so: `torch.float32`, `aten.mm.default`."""
+    found = attrgetter(text.removeprefix("torch."))(torch.ops if kind is OpOverload else torch)
+    if not isinstance(found, kind):
+        raise ValueError(f"{text} is no {kind.__name__}")
+    return found
+
+
+_RECORDED = (*get_args(Source), Forward, MetadataChange, Number, Program, ReplayedView, Tangent, Update, View)
 _RECORDS: Mapping[str, type[Any]] = {cls.__name__: cls for cls in _RECORDED}
 _TYPES: Mapping[str, Callable[[Any], Any]] = {
-    "dtype": lambda text: _member(text, torch.dtype),
-    "layout": lambda text: _member(text, torch.layout),
-    "memory_format": lambda text: _member(text, torch.memory_format),
+    **{kind.__name__: partial(_named, kind) for kind in (torch.dtype, torch.layout, torch.memory_format, OpOverload)},
     "device": torch.device,
     "TreeSpec": pytree.treespec_loads,
-    "OpOverload": lambda text: _operator(text),
     "list": lambda items: [_decode(item) for item in items],
     "tuple": lambda items: tuple(_decode(item) for item in items),
     "Size": lambda items: tuple(_decode(item) for item in items),
@@ -114,17 +108,3 @@ def _decode(value: Any) -> Any:
         return value
     ((kind, content),) = value.items()
     return _RECORDS[kind](*map(_decode, content)) if kind in _RECORDS else _TYPES[kind](content)
-
-
-def _member(text: str, kind: type) -> Any:
-    found = getattr(torch, text.removeprefix("torch."))
-    if not isinstance(found, kind):
-        raise ValueError(f"{text} is no {kind.__name__}")
-    return found
-
-
-def _operator(text: str) -> OpOverload:
-    found = attrgetter(text)(torch.ops)
-    if not isinstance(found, OpOverload):
-        raise ValueError(f"{text} is no operator")
-    return found

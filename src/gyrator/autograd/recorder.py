@@ -4,8 +4,7 @@ The recorder is a dispatch mode below autograd: it sees ATen operators of the fo
 torch.autograd makes of it, with composite operators already taken apart. Mutation is functionalised on the way.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,9 +22,8 @@ from gyrator.autograd.fake_results import FakeResults
 from gyrator.autograd.functionalize import Alias, Root, new_root, read, write
 from gyrator.autograd.higher_order import PASSED, RECORDED
 from gyrator.autograd.inputs import of_subclass, reaches_outside
-from gyrator.autograd.real_strides import REAL_STRIDES
 from gyrator.autograd.symbols import SYMBOLIC_TYPES, expression
-from gyrator.autograd.views import METADATA_OPS, View
+from gyrator.autograd.views import IDENTITY_VIEWS, METADATA_OPS, View
 from gyrator.errors import InternalCheckError, UnsupportedOperator
 
 aten = torch.ops.aten
@@ -48,6 +46,8 @@ class Recorder(TorchDispatchMode):
     Attributes:
         build: the graph so far.
         constants: tensors that the program holds, with the memory that stands for them.
+        policy: `policy(op, *args, **kwargs)` says whether an operator's results are to be computed again.
+        backward_origin: while backward runs, what nodes inherit by the sequence number of the autograd node that runs.
     """
 
     supports_higher_order_operators = True
@@ -55,15 +55,15 @@ class Recorder(TorchDispatchMode):
     def __init__(self, build: GraphBuilder) -> None:
         super().__init__()
         self._results_of = FakeResults(build.fake_mode)
-        self._policy: Callable[..., bool] | None = None
         self.build = build
+        self.policy: Callable[..., bool] | None = None
+        self.backward_origin: Callable[[int], Mapping[str, Any]] | None = None
         self.constants: list[tuple[Root, Tensor]] = []
-        self.metadata_changes: list[tuple[Alias, OpOverload, tuple[Any, ...]]] = []
+        self.metadata_changes: list[tuple[Tensor, OpOverload, tuple[Any, ...]]] = []
         self._aliases: dict[int, Alias] = {}
         self._alive: list[Tensor] = []
         self._last_input: Node | None = None
         self._inputs = 0
-        self._backward_origin: Callable[[int], Mapping[str, Any]] | None = None
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -77,22 +77,20 @@ class Recorder(TorchDispatchMode):
         how = behaviour(func)
         if how.effect is Effect.REFUSED:
             raise UnsupportedOperator(str(func), "it changes what memory a tensor owns")
-        run = REAL_STRIDES.get(func, func)
-        pure = how.effect is Effect.PURE
-        out = self._results_of.call(func, run, args, kwargs) if pure else run(*args, **kwargs)
+        out = self._results_of.call(func, args, kwargs, pure=how.effect is Effect.PURE)
         call = _Call(func, how, args, kwargs, out)
         if how.effect is Effect.NUMBER:
             return self._number(call) if type(out) in SYMBOLIC_TYPES else out
         self._take_origin()
-        if self._policy is not None and self._backward_origin is None:
-            self.build.origin = {**self.build.origin, "recompute": self._policy(func, *args, **kwargs)}
+        if self.policy is not None and self.backward_origin is None:
+            self.build.origin = {**self.build.origin, "recompute": self.policy(func, *args, **kwargs)}
         _RECORD[how.effect](self, call)
         return out
 
     def _take_origin(self) -> None:
         """In backward, new nodes inherit from where the autograd node that runs was made."""
-        if self._backward_origin is not None:
-            self.build.origin = self._backward_origin(torch_compat.current_autograd_sequence())
+        if self.backward_origin is not None:
+            self.build.origin = self.backward_origin(torch_compat.current_autograd_sequence())
 
     # --- inputs, reads -----------------------------------------------------------------------------
 
@@ -153,24 +151,6 @@ class Recorder(TorchDispatchMode):
             out = tuple([torch.empty_like(x) for x in like])
             self._results(self._append(func, args, {}, out), out)
         return out
-
-    @contextmanager
-    def backward(self, origin: Callable[[int], Mapping[str, Any]]) -> Iterator[None]:
-        """While open, nodes inherit from `origin(sequence number of the autograd node that runs)`."""
-        self._backward_origin = origin
-        try:
-            yield
-        finally:
-            self._backward_origin = None
-
-    @contextmanager
-    def policy(self, decide: Callable[..., bool] | None) -> Iterator[None]:
-        """While open, `decide(op, *args, **kwargs)` says whether an operator's results are to be computed again."""
-        before, self._policy = self._policy, decide
-        try:
-            yield
-        finally:
-            self._policy = before
 
     # --- recording, one way per effect -------------------------------------------------------------
 
@@ -234,7 +214,7 @@ class Recorder(TorchDispatchMode):
                 raise UnsupportedOperator(str(func), "it reaches memory that its tensor does not span")
         tracks = torch.is_grad_enabled()
         view, node = View(func, tuple(others), dict(call.kwargs)), read(parent, self.build)
-        if func not in _SAME_VALUE:
+        if func not in IDENTITY_VIEWS:
             node = self._append(func, (node, *others), call.kwargs, out)
         if isinstance(out, Tensor):
             self._bind(out, Alias(parent.root, parent, view, node, tracks))
@@ -246,7 +226,7 @@ class Recorder(TorchDispatchMode):
     def _metadata(self, call: _Call) -> None:
         target, *others = call.args
         view, parent = View(METADATA_OPS[call.func], tuple(others), dict(call.kwargs)), self.alias_of(target)
-        self.metadata_changes.append((parent, call.func, tuple(others)))
+        self.metadata_changes.append((target, call.func, tuple(others)))
         node = self._append(view.op, (read(parent, self.build), *others), call.kwargs, target)
         self._bind(target, Alias(parent.root, parent, view, node, torch.is_grad_enabled()))
 
@@ -361,13 +341,8 @@ class Recorder(TorchDispatchMode):
         build.graph.output(tuple(results) if isinstance(results, list) else results)
         return self.build.body(build.graph, build.bodies)
 
-    def _statement(self, call: _Call) -> None:
-        self._append(call.func, call.args, call.kwargs, None)
-
 
 _LEGIT = aten._native_batch_norm_legit
-
-_SAME_VALUE = frozenset({aten.detach.default, aten.alias.default})
 
 _RECORD: Mapping[Effect, Callable[..., None]] = {
     Effect.PURE: Recorder._pure,
@@ -375,5 +350,5 @@ _RECORD: Mapping[Effect, Callable[..., None]] = {
     Effect.METADATA: Recorder._metadata,
     Effect.WRITES: Recorder._writes,
     Effect.BATCH_NORM: Recorder._batch_norm,
-    Effect.STATEMENT: Recorder._statement,
+    Effect.STATEMENT: Recorder._pure,
 }

@@ -62,8 +62,9 @@ class _Writer:
     def compiled(self) -> Callable[..., Any]:
         program, forward = self._program, self._program.forward
         constants = "".join(f", {self._name(value, 'constant')}" for value in program.constants)
-        call = f"run([*args{constants}])"
-        surprises = self._surprises()
+        given = f"[*args{constants}]"
+        call = f"run({given})"
+        surprises = self._surprises(given)
         if surprises:
             self._lines += [
                 f"    if {' or '.join(surprises)}:",
@@ -94,15 +95,13 @@ class _Writer:
             )
         return self._built()
 
-    def _surprises(self) -> list[str]:
+    def _surprises(self, given: str) -> list[str]:
         """Conditions under which a call's inputs lie in memory as the trace did not assume."""
-        program, forward = self._program, self._program.forward
+        forward = self._program.forward
         found = [f"args[{at}].storage_offset() != {offset}" for at, offset in forward.offsets]
         written = tuple(update.input for update in forward.updates)
         if written:
-            held = "".join(f", {self._name(value, 'constant')}" for value in program.constants)
-            values = f"[*args{held}]" if held else "args"
-            found.append(f"{self._name(overlapping, 'overlapping')}({values}, {written})")
+            found.append(f"{self._name(overlapping, 'overlapping')}({given}, {written})")
         return found
 
     def _update(self, update: Update) -> None:

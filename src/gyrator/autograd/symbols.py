@@ -53,10 +53,7 @@ class SymbolTable:
         if isinstance(expr, (sympy.Number, sympy.logic.boolalg.BooleanAtom)):
             return torch_compat.plain_number(expr)
         if expr not in self._nodes:
-            for symbol in expr.free_symbols:
-                self._bind_symbol(symbol)
-        if expr not in self._nodes:
-            known = {symbol: self._nodes[symbol] for symbol in expr.free_symbols}
+            known = {symbol: self._node_of_symbol(symbol) for symbol in expr.free_symbols}
             node = torch_compat.build_expression(expr, self._graph, known)
             if not isinstance(node, Node):
                 return node
@@ -64,9 +61,9 @@ class SymbolTable:
             self._nodes[expr] = node
         return self._nodes[expr]
 
-    def _bind_symbol(self, symbol: sympy.Symbol) -> None:
+    def _node_of_symbol(self, symbol: sympy.Symbol) -> Node:
         if symbol in self._nodes:
-            return
+            return self._nodes[symbol]
         source = self._sources.get(symbol)
         if source is None:
             raise InternalCheckError("joint trace", f"no input or operator result has the size {symbol}")
@@ -74,3 +71,4 @@ class SymbolTable:
         size = self._graph.call_function(torch.ops.aten.sym_size.int, (node, dim))
         size.meta["val"] = node.meta["val"].shape[dim]
         self._nodes[symbol] = size
+        return size

@@ -136,12 +136,8 @@ def _by(op: OpOverload) -> Inverse:
 
 
 _INVERSES: Mapping[OpOverload, Inverse] = {
-    aten.view.default: _reshape_back,
-    aten._reshape_alias.default: _reshape_back,
-    aten._unsafe_view.default: _reshape_back,
-    aten.squeeze.default: _reshape_back,
-    aten.squeeze.dim: _reshape_back,
-    aten.squeeze.dims: _reshape_back,
+    **dict.fromkeys((aten.view.default, aten._reshape_alias.default, aten._unsafe_view.default), _reshape_back),
+    **dict.fromkeys((aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims), _reshape_back),
     aten.expand.default: _expand_back,
     aten.unsqueeze.default: lambda view, parent, written: (aten.squeeze.dim, (WRITTEN, view.args[0])),
     aten.permute.default: _permute_back,
@@ -156,9 +152,7 @@ _INVERSES: Mapping[OpOverload, Inverse] = {
     aten.view.dtype: lambda view, parent, written: (aten.view.dtype, (WRITTEN, parent.dtype)),
     aten.view_as_real.default: _by(aten.view_as_complex.default),
     aten.view_as_complex.default: _by(aten.view_as_real.default),
-    aten.detach.default: _by(aten.alias.default),
-    aten.alias.default: _by(aten.alias.default),
-    aten.lift_fresh.default: _by(aten.alias.default),
+    **dict.fromkeys(IDENTITY_VIEWS, _by(aten.alias.default)),
     aten._conj.default: _by(aten._conj.default),
     aten._neg_view.default: _by(aten._neg_view.default),
 }

@@ -25,46 +25,31 @@ class FlowNetwork:
         self._heads.append(tail)
         self._residual.append(0)
 
-    def maximise(self, source: int, sink: int) -> int:
-        """Sends as much flow as possible and returns how much; at least `UNBOUNDED` where no finite cut exists."""
-        total = 0
-        while total < UNBOUNDED:
-            levels = self._levels(source, sink)
-            if levels[sink] < 0:
-                return total
+    def maximise(self, source: int, sink: int) -> tuple[int, list[bool]]:
+        """Sends as much flow as possible: how much, at least `UNBOUNDED` where no finite cut exists, and for each
+        vertex whether it can still reach the sink. The edges into these from the others are the minimum cut nearest
+        to the sink."""
+        total, levels = 0, self._levels(source, sink)
+        while levels[source] >= 0 and total < UNBOUNDED:
             total += self._blocking_flow(source, sink, levels)
-        return total
-
-    def sink_side(self, sink: int) -> list[bool]:
-        """After `maximise`: for each vertex whether it can still reach the sink. The edges into these
-        vertices from the others are the minimum cut nearest to the sink."""
-        heads, residual, edges = self._heads, self._residual, self._edges
-        reached = [False] * len(edges)
-        reached[sink] = True
-        pending = [sink]
-        while pending:
-            for edge in edges[pending.pop()]:
-                tail = heads[edge]
-                if not reached[tail] and residual[edge ^ 1] > 0:
-                    reached[tail] = True
-                    pending.append(tail)
-        return reached
+            levels = self._levels(source, sink)
+        return total, [level >= 0 for level in levels]
 
     def _levels(self, source: int, sink: int) -> list[int]:
-        """Distances from the source along edges with capacity left; -1 where there is no way."""
+        """Distances to the sink along edges with capacity left; -1 where there is no way or the source is nearer."""
         heads, residual, edges = self._heads, self._residual, self._edges
         levels = [-1] * len(edges)
-        levels[source] = 0
-        frontier = [source]
-        while frontier and levels[sink] < 0:
+        levels[sink] = 0
+        frontier = [sink]
+        while frontier and levels[source] < 0:
             following: list[int] = []
             for vertex in frontier:
                 level = levels[vertex] + 1
                 for edge in edges[vertex]:
-                    head = heads[edge]
-                    if levels[head] < 0 and residual[edge] > 0:
-                        levels[head] = level
-                        following.append(head)
+                    tail = heads[edge]
+                    if levels[tail] < 0 and residual[edge ^ 1] > 0:
+                        levels[tail] = level
+                        following.append(tail)
             frontier = following
         return levels
 
@@ -94,7 +79,7 @@ class FlowNetwork:
             options, position = edges[vertex], following[vertex]
             while position < len(options):
                 edge = options[position]
-                if residual[edge] > 0 and levels[heads[edge]] == levels[vertex] + 1:
+                if residual[edge] > 0 and levels[heads[edge]] == levels[vertex] - 1:
                     break
                 position += 1
             following[vertex] = position

@@ -87,19 +87,9 @@ def _problem(joint: JointGraph) -> _Problem:
 
 
 def _bans(joint: JointGraph, candidates: Sequence[Node]) -> dict[Node, Ban]:
-    bans: dict[Node, Ban] = {}
     stages = _stages(joint)
-    for node in candidates:
-        ban = None
-        if node.op == "placeholder":
-            ban = Ban("an input", False)
-        elif node.meta.get("region") is not None and node in joint.forward_nodes:
-            ban = _region_ban(node)
-        elif node.op == "call_function":
-            ban = _ban(node, joint, stages)
-        if ban is not None:
-            bans[node] = ban
-    return bans
+    bans = ((node, _ban(node, joint, stages)) for node in candidates)
+    return {node: ban for node, ban in bans if ban is not None}
 
 
 def _region_ban(node: Node) -> Ban | None:
@@ -126,7 +116,11 @@ def _leaves_region(node: Node) -> bool:
 def _ban(node: Node, joint: JointGraph, stages: Mapping[Node, int]) -> Ban | None:
     """Why backward must not compute a value of forward again. What only backward needs is computed once, there."""
     kind = cost(node)
-    if node.meta.get("backward"):
+    if node.op == "placeholder":
+        return Ban("an input", False)
+    if node.meta.get("region") is not None and node in joint.forward_nodes:
+        return _region_ban(node)
+    if node.op != "call_function" or node.meta.get("backward"):
         return None
     if kind is Cost.RANDOM:
         return Ban("random, and would differ", False)
@@ -241,9 +235,9 @@ def _solve(problem: _Problem) -> tuple[Node, ...]:
             reader = index.get(user)
             if reader is not None:
                 network.add_edge(2 * position + 1, 2 * reader, UNBOUNDED)
-    if network.maximise(source, sink) >= UNBOUNDED:
+    flow, behind = network.maximise(source, sink)
+    if flow >= UNBOUNDED:
         raise InternalCheckError("partition", "backward needs a value that can neither be saved nor recomputed")
-    behind = network.sink_side(sink)
     return tuple(node for node, position in index.items() if behind[2 * position + 1] and not behind[2 * position])
 
 

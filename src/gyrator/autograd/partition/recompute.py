@@ -118,20 +118,18 @@ def size_hint(size: Any) -> int:
 
 def tensor_bytes(value: Any) -> int:
     """Bytes of a tensor's elements, or of all tensors of a tuple; 0 for anything else."""
-    tensors = (item for item in flatten(value) if isinstance(item, Tensor))
-    return sum(prod(map(size_hint, item.shape)) * item.dtype.itemsize for item in tensors)
+    return sum(_elements(item) * item.dtype.itemsize for item in flatten(value) if isinstance(item, Tensor))
+
+
+def _elements(tensor: Tensor) -> int:
+    return prod(map(size_hint, tensor.shape))
 
 
 def work(node: Node) -> int:
     """About how many operations computing a node takes, itself alone."""
-    tensors = (item for item in flatten(node.meta.get("val")) if isinstance(item, Tensor))
-    elements = sum(tensor_bytes(item) // item.dtype.itemsize for item in tensors)
-    depth = _PRODUCT_DEPTH.get(_name(node))
-    return elements if depth is None else 2 * elements * depth(node)
-
-
-def _name(node: Node) -> str:
-    return node.target._schema.name.partition("::")[2] if isinstance(node.target, OpOverload) else ""
+    elements = sum(_elements(item) for item in flatten(node.meta.get("val")) if isinstance(item, Tensor))
+    name = node.target._schema.name.partition("::")[2] if isinstance(node.target, OpOverload) else ""
+    return elements * _PRODUCT_DEPTH.get(name, lambda node: 1)(node)
 
 
 def _sizes(node: Node, position: int) -> list[int]:
@@ -141,15 +139,14 @@ def _sizes(node: Node, position: int) -> list[int]:
     return [*map(size_hint, operand.meta["val"].shape)]
 
 
+_ATTENTION = ("flash_attention_for_cpu", "flash_attention", "efficient_attention")
 _PRODUCT_DEPTH: Mapping[str, Callable[[Node], int]] = {
-    **dict.fromkeys(("mm", "bmm"), lambda node: _sizes(node, 0)[-1]),
-    **dict.fromkeys(("addmm", "baddbmm"), lambda node: _sizes(node, 1)[-1]),
-    "convolution": lambda node: prod(_sizes(node, 1)[1:]),
-    "_scaled_dot_product_flash_attention_for_cpu": lambda node: 2 * _sizes(node, 1)[-2],
-    "_scaled_dot_product_flash_attention": lambda node: 2 * _sizes(node, 1)[-2],
-    "_scaled_dot_product_efficient_attention": lambda node: 2 * _sizes(node, 1)[-2],
+    **dict.fromkeys(("mm", "bmm"), lambda node: 2 * _sizes(node, 0)[-1]),
+    **dict.fromkeys(("addmm", "baddbmm"), lambda node: 2 * _sizes(node, 1)[-1]),
+    "convolution": lambda node: 2 * prod(_sizes(node, 1)[1:]),
+    **{f"_scaled_dot_product_{kind}": lambda node: 4 * _sizes(node, 1)[-2] for kind in _ATTENTION},
 }
-"""About half as many operations per element of a product's result."""
+"""About how many operations each element of a product's result takes."""
 
 
 @dataclass(frozen=True)
