@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gyrator.errors import IndexOutOfRange
+from gyrator.ir.combine import WIDE
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Masked, Op, Random, Ref, Value
 from gyrator.ir.index import Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, Size, evaluate
 from gyrator.ir.ops import OPS
@@ -165,15 +166,14 @@ def _larger(a: IntOrTensor, b: IntOrTensor) -> IntOrTensor:
 _OF_TWO: Mapping[type[Atom], Callable[[IntOrTensor, IntOrTensor], IntOrTensor]] = {
     FloorDiv: floordiv, Mod: mod, Min: lambda a, b: -_larger(-a, -b), Max: _larger,
 }  # fmt: skip
-_WIDE = {torch.uint16: torch.int64, torch.uint32: torch.int64}
 
 
 def apply(name: str, args: list[Tensor], dtype: torch.dtype) -> Tensor:
     """One scalar op by its row's reference. uint16 and uint32, where torch lacks ops, go through int64."""
     if name in ("cast", "bitcast"):
         return args[0].to(dtype) if name == "cast" else args[0].contiguous().view(dtype)
-    if any(a.dtype in _WIDE for a in args):
-        wide = [a.to(_WIDE.get(a.dtype, a.dtype)) for a in args]
+    if any(a.dtype in WIDE for a in args):
+        wide = [a.to(WIDE.get(a.dtype, a.dtype)) for a in args]
         return OPS[name].reference(*wide).to(dtype)
     return OPS[name].reference(*args)
 

@@ -215,24 +215,14 @@ class Index:
     def axes(self) -> frozenset[Axis]:
         """The loop axes this index depends on (through indirect values too)."""
         if self._axes is None:
-            found: set[Axis] = set()
-            for atom in self.atoms():
-                if isinstance(atom, Axis):
-                    found.add(atom)
-                elif isinstance(atom, Indirect):
-                    found |= atom.value.axes()
-            return remember(self, "_axes", frozenset(found))
+            found = frozenset([a for a in self.atoms() if isinstance(a, Axis)])
+            return remember(self, "_axes", found.union(*[i.value.axes() for i in self.indirects()]))
         return self._axes
 
     def sizes(self) -> frozenset[Size]:
         """The size symbols this index depends on, those in the extents of its axes not counted."""
-        found = set()
-        for atom in self.atoms():
-            if isinstance(atom, Size):
-                found.add(atom)
-            elif isinstance(atom, Indirect):
-                found |= atom.value.sizes()
-        return frozenset(found)
+        found = frozenset([a for a in self.atoms() if isinstance(a, Size)])
+        return found.union(*[i.value.sizes() for i in self.indirects()])
 
     def indirects(self) -> tuple[Indirect, ...]:
         """The run-time values in this index."""
@@ -273,14 +263,10 @@ def atom_text(atom: Atom, show: Callable[[Index], str]) -> str:
     match atom:
         case Size(name) | Axis(name):
             return name
-        case FloorDiv(num, den):
-            return f"({_group(num, show)} // {_group(den, show)})"
-        case Mod(num, den):
-            return f"({_group(num, show)} % {_group(den, show)})"
-        case Min(a, b):
-            return f"min({show(a)}, {show(b)})"
-        case Max(a, b):
-            return f"max({show(a)}, {show(b)})"
+        case FloorDiv(num, den) | Mod(num, den):
+            return f"({_group(num, show)} {'%' if type(atom) is Mod else '//'} {_group(den, show)})"
+        case Min(a, b) | Max(a, b):
+            return f"{'min' if type(atom) is Min else 'max'}({show(a)}, {show(b)})"
         case Indirect(value):
             return f"<{value!r}>"
     raise TypeError(type(atom).__name__)
@@ -320,18 +306,13 @@ def _recombine(items: list[tuple[Monomial, int]]) -> Index | None:
     mods = [(i, a) for i, (m, _) in enumerate(items) for a in m if type(a) is Mod]
     for i, atom in mods:
         monomial, c = items[i]
-        rest = Index(((_without(monomial, atom), c),))
+        rest = Index(((_divide_monomial(monomial, (atom,)) or (), c),))
         wanted = dict((rest * atom.den * div_mod(atom.num, atom.den)[0]).terms)
         have = dict(items)
         if all(have.get(m) == v for m, v in wanted.items()):
             remaining = {m: v for m, v in items if m not in wanted and m != monomial}
             return _canonical(remaining) + rest * atom.num
     return None
-
-
-def _without(monomial: Monomial, atom: Atom) -> Monomial:
-    at = monomial.index(atom)
-    return monomial[:at] + monomial[at + 1 :]
 
 
 def const(value: int) -> Index:
@@ -655,6 +636,11 @@ def maximum(a: Index, b: Index) -> Index:
     return _pick(a, b, smallest=False) or Max(*sorted((a, b), key=repr)).index()
 
 
+def clamp(index: Index, low: Index, high: Index) -> Index:
+    """The index, or the end of ``[low, high]`` that it lies beyond."""
+    return minimum(maximum(index, low), high)
+
+
 _OF_NUMBERS: Mapping[type[Atom], Callable[..., Any]] = {FloorDiv: floordiv, Mod: mod, Min: min, Max: max}
 _OF_INDICES: Mapping[type[Atom], Callable[..., Any]] = {**_OF_NUMBERS, Min: minimum, Max: maximum}
 """What an atom makes of its two operands."""
@@ -693,3 +679,8 @@ def dot(coords: tuple[Index, ...], strides: tuple[Index, ...]) -> Index:
     for c, s in zip(coords, strides, strict=True):
         total = total + c * s
     return total
+
+
+def linear(coords: tuple[Index, ...], shape: tuple[Index, ...]) -> Index:
+    """The row-major position of a coordinate in ``shape``."""
+    return dot(coords, contiguous_strides(shape))

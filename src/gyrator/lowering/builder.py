@@ -115,19 +115,12 @@ class Builder:
         return whole(value)
 
     def elementwise(
-        self,
-        out: Meta,
-        operands: Sequence[Operand],
-        function: Callable[..., Expr],
-        *,
-        compute: torch.dtype | None = None,
-        suffix: str = "",
+        self, out: Meta, operands: Sequence[Operand], function: Callable[..., Expr], suffix: str = ""
     ) -> TensorRef:
-        """``out = function(*operands)`` element by element, operands broadcast and cast to ``compute``.
-
-        ``compute`` is by default the dtype that arithmetic for the result runs in.
+        """``out = function(*operands)`` element by element, operands broadcast and cast to the dtype that arithmetic
+        for the result runs in.
         """
-        dtype = compute or compute_dtype(out.dtype)
+        dtype = compute_dtype(out.dtype)
         return self.pointwise(out, lambda at: function(*[element(o, at, dtype) for o in operands]), suffix)
 
     def full(self, out: Meta, value: Const, suffix: str = "") -> TensorRef:
@@ -179,11 +172,9 @@ class Builder:
         window = strided(ref)
         if window is not None:
             given = ref.dtype if ref.dtype != ref.value.dtype else None
-            if strides is None:
-                return View(ref.value, ref.shape, *window, given)
-            if same_strides(ref.shape, window[0], strides):
+            if strides is not None and same_strides(ref.shape, window[0], strides):
                 return View(ref.value, ref.shape, strides, window[1], given)
-            if ref.dtype not in COMPUTED:
+            if strides is None or ref.dtype not in COMPUTED:
                 return View(ref.value, ref.shape, *window, given)
         if ref.dtype not in COMPUTED:
             raise ValueError(f"a view of {ref.value!r} ({ref.dtype}) with coordinates {ref.coords} is not strided")
@@ -194,6 +185,12 @@ class Builder:
     def add(self, node: Extern) -> None:
         """Append an extern call as it is, with the current origin."""
         self.nodes.append(replace(node, origins=self._origins))
+
+    def region(self, graph: fx.GraphModule) -> str:
+        """The name by which a graph is called that runs op by op."""
+        name = f"gyrator.region_{len(self.regions)}.default"
+        self.regions[name] = graph
+        return name
 
 
 def same_strides(shape: Sequence[Index], a: Sequence[Index], b: Sequence[Index]) -> bool:

@@ -1,13 +1,20 @@
-"""Ops that make tensors from numbers: full, empty, arange, scalar_tensor."""
+"""Ops that make tensors from numbers: full, empty, arange, scalar_tensor, and random tensors.
 
+Random numbers are counter-based, element ``k`` of a draw being a function of the draw's seed and ``k``. All seeds of a
+graph come from one call at its first draw, ``gyrator.seeds.default(n, device) → int64[n]``: a run draws from torch's
+generator once, and draws at different places of a program have equal text.
+"""
+
+from functools import partial
 from typing import Any
 
 import torch
 
-from gyrator.ir.expr import Expr, IndexValue
-from gyrator.ir.index import Index, as_index
+from gyrator.autograd import ops
+from gyrator.ir.expr import Expr, IndexValue, Load, Random
+from gyrator.ir.index import Index, IndexLike, as_index, linear
 from gyrator.lowering.builder import Builder, Meta
-from gyrator.lowering.family import Family, rows
+from gyrator.lowering.family import Family, named_rows, rows
 from gyrator.lowering.refs import Coords, TensorRef
 from gyrator.lowering.typed import Operand, cast, constant, element, number, op
 
@@ -43,11 +50,47 @@ def _whole(value: Operand) -> Index | None:
     return as_index(int(value)) if isinstance(value, (int, float)) and value == int(value) else None
 
 
+def _drawn(b: Builder, out: Meta, kind: str, seed: Expr, dtype: torch.dtype, *bounds: Operand) -> TensorRef:
+    """Numbers of ``dtype``: element ``k``, in row-major order, is number ``k`` of the seed's sequence."""
+    limits = tuple([element(o, (), torch.int64) for o in bounds])
+    return b.pointwise(out, lambda at: Random(kind, seed, linear(at, out.shape), dtype, limits))
+
+
+def _new_seed(b: Builder, out: Meta) -> Expr:
+    seeds, slot = b.seed(out.device)
+    return Load(seeds, (slot,))
+
+
+def _fraction(kind: str, b: Builder, out: Meta, *_: Any, generator: object = None, **__: Any) -> Any:
+    if generator is not None or not out.dtype.is_floating_point:
+        return NotImplemented
+    return _drawn(b, out, kind, _new_seed(b, out), out.dtype)
+
+
+def _randint(b: Builder, out: Meta, *args: Any, **_: Any) -> TensorRef:
+    """``randint([low], high, size)`` and ``randint_like(x, [low], high)``."""
+    *low, high = [a for a in args if not isinstance(a, (TensorRef, list))]
+    return _drawn(b, out, "randint64", _new_seed(b, out), torch.int64, *(low or [0]), high)
+
+
+def _seeded(kind: str, b: Builder, out: Meta, size: object, seeds: TensorRef, slot: IndexLike, *_: Any) -> TensorRef:
+    return _drawn(b, out, kind, seeds.load((as_index(slot),)), out.dtype)
+
+
+RANDOM: Family = {
+    **named_rows(_fraction, "rand randn"),
+    **rows(_randint, "randint randint_like", "default low low_dtype"),
+}
+"""Those that take seeds of this program."""
+
 LOWERINGS: Family = {
+    **RANDOM,
     **rows(lambda b, out, size, value, **_: _scalar(b, out, value), "full full_like"),
     **rows(_scalar, "scalar_tensor"),
     **rows(_empty, "empty empty_strided new_empty_strided empty_permuted", "default memory_format"),
     **rows(lambda b, out, end, **_: _range(b, out), "arange"),
     **rows(lambda b, out, start, end, step=1, **_: _range(b, out, start, step), "arange", "start start_step"),
     prims.iota.default: lambda b, out, length, *, start, step, **_: _range(b, out, start, step),
+    ops.rand: partial(_seeded, "rand"),
+    ops.randn: partial(_seeded, "randn"),
 }

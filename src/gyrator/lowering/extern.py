@@ -1,6 +1,7 @@
 """Calls of library operators: every op without a lowering, with results shaped as its fake kernel says; assertions."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from operator import getitem
 from typing import TypeAlias
 
@@ -12,7 +13,7 @@ from gyrator.autograd.builder import flatten
 from gyrator.errors import UnsupportedOperator
 from gyrator.ir.expr import Expr, Value
 from gyrator.ir.index import Index
-from gyrator.ir.program import Arg, Extern, Item, ListArg, Program, View
+from gyrator.ir.program import Arg, Extern, Item, ListArg, View
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.family import Family, rows
 from gyrator.lowering.refs import TensorRef, whole
@@ -66,34 +67,24 @@ def call(b: Builder, node: fx.Node, op: OpOverload, args: Sequence[Result], kwar
     positional = [argument(b, node, a, t, exact=exact) for a, t in zip(args, node.args, strict=True)]
     named = [(k, argument(b, node, a, node.kwargs.get(k), exact=exact)) for k, a in kwargs.items()]
     effects = op in EFFECTS or torch.Tag.nondeterministic_seeded in op.tags
-    return call_named(b, node, str(op), positional, named, effects=effects)
+    return append(b, node, Extern((), str(op), tuple(positional), tuple(named), effects=effects))
 
 
-def call_named(
-    b: Builder,
-    node: fx.Node,
-    name: str,
-    args: Sequence[Arg],
-    kwargs: Sequence[tuple[str, Arg]] = (),
-    *,
-    effects: bool = False,
-    functions: tuple[Program, ...] = (),
-) -> Result:
-    """Append a call of ``name`` whose results are those that ``node`` was traced with."""
+def append(b: Builder, node: fx.Node, call: Extern) -> Result:
+    """Append a call, whose results are those that ``node`` was traced with."""
     traced = node.meta.get("val")
     leaves = zip(flatten(traced), _wanted(node, traced), strict=True)
     values = results(b, [leaf if wanted else None for leaf, wanted in leaves])
     # the sizes that exist only once this call has run: an item's value, the length of nonzero
     symbols = node.meta.get("unbacked_bindings") or ()
     scalars = tuple([size for symbol in symbols for size in b.symbols.from_sympy(symbol).sizes()])
-    b.fallbacks.append(name)
-    effects = effects or bool(scalars)
-    b.add(Extern(values, name, tuple(args), tuple(kwargs), (), effects, scalars, functions=functions))
+    b.fallbacks.append(call.op)
+    b.add(replace(call, out=values, effects=call.effects or bool(scalars), scalars=scalars))
     return _structured(b, traced, iter(values))
 
 
 def argument(b: Builder, node: fx.Node, value: Result, traced: object, *, exact: bool) -> Arg:
-    """An argument of a call. With ``exact`` a tensor is passed with the strides that ``traced``, its FX node, had."""
+    """An argument of a call, or an output; an ``exact`` tensor has the strides that ``traced``, its FX node, had."""
     if isinstance(value, TensorRef):
         fake = traced.meta.get("val") if isinstance(traced, fx.Node) else None
         strides = b.meta(fake).strides if exact and isinstance(fake, torch.Tensor) else None
@@ -101,16 +92,11 @@ def argument(b: Builder, node: fx.Node, value: Result, traced: object, *, exact:
     if isinstance(value, (list, tuple)):
         inner = traced if isinstance(traced, (list, tuple)) else [None] * len(value)
         return ListArg(tuple([argument(b, node, v, t, exact=exact) for v, t in zip(value, inner, strict=True)]))
-    if isinstance(value, Expr):
-        return number_argument(b, value)
+    if isinstance(value, Expr):  # a float or bool that the graph computes
+        return Item(_scalar(b, value, "number"))
     if isinstance(value, fx.GraphModule):
         raise refused(node.target, node, "it takes a subgraph")
     return value
-
-
-def number_argument(b: Builder, value: Expr) -> Item:
-    """A float or bool that the graph computes, as the Python number that a call or the caller gets."""
-    return Item(_scalar(b, value, "number"))
 
 
 def _scalar(b: Builder, value: Expr, suffix: str) -> View:

@@ -12,7 +12,6 @@ from gyrator import torch_compat
 from gyrator.autograd.builder import flatten
 from gyrator.autograd.decompositions import Numerics
 from gyrator.errors import UnsupportedInput
-from gyrator.ir.expr import Expr
 from gyrator.ir.index import ZERO, Index, Size
 from gyrator.ir.program import Constant, Derived, Input, Output, Program, Update, View
 from gyrator.ir.symbols import Symbols
@@ -204,13 +203,8 @@ class _Lowering:
 
     # -- where it ends --------------------------------------------------------------------------------------
     def _output(self, traced: object) -> Output:
-        result = self._argument(traced)
-        if isinstance(result, TensorRef):
-            fake = traced.meta.get("val") if isinstance(traced, fx.Node) else None
-            return self.b.as_view(result, self.b.meta(fake).strides if isinstance(fake, torch.Tensor) else None)
-        if isinstance(result, Expr):
-            return extern.number_argument(self.b, result)
-        return result  # type: ignore[return-value]
+        end = self.graph.graph.output_node()
+        return extern.argument(self.b, end, self._argument(traced), traced, exact=True)  # type: ignore[return-value]
 
     def _updates(self, pairs: Sequence[tuple[int, int]]) -> tuple[Update, ...]:
         changed: list[Update] = []

@@ -104,9 +104,7 @@ def region(b: Builder, node: fx.Node, env: Mapping[fx.Node, Result]) -> Result:
             leaves[leaf] = graph.placeholder(leaf.name)
             passed.append(extern.argument(b, node, given, leaf, exact=True))
     graph.output(graph.node_copy(node, lambda n: leaves[n]))
-    key = f"gyrator.region_{len(b.regions)}.default"
-    b.regions[key] = fx.GraphModule(held, graph)
-    return extern.call_named(b, node, key, passed)
+    return extern.append(b, node, Extern((), b.region(fx.GraphModule(held, graph)), tuple(passed)))
 
 
 def attention(b: Builder, node: fx.Node, args: Sequence[Any], functions: tuple[Program, ...]) -> Result:
@@ -115,7 +113,6 @@ def attention(b: Builder, node: fx.Node, args: Sequence[Any], functions: tuple[P
     kind, *rest = [graph.placeholder(f"x{k}") for k in range(len(args) - 1)]
     target = cast(HigherOrderOperator, node.target)
     graph.output(graph.call_function(target, (kind, [*map(graph.get_attr, held)], *rest)))
-    key = f"gyrator.region_{len(b.regions)}.default"
-    b.regions[key] = fx.GraphModule(held, graph)
     given = [extern.argument(b, node, args[k], node.args[k], exact=True) for k in range(len(args)) if k != 1]
-    return extern.call_named(b, node, key, given, functions=functions)
+    name = b.region(fx.GraphModule(held, graph))
+    return extern.append(b, node, Extern((), name, tuple(given), functions=functions))

@@ -14,7 +14,7 @@ from gyrator.ir.expr import Const, Expr, Scalar
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.family import Family, Lowering, named_rows, rows
 from gyrator.lowering.refs import Coords, TensorRef
-from gyrator.lowering.typed import HALF, Operand, cast, compute_dtype, element, like, op, result_type
+from gyrator.lowering.typed import HALF, Operand, cast, compute_dtype, constant, element, like, op, result_type
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -71,10 +71,6 @@ def _comparison(name: str, b: Builder, out: Meta, x: Operand, y: Operand) -> Ten
         return cast(element(operand, at, wide if isinstance(operand, TensorRef) else common), wide)
 
     return b.pointwise(out, lambda at: op(name, side(x, at), side(y, at)))
-
-
-def _logical(name: str, b: Builder, out: Meta, *operands: Operand) -> TensorRef:
-    return b.elementwise(out, operands, lambda *args: op(name, *args), compute=torch.bool)
 
 
 def _scaled(y: Expr, alpha: Operand) -> Expr:
@@ -219,13 +215,13 @@ def _float_test(name: str, b: Builder, out: Meta, x: TensorRef) -> TensorRef:
     """isnan and the like: false for integers."""
     if not x.dtype.is_floating_point:
         return b.full(out, Const(False, torch.bool))
-    return b.elementwise(out, (x,), lambda a: op(name, a), compute=compute_dtype(x.dtype))
+    return b.pointwise(out, lambda at: op(name, cast(x.load(at), compute_dtype(x.dtype))))
 
 
 def _signbit(b: Builder, out: Meta, x: TensorRef) -> TensorRef:
     if x.dtype.is_floating_point or x.dtype == torch.bool:
         return _float_test("signbit", b, out, x)
-    return b.elementwise(out, (x,), lambda a: op("lt", a, like(a, 0)), compute=x.dtype)
+    return b.pointwise(out, lambda at: op("lt", x.load(at), constant(0, x.dtype)))
 
 
 def _clone(b: Builder, out: Meta, x: TensorRef, *_: Any, **__: Any) -> TensorRef:
@@ -255,7 +251,7 @@ LOWERINGS: Family = {
     **named_rows(_of_floats, "floor ceil trunc round"),
     **named_rows(_of_numbers, "abs sign"),
     **named_rows(_comparison, "eq ne lt le gt ge", "Tensor Scalar"),
-    **named_rows(_logical, "logical_and logical_or logical_xor logical_not"),
+    **named_rows(_elementwise, "logical_and logical_or logical_xor logical_not"),
     **named_rows(_float_test, "isnan isinf"),
     **rows(partial(_elementwise, "lshift"), "bitwise_left_shift __lshift__", _SHIFTS),
     **rows(partial(_elementwise, "rshift"), "bitwise_right_shift __rshift__", _SHIFTS),

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from torch._ops import OpOverload
 
 from gyrator.ir.expr import Expr, IndexValue
-from gyrator.ir.index import ONE, ZERO, Index, as_index, contiguous_strides, dot, maximum, minimum, product
+from gyrator.ir.index import ONE, ZERO, Index, as_index, linear, maximum, minimum, product
 from gyrator.ir.ops import identity
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.family import Family, Lowering, rows
@@ -141,13 +141,12 @@ def _max_of(windows: Windows, b: Builder, out: tuple[Meta, Meta], x: TensorRef) 
     def bodies(at: Coords, inner: Coords) -> tuple[Expr, ...]:
         place, conditions = windows.element(at[-rank:], inner)
         value = masked(conditions, cast(x.load((*at[:-rank], *place)), wide.dtype), identity("max", wide.dtype))
-        position: Expr = IndexValue(dot(place, contiguous_strides(x.shape[-rank:])))
+        position: Expr = IndexValue(linear(place, x.shape[-rank:]))
         if conditions:
             position = op("where", both(conditions), position, like(position, NOWHERE))
         return value, position
 
-    best, where = reduction(b, values, windows.elements, "argmax", bodies, (True, True), "max")
-    assert best is not None
+    best, where = reduction(b, values, windows.elements, "argmax", bodies, "max")
     return b.narrowed(best, values), where
 
 
@@ -158,7 +157,7 @@ def _max_backward(windows: Windows, b: Builder, out: Meta, grad: TensorRef, indi
     def body(at: Coords, back: Coords) -> Expr:
         holder, conditions = windows.holder(at[-rank:], back)
         where = (*at[:-rank], *holder)
-        mine = number(dot(at[-rank:], contiguous_strides(out.shape[-rank:])), indices.dtype)
+        mine = number(linear(at[-rank:], out.shape[-rank:]), indices.dtype)
         given = cast(grad.load(where), wide)
         return masked(conditions, op("where", op("eq", indices.load(where), mine), given, like(given, 0)))
 

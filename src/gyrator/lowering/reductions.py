@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 
 from gyrator.ir.expr import Const, Expr, IndexValue
-from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, dot, is_nonnegative, product
+from gyrator.ir.index import ONE, ZERO, Axis, Index, is_nonnegative, linear, product
 from gyrator.ir.ops import REDUCTIONS
 from gyrator.ir.program import Reduce, Scan
 from gyrator.lowering.builder import Builder, Meta
@@ -24,6 +24,9 @@ from gyrator.lowering.views import dimension, narrowed
 
 MOST_SORTED = 512
 """Elements of a row that a kernel sorts: 16 for each thread of a warp; 1,024 take long to build and gain little."""
+ALL = (True, True, True)
+"""That all results of a reduction are wanted."""
+
 Dims: TypeAlias = "int | Sequence[int] | None"
 
 
@@ -35,17 +38,11 @@ def reduced_dims(dims: Dims, rank: int) -> frozenset[int]:
 
 
 def reduce_several(
-    b: Builder,
-    out: Meta,
-    shape: Sequence[Index],
-    dims: frozenset[int],
-    kind: str,
-    bodies: Callable[[Coords], tuple[Expr, ...]],
-    wanted: Sequence[bool],
-    suffix: str = "",
-) -> list[TensorRef | None]:
-    """Append a reduction over ``dims`` of ``shape``; results have ``out``'s shape, which may keep reduced
-    dimensions as 1.
+    b: Builder, out: Meta, shape: Coords, dims: frozenset[int], kind: str,
+    bodies: Callable[[Coords], tuple[Expr, ...]], suffix: str = "", wanted: Sequence[bool] = ALL,
+) -> list[TensorRef]:  # fmt: skip
+    """Append a reduction over ``dims`` of ``shape``; the ``wanted`` results have ``out``'s shape, which may keep
+    reduced dimensions as 1.
 
     ``bodies`` gives the expressions at a point of ``shape``; their dtypes decide those of the results.
     """
@@ -55,25 +52,20 @@ def reduce_several(
         within, around = iter(inner), iter([i for k, i in enumerate(outer) if not (keeps and k in dims)])
         return bodies(tuple([next(within) if k in dims else next(around) for k in range(len(shape))]))
 
-    return reduction(b, out, tuple([shape[k] for k in sorted(dims)]), kind, inside, wanted, suffix)
+    return reduction(b, out, tuple([shape[k] for k in sorted(dims)]), kind, inside, suffix, wanted)
 
 
 def reduction(
-    b: Builder,
-    out: Meta,
-    inner: Coords,
-    kind: str,
-    bodies: Callable[[Coords, Coords], tuple[Expr, ...]],
-    wanted: Sequence[bool],
-    suffix: str = "",
-) -> list[TensorRef | None]:
+    b: Builder, out: Meta, inner: Coords, kind: str,
+    bodies: Callable[[Coords, Coords], tuple[Expr, ...]], suffix: str = "", wanted: Sequence[bool] = ALL,
+) -> list[TensorRef]:  # fmt: skip
     """Append a reduction at each element of ``out`` over axes of extents ``inner``; ``bodies`` get both places."""
     axes, reduced = axes_of("i", out.shape), axes_of("r", inner)
     body = bodies(coords_of(axes), coords_of(reduced))
     dtypes = [d or body[min(k, len(body) - 1)].dtype for k, d in enumerate(REDUCTIONS[kind].results)]
-    values = [b.value(out.with_dtype(d), suffix) if use else None for d, use in zip(dtypes, wanted, strict=True)]
+    values = [b.value(out.with_dtype(d), suffix) if use else None for d, use in zip(dtypes, wanted, strict=False)]
     b.nest(values, axes, Reduce(kind, reduced or (Axis("r0", ONE),), body))
-    return [None if v is None else whole(v) for v in values]
+    return [whole(v) for v in values if v is not None]
 
 
 def reduce_one(
@@ -81,8 +73,7 @@ def reduce_one(
 ) -> TensorRef:
     """A reduction of one tensor read as ``dtype``, cast to ``out``."""
     suffix = suffix or ("" if dtype == out.dtype else kind)
-    (result,) = reduce_several(b, out, x.shape, dims, kind, lambda at: (cast(x.load(at), dtype),), (True,), suffix)
-    assert result is not None
+    (result,) = reduce_several(b, out, x.shape, dims, kind, lambda at: (cast(x.load(at), dtype),), suffix)
     return b.narrowed(result, out)
 
 
@@ -94,8 +85,7 @@ def summed(
     if all(extent is ONE for extent in inner):
         return b.pointwise(out, lambda at: body(at, (ZERO,) * len(inner)))
     suffix = "" if wide.dtype == out.dtype else suffix
-    (total,) = reduction(b, wide, inner, "sum", lambda at, r: (body(at, r),), (True,), suffix)
-    assert total is not None
+    (total,) = reduction(b, wide, inner, "sum", lambda at, r: (body(at, r),), suffix)
     return b.narrowed(total, out)
 
 
@@ -126,17 +116,16 @@ def _variance(
     first, mean_out = out if isinstance(out, tuple) else (out, None)
     over, wide = reduced_dims(dim, x.rank), compute_dtype(first.dtype)
     wanted = (mean_out is not None, True, False)
-    mean, squares, _ = reduce_several(
-        b, first, x.shape, over, "welford", lambda at: (cast(x.load(at), wide),), wanted, "welford"
+    *mean, squares = reduce_several(
+        b, first, x.shape, over, "welford", lambda at: (cast(x.load(at), wide),), "welford", wanted
     )
-    assert squares is not None
     n, less = count(x.shape, over), 1 if correction is None else correction
 
     def divide(m2: Expr, n: Expr, c: Expr) -> Expr:
         return op("div", m2, op("maximum", op("sub", n, c), like(n, 0)))
 
     result = b.elementwise(first, (squares, n, less), divide)
-    return result if mean is None or mean_out is None else [result, _mean_of(b, mean_out, mean, n)]
+    return result if mean_out is None else [result, _mean_of(b, mean_out, mean[0], n)]
 
 
 def _mean_of(b: Builder, out: Meta, mean: TensorRef, n: Index) -> TensorRef:
@@ -153,32 +142,28 @@ def _any_all(kind: str, b: Builder, out: Meta, x: TensorRef, dims: Dims = None, 
     return reduce_one(b, out, x, over, kind, torch.bool)
 
 
-def _position(
-    kind: str, b: Builder, out: Meta, x: TensorRef, dim: int | None = None, keepdim: bool = False
-) -> TensorRef | None:
-    return arg_reduce(b, out, x, reduced_dims(dim, x.rank), kind, (False, True))[1]
+def _position(kind: str, b: Builder, out: Meta, x: TensorRef, dim: Dims = None, keepdim: bool = False) -> TensorRef:
+    return _extreme(b, out, x, dim, kind, (False, True))[0]
 
 
 def _extreme_and_position(
     kind: str, b: Builder, out: tuple[Meta, Meta], x: TensorRef, dim: int, keepdim: bool = False
-) -> list[TensorRef | None]:
-    best, index = arg_reduce(b, out[0], x, reduced_dims(dim, x.rank), kind, (True, True))
-    assert best is not None
+) -> list[TensorRef]:
+    best, index = _extreme(b, out[0], x, dim, kind, ALL)
     return [b.narrowed(best, out[0]), index]
 
 
-def arg_reduce(
-    b: Builder, out: Meta, x: TensorRef, dims: frozenset[int], kind: str, wanted: Sequence[bool]
-) -> list[TensorRef | None]:
-    """The extreme value and its position in the reduced dimensions, counted in row-major order."""
+def _extreme(b: Builder, out: Meta, x: TensorRef, dim: Dims, kind: str, wanted: Sequence[bool]) -> list[TensorRef]:
+    """The extreme value and its position in the reduced dimensions, counted in row-major order, if wanted."""
+    dims = reduced_dims(dim, x.rank)
     dtype = torch.uint8 if x.dtype == torch.bool else compute_dtype(x.dtype)
-    strides = contiguous_strides(tuple([x.shape[k] if k in dims else ONE for k in range(x.rank)]))
+    over = sorted(dims)
 
     def bodies(at: Coords) -> tuple[Expr, ...]:
-        position = dot(tuple([i if k in dims else ZERO for k, i in enumerate(at)]), strides)
+        position = linear(tuple([at[k] for k in over]), tuple([x.shape[k] for k in over]))
         return cast(x.load(at), dtype), IndexValue(position)
 
-    return reduce_several(b, out, x.shape, dims, kind, bodies, wanted, kind)
+    return reduce_several(b, out, x.shape, dims, kind, bodies, kind, wanted)
 
 
 def scan(

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import torch
 
 from gyrator.ir.expr import Checked, Expr, IndexValue
-from gyrator.ir.index import ONE, ZERO, Index, IndexLike, Indirect, as_index, is_nonnegative, maximum, minimum
+from gyrator.ir.index import ONE, ZERO, Index, IndexLike, Indirect, as_index, clamp, is_nonnegative, minimum
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.family import Family, rows
 from gyrator.lowering.joins import masked
@@ -155,7 +155,7 @@ def _padded(before: int, after: int, size: Index) -> Line:
         return Line(ONE, lambda i: i, lambda o, i, g: g, certain=True)
 
     def share(output: Index, i: Index, given: Expr) -> Expr:
-        source = minimum(maximum(output - before, ZERO), size - 1)
+        source = clamp(output - before, ZERO, size - 1)
         return op("where", op("eq", IndexValue(source), IndexValue(i)), given, like(given, 0))
 
     start: Callable[[Index], Index] = lambda i: i + minimum(i, ONE) * left + (before - left)  # noqa: E731

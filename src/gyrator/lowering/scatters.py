@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from gyrator.ir.expr import Checked, Expr, IndexValue, Value
-from gyrator.ir.index import ONE, ZERO, Index, IndexLike, Indirect, as_index, contiguous_strides, div_mod, dot, product
+from gyrator.ir.expr import Checked, Expr, IndexValue
+from gyrator.ir.index import ONE, ZERO, Index, IndexLike, Indirect, as_index, div_mod, dot, linear, product
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Scatter
 from gyrator.lowering.builder import Builder, Meta, same_strides
 from gyrator.lowering.family import Family, rows
-from gyrator.lowering.indexing import advanced, along, indexed_coords, indirect, is_plain
+from gyrator.lowering.gathers import Indices, advanced, along, indexed_coords, indirect, is_plain
 from gyrator.lowering.joins import masked
 from gyrator.lowering.reductions import scan
 from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, whole
@@ -51,50 +51,33 @@ def scatter(b: Builder, out: Meta, into: TensorRef, points: Points, source: Oper
     and the result on a GPU would depend on which of the writes to an element comes first: the library's call sorts
     them or raises, as in eager.
     """
-    ordered = (combine == "add" and out.dtype.is_floating_point) or (combine == "set" and not _same(source))
+    one = not isinstance(source, TensorRef) or all(extent is ONE for extent in source.shape)
+    ordered = (combine == "add" and out.dtype.is_floating_point) or (combine == "set" and not one)
     if b.deterministic and ordered and out.device.type == "cuda":
         return NotImplemented
     dtype = out.dtype if combine == "set" else compute_dtype(out.dtype)
-    target = _target(b, out.with_dtype(dtype), into)
+    wide = out.with_dtype(dtype)
+    target = b.materialise(into, out.strides) if into.dtype == dtype else b.copy(into, wide, "into").value
     axes = axes_of("i", points.shape)
     at = coords_of(axes)
-    value = b.value(out.with_dtype(dtype), "wide" if dtype != out.dtype else "")
+    value = b.value(wide, "wide" if dtype != out.dtype else "")
     b.nest((value,), axes, Scatter(target, points.place(at), element(source, at, dtype), combine))
     return b.narrowed(whole(value), out)
 
 
-def _same(source: Operand) -> bool:
-    """Whether all that is written is one number."""
-    return not isinstance(source, TensorRef) or all(extent is ONE for extent in source.shape)
-
-
-def _target(b: Builder, out: Meta, into: TensorRef) -> Value:
-    """The value to write a new version of, in the result's dtype and memory layout."""
-    if into.dtype == out.dtype:
-        return b.materialise(into, out.strides)
-    return b.copy(into, out, "into").value
-
-
 def _index_put(
-    b: Builder,
-    out: Meta,
-    x: TensorRef,
-    indices: Sequence[TensorRef | None],
-    values: TensorRef,
-    accumulate: bool = False,
+    b: Builder, out: Meta, x: TensorRef, indices: Indices, values: TensorRef, accumulate: bool = False
 ) -> Any:
     if not is_plain(indices):
-        return _masked_put(b, out, x, indices, values, accumulate)
+        return NotImplemented if accumulate else _masked_put(b, out, x, indices, values)
     points = Points(_indexed_shape(indices, x.shape), lambda at: indexed_coords(indices, x.shape, at))
     return scatter(b, out, x, points, values, "add" if accumulate else "set")
 
 
-def _masked_put(
-    b: Builder, out: Meta, x: TensorRef, indices: Sequence[TensorRef | None], values: TensorRef, accumulate: bool
-) -> Any:
+def _masked_put(b: Builder, out: Meta, x: TensorRef, indices: Indices, values: TensorRef) -> Any:
     """``x[mask] = number`` → ``where(mask, number, x)``; other masked writes stay with the library."""
     mask = indices[0] if indices and all(i is None for i in indices[1:]) else None
-    if mask is None or mask.dtype != torch.bool or any(s is not ONE for s in values.shape) or accumulate:
+    if mask is None or mask.dtype != torch.bool or any(s is not ONE for s in values.shape):
         return NotImplemented
 
     def body(at: Coords) -> Expr:
@@ -104,7 +87,7 @@ def _masked_put(
     return b.pointwise(out, body)
 
 
-def _indexed_shape(indices: Sequence[TensorRef | None], shape: Sequence[Index]) -> tuple[Index, ...]:
+def _indexed_shape(indices: Indices, shape: Sequence[Index]) -> tuple[Index, ...]:
     """The shape of ``x[indices]``."""
     joint = broadcast_shapes([i.shape for i in indices if i is not None])
     start, _ = advanced(indices)
@@ -144,7 +127,7 @@ def _index_add(
     if out.dtype == torch.bool or x.rank == 0:
         return NotImplemented
     if alpha != 1:
-        scaled = Meta(source.shape, source.dtype, contiguous_strides(source.shape), out.device)
+        scaled = out.with_dtype(source.dtype).with_shape(source.shape)
         source = b.elementwise(scaled, (source, alpha), lambda s, a: op("mul", s, a), suffix="scaled")
     return scatter(b, out, x, _points(x, dim, index, source), source, "add")
 
@@ -153,19 +136,12 @@ def _reduce(
     slices: bool, b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, source: TensorRef, reduce: str, *,
     include_self: bool = True,
 ) -> Any:  # fmt: skip
-    """scatter_reduce, and with ``slices`` index_reduce."""
-    points = _points(x, dim, index, source if slices else None)
-    return reduced_into(b, out, x, points, source, reduce, include_self=include_self)
-
-
-def reduced_into(
-    b: Builder, out: Meta, x: TensorRef, points: Points, source: Operand, reduce: str, *, include_self: bool
-) -> Any:
-    """``source`` combined into ``x`` by ``reduce``; a mean divides by how many there were.
+    """scatter_reduce, and with ``slices`` index_reduce; a mean divides by how many there were.
 
     Without ``include_self`` the elements that are written to begin at the neutral element. Integer means are
     rounded down, as in eager.
     """
+    points = _points(x, dim, index, source if slices else None)
     mean = reduce == "mean"
     if out.dtype == torch.bool:
         return NotImplemented
@@ -206,7 +182,7 @@ def _masked_scatter(b: Builder, out: Meta, x: TensorRef, mask: TensorRef, source
     (upto,) = scan(b, flat, 0, "sum", lambda at: (cast(chosen.load(at), torch.int64),), "upto")
 
     def body(at: Coords) -> Expr:
-        here = (dot(at, contiguous_strides(out.shape)),)
+        here = (linear(at, out.shape),)
         number_in = op("sub", upto.load(here), constant(1, torch.int64))
         taken = cast(values.load((Indirect(Checked(number_in, given), given).index(),)), out.dtype)
         condition = element(mask, at, torch.bool)

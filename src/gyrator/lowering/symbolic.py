@@ -71,10 +71,6 @@ def _float(name: str) -> Rule:
     return lambda values: op(name, *[number(v, torch.float64) for v in values])
 
 
-def _not(values: Sequence[Number]) -> Expr:
-    return op("logical_not", number(values[0], torch.bool))
-
-
 def _ite(values: Sequence[Number]) -> Expr:
     condition, *results = values
     dtype = _common(results)
@@ -88,7 +84,7 @@ _RULES: Mapping[object, Rule] = {
     operator.eq: _same("eq"), operator.ne: _same("ne"), operator.lt: _same("lt"), operator.le: _same("le"),
     operator.gt: _same("gt"), operator.ge: _same("ge"),
     operator.and_: _same("bitwise_and", "logical_and"), operator.or_: _same("bitwise_or", "logical_or"),
-    operator.not_: _not, torch.sym_not: _not,
+    **dict.fromkeys((operator.not_, torch.sym_not), lambda v: op("logical_not", number(v[0], torch.bool))),
     torch.sym_float: lambda v: number(v[0], torch.float64),
     torch.sym_max: _same("maximum"), torch.sym_min: _same("minimum"), torch.sym_ite: _ite,
     math.sqrt: _float("sqrt"), torch.sym_sqrt: _float("sqrt"),

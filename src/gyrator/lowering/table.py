@@ -4,27 +4,15 @@ from types import MappingProxyType
 
 from torch._ops import OpOverload
 
-from gyrator.lowering import (
-    creation,
-    extern,
-    indexing,
-    joins,
-    pointwise,
-    pooling,
-    randoms,
-    reductions,
-    sampling,
-    scatters,
-    views,
-)
+from gyrator.lowering import creation, extern, gathers, joins, pointwise, pooling, reductions, sampling, scatters, views
 from gyrator.lowering.family import Family, Lowering
 
-_MODULES = (creation, extern, indexing, joins, pointwise, pooling, randoms, reductions, sampling, scatters, views)
+_MODULES = (creation, extern, gathers, joins, pointwise, pooling, reductions, sampling, scatters, views)
 
 
 def _merged() -> Family:
     table: dict[OpOverload, Lowering] = {}
-    for family in (*[module.LOWERINGS for module in _MODULES], randoms.SEEDED):
+    for family in [module.LOWERINGS for module in _MODULES]:
         twice = table.keys() & family.keys()
         if twice:
             raise ImportError(f"two lowerings of {', '.join(map(str, twice))}")
@@ -38,5 +26,5 @@ LOWERINGS = _merged()
 VIEWS = frozenset(views.LOWERINGS)
 """Those that compute nothing and so take any dtype."""
 
-RANDOM = frozenset(randoms.LOWERINGS)
+RANDOM = frozenset(creation.RANDOM)
 """Those that draw random numbers."""

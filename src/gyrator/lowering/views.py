@@ -13,20 +13,7 @@ from typing import Any
 
 import torch
 
-from gyrator.ir.index import (
-    ONE,
-    ZERO,
-    Index,
-    IndexLike,
-    as_index,
-    contiguous_strides,
-    div_mod,
-    dot,
-    is_nonnegative,
-    maximum,
-    minimum,
-    product,
-)
+from gyrator.ir.index import ONE, ZERO, Index, IndexLike, as_index, clamp, div_mod, dot, is_nonnegative, linear, product
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.family import Family, rows
 from gyrator.lowering.refs import Coords, TensorRef, view_coords
@@ -58,7 +45,7 @@ def reshaped_coords(shape: tuple[Index, ...], at: Coords, old: tuple[Index, ...]
         if len(extents) == len(inner) == 1:
             coords.append(at[new_part[0]])
             continue
-        position = dot(tuple(at[k] for k in new_part), contiguous_strides(tuple(inner)))
+        position = linear(tuple(at[k] for k in new_part), tuple(inner))
         coords += split_position(position, extents)
     return tuple([ZERO if extent is ONE else c for c, extent in zip(coords, old, strict=True)])
 
@@ -81,18 +68,11 @@ def _groups(new: Sequence[Index], old: Sequence[Index]) -> list[tuple[list[int],
     while i < len(new) or j < len(old):
         start_i, start_j = i, j
         a = b = ONE
-        if i < len(new):
-            a, i = new[i], i + 1
-        if j < len(old):
-            b, j = old[j], j + 1
-        while a is not b:
-            grow_new = i < len(new) and (j >= len(old) or is_nonnegative(b - a))
-            if grow_new:
+        while a is not b or (i, j) == (start_i, start_j):
+            if i < len(new) and (j >= len(old) or is_nonnegative(b - a)):
                 a, i = a * new[i], i + 1
             elif j < len(old):
                 b, j = b * old[j], j + 1
-            elif i < len(new):
-                a, i = a * new[i], i + 1
             else:
                 break
         groups.append((list(range(start_i, i)), list(range(start_j, j))))
@@ -114,10 +94,10 @@ def slice_start(b: Builder, start: IndexLike | None, size: Index) -> Index:
     if is_nonnegative(-index - 1):
         index = index + size
     elif not is_nonnegative(index):  # of unknown sign: add the size once if negative
-        index = index + size * minimum(maximum(-(index // size), ZERO), ONE)
+        index = index + size * clamp(-(index // size), ZERO, ONE)
     if all(map(b.symbols.nonnegative, (index, size - index))):
         return index
-    return minimum(maximum(index, ZERO), size)
+    return clamp(index, ZERO, size)
 
 
 def wrap(index: Index, size: Index) -> Index:

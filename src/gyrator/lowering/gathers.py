@@ -7,7 +7,7 @@ wrap between Python's brackets, and raise in the named operators (gather, index_
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -18,6 +18,9 @@ from gyrator.lowering.family import Family, rows
 from gyrator.lowering.refs import Coords, TensorRef
 from gyrator.lowering.typed import element, like, number, op
 from gyrator.lowering.views import dimension
+
+Indices: TypeAlias = "Sequence[TensorRef | None]"
+"""What is between the brackets of ``x[…]``: a tensor or, for all of a dimension, None."""
 
 
 def indirect(index: TensorRef, at: Sequence[Index], size: Index, *, wraps: bool = False) -> Index:
@@ -31,7 +34,7 @@ def indirect(index: TensorRef, at: Sequence[Index], size: Index, *, wraps: bool 
     return Indirect(Checked(place, size), size).index()
 
 
-def advanced(indices: Sequence[TensorRef | None]) -> tuple[int, int]:
+def advanced(indices: Indices) -> tuple[int, int]:
     """Of ``x[indices]``: where the joint dimensions of the tensors begin, and how many they are.
 
     They take the place of the indexed dimensions where those are neighbours, else they come first.
@@ -42,7 +45,7 @@ def advanced(indices: Sequence[TensorRef | None]) -> tuple[int, int]:
     return dims[0] if neighbours else 0, width
 
 
-def indexed_coords(indices: Sequence[TensorRef | None], shape: Sequence[Index], at: Sequence[Index]) -> Coords:
+def indexed_coords(indices: Indices, shape: Sequence[Index], at: Sequence[Index]) -> Coords:
     """The coordinates in a tensor of ``shape`` that the element ``at`` of ``x[indices]`` reads."""
     start, width = advanced(indices)
     joint, others = at[start : start + width], iter((*at[:start], *at[start + width :]))
@@ -56,13 +59,13 @@ def indexed_coords(indices: Sequence[TensorRef | None], shape: Sequence[Index], 
     return tuple(coords)
 
 
-def is_plain(indices: Sequence[TensorRef | None]) -> bool:
+def is_plain(indices: Indices) -> bool:
     """Whether all index tensors hold integers; masks have results of unknown size and stay with the library."""
     found = [i for i in indices if i is not None]
     return bool(found) and all(i.dtype not in (torch.bool, torch.uint8) for i in found)
 
 
-def _index(b: Builder, out: Meta, x: TensorRef, indices: Sequence[TensorRef | None]) -> Any:
+def _index(b: Builder, out: Meta, x: TensorRef, indices: Indices) -> Any:
     if not is_plain(indices):
         return NotImplemented
     return b.pointwise(out, lambda at: x.load(indexed_coords(indices, x.shape, at)))
