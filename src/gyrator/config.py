@@ -208,7 +208,9 @@ class Config:
         for name, option in known.items():
             if (text := given.get(env_name(option))) is not None:
                 values[name] = _parse(option, text, source=env_name(option))
-        values.update(_mode_values(mode))
+        if (mode or "default") not in MODES:
+            raise UnknownOption(str(mode), {m: ", ".join(v) or "no option" for m, v in MODES.items()}, kind="mode")
+        values |= MODES[mode or "default"]
         for name, value in (options or {}).items():
             if name not in known:
                 raise UnknownOption(name, option_types(), hint=hint_for(name))
@@ -290,13 +292,6 @@ def unknown_environment(env: Mapping[str, str]) -> tuple[str, ...]:
             close = get_close_matches(name, known, n=1)
             lines.append(f"{name} names no option" + (f"; did you mean {close[0]}?" if close else ""))
     return tuple(lines)
-
-
-def _mode_values(mode: str | None) -> Mapping[str, OptionValue]:
-    name = mode or "default"
-    if name not in MODES:
-        raise UnknownOption(name, {m: ", ".join(v) or "no option" for m, v in MODES.items()}, kind="mode")
-    return MODES[name]
 
 
 @lru_cache(maxsize=1)

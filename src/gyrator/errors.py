@@ -68,13 +68,10 @@ class UnsupportedOperator(GyratorError):
     """An operator that can neither be lowered nor called as it is (for example one without a fake kernel)."""
 
     def __init__(self, op: str, reason: str, *, where: Origin | None = None, node: str | None = None) -> None:
-        super().__init__(
-            f"operator {op} cannot be compiled: {reason}",
-            where=where,
-            node=node,
-            hint="register a fake kernel with torch.library.register_fake, or exclude the call with "
-            "torch.compiler.disable",
+        hint = (
+            "register a fake kernel with torch.library.register_fake, or exclude the call with torch.compiler.disable"
         )
+        super().__init__(f"operator {op} cannot be compiled: {reason}", where=where, node=node, hint=hint)
         self.op = op
 
 
@@ -92,11 +89,8 @@ class OutputMismatch(GyratorError):
     """An operator returned a tensor whose size, strides or dtype differ from what its fake kernel promised."""
 
     def __init__(self, op: str, promised: str, got: str, *, where: Origin | None = None) -> None:
-        super().__init__(
-            f"{op} promised {promised} but returned {got}",
-            where=where,
-            hint="for a custom operator, correct the function given to torch.library.register_fake",
-        )
+        hint = "for a custom operator, correct the function given to torch.library.register_fake"
+        super().__init__(f"{op} promised {promised} but returned {got}", where=where, hint=hint)
 
 
 # --- what the machine lacks -------------------------------------------------------------------------------
@@ -132,11 +126,9 @@ class KernelBuildError(GyratorError):
     """The compiler refused a generated kernel. A bug of gyrator, or of the toolchain."""
 
     def __init__(self, kernel: str, file: str, compiler_message: str, *, where: Origin | None = None) -> None:
-        super().__init__(
-            f"kernel {kernel} does not build\n  source: {file}\n{indent(compiler_message.strip(), '  | ')}",
-            where=where,
-            hint="`python -m gyrator doctor` shows the toolchain; options={'fusion': False} may avoid it",
-        )
+        message = f"kernel {kernel} does not build\n  source: {file}\n{indent(compiler_message.strip(), '  | ')}"
+        hint = "`python -m gyrator doctor` shows the toolchain; options={'fusion': False} may avoid it"
+        super().__init__(message, where=where, hint=hint)
         self.kernel, self.file, self.compiler_message = kernel, file, compiler_message
 
 

@@ -84,13 +84,10 @@ def _box(step: StepRecord, link: str) -> _Box:
 
 
 def _depths(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    """Each box below all that it reads; boxes are numbered in an order that respects edges."""
-    sources: dict[int, list[int]] = {}
+    """Each box below all that it reads; edges are in the order of the boxes that read."""
+    depth = [0] + [1] * (count - 1)
     for first, second in edges:
-        sources.setdefault(second, []).append(first)
-    depth = [0] * count
-    for box in range(count):
-        depth[box] = max((depth[s] + 1 for s in sources.get(box, ())), default=0 if box == 0 else 1)
+        depth[second] = max(depth[second], depth[first] + 1)
     return depth
 
 

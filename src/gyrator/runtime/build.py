@@ -248,10 +248,12 @@ def started(calls: Mapping[str, Callable[[], T]], threads: int) -> dict[str, Fut
     return jobs
 
 
-def finish(jobs: Iterable[Future[T]], progress: Progress, stop: Callable[[], object]) -> None:
+def finish(
+    jobs: Iterable[Future[T]], progress: Progress, stop: Callable[[], object], on: type[BaseException] = BaseException
+) -> None:
     """Wait until all jobs have ended; `progress` is told how many have.
 
-    Raises: what a job raised, and KeyboardInterrupt, after `stop` was called to end the others.
+    Raises: what a job raised, and KeyboardInterrupt; if it is an `on`, after `stop` was called to end the others.
     """
     unfinished = every = set(jobs)
     try:
@@ -260,7 +262,7 @@ def finish(jobs: Iterable[Future[T]], progress: Progress, stop: Callable[[], obj
             progress.update("building", len(every) - len(unfinished), len(every))
             for job in ended:
                 job.result()
-    except BaseException:
+    except on:
         for job in every:
             job.cancel()
         stop()

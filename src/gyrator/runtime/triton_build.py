@@ -31,7 +31,7 @@ from gyrator.runtime.workers import MOST, PROGRAM, WorkerEnded, Workers
 from gyrator.schedule.gpu import Gpu
 from gyrator.session import Count, Session
 
-OLDEST_TRITON = (3, 6)
+OLDEST_TRITON = "3.6"
 LOWEST_CAPABILITY = 80
 
 _LIBRARY = (Path(__file__).with_name("triton_ops.py"), Path(__file__).parents[1] / "templates" / "gemm.py")
@@ -59,9 +59,9 @@ def find_target(config: Config, device: torch.device) -> GpuTarget:
         hint = "install the Triton that torch pins, or move the model to the CPU"
         raise ToolchainMissing("Triton, which kernels for GPUs need,", hint)
     triton = importlib.metadata.version("triton")
-    if _version(triton) < OLDEST_TRITON:
-        oldest = ".".join(map(str, OLDEST_TRITON))
-        raise DeviceUnsupported(f"Triton {triton}", f"{oldest} or later", f"pip install 'triton>={oldest}'")
+    if _version(triton) < _version(OLDEST_TRITON):
+        needed, hint = f"{OLDEST_TRITON} or later", f"pip install 'triton>={OLDEST_TRITON}'"
+        raise DeviceUnsupported(f"Triton {triton}", needed, hint)
     return GpuTarget(config.cuda_capability or _capability(device), triton)
 
 
@@ -145,7 +145,8 @@ class TritonBuild:
 
         Raises: KernelBuildError if there is none. KeyboardInterrupt; the workers are ended first.
         """
-        finish((job for _, jobs in self.jobs for job in jobs), self.progress, self.workers.stop)
+        every = (job for _, jobs in self.jobs for job in jobs)
+        finish(every, self.progress, self.workers.stop, on=KeyboardInterrupt)
         return [(wanted, self._usable(wanted, [job.result() for job in jobs])) for wanted, jobs in self.jobs]
 
     def _usable(self, wanted: Wanted, built: Sequence[Binary]) -> dict[int, Binary]:
@@ -175,8 +176,7 @@ def start_triton_build(
         own = [request_for(wanted.kernel, config, wanted.relied, target.capability) for config in configs]
         keys.append([binary_key(request, target.triton) for request in own])
         requests |= zip(keys[-1], own, strict=True)
-    present = {key: find_binary(key, store, session) for key in requests}
-    jobs = {key: finished(binary) for key, binary in present.items() if binary is not None}
+    jobs = {key: finished(binary) for key in requests if (binary := find_binary(key, store, session)) is not None}
     missing = [key for key in requests if key not in jobs]
     session.counters.add(Count.KERNELS_CACHED, len(jobs))
     session.counters.add(Count.KERNELS_BUILT, len(missing))

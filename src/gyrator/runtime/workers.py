@@ -109,7 +109,7 @@ class Workers:
         except WorkerEnded:
             if self._stops != stops:
                 raise
-            return self._answer(self._new(), request)
+            return self._answer(self._take(new=True), request)
 
     def _answer(self, worker: Worker, request: Mapping[str, object]) -> dict[str, Any]:
         try:
@@ -124,19 +124,15 @@ class Workers:
             self._idle.append(worker)
         return answer
 
-    def _take(self) -> Worker:
+    def _take(self, *, new: bool = False) -> Worker:
         with self._lock:
-            while self._idle:
+            while self._idle and not new:
                 worker = self._idle.pop()
                 if worker.process.poll() is None:
-                    self._busy.add(worker)
-                    return worker
+                    break
                 worker.end()
-        return self._new()
-
-    def _new(self) -> Worker:
-        worker = Worker.start()
-        with self._lock:
+            else:
+                worker = Worker.start()
             self._busy.add(worker)
         return worker
 
