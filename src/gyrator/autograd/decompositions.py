@@ -19,6 +19,8 @@ from torch import Tensor
 from torch._decomp import get_decompositions
 from torch._ops import OpOverload, OpOverloadPacket
 
+from gyrator.autograd.partition.recompute import size_hint
+
 Decomposition = Callable[..., Any]
 DecompositionTable = Mapping[OpOverload, Decomposition]
 Numerics = Literal["fast", "eager"]
@@ -67,7 +69,7 @@ _FROM_TORCH = (
     "empty_like new_empty new_full new_ones new_zeros ones ones_like zeros zeros_like zero fill eye linspace logspace "
     "hann_window "
     # indexing
-    "embedding_dense_backward index_fill _unsafe_masked_index _unsafe_masked_index_put_accumulate "
+    "index_fill _unsafe_masked_index _unsafe_masked_index_put_accumulate "
     # sampling
     "upsample_bilinear2d upsample_linear1d upsample_trilinear3d upsample_bicubic2d grid_sampler_2d "
     # products
@@ -83,6 +85,7 @@ def packets(names: Iterable[str]) -> list[OpOverloadPacket]:
 
 
 _LINSPACE: Decomposition = get_decompositions([aten.linspace])[aten.linspace.default]
+_EMBEDDING: Decomposition = get_decompositions([aten.embedding_dense_backward])[aten.embedding_dense_backward.default]
 
 
 # --- ours ------------------------------------------------------------------------------------------
@@ -169,6 +172,16 @@ def _convolution_backward(g: Tensor, x: Tensor, *options: Any) -> tuple[Tensor |
     return found[0], found[1], g.sum([0, *range(2, g.ndim)])
 
 
+def _embedding_dense_backward(g: Tensor, indices: Tensor, rows: int, *options: Any) -> Tensor:
+    """Whole on a GPU where few rows of a large table have gradients of 16 bits: the library writes the table once. On
+    an H200 512 of 30,522 rows of 768 take 40 µs and 45 MB; in float32 first, with a cast after it, 64 µs and 135 MB.
+    """
+    few = math.prod(map(size_hint, indices.shape)) <= min(size_hint(rows) // 32, 1024)
+    if few and g.device.type == "cuda" and g.dtype in LOW_PRECISION:
+        return NotImplemented
+    return _EMBEDDING(g, indices, rows, *options)
+
+
 def _max_pool2d_backward(g: Tensor, x: Tensor, *options: Any) -> Tensor:
     """max_pool2d_backward(g, x, …, where) with `where` through 16 or 32 bits, which is what is saved for it then."""
     *others, where = options
@@ -243,6 +256,7 @@ def _foreach_table() -> dict[OpOverload, Decomposition]:
 _OURS: Mapping[OpOverload, Decomposition] = {
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
+    aten.embedding_dense_backward.default: _embedding_dense_backward,
     **dict.fromkeys(list[Any](get_decompositions([aten.linspace])), _linspace),
     aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
     aten.silu_backward.default: _silu_backward,

@@ -2,7 +2,7 @@
 
 import torch
 
-RESERVE = 1 << 16
+RESERVE = 1 << 14
 
 
 class Workspaces:

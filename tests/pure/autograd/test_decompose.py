@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from gyrator.autograd import decompositions
 from gyrator.autograd.decompositions import decomposition_table
 from gyrator.errors import InternalCheckError
 from tests.pure.autograd.harness import compiled, leaf, same_as_eager
@@ -50,6 +52,24 @@ def test_stays_whole(op: str, function: Callable[..., Any], args: tuple[Any, ...
     run, graphs = compiled(function)
     run(*args)
     assert op in graphs.ops("inference")
+
+
+@pytest.mark.parametrize(
+    ("number", "rows", "dtype", "whole"),
+    [
+        (256, 8192, torch.bfloat16, True), (257, 8192, torch.bfloat16, False), (1024, 32768, torch.float16, True),
+        (1025, 99999, torch.float16, False), (256, 8192, torch.float32, False),
+    ],
+)  # fmt: skip
+def test_gradients_of_few_rows_of_a_large_table_stay_whole_on_a_gpu(
+    number: int, rows: int, dtype: torch.dtype, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decompositions, "_EMBEDDING", lambda *_: "apart")
+    decomposed = decomposition_table()[aten.embedding_dense_backward.default]
+    with FakeTensorMode():
+        g, at = (torch.empty(number, *side, dtype=d, device="cuda") for side, d in (((8,), dtype), ((), torch.int64)))
+        assert decomposed(g, at, rows, -1, False) == (NotImplemented if whole else "apart")
+    assert decomposed(torch.ones(4, 8, dtype=dtype), torch.arange(4), 8192, -1, False) == "apart"
 
 
 TAKEN_APART: tuple[tuple[Callable[..., Any], tuple[int, ...]], ...] = (

@@ -90,6 +90,14 @@ def test_saving_all_saves_every_value_that_backward_reads() -> None:
     assert saved_ops(partitioned(chain, leaf(8, 8), by=save_all)) == ["arg0", "exp.default", "exp.default"]
 
 
+def test_an_input_in_another_layout_is_copied_again() -> None:
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        return torch.conv2d(x.clone(memory_format=torch.channels_last), w)
+
+    x, w = torch.randn(1, 3, 8, 8), leaf(4, 3, 3, 3)
+    assert [node.op for node in partitioned(fn, x, w).saved] == ["placeholder"] * 2
+
+
 def test_a_matrix_product_is_not_computed_again() -> None:
     partition = partitioned(lambda x, w: torch.relu(x @ w).sin(), leaf(8, 8), leaf(8, 8))
     assert "mm.default" in saved_ops(partition)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import Node
 
@@ -21,11 +22,14 @@ from gyrator.autograd.partition.plan import JointGraph, Partition, PartitionFunc
 from gyrator.autograd.partition.recompute import Ban, Cost, cost, fusible, is_copyless, reduces, tensor_bytes, work
 from gyrator.errors import InternalCheckError
 
+aten = torch.ops.aten
+
 WIDE_READ_RATIO = 4
 """A value read across a heavy operator ties its reader down unless it is this many times smaller than the reader."""
 
-PRICE_OF_A_BYTE, PRICE_OF_A_WRITE, PRICE_OF_A_COPY = 32, 33, 64
-"""Prices of a byte that is in memory anyway, that must be written, and that must be read and written."""
+PRICE_OF_AN_INPUT, PRICE_OF_A_BYTE, PRICE_OF_A_WRITE, PRICE_OF_A_COPY = 31, 32, 33, 64
+"""Prices of a byte that the caller may hold too, that is in memory anyway, that must be written, and that must be read
+and written."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,7 @@ def _ban(node: Node, joint: JointGraph, stages: Mapping[Node, int]) -> Ban | Non
         return Ban("takes too long to compute again", True)
     if kind is Cost.REDUCTION and reduces(node):
         return Ban("a small result of a reduction", True)
-    if _materialised_in_backward(node, joint):
+    if _materialised_in_backward(node, joint) and not _copies_input(node):
         return Ban("read from memory by a heavy operator of backward", True)
     if _reads_across(node, stages):
         return Ban("would tie together what heavy operators separate", True)
@@ -190,6 +194,12 @@ def _materialised_in_backward(node: Node, joint: JointGraph) -> bool:
     return False
 
 
+def _copies_input(node: Node) -> bool:
+    """Whether a value is an input in another layout, to copy once more rather than to hold beside it."""
+    source = node.args[0] if node.target is aten.clone.default else None
+    return isinstance(source, Node) and source.op == "placeholder"
+
+
 # --- the cut ---------------------------------------------------------------------------------------
 
 
@@ -206,7 +216,7 @@ def _price(node: Node, joint: JointGraph) -> int:
     if node.op == "placeholder":
         if node in joint.updated:
             return size * PRICE_OF_A_COPY
-        return 0 if node in joint.static else size * PRICE_OF_A_BYTE
+        return 0 if node in joint.static else size * PRICE_OF_AN_INPUT
     if is_copyless(node):
         return size * PRICE_OF_A_COPY if reduces(node) else UNBOUNDED
     written = any(not fusible(user) for user in node.users) or not fusible(_through_views(node))
