@@ -123,6 +123,11 @@ def test_operands_may_lie_in_any_way(interpreter: Worker) -> None:
             check(mm, [left, right], config, interpreter)
 
 
+def test_a_bias_may_lie_with_gaps(interpreter: Worker) -> None:
+    args = [random(7, 30), random(30, 20), random(40)[::2], random(7, 20)]
+    check(bias_relu_residual, args, TEMPLATES["tiled"], interpreter)
+
+
 def test_a_product_that_others_read_is_stored_beside_the_results_of_its_epilogue(interpreter: Worker) -> None:
     check(two_results, [random(20, 40), random(40, 30)], TEMPLATES["tiled"], interpreter)
 

@@ -23,11 +23,13 @@ from textwrap import wrap
 
 import torch
 
+from gyrator.codegen.blocks import Key
 from gyrator.codegen.python_text import Names
 from gyrator.codegen.texts import WIDTH, origin_comments
-from gyrator.codegen.triton_attention import attention_arguments, attention_grid, attention_workspaces, function_lines
+from gyrator.codegen.triton_attention import attention_arguments, attention_grid, attention_workspaces, score_functions
 from gyrator.codegen.triton_expr import Axes, Block, Expressions, Term, grid_loops
 from gyrator.codegen.triton_foreach import Part, side_by_side
+from gyrator.codegen.triton_functions import function_lines, reads_of, tuple_of
 from gyrator.codegen.triton_names import literal, type_name, working
 from gyrator.codegen.triton_source import GridAxis, Parameter, Pointer, SizeArgument, TritonKernel, Workspace
 from gyrator.errors import InternalCheckError
@@ -256,7 +258,7 @@ class Printer(Expressions):
     def grid(self) -> tuple[GridAxis, ...]:
         """Print the whole kernel; the axes of its grid."""
         if isinstance(stage := self.kernel.body[0], Attend):
-            self.functions += function_lines(self, stage)
+            self.functions += score_functions(self, stage)
             self.emit(f"attention.{stage.template}(")
             self.block.lines += _wrapped(attention_arguments(self, stage), ")")
             return attention_grid(stage, dict(self.tiling.configs[0].blocks).get("SPLIT", 0))
@@ -393,22 +395,52 @@ class Printer(Expressions):
 
     def _filled(self, contract: Contract, places: Sequence[str]) -> list[str]:
         """The template's function and its arguments."""
-        left, right, blocks = contract.left, contract.right, dict(self.tiling.configs[0].blocks)
+        left, right = contract.left, contract.right
         k = self.index(left.shape[-1])
         if self.described:
             rows = [str(view.strides[-1] is ONE) for view in (left, right)]
             starts = ["row_tile * BLOCK_M", "column_tile * BLOCK_N"]
             return ["described", "lefts", "rights", *starts, k.text, *rows, "BLOCK_M", "BLOCK_N", "BLOCK_K"]
+        if contract.elements:
+            return self._computed(contract, places)
         sizes = [*(axis.extent for axis in _sides(contract)), left.shape[-1], *left.strides[-2:], *right.strides[-2:]]
         args = [self._window(contract, left), self._window(contract, right), *places]
         args += [self.index(size).text for size in sizes]
-        reach = ("0", k.text, "BLOCK_K")
-        if "SPLIT_K" in blocks:
-            self.emit(f"first, last = gemm.part_of({k.text}, part, BLOCK_K, SPLIT_K)")
-            reach = ("first", "last", "BLOCK_K * SPLIT_K")
+        reach = self._reach(k)
         even = [str(axis not in self.bounds) for axis in _sides(contract)]
         even.append(f"{k.operand} % ({reach[2]}) == 0" if left.shape[-1].value is not None else "False")
         return ["tiled", *args, *reach[:2], *even, "BLOCK_K", "ALLOW_TF32"]
+
+    def _reach(self, k: Term) -> tuple[str, str, str]:
+        """Where the k of a program's sums begin and end, and what divides their number in the best case."""
+        if "SPLIT_K" not in dict(self.tiling.configs[0].blocks):
+            return "0", k.text, "BLOCK_K"
+        self.emit(f"first, last = gemm.part_of({k.text}, part, BLOCK_K, SPLIT_K)")
+        return "first", "last", "BLOCK_K * SPLIT_K"
+
+    def _computed(self, contract: Contract, places: Sequence[str]) -> list[str]:
+        """The arguments of the template whose operands are functions, which are printed too."""
+        row, column, inner, reads = *_sides(contract), contract.inner, reads_of(self, contract)
+        assert inner is not None
+        depth = inner.extent.value
+        even = depth is not None and all(depth % dict(c.blocks)["BLOCK_K"] == 0 for c in self.tiling.configs)
+        once = dict.fromkeys(load for e in contract.elements for load in e.loads() if not load.axes() & {row, inner})
+        known: dict[Key, Term] = {load: self.value(load) for load in once}
+        reads += [term.text for term in known.values()]
+        known |= {axis: Term(axis.name, axes=frozenset((axis,)), name=True) for axis in (row, inner, column)}
+        known |= {axis: Term("batch", name=True) for axis in contract.batch}
+        bounded, names = {*self.bounds, *(() if even else (inner,))}, ("lefts", "rights")
+        for name, expr, sides in zip(names, contract.elements, ((row, inner), (inner, column)), strict=True):
+            arguments = ("batch", *(axis.name for axis in sides), *(f"{axis.name}_ok" for axis in sides))
+            tiles = [Tile(axis, f"{axis.name}.shape[{k}]") for k, axis in enumerate(sides)]
+            bounds = {axis: replace(known[axis], text=f"{axis.name}_ok") for axis in sides if axis in bounded}
+            self.functions += function_lines(
+                name, arguments, expr, self, reads, known, expr.dtype, tiles=tiles, bounds=bounds
+            )
+        number = [self.index(axis.index()).text for axis in contract.batch] or ["0"]
+        ends = [*(self.index(axis.extent).text for axis in (row, column)), *self._reach(self.index(inner.extent))[:2]]
+        rest = [str(even), "BLOCK_K", "ALLOW_TF32", type_name(contract.name.dtype)]
+        return ["computed", *names, tuple_of(reads), *number, *places, *ends, *rest]
 
     def _bound(self, axis: Axis, extent: str) -> None:
         """Name the condition that a tile is within ``axis``, unless every block size divides the extent."""

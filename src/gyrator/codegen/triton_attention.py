@@ -6,19 +6,18 @@ def score(score, b, h, i, j, reads):
     return score + tl.load(slopes + h) * (j - i)
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 
 import torch
 
-from gyrator.codegen.python_text import Names
+from gyrator.codegen.blocks import Key
 from gyrator.codegen.triton_expr import Expressions, Term
-from gyrator.codegen.triton_names import is_small
+from gyrator.codegen.triton_functions import function_lines, reads_of, tuple_of
 from gyrator.codegen.triton_source import GridAxis, Workspace
-from gyrator.ir.expr import Const, Expr, Ref
+from gyrator.ir.expr import Const, Ref
 from gyrator.ir.index import ONE, ZERO, as_index, product
 from gyrator.ir.program import View
-from gyrator.ir.tree import Attend, Let, Loop, LoopKind, loads_in
+from gyrator.ir.tree import Attend
 
 FUNCTIONS = {"score": ("score",), "keep": (), "slope": ("score", "grad")}
 """What each takes before b, h, i and j."""
@@ -49,7 +48,7 @@ def attention_arguments(printer: Expressions, stage: Attend) -> list[str]:
         if view is None:
             return "None"
         steps = [ZERO if n is ONE else step for n, step in zip(view.shape, view.strides, strict=True)]
-        return _tuple([printer.address(view.value, (view.offset,)).text, *(printer.index(s).text for s in steps)])
+        return tuple_of([printer.address(view.value, (view.offset,)).text, *(printer.index(s).text for s in steps)])
 
     (_, head, row, column), (query, key, value, *_) = stage.axes, stage.operands
     blocks = [dict(config.blocks) for config in printer.tiling.configs]
@@ -58,54 +57,29 @@ def attention_arguments(printer: Expressions, stage: Attend) -> list[str]:
         steps = [*(b[name] for b in blocks), *([side] if stage.lists else [])]
         even.append(axis.extent.value is not None and all(axis.extent.value % step == 0 for step in steps))
     return [
-        *(_tuple(map(tensor, views)) for views in (stage.operands, stage.lists, stage.results)),
-        _tuple(printer.index(axis.extent).text for axis in (head, row, column)),
-        *(repr(stage.scale), "score", "keep", "slope" if len(stage.functions) > 2 else "None", _reads(printer, stage)),
+        *(tuple_of(map(tensor, views)) for views in (stage.operands, stage.lists, stage.results)),
+        tuple_of(printer.index(axis.extent).text for axis in (head, row, column)),
+        *(repr(stage.scale), "score", "keep", "slope" if len(stage.functions) > 2 else "None"),
+        tuple_of(reads_of(printer, stage)),
         *map(str, (*even, isinstance(stage.functions[0], Ref), stage.functions[1] == Const(True, torch.bool))),
         *map(str, (query.shape[3], value.shape[3], head.extent // key.shape[1], *stage.sides, *blocks[0])),
         *(["space", "counters"] if blocks[0].get("SPLIT", 1) > 1 else ["None"] * 2 * ("SPLIT" in blocks[0])),
     ]
 
 
-def _tuple(items: Iterable[str]) -> str:
-    texts = [*items]
-    return f"({', '.join(texts)}{',' * (len(texts) == 1)})"
-
-
-def _reads(printer: Expressions, stage: Attend) -> str:
-    """The tensors that the functions read, and the sizes."""
-    sizes = sorted({size for f in stage.functions for size in f.sizes()}, key=lambda size: size.name)
-    values = dict.fromkeys(load.value for load in loads_in((stage,)))
-    return _tuple([*(printer.pointers[v] for v in values), *(printer.index(size.index()).text for size in sizes)])
-
-
-def function_lines(printer: Expressions, stage: Attend) -> Iterator[str]:
+def score_functions(printer: Expressions, stage: Attend) -> Iterator[str]:
     """The functions that the template calls."""
-    for (name, scores), expr in zip(FUNCTIONS.items(), stage.functions, strict=False):
-        yield from ("@triton.jit", f"def {name}({', '.join([*scores, *'bhij', 'reads'])}):")
-        yield from (f"    {line}" for line in _body(expr, scores, printer, stage))
-        yield from ("", "")
-
-
-def _body(expr: Expr, scores: Iterable[str], outer: Expressions, stage: Attend) -> list[str]:
-    body: Loop | Let = Let(Ref("result", expr.dtype, frozenset(stage.axes)), expr)
-    for axis in reversed(stage.axes):
-        body = Loop(axis, LoopKind.PARALLEL, (body,))
-    names = Names((*FUNCTIONS, *"bhij", "grad", "reads", "tl", "rt", "libdevice", *outer.pointers.values()))
-    printer = Expressions(replace(outer.kernel, body=(body,)), outer.tiling, names)
-    printer.pointers, printer.narrow = outer.pointers, is_small(stage.operands[0].value.dtype)
-    tiled = frozenset(outer.tile_of)
+    tiled, wide = (
+        frozenset(printer.tile_of),
+        [f"{', '.join('bhij')} = {', '.join(f'{x}.to(tl.int64)' for x in 'bhij')}"],
+    )
+    known: dict[Key, Term] = {}
     for letter, axis in zip("bhij", stage.axes, strict=True):
         along = stage.axes[2] if (stage.template, letter) == ("decode", "h") else axis  # a head for each row of a tile
-        printer.bind(axis, Term(letter, axes=tiled & {along}, name=True))
-    for score in scores:
-        printer.bind(Ref(score, torch.float32, frozenset(stage.axes)), Term(score, axes=tiled, name=True))
-    for size in expr.sizes():
-        printer.bind(size, outer.index(size.index()))
-    reads = _reads(outer, stage)
-    lines = [] if reads == "()" else [f"{reads} = reads"]
-    if outer.tiling.wide:
-        lines.append("b, h, i, j = b.to(tl.int64), h.to(tl.int64), i.to(tl.int64), j.to(tl.int64)")
-    result = printer.value(expr).text
-    outer.asserts |= printer.asserts
-    return [*lines, *printer.block.lines, f"return {result}"]
+        known[axis] = Term(letter, axes=tiled & {along}, name=True)
+    for score in FUNCTIONS["slope"]:
+        known[Ref(score, torch.float32, frozenset(stage.axes))] = Term(score, axes=tiled, name=True)
+    reads, element = reads_of(printer, stage), stage.operands[0].value.dtype
+    for (name, scores), expr in zip(FUNCTIONS.items(), stage.functions, strict=False):
+        first, arguments = wide if printer.tiling.wide else [], (*scores, *"bhij")
+        yield from function_lines(name, arguments, expr, printer, reads, known, element, first=first)

@@ -19,29 +19,13 @@ from dataclasses import dataclass
 import torch
 
 from gyrator.errors import InternalCheckError
+from gyrator.ir import program as ir
 from gyrator.ir.check_expr import COMBINES, ExprChecker, RuleBroken, check_combine
 from gyrator.ir.expr import Expr, Load, Ref, Value, short
 from gyrator.ir.index import Axis, Index, Size
 from gyrator.ir.ops import REDUCTIONS
-from gyrator.ir.program import (
-    Arg,
-    Extern,
-    Item,
-    ListArg,
-    Nest,
-    Node,
-    Pointwise,
-    Program,
-    Reduce,
-    Scan,
-    Scatter,
-    View,
-    defines,
-    shown_values,
-    uses,
-)
 from gyrator.ir.text import declared, listed
-from gyrator.ir.tree import Attend, Contract, Kernel, Let, Loop, LoopKind, Stage, Store, Update, stage_exprs
+from gyrator.ir.tree import Attend, Contract, Kernel, Let, Loop, LoopKind, Stage, Store, Update, stage_exprs, windows
 from gyrator.origin import Origin
 
 # -- programs ----------------------------------------------------------------------------------------------
@@ -61,7 +45,7 @@ PREDICATED = ProgramSpec("predicated", masked=False, dead=True)
 SCHEDULED = ProgramSpec("scheduled", masked=False, dead=False)
 
 
-def check_program(program: Program, spec: ProgramSpec = LOWERED) -> None:
+def check_program(program: ir.Program, spec: ProgramSpec = LOWERED) -> None:
     """Check every rule of ``spec``.
 
     Raises: InternalCheckError naming the first node that breaks a rule.
@@ -72,7 +56,7 @@ def check_program(program: Program, spec: ProgramSpec = LOWERED) -> None:
 
 
 class _ProgramChecker:
-    def __init__(self, program: Program, spec: ProgramSpec) -> None:
+    def __init__(self, program: ir.Program, spec: ProgramSpec) -> None:
         self.program = program
         self.values: dict[str, Value] = {}
         self.sizes: set[Size] = set()
@@ -89,9 +73,9 @@ class _ProgramChecker:
                     self.define(given)
         for node in program.nodes:
             with _blame(node, node.origins):
-                for value in uses(node):
+                for value in ir.uses(node):
                     self.defined(value)
-                if isinstance(node, Nest):
+                if isinstance(node, ir.Nest):
                     self.nest(node)
                 else:
                     self.extern(node)
@@ -138,9 +122,9 @@ class _ProgramChecker:
         self.exprs.index(index)
 
     # -- nests ---------------------------------------------------------------------------------------------
-    def nest(self, nest: Nest) -> None:
+    def nest(self, nest: ir.Nest) -> None:
         root = nest.root
-        inner = root.reduced if isinstance(root, Reduce) else ()
+        inner = root.reduced if isinstance(root, ir.Reduce) else ()
         every = (*nest.axes, *inner)
         axes = frozenset(every)
         if len(axes) != len(every) or len({a.name for a in every}) != len(every):
@@ -150,7 +134,7 @@ class _ProgramChecker:
         results = self.root(nest, axes)
         if len(nest.out) != len(results):
             raise RuleBroken(f"{len(nest.out)} values for {len(results)} results")
-        shape = root.into.shape if isinstance(root, Scatter) else tuple([a.extent for a in nest.axes])
+        shape = root.into.shape if isinstance(root, ir.Scatter) else tuple([a.extent for a in nest.axes])
         for value, dtype in zip(nest.out, results, strict=True):
             if value is None:
                 continue
@@ -162,17 +146,17 @@ class _ProgramChecker:
         if not any(v is not None for v in nest.out):
             raise RuleBroken("a nest that defines nothing")
 
-    def root(self, nest: Nest, axes: frozenset[Axis]) -> tuple[torch.dtype, ...]:
+    def root(self, nest: ir.Nest, axes: frozenset[Axis]) -> tuple[torch.dtype, ...]:
         """Check the root's expressions; the dtypes of its results."""
         match nest.root:
-            case Pointwise(body):
+            case ir.Pointwise(body):
                 self.exprs.value(body, axes)
                 return (body.dtype,)
-            case Reduce(kind, _, body):
+            case ir.Reduce(kind, _, body):
                 for b in body:
                     self.exprs.value(b, axes)
                 return check_combine(kind, tuple([b.dtype for b in body]))
-            case Scan(kind, axis, body):
+            case ir.Scan(kind, axis, body):
                 if axis not in nest.axes:
                     raise RuleBroken(f"scan along {axis}, which is no axis of the nest")
                 for b in body:
@@ -181,7 +165,7 @@ class _ProgramChecker:
                 if not REDUCTIONS[kind].scan:
                     raise RuleBroken(f"{kind} is no scan")
                 return results
-            case Scatter(into, index, body, combine):
+            case ir.Scatter(into, index, body, combine):
                 self.exprs.value(body, axes, into.dtype)
                 self.exprs.coordinates(index, into, axes)
                 if combine not in COMBINES:
@@ -189,7 +173,7 @@ class _ProgramChecker:
                 return (into.dtype,)
 
     # -- externs -------------------------------------------------------------------------------------------
-    def extern(self, node: Extern) -> None:
+    def extern(self, node: ir.Extern) -> None:
         for arg in (*node.args, *(a for _, a in node.kwargs)):
             self.arg(arg)
         for size in node.scalars:
@@ -199,27 +183,27 @@ class _ProgramChecker:
                 self.define(value)
         for position, new in node.mutates:
             old = node.args[position] if position < len(node.args) else None
-            if not isinstance(old, View):
+            if not isinstance(old, ir.View):
                 raise RuleBroken(f"argument {position}, which the call writes into, is no view")
             if (old.value.shape, old.value.dtype) != (new.shape, new.dtype):
                 raise RuleBroken(f"{new} is not a new version of {old.value}: {declared(new)}, {declared(old.value)}")
             self.define(new)
 
-    def arg(self, arg: Arg) -> None:
+    def arg(self, arg: ir.Arg) -> None:
         match arg:
-            case View():
+            case ir.View():
                 self.view(arg)
-            case Item(view):
+            case ir.Item(view):
                 self.view(view)
                 if view.shape:
                     raise RuleBroken(f"the number {view} has dimensions")
             case Index():
                 self.uniform(arg)
-            case ListArg(items):
+            case ir.ListArg(items):
                 for item in items:
                     self.arg(item)
 
-    def view(self, view: View) -> None:
+    def view(self, view: ir.View) -> None:
         self.defined(view.value)
         if len(view.shape) != len(view.strides):
             raise RuleBroken(f"view of {view.value} has {len(view.shape)} sizes and {len(view.strides)} strides")
@@ -229,14 +213,14 @@ class _ProgramChecker:
             self.uniform(index)
 
 
-def _check_no_dead(program: Program) -> None:
-    needed = shown_values(program)
+def _check_no_dead(program: ir.Program) -> None:
+    needed = ir.shown_values(program)
     for node in reversed(program.nodes):
-        effect = isinstance(node, Extern) and (node.effects or node.scalars)
-        if not effect and needed.isdisjoint(defines(node)):
+        effect = isinstance(node, ir.Extern) and (node.effects or node.scalars)
+        if not effect and needed.isdisjoint(ir.defines(node)):
             with _blame(node, node.origins):
                 raise RuleBroken("nothing needs what this node defines")
-        needed |= uses(node)
+        needed |= ir.uses(node)
 
 
 # -- loop trees --------------------------------------------------------------------------------------------
@@ -370,7 +354,10 @@ class _KernelChecker:
         (*_, k), (m, n) = contract.left.shape, (contract.row.extent, contract.column.extent)
         if (contract.left.shape, contract.right.shape) != ((*outer, m, k), (*outer, k, n)):
             raise RuleBroken(f"the sides of {contract.left} and {contract.right} do not match the loops")
-        for view in (contract.left, contract.right):
+        inner = frozenset(() if contract.inner is None else (contract.inner,))
+        for expr, view in zip(contract.elements, (contract.left, contract.right), strict=False):
+            self.exprs.value(expr, self.axes | inner, view.value.dtype)
+        for view in windows(contract):
             if view.value not in self.params or view.value in self.stored:
                 raise RuleBroken(f"a template reads {view.value}, which is no parameter or is written")
             self.loaded.add(view.value)
@@ -432,7 +419,7 @@ class _KernelChecker:
 
 
 @contextmanager
-def _blame(what: Node | str, origins: tuple[Origin, ...] = ()) -> Iterator[None]:
+def _blame(what: ir.Node | str, origins: tuple[Origin, ...] = ()) -> Iterator[None]:
     try:
         yield
     except RuleBroken as broken:

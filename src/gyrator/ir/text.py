@@ -17,26 +17,10 @@ from collections.abc import Iterable
 
 import torch
 
+from gyrator.ir import program as ir
 from gyrator.ir import tree
 from gyrator.ir.expr import Const, Expr, IndexValue, Load, Op, Ref, Value, count_uses, expr_text, short
 from gyrator.ir.index import Atom, Index, Indirect, Size, atom_text, contiguous_strides
-from gyrator.ir.program import (
-    Arg,
-    Extern,
-    Input,
-    Item,
-    ListArg,
-    Node,
-    Output,
-    Pointwise,
-    Program,
-    Reduce,
-    Root,
-    Scan,
-    Scatter,
-    View,
-    expressions,
-)
 from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, walk_exprs
 from gyrator.origin import Origins, places_of
 
@@ -44,7 +28,7 @@ _COMBINES = {"set": "=", "add": "+=", "mul": "*=", "max": "max=", "min": "min="}
 
 
 # -- programs ----------------------------------------------------------------------------------------------
-def program_text(program: Program) -> str:
+def program_text(program: ir.Program) -> str:
     """The whole program, one line per node and named subexpression."""
     inputs = [_input_text(i) for i in program.inputs]
     lines = [f"program {program.name}({', '.join(inputs)}) {{"]
@@ -58,12 +42,12 @@ def program_text(program: Program) -> str:
     return "\n".join([*lines, "}"]) + "\n"
 
 
-def node_text(node: Node) -> str:
+def node_text(node: ir.Node) -> str:
     """One node of a program, after a comment for each place of the user's program that it comes from."""
     return "\n".join(_commented(node.origins, _node_lines(node)))
 
 
-def _input_text(given: Input) -> str:
+def _input_text(given: ir.Input) -> str:
     if given.value is not None:
         return declared(given.value) + (" (a number)" if given.number else "")
     return "_" if given.size is None else _size_text(given.size)
@@ -86,32 +70,32 @@ def _commented(origins: Origins, lines: list[str]) -> list[str]:
     return [f"# {place}" for place in places_of(origins)] + lines
 
 
-def _node_lines(node: Node) -> list[str]:
+def _node_lines(node: ir.Node) -> list[str]:
     results = ", ".join("_" if v is None else declared(v) for v in node.out)
-    if isinstance(node, Extern):
+    if isinstance(node, ir.Extern):
         return [_extern_text(node, results)]
-    names = _Names(_shared(expressions(node.root)))
+    names = _Names(_shared(ir.expressions(node.root)))
     body = _root_text(node.root, names)
     head = f"{results} = nest {', '.join(f'{a} < {a.extent}' for a in node.axes)}".rstrip()
     lets = names.definitions()
     return [f"{head}: {body}"] if not lets else [f"{head}:", *(f"  {let}" for let in lets), f"  {body}"]
 
 
-def _root_text(root: Root, names: _Names) -> str:
+def _root_text(root: ir.Root, names: _Names) -> str:
     match root:
-        case Pointwise(body):
+        case ir.Pointwise(body):
             return names.expr(body)
-        case Reduce(kind, reduced, body):
+        case ir.Reduce(kind, reduced, body):
             over = ", ".join(f"{a} < {a.extent}" for a in reduced)
             return f"{kind} over {over} of {', '.join(map(names.expr, body))}"
-        case Scan(kind, axis, body):
+        case ir.Scan(kind, axis, body):
             return f"scan {kind} along {axis} of {', '.join(map(names.expr, body))}"
-        case Scatter(into, index, body, combine):
+        case ir.Scatter(into, index, body, combine):
             return f"{into} with [{names.indices(index)}] {_COMBINES[combine]} {names.expr(body)}"
     raise TypeError(root)
 
 
-def _extern_text(node: Extern, results: str) -> str:
+def _extern_text(node: ir.Extern, results: str) -> str:
     args = [_arg_text(a) for a in node.args] + [f"{k}={_arg_text(a)}" for k, a in node.kwargs]
     text = f"{node.op}({', '.join(args)})"
     made = [results] if node.out else []
@@ -122,20 +106,20 @@ def _extern_text(node: Extern, results: str) -> str:
     return f"{text} with effects" if node.effects else text
 
 
-def _arg_text(arg: Arg | Output) -> str:
+def _arg_text(arg: ir.Arg | ir.Output) -> str:
     match arg:
-        case View():
+        case ir.View():
             return _view_text(arg)
-        case Item(view):
+        case ir.Item(view):
             return f"{_view_text(view)}.item()"
-        case ListArg(items):
+        case ir.ListArg(items):
             return f"[{', '.join(map(_arg_text, items))}]"
         case Index():
             return str(arg)
     return str(arg) if isinstance(arg, torch.dtype | torch.device | torch.layout) else repr(arg)
 
 
-def _view_text(view: View) -> str:
+def _view_text(view: ir.View) -> str:
     value = view.value
     plain = (view.shape, view.strides, view.offset.value) == (value.shape, value.strides, 0)
     text = value.name if plain else f"{value.name}.view(({listed(view.shape)}), ({listed(view.strides)})"
@@ -187,7 +171,8 @@ def _stage_text(stage: Stage, names: _Names) -> str:
             text = f"update {carry} with {', '.join(map(names.expr, args))}"
             return f"{text} -> {_refs(running)}" if running else text
         case tree.Contract(name, left, right, _, _, _, template):
-            return f"{name}: {short(name.dtype)} = {_view_text(left)} times {_view_text(right)} by {template}"
+            operands = [names.expr(e) for e in stage.elements] or [_view_text(left), _view_text(right)]
+            return f"{name}: {short(name.dtype)} = {' times '.join(operands)} by {template}"
         case tree.Attend():
             return str(stage)
     raise TypeError(stage)

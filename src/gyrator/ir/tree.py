@@ -76,7 +76,9 @@ class Contract:
 
     The text of the template of that name computes it; the stages that follow in the same body, its epilogue, read the
     local ``name``, whose dtype is the accumulator's. ``batch`` (none or one), ``row`` and ``column`` are axes of loops.
-    ``blocks`` are a C++ template's numbers (see :mod:`cpu_gemm`); a GPU kernel has them in its tiling.
+    ``blocks`` are a C++ template's numbers (see :mod:`cpu_gemm`); a GPU kernel has them in its tiling. ``elements``, if
+    there are any, say what an element of each operand is, over ``inner`` (k) and these axes; then ``left`` and
+    ``right`` lie nowhere.
     """
 
     name: Ref
@@ -87,6 +89,8 @@ class Contract:
     column: Axis
     template: str
     blocks: tuple[tuple[str, int], ...] = ()
+    inner: Axis | None = None
+    elements: tuple[Expr, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +247,7 @@ def stage_exprs(stage: Stage) -> tuple[Expr, ...]:
         case Update(_, args):
             return args
         case Contract():
-            return ()
+            return stage.elements
         case Attend():
             return stage.functions
     raise TypeError(stage)
@@ -278,7 +282,7 @@ def windows(stage: Stage) -> tuple[View, ...]:
     """The windows on tensors that a template reads or writes; none for any other stage."""
     if isinstance(stage, Attend):
         return (*stage.operands, *stage.lists, *(view for view in stage.results if view is not None))
-    return (stage.left, stage.right) if isinstance(stage, Contract) else ()
+    return (stage.left, stage.right) if isinstance(stage, Contract) and not stage.elements else ()
 
 
 def written(body: Iterable[Loop | Stage]) -> frozenset[Value]:

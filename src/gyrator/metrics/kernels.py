@@ -160,6 +160,7 @@ class _Walk:
             case Contract(_, left):
                 self.depth = count_of(left.shape[-1], self.hints)
                 self.operations += 2 * trips * self.depth
+                self.exprs(stage.elements, trips, seen)
         for view in windows(stage):
             moved = self.written if isinstance(stage, Attend) and view in stage.results else self.read
             elements = prod(count_of(n, self.hints) for n in view.shape)

@@ -5,7 +5,8 @@
     group relu            →   mm_0       0.063 ms       →   mm_0 with relu          0.064 ms
                               mm_1       0.070 ms           mm_1 with relu          0.072 ms
 
-The best few templates of the first question stand in the second one, against the best way without fusion.
+The best few templates of the first question stand in the second one, against the best way without fusion. What makes an
+operand (:mod:`prologue`) is part of both, stored before the product or computed by the template.
 """
 
 from collections.abc import Hashable, Sequence
@@ -13,16 +14,17 @@ from dataclasses import replace
 
 from gyrator.config import Config as Options
 from gyrator.ir.expr import Value
-from gyrator.ir.program import Extern, Input, Program, View, defines
+from gyrator.ir.program import Extern, Input, Program, View, defines, shown_values
 from gyrator.ir.tree import Config
 from gyrator.schedule.canonical import canonicalise
 from gyrator.schedule.cpu_gemm import CPP, Cpu, Packing, cpu_configs, in_panels, packing_of
 from gyrator.schedule.cpu_linear import linear_unary
 from gyrator.schedule.epilogue import product_group
 from gyrator.schedule.gpu import Gpu
-from gyrator.schedule.gpu_gemm import gpu_configs, unpadded
+from gyrator.schedule.gpu_gemm import few_configs, gpu_configs, unpadded
 from gyrator.schedule.group import Group
 from gyrator.schedule.products import Alternative, Ask, Product, Question, Templated, Unit, part_of, product_of, uses_of
+from gyrator.schedule.prologue import is_cheap, nest_of, of_few, producers, prologues
 
 
 def choose_products(
@@ -31,10 +33,12 @@ def choose_products(
     """``units`` with each product computed in the way that ``ask`` finds fastest. Equal questions are asked once.
     With them what constants they read in panels.
 
-    Without ``ask``, which the option ``max_autotune`` provides, calls stay calls, but for what no library is fast at.
+    Without ``ask``, which the option ``max_autotune`` provides, calls stay calls, but for what no library is fast at:
+    rows that end anywhere, and few rows with an operand that is not stored yet.
     """
     if ask is None:
-        return tuple((isinstance(u, Extern) and unpadded(u, gpu, options.gemm_backends)) or u for u in units), ()
+        units = [(isinstance(u, Extern) and unpadded(u, gpu, options.gemm_backends)) or u for u in units]
+        return _computing_operands(units, program, gpu if "triton" in options.gemm_backends else None), ()
     chooser = _Chooser(list(units), program, ask, options, gpu, cpu)
     for call in [u for u in units if isinstance(u, Extern)]:
         product = product_of(call)
@@ -42,6 +46,20 @@ def choose_products(
             chooser.choose(call, product)
     read = {value for unit in chooser.units for value in uses_of(unit)}
     return tuple(chooser.units), tuple(p for p in chooser.packings.values() if p.value in read)
+
+
+def _computing_operands(given: Sequence[Unit], program: Program, gpu: Gpu | None) -> tuple[Unit, ...]:
+    """The units; products that read an operand once, as they have few rows, compute it, and what follows."""
+    units, made = list(given), {} if gpu is None else producers(given, shown_values(program))
+    for call in [u for u in given if isinstance(u, Extern)] if made else []:
+        product = product_of(call)
+        found = () if product is None else of_few(product, prologues(product, made, units))
+        configs = () if product is None or gpu is None or not found else few_configs(product, gpu)
+        if product is not None and configs:
+            group = _follower(units, call, product)
+            unit = Templated(call, "tiled", configs, group, prologue=found)
+            _exchange(units, (*found, call, *(() if group is None else (group,))), (unit,))
+    return tuple(units)
 
 
 class _Chooser:
@@ -55,34 +73,38 @@ class _Chooser:
         )  # fmt: skip
         self._asked: dict[Hashable, tuple[str, ...]] = {}
         self.packings: dict[Value, Packing] = {}
+        self._made = producers(units, shown_values(program))
 
     def choose(self, call: Extern, product: Product) -> None:
-        """Replace the call, and the group that follows it if they are fused."""
+        """Replace the call, and what makes its operands and follows it if they are fused."""
         templates = self._templates(call, product)
         library = Alternative(_op(call), "aten", (call,))
         plain = (*((library,) if "aten" in self._options.gemm_backends or not templates else ()), *templates)
         if plain == (library,) and {"aten", "subgraph"} & {*self._options.gemm_backends}:
             return
         title = _title(call, product)
-        group = self._follower(call, product)
+        group = _follower(self.units, call, product)
         linear = None if group is None else linear_unary(call, product, group, self._program)
         if group is not None and linear is not None:
             self._choose_linear(call, product, group, linear, templates)
             return
-        ranked = self._ranked(title, (call,), plain, _signature(call))
+        found = prologues(product, self._made, self.units)
+        made = tuple((nest_of(g).out[0] is product.left.value, canonicalise(g, frozenset()).key) for g in found)
+        key: tuple[Hashable, ...] = (_signature(call), made)
+        title += " with prologue" if found else ""
+        ranked = self._ranked(title, (*found, call), _with_prologues(plain, product, found), key)
         if not ranked:
             return
         best = ranked[0]
         fused = self._fused(group, ranked) if group is not None else ()
         if group is not None and fused:
             apart = replace(best, name=f"{best.name}_then_epilogue", units=(*best.units, group))
-            key = (_signature(call), _epilogue_key(product, group))
-            ranked = self._ranked(f"{title} with epilogue", (call, group), (*fused, apart), key)
+            key = (*key, _epilogue_key(product, group))
+            ranked = self._ranked(f"{title} with epilogue", (*found, call, group), (*fused, apart), key)
             if ranked and ranked[0] is not apart:
-                self._exchange(call, group, ranked[0])
+                _exchange(self.units, (*found, call, group), ranked[0].units)
                 return
-        at = self.units.index(call)
-        self.units[at : at + 1] = best.units
+        _exchange(self.units, (*found, call), best.units)
 
     def _choose_linear(
         self, call: Extern, product: Product, group: Group, linear: Extern, templates: tuple[Alternative, ...]
@@ -95,12 +117,7 @@ class _Chooser:
         key = (_signature(call), _epilogue_key(product, group), "linear")
         ranked = self._ranked(_title(call, product, "linear_unary"), (call, group), offered, key)
         if ranked:
-            self._exchange(call, group, ranked[0])
-
-    def _exchange(self, call: Extern, group: Group, best: Alternative) -> None:
-        at = self.units.index(group)
-        self.units[at : at + 1] = best.units
-        self.units.remove(call)
+            _exchange(self.units, (call, group), ranked[0].units)
 
     def _templates(self, call: Extern, product: Product) -> tuple[Alternative, ...]:
         backends, op = self._options.gemm_backends, _op(call)
@@ -128,14 +145,6 @@ class _Chooser:
         best = [a for a in ranked if a.backend != "aten"]
         return tuple(_with_epilogue(a, group) for a in best[: self._options.max_epilogue_benchmarked_choices])
 
-    def _follower(self, call: Extern, product: Product) -> Group | None:
-        """The group that may become the product's epilogue: the first unit that reads it, over the same elements."""
-        after = self.units[self.units.index(call) + 1 :]
-        group = next((u for u in after if product.out in uses_of(u)), None)
-        if not isinstance(group, Group) or not isinstance(product_group(product, group), Group):
-            return None
-        return group
-
     def _ranked(
         self, title: str, units: tuple[Unit, ...], alternatives: tuple[Alternative, ...], key: Hashable
     ) -> tuple[Alternative, ...]:
@@ -159,6 +168,42 @@ def parameters(product: Product, config: Config) -> tuple[tuple[str, str | int |
     named: dict[str, str | int | bool] = {"ACC_TYPE": total, **blocks, "ALLOW_TF32": bool(blocks.get("ALLOW_TF32", 0))}
     named["EVEN_K"] = k is not None and k % (blocks.get("BLOCK_K", 1) * blocks.get("SPLIT_K", 1)) == 0
     return (*sorted(named.items()), ("num_stages", config.num_stages), ("num_warps", config.num_warps))
+
+
+# -- parts of alternatives ---------------------------------------------------------------------------------
+def _follower(units: Sequence[Unit], call: Extern, product: Product) -> Group | None:
+    """The group that may become the product's epilogue: the first unit that reads it, over the same elements."""
+    after = units[units.index(call) + 1 :]
+    group = next((u for u in after if product.out in uses_of(u)), None)
+    return group if isinstance(group, Group) and isinstance(product_group(product, group), Group) else None
+
+
+def _exchange(units: list[Unit], old: Sequence[Unit], new: Sequence[Unit]) -> None:
+    """Put ``new`` where the last of ``old`` is."""
+    at = units.index(old[-1])
+    units[at : at + 1] = [*new]
+    for unit in old[:-1]:
+        del units[next(k for k, u in enumerate(units) if u is unit)]
+
+
+def _with_prologues(
+    plain: tuple[Alternative, ...], product: Product, found: tuple[Group, ...]
+) -> tuple[Alternative, ...]:
+    """The alternatives, each after the groups that make operands, then templates that compute these operands."""
+    few, cheap = of_few(product, found), tuple(group for group in found if is_cheap(group))
+    apart = [replace(a, units=(*found, *a.units)) for a in plain if a.backend == "aten" or not few]
+    fused = [
+        replace(
+            a,
+            name=f"{a.name}_with_prologue{'s' * (len(some) > 1)}",
+            units=(*(group for group in found if all(group is not g for g in some)), replace(unit, prologue=some)),
+        )
+        for some in (found, *([cheap] if 0 < len(cheap) < len(found) else []))
+        for a in plain
+        for unit in a.units
+        if isinstance(unit, Templated) and unit.template == "tiled"
+    ]
+    return (*apart, *fused) if found else plain
 
 
 # -- what is the same --------------------------------------------------------------------------------------

@@ -9,12 +9,13 @@ fills; it lies nowhere, so its device is "meta".
 import torch
 
 from gyrator.ir.expr import Const, Expr, Load, Op, Value
-from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, dot, substitute
-from gyrator.ir.program import Nest, Pointwise, View
+from gyrator.ir.index import Axis, contiguous_strides, substitute
+from gyrator.ir.program import Nest, Pointwise
 from gyrator.lowering.typed import cast
 from gyrator.origin import Origin
 from gyrator.schedule.group import Group, Refused, crossing_reads, join, singleton
 from gyrator.schedule.products import Product
+from gyrator.schedule.prologue import coordinates
 
 FIRST = -1
 """The position of the product among the members: before all others."""
@@ -55,16 +56,9 @@ def _nest(product: Product, origins: tuple[Origin, ...]) -> Nest:
     total = accumulator(product)
     expr = _scaled(Load(total, at), product.alpha)
     if product.bias is not None:
-        bias = cast(_element(product.bias, at), total.dtype)
+        bias = cast(Load(product.bias.value, coordinates(product.bias, at)), total.dtype)
         expr = Op("add", (expr, _scaled(bias, product.beta)), total.dtype)
     return Nest((product.out,), axes, Pointwise(cast(expr, product.out.dtype)), origins)
-
-
-def _element(view: View, at: tuple[Index, ...]) -> Load:
-    """The element of a window. It is addressed by its position along the dimension in which elements are neighbours."""
-    position, strides = dot(at, view.strides) + view.offset, view.value.strides
-    along = strides.index(ONE) if ONE in strides else None
-    return Load(view.value, tuple(position if k == along else ZERO for k in range(len(strides))))
 
 
 def _scaled(expr: Expr, factor: float) -> Expr:

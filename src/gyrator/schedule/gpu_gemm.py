@@ -17,7 +17,7 @@ from gyrator.schedule.volume import volume
 
 GROUP_M = 8
 """Rows of tiles whose programs run at about the same time, so that they find each other's operands in the cache."""
-MOST_TILED, MOST_DESCRIBED = 6, 4
+MOST_TILED, MOST_DESCRIBED, MOST_FEW = 6, 4, 3
 ROW_BYTES = 16
 """Libraries are slow at rows that end between multiples of it."""
 WORTH = 1 << 33
@@ -75,6 +75,21 @@ def gpu_configs(product: Product, gpu: Gpu) -> Iterator[tuple[str, Config]]:
         if parts > 1:
             share = s[0] >> min(parts.bit_length() - 1, s[0].bit_length() - 1)
             yield "tiled", config(s, SPLIT_K=parts, SHARE=share)
+
+
+def few_configs(product: Product, gpu: Gpu) -> tuple[Config, ...]:
+    """Blocks of the template `tiled` for a product that is bound by reading an operand: programs for half of the
+    processors at least, or else for parts of k. None if neither can be."""
+    found = [config for name, config in gpu_configs(product, gpu) if name == "tiled"]
+
+    def programs(config: Config) -> int:
+        blocks = dict(config.blocks)
+        sides = (1,) * (len(product.out.shape) - 2) + (blocks["BLOCK_M"], blocks["BLOCK_N"])
+        return prod(-(-volume((n,), 256) // side) for n, side in zip(product.out.shape, sides, strict=True))
+
+    split = [config for config in found if "SPLIT_K" in dict(config.blocks)]
+    whole = [config for config in found if config not in split and 2 * programs(config) >= gpu.processors]
+    return tuple(whole[:MOST_FEW] or split[:1])
 
 
 def unpadded(call: Extern, gpu: Gpu | None, backends: Collection[str]) -> Templated | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Load, Value, indirect_values
 from gyrator.ir.index import Index, contiguous_strides, dot, product, substitute
-from gyrator.ir.program import Extern, Pointwise, Program, Reduce, Scatter, Update, View, defines, output_values, views
+from gyrator.ir.program import Extern, Pointwise, Program, Reduce, Scatter, Update, View, defines, output_values
 from gyrator.ir.tree import Kernel
 from gyrator.origin import merge
 from gyrator.schedule.canonical import canonicalise
@@ -15,7 +15,7 @@ from gyrator.schedule.gpu_attention import build_attention
 from gyrator.schedule.group import Group, Member
 from gyrator.schedule.kernel import Built, build_kernel, levels_of
 from gyrator.schedule.plan import OUT_VARIANTS, Allocate, Call, Copy, Free, Launch, Plan, Step, full_view, is_full
-from gyrator.schedule.products import Templated, Unit, defines_of, product_of, uses_of
+from gyrator.schedule.products import Templated, Unit, defines_of, nodes_of, product_of, uses_of, whole_of
 from gyrator.schedule.simplify import Rule
 from gyrator.schedule.templated import build_templated, contract_of
 
@@ -102,8 +102,7 @@ class _Planner:
         group = unit if isinstance(unit, Group) else _group_of(unit)
         made = frozenset(defines_of(group))
         outside = frozenset(v for v in made if v in self._life.forever or self._life.last.get(v, -1) > position)
-        whole = frozenset(v.value for v in views(unit.call)[-2:]) if isinstance(unit, Templated) else frozenset()
-        here = _Here(group, position, uses_of(unit), made, levels_of(group.members).of, whole)
+        here = _Here(group, position, uses_of(unit), made, levels_of(group.members).of, whole_of(unit))
         placed: dict[Value, Value] = {}
         for member in group.members:
             for value in member.nest.out:
@@ -121,7 +120,7 @@ class _Planner:
         if unit is None:
             built = self._built.get(key) or build_kernel(common.group, common.stored, self._rule, gpu)
         else:
-            contract, total, actual = contract_of(unit, common)
+            contract, total, actual = contract_of(unit, common, self._rule)
             key = (key, contract, unit.configs)
             built = self._built.get(key) or build_templated(contract, total, common, unit.configs, self._rule, gpu)
         self._built[key] = built
@@ -237,7 +236,8 @@ class _Planner:
 def _group_of(unit: Templated) -> Group:
     """The product and what follows it as one group."""
     product = product_of(unit.call)
-    group = None if product is None else product_group(product, unit.epilogue, unit.call.origins)
+    origins = merge(*(node.origins for node in nodes_of(replace(unit, epilogue=None))))
+    group = None if product is None else product_group(product, unit.epilogue, origins)
     assert isinstance(group, Group)
     return group
 

@@ -8,7 +8,7 @@ import torch
 
 from gyrator.ir.expr import Expr, Value
 from gyrator.ir.index import ONE, ZERO, Index
-from gyrator.ir.program import Extern, Input, Node, Program, View, defines, shown_values, uses
+from gyrator.ir.program import Extern, Input, Node, Program, View, defines, shown_values, uses, views
 from gyrator.ir.tree import Config
 from gyrator.schedule.group import Group
 from gyrator.schedule.plan import full_view
@@ -34,8 +34,9 @@ class Templated:
     """A unit of a schedule beside groups and calls: a product computed by the template of that name.
 
     ``epilogue`` is a pointwise group over the product's own elements, computed on each tile before it is stored; the
-    product is stored too if others read it. ``configs`` are ways to run it, the best guess first. ``functions`` are
-    those of attention, which is no product and has no epilogue (:mod:`gpu_attention`).
+    product is stored too if others read it. ``prologue`` are groups that make operands, computed where the template
+    loads them (:mod:`prologue`). ``configs`` are ways to run it, the best guess first. ``functions`` are those of
+    attention, which is no product and has no epilogue (:mod:`gpu_attention`).
     """
 
     call: Extern
@@ -43,6 +44,7 @@ class Templated:
     configs: tuple[Config, ...]
     epilogue: Group | None = None
     functions: tuple[Expr, ...] = ()
+    prologue: tuple[Group, ...] = ()
 
 
 Unit: TypeAlias = Group | Extern | Templated
@@ -56,7 +58,8 @@ def nodes_of(unit: Unit) -> tuple[Node, ...]:
         case Group():
             return tuple(m.nest for m in unit.members)
         case Templated(call, _, _, epilogue):
-            return (call, *(() if epilogue is None else nodes_of(epilogue)))
+            before = (node for group in unit.prologue for node in nodes_of(group))
+            return (*before, call, *(() if epilogue is None else nodes_of(epilogue)))
 
 
 def uses_of(unit: Unit) -> set[Value]:
@@ -67,6 +70,13 @@ def uses_of(unit: Unit) -> set[Value]:
 def defines_of(unit: Unit) -> list[Value]:
     """The values that a unit computes."""
     return [v for n in nodes_of(unit) for v in defines(n)]
+
+
+def whole_of(unit: Unit) -> frozenset[Value]:
+    """What a template reads rows and columns of, while others may have stored their results."""
+    if not isinstance(unit, Templated):
+        return frozenset()
+    return frozenset(view.value for view in views(unit.call)[-2:]).union(*map(uses_of, unit.prologue))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +113,8 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 def product_of(call: Extern) -> Product | None:
     """What a call of mm, addmm, bmm, baddbmm or _int_mm computes.
 
-    Refuses (None) element types that differ or that no template has, sides of length 0 or not known to match, a bias
-    whose elements lie with gaps, numbers that only a run tells, and a call for other ops.
+    Refuses (None) element types that differ or that no template has, sides of length 0 or not known to match, numbers
+    that only a run tells, and a call for other ops.
     """
     op, out = call.op.removeprefix("aten.").removesuffix(".default"), call.out[0] if call.out else None
     if op not in ("mm", "addmm", "bmm", "baddbmm", "_int_mm") or out is None or call.mutates:
@@ -127,8 +137,6 @@ def product_of(call: Extern) -> Product | None:
     if first and beta != 0:
         bias = None if first[0] is None else _expanded(first[0], out.shape)
         if bias is None or (bias.value.dtype, bias.value.device) != (out.dtype, out.device):
-            return None
-        if ONE not in bias.value.strides and any(step is not ZERO for step in bias.value.strides):
             return None
     return Product(left, right, out, bias, float(alpha), float(beta))
 

@@ -9,7 +9,7 @@ parallel row < M
 from dataclasses import replace
 
 from gyrator.ir.expr import Expr, Load, Ref, Value, rewrite
-from gyrator.ir.index import Atom, Axis, Index
+from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, dot
 from gyrator.ir.program import View
 from gyrator.ir.tree import Config, Contract, Kernel, Let, Loop, Param, Store, touched
 from gyrator.origin import merge
@@ -23,10 +23,11 @@ from gyrator.schedule.kernel import Body, Built, Writer, levels_of, title_of
 from gyrator.schedule.loops import Shape, Style
 from gyrator.schedule.naming import named
 from gyrator.schedule.products import Templated, product_of
+from gyrator.schedule.prologue import element
 from gyrator.schedule.simplify import Rule
 
 
-def contract_of(unit: Templated, common: Canonical) -> tuple[Contract, Value, dict[Value, Value]]:
+def contract_of(unit: Templated, common: Canonical, rule: Rule) -> tuple[Contract, Value, dict[Value, Value]]:
     """The product under canonical names, the value that stands for its sums in the group, and the actual values of
     all names, operands included.
     """
@@ -35,19 +36,30 @@ def contract_of(unit: Templated, common: Canonical) -> tuple[Contract, Value, di
     actual = dict(common.actual)
     total = accumulator(product)
 
-    def renamed(view: View, wish: str) -> View:
-        old = view.value
+    def renamed(old: Value, wish: str) -> Value:
         known = next((name for name, value in actual.items() if value is old), None)
-        name = known or Value(wish, old.shape, old.dtype, old.strides, old.device)
+        number = sum(name.name.startswith(wish) for name in actual)
+        name = known or Value(f"{wish}_{number}" if number else wish, old.shape, old.dtype, old.strides, old.device)
         actual[name] = old
-        return replace(view, value=name)
+        return name
+
+    def computed(view: View, wish: str, sides: tuple[Axis, Axis]) -> Expr:
+        at = tuple(ZERO if a.extent is ONE else a.index() for a in (*batch, *sides))
+        expr = element(view, at, unit.prologue, rule)
+        names = {load.value: renamed(load.value, wish) for load in expr.loads()}
+        return rewrite(expr, lambda e: Load(names[e.value], e.index, e.mask, e.other) if isinstance(e, Load) else None)
 
     axes = [Axis(name, n) for name, n in zip(("batch", "row", "column")[-len(total.shape) :], total.shape, strict=True)]
     *batch, row, column = axes
-    left, right = renamed(product.left, "left_operand"), renamed(product.right, "right_operand")
+    inner, elements = Axis("inner", product.left.shape[-1]), list[Expr]()
+    operands = ((product.left, "left_operand", (row, inner)), (product.right, "right_operand", (inner, column)))
+    if unit.prologue:
+        elements = [computed(*operand) for operand in operands]
+    left, right = (replace(view, value=renamed(view.value, wish)) for view, wish, _ in operands)
     name = Ref("acc", total.dtype, frozenset(axes))
     (stands,) = (name for name, value in actual.items() if value is total)
-    return Contract(name, left, right, tuple(batch), row, column, unit.template), stands, actual
+    contract = Contract(name, left, right, tuple(batch), row, column, unit.template, (), inner, tuple(elements))
+    return contract, stands, actual
 
 
 def build_templated(
@@ -63,9 +75,16 @@ def build_templated(
         digits |= digits_of(axis.index(), inner[::-1])
     shape = Shape(common.group, Style.TILES, axes, None, (), digits, lanes=1)
     writer = Writer(shape, levels_of(common.group.members), common.stored, rule)
-    operands = {Param(writer.memory(v.value), True, False): v.value for v in (contract.left, contract.right)}
+    operands = {Param(writer.memory(v), True, False): v for v in touched((contract,))}
     left, right = (replace(v, value=writer.memory(v.value)) for v in (contract.left, contract.right))
-    contract = replace(contract, left=left, right=right)
+
+    def flat(e: Expr) -> Expr:
+        if not isinstance(e, Load):
+            return rule(e) or e
+        return Load(writer.memory(e.value), (dot(e.index, e.value.strides),), e.mask, e.other)
+
+    elements = tuple(rewrite(e, flat) for e in contract.elements)
+    contract = replace(contract, left=left, right=right, elements=elements)
     body = _after(contract, writer.memory(total), writer.body())
     params = operands | writer.params(set(touched(body)))
     origins = merge(*(m.nest.origins for m in common.group.members))

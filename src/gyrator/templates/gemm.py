@@ -56,6 +56,32 @@ def tiled(
     return total
 
 
+# -- operands that are computed ------------------------------------------------------------------------------
+@triton.jit
+def computed(
+    left, right, reads, batch, row, column, m, n, first, last,
+    EVEN_K: tl.constexpr, BLOCK_K: tl.constexpr, ALLOW_TF32: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
+    """As `tiled`, of operands that functions give: ``left(batch, row, inner, row_ok, inner_ok, reads)`` the elements of
+    a tile [M, K], of which those that are not within the matrix may be anything, and ``right`` likewise."""
+    BLOCK_M: tl.constexpr = row.shape[0]
+    BLOCK_N: tl.constexpr = column.shape[1]
+    PRECISION: tl.constexpr = "tf32" if ALLOW_TF32 else "ieee"
+    total = tl.zeros((BLOCK_M, BLOCK_N), TYPE)
+    for start in range(first, last, BLOCK_K):
+        inner = (start + tl.arange(0, BLOCK_K)).to(row.dtype)
+        ok = inner < last
+        a = left(batch, row, inner[None, :], row < m, ok[None, :], reads)
+        b = right(batch, inner[:, None], column, ok[:, None], column < n, reads)
+        a = tl.broadcast_to(a, (BLOCK_M, BLOCK_K))
+        b = tl.broadcast_to(b, (BLOCK_K, BLOCK_N))
+        if not EVEN_K:
+            a = tl.where(ok[None, :], a, 0)
+            b = tl.where(ok[:, None], b, 0)
+        total = tl.dot(a, b, total, input_precision=PRECISION, out_dtype=TYPE)
+    return total
+
+
 # -- with tensor descriptors ---------------------------------------------------------------------------------
 @triton.jit
 def describe(base, rows, columns, row_step, column_step, ROWS: tl.constexpr, COLUMNS: tl.constexpr):

@@ -1,0 +1,98 @@
+"""What matrix products read, computed element by element where a template loads it, instead of stored before.
+
+    w[n, k] = cast(q[n, k]); y = mm(x, w')    →    y[m, n] = Σ_k x[m, k] · cast(q[n, k])
+
+Weights of 8 bits are so read once, as they lie; stored as 16 bits first, they cost five times the traffic.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+
+from gyrator.ir.expr import Expr, Load, Op, Value, rewrite
+from gyrator.ir.index import ONE, ZERO, Axis, Index, div_mod, dot, is_less, is_nonnegative
+from gyrator.ir.ops import OPS
+from gyrator.ir.program import Nest, Pointwise, View
+from gyrator.schedule.group import Group, Refused
+from gyrator.schedule.products import Product, Unit, defines_of, uses_of
+from gyrator.schedule.simplify import Rule
+from gyrator.schedule.volume import volume
+
+FEW = 128
+"""Most rows of a product that computes an operand without a trial. On an H200 that takes 0.25 to 0.91 of the time of
+storing what is computed first (weights of 8 bits or in float32, 2048×2048 to 11008×4096); of 192 rows 0.7 to 1.2."""
+DEAR = 8
+"""The least cost of an operator that should not be computed by several programs without a trial."""
+
+
+def producers(units: Sequence[Unit], shown: Collection[Value]) -> dict[Value, Group]:
+    """The values that a kernel for a GPU makes alone, element by element, and one unit reads."""
+    read = Counter(value for unit in units for value in uses_of(unit))
+    alone = [u for u in units if isinstance(u, Group) and len(u.members) == 1]
+    alone = [g for g in alone if isinstance(nest_of(g).root, Pointwise) and nest_of(g).on_gpu]
+    return {value: g for g in alone for value in defines_of(g) if read[value] == 1 and value not in shown}
+
+
+def prologues(product: Product, made: Mapping[Value, Group], units: Sequence[Unit]) -> tuple[Group, ...]:
+    """The groups among ``made``, if they are still among ``units``, that make a product's operands and may be computed
+    in it."""
+    views = [view for view in (product.left, product.right) if view.value in made]
+    refused = {view.value for view in views if refusal(view, nest_of(made[view.value]))}
+    found = [made[value] for value in dict.fromkeys(view.value for view in views) if value not in refused]
+    return tuple(group for group in found if any(unit is group for unit in units))
+
+
+def nest_of(group: Group) -> Nest:
+    """The one nest of a prologue."""
+    (member,) = group.members
+    return member.nest
+
+
+def refusal(view: View, nest: Nest) -> Refused | None:
+    """Why elements of ``view`` cannot be computed as ``nest`` does where they are read; None if they can."""
+    body = _body(nest)
+    if not all(isinstance(e, Load | Op) or not e.operands() for e in body.walk()):
+        return Refused("it is more than an expression of elements")
+    if any(i.indirects() for e in body.walk() for i in e.indices()):
+        return Refused("it is looked up in a table")
+    axes = tuple(Axis(f"v{k}", n) for k, n in enumerate(view.shape))
+    at = coordinates(view, tuple(a.index() for a in axes))
+    within = all(is_nonnegative(i) and is_less(i, n) for i, n in zip(at, view.value.shape, strict=True))
+    return None if within and view.dtype in (None, view.value.dtype) else Refused("it is read otherwise")
+
+
+def is_cheap(group: Group) -> bool:
+    """Whether several programs may compute the same element."""
+    return all(OPS[e.name].cost < DEAR for e in _body(nest_of(group)).walk() if isinstance(e, Op))
+
+
+def of_few(product: Product, found: Sequence[Group]) -> tuple[Group, ...]:
+    """Those of ``found`` to compute in the product without a trial, as one operand is read but once: the product has
+    surely few rows, or few columns. None if that operand is not among them."""
+    *_, m, n = (volume((side,), FEW + 1) for side in product.out.shape)
+    cheap = {value: group for group in found if is_cheap(group) for value in defines_of(group)}
+    once = (m <= FEW and product.right.value in cheap) or (n <= FEW and product.left.value in cheap)
+    return tuple(cheap.values()) if once else ()
+
+
+def element(view: View, at: tuple[Index, ...], prologue: Sequence[Group], rule: Rule) -> Expr:
+    """The element of an operand, as the group that makes it computes it, if there is one."""
+    index = coordinates(view, at)
+    for nest in map(nest_of, prologue):
+        if nest.out[0] is view.value:
+            return rewrite(_body(nest), rule, dict(zip(nest.axes, index, strict=True)))
+    return Load(view.value, index)
+
+
+def _body(nest: Nest) -> Expr:
+    assert isinstance(nest.root, Pointwise)
+    return nest.root.body
+
+
+def coordinates(view: View, at: tuple[Index, ...]) -> tuple[Index, ...]:
+    """Which element of its value a view's element ``at`` is: its position in memory, by the widest steps first."""
+    value, position = view.value, dot(at, view.strides) + view.offset
+    found = [ZERO] * len(value.shape)
+    steps = [k for k, n in enumerate(value.shape) if n is not ONE and value.strides[k] is not ZERO]
+    for k in sorted(steps, key=lambda k: -volume((value.strides[k],))):
+        found[k], position = div_mod(position, value.strides[k])
+    return tuple(found)
