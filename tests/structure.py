@@ -76,7 +76,10 @@ class Class:
     abstract: bool
 
 
-KERNEL_TEXTS = tuple(PACKAGE / f"{name}.py" for name in ("runtime/triton_ops", "templates/attention", "templates/gemm"))
+KERNEL_TEXTS = (
+    PACKAGE / "runtime/triton_ops.py",
+    *(PACKAGE / f"templates/{n}.py" for n in ("attention", "gemm", "hopper")),
+)
 """What generated kernels include, as C++ kernels do with headers: no part of the compiler."""
 
 

@@ -130,7 +130,8 @@ class Config:
     benchmark_fusion: bool = _option(False, "Time a fusion against its parts and drop it when it is slower.")
     multi_kernel: bool = _option(
         False,
-        "On a GPU, build reductions of long rows in two forms, rows in registers and rows in blocks; keep the faster.",
+        "On a GPU, build reductions of long rows in two forms, rows in registers and rows in blocks, and attention "
+        "with and without roles for warps; keep the faster. With max_autotune always.",
     )
     coordinate_descent: bool = _option(
         False,

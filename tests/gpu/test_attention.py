@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from gyrator.schedule import gpu_attention
 from tests.acceptance import assert_matches
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -76,9 +77,35 @@ def gyrator(fn: Callable[..., Any], **more: Any) -> Callable[..., Any]:
 def test_values_and_gradients(dtype: torch.dtype, keep: Mod | None, score: Mod | None) -> None:
     m, n = (300, 300) if keep is not None else (131, 300)
     mask = None if keep is None else create_block_mask(keep, None, None, m, n, device="cuda")
-    shapes = [(2, 4, m, 64), (2, 2, n, 64), (2, 2, n, 64)]
+    width = 64 if dtype == F32 else 128
+    shapes = [(2, 4, m, width), (2, 2, n, width), (2, 2, n, width)]
     fn = attention(score, mask)
     assert_right(fn, gyrator(fn), [made(s, dtype) for s in shapes])
+
+
+@pytest.mark.parametrize("keep", [None, late], ids=["all", "late"])
+@pytest.mark.parametrize("widths", [(64, 64), (128, 64), (64, 128)], ids=str)
+def test_warps_with_roles(keep: Mod | None, widths: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they are tried with `max_autotune`: functions that do much for each score, and read tensors."""
+    monkeypatch.setattr(gpu_attention, "_is_light", lambda *_: True)
+    bias = made((4, 333), F32)
+
+    def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return softcap(s, b, h, i, j) + bias[h, j] * (b + 1)
+
+    mask = None if keep is None else create_block_mask(keep, None, None, 333, 333, device="cuda")
+    fn = attention(score, mask)
+    shapes = [(2, 4, 333, widths[0]), (2, 2, 333, widths[0]), (2, 2, 333, widths[1])]
+    assert_right(fn, gyrator(fn), [made(s, BF16) for s in shapes])
+
+
+def test_tensors_that_begin_anywhere() -> None:
+    fn = attention(None, create_block_mask(causal, None, None, 256, 256, device="cuda"))
+    compiled, tensors = gyrator(fn), [made((1, 2, 256, 128), BF16) for _ in range(3)]
+    assert_right(fn, compiled, tensors)
+    moved = [torch.cat((t.flatten()[:1], t.flatten()))[1:].view(t.shape) for t in tensors]
+    assert all(t.data_ptr() % 16 for t in moved)
+    torch.testing.assert_close(compiled(*moved), compiled(*tensors), rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("width", [16, 80, 128, 256])
@@ -120,4 +147,5 @@ def test_sizes_that_change() -> None:
     fn = attention(alibi, None)
     compiled = gyrator(fn, dynamic=True)
     for batch, m, n in ((1, 200, 200), (3, 77, 333), (2, 256, 128)):
-        assert_right(fn, compiled, [made(s, BF16) for s in ((batch, 4, m, 64), (batch, 4, n, 64), (batch, 4, n, 64))])
+        shapes = ((batch, 4, m, 128), (batch, 4, n, 128), (batch, 4, n, 128))
+        assert_right(fn, compiled, [made(s, BF16) for s in shapes])

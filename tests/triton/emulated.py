@@ -18,7 +18,6 @@ from torch.utils import _pytree as pytree
 from gyrator.autograd.aot import aot_compile
 from gyrator.autograd.interface import Compiled, GraphInfo
 from gyrator.codegen.gpu_calls import inputs_to_align
-from gyrator.codegen.triton import print_triton
 from gyrator.codegen.triton_source import Pointer, SizeArgument, TritonKernel
 from gyrator.codegen.triton_source import programs as count_programs
 from gyrator.codegen.wrapper import BuiltKernel, print_wrapper
@@ -28,6 +27,7 @@ from gyrator.ir.symbols import Symbols
 from gyrator.lowering.graph import lower
 from gyrator.runtime.load import Runtime, load
 from gyrator.runtime.pool import Pool
+from gyrator.runtime.targets import print_forms
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.plan import Plan
 from gyrator.schedule.stage import schedule
@@ -118,7 +118,7 @@ def print_for_gpu(
     low = lower(graph, symbols=symbols, updates=updates)
     with Session(config, GPU) as session:
         plan = schedule(low.program, session, Gpu()).plan
-    kernels = {kernel.name: print_triton(kernel) for kernel in plan.kernels if kernel.tiling is not None}
+    kernels = {kernel.name: print_forms(kernel) for kernel in plan.kernels if kernel.tiling is not None}
     by_name = {k.name: kernels.get(k.name) or BuiltKernel("cpu", k.name) for k in plan.kernels}
     align = inputs_to_align(plan) if config.assume_aligned_inputs else ()
     text = print_wrapper(plan, by_name, symbols.hints, shown=shown, align=align)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,13 +14,15 @@ from torch.nn.attention.flex_attention import create_block_mask
 from gyrator.autograd import fused_attention
 from gyrator.autograd.aot import aot_compile
 from gyrator.autograd.interface import Compiled, GraphInfo, interpret
+from gyrator.codegen.triton_source import TritonKernel
 from gyrator.config import Config
 from gyrator.pipeline import Process, compile_graph
 from gyrator.report.describe import why_extern
+from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.plan import Call
 from gyrator.session import Count, Session
 from tests.acceptance import assert_matches
-from tests.triton.emulated import GPU, Emulator, on_gpu, print_for_gpu
+from tests.triton.emulated import GPU, Emulator, Printed, on_gpu, print_for_gpu
 from tests.triton.worker import Worker
 
 Mod = Callable[..., Tensor]
@@ -51,9 +52,9 @@ def window(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return (i >= j) & (i - j < 36) & (i >= 20)
 
 
-def attention(score: Mod, keep: Mod | None, m: int, n: int, reads: tuple[Tensor, ...] = ()) -> Program:
+def attention(score: Mod, keep: Mod | None, m: int, n: int, reads: tuple[Tensor, ...] = (), side: int = 16) -> Program:
     """The operator itself, since torch's function refuses gradients on CPUs; capture finds the reads by itself."""
-    mask = create_block_mask(keep or everything, None, None, m, n, device="cpu", BLOCK_SIZE=16).as_tuple()
+    mask = create_block_mask(keep or everything, None, None, m, n, device="cpu", BLOCK_SIZE=side).as_tuple()
     mask = mask if keep is not None else (*mask[:-3], 1 << 30, 1 << 30, mask[-1])  # as where there is none
 
     def run(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
@@ -162,23 +163,76 @@ def test_a_function_that_is_no_expression_is_run_by_torch(interpreter: Worker, t
     assert graphs
 
 
-@pytest.mark.parametrize("arch", [80, 90])
-def test_kernels_keep_their_tiles_in_registers(arch: int, compiler: Worker) -> None:
-    printed: list[Any] = []
+def printed(fn: Program, *tensors: Tensor, config: Config | None = None) -> list[TritonKernel]:
+    """The kernels of forward and backward."""
+    config = config or Config(check="every")
+    found: list[Printed] = []
 
     def keep(graph: fx.GraphModule, values: Sequence[object], info: GraphInfo) -> Compiled:
         run = interpret(graph, values, info)
-        printed.append(print_for_gpu(graph, on_gpu(graph, values), Config(check="every")))
+        found.append(print_for_gpu(graph, on_gpu(graph, values), config))
         return run
 
-    fn = attention(unchanged, window, 128, 128)
-    compiled = torch.compile(fn, backend=lambda gm, values: aot_compile(gm, values, fw_compiler=keep))
+    torch.compile(fn, backend=lambda gm, values: aot_compile(gm, values, fw_compiler=keep))(*tensors)
+    return [kernel for made_for_gpu in found for kernel in made_for_gpu.kernels if "attention" in kernel.name]
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+def test_kernels_keep_their_tiles_in_registers(arch: int, compiler: Worker) -> None:
     tensors = [made(1, 1, 128, 64, dtype=torch.bfloat16).requires_grad_() for _ in range(3)]
-    compiled(*tensors)
-    kernels = [kernel for made_for_gpu in printed for kernel in made_for_gpu.kernels if "attention" in kernel.name]
+    kernels = printed(attention(unchanged, window, 128, 128), *tensors)
     assert len(kernels) == 3
     for kernel in kernels:
-        assert compiler.compile(kernel, kernel.configs[0], arch).spills == 0
+        text, config = next((t, c) for t, c in kernel.variants if not c.registers)
+        assert compiler.compile(text, config, arch).spills == 0
+
+
+def capped(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return 20 * torch.tanh(s / 20)
+
+
+@pytest.mark.parametrize(("width", "dtype"), [(128, torch.bfloat16), (64, torch.float16)])
+@pytest.mark.parametrize(("score", "keep"), [(unchanged, window), (alibi, None), (capped, window)])
+def test_warps_have_roles_on_hopper(
+    score: Mod, keep: Mod | None, width: int, dtype: torch.dtype, compiler: Worker
+) -> None:
+    tensors = [made(1, 2, n, width, dtype=dtype) for n in (200, 333, 333)]
+    tried = Config(check="every", max_autotune=True)
+    (kernel,) = printed(attention(score, keep, 200, 333, side=128), *tensors, config=tried)
+    (text, config), *others = kernel.variants
+    assert config.registers and others and not any(c.registers for _, c in others)
+    assert "hopper.forward(" in kernel.source and "attention.forward(" in kernel.plain
+    built = compiler.compile(text, config, 90)
+    assert built.spills <= 128  # bytes of a thread, where a mask of many conditions is computed
+    assert built.shared <= Gpu().shared_bytes
+    assert "setmaxnreg" in built.ptx and "wgmma.wait_group.sync.aligned 1" in built.ptx
+
+
+NUMBERS = torch.arange(128) // 50
+
+
+def documents(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return NUMBERS[i] == NUMBERS[j]
+
+
+@pytest.mark.parametrize(
+    ("score", "keep", "width", "dtype", "roles"),
+    [
+        (unchanged, window, 128, torch.bfloat16, True),
+        (alibi, None, 128, torch.float16, True),  # what it does for each score is little
+        (capped, window, 128, torch.bfloat16, False),
+        (unchanged, documents, 128, torch.bfloat16, False),
+        (unchanged, window, 64, torch.bfloat16, False),
+        (unchanged, window, 128, torch.float32, False),
+        (unchanged, window, 96, torch.bfloat16, False),
+    ],
+)
+def test_without_a_trial_warps_have_roles_where_that_is_surely_faster(
+    score: Mod, keep: Mod | None, width: int, dtype: torch.dtype, roles: bool
+) -> None:
+    tensors = [made(1, 1, 128, width, dtype=dtype) for _ in range(3)]
+    (kernel,) = printed(attention(score, keep, 128, 128, side=128), *tensors)
+    assert ("hopper.forward(" in kernel.source) is roles
 
 
 def test_a_graph_whose_attention_a_template_computes_is_found_again(tmp_path: Path) -> None:

@@ -231,11 +231,11 @@ def _compile(path: Path, kernel: TritonKernel, config: Config, arch: int) -> Bui
     function = _function(path, kernel.source, kernel.name)
     names = [p.name for p in kernel.params]
     aligned = {(k,): [["tt.divisibility", 16]] for k in range(len(names))}
-    source = triton.compiler.ASTSource(
-        function, kernel.signature(config), constexprs=dict(config.blocks), attrs=aligned
-    )
+    kind = triton.experimental.gluon._runtime.GluonASTSource if function.is_gluon() else triton.compiler.ASTSource
+    source = kind(function, kernel.signature(config), constexprs=dict(config.blocks), attrs=aligned)
     target = triton.backends.compiler.GPUTarget("cuda", arch, 32)
     options = {**OPTIONS, "num_warps": config.num_warps, "num_stages": config.num_stages, "debug": kernel.asserts}
+    options |= {"maxnreg": config.registers} if config.registers else {}
     compiled = triton.compile(source, target=target, options=options)
     cubin = path.with_suffix(".cubin")
     cubin.write_bytes(compiled.asm["cubin"])

@@ -193,8 +193,10 @@ def _module(
     if "libdevice" in libraries:
         imports.append("from triton.language.extra import libdevice")
     ours = {"rt": "from gyrator.runtime import triton_ops as rt"}
-    ours |= {name: f"from gyrator.templates import {name}" for name in ("attention", "gemm")}
+    ours |= {name: f"from gyrator.templates import {name}" for name in ("attention", "gemm", "hopper")}
     found = [text for name, text in ours.items() if name in libraries]
+    language = "gluon" if "hopper" in libraries else "triton"
+    imports += ["from triton.experimental import gluon"] if language == "gluon" else []
     imports += ["", *found] if found else []
     rest = [*params, *(f"{b}: tl.constexpr" for b in blocks)]
     heads = [f"def {kernel.name}({', '.join(rest)}):"]
@@ -202,7 +204,7 @@ def _module(
         heads = [f"def {kernel.name}(", *_wrapped(rest, "):")]
     body = [f"    {line}" for line in lines] or ["    pass"]
     comments = origin_comments(kernel.origins, "#")
-    return "\n".join([*imports, "", "", *functions, *comments, "@triton.jit", *heads, *body, ""])
+    return "\n".join([*imports, "", "", *functions, *comments, f"@{language}.jit", *heads, *body, ""])
 
 
 def _sides(contract: Contract) -> tuple[Axis, Axis]:
@@ -259,7 +261,8 @@ class Printer(Expressions):
         """Print the whole kernel; the axes of its grid."""
         if isinstance(stage := self.kernel.body[0], Attend):
             self.functions += score_functions(self, stage)
-            self.emit(f"attention.{stage.template}(")
+            self.described = self.descriptors and self.tiling.configs[0].registers > 0
+            self.emit(f"{'hopper' if self.described else 'attention'}.{stage.template}(")
             self.block.lines += _wrapped(attention_arguments(self, stage), ")")
             return attention_grid(stage, dict(self.tiling.configs[0].blocks).get("SPLIT", 0))
         loops = grid_loops(self.kernel)

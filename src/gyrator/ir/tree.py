@@ -167,12 +167,14 @@ class Config:
     """One way to run a tiled kernel: the size of each block by name (powers of two), warps and stages.
 
     Among the blocks, ``STAGES`` says over how many iterations of a serial loop the loads of one are spread, ``PARTS``
-    how many programs share a row.
+    how many programs share a row. ``registers``: the most that a thread has on average, of a text whose warps have
+    roles of their own and share them out (:mod:`gyrator.templates.hopper`); 0 for all other texts.
     """
 
     blocks: tuple[tuple[str, int], ...]
     num_warps: int
     num_stages: int = 1
+    registers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +196,8 @@ class Tiling:
 
     ``PARALLEL`` loops form the grid, one program per iteration unless tiled; tiled ``LANES`` loops run
     within a program. ``wide``: positions may pass 2³¹ and need 64 bits. ``category`` names the kind of
-    kernel and ``hint`` is about how many elements it handles. ``other`` runs the same grid through the rows in
-    blocks, where whole rows are not surely faster.
+    kernel and ``hint`` is about how many elements it handles. ``other`` is another way to compute the same: rows in
+    blocks where whole ones are not surely faster, a text for all GPUs where there is one for this.
     """
 
     tiles: tuple[Tile, ...]

@@ -96,7 +96,8 @@ def start_kernels(
     on_gpu = [kernel for kernel in plan.kernels if kernel.tiling is not None]
     on_cpu = [kernel for kernel in plan.kernels if kernel.tiling is None]
     with session.stage("print kernels"):
-        forms = print_forms if session.config.multi_kernel else print_triton
+        both = session.config.multi_kernel or session.config.max_autotune
+        forms = print_forms if both else print_triton
         own = partial(print_with_room, forms) if session.config.coordinate_descent else forms
         triton = {kernel.name: own(kernel) for kernel in on_gpu}
         cpp = {kernel.name: print_kernel(kernel) for kernel in on_cpu}

@@ -34,7 +34,7 @@ from gyrator.session import Count, Session
 OLDEST_TRITON = "3.6"
 LOWEST_CAPABILITY = 80
 
-_LIBRARY = (Path(__file__).with_name("triton_ops.py"), Path(__file__).parents[1] / "templates" / "gemm.py")
+_LIBRARY = (Path(__file__).with_name("triton_ops.py"), *sorted(Path(__file__).parents[1].glob("templates/*.py")))
 _BINARY, _SOURCE = "kernel.cubin", "kernel.py"
 
 
@@ -89,6 +89,7 @@ def request_for(kernel: TritonKernel, config: int, aligned: frozenset[int], capa
     """
     written, chosen = kernel.variants[config]
     options = {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
+    options |= {"maxnreg": chosen.registers} if chosen.registers else {}
     waits = any(isinstance(p, Workspace) and p.zeroed for p in kernel.params)  # its programs do, for each other
     together = waits and kernel.category != "split scan"
     return {

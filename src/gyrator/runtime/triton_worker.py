@@ -54,7 +54,11 @@ def compile_kernel(request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     target = importlib.import_module("triton.backends.compiler").GPUTarget
     function = getattr(_module(request["source"], folder), request["function"])
     aligned = {(at,): [["tt.divisibility", 16]] for at in request["aligned"]}
-    source = compiler.ASTSource(function, request["signature"], request["constants"], aligned)
+    if function.is_gluon():
+        compile_source = importlib.import_module("triton.experimental.gluon._runtime").GluonASTSource
+    else:
+        compile_source = compiler.ASTSource
+    source = compile_source(function, request["signature"], request["constants"], aligned)
     built = compiler.compile(source, target=target("cuda", request["capability"], 32), options=request["options"])
     handle, path = tempfile.mkstemp(suffix=".cubin", dir=folder)
     with os.fdopen(handle, "wb") as stream:

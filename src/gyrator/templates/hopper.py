@@ -1,0 +1,248 @@
+"""Attention on GPUs of capability 9: warps with roles of their own. Generated kernels call it by the name ``hopper``.
+
+Four warps copy tiles of keys and values into shared memory. Twice four each own half of a program's rows: while tensor
+cores multiply the powers of one tile with its values, and the next tile's keys with the rows, they compute powers (Shah
+et al., "FlashAttention-3", 2024). What is computed, and what arguments mean, says `attention`.
+"""
+
+# mypy: ignore-errors
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from gyrator.templates.attention import listed, scored, spot, unit, window
+
+
+@gluon.jit
+def tiles_of(tensor, COUNT: gl.constexpr, ROWS: gl.constexpr, WIDTH: gl.constexpr):
+    """Shared memory for COUNT tiles of a matrix."""
+    ELEMENT: gl.constexpr = tensor[0].dtype.element_ty
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, WIDTH], ELEMENT)
+    return gl.allocate_shared_memory(ELEMENT, [COUNT, ROWS, WIDTH], LAYOUT)
+
+
+@gluon.jit
+def matrix(tensor, b, h, rows, tiles):
+    """How one matrix lies in memory, for copies into ``tiles``; past its end are zeros."""
+    WIDTH: gl.constexpr = tiles.shape[2]
+    SHAPE: gl.constexpr = [tiles.shape[1], WIDTH]
+    return tma.make_tensor_descriptor(window(tensor, b, h), [rows, WIDTH], [tensor[3], 1], SHAPE, tiles.layout)
+
+
+@gluon.jit
+def where_tile(t, some, partial, whole, SIDE: gl.constexpr, BLOCK: gl.constexpr, LISTED: gl.constexpr):
+    """Where tile ``t`` of a walk begins: first come ``some`` of the listed blocks, then whole ones."""
+    if LISTED:
+        steps: gl.constexpr = SIDE // BLOCK
+        numbers, step, at = partial[0], partial[1], t
+        if t >= some:
+            numbers, step, at = whole[0], whole[1], t - some
+        return gl.load(numbers + at // steps * step) * SIDE + at % steps * BLOCK
+    else:
+        return t * BLOCK
+
+
+# -- who copies ----------------------------------------------------------------------------------------------
+@gluon.jit
+def copy(
+    query, key, value, b, h, group, m, n, q, k, v, bars, start, tiles, some, partial, whole,
+    SIDE: gl.constexpr, LISTED: gl.constexpr,
+):  # fmt: skip
+    """Fill q, then k and v tile by tile as soon as both owners of rows are done with what is there."""
+    q_full, k_full, k_free, v_full, v_free = bars
+    STAGES: gl.constexpr = k.shape[0]
+    HALF: gl.constexpr = q.shape[1]
+    BLOCK_N: gl.constexpr = k.shape[1]
+    queries = matrix(query, b, h, m, q)
+    for c in gl.static_range(2):
+        mbarrier.expect(q_full.index(c), HALF * q.shape[2] * 2)
+        tma.async_copy_global_to_shared(queries, [start + c * HALF, 0], q_full.index(c), q.index(c))
+    keys, values = matrix(key, b, group, n, k), matrix(value, b, group, n, v)
+    for t in range(tiles):
+        at = where_tile(t, some, partial, whole, SIDE, BLOCK_N, LISTED)
+        s = t % STAGES
+        phase = (t // STAGES & 1) ^ 1
+        mbarrier.wait(k_free.index(s), phase)
+        mbarrier.expect(k_full.index(s), BLOCK_N * k.shape[2] * 2)
+        tma.async_copy_global_to_shared(keys, [at, 0], k_full.index(s), k.index(s))
+        mbarrier.wait(v_free.index(s), phase)
+        mbarrier.expect(v_full.index(s), BLOCK_N * v.shape[2] * 2)
+        tma.async_copy_global_to_shared(values, [at, 0], v_full.index(s), v.index(s))
+
+
+# -- who computes --------------------------------------------------------------------------------------------
+@gluon.jit
+def powers(
+    raw, top, total, b, h, i, j, masked, m, n, scale, score, keep, reads,
+    OPEN: gl.constexpr, EVEN_N: gl.constexpr, PLAIN: gl.constexpr,
+):  # fmt: skip
+    """The powers of a tile of scores; the greatest scores and sums with them, and what the old sums shrink by."""
+    factor = unit(scale, PLAIN)
+    i, j = i[:, None], j[None, :]
+    scores, raw = scored(raw, b, h, i, j, m, n, scale, score, keep, reads, True, True, EVEN_N, PLAIN)
+    if not OPEN:  # noqa: SIM102 - decided when it is compiled
+        if masked:
+            kept = keep(b, h, gl.minimum(i, m - 1), gl.minimum(j, n - 1), reads)
+            scores = gl.where(kept, scores, float("-inf"))
+    new = gl.maximum(top, gl.max(scores, 1) * factor)
+    safe = new
+    if not (OPEN and PLAIN):
+        safe = gl.where(new == float("-inf"), 0.0, new)
+    power = gl.exp2(scores * factor - safe[:, None])
+    shrink = gl.exp2(top - safe)
+    return power, new, total * shrink + gl.sum(power, 1), shrink
+
+
+@gluon.jit
+def step(
+    t, p, top, total, acc, q, k, v, bars, b, h, i, j, masked, m, n, scale, score, keep, reads,
+    OPEN: gl.constexpr, EVEN_N: gl.constexpr, PLAIN: gl.constexpr, SCORES: gl.constexpr,
+):  # fmt: skip
+    """Begin the scores of tile ``t`` and the values of the tile before it; then the powers of ``t``."""
+    _q_full, k_full, k_free, v_full, v_free = bars
+    STAGES: gl.constexpr = k.shape[0]
+    s, before = t % STAGES, (t - 1) % STAGES
+    mbarrier.wait(k_full.index(s), t // STAGES & 1)
+    empty = gl.full((q.shape[0], k.shape[1]), 0.0, gl.float32, SCORES)
+    raw = warpgroup_mma(q, k.index(s).permute((1, 0)), empty, use_acc=False, is_async=True)
+    mbarrier.wait(v_full.index(before), (t - 1) // STAGES & 1)
+    acc = warpgroup_mma(p, v.index(before), acc, is_async=True)
+    raw = warpgroup_mma_wait(1, deps=[raw])
+    mbarrier.arrive(k_free.index(s), count=1)
+    power, top, total, shrink = powers(
+        raw, top, total, b, h, i, j, masked, m, n, scale, score, keep, reads, OPEN, EVEN_N, PLAIN
+    )
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    mbarrier.arrive(v_free.index(before), count=1)
+    acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
+    return gl.convert_layout(power.to(q.dtype), p.type.layout), top, total, acc
+
+
+@gluon.jit
+def own(
+    queries, k, v, bars, start, tiles, some, partial, whole, results, b, h, m, n, scale, score, keep, reads,
+    EVEN_N: gl.constexpr, PLAIN: gl.constexpr, OPEN: gl.constexpr, V: gl.constexpr, SIDE: gl.constexpr,
+    LISTED: gl.constexpr, C: gl.constexpr,
+):  # fmt: skip
+    """The results of half ``C`` of the rows."""
+    q_full, k_full, k_free, v_full, _v_free = bars
+    q = queries.index(C)
+    ROWS: gl.constexpr = q.shape[0]
+    COLUMNS: gl.constexpr = k.shape[1]
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
+    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, V, 16])
+    ROW: gl.constexpr = gl.SliceLayout(1, SCORES)
+    i = start + C * ROWS + gl.arange(0, ROWS, ROW)
+    column = gl.arange(0, COLUMNS, gl.SliceLayout(0, SCORES))
+    top = gl.full((ROWS,), float("-inf"), gl.float32, ROW)
+    total = gl.full((ROWS,), 0.0, gl.float32, ROW)
+    acc = gl.full((ROWS, V), 0.0, gl.float32, SUMS)
+    mbarrier.wait(q_full.index(C), 0)
+    if tiles > 0:
+        mbarrier.wait(k_full.index(0), 0)
+        raw = gl.full((ROWS, COLUMNS), 0.0, gl.float32, SCORES)
+        raw = warpgroup_mma(q, k.index(0).permute((1, 0)), raw, use_acc=False, is_async=True)
+        raw = warpgroup_mma_wait(0, deps=[raw])
+        mbarrier.arrive(k_free.index(0), count=1)
+        j = where_tile(0, some, partial, whole, SIDE, COLUMNS, LISTED) + column
+        power, top, total, _shrink = powers(
+            raw, top, total, b, h, i, j, some > 0, m, n, scale, score, keep, reads, OPEN, EVEN_N, PLAIN
+        )
+        p = gl.convert_layout(power.to(q.dtype), gl.DotOperandLayout(0, SUMS, 2))
+        for t in range(1, tiles):
+            j = where_tile(t, some, partial, whole, SIDE, COLUMNS, LISTED) + column
+            p, top, total, acc = step(
+                t, p, top, total, acc, q, k, v, bars, b, h, i, j, t < some, m, n, scale, score, keep, reads,
+                OPEN, EVEN_N, PLAIN, SCORES,
+            )  # fmt: skip
+        last = tiles - 1
+        mbarrier.wait(v_full.index(last % k.shape[0]), last // k.shape[0] & 1)
+        acc = warpgroup_mma(p, v.index(last % k.shape[0]), acc, is_async=True)
+        acc = warpgroup_mma_wait(0, deps=[acc])
+    store(results, acc, top, total, b, h, i, m)
+
+
+@gluon.jit
+def store(results, acc, top, total, b, h, i, m):
+    """Store means, logarithms of sums and greatest scores of the rows ``i`` that there are."""
+    out, sums, maxima = results
+    SUMS: gl.constexpr = acc.type.layout
+    empty = total == 0.0
+    if out is not None:
+        row = gl.convert_layout(i, gl.SliceLayout(1, SUMS))
+        column = gl.arange(0, acc.shape[1], gl.SliceLayout(0, SUMS))
+        places = window(out, b, h) + row[:, None] * out[3] + column[None, :] * out[4]
+        divisor = gl.convert_layout(gl.where(empty, 1.0, total), gl.SliceLayout(1, SUMS))
+        gl.store(places, (acc / divisor[:, None]).to(out[0].dtype.element_ty), (row < m)[:, None])
+    if sums is not None:
+        logarithm = gl.where(empty, float("-inf"), top + gl.log2(total))
+        gl.store(window(sums, b, h) + i * sums[3], logarithm, i < m)
+    if maxima is not None:
+        gl.store(window(maxima, b, h) + i * maxima[3], top, i < m)
+
+
+# -- a program -----------------------------------------------------------------------------------------------
+@gluon.jit
+def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    """Barriers in shared memory, each for so many arrivals."""
+    made = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for s in gl.static_range(COUNT):
+        mbarrier.init(made.index(s), count=ARRIVALS)
+    return made
+
+
+@gluon.jit
+def forward(
+    operands, lists, results, sizes, scale, score, keep, slope, reads, EVEN_M: gl.constexpr, EVEN_N: gl.constexpr,
+    PLAIN: gl.constexpr, OPEN: gl.constexpr, E: gl.constexpr, V: gl.constexpr, GROUPS: gl.constexpr,
+    SIDE_M: gl.constexpr, SIDE_N: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, ALLOW_TF32: gl.constexpr,
+):  # fmt: skip
+    """As `attention.forward`, for widths that are powers of two, rows of whole 16 bytes, and elements of 16 bits."""
+    query, key, value = operands
+    heads, m, n = sizes
+    count = gl.cdiv(m, BLOCK_M)
+    tile, plane = spot(count, gl.num_programs(0) // count)
+    b = plane // heads
+    h = plane % heads
+    start = (count - 1 - tile) * BLOCK_M
+    HALF: gl.constexpr = BLOCK_M // 2
+    STAGES: gl.constexpr = min(4, 65536 // (BLOCK_N * (E + V)))
+    LISTED: gl.constexpr = len(lists) > 0
+    some, tiles, partial, whole = gl.cdiv(n, BLOCK_N), gl.cdiv(n, BLOCK_N), (0, 0), (0, 0)
+    if LISTED:
+        number, partial = listed(lists[0], lists[1], b, h, start // SIDE_M)
+        some = number * (SIDE_N // BLOCK_N)
+        tiles, whole = some, partial
+    if len(lists) > 2:
+        number, whole = listed(lists[2], lists[3], b, h, start // SIDE_M)
+        tiles += number * (SIDE_N // BLOCK_N)
+    q, k, v = tiles_of(query, 2, HALF, E), tiles_of(key, STAGES, BLOCK_N, E), tiles_of(value, STAGES, BLOCK_N, V)
+    bars = (barriers(2, 1), barriers(STAGES, 1), barriers(STAGES, 2), barriers(STAGES, 1), barriers(STAGES, 2))
+    fence_async_shared()
+    gl.warp_specialize(
+        [
+            (own, (
+                q, k, v, bars, start, tiles, some, partial, whole, results, b, h, m, n, scale,
+                gl.constexpr(score), gl.constexpr(keep), reads, EVEN_N, PLAIN, OPEN, V, SIDE_N, LISTED, 0,
+            )),
+            (own, (
+                q, k, v, bars, start, tiles, some, partial, whole, results, b, h, m, n, scale,
+                gl.constexpr(score), gl.constexpr(keep), reads, EVEN_N, PLAIN, OPEN, V, SIDE_N, LISTED, 1,
+            )),
+            (copy, (
+                query, key, value, b, h, h // GROUPS, m, n, q, k, v, bars, start, tiles, some, partial, whole,
+                SIDE_N, LISTED,
+            )),
+        ],
+        [4, 4],
+        [240, 24],
+    )  # fmt: skip
