@@ -100,8 +100,7 @@ class ExprChecker:
             case Load():
                 if expr.mask is not None:
                     _need(expr.mask, torch.bool, "a mask")
-                    if expr.other != 0 or type(expr.other) is float:  # a plain 0 is right for all dtypes
-                        check_literal(expr.other, expr.dtype)
+                    check_literal(expr.other, expr.dtype)
                 self._check_coordinates(expr.index, expr.value, guarded=guarded or expr.mask is not None)
             case Const(value, dtype):
                 check_literal(value, dtype)
@@ -112,6 +111,7 @@ class ExprChecker:
                 if not self.masked:
                     raise RuleBroken(f"masked expression after predication: {expr}")
                 _need(mask, torch.bool, "a mask")
+                check_literal(other.value, other.dtype)
                 if other.dtype != body.dtype:
                     raise RuleBroken(f"masked body and its other differ in dtype: {expr}")
             case Checked(arg, _, mask):

@@ -136,8 +136,8 @@ class IndexValue(Expr):
 class Load(Expr):
     """The element of ``value`` at logical coordinates ``index``.
 
-    With a ``mask`` the element is read only where the mask holds, and is ``other`` elsewhere; without one the
-    coordinates are within the value's shape for every iteration.
+    With a ``mask`` the element is read only where the mask holds, and is ``other`` elsewhere, a literal of its dtype;
+    without one the coordinates are within the value's shape for every iteration.
     """
 
     value: Value

@@ -6,6 +6,7 @@ import torch
 
 from gyrator.ir.expr import Checked, Const, Expr, Load, Masked, Op, indirect
 from gyrator.ir.index import Index, is_less, is_nonnegative, substitute
+from gyrator.ir.ops import identity
 from gyrator.ir.program import Program, Root, map_nests
 from gyrator.schedule.simplify import Rule, map_root
 
@@ -51,7 +52,8 @@ class _Pusher:
                 at = tuple(self.index(i, cond) for i in index)
                 inner = None if mask is None else self.expr(mask, cond)
                 if cond is not None and not _in_range(at, value.shape):
-                    return Load(value, at, self._both(cond, inner), other)
+                    unread = identity("sum", value.dtype) if inner is None else other
+                    return Load(value, at, self._both(cond, inner), unread)
                 return Load(value, at, inner, other)
             case Checked(arg, size, mask):
                 inner = None if mask is None else self.expr(mask, cond)

@@ -80,6 +80,10 @@ BROKEN: list[tuple[str, Program]] = [
     ("a mask must be b1", pointwise(Load(X, x.index, mask=x))),
     ("a mask must be b1", pointwise(Masked(x, x, const(0.0)))),
     ("differ in dtype", pointwise(Masked(flag, x, const(0, I64)))),
+    ("literal 0 of f32 is no float", pointwise(Masked(flag, x, const(0)))),
+    ("literal 0 of f32 is no float", pointwise(Load(X, x.index, mask=flag))),
+    ("literal False of i64 is no int", pointwise(Load(COUNTS, (ROWS.index(),), mask=flag, other=False))),
+    ("literal 0 of b1 is no bool", pointwise(Load(FLAG, (ROWS.index(),), mask=flag, other=0))),
     ("a checked index must be i64", pointwise(Checked(x, number(4)))),
     ("indirect index", pointwise(load(X, ROWS, Indirect(x, number(6)).index()))),
     ("no such random kind", pointwise(Random("dice", const(0, I64), ZERO, F32))),
@@ -132,7 +136,7 @@ def test_the_user_line_and_the_node_are_named() -> None:
 def test_out_of_range_is_fine_under_a_mask_or_in_no_iteration() -> None:
     at = COLS.index() + 1
     mask = between(0, at, 6)
-    for body in (Load(X, (ROWS.index(), at), mask), Masked(mask, load(X, ROWS, at), const(0.0))):
+    for body in (Load(X, (ROWS.index(), at), mask, 0.0), Masked(mask, load(X, ROWS, at), const(0.0))):
         check_program(pointwise(body))
     empty = axis("i1", 0)
     check_program(program(Nest((value("y", 4, 0),), (ROWS, empty), Pointwise(load(X, ROWS, empty.index() + 9)))))
