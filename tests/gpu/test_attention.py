@@ -93,7 +93,7 @@ def test_warps_with_roles(keep: Mod | None, widths: tuple[int, int], monkeypatch
     def score(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return softcap(s, b, h, i, j) + bias[h, j] * (b + 1)
 
-    mask = None if keep is None else create_block_mask(keep, None, None, 333, 333, device="cuda")
+    mask = None if keep is None else create_block_mask(keep, None, None, 333, 333, device="cuda", BLOCK_SIZE=256)
     fn = attention(score, mask)
     shapes = [(2, 4, 333, widths[0]), (2, 2, 333, widths[0]), (2, 2, 333, widths[1])]
     assert_right(fn, gyrator(fn), [made(s, BF16) for s in shapes])
