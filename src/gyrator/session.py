@@ -6,7 +6,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -161,7 +161,8 @@ class Session:
     `device` is the target, which need not exist on this machine. `told` are the warnings that the user has
     had; sessions that share it say nothing twice. `programs` are the results of passes by name,
     kept with the option `validate`; `builds` the compiler runs; `missed` says why the cache did not have it,
-    if `why_missed` asks. Use as a context manager.
+    if `why_missed` asks. Use as a context manager; `stops` are called if an exception ends it, or a session that it
+    is a part of: they end what was begun and is not waited for any more.
     """
 
     def __init__(
@@ -181,6 +182,7 @@ class Session:
         self.dump = DumpWriter(_new_folder(config.dump, name)) if config.dump is not None else None
         self.programs: list[tuple[str, object]] = []
         self.builds: list[BuildTime] = []
+        self.stops: list[Callable[[], object]] = []
         self.why_missed, self.missed = why_missed, ""
         self._timings: list[Timing] = []
         self._told = set() if told is None else told
@@ -190,8 +192,11 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """End the progress display; write the times of the stages where a dump was asked for."""
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        """End the progress display, and after an exception what still runs; write the times of the stages where a dump
+        was asked for."""
+        for stop in self.stops if failure is not None else ():
+            stop()
         self.progress.close()
         if self.dump is not None:
             self.dump.write("times", timing_table(self.timings))
@@ -211,7 +216,9 @@ class Session:
 
     def child(self, name: str) -> Session:
         """A session for a part of this one: same options and target, same display of progress."""
-        return Session(self.config, self.device, name, self.progress, self._told, self.why_missed)
+        part = Session(self.config, self.device, name, self.progress, self._told, self.why_missed)
+        part.stops = self.stops
+        return part
 
     @contextmanager
     def building(self, kernels: tuple[str, ...]) -> Iterator[None]:

@@ -88,7 +88,7 @@ class Build:
 
     library_of: Mapping[str, str]
     jobs: Mapping[str, Future[Path]]
-    runs: CompilerRuns
+    stop: Callable[[], None]
     progress: Progress
 
     def wait(self) -> dict[str, Path]:
@@ -98,8 +98,8 @@ class Build:
         ended first.
         """
         kernels = [job for name, job in self.jobs.items() if name != LAUNCHER]
-        finish(kernels, self.progress, self.runs.stop)  # a kernel that is refused says more than the launcher
-        finish([self.jobs[LAUNCHER]], self.progress, self.runs.stop)
+        finish(kernels, self.progress, self.stop)  # a kernel that is refused says more than the launcher
+        finish([self.jobs[LAUNCHER]], self.progress, self.stop)
         return {name: job.result() for name, job in self.jobs.items()}
 
 
@@ -208,10 +208,11 @@ def start_build(
     launcher = LAUNCHER_SOURCE.read_text()
     units = [*map(builder.unit, in_runs(missing, workers)), _Unit(LAUNCHER, builder.key(launcher), launcher, ())]
     jobs = {key[:20]: finished(library) for key, library in libraries.items()}
-    jobs |= started({unit.name: partial(builder.build, unit) for unit in units}, workers)
+    threads = Jobs(builder.runs.stop)
+    jobs |= threads.start({unit.name: partial(builder.build, unit) for unit in units}, workers, session)
     library_of = {name: key[:20] for name, key in found.items()}
     library_of |= {kernel.name: unit.name for unit in units for kernel in unit.kernels}
-    return Build(library_of, jobs, builder.runs, session.progress)
+    return Build(library_of, jobs, threads.stop, session.progress)
 
 
 def in_runs(kernels: Sequence[CppKernel], workers: int) -> list[list[CppKernel]]:
@@ -240,20 +241,42 @@ def without_comments(text: str, mark: str) -> str:
 
 
 # -- jobs ----------------------------------------------------------------------------------------------------
-def started(calls: Mapping[str, Callable[[], T]], threads: int) -> dict[str, Future[T]]:
-    """Jobs that call functions, by their names, so many at once."""
-    executor = ThreadPoolExecutor(min(threads, len(calls)), thread_name_prefix="gyrator-build")
-    jobs = {name: executor.submit(call) for name, call in calls.items()}
-    executor.shutdown(wait=False)
-    return jobs
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """The jobs of one build in threads, which can be given up all at once: `end` ends what runs for them."""
+
+    end: Callable[[], object]
+    _at_work: set[str] = field(default_factory=set)
+    _stopped: threading.Event = field(default_factory=threading.Event)
+
+    def start(self, calls: Mapping[str, Callable[[], T]], threads: int, session: Session) -> dict[str, Future[T]]:
+        """Jobs that call functions, by their names, so many at once. They are given up when `session` fails."""
+        session.stops.append(self.stop)  # first: Ctrl-C may come before all have begun
+        executor = ThreadPoolExecutor(min(threads, len(calls)), thread_name_prefix="gyrator-build")
+        jobs = {name: executor.submit(self._do, name, call) for name, call in calls.items()}
+        executor.shutdown(wait=False)
+        return jobs
+
+    def _do(self, name: str, call: Callable[[], T]) -> T:
+        self._at_work.add(name)  # before it asks: either it sees that it is not to begin, or `stop` sees it
+        try:
+            if self._stopped.is_set():
+                raise _Stopped
+            return call()
+        finally:
+            self._at_work.discard(name)
+
+    def stop(self) -> None:
+        """Give up what has not ended: jobs that wait do nothing, those at work are ended."""
+        self._stopped.set()
+        if self._at_work:
+            self.end()
 
 
-def finish(
-    jobs: Iterable[Future[T]], progress: Progress, stop: Callable[[], object], on: type[BaseException] = BaseException
-) -> None:
+def finish(jobs: Iterable[Future[T]], progress: Progress, stop: Callable[[], object]) -> None:
     """Wait until all jobs have ended; `progress` is told how many have.
 
-    Raises: what a job raised, and KeyboardInterrupt; if it is an `on`, after `stop` was called to end the others.
+    Raises: what a job raised, and KeyboardInterrupt, after `stop` was called to end the others.
     """
     unfinished = every = set(jobs)
     try:
@@ -262,9 +285,7 @@ def finish(
             progress.update("building", len(every) - len(unfinished), len(every))
             for job in ended:
                 job.result()
-    except on:
-        for job in every:
-            job.cancel()
+    except BaseException:
         stop()
         raise
 

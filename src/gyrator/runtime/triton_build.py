@@ -9,7 +9,7 @@ import importlib.metadata
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -26,7 +26,7 @@ from gyrator.ir.index import Size
 from gyrator.optional import available
 from gyrator.origin import Origin
 from gyrator.progress import Progress
-from gyrator.runtime.build import finish, finished, started, without_comments
+from gyrator.runtime.build import Jobs, finish, finished, without_comments
 from gyrator.runtime.workers import MOST, PROGRAM, WorkerEnded, Workers
 from gyrator.schedule.gpu import Gpu
 from gyrator.session import Count, Session
@@ -138,16 +138,15 @@ class TritonBuild:
 
     jobs: Sequence[tuple[Wanted, Sequence[Future[Binary]]]]
     target: GpuTarget
-    workers: Workers
+    stop: Callable[[], None]
     progress: Progress
 
     def wait(self) -> list[tuple[Wanted, dict[int, Binary]]]:
         """For each kernel the binaries of the configs that the GPU can run.
 
-        Raises: KernelBuildError if there is none. KeyboardInterrupt; the workers are ended first.
+        Raises: KernelBuildError if there is none. KeyboardInterrupt; the workers at work are ended first.
         """
-        every = (job for _, jobs in self.jobs for job in jobs)
-        finish(every, self.progress, self.workers.stop, on=KeyboardInterrupt)
+        finish((job for _, jobs in self.jobs for job in jobs), self.progress, self.stop)
         return [(wanted, self._usable(wanted, [job.result() for job in jobs])) for wanted, jobs in self.jobs]
 
     def _usable(self, wanted: Wanted, built: Sequence[Binary]) -> dict[int, Binary]:
@@ -181,13 +180,14 @@ def start_triton_build(
     missing = [key for key in requests if key not in jobs]
     session.counters.add(Count.KERNELS_CACHED, len(jobs))
     session.counters.add(Count.KERNELS_BUILT, len(missing))
+    threads = Jobs(workers.stop)
     if missing:
         count = min(len(missing), MOST, session.config.build_threads or len(os.sched_getaffinity(0)))
         workers.prepare(count)
         calls = {key: partial(build_binary, requests[key], key, workers, store, session) for key in missing}
-        jobs |= started(calls, count)
+        jobs |= threads.start(calls, count, session)
     found = [(wanted, [jobs[key] for key in own]) for wanted, own in zip(kernels, keys, strict=True)]
-    return TritonBuild(found, target, workers, session.progress)
+    return TritonBuild(found, target, threads.stop, session.progress)
 
 
 def build_binary(request: Mapping[str, Any], key: str, workers: Workers, store: Store, session: Session) -> Binary:

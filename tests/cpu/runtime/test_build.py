@@ -9,8 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -134,6 +135,29 @@ def test_an_interrupt_ends_the_compilers(store: Store) -> None:
     assert not wait(build.jobs.values(), timeout=10).not_done
     with session() as later:  # the store is as it was
         begin([kernel("after")], store, later).wait()
+
+
+def test_an_error_between_start_and_wait_ends_the_compilers(store: Store) -> None:
+    with pytest.raises(ZeroDivisionError), session() as at:
+        build = begin([kernel(f"slow{i}", lines=20_000) for i in range(3)], store, at.child("part"))
+        raise ZeroDivisionError
+    assert all(job.exception(timeout=60) is not None for name, job in build.jobs.items() if name != LAUNCHER)
+
+
+def test_an_interrupt_while_compilers_are_started_ends_the_first(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Future[object]] = []
+    submit = ThreadPoolExecutor.submit
+
+    def interrupted(pool: ThreadPoolExecutor, *call: Any) -> Future[object]:
+        if begun:
+            raise KeyboardInterrupt
+        begun.append(submit(pool, *call))
+        return begun[0]
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", interrupted)
+    with pytest.raises(KeyboardInterrupt), session() as at:
+        begin([kernel("slow", lines=20_000)], store, at)
+    assert begun[0].exception(timeout=60) is not None
 
 
 def test_two_processes_build_the_same_at_once(tmp_path: Path) -> None:
