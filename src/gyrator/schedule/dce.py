@@ -21,4 +21,5 @@ def remove_dead(program: Program) -> Program:
         if isinstance(node, Nest) and any(v is not None and v not in live for v in node.out):
             node = replace(node, out=tuple(v if v in live else None for v in node.out))
         kept.append(node)
-    return program if len(kept) == len(program.nodes) else replace(program, nodes=tuple(reversed(kept)))
+    nodes = tuple(reversed(kept))
+    return program if nodes == program.nodes else replace(program, nodes=nodes)
