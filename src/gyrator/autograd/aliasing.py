@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 from torch.fx import Node
 from torch.utils import _pytree as pytree
@@ -19,6 +20,8 @@ from gyrator.autograd.interface import Update
 from gyrator.autograd.recorder import Recorder
 from gyrator.autograd.symbols import SYMBOLIC_TYPES
 from gyrator.autograd.views import View
+
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -184,16 +187,37 @@ def _updates(recorder: Recorder, inputs: Sequence[Any], grad_fns: Sequence[Any],
     return updates
 
 
-def _shared_roots(recorder: Recorder, flat: Sequence[Any]) -> set[int]:
-    """Roots that several different outputs view."""
-    views: dict[int, set[int]] = {}
+_Shared: TypeAlias = "dict[int, tuple[Tensor, Alias | None]]"
+
+
+def _shared_roots(recorder: Recorder, flat: Sequence[Any]) -> _Shared:
+    """Roots that several different outputs view: the tensor to start from, and its alias if that is not the root.
+
+    ``y = zeros_like(x); y.mul_(x); return y[0], y[1]``: autograd knows y as a detached root, which the write made
+    differentiable, while the root is not. Then y is where to start from.
+    """
+    views: dict[int, dict[int, Alias]] = {}
     for value in flat:
         if isinstance(value, Tensor):
-            views.setdefault(id(recorder.alias_of(value).root), set()).add(id(value))
-    return {root for root, values in views.items() if len(values) > 1}
+            alias = recorder.alias_of(value)
+            views.setdefault(id(alias.root), {})[id(value)] = alias
+    return {root: _start(recorder, [*of.values()]) for root, of in views.items() if len(of) > 1}
 
 
-def _source(recorder: Recorder, value: Any, positions: dict[int, int], shared: set[int], results: _Results) -> Source:
+def _start(recorder: Recorder, aliases: Sequence[Alias]) -> tuple[Tensor, Alias | None]:
+    """The root that ``aliases`` view, or a detached one that is differentiable."""
+    for alias in aliases:
+        link = alias
+        while link.parent is not None and link.parent.parent is not None:
+            link = link.parent
+        if link.view is not None and link.view.op is aten.detach.default:
+            tensor = recorder.tensor_of(link)
+            if tensor.requires_grad:
+                return tensor, link
+    return aliases[0].root.tensor, None
+
+
+def _source(recorder: Recorder, value: Any, positions: dict[int, int], shared: _Shared, results: _Results) -> Source:
     if id(value) in positions:
         return FromInput(positions[id(value)])
     if isinstance(value, SYMBOLIC_TYPES):
@@ -205,16 +229,23 @@ def _source(recorder: Recorder, value: Any, positions: dict[int, int], shared: s
     if alias.root.input is not None:
         return FromInput(alias.root.input, _chain(alias, results))
     if id(alias.root) in shared:
-        base = results.tensor(alias.root.tensor, True)
-        return FromGraph(base, () if value is alias.root.tensor else _chain(alias, results))
+        start, detached = shared[id(alias.root)]
+        base, chain = results.tensor(start, True), _chain(alias, results, detached)
+        if detached is not None and not _follows(alias, detached):
+            chain = (ReplayedView(View(aten.detach.default, (), {}), True), *chain)
+        return FromGraph(base, chain)
     return FromGraph(results.tensor(value, True))
 
 
-def _chain(alias: Alias, results: _Results) -> tuple[ReplayedView, ...]:
-    """The views that lead from the root to `alias`."""
+def _follows(alias: Alias | None, start: Alias) -> bool:
+    return alias is start or (alias is not None and _follows(alias.parent, start))
+
+
+def _chain(alias: Alias, results: _Results, start: Alias | None = None) -> tuple[ReplayedView, ...]:
+    """The views that lead from `start`, or else the root, to `alias`."""
     views: list[ReplayedView] = []
     link: Alias | None = alias
-    while link is not None and link.view is not None:
+    while link is not None and link is not start and link.view is not None:
         view = link.view
         args, kwargs = mapped((view.args, dict(view.kwargs)), results.number)
         views.append(ReplayedView(View(view.op, args, kwargs, view.index), link.tracks_grad))

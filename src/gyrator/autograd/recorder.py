@@ -158,6 +158,10 @@ class Recorder(TorchDispatchMode):
         self._aliases[id(tensor)] = alias
         self._alive.append(tensor)
 
+    def tensor_of(self, alias: Alias) -> Tensor:
+        """The tensor that has this alias."""
+        return next(tensor for tensor in self._alive if self._aliases[id(tensor)] is alias)
+
     def _results(self, node: Node, out: Any) -> None:
         """Binds the results of a call to nodes."""
         if isinstance(out, Tensor):

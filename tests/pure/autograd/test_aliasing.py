@@ -33,6 +33,22 @@ def same_twice(x: Tensor) -> tuple[Tensor, Tensor]:
     return y, y
 
 
+def filled_by_parts(x: Tensor) -> tuple[Tensor, ...]:
+    """What is made without gradients is differentiable once it was written, and so are views of before."""
+    y = torch.zeros_like(x)
+    part = y[:1]
+    y.mul_(x)
+    y[1] = x[0]
+    return part, y, y.view(-1)
+
+
+def written_through_detached(x: Tensor) -> tuple[Tensor, ...]:
+    y = torch.ones_like(x) * 2
+    z = y.detach()
+    z.mul_(x)
+    return y, z, y.t(), z[0]
+
+
 def detached(x: Tensor) -> tuple[Tensor, Tensor]:
     y = x * 2
     return y, y.detach()
@@ -72,6 +88,8 @@ PROGRAMS = (
     views_of_intermediate,
     same_twice,
     detached,
+    filled_by_parts,
+    written_through_detached,
     view_under_no_grad,
     updated_and_viewed,
     split,
