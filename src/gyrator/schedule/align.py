@@ -113,7 +113,7 @@ def splits_for_divisions(indices: Sequence[Index]) -> dict[Atom, Index]:
     mapping: dict[Atom, Index] = {}
     current = list(indices)
     for _ in range(16):
-        found = next((s for i in current for s in [_split_within(i)] if s is not None), None)
+        found = next(filter(None, map(_split_within, current)), None)
         if found is None:
             break
         axis, inner = found
@@ -154,30 +154,27 @@ def unify(left: Sequence[Index], right: Sequence[Index], extents: Sequence[Index
         if digits_l is None or digits_r is None:
             return None
         while digits_l and digits_r:
-            x, y = digits_l[0], digits_r[0]
-            if x in pairs:
+            x, y = digits_l[0].extent, digits_r[0].extent
+            common = y if exact_quotient(x, y) is not None else x
+            if digits_l[0] in pairs or exact_quotient(y, common) is None:
                 return None
-            if x.extent is y.extent:
-                pairs[x] = y.index()
-                digits_l.pop(0)
-                digits_r.pop(0)
-            elif exact_quotient(x.extent, y.extent) is not None:
-                hi, lo, lsub[x] = split(x, y.extent)
-                pairs[lo] = y.index()
-                digits_l[0] = hi
-                digits_r.pop(0)
-            elif exact_quotient(y.extent, x.extent) is not None:
-                hi, lo, rsub[y] = split(y, x.extent)
-                pairs[x] = lo.index()
-                digits_l.pop(0)
-                digits_r[0] = hi
-            else:
-                return None
+            low = _lowest(digits_l, common, lsub)
+            pairs[low] = _lowest(digits_r, common, rsub).index()
         if digits_l or digits_r:
             return None
     if len(set(pairs.values())) != len(pairs):
         return None
     return Unification(close({**lsub, **pairs}), close(rsub))
+
+
+def _lowest(digits: list[Axis], extent: Index, splits: dict[Atom, Index]) -> Axis:
+    """Take a digit of that extent off the low end of a number; ``splits`` notes how the axis there was split."""
+    axis = digits.pop(0)
+    if axis.extent is extent:
+        return axis
+    high, low, splits[axis] = split(axis, extent)
+    digits.insert(0, high)
+    return low
 
 
 def axes_of(index: Index) -> list[Axis]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import TypeAlias
 
 from gyrator.ir.expr import Value
@@ -14,16 +14,17 @@ from gyrator.schedule.gpu import Gpu, gpu_refusal
 from gyrator.schedule.gpu_mix import mix
 from gyrator.schedule.gpu_shared import shared_blocks
 from gyrator.schedule.group import Group, Refused, crossing_reads, depends_on_reduction, join, singleton
-from gyrator.schedule.layout import unit_axes
+from gyrator.schedule.layout import across_rows
 from gyrator.schedule.split import WIDE
 from gyrator.schedule.units import Units
-from gyrator.schedule.volume import bytes_of, volume
+from gyrator.schedule.volume import bytes_of
 
 MAX_VALUES = 48
 MIN_ROWS = 8
 BIG_ROW = 1 << 15
 
 
+Indices: TypeAlias = tuple[Index, ...]
 Slower: TypeAlias = "Callable[[Program, Group, Group, Group], Refused | None]"
 """Refuses to make a third group of two if that was measured to be slower."""
 
@@ -46,15 +47,6 @@ class Fused:
     decisions: tuple[Decision, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    score: int
-    distance: int
-    first: int
-    second: int
-    value: Value
-
-
 def fuse(program: Program, most: int, slower: Slower | None = None, gpu: Gpu | None = None) -> Fused:
     """Join nests into groups of ``most`` nests at most, greedily by bytes saved, then nearness.
 
@@ -65,34 +57,33 @@ def fuse(program: Program, most: int, slower: Slower | None = None, gpu: Gpu | N
     """
     state = _State(program, most, slower, gpu)
     decisions: dict[tuple[int, int, Value], Decision] = {}
-    for c in sorted(_candidates(program), key=lambda c: (-c.score, c.distance, c.first, c.value.name)):
-        verdict = state.attempt(c)
-        first, second = program.nodes[c.first], program.nodes[c.second]
+    for p, q, value in _candidates(program):
+        first, second = program.nodes[p], program.nodes[q]
         assert isinstance(first, Nest) and isinstance(second, Nest)
-        decisions[c.first, c.second, c.value] = Decision(first, second, c.value, verdict)
+        decisions[p, q, value] = Decision(first, second, value, state.attempt(p, q, value))
     for (p, q, value), decision in list(decisions.items()):
-        if decision.verdict is not None and decision.first.on_gpu and decision.second.on_gpu:
-            verdict = state.attempt(_Candidate(0, 0, p, q, value), mixing=True)
-            if verdict is None:
-                decisions[p, q, value] = replace(decision, verdict=None)
+        on_gpu = decision.first.on_gpu and decision.second.on_gpu
+        if decision.verdict is not None and on_gpu and state.attempt(p, q, value, mixing=True) is None:
+            decisions[p, q, value] = replace(decision, verdict=None)
     return Fused(tuple(state.steps()), tuple(decisions.values()))
 
 
-def _candidates(program: Program) -> Iterator[_Candidate]:
+def _candidates(program: Program) -> list[tuple[int, int, Value]]:
+    """Pairs of nests that share a value, by their positions: first those that save most bytes, then the nearest."""
     producer = {v: p for p, n in enumerate(program.nodes) for v in defines(n)}
     readers: dict[Value, list[int]] = {}
     for position, node in enumerate(program.nodes):
         if isinstance(node, Nest):
             for value in uses(node):
                 readers.setdefault(value, []).append(position)
+    found: list[tuple[int, int, int, Value]] = []
     for value, positions in readers.items():
-        size = bytes_of(value)
-        made = producer.get(value)
+        size, made = bytes_of(value), producer.get(value)
         if made is not None and isinstance(program.nodes[made], Nest):
-            for p in positions:
-                yield _Candidate(2 * size + 1, p - made, made, p, value)
-        for p, q in pairwise(positions):
-            yield _Candidate(size, q - p, p, q, value)
+            found += [(2 * size + 1, made, q, value) for q in positions]
+        found += [(size, p, q, value) for p, q in pairwise(positions)]
+    best = sorted(found, key=lambda c: (-c[0], c[2] - c[1], c[1], c[3].name))
+    return [(p, q, value) for _, p, q, value in best]
 
 
 class _State:
@@ -105,14 +96,16 @@ class _State:
         }
         self._units = Units(len(program.nodes), _edges(program))
 
-    def attempt(self, c: _Candidate, *, mixing: bool = False) -> Refused | None:
-        """Join the two units of a candidate if that is legal and good; None on success. ``mixing`` joins rows
-        with columns."""
-        a, b = self._units.find(c.first), self._units.find(c.second)
+    def attempt(self, p: int, q: int, value: Value, *, mixing: bool = False) -> Refused | None:
+        """Join the units of two nests that share a value if that is legal and good; None on success. ``mixing``
+        joins rows with columns."""
+        a, b = self._units.find(p), self._units.find(q)
         if a == b:
             return None
         first, second = self._groups[a], self._groups[b]
-        joined = self._join(first, second, c, mixing)
+        if len(first.members) + len(second.members) > self._most:
+            return Refused(f"the kernel would have more than {self._most} parts")
+        joined = _join(first, second, _places(first, p, value), _places(second, q, value), value.shape, mixing)
         if isinstance(joined, Refused):
             return joined
         shared = bool(shared_blocks(joined, self._gpu))
@@ -128,20 +121,6 @@ class _State:
         self._groups[a] = joined
         del self._groups[b]
         return None
-
-    def _join(self, first: Group, second: Group, c: _Candidate, mixing: bool) -> Group | Refused:
-        if len(first.members) + len(second.members) > self._most:
-            return Refused(f"the kernel would have more than {self._most} parts")
-        refusal = Refused("they do not read the shared value by whole elements")
-        for left in _places(first, c.first, c.value):
-            for right in _places(second, c.second, c.value):
-                ways = ((first, second, left, right), (second, first, right, left))  # rows and columns of a mix
-                for way in ways if mixing else ways[:1]:
-                    joined = (mix if mixing else join)(*way, c.value.shape)
-                    if isinstance(joined, Group):
-                        return joined
-                    refusal = joined
-        return refusal
 
     def steps(self) -> Iterator[Group | Extern]:
         for unit in self._units.order():
@@ -164,7 +143,21 @@ def _edges(program: Program) -> Iterator[tuple[int, int]]:
             effect = position
 
 
-def _places(group: Group, position: int, value: Value) -> list[tuple[Index, ...]]:
+def _join(
+    first: Group, second: Group, lefts: list[Indices], rights: list[Indices], shape: Indices, mixing: bool
+) -> Group | Refused:
+    """One group of both, in which an element of ``lefts`` is one of ``rights``; else why the last way is none."""
+    joined: Group | Refused = Refused("they do not read the shared value by whole elements")
+    for left, right in product(lefts, rights):
+        ways = ((first, second, left, right), (second, first, right, left))  # rows and columns of a mix
+        for way in ways if mixing else ways[:1]:
+            joined = (mix if mixing else join)(*way, shape)
+            if isinstance(joined, Group):
+                return joined
+    return joined
+
+
+def _places(group: Group, position: int, value: Value) -> list[Indices]:
     """The coordinates, over the group's axes, at which the nest at ``position`` defines or loads ``value``."""
     member = next(m for m in group.members if m.position == position)
     if value in member.nest.out:
@@ -186,14 +179,12 @@ def _check(group: Group, first: Group, second: Group, *, shared: bool) -> Refuse
         return None if shared else gpu_refusal(group)
     if group.pointwise:
         return None
-    rows = volume(a.extent for a in group.outer)
-    row = max(volume(a.extent for a in s) for s in group.spaces)
+    rows, row = group.sides
     phased = depends_on_reduction(group)
     if rows < MIN_ROWS and row > BIG_ROW and (phased or not group.only_reduces):
         return Refused("one long row would run on one core")
     demoted = (first.pointwise or second.pointwise) and not (first.pointwise and second.pointwise and group.pointwise)
-    unit = unit_axes(group)
-    strided = bool(unit & set(group.outer)) and not any(unit & set(s) for s in group.spaces)
+    strided = across_rows(group)
     few = strided and rows < WIDE and rows * row > 2 * BIG_ROW
     if few and not group.only_reduces and depends_on_reduction(group, indirectly=True):
         return Refused("a few columns would run on one core")

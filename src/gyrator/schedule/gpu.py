@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from gyrator.ir.program import Nest, Reduce, Scan, Scatter
+from gyrator.ir.program import Reduce, Scan, Scatter
 from gyrator.schedule.group import Group, Refused, depends_on_reduction, is_atomic
-from gyrator.schedule.layout import transposes, unit_axes
-from gyrator.schedule.volume import volume
+from gyrator.schedule.layout import across_rows, transposes
 
 COLUMNS = 32
 """Columns that a program handles at least, so that memory is read by whole transactions."""
@@ -27,11 +26,6 @@ class Gpu:
         return {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}.get(self.arch, 99) << 10
 
 
-def gpu_of(nest: Nest, gpu: Gpu | None) -> Gpu | None:
-    """The GPU that a nest runs on; None if its results lie on a CPU."""
-    return gpu if nest.on_gpu else None
-
-
 def gpu_refusal(group: Group) -> Refused | None:
     """Why a join of groups on a GPU does not pay or cannot be printed; None if it does."""
     if group.pointwise:
@@ -43,11 +37,8 @@ def gpu_refusal(group: Group) -> Refused | None:
     scanned = {v for m in group.members if isinstance(m.nest.root, Scan) for v in m.nest.out}
     if scanned and depends_on_reduction(group):
         return Refused("a scan and what waits for a reduction need separate passes over the row")
-    rows = volume(a.extent for a in group.outer)
-    row = max(volume(a.extent for a in s) for s in group.spaces)
-    unit = unit_axes(group)
-    columns = bool(unit & set(group.outer)) and not any(unit & set(s) for s in group.spaces)
-    programs, work = (rows // COLUMNS, row * COLUMNS) if columns else (rows, row)
+    rows, row = group.sides
+    programs, work = (rows // COLUMNS, row * COLUMNS) if across_rows(group) else (rows, row)
     if rows == 1 and row > 1 and not any(isinstance(m.nest.root, Reduce | Scan | Scatter) for m in group.members):
         return Refused("what follows from single numbers would run on one multiprocessor with them")
     if work > SHORT_ROW and programs < FEW_PROGRAMS and not group.only_reduces:

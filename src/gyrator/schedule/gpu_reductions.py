@@ -105,7 +105,7 @@ def online_softmax(program: Program, gpu: Gpu | None) -> Program:
     Refuses rows of at most 16,384 elements, which stay in registers between two passes, and those of twice as many if
     what follows needs them again; but not where programs share rows: then it saves an exchange.
     """
-    tops: dict[Value, tuple[int, Nest]] = {}
+    tops: dict[Value, tuple[int, Nest, Reduce]] = {}
     made = {n.out[0]: n for n in program.nodes if isinstance(n, Nest) and isinstance(n.root, Pointwise)}
     nodes: list[Node | None] = list(program.nodes)
     for position, node in enumerate(program.nodes):
@@ -117,20 +117,17 @@ def online_softmax(program: Program, gpu: Gpu | None) -> Program:
         if value is None or (short and row <= WHOLE_ROW // 2):
             continue
         if root.kind == "max" and root.body[0].dtype == torch.float32:
-            tops[value] = (position, node)
-            continue
-        body = _computed(root.body[0], made)
-        top = _top_of(body, node) if root.kind == "sum" else None
-        found = tops.get(top) if top is not None else None
-        if found is None or not _same_rows(found[1], node, body):
-            continue
-        assert top is not None
-        if short and _goes_on(program, node, {top, value}):
+            tops[value] = (position, node, root)
+        match _computed(root.body[0], made):
+            case Op("exp", (Op("sub", (element, Load(top, index, None))),)) if root.kind == "sum" and top in tops:
+                at, first, maximum = tops[top]
+            case _:
+                continue
+        same = (first.axes, maximum.reduced, maximum.body) == (node.axes, root.reduced, (element,))
+        if not same or not _is_own(index, node) or (short and _goes_on(program, node, {top, value})):
             continue
         del tops[top]
-        at, first = found
-        assert isinstance(first.root, Reduce)
-        both = Reduce("softmax", root.reduced, first.root.body)
+        both = Reduce("softmax", root.reduced, maximum.body)
         nodes[at] = replace(first, out=(top, value), root=both, origins=(*first.origins, *node.origins))
         nodes[position] = None
     return replace(program, nodes=tuple([n for n in nodes if n is not None]))
@@ -156,19 +153,7 @@ def _computed(body: Expr, made: Mapping[Value | None, Nest]) -> Expr:
     return body
 
 
-def _top_of(body: Expr, nest: Nest) -> Value | None:
-    """The value that every element of ``exp(a - m)`` subtracts, where its index is that of the row."""
-    match body:
-        case Op("exp", (Op("sub", (_, Load(value, index, None))),)):
-            one: Mapping[Atom, Index] = {a: ZERO for a in nest.axes if a.extent is ONE}
-            own = tuple(substitute(a.index(), one) for a in nest.axes)
-            return value if tuple(substitute(i, one) for i in index) == own else None
-    return None
-
-
-def _same_rows(first: Nest, second: Nest, body: Expr) -> bool:
-    """Whether the sum runs over the very elements of the maximum."""
-    assert isinstance(body, Op) and isinstance(body.args[0], Op)
-    assert isinstance(first.root, Reduce) and isinstance(second.root, Reduce)
-    same = first.axes == second.axes and first.root.reduced == second.root.reduced
-    return same and body.args[0].args[0] is first.root.body[0]
+def _is_own(index: tuple[Index, ...], nest: Nest) -> bool:
+    """Whether an index is that of the element that the iteration makes."""
+    one: Mapping[Atom, Index] = {a: ZERO for a in nest.axes if a.extent is ONE}
+    return [substitute(i, one) for i in index] == [substitute(a.index(), one) for a in nest.axes]

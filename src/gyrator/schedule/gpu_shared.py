@@ -5,10 +5,10 @@ from typing import TypeAlias
 from gyrator.ir.expr import Value
 from gyrator.ir.index import Index, dot, substitute
 from gyrator.ir.program import Reduce, Scan, Scatter
-from gyrator.schedule.gpu import SHORT_ROW, Gpu, gpu_of
+from gyrator.schedule.gpu import SHORT_ROW, Gpu
 from gyrator.schedule.gpu_tiling import WHOLE_ROW, power
 from gyrator.schedule.group import Group
-from gyrator.schedule.layout import transposes, unit_axes
+from gyrator.schedule.layout import across_rows, transposes
 from gyrator.schedule.volume import volume
 
 MIN_PART, MIN_SHARED, MIN_WORK = 1 << 11, 1 << 13, 1 << 16
@@ -30,20 +30,26 @@ def shared_blocks(group: Group, gpu: Gpu | None) -> tuple[int, ...]:
     Scans share rows of any number and length, if there are at most twice as many rows as multiprocessors: a program
     waits only for those before it. Refuses reductions beside them, and what is computed once for a row.
     """
-    gpu, roots = gpu_of(group.members[0].nest, gpu), {type(m.nest.root) for m in group.members}
-    if gpu is None or group.serial or len(group.spaces) != 1 or not roots & {Reduce, Scan} or Scatter in roots:
+    roots = {type(m.nest.root) for m in group.members}
+    if (
+        gpu is None
+        or not group.members[0].nest.on_gpu
+        or group.serial
+        or len(group.spaces) != 1
+        or not roots & {Reduce, Scan}
+        or Scatter in roots
+    ):
         return ()
-    outer, space, unit = group.outer, group.spaces[0], unit_axes(group)
+    outer, space = group.outer, group.spaces[0]
+    refused = any(transposes(m.nest) for m in group.members) or across_rows(group)
     if Scan in roots:
-        refused = Reduce in roots or any(m.space is None or transposes(m.nest) for m in group.members)
+        refused |= Reduce in roots or any(m.space is None for m in group.members)
         refused |= any(isinstance(m.nest.root, Scan) and "sort" in m.nest.root.kind for m in group.members)
-        refused |= bool(unit & set(outer)) and not unit & set(space)
         few = volume((a.extent for a in outer), 1) <= 2 * gpu.processors
         long = volume((a.extent for a in space), MIN_SHARED) >= MIN_SHARED
         return SCAN_PARTS if few and long and not refused else ()
-    rows, row = volume(a.extent for a in outer), volume(a.extent for a in space)
-    refused = any(a.extent.value is None for a in (*outer, *space)) or any(transposes(m.nest) for m in group.members)
-    refused |= bool(unit & set(outer)) and not unit & set(space)
+    rows, row = group.sides
+    refused |= any(a.extent.value is None for a in (*outer, *space))
     short = row < MIN_SHARED or (rows * row < MIN_WORK and row <= SHORT_ROW)
     if refused or short or not 0 < 2 * rows <= gpu.processors:
         return ()

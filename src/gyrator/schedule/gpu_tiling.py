@@ -28,7 +28,7 @@ from gyrator.ir.tree import (
     walk_stages,
 )
 from gyrator.schedule.gpu import FEW_PROGRAMS, Gpu
-from gyrator.schedule.volume import volume
+from gyrator.schedule.volume import most, volume
 
 MAX_INDEX = 1 << 31
 WHOLE_ROW = 1 << 15
@@ -110,7 +110,7 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> Tiling:
     kept (``mixed``)."""
     columns = bool(walk.grid) and not mixed and _walks_columns(walk)
     whole = {axis: mixed or _is_whole(axis, loops, columns=columns) for axis, loops in walk.rows.items()}
-    longest = max(power(_length(a)) if w else 0 for a, w in whole.items())
+    longest = max(power(most(a.extent)) if w else 0 for a, w in whole.items())
     if all(whole.values()):
         if mixed:
             pairs = _mixed_rows(longest, _item(walk))
@@ -131,7 +131,7 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> Tiling:
     configs = []
     for x, block, warps in shapes:
         sizes = [("XBLOCK", x)] if tiled else []
-        sizes += [(blocks[a], power(_length(a)) if w else block) for a, w in whole.items()]
+        sizes += [(blocks[a], power(most(a.extent)) if w else block) for a, w in whole.items()]
         configs.append(Config(tuple(sizes), warps))
     tiles = [Tile(walk.grid[-1], "XBLOCK")] if tiled else []
     tiles += [Tile(a, blocks[a], w) for a, w in whole.items()]
@@ -159,7 +159,7 @@ def _shared_tiles(walk: _Walk, parts: tuple[int, ...]) -> Tiling:
 
 def _in_blocks(walk: _Walk, whole: Tiling) -> Tiling | None:
     """The tiling with rows in blocks instead; None for columns and for short rows, where it cannot pay."""
-    row = min(power(_length(axis)) for axis in walk.rows)
+    row = min(power(most(axis.extent)) for axis in walk.rows)
     if row < LONG_ROW or _walks_columns(walk):
         return None
     first = [("XBLOCK", 1)] if any(tile.block == "XBLOCK" for tile in whole.tiles) else []
@@ -227,7 +227,7 @@ def _looped_columns(row: int, points: int) -> list[tuple[int, int, int]]:
 
 
 def _is_whole(axis: Axis, loops: tuple[Loop, ...], *, columns: bool) -> bool:
-    length = _length(axis)
+    length = most(axis.extent)
     if length is None:
         return False
     if columns and not any("sort" in carry.kind for loop in loops for carry in loop.carries):
@@ -249,8 +249,8 @@ def _read_again(axis: Axis, loops: tuple[Loop, ...]) -> int:
     return len(again)
 
 
-def _walks_columns(walk: _Walk, most: int = 1) -> bool:
-    """Whether most bytes lie contiguously along the grid rather than along the rows, or more than one in ``most``."""
+def _walks_columns(walk: _Walk, share: int = 1) -> bool:
+    """Whether most bytes lie contiguously along the grid rather than along the rows, or more than one in ``share``."""
     weights = [0, 0]
     for position, size in walk.accesses:
         reached = upper(position)
@@ -258,7 +258,7 @@ def _walks_columns(walk: _Walk, most: int = 1) -> bool:
         weight = size * min(volume(a.extent for a in position.axes()), span)
         for kind, axes in enumerate((walk.rows, walk.grid[-1:])):
             weights[kind] = max(weights[kind], weight if any(_contiguous(position, a) for a in axes) else 0)
-    return weights[1] * most > weights[0]
+    return weights[1] * share > weights[0]
 
 
 def _contiguous(position: Index, axis: Axis) -> bool:
@@ -288,12 +288,6 @@ def _walk(kernel: Kernel) -> _Walk:
 
 def _scans(loop: Loop) -> bool:
     return any(isinstance(s, Update) and s.running for s in loop.body)
-
-
-def _length(axis: Axis) -> int | None:
-    """How long an axis is at most, if that is known."""
-    bound = upper(axis.extent)
-    return None if bound is None else bound.value
 
 
 def power(n: int | None) -> int:

@@ -7,7 +7,7 @@ members. A purely pointwise group has outer axes alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -16,7 +16,7 @@ import torch
 from gyrator.ir.expr import Load, Value
 from gyrator.ir.index import ZERO, Atom, Axis, Index, as_index, product, substitute
 from gyrator.ir.program import Nest, Reduce, Scan, Scatter, expressions, loads
-from gyrator.schedule.align import axes_of, compose, linear_terms, unify
+from gyrator.schedule.align import Unification, axes_of, compose, linear_terms, unify
 from gyrator.schedule.volume import volume
 
 Axes: TypeAlias = "tuple[Axis, ...]"
@@ -54,6 +54,11 @@ class Group:
     def pointwise(self) -> bool:
         """Whether no member has axes of its own inside the outer ones."""
         return not self.spaces
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """About how many rows there are, and how long the longest is."""
+        return volume(a.extent for a in self.outer), max(volume(a.extent for a in s) for s in self.spaces)
 
     @property
     def only_reduces(self) -> bool:
@@ -195,7 +200,7 @@ def _pair_leftovers(a: Group, b: Group) -> tuple[Group, Group] | Refused:
         return a, b
     rest_a = [x for x in a.outer if x not in _all_axes(b)]
     rest_b = [x for x in b.outer if x not in _all_axes(a)]
-    same = unify([compose(rest_a)], [compose(rest_b)], [_count(rest_a)]) if _count(rest_a) is _count(rest_b) else None
+    same = _unify_axes(rest_a, rest_b)
     if same is None:
         return Refused("they iterate over different ranges")
     return a.rewrite(same.left), b.rewrite(same.right)
@@ -230,9 +235,7 @@ def _unite(a: Group, b: Group) -> Group | Refused:
             return Refused("they reduce over different axes")
         if found is None:
             for n, s in enumerate(spaces):
-                if n in renumber.values() or _count(s) is not _count(a.spaces[k]):
-                    continue
-                same = unify([compose(a.spaces[k])], [compose(s)], [_count(s)])
+                same = None if n in renumber.values() else _unify_axes(a.spaces[k], s)
                 if same is not None:
                     a, b = a.rewrite(same.left), Group(b.outer, tuple(spaces), b.members).rewrite(same.right)
                     spaces, found = list(b.spaces), n
@@ -246,8 +249,9 @@ def _unite(a: Group, b: Group) -> Group | Refused:
     return Group(b.outer, tuple(spaces), members)
 
 
-def _count(axes: Axes | list[Axis]) -> Index:
-    return product([axis.extent for axis in axes])
+def _unify_axes(a: Sequence[Axis], b: Sequence[Axis]) -> Unification | None:
+    """Axes counted through in one order are the same, if there are as many iterations."""
+    return unify([compose(a)], [compose(b)], [product([axis.extent for axis in a])])
 
 
 def _all_axes(group: Group) -> set[Axis]:

@@ -7,7 +7,7 @@ that is cheap, read back if it is stored anyway, and otherwise kept in a scratch
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -16,7 +16,7 @@ import torch
 from gyrator.ir.expr import Const, Expr, Load, Op, Random, Ref, Value, indirect, rewrite
 from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, dot, substitute, upper
 from gyrator.ir.ops import OPS, REDUCTIONS, identity
-from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, bodies
+from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, bodies, defines
 from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, loads_in
 from gyrator.lowering.typed import cast
 from gyrator.origin import merge
@@ -25,7 +25,7 @@ from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_loops import gpu_loops
 from gyrator.schedule.gpu_shared import shared_blocks
 from gyrator.schedule.gpu_tiling import tile_kernel
-from gyrator.schedule.group import Group, Member, is_atomic
+from gyrator.schedule.group import Axes, Group, Member, is_atomic
 from gyrator.schedule.loops import PART, SIMPLE, Shape, Style, choose_loops
 from gyrator.schedule.naming import named
 from gyrator.schedule.simplify import Rule
@@ -49,7 +49,7 @@ def build_kernel(group: Group, stored: frozenset[Value], rule: Rule, gpu: Gpu | 
     """The loop tree of a group, for ``gpu`` or else a CPU; ``stored`` are the results that something outside
     the group needs."""
     levels = levels_of(group.members)
-    phased = any(levels.of[m.position] for m in group.members if m.space is not None)
+    phased = any(levels[m.position] for m in group.members if m.space is not None)
     shape = gpu_loops(group, stored) if gpu is not None else choose_loops(group, stored, phased=phased)
     writer = Writer(shape, levels, stored, rule)
     body = writer.body()
@@ -66,20 +66,14 @@ def title_of(group: Group) -> str:
 
 
 # -- levels ------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Levels:
-    """Per member's position: how many reductions of the group must be complete before it; ``count`` levels in all."""
+def levels_of(members: tuple[Member, ...]) -> dict[int, int]:
+    """By each member's position how many reductions of the group must be complete before it.
 
-    of: Mapping[int, int]
-    count: int
-
-
-def levels_of(members: tuple[Member, ...]) -> Levels:
-    """Each member as early as its reductions allow; then pointwise ones as late as their first reader."""
+    It is as early as its reductions allow; then pointwise ones are as late as their first reader.
+    """
     made = {v: m for m in members for v in m.nest.out if v is not None}
     level: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
-    top = 0
     for member in members:
         own = 0
         for load in member.loads:
@@ -88,19 +82,18 @@ def levels_of(members: tuple[Member, ...]) -> Levels:
                 readers.setdefault(producer.position, []).append(member.position)
                 own = max(own, level[producer.position] + isinstance(producer.nest.root, Reduce))
         level[member.position] = own
-        top = max(top, own + isinstance(member.nest.root, Reduce))
     for member in reversed(members):
         later = [level[r] for r in readers.get(member.position, ())]
         if later and isinstance(member.nest.root, Pointwise) and member.space is not None:
             level[member.position] = max(level[member.position], min(later))
-    return Levels(level, top + 1)
+    return level
 
 
 # -- stages ------------------------------------------------------------------------------------------------
 class Writer:
     """Writes the body of one kernel. Mutable, and private to one call that builds it."""
 
-    def __init__(self, shape: Shape, levels: Levels, stored: frozenset[Value], rule: Rule) -> None:
+    def __init__(self, shape: Shape, levels: Mapping[int, int], stored: frozenset[Value], rule: Rule) -> None:
         self.shape, self.levels, self.stored, self.rule = shape, levels, stored, rule
         self.members, self.on_gpu = shape.group.members, shape.style is Style.TILES
         self.made: dict[Value, tuple[Member, int]] = {
@@ -111,6 +104,8 @@ class Writer:
         self._memo: dict[tuple[int, int], tuple[Expr, ...]] = {}
         self._loaded: dict[Value, None] = {}
         self._tiles: dict[tuple[Value, Index], Value] = {}
+        self._lane: Axes = () if shape.lane is None else (shape.lane,)
+        self._read_inside = {load.value for m in self.members if m.space is not None for load in m.loads}
 
     def rows(self) -> tuple[Value, ...]:
         """The scratch rows and tiles."""
@@ -129,7 +124,8 @@ class Writer:
         """The loops and stages."""
         self._choose_rows()
         stages: list[Loop | Stage] = []
-        for level in range(self.levels.count):
+        last = max(self.levels[m.position] + isinstance(m.nest.root, Reduce) for m in self.members)
+        for level in range(last + 1):
             stages += self._columns(self._outer_stages(level))
             for space in range(len(self.shape.spaces)):
                 stages += self._space(level, space)
@@ -138,19 +134,15 @@ class Writer:
     def _mixed(self, stages: list[Loop | Stage]) -> Body:
         """Around the rows that a program of a GPU runs through: what is summed down the columns starts before
         and is stored after."""
-        down = [(m, v) for m in self.members if m.down for v in m.nest.out if v is not None]
+        down, body = [(m, *_reduced(m)) for m in self.members if m.down], tuple(stages)
         if not down:
-            return tuple(stages)
+            return body
         (lane,) = self.shape.spaces[0]
-        start: list[Loop | Stage] = []
-        end: list[Loop | Stage] = []
-        for member, value in down:
-            start.append(self._fresh(*_reduced(member)))
-            end.append(Store(self.memory(value), self._place(value, member), Load(*self._row(value))))
-        body = tuple(stages)
+        start = tuple(self._fresh(kind, v) for _, kind, v in down)
+        end = tuple(Store(self.memory(v), self._place(v, m), Load(*self._row(v))) for m, _, v in down)
         for axis in reversed(self.shape.serial):
             body = (Loop(axis, LoopKind.SERIAL, body),)
-        return Loop(lane, LoopKind.LANES, tuple(start)), *body, Loop(lane, LoopKind.LANES, tuple(end))
+        return Loop(lane, LoopKind.LANES, start), *body, Loop(lane, LoopKind.LANES, end)
 
     def _fresh(self, kind: str, value: Value, part: str = "") -> Store:
         """What the row of a reduction that goes over columns starts from."""
@@ -183,7 +175,7 @@ class Writer:
 
     def _space(self, level: int, space: int) -> list[Loop | Stage]:
         """The loops over one space at one level: reductions, scans, stores."""
-        here = [m for m in self.members if m.space == space and self.levels.of[m.position] == level]
+        here = [m for m in self.members if m.space == space and self.levels[m.position] == level]
         stages: list[Loop | Stage] = []
         carries: list[Carry] = []
         starts: list[Loop | Stage] = []
@@ -200,7 +192,8 @@ class Writer:
                 carry, update = self._carry(member, level)
                 carries.append(carry)
                 stages.append(update)
-            stages += self._stores(member, level)
+            if not isinstance(root, Reduce):
+                stages += self._leaves(member, level)
         if not stages:
             return []
         stages = _stores_last(stages, self._rows.values())
@@ -227,24 +220,20 @@ class Writer:
         return body
 
     # -- tiles: what lies across the vectors is transposed on its way ----------------------------------------
-    def _across(self, value: Value, position: Index) -> Value | None:
-        """The tile that stands for ``value`` at a position that is contiguous along the tile's rows instead
-        of the vectors; None for any other."""
-        row, lane = self.shape.tile, self.shape.lane
+    def _near(self, memory: Value, at: tuple[Index, ...]) -> tuple[Value, tuple[Index, ...]]:
+        """The element of a tile that stands for one in memory whose position is contiguous along the tile's rows
+        instead of the vectors; any other is itself."""
+        row, lane, (position,) = self.shape.tile, self.shape.lane, at
         if row is None or lane is None or position.indirects() or position.coefficient(row) is not ONE:
-            return None
+            return memory, at
         if position.coefficient(lane) in (None, ZERO, ONE):
-            return None
-        tile = self._tiles.get((value, position))
+            return memory, at
+        tile = self._tiles.get((memory, position))
         if tile is None:
             extents = (_bound(row), _bound(lane))
-            tile = Value(f"tile{len(self._tiles)}_{value.name}", extents, value.dtype, contiguous_strides(extents))
-            self._tiles[value, position] = tile
-        return tile
-
-    def _tile_index(self) -> tuple[Index, ...]:
-        assert self.shape.tile is not None and self.shape.lane is not None
-        return (self.shape.tile.index(), self.shape.lane.index())
+            tile = Value(f"tile{len(self._tiles)}_{memory.name}", extents, memory.dtype, contiguous_strides(extents))
+            self._tiles[memory, position] = tile
+        return tile, (row.index(), lane.index())
 
     def _transposed(self, rows: Loop) -> Body:
         """The loop over a tile's rows, between copies of its operands into tiles and of tiles into its results.
@@ -252,17 +241,16 @@ class Writer:
         - r { = c { y[r, c] = x[c, r] + 1 } }   →   - c { - r { tile[r, c] = x[c, r] } }
                                                     - r { = c { y[r, c] = tile[r, c] + 1 } }
         """
-        lane, written = self.shape.lane, {self.memory(v) for v in self.stored if v in self.made}
-        assert lane is not None
+        (lane,), written = self._lane, {self.memory(v) for v in self.stored if v in self.made}
         before: list[Loop | Stage] = []
         after: list[Loop | Stage] = []
         for (value, position), tile in self._tiles.items():
-            here, there = Load(tile, self._tile_index()), Load(value, (position,))
+            here = (rows.axis.index(), lane.index())
             if value in written:
-                copy = Store(value, (position,), here)
+                copy = Store(value, (position,), Load(tile, here))
                 after.append(Loop(rows.axis, LoopKind.SERIAL, (Loop(lane, LoopKind.SERIAL, (copy,)),)))
             else:
-                copy = Store(tile, self._tile_index(), there)
+                copy = Store(tile, here, Load(value, (position,)))
                 before.append(Loop(lane, LoopKind.SERIAL, (Loop(rows.axis, LoopKind.SERIAL, (copy,)),)))
         return (*before, rows, *after)
 
@@ -303,38 +291,17 @@ class Writer:
         with no space."""
         stages: list[Loop | Stage] = []
         for member in self.members:
-            if member.down:
-                continue
-            if isinstance(member.nest.root, Reduce) and self.levels.of[member.position] == level - 1:
-                stages += [
-                    Store(self.memory(v), self._place(v, member), self._result_of(v))
-                    for v in member.nest.out
-                    if v is not None and v in self.stored
-                ]
+            reduces = isinstance(member.nest.root, Reduce) and not member.down
+            if reduces and self.levels[member.position] == level - 1:
+                results = [v for v in member.nest.out if v is not None and v in self.stored]
+                stages += [self._store(v, member, self._result_of(v)) for v in results]
         for member in self.members:
-            if member.space is not None or self.levels.of[member.position] != level:
-                continue
-            value = member.nest.out[0]
-            assert value is not None
-            if isinstance(member.nest.root, Scatter):
-                stages += self._stores(member, level)
-                continue
-            (expr,) = self._exprs(member, level)
-            if self._read_in_space(value):
-                stages.append(self._name(value, expr))
-            if value in self.stored:
-                stages.append(self._store(value, member, expr))
+            if member.space is None and self.levels[member.position] == level:
+                stages += self._leaves(member, level)
         return _stores_last(stages, self._rows.values())
 
     def _store(self, value: Value, member: Member, expr: Expr) -> Store:
-        memory, index = self.memory(value), self._place(value, member)
-        tile = self._across(memory, index[0])
-        return Store(memory, index, expr) if tile is None else Store(tile, self._tile_index(), expr)
-
-    def _name(self, value: Value, expr: Expr) -> Stage:
-        if self.shape.style is Style.SHEET:
-            return Store(*self._row(value), expr)
-        return Let(self._ref(value), expr)
+        return Store(*self._near(self.memory(value), self._place(value, member)), expr)
 
     def _carry(self, member: Member, level: int) -> tuple[Carry, Update]:
         root = member.nest.root
@@ -347,27 +314,23 @@ class Writer:
         none = tuple(None for _ in REDUCTIONS[root.kind].results)
         return Carry(name, root.kind, none, root.kind in ("argmax", "argmin")), Update(name, args, results)
 
-    def _stores(self, member: Member, level: int) -> list[Loop | Stage]:
-        root = member.nest.root
-        if isinstance(root, Reduce):
-            return []
-        if isinstance(root, Scatter):
-            value = member.nest.out[0]
-            assert value is not None
-            (body,) = self._exprs(member, level)
-            index = tuple(self._index(i, member, level) for i in root.index)
-            place = self._position(value, index)
-            return [Store(self.memory(value), place, body, root.combine, is_atomic(member.nest))]
-        stages: list[Loop | Stage] = []
+    def _leaves(self, member: Member, level: int) -> Iterator[Stage]:
+        """What an iteration of a member other than a reduction leaves: in scratch rows, in locals, in memory."""
+        root, outer = member.nest.root, member.space is None
         for k, value in enumerate(member.nest.out):
-            if value is None or (value not in self.stored and (value, "") not in self._rows):
+            row, stored = (value, "") in self._rows, value in self.stored
+            if value is None or not (row or stored or outer):
                 continue
             expr = self._ref(value) if isinstance(root, Scan) else self._exprs(member, level)[k]
-            if value in self.stored:
-                stages.append(Store(self.memory(value), self._place(value, member), expr))
-            else:
-                stages.append(Store(*self._row(value), expr))
-        return stages
+            if row:
+                yield Store(*self._row(value), expr)
+            elif outer and value in self._read_inside:
+                yield Let(self._ref(value), expr)
+            if isinstance(root, Scatter):
+                place = self._position(value, tuple(self._index(i, member, level) for i in root.index))
+                yield Store(self.memory(value), place, expr, root.combine, is_atomic(member.nest))
+            elif stored:
+                yield self._store(value, member, expr)
 
     # -- expressions ---------------------------------------------------------------------------------------
     def _exprs(self, member: Member, level: int) -> tuple[Expr, ...]:
@@ -393,11 +356,8 @@ class Writer:
         made = self.made.get(expr.value)
         if made is None:
             self._loaded[expr.value] = None
-            memory, index = self.memory(expr.value), self._position(expr.value, expr.index)
-            tile = self._across(memory, index[0]) if expr.mask is None else None
-            if tile is not None:
-                return Load(tile, self._tile_index())
-            return Load(memory, index, expr.mask, expr.other)
+            at = self.memory(expr.value), self._position(expr.value, expr.index)
+            return Load(*(self._near(*at) if expr.mask is None else at), expr.mask, expr.other)
         result = self._result(expr.value, *made, level)
         if expr.mask is None:
             return result
@@ -429,14 +389,13 @@ class Writer:
 
     def _result(self, value: Value, member: Member, k: int, level: int) -> Expr:
         """What a reader at ``level`` sees of a result of the group."""
-        root, own = member.nest.root, self.levels.of[member.position]
+        root, own = member.nest.root, self.levels[member.position]
         if isinstance(root, Reduce):
             return self._result_of(value)
         if member.space is None:
             if (value, "") in self._rows:  # a space of a sheet reads it
                 return Load(*self._row(value))
-            named = self._read_in_space(value) and self.shape.style is not Style.SHEET
-            return self._ref(value) if named else self._exprs(member, level)[0]
+            return self._ref(value) if value in self._read_inside else self._exprs(member, level)[0]
         if level == own:
             return self._ref(value) if isinstance(root, Scan) else self._exprs(member, level)[k]
         if (value, "") in self._rows:
@@ -454,35 +413,31 @@ class Writer:
     def _choose_rows(self) -> None:
         """Give a scratch row to each value that a later level needs and that is dear to recompute and not stored."""
         for member in self.members:
-            if isinstance(member.nest.root, Reduce | Scatter):
-                continue
-            own = self.levels.of[member.position]
-            for value in member.nest.out:
-                if value is None:
-                    continue
-                if member.space is None:
-                    if self.shape.style is Style.SHEET and self._read_in_space(value):
-                        self._row(value)
-                    continue
-                if value in self.stored or self.on_gpu or not self._read_later(value, own):
-                    continue
-                size = volume((a.extent for a in self.shape.spaces[member.space]), 1024) * value.dtype.itemsize
-                scan = isinstance(member.nest.root, Scan)
-                rows = self.shape.style in (Style.ROWS, Style.STRIPS)
-                if scan or (rows and size <= MAX_SCRATCH and _work(self._exprs(member, own)) > CHEAP):
+            for value in defines(member.nest):
+                if self._needs_row(member, value):
                     self._row(value)
         self._memo.clear()
         self._loaded.clear()
 
+    def _needs_row(self, member: Member, value: Value) -> bool:
+        root, own, style = member.nest.root, self.levels[member.position], self.shape.style
+        if isinstance(root, Reduce | Scatter):
+            return False
+        if member.space is None:
+            return style is Style.SHEET and value in self._read_inside
+        later = {load.value for m in self.members if self.levels[m.position] > own for load in m.loads}
+        if value in self.stored or self.on_gpu or value not in later:
+            return False
+        size = volume((a.extent for a in self.shape.spaces[member.space]), 1024) * value.dtype.itemsize
+        dear = style in (Style.ROWS, Style.STRIPS) and size <= MAX_SCRATCH and _work(self._exprs(member, own)) > CHEAP
+        return dear or isinstance(root, Scan)
+
     def _row(self, value: Value, part: str = "") -> tuple[Value, tuple[Index, ...]]:
         """The scratch row of a value, made at its first use, and the element of this iteration in it: of the
         columns of a sheet, else of the value's space, and of the columns of strips."""
-        lane = () if self.shape.lane is None else (self.shape.lane,)
-        space = self.made[value][0].space
-        if self.shape.style is Style.SHEET or space is None:
-            axes: tuple[Axis, ...] = lane
-        else:
-            axes = self.shape.spaces[space] + (lane if self.shape.style is Style.STRIPS else ())
+        space, axes = self.made[value][0].space, self._lane
+        if self.shape.style is not Style.SHEET and space is not None:
+            axes = self.shape.spaces[space] + (self._lane if self.shape.style is Style.STRIPS else ())
         if (value, part) not in self._rows:
             extents = tuple(_bound(a) for a in axes)
             dtype = value.dtype if part else self._total(value)
@@ -492,18 +447,10 @@ class Writer:
 
     def _ref(self, value: Value) -> Ref:
         member, _ = self.made[value]
-        scope = {*self.shape.parallel, *self.shape.serial} | (
-            {self.shape.lane} if self.shape.lane is not None else set()
-        )
+        scope = {*self.shape.parallel, *self.shape.serial, *self._lane}
         if isinstance(member.nest.root, Scan) and member.space is not None:
             scope |= set(self.shape.spaces[member.space])
         return Ref(value.name, value.dtype, frozenset(scope))
-
-    def _read_in_space(self, value: Value) -> bool:
-        return any(m.space is not None and _loads(m, value) for m in self.members)
-
-    def _read_later(self, value: Value, level: int) -> bool:
-        return any(self.levels.of[m.position] > level and _loads(m, value) for m in self.members)
 
 
 def _reduced(member: Member) -> tuple[str, Value]:
@@ -539,10 +486,6 @@ def _stores_last(stages: list[Loop | Stage], rows: Collection[Value]) -> list[Lo
             expr = named[expr]
         last.append(replace(stage, expr=expr))
     return first + last
-
-
-def _loads(member: Member, value: Value) -> bool:
-    return any(load.value is value for load in member.loads)
 
 
 def _bound(axis: Axis) -> Index:

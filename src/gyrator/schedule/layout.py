@@ -51,6 +51,12 @@ def unit_axes(group: Group) -> set[Axis]:
     return _of_the_largest(found)
 
 
+def across_rows(group: Group) -> bool:
+    """Whether memory is contiguous along outer axes alone, so that a row is read with a stride."""
+    unit = unit_axes(group)
+    return not unit.isdisjoint(group.outer) and all(unit.isdisjoint(s) for s in group.spaces)
+
+
 def contiguous_axes(found: list[Access]) -> set[Axis]:
     """As :func:`unit_axes`, of accesses whose axes may have been merged."""
     units = [(_unit(a.position), a.weight) for a in found]

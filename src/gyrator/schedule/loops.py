@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gyrator.ir.expr import IndexValue, Value
@@ -79,16 +79,16 @@ def choose_loops(group: Group, stored: frozenset[Value], *, phased: bool) -> Sha
     ``phased``: some member waits for a reduction of the group; neither then nor in a scan can threads share a row.
     """
     group = ordered(group, stored)
-    outer, spaces = list(group.outer), list(group.spaces)
+    found = accesses(group, stored)
     if group.pointwise:
-        return _points(group, outer, accesses(group, stored))
-    column = _column(group, outer, spaces, contiguous_axes(accesses(group, stored)))
+        return _points(group, found)
+    column = _column(group, contiguous_axes(found))
     if column is not None:
-        return _columns(group, outer, spaces, column)
-    alone = len(spaces) > 1 or phased or any(isinstance(m.nest.root, Scan) for m in group.members)
-    if _size(outer) < FEW_ROWS and _size(spaces[0]) > LONG_ROW and not alone:
-        return _split_row(group, outer, list(spaces[0]))
-    return Shape(group, Style.ROWS, tuple(outer), None, tuple(spaces), {})
+        return _columns(group, column)
+    alone = len(group.spaces) > 1 or phased or any(isinstance(m.nest.root, Scan) for m in group.members)
+    if _size(group.outer) < FEW_ROWS and _size(group.spaces[0]) > LONG_ROW and not alone:
+        return _split_row(group)
+    return Shape(group, Style.ROWS, group.outer, None, group.spaces, {})
 
 
 def ordered(group: Group, stored: frozenset[Value]) -> Group:
@@ -127,10 +127,10 @@ def _magnitude(step: Index | None) -> tuple[int, int]:
     return len(monomial), c
 
 
-def _points(group: Group, outer: list[Axis], found: list[Access]) -> Shape:
-    if not outer:
+def _points(group: Group, found: list[Access]) -> Shape:
+    if not group.outer:
         return Shape(group, Style.POINTS, (), None, (), {}, lanes=1)
-    *parallel, last = outer
+    *parallel, last = group.outer
     blocks: dict[Atom, Index] = {}
     across = crossing(parallel, last, found)
     if across is not None:
@@ -159,16 +159,16 @@ def crossing(parallel: list[Axis], last: Axis, found: list[Access]) -> Axis | No
     return None
 
 
-def _column(group: Group, outer: list[Axis], spaces: list[Axes], unit: set[Axis]) -> Axis | None:
+def _column(group: Group, unit: set[Axis]) -> Axis | None:
     """The outer axis along which memory is contiguous, unless rows are contiguous too."""
     scanned = {m.space for m in group.members if isinstance(m.nest.root, Scan)}
-    if any(s and s[-1] in unit and k not in scanned for k, s in enumerate(spaces)):
+    if any(s and s[-1] in unit and k not in scanned for k, s in enumerate(group.spaces)):
         return None
-    return next((a for a in reversed(outer) if a in unit), None)
+    return next((a for a in reversed(group.outer) if a in unit), None)
 
 
-def _columns(group: Group, outer: list[Axis], spaces: list[Axes], column: Axis) -> Shape:
-    others = [a for a in outer if a is not column]
+def _columns(group: Group, column: Axis) -> Shape:
+    others, spaces = [a for a in group.outer if a is not column], list(group.spaces)
     simple = all(
         m.nest.root.kind in SIMPLE if isinstance(m.nest.root, Reduce) else not isinstance(m.nest.root, Scan)
         for m in group.members
@@ -196,15 +196,15 @@ def _sheet_width(columns: int, parallel: int) -> int:
     return min(4096, max(256, -(-share // 64) * 64))
 
 
-def _split_row(group: Group, outer: list[Axis], row: list[Axis]) -> Shape:
-    blocks: dict[Atom, Index] = {}
+def _split_row(group: Group) -> Shape:
+    row, blocks = list(group.spaces[0]), dict[Atom, Index]()
     if len(row) == 1 or volume((row[0].extent,)) < FEW_ROWS:
         block, inner = _blocked(row[-1], BLOCK, blocks)
         row = [block, *row[:-1], inner]
-    return Shape(group, Style.SPLIT, tuple(outer), None, (tuple(row),), blocks)
+    return Shape(group, Style.SPLIT, group.outer, None, (tuple(row),), blocks)
 
 
-def _size(axes: list[Axis] | Axes) -> int:
+def _size(axes: Iterable[Axis]) -> int:
     return volume(a.extent for a in axes)
 
 

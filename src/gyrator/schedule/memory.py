@@ -7,10 +7,10 @@ from gyrator.ir.expr import Load, Value, indirect_values
 from gyrator.ir.index import Index, contiguous_strides, dot, product, substitute
 from gyrator.ir.program import Extern, Pointwise, Program, Reduce, Scatter, Update, View, defines, output_values
 from gyrator.ir.tree import Kernel
-from gyrator.origin import merge
+from gyrator.origin import Origins, merge
 from gyrator.schedule.canonical import canonicalise
 from gyrator.schedule.epilogue import product_group
-from gyrator.schedule.gpu import Gpu, gpu_of
+from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_attention import build_attention
 from gyrator.schedule.group import Group, Member
 from gyrator.schedule.kernel import Built, build_kernel, levels_of
@@ -95,27 +95,28 @@ class _Planner:
     def _launch(self, unit: Group | Templated, position: int) -> Iterator[Step]:
         if isinstance(unit, Templated) and unit.functions:
             yield from (Allocate(v) for v in unit.call.out if v is not None)
-            built = build_attention(unit)
-            kernel = self.kernels[built.kernel.name] = built.kernel
-            yield Launch(kernel.name, built.args, tuple(s.index() for s in kernel.sizes), unit.call.origins)
+            yield self._run(build_attention(unit), unit.call.origins)
             return
         group = unit if isinstance(unit, Group) else _group_of(unit)
         made = frozenset(defines_of(group))
         outside = frozenset(v for v in made if v in self._life.forever or self._life.last.get(v, -1) > position)
-        here = _Here(group, position, uses_of(unit), made, levels_of(group.members).of, whole_of(unit))
+        here = _Here(group, position, uses_of(unit), made, levels_of(group.members), whole_of(unit))
         placed: dict[Value, Value] = {}
         for member in group.members:
             for value in member.nest.out:
                 if value in outside:
                     yield from self._place(here, member, value, placed)
         built = self._build(group, outside, placed, unit if isinstance(unit, Templated) else None)
-        origins = merge(*(m.nest.origins for m in group.members))
-        yield Launch(built.kernel.name, built.args, tuple(s.index() for s in built.kernel.sizes), origins)
+        yield self._run(built, merge(*(m.nest.origins for m in group.members)))
+
+    def _run(self, built: Built, origins: Origins) -> Launch:
+        kernel = self.kernels[built.kernel.name] = built.kernel
+        return Launch(kernel.name, built.args, tuple(s.index() for s in kernel.sizes), origins)
 
     def _build(
         self, group: Group, stored: frozenset[Value], placed: Mapping[Value, Value], unit: Templated | None
     ) -> Built:
-        common, gpu = canonicalise(group, stored), gpu_of(group.members[0].nest, self._gpu)
+        common, gpu = canonicalise(group, stored), self._gpu if group.members[0].nest.on_gpu else None
         key, actual = common.key, common.actual
         if unit is None:
             built = self._built.get(key) or build_kernel(common.group, common.stored, self._rule, gpu)
@@ -132,7 +133,6 @@ class _Planner:
             params = tuple(replace(p, alias=both.get(p.value.name)) for p in built.kernel.params)
             name = f"{built.kernel.name}_inplace_{'_'.join(str(i) for i, p in enumerate(params) if p.alias)}"
             built = Built(replace(built.kernel, params=params, name=name), built.args)
-        self.kernels[built.kernel.name] = built.kernel
         return built
 
     def _place(self, here: _Here, member: Member, value: Value, placed: dict[Value, Value]) -> Iterator[Step]:

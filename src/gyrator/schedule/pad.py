@@ -30,13 +30,8 @@ PER_BYTE = 150
 """Operations of a product that are worth each byte of an operand that is copied: slow kernels take five times as
 long as fast ones."""
 
-MATRICES: Mapping[str, tuple[int, ...]] = {
-    "aten.mm.default": (0, 1),
-    "aten.addmm.default": (1, 2),
-    "aten.bmm.default": (0, 1),
-    "aten.baddbmm.default": (1, 2),
-}
-"""Products, and which of their arguments are matrices. They take and give rows of any steps."""
+PRODUCTS = frozenset({"aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default"})
+"""Calls whose last two arguments are matrices. They take and give rows of any steps."""
 
 Shape = tuple[Index, ...]
 
@@ -220,8 +215,8 @@ def _pays(program: Program, node: Extern, operands: tuple[_Operand, _Operand], f
 # -- longer steps ------------------------------------------------------------------------------------------
 def _longer_steps(program: Program, long: _Longer, everywhere: bool, unpadded: Collection[Value]) -> dict[Value, Value]:
     """Other values with longer steps: those that products read or write, or ``everywhere`` all that nests make."""
-    calls = {n: [n.args[k] for k in MATRICES.get(n.op, ())] for n in program.nodes if isinstance(n, Extern)}
-    matrices = {n: [a for a in args if isinstance(a, View)] for n, args in calls.items() if args}
+    calls = [n for n in program.nodes if isinstance(n, Extern) and n.op in PRODUCTS]
+    matrices = {n: [a for a in n.args[-2:] if isinstance(a, View)] for n in calls}
     nests = [n for n in program.nodes if isinstance(n, Nest) and not isinstance(n.root, Scatter)]
     made = {v for n in nests for v in defines(n)} - shown_values(program)
     results = {v for n in matrices for v in defines(n)}

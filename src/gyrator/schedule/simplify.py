@@ -92,12 +92,11 @@ def _on_indices(name: str, a: Index, b: Index) -> Expr | None:
         if not same_sign or not is_nonnegative(b - 1):
             return None
         return IndexValue(a // b if name in ("floordiv", "truncdiv") else a % b)
-    if name == "gt" or name == "ge":
-        return _on_indices("lt" if name == "gt" else "le", b, a)
-    if name == "lt":
-        return _TRUE if is_less(a, b) else _FALSE if is_nonnegative(a - b) else None
-    if name == "le":
-        return _TRUE if is_nonnegative(b - a) else _FALSE if is_less(b, a) else None
+    if name in ("gt", "le"):  # a > b is b < a, and a <= b is not b < a
+        a, b = b, a
+    if name in ("lt", "gt", "le", "ge"):
+        less = True if is_less(a, b) else False if is_nonnegative(a - b) else None
+        return None if less is None else Const(less == (name in ("lt", "gt")), torch.bool)
     if name in ("eq", "ne"):
         same = True if a is b else False if is_less(a, b) or is_less(b, a) else None
         return None if same is None else Const(same == (name == "eq"), torch.bool)
@@ -131,13 +130,9 @@ def _holds_exactly(small: torch.dtype, wide: torch.dtype) -> bool:
 
 
 def _cast_const(value: Scalar, source: torch.dtype, dtype: torch.dtype) -> Const | None:
-    if dtype == torch.bool:
-        return Const(bool(value), dtype)
-    if dtype.is_floating_point:
-        return Const(float(torch.tensor(value, dtype=source).to(dtype).item()), dtype)
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return Const(int(torch.tensor(value, dtype=source).to(dtype).item()), dtype)
+    if not math.isfinite(value) and not dtype.is_floating_point and dtype != torch.bool:
+        return None  # what becomes of it depends on the machine
+    return Const(torch.tensor(value, dtype=source).to(dtype).item(), dtype)
 
 
 def map_root(root: Root, expr: Callable[[Expr], Expr], index: Callable[[Index], Index]) -> Root:

@@ -8,7 +8,7 @@ import torch
 from gyrator.ir.expr import Const, Expr, IndexValue, Load, Masked, Op, Value
 from gyrator.ir.index import ONE, Atom, Axis, Index, const, contiguous_strides, dot, product
 from gyrator.ir.ops import identity
-from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, loads, map_nests
+from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Root, defines, loads, map_nests
 from gyrator.schedule.align import digits_of
 from gyrator.schedule.loops import SIMPLE
 from gyrator.schedule.volume import volume
@@ -107,17 +107,14 @@ def split(nest: Nest, cut: Cut | None) -> list[Node]:
     root = nest.root
     if cut is None or not isinstance(root, Reduce):
         return [nest]
-    at: dict[Atom, Index] = {}
     reach = reached(cut.axes, cut.step)
     counts = [volume((a.extent,)) // n for a, n in zip(cut.axes, reach, strict=False)] or [cut.parts]
     blocks = tuple(Axis(f"i{k}", const(n)) for k, n in enumerate(counts))
     inner = tuple(Axis(f"r{k}", const(n)) for k, n in enumerate(reach or [cut.step]))
     place = blocks[0].index() * cut.step + inner[0].index()
-    if reach:
-        digits = zip(cut.axes, blocks, reach, inner, strict=True)
-        at |= {axis: block.index() * n + r.index() for axis, block, n, r in digits}
-    else:
-        at |= digits_of(place, cut.axes)
+    digits = zip(cut.axes, blocks, reach, inner, strict=False)
+    at: dict[Atom, Index] = {axis: block.index() * n + r.index() for axis, block, n, r in digits}
+    at = at or digits_of(place, cut.axes)
     kept = tuple(Axis(f"i{k + len(blocks)}", a.extent) for k, a in enumerate(nest.axes))
     others = [a for a in root.reduced if a not in cut.axes]
     rest = tuple(Axis(f"r{k + len(inner)}", a.extent) for k, a in enumerate(others))
@@ -129,10 +126,9 @@ def split(nest: Nest, cut: Cut | None) -> list[Node]:
         body = tuple(Masked(inside, b, Const(s, b.dtype)) for b, s in zip(body, starts, strict=False))
     shape = (*(b.extent for b in blocks), *(a.extent for a in nest.axes))
     dtypes = [b.dtype for b in body] if root.kind != "welford" else [body[0].dtype] * 3
-    device = next(v.device for v in nest.out if v is not None)
-    name = next(v.name for v in nest.out if v is not None)
+    whole, *_ = defines(nest)
     partial = tuple(
-        Value(f"{name}_part{k or ''}", shape, dtype, contiguous_strides(shape), device)
+        Value(f"{whole.name}_part{k or ''}", shape, dtype, contiguous_strides(shape), whole.device)
         for k, dtype in enumerate(dtypes)
     )
     first = replace(nest, out=partial, axes=(*blocks, *kept), root=Reduce(root.kind, (*inner, *rest), body, True))
@@ -142,7 +138,7 @@ def split(nest: Nest, cut: Cut | None) -> list[Node]:
     if root.kind != "welford":
         return [first, replace(nest, root=Reduce(root.kind, rows, parts))]
     count = cut.step * volume(a.extent for a in rest)
-    return [replace(first, out=(partial[0], partial[1], None)), *_welford(nest, rows, parts, count, name)]
+    return [replace(first, out=(partial[0], partial[1], None)), *_welford(nest, rows, parts, count, whole.name)]
 
 
 def _welford(nest: Nest, rows: tuple[Axis, ...], parted: tuple[Load, ...], count: int, name: str) -> list[Node]:
@@ -166,12 +162,10 @@ def _welford(nest: Nest, rows: tuple[Axis, ...], parted: tuple[Load, ...], count
     average = op("mul", Load(total, here), Const(1.0 / parts, dtype))
     off = op("sub", means, Load(mean, here))
     deviation = op("add", m2s, op("mul", op("mul", off, off), Const(float(count), dtype)))
-    found: list[Node] = [
-        replace(nest, out=(total,), root=Reduce("sum", rows, (means,))),
-        replace(nest, out=(mean,), root=Pointwise(average)),
+    found: list[tuple[Value | None, Root]] = [
+        (total, Reduce("sum", rows, (means,))),
+        (mean, Pointwise(average)),
+        (nest.out[1], Reduce("sum", rows, (deviation,))),
+        (nest.out[2], Pointwise(Const(float(count * parts), dtype))),
     ]
-    if nest.out[1] is not None:
-        found.append(replace(nest, out=(nest.out[1],), root=Reduce("sum", rows, (deviation,))))
-    if nest.out[2] is not None:
-        found.append(replace(nest, out=(nest.out[2],), root=Pointwise(Const(float(count * parts), dtype))))
-    return found
+    return [replace(nest, out=(value,), root=root) for value, root in found if value is not None]

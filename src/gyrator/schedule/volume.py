@@ -10,12 +10,15 @@ def volume(shape: Iterable[Index], hint: int = 64) -> int:
     """About how many elements, for cost models: an extent counts as its upper bound, or ``hint`` if it has none."""
     total = 1
     for extent in shape:
-        value = extent.value
-        if value is None:
-            bound = upper(extent)
-            value = None if bound is None else bound.value
-        total *= hint if value is None else value
+        length = most(extent)
+        total *= hint if length is None else length
     return total
+
+
+def most(extent: Index) -> int | None:
+    """How long an axis of that extent is at most, if that is known."""
+    bound = upper(extent) if extent.value is None else extent
+    return None if bound is None else bound.value
 
 
 def bytes_of(value: Value) -> int:
