@@ -94,6 +94,23 @@ def test_constants_are_computed_as_the_graph_says_whatever_autocast_says(options
         torch.testing.assert_close(compiled(x), module(x))
 
 
+def test_weights_of_bytes_lie_in_panels(options: dict[str, Any]) -> None:
+    class Layer(nn.Module):
+        def __init__(self, n: int, k: int) -> None:
+            super().__init__()
+            self.register_buffer("weight", torch.randint(-128, 128, (n, k)).to(torch.int8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch._int_mm(x, self.weight.t())
+
+    for n, k in ((33, 7), (96, 130)):
+        layer, x = Layer(n, k), torch.randint(-128, 128, (19, k)).to(torch.int8)
+        with torch.no_grad():
+            assert torch.equal(torch.compile(layer, backend="gyrator", options=options)(x), layer(x))
+    assert dumped(options, "*wrapper*.py").count("_panels_") >= 2
+    assert dumped(options, "*.cpp").count(", true> product") == 2
+
+
 def test_a_changed_parameter_is_not_seen(options: dict[str, Any]) -> None:
     torch._dynamo.reset()
     net, x = Net(), torch.randint(0, 10, (3,))

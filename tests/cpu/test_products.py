@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from gyrator.runtime.toolchain import ISA_FLAGS, cpu_isa
 from tests.acceptance import check
 
 SIZES = [(1, 33, 7), (16, 17, 64), (30, 70, 513), (300, 200, 40)]
@@ -108,18 +108,31 @@ def test_two_threads_give_the_bits_of_one(options: dict[str, Any], backend: str)
     assert torch.equal(*results)
 
 
-def integers(x: Tensor, w: Tensor) -> Tensor:
-    return torch._int_mm(x, w)
+def integers(*args: Tensor) -> list[Tensor]:
+    """Exact sums, and what they stand for, for each two operands and their scales."""
+    found = []
+    for x, w, s, b in zip(args[::4], args[1::4], args[2::4], args[3::4], strict=True):
+        found += [torch._int_mm(x, w), torch.relu(torch._int_mm(x, w) * s * 0.01 + b).to(torch.bfloat16)]
+    return found
 
 
-def doubles(x: Tensor, w: Tensor) -> Tensor:
-    return x @ w
+@pytest.mark.parametrize("isa", ["scalar", "avx2", "avx512", "auto"])
+def test_integers_are_exact_and_scaled_in_the_tile(isa: str, options: dict[str, Any], backend: str) -> None:
+    if isa != "auto" and [*ISA_FLAGS].index(isa) > [*ISA_FLAGS].index(cpu_isa()):
+        pytest.skip(f"the processor has {cpu_isa()}")
+    args: list[Tensor] = []
+    for (m, n, k), turned in zip(SIZES, (False, True, False, True), strict=True):
+        x, w = (torch.randint(-128, 128, size).to(torch.int8) for size in ((m, k), (k, n)))
+        args += [x, w.t().contiguous().t() if turned else w, torch.rand(n), torch.randn(n)]
+    check(integers, args, backend=backend, options={**options, "cpu_isa": isa})
+    assert "runtime.operator" not in wrappers(options) and sources(options).count("gy::Product<int8_t") >= len(SIZES)
 
 
-@pytest.mark.parametrize(("fn", "dtype"), [(integers, torch.int8), (doubles, torch.float64)], ids=["int8", "float64"])
-def test_element_types_without_a_template_keep_the_library(
-    fn: Callable[..., Tensor], dtype: torch.dtype, options: dict[str, Any], backend: str
-) -> None:
-    x, w = (torch.randn(s).mul(9).to(dtype) for s in ((32, 40), (40, 16)))
-    check(fn, (x, w), backend=backend, options=options)
+def test_element_types_without_a_template_keep_the_library(options: dict[str, Any], backend: str) -> None:
+    check(
+        lambda x, w: x @ w,
+        (torch.randn(32, 40).double(), torch.randn(40, 16).double()),
+        backend=backend,
+        options=options,
+    )
     assert "runtime.operator" in wrappers(options)

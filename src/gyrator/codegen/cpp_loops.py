@@ -221,7 +221,7 @@ class Loops(Expressions):
                 for axis in contract.batch:
                     self.bind(axis, Term(f"{tile}.batch", block.depth, name=True))
                 operands = [self._matrix(view, contract) for view in (contract.left, contract.right)]
-                self.emit(f"const gy::Sums {sums} = {product}.sum({tile}, {', '.join(operands)});")
+                self.emit(f"const auto {sums} = {product}.sum({tile}, {', '.join(operands)});")
                 self._tile = _Tile(contract, sums, tile)
                 self.body(outer.body if contract.batch else (outer,))
                 self._tile = None
@@ -229,11 +229,13 @@ class Loops(Expressions):
         self.pointers = {v: p for v, p in self.pointers.items() if p.depth <= self.block.depth}
 
     def _matrix(self, view: View, contract: Contract) -> str:
-        """A pointer to the first element of a matrix, and the distances of its rows and columns."""
+        """A matrix by its first element and the distances of rows (of the right one: columns) and along k."""
         batch = tuple(axis.index() for axis in contract.batch)
         start = view.offset + dot(batch, view.strides[:-2])
         pointer = plus(self.pointers[view.value].text, self.index(start))
-        return ", ".join([pointer, *(self.index(stride).text for stride in view.strides[-2:])])
+        steps = view.strides[-2:] if view is contract.left else view.strides[:-3:-1]
+        texts = ", ".join([pointer, *(self.index(stride).text for stride in steps)])
+        return f"gy::Lying<{type_name(view.value.dtype)}>{{{texts}}}"
 
     def _sums(self, name: Ref) -> None:
         """The template's local is what lies in the tile at the loops' row and columns."""

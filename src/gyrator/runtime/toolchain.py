@@ -29,7 +29,12 @@ ISA_FLAGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"scalar": (), "avx2": tuple(f"-m{feature}" for feature in _AVX2), "avx512": _WIDE, "amx": (*_WIDE, "-DGY_AMX")}
 )
 
-_NEEDED = {"amx": {*_AVX512, "amx_tile", "amx_bf16"}, "avx512": {*_AVX512}, "avx2": {*_AVX2}, "scalar": set[str]()}
+_NEEDED = {
+    "amx": {*_AVX512, "amx_tile", "amx_bf16", "amx_int8"},
+    "avx512": {*_AVX512},
+    "avx2": {*_AVX2},
+    "scalar": set[str](),
+}
 """What the processor must have for each instruction set, by its names in /proc/cpuinfo; the best set first."""
 
 _ASK_FOR_TILES = (158, 0x1023, 18)
@@ -50,7 +55,8 @@ class Toolchain:
     @property
     def flags(self) -> tuple[str, ...]:
         """What the compiler is given beside the files."""
-        return (*FLAGS, *ISA_FLAGS[self.isa])
+        vnni = self.isa == "avx512" and "avx512_vnni" in cpu_features()
+        return (*FLAGS, *ISA_FLAGS[self.isa], *(("-mavx512vnni",) if vnni else ()))
 
     @property
     def vectors(self) -> str:
@@ -94,13 +100,18 @@ def _toolchain(asked: str | None, variable: str | None, isa: str, path: str | No
 
 
 @lru_cache(maxsize=1)
-def cpu_isa() -> str:
-    """The best of `scalar`, `avx2`, `avx512` and `amx` that the processor and the system support."""
+def cpu_features() -> frozenset[str]:
+    """What the processor can do, by the names in /proc/cpuinfo; nothing where that does not say."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return "scalar"
-    flags = next((set(line.split()) for line in lines if line.startswith("flags")), set[str]())
-    found = next(isa for isa, needed in _NEEDED.items() if needed <= flags)
+        return frozenset()
+    return next((frozenset(line.split()) for line in lines if line.startswith("flags")), frozenset())
+
+
+@lru_cache(maxsize=1)
+def cpu_isa() -> str:
+    """The best of `scalar`, `avx2`, `avx512` and `amx` that the processor and the system support."""
+    found = next(isa for isa, needed in _NEEDED.items() if needed <= cpu_features())
     granted = found != "amx" or ctypes.CDLL(None).syscall(*_ASK_FOR_TILES) == 0
     return found if granted else "avx512"

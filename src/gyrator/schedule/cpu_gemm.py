@@ -48,13 +48,16 @@ def cpu_configs(product: Product, cpu: Cpu) -> Iterator[tuple[str, Config]]:
 
     MR rows and V registers of columns are summed in registers; TAIL is the height of the last panel.
     """
-    if product.left.value.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+    dtype = product.left.value.dtype
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.int8):
         return
     registers, lanes = _REGISTERS[cpu.isa]
+    tiles, group = _on_tiles(dtype, cpu), _group(dtype, cpu)
+    registers //= 2 if dtype == torch.int8 else 1  # each sum may be in two parts (gemm_bytes.h)
     m, n, k = (e.value for e in (product.out.shape[-2], product.out.shape[-1], product.left.shape[-1]))
     rows = m or volume((product.out.shape[-2],), TILE_ROWS)
     best = sorted(range(1, min(rows, registers // 2 - 2) + 1), key=lambda r: _cost(r, rows, registers))
-    tiles = _on_tiles(product.left.value.dtype, cpu)
+    depth = AMX_DEPTH * group // 2 if tiles else DEPTH * group
     for height in [AMX_ROWS] if tiles else best[:2]:
         v = AMX_ROWS // lanes if tiles else _width(height, registers)
         tail = (m % height or height) if m is not None else max(1, height // 2)
@@ -64,7 +67,7 @@ def cpu_configs(product: Product, cpu: Cpu) -> Iterator[tuple[str, Config]]:
             "MR": height, "V": v, "TAIL": tail,
             "BLOCK_M": _block(rows, TILE_ROWS, height),
             "BLOCK_N": max(unit, columns // unit * unit),
-            "BLOCK_K": _block(k or AMX_DEPTH, AMX_DEPTH, AMX_ROWS) if tiles else _block(k or DEPTH, DEPTH, 4),
+            "BLOCK_K": _block(k or depth, depth, _unit(dtype, cpu) if tiles else LANES),
         }  # fmt: skip
         yield PANELS, Config(tuple(blocks.items()), 1)
 
@@ -87,26 +90,25 @@ def block_product(kernel: Kernel, contract: Contract, configs: tuple[Config, ...
 @dataclass(frozen=True, slots=True)
 class Packing:
     """A right operand in panels of ``width`` columns: ``value[p, k, c] = source[k, p * width + c]`` or 0. It is a part
-    of the constant with that ``key``. For AMX two neighbours along k lie side by side: ``value[p, k/2, c, k%2]``.
+    of the constant with that ``key``. ``group`` neighbours along k lie side by side: ``value[p, k/2, c, k%2]`` for 2.
     """
 
     value: Value
     source: View
     width: int
     key: str
-    pairs: bool
+    group: int
 
 
 def packing_of(source: View, config: Config, key: str, cpu: Cpu) -> Packing:
     """The constant that holds ``source`` in panels as the template wants them."""
-    (k, n), pairs, width = source.shape, _on_tiles(source.value.dtype, cpu), _REGISTERS[cpu.isa][1]
-    width *= dict(config.blocks)["V"]
-    k = (k + (AMX_ROWS - 1)) // AMX_ROWS * AMX_ROWS if pairs else k
+    (k, n), dtype = source.shape, source.value.dtype
+    width, unit = _REGISTERS[cpu.isa][1] * dict(config.blocks)["V"], _unit(dtype, cpu)
+    k = (k + (unit - 1)) // unit * unit
     shape = ((n + (width - 1)) // width, k, as_index(width))
     name = f"{source.value.name}_panels_{width}_{n}_{source.offset}_{source.strides[0]}"
-    return Packing(
-        Value(re.sub(r"\W", "", name), shape, source.value.dtype, contiguous_strides(shape)), source, width, key, pairs
-    )
+    value = Value(re.sub(r"\W", "", name), shape, dtype, contiguous_strides(shape))
+    return Packing(value, source, width, key, _group(dtype, cpu))
 
 
 def in_panels(unit: Templated, product: Product, packing: Packing) -> Templated:
@@ -130,14 +132,24 @@ def packed_constants(packings: Sequence[Packing], constants: Mapping[str, Tensor
         whole = constants[packing.key]
         source = whole.as_strided((k, n), (rk, rn), whole.storage_offset() + (packing.source.offset.value or 0))
         depth = packing.value.shape[1].value or 0
-        padded, together = pad(source, (0, -n % packing.width, 0, depth - k)), 2 if packing.pairs else 1
-        panels = padded.view(depth // together, together, -1, packing.width).permute(2, 0, 3, 1)
+        padded = pad(source, (0, -n % packing.width, 0, depth - k))
+        panels = padded.view(depth // packing.group, packing.group, -1, packing.width).permute(2, 0, 3, 1)
         found[packing.value.name] = panels.reshape(-1, depth, packing.width).contiguous()
     return found
 
 
 def _on_tiles(dtype: torch.dtype, cpu: Cpu) -> bool:
-    return cpu.isa == "amx" and dtype == torch.bfloat16
+    return cpu.isa == "amx" and dtype in (torch.bfloat16, torch.int8)
+
+
+def _group(dtype: torch.dtype, cpu: Cpu) -> int:
+    """Neighbours along k that lie side by side in a panel, for instructions that add up their products."""
+    return 4 // dtype.itemsize if dtype == torch.int8 or _on_tiles(dtype, cpu) else 1
+
+
+def _unit(dtype: torch.dtype, cpu: Cpu) -> int:
+    """What the length of a panel is a multiple of: a group, or a tile's row of 64 bytes."""
+    return 64 // dtype.itemsize if _on_tiles(dtype, cpu) else _group(dtype, cpu)
 
 
 def _width(height: int, registers: int) -> int:

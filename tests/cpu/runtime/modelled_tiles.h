@@ -16,17 +16,19 @@ template <int I> GY_FN void tile_load(const void* from, int64_t bytes) {
 template <int I> GY_FN void tile_store(void* to, int64_t bytes) {
   for (int r = 0; r < 16; ++r) __builtin_memcpy((uint8_t*)to + r * bytes, model[I].row[r], 64);
 }
-inline float wide(uint16_t bits) { return __builtin_bit_cast(float, uint32_t(bits) << 16); }
-template <int C, int A, int B> GY_FN void tile_multiply() {
+template <class T, class Sum, int C, int A, int B> inline void multiply_model(Sum (*number)(T)) {
+  constexpr int G = 4 / sizeof(T);
   for (int m = 0; m < 16; ++m)
     for (int k = 0; k < 16; ++k)
-      for (int n = 0; n < 16; ++n) {
-        float& sum = ((float*)model[C].row[m])[n];
-        const uint16_t* a = (const uint16_t*)model[A].row[m] + 2 * k;
-        const uint16_t* b = (const uint16_t*)model[B].row[k] + 2 * n;
-        sum += wide(a[0]) * wide(b[0]);
-        sum += wide(a[1]) * wide(b[1]);
-      }
+      for (int n = 0; n < 16; ++n)
+        for (int g = 0; g < G; ++g)
+          ((Sum*)model[C].row[m])[n] +=
+              number(((const T*)model[A].row[m])[G * k + g]) * number(((const T*)model[B].row[k])[G * n + g]);
+}
+template <class T, int C, int A, int B> GY_FN void tile_multiply() {
+  if constexpr (same<T, bf16>)
+    multiply_model<T, float, C, A, B>([](bf16 x) { return __builtin_bit_cast(float, uint32_t(x.bits) << 16); });
+  else multiply_model<T, int32_t, C, A, B>([](int8_t x) { return int32_t(x); });
 }
 inline void tile_begin() { configured = true; }
 inline void tile_end() { configured = false; }

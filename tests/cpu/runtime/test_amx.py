@@ -1,4 +1,5 @@
-"""Products of bfloat16 on AMX tiles: on the processor's, where it has them, and on a model of them anywhere."""
+"""Products of bfloat16 on AMX tiles: on the processor's, where it has them, and on a model of them anywhere; and of
+int8 with every instruction set."""
 
 from __future__ import annotations
 
@@ -16,53 +17,77 @@ from gyrator.ir.index import ZERO, as_index
 from gyrator.ir.program import View
 from gyrator.ir.tree import Config
 from gyrator.runtime.build import INCLUDE
-from gyrator.runtime.toolchain import FLAGS, ISA_FLAGS, cpu_isa, find_toolchain
+from gyrator.runtime.toolchain import FLAGS, ISA_FLAGS, cpu_features, cpu_isa, find_toolchain
 from gyrator.schedule.cpu_gemm import Cpu, packed_constants, packing_of
 
 HERE = Path(__file__).parent
 
 KERNEL = """
 #include "gemm.h"
-template <bool Packed> static void multiply(const gy::bf16* x, const gy::bf16* w, float* y, int64_t m, int64_t n,
-                                            int64_t k, int64_t lm, int64_t lk, int64_t rk, int64_t rn) {
-  const gy::Tiles tiles(1, m, n, {64, 64, 96});
-  gy::Product<gy::bf16, 32, 2, 32, Packed> product(tiles, k);
+template <class T, class Sum, int MR, bool Packed>
+static void multiply(const T* x, const T* w, Sum* y, int64_t m, int64_t n, int64_t k, int64_t lm, int64_t lk,
+                     int64_t rk, int64_t rn) {
+  const gy::Tiles tiles(1, m, n, {2 * MR, 64, 192});
+  gy::Product<T, MR, 2, MR / 2 + 1, Packed> product(tiles, k);
   for (int64_t step = 0; step < tiles.count; ++step) {
     const gy::Tile tile = tiles.at(step);
-    const gy::Sums sums = product.sum(tile, x, lm, lk, w, rk, rn);
+    const auto sums = product.sum(tile, gy::Lying<T>{x, lm, lk}, gy::Lying<T>{w, rn, rk});
     for (int64_t r = tile.row; r < tile.row_end; ++r)
       for (int64_t c = tile.column; c < tile.column_end; ++c) y[r * n + c] = sums.row(r)[c];
   }
 }
-extern "C" __attribute__((visibility("default"))) void plain(const gy::bf16* x, const gy::bf16* w, float* y, int64_t m,
-    int64_t n, int64_t k, int64_t lm, int64_t lk, int64_t rk, int64_t rn) {
-  multiply<false>(x, w, y, m, n, k, lm, lk, rk, rn);
-}
-extern "C" __attribute__((visibility("default"))) void packed(const gy::bf16* x, const gy::bf16* w, float* y, int64_t m,
-    int64_t n, int64_t k, int64_t lm, int64_t lk, int64_t rk, int64_t rn) {
-  multiply<true>(x, w, y, m, n, k, lm, lk, rk, rn);
-}
+#define FUNCTION(name, T, Sum, MR, packed)                                                                         \\
+  extern "C" __attribute__((visibility("default"))) void name(const T* x, const T* w, Sum* y, int64_t m, int64_t n,  \\
+      int64_t k, int64_t lm, int64_t lk, int64_t rk, int64_t rn) {                                                 \\
+    multiply<T, Sum, MR, packed>(x, w, y, m, n, k, lm, lk, rk, rn);                                                \\
+  }
+#if defined(GY_AMX)
+FUNCTION(plain, gy::bf16, float, 32, false)
+FUNCTION(packed, gy::bf16, float, 32, true)
+FUNCTION(plain_bytes, int8_t, int32_t, 32, false)
+FUNCTION(packed_bytes, int8_t, int32_t, 32, true)
+#else
+FUNCTION(plain_bytes, int8_t, int32_t, 4, false)
+FUNCTION(packed_bytes, int8_t, int32_t, 4, true)
+#endif
 """
 
 SIZES = [(64, 64, 96), (1, 33, 7), (16, 40, 64), (100, 130, 200), (37, 96, 33), (130, 70, 256)]
 
 
-@pytest.fixture(scope="module", params=["model", "processor"])
-def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    if cpu_isa() in ("scalar", "avx2") or (request.param == "processor" and cpu_isa() != "amx"):
+def built(folder: Path, isa: str, *more: str, first: str = "") -> ctypes.CDLL:
+    """The kernels for an instruction set; skips the test if the processor lacks it."""
+    order = tuple(ISA_FLAGS)
+    if order.index(isa) > order.index(cpu_isa()) and not (first and cpu_isa() == "avx512"):
         pytest.skip(f"the processor has {cpu_isa()}")
-    folder = tmp_path_factory.mktemp("amx")
     source = folder / "kernel.cpp"
-    source.write_text(('#include "modelled_tiles.h"\n' if request.param == "model" else "") + KERNEL)
-    command = [str(find_toolchain(Options()).compiler), *FLAGS, *ISA_FLAGS["amx"], f"-I{INCLUDE}", f"-I{HERE}"]
+    source.write_text(first + KERNEL)
+    command = [str(find_toolchain(Options()).compiler), *FLAGS, *ISA_FLAGS[isa], *more, f"-I{INCLUDE}", f"-I{HERE}"]
     subprocess.run([*command, str(source), "-o", str(folder / "kernel.so")], check=True)
     return ctypes.CDLL(str(folder / "kernel.so"))
+
+
+@pytest.fixture(scope="module", params=["model", "processor"])
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    model = '#include "modelled_tiles.h"\n' if request.param == "model" else ""
+    return built(tmp_path_factory.mktemp("amx"), "amx", first=model)
+
+
+@pytest.fixture(scope="module", params=["scalar", "avx2", "avx512", "vnni", "amx", "model"])
+def of_bytes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ctypes.CDLL, Cpu]:
+    """The kernels of int8, and what they are built for."""
+    isa = {"vnni": "avx512", "model": "amx"}.get(request.param, request.param)
+    if request.param == "vnni" and "avx512_vnni" not in cpu_features():
+        pytest.skip("the processor has no VNNI")
+    more = ["-mavx512vnni"] if request.param == "vnni" else []
+    model = '#include "modelled_tiles.h"\n' if request.param == "model" else ""
+    return built(tmp_path_factory.mktemp("bytes"), isa, *more, first=model), Cpu(isa, 1)
 
 
 def call(function: ctypes._CFuncPtr, x: Tensor, w: Tensor, matrix: Tensor) -> Tensor:
     """``x @ matrix`` where ``w`` holds the elements of ``matrix``, as it lies or packed."""
     (m, k), n = x.shape, matrix.shape[1]
-    y = torch.empty(m, n)
+    y = torch.empty(m, n, dtype=torch.int32 if x.dtype == torch.int8 else torch.float32)
     numbers = (m, n, k, *x.stride(), *matrix.stride())
     function(*(ctypes.c_void_p(t.data_ptr()) for t in (x, w, y)), *map(ctypes.c_int64, numbers))
     return y
@@ -73,22 +98,39 @@ def close(y: Tensor, x: Tensor, w: Tensor) -> None:
     torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-6 * float(expected.abs().max() + 1))
 
 
+def lying(x: Tensor, w: Tensor, lies: str) -> tuple[Tensor, Tensor]:
+    """The same matrices in memory by rows, by columns, or with gaps."""
+    if lies == "columns":
+        return x.t().contiguous().t(), w.t().contiguous().t()
+    return (x.repeat_interleave(3, 1)[:, ::3], w.repeat_interleave(2, 1)[:, ::2]) if lies == "gaps" else (x, w)
+
+
+def panels(w: Tensor, cpu: Cpu) -> Tensor:
+    """What a template reads of a constant."""
+    shape, strides = (tuple(map(as_index, of)) for of in (w.shape, w.stride()))
+    source = View(Value("w", shape, w.dtype, strides), shape, strides, ZERO)
+    packing = packing_of(source, Config((("V", 2),), 1), "w", cpu)
+    return packed_constants((packing,), {"w": w})[packing.value.name]
+
+
 @pytest.mark.parametrize("lies", ["rows", "columns", "gaps"])
 @pytest.mark.parametrize(("m", "n", "k"), SIZES)
 def test_operands_as_they_lie(library: ctypes.CDLL, m: int, n: int, k: int, lies: str) -> None:
-    x, w = torch.randn(m, k).bfloat16(), torch.randn(k, n).bfloat16()
-    if lies == "columns":
-        x, w = x.t().contiguous().t(), w.t().contiguous().t()
-    if lies == "gaps":
-        x, w = torch.randn(m, 3 * k).bfloat16()[:, ::3], torch.randn(k, 2 * n).bfloat16()[:, ::2]
+    x, w = lying(torch.randn(m, k).bfloat16(), torch.randn(k, n).bfloat16(), lies)
     close(call(library.plain, x, w, w), x, w)
 
 
 @pytest.mark.parametrize(("m", "n", "k"), SIZES)
 def test_packed_weights(library: ctypes.CDLL, m: int, n: int, k: int) -> None:
     x, w = torch.randn(m, k).bfloat16(), torch.randn(k, n).bfloat16()
-    shape, strides = (tuple(map(as_index, of)) for of in (w.shape, w.stride()))
-    source = View(Value("w", shape, w.dtype, strides), shape, strides, ZERO)
-    packing = packing_of(source, Config((("V", 2),), 1), "w", Cpu("amx", 1))
-    (panels,) = packed_constants((packing,), {"w": w}).values()
-    close(call(library.packed, x, panels, w), x, w)
+    close(call(library.packed, x, panels(w, Cpu("amx", 1)), w), x, w)
+
+
+@pytest.mark.parametrize("lies", ["rows", "columns", "gaps", "packed"])
+@pytest.mark.parametrize(("m", "n", "k"), [*SIZES, (5, 33, 1021)])
+def test_bytes_are_summed_exactly(of_bytes: tuple[ctypes.CDLL, Cpu], m: int, n: int, k: int, lies: str) -> None:
+    x, w = lying(torch.randint(-128, 128, (m, k)).to(torch.int8), torch.randint(-128, 128, (k, n)).to(torch.int8), lies)
+    x[0], w[:, 0] = -128, -128
+    library, cpu = of_bytes
+    y = call(library.packed_bytes, x, panels(w, cpu), w) if lies == "packed" else call(library.plain_bytes, x, w, w)
+    assert torch.equal(y.long(), x.long() @ w.long())

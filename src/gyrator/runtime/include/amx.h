@@ -1,4 +1,5 @@
-// Products of bfloat16 on AMX tiles: a micro-kernel sums 32 x 32 elements in four tiles of 16 rows of 64 bytes.
+// Products of bfloat16 and int8 on AMX tiles: a micro-kernel sums 32 x 32 elements in four tiles of 16 rows of 64
+// bytes.
 #pragma once
 
 namespace gy {
@@ -11,9 +12,10 @@ template <int I> GY_FN void tile_load(const void* from, int64_t bytes) {
 template <int I> GY_FN void tile_store(void* to, int64_t bytes) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(bytes), "i"(I) : "memory");
 }
-// Tile C += A x B, with pairs of k side by side in both.
-template <int C, int A, int B> GY_FN void tile_multiply() {
-  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+// Tile C += A x B, with as many of k side by side in both as four bytes hold.
+template <class T, int C, int A, int B> GY_FN void tile_multiply() {
+  if constexpr (same<T, bf16>) asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+  else asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
 extern "C" long syscall(long, ...);
 struct TileConfig {
@@ -31,49 +33,33 @@ GY_FN void tile_begin() {
 GY_FN void tile_end() { asm volatile("tilerelease"); }
 #endif
 
-constexpr int tile_depth = 32;  // elements of k in a tile's row
+template <class T> constexpr int tile_depth = 64 / sizeof(T);  // elements of k in a tile's row
 
-// to[k / 2 * 64 + c * 2 + k % 2] = from[c * sc + k * sk] for c < count, k < depth; 0 up to 32 columns and whole tiles.
-static void pack_pairs(bf16* to, const bf16* from, int64_t sc, int64_t sk, int64_t count, int64_t depth) {
-  const int64_t even = depth / 2 * 2;
-  int64_t done = 0;
-  if (sk == 1 && sc % 2 == 0) {
-    pack_panel<32>(reinterpret_cast<float*>(to), reinterpret_cast<const float*>(from), sc / 2, 1, count, even / 2);
-    done = even;
-  } else if (sc == 1) {
-    for (; done < even; done += 2)
-      for (int c = 0; c < 32; c += 16) {
-        const auto* row = reinterpret_cast<const uint16_t*>(from + done * sk + c);
-        const auto some = first_lanes<16>(count - c);
-        const auto first = cast<uint32_t>(load<16>(row, some, uint16_t(0)));
-        const auto second = cast<uint32_t>(load<16>(row + sk, some, uint16_t(0)));
-        const auto both = bitwise_or(first, lshift(second, broadcast<16>(uint32_t(16))));
-        store(reinterpret_cast<uint32_t*>(to + done * 32 + c * 2), both);
-      }
-  }
-  for (int64_t k = done; k < round_up(depth, tile_depth); ++k)
-    for (int64_t c = 0; c < 32; ++c)
-      to[k / 2 * 64 + c * 2 + k % 2] = k < depth && c < count ? from[c * sc + k * sk] : bf16{0};
-}
-
-// Rows of whole tiles: to[i * width + k] = from[i * si + k * sk] for i < rows, k < depth; 0 for the rest.
-static void pack_rows(bf16* to, int64_t height, int64_t width, const bf16* from, int64_t si, int64_t sk, int64_t rows,
-                      int64_t depth) {
+// Rows of whole tiles: to[i * width + k] = source(i, k) for i < rows, k < depth; 0 for the rest.
+template <class T>
+static void pack_rows(T* to, int64_t height, int64_t width, Lying<T> source, int64_t rows, int64_t depth) {
+  constexpr int D = tile_depth<T>;
+  const auto [from, si, sk] = source;
   for (int64_t i = 0; i < height; ++i)
-    for (int64_t k = 0; k < width; k += 32) {
-      bf16* const at = to + i * width + k;
-      const bf16* const start = from + i * si + k * sk;
-      if (i >= rows) store(at, broadcast<32>(bf16{0}));
-      else if (sk == 1) store(at, load<32>(start, first_lanes<32>(depth - k), bf16{0}));
-      else for (int64_t j = 0; j < 32; ++j) at[j] = k + j < depth ? start[j * sk] : bf16{0};
+    for (int64_t k = 0; k < width; k += D) {
+      T* const at = to + i * width + k;
+      const T* const start = from + i * si + k * sk;
+      if (i >= rows) store(at, broadcast<D>(T{}));
+      else if (sk == 1) store(at, load<D>(start, first_lanes<D>(depth - k), T{}));
+      else for (int64_t j = 0; j < D; ++j) at[j] = k + j < depth ? start[j * sk] : T{};
     }
 }
 
-// total[i, j] (+)= sum over k of left[i * step + k] * panel[k, j] for 32 columns, and 32 rows or 16.
-template <bool Two>
-static void multiply_tiles(float* total, int64_t stride, const bf16* left, int64_t step, const bf16* panel,
-                           int64_t depth, bool fresh) {
-  float* const below = total + 16 * stride;
+// Bytes of a panel that are asked for early: the processor does not see where loads of tiles are going.
+constexpr int tiles_ahead = 8192;
+
+// total[i, j] (+)= sum over k of left[i * step + k] * panel[k, j] for 32 columns, and 32 rows or 16. `Far`: the panel comes
+// from far, as nobody read it yet.
+template <bool Two, bool Far, class T, class Total>
+static void multiply_tiles(Total* total, int64_t stride, const T* left, int64_t step, const T* panel, int64_t depth,
+                           bool fresh) {
+  constexpr int D = tile_depth<T>, bytes = sizeof(T);
+  Total* const below = total + 16 * stride;
   if (fresh) {
     tile_zero<0>(), tile_zero<1>();
     if constexpr (Two) tile_zero<2>(), tile_zero<3>();
@@ -81,68 +67,84 @@ static void multiply_tiles(float* total, int64_t stride, const bf16* left, int64
     tile_load<0>(total, stride * 4), tile_load<1>(total + 16, stride * 4);
     if constexpr (Two) tile_load<2>(below, stride * 4), tile_load<3>(below + 16, stride * 4);
   }
-  for (int64_t k = 0; k < depth; k += tile_depth) {
-    tile_load<6>(panel + k * 32, 128), tile_load<4>(left + k, step * 2), tile_load<7>(panel + k * 32 + 32, 128);
-    tile_multiply<0, 4, 6>(), tile_multiply<1, 4, 7>();
+  for (int64_t k = 0; k < depth; k += D) {
+    if constexpr (Far)
+      for (int i = 0; i < 32; ++i) __builtin_prefetch(panel + k * 32 + (tiles_ahead + i * 64) / bytes, 0, 3);
+    tile_load<6>(panel + k * 32, 128), tile_load<4>(left + k, step * bytes), tile_load<7>(panel + k * 32 + D, 128);
+    tile_multiply<T, 0, 4, 6>(), tile_multiply<T, 1, 4, 7>();
     if constexpr (Two) {
-      tile_load<5>(left + 16 * step + k, step * 2);
-      tile_multiply<2, 5, 6>(), tile_multiply<3, 5, 7>();
+      tile_load<5>(left + 16 * step + k, step * bytes);
+      tile_multiply<T, 2, 5, 6>(), tile_multiply<T, 3, 5, 7>();
     }
   }
   tile_store<0>(total, stride * 4), tile_store<1>(total + 16, stride * 4);
   if constexpr (Two) tile_store<2>(below, stride * 4), tile_store<3>(below + 16, stride * 4);
 }
 
-// As the general one. Panels of the right operand have 32 columns, and pairs of k side by side.
-template <int MR, int V, int Tail, bool Packed> struct Product<bf16, MR, V, Tail, Packed> {
+// As the general one. Panels of the right operand have 32 columns, with groups of k side by side.
+template <class T, class Total, bool Packed> struct TileProduct {
   const int64_t k;
   const Blocks block;
   const bool keep;
-  Scratch<float> total;
-  Scratch<bf16> left_panels, right_panels;
-  const bf16* kept = nullptr;
-  int64_t kept_column = -1;
+  Scratch<Total> total;
+  Scratch<T> left_panels, right_panels;
+  int64_t kept_batch = -1, kept_column = -1;
 
-  Product(const Tiles& tiles, int64_t k)
+  TileProduct(const Tiles& tiles, int64_t k)
       : k(k), block(tiles.block), keep(tiles.down > 1),
         total(round_up(min_index(block.rows, tiles.m), 32) * block.columns),
-        left_panels(round_up(min_index(block.rows, tiles.m), 32) * round_up(min_index(block.depth, k), tile_depth)),
-        right_panels(Packed ? 1 : block.columns * round_up(keep ? k : min_index(block.depth, k), tile_depth)) {
+        left_panels(round_up(min_index(block.rows, tiles.m), 32) * round_up(min_index(block.depth, k), tile_depth<T>)),
+        right_panels(Packed ? 1 : block.columns * round_up(keep ? k : min_index(block.depth, k), tile_depth<T>)) {
     tile_begin();
   }
-  ~Product() { tile_end(); }
+  ~TileProduct() { tile_end(); }
 
-  Sums sum(Tile tile, const bf16* left, int64_t lm, int64_t lk, const bf16* right, int64_t rk, int64_t rn) {
+  template <class Left, class Right> SumsOf<Total> sum(Tile tile, const Left& left, const Right& right) {
+    constexpr bool lies = same<Left, Lying<T>>;
     const int64_t rows = tile.row_end - tile.row, columns = tile.column_end - tile.column;
-    const int64_t all = round_up(k, tile_depth);
-    const bool found = keep && kept == right && kept_column == tile.column;
-    kept = right, kept_column = tile.column;
-    left += tile.row * lm;
-    right += Packed ? tile.column * all : tile.column * rn;
+    const int64_t all = round_up(k, tile_depth<T>);
+    const bool found = keep && kept_batch == tile.batch && kept_column == tile.column;
+    kept_batch = tile.batch, kept_column = tile.column;
     for (int64_t at = 0; at < k; at += block.depth) {
-      const int64_t depth = min_index(block.depth, k - at), width = round_up(depth, tile_depth);
-      const int64_t whole = lk == 1 && depth == width ? rows / 32 * 32 : 0;  // read where they lie
-      if (whole < rows)
-        pack_rows(left_panels.at, round_up(rows - whole, 32), width, left + whole * lm + at * lk, lm, lk,
-                  rows - whole, depth);
+      const int64_t depth = min_index(block.depth, k - at), width = round_up(depth, tile_depth<T>);
+      Lying<T> there{};
+      int64_t whole = 0;  // rows that are read where they lie
+      if constexpr (lies) {
+        there = left.block(tile.row, rows, at, depth);
+        whole = there.sk == 1 && depth == width ? rows / 32 * 32 : 0;
+      }
+      for (int64_t r = whole; r < rows; r += 32) {
+        const int64_t count = min_index(32, rows - r);
+        pack_rows(left_panels.at + (r - whole) * width, 32, width, left.block(tile.row + r, count, at, depth), count,
+                  depth);
+      }
       for (int64_t c = 0; c < columns; c += 32) {
-        const bf16* panel = right + c * all + at * 32;
-        if (!Packed) {
-          bf16* const to = right_panels.at + (keep ? c * all + at * 32 : c * width);
-          if (!found) pack_pairs(to, right + at * rk + c * rn, rn, rk, min_index(32, columns - c), depth);
-          panel = to;
+        const T* panel = right_panels.at + (keep ? c * all + at * 32 : c * width);
+        if constexpr (Packed) panel = right.at + (tile.column + c) * all + at * 32;
+        else if (!found) {
+          const int64_t count = min_index(32, columns - c);
+          pack_groups<32>(const_cast<T*>(panel), right.block(tile.column + c, count, at, depth), count, depth, width);
         }
         for (int64_t r = 0; r < rows; r += 32) {
-          const bf16* const from = r < whole ? left + r * lm + at : left_panels.at + (r - whole) * width;
-          const int64_t step = r < whole ? lm : width;
-          float* const to = total.at + r * block.columns + c;
-          if (rows - r > 16) multiply_tiles<true>(to, block.columns, from, step, panel, width, at == 0);
-          else multiply_tiles<false>(to, block.columns, from, step, panel, width, at == 0);
+          const T* const from = r < whole ? there.at + r * there.si : left_panels.at + (r - whole) * width;
+          const int64_t step = r < whole ? there.si : width;
+          Total* const to = total.at + r * block.columns + c;
+          if (rows - r > 16 && r > 0) multiply_tiles<true, false>(to, block.columns, from, step, panel, width, at == 0);
+          else if (rows - r > 16) multiply_tiles<true, Packed>(to, block.columns, from, step, panel, width, at == 0);
+          else multiply_tiles<false, Packed>(to, block.columns, from, step, panel, width, at == 0);
         }
       }
     }
     return {total.at - tile.row * block.columns - tile.column, block.columns};
   }
+};
+template <int MR, int V, int Tail, bool Packed>
+struct Product<bf16, MR, V, Tail, Packed> : TileProduct<bf16, float, Packed> {
+  using TileProduct<bf16, float, Packed>::TileProduct;
+};
+template <int MR, int V, int Tail, bool Packed>
+struct Product<int8_t, MR, V, Tail, Packed> : TileProduct<int8_t, int32_t, Packed> {
+  using TileProduct<int8_t, int32_t, Packed>::TileProduct;
 };
 
 }  // namespace gy

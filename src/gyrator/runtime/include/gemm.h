@@ -3,12 +3,12 @@
 //   const gy::Tiles tiles(1, m, n, {rows, columns, depth});
 //   gy::Product<float, 14, 2, 4, false> product(tiles, k);         // one per thread, for its share of the tiles
 //   const gy::Tile tile = tiles.at(step);
-//   const gy::Sums sums = product.sum(tile, left, lm, lk, right, rk, rn);
+//   const auto sums = product.sum(tile, gy::Lying<float>{left, lm, lk}, gy::Lying<float>{right, rn, rk});
 //   ... sums.row(row)[column] ...
 //
-// The last, for rows and columns of the tile, is the sum over k of left[row * lm + k * lk] * right[k * rk + column * rn]. Both operands are cut into
-// panels, MR rows or NR columns wide and contiguous along k, so that a micro-kernel walks both in the order of
-// memory and keeps MR x NR sums in registers.
+// The last, for rows and columns of the tile, is the sum over k of left[row * lm + k * lk] * right[k * rk + column * rn].
+// Both operands are cut into panels, MR rows or NR columns wide and contiguous along k, so that a micro-kernel walks
+// both in the order of memory and keeps MR x NR sums in registers. An operand may be computed, block by block.
 #pragma once
 #include "kernel.h"
 
@@ -27,12 +27,33 @@ template <int L> GY_FN Vec<float, L> multiply_add(Vec<float, L> a, Vec<float, L>
 #endif
 }
 
+// ---- operands ---------------------------------------------------------------------------------------------
+// A matrix in memory: its i-th row (a right operand's column) has element k at[i * si + k * sk].
+template <class T> struct Lying {
+  const T* at;
+  int64_t si, sk;
+  GY_FN Lying block(int64_t i, int64_t, int64_t k, int64_t) const { return {at + i * si + k * sk, si, sk}; }
+};
+// One whose elements `fill(to, i, i_end, k, k_end)` computes: to `to[(i' - i) * Most + k' - k]` if they follow each other
+// along k, else to `to[(k' - k) * Most + i' - i]`. Blocks have at most Count x Depth elements.
+template <class T, bool AlongK, int Count, int Depth, class Fill> struct Computed {
+  static constexpr int Most = AlongK ? Depth : Count;
+  const Fill& fill;
+  Scratch<T> scratch;
+  explicit Computed(const Fill& fill) : fill(fill), scratch(int64_t(Count) * Depth + 64) {}
+  GY_FN Lying<T> block(int64_t i, int64_t count, int64_t k, int64_t depth) const {
+    fill(scratch.at, i, i + count, k, k + depth);
+    return {scratch.at, AlongK ? Most : 1, AlongK ? 1 : Most};
+  }
+};
+
 // ---- panels -----------------------------------------------------------------------------------------------
-// to[k * W + i] = from[i * si + k * sk] for k < depth and i < count; 0 for the other i < W. Writes up to
-// gemm_lanes elements past the end.
+// to[k * W + i] = source(i, k) for k < depth and i < count; 0 for the other i < W. Writes up to gemm_lanes elements past
+// the end.
 template <int W, class To, class From>
-static void pack_panel(To* to, const From* from, int64_t si, int64_t sk, int64_t count, int64_t depth) {
+static void pack_panel(To* to, Lying<From> source, int64_t count, int64_t depth) {
   constexpr int L = gemm_lanes;
+  const auto [from, si, sk] = source;
 #if defined(GY_SIMD)
   if (si == 1) {
     for (int64_t k = 0; k < depth; ++k)
@@ -65,6 +86,39 @@ static void pack_panel(To* to, const From* from, int64_t si, int64_t sk, int64_t
   for (int64_t k = 0; k < depth; ++k)
     for (int i = 0; i < W; ++i)
       to[k * W + i] = i < count ? bits_as<To>(cast<To>(load<1>(from + i * si + k * sk)).p[0]) : To{};
+}
+
+// to[k / G * W * G + c * G + k % G] = source(c, k) for c < count, k < depth, with G elements in four bytes; 0 up to W
+// columns and k < all.
+template <int W, class T>
+static void pack_groups(T* to, Lying<T> source, int64_t count, int64_t depth, int64_t all) {
+  constexpr int G = 4 / sizeof(T);
+  const auto [from, sc, sk] = source;
+  int64_t done = 0;
+#if defined(GY_SIMD)
+  constexpr int L = gemm_lanes;
+  using U = uint<sizeof(T)>;
+  const int64_t whole = depth / G * G;
+  if (sk == 1 && sc % G == 0) {
+    const Lying<float> groups{reinterpret_cast<const float*>(from), sc / G, 1};
+    pack_panel<W>(reinterpret_cast<float*>(to), groups, count, whole / G);
+    done = whole;
+  } else if (sc == 1) {
+    for (; done < whole; done += G)
+      for (int c = 0; c < W; c += L) {
+        const auto some = first_lanes<L>(count - c);
+        auto group = broadcast<L>(uint32_t(0));
+        GY_UNROLL for (int g = 0; g < G; ++g) {
+          const auto row = load<L>(reinterpret_cast<const U*>(from + (done + g) * sk + c), some, U(0));
+          group = bitwise_or(group, lshift(cast<uint32_t>(row), broadcast<L>(uint32_t(8 * sizeof(T) * g))));
+        }
+        store(reinterpret_cast<uint32_t*>(to + done * W + c * G), group);
+      }
+  }
+#endif
+  for (int64_t k = done; k < all; ++k)
+    for (int64_t c = 0; c < W; ++c)
+      to[k / G * W * G + c * G + k % G] = k < depth && c < count ? from[c * sc + k * sk] : T{};
 }
 
 // ---- the micro-kernel -------------------------------------------------------------------------------------
@@ -127,8 +181,7 @@ template <class T, int MR, int V, int Tail, bool Packed> struct Product {
   const bool keep;  // panels of the right operand serve more than one tile
   Scratch<float> total, left_panels;
   Scratch<T> right_panels;
-  const T* kept = nullptr;
-  int64_t kept_column = -1;
+  int64_t kept_batch = -1, kept_column = -1;
 
   Product(const Tiles& tiles, int64_t k)
       : m(tiles.m), k(k), block(tiles.block), keep(tiles.down > 1),
@@ -136,30 +189,29 @@ template <class T, int MR, int V, int Tail, bool Packed> struct Product {
         left_panels(round_up(min_index(block.rows, m), MR) * min_index(block.depth, k) + gemm_lanes),
         right_panels(Packed ? 1 : block.columns * (keep ? k : min_index(block.depth, k)) + gemm_lanes) {}
 
-  Sums sum(Tile tile, const T* left, int64_t lm, int64_t lk, const T* right, int64_t rk, int64_t rn) {
+  template <class Left, class Right> Sums sum(Tile tile, const Left& left, const Right& right) {
     const int64_t rows = tile.row_end - tile.row, columns = tile.column_end - tile.column, last = rows % MR;
     const int64_t whole = last <= Tail ? rows - last : rows;
-    const bool found = keep && kept == right && kept_column == tile.column;
-    const bool direct = !Packed && rn == 1 && m <= 2 * MR;  // few rows do not pay for a copy
-    kept = right, kept_column = tile.column;
-    left += tile.row * lm;
-    right += Packed ? tile.column * k : tile.column * rn;
+    const bool found = keep && kept_batch == tile.batch && kept_column == tile.column;
+    kept_batch = tile.batch, kept_column = tile.column;
     for (int64_t at = 0; at < k; at += block.depth) {
       const int64_t depth = min_index(block.depth, k - at);
-      for (int64_t r = 0; r < whole; r += MR)
-        pack_panel<MR>(left_panels.at + r * depth, left + r * lm + at * lk, lm, lk, min_index(MR, rows - r), depth);
+      for (int64_t r = 0; r < whole; r += MR) {
+        const int64_t count = min_index(MR, rows - r);
+        pack_panel<MR>(left_panels.at + r * depth, left.block(tile.row + r, count, at, depth), count, depth);
+      }
       if (whole < rows)
-        pack_panel<Tail>(left_panels.at + whole * depth, left + whole * lm + at * lk, lm, lk, rows - whole, depth);
+        pack_panel<Tail>(left_panels.at + whole * depth, left.block(tile.row + whole, rows - whole, at, depth),
+                         rows - whole, depth);
       for (int64_t c = 0; c < columns; c += NR) {
-        const T* panel = right + c * k + at * NR;
+        const T* panel = right_panels.at + (keep ? c * k + at * NR : c * depth);
         int64_t step = NR;
-        if (direct && c + NR <= columns) {
-          panel = right + at * rk + c;
-          step = rk;
-        } else if (!Packed) {
-          T* const to = right_panels.at + (keep ? c * k + at * NR : c * depth);
-          if (!found) pack_panel<NR>(to, right + at * rk + c * rn, rn, rk, min_index(NR, columns - c), depth);
-          panel = to;
+        if constexpr (Packed) panel = right.at + (tile.column + c) * k + at * NR;
+        else if (!found) {
+          const int64_t count = min_index(NR, columns - c);
+          const auto block = right.block(tile.column + c, count, at, depth);
+          if (block.si == 1 && m <= 2 * MR && count == NR) panel = block.at, step = block.sk;  // copies do not pay
+          else pack_panel<NR>(const_cast<T*>(panel), block, count, depth);
         }
         float* const to = total.at + c;
         for (int64_t r = 0; r < whole; r += MR)
@@ -176,6 +228,7 @@ template <class T, int MR, int V, int Tail, bool Packed> struct Product {
 
 }  // namespace gy
 
+#include "gemm_bytes.h"
 #if defined(GY_AMX)
 #include "amx.h"
 #endif
