@@ -3,7 +3,10 @@ recordings do not disturb each other."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,3 +158,44 @@ def test_the_library_applies_a_relu_that_alone_reads_a_product() -> None:
         torch.testing.assert_close(found, hidden(given), rtol=1e-2, atol=0.2)
     (got,), (wanted,) = (torch.autograd.grad(y.sum(), given) for y in (found, hidden(given)))
     torch.testing.assert_close(got, wanted, rtol=1e-2, atol=0.2)
+
+
+CONVOLUTIONS = {
+    "3x3": ((4, 64, 28, 28), (128, 64, 3, 3), 1, BF16),
+    "in steps": ((2, 32, 33, 31), (48, 32, 3, 3), 2, F16),
+    "pixels": ((8, 128, 17, 16), (256, 128, 1, 1), 1, BF16),
+    "three channels": ((2, 3, 64, 64), (64, 3, 7, 7), 2, BF16),
+    "float32": ((2, 16, 20, 20), (24, 16, 3, 3), 1, F32),
+    "few": ((1, 256, 14, 14), (256, 256, 3, 3), 1, BF16),
+}
+
+
+def block(stride: int, x: Tensor, w: Tensor, b: Tensor, r: Tensor) -> Tensor:
+    return torch.relu(F.conv2d(x, w, b, stride=stride, padding=w.shape[-1] // 2) + r)
+
+
+def in_block(case: str) -> tuple[Callable[..., Tensor], list[Tensor]]:
+    """Images, filters, bias and residual with channels last."""
+    given, filters, stride, dtype = CONVOLUTIONS[case]
+    out = (given[0], filters[0], *(-(-side // stride) for side in given[2:]))
+    x, w, r = (random(*s, dtype=dtype).to(memory_format=torch.channels_last) for s in (given, filters, out))
+    return partial(block, stride), [x, w, random(filters[0], dtype=dtype), r]
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_every_candidate_of_a_convolution_computes_what_eager_computes(case: str, taking: Any) -> None:
+    fn, args = in_block(case)
+    found = list(candidates(fn, args, taking))
+    assert len(found) >= 3
+    for template, config in found:
+        assert_right(taking(fn, template, config)(*args), fn, args)
+
+
+def test_no_candidate_waits_for_counters_that_others_wrote_over(tmp_path: Path) -> None:
+    """Recordings of candidates are timed in turns: each needs the memory of its counters until the last one."""
+    fn, args = in_block("few")
+    log = tmp_path / "log"
+    options = {"max_autotune": True, "autotune_log": str(log), "cache": False}
+    assert_right(torch.compile(fn, backend="gyrator", options=options)(*args), fn, args)
+    trials = [json.loads(line) for line in log.read_text().splitlines()]
+    assert len(trials) > 12 and not [trial for trial in trials if "no answer" in json.dumps(trial)]

@@ -1,7 +1,7 @@
 """A program that times compiled graphs: a line of JSON in, a line out, until its input ends. Called with a folder for
 what it writes, and a device. A request has the `folder` of a wrapper, the number of the `choice` (its candidates share
-random inputs and must agree with the first one's results), the user's `threads` and `precision` of float32 products,
-the `store` of kernels."""
+random inputs and must agree with the first one's results), the user's `threads`, `precision` of float32 products and
+`tf32` of convolutions, the `store` of kernels."""
 
 import gc
 import json
@@ -9,6 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -45,6 +46,7 @@ def main(folder: Path, device: str) -> None:
             choice, given, wanted, batches = request["choice"], [], [], {}
             torch.set_num_threads(request["threads"])
             torch.set_float32_matmul_precision(request["precision"])
+            torch.backends.cudnn.allow_tf32 = request["tf32"]
         try:
             with torch.no_grad(), outside_tracing():
                 at = request["folder"]
@@ -80,7 +82,12 @@ def load(folder: Path, device: str, store: Path, given: list[Any], wanted: list[
     except RuntimeError:
         torch.cuda.synchronize()
         return batch
-    return lambda: recorded() / count
+    return partial(_one, recorded, count, bound)
+
+
+def _one(recorded: Batch, count: int, _kept: object) -> float:
+    """Milliseconds of one of ``count`` recorded calls, whose counters lie in memory of the program ``_kept``."""
+    return recorded() / count
 
 
 def check(results: Sequence[Any], wanted: Sequence[Any]) -> None:

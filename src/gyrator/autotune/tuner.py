@@ -53,7 +53,7 @@ class Tuner:
         dims = [n for i in part.inputs if i.value is not None for n in (*i.value.shape, *i.value.strides)]
         sizes = sorted({(size.name, hints.get(size, 0)) for n in dims for size in n.sizes()})
         products = [p for node in part.nodes if isinstance(node, Extern) and (p := product_of(node)) is not None]
-        work = [prod(count_of(n, hints) for n in (*p.out.shape, p.left.shape[-1])) for p in products]
+        work = [prod(count_of(n, hints) for n in (*p.shape, p.left.shape[-1])) for p in products]
         ranked = self.rank(question.title, f"{canonical_text(part)}\n{sizes}", sum(work) or 1, candidates)
         of = {alternative.name: alternative for alternative in question.alternatives}
         return tuple(of[candidate.name] for candidate, _ in ranked)
@@ -94,6 +94,7 @@ class Tuner:
         device = torch.cuda.get_device_name(self.device) if on_gpu else torch.backends.cpu.get_cpu_capability()
         threads = min(config.threads or torch.get_num_threads(), torch.get_num_threads())
         settings = {"threads": threads, "precision": torch.get_float32_matmul_precision()}
+        settings["tf32"] = torch.backends.cudnn.allow_tf32
         versions = (torch.__version__, torch.version.cuda, source_digest(), target, device, os.cpu_count())
         parts = (about, [(c.name, c.key, *c.parameters.items()) for c in candidates], settings, versions)
         key = hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -135,7 +135,7 @@ def why_extern(extern: Extern) -> str:
     if base in _PRODUCTS:
         return "matrix products are left to the library, which is fast at them"
     if "convolution" in base:
-        return "convolutions are left to the library, which is fast at them"
+        return "convolutions are left to the library, but for those that max_autotune finds faster on a GPU"
     if "attention" in base:
         return "attention is left to the library's fused kernel"
     if extern.scalars:

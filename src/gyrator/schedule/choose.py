@@ -222,6 +222,8 @@ def _title(call: Extern, product: Product, op: str = "") -> str:
         given = call.args[0]
         assert isinstance(given, View)
         shapes.append(given.shape)
+    if product.window is not None:
+        shapes = [arg.shape for arg in call.args if isinstance(arg, View)]
     return f"{op or _op(call)}({', '.join('x'.join(map(str, shape)) for shape in shapes)})"
 
 

@@ -25,7 +25,7 @@ def accumulator(product: Product) -> Value:
     """The sums over k of a product's elements, in the type in which they are summed."""
     out = product.out
     dtype = torch.float32 if out.dtype.is_floating_point else torch.int32
-    return Value("acc", out.shape, dtype, contiguous_strides(out.shape), torch.device("meta"))
+    return Value("acc", product.shape, dtype, contiguous_strides(product.shape), torch.device("meta"))
 
 
 def product_group(product: Product, epilogue: Group | None, origins: tuple[Origin, ...] = ()) -> Group | Refused:
@@ -50,11 +50,11 @@ def product_group(product: Product, epilogue: Group | None, origins: tuple[Origi
 
 
 def _nest(product: Product, origins: tuple[Origin, ...]) -> Nest:
-    """``out[…, m, n] = alpha · acc[…, m, n] + beta · bias[…, m, n]``."""
+    """``out[…, m, n] = alpha · acc[…, m, n] + beta · bias[…, m, n]``; of a convolution ``out[b, n, y, x]``."""
     axes = tuple(Axis(f"i{k}", n) for k, n in enumerate(product.out.shape))
     at = tuple(a.index() for a in axes)
     total = accumulator(product)
-    expr = _scaled(Load(total, at), product.alpha)
+    expr = _scaled(Load(total, at if product.window is None else product.window.cell(at)), product.alpha)
     if product.bias is not None:
         bias = cast(Load(product.bias.value, coordinates(product.bias, at)), total.dtype)
         expr = Op("add", (expr, _scaled(bias, product.beta)), total.dtype)

@@ -44,8 +44,11 @@ _SPLIT = (
 
 def gpu_configs(product: Product, gpu: Gpu) -> Iterator[tuple[str, Config]]:
     """Templates and their blocks for a product, the likely best first."""
-    *batch, m, n = (volume((extent,), 256) for extent in product.out.shape)
-    tf32 = int(product.out.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest")
+    *batch, m, n = (volume((extent,), 256) for extent in product.shape)
+    precise = torch.get_float32_matmul_precision() == "highest"
+    if product.window is not None:
+        precise = not torch.backends.cudnn.allow_tf32
+    tf32 = int(product.out.dtype == torch.float32 and not precise)
     exact = product.out.dtype == torch.float32 and not tf32
     most = 1 << 14 if exact else 1 << 15  # sums that fit in registers; without tensor cores operands lie there too
     item, count, k = product.left.value.dtype.itemsize, prod(batch), volume(product.left.shape[-1:], 256)
@@ -65,10 +68,11 @@ def gpu_configs(product: Product, gpu: Gpu) -> Iterator[tuple[str, Config]]:
         return Config((*(blocks | {"ALLOW_TF32": tf32} | more).items(),), s[3], s[4])
 
     yield from (("tiled", config(s)) for s in best(_TILED, MOST_TILED))
-    if item == 2 and not batch and gpu.arch >= (9, 0) and all(map(_describable, (product.left, product.right))):
+    matrices = () if product.has_patches or batch or item != 2 else (product.left, product.right)
+    if matrices and gpu.arch >= (9, 0) and all(map(_describable, matrices)):
         found = [s for s in best(_DESCRIBED, MOST_DESCRIBED) if tiles(s) >= gpu.processors]
         yield from (("described", config(s, PROGRAMS=gpu.processors)) for s in found)
-    for s in best(_SPLIT, len(_SPLIT)) if all(n.value is not None for n in product.out.shape) else ():
+    for s in best(_SPLIT, len(_SPLIT)) if all(n.value is not None for n in product.shape) else ():
         step = max(s[2] // item, 16)
         length = -(-max(k // max(gpu.processors // tiles(s), 1), 1) // step) * step
         parts = -(-k // length)
@@ -84,8 +88,8 @@ def few_configs(product: Product, gpu: Gpu) -> tuple[Config, ...]:
 
     def programs(config: Config) -> int:
         blocks = dict(config.blocks)
-        sides = (1,) * (len(product.out.shape) - 2) + (blocks["BLOCK_M"], blocks["BLOCK_N"])
-        return prod(-(-volume((n,), 256) // side) for n, side in zip(product.out.shape, sides, strict=True))
+        sides = (1,) * (len(product.shape) - 2) + (blocks["BLOCK_M"], blocks["BLOCK_N"])
+        return prod(-(-volume((n,), 256) // side) for n, side in zip(product.shape, sides, strict=True))
 
     split = [config for config in found if "SPLIT_K" in dict(config.blocks)]
     whole = [config for config in found if config not in split and 2 * programs(config) >= gpu.processors]

@@ -8,8 +8,9 @@ import torch
 
 from gyrator.ir.expr import Expr, Value
 from gyrator.ir.index import ONE, ZERO, Index
-from gyrator.ir.program import Extern, Input, Node, Program, View, defines, shown_values, uses, views
+from gyrator.ir.program import Extern, Input, Node, Program, View, defines, shown_values, uses
 from gyrator.ir.tree import Config
+from gyrator.schedule.convolution import Window, window_of
 from gyrator.schedule.group import Group
 from gyrator.schedule.plan import full_view
 
@@ -18,7 +19,8 @@ from gyrator.schedule.plan import full_view
 class Product:
     """``out[…, m, n] = alpha · Σ_k left[…, m, k] · right[…, k, n] + beta · bias`` of an extern call.
 
-    ``left`` and ``right`` have equal batch dimensions (none or one) before their last two.
+    ``left`` and ``right`` have equal batch dimensions (none or one) before their last two. With a ``window``, ``out``
+    is the result of a convolution, and ``left`` the patches it sees, which lie nowhere unless they are pixels.
     """
 
     left: View
@@ -27,6 +29,17 @@ class Product:
     bias: View | None = None
     alpha: float = 1.0
     beta: float = 1.0
+    window: Window | None = None
+
+    @property
+    def shape(self) -> tuple[Index, ...]:
+        """Of the product: (…, m, n)."""
+        return *self.left.shape[:-1], self.right.shape[-1]
+
+    @property
+    def has_patches(self) -> bool:
+        """Whether ``left`` lies nowhere."""
+        return self.window is not None and not self.window.is_pixel
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +89,9 @@ def whole_of(unit: Unit) -> frozenset[Value]:
     """What a template reads rows and columns of, while others may have stored their results."""
     if not isinstance(unit, Templated):
         return frozenset()
-    return frozenset(view.value for view in views(unit.call)[-2:]).union(*map(uses_of, unit.prologue))
+    product = product_of(unit.call)
+    read = () if product is None else (product.left.value, product.right.value)
+    return frozenset(read).union(*map(uses_of, unit.prologue))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +126,14 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def product_of(call: Extern) -> Product | None:
-    """What a call of mm, addmm, bmm, baddbmm or _int_mm computes.
+    """What a call of mm, addmm, bmm, baddbmm, _int_mm or, on a GPU, convolution computes.
 
     Refuses (None) element types that differ or that no template has, sides of length 0 or not known to match, numbers
     that only a run tells, and a call for other ops.
     """
     op, out = call.op.removeprefix("aten.").removesuffix(".default"), call.out[0] if call.out else None
+    if op == "convolution" and out is not None and out.device.type == "cuda":
+        return _convolution(call, out)
     if op not in ("mm", "addmm", "bmm", "baddbmm", "_int_mm") or out is None or call.mutates:
         return None
     *first, left, right = (a if isinstance(a, View) and a.dtype in (None, a.value.dtype) else None for a in call.args)
@@ -139,6 +156,18 @@ def product_of(call: Extern) -> Product | None:
         if bias is None or (bias.value.dtype, bias.value.device) != (out.dtype, out.device):
             return None
     return Product(left, right, out, bias, float(alpha), float(beta))
+
+
+def _convolution(call: Extern, out: Value) -> Product | None:
+    found, bias = window_of(call), call.args[2]
+    if found is None or ZERO in (*out.shape, found[1].shape[-1]):
+        return None
+    window, left, right = found
+    if {out.dtype, left.value.dtype, right.value.dtype} != {out.dtype} or out.dtype not in _FLOATS:
+        return None
+    if isinstance(bias, View):
+        bias = replace(bias, shape=out.shape, strides=(ZERO, *bias.strides, *(ZERO for _ in window.sides)))
+    return Product(left, right, out, bias if isinstance(bias, View) else None, window=window)
 
 
 def _expanded(view: View, shape: tuple[Index, ...]) -> View | None:

@@ -35,7 +35,8 @@ def producers(units: Sequence[Unit], shown: Collection[Value]) -> dict[Value, Gr
 def prologues(product: Product, made: Mapping[Value, Group], units: Sequence[Unit]) -> tuple[Group, ...]:
     """The groups among ``made``, if they are still among ``units``, that make a product's operands and may be computed
     in it."""
-    views = [view for view in (product.left, product.right) if view.value in made]
+    operands = (product.right,) if product.has_patches else (product.left, product.right)
+    views = [view for view in operands if view.value in made]
     refused = {view.value for view in views if refusal(view, nest_of(made[view.value]))}
     found = [made[value] for value in dict.fromkeys(view.value for view in views) if value not in refused]
     return tuple(group for group in found if any(unit is group for unit in units))
@@ -68,7 +69,7 @@ def is_cheap(group: Group) -> bool:
 def of_few(product: Product, found: Sequence[Group]) -> tuple[Group, ...]:
     """Those of ``found`` to compute in the product without a trial, as one operand is read but once: the product has
     surely few rows, or few columns. None if that operand is not among them."""
-    *_, m, n = (volume((side,), FEW + 1) for side in product.out.shape)
+    *_, m, n = (volume((side,), FEW + 1) for side in product.shape)
     cheap = {value: group for group in found if is_cheap(group) for value in defines_of(group)}
     once = (m <= FEW and product.right.value in cheap) or (n <= FEW and product.left.value in cheap)
     return tuple(cheap.values()) if once else ()

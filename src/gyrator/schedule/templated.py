@@ -9,7 +9,7 @@ parallel row < M
 from dataclasses import replace
 
 from gyrator.ir.expr import Expr, Load, Ref, Value, rewrite
-from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, dot
+from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, dot, substitute
 from gyrator.ir.program import View
 from gyrator.ir.tree import Config, Contract, Kernel, Let, Loop, Param, Store, touched
 from gyrator.origin import merge
@@ -33,7 +33,7 @@ def contract_of(unit: Templated, common: Canonical, rule: Rule) -> tuple[Contrac
     """
     product = product_of(unit.call)
     assert product is not None
-    actual = dict(common.actual)
+    actual, patches = dict(common.actual), product.window if product.has_patches else None
     total = accumulator(product)
 
     def renamed(old: Value, wish: str) -> Value:
@@ -45,7 +45,7 @@ def contract_of(unit: Templated, common: Canonical, rule: Rule) -> tuple[Contrac
 
     def computed(view: View, wish: str, sides: tuple[Axis, Axis]) -> Expr:
         at = tuple(ZERO if a.extent is ONE else a.index() for a in (*batch, *sides))
-        expr = element(view, at, unit.prologue, rule)
+        expr = patches.patch(*at) if patches and view is product.left else element(view, at, unit.prologue, rule)
         names = {load.value: renamed(load.value, wish) for load in expr.loads()}
         return rewrite(expr, lambda e: Load(names[e.value], e.index, e.mask, e.other) if isinstance(e, Load) else None)
 
@@ -53,7 +53,7 @@ def contract_of(unit: Templated, common: Canonical, rule: Rule) -> tuple[Contrac
     *batch, row, column = axes
     inner, elements = Axis("inner", product.left.shape[-1]), list[Expr]()
     operands = ((product.left, "left_operand", (row, inner)), (product.right, "right_operand", (inner, column)))
-    if unit.prologue:
+    if unit.prologue or patches:
         elements = [computed(*operand) for operand in operands]
     left, right = (replace(view, value=renamed(view.value, wish)) for view, wish, _ in operands)
     name = Ref("acc", total.dtype, frozenset(axes))
@@ -67,10 +67,10 @@ def build_templated(
 ) -> Built:
     """The kernel of a product and its epilogue."""
     axes = (*contract.batch, contract.row, contract.column)
-    made = next(m for m in common.group.members if any(load.value is total for load in m.loads))
+    made, read = next((m, load) for m in common.group.members for load in m.loads if load.value is total)
     digits: dict[Atom, Index] = {}
-    for axis, at in zip(axes, made.coordinates(), strict=True):
-        inner = radix(at, axis.extent)
+    for axis, at in zip(axes, read.index, strict=True):
+        inner = radix(substitute(at, made.at), axis.extent)
         assert inner is not None
         digits |= digits_of(axis.index(), inner[::-1])
     shape = Shape(common.group, Style.TILES, axes, None, (), digits, lanes=1)
