@@ -315,16 +315,12 @@ def _parse(option: Field[OptionValue], text: str, source: str) -> OptionValue:
     plain = text.strip()
     if optional and plain.lower() in ("", "none"):
         return None
-    if kind is bool:
-        if plain.lower() not in _WORDS:
-            raise InvalidOption(option.name, text, "1 or 0", source=source)
-        return _WORDS[plain.lower()]
-    if kind in (int, float):
-        try:
-            return _convert(option, kind(plain), source)
-        except ValueError:
-            raise InvalidOption(option.name, text, type_text(option), source=source) from None
-    return _convert(option, plain, source)
+    try:
+        value = _WORDS[plain.lower()] if kind is bool else kind(plain) if kind in (int, float) else plain
+    except (KeyError, ValueError):
+        expected = "1 or 0" if kind is bool else type_text(option)
+        raise InvalidOption(option.name, text, expected, source=source) from None
+    return _convert(option, value, source)
 
 
 def _convert(option: Field[OptionValue], value: object, source: str) -> OptionValue:

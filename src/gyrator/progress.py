@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 
 QUIET_SECONDS = 1.0
@@ -54,30 +54,23 @@ class Bar(Progress):
     """A bar on a terminal, shown once the work has taken a second and removed when it ends."""
 
     def __init__(self, title: str, console: Console) -> None:
-        self._title, self._console = title, console
-        self._start = time.monotonic()
-        self._bar: RichProgress | None = None
-        self._task = TaskID(0)
+        columns = (TextColumn(f"{title}: {{task.description}}"), BarColumn(bar_width=30), MofNCompleteColumn())
+        self._bar = RichProgress(*columns, TimeElapsedColumn(), console=console, transient=True)
+        self._task = self._bar.add_task("", total=None)
+        self._start, self._shown = time.monotonic(), False
 
     def update(self, stage: str, done: int = 0, total: int | None = None) -> None:
-        """Move the bar, starting it if it is time."""
-        if self._bar is None and time.monotonic() - self._start >= QUIET_SECONDS:
-            self._bar = self._started()
-        if self._bar is not None:
-            self._bar.update(self._task, description=stage, completed=done, total=total)
+        """Move the bar, showing it if it is time."""
+        self._bar.update(self._task, description=stage, completed=done, total=total)
+        if not self._shown and time.monotonic() - self._start >= QUIET_SECONDS:
+            self._bar.start()
+            self._shown = True
 
     def close(self) -> None:
         """Remove the bar."""
-        if self._bar is not None:
+        if self._shown:
+            self._shown = False
             self._bar.stop()
-            self._bar = None
-
-    def _started(self) -> RichProgress:
-        columns = (TextColumn(f"{self._title}: {{task.description}}"), BarColumn(bar_width=30))
-        bar = RichProgress(*columns, MofNCompleteColumn(), TimeElapsedColumn(), console=self._console, transient=True)
-        self._task = bar.add_task("", total=None)
-        bar.start()
-        return bar
 
 
 def progress_for(kind: str, title: str, stream: TextIO | None = None) -> Progress:

@@ -78,3 +78,11 @@ def test_a_vector_along_a_third_axis_needs_no_side() -> None:
         on_gpu(lowered(lambda x, b: x.transpose(1, 2).contiguous() + b[:, None, None], x, bias).program)
     ).kernels
     assert kernel.tiling is not None and len(kernel.tiling.tiles) == 2
+
+
+def test_positions_along_a_row_that_spans_more_than_2_31_elements_have_64_bits() -> None:
+    """Those of a tile that covers it too: 15 * 200000000 is no number of 32 bits."""
+    program = lowered(lambda x: x - x.amax(0), torch.empty(16, 200_000_000, device="meta")).program
+    (kernel,) = gpu_plan(on_gpu(program)).kernels
+    assert kernel.tiling is not None and [tile.whole for tile in kernel.tiling.tiles] == [False, True]
+    assert "i1 = tl.arange(0, RBLOCK)[None, :].to(tl.int64)" in print_triton(kernel).source

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 
 from gyrator.codegen.blocks import Blocks, Key, Lines, Printed
 from gyrator.codegen.cpp_names import Names, literal, type_name
-from gyrator.codegen.texts import WIDTH, by_weight, sum_text
+from gyrator.codegen.texts import WIDTH, ordered_terms, sum_text
 from gyrator.errors import InternalCheckError
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Ref, Value, indirect_values
-from gyrator.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, Size, dot, is_nonnegative
+from gyrator.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, dot, is_nonnegative
 from gyrator.ir.ops import OPS
 from gyrator.ir.tree import Kernel
 
@@ -317,13 +317,9 @@ class Expressions(Blocks[Term, Block]):
     # -- indices as int64_t --------------------------------------------------------------------------------
     def index(self, index: Index) -> Term:
         """An ``int64_t`` expression; where the index depends on the lanes, its value for the first one."""
-        terms: list[tuple[int, list[str]]] = []
-        depth = 0
-        for monomial, c in sorted(index.terms, key=by_weight):
-            atoms = [self._atom(a) for a in sorted(monomial, key=lambda a: isinstance(a, Size))]
-            depth = max([depth, *(a.depth for a in atoms)])
-            terms.append((c, [a.text for a in atoms]))
-        text = sum_text(terms)
+        parts = [(c, [self._atom(a) for a in atoms]) for c, atoms in ordered_terms(index)]
+        text = sum_text([(c, [a.text for a in atoms]) for c, atoms in parts])
+        depth = max([a.depth for _, atoms in parts for a in atoms], default=0)
         return Term(text, depth, name=len(index.terms) <= 1 and " " not in text)
 
     def _atom(self, atom: Atom) -> Term:
@@ -350,10 +346,14 @@ class Expressions(Blocks[Term, Block]):
         return term if term.name else replace(term, text=f"({term.text})")
 
     def _named_index(self, atom: Atom, text: str, *operands: Term) -> Term:
-        depth = max(t.depth for t in operands)
-        name = self.names.numbered("k", depth)
+        term = self.integer(text, max(t.depth for t in operands), "k")
+        self.bind(atom, term)
+        return term
+
+    def integer(self, text: str, depth: int, stem: str) -> Term:
+        """Name an ``int64_t`` in the block at ``depth``."""
+        name = self.names.numbered(stem, depth)
         self.blocks[depth].lines.append(f"const int64_t {name} = {text};")
-        self.bind(atom, Term(name, depth, name=True))
         return Term(name, depth, name=True)
 
     # -- indices as vectors --------------------------------------------------------------------------------

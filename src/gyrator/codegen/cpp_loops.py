@@ -278,11 +278,11 @@ class Loops(Expressions):
     def _flat(self, nest: tuple[Loop, ...], mine: str) -> None:
         """``for step``: the axes start where this thread's share begins and count on like digits."""
         names = [self.names.fresh(loop.axis.name) for loop in nest]
-        extents = [self._digit(loop.axis.extent) for loop in nest]
+        sizes = [self.index(loop.axis.extent) for loop in nest]
+        extents = [size.text if size.name else self.integer(size.text, size.depth, "n").text for size in sizes]
         for k, name in enumerate(names):
-            below = " / ".join(f"{extents[i]}" for i in range(len(nest) - 1, k, -1))
-            digit = f"{mine}.begin" + (f" / {below}" if below else "") + (f" % {extents[k]}" if k else "")
-            self.emit(f"int64_t {name} = {digit};")
+            below = "".join(f" / {extent}" for extent in reversed(extents[k + 1 :]))
+            self.emit(f"int64_t {name} = {mine}.begin{below}{f' % {extents[k]}' if k else ''};")
         step = self.names.fresh("step")
         with self._nested(*nest) as block:
             block.head = f"for (int64_t {step} = {mine}.begin; {step} < {mine}.end; ++{step}) {{"
@@ -293,14 +293,6 @@ class Loops(Expressions):
             for name, extent in zip(names[1:], extents[1:], strict=True):
                 carry = f"if (++{name} == {extent}) {{ {name} = 0; {carry} }}"
             self.emit(carry)
-
-    def _digit(self, extent: Index) -> str:
-        term = self.index(extent)
-        if term.name:
-            return term.text
-        name = self.names.numbered("n", term.depth)
-        self.blocks[term.depth].lines.append(f"const int64_t {name} = {term.text};")
-        return name
 
     def _scratch(self, loop: Loop) -> None:
         """Memory for the scratch rows that ``loop`` uses and that have none yet, in the innermost block."""

@@ -30,14 +30,9 @@ def kernel_scripts(
         else:
             name, device = built.symbol, torch.device("cpu")
             load = f'kernel("{built.library}", "{name}", {count})'
-        tensors = []
-        for value in launch.args:
-            tensors.append(f"        {random_tensor(value, device, ranges, hints)},")
-        for space in built.params if isinstance(built, TritonKernel) else ():
-            if isinstance(space, Workspace):
-                tensors.append(
-                    f'        torch.zeros({count_of(space.nbytes, hints)}, dtype=torch.uint8, device="cuda"),'
-                )
+        tensors = [random_tensor(value, device, ranges, hints) for value in launch.args]
+        spaces = [p for p in built.params if isinstance(p, Workspace)] if isinstance(built, TritonKernel) else []
+        tensors += [f'torch.zeros({count_of(s.nbytes, hints)}, dtype=torch.uint8, device="cuda")' for s in spaces]
         sizes = ", ".join(str(count_of(n, hints)) for n in launch.sizes)
         places = "\n".join(f"    {origin}: {origin.op}" for origin in kernel.origins)
         yield (
@@ -46,7 +41,7 @@ def kernel_scripts(
                 name=name,
                 load=load,
                 places=places,
-                tensors="\n".join(tensors),
+                tensors="\n".join(f"        {tensor}," for tensor in tensors),
                 sizes=sizes,
                 nbytes=facts_of(kernel, hints).bytes,
             ),

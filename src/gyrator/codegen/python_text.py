@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 
 from gyrator.ir.index import Index
-from gyrator.ir.program import Arg, Derived
+from gyrator.ir.program import Arg
 
 
 class Names:
@@ -45,15 +45,13 @@ def index_text(index: Index) -> str:
 
 def tuple_text(items: Iterable[Index]) -> str:
     """``(8, s0)``, ``(8,)``, ``()``."""
-    texts = [index_text(i) for i in items]
-    return f"({texts[0]},)" if len(texts) == 1 else f"({', '.join(texts)})"
+    return tuple_of(map(index_text, items))
 
 
-def derived_text(derived: Derived, source: str) -> str:
-    """What a derived size is computed from: ``x.shape[0]``, ``x.stride(1)`` or an expression over other sizes."""
-    if not derived.source:
-        return derived.text
-    return f"{source}." + re.sub(r"^stride\[(\d+)\]$", r"stride(\1)", derived.text)
+def tuple_of(items: Iterable[str]) -> str:
+    """A tuple of expressions."""
+    texts = [*items]
+    return f"({', '.join(texts)}{',' * (len(texts) == 1)})"
 
 
 def constant_text(value: Arg) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from gyrator.ir.expr import Checked, Load, Value
+from gyrator.ir.expr import Checked, Value
 from gyrator.ir.index import Index, Size, is_nonnegative
 from gyrator.ir.program import View
 from gyrator.ir.tree import Kernel, walk_exprs
@@ -42,9 +42,8 @@ def _checked_params(kernel: Kernel) -> Iterator[tuple[Value, Index]]:
     for expr in walk_exprs(kernel.body):
         for node in expr.walk():
             if isinstance(node, Checked):
-                for inner in node.arg.walk():
-                    if isinstance(inner, Load) and not inner.dtype.is_floating_point:
-                        yield inner.value, node.size
+                integers = (load for load in node.arg.loads() if not load.dtype.is_floating_point)
+                yield from ((load.value, node.size) for load in integers)
 
 
 def random_tensor(value: Value, device: torch.device, ranges: Mapping[Value, Index], hints: Mapping[Size, int]) -> str:

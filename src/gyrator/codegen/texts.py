@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from textwrap import wrap
 
-from gyrator.ir.index import Atom
+from gyrator.ir.index import Atom, Index, Size
 from gyrator.ir.tree import Kernel
 from gyrator.origin import Origin, Origins, places_of
 
@@ -27,10 +27,11 @@ def checked_place(kernel: Kernel) -> Origin | None:
     return next(iter([*indexing, *kernel.origins]), None)
 
 
-def by_weight(term: tuple[tuple[Atom, ...], int]) -> tuple[bool, int, int]:
-    """Orders the terms of an address from the outermost dimension inwards, what is subtracted last."""
-    monomial, c = term
-    return c < 0, -len(monomial), -abs(c)
+def ordered_terms(index: Index) -> list[tuple[int, list[Atom]]]:
+    """The terms of an address from the outermost dimension inwards, what is subtracted last: the coefficient of each,
+    and its atoms, sizes last."""
+    terms = sorted(index.terms, key=lambda term: (term[1] < 0, -len(term[0]), -abs(term[1])))
+    return [(c, sorted(monomial, key=lambda atom: isinstance(atom, Size))) for monomial, c in terms]
 
 
 def sum_text(terms: Sequence[tuple[int, Sequence[str]]]) -> str:

@@ -15,7 +15,8 @@ row that follow. Another one runs in steps of its block, with an accumulator per
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from math import prod
@@ -27,7 +28,7 @@ from gyrator.codegen.blocks import Key
 from gyrator.codegen.python_text import Names
 from gyrator.codegen.texts import WIDTH, origin_comments
 from gyrator.codegen.triton_attention import attention_arguments, attention_grid, attention_workspaces, score_functions
-from gyrator.codegen.triton_expr import Axes, Block, Expressions, Term, grid_loops
+from gyrator.codegen.triton_expr import Axes, Block, Expressions, Term, grid_loops, mask_text
 from gyrator.codegen.triton_foreach import Part, side_by_side
 from gyrator.codegen.triton_functions import function_lines, reads_of, tuple_of
 from gyrator.codegen.triton_names import literal, type_name, working
@@ -74,15 +75,8 @@ _NEXT = {
     "all": "tl.minimum({0}, {1})",
     "logaddexp": "rt.logaddexp({0}, {1})",
 }
-_REDUCE = {
-    "sum": "tl.sum({0}, {axis}{keep_dims})",
-    "prod": "rt.reduce_prod({0}, {axis}, {keep})",
-    "max": "rt.reduce_max({0}, {axis}, {keep})",
-    "min": "rt.reduce_min({0}, {axis}, {keep})",
-    "any": "tl.max({0}, {axis}{keep_dims})",
-    "all": "tl.min({0}, {axis}{keep_dims})",
-    "logaddexp": "rt.reduce_logaddexp({0}, {axis}, {keep})",
-}
+_REDUCE = {"sum": "sum", "any": "max", "all": "min"}
+"""What Triton itself reduces by; the rest is in our library."""
 
 
 def print_triton(kernel: Kernel, *, descriptors: bool = True) -> TritonKernel:
@@ -231,10 +225,10 @@ def _starts(kind: str, first: torch.dtype, *, scan: bool = False) -> list[tuple[
 
 @dataclass(frozen=True, slots=True)
 class Accumulator:
-    """The locals of a carry of a loop that runs in blocks."""
+    """A carry before its tiles are reduced to its results: their names, and the type that the reduction runs in."""
 
     carry: Carry
-    names: tuple[str, ...]
+    names: Sequence[str]
     dtype: torch.dtype
 
 
@@ -253,7 +247,7 @@ class Printer(Expressions):
         self.descriptors, self.described = True, False
         self._shared = "PARTS" in dict(tiling.configs[0].blocks)
         self._split = tiling.category == "split scan"
-        self._apart: list[tuple[Carry, list[str], torch.dtype]] = []
+        self._apart: list[Accumulator] = []
         self._places = count()
 
     # -- grid ----------------------------------------------------------------------------------------------
@@ -297,19 +291,13 @@ class Printer(Expressions):
             self.emit(f"pid = {rest}")
             rest = "pid"
         for k in range(len(axes) - 1, -1, -1):
-            axis, tile = axes[k], self.tile_of.get(axes[k])
-            name = self.names.fresh(axis.name)
-            extent = self.index(axis.extent)
+            axis, tile, extent = axes[k], self.tile_of.get(axes[k]), self.index(axes[k].extent)
             count = extent.operand if tile is None else f"tl.cdiv({extent.text}, {tile.block})"
             number = rest if k == 0 else f"{rest} % {count}"
             if tile is None:
-                self.emit(f"{name} = {number}")
+                self.named(Term(number), axis.name, axis)
             else:
-                start = number if k == 0 else f"({number})"
-                lanes = self.spread(f"tl.arange(0, {tile.block})", axis)
-                self.emit(f"{name} = {start} * {tile.block} + {lanes}")
-            self.bind(axis, Term(name, axes=frozenset() if tile is None else frozenset((axis,)), name=True))
-            self._bound(axis, self.extents.get(axis, extent.text))
+                self._lanes(axis, f"{number if k == 0 else f'({number})'} * {tile.block}")
             if k > 0:
                 self.emit(f"pid = pid // {count}")
 
@@ -329,7 +317,8 @@ class Printer(Expressions):
         if "PROGRAMS" in blocks:
             tiles = " * ".join([*(self.index(axis.extent).operand for axis in contract.batch), *counts])
             head = f"for pid in tl.range({self.program}, {tiles}, PROGRAMS, flatten=True):"
-            self._indented(head, lambda: self._tile(contract, counts, rest))
+            with self._indented(head):
+                self._tile(contract, counts, rest)
             return (GridAxis(as_index(blocks["PROGRAMS"])),)
         self.emit(f"pid = {self.program}")
         if "SPLIT_K" not in blocks:
@@ -339,7 +328,8 @@ class Printer(Expressions):
         self.emit("pid = pid // SPLIT_K")
         self._tile(contract, counts, ())
         self.emit("ticket = gemm.arrive(acc, space, counters, pid, part, SPLIT_K)")
-        self._indented("if part < BLOCK_M // SHARE:", lambda: self._share(contract, rest))
+        with self._indented("if part < BLOCK_M // SHARE:"):
+            self._share(contract, rest)
         return (*axes, GridAxis(as_index(blocks["SPLIT_K"])))
 
     def _share(self, contract: Contract, rest: Sequence[Loop | Stage]) -> None:
@@ -361,14 +351,24 @@ class Printer(Expressions):
             self.bounds[row] = self.named(ok, f"{name}_ok")
         self.body(rest)
 
-    def _indented(self, head: str, inside: Callable[[], None]) -> None:
-        """``head``, and in its block what ``inside`` prints."""
+    @contextmanager
+    def _indented(self, head: str) -> Iterator[None]:
+        """A block one level further in, below ``head``; what is hoisted out of it lands before."""
         inner = Block(len(self.blocks))
         self.blocks.append(inner)
-        inside()
+        yield
         self.blocks.pop()
         self.emit(head)
         self.block.lines.extend(f"    {line}" for line in inner.lines)
+
+    def _lanes(self, axis: Axis, start: str = "") -> str:
+        """Name the positions of a tile along ``axis``, the first one at ``start``, and the condition that they are
+        within."""
+        lanes = self.spread(f"tl.arange(0, {self.tile_of[axis].block})", axis) + ".to(tl.int64)" * self.tiling.wide
+        text = f"{start} + {lanes}" if start else lanes
+        name = self.named(Term(text, self.block.depth, frozenset((axis,))), axis.name, axis).text
+        self._bound(axis)
+        return name
 
     def _tile(self, contract: Contract, counts: Sequence[str], rest: Sequence[Loop | Stage]) -> None:
         """Name the rows and columns of tile ``pid``, fill it, and print the ``rest``."""
@@ -380,11 +380,8 @@ class Printer(Expressions):
             self.bind(axis, Term(name, depth, name=True))
         self.emit(f"row_tile, column_tile = gemm.place({tile}, {', '.join(counts)}, GROUP_M)")
         places = []
-        for axis, start in zip(sides, ("row_tile", "column_tile"), strict=True):
-            block = self.tile_of[axis].block
-            text = f"{start} * {block} + {self.spread(f'tl.arange(0, {block})', axis)}"
-            places.append(self.named(Term(text, depth, frozenset((axis,))), axis.name, axis).text)
-            self._bound(axis, self.index(axis.extent).text)
+        for axis, tile in zip(sides, ("row_tile", "column_tile"), strict=True):
+            places.append(self._lanes(axis, f"{tile} * {self.tile_of[axis].block}"))
         name, *args = self._filled(contract, places)
         self.emit(f"acc = gemm.{name}(")
         self.block.lines += _wrapped(args, ")")
@@ -445,19 +442,17 @@ class Printer(Expressions):
         rest = [str(even), "BLOCK_K", "ALLOW_TF32", type_name(contract.name.dtype)]
         return ["computed", *names, tuple_of(reads), *number, *places, *ends, *rest]
 
-    def _bound(self, axis: Axis, extent: str) -> None:
+    def _bound(self, axis: Axis) -> None:
         """Name the condition that a tile is within ``axis``, unless every block size divides the extent."""
-        tile, number = self.tile_of.get(axis), axis.extent.value
-        if tile is None:
-            return
-        blocks = [dict(c.blocks)[tile.block] for c in self.tiling.configs]
+        number = axis.extent.value
+        blocks = [dict(c.blocks)[self.tile_of[axis].block] for c in self.tiling.configs]
         if number is not None and axis not in self.extents and all(number % b == 0 for b in blocks):
             return
         variable = self.find(axis)
         assert variable is not None
-        name = self.names.fresh(f"{variable.text}_ok")
-        self.emit(f"{name} = {variable.text} < {extent}")
-        self.bounds[axis] = replace(variable, text=name)
+        extent = self.extents.get(axis) or self.index(axis.extent).text
+        ok = replace(variable, text=f"{variable.text} < {extent}", name=False)
+        self.bounds[axis] = self.named(ok, f"{variable.text}_ok")
 
     # -- loops and stages ----------------------------------------------------------------------------------
     def body(self, items: Sequence[Loop | Stage]) -> None:
@@ -497,43 +492,27 @@ class Printer(Expressions):
         name = self.names.fresh(loop.axis.name)
         staged = any(block == STAGES for block, _ in self.tiling.configs[0].blocks)
         steps = f"tl.range(0, {extent}, num_stages={STAGES})" if staged else f"range(0, {extent})"
-
-        def inside() -> None:
+        with self._indented(f"for {name} in {steps}:"):
             self.bind(loop.axis, Term(name, self.block.depth, name=True))
             self.body(loop.body)
 
-        self._indented(f"for {name} in {steps}:", inside)
-
     def _whole(self, axis: Axis, block: str) -> None:
         if self.find(axis) is None:
-            extent = self.index(axis.extent).text
-            name = self.names.fresh(axis.name)
-            start = f"part * {block} + " if self._shared or self._split else ""
-            self.emit(f"{name} = {start}{self.spread(f'tl.arange(0, {block})', axis)}")
-            self.bind(axis, Term(name, axes=frozenset((axis,)), name=True))
-            self._bound(axis, extent)
+            self._lanes(axis, f"part * {block}" if self._shared or self._split else "")
 
     def _steps(self, loop: Loop, block: str) -> None:
         """A loop over blocks."""
-        axis = loop.axis
-        extent = self.index(axis.extent)
+        extent = self.index(loop.axis.extent).text
         for carry in loop.carries:
             self._declare(carry, loop)
         self._numbered += 1
         self.loop_number = self._numbered
-        inner = Block(len(self.blocks))
-        self.blocks.append(inner)
-        start, name = self.names.fresh("start"), self.names.fresh(axis.name)
-        wide = ".to(tl.int64)" if self.tiling.wide else ""
-        self.emit(f"{name} = {start} + {self.spread(f'tl.arange(0, {block})', axis)}{wide}")
-        self.bind(axis, Term(name, inner.depth, frozenset((axis,)), name=True))
-        self._bound(axis, extent.text)
-        self.body(loop.body)
-        self.blocks.pop()
+        start = self.names.fresh("start")
+        with self._indented(f"for {start} in range(0, {extent}, {block}):"):
+            self._lanes(loop.axis, start)
+            self.body(loop.body)
         self.loop_number = 0
-        self.bounds.pop(axis, None)
-        self.emit(f"for {start} in range(0, {extent.text}, {block}):")
-        self.block.lines.extend(f"    {line}" for line in inner.lines)
+        self.bounds.pop(loop.axis, None)
         for carry in loop.carries:
             self._finish(self._accumulators[carry.name], loop.axis)
 
@@ -552,7 +531,7 @@ class Printer(Expressions):
             if carry.kind == "welford" and len(names) == 3:  # the count is that of all rows of a tile
                 shape = self.shape(frozenset((loop.axis,)))
             self.emit(f"{names[-1]} = tl.full({shape}, {literal(number)}, {type_name(kind)})")
-        self._accumulators[carry.name] = Accumulator(carry, tuple(names), working(first))
+        self._accumulators[carry.name] = Accumulator(carry, names, working(first))
 
     def _update(self, update: Update) -> None:
         carry, loop = self._carries[update.carry]
@@ -627,7 +606,7 @@ class Printer(Expressions):
         """Reduce the accumulators to the results."""
         if not any(r is not None and self.is_used(r) for r in done.carry.results):
             return
-        found = self._reduced(done.carry.kind, done.names, axis)
+        found = self._reduced(done.carry.kind, done.names)
         self._bind_refs(done.carry.results, found, self._scope - {axis}, done.dtype)
 
     def _reduce_tile(self, carry: Carry, axis: Axis, args: list[Term], first: torch.dtype) -> None:
@@ -640,9 +619,9 @@ class Printer(Expressions):
             case "softmax":
                 found = self._softmax_tile(args[0], axis)
             case _:
-                found = self._reduced(carry.kind, texts, axis)
+                found = self._reduced(carry.kind, texts)
         if self._shared:
-            self._apart.append((carry, self._left(carry.kind, found, first), working(first)))
+            self._apart.append(Accumulator(carry, self._left(carry.kind, found, first), working(first)))
         else:
             self._bind_refs(carry.results, found, axes, working(first))
 
@@ -660,20 +639,24 @@ class Printer(Expressions):
         """What the parts of a row came to in a loop is reduced, by each of the programs that share it."""
         if self._apart:
             self.emit("rt.meet(counters, tile, part, PARTS)")
-        for carry, texts, dtype in self._apart:
-            tiles = [self.named(Term(text), f"{carry.kind}_parts").text for text in texts]
-            self._bind_refs(carry.results, self._reduced(carry.kind, tiles, axis), self._scope - {axis}, dtype)
+        for done in self._apart:
+            tiles = [self.named(Term(text), f"{done.carry.kind}_parts").text for text in done.names]
+            self._finish(replace(done, names=tiles), axis)
         self._apart.clear()
 
-    def _reduced(self, kind: str, texts: Sequence[str], axis: Axis) -> list[str]:
+    def _reduced(self, kind: str, texts: Sequence[str]) -> list[str]:
         """Name the results of reducing tiles along their last dimension."""
-        keep = self.rank > 1
-        place = {"axis": self.rank - 1, "keep": keep, "keep_dims": ", keep_dims=True" if keep else ""}
         if kind in _REDUCE:
-            return [_REDUCE[kind].format(*texts, **place)]
+            return [self._along_row(_REDUCE[kind], texts[0])]
+        reduced = f"rt.reduce_{kind}({', '.join(texts)}, {self.rank - 1}, {self.rank > 1})"
+        if len(REDUCTIONS[kind].results) == 1:
+            return [reduced]
         names = [self.names.fresh(kind) for _ in REDUCTIONS[kind].results]
-        self.emit(f"{', '.join(names)} = rt.reduce_{kind}({', '.join(texts)}, {place['axis']}, {keep})")
+        self.emit(f"{', '.join(names)} = {reduced}")
         return names
+
+    def _along_row(self, function: str, text: str) -> str:
+        return f"tl.{function}({text}, {self.rank - 1}{', keep_dims=True' * (self.rank > 1)})"
 
     def _welford_tile(self, x: Term, axis: Axis) -> list[str]:
         """In two passes over registers: mean, then squared deviations from it."""
@@ -682,14 +665,11 @@ class Printer(Expressions):
         if self._shared:
             block = self.tile_of[axis].block
             extent = self.named(Term(f"tl.minimum({extent} - part * {block}, {block})"), "count").text
-        part = x.text if ok is None else f"tl.where({ok.text}, {x.text}, 0.0)"
-        keep = ", keep_dims=True" if self.rank > 1 else ""
+        inside = "{}" if ok is None else f"tl.where({ok.text}, {{}}, 0.0)"
         mean, off, m2 = (self.names.fresh(n) for n in ("mean", "off", "m2"))
-        self.emit(f"{mean} = rt.mean(tl.sum({part}, {self.rank - 1}{keep}), {extent})")
-        self.emit(
-            f"{off} = " + (f"{x.text} - {mean}" if ok is None else f"tl.where({ok.text}, {x.text} - {mean}, 0.0)")
-        )
-        self.emit(f"{m2} = tl.sum({off} * {off}, {self.rank - 1}{keep})")
+        self.emit(f"{mean} = rt.mean({self._along_row('sum', inside.format(x.text))}, {extent})")
+        self.emit(f"{off} = {inside.format(f'{x.text} - {mean}')}")
+        self.emit(f"{m2} = {self._along_row('sum', f'{off} * {off}')}")
         return [mean, m2, f"({mean} * 0 + {extent})"]
 
     def _softmax_tile(self, x: Term, axis: Axis) -> list[str]:
@@ -780,7 +760,7 @@ class Printer(Expressions):
         conditions = self.within(every)
         if self._shared and not self._scope:  # all programs of a row know it
             conditions.append(Term("part == 0", atom=False))
-        tail = f", {' & '.join(dict.fromkeys(c.operand for c in conditions))}" if conditions else ""
+        tail = mask_text(conditions)
         if store.combine == "set":
             self.emit(f"tl.store({pointer}, {value.text}{tail})")
         elif store.atomic and store.combine in _ATOMICS:

@@ -10,16 +10,17 @@ on, so that tensors broadcast where they meet; what depends on no tile is a scal
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 
 from gyrator.codegen.blocks import Blocks, Key, Lines, Printed
 from gyrator.codegen.python_text import Names
-from gyrator.codegen.texts import by_weight, checked_place, sum_text
+from gyrator.codegen.texts import checked_place, ordered_terms, sum_text
 from gyrator.codegen.triton_names import is_small, literal, scalar, type_name, typed_literal
 from gyrator.errors import InternalCheckError
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Value
-from gyrator.ir.index import Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, Size, dot, is_nonnegative
+from gyrator.ir.index import Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, dot, is_nonnegative
 from gyrator.ir.ops import OPS, Rule
 from gyrator.ir.tree import Kernel, Loop, LoopKind, Store, Tile, Tiling, Update, loads_in, walk_loops, walk_stages
 
@@ -52,9 +53,13 @@ class Term(Printed):
         return self.text if self.atom else f"({self.text})"
 
 
-@dataclass(slots=True)
-class Block(Lines[Term]):
-    """A block being printed."""
+Block: TypeAlias = Lines[Term]
+
+
+def made_of(text: str, *terms: Term, atom: bool = True) -> Term:
+    """What a text made of terms is: known where all of them are, and different along all their tiles."""
+    axes = _NONE.union(*[t.axes for t in terms])
+    return Term(text, max([t.depth for t in terms], default=0), axes, atom)
 
 
 class Expressions(Blocks[Term, Block]):
@@ -188,9 +193,7 @@ class Expressions(Blocks[Term, Block]):
         call = _CALL.fullmatch(template) is not None
         texts = [t.text if call else t.operand for t in terms]
         atom = call or template.startswith("(") or template.endswith(")")
-        depth = max((t.depth for t in terms), default=0)
-        text = template.format(*texts, dtype=type_name(dtype))
-        return Term(text, depth, _NONE.union(*(t.axes for t in terms)), atom)
+        return made_of(template.format(*texts, dtype=type_name(dtype)), *terms, atom=atom)
 
     def _cast(self, e: Op) -> Term:
         arg = self.value(e.args[0])
@@ -218,68 +221,53 @@ class Expressions(Blocks[Term, Block]):
             conditions = [*self.within(at.axes | mask.axes), mask]
             if not at.axes and mask.axes:
                 at = replace(at, text=f"tl.broadcast_to({at.text}, {self.shape(mask.axes)})", axes=mask.axes)
-        tail = f", {_all(conditions)}" if conditions else ""
+        tail = mask_text(conditions)
         if mask is not None:
             tail += f", {literal(e.other)}"
-        found = [at, *conditions]
-        axes = _NONE.union(*(t.axes for t in found))
         last = self.last_loop.get(e, 0)
         if self.loop_number and last > self.loop_number:  # the next loop over the row finds it in the cache
             tail += ', eviction_policy="evict_last"'
         elif self.loop_number and last > 1 and e in self.again:
             tail += ', eviction_policy="evict_first"'
-        return Term(f"tl.load({at.text}{tail})", max(t.depth for t in found), axes)
+        return made_of(f"tl.load({at.text}{tail})", at, *conditions)
 
     def _checked(self, e: Checked) -> Term:
         """Wrap a negative index, and assert that it is in range."""
         self.asserts = True
         size, raw = self.index(e.size), self.value(e.arg)
         raw = self.named(raw, "at")
-        wrapped = Term(
-            f"tl.where({raw.text} < 0, {raw.text} + {size.operand}, {raw.text})", max(raw.depth, size.depth), raw.axes
-        )
-        at = self.named(wrapped, "at", e)
+        wrapped = f"tl.where({raw.text} < 0, {raw.text} + {size.operand}, {raw.text})"
+        at = self.named(made_of(wrapped, raw, size), "at", e)
         masks = [] if e.mask is None else [self.value(e.mask)]
         conditions = self.within(_NONE.union(at.axes, *(m.axes for m in masks))) + masks
-        tail = f", {_all(conditions)}" if conditions else ""
-        depth = max(at.depth, *(m.depth for m in conditions)) if conditions else at.depth
+        depth = max(term.depth for term in (at, *conditions))
         test = f"({at.text} >= 0) & ({at.text} < {size.text})"
         message = f"index out of range: {checked_place(self.kernel) or 'unknown place'}".replace('"', "'")
-        self.blocks[depth].lines.append(f'tl.device_assert({test}, "{message}"{tail})')
+        self.blocks[depth].lines.append(f'tl.device_assert({test}, "{message}"{mask_text(conditions)})')
         return at
 
     def _random(self, e: Random) -> Term:
         name = e.kind if e.kind == "randint64" else f"{e.kind}_{type_name(e.dtype).removeprefix('tl.')}"
         terms = [self.value(e.seed), self._int64(e.offset), *(self.value(a) for a in e.args)]
-        text = f"rt.{name}({', '.join(t.text for t in terms)})"
-        return Term(text, max(t.depth for t in terms), _NONE.union(*(t.axes for t in terms)))
+        return made_of(f"rt.{name}({', '.join(t.text for t in terms)})", *terms)
 
     # -- addresses -----------------------------------------------------------------------------------------
     def address(self, value: Value, index: tuple[Index, ...]) -> Term:
         """A pointer to ``value[index]``: what is the same for the whole tile is added first."""
         flat = dot(index, value.strides)
-        parts = [(Index((term,)), self.index(Index((term,)))) for term in flat.terms]
-        fixed = _sum(i for i, t in parts if not t.axes)
-        moving = _sum(i for i, t in parts if t.axes)
-        text, terms = self.pointers[value], []
-        for index_ in (fixed, moving):
-            if index_.terms:
-                term = self.index(index_)
-                text += f" + {term.operand}"
-                terms.append(term)
-        return Term(text, max((t.depth for t in terms), default=0), _NONE.union(*(t.axes for t in terms)), False)
+        moves = [(bool(self.index(Index((term,))).axes), term) for term in flat.terms]
+        halves = [tuple(term for moving, term in moves if moving is half) for half in (False, True)]
+        terms = [self.index(Index(half)) for half in halves if half]
+        text = " + ".join([self.pointers[value], *(term.operand for term in terms)])
+        return made_of(text, *terms, atom=False)
 
     # -- indices -------------------------------------------------------------------------------------------
     def index(self, index: Index) -> Term:
         """An integer expression."""
-        terms: list[tuple[int, list[str]]] = []
-        depth, axes = 0, _NONE
-        for monomial, c in sorted(index.terms, key=by_weight):
-            atoms = [self._atom(a) for a in sorted(monomial, key=lambda a: isinstance(a, Size))]
-            depth, axes = max([depth, *(a.depth for a in atoms)]), axes.union(*(a.axes for a in atoms))
-            terms.append((c, [a.operand for a in atoms]))
-        text = sum_text(terms)
-        return Term(text, depth, axes, " " not in text and not text.startswith("-"))
+        parts = [(c, [self._atom(a) for a in atoms]) for c, atoms in ordered_terms(index)]
+        text = sum_text([(c, [a.operand for a in atoms]) for c, atoms in parts])
+        atom = " " not in text and not text.startswith("-")
+        return made_of(text, *[a for _, atoms in parts for a in atoms], atom=atom)
 
     def _int64(self, index: Index) -> Term:
         if index.value is not None:
@@ -297,12 +285,11 @@ class Expressions(Blocks[Term, Block]):
                 sign, name = ("//", "div") if isinstance(atom, FloorDiv) else ("%", "mod")
                 operation = f"{a.operand} {sign} {b.operand}"
                 text = operation if is_nonnegative(num) else f"rt.floor_{name}({a.text}, {b.text})"
-                return self.named(Term(text, max(a.depth, b.depth), a.axes | b.axes), "k", atom)
+                return self.named(made_of(text, a, b), "k", atom)
             case Min(a_, b_) | Max(a_, b_):
                 a, b = self.index(a_), self.index(b_)
                 name = "minimum" if isinstance(atom, Min) else "maximum"
-                text = f"tl.{name}({a.text}, {b.text})"
-                return self.named(Term(text, max(a.depth, b.depth), a.axes | b.axes), "k", atom)
+                return self.named(made_of(f"tl.{name}({a.text}, {b.text})", a, b), "k", atom)
             case Indirect(value):
                 term = self.value(value)
                 if self.tiling.wide or value.dtype != torch.int64:
@@ -350,13 +337,9 @@ def _is_index(e: Expr) -> bool:
     return e.dtype == torch.int64 and (isinstance(e, IndexValue) or small)
 
 
-def _all(conditions: Sequence[Term]) -> str:
-    return " & ".join(dict.fromkeys(c.operand for c in conditions))
-
-
-def _sum(indices: Iterable[Index]) -> Index:
-    terms = tuple(term for index in indices for term in index.terms)
-    return Index(terms)
+def mask_text(conditions: Sequence[Term]) -> str:
+    """The argument under which something is loaded or stored, with its comma; nothing where that is always so."""
+    return f", {' & '.join(dict.fromkeys(c.operand for c in conditions))}" if conditions else ""
 
 
 def _loops_of_loads(kernel: Kernel, tiles: Mapping[Axis, Tile]) -> tuple[dict[Load, int], set[Load]]:

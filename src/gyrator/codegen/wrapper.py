@@ -25,13 +25,13 @@ from dataclasses import astuple, dataclass, replace
 import torch
 
 from gyrator.codegen.gpu_calls import programs_text, updated_text
-from gyrator.codegen.python_text import Names, constant_text, derived_text, device_text, index_text, tuple_text
+from gyrator.codegen.python_text import Names, constant_text, device_text, index_text, tuple_of, tuple_text
 from gyrator.codegen.ranges import index_ranges, random_tensor
 from gyrator.codegen.texts import WIDTH, origin_comments
 from gyrator.codegen.triton_source import Pointer, SizeArgument, TritonKernel, Workspace
 from gyrator.ir.expr import Value
 from gyrator.ir.index import ZERO, Atom, Index, Size, dot, substitute
-from gyrator.ir.program import Arg, Extern, Item, ListArg, View, views
+from gyrator.ir.program import Arg, Extern, Input, Item, ListArg, View, views
 from gyrator.ir.tree import Kernel
 from gyrator.metrics.kernels import count_of
 from gyrator.origin import Origin, Origins, merge
@@ -126,11 +126,12 @@ class _Wrapper:
                 self.flush()
             self.step(step)
         self.flush()
-        self.emit(f"return {_tuple([self.argument(o) for o in self.plan.outputs])}")
+        self.emit(f"return {tuple_of(self.argument(o) for o in self.plan.outputs)}")
         body = "\n".join(f"        {line}" for line in self.lines)
         lines = [piece for line in self.setup() for piece in broken(line, WIDTH - 4)]
         setup = "\n".join(f"    {line}" if line else "" for line in lines)
-        made = "\n".join(f"        {line}," for line in self.made_inputs())
+        ranges = index_ranges(self.plan)
+        made = "\n".join(f"        {self.made_input(given, ranges)}," for given in self.plan.inputs)
         call = "call" if self.gpu is None else f"runtime.on_device({self.gpu.index}, call)"
         math = "import math\n\n" if "math." in body else ""
         return _TEMPLATE.format(name=self.plan.name, setup=setup, body=body, call=call, made=made, math=math)
@@ -192,7 +193,7 @@ class _Wrapper:
                 self.bound.add(given.size.name)
             else:
                 names.append("_")
-        self.emit(f"{_tuple(names)} = args" if names else "assert not args")
+        self.emit(f"{tuple_of(names)} = args" if names else "assert not args")
         self.emit("args.clear()")
         for given in self.plan.inputs:
             if given.value is not None and given.number:
@@ -209,17 +210,15 @@ class _Wrapper:
         self.derive()
 
     def derive(self) -> None:
-        """Write the derived sizes whose parts are known by now."""
-        progress = bool(self.waiting)
-        while progress:
-            progress = False
-            for derived in list(self.waiting):
-                source = self.name(self.by_name[derived.source]) if derived.source else ""
-                text = derived_text(derived, source)
-                if derived.source or self.symbols.intersection(re.findall(r"\w+", text)) <= self.bound:
-                    self.waiting.remove(derived)
-                    self.bind_size(derived.size, text)
-                    progress = True
+        """Write the derived sizes whose parts are known by now: those read off inputs come first, and no other is a
+        part of one."""
+        for derived in list(self.waiting):
+            text = derived.text
+            if derived.source:  # ``shape[0]`` or ``stride[1]``, which tensors have as ``stride(1)``
+                text = f"{self.name(self.by_name[derived.source])}." + re.sub(r"^stride\[(\d+)\]$", r"stride(\1)", text)
+            if derived.source or self.symbols.intersection(re.findall(r"\w+", text)) <= self.bound:
+                self.waiting.remove(derived)
+                self.bind_size(derived.size, text)
 
     def bind_size(self, size: Size, text: str) -> None:
         self.emit(f"{size.name} = {text}")
@@ -392,20 +391,14 @@ class _Wrapper:
         return window if view.dtype in (None, view.value.dtype) else f"{window}.view({view.dtype})"
 
     # -- the script ------------------------------------------------------------------------------------------
-    def made_inputs(self) -> list[str]:
-        """An expression for each input that the script makes up."""
-        ranges = index_ranges(self.plan)
-        lines = []
-        for given in self.plan.inputs:
-            value = given.value
-            if value is None:
-                lines.append("None" if given.size is None else str(count_of(given.size.index(), self.hints)))
-                continue
-            if given.number:
-                lines.append("True" if value.dtype == torch.bool else "1.5")
-                continue
-            lines.append(random_tensor(value, value.device, ranges, self.hints))
-        return lines
+    def made_input(self, given: Input, ranges: Mapping[Value, Index]) -> str:
+        """An expression for an input that the script makes up."""
+        value = given.value
+        if value is None:
+            return "None" if given.size is None else str(count_of(given.size.index(), self.hints))
+        if given.number:
+            return "True" if value.dtype == torch.bool else "1.5"
+        return random_tensor(value, value.device, ranges, self.hints)
 
 
 _TEMPLATE = '''"""Graph {name!r}, compiled by gyrator. As a script it runs on random inputs, timed."""
@@ -471,10 +464,6 @@ def byte_size(value: Value) -> int | None:
         return 0
     last = dot(tuple(size - 1 for size in value.shape), value.strides).value
     return None if last is None else (last + 1) * value.dtype.itemsize
-
-
-def _tuple(items: Sequence[str]) -> str:
-    return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
 
 
 def _size_names(plan: Plan) -> frozenset[str]:
