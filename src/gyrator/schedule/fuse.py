@@ -170,8 +170,7 @@ def _check(group: Group, first: Group, second: Group, *, shared: bool) -> Refuse
     problem = crossing_reads(group, frozenset(m.position for m in first.members))
     if problem is not None:
         return problem
-    touched = {v for m in group.members for v in uses(m.nest)} | {v for m in group.members for v in m.nest.out}
-    if len(touched) > MAX_VALUES:
+    if len({v for m in group.members for v in (*uses(m.nest), *m.nest.out)}) > MAX_VALUES:
         return Refused(f"the kernel would touch more than {MAX_VALUES} tensors")
     if len({m.nest.on_gpu for m in group.members}) > 1:
         return Refused("they run on different devices")

@@ -17,6 +17,7 @@ from gyrator.ir.expr import Checked, Expr, Load, Ref, Value, rewrite
 from gyrator.ir.index import ONE, Axis
 from gyrator.ir.program import defines, shown_views, uses
 from gyrator.ir.tree import Config, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Tile, Tiling, walk_exprs
+from gyrator.origin import merge
 from gyrator.schedule.canonical import stem_of
 from gyrator.schedule.naming import named
 from gyrator.schedule.plan import Allocate, Call, Copy, Free, Launch, Plan, Step, held
@@ -81,8 +82,7 @@ def combine(plan: Plan) -> Plan:
         launches = [step for step in slot.steps if isinstance(step, Launch)]
         if len(launches) > 1:
             kernel, args = _side_by_side([(kernels[step.kernel], step.args) for step in launches], owner)
-            origins = tuple(dict.fromkeys(origin for step in launches for origin in step.origins))
-            slot.steps = [Launch(kernel.name, args, (), origins)]
+            slot.steps = [Launch(kernel.name, args, (), merge(*(step.origins for step in launches)))]
             made[kernel.name] = kernel
         else:
             made |= {step.kernel: kernels[step.kernel] for step in launches}
@@ -198,7 +198,7 @@ def _side_by_side(
             params[place] = replace(same, read=same.read or param.read, written=same.written or param.written)
             given[place], values[old] = arg, same.value
         body.append(_renamed(_loop(kernel), values, number))
-    origins = tuple(dict.fromkeys(o for kernel, _ in members for o in kernel.origins))
+    origins = merge(*(kernel.origins for kernel, _ in members))
     tiles = tuple(Tile(axis, "XBLOCK") for axis in dict.fromkeys(loop.axis for loop in body))
     hint = sum(_elements(kernel) for kernel, _ in members)
     tiling = Tiling(tiles, (Config((("XBLOCK", BLOCK),), WARPS),), "foreach", hint=hint)

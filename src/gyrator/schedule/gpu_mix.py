@@ -40,20 +40,18 @@ def mix(
     shared = [x for x in a.outer if x in b.outer]
     if set(a.outer) != {*shared, *serial} or set(b.outer) != {*shared, *row} or not shared:
         return Refused("they are no rows and columns of one tensor")
-    if any(x.extent.value is None for x in row) or volume(x.extent for x in row) > MAX_COLUMNS:
+    softmax = any(isinstance(m.nest.root, Reduce) and m.nest.root.kind == "softmax" for m in a.members)
+    if softmax or any(x.extent.value is None for x in row) or volume(x.extent for x in row) > MAX_COLUMNS:
         return Refused("a row does not fit in registers")
     if not all(_runs_down(m) for m in b.members):
         return Refused("a reduction down the columns keeps more than one number")
-    if any(isinstance(m.nest.root, Reduce) and m.nest.root.kind == "softmax" for m in a.members):
-        return Refused("a row does not fit in registers")
     moved = tuple([replace(m, space=0, down=isinstance(m.nest.root, Reduce)) for m in b.members])
     members = tuple(sorted((*a.members, *moved), key=lambda m: m.position))
     mixed = Group(tuple(shared), (row,), members, serial)
-    problem = crossing_reads(mixed, frozenset(m.position for m in a.members))
     down = {v for m in moved if m.down for v in m.nest.out}
-    if problem is None and any(load.value in down for m in members for load in m.loads):
-        problem = Refused("a sum down the columns is complete only after all rows")
-    return mixed if problem is None else problem
+    if any(load.value in down for m in members for load in m.loads):
+        return Refused("a sum down the columns is complete only after all rows")
+    return crossing_reads(mixed, frozenset(m.position for m in a.members)) or mixed
 
 
 def _runs_down(member: Member) -> bool:

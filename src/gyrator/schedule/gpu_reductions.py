@@ -13,7 +13,7 @@ from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_mix import MAX_COLUMNS
 from gyrator.schedule.gpu_shared import shared_blocks
 from gyrator.schedule.gpu_tiling import WHOLE_ROW
-from gyrator.schedule.group import singleton
+from gyrator.schedule.group import Axes, singleton
 from gyrator.schedule.loops import SIMPLE
 from gyrator.schedule.split import Cut, even_cut, is_column, split
 from gyrator.schedule.volume import volume
@@ -106,7 +106,8 @@ def online_softmax(program: Program, gpu: Gpu | None) -> Program:
     what follows needs them again; but not where programs share rows: then it saves an exchange.
     """
     tops: dict[Value, tuple[int, Nest, Reduce]] = {}
-    made = {n.out[0]: n for n in program.nodes if isinstance(n, Nest) and isinstance(n.root, Pointwise)}
+    nests = [n for n in program.nodes if isinstance(n, Nest)]
+    made = {n.out[0]: (n.axes, n.root.body) for n in nests if isinstance(n.root, Pointwise)}
     nodes: list[Node | None] = list(program.nodes)
     for position, node in enumerate(program.nodes):
         if not isinstance(node, Nest) or not isinstance(node.root, Reduce) or not node.on_gpu:
@@ -124,7 +125,8 @@ def online_softmax(program: Program, gpu: Gpu | None) -> Program:
             case _:
                 continue
         same = (first.axes, maximum.reduced, maximum.body) == (node.axes, root.reduced, (element,))
-        if not same or not _is_own(index, node) or (short and _goes_on(program, node, {top, value})):
+        elements = volume(a.extent for a in node.axes) * row
+        if not same or not _is_own(index, node) or (short and _goes_on(program, elements, {top, value})):
             continue
         del tops[top]
         both = Reduce("softmax", root.reduced, maximum.body)
@@ -133,10 +135,8 @@ def online_softmax(program: Program, gpu: Gpu | None) -> Program:
     return replace(program, nodes=tuple([n for n in nodes if n is not None]))
 
 
-def _goes_on(program: Program, rows: Nest, results: Set[Value]) -> bool:
-    """Whether something is computed for each element of the rows from what they were reduced to."""
-    assert isinstance(rows.root, Reduce)
-    elements = volume(a.extent for a in (*rows.axes, *rows.root.reduced))
+def _goes_on(program: Program, elements: int, results: Set[Value]) -> bool:
+    """Whether something is computed for each of so many elements from what their rows were reduced to."""
     return any(
         isinstance(node.root, Pointwise) and uses(node) & results and volume(a.extent for a in node.axes) >= elements
         for node in program.nodes
@@ -144,12 +144,11 @@ def _goes_on(program: Program, rows: Nest, results: Set[Value]) -> bool:
     )
 
 
-def _computed(body: Expr, made: Mapping[Value | None, Nest]) -> Expr:
+def _computed(body: Expr, made: Mapping[Value | None, tuple[Axes, Expr]]) -> Expr:
     """What a load of a pointwise result stands for."""
     if isinstance(body, Load) and body.mask is None and body.value in made:
-        nest = made[body.value]
-        assert isinstance(nest.root, Pointwise)
-        return nest.root.body.substitute(dict(zip(nest.axes, body.index, strict=True)))
+        axes, inner = made[body.value]
+        return inner.substitute(dict(zip(axes, body.index, strict=True)))
     return body
 
 

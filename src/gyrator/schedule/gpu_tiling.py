@@ -7,10 +7,10 @@ many as fill a memory transaction.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from math import prod
 
-from gyrator.ir.expr import Load
 from gyrator.ir.index import ONE, Axis, FloorDiv, Index, Mod, lower, upper
 from gyrator.ir.tree import (
     STAGES,
@@ -28,7 +28,7 @@ from gyrator.ir.tree import (
     walk_stages,
 )
 from gyrator.schedule.gpu import FEW_PROGRAMS, Gpu
-from gyrator.schedule.volume import most, volume
+from gyrator.schedule.volume import at_most, volume
 
 MAX_INDEX = 1 << 31
 WHOLE_ROW = 1 << 15
@@ -110,7 +110,7 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> Tiling:
     kept (``mixed``)."""
     columns = bool(walk.grid) and not mixed and _walks_columns(walk)
     whole = {axis: mixed or _is_whole(axis, loops, columns=columns) for axis, loops in walk.rows.items()}
-    longest = max(power(most(a.extent)) if w else 0 for a, w in whole.items())
+    longest = max(power(at_most(a.extent)) if w else 0 for a, w in whole.items())
     if all(whole.values()):
         if mixed:
             pairs = _mixed_rows(longest, _item(walk))
@@ -131,7 +131,7 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> Tiling:
     configs = []
     for x, block, warps in shapes:
         sizes = [("XBLOCK", x)] if tiled else []
-        sizes += [(blocks[a], power(most(a.extent)) if w else block) for a, w in whole.items()]
+        sizes += [(blocks[a], power(at_most(a.extent)) if w else block) for a, w in whole.items()]
         configs.append(Config(tuple(sizes), warps))
     tiles = [Tile(walk.grid[-1], "XBLOCK")] if tiled else []
     tiles += [Tile(a, blocks[a], w) for a, w in whole.items()]
@@ -159,7 +159,7 @@ def _shared_tiles(walk: _Walk, parts: tuple[int, ...]) -> Tiling:
 
 def _in_blocks(walk: _Walk, whole: Tiling) -> Tiling | None:
     """The tiling with rows in blocks instead; None for columns and for short rows, where it cannot pay."""
-    row = min(power(most(axis.extent)) for axis in walk.rows)
+    row = min(power(at_most(axis.extent)) for axis in walk.rows)
     if row < LONG_ROW or _walks_columns(walk):
         return None
     first = [("XBLOCK", 1)] if any(tile.block == "XBLOCK" for tile in whole.tiles) else []
@@ -196,17 +196,15 @@ def _item(walk: _Walk) -> int:
 
 def _staged(configs: tuple[Config, ...], kernel: Kernel, gpu: Gpu) -> tuple[Config, ...]:
     """``configs`` in which loads of the serial loops begin two iterations early, where shared memory holds them."""
-    row = 0
-    for loop in walk_loops(kernel.body):
-        if loop.kind is LoopKind.SERIAL:
-            moving = [load for load in loads_in(loop.body) if load.axes() - {loop.axis} and loop.axis in load.axes()]
-            row += sum(load.dtype.itemsize for load in moving)
-    found = []
-    for config in configs:
-        elements = prod(size for name, size in config.blocks)
-        stages = 3 if 2 * row * elements <= gpu.shared_bytes else 1
-        found.append(replace(config, blocks=(*config.blocks, (STAGES, stages))))
-    return tuple(found)
+    serial = [loop for loop in walk_loops(kernel.body) if loop.kind is LoopKind.SERIAL]
+    moving = [load for loop in serial for load in loads_in(loop.body) if {loop.axis} < load.axes()]
+    row = sum(load.dtype.itemsize for load in moving)
+
+    def staged(config: Config) -> Config:
+        stages = 3 if 2 * row * prod(size for _, size in config.blocks) <= gpu.shared_bytes else 1
+        return replace(config, blocks=(*config.blocks, (STAGES, stages)))
+
+    return tuple(map(staged, configs))
 
 
 def _whole_columns(row: int, points: int) -> list[tuple[int, int]]:
@@ -227,7 +225,7 @@ def _looped_columns(row: int, points: int) -> list[tuple[int, int, int]]:
 
 
 def _is_whole(axis: Axis, loops: tuple[Loop, ...], *, columns: bool) -> bool:
-    length = most(axis.extent)
+    length = at_most(axis.extent)
     if length is None:
         return False
     if columns and not any("sort" in carry.kind for loop in loops for carry in loop.carries):
@@ -240,21 +238,16 @@ def _is_whole(axis: Axis, loops: tuple[Loop, ...], *, columns: bool) -> bool:
 
 def _read_again(axis: Axis, loops: tuple[Loop, ...]) -> int:
     """How many loads along the row several of its loops need."""
-    seen: set[Load] = set()
-    again: set[Load] = set()
-    for loop in loops:
-        own = {load for load in loads_in(loop.body) if axis in load.axes()}
-        again |= own & seen
-        seen |= own
-    return len(again)
+    readers = Counter(load for loop in loops for load in loads_in(loop.body) if axis in load.axes())
+    return sum(count > 1 for count in readers.values())
 
 
 def _walks_columns(walk: _Walk, share: int = 1) -> bool:
     """Whether most bytes lie contiguously along the grid rather than along the rows, or more than one in ``share``."""
     weights = [0, 0]
     for position, size in walk.accesses:
-        reached = upper(position)
-        span = 1 << 62 if reached is None or reached.value is None else reached.value + 1
+        reached = at_most(position)
+        span = 1 << 62 if reached is None else reached + 1
         weight = size * min(volume(a.extent for a in position.axes()), span)
         for kind, axes in enumerate((walk.rows, walk.grid[-1:])):
             weights[kind] = max(weights[kind], weight if any(_contiguous(position, a) for a in axes) else 0)

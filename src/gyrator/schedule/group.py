@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TypeAlias
 
 import torch
@@ -69,13 +70,10 @@ class Group:
         """Split or rename axes everywhere: each axis becomes the axes of its image, in order."""
         if not mapping:
             return self
-        images: dict[Index, Index] = {}  # members of a group share most of their indices
 
+        @cache  # members of a group share most of their indices
         def image(i: Index) -> Index:
-            found = images.get(i)
-            if found is None:
-                found = images[i] = substitute(i, mapping)
-            return found
+            return substitute(i, mapping)
 
         members = tuple([replace(m, at={a: image(i) for a, i in m.at.items()}) for m in self.members])
         spaces = tuple(_images(s, mapping) for s in self.spaces)
@@ -150,11 +148,7 @@ def _exclusive_axes(root: Scatter) -> set[Axis]:
 
 
 def _images(axes: Axes, mapping: Mapping[Atom, Index]) -> Axes:
-    found: list[Axis] = []
-    for axis in axes:
-        image = mapping.get(axis)
-        found.extend([axis] if image is None else axes_of(image))
-    return tuple(found)
+    return tuple([image for axis in axes for image in axes_of(mapping.get(axis, axis.index()))])
 
 
 # -- joining -----------------------------------------------------------------------------------------------
@@ -178,20 +172,20 @@ def join(
     if isinstance(paired, Refused):
         return paired
     a, b = paired
-    demoted = _common_outer(a, b)
-    if isinstance(demoted, Refused):
-        return demoted
-    return _unite(*demoted)
+    outer_a, outer_b = set(a.outer), set(b.outer)
+    if outer_a < outer_b and b.pointwise:
+        b = _demote(b, outer_a)
+    elif outer_b < outer_a and a.pointwise:
+        a = _demote(a, outer_b)
+    elif outer_a != outer_b:
+        return Refused("they reduce or iterate over different axes")
+    return _unite(a, b)
 
 
 def _inverse(renaming: Mapping[Atom, Index]) -> dict[Atom, Index] | None:
     """The mapping the other way, if every axis is renamed to an axis."""
-    back: dict[Atom, Index] = {}
-    for axis, image in renaming.items():
-        if not isinstance(image.atom, Axis):
-            return None
-        back[image.atom] = axis.index()
-    return back
+    back = {image.atom: axis.index() for axis, image in renaming.items() if isinstance(image.atom, Axis)}
+    return {**back} if len(back) == len(renaming) else None
 
 
 def _pair_leftovers(a: Group, b: Group) -> tuple[Group, Group] | Refused:
@@ -204,17 +198,6 @@ def _pair_leftovers(a: Group, b: Group) -> tuple[Group, Group] | Refused:
     if same is None:
         return Refused("they iterate over different ranges")
     return a.rewrite(same.left), b.rewrite(same.right)
-
-
-def _common_outer(a: Group, b: Group) -> tuple[Group, Group] | Refused:
-    oa, ob = set(a.outer), set(b.outer)
-    if oa == ob:
-        return a, b
-    if oa < ob and b.pointwise:
-        return a, _demote(b, oa)
-    if ob < oa and a.pointwise:
-        return _demote(a, ob), b
-    return Refused("they reduce or iterate over different axes")
 
 
 def _demote(group: Group, outer: set[Axis]) -> Group:

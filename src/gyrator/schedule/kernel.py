@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TypeAlias
 
 import torch
@@ -99,7 +100,7 @@ class Writer:
         self.made: dict[Value, tuple[Member, int]] = {
             v: (m, k) for m in self.members for k, v in enumerate(m.nest.out) if v is not None
         }
-        self.flat: dict[Value, Value] = {}
+        self.memory = cache(_as_memory)
         self._rows: dict[tuple[Value, str], Value] = {}
         self._memo: dict[tuple[int, int], tuple[Expr, ...]] = {}
         self._loaded: dict[Value, None] = {}
@@ -203,20 +204,18 @@ class Writer:
         return list(self._row_loops(space, tuple(stages), tuple(carries), vector=not scans))
 
     def _row_loops(self, space: int, body: Body, carries: tuple[Carry, ...], *, vector: bool) -> Body:
-        axes = self.shape.spaces[space]
+        axes, rows = self.shape.spaces[space], self._rows.values()
         vector = (vector and self.shape.style in (Style.ROWS, Style.SPLIT)) or self.on_gpu
-        if any(
-            isinstance(s, Store) and s.combine != "set" and not s.atomic and s.value not in self._rows.values()
-            for s in body
-        ):
-            vector = False  # iterations that hit one element run in order
-        for depth in range(len(axes) - 1, -1, -1):
-            innermost, outermost = depth == len(axes) - 1, depth == 0
-            kind, lanes = (LoopKind.LANES, self.shape.lanes) if innermost and vector else (LoopKind.SERIAL, 1)
-            grain = 0
-            if outermost and self.shape.style is Style.SPLIT:
-                kind, lanes, grain = LoopKind.PARALLEL, 1, _cost(body)
-            body = (Loop(axes[depth], kind, body, carries if outermost else (), lanes, grain),)
+        combined = [s for s in body if isinstance(s, Store) and s.combine != "set" and s.value not in rows]
+        kinds = [LoopKind.SERIAL] * len(axes)
+        if vector and all(s.atomic for s in combined):  # else iterations that hit one element run in order
+            kinds[-1] = LoopKind.LANES
+        if self.shape.style is Style.SPLIT:
+            kinds[0] = LoopKind.PARALLEL
+        for axis, kind in zip(reversed(axes), reversed(kinds), strict=True):
+            lanes = self.shape.lanes if kind is LoopKind.LANES else 1
+            grain = _cost(body) if kind is LoopKind.PARALLEL else 0
+            body = (Loop(axis, kind, body, carries if axis is axes[0] else (), lanes, grain),)
         return body
 
     # -- tiles: what lies across the vectors is transposed on its way ----------------------------------------
@@ -371,15 +370,6 @@ class Writer:
         return self.rule(expr) or expr
 
     # -- memory: every tensor is addressed by the position of an element in it -----------------------------
-    def memory(self, value: Value) -> Value:
-        """A tensor as its kernel sees it: one dimension, from its first element to its last."""
-        found = self.flat.get(value)
-        if found is None:
-            last = dot(tuple(n - 1 for n in value.shape), value.strides)
-            length = ZERO if any(n is ZERO for n in value.shape) else last + 1
-            found = self.flat[value] = Value(value.name, (length,), value.dtype, (ONE,), value.device)
-        return found
-
     def _position(self, value: Value, index: tuple[Index, ...]) -> tuple[Index, ...]:
         return (substitute(dot(index, value.strides), self.shape.blocks),)
 
@@ -451,6 +441,13 @@ class Writer:
         if isinstance(member.nest.root, Scan) and member.space is not None:
             scope |= set(self.shape.spaces[member.space])
         return Ref(value.name, value.dtype, frozenset(scope))
+
+
+def _as_memory(value: Value) -> Value:
+    """A tensor as its kernel sees it: one dimension, from its first element to its last."""
+    last = dot(tuple(n - 1 for n in value.shape), value.strides)
+    length = ZERO if any(n is ZERO for n in value.shape) else last + 1
+    return Value(value.name, (length,), value.dtype, (ONE,), value.device)
 
 
 def _reduced(member: Member) -> tuple[str, Value]:

@@ -42,13 +42,8 @@ def _own_accesses(group: Group, stored: frozenset[Value] | None = None) -> Itera
 
 def unit_axes(group: Group) -> set[Axis]:
     """The axes along which the group's largest accesses are contiguous."""
-    found: list[tuple[Axis, int]] = []
-    for member, access in _own_accesses(group):
-        unit = _unit(access.position)
-        image = None if unit is None else _unit(member.at[unit])
-        if image is not None:
-            found.append((image, access.weight))
-    return _of_the_largest(found)
+    own = [(_unit(access.position), member, access) for member, access in _own_accesses(group)]
+    return contiguous_axes([Access(m.at[unit], access.weight) for unit, m, access in own if unit is not None])
 
 
 def across_rows(group: Group) -> bool:
@@ -58,14 +53,10 @@ def across_rows(group: Group) -> bool:
 
 
 def contiguous_axes(found: list[Access]) -> set[Axis]:
-    """As :func:`unit_axes`, of accesses whose axes may have been merged."""
-    units = [(_unit(a.position), a.weight) for a in found]
-    return _of_the_largest([(axis, weight) for axis, weight in units if axis is not None])
-
-
-def _of_the_largest(found: list[tuple[Axis, int]]) -> set[Axis]:
-    largest = max((weight for _, weight in found), default=0)
-    return {axis for axis, weight in found if weight * 2 > largest}
+    """The axes along which the largest accesses are contiguous."""
+    units = [(axis, a.weight) for a in found if (axis := _unit(a.position)) is not None]
+    largest = max((weight for _, weight in units), default=0)
+    return {axis for axis, weight in units if weight * 2 > largest}
 
 
 @lru_cache(maxsize=1 << 13)

@@ -99,7 +99,7 @@ class _Planner:
             return
         group = unit if isinstance(unit, Group) else _group_of(unit)
         made = frozenset(defines_of(group))
-        outside = frozenset(v for v in made if v in self._life.forever or self._life.last.get(v, -1) > position)
+        outside = frozenset(v for v in made if not self._life.dies_at(v, position))
         here = _Here(group, position, uses_of(unit), made, levels_of(group.members), whole_of(unit))
         placed: dict[Value, Value] = {}
         for member in group.members:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Masked, Op, Scalar, Value, indirect, rewrite
+from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Masked, Op, Value, indirect, rewrite
 from gyrator.ir.index import Index, const, is_less, is_nonnegative, maximum, minimum, substitute
 from gyrator.ir.ops import OPS
 from gyrator.ir.program import Nest, Pointwise, Program, Reduce, Root, Scan, Scatter, map_nests
@@ -107,7 +107,9 @@ def _cast(arg: Expr, dtype: torch.dtype, exact_rounding: bool) -> Expr | None:
     if arg.dtype == dtype:
         return arg
     if isinstance(arg, Const):
-        return _cast_const(arg.value, arg.dtype, dtype)
+        if not math.isfinite(arg.value) and not dtype.is_floating_point and dtype != torch.bool:
+            return None  # what becomes of it depends on the machine
+        return Const(torch.tensor(arg.value, dtype=arg.dtype).to(dtype).item(), dtype)
     if isinstance(arg, Op) and arg.name == "cast":
         inner = arg.args[0]
         low = arg.dtype in _HALF and inner.dtype == torch.float32
@@ -129,21 +131,13 @@ def _holds_exactly(small: torch.dtype, wide: torch.dtype) -> bool:
     return False
 
 
-def _cast_const(value: Scalar, source: torch.dtype, dtype: torch.dtype) -> Const | None:
-    if not math.isfinite(value) and not dtype.is_floating_point and dtype != torch.bool:
-        return None  # what becomes of it depends on the machine
-    return Const(torch.tensor(value, dtype=source).to(dtype).item(), dtype)
-
-
 def map_root(root: Root, expr: Callable[[Expr], Expr], index: Callable[[Index], Index]) -> Root:
     """The root with ``expr`` applied to each of its expressions, and ``index`` to those of a scatter's index."""
     match root:
         case Pointwise(body):
             return Pointwise(expr(body))
-        case Reduce(kind, reduced, body, partial):
-            return Reduce(kind, reduced, tuple(map(expr, body)), partial)
-        case Scan(kind, axis, body):
-            return Scan(kind, axis, tuple(map(expr, body)))
+        case Reduce() | Scan():
+            return replace(root, body=tuple(map(expr, root.body)))
         case Scatter(into, at, body, combine):
             return Scatter(into, tuple(map(index, at)), expr(body), combine)
     raise TypeError(root)

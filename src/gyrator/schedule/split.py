@@ -31,11 +31,6 @@ class Cut:
         """Iterations in all."""
         return volume(a.extent for a in self.axes)
 
-    @property
-    def ragged(self) -> bool:
-        """Whether the last part is shorter."""
-        return self.parts * self.step != self.length
-
 
 def split_reductions(program: Program) -> Program:
     """Split a reduction over rows into partial results of equal blocks of rows, and their combination.
@@ -120,7 +115,7 @@ def split(nest: Nest, cut: Cut | None) -> list[Node]:
     rest = tuple(Axis(f"r{k + len(inner)}", a.extent) for k, a in enumerate(others))
     at |= {old: new.index() for old, new in zip((*nest.axes, *others), (*kept, *rest), strict=True)}
     body = tuple(b.substitute(at) for b in root.body)
-    if cut.ragged:
+    if cut.parts * cut.step != cut.length:  # the last part is shorter
         inside = Op("lt", (IndexValue(place), Const(cut.length, torch.int64)), torch.bool)
         starts = [identity(root.kind, body[0].dtype), torch.iinfo(torch.int64).max]
         body = tuple(Masked(inside, b, Const(s, b.dtype)) for b, s in zip(body, starts, strict=False))

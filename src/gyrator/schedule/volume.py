@@ -10,14 +10,14 @@ def volume(shape: Iterable[Index], hint: int = 64) -> int:
     """About how many elements, for cost models: an extent counts as its upper bound, or ``hint`` if it has none."""
     total = 1
     for extent in shape:
-        length = most(extent)
+        length = at_most(extent)
         total *= hint if length is None else length
     return total
 
 
-def most(extent: Index) -> int | None:
-    """How long an axis of that extent is at most, if that is known."""
-    bound = upper(extent) if extent.value is None else extent
+def at_most(index: Index) -> int | None:
+    """The most that an index can be, if that is known."""
+    bound = upper(index) if index.value is None else index
     return None if bound is None else bound.value
 
 
