@@ -184,8 +184,9 @@ def join(
 
 def _inverse(renaming: Mapping[Atom, Index]) -> dict[Atom, Index] | None:
     """The mapping the other way, if every axis is renamed to an axis."""
-    back = {image.atom: axis.index() for axis, image in renaming.items() if isinstance(image.atom, Axis)}
-    return {**back} if len(back) == len(renaming) else None
+    pairs = [(image.atom, axis.index()) for axis, image in renaming.items()]
+    back: dict[Atom, Index] = {to: axis for to, axis in pairs if isinstance(to, Axis)}
+    return back if len(back) == len(renaming) else None
 
 
 def _pair_leftovers(a: Group, b: Group) -> tuple[Group, Group] | Refused:
