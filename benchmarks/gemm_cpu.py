@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import gyrator
 from gyrator.config import Config
@@ -38,8 +38,8 @@ extern "C" __attribute__((visibility("default"))) void peak(int64_t rounds) {
   gy::tile_load<4>(left, 64), gy::tile_load<5>(left + 512, 64);
   gy::tile_load<6>(right, 64), gy::tile_load<7>(right + 512, 64);
   for (int64_t i = 0; i < rounds * 192; ++i) {
-    gy::tile_multiply<0, 4, 6>(), gy::tile_multiply<1, 4, 7>();
-    gy::tile_multiply<2, 5, 6>(), gy::tile_multiply<3, 5, 7>();
+    gy::tile_multiply<gy::bf16, 0, 4, 6>(), gy::tile_multiply<gy::bf16, 1, 4, 7>();
+    gy::tile_multiply<gy::bf16, 2, 5, 6>(), gy::tile_multiply<gy::bf16, 3, 5, 7>();
   }
   gy::tile_end();
 #else
@@ -95,6 +95,53 @@ def measure(size: tuple[int, int, int], dtype: torch.dtype, rounds: int) -> dict
     return row | dict(zip(("frozen", "template", "library"), (round(r, 1) for r in rates), strict=True))
 
 
+class Bytes(nn.Module):
+    """A layer of int8 weights with a scale for each output, for int8 inputs or for others."""
+
+    def __init__(self, n: int, k: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.randint(-128, 128, (n, k)).to(torch.int8))
+        self.register_buffer("scale", torch.rand(n))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.int8:
+            return torch.relu(torch._int_mm(x, self.weight.t()) * self.scale)
+        return torch.relu((x @ self.weight.to(x.dtype).t()) * self.scale)
+
+
+def measure_bytes(size: tuple[int, int, int], rounds: int) -> list[dict[str, object]]:
+    """GFLOP/s with int8 weights: of int8 inputs beside the library's calls, of bfloat16 ones beside its product of
+    weights converted at each call, and of bfloat16 weights, which are twice as large."""
+    m, n, k = size
+    torch._dynamo.reset()
+    layer, wide = Bytes(n, k), nn.Linear(k, n, bias=False).bfloat16()
+    x, y = torch.randint(-128, 128, (m, k)).to(torch.int8), torch.randn(m, k).bfloat16()
+    shifted, zeros = (x.short() + 128).to(torch.uint8), torch.zeros(n, dtype=torch.int32)
+    packed = torch.ops.onednn.qlinear_prepack(layer.weight, [m, k])
+    options = {"max_autotune": True, "gemm_backends": ["cpp"]}
+    frozen = gyrator.compile(layer, options={**options, "freezing": True})
+    plain = gyrator.compile(layer, options=options)
+
+    def quantised() -> Tensor:
+        given = (shifted, 1.0, 128, packed, layer.scale, zeros, None, 1.0, 0, torch.float32, "relu", [], "")
+        return torch.ops.onednn.qlinear_pointwise(*given)
+
+    calls: dict[str, dict[str, Callable[[], object]]] = {
+        "int8": {
+            "frozen": lambda: frozen(x), "template": lambda: plain(x), "library": quantised, "eager": lambda: layer(x),
+        },
+        "int8 weights": {"template": lambda: plain(y), "eager": lambda: layer(y), "library, bfloat16": lambda: wide(y)},
+    }  # fmt: skip
+    rows: list[dict[str, object]] = []
+    with torch.no_grad():
+        torch.testing.assert_close(frozen(x), layer(x), rtol=1e-5, atol=1e-3)
+        for name, of in calls.items():
+            seconds = shortest([*of.values()], rounds)
+            rates = (round(2 * m * n * k / s / 1e9, 1) for s in seconds)
+            rows.append({"size": size, "dtype": name} | dict(zip(of, rates, strict=True)))
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=1)
@@ -108,6 +155,9 @@ def main() -> None:
         for size in SIZES:
             rows.append(measure(size, dtype, given.rounds))
             print(rows[-1], flush=True)
+    for size in SIZES:
+        rows += measure_bytes(size, given.rounds)
+        print(*rows[-2:], sep="\n", flush=True)
     if given.json is not None:
         given.json.write_text(json.dumps(rows, indent=1))
 

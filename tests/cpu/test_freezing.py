@@ -111,6 +111,28 @@ def test_weights_of_bytes_lie_in_panels(options: dict[str, Any]) -> None:
     assert dumped(options, "*.cpp").count(", true> product") == 2
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_large_weights_of_few_bits_are_not_made_wider(bits: int, options: dict[str, Any]) -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("weight", torch.randint(0, 256, (256, 64 * bits)).to(torch.uint8))
+
+        def forward(self, x: Tensor) -> Tensor:
+            w = self.weight
+            whole = w if bits == 8 else torch.cat([w & 15, w >> 4], 1)
+            return x @ (whole.to(x.dtype) - 8).t()
+
+    torch._dynamo.reset()
+    layer, x = Layer(), torch.randn(3, 512).bfloat16()
+    with torch.no_grad():
+        found = torch.compile(layer, backend="gyrator", options=options)(x)
+        torch.testing.assert_close(found, layer(x), rtol=2e-2, atol=2e-2 * float(found.abs().max()))
+    lowered = dumped(options, "*lowered*")
+    assert f"frozen_0: u8[256, {64 * bits}]" in lowered and "frozen_1" not in lowered
+    assert "gy::Computed<" in dumped(options, "*.cpp")
+
+
 def test_a_changed_parameter_is_not_seen(options: dict[str, Any]) -> None:
     torch._dynamo.reset()
     net, x = Net(), torch.randint(0, 10, (3,))

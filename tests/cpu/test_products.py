@@ -128,6 +128,43 @@ def test_integers_are_exact_and_scaled_in_the_tile(isa: str, options: dict[str, 
     assert "runtime.operator" not in wrappers(options) and sources(options).count("gy::Product<int8_t") >= len(SIZES)
 
 
+def by_bytes(*args: Tensor) -> list[Tensor]:
+    """Products with weights of 8 bits on both sides, scaled before or after, and of 4 bits in groups of 8."""
+    found = []
+    for x, y, w, s in zip(args[::4], args[1::4], args[2::4], args[3::4], strict=True):
+        wide = [part.to(x.dtype) for part in w[:4]]
+        found += [torch.relu(x @ (wide[0] * s[:, None]).t()), (x @ wide[1].t()) * s, wide[2] @ x.t()]
+        found.append(y.to(x.dtype) @ wide[3].t())
+        k = w.shape[2] // 8 * 8
+        both = torch.cat([x[:, :k], x[:, :k]], 1)
+        for joined, part in ((torch.stack, w[4, :, :k]), (torch.cat, w[5, :, :k])):
+            four = joined([part & 15, (part >> 4) & 15], -1).view(len(part), -1)
+            scaled = ((four - 8).to(x.dtype).view(len(part), -1, 8) * s[:, None, None]).view(len(part), -1)
+            found.append(both @ scaled.t())
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("isa", ["scalar", "avx2", "avx512", "auto"])
+def test_operands_are_computed_from_bytes_where_they_are_read(
+    isa: str, dtype: torch.dtype, options: dict[str, Any], backend: str
+) -> None:
+    if isa != "auto" and [*ISA_FLAGS].index(isa) > [*ISA_FLAGS].index(cpu_isa()):
+        pytest.skip(f"the processor has {cpu_isa()}")
+    args: list[Tensor] = []
+    for (m, n, k), turned in zip([(1, 33, 17), (40, 70, 300), (300, 40, 90)], (False, True, False), strict=True):
+        y, w = (torch.randint(-128, 128, size).to(torch.int8) for size in ((m, k), (6, n, k)))
+        args += [torch.randn(m, k).to(dtype), y, w.mT.contiguous().mT if turned else w, torch.rand(n).to(dtype)]
+    check(by_bytes, args, backend=backend, options={**options, "cpu_isa": isa})
+    assert sources(options).count("gy::Computed<") >= 10 and "runtime.operator" not in wrappers(options)
+
+
+def test_computed_operands_of_batches(options: dict[str, Any], backend: str) -> None:
+    x, w = torch.randn(3, 9, 130).bfloat16(), torch.randint(-128, 128, (3, 50, 130)).to(torch.int8)
+    check(lambda x, w: torch.bmm(x, w.to(x.dtype).mT), (x, w), backend=backend, options=options)
+    assert "gy::Computed<" in sources(options)
+
+
 def test_element_types_without_a_template_keep_the_library(options: dict[str, Any], backend: str) -> None:
     check(
         lambda x, w: x @ w,

@@ -16,6 +16,8 @@ from gyrator.autograd.views import is_view
 
 MOST_GROWTH = 2
 """How many times larger than its operands a result may be: what is only repeated is cheaper made anew."""
+LEAST = 65536
+"""Bytes up to which numbers of 8 bits are made wider for good. Larger weights are kept as small as they are."""
 
 
 def freeze(graph: Graph, values: Mapping[int, Tensor]) -> dict[str, Tensor]:
@@ -31,6 +33,10 @@ def freeze(graph: Graph, values: Mapping[int, Tensor]) -> dict[str, Tensor]:
             value = _computed(node, known)
             if value is not None:
                 known[node] = value
+    for node in reversed(list(known)):  # bytes that only make what is wider are made anew as well
+        bytes_alone = known[node].dtype.itemsize == 1 and known.keys().isdisjoint(node.users)
+        if node.op == "call_function" and bytes_alone and all(_is_made_of_bytes(user) for user in node.users):
+            del known[node]
     for node in list(known):
         if not (isinstance(node.target, OpOverload) and is_view(node.target)):
             name = f"frozen_{len(held)}"
@@ -47,6 +53,10 @@ def freeze(graph: Graph, values: Mapping[int, Tensor]) -> dict[str, Tensor]:
     return held
 
 
+def _is_made_of_bytes(node: Node) -> bool:
+    return any(i.meta["val"].dtype in (torch.int8, torch.uint8) for i in node.all_input_nodes if "val" in i.meta)
+
+
 def _computed(node: Node, known: Mapping[Node, Tensor]) -> Tensor | None:
     """The value of a node whose operands are known; None for one that stays."""
     op, operands = node.target, node.all_input_nodes
@@ -54,6 +64,8 @@ def _computed(node: Node, known: Mapping[Node, Tensor]) -> Tensor | None:
         return None
     made = node.meta.get("val")
     if not isinstance(made, Tensor) or made.numel() > MOST_GROWTH * sum(known[i].numel() for i in operands):
+        return None
+    if _is_made_of_bytes(node) and made.nbytes > max(LEAST, sum(known[i].nbytes for i in operands)):
         return None
     args: Any = map_arg(node.args, known.__getitem__)
     kwargs: Any = map_arg(node.kwargs, known.__getitem__)

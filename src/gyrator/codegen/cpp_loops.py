@@ -11,12 +11,13 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import gcd
 
 from gyrator.codegen.cpp_expr import Address, Block, Expressions, Term, plus
 from gyrator.codegen.cpp_names import Names, type_name
 from gyrator.errors import InternalCheckError
-from gyrator.ir.expr import Load, Ref
-from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, dot, is_nonnegative, product, substitute
+from gyrator.ir.expr import Expr, Load, Ref, Value
+from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, Size, as_index, dot, is_nonnegative, product, substitute
 from gyrator.ir.ops import REDUCTIONS
 from gyrator.ir.program import View
 from gyrator.ir.tree import (
@@ -37,6 +38,7 @@ from gyrator.ir.tree import (
 
 _STACK_BYTES = 1 << 14  # larger scratch rows come from the heap
 _MOST_LANES = 64
+_COMPUTED_LANES = 32  # of what is computed for a product
 _LANES = re.compile(r"\blanes\b")
 _FIELDS = {
     "argmax": ("value", "index"),
@@ -63,7 +65,6 @@ class _Tile:
 
     contract: Contract
     sums: str
-    name: str
 
 
 class Loops(Expressions):
@@ -75,6 +76,7 @@ class Loops(Expressions):
         self._reducers: dict[str, Reducer] = {}
         self._in_region = False
         self._tile: _Tile | None = None
+        self._ends: dict[Axis, tuple[str, str]] = {}
 
     def body(self, items: Sequence[Loop | Stage]) -> None:
         """Print loops and stages into the innermost block."""
@@ -124,11 +126,7 @@ class Loops(Expressions):
         if self.lanes is None and self._transposed_copy(loop):
             return
         carried = [self._declare(c, loop) for c in loop.carries]
-        begin, end = "0", self.index(loop.axis.extent).text
-        if self._tile is not None and loop.axis in (self._tile.contract.row, self._tile.contract.column):
-            side = f"{self._tile.name}.{'row' if loop.axis is self._tile.contract.row else 'column'}"
-            begin, end = side, f"{side}_end"
-        self._range(loop, begin, end)
+        self._range(loop, *self._ends.get(loop.axis, ("0", self.index(loop.axis.extent).text)))
         for reducer in carried:
             self._bind_results(reducer.carry, reducer.carry.results, reducer.name)
 
@@ -220,22 +218,59 @@ class Loops(Expressions):
                 self.emit(f"const gy::Tile {tile} = {tiles}.at({step});")
                 for axis in contract.batch:
                     self.bind(axis, Term(f"{tile}.batch", block.depth, name=True))
-                operands = [self._matrix(view, contract) for view in (contract.left, contract.right)]
+                operands = [self._side(view, contract) for view in (contract.left, contract.right)]
                 self.emit(f"const auto {sums} = {product}.sum({tile}, {', '.join(operands)});")
-                self._tile = _Tile(contract, sums, tile)
+                self._tile = _Tile(contract, sums)
+                for axis, side in ((contract.row, "row"), (contract.column, "column")):
+                    self._ends[axis] = (f"{tile}.{side}", f"{tile}.{side}_end")
                 self.body(outer.body if contract.batch else (outer,))
                 self._tile = None
+                self._ends.clear()
         self._in_region = False
         self.pointers = {v: p for v, p in self.pointers.items() if p.depth <= self.block.depth}
 
-    def _matrix(self, view: View, contract: Contract) -> str:
-        """A matrix by its first element and the distances of rows (of the right one: columns) and along k."""
+    def _side(self, view: View, contract: Contract) -> str:
+        """An operand by its first element and the distances of rows (of the right one: columns) and along k; or what
+        computes it."""
+        expr = contract.elements[view is contract.right] if contract.elements else None
+        if expr is not None and not (isinstance(expr, Load) and expr.value is view.value):
+            return self._computed(view, contract, expr)
         batch = tuple(axis.index() for axis in contract.batch)
         start = view.offset + dot(batch, view.strides[:-2])
         pointer = plus(self.pointers[view.value].text, self.index(start))
         steps = view.strides[-2:] if view is contract.left else view.strides[:-3:-1]
         texts = ", ".join([pointer, *(self.index(stride).text for stride in steps)])
         return f"gy::Lying<{type_name(view.value.dtype)}>{{{texts}}}"
+
+    def _computed(self, view: View, contract: Contract, expr: Expr) -> str:
+        """What fills blocks of an operand with ``expr``, in vectors along the axis along which that lies in memory."""
+        blocks, inner, is_right = dict(contract.blocks), contract.inner, view is contract.right
+        outer, count = (contract.column, blocks["NR"]) if is_right else (contract.row, blocks["MR"])
+        assert inner is not None
+        lies = [load.index[0].coefficient(outer) for load in expr.loads() if {outer, inner} <= load.index[0].axes()]
+        along_k, depth, element = ONE not in lies, blocks["BLOCK_K"], type_name(view.value.dtype)
+        count = blocks["BLOCK_N"] if is_right and not along_k else count
+        function, operand = self.names.fresh("fill"), self.names.fresh("right" if is_right else "left")
+        with self._nested() as block:
+            to, *ends = (self.names.fresh(n) for n in ("to", "i", "i_end", "k", "k_end"))
+            self._ends = {outer: (ends[0], ends[1]), inner: (ends[2], ends[3])}
+            arguments = ", ".join(f"int64_t {name}" for name in ends)
+            block.head, block.tail = f"const auto {function} = [=]({element}* {to}, {arguments}) {{", "};"
+            first = [Size(name) for name in (ends[0], ends[2])]
+            for size in first:
+                self.bind(size, Term(size.name, block.depth, name=True))
+            steps = (as_index(depth), ONE) if along_k else (ONE, as_index(count))
+            block_value = Value(to, (outer.extent, inner.extent), view.value.dtype, steps)
+            self.pointers[block_value] = Term(to, block.depth, name=True)
+            at = (outer.index() - first[0].index(), inner.index() - first[1].index())
+            slow, fast = (outer, inner) if along_k else (inner, outer)
+            lanes = gcd(depth if along_k else count, _COMPUTED_LANES)
+            vectors = Loop(fast, LoopKind.LANES, (Store(block_value, at, expr),), lanes=lanes)
+            self._loop(Loop(slow, LoopKind.SERIAL, (vectors,)))
+            self._ends.clear()
+        kind = f"{element}, {'true' if along_k else 'false'}, {count}, {depth}, decltype({function})"
+        self.emit(f"const gy::Computed<{kind}> {operand}({function});")
+        return operand
 
     def _sums(self, name: Ref) -> None:
         """The template's local is what lies in the tile at the loops' row and columns."""

@@ -17,14 +17,24 @@ from gyrator.ir.expr import Value
 from gyrator.ir.program import Extern, Input, Program, View, defines, shown_values
 from gyrator.ir.tree import Config
 from gyrator.schedule.canonical import canonicalise
-from gyrator.schedule.cpu_gemm import CPP, Cpu, Packing, cpu_configs, in_panels, packing_of
+from gyrator.schedule.cpu_gemm import (
+    CPP,
+    PANELS,
+    Cpu,
+    Packing,
+    cpu_configs,
+    few_rows,
+    in_panels,
+    is_unpacked,
+    packing_of,
+)
 from gyrator.schedule.cpu_linear import linear_unary
 from gyrator.schedule.epilogue import product_group
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_gemm import few_configs, gpu_configs, unpadded
 from gyrator.schedule.group import Group
 from gyrator.schedule.products import Alternative, Ask, Product, Question, Templated, Unit, part_of, product_of, uses_of
-from gyrator.schedule.prologue import is_cheap, nest_of, of_few, producers, prologues
+from gyrator.schedule.prologue import is_cheap, is_narrow, nest_of, of_few, producers, prologues
 
 
 def choose_products(
@@ -38,7 +48,8 @@ def choose_products(
     """
     if ask is None:
         units = [(isinstance(u, Extern) and unpadded(u, gpu, options.gemm_backends)) or u for u in units]
-        return _computing_operands(units, program, gpu if "triton" in options.gemm_backends else None), ()
+        with_gpu, with_cpu = "triton" in options.gemm_backends, CPP in options.gemm_backends and gpu is None
+        return _computing_operands(units, program, gpu if with_gpu else None, cpu if with_cpu else None), ()
     chooser = _Chooser(list(units), program, ask, options, gpu, cpu)
     for call in [u for u in units if isinstance(u, Extern)]:
         product = product_of(call)
@@ -48,17 +59,22 @@ def choose_products(
     return tuple(chooser.units), tuple(p for p in chooser.packings.values() if p.value in read)
 
 
-def _computing_operands(given: Sequence[Unit], program: Program, gpu: Gpu | None) -> tuple[Unit, ...]:
+def _computing_operands(given: Sequence[Unit], program: Program, gpu: Gpu | None, cpu: Cpu | None) -> tuple[Unit, ...]:
     """The units; products that read an operand once, as they have few rows, compute it, and what follows."""
-    units, made = list(given), {} if gpu is None else producers(given, shown_values(program))
+    units = list(given)
+    made = producers(given, shown_values(program), on_gpu=gpu is not None) if gpu is not None or cpu is not None else {}
     for call in [u for u in given if isinstance(u, Extern)] if made else []:
         product = product_of(call)
         found = () if product is None else of_few(product, prologues(product, made, units))
-        configs = () if product is None or gpu is None or not found else few_configs(product, gpu)
-        if product is not None and configs:
+        if product is not None and gpu is not None and found:
+            ways = Templated(call, "tiled", few_configs(product, gpu), prologue=found)
+        elif product is not None and cpu is not None and any(is_narrow(group) for group in found):
+            ways = Templated(call, PANELS, few_rows(product, cpu), prologue=found)
+        else:
+            continue
+        if ways.configs:
             group = _follower(units, call, product)
-            unit = Templated(call, "tiled", configs, group, prologue=found)
-            _exchange(units, (*found, call, *(() if group is None else (group,))), (unit,))
+            _exchange(units, (*found, call, *(() if group is None else (group,))), (replace(ways, epilogue=group),))
     return tuple(units)
 
 
@@ -73,7 +89,7 @@ class _Chooser:
         )  # fmt: skip
         self._asked: dict[Hashable, tuple[str, ...]] = {}
         self.packings: dict[Value, Packing] = {}
-        self._made = producers(units, shown_values(program))
+        self._made = producers(units, shown_values(program), on_gpu=gpu is not None)
 
     def choose(self, call: Extern, product: Product) -> None:
         """Replace the call, and what makes its operands and follows it if they are fused."""
@@ -201,7 +217,7 @@ def _with_prologues(
         for some in (found, *([cheap] if 0 < len(cheap) < len(found) else []))
         for a in plain
         for unit in a.units
-        if isinstance(unit, Templated) and unit.template == "tiled"
+        if isinstance(unit, Templated) and (unit.template == "tiled" or is_unpacked(unit))
     ]
     return (*apart, *fused) if found else plain
 

@@ -24,11 +24,11 @@ DEAR = 8
 """The least cost of an operator that should not be computed by several programs without a trial."""
 
 
-def producers(units: Sequence[Unit], shown: Collection[Value]) -> dict[Value, Group]:
-    """The values that a kernel for a GPU makes alone, element by element, and one unit reads."""
+def producers(units: Sequence[Unit], shown: Collection[Value], *, on_gpu: bool) -> dict[Value, Group]:
+    """The values that a kernel makes alone, element by element, and one unit reads."""
     read = Counter(value for unit in units for value in uses_of(unit))
     alone = [u for u in units if isinstance(u, Group) and len(u.members) == 1]
-    alone = [g for g in alone if isinstance(nest_of(g).root, Pointwise) and nest_of(g).on_gpu]
+    alone = [g for g in alone if isinstance(nest_of(g).root, Pointwise) and nest_of(g).on_gpu == on_gpu]
     return {value: g for g in alone for value in defines_of(g) if read[value] == 1 and value not in shown}
 
 
@@ -64,6 +64,11 @@ def refusal(view: View, nest: Nest) -> Refused | None:
 def is_cheap(group: Group) -> bool:
     """Whether several programs may compute the same element."""
     return all(OPS[e.name].cost < DEAR for e in _body(nest_of(group)).walk() if isinstance(e, Op))
+
+
+def is_narrow(group: Group) -> bool:
+    """Whether it is made of bytes."""
+    return any(load.value.dtype.itemsize == 1 for load in _body(nest_of(group)).loads())
 
 
 def of_few(product: Product, found: Sequence[Group]) -> tuple[Group, ...]:

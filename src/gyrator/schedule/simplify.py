@@ -16,6 +16,7 @@ Rule = Callable[[Expr], "Expr | None"]
 
 _TRUE, _FALSE = Const(True, torch.bool), Const(False, torch.bool)
 _HALF = (torch.bfloat16, torch.float16)
+_BYTES, _EXACT = (torch.int8, torch.uint8), (*_HALF, torch.float32, torch.float64)
 
 
 def simplifier(*, exact_rounding: bool) -> Rule:
@@ -115,7 +116,9 @@ def _cast(arg: Expr, dtype: torch.dtype, exact_rounding: bool) -> Expr | None:
         low = arg.dtype in _HALF and inner.dtype == torch.float32
         if low and dtype == torch.float32 and not exact_rounding:
             return inner
-        if _holds_exactly(inner.dtype, arg.dtype):
+        if _holds_exactly(inner.dtype, arg.dtype) or (
+            arg.dtype in _EXACT and inner.dtype in _BYTES and dtype in _EXACT
+        ):
             return inner if inner.dtype == dtype else Op("cast", (inner,), dtype)
     return None
 

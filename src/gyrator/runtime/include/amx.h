@@ -53,32 +53,49 @@ static void pack_rows(T* to, int64_t height, int64_t width, Lying<T> source, int
 // Bytes of a panel that are asked for early: the processor does not see where loads of tiles are going.
 constexpr int tiles_ahead = 8192;
 
-// total[i, j] (+)= sum over k of left[i * step + k] * panel[k, j] for 32 columns, and 32 rows or 16. `Far`: the panel comes
-// from far, as nobody read it yet.
-template <bool Two, bool Far, class T, class Total>
-static void multiply_tiles(Total* total, int64_t stride, const T* left, int64_t step, const T* panel, int64_t depth,
-                           bool fresh) {
-  constexpr int D = tile_depth<T>, bytes = sizeof(T);
-  Total* const below = total + 16 * stride;
+// Sums of 32 rows or 16 (Two) and 32 columns or 16 (Wide) in tiles: set to 0 or read, added to, stored.
+template <bool Two, bool Wide, class Total> static void begin_tiles(const Total* total, int64_t stride, bool fresh) {
+  const Total* const below = total + 16 * stride;
   if (fresh) {
-    tile_zero<0>(), tile_zero<1>();
-    if constexpr (Two) tile_zero<2>(), tile_zero<3>();
+    tile_zero<0>();
+    if constexpr (Wide) tile_zero<1>();
+    if constexpr (Two) tile_zero<2>();
+    if constexpr (Two && Wide) tile_zero<3>();
   } else {
-    tile_load<0>(total, stride * 4), tile_load<1>(total + 16, stride * 4);
-    if constexpr (Two) tile_load<2>(below, stride * 4), tile_load<3>(below + 16, stride * 4);
+    tile_load<0>(total, stride * 4);
+    if constexpr (Wide) tile_load<1>(total + 16, stride * 4);
+    if constexpr (Two) tile_load<2>(below, stride * 4);
+    if constexpr (Two && Wide) tile_load<3>(below + 16, stride * 4);
   }
+}
+// Adds left[i * step + k] * panel[k, j]. `Far`: the panel comes from far, as nobody read it yet.
+template <bool Two, bool Wide, bool Far, class T>
+static void add_tiles(const T* left, int64_t step, const T* panel, int64_t depth) {
+  constexpr int D = tile_depth<T>, bytes = sizeof(T);
   for (int64_t k = 0; k < depth; k += D) {
     if constexpr (Far)
       for (int i = 0; i < 32; ++i) __builtin_prefetch(panel + k * 32 + (tiles_ahead + i * 64) / bytes, 0, 3);
-    tile_load<6>(panel + k * 32, 128), tile_load<4>(left + k, step * bytes), tile_load<7>(panel + k * 32 + D, 128);
-    tile_multiply<T, 0, 4, 6>(), tile_multiply<T, 1, 4, 7>();
-    if constexpr (Two) {
-      tile_load<5>(left + 16 * step + k, step * bytes);
-      tile_multiply<T, 2, 5, 6>(), tile_multiply<T, 3, 5, 7>();
-    }
+    tile_load<6>(panel + k * 32, 128), tile_load<4>(left + k, step * bytes);
+    if constexpr (Wide) tile_load<7>(panel + k * 32 + D, 128);
+    tile_multiply<T, 0, 4, 6>();
+    if constexpr (Wide) tile_multiply<T, 1, 4, 7>();
+    if constexpr (Two) tile_load<5>(left + 16 * step + k, step * bytes), tile_multiply<T, 2, 5, 6>();
+    if constexpr (Two && Wide) tile_multiply<T, 3, 5, 7>();
   }
-  tile_store<0>(total, stride * 4), tile_store<1>(total + 16, stride * 4);
-  if constexpr (Two) tile_store<2>(below, stride * 4), tile_store<3>(below + 16, stride * 4);
+}
+template <bool Two, bool Wide, class Total> static void end_tiles(Total* total, int64_t stride) {
+  Total* const below = total + 16 * stride;
+  tile_store<0>(total, stride * 4);
+  if constexpr (Wide) tile_store<1>(total + 16, stride * 4);
+  if constexpr (Two) tile_store<2>(below, stride * 4);
+  if constexpr (Two && Wide) tile_store<3>(below + 16, stride * 4);
+}
+template <bool Two, bool Far, class T, class Total>
+static void multiply_tiles(Total* total, int64_t stride, const T* left, int64_t step, const T* panel, int64_t depth,
+                           bool fresh) {
+  begin_tiles<Two, true>(total, stride, fresh);
+  add_tiles<Two, true, Far>(left, step, panel, depth);
+  end_tiles<Two, true>(total, stride);
 }
 
 // As the general one. Panels of the right operand have 32 columns, with groups of k side by side.
@@ -86,14 +103,16 @@ template <class T, class Total, bool Packed> struct TileProduct {
   const int64_t k;
   const Blocks block;
   const bool keep;
-  Scratch<Total> total;
+  Scratch<Total> total, turned;
   Scratch<T> left_panels, right_panels;
   int64_t kept_batch = -1, kept_column = -1;
 
   TileProduct(const Tiles& tiles, int64_t k)
       : k(k), block(tiles.block), keep(tiles.down > 1),
         total(round_up(min_index(block.rows, tiles.m), 32) * block.columns),
-        left_panels(round_up(min_index(block.rows, tiles.m), 32) * round_up(min_index(block.depth, k), tile_depth<T>)),
+        turned(round_up(min_index(block.rows, tiles.m), 32) * 32),
+        left_panels(round_up(min_index(block.rows, tiles.m), 32) *
+                    round_up(keep ? min_index(block.depth, k) : k, tile_depth<T>)),
         right_panels(Packed ? 1 : block.columns * round_up(keep ? k : min_index(block.depth, k), tile_depth<T>)) {
     tile_begin();
   }
@@ -101,12 +120,16 @@ template <class T, class Total, bool Packed> struct TileProduct {
 
   template <class Left, class Right> SumsOf<Total> sum(Tile tile, const Left& left, const Right& right) {
     constexpr bool lies = same<Left, Lying<T>>;
+    if constexpr (Right::along_k)
+      if (!keep) return sum_turned(tile, left, right);
     const int64_t rows = tile.row_end - tile.row, columns = tile.column_end - tile.column;
     const int64_t all = round_up(k, tile_depth<T>);
     const bool found = keep && kept_batch == tile.batch && kept_column == tile.column;
     kept_batch = tile.batch, kept_column = tile.column;
-    for (int64_t at = 0; at < k; at += block.depth) {
-      const int64_t depth = min_index(block.depth, k - at), width = round_up(depth, tile_depth<T>);
+    const int64_t most = min_index(block.depth, min_index(Left::most_depth, Right::most_depth));
+    for (int64_t at = 0; at < k; at += most) {
+      const int64_t depth = min_index(most, k - at), width = round_up(depth, tile_depth<T>);
+      const auto& wide = all_columns(right, tile, at, depth);
       Lying<T> there{};
       int64_t whole = 0;  // rows that are read where they lie
       if constexpr (lies) {
@@ -123,7 +146,8 @@ template <class T, class Total, bool Packed> struct TileProduct {
         if constexpr (Packed) panel = right.at + (tile.column + c) * all + at * 32;
         else if (!found) {
           const int64_t count = min_index(32, columns - c);
-          pack_groups<32>(const_cast<T*>(panel), right.block(tile.column + c, count, at, depth), count, depth, width);
+          const auto block = wide.block(Right::along_k ? tile.column + c : c, count, Right::along_k ? at : 0, depth);
+          pack_groups<32>(const_cast<T*>(panel), block, count, depth, width);
         }
         for (int64_t r = 0; r < rows; r += 32) {
           const T* const from = r < whole ? there.at + r * there.si : left_panels.at + (r - whole) * width;
@@ -136,6 +160,45 @@ template <class T, class Total, bool Packed> struct TileProduct {
       }
     }
     return {total.at - tile.row * block.columns - tile.column, block.columns};
+  }
+
+  // Few rows, so that each column of the right operand is computed once: columns are the rows of tiles, as they lie along
+  // k, and are walked from end to end, as memory likes. In the end the sums are turned.
+  template <class Left, class Right> SumsOf<Total> sum_turned(Tile tile, const Left& left, const Right& right) {
+    const int64_t rows = tile.row_end - tile.row, columns = tile.column_end - tile.column;
+    const int64_t all = round_up(k, tile_depth<T>), height = round_up(rows, 32);
+    const int64_t most = min_index(min_index(block.depth, 512 / sizeof(T)), Left::most_depth);
+    if (kept_batch != tile.batch)
+      for (int64_t r = 0; r < rows; r += 32)
+        for (int64_t at = 0; at < k; at += most) {
+          const int64_t count = min_index(32, rows - r), depth = min_index(most, k - at);
+          pack_groups<32>(left_panels.at + r * all + at * 32, left.block(tile.row + r, count, at, depth), count, depth,
+                          round_up(depth, tile_depth<T>));
+        }
+    kept_batch = tile.batch;
+    for (int64_t c = 0; c < columns; c += 32) {
+      for (int64_t at = 0; at < k; at += most) {
+        const int64_t depth = min_index(most, k - at), width = round_up(depth, tile_depth<T>);
+        const Lying<T> found = right.block(tile.column + c, min_index(32, columns - c), at, depth);
+        for (int64_t i = 0; i < 32 && depth < width; ++i)
+          for (int64_t j = depth; j < width; ++j) const_cast<T*>(found.at)[i * found.si + j] = T{};
+        for (int64_t r = 0; r < rows; r += 32) {
+          const T* const panel = left_panels.at + r * all + at * 32;
+          const bool begins = at == 0 || rows > 32, ends = at + most >= k || rows > 32;
+          if (rows - r > 16) add_turned<true>(turned.at + r, height, found, panel, width, begins, at == 0, ends);
+          else add_turned<false>(turned.at + r, height, found, panel, width, begins, at == 0, ends);
+        }
+      }
+      transpose_block(turned.at, height, total.at + c, block.columns, min_index(32, columns - c), rows);
+    }
+    return {total.at - tile.row * block.columns - tile.column, block.columns};
+  }
+  template <bool Wide>
+  static void add_turned(Total* to, int64_t height, Lying<T> found, const T* panel, int64_t width, bool begins, bool fresh,
+                         bool ends) {
+    if (begins) begin_tiles<true, Wide>(to, height, fresh);
+    add_tiles<true, Wide, false>(found.at, found.si, panel, width);
+    if (ends) end_tiles<true, Wide>(to, height);
   }
 };
 template <int MR, int V, int Tail, bool Packed>

@@ -282,7 +282,12 @@ template <class To, class From, int L> GY_FN Vec<To, L> convert(Vec<From, L> v) 
     else if constexpr (same<From, f16>) return convert<To>(step<float>(v));
     else return convert<To>(bf16_to_float(v));
   } else if constexpr (is_half<To>) {
-    if constexpr (!same<From, float>) return convert<To>(convert<float>(v));
+    if constexpr (is_int<From> && sizeof(From) == 1 && same<To, bf16> && Vec<To, L>::lanes > 1) {
+      auto bits = bitcast<uint32_t>(convert<float>(v));  // a byte is exact
+      using V = Vec<uint32_t, L>;
+      GY_EACH(V, bits.p[i] = bits.p[i] >> 16;)
+      return bitcast<bf16>(step<uint16_t>(bits));
+    } else if constexpr (!same<From, float>) return convert<To>(convert<float>(v));
     else if constexpr (Vec<To, L>::lanes == 1) return convert_lanes<To>(v);
     else if constexpr (same<To, f16>) return step<f16>(v);
     else return float_to_bf16(v);

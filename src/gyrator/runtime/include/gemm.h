@@ -30,6 +30,8 @@ template <int L> GY_FN Vec<float, L> multiply_add(Vec<float, L> a, Vec<float, L>
 // ---- operands ---------------------------------------------------------------------------------------------
 // A matrix in memory: its i-th row (a right operand's column) has element k at[i * si + k * sk].
 template <class T> struct Lying {
+  static constexpr bool along_k = false;
+  static constexpr int64_t most_depth = int64_t(1) << 62;
   const T* at;
   int64_t si, sk;
   GY_FN Lying block(int64_t i, int64_t, int64_t k, int64_t) const { return {at + i * si + k * sk, si, sk}; }
@@ -37,10 +39,12 @@ template <class T> struct Lying {
 // One whose elements `fill(to, i, i_end, k, k_end)` computes: to `to[(i' - i) * Most + k' - k]` if they follow each other
 // along k, else to `to[(k' - k) * Most + i' - i]`. Blocks have at most Count x Depth elements.
 template <class T, bool AlongK, int Count, int Depth, class Fill> struct Computed {
+  static constexpr bool along_k = AlongK;
+  static constexpr int64_t most_depth = AlongK ? Depth : min_index(Depth, 64);  // elsewhere long rows of memory count
   static constexpr int Most = AlongK ? Depth : Count;
   const Fill& fill;
   Scratch<T> scratch;
-  explicit Computed(const Fill& fill) : fill(fill), scratch(int64_t(Count) * Depth + 64) {}
+  explicit Computed(const Fill& fill) : fill(fill), scratch(int64_t(Count) * most_depth + 64) {}
   GY_FN Lying<T> block(int64_t i, int64_t count, int64_t k, int64_t depth) const {
     fill(scratch.at, i, i + count, k, k + depth);
     return {scratch.at, AlongK ? Most : 1, AlongK ? 1 : Most};
@@ -157,6 +161,11 @@ template <class T> struct SumsOf {
 };
 using Sums = SumsOf<float>;
 struct Tile { int64_t batch, row, row_end, column, column_end; };
+// The columns of a tile for some of k, computed at once where that reads memory in its order.
+template <class Right> GY_FN decltype(auto) all_columns(const Right& right, Tile tile, int64_t k, int64_t depth) {
+  if constexpr (Right::along_k) return (right);
+  else return right.block(tile.column, tile.column_end - tile.column, k, depth);
+}
 
 // The tiles of all results. Neighbours lie below each other, so that they share panels of the right operand.
 struct Tiles {
@@ -186,43 +195,65 @@ template <class T, int MR, int V, int Tail, bool Packed> struct Product {
   Product(const Tiles& tiles, int64_t k)
       : m(tiles.m), k(k), block(tiles.block), keep(tiles.down > 1),
         total(round_up(min_index(block.rows, m), MR) * block.columns + gemm_lanes),
-        left_panels(round_up(min_index(block.rows, m), MR) * min_index(block.depth, k) + gemm_lanes),
+        left_panels(round_up(min_index(block.rows, m), MR) * (keep ? min_index(block.depth, k) : k) + gemm_lanes),
         right_panels(Packed ? 1 : block.columns * (keep ? k : min_index(block.depth, k)) + gemm_lanes) {}
 
   template <class Left, class Right> Sums sum(Tile tile, const Left& left, const Right& right) {
-    const int64_t rows = tile.row_end - tile.row, columns = tile.column_end - tile.column, last = rows % MR;
-    const int64_t whole = last <= Tail ? rows - last : rows;
+    const int64_t rows = tile.row_end - tile.row, columns = tile.column_end - tile.column;
     const bool found = keep && kept_batch == tile.batch && kept_column == tile.column;
     kept_batch = tile.batch, kept_column = tile.column;
-    for (int64_t at = 0; at < k; at += block.depth) {
-      const int64_t depth = min_index(block.depth, k - at);
-      for (int64_t r = 0; r < whole; r += MR) {
-        const int64_t count = min_index(MR, rows - r);
-        pack_panel<MR>(left_panels.at + r * depth, left.block(tile.row + r, count, at, depth), count, depth);
-      }
-      if (whole < rows)
-        pack_panel<Tail>(left_panels.at + whole * depth, left.block(tile.row + whole, rows - whole, at, depth),
-                         rows - whole, depth);
-      for (int64_t c = 0; c < columns; c += NR) {
-        const T* panel = right_panels.at + (keep ? c * k + at * NR : c * depth);
-        int64_t step = NR;
-        if constexpr (Packed) panel = right.at + (tile.column + c) * k + at * NR;
-        else if (!found) {
-          const int64_t count = min_index(NR, columns - c);
-          const auto block = right.block(tile.column + c, count, at, depth);
-          if (block.si == 1 && m <= 2 * MR && count == NR) panel = block.at, step = block.sk;  // copies do not pay
-          else pack_panel<NR>(const_cast<T*>(panel), block, count, depth);
-        }
-        float* const to = total.at + c;
-        for (int64_t r = 0; r < whole; r += MR)
-          multiply_panels<MR, V>(to + r * block.columns, block.columns, left_panels.at + r * depth, panel, step,
-                                 depth, at == 0);
-        if (whole < rows)
-          multiply_panels<Tail, V>(to + whole * block.columns, block.columns, left_panels.at + whole * depth, panel,
-                                   step, depth, at == 0);
+    const int64_t most = min_index(block.depth, min_index(Left::most_depth, Right::most_depth));
+    if (Right::along_k && !keep) {  // columns are computed from end to end, as memory likes
+      for (int64_t at = 0; at < k; at += most) cut_left(tile, left, at, min_index(most, k - at), round_up(rows, MR) * at);
+      for (int64_t c = 0; c < columns; c += NR)
+        for (int64_t at = 0; at < k; at += most)
+          multiply(tile, right, at, min_index(most, k - at), c, min_index(c + NR, columns), round_up(rows, MR) * at, false);
+    } else {
+      for (int64_t at = 0; at < k; at += most) {
+        cut_left(tile, left, at, min_index(most, k - at), 0);
+        multiply(tile, right, at, min_index(most, k - at), 0, columns, 0, found);
       }
     }
     return {total.at - tile.row * block.columns - tile.column, block.columns};
+  }
+
+  // Panels of the tile's rows for `depth` of k, from `place` on.
+  template <class Left> void cut_left(Tile tile, const Left& left, int64_t at, int64_t depth, int64_t place) {
+    const int64_t rows = tile.row_end - tile.row, last = rows % MR, whole = last <= Tail ? rows - last : rows;
+    float* const to = left_panels.at + place;
+    for (int64_t r = 0; r < whole; r += MR) {
+      const int64_t count = min_index(MR, rows - r);
+      pack_panel<MR>(to + r * depth, left.block(tile.row + r, count, at, depth), count, depth);
+    }
+    if (whole < rows)
+      pack_panel<Tail>(to + whole * depth, left.block(tile.row + whole, rows - whole, at, depth), rows - whole, depth);
+  }
+
+  // Adds what these panels give for some columns.
+  template <class Right>
+  void multiply(Tile tile, const Right& right, int64_t at, int64_t depth, int64_t c, int64_t end, int64_t place,
+                bool found) {
+    const int64_t rows = tile.row_end - tile.row, columns = tile.column_end - tile.column, last = rows % MR;
+    const int64_t whole = last <= Tail ? rows - last : rows;
+    const float* const panels = left_panels.at + place;
+    const auto& wide = all_columns(right, tile, at, depth);
+    for (; c < end; c += NR) {
+      const T* panel = right_panels.at + (keep ? c * k + at * NR : c * depth);
+      int64_t step = NR;
+      if constexpr (Packed) panel = right.at + (tile.column + c) * k + at * NR;
+      else if (!found) {
+        const int64_t count = min_index(NR, columns - c);
+        const auto block = wide.block(Right::along_k ? tile.column + c : c, count, Right::along_k ? at : 0, depth);
+        if (block.si == 1 && !keep && m <= 2 * MR && count == NR) panel = block.at, step = block.sk;  // no need to copy
+        else pack_panel<NR>(const_cast<T*>(panel), block, count, depth);
+      }
+      float* const to = total.at + c;
+      for (int64_t r = 0; r < whole; r += MR)
+        multiply_panels<MR, V>(to + r * block.columns, block.columns, panels + r * depth, panel, step, depth, at == 0);
+      if (whole < rows)
+        multiply_panels<Tail, V>(to + whole * block.columns, block.columns, panels + whole * depth, panel, step, depth,
+                                 at == 0);
+    }
   }
 };
 

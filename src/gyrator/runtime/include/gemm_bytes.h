@@ -131,8 +131,10 @@ template <int MR, int V, int Tail, bool Packed> struct Product<int8_t, MR, V, Ta
     const int64_t whole = last <= Tail ? rows - last : rows, all = round_up(k, 4);
     const bool found = keep && kept_batch == tile.batch && kept_column == tile.column;
     kept_batch = tile.batch, kept_column = tile.column;
-    for (int64_t at = 0; at < k; at += block.depth) {
-      const int64_t depth = min_index(block.depth, k - at), width = round_up(depth, 4);
+    const int64_t most = min_index(block.depth, min_index(Left::most_depth, Right::most_depth));
+    for (int64_t at = 0; at < k; at += most) {
+      const int64_t depth = min_index(most, k - at), width = round_up(depth, 4);
+      const auto& wide = all_columns(right, tile, at, depth);
       for (int64_t r = 0; r < whole; r += MR) {
         const int64_t count = min_index(MR, rows - r);
         pack_left_bytes<MR>(left_panels.at + r * width, left.block(tile.row + r, count, at, depth), count, depth);
@@ -145,7 +147,8 @@ template <int MR, int V, int Tail, bool Packed> struct Product<int8_t, MR, V, Ta
         if constexpr (Packed) panel = right.at + (tile.column + c) * all + at * NR;
         else if (!found) {
           const int64_t count = min_index(NR, columns - c);
-          pack_groups<NR>(const_cast<int8_t*>(panel), right.block(tile.column + c, count, at, depth), count, depth, width);
+          const auto block = wide.block(Right::along_k ? tile.column + c : c, count, Right::along_k ? at : 0, depth);
+          pack_groups<NR>(const_cast<int8_t*>(panel), block, count, depth, width);
         }
         int32_t* const to = total.at + c;
         for (int64_t r = 0; r < whole; r += MR)

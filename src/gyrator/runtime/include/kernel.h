@@ -167,7 +167,7 @@ template <class T> struct PerThread {
 
 // ---- index arithmetic -------------------------------------------------------------------------------------
 GY_FN int64_t max_index(int64_t a, int64_t b) { return a > b ? a : b; }
-GY_FN int64_t min_index(int64_t a, int64_t b) { return a < b ? a : b; }
+GY_FN constexpr int64_t min_index(int64_t a, int64_t b) { return a < b ? a : b; }
 // Rounded down; d > 0.
 GY_FN int64_t floor_div(int64_t a, int64_t d) { return a / d - (a % d < 0); }
 GY_FN int64_t floor_mod(int64_t a, int64_t d) { return a % d + (a % d < 0 ? d : 0); }
