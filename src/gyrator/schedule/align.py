@@ -154,9 +154,8 @@ def unify(left: Sequence[Index], right: Sequence[Index], extents: Sequence[Index
         if digits_l is None or digits_r is None:
             return None
         while digits_l and digits_r:
-            x, y = digits_l[0].extent, digits_r[0].extent
-            common = y if exact_quotient(x, y) is not None else x
-            if digits_l[0] in pairs or exact_quotient(y, common) is None:
+            common = _divisor(digits_l[0].extent, digits_r[0].extent)
+            if common is None or digits_l[0] in pairs:
                 return None
             low = _lowest(digits_l, common, lsub)
             pairs[low] = _lowest(digits_r, common, rsub).index()
@@ -165,6 +164,13 @@ def unify(left: Sequence[Index], right: Sequence[Index], extents: Sequence[Index
     if len(set(pairs.values())) != len(pairs):
         return None
     return Unification(close({**lsub, **pairs}), close(rsub))
+
+
+def _divisor(a: Index, b: Index) -> Index | None:
+    """The one of two extents that divides the other."""
+    if a is b or exact_quotient(a, b) is not None:
+        return b
+    return a if exact_quotient(b, a) is not None else None
 
 
 def _lowest(digits: list[Axis], extent: Index, splits: dict[Atom, Index]) -> Axis:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import TypeAlias
 
 import torch
@@ -70,12 +69,9 @@ class Group:
         """Split or rename axes everywhere: each axis becomes the axes of its image, in order."""
         if not mapping:
             return self
-
-        @cache  # members of a group share most of their indices
-        def image(i: Index) -> Index:
-            return substitute(i, mapping)
-
-        members = tuple([replace(m, at={a: image(i) for a, i in m.at.items()}) for m in self.members])
+        indices = {i for m in self.members for i in m.at.values()}
+        images = {i: substitute(i, mapping) for i in indices}  # members of a group share most of them
+        members = tuple([replace(m, at={a: images[i] for a, i in m.at.items()}) for m in self.members])
         spaces = tuple(_images(s, mapping) for s in self.spaces)
         return Group(_images(self.outer, mapping), spaces, members, _images(self.serial, mapping))
 
@@ -148,7 +144,7 @@ def _exclusive_axes(root: Scatter) -> set[Axis]:
 
 
 def _images(axes: Axes, mapping: Mapping[Atom, Index]) -> Axes:
-    return tuple([image for axis in axes for image in axes_of(mapping.get(axis, axis.index()))])
+    return tuple([image for axis in axes for image in (axes_of(mapping[axis]) if axis in mapping else (axis,))])
 
 
 # -- joining -----------------------------------------------------------------------------------------------

@@ -415,8 +415,10 @@ class Writer:
             return False
         if member.space is None:
             return style is Style.SHEET and value in self._read_inside
-        later = {load.value for m in self.members if self.levels[m.position] > own for load in m.loads}
-        if value in self.stored or self.on_gpu or value not in later:
+        if value in self.stored or self.on_gpu:
+            return False
+        later = [m for m in self.members if self.levels[m.position] > own]
+        if not any(load.value is value for m in later for load in m.loads):
             return False
         size = volume((a.extent for a in self.shape.spaces[member.space]), 1024) * value.dtype.itemsize
         dear = style in (Style.ROWS, Style.STRIPS) and size <= MAX_SCRATCH and _work(self._exprs(member, own)) > CHEAP

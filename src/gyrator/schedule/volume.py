@@ -10,14 +10,16 @@ def volume(shape: Iterable[Index], hint: int = 64) -> int:
     """About how many elements, for cost models: an extent counts as its upper bound, or ``hint`` if it has none."""
     total = 1
     for extent in shape:
-        length = at_most(extent)
-        total *= hint if length is None else length
+        value = extent.value
+        if value is None:
+            value = at_most(extent)
+        total *= hint if value is None else value
     return total
 
 
 def at_most(index: Index) -> int | None:
     """The most that an index can be, if that is known."""
-    bound = upper(index) if index.value is None else index
+    bound = upper(index)
     return None if bound is None else bound.value
 
 
