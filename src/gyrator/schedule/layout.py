@@ -42,8 +42,8 @@ def _own_accesses(group: Group, stored: frozenset[Value] | None = None) -> Itera
 
 def unit_axes(group: Group) -> set[Axis]:
     """The axes along which the group's largest accesses are contiguous."""
-    own = [(_unit(access.position), member, access) for member, access in _own_accesses(group)]
-    return contiguous_axes([Access(m.at[unit], access.weight) for unit, m, access in own if unit is not None])
+    own = [(_unit(access.position), member, access.weight) for member, access in _own_accesses(group)]
+    return _of_the_largest([(member.at[unit], weight) for unit, member, weight in own if unit is not None])
 
 
 def across_rows(group: Group) -> bool:
@@ -53,8 +53,12 @@ def across_rows(group: Group) -> bool:
 
 
 def contiguous_axes(found: list[Access]) -> set[Axis]:
-    """The axes along which the largest accesses are contiguous."""
-    units = [(axis, a.weight) for a in found if (axis := _unit(a.position)) is not None]
+    """As :func:`unit_axes`, of accesses whose axes may have been merged."""
+    return _of_the_largest([(a.position, a.weight) for a in found])
+
+
+def _of_the_largest(found: list[tuple[Index, int]]) -> set[Axis]:
+    units = [(axis, weight) for position, weight in found if (axis := _unit(position)) is not None]
     largest = max((weight for _, weight in units), default=0)
     return {axis for axis, weight in units if weight * 2 > largest}
 

@@ -1,7 +1,6 @@
 """Masks into loads: after this pass no ``Masked`` is left."""
 
 from dataclasses import replace
-from functools import cache
 
 import torch
 
@@ -33,7 +32,14 @@ class _Pusher:
 
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
-        self.expr = cache(self._push)
+        self._memo: dict[tuple[Expr, Expr | None], Expr] = {}
+
+    def expr(self, expr: Expr, cond: Expr | None) -> Expr:
+        key = (expr, cond)
+        done = self._memo.get(key)
+        if done is None:
+            done = self._memo[key] = self._push(expr, cond)
+        return done
 
     def index(self, index: Index, cond: Expr | None) -> Index:
         return substitute(index, {a: indirect(self.expr(a.value, cond), a.size) for a in index.indirects()})
