@@ -23,6 +23,9 @@ if TYPE_CHECKING:  # it brings SymPy
 T = TypeVar("T")
 R = TypeVar("R")
 
+FLOAT8_SATURATES = not torch.tensor(1e9).to(torch.float8_e4m3fn).isnan().item()
+"""Whether numbers beyond the range of float8_e4m3fn become its largest one; before torch 2.12 they become NaN."""
+
 
 def register_backend(name: str, target: str) -> None:
     """Let `torch.compile(backend=name)` find `target` ("module:function"), which is imported on first use.

@@ -19,8 +19,10 @@ from tests.triton.harness import on_gpu, runner
 from tests.triton.test_products import TEMPLATES, blocks, plan_of, random
 from tests.triton.worker import Worker
 
+HALF = torch.bfloat16
 
-def images(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+
+def images(*shape: int, dtype: torch.dtype = HALF) -> Tensor:
     """Random numbers, channels last."""
     return random(*shape, dtype=dtype).movedim(1, -1).contiguous().movedim(-1, 1)
 
@@ -55,13 +57,13 @@ def in_three(x: Tensor, w: Tensor) -> Tensor:
 
 
 CASES: dict[str, tuple[Callable[..., Tensor | tuple[Tensor, ...]], list[Tensor]]] = {
-    "in steps": (in_steps, [images(2, 16, 9, 9), images(20, 16, 3, 3), random(20)]),
+    "in steps": (in_steps, [images(2, 16, 9, 9), images(20, 16, 3, 3), random(20, dtype=HALF)]),
     "a residual": (with_residual, [images(2, 5, 6, 7), images(18, 5, 5, 3), images(2, 18, 6, 7)]),
     "gaps": (with_gaps, [images(1, 8, 7, 9), images(3, 8, 3, 3)]),
-    "pixels": (of_pixels, [images(2, 24, 5, 4), images(20, 24, 1, 1), random(20), images(2, 20, 5, 4)]),
+    "pixels": (of_pixels, [images(2, 24, 5, 4), images(20, 24, 1, 1), random(20, dtype=HALF), images(2, 20, 5, 4)]),
     "some pixels": (of_some_pixels, [images(2, 24, 5, 4), images(20, 24, 1, 1)]),
     "one channel": (of_some_pixels, [images(2, 1, 9, 4), images(20, 1, 3, 2)]),
-    "one dimension": (in_one_dimension, [images(2, 8, 33), images(20, 8, 3), random(20)]),
+    "one dimension": (in_one_dimension, [images(2, 8, 33), images(20, 8, 3), random(20, dtype=HALF)]),
     "three dimensions": (in_three, [images(1, 4, 3, 4, 5), images(6, 4, 3, 3, 3)]),
 }
 
@@ -107,7 +109,8 @@ def transposed(x: Tensor, w: Tensor) -> Tensor:
     [
         (grouped, [images(1, 8, 5, 5), images(4, 4, 3, 3)]),
         (transposed, [images(1, 8, 5, 5), images(8, 4, 3, 3)]),
-        (of_some_pixels, [random(1, 8, 5, 5), images(4, 8, 3, 3)]),  # channels that lie apart
+        (of_some_pixels, [random(1, 8, 5, 5, dtype=HALF), images(4, 8, 3, 3)]),  # channels that lie apart
+        (of_some_pixels, [images(1, 8, 5, 5, dtype=torch.float32), images(4, 8, 3, 3, dtype=torch.float32)]),
     ],
 )
 def test_other_convolutions_stay_with_the_library(fn: Callable[..., Tensor], args: list[Tensor]) -> None:
@@ -120,9 +123,8 @@ def test_patches_are_copied_by_whole_vectors(stride: int, kernel: int, compiler:
     def fn(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         return torch.relu(F.conv2d(x, w, b, stride=stride, padding=kernel // 2))
 
-    half = torch.bfloat16
     config = Config(blocks(BLOCK_M=128, BLOCK_N=128, BLOCK_K=64, GROUP_M=8).blocks, 8, 4)
-    args = [images(4, 256, 28, 28, dtype=half), images(128, 256, kernel, kernel, dtype=half), random(128, dtype=half)]
+    args = [images(4, 256, 28, 28), images(128, 256, kernel, kernel), random(128, dtype=HALF)]
     (kernel_,) = map(print_triton, plan_of(on_gpu(lowered(fn, *args).program), "tiled", config).kernels)
     built = compiler.compile(kernel_, config, 90)
     assert built.spills == 0 and built.shared <= Gpu().shared_bytes

@@ -176,6 +176,21 @@ def test_templates_compile_without_spilling(name: str, compiler: Worker) -> None
     assert bool(kernel.plain) == (template == "described") and "describe" not in kernel.plain
 
 
+def test_matrices_of_a_batch_have_one_descriptor(compiler: Worker) -> None:
+    """Rows and transposes alike, whose blocks have no dimension for the batch where they are multiplied."""
+
+    def fn(x: Tensor, w: Tensor) -> Tensor:
+        return torch.relu(torch.bmm(x, w.transpose(1, 2)))
+
+    config = Config(blocks(**LARGE | {"BLOCK_N": 128}, PROGRAMS=132).blocks, 8, 4)
+    plan = plan_of(on_gpu(lowered(fn, half(16, 1024, 512), half(16, 2048, 512)).program), "described", config)
+    (kernel,) = (print_triton(kernel) for kernel in plan.kernels)
+    assert kernel.source.count("gemm.describe(") == 2
+    built = compiler.compile(kernel, config, 90)
+    assert built.spills == 0 and built.shared <= Gpu().shared_bytes
+    assert built.ptx.count("cp.async.bulk.tensor.3d") >= 2 and "wgmma" in built.ptx
+
+
 def test_whole_programs_run_with_templates(
     interpreter: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

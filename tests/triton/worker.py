@@ -95,12 +95,21 @@ class Worker:
     def _ask(self, what: str, request: object) -> Any:
         process = self._process
         assert process.stdin is not None and process.stdout is not None
-        pickle.dump((what, request), process.stdin)
+        _Pickler(process.stdin).dump((what, request))
         process.stdin.flush()
         failure, answer = pickle.load(process.stdout)
         if failure is not None:
             raise AssertionError(failure)
         return answer
+
+
+class _Pickler(pickle.Pickler):
+    """Tensors of 8-bit floats as bytes: their storages cannot be pickled."""
+
+    def reducer_override(self, thing: object) -> Any:
+        if isinstance(thing, Tensor) and thing.is_floating_point() and thing.itemsize == 1:
+            return Tensor.view, (thing.view(torch.uint8), thing.dtype)
+        return NotImplemented
 
 
 # -- in the process ------------------------------------------------------------------------------------------
@@ -122,7 +131,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
             except Exception:
                 source = request[0] if what == "run" else request[0].source
                 answer = (f"{traceback.format_exc()}\n{source}", None)
-            pickle.dump(answer, answers)
+            _Pickler(answers).dump(answer)
             answers.flush()
 
 
@@ -141,9 +150,14 @@ def _mend_interpreter() -> None:
     convert = interpreter._convert_float
 
     def rounded(data: Any, source: Any, target: Any, mode: Any) -> Any:
-        if (str(source), str(target)) == ("fp32", "bf16"):
-            near = torch.from_numpy(np.ascontiguousarray(data)).to(torch.bfloat16)
-            return near.view(torch.int16).numpy().view(np.uint16)
+        small, numbers = _SMALL.get(str(target)), np.ascontiguousarray(data)
+        if str(source) == "fp32" and small is not None:
+            near = torch.from_numpy(numbers).to(small)
+            return near.view(_BITS[small.itemsize]).numpy().view(f"u{small.itemsize}")
+        small = _SMALL.get(str(source))
+        if str(target) == "fp32" and small is not None:
+            bits = torch.from_numpy(numbers.view(f"i{small.itemsize}"))
+            return bits.view(small).float().numpy()
         return convert(data, source, target, mode)
 
     interpreter._convert_float = rounded
@@ -176,6 +190,7 @@ def _mend_interpreter() -> None:
     libdevice = importlib.import_module("triton.language.extra.libdevice")
     ops = importlib.import_module("gyrator.runtime.triton_ops")
     ops.wait = lambda *_: None
+    ops.to_float8e4 = lambda x: x.to(ops.tl.float32).to(ops.tl.float8e4nv)
     ops.seen = lambda word: ops.tl.load(word)
     for name in _LIBRARY:
         setattr(libdevice, name, _elementwise(interpreter, getattr(torch, _LIBRARY[name])))
@@ -186,12 +201,17 @@ _LIBRARY = {name: op for name, op in _LIBRARY.items() if hasattr(torch, op)}
 """What kernels may call in the device library, which the interpreter lacks, and the same in torch."""
 
 
+_SMALL = {"bf16": torch.bfloat16, "fp8e4nv": torch.float8_e4m3fn, "fp8e5": torch.float8_e5m2}
+_BITS = {1: torch.int8, 2: torch.int16}
+
+
 def _widened(interpreter: Any, handle: Any) -> Any:
-    """A tile of bfloat16, whose data are its bits, as float32; any other as it is."""
-    if str(handle.dtype.scalar) != "bf16":
+    """A tile of a type whose data are its bits as float32; any other as it is."""
+    if str(handle.dtype.scalar) not in _SMALL:
         return handle
-    data = (handle.data.astype(np.uint32) << 16).view(np.float32)
-    return interpreter.TensorHandle(data, importlib.import_module("triton.language.core").float32)
+    float32 = importlib.import_module("triton.language.core").float32
+    data = interpreter._convert_float(handle.data, handle.dtype.scalar, float32, None)
+    return interpreter.TensorHandle(data, float32)
 
 
 def _elementwise(interpreter: Any, op: Callable[..., Tensor]) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
 """A program that times compiled graphs: a line of JSON in, a line out, until its input ends. Called with a folder for
 what it writes, and a device. A request has the `folder` of a wrapper, the number of the `choice` (its candidates share
-random inputs and must agree with the first one's results), the user's `threads`, `precision` of float32 products and
-`tf32` of convolutions, the `store` of kernels."""
+random inputs and must agree with the first one's results), the user's `threads` and `precision` of float32 products,
+the `store` of kernels."""
 
 import gc
 import json
@@ -46,7 +46,6 @@ def main(folder: Path, device: str) -> None:
             choice, given, wanted, batches = request["choice"], [], [], {}
             torch.set_num_threads(request["threads"])
             torch.set_float32_matmul_precision(request["precision"])
-            torch.backends.cudnn.allow_tf32 = request["tf32"]
         try:
             with torch.no_grad(), outside_tracing():
                 at = request["folder"]

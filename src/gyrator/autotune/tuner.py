@@ -94,7 +94,6 @@ class Tuner:
         device = torch.cuda.get_device_name(self.device) if on_gpu else torch.backends.cpu.get_cpu_capability()
         threads = min(config.threads or torch.get_num_threads(), torch.get_num_threads())
         settings = {"threads": threads, "precision": torch.get_float32_matmul_precision()}
-        settings["tf32"] = torch.backends.cudnn.allow_tf32
         versions = (torch.__version__, torch.version.cuda, source_digest(), target, device, os.cpu_count())
         parts = (about, [(c.name, c.key, *c.parameters.items()) for c in candidates], settings, versions)
         key = hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -123,8 +123,9 @@ def _modes() -> str:
 
 
 def _global_state() -> str:
-    precision = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    return repr((torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(), precision))
+    return repr(
+        (torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision())
+    )
 
 
 class _Writer:

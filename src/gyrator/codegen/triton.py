@@ -311,9 +311,13 @@ class Printer(Expressions):
         self.described = self.descriptors and contract.template == "described"
         if self.described:
             for name, view, sizes in (("lefts", contract.left, "M K"), ("rights", contract.right, "K N")):
-                sides = [self.index(i).text for i in (*view.shape, *view.strides)]
+                first = ["None"] * (not contract.batch)
+                sides = [
+                    text for s in (view.shape, view.strides) for text in (*first, *(self.index(i).text for i in s))
+                ]
                 sides += [f"BLOCK_{side}" for side in sizes.split()]
-                self.emit(f"{name} = gemm.describe({self._window(contract, view)}, {', '.join(sides)})")
+                start = self.address(view.value, (view.offset,)).text
+                self.emit(f"{name} = gemm.describe({start}, {', '.join(sides)})")
         if "PROGRAMS" in blocks:
             tiles = " * ".join([*(self.index(axis.extent).operand for axis in contract.batch), *counts])
             head = f"for pid in tl.range({self.program}, {tiles}, PROGRAMS, flatten=True):"
@@ -396,20 +400,22 @@ class Printer(Expressions):
     def _filled(self, contract: Contract, places: Sequence[str]) -> list[str]:
         """The template's function and its arguments."""
         left, right = contract.left, contract.right
+        fast = ["FAST"] * ("FAST" in dict(self.tiling.configs[0].blocks))
         k = self.index(left.shape[-1])
         if self.described:
             rows = [str(view.strides[-1] is ONE) for view in (left, right)]
-            starts = ["row_tile * BLOCK_M", "column_tile * BLOCK_N"]
-            return ["described", "lefts", "rights", *starts, k.text, *rows, "BLOCK_M", "BLOCK_N", "BLOCK_K"]
+            number = next((self.index(axis.index()).text for axis in contract.batch), "None")
+            starts = [number, "row_tile * BLOCK_M", "column_tile * BLOCK_N"]
+            return ["described", "lefts", "rights", *starts, k.text, *rows, "BLOCK_M", "BLOCK_N", "BLOCK_K", *fast]
         if contract.elements:
-            return self._computed(contract, places)
+            return [*self._computed(contract, places), *fast]
         sizes = [*(axis.extent for axis in _sides(contract)), left.shape[-1], *left.strides[-2:], *right.strides[-2:]]
         args = [self._window(contract, left), self._window(contract, right), *places]
         args += [self.index(size).text for size in sizes]
         reach = self._reach(k)
         even = [str(axis not in self.bounds) for axis in _sides(contract)]
         even.append(f"{k.operand} % ({reach[2]}) == 0" if left.shape[-1].value is not None else "False")
-        return ["tiled", *args, *reach[:2], *even, "BLOCK_K", "ALLOW_TF32"]
+        return ["tiled", *args, *reach[:2], *even, "BLOCK_K", "ALLOW_TF32", *fast]
 
     def _reach(self, k: Term) -> tuple[str, str, str]:
         """Where the k of a program's sums begin and end, and what divides their number in the best case."""

@@ -200,6 +200,9 @@ class Expressions(Blocks[Term, Block]):
         source, target = e.args[0].dtype, e.dtype
         if target == torch.bool:
             return replace(arg, text=f"({arg.operand} != 0)", atom=True, name=False)
+        if is_small(target) and target.itemsize == 1:
+            name = "float8e5" if target == torch.float8_e5m2 else "float8e4"
+            return replace(arg, text=f"rt.to_{name}({arg.text})", atom=True, name=False)
         steps = [type_name(target)]
         if source.is_floating_point and not target.is_floating_point:
             if target.itemsize < 4 or not target.is_signed:

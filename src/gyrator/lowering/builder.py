@@ -39,9 +39,13 @@ class Meta:
 class Builder:
     """Collects nodes in order, names values after the FX node at hand, and remembers copies already made."""
 
-    def __init__(self, symbols: Symbols, draws: int = 0, *, deterministic: bool = False) -> None:
-        """``draws``: how many random tensors the program may draw at most. ``deterministic``: torch's mode."""
-        self.symbols, self.deterministic = symbols, deterministic
+    def __init__(
+        self, symbols: Symbols, draws: int = 0, computed: frozenset[torch.dtype] = COMPUTED, *,
+        deterministic: bool = False,
+    ) -> None:  # fmt: skip
+        """``draws``: how many random tensors the program may draw at most. ``computed``: the dtypes of nests.
+        ``deterministic``: torch's mode."""
+        self.symbols, self.computed, self.deterministic = symbols, computed, deterministic
         self.nodes: list[Node] = []
         self.fallbacks: list[str] = []
         self.regions: dict[str, fx.GraphModule] = {}
@@ -174,9 +178,9 @@ class Builder:
             given = ref.dtype if ref.dtype != ref.value.dtype else None
             if strides is not None and same_strides(ref.shape, window[0], strides):
                 return View(ref.value, ref.shape, strides, window[1], given)
-            if strides is None or ref.dtype not in COMPUTED:
+            if strides is None or ref.dtype not in self.computed:
                 return View(ref.value, ref.shape, *window, given)
-        if ref.dtype not in COMPUTED:
+        if ref.dtype not in self.computed:
             raise ValueError(f"a view of {ref.value!r} ({ref.dtype}) with coordinates {ref.coords} is not strided")
         value = self.materialise(ref, strides)
         return View(value, value.shape, value.strides, ZERO)

@@ -51,6 +51,7 @@ def lower(
     name: str = "graph",
     updates: Sequence[tuple[int, int]] = (),
     numerics: Numerics = "fast",
+    computed: frozenset[torch.dtype] = COMPUTED,
 ) -> Lowered:
     """The program that computes what ``graph`` does.
 
@@ -60,24 +61,27 @@ def lower(
         symbols: the size symbols of this compilation.
         name: the program's name.
         numerics: "eager" leaves random ops to the library, so that they draw eager's own numbers.
+        computed: the dtypes of kernels; operators on others stay calls.
         updates: pairs (input, output): that output is the input's new value; the program returns None there.
 
     Raises:
         UnsupportedOperator: an op that can neither be lowered nor called.
         InternalCheckError: a lowering failed; names the node and the user's line.
     """
-    return _Lowering(graph, symbols, numerics).run(name, updates)
+    return _Lowering(graph, symbols, numerics, computed).run(name, updates)
 
 
 class _Lowering:
     """One walk over one graph: what each FX node became so far."""
 
-    def __init__(self, graph: fx.GraphModule, symbols: Symbols, numerics: Numerics) -> None:
+    def __init__(
+        self, graph: fx.GraphModule, symbols: Symbols, numerics: Numerics, computed: frozenset[torch.dtype]
+    ) -> None:
         self.graph = graph
         self.symbols = symbols
         self.random = numerics == "fast"
         draws = sum(n.target in RANDOM for n in graph.graph.nodes) if self.random else 0
-        self.b = Builder(symbols, draws, deterministic=torch.are_deterministic_algorithms_enabled())
+        self.b = Builder(symbols, draws, computed, deterministic=torch.are_deterministic_algorithms_enabled())
         self.env: dict[fx.Node, Result] = {}
         self.inputs: list[Input] = []
         self.held: list[Constant] = []
@@ -129,7 +133,7 @@ class _Lowering:
             return read_number(node, args)
         lowering = LOWERINGS.get(op) if self.random or op not in RANDOM else None
         lowering = lowering or REGISTERED_LATE.get(str(op))
-        if lowering is not None and (op in VIEWS or _computable(traced, args)):
+        if lowering is not None and (op in VIEWS or _computable(traced, args, self.b.computed)):
             result: Result = lowering(self.b, _metas(self.b, traced), *args, **kwargs)
             if result is not NotImplemented:
                 return result
@@ -245,11 +249,11 @@ def _plain_size(index: Index) -> Size | None:
     return index.atom if isinstance(index.atom, Size) else None
 
 
-def _computable(traced: object, args: Sequence[Result]) -> bool:
+def _computable(traced: object, args: Sequence[Result], computed: frozenset[torch.dtype]) -> bool:
     """Whether nests compute in all dtypes that occur in a call."""
     leaves = flatten([traced, *args])
     dtypes = {leaf.dtype for leaf in leaves if isinstance(leaf, (torch.Tensor, TensorRef))}
-    return dtypes <= COMPUTED and not any(isinstance(leaf, complex) for leaf in leaves)
+    return dtypes <= computed and not any(isinstance(leaf, complex) for leaf in leaves)
 
 
 def _metas(b: Builder, traced: object) -> object:

@@ -17,14 +17,17 @@ from gyrator.ir.expr import Const, Expr, IndexValue, Op, Scalar
 from gyrator.ir.index import Index, is_less, is_nonnegative
 from gyrator.ir.ops import OPS, Rule
 from gyrator.lowering.refs import Coords, TensorRef
+from gyrator.torch_compat import FLOAT8_SATURATES
 
 Operand: TypeAlias = "TensorRef | Expr | Index | Scalar"
 """What a pointwise op takes: a tensor, or a number known now (Scalar), at the call's start (Index) or later (Expr)."""
 
-HALF = (torch.bfloat16, torch.float16)
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+"""What is of these types is moved and converted."""
+HALF = (torch.bfloat16, torch.float16, *FLOAT8)
 COMPUTED = frozenset({
     torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.bool,
-    torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8,
+    torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, *FLOAT8,
 })  # fmt: skip
 """The dtypes that nests compute in; ops on others stay extern calls."""
 
@@ -67,6 +70,10 @@ def cast(expr: Expr, dtype: torch.dtype) -> Expr:
     """``expr`` converted to ``dtype`` as ``Tensor.to`` does; constants are converted now."""
     if expr.dtype == dtype:
         return expr
+    if dtype == torch.float8_e4m3fn and not FLOAT8_SATURATES and not isinstance(expr, Const):
+        wide = cast(expr, torch.float32)
+        too_large = op("gt", op("abs", wide), like(wide, 464.0))
+        expr = op("where", too_large, op("copysign", like(wide, math.nan), wide), wide)
     if isinstance(expr, Const):
         value = expr.value
         if expr.dtype in HALF:  # the literal stands for its rounded value

@@ -17,7 +17,6 @@ from gyrator.ir.index import ONE, ZERO, Index, IndexLike, as_index, clamp, div_m
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.family import Family, rows
 from gyrator.lowering.refs import Coords, TensorRef, view_coords
-from gyrator.lowering.typed import COMPUTED
 
 prims = torch.ops.prims
 
@@ -215,7 +214,7 @@ def _bits(b: Builder, out: Meta, x: TensorRef, dtype: torch.dtype) -> Any:
     """``x.view(dtype)``: an index map where the width stays."""
     if x.dtype == dtype:
         return x
-    plain = x.value.dtype in COMPUTED and dtype in COMPUTED and torch.bool not in (x.value.dtype, dtype)
+    plain = x.value.dtype in b.computed and dtype in b.computed and torch.bool not in (x.value.dtype, dtype)
     if not plain or x.dtype.itemsize != dtype.itemsize:
         return NotImplemented
     return TensorRef(x.value, x.shape, x.coords, dtype)

@@ -20,11 +20,12 @@ SECONDS = 1.0
 def random_tensor(
     shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, below: int | None = None, device: str = "cpu"
 ) -> torch.Tensor:
-    """A random tensor: normal floats, booleans, integers from 0 up to `below` (by default 2)."""
+    """A random tensor: normal floats (those of 8 bits up to a few hundred, as quantised ones are: what numbers are
+    multiplied sets a GPU's clock), booleans, integers from 0 up to `below` (by default 2)."""
     new = torch.empty_strided(shape, strides, dtype=dtype, device=device)
     if dtype.is_floating_point or dtype.is_complex:
         wide = dtype if dtype in (torch.float32, torch.float64) or dtype.is_complex else torch.float32
-        return new.copy_(torch.randn(shape, dtype=wide, device=device))
+        return new.copy_(torch.randn(shape, dtype=wide, device=device) * (64 if dtype.itemsize == 1 else 1))
     return new.copy_(torch.randint(0, below or 2, tuple(shape), device=device))
 
 

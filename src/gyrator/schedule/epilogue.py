@@ -50,11 +50,13 @@ def product_group(product: Product, epilogue: Group | None, origins: tuple[Origi
 
 
 def _nest(product: Product, origins: tuple[Origin, ...]) -> Nest:
-    """``out[…, m, n] = alpha · acc[…, m, n] + beta · bias[…, m, n]``; of a convolution ``out[b, n, y, x]``."""
+    """``out[…, m, n] = alpha · acc[…, m, n] · scales + beta · bias[…, m, n]``; of a convolution ``out[b, n, y, x]``."""
     axes = tuple(Axis(f"i{k}", n) for k, n in enumerate(product.out.shape))
     at = tuple(a.index() for a in axes)
     total = accumulator(product)
     expr = _scaled(Load(total, at if product.window is None else product.window.cell(at)), product.alpha)
+    for scale in product.scales:
+        expr = Op("mul", (expr, Load(scale.value, coordinates(scale, at))), total.dtype)
     if product.bias is not None:
         bias = cast(Load(product.bias.value, coordinates(product.bias, at)), total.dtype)
         expr = Op("add", (expr, _scaled(bias, product.beta)), total.dtype)

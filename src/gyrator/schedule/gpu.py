@@ -21,6 +21,11 @@ class Gpu:
     processors: int = 132
 
     @property
+    def has_float8(self) -> bool:
+        """Whether it converts to and multiplies floats of 8 bits."""
+        return self.arch >= (8, 9)
+
+    @property
     def shared_bytes(self) -> int:
         """Shared memory that a block of threads may use (CUDA programming guide, table of compute capabilities)."""
         return {(8, 0): 163, (8, 7): 163, (9, 0): 227, (10, 0): 227, (10, 3): 227}.get(self.arch, 99) << 10

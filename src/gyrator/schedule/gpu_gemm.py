@@ -7,7 +7,7 @@ from math import prod
 import torch
 
 from gyrator.ir.expr import Value
-from gyrator.ir.index import ONE
+from gyrator.ir.index import ONE, ZERO
 from gyrator.ir.program import Extern, Program, View, defines, shown_values
 from gyrator.ir.tree import Config, Contract, Kernel, Tile, Tiling
 from gyrator.schedule.gpu import Gpu
@@ -45,10 +45,7 @@ _SPLIT = (
 def gpu_configs(product: Product, gpu: Gpu) -> Iterator[tuple[str, Config]]:
     """Templates and their blocks for a product, the likely best first."""
     *batch, m, n = (volume((extent,), 256) for extent in product.shape)
-    precise = torch.get_float32_matmul_precision() == "highest"
-    if product.window is not None:
-        precise = not torch.backends.cudnn.allow_tf32
-    tf32 = int(product.out.dtype == torch.float32 and not precise)
+    tf32 = int(product.out.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest")
     exact = product.out.dtype == torch.float32 and not tf32
     most = 1 << 14 if exact else 1 << 15  # sums that fit in registers; without tensor cores operands lie there too
     item, count, k = product.left.value.dtype.itemsize, prod(batch), volume(product.left.shape[-1:], 256)
@@ -65,10 +62,12 @@ def gpu_configs(product: Product, gpu: Gpu) -> Iterator[tuple[str, Config]]:
 
     def config(s: tuple[int, ...], **more: int) -> Config:
         blocks = {"BLOCK_M": s[0], "BLOCK_N": s[1], "BLOCK_K": max(s[2] // item, 16), "GROUP_M": GROUP_M}
-        return Config((*(blocks | {"ALLOW_TF32": tf32} | more).items(),), s[3], s[4])
+        fast = {"FAST": 1} if product.fast else {}
+        return Config((*(blocks | {"ALLOW_TF32": tf32} | fast | more).items(),), s[3], s[4])
 
     yield from (("tiled", config(s)) for s in best(_TILED, MOST_TILED))
-    matrices = () if product.has_patches or batch or item != 2 else (product.left, product.right)
+    small = product.left.value.dtype.is_floating_point and item <= 2
+    matrices = () if product.has_patches or not small else (product.left, product.right)
     if matrices and gpu.arch >= (9, 0) and all(map(_describable, matrices)):
         found = [s for s in best(_DESCRIBED, MOST_DESCRIBED) if tiles(s) >= gpu.processors]
         yield from (("described", config(s, PROGRAMS=gpu.processors)) for s in found)
@@ -122,11 +121,15 @@ def shown_unpadded(program: Program, gpu: Gpu | None, backends: Collection[str])
 
 
 def _describable(view: View) -> bool:
-    """Whether a descriptor can tell how a matrix lies: neighbours along one side, steps of whole 16 bytes."""
-    *_, rows, columns = view.strides
+    """Whether a descriptor can tell how matrices lie: neighbours along one side, steps of whole 16 bytes."""
+    *batch, rows, columns = view.strides
     other = rows if columns is ONE else columns
-    sizes = [n.value for n in (other, view.offset)]
-    return ONE in (rows, columns) and all(n is not None and n * view.value.dtype.itemsize % 16 == 0 for n in sizes)
+    sizes = [n.value for n in (*batch, other, view.offset)]
+    return (
+        ONE in (rows, columns)
+        and ZERO not in view.strides
+        and all(n is not None and n * view.value.dtype.itemsize % 16 == 0 for n in sizes)
+    )
 
 
 def tile_product(kernel: Kernel, contract: Contract, configs: tuple[Config, ...]) -> Kernel:

@@ -17,10 +17,11 @@ from gyrator.schedule.plan import full_view
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """``out[…, m, n] = alpha · Σ_k left[…, m, k] · right[…, k, n] + beta · bias`` of an extern call.
+    """``out[…, m, n] = alpha · scales · Σ_k left[…, m, k] · right[…, k, n] + beta · bias`` of an extern call.
 
     ``left`` and ``right`` have equal batch dimensions (none or one) before their last two. With a ``window``, ``out``
     is the result of a convolution, and ``left`` the patches it sees, which lie nowhere unless they are pixels.
+    ``fast``: sums of 8-bit floats may be less precise than float32.
     """
 
     left: View
@@ -30,6 +31,8 @@ class Product:
     alpha: float = 1.0
     beta: float = 1.0
     window: Window | None = None
+    scales: tuple[View, ...] = ()
+    fast: bool = False
 
     @property
     def shape(self) -> tuple[Index, ...]:
@@ -126,7 +129,7 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def product_of(call: Extern) -> Product | None:
-    """What a call of mm, addmm, bmm, baddbmm, _int_mm or, on a GPU, convolution computes.
+    """What a call of mm, addmm, bmm, baddbmm, _int_mm or, on a GPU, convolution and _scaled_mm computes.
 
     Refuses (None) element types that differ or that no template has, sides of length 0 or not known to match, numbers
     that only a run tells, and a call for other ops.
@@ -134,6 +137,8 @@ def product_of(call: Extern) -> Product | None:
     op, out = call.op.removeprefix("aten.").removesuffix(".default"), call.out[0] if call.out else None
     if op == "convolution" and out is not None and out.device.type == "cuda":
         return _convolution(call, out)
+    if op == "_scaled_mm" and out is not None:
+        return _scaled(call, out)
     if op not in ("mm", "addmm", "bmm", "baddbmm", "_int_mm") or out is None or call.mutates:
         return None
     *first, left, right = (a if isinstance(a, View) and a.dtype in (None, a.value.dtype) else None for a in call.args)
@@ -163,11 +168,29 @@ def _convolution(call: Extern, out: Value) -> Product | None:
     if found is None or ZERO in (*out.shape, found[1].shape[-1]):
         return None
     window, left, right = found
-    if {out.dtype, left.value.dtype, right.value.dtype} != {out.dtype} or out.dtype not in _FLOATS:
-        return None
+    if not {left.value.dtype, right.value.dtype} == {out.dtype} <= {torch.bfloat16, torch.float16}:
+        return None  # the library rounds float32 to tf32 with less error than tensor cores do by themselves
     if isinstance(bias, View):
         bias = replace(bias, shape=out.shape, strides=(ZERO, *bias.strides, *(ZERO for _ in window.sides)))
     return Product(left, right, out, bias if isinstance(bias, View) else None, window=window)
+
+
+def _scaled(call: Extern, out: Value) -> Product | None:
+    """A product of 8-bit floats with a scale for each operand, or for each row and each column."""
+    left, right, *scales = (arg for arg in call.args[:4] if isinstance(arg, View))
+    more = dict(zip(("bias", "scale_result", "out_dtype", "use_fast_accum"), call.args[4:], strict=False))
+    more |= dict(call.kwargs)
+    found = [_expanded(view, out.shape) for view in scales if view.value.dtype == torch.float32]
+    bias = more.get("bias")
+    bias = _expanded(bias, out.shape) if isinstance(bias, View) else bias
+    known = bias is None or (isinstance(bias, View) and bias.value.dtype == out.dtype)
+    if not known or out.dtype not in _FLOATS or more.get("scale_result") is not None or len(found) != 2:
+        return None
+    if None in found or ZERO in (*out.shape, left.shape[-1]) or out.device.type != "cuda":
+        return None
+    fast = more.get("use_fast_accum") is True
+    scaling = tuple(view for view in found if view is not None)
+    return Product(left, right, out, bias if isinstance(bias, View) else None, scales=scaling, fast=fast)
 
 
 def _expanded(view: View, shape: tuple[Index, ...]) -> View | None:

@@ -24,17 +24,26 @@ def place(pid, rows, columns, GROUP_M: tl.constexpr):
     return first + within % height, within // height
 
 
+@triton.constexpr_function
+def rough(dtype, fast, depth):
+    """How many products tensor cores may sum by themselves; None for as many as they like."""
+    return min(depth, 128) if dtype.is_fp8() and not fast else None
+
+
 @triton.jit
 def tiled(
     left, right, row, column, m, n, k, left_m, left_k, right_k, right_n, first, last,
     EVEN_M: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, BLOCK_K: tl.constexpr, ALLOW_TF32: tl.constexpr,
+    FAST: tl.constexpr = False,
 ):  # fmt: skip
     """The sums over ``first <= k < last`` for the rows [M, 1] and columns [1, N]. Rows and columns outside of the
-    matrices are read from the start: the caller does not store them."""
+    matrices are read from the start: the caller does not store them. Unless ``FAST``, tensor cores, which sum products
+    of 8-bit floats in fewer bits than float32 has, do so for at most 128 of them."""
     BLOCK_M: tl.constexpr = row.shape[0]
     BLOCK_N: tl.constexpr = column.shape[1]
     TYPE: tl.constexpr = tl.int32 if left.dtype.element_ty.is_int() else tl.float32
     PRECISION: tl.constexpr = "tf32" if ALLOW_TF32 else "ieee"
+    ROUGH: tl.constexpr = rough(left.dtype.element_ty, FAST, BLOCK_K)
     if not EVEN_M:
         row = row % m
     if not EVEN_N:
@@ -48,9 +57,9 @@ def tiled(
             a = tl.load(lefts)
             b = tl.load(rights)
         else:
-            a = tl.load(lefts, inner[None, :] < last - start, 0)
-            b = tl.load(rights, inner[:, None] < last - start, 0)
-        total = tl.dot(a, b, total, input_precision=PRECISION, out_dtype=TYPE)
+            a = tl.load(lefts, inner[None, :] < last - start, 0.0)
+            b = tl.load(rights, inner[:, None] < last - start, 0.0)
+        total = tl.dot(a, b, total, input_precision=PRECISION, out_dtype=TYPE, max_num_imprecise_acc=ROUGH)
         lefts += BLOCK_K * left_k
         rights += BLOCK_K * right_k
     return total
@@ -61,6 +70,7 @@ def tiled(
 def computed(
     left, right, reads, batch, row, column, m, n, first, last,
     EVEN_K: tl.constexpr, BLOCK_K: tl.constexpr, ALLOW_TF32: tl.constexpr, TYPE: tl.constexpr,
+    FAST: tl.constexpr = False,
 ):  # fmt: skip
     """As `tiled`, of operands that functions give: ``left(batch, row, inner, row_ok, inner_ok, reads)`` the elements of
     a tile [M, K], of which those that are not within the matrix may be anything, and ``right`` likewise."""
@@ -76,39 +86,59 @@ def computed(
         a = tl.broadcast_to(a, (BLOCK_M, BLOCK_K))
         b = tl.broadcast_to(b, (BLOCK_K, BLOCK_N))
         if not EVEN_K:
-            a = tl.where(ok[None, :], a, 0)
-            b = tl.where(ok[:, None], b, 0)
-        total = tl.dot(a, b, total, input_precision=PRECISION, out_dtype=TYPE)
+            a = tl.where(ok[None, :], a, tl.zeros_like(a))
+            b = tl.where(ok[:, None], b, tl.zeros_like(b))
+        ROUGH: tl.constexpr = rough(a.dtype, FAST, BLOCK_K)
+        total = tl.dot(a, b, total, input_precision=PRECISION, out_dtype=TYPE, max_num_imprecise_acc=ROUGH)
     return total
 
 
 # -- with tensor descriptors ---------------------------------------------------------------------------------
 @triton.jit
-def describe(base, rows, columns, row_step, column_step, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """A descriptor of a matrix, of its transpose if its columns are contiguous; the blocks that it loads."""
+def describe(
+    base, batches, rows, columns, batch_step, row_step, column_step, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
+    """A descriptor of matrices, of their transposes if their columns are contiguous; the blocks that it loads. Without
+    ``batches`` it is one matrix."""
     if column_step == 1:
-        return tl.make_tensor_descriptor(base, [rows, columns], [row_step, 1], [ROWS, COLUMNS])
+        if batches is None:
+            return tl.make_tensor_descriptor(base, [rows, columns], [row_step, 1], [ROWS, COLUMNS])
+        else:
+            sides = [batches, rows, columns]
+            return tl.make_tensor_descriptor(base, sides, [batch_step, row_step, 1], [1, ROWS, COLUMNS])
     else:
-        return tl.make_tensor_descriptor(base, [columns, rows], [column_step, 1], [COLUMNS, ROWS])
+        return describe(base, batches, columns, rows, batch_step, column_step, row_step, COLUMNS, ROWS)
+
+
+@triton.jit
+def block_of(matrices, batch, row, column):
+    """A block of a described matrix."""
+    if batch is None:
+        return matrices.load([row, column])
+    else:
+        block = matrices.load([batch, row, column])
+        return block.reshape(block.shape[1], block.shape[2])
 
 
 @triton.jit
 def described(
-    left, right, row, column, k, LEFT_ROWS: tl.constexpr, RIGHT_ROWS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    left, right, batch, row, column, k, LEFT_ROWS: tl.constexpr, RIGHT_ROWS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, FAST: tl.constexpr = False,
 ):  # fmt: skip
-    """The tile that begins at ``row`` and ``column``. ``LEFT_ROWS``: the rows of ``left`` are contiguous, and so on."""
+    """The tile of matrix ``batch`` that begins at ``row`` and ``column``. ``LEFT_ROWS``: the rows of ``left`` are
+    contiguous, and so on."""
+    ROUGH: tl.constexpr = rough(left.dtype, FAST, BLOCK_K)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, k, BLOCK_K):
         if LEFT_ROWS:
-            a = left.load([row, start])
+            a = block_of(left, batch, row, start)
         else:
-            a = left.load([start, row]).T
+            a = block_of(left, batch, start, row).T
         if RIGHT_ROWS:
-            b = right.load([start, column])
+            b = block_of(right, batch, start, column)
         else:
-            b = right.load([column, start]).T
-        total = tl.dot(a, b, total)
+            b = block_of(right, batch, column, start).T
+        total = tl.dot(a, b, total, max_num_imprecise_acc=ROUGH)
     return total
 
 
