@@ -94,6 +94,16 @@ def test_products_take_their_scales_in_the_template(
     assert isinstance(got, Tensor) and (got - wanted).norm() <= 4e-3 * wanted.norm()
 
 
+def of_bytes(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor) -> Tensor:
+    return of_matrices(x, w.view(E4), sx, sw)
+
+
+def test_bytes_that_are_viewed_as_numbers_stay_with_the_library() -> None:
+    x, w, *scales = ARGS[of_matrices]
+    plan = plan_of(on_gpu(lowered(of_bytes, x, w.view(torch.uint8), *scales).program), "tiled", blocks())
+    assert not plan.kernels
+
+
 def quantised(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor) -> Tensor:
     return of_matrices((x / sx).to(E4), (w / sw).to(E4), sx, sw)
 

@@ -8,7 +8,7 @@ import torch
 
 from gyrator.ir.expr import Expr, Value
 from gyrator.ir.index import ONE, ZERO, Index
-from gyrator.ir.program import Extern, Input, Node, Program, View, defines, shown_values, uses
+from gyrator.ir.program import Extern, Input, Node, Program, View, defines, shown_values, uses, views
 from gyrator.ir.tree import Config
 from gyrator.schedule.convolution import Window, window_of
 from gyrator.schedule.group import Group
@@ -180,6 +180,8 @@ def _scaled(call: Extern, out: Value) -> Product | None:
     left, right, *scales = (arg for arg in call.args[:4] if isinstance(arg, View))
     more = dict(zip(("bias", "scale_result", "out_dtype", "use_fast_accum"), call.args[4:], strict=False))
     more |= dict(call.kwargs)
+    if any(view.dtype not in (None, view.value.dtype) for view in views(call)):
+        return None
     found = [_expanded(view, out.shape) for view in scales if view.value.dtype == torch.float32]
     bias = more.get("bias")
     bias = _expanded(bias, out.shape) if isinstance(bias, View) else bias
