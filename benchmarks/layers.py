@@ -11,10 +11,8 @@ call alone: cuDNN's convolution, the fastest by trial, of channels-last images; 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -24,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.gemm import medians
+from benchmarks.measure import write_gpu_rows
 
 CONVOLUTIONS = {
     "1x1 256→64 56²": (64, 256, 64, 56, 1, 1),
@@ -146,10 +145,8 @@ def main() -> None:
             rows.append({"family": family, "layer": layer.name, **found})
             print(family, layer.name, *(f"{way} {t:.4f}" for way, t in found.items()), flush=True)
     if args.json:
-        date, device = f"{datetime.now(UTC):%Y-%m-%d}", torch.cuda.get_device_name()
-        head = {"date": date, "device": device, "torch": torch.__version__}
         note = "python -m benchmarks.layers. Milliseconds of a call in a CUDA graph; seconds of first calls."
-        args.json.write_text(json.dumps({**head, "note": note, "rows": rows}, indent=1))
+        write_gpu_rows(args.json, note, rows)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import gc
+import json
 import math
 import os
 import platform
@@ -79,6 +80,13 @@ def machine() -> dict[str, Any]:
         "commit": _first_line(["git", "rev-parse", "--short", "HEAD"]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
+
+
+def write_gpu_rows(path: Path, note: str, rows: Sequence[Mapping[str, object]]) -> None:
+    """Rows measured on this GPU as JSON, with the date, the device and torch's version."""
+    date, device = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}", torch.cuda.get_device_name()
+    head = {"date": date, "device": device, "torch": torch.__version__, "note": note}
+    path.write_text(json.dumps({**head, "rows": rows}, indent=1))
 
 
 def _first_line(command: Sequence[str]) -> str | None:

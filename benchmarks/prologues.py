@@ -9,15 +9,14 @@ replayed in turns with the others; medians count. `bf16` is the library with wei
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from benchmarks.gemm import Call, medians
+from benchmarks.measure import write_gpu_rows
 
 SIZES = ((2048, 2048), (4096, 4096), (11008, 4096), (4096, 11008))
 ROWS = (1, 8, 16, 24, 32, 48, 64, 96, 128)
@@ -76,10 +75,8 @@ def main() -> None:
                 rows.append({"weights": str(dtype).removeprefix("torch."), "m": m, "n": n, "k": k, **found})
                 print(rows[-1]["weights"], f"{m}x{k}x{n}", *(f"{way} {t:.1f}" for way, t in found.items()), flush=True)
     if args.json:
-        date, device = f"{datetime.now(UTC):%Y-%m-%d}", torch.cuda.get_device_name()
-        head = {"date": date, "device": device, "torch": torch.__version__}
         note = "python -m benchmarks.prologues. Microseconds of a product in a recorded CUDA graph that is replayed."
-        args.json.write_text(json.dumps({**head, "note": note, "rows": rows}, indent=1))
+        write_gpu_rows(args.json, note, rows)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,6 @@ from gyrator.ir.symbols import Symbols
 from gyrator.ir.text import program_text
 from gyrator.lowering.activations import with_activations
 from gyrator.lowering.graph import lower
-from gyrator.lowering.typed import COMPUTED, FLOAT8
 from gyrator.origin import Origin
 from gyrator.report.describe import called, describe
 from gyrator.report.dump import dump_compiled, dump_graph
@@ -178,7 +177,7 @@ def compile_graph(
                 name=session.name,
                 updates=updates,
                 numerics="eager" if session.config.numerics == "eager" else "fast",
-                computed=COMPUTED if gpu is None or gpu.has_float8 else COMPUTED.difference(FLOAT8),
+                computed=builder.computed,
             )
         session.keep("lower", lowered.program)
         if session.dump is not None:

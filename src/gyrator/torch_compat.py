@@ -9,6 +9,7 @@ import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cache
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,9 +23,6 @@ if TYPE_CHECKING:  # it brings SymPy
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-FLOAT8_SATURATES = not torch.tensor(1e9).to(torch.float8_e4m3fn).isnan().item()
-"""Whether numbers beyond the range of float8_e4m3fn become its largest one; before torch 2.12 they become NaN."""
 
 
 def register_backend(name: str, target: str) -> None:
@@ -249,6 +247,13 @@ def qualified_name(function: object) -> str | None:
 
 outside_tracing: Callable[[], AbstractContextManager[None]] = torch.utils._python_dispatch._disable_current_modes
 """Inside, tensors are real even while torch traces with fake ones around it."""
+
+
+@cache
+def float8_saturates() -> bool:
+    """Whether numbers beyond the range of float8_e4m3fn become its largest one, as in torch 2.13; in 2.11, NaN."""
+    with outside_tracing():
+        return not torch.tensor(1e9, device="cpu").to(torch.float8_e4m3fn).isnan().item()
 
 
 def raw_bytes(tensor: torch.Tensor) -> bytes:

@@ -56,6 +56,12 @@ def test_torch_finds_the_backend_by_name_from_a_source_tree(earlier: str) -> Non
     assert out == "compiled {'options': {'fusion': False}}\n2.0\n"
 
 
+@pytest.mark.parametrize("module", ["gyrator", "gyrator.backend"])
+def test_import_asks_nothing_of_tensors(module: str) -> None:
+    """Which may be anywhere, or not there at all: people make models on the device `meta`."""
+    assert python(f"import torch\nwith torch.device('meta'):\n    import {module}\nprint('done')") == "done\n"
+
+
 def test_compile_hands_everything_to_torch() -> None:
     out = python(
         f"{STAND_IN}\nimport torch, gyrator\nsys.modules['gyrator.backend'] = module\n"

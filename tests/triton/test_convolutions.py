@@ -16,7 +16,7 @@ from tests.acceptance import assert_matches
 from tests.pure.lowering.harness import lowered
 from tests.run_plan import run_plan
 from tests.triton.harness import on_gpu, runner
-from tests.triton.test_products import TEMPLATES, blocks, plan_of, random
+from tests.triton.test_products import TEMPLATES, blocks, plan_of, random, titles_of
 from tests.triton.worker import Worker
 
 HALF = torch.bfloat16
@@ -91,6 +91,12 @@ def test_convolutions_in_other_ways(way: str, interpreter: Worker) -> None:
     check("pixels", way, interpreter)
 
 
+def test_a_choice_is_named_after_its_operands() -> None:
+    for case, title in (("in steps", "2x16x9x9, 20x16x3x3, 20"), ("pixels", "2x24x5x4, 20x24x1x1, 20")):
+        program = on_gpu(lowered(CASES[case][0], *CASES[case][1]).program)
+        assert titles_of(program)[0] == f"convolution({title})"
+
+
 @pytest.mark.parametrize("case", ["in steps", "pixels"])
 def test_sizes_may_change(case: str, interpreter: Worker) -> None:
     check(case, "tiled", interpreter, dynamic=True)
@@ -104,10 +110,15 @@ def transposed(x: Tensor, w: Tensor) -> Tensor:
     return F.conv_transpose2d(x, w)
 
 
+def one_number_for_all_sides(x: Tensor, w: Tensor) -> Tensor:
+    return torch.ops.aten.convolution(x, w, None, [2], [1], [1], False, [0], 1)
+
+
 @pytest.mark.parametrize(
     "fn, args",
     [
         (grouped, [images(1, 8, 5, 5), images(4, 4, 3, 3)]),
+        (one_number_for_all_sides, [images(1, 8, 5, 5), images(4, 8, 3, 3)]),
         (transposed, [images(1, 8, 5, 5), images(8, 4, 3, 3)]),
         (of_some_pixels, [random(1, 8, 5, 5, dtype=HALF), images(4, 8, 3, 3)]),  # channels that lie apart
         (of_some_pixels, [images(1, 8, 5, 5, dtype=torch.float32), images(4, 8, 3, 3, dtype=torch.float32)]),

@@ -23,7 +23,7 @@ from tests.pure.lowering.harness import lowered, symbols_of, trace
 from tests.run_plan import run_plan
 from tests.triton import test_prologues
 from tests.triton.harness import on_gpu, runner
-from tests.triton.test_products import blocks, plan_of, random
+from tests.triton.test_products import blocks, plan_of, random, titles_of
 from tests.triton.worker import Worker
 
 E4, CUDA = torch.float8_e4m3fn, torch.device("cuda")
@@ -92,6 +92,10 @@ def test_products_take_their_scales_in_the_template(
     (got,) = run_plan(plan, ARGS[fn], low.constants, runner(interpreter))
     wanted = exact(*ARGS[fn])
     assert isinstance(got, Tensor) and (got - wanted).norm() <= 4e-3 * wanted.norm()
+
+
+def test_a_choice_is_named_after_its_operands() -> None:
+    assert titles_of(on_gpu(lowered(of_rows, *ARGS[of_rows]).program))[0] == "_scaled_mm(17x96, 96x32, 32)"
 
 
 def of_bytes(x: Tensor, w: Tensor, sx: Tensor, sw: Tensor) -> Tensor:

@@ -42,6 +42,18 @@ def plan_of(program: Program, template: str, config: Config) -> Plan:
         return schedule(program, Session(options, torch.device("cuda")), Gpu(), ask=taken).plan
 
 
+def titles_of(program: Program) -> list[str]:
+    """What is asked of a program's products."""
+    titles = list[str]()
+
+    def asked(question: Question) -> tuple[Alternative, ...]:
+        titles.append(question.title)
+        return question.alternatives
+
+    schedule(program, Session(Options(max_autotune=True), torch.device("cuda")), Gpu(), ask=asked)
+    return titles
+
+
 def blocks(**more: int) -> Config:
     """A config of small blocks."""
     sizes = {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 16, "GROUP_M": 2, "ALLOW_TF32": 0}

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -14,6 +15,7 @@ from gyrator.ir.program import Program, defines
 from gyrator.ir.symbols import Symbols
 from gyrator.ir.text import program_text
 from gyrator.lowering.graph import lower
+from gyrator.lowering.typed import COMPUTED, FLOAT8
 from gyrator.runtime.entries import Stores
 from gyrator.runtime.load import WRAPPER
 from gyrator.runtime.targets import Targets, start_kernels
@@ -41,6 +43,11 @@ class Builder:
     gpu: Gpu | None
     cpu: Cpu | None = None
 
+    @property
+    def computed(self) -> frozenset[torch.dtype]:
+        """The dtypes that kernels compute in."""
+        return COMPUTED if self.gpu is None or self.gpu.has_float8 else COMPUTED.difference(FLOAT8)
+
     def start(self, plan: Plan) -> Callable[[], Path]:
         """Begin to build a plan; what waits for its folder. Raises: GyratorError, both times."""
         kernels = start_kernels(
@@ -57,7 +64,7 @@ class Builder:
     def start_graph(self, graph: fx.GraphModule, name: str, ask: Ask | None) -> Callable[[], Path]:
         """Begin to build an ATen graph, whose products are chosen by ``ask``. Raises: GyratorError."""
         symbols, session = Symbols(self.shape_env), self.session.child(name)
-        lowered = lower(graph, symbols=symbols, name=name)
+        lowered = lower(graph, symbols=symbols, name=name, computed=self.computed)
         made = schedule(lowered.program, session, self.gpu, None, ask, self.cpu)
         return replace(self, hints=symbols.hints).start(made.plan)
 

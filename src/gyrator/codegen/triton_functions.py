@@ -6,25 +6,19 @@ def rights(batch, inner, column, inner_ok, column_ok, reads):
     return tl.load(weights + (inner * 64 + column)).to(tl.float32) * tl.load(scales + column)
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
 import torch
 
 from gyrator.codegen.blocks import Key
-from gyrator.codegen.python_text import Names
+from gyrator.codegen.python_text import Names, tuple_of
 from gyrator.codegen.triton_expr import Expressions, Term
 from gyrator.codegen.triton_names import is_small
 from gyrator.ir.expr import Expr, Ref
 from gyrator.ir.index import Axis
 from gyrator.ir.tree import Let, Loop, LoopKind, Stage, Tile, loads_in, stage_exprs
-
-
-def tuple_of(items: Iterable[str]) -> str:
-    """A tuple of Triton values."""
-    texts = [*items]
-    return f"({', '.join(texts)}{',' * (len(texts) == 1)})"
 
 
 def reads_of(printer: Expressions, stage: Stage) -> list[str]:

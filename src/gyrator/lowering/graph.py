@@ -148,7 +148,7 @@ class _Lowering:
             return higher_order.auto_functionalized(self.b, node, kwargs)
         if str(node.target) == "gyrator_attention":
             bodies = [body for body in flatten(args[1]) if isinstance(body, fx.GraphModule)]
-            functions = [lower(body, symbols=self.symbols).program for body in bodies]
+            functions = [lower(body, symbols=self.symbols, computed=self.b.computed).program for body in bodies]
             return higher_order.attention(self.b, node, args, tuple(functions))
         return higher_order.region(self.b, node, self.env)
 

@@ -10,7 +10,7 @@ from gyrator.ir.index import ZERO, Index, IndexLike, div_mod
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.family import Family, rows
 from gyrator.lowering.refs import Coords, TensorRef
-from gyrator.lowering.typed import between, both, cast, constant, number, op
+from gyrator.lowering.typed import between, both, cast, constant, number, op, within
 from gyrator.lowering.views import dimension
 
 MANY = 32
@@ -56,8 +56,7 @@ def _pad(b: Builder, out: Meta, x: TensorRef, pad: Sequence[IndexLike], value: S
 
     def body(at: Coords) -> Expr:
         inner = tuple([i - s for i, s in zip(at, before, strict=True)])
-        conditions = [c for i, size in zip(inner, x.shape, strict=True) for c in between(i, ZERO, size)]
-        return masked(conditions, x.load(inner), value)
+        return masked(within(inner, x.shape), x.load(inner), value)
 
     return b.pointwise(out, body)
 

@@ -21,7 +21,7 @@ from gyrator.lowering.family import Family, Lowering, rows
 from gyrator.lowering.joins import masked
 from gyrator.lowering.reductions import reduction, summed
 from gyrator.lowering.refs import Coords, TensorRef
-from gyrator.lowering.typed import between, both, cast, compute_dtype, like, number, op
+from gyrator.lowering.typed import between, both, cast, compute_dtype, like, number, op, within
 
 Sizes: TypeAlias = "Sequence[int] | int"
 """A number per dimension; one number, or a list of one, stands for all."""
@@ -72,11 +72,11 @@ def sliding(
 
     def element(at: Coords, inner: Coords) -> tuple[Coords, list[Expr]]:
         place = tuple([o * s - p + r * d for o, r, (_, s, p, d, _) in zip(at, inner, dims, strict=True)])
-        return place, _inside(place, shape)
+        return place, within(place, shape)
 
     def holder(at: Coords, back: Coords) -> tuple[Coords, list[Expr]]:
         found = tuple([(i + p) // s - j for i, j, (_, s, p, _, _) in zip(at, back, dims, strict=True)])
-        return found, _inside(found, outputs)
+        return found, within(found, outputs)
 
     def holds(at: Coords, found: Coords) -> list[Expr]:
         offsets = [(i + p - o * s, as_index(k)) for i, o, (k, s, p, _, _) in zip(at, found, dims, strict=True)]
@@ -100,10 +100,6 @@ def sliding(
 def _widened(given: Sizes, rank: int) -> list[int]:
     values = [given] if isinstance(given, int) else list(given)
     return values * rank if len(values) == 1 else values
-
-
-def _inside(position: Coords, shape: Coords) -> list[Expr]:
-    return [c for p, size in zip(position, shape, strict=True) for c in between(p, ZERO, size)]
 
 
 def dividing(shape: Coords, parts: Coords, size: object = None) -> Windows | None:

@@ -14,10 +14,10 @@ from typing import TypeAlias
 import torch
 
 from gyrator.ir.expr import Const, Expr, IndexValue, Op, Scalar
-from gyrator.ir.index import Index, is_less, is_nonnegative
+from gyrator.ir.index import ZERO, Index, is_less, is_nonnegative
 from gyrator.ir.ops import OPS, Rule
 from gyrator.lowering.refs import Coords, TensorRef
-from gyrator.torch_compat import FLOAT8_SATURATES
+from gyrator.torch_compat import float8_saturates
 
 Operand: TypeAlias = "TensorRef | Expr | Index | Scalar"
 """What a pointwise op takes: a tensor, or a number known now (Scalar), at the call's start (Index) or later (Expr)."""
@@ -70,7 +70,7 @@ def cast(expr: Expr, dtype: torch.dtype) -> Expr:
     """``expr`` converted to ``dtype`` as ``Tensor.to`` does; constants are converted now."""
     if expr.dtype == dtype:
         return expr
-    if dtype == torch.float8_e4m3fn and not FLOAT8_SATURATES and not isinstance(expr, Const):
+    if dtype == torch.float8_e4m3fn and not isinstance(expr, Const) and not float8_saturates():
         wide = cast(expr, torch.float32)
         too_large = op("gt", op("abs", wide), like(wide, 464.0))
         expr = op("where", too_large, op("copysign", like(wide, math.nan), wide), wide)
@@ -115,6 +115,11 @@ def both(conditions: Iterable[Expr]) -> Expr:
     """The conjunction of bool expressions; true if there are none."""
     terms = list(conditions)
     return reduce(lambda a, b: op("logical_and", a, b), terms) if terms else Const(True, torch.bool)
+
+
+def within(position: Coords, shape: Coords) -> list[Expr]:
+    """The conditions that a position is in a tensor of ``shape``, those that are not proved."""
+    return [c for i, size in zip(position, shape, strict=True) for c in between(i, ZERO, size)]
 
 
 def between(index: Index, low: Index, high: Index) -> list[Expr]:

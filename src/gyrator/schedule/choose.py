@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from gyrator.config import Config as Options
 from gyrator.ir.expr import Value
-from gyrator.ir.program import Extern, Input, Program, View, defines, shown_values
+from gyrator.ir.program import Extern, Input, Program, View, defines, shown_values, views
 from gyrator.ir.tree import Config
 from gyrator.schedule.canonical import canonicalise
 from gyrator.schedule.cpu_gemm import (
@@ -234,12 +234,10 @@ def _with_epilogue(a: Alternative, group: Group) -> Alternative:
 def _title(call: Extern, product: Product, op: str = "") -> str:
     """``addmm(64x16, 16x32, 32)``, ``linear_unary(64x16, 32x16, 32)``."""
     shapes = [product.left.shape, product.right.shape[::-1] if op else product.right.shape]
-    if product.bias is not None:
-        given = call.args[0]
-        assert isinstance(given, View)
-        shapes.append(given.shape)
     if product.window is not None:
-        shapes = [arg.shape for arg in call.args if isinstance(arg, View)]
+        shapes = [product.window.images.shape, product.right.value.shape]
+    if product.bias is not None:
+        shapes.append(next(view.shape for view in views(call) if view.value is product.bias.value))
     return f"{op or _op(call)}({', '.join('x'.join(map(str, shape)) for shape in shapes)})"
 
 

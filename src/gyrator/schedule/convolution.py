@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from gyrator.ir.expr import Load, Value
 from gyrator.ir.index import ONE, ZERO, Index, contiguous_strides, dot, product
 from gyrator.ir.program import Arg, Extern, ListArg, View
-from gyrator.lowering.typed import between, both
+from gyrator.lowering.typed import both, within
 from gyrator.lowering.views import split_position
 from gyrator.schedule.plan import is_full
 
@@ -37,8 +37,8 @@ class Window:
         number, *place = split_position(row, (batch, *self.sides))
         *taps, channel = split_position(inner, (*self.taps, channels))
         steps = zip(place, taps, self.stride, self.padding, self.dilation, strict=True)
-        at = [p * stride - padding + tap * dilation for p, tap, stride, padding, dilation in steps]
-        inside = [c for i, size in zip(at, sides, strict=True) for c in between(i, ZERO, size)]
+        at = tuple(p * stride - padding + tap * dilation for p, tap, stride, padding, dilation in steps)
+        inside = within(at, tuple(sides))
         return Load(self.images, (number, channel, *at), both(inside) if inside else None, 0.0)
 
     def cell(self, at: tuple[Index, ...]) -> tuple[Index, Index]:
@@ -50,7 +50,8 @@ class Window:
 def window_of(call: Extern) -> tuple[Window, View, View] | None:
     """What a convolution slides over, its patches as a matrix, and its filters as one.
 
-    Refuses (None) transposed and grouped ones, and images or filters whose channels do not lie together.
+    Refuses (None) transposed and grouped ones, steps that are not given for each side as numbers, and images or
+    filters whose channels do not lie together.
     """
     images, filters, _, stride, padding, dilation, transposed, _, groups = call.args
     if not isinstance(images, View) or not isinstance(filters, View) or transposed is not False or groups != 1:
@@ -59,8 +60,10 @@ def window_of(call: Extern) -> tuple[Window, View, View] | None:
     if out is None or not (_has_channels_last(images) and _has_channels_last(filters)):
         return None
     (batch, channels, *_), (columns, _, *taps) = images.shape, filters.shape
-    sides = out.shape[2:]
-    window = Window(images.value, sides, tuple(taps), *map(_numbers, (stride, padding, dilation)))
+    sides, steps = out.shape[2:], [_numbers(arg) for arg in (stride, padding, dilation)]
+    if any(len(numbers) != len(sides) for numbers in steps):
+        return None
+    window = Window(images.value, sides, tuple(taps), *steps)
     rows, inner = product((batch, *sides)), product((*taps, channels))
     left = View(images.value, (rows, inner), (inner, ONE), ZERO)
     return window, left, View(filters.value, (inner, columns), (ONE, inner), ZERO)

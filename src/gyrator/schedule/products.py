@@ -125,6 +125,7 @@ Ask: TypeAlias = Callable[[Question], tuple[Alternative, ...]]
 
 
 # -- what calls mean ---------------------------------------------------------------------------------------
+_OPS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_int_mm", "convolution", "_scaled_mm"})
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -135,13 +136,14 @@ def product_of(call: Extern) -> Product | None:
     that only a run tells, and a call for other ops.
     """
     op, out = call.op.removeprefix("aten.").removesuffix(".default"), call.out[0] if call.out else None
-    if op == "convolution" and out is not None and out.device.type == "cuda":
-        return _convolution(call, out)
-    if op == "_scaled_mm" and out is not None:
-        return _scaled(call, out)
-    if op not in ("mm", "addmm", "bmm", "baddbmm", "_int_mm") or out is None or call.mutates:
+    if op not in _OPS or out is None or call.mutates:
         return None
-    *first, left, right = (a if isinstance(a, View) and a.dtype in (None, a.value.dtype) else None for a in call.args)
+    if any(view.dtype not in (None, view.value.dtype) for view in views(call)):
+        return None
+    if op in ("convolution", "_scaled_mm"):
+        on_gpu = out.device.type == "cuda"
+        return None if not on_gpu else _convolution(call, out) if op == "convolution" else _scaled(call, out)
+    *first, left, right = (arg if isinstance(arg, View) else None for arg in call.args)
     scales = {"alpha": 1, "beta": 1, **dict(call.kwargs)}
     alpha, beta = scales["alpha"], scales["beta"]
     if left is None or right is None or not isinstance(alpha, int | float) or not isinstance(beta, int | float):
@@ -177,22 +179,22 @@ def _convolution(call: Extern, out: Value) -> Product | None:
 
 def _scaled(call: Extern, out: Value) -> Product | None:
     """A product of 8-bit floats with a scale for each operand, or for each row and each column."""
-    left, right, *scales = (arg for arg in call.args[:4] if isinstance(arg, View))
+    left, right, *given = (arg for arg in call.args[:4] if isinstance(arg, View))
     more = dict(zip(("bias", "scale_result", "out_dtype", "use_fast_accum"), call.args[4:], strict=False))
     more |= dict(call.kwargs)
-    if any(view.dtype not in (None, view.value.dtype) for view in views(call)):
+    expanded = [_expanded(view, out.shape) for view in given if view.value.dtype == torch.float32]
+    scales = tuple(view for view in expanded if view is not None)
+    if len(scales) != 2 or more.get("scale_result") is not None:
         return None
-    found = [_expanded(view, out.shape) for view in scales if view.value.dtype == torch.float32]
+    if out.dtype not in _FLOATS or ZERO in (*out.shape, left.shape[-1]):
+        return None
     bias = more.get("bias")
-    bias = _expanded(bias, out.shape) if isinstance(bias, View) else bias
-    known = bias is None or (isinstance(bias, View) and bias.value.dtype == out.dtype)
-    if not known or out.dtype not in _FLOATS or more.get("scale_result") is not None or len(found) != 2:
-        return None
-    if None in found or ZERO in (*out.shape, left.shape[-1]) or out.device.type != "cuda":
-        return None
+    if isinstance(bias, View):
+        bias = _expanded(bias, out.shape) if bias.value.dtype == out.dtype else None
+        if bias is None:
+            return None
     fast = more.get("use_fast_accum") is True
-    scaling = tuple(view for view in found if view is not None)
-    return Product(left, right, out, bias if isinstance(bias, View) else None, scales=scaling, fast=fast)
+    return Product(left, right, out, bias if isinstance(bias, View) else None, scales=scales, fast=fast)
 
 
 def _expanded(view: View, shape: tuple[Index, ...]) -> View | None:
