@@ -10,7 +10,6 @@ from __future__ import annotations
 import runpy
 import sys
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -203,8 +202,8 @@ def _differences(found: Sequence[Tensor], expected: Sequence[Tensor]) -> str | N
 def smaller(case: Case, seconds: float = SECONDS) -> Case:
     """The case with as few operators as can be found in the time, failing in the same way.
 
-    First the end is cut off, then the beginning, both by halving; then pieces of the middle. Values that
-    come from what is left out become inputs.
+    Pieces are left out one after the other: first halves, then quarters, at last single operators. Values that come
+    from what is left out become inputs.
     """
     deadline = time.monotonic() + seconds
     values = _Values(case.graph)
@@ -228,8 +227,6 @@ def smaller(case: Case, seconds: float = SECONDS) -> Case:
         return True
 
     kept = list(_calls(case.graph))
-    kept = kept[: _least(len(kept), lambda count: fails(kept[:count]))]
-    kept = kept[len(kept) - _least(len(kept), lambda count: fails(kept[-count:])) :]
     size = len(kept) // 2
     while size:
         at = 0
@@ -241,11 +238,6 @@ def smaller(case: Case, seconds: float = SECONDS) -> Case:
                 at += size
         size //= 2
     return best
-
-
-def _least(most: int, fails: Callable[[int], bool]) -> int:
-    """The least number for which it still fails, if that holds from some number on; `most` surely fails."""
-    return 1 + bisect_left(range(1, most), True, key=fails)
 
 
 class _Values(fx.Interpreter):

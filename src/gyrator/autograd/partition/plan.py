@@ -2,12 +2,12 @@
 and why. `save_all` is the plain one.
 """
 
-import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from torch import Tensor
 from torch.fx import Graph, Node
 
 from gyrator.autograd.builder import ancestors
@@ -83,27 +83,13 @@ PartitionFunction = Callable[[JointGraph], Partition]
 
 def save_all(joint: JointGraph) -> Partition:
     """Saves every forward value that backward reads; recomputes nothing."""
-    forward = _runs_forward(joint)
-    saved = tuple(
-        node
-        for node in joint.graph.nodes
-        if (
-            node in forward
-            and not is_number(node)
-            and not isinstance(node.meta.get("val"), tuple)
-            and any(user in joint.needed and user not in forward for user in node.users)
-        )
-        or (node in joint.gradients and node in forward)
-    )
-    return Partition(saved)
 
+    def runs_forward(node: Node) -> bool:
+        recorded_backward = bool(node.meta.get("backward")) and node not in joint.forward_nodes
+        return not recorded_backward and node not in joint.backward_nodes
 
-def _runs_forward(joint: JointGraph) -> set[Node]:
-    """What forward runs: what its results need, and results of the same calls."""
-    forward = set(joint.forward_nodes) | set(joint.primals)
-    for node in joint.graph.nodes:
-        recorded_forward = not node.meta.get("backward") and node not in joint.backward_nodes
-        part = node.target is operator.getitem and node.args[0] in forward
-        if part or (node.op == "call_function" and recorded_forward):
-            forward.add(node)
-    return forward
+    def read_backward(node: Node) -> bool:
+        return node in joint.gradients or any(user in joint.needed and not runs_forward(user) for user in node.users)
+
+    tensors = (node for node in joint.graph.nodes if isinstance(node.meta.get("val"), Tensor))
+    return Partition(tuple(node for node in tensors if runs_forward(node) and read_backward(node)))
