@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from gyrator.codegen.cpp_expr import Term
 from gyrator.codegen.cpp_loops import Loops
 from gyrator.codegen.cpp_names import Names, legal, type_name
-from gyrator.codegen.texts import WIDTH, origin_comments
+from gyrator.codegen.texts import WIDTH, broken, origin_comments
 from gyrator.ir.expr import Checked
 from gyrator.ir.tree import Contract, Kernel, Param, walk_stages
 
@@ -52,9 +52,10 @@ def print_kernel(kernel: Kernel) -> CppKernel:
         arguments.append(f"int64_t {name}")
     arguments.append("int32_t threads")
     printer.body(kernel.body)
+    head = f'extern "C" int32_t {function}({", ".join(arguments)}) {{'
     products = any(isinstance(stage, Contract) for stage in walk_stages(kernel.body))
     lines = ['#include "gemm.h"'] if products else []
-    lines += [*origin_comments(kernel.origins, "//"), *_head(function, arguments)]
+    lines += [*origin_comments(kernel.origins, "//"), *broken(head, WIDTH)]
     if printer.checks:
         lines += ["  int32_t failed = 0;", "  int32_t* const status = &failed;"]
     lines += [f"  {line}" for line in printer.block.lines]
@@ -66,15 +67,3 @@ def _pointer(param: Param) -> str:
     const = "" if param.written else "const "
     restrict = "" if param.alias is not None else " __restrict__"
     return f"{const}{type_name(param.value.dtype)}*{restrict}"
-
-
-def _head(function: str, parameters: list[str]) -> list[str]:
-    """The signature, broken where it gets too long."""
-    start = f'extern "C" int32_t {function}('
-    lines = [start]
-    for k, parameter in enumerate(parameters):
-        piece = parameter + (", " if k + 1 < len(parameters) else ") {")
-        if len(lines[-1]) + len(piece) > WIDTH and lines[-1].strip():
-            lines.append("    ")
-        lines[-1] += piece
-    return [line.rstrip() for line in lines]

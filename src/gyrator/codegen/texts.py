@@ -1,5 +1,6 @@
-"""What kernels in C++ and in Triton are printed with alike: comments, sums of indices."""
+"""What C++, Triton and Python are printed with alike: comments, long lines, sums of indices."""
 
+import re
 from collections.abc import Sequence
 from textwrap import wrap
 
@@ -9,6 +10,8 @@ from gyrator.origin import Origin, Origins, places_of
 
 WIDTH = 110
 """Columns of generated code."""
+_BREAK = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|, |\(""")
+"""A string, to be passed over, or a comma or bracket."""
 
 
 def origin_comments(origins: Origins, mark: str) -> list[str]:
@@ -18,6 +21,27 @@ def origin_comments(origins: Origins, mark: str) -> list[str]:
         first, others = f"{mark} ", f"{mark}   "
         lines += wrap(text, WIDTH, initial_indent=first, subsequent_indent=others, break_long_words=False)
     return lines
+
+
+def broken(line: str, width: int) -> list[str]:
+    """A line as several, broken after commas within its brackets, or else after an opening one; each further line
+    starts with four spaces.
+
+    Comments and deletions stay as they are, and so does a piece without a place to break at.
+    """
+    if len(line) <= width or line.startswith(("#", "del ")):
+        return [line]
+    places = [(m.end(), m.group()) for m in _BREAK.finditer(line) if m.group() in (", ", "(")]
+    pieces, start, room = [], 0, width
+    while len(line) - start > room:
+        found = [(mark == ", ", end) for end, mark in places if start < end <= start + room]
+        if not found:
+            break
+        _, end = max(found)
+        pieces.append(line[start:end].rstrip())
+        start, room = end, width - 4
+    rest = [*pieces, line[start:]]
+    return [rest[0], *(f"    {piece}" for piece in rest[1:])]
 
 
 def checked_place(kernel: Kernel) -> Origin | None:

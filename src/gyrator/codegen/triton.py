@@ -20,13 +20,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from math import prod
-from textwrap import wrap
 
 import torch
 
 from gyrator.codegen.blocks import Key
 from gyrator.codegen.python_text import Names, tuple_of
-from gyrator.codegen.texts import WIDTH, origin_comments
+from gyrator.codegen.texts import WIDTH, broken, origin_comments
 from gyrator.codegen.triton_attention import attention_arguments, attention_grid, attention_workspaces, score_functions
 from gyrator.codegen.triton_expr import Axes, Block, Expressions, Term, grid_loops, mask_text
 from gyrator.codegen.triton_foreach import Part, side_by_side
@@ -193,9 +192,7 @@ def _module(
     imports += ["from triton.experimental import gluon"] if language == "gluon" else []
     imports += ["", *found] if found else []
     rest = [*params, *(f"{b}: tl.constexpr" for b in blocks)]
-    heads = [f"def {kernel.name}({', '.join(rest)}):"]
-    if len(heads[0]) > WIDTH:
-        heads = [f"def {kernel.name}(", *_wrapped(rest, "):")]
+    heads = broken(f"def {kernel.name}({', '.join(rest)}):", WIDTH)
     body = [f"    {line}" for line in lines] or ["    pass"]
     comments = origin_comments(kernel.origins, "#")
     return "\n".join([*imports, "", "", *functions, *comments, f"@{language}.jit", *heads, *body, ""])
@@ -203,13 +200,6 @@ def _module(
 
 def _sides(contract: Contract) -> tuple[Axis, Axis]:
     return contract.row, contract.column
-
-
-def _wrapped(items: Sequence[str], end: str) -> list[str]:
-    """Lines of indented items between commas; none is broken."""
-    text = ", ".join(item.replace(" ", "\0") for item in items) + end
-    lines = wrap(text, WIDTH - 8, initial_indent="    ", subsequent_indent="    ", break_long_words=False)
-    return [line.replace("\0", " ") for line in lines]
 
 
 def _starts(kind: str, first: torch.dtype, *, scan: bool = False) -> list[tuple[bool | int | float, torch.dtype]]:
@@ -256,8 +246,8 @@ class Printer(Expressions):
         if isinstance(stage := self.kernel.body[0], Attend):
             self.functions += score_functions(self, stage)
             self.described = self.descriptors and self.tiling.configs[0].registers > 0
-            self.emit(f"{'hopper' if self.described else 'attention'}.{stage.template}(")
-            self.block.lines += _wrapped(attention_arguments(self, stage), ")")
+            call = f"{'hopper' if self.described else 'attention'}.{stage.template}"
+            self._call(call, attention_arguments(self, stage))
             return attention_grid(stage, dict(self.tiling.configs[0].blocks).get("SPLIT", 0))
         loops = grid_loops(self.kernel)
         blocks = {axis: tile.block for axis, tile in self.tile_of.items()}
@@ -365,6 +355,9 @@ class Printer(Expressions):
         self.emit(head)
         self.block.lines.extend(f"    {line}" for line in inner.lines)
 
+    def _call(self, function: str, arguments: Sequence[str]) -> None:
+        self.block.lines += broken(f"{function}({', '.join(arguments)})", WIDTH - 4)
+
     def _lanes(self, axis: Axis, start: str = "") -> str:
         """Name the positions of a tile along ``axis``, the first one at ``start``, and the condition that they are
         within."""
@@ -387,8 +380,7 @@ class Printer(Expressions):
         for axis, tile in zip(sides, ("row_tile", "column_tile"), strict=True):
             places.append(self._lanes(axis, f"{tile} * {self.tile_of[axis].block}"))
         name, *args = self._filled(contract, places)
-        self.emit(f"acc = gemm.{name}(")
-        self.block.lines += _wrapped(args, ")")
+        self._call(f"acc = gemm.{name}", args)
         self.bind(contract.name, Term("acc", depth, frozenset(sides), name=True))
         self.body(rest)
 

@@ -27,7 +27,7 @@ import torch
 from gyrator.codegen.gpu_calls import programs_text, updated_text
 from gyrator.codegen.python_text import Names, constant_text, device_text, index_text, tuple_of, tuple_text
 from gyrator.codegen.ranges import index_ranges, random_tensor
-from gyrator.codegen.texts import WIDTH, origin_comments
+from gyrator.codegen.texts import WIDTH, broken, origin_comments
 from gyrator.codegen.triton_source import Pointer, SizeArgument, TritonKernel, Workspace
 from gyrator.ir.expr import Value
 from gyrator.ir.index import ZERO, Atom, Index, Size, dot, substitute
@@ -47,9 +47,6 @@ _RESERVED = (
 ).split()
 
 _FREES_PER_LINE = 6
-
-_COMMA = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|, """)
-"""A string, to be passed over, or a comma."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,25 +434,6 @@ def gpu_of(plan: Plan) -> torch.device | None:
     values += [s.value for s in plan.steps if isinstance(s, Allocate)]
     values += [i.value for i in plan.inputs if i.value is not None]
     return next((v.device for v in values if v.device.type == "cuda"), None)
-
-
-def broken(line: str, width: int) -> list[str]:
-    """A line as several, broken after commas within its brackets; each further one starts with four spaces.
-
-    Comments and deletions stay as they are, and so does a piece without a comma to break at.
-    """
-    if len(line) <= width or line.startswith(("#", "del ")):
-        return [line]
-    commas = [m.end() for m in _COMMA.finditer(line) if m.group() == ", "]
-    pieces, start, room = [], 0, width
-    while len(line) - start > room:
-        ends = [end for end in commas if start < end <= start + room]
-        if not ends:
-            break
-        pieces.append(line[start : ends[-1]].rstrip())
-        start, room = ends[-1], width - 4
-    rest = [*pieces, line[start:]]
-    return [rest[0], *(f"    {piece}" for piece in rest[1:])]
 
 
 def byte_size(value: Value) -> int | None:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from gyrator.codegen.wrapper import BuiltKernel, broken, byte_size, print_wrapper
+from gyrator.codegen.texts import broken
+from gyrator.codegen.wrapper import BuiltKernel, byte_size, print_wrapper
 from gyrator.errors import OutputMismatch
 from gyrator.ir.expr import Const, Load, Op, Value
 from gyrator.ir.index import ONE, ZERO, Axis, Index, Size, const, contiguous_strides
