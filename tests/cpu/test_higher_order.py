@@ -102,6 +102,11 @@ def gradient_inside(x: Tensor) -> Tensor:
     return torch.func.grad(lambda x: x.sin().sum())(x) + 1
 
 
+def second_derivatives(x: Tensor) -> Tensor:
+    """Forward over backward: torch puts tensors without memory in the place of tangents that are zero."""
+    return torch.func.hessian(lambda x: (x**3).sum() * x.norm())(x[0])
+
+
 def flexible_attention(x: Tensor) -> Tensor:
     q = x.expand(1, 2, *x.shape).contiguous()
     return flex_attention(q, q, q, score_mod=lambda s, b, h, i, j: s + (i - j))
@@ -124,7 +129,7 @@ def masked_attention(x: Tensor) -> tuple[Tensor, Tensor]:
 
 RUN: list[Callable[..., Any]] = [
     cond, loop, scanned, associative, mapped, subgraph, checkpointed, own_autograd_function, custom_op,
-    custom_op_that_mutates, vmapped, gradient_inside, flexible_attention, masked_attention,
+    custom_op_that_mutates, vmapped, gradient_inside, second_derivatives, flexible_attention, masked_attention,
 ]  # fmt: skip
 TRAINED = [cond, subgraph, checkpointed, own_autograd_function, vmapped]
 REFUSED: dict[Callable[..., Any], str] = {}

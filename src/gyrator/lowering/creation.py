@@ -88,6 +88,7 @@ LOWERINGS: Family = {
     **rows(lambda b, out, size, value, **_: _scalar(b, out, value), "full full_like"),
     **rows(_scalar, "scalar_tensor"),
     **rows(_empty, "empty empty_strided new_empty_strided empty_permuted", "default memory_format"),
+    **rows(_empty, "_efficientzerotensor"),
     **rows(lambda b, out, end, **_: _range(b, out), "arange"),
     **rows(lambda b, out, start, end, step=1, **_: _range(b, out, start, step), "arange", "start start_step"),
     prims.iota.default: lambda b, out, length, *, start, step, **_: _range(b, out, start, step),
