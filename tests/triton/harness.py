@@ -11,13 +11,12 @@ from torch import Tensor
 from gyrator.codegen.triton import print_triton
 from gyrator.codegen.triton_source import Config
 from gyrator.config import Config as Options
-from gyrator.ir.expr import Expr, Load, Value
+from gyrator.ir.expr import Value
 from gyrator.ir.index import Size
-from gyrator.ir.program import Arg, Extern, Input, Item, ListArg, Nest, Node, Output, Program, Scatter, View
+from gyrator.ir.program import Arg, Extern, Input, Item, ListArg, Nest, Node, Output, Program, View, defines, uses
 from gyrator.ir.tree import Kernel
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.plan import Plan
-from gyrator.schedule.simplify import rewrite_root
 from gyrator.schedule.stage import schedule
 from gyrator.session import Session
 from tests.triton.worker import Worker
@@ -80,12 +79,6 @@ def _output(output: Output) -> Output:
     return _view(output) if isinstance(output, View) else output
 
 
-def _load(expr: Expr) -> Expr | None:
-    if isinstance(expr, Load):
-        return Load(_moved(expr.value), expr.index, expr.mask, expr.other)
-    return None
-
-
 def _arg(arg: Arg) -> Arg:
     match arg:
         case View():
@@ -98,16 +91,12 @@ def _arg(arg: Arg) -> Arg:
 
 
 def _node(node: Node) -> Node:
-    out = tuple(_optional(v) for v in node.out)
     if isinstance(node, Nest):
-        root = rewrite_root(node.root, _load)
-        if isinstance(root, Scatter):
-            root = replace(root, into=_moved(root.into))
-        return replace(node, out=out, root=root)
+        return node.renamed({v: _moved(v) for v in (*defines(node), *uses(node))})
     assert isinstance(node, Extern)
     return replace(
         node,
-        out=out,
+        out=tuple(_optional(v) for v in node.out),
         args=tuple(_arg(a) for a in node.args),
         kwargs=tuple((k, _arg(a)) for k, a in node.kwargs),
         mutates=tuple((k, _moved(v)) for k, v in node.mutates),

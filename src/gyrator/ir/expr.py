@@ -319,17 +319,8 @@ def rewrite(expr: Expr, replace: Callable[[Expr], Expr | None], mapping: Mapping
     def index(i: Index) -> Index:
         done = moved.get(i)
         if done is None:
-            done = moved[i] = index_once(i)
+            done = moved[i] = map_indirect(i, visit, atoms)
         return done
-
-    def index_once(i: Index) -> Index:
-        inner = i.indirects()
-        if not inner:
-            return substitute(i, atoms)
-        full: dict[Atom, Index] = dict(atoms)
-        for atom in inner:
-            full[atom] = indirect(visit(atom.value), substitute(atom.size, atoms))
-        return substitute(i, full)
 
     def visit(e: Expr) -> Expr:
         done = memo.get(e)
@@ -346,6 +337,23 @@ def rewrite(expr: Expr, replace: Callable[[Expr], Expr | None], mapping: Mapping
         return memo[e]
 
     return visit(expr)
+
+
+def map_indirect(index: Index, change: Callable[[Expr], Expr], mapping: Mapping[Atom, Index] | None = None) -> Index:
+    """``index`` with ``mapping`` substituted, and ``change`` applied to the run-time values in it."""
+    full, inner = mapping or {}, index.indirects()
+    if inner:
+        full = {**full, **{a: indirect(change(a.value), substitute(a.size, full)) for a in inner}}
+    return substitute(index, full)
+
+
+def reading(expr: Expr, new: Mapping[Value, Value]) -> Expr:
+    """The expression that reads other values in place of some."""
+
+    def rule(e: Expr) -> Expr | None:
+        return Load(new[e.value], e.index, e.mask, e.other) if isinstance(e, Load) and e.value in new else None
+
+    return rewrite(expr, rule)
 
 
 def indirect_values(indices: Iterable[Index]) -> tuple[Expr, ...]:

@@ -11,13 +11,13 @@ or an update of an input is ``x@1``, never ``x`` again), so order carries no mea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import torch
 
-from gyrator.ir.expr import Expr, Load, Value, indirect_values
+from gyrator.ir.expr import Expr, Load, Value, indirect_values, map_indirect, reading, rewrite
 from gyrator.ir.index import Axis, Index, Size
 from gyrator.origin import Origin
 
@@ -91,6 +91,28 @@ class Nest:
     def on_gpu(self) -> bool:
         """Whether the results lie on a GPU."""
         return any(v is not None and v.device.type == "cuda" for v in self.out)
+
+    def map(self, change: Callable[[Expr], Expr]) -> Nest:
+        """The nest with ``change`` applied to each of its expressions, those in a scatter's index included."""
+        match self.root:
+            case Pointwise(body):
+                return replace(self, root=Pointwise(change(body)))
+            case Reduce() | Scan() as root:
+                return replace(self, root=replace(root, body=tuple(map(change, root.body))))
+            case Scatter(into, at, body, combine):
+                index = tuple([map_indirect(i, change) for i in at])
+                return replace(self, root=Scatter(into, index, change(body), combine))
+        raise TypeError(self.root)
+
+    def rewritten(self, rule: Callable[[Expr], Expr | None]) -> Nest:
+        """The nest with every expression rewritten by ``rule``."""
+        return self.map(lambda e: rewrite(e, rule))
+
+    def renamed(self, new: Mapping[Value, Value]) -> Nest:
+        """The nest that reads and makes other values in place of some."""
+        root = self.map(lambda e: reading(e, new)).root
+        root = replace(root, into=new.get(root.into, root.into)) if isinstance(root, Scatter) else root
+        return replace(self, out=tuple(None if v is None else new.get(v, v) for v in self.out), root=root)
 
 
 @dataclass(frozen=True, slots=True)

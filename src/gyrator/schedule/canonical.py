@@ -12,7 +12,6 @@ from gyrator.ir.expr import Value
 from gyrator.ir.index import Axis
 from gyrator.ir.program import Scatter, defines, expressions, loads
 from gyrator.schedule.group import Group, Member
-from gyrator.schedule.simplify import renamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ def canonicalise(group: Group, stored: frozenset[Value]) -> Canonical:
 
     members: list[Member] = []
     for number, member in enumerate(group.members):
-        nest = renamed(member.nest, names)
+        nest = member.nest.renamed(names)
         members.append(replace(member, nest=nest, position=number, loads=loads(expressions(nest.root))))
     kept = frozenset(names[v] for v in stored if v in names)
     parts = tuple([(m.nest.out, m.nest.axes, m.nest.root, tuple(m.at.items()), m.space, m.down) for m in members])

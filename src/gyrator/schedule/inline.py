@@ -9,7 +9,7 @@ from gyrator.ir.ops import OPS
 from gyrator.ir.program import Nest, Pointwise, Program, Reduce, addressed, expressions, loads, map_nests, shown_values
 from gyrator.origin import merge
 from gyrator.schedule.layout import transposes
-from gyrator.schedule.simplify import Rule, rewrite_root
+from gyrator.schedule.simplify import Rule
 from gyrator.schedule.volume import volume
 
 MAX_NODES, MAX_LOADS = 64, 8
@@ -84,7 +84,7 @@ def _with_producers(node: Nest, bodies_of: Mapping[Value, tuple[Nest, Expr]], ru
         return rule(expr)
 
     origins = merge(node.origins, *(nest.origins for nest in read))
-    return replace(node, root=rewrite_root(node.root, replace_load), origins=origins)
+    return replace(node.rewritten(replace_load), origins=origins)
 
 
 def _reads(program: Program) -> dict[Value, _Reads]:

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import torch
 
-from gyrator.ir.expr import Const, Expr, Load, Op, Random, Ref, Value, indirect, rewrite
+from gyrator.ir.expr import Const, Expr, Load, Op, Random, Ref, Value, map_indirect, rewrite
 from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, dot, substitute, upper
 from gyrator.ir.ops import OPS, REDUCTIONS, identity
 from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, bodies, defines
@@ -344,10 +344,7 @@ class Writer:
         return rewrite(expr, lambda e: self._replace(e, level), member.at)
 
     def _index(self, index: Index, member: Member, level: int) -> Index:
-        mapping = dict(member.at)
-        for atom in index.indirects():
-            mapping[atom] = indirect(self._expr(atom.value, member, level), substitute(atom.size, member.at))
-        return substitute(index, mapping)
+        return map_indirect(index, lambda e: self._expr(e, member, level), member.at)
 
     def _replace(self, expr: Expr, level: int) -> Expr | None:
         if not isinstance(expr, Load):

@@ -20,7 +20,6 @@ from gyrator.ir.index import ONE, ZERO, Axis, Index, const, contiguous_strides, 
 from gyrator.ir.program import Extern, Nest, Pointwise, Program, Scatter, View, addressed, defines, shown_values, views
 from gyrator.origin import Origins
 from gyrator.schedule.gpu_gemm import ROW_BYTES, WORTH
-from gyrator.schedule.simplify import renamed
 from gyrator.schedule.volume import bytes_of, volume
 from gyrator.session import Count, Counters
 
@@ -102,7 +101,7 @@ def pad_rows(
     shown = shown_values(program)
     nodes: list[Nest | Extern] = []
     for node in program.nodes:
-        nodes += [_filled(renamed(node, long.values))] if isinstance(node, Nest) else _call(node, long)
+        nodes += [_filled(node.renamed(long.values))] if isinstance(node, Nest) else _call(node, long)
         padded = [(v, long.values[v]) for v in defines(node) if v in long.values and v in shown]
         nodes += [_copied(v.shape, new, v, node.origins) for v, new in padded]
     counters.add(Count.PADDED_STRIDES, len(long.values) + len(long.copies))

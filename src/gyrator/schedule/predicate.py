@@ -1,14 +1,12 @@
 """Masks into loads: after this pass no ``Masked`` is left."""
 
-from dataclasses import replace
-
 import torch
 
-from gyrator.ir.expr import Checked, Const, Expr, Load, Masked, Op, indirect
-from gyrator.ir.index import Index, is_less, is_nonnegative, substitute
+from gyrator.ir.expr import Checked, Const, Expr, Load, Masked, Op, map_indirect
+from gyrator.ir.index import Index, is_less, is_nonnegative
 from gyrator.ir.ops import identity
-from gyrator.ir.program import Program, Root, map_nests
-from gyrator.schedule.simplify import Rule, map_root
+from gyrator.ir.program import Program, map_nests
+from gyrator.schedule.simplify import Rule
 
 
 def predicate(program: Program, rule: Rule) -> Program:
@@ -19,12 +17,7 @@ def predicate(program: Program, rule: Rule) -> Program:
     proved to be in range everywhere needs no mask. The same load outside the mask is another node: the memo
     is keyed by (node, path condition).
     """
-    return map_nests(program, lambda nest: (replace(nest, root=_root(nest.root, rule)),))
-
-
-def _root(root: Root, rule: Rule) -> Root:
-    push = _Pusher(rule)
-    return map_root(root, lambda e: push.expr(e, None), lambda i: push.index(i, None))
+    return map_nests(program, lambda nest: (nest.map(_Pusher(rule).expr),))
 
 
 class _Pusher:
@@ -34,7 +27,7 @@ class _Pusher:
         self._rule = rule
         self._memo: dict[tuple[Expr, Expr | None], Expr] = {}
 
-    def expr(self, expr: Expr, cond: Expr | None) -> Expr:
+    def expr(self, expr: Expr, cond: Expr | None = None) -> Expr:
         key = (expr, cond)
         done = self._memo.get(key)
         if done is None:
@@ -42,7 +35,7 @@ class _Pusher:
         return done
 
     def index(self, index: Index, cond: Expr | None) -> Index:
-        return substitute(index, {a: indirect(self.expr(a.value, cond), a.size) for a in index.indirects()})
+        return map_indirect(index, lambda e: self.expr(e, cond))
 
     def _push(self, expr: Expr, cond: Expr | None) -> Expr:
         match expr:

@@ -3,14 +3,13 @@
 import math
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import torch
 
-from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Masked, Op, Value, indirect, rewrite
-from gyrator.ir.index import Index, const, is_less, is_nonnegative, maximum, minimum, substitute
+from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Masked, Op
+from gyrator.ir.index import Index, const, is_less, is_nonnegative, maximum, minimum
 from gyrator.ir.ops import OPS
-from gyrator.ir.program import Nest, Pointwise, Program, Reduce, Root, Scan, Scatter, map_nests
+from gyrator.ir.program import Program, map_nests
 
 Rule = Callable[[Expr], "Expr | None"]
 
@@ -134,41 +133,6 @@ def _holds_exactly(small: torch.dtype, wide: torch.dtype) -> bool:
     return False
 
 
-def map_root(root: Root, expr: Callable[[Expr], Expr], index: Callable[[Index], Index]) -> Root:
-    """The root with ``expr`` applied to each of its expressions, and ``index`` to those of a scatter's index."""
-    match root:
-        case Pointwise(body):
-            return Pointwise(expr(body))
-        case Reduce() | Scan():
-            return replace(root, body=tuple(map(expr, root.body)))
-        case Scatter(into, at, body, combine):
-            return Scatter(into, tuple(map(index, at)), expr(body), combine)
-    raise TypeError(root)
-
-
-def rewrite_root(root: Root, rule: Rule) -> Root:
-    """The root with every expression rewritten by ``rule``."""
-
-    def expr(e: Expr) -> Expr:
-        return rewrite(e, rule)
-
-    def index(i: Index) -> Index:
-        return substitute(i, {a: indirect(expr(a.value), a.size) for a in i.indirects()})
-
-    return map_root(root, expr, index)
-
-
-def renamed(nest: Nest, new: Mapping[Value, Value]) -> Nest:
-    """The nest that reads and makes other values in place of some."""
-
-    def rule(e: Expr) -> Expr | None:
-        return Load(new[e.value], e.index, e.mask, e.other) if isinstance(e, Load) and e.value in new else None
-
-    root = rewrite_root(nest.root, rule)
-    root = replace(root, into=new.get(root.into, root.into)) if isinstance(root, Scatter) else root
-    return replace(nest, out=tuple(None if v is None else new.get(v, v) for v in nest.out), root=root)
-
-
 def simplify(program: Program, rule: Rule) -> Program:
     """Apply the local rules everywhere."""
-    return map_nests(program, lambda nest: (replace(nest, root=rewrite_root(nest.root, rule)),))
+    return map_nests(program, lambda nest: (nest.rewritten(rule),))
