@@ -5,11 +5,12 @@ make_fx, ShapeEnv, decomposition tables, pytree).
 """
 
 import importlib
+import math
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import cache
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import cache, partial
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -121,13 +122,20 @@ def build_expression(expr: Any, graph: Graph, symbols: Mapping[Any, Node]) -> No
     """
     interp = importlib.import_module("torch.utils._sympy.interp").sympy_interp
     reference = importlib.import_module("torch.utils._sympy.reference").PythonReferenceAnalysis
-    analysis = type("Arithmetic", (reference,), {"int_truediv": staticmethod(operator.truediv)})
+    to_int = (("trunc", math.trunc), ("floor", math.floor), ("ceil", math.ceil), ("round", round))
+    rules = {f"{name}_to_int": staticmethod(partial(_applied, function)) for name, function in to_int}
+    analysis = type("Arithmetic", (reference,), {**rules, "int_truediv": staticmethod(operator.truediv)})
     tracer = GraphAppendingTracer(graph)
     result = interp(analysis, {symbol: Proxy(node, tracer) for symbol, node in symbols.items()}, expr)
     if not isinstance(result, Proxy):
         return result
     _describe(result.node)
     return result.node
+
+
+def _applied(function: Callable[[Any], int], x: Any, dtype: torch.dtype) -> Any:
+    """`function` of a number, as a node where `x` is one: torch.fx traces neither `round` nor what `math` has."""
+    return x.tracer.create_proxy("call_function", function, (x,), {}) if isinstance(x, Proxy) else function(x)
 
 
 def _describe(node: Node) -> None:
@@ -224,8 +232,11 @@ def autocast_again() -> Callable[[], AbstractContextManager[None]]:
     return again
 
 
-def python_dispatcher() -> Any:
-    """A context in which composite operators are taken apart by torch's Python rules, which know symbolic sizes."""
+def rules_for_sizes(values: Iterable[object]) -> Any:
+    """Where a graph's inputs are symbolic, a context in which torch's Python rules, which know symbolic sizes, take
+    composite operators apart; else one without effect."""
+    if shape_env_of(values) is None:
+        return nullcontext()
     return importlib.import_module("torch._dispatch.python").enable_python_dispatcher()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -109,12 +110,24 @@ def numbers_from_sizes(x: Tensor) -> tuple[Any, ...]:
     return x * n + m / 2, n * m, torch.full((n + 1,), n), torch.zeros(n, m + 1), max(n, m)
 
 
+def shares_of_sizes(x: Tensor) -> tuple[Any, ...]:
+    n, m = x.shape
+    larger = F.interpolate(x[None, None], scale_factor=1.7)
+    return larger, x[:, : int(m * 0.7)], x[: math.ceil(n / 3.3)] * 2, x * round(n * 1.7), x * math.floor(n * 1.5)
+
+
+def reflected(x: Tensor) -> Tensor:
+    return F.pad(x.sin(), (2, 1), mode="reflect")
+
+
 def convolution(x: Tensor) -> Tensor:
     return F.avg_pool1d(F.conv1d(x[None], torch.ones(2, x.shape[0], 2)), 2)
 
 
 @pytest.mark.parametrize(
-    "fn", [rows_and_columns, joins, reshapes, numbers_from_sizes, convolution], ids=lambda f: f.__name__
+    "fn",
+    [rows_and_columns, joins, reshapes, numbers_from_sizes, shares_of_sizes, reflected, convolution],
+    ids=lambda f: f.__name__,
 )
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
 def test_programs_with_symbolic_sizes(fn, grad, backend):

@@ -70,8 +70,7 @@ def trace(gm: GraphModule, inputs: Inputs) -> Joint:
     with ExitStack() as stack:
         stack.enter_context(torch_compat.replayed_views())
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-        if next(torch_compat.symbolic_numbers(inputs.values), None) is not None:
-            stack.enter_context(torch_compat.python_dispatcher())
+        stack.enter_context(torch_compat.rules_for_sizes(inputs.values))
         stack.enter_context(inputs.mode)
         leaves, arguments = _leaves(inputs, recorder)
         runner = _Runner(gm, recorder)
