@@ -164,18 +164,13 @@ class _Writer:
         return name
 
     def _built(self) -> Callable[..., Any]:
+        """The function that was written, which tracebacks and debuggers can show."""
         source = "\n".join(["def call(*args):", *self._lines, ""])
-        return define(source, "call", self._names)
-
-
-def define(source: str, name: str, names: dict[str, Any]) -> Callable[..., Any]:
-    """The function `name` of a generated source text, which tracebacks and debuggers can show."""
-    filename = f"<gyrator shell {next(_NUMBERS)}>"
-    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-    space = dict(names)
-    exec(compile(source, filename, "exec"), space)
-    function: Callable[..., Any] = space[name]
-    return function
+        filename = f"<gyrator shell {next(_NUMBERS)}>"
+        linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+        exec(compile(source, filename, "exec"), self._names)
+        function: Callable[..., Any] = self._names["call"]
+        return function
 
 
 def _is_flat(structure: pytree.TreeSpec, leaves: int) -> bool:

@@ -87,12 +87,6 @@ def strided_inverse(written: Tensor) -> Call:
     return aten.as_strided_scatter.default, (PARENT, WRITTEN, *places)
 
 
-def _arguments(view: View, **defaults: Any) -> list[Any]:
-    """The view's arguments, given by position (counted after the parent) or by name."""
-    given = enumerate(defaults.items())
-    return [view.args[k] if k < len(view.args) else view.kwargs.get(name, default) for k, (name, default) in given]
-
-
 def _reshape_back(view: View, parent: Tensor, written: Tensor) -> Call:
     return aten.view.default, (WRITTEN, tuple(parent.shape))
 
@@ -110,21 +104,12 @@ def _transpose_back(view: View, parent: Tensor, written: Tensor) -> Call:
     return (aten.transpose.int, (WRITTEN, *view.args)) if parent.dim() else (aten.alias.default, (WRITTEN,))
 
 
-def _slice_back(view: View, parent: Tensor, written: Tensor) -> Call:
-    arguments = _arguments(view, dim=0, start=None, end=None, step=1)
-    return aten.slice_scatter.default, (PARENT, WRITTEN, *arguments)
-
-
-def _diagonal_back(view: View, parent: Tensor, written: Tensor) -> Call:
-    return aten.diagonal_scatter.default, (PARENT, WRITTEN, *_arguments(view, offset=0, dim1=0, dim2=1))
-
-
 def _unbind_back(view: View, parent: Tensor, written: Tensor) -> Call:
-    return aten.select_scatter.default, (PARENT, WRITTEN, *_arguments(view, dim=0), view.index)
+    return aten.select_scatter.default, (PARENT, WRITTEN, *(view.args or (0,)), view.index)
 
 
 def _split_back(view: View, parent: Tensor, written: Tensor) -> Call:
-    size, dim = _arguments(view, size=None, dim=0)
+    size, dim = (*view.args, 0)[:2]
     assert view.index is not None
     start = sum(size[: view.index]) if isinstance(size, Sequence) else size * view.index
     return aten.slice_scatter.default, (PARENT, WRITTEN, dim, start, start + written.shape[dim], 1)
@@ -135,6 +120,11 @@ def _by(op: OpOverload) -> Inverse:
     return lambda view, parent, written: (op, (WRITTEN,))
 
 
+def _scattered(op: OpOverload) -> Inverse:
+    """The inverse by an operator that takes the view's own arguments after the two tensors."""
+    return lambda view, parent, written: (op, (PARENT, WRITTEN, *view.args))
+
+
 _INVERSES: Mapping[OpOverload, Inverse] = {
     **dict.fromkeys((aten.view.default, aten._reshape_alias.default, aten._unsafe_view.default), _reshape_back),
     **dict.fromkeys((aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims), _reshape_back),
@@ -143,9 +133,9 @@ _INVERSES: Mapping[OpOverload, Inverse] = {
     aten.permute.default: _permute_back,
     aten.transpose.int: _transpose_back,
     aten.t.default: _by(aten.t.default),
-    aten.select.int: lambda view, parent, written: (aten.select_scatter.default, (PARENT, WRITTEN, *view.args)),
-    aten.slice.Tensor: _slice_back,
-    aten.diagonal.default: _diagonal_back,
+    aten.select.int: _scattered(aten.select_scatter.default),
+    aten.slice.Tensor: _scattered(aten.slice_scatter.default),
+    aten.diagonal.default: _scattered(aten.diagonal_scatter.default),
     aten.unbind.int: _unbind_back,
     aten.split.Tensor: _split_back,
     aten.split_with_sizes.default: _split_back,
