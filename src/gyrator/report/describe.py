@@ -6,6 +6,7 @@ from functools import partial
 from math import prod
 from typing import TypeAlias
 
+from gyrator.autograd.partition.recompute import PRODUCTS, operations
 from gyrator.ir.expr import Value
 from gyrator.ir.index import Size
 from gyrator.ir.program import Extern, Nest, Node, Program, Scatter, defines, shown_views, uses, views
@@ -20,8 +21,6 @@ from gyrator.session import Count, Counters, Session
 
 Hints: TypeAlias = "Mapping[Size, int]"
 Facts: TypeAlias = "Mapping[str, KernelFacts]"
-
-_PRODUCTS = frozenset("mm bmm addmm _addmm_activation baddbmm _int_mm addmv mv dot _scaled_mm".split())
 
 
 def describe(
@@ -132,7 +131,7 @@ def why_extern(extern: Extern) -> str:
         if extern.functions:
             return "attention whose functions on one score are more than expressions has no template"
         return "it draws the seeds of random numbers" if base == "seeds" else "it runs a region of the graph"
-    if base in _PRODUCTS:
+    if base in PRODUCTS:
         return "matrix products are left to the library, which is fast at them"
     if "convolution" in base:
         return "convolutions are left to the library, but for those that max_autotune finds faster on a GPU"
@@ -148,18 +147,9 @@ def why_extern(extern: Extern) -> str:
 
 
 def _extern_operations(extern: Extern, hints: Hints) -> int:
-    base = extern.op.partition(".")[2].partition(".")[0]
     written = next((prod(_shape(v, hints)) for v in extern.out if v is not None), 0)
     shapes = [[count_of(n, hints) for n in view.shape] for view in views(extern)]
-    if base in _PRODUCTS and len(shapes) >= 2:
-        return 2 * written * (shapes[-2][-1] if shapes[-2] else 1)
-    if base == "convolution" and len(shapes) >= 2:
-        return 2 * written * prod(shapes[1][1:])
-    if base == "convolution_backward" and len(shapes) >= 3:
-        return 4 * prod(shapes[0]) * prod(shapes[2][1:])
-    if "attention" in base and len(shapes) >= 2 and len(shapes[1]) >= 2:
-        return (10 if "backward" in base else 4) * prod(shapes[0]) * shapes[1][-2]
-    return written
+    return operations(extern.op.split(".")[1], written, shapes)
 
 
 def _nest(nest: Nest, hints: Hints) -> tuple[int, float]:

@@ -8,7 +8,7 @@ others                   matrix products, convolutions, attention, sorts: not by
 """
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cache
@@ -127,26 +127,28 @@ def _elements(tensor: Tensor) -> int:
 
 def work(node: Node) -> int:
     """About how many operations computing a node takes, itself alone."""
-    elements = sum(_elements(item) for item in flatten(node.meta.get("val")) if isinstance(item, Tensor))
     name = node.target._schema.name.partition("::")[2] if isinstance(node.target, OpOverload) else ""
-    return elements * _PRODUCT_DEPTH.get(name, lambda node: 1)(node)
+    written = sum(_elements(item) for item in flatten(node.meta.get("val")) if isinstance(item, Tensor))
+    values = [arg.meta.get("val") for arg in flatten(node.args) if isinstance(arg, Node)]
+    return operations(name, written, [[*map(size_hint, x.shape)] for x in values if isinstance(x, Tensor)])
 
 
-def _sizes(node: Node, position: int) -> list[int]:
-    """The sizes of the operand at `position`."""
-    operand = node.args[position]
-    assert isinstance(operand, Node)
-    return [*map(size_hint, operand.meta["val"].shape)]
+def operations(op: str, written: int, operands: Sequence[Sequence[int]]) -> int:
+    """About how many operations ATen's ``op`` takes, by the elements that it writes and the sizes of its tensors."""
+    if op in PRODUCTS and len(operands) >= 2:
+        left = operands[1 if "add" in op else 0]
+        return 2 * written * (left[-1] if left else 1)
+    if op == "convolution" and len(operands) >= 2:
+        return 2 * written * prod(operands[1][1:])
+    if op == "convolution_backward" and len(operands) >= 3:
+        return 4 * prod(operands[0]) * prod(operands[2][1:])
+    if "attention" in op and len(operands) >= 2 and len(operands[1]) >= 2:
+        return (10 if "backward" in op else 4) * prod(operands[0]) * operands[1][-2]
+    return written
 
 
-_ATTENTION = ("flash_attention_for_cpu", "flash_attention", "efficient_attention")
-_PRODUCT_DEPTH: Mapping[str, Callable[[Node], int]] = {
-    **dict.fromkeys(("mm", "bmm"), lambda node: 2 * _sizes(node, 0)[-1]),
-    **dict.fromkeys(("addmm", "baddbmm"), lambda node: 2 * _sizes(node, 1)[-1]),
-    "convolution": lambda node: 2 * prod(_sizes(node, 1)[1:]),
-    **{f"_scaled_dot_product_{kind}": lambda node: 4 * _sizes(node, 1)[-2] for kind in _ATTENTION},
-}
-"""About how many operations each element of a product's result takes."""
+PRODUCTS = frozenset("mm bmm addmm _addmm_activation baddbmm _int_mm addmv mv dot _scaled_mm".split())
+"""ATen's products of matrices and vectors; what is added comes first."""
 
 
 @dataclass(frozen=True)
