@@ -20,7 +20,6 @@ from gyrator.cache.store import Entry, Store, digest
 from gyrator.codegen.cpp import CppKernel
 from gyrator.errors import KernelBuildError
 from gyrator.origin import Origin
-from gyrator.progress import Progress
 from gyrator.runtime.toolchain import Toolchain
 from gyrator.session import Count, Session
 
@@ -82,14 +81,13 @@ class CompilerRuns:
 
 @dataclass(frozen=True)
 class Build:
-    """Libraries on their way: the one of each kernel, by the kernel's name, which is known at once, and jobs that give
-    their files. `wait` reports to `progress` how many are there.
+    """Libraries on their way: the one of each kernel, by the kernel's name, which is known at once, and their files,
+    which `jobs` make.
     """
 
     library_of: Mapping[str, str]
-    jobs: Mapping[str, Future[Path]]
-    stop: Callable[[], None]
-    progress: Progress
+    files: Mapping[str, Future[Path]]
+    jobs: "Jobs"
 
     def wait(self) -> dict[str, Path]:
         """The files of all libraries, by name; the launcher is among them.
@@ -97,10 +95,10 @@ class Build:
         Raises: KernelBuildError if the compiler refused a kernel. KeyboardInterrupt. The other compilers are
         ended first.
         """
-        kernels = [job for name, job in self.jobs.items() if name != LAUNCHER]
-        finish(kernels, self.progress, self.stop)  # a kernel that is refused says more than the launcher
-        finish([self.jobs[LAUNCHER]], self.progress, self.stop)
-        return {name: job.result() for name, job in self.jobs.items()}
+        kernels = [job for name, job in self.files.items() if name != LAUNCHER]
+        self.jobs.finish(kernels)  # a kernel that is refused says more than the launcher
+        self.jobs.finish([self.files[LAUNCHER]])
+        return {name: job.result() for name, job in self.files.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,12 +205,12 @@ def start_build(
     workers = session.config.build_threads or os.cpu_count() or 1
     launcher = LAUNCHER_SOURCE.read_text()
     units = [*map(builder.unit, in_runs(missing, workers)), _Unit(LAUNCHER, builder.key(launcher), launcher, ())]
-    jobs = {key[:20]: finished(library) for key, library in libraries.items()}
-    threads = Jobs(builder.runs.stop)
-    jobs |= threads.start({unit.name: partial(builder.build, unit) for unit in units}, workers, session)
+    files = {key[:20]: finished(library) for key, library in libraries.items()}
+    jobs = Jobs(builder.runs.stop, session)
+    files |= jobs.start({unit.name: partial(builder.build, unit) for unit in units}, workers)
     library_of = {name: key[:20] for name, key in found.items()}
     library_of |= {kernel.name: unit.name for unit in units for kernel in unit.kernels}
-    return Build(library_of, jobs, threads.stop, session.progress)
+    return Build(library_of, files, jobs)
 
 
 def in_runs(kernels: Sequence[CppKernel], workers: int) -> list[list[CppKernel]]:
@@ -243,15 +241,17 @@ def without_comments(text: str, mark: str) -> str:
 # -- jobs ----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """The jobs of one build in threads, which can be given up all at once: `end` ends what runs for them."""
+    """The jobs of one build in threads. They are given up all at once, when `session` fails or one of them does: `end`
+    ends what runs for them."""
 
     end: Callable[[], object]
+    session: Session
     _at_work: set[str] = field(default_factory=set)
     _stopped: threading.Event = field(default_factory=threading.Event)
 
-    def start(self, calls: Mapping[str, Callable[[], T]], threads: int, session: Session) -> dict[str, Future[T]]:
-        """Jobs that call functions, by their names, so many at once. They are given up when `session` fails."""
-        session.stops.append(self.stop)  # first: Ctrl-C may come before all have begun
+    def start(self, calls: Mapping[str, Callable[[], T]], threads: int) -> dict[str, Future[T]]:
+        """Jobs that call functions, by their names, so many at once."""
+        self.session.stops.append(self.stop)  # first: Ctrl-C may come before all have begun
         executor = ThreadPoolExecutor(min(threads, len(calls)), thread_name_prefix="gyrator-build")
         jobs = {name: executor.submit(self._do, name, call) for name, call in calls.items()}
         executor.shutdown(wait=False)
@@ -266,28 +266,27 @@ class Jobs:
         finally:
             self._at_work.discard(name)
 
+    def finish(self, jobs: Iterable[Future[T]]) -> None:
+        """Wait until these have ended, showing how many have.
+
+        Raises: what a job raised, and KeyboardInterrupt, after the others were given up.
+        """
+        unfinished = every = set(jobs)
+        try:
+            while unfinished:
+                ended, unfinished = wait(unfinished, REPORT_SECONDS, FIRST_COMPLETED)
+                self.session.progress.update("building", len(every) - len(unfinished), len(every))
+                for job in ended:
+                    job.result()
+        except BaseException:
+            self.stop()
+            raise
+
     def stop(self) -> None:
         """Give up what has not ended: jobs that wait do nothing, those at work are ended."""
         self._stopped.set()
         if self._at_work:
             self.end()
-
-
-def finish(jobs: Iterable[Future[T]], progress: Progress, stop: Callable[[], object]) -> None:
-    """Wait until all jobs have ended; `progress` is told how many have.
-
-    Raises: what a job raised, and KeyboardInterrupt, after `stop` was called to end the others.
-    """
-    unfinished = every = set(jobs)
-    try:
-        while unfinished:
-            ended, unfinished = wait(unfinished, REPORT_SECONDS, FIRST_COMPLETED)
-            progress.update("building", len(every) - len(unfinished), len(every))
-            for job in ended:
-                job.result()
-    except BaseException:
-        stop()
-        raise
 
 
 def finished(result: T) -> Future[T]:

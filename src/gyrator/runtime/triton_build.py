@@ -9,7 +9,7 @@ import importlib.metadata
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -25,8 +25,7 @@ from gyrator.errors import DeviceUnsupported, KernelBuildError, ToolchainMissing
 from gyrator.ir.index import Size
 from gyrator.optional import available
 from gyrator.origin import Origin
-from gyrator.progress import Progress
-from gyrator.runtime.build import Jobs, finish, finished, without_comments
+from gyrator.runtime.build import Jobs, finished, without_comments
 from gyrator.runtime.workers import MOST, PROGRAM, WorkerEnded, Workers
 from gyrator.schedule.gpu import Gpu
 from gyrator.session import Count, Session
@@ -134,20 +133,19 @@ class Wanted:
 
 @dataclass(frozen=True)
 class TritonBuild:
-    """Binaries on their way: for each kernel one job for each config."""
+    """Binaries on their way: for each kernel one for each config, which `jobs` make."""
 
-    jobs: Sequence[tuple[Wanted, Sequence[Future[Binary]]]]
+    binaries: Sequence[tuple[Wanted, Sequence[Future[Binary]]]]
     target: GpuTarget
-    stop: Callable[[], None]
-    progress: Progress
+    jobs: Jobs
 
     def wait(self) -> list[tuple[Wanted, dict[int, Binary]]]:
         """For each kernel the binaries of the configs that the GPU can run.
 
         Raises: KernelBuildError if there is none. KeyboardInterrupt; the workers at work are ended first.
         """
-        finish((job for _, jobs in self.jobs for job in jobs), self.progress, self.stop)
-        return [(wanted, self._usable(wanted, [job.result() for job in jobs])) for wanted, jobs in self.jobs]
+        self.jobs.finish(job for _, configs in self.binaries for job in configs)
+        return [(wanted, self._usable(wanted, [job.result() for job in configs])) for wanted, configs in self.binaries]
 
     def _usable(self, wanted: Wanted, built: Sequence[Binary]) -> dict[int, Binary]:
         limit, kernel = Gpu(divmod(self.target.capability, 10)).shared_bytes, wanted.kernel
@@ -176,18 +174,18 @@ def start_triton_build(
         own = [request_for(wanted.kernel, config, wanted.relied, target.capability) for config in configs]
         keys.append([binary_key(request, target.triton) for request in own])
         requests |= zip(keys[-1], own, strict=True)
-    jobs = {key: finished(binary) for key in requests if (binary := find_binary(key, store, session)) is not None}
-    missing = [key for key in requests if key not in jobs]
-    session.counters.add(Count.KERNELS_CACHED, len(jobs))
+    found = {key: finished(binary) for key in requests if (binary := find_binary(key, store, session)) is not None}
+    missing = [key for key in requests if key not in found]
+    session.counters.add(Count.KERNELS_CACHED, len(found))
     session.counters.add(Count.KERNELS_BUILT, len(missing))
-    threads = Jobs(workers.stop)
+    jobs = Jobs(workers.stop, session)
     if missing:
         count = min(len(missing), MOST, session.config.build_threads or len(os.sched_getaffinity(0)))
         workers.prepare(count)
         calls = {key: partial(build_binary, requests[key], key, workers, store, session) for key in missing}
-        jobs |= threads.start(calls, count, session)
-    found = [(wanted, [jobs[key] for key in own]) for wanted, own in zip(kernels, keys, strict=True)]
-    return TritonBuild(found, target, threads.stop, session.progress)
+        found |= jobs.start(calls, count)
+    binaries = [(wanted, [found[key] for key in own]) for wanted, own in zip(kernels, keys, strict=True)]
+    return TritonBuild(binaries, target, jobs)
 
 
 def build_binary(request: Mapping[str, Any], key: str, workers: Workers, store: Store, session: Session) -> Binary:

@@ -132,7 +132,7 @@ def test_an_interrupt_ends_the_compilers(store: Store) -> None:
     with pytest.raises(KeyboardInterrupt):
         build.wait()
     assert time.monotonic() - started < 4
-    assert not wait(build.jobs.values(), timeout=10).not_done
+    assert not wait(build.files.values(), timeout=10).not_done
     with session() as later:  # the store is as it was
         begin([kernel("after")], store, later).wait()
 
@@ -141,7 +141,7 @@ def test_an_error_between_start_and_wait_ends_the_compilers(store: Store) -> Non
     with pytest.raises(ZeroDivisionError), session() as at:
         build = begin([kernel(f"slow{i}", lines=20_000) for i in range(3)], store, at.child("part"))
         raise ZeroDivisionError
-    assert all(job.exception(timeout=60) is not None for name, job in build.jobs.items() if name != LAUNCHER)
+    assert all(job.exception(timeout=60) is not None for name, job in build.files.items() if name != LAUNCHER)
 
 
 def test_an_interrupt_while_compilers_are_started_ends_the_first(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ def test_a_failure_ends_jobs_at_work_and_those_that_wait_do_nothing() -> None:
 
     calls = {"first": work, "second": lambda: done.append("second")}
     with pytest.raises(ZeroDivisionError), session() as at:
-        jobs = Jobs(ended.set).start(calls, 1, at.child("part"))
+        jobs = Jobs(ended.set, at.child("part")).start(calls, 1)
         assert begun.wait(60)
         raise ZeroDivisionError
     assert not wait(jobs.values(), timeout=60).not_done
@@ -37,7 +37,7 @@ def test_a_failure_ends_jobs_at_work_and_those_that_wait_do_nothing() -> None:
 def test_what_ended_before_a_failure_is_left_alone() -> None:
     ends: list[str] = []
     with pytest.raises(ZeroDivisionError), session() as at:
-        jobs = Jobs(lambda: ends.append("end")).start({"only": lambda: 7}, 1, at)
+        jobs = Jobs(lambda: ends.append("end"), at).start({"only": lambda: 7}, 1)
         assert jobs["only"].result(60) == 7
         raise ZeroDivisionError
     assert not ends
@@ -46,6 +46,6 @@ def test_what_ended_before_a_failure_is_left_alone() -> None:
 def test_without_a_failure_jobs_go_on_after_the_session() -> None:
     goes_on = threading.Event()
     with session() as at:
-        jobs = Jobs(lambda: None).start({"only": lambda: goes_on.wait(60)}, 1, at)
+        jobs = Jobs(lambda: None, at).start({"only": lambda: goes_on.wait(60)}, 1)
     goes_on.set()
     assert jobs["only"].result(60)
