@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 from torch import fx
 
-from gyrator.ir.expr import Const, Expr, Value
+from gyrator.ir.expr import Const, Expr, Load, Value
 from gyrator.ir.index import ONE, ZERO, Axis, Index, const, contiguous_strides, dot
 from gyrator.ir.program import Extern, Nest, Node, Pointwise, Root, View
 from gyrator.ir.symbols import Symbols
@@ -139,8 +139,8 @@ class Builder:
         """``ref``, which was computed in a wider dtype, in that of ``out``: itself where it has it."""
         return ref if ref.dtype == out.dtype else self.copy(ref, out, suffix)
 
-    def seed(self, device: torch.device) -> tuple[Value, Index]:
-        """The seeds of this program on ``device``, and which of them is the next draw's."""
+    def seed(self, device: torch.device) -> Expr:
+        """The seed of the next draw on ``device``, one of those of this program."""
         seeds = self._seeds.get(device)
         if seeds is None:
             shape = (const(self._draws),)
@@ -148,7 +148,7 @@ class Builder:
             self._seeds[device] = seeds
             self.add(Extern((seeds,), "gyrator.seeds.default", (shape[0], device), effects=True))
         self._drawn += 1
-        return seeds, const(self._drawn - 1)
+        return Load(seeds, (const(self._drawn - 1),))
 
     # -- values and views of what is viewed -----------------------------------------------------------------
     def materialise(self, ref: TensorRef, strides: tuple[Index, ...] | None = None) -> Value:

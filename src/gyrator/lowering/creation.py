@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gyrator.autograd import ops
-from gyrator.ir.expr import Expr, IndexValue, Load, Random
+from gyrator.ir.expr import Expr, IndexValue, Random
 from gyrator.ir.index import Index, IndexLike, as_index, linear
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.family import Family, named_rows, rows
@@ -56,21 +56,16 @@ def _drawn(b: Builder, out: Meta, kind: str, seed: Expr, dtype: torch.dtype, *bo
     return b.pointwise(out, lambda at: Random(kind, seed, linear(at, out.shape), dtype, limits))
 
 
-def _new_seed(b: Builder, out: Meta) -> Expr:
-    seeds, slot = b.seed(out.device)
-    return Load(seeds, (slot,))
-
-
 def _fraction(kind: str, b: Builder, out: Meta, *_: Any, generator: object = None, **__: Any) -> Any:
     if generator is not None or not out.dtype.is_floating_point:
         return NotImplemented
-    return _drawn(b, out, kind, _new_seed(b, out), out.dtype)
+    return _drawn(b, out, kind, b.seed(out.device), out.dtype)
 
 
 def _randint(b: Builder, out: Meta, *args: Any, **_: Any) -> TensorRef:
     """``randint([low], high, size)`` and ``randint_like(x, [low], high)``."""
     *low, high = [a for a in args if not isinstance(a, (TensorRef, list))]
-    return _drawn(b, out, "randint64", _new_seed(b, out), torch.int64, *(low or [0]), high)
+    return _drawn(b, out, "randint64", b.seed(out.device), torch.int64, *(low or [0]), high)
 
 
 def _seeded(kind: str, b: Builder, out: Meta, size: object, seeds: TensorRef, slot: IndexLike, *_: Any) -> TensorRef:
