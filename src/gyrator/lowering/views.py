@@ -147,19 +147,6 @@ def _select(b: Builder, out: Meta, x: TensorRef, dim: int, index: IndexLike) -> 
     return x.view(out.shape, tuple(at))
 
 
-def _unsqueeze(b: Builder, out: Meta, x: TensorRef, dim: int) -> TensorRef:
-    at = list(view_coords(out.shape))
-    del at[dim if dim >= 0 else dim + x.rank + 1]
-    return x.view(out.shape, tuple(at))
-
-
-def _squeeze(b: Builder, out: Meta, x: TensorRef, dims: int | Sequence[int] | None = None) -> TensorRef:
-    chosen = range(x.rank) if dims is None else [dims] if isinstance(dims, int) else dims
-    gone = {dimension(d, x.rank) for d in chosen} & {k for k, extent in enumerate(x.shape) if extent is ONE}
-    at = iter(view_coords(out.shape))
-    return x.view(out.shape, tuple([ZERO if k in gone else next(at) for k in range(x.rank)]))
-
-
 def _unfold(b: Builder, out: Meta, x: TensorRef, dim: int, size: IndexLike, step: IndexLike) -> TensorRef:
     *at, inner = view_coords(out.shape)
     if x.rank == 0:
@@ -226,14 +213,13 @@ def _broadcast_in_dim(b: Builder, out: Meta, x: TensorRef, shape: object, dims: 
 
 
 LOWERINGS: Family = {
-    **rows(_view, "view reshape"),
+    **rows(_view, "view reshape unsqueeze"),
+    **rows(_view, "squeeze", "default dim dims"),
     **rows(_same, "alias detach lift lift_fresh"),
     **rows(lambda b, out, x, *_, **__: expanded(x, out.shape), "expand"),
     **rows(_permute, "permute"),
     **rows(_slice, "slice", "Tensor"),
     **rows(_select, "select", "int"),
-    **rows(_unsqueeze, "unsqueeze"),
-    **rows(_squeeze, "squeeze", "default dim dims"),
     **rows(_unfold, "unfold"),
     **rows(_diagonal, "diagonal"),
     **rows(_as_strided, "as_strided"),
@@ -242,6 +228,6 @@ LOWERINGS: Family = {
     prims.collapse_view.default: _view,
     prims.view_of.default: _same,
     prims.transpose.default: _permute,
-    prims.squeeze.default: _squeeze,
+    prims.squeeze.default: _view,
     prims.broadcast_in_dim.default: _broadcast_in_dim,
 }
