@@ -1,7 +1,6 @@
 """Choosing among candidates: those that compete are built at the same time, timed, recorded, ranked and shown."""
 
 import dataclasses
-import hashlib
 import json
 import os
 import sys
@@ -19,8 +18,7 @@ from gyrator.autotune.candidates import Candidate, Choice, Trial, table
 from gyrator.autotune.parts import Builder, canonical_text
 from gyrator.autotune.sandbox import NO_ANSWER, Sandboxes
 from gyrator.cache.key import source_digest
-from gyrator.cache.store import Json, Store
-from gyrator.errors import CacheCorrupt
+from gyrator.cache.store import Json, Store, digest
 from gyrator.ir.program import Extern
 from gyrator.metrics.kernels import count_of
 from gyrator.runtime.workers import WorkerEnded
@@ -96,13 +94,13 @@ class Tuner:
         settings = {"threads": threads, "precision": torch.get_float32_matmul_precision()}
         versions = (torch.__version__, torch.version.cuda, source_digest(), target, device, os.cpu_count())
         parts = (about, [(c.name, c.key, *c.parameters.items()) for c in candidates], settings, versions)
-        key = hashlib.sha256(repr(parts).encode()).hexdigest()
+        key = digest(repr(parts))
         try:
-            entry = store.get(key)
+            entry = store.find(key, warn=lambda _: None)
             recorded: Any = entry and entry.notes["trials"]
             if recorded:
                 return True, _ranked(candidates, recorded)
-        except (CacheCorrupt, KeyError, TypeError):
+        except (KeyError, TypeError):
             store.remove(key)
         built = dict(_built(sorted(candidates, key=lambda c: not c.plain), config.build_threads or os.cpu_count() or 1))
         folders = {name: folder for name, folder in built.items() if isinstance(folder, Path)}

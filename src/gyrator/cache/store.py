@@ -62,11 +62,8 @@ class Store:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _check_owner(folder)
 
-    def get(self, key: str) -> Entry | None:
-        """The entry of a key, or None.
-
-        Raises: CacheCorrupt if there was one that is damaged; it is removed.
-        """
+    def find(self, key: str, warn: Callable[[str], object]) -> Entry | None:
+        """The entry of a key, or None. One that is damaged is removed, with a warning."""
         folder = self._place(key)
         try:
             manifest = json.loads((folder / MANIFEST).read_text())
@@ -77,17 +74,9 @@ class Store:
                     raise ValueError(f"{name} does not match its digest")
             return Entry(folder, manifest["notes"], key)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            if not folder.exists():
-                return None
-            self.remove(key)
-            raise CacheCorrupt(str(folder), str(error)) from error
-
-    def find(self, key: str, warn: Callable[[str], object]) -> Entry | None:
-        """The entry of a key; a damaged one counts as absent, after a warning."""
-        try:
-            return self.get(key)
-        except CacheCorrupt as damaged:
-            warn(str(damaged))
+            if folder.exists():
+                self.remove(key)
+                warn(str(CacheCorrupt(str(folder), str(error))))
             return None
 
     def put(self, key: str, files: Mapping[str, Content], notes: Mapping[str, Json]) -> Entry:

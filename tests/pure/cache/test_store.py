@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from gyrator.cache.store import MANIFEST, Store
-from gyrator.errors import CacheCorrupt
 
 KEY = "ab" + "0" * 62
 
@@ -20,7 +19,7 @@ def test_entry_is_found_again_by_another_store(tmp_path: Path) -> None:
     source = tmp_path / "library"
     source.write_bytes(b"\x7fELF")
     Store(tmp_path / "root", "graphs").put(KEY, {"a.py": "x = 1\n", "b.so": source}, {"facts": ["s0 > 3"]})
-    entry = Store(tmp_path / "root", "graphs").get(KEY)
+    entry = Store(tmp_path / "root", "graphs").find(KEY, pytest.fail)
     assert entry is not None
     assert entry.text("a.py") == "x = 1\n"
     assert (entry.folder / "b.so").read_bytes() == b"\x7fELF"
@@ -28,7 +27,7 @@ def test_entry_is_found_again_by_another_store(tmp_path: Path) -> None:
 
 
 def test_absent_key_is_none(tmp_path: Path) -> None:
-    assert Store(tmp_path, "graphs").get(KEY) is None
+    assert Store(tmp_path, "graphs").find(KEY, pytest.fail) is None
 
 
 @pytest.mark.parametrize("damage", ["changed", "missing file", "no manifest", "cut manifest", "wrong type"])
@@ -47,9 +46,10 @@ def test_damage_is_reported_once_and_removed(tmp_path: Path, damage: str) -> Non
             manifest.write_text(manifest.read_text()[:20])
         case "wrong type":
             manifest.write_text("[]")
-    with pytest.raises(CacheCorrupt):
-        store.get(KEY)
-    assert store.get(KEY) is None
+    warnings: list[str] = []
+    assert store.find(KEY, warnings.append) is None
+    assert len(warnings) == 1 and "is damaged" in warnings[0]
+    assert store.find(KEY, pytest.fail) is None
     assert store.put(KEY, {"a.py": "x = 3\n"}, {}).text("a.py") == "x = 3\n"
 
 
@@ -100,7 +100,7 @@ def test_killed_writers_leave_whole_entries(tmp_path: Path) -> None:
         os.kill(writer.pid, signal.SIGKILL)
         writer.join()
     store = Store(tmp_path, "graphs")
-    found = [store.get(f"{number:064d}") for number in range(50)]
+    found = [store.find(f"{number:064d}", pytest.fail) for number in range(50)]
     whole = [entry for entry in found if entry is not None]
     assert whole
     for entry in whole:
