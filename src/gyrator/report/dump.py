@@ -36,7 +36,7 @@ _HINT = 8
 
 def dump_graph(dump: DumpWriter, name: str, gm: fx.GraphModule, values: Sequence[object]) -> None:
     """Write an FX graph as a program; `values` are fake tensors, sizes and numbers, one per placeholder."""
-    constants = dict(_tensors(gm, ""))
+    constants = dict(gm.state_dict())
     saved = ""
     if constants:
         saved = dump.write(f"{name}_constants", "", suffix="pt").name
@@ -127,15 +127,6 @@ def _classes(name: str, gm: fx.GraphModule, path: str, imports: dict[str, None])
     setup = "\n        ".join(["super().__init__()", *dict.fromkeys(fields)])
     src = "\n".join(f"    {line}" if line.strip() else "" for line in code.src.strip().splitlines())
     yield f"class {name}(torch.nn.Module):\n    def __init__(self):\n        {setup}\n\n{src}\n"
-
-
-def _tensors(gm: fx.GraphModule, path: str) -> Iterator[tuple[str, torch.Tensor]]:
-    for node in gm.graph.find_nodes(op="get_attr"):
-        found = attrgetter(str(node.target))(gm)
-        if isinstance(found, fx.GraphModule):
-            yield from _tensors(found, f"{path}{node.target}.")
-        elif isinstance(found, torch.Tensor):
-            yield f"{path}{node.target}", found.detach()
 
 
 def _import_text(alias: str, target: object) -> str:
