@@ -15,6 +15,7 @@ from gyrator.autograd.decompositions import decomposition_table
 from gyrator.autograd.partition.max_flow import UNBOUNDED, FlowNetwork
 from gyrator.autograd.partition.min_cut import min_cut, min_cut_with_budget
 from gyrator.autograd.partition.plan import JointGraph, Partition, save_all
+from gyrator.autograd.partition.recompute import operations
 from tests.pure.autograd.harness import compiled, leaf
 
 
@@ -183,3 +184,10 @@ def test_backward_is_given_every_symbol_that_its_sizes_mention() -> None:
         mentioned |= {symbol for expr in symbols for symbol in expr.free_symbols}
         given |= {expr for expr in symbols if expr.is_Symbol and node.op == "placeholder"}
     assert mentioned <= given
+
+
+def test_a_product_takes_two_operations_for_each_element_and_each_of_its_terms() -> None:
+    sides = [[2, 8], [8, 3]]
+    assert operations("mm", 6, sides) == operations("addmm", 6, [[3], *sides]) == 2 * 6 * 8
+    assert operations("_scaled_mm", 6, [*sides, [], []]) == 2 * 6 * 8  # its scales come last
+    assert operations("exp", 6, [[2, 3]]) == 6
