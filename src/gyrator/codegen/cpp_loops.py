@@ -336,7 +336,7 @@ class Loops(Expressions):
             if value not in used or value in self.pointers:
                 continue
             name, element = self.names.fresh(value.name), type_name(value.dtype)
-            count = sum(((n - 1) * s for n, s in zip(value.shape, value.strides, strict=True)), ONE)
+            count = value.span
             if count.value is not None and count.value * value.dtype.itemsize <= _STACK_BYTES:
                 whole = -(-max(count.value, 1) // _MOST_LANES) * _MOST_LANES  # masked steps stay within it
                 self.emit(f"alignas(64) {element} {name}_memory[{whole}];")

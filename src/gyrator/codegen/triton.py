@@ -671,11 +671,8 @@ class Printer(Expressions):
         return [mean, m2, f"({mean} * 0 + {extent})"]
 
     def _softmax_tile(self, x: Term, axis: Axis) -> list[str]:
-        one = self.names.fresh("one")
-        names = [self.names.fresh(n) for n in ("top", "total")]
-        self.emit(f"{one} = tl.full({self.shape(x.axes)}, 1.0, {x.text}.dtype)")
-        self.emit(f"{', '.join(names)} = rt.reduce_softmax({x.text}, {one}, {self.rank - 1}, {self.rank > 1})")
-        return names
+        ones = self.named(Term(f"tl.full({self.shape(x.axes)}, 1.0, {x.text}.dtype)", self.block.depth), "one")
+        return self._reduced("softmax", [x.text, ones.text])
 
     def _bind_refs(self, refs: Sequence[Ref | None], texts: Sequence[str], axes: Axes, dtype: torch.dtype) -> None:
         """Name those results that somebody reads, in their own types."""

@@ -30,7 +30,7 @@ from gyrator.codegen.ranges import index_ranges, random_tensor
 from gyrator.codegen.texts import WIDTH, broken, origin_comments
 from gyrator.codegen.triton_source import Pointer, SizeArgument, TritonKernel, Workspace
 from gyrator.ir.expr import Value
-from gyrator.ir.index import ZERO, Atom, Index, Size, dot, substitute
+from gyrator.ir.index import ZERO, Atom, Index, Size, substitute
 from gyrator.ir.program import Arg, Extern, Input, Item, ListArg, View, views
 from gyrator.ir.tree import Kernel
 from gyrator.metrics.kernels import count_of
@@ -438,10 +438,7 @@ def gpu_of(plan: Plan) -> torch.device | None:
 
 def byte_size(value: Value) -> int | None:
     """Bytes from a value's first to its last element, or None where that depends on symbols."""
-    if ZERO in value.shape:
-        return 0
-    last = dot(tuple(size - 1 for size in value.shape), value.strides).value
-    return None if last is None else (last + 1) * value.dtype.itemsize
+    return (value.span * value.dtype.itemsize).value
 
 
 def _size_names(plan: Plan) -> frozenset[str]:

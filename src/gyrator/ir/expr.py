@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import torch
 
-from gyrator.ir.index import Atom, Axis, Index, Indirect, Size, const, substitute
+from gyrator.ir.index import ZERO, Atom, Axis, Index, Indirect, Size, const, dot, substitute
 from gyrator.ir.intern import interned, remember
 
 Scalar: TypeAlias = "bool | int | float"
@@ -35,6 +35,11 @@ class Value:
 
     def __repr__(self) -> str:
         return self.name
+
+    @property
+    def span(self) -> Index:
+        """How many elements lie from the first to the last in memory, gaps included."""
+        return ZERO if ZERO in self.shape else dot(tuple([n - 1 for n in self.shape]), self.strides) + 1
 
 
 class Expr:

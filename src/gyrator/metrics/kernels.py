@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
 
+from gyrator.ir import tree
 from gyrator.ir.expr import Expr, Load, Op, Random, Value, walk_all
 from gyrator.ir.index import Atom, Axis, Index, Size, evaluate
 from gyrator.ir.ops import OPS
-from gyrator.ir.tree import Attend, Contract, Kernel, Let, Loop, LoopKind, Stage, Store, Update, walk_stages, windows
+from gyrator.ir.tree import Attend, Contract, Kernel, Loop, LoopKind, Stage, Store, Update, walk_stages
 
 UNKNOWN_SIZE = 64
 """What a size without a hint counts as."""
@@ -145,39 +146,35 @@ class _Walk:
 
     def stage(self, stage: Stage, around: tuple[Loop, ...], seen: set[Expr]) -> None:
         trips = prod(count_of(loop.axis.extent, self.hints) for loop in around)
+        if not isinstance(stage, Attend):
+            self.exprs(tree.stage_exprs(stage), trips, seen)
         match stage:
-            case Let(_, expr):
-                self.exprs((expr,), trips, seen)
             case Update(_, args, running):
                 self.running |= bool(running)
                 self.operations += trips * len(args)
-                self.exprs(args, trips, seen)
             case Store():
-                self.store(stage, around, trips, seen)
+                self.store(stage, around, trips)
             case Attend(template, axes, (query, *_)):
                 sides = [count_of(n, self.hints) for n in (*(axis.extent for axis in axes), query.shape[-1])]
                 self.operations += {"forward": 4, "decode": 4, "rows": 6, "columns": 8}[template] * prod(sides)
             case Contract(_, left):
                 self.depth = count_of(left.shape[-1], self.hints)
                 self.operations += 2 * trips * self.depth
-                self.exprs(stage.elements, trips, seen)
-        for view in windows(stage):
+        for view in tree.windows(stage):
             moved = self.written if isinstance(stage, Attend) and view in stage.results else self.read
             elements = prod(count_of(n, self.hints) for n in view.shape)
             moved[self.params[view.value]] += elements * view.value.dtype.itemsize
 
-    def store(self, store: Store, around: tuple[Loop, ...], trips: int, seen: set[Expr]) -> None:
+    def store(self, store: Store, around: tuple[Loop, ...], trips: int) -> None:
         self.stores += 1
         self.atomics += store.atomic
-        at = tuple(atom.value for i in store.index for atom in i.indirects())
-        self.exprs((store.expr, *at), trips, seen)
         position = self.params.get(store.value)
         combined = store.combine != "set"
         self.operations += trips * combined
         if position is None:
             self.columns |= combined
             return
-        self.scattered |= combined or bool(at)
+        self.scattered |= combined or any(i.indirects() for i in store.index)
         self.written[position] += trips * store.value.dtype.itemsize
         self.read[position] += trips * store.value.dtype.itemsize * combined
         if len(store.index) == 1:

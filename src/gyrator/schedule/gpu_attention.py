@@ -166,8 +166,7 @@ def build_attention(unit: Templated) -> Built:
     memory: dict[Value, Value] = {}
 
     def param(value: Value, wish: str) -> Value:
-        last = dot(tuple(n - 1 for n in value.shape), value.strides)
-        return memory.setdefault(value, Value(wish, (last + 1,), value.dtype, (ONE,), value.device))
+        return memory.setdefault(value, Value(wish, (value.span,), value.dtype, (ONE,), value.device))
 
     def windows(views: Sequence[Any], wishes: Sequence[str]) -> tuple[View, ...]:
         return tuple(v and replace(v, value=param(v.value, wish)) for v, wish in zip(views, wishes, strict=False))

@@ -444,9 +444,7 @@ class Writer:
 
 def _as_memory(value: Value) -> Value:
     """A tensor as its kernel sees it: one dimension, from its first element to its last."""
-    last = dot(tuple(n - 1 for n in value.shape), value.strides)
-    length = ZERO if any(n is ZERO for n in value.shape) else last + 1
-    return Value(value.name, (length,), value.dtype, (ONE,), value.device)
+    return Value(value.name, (value.span,), value.dtype, (ONE,), value.device)
 
 
 def _reduced(member: Member) -> tuple[str, Value]:
