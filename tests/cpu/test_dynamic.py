@@ -120,13 +120,17 @@ def reflected(x: Tensor) -> Tensor:
     return F.pad(x.sin(), (2, 1), mode="reflect")
 
 
+def branches_by_size(x: Tensor) -> Any:
+    return torch.cond(x.shape[0] > 4, lambda x: x.cumsum(0), lambda x: x.sin() * x.shape[1], (x,))
+
+
 def convolution(x: Tensor) -> Tensor:
     return F.avg_pool1d(F.conv1d(x[None], torch.ones(2, x.shape[0], 2)), 2)
 
 
 @pytest.mark.parametrize(
     "fn",
-    [rows_and_columns, joins, reshapes, numbers_from_sizes, shares_of_sizes, reflected, convolution],
+    [rows_and_columns, joins, reshapes, numbers_from_sizes, shares_of_sizes, reflected, branches_by_size, convolution],
     ids=lambda f: f.__name__,
 )
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])

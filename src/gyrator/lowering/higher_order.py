@@ -16,7 +16,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 
 from gyrator.autograd.builder import flatten
 from gyrator.autograd.effects import behaviour
-from gyrator.ir.expr import Value
+from gyrator.ir.expr import Expr, Value
 from gyrator.ir.index import Index, contiguous_strides
 from gyrator.ir.program import Arg, Extern, Program, View
 from gyrator.lowering import extern
@@ -92,7 +92,7 @@ def region(b: Builder, node: fx.Node, env: Mapping[fx.Node, Result]) -> Result:
     if not isinstance(node.target, HigherOrderOperator):
         raise extern.refused(node.target, node, "it has no lowering")
     graph = fx.Graph()
-    leaves: dict[fx.Node, fx.Node] = {}
+    leaves: dict[fx.Node, Any] = {}
     held: dict[str, torch.nn.Module] = {}
     passed: list[Arg] = []
     for leaf in node.all_input_nodes:
@@ -100,9 +100,11 @@ def region(b: Builder, node: fx.Node, env: Mapping[fx.Node, Result]) -> Result:
         if isinstance(given, fx.GraphModule):
             held[str(leaf.target)] = given
             leaves[leaf] = graph.get_attr(str(leaf.target))
-        elif isinstance(given, (TensorRef, Index, int, float)) and not isinstance(given, bool):
+        elif isinstance(given, (TensorRef, Expr, Index)):
             leaves[leaf] = graph.placeholder(leaf.name)
             passed.append(extern.argument(b, node, given, leaf, exact=True))
+        else:
+            leaves[leaf] = given
     graph.output(graph.node_copy(node, lambda n: leaves[n]))
     return extern.append(b, node, Extern((), b.region(fx.GraphModule(held, graph)), tuple(passed)))
 
