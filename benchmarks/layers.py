@@ -1,16 +1,18 @@
-"""Layers around one product on a GPU, convolutions and linear layers in 8-bit floats: eager, Inductor, gyrator, gyrator
-with `max_autotune`.
+"""Layers around a product or two on a GPU, convolutions, linear layers in 8-bit floats, and experts: eager, Inductor,
+gyrator, gyrator with `max_autotune`.
 
-    python -m benchmarks.layers [convolutions|float8 …] [--inductor default max-autotune-no-cudagraphs] [--only 3x3]
-        [--json FILE]
+    python -m benchmarks.layers [convolutions|float8|experts …] [--inductor default max-autotune-no-cudagraphs]
+        [--only 3x3] [--json FILE]
 
 Each way is recorded as a CUDA graph and replayed in turns with the others; medians count. `library` is the library's
-call alone: cuDNN's convolution, the fastest by trial, of channels-last images; a product of bfloat16 matrices.
+calls alone: cuDNN's convolution, the fastest by trial, of channels-last images; a product of bfloat16 matrices; both
+grouped products.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -48,6 +50,16 @@ LINEAR = {
     "16x4096→14336": (16, 4096, 14336),
 }
 """Rows, columns, columns of the result. Weights are quantised before, rows as part of the layer, by a scale each."""
+
+EXPERTS = {
+    "8 of 4096→14336, 32 rows": (8, 4096, 14336, 32),
+    "8 of 4096→14336, 2048 rows": (8, 4096, 14336, 2048),
+    "8 of 4096→14336, 16384 rows": (8, 4096, 14336, 16384),
+    "128 of 2048→768, 64 rows": (128, 2048, 768, 64),
+    "128 of 2048→768, 4096 rows": (128, 2048, 768, 4096),
+    "128 of 2048→768, 32768 rows": (128, 2048, 768, 32768),
+}
+"""Experts, columns outside and inside, and rows, which are not shared evenly."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +117,35 @@ def float8(only: str) -> Iterator[Layer]:
         yield Layer(name, linear_gelu, [x, *quantised(w), b], exact, partial(F.linear, x, w, b), 6e-2)
 
 
-FAMILIES = {"convolutions": convolutions, "float8": float8}
+def gated(x: Tensor, up: Tensor, down: Tensor, ends: Tensor, share: Tensor) -> Tensor:
+    """The experts of a model, each for its rows."""
+    gate, value = torch._grouped_mm(x, up.transpose(1, 2), offs=ends).chunk(2, -1)
+    return torch._grouped_mm(F.silu(gate) * value, down.transpose(1, 2), offs=ends) * share
+
+
+def experts(only: str) -> Iterator[Layer]:
+    for name, (count, outside, inside, rows) in EXPERTS.items():
+        if only not in name:
+            continue
+        x, share = (torch.randn(s, device="cuda").bfloat16() for s in ((rows, outside), (rows, 1)))
+        up = torch.randn(count, 2 * inside, outside, device="cuda", dtype=torch.bfloat16) / outside**0.5
+        down = torch.randn(count, outside, inside, device="cuda", dtype=torch.bfloat16) / inside**0.5
+        chosen = torch.randn(count, device="cuda").softmax(0).multinomial(rows, replacement=True)
+        ends = chosen.bincount(minlength=count).cumsum(0).int()
+        places, exact = [0, *ends.tolist()], torch.empty(rows, outside, device="cuda")
+        for k, (a, b) in enumerate(itertools.pairwise(places)):
+            gate, value = (x[a:b].float() @ up[k].float().t()).chunk(2, -1)
+            exact[a:b] = (F.silu(gate) * value) @ down[k].float().t() * share[a:b]
+        library = partial(both_products, x, up, x.new_zeros(rows, inside), down, ends)
+        yield Layer(name, gated, [x, up, down, ends, share], exact, library, 2e-2)
+
+
+def both_products(x: Tensor, up: Tensor, inner: Tensor, down: Tensor, ends: Tensor) -> Tensor:
+    torch._grouped_mm(x, up.transpose(1, 2), offs=ends)
+    return torch._grouped_mm(inner, down.transpose(1, 2), offs=ends)
+
+
+FAMILIES = {"convolutions": convolutions, "float8": float8, "experts": experts}
 
 
 # -- times ---------------------------------------------------------------------------------------------------

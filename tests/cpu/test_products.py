@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from gyrator.runtime.toolchain import ISA_FLAGS, cpu_isa
-from tests.acceptance import check
+from tests import experts
+from tests.acceptance import assert_matches, check
 
 SIZES = [(1, 33, 7), (16, 17, 64), (30, 70, 513), (300, 200, 40)]
 """Rows, columns and length of the sums: below and above a panel, a tile and a block, with every kind of tail."""
@@ -163,6 +164,28 @@ def test_computed_operands_of_batches(options: dict[str, Any], backend: str) -> 
     x, w = torch.randn(3, 9, 130).bfloat16(), torch.randint(-128, 128, (3, 50, 130)).to(torch.int8)
     check(lambda x, w: torch.bmm(x, w.to(x.dtype).mT), (x, w), backend=backend, options=options)
     assert "gy::Computed<" in sources(options)
+
+
+@pytest.mark.parametrize("isa", ["scalar", "avx2", "auto"])
+@pytest.mark.parametrize("case", experts.ENDS)
+def test_rows_meet_the_matrix_of_their_group(case: str, isa: str, options: dict[str, Any], backend: str) -> None:
+    args = experts.operands(experts.ENDS[case])
+    shares = torch.randn(args[0].shape[0], dtype=torch.bfloat16)
+    check(experts.down, [*experts.transposed(*args), shares], backend=backend, options={**options, "cpu_isa": isa})
+    check(experts.up, args, backend=backend, options={**options, "cpu_isa": isa})
+    assert "runtime.operator" not in wrappers(options)
+
+
+def test_a_number_of_rows_in_groups_known_at_run_time(options: dict[str, Any], backend: str) -> None:
+    for ends in experts.ENDS.values():
+        x, w, at = experts.operands(ends)
+        torch._dynamo.mark_dynamic(x, 0)
+        assert_matches(
+            torch.compile(experts.up, backend=backend, options=options)(x, w, at),
+            experts.up(x, w, at),
+            experts.up(x.double(), w.double(), at),
+        )
+    assert "runtime.operator" not in wrappers(options)
 
 
 def test_element_types_without_a_template_keep_the_library(options: dict[str, Any], backend: str) -> None:

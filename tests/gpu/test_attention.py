@@ -68,7 +68,7 @@ def attention(score: Mod | None, mask: BlockMask | None) -> Callable[..., Any]:
 
 def gyrator(fn: Callable[..., Any], **more: Any) -> Callable[..., Any]:
     torch._dynamo.reset()
-    return torch.compile(fn, backend="gyrator", options={"cache": False}, **more)
+    return torch.compile(fn, backend="gyrator", **more)
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16, F32], ids=["bf16", "fp16", "fp32"])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from gyrator.schedule import choose, stage
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_gemm import gpu_configs
 from gyrator.schedule.products import Alternative, Product, Question
+from tests import experts
 from tests.acceptance import assert_matches
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -32,8 +34,11 @@ def taken(question: Question) -> tuple[Alternative, ...]:
 
 
 @pytest.fixture
-def taking(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any], str, Config], Callable[..., Any]]:
-    """Compiles a function with all its products computed by one template."""
+def taking(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[[Callable[..., Any], str, Config], Callable[..., Any]]:
+    """Compiles a function with all its products computed by one template. Nothing that was compiled before is taken."""
+    folders = count()
 
     def compiled(fn: Callable[..., Any], template: str, config: Config) -> Callable[..., Any]:
         torch._dynamo.reset()
@@ -42,7 +47,8 @@ def taking(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any], str
         monkeypatch.setattr(
             stage, "choose_products", lambda units, program, ask, *rest: own(units, program, taken, *rest)
         )
-        return torch.compile(fn, backend="gyrator", options={"cache": False})  # type: ignore[no-any-return]
+        options = {"cache_dir": tmp_path / f"cache_{next(folders)}"}
+        return torch.compile(fn, backend="gyrator", options=options)  # type: ignore[no-any-return]
 
     return compiled
 
@@ -53,7 +59,8 @@ def random(*shape: int, dtype: torch.dtype = F16) -> Tensor:
 
 def assert_right(got: Tensor, fn: Callable[..., Tensor], args: list[Tensor]) -> None:
     """Within twice eager's own error."""
-    assert_matches(got, fn(*args), fn(*(a.double() for a in args)), slack=4)
+    exact = fn(*(a.double() if a.is_floating_point() else a for a in args))
+    assert_matches(got, fn(*args), exact, slack=4)
 
 
 def mm(x: Tensor, w: Tensor) -> Tensor:
@@ -191,11 +198,28 @@ def test_every_candidate_of_a_convolution_computes_what_eager_computes(case: str
         assert_right(taking(fn, template, config)(*args), fn, args)
 
 
+@pytest.mark.parametrize("case", experts.ENDS)
+def test_every_candidate_of_a_product_of_groups_computes_what_eager_computes(case: str, taking: Any) -> None:
+    ends = [20 * end for end in experts.ENDS[case]]
+    x, w, at = (t.cuda() for t in experts.operands(ends, 192, 384))
+    y, share = random(len(x), 384, dtype=BF16), random(len(x), dtype=BF16)
+    for fn, args in (
+        (experts.up, [x, w, at]),
+        (experts.down, [*experts.transposed(x, w, at), share]),
+        (experts.of_rows, [y, w, at]),
+        (experts.of_matrices, [x, y, at]),
+    ):
+        found = list(candidates(fn, args, taking))
+        assert len(found) >= 3
+        for template, config in found:
+            assert_right(taking(fn, template, config)(*args), fn, args)
+
+
 def test_no_candidate_waits_for_counters_that_others_wrote_over(tmp_path: Path) -> None:
     """Recordings of candidates are timed in turns: each needs the memory of its counters until the last one."""
     fn, args = in_block("few")
     log = tmp_path / "log"
-    options = {"max_autotune": True, "autotune_log": str(log), "cache": False}
+    options = {"max_autotune": True, "autotune_log": str(log)}
     assert_right(torch.compile(fn, backend="gyrator", options=options)(*args), fn, args)
     trials = [json.loads(line) for line in log.read_text().splitlines()]
     assert len(trials) > 12 and not [trial for trial in trials if "no answer" in json.dumps(trial)]

@@ -202,7 +202,14 @@ class Loops(Expressions):
         batch = self.index(contract.batch[0].extent).text if contract.batch else "1"
         sizes = ", ".join(str(blocks[b]) for b in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
         grain = outer.grain * blocks["BLOCK_M"] * blocks["BLOCK_N"]
-        self.emit(f"const gy::Tiles {tiles}({batch}, {', '.join(extents)}, {{{sizes}}});")
+        groups: tuple[Axis, ...] = ()
+        if (ends := contract.ends) is None:
+            self.emit(f"const gy::Tiles {tiles}({batch}, {', '.join(extents)}, {{{sizes}}});")
+        else:
+            first = plus(self.pointers[ends.value].text, self.index(ends.offset))
+            lie = ", ".join([*(self.index(n).text for n in (*ends.strides, *ends.shape)), extents[0]])
+            self.emit(f"const gy::TilesOfGroups {tiles}({{{first}, {lie}}}, {extents[1]}, {{{sizes}}});")
+            groups = (Axis("group", ends.shape[0]),)
         self.emit(f"const int {team} = gy::team_size(threads, {tiles}.count, {grain});")
         self._in_region = True
         with self._nested() as region:
@@ -216,9 +223,10 @@ class Loops(Expressions):
             with self._nested(*([outer] if contract.batch else [])) as block:
                 block.head = f"for (int64_t {step} = {mine}.begin; {step} < {mine}.end; ++{step}) {{"
                 self.emit(f"const gy::Tile {tile} = {tiles}.at({step});")
-                for axis in contract.batch:
+                for axis in contract.batch or groups:
                     self.bind(axis, Term(f"{tile}.batch", block.depth, name=True))
-                operands = [self._side(view, contract) for view in (contract.left, contract.right)]
+                of_batch = ((contract.left, contract.batch), (contract.right, contract.batch or groups))
+                operands = [self._side(contract, view, axes) for view, axes in of_batch]
                 self.emit(f"const auto {sums} = {product}.sum({tile}, {', '.join(operands)});")
                 self._tile = _Tile(contract, sums)
                 for axis, side in ((contract.row, "row"), (contract.column, "column")):
@@ -229,14 +237,13 @@ class Loops(Expressions):
         self._in_region = False
         self.pointers = {v: p for v, p in self.pointers.items() if p.depth <= self.block.depth}
 
-    def _side(self, view: View, contract: Contract) -> str:
+    def _side(self, contract: Contract, view: View, batch: Sequence[Axis]) -> str:
         """An operand by its first element and the distances of rows (of the right one: columns) and along k; or what
         computes it."""
         expr = contract.elements[view is contract.right] if contract.elements else None
         if expr is not None and not (isinstance(expr, Load) and expr.value is view.value):
             return self._computed(view, contract, expr)
-        batch = tuple(axis.index() for axis in contract.batch)
-        start = view.offset + dot(batch, view.strides[:-2])
+        start = view.offset + dot(tuple(axis.index() for axis in batch), view.strides[:-2])
         pointer = plus(self.pointers[view.value].text, self.index(start))
         steps = view.strides[-2:] if view is contract.left else view.strides[:-3:-1]
         texts = ", ".join([pointer, *(self.index(stride).text for stride in steps)])

@@ -67,7 +67,8 @@ def _count_text(axis: GridAxis) -> str:
     if axis.block is None:
         return extent if axis.extent.value is not None else f"({extent})"
     inner = extent if extent.isalnum() else f"({extent})"
-    return f"-(-{inner} // {axis.block})"
+    count = f"-(-{inner} // {axis.block})"
+    return f"({count} + {axis.more})" if axis.more else count
 
 
 def size_names(kernel: TritonKernel) -> list[str]:

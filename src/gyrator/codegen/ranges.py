@@ -5,24 +5,26 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from gyrator.ir.expr import Checked, Value
-from gyrator.ir.index import Index, Size, is_nonnegative
+from gyrator.ir.index import ZERO, Index, Size, is_nonnegative
 from gyrator.ir.program import View
-from gyrator.ir.tree import Kernel, walk_exprs
+from gyrator.ir.tree import Contract, Kernel, walk_exprs, walk_stages
 from gyrator.metrics.kernels import count_of
 from gyrator.schedule.plan import Call, Launch, Plan
+from gyrator.schedule.products import product_of
 
 
-def index_ranges(plan: Plan) -> Mapping[Value, Index]:
-    """Integer values whose elements are checked to lie below a size, with the smallest such size known.
+def index_ranges(plan: Plan) -> Mapping[Value, tuple[str, Index]]:
+    """Integer values whose elements are checked to lie ``below`` a size, with the smallest such size known, or that
+    are ``ends`` of groups of so many rows.
 
-    Found in kernels (`Checked` loads) and in calls of embedding.
+    Found in kernels (`Checked` loads, products of groups) and in calls.
     """
-    found: dict[Value, Index] = {}
+    found: dict[Value, tuple[str, Index]] = {}
 
-    def note(value: Value, size: Index) -> None:
+    def note(value: Value, word: str, size: Index) -> None:
         known = found.get(value)
-        if known is None or is_nonnegative(known - size):
-            found[value] = size
+        if known is None or is_nonnegative(known[1] - size):
+            found[value] = word, size
 
     kernels = {k.name: (k, dict(_checked_params(k))) for k in plan.kernels}
     for step in plan.steps:
@@ -30,25 +32,33 @@ def index_ranges(plan: Plan) -> Mapping[Value, Index]:
             kernel, ranges = kernels[step.kernel]
             for param, value in zip(kernel.params, step.args, strict=True):
                 if param.value in ranges:
-                    note(value, ranges[param.value])
+                    note(value, *ranges[param.value])
         elif isinstance(step, Call) and step.extern.op == "aten.embedding.default":
             table, index = step.extern.args[:2]
             if isinstance(table, View) and isinstance(index, View):
-                note(index.value, table.shape[0])
+                note(index.value, "below", table.shape[0])
+        elif isinstance(step, Call) and (product := product_of(step.extern)) is not None and product.ends is not None:
+            note(product.ends.value, "ends", product.left.shape[0 if len(product.right.shape) > 2 else 1])
     return found
 
 
-def _checked_params(kernel: Kernel) -> Iterator[tuple[Value, Index]]:
+def _checked_params(kernel: Kernel) -> Iterator[tuple[Value, tuple[str, Index]]]:
+    for stage in walk_stages(kernel.body):
+        if isinstance(stage, Contract) and stage.ends is not None:
+            yield stage.ends.value, ("ends", stage.left.shape[1 if stage.batch else 0])
     for expr in walk_exprs(kernel.body):
         for node in expr.walk():
             if isinstance(node, Checked):
                 integers = (load for load in node.arg.loads() if not load.dtype.is_floating_point)
-                yield from ((load.value, node.size) for load in integers)
+                yield from ((load.value, ("below", node.size)) for load in integers)
 
 
-def random_tensor(value: Value, device: torch.device, ranges: Mapping[Value, Index], hints: Mapping[Size, int]) -> str:
+def random_tensor(
+    value: Value, device: torch.device, ranges: Mapping[Value, tuple[str, Index]], hints: Mapping[Size, int]
+) -> str:
     """The text of a call that makes up a tensor like `value`; indices stay within their ranges."""
     shape, strides = (tuple([count_of(n, hints) for n in sizes]) for sizes in (value.shape, value.strides))
-    below = f", below={count_of(ranges[value], hints)}" if value in ranges else ""
+    word, size = ranges.get(value, ("", ZERO))
+    limit = f", {word}={count_of(size, hints)}" if word else ""
     place = "" if device.type == "cpu" else f', device="{device}"'
-    return f"random_tensor({shape}, {strides}, {value.dtype}{below}{place})"
+    return f"random_tensor({shape}, {strides}, {value.dtype}{limit}{place})"

@@ -298,10 +298,13 @@ class Printer(Expressions):
         blocks = dict(self.tiling.configs[0].blocks)
         self.program += ".to(tl.int64)" if self.tiling.wide else ""
         counts = [f"tl.cdiv({self.index(a.extent).text}, {self.tile_of[a].block})" for a in _sides(contract)]
+        if contract.rows_in_groups:
+            self.emit(f"rows = gemm.tiles_of_groups({self._groups(contract)}, BLOCK_M)")
+            counts[0] = "rows"
         self.described = self.descriptors and contract.template == "described"
         if self.described:
             for name, view, sizes in (("lefts", contract.left, "M K"), ("rights", contract.right, "K N")):
-                first = ["None"] * (not contract.batch)
+                first = ["None"] * (3 - len(view.shape))
                 sides = [
                     text for s in (view.shape, view.strides) for text in (*first, *(self.index(i).text for i in s))
                 ]
@@ -315,6 +318,10 @@ class Printer(Expressions):
                 self._tile(contract, counts, rest)
             return (GridAxis(as_index(blocks["PROGRAMS"])),)
         self.emit(f"pid = {self.program}")
+        if contract.rows_in_groups:
+            with self._indented(f"if pid < {' * '.join(counts)}:"):
+                self._tile(contract, counts, rest)
+            return (replace(axes[0], more=contract.right.shape[0].value or 0), axes[1])
         if "SPLIT_K" not in blocks:
             self._tile(contract, counts, rest)
             return tuple(axes)
@@ -376,20 +383,32 @@ class Printer(Expressions):
             self.emit(f"{tile} = pid % ({' * '.join(counts)})")
             self.bind(axis, Term(name, depth, name=True))
         self.emit(f"row_tile, column_tile = gemm.place({tile}, {', '.join(counts)}, GROUP_M)")
-        places = []
-        for axis, tile in zip(sides, ("row_tile", "column_tile"), strict=True):
-            places.append(self._lanes(axis, f"{tile} * {self.tile_of[axis].block}"))
-        name, *args = self._filled(contract, places)
+        starts = ["row_tile * BLOCK_M", "column_tile * BLOCK_N"]
+        if contract.rows_in_groups:
+            self.emit(f"group, first_row, row_end = gemm.rows_of_group({self._groups(contract)}, row_tile, BLOCK_M)")
+            starts[0], self.extents[contract.row] = "first_row", "row_end"
+        places = [self._lanes(axis, start) for axis, start in zip(sides, starts, strict=True)]
+        name, *args = self._filled(contract, places, starts)
         self._call(f"acc = gemm.{name}", args)
         self.bind(contract.name, Term("acc", depth, frozenset(sides), name=True))
         self.body(rest)
 
-    def _window(self, contract: Contract, view: View) -> str:
-        """The address of a matrix, of that of its batch if there are several."""
-        steps = [axis.index() * step for axis, step in zip(contract.batch, view.strides, strict=False)]
-        return self.address(view.value, (sum(steps, view.offset),)).text
+    def _groups(self, contract: Contract) -> str:
+        """Where groups end, how many there are, and where the last one may end."""
+        ends, most = contract.ends, contract.left.shape[1 if contract.batch else 0]
+        assert ends is not None
+        numbers = (self.index(n).text for n in (*ends.strides, *ends.shape, most))
+        return ", ".join([self.address(ends.value, (ends.offset,)).text, *numbers])
 
-    def _filled(self, contract: Contract, places: Sequence[str]) -> list[str]:
+    def _window(self, contract: Contract, view: View) -> str:
+        """The address of a matrix, of that of its batch or group if there are several."""
+        steps = [axis.index() * step for axis, step in zip(contract.batch, view.strides[:-2], strict=False)]
+        start = self.address(view.value, (sum(steps, view.offset),)).text
+        if not contract.rows_in_groups or view is contract.left:
+            return start
+        return f"{start} + group.to(tl.int64) * {self.index(view.strides[0]).operand}"
+
+    def _filled(self, contract: Contract, places: Sequence[str], starts: Sequence[str]) -> list[str]:
         """The template's function and its arguments."""
         left, right = contract.left, contract.right
         fast = ["FAST"] * ("FAST" in dict(self.tiling.configs[0].blocks))
@@ -397,20 +416,25 @@ class Printer(Expressions):
         if self.described:
             rows = [str(view.strides[-1] is ONE) for view in (left, right)]
             number = next((self.index(axis.index()).text for axis in contract.batch), "None")
-            starts = [number, "row_tile * BLOCK_M", "column_tile * BLOCK_N"]
-            return ["described", "lefts", "rights", *starts, k.text, *rows, "BLOCK_M", "BLOCK_N", "BLOCK_K", *fast]
+            numbers = [number, "group" if contract.rows_in_groups else number]
+            sides = [*numbers, *starts, k.text, *rows, "BLOCK_M", "BLOCK_N", "BLOCK_K"]
+            return ["described", "lefts", "rights", *sides, *fast]
         if contract.elements:
             return [*self._computed(contract, places), *fast]
         sizes = [*(axis.extent for axis in _sides(contract)), left.shape[-1], *left.strides[-2:], *right.strides[-2:]]
         args = [self._window(contract, left), self._window(contract, right), *places]
         args += [self.index(size).text for size in sizes]
-        reach = self._reach(k)
+        reach = self._reach(contract, k)
         even = [str(axis not in self.bounds) for axis in _sides(contract)]
-        even.append(f"{k.operand} % ({reach[2]}) == 0" if left.shape[-1].value is not None else "False")
+        even.append(f"{k.operand} % ({reach[2]}) == 0" if left.shape[-1].value is not None and reach[2] else "False")
         return ["tiled", *args, *reach[:2], *even, "BLOCK_K", "ALLOW_TF32", *fast]
 
-    def _reach(self, k: Term) -> tuple[str, str, str]:
+    def _reach(self, contract: Contract, k: Term) -> tuple[str, str, str]:
         """Where the k of a program's sums begin and end, and what divides their number in the best case."""
+        if contract.ends is not None and contract.batch:
+            group = self.index(contract.batch[0].index()).text
+            self.emit(f"first, last = gemm.span_of_group({self._groups(contract)}, {group})")
+            return "first", "last", ""
         if "SPLIT_K" not in dict(self.tiling.configs[0].blocks):
             return "0", k.text, "BLOCK_K"
         self.emit(f"first, last = gemm.part_of({k.text}, part, BLOCK_K, SPLIT_K)")
@@ -436,7 +460,10 @@ class Printer(Expressions):
                 name, arguments, expr, self, reads, known, expr.dtype, tiles=tiles, bounds=bounds
             )
         number = [self.index(axis.index()).text for axis in contract.batch] or ["0"]
-        ends = [*(self.index(axis.extent).text for axis in (row, column)), *self._reach(self.index(inner.extent))[:2]]
+        ends = [
+            *(self.index(axis.extent).text for axis in (row, column)),
+            *self._reach(contract, self.index(inner.extent))[:2],
+        ]
         rest = [str(even), "BLOCK_K", "ALLOW_TF32", type_name(contract.name.dtype)]
         return ["computed", *names, tuple_of(reads), *number, *places, *ends, *rest]
 

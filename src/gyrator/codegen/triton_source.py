@@ -68,10 +68,11 @@ Parameter: TypeAlias = "Pointer | SizeArgument | Workspace"
 
 @dataclass(frozen=True, slots=True)
 class GridAxis:
-    """``⌈extent / block⌉`` programs, with ``block`` the name of a block size; ``extent`` of them if None."""
+    """``⌈extent / block⌉ + more`` programs, ``block`` the name of a block size; ``extent`` of them if it is None."""
 
     extent: Index
     block: str | None = None
+    more: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +117,8 @@ OPTIONS: Mapping[str, object] = {"sanitize_overflow": False}
 def programs(kernel: TritonKernel, config: Config, sizes: Mapping[Atom, int]) -> int:
     """How many programs a launch runs."""
     blocks = dict(config.blocks)
-    counts = [evaluate(axis.extent, sizes) for axis in kernel.grid]
-    steps = [1 if axis.block is None else blocks[axis.block] for axis in kernel.grid]
-    return prod(-(-n // step) for n, step in zip(counts, steps, strict=True))
+    counts = [(evaluate(axis.extent, sizes), axis) for axis in kernel.grid]
+    return prod(-(-n // (1 if axis.block is None else blocks[axis.block])) + axis.more for n, axis in counts)
 
 
 _TYPES = {torch.bool: "i1", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5"}

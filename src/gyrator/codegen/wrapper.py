@@ -388,7 +388,7 @@ class _Wrapper:
         return window if view.dtype in (None, view.value.dtype) else f"{window}.view({view.dtype})"
 
     # -- the script ------------------------------------------------------------------------------------------
-    def made_input(self, given: Input, ranges: Mapping[Value, Index]) -> str:
+    def made_input(self, given: Input, ranges: Mapping[Value, tuple[str, Index]]) -> str:
         """An expression for an input that the script makes up."""
         value = given.value
         if value is None:

@@ -22,7 +22,7 @@ from gyrator.errors import InternalCheckError
 from gyrator.ir import program as ir
 from gyrator.ir.check_expr import COMBINES, ExprChecker, RuleBroken, check_combine
 from gyrator.ir.expr import Expr, Load, Ref, Value, short
-from gyrator.ir.index import Axis, Index, Size
+from gyrator.ir.index import ZERO, Axis, Index, Size
 from gyrator.ir.ops import REDUCTIONS
 from gyrator.ir.text import declared, listed
 from gyrator.ir.tree import Attend, Contract, Kernel, Let, Loop, LoopKind, Stage, Store, Update, stage_exprs, windows
@@ -343,7 +343,7 @@ class _KernelChecker:
         if store.combine not in COMBINES:
             raise RuleBroken(f"no such way to combine: {store.combine}")
         reached = frozenset[Axis]().union(*(i.axes() for i in store.index))
-        if value in self.params and not store.atomic:
+        if value in self.params and not store.atomic and ZERO not in value.shape:
             for axis in (loop.axis for loop in self.around if loop.kind is LoopKind.PARALLEL):
                 if axis not in reached and axis.extent.value != 1:
                     raise RuleBroken(f"iterations of the parallel loop over {axis} race to write {value}")
@@ -352,7 +352,11 @@ class _KernelChecker:
     def contract(self, contract: Contract) -> None:
         outer = tuple(axis.extent for axis in contract.batch)
         (*_, k), (m, n) = contract.left.shape, (contract.row.extent, contract.column.extent)
-        if (contract.left.shape, contract.right.shape) != ((*outer, m, k), (*outer, k, n)):
+        if contract.ends is None:
+            sides = (*outer, m, k), (*outer, k, n)
+        else:
+            sides = (m, k), (*(() if outer else contract.ends.shape), k, n)
+        if (contract.left.shape, contract.right.shape) != sides:
             raise RuleBroken(f"the sides of {contract.left} and {contract.right} do not match the loops")
         inner = frozenset(() if contract.inner is None else (contract.inner,))
         for expr, view in zip(contract.elements, (contract.left, contract.right), strict=False):

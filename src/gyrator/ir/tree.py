@@ -78,7 +78,7 @@ class Contract:
     local ``name``, whose dtype is the accumulator's. ``batch`` (none or one), ``row`` and ``column`` are axes of loops.
     ``blocks`` are a C++ template's numbers (see :mod:`cpu_gemm`); a GPU kernel has them in its tiling. ``elements``, if
     there are any, say what an element of each operand is, over ``inner`` (k) and these axes; then ``left`` and
-    ``right`` lie nowhere.
+    ``right`` lie nowhere. ``ends`` are those of groups, of k if there is a batch of as many results, else of rows.
     """
 
     name: Ref
@@ -91,6 +91,12 @@ class Contract:
     blocks: tuple[tuple[str, int], ...] = ()
     inner: Axis | None = None
     elements: tuple[Expr, ...] = ()
+    ends: View | None = None
+
+    @property
+    def rows_in_groups(self) -> bool:
+        """Whether ``ends`` are those of rows."""
+        return self.ends is not None and not self.batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +290,9 @@ def windows(stage: Stage) -> tuple[View, ...]:
     """The windows on tensors that a template reads or writes; none for any other stage."""
     if isinstance(stage, Attend):
         return (*stage.operands, *stage.lists, *(view for view in stage.results if view is not None))
-    return (stage.left, stage.right) if isinstance(stage, Contract) and not stage.elements else ()
+    if not isinstance(stage, Contract) or stage.elements:
+        return ()
+    return (stage.left, stage.right, *(() if stage.ends is None else (stage.ends,)))
 
 
 def written(body: Iterable[Loop | Stage]) -> frozenset[Value]:

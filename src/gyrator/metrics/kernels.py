@@ -159,7 +159,8 @@ class _Walk:
                 self.operations += {"forward": 4, "decode": 4, "rows": 6, "columns": 8}[template] * prod(sides)
             case Contract(_, left):
                 self.depth = count_of(left.shape[-1], self.hints)
-                self.operations += 2 * trips * self.depth
+                times = trips if stage.ends is None or not stage.batch else trips // count_of(stage.ends.shape[0], {})
+                self.operations += 2 * times * self.depth
         for view in tree.windows(stage):
             moved = self.written if isinstance(stage, Attend) and view in stage.results else self.read
             elements = prod(count_of(n, self.hints) for n in view.shape)

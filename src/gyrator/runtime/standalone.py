@@ -18,14 +18,23 @@ SECONDS = 1.0
 
 
 def random_tensor(
-    shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, below: int | None = None, device: str = "cpu"
+    shape: Sequence[int],
+    strides: Sequence[int],
+    dtype: torch.dtype,
+    below: int | None = None,
+    device: str = "cpu",
+    ends: int | None = None,
 ) -> torch.Tensor:
     """A random tensor: normal floats (those of 8 bits up to a few hundred, as quantised ones are: what numbers are
-    multiplied sets a GPU's clock), booleans, integers from 0 up to `below` (by default 2)."""
+    multiplied sets a GPU's clock), booleans, integers from 0 up to `below` (by default 2), or the `ends` of groups,
+    of which some are three times as large as others."""
     new = torch.empty_strided(shape, strides, dtype=dtype, device=device)
     if dtype.is_floating_point or dtype.is_complex:
         wide = dtype if dtype in (torch.float32, torch.float64) or dtype.is_complex else torch.float32
         return new.copy_(torch.randn(shape, dtype=wide, device=device) * (64 if dtype.itemsize == 1 else 1))
+    if ends is not None:
+        upto = (torch.rand(shape[0], device=device) + 0.5).cumsum(0)
+        return new.copy_((upto / upto[-1:] * ends).round())
     return new.copy_(torch.randint(0, below or 2, tuple(shape), device=device))
 
 

@@ -56,6 +56,8 @@ def cpu_configs(product: Product, cpu: Cpu) -> Iterator[tuple[str, Config]]:
     registers //= 2 if dtype == torch.int8 else 1  # each sum may be in two parts (gemm_bytes.h)
     m, n, k = (e.value for e in (product.out.shape[-2], product.out.shape[-1], product.left.shape[-1]))
     rows = m or volume((product.out.shape[-2],), TILE_ROWS)
+    if product.ends is not None:
+        m, rows = None, -(-rows // volume(product.ends.shape))
     best = sorted(range(1, min(rows, registers // 2 - 2) + 1), key=lambda r: _cost(r, rows, registers))
     depth = AMX_DEPTH * group // 2 if tiles else DEPTH * group
     for height in [AMX_ROWS] if tiles else best[:2]:
@@ -128,11 +130,6 @@ def in_panels(unit: Templated, product: Product, packing: Packing) -> Templated:
     call = replace(unit.call, args=(*unit.call.args[:-1], view))
     (config,) = unit.configs
     return replace(unit, call=call, configs=(replace(config, blocks=(*config.blocks, ("PACKED", 1))),))
-
-
-def is_unpacked(unit: Templated) -> bool:
-    """Whether the unit's template cuts its operands into panels itself, so that it may as well compute them."""
-    return unit.template == PANELS and "PACKED" not in dict(unit.configs[0].blocks)
 
 
 def with_packings(program: Program, packings: Sequence[Packing]) -> Program:

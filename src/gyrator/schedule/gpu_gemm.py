@@ -44,11 +44,11 @@ _SPLIT = (
 
 def gpu_configs(product: Product, gpu: Gpu) -> Iterator[tuple[str, Config]]:
     """Templates and their blocks for a product, the likely best first."""
-    *batch, m, n = (volume((extent,), 256) for extent in product.shape)
+    count, m, n = _sides(product)
     tf32 = int(product.out.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest")
     exact = product.out.dtype == torch.float32 and not tf32
     most = 1 << 14 if exact else 1 << 15  # sums that fit in registers; without tensor cores operands lie there too
-    item, count, k = product.left.value.dtype.itemsize, prod(batch), volume(product.left.shape[-1:], 256)
+    item, k = product.left.value.dtype.itemsize, volume(product.left.shape[-1:], 256)
 
     def tiles(s: tuple[int, ...]) -> int:
         return count * -(-m // s[0]) * -(-n // s[1])
@@ -67,11 +67,13 @@ def gpu_configs(product: Product, gpu: Gpu) -> Iterator[tuple[str, Config]]:
 
     yield from (("tiled", config(s)) for s in best(_TILED, MOST_TILED))
     small = product.left.value.dtype.is_floating_point and item <= 2
-    matrices = () if product.has_patches or not small else (product.left, product.right)
+    of_rows = product.ends is None or len(product.shape) == 2
+    matrices = (product.left, product.right) if small and of_rows and not product.has_patches else ()
     if matrices and gpu.arch >= (9, 0) and all(map(_describable, matrices)):
         found = [s for s in best(_DESCRIBED, MOST_DESCRIBED) if tiles(s) >= gpu.processors]
         yield from (("described", config(s, PROGRAMS=gpu.processors)) for s in found)
-    for s in best(_SPLIT, len(_SPLIT)) if all(n.value is not None for n in product.shape) else ():
+    split = product.ends is None and all(n.value is not None for n in product.shape)
+    for s in best(_SPLIT, len(_SPLIT)) if split else ():
         step = max(s[2] // item, 16)
         length = -(-max(k // max(gpu.processors // tiles(s), 1), 1) // step) * step
         parts = -(-k // length)
@@ -82,17 +84,26 @@ def gpu_configs(product: Product, gpu: Gpu) -> Iterator[tuple[str, Config]]:
 
 def few_configs(product: Product, gpu: Gpu) -> tuple[Config, ...]:
     """Blocks of the template `tiled` for a product that is bound by reading an operand: programs for half of the
-    processors at least, or else for parts of k. None if neither can be."""
+    processors at least, or else for parts of k. None if neither can be. Groups, which are many, have any number."""
     found = [config for name, config in gpu_configs(product, gpu) if name == "tiled"]
+    count, m, n = _sides(product)
 
     def programs(config: Config) -> int:
         blocks = dict(config.blocks)
-        sides = (1,) * (len(product.shape) - 2) + (blocks["BLOCK_M"], blocks["BLOCK_N"])
-        return prod(-(-volume((n,), 256) // side) for n, side in zip(product.shape, sides, strict=True))
+        return count * -(-m // blocks["BLOCK_M"]) * -(-n // blocks["BLOCK_N"])
 
     split = [config for config in found if "SPLIT_K" in dict(config.blocks)]
-    whole = [config for config in found if config not in split and 2 * programs(config) >= gpu.processors]
+    enough = 0 if product.ends is not None else gpu.processors
+    whole = [config for config in found if config not in split and 2 * programs(config) >= enough]
     return tuple(whole[:MOST_FEW] or split[:1])
+
+
+def _sides(product: Product) -> tuple[int, int, int]:
+    """About how many matrices a product makes, and their rows and columns. Groups are not even: most rows are in those
+    that have twice as many as the mean."""
+    *batch, m, n = (volume((extent,), 256) for extent in product.shape)
+    groups = volume(product.ends.shape) if product.ends is not None and not batch else 1
+    return prod(batch) * groups, m if groups == 1 else -(-2 * m // groups), n
 
 
 def unpadded(call: Extern, gpu: Gpu | None, backends: Collection[str]) -> Templated | None:

@@ -8,7 +8,7 @@ import torch
 
 from gyrator.ir.expr import Expr, Value
 from gyrator.ir.index import ONE, ZERO, Index
-from gyrator.ir.program import Extern, Input, Node, Program, View, defines, shown_values, uses, views
+from gyrator.ir.program import Arg, Extern, Input, Node, Program, View, defines, shown_values, uses, views
 from gyrator.ir.tree import Config
 from gyrator.schedule.convolution import Window, window_of
 from gyrator.schedule.group import Group
@@ -21,7 +21,9 @@ class Product:
 
     ``left`` and ``right`` have equal batch dimensions (none or one) before their last two. With a ``window``, ``out``
     is the result of a convolution, and ``left`` the patches it sees, which lie nowhere unless they are pixels.
-    ``fast``: sums of 8-bit floats may be less precise than float32.
+    ``fast``: sums of 8-bit floats may be less precise than float32. With ``ends``, which rise, neighbours form groups:
+    of rows, ``out[m, n] = Σ_k left[m, k] · right[group of m, k, n]``, or if ``right`` is one matrix,
+    ``out[g, m, n] = Σ_k left[m, k] · right[k, n]`` over the k of group g.
     """
 
     left: View
@@ -33,11 +35,12 @@ class Product:
     window: Window | None = None
     scales: tuple[View, ...] = ()
     fast: bool = False
+    ends: View | None = None
 
     @property
     def shape(self) -> tuple[Index, ...]:
         """Of the product: (…, m, n)."""
-        return *self.left.shape[:-1], self.right.shape[-1]
+        return self.out.shape if self.ends is not None else (*self.left.shape[:-1], self.right.shape[-1])
 
     @property
     def has_patches(self) -> bool:
@@ -61,6 +64,11 @@ class Templated:
     epilogue: Group | None = None
     functions: tuple[Expr, ...] = ()
     prologue: tuple[Group, ...] = ()
+
+    @property
+    def takes_elements(self) -> bool:
+        """Whether its template may compute operands: it loads them element by element, or cuts panels itself."""
+        return self.template == "tiled" or (self.template == "panels" and "PACKED" not in dict(self.configs[0].blocks))
 
 
 Unit: TypeAlias = Group | Extern | Templated
@@ -125,12 +133,12 @@ Ask: TypeAlias = Callable[[Question], tuple[Alternative, ...]]
 
 
 # -- what calls mean ---------------------------------------------------------------------------------------
-_OPS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_int_mm", "convolution", "_scaled_mm"})
+_OPS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_int_mm", "convolution", "_scaled_mm", "_grouped_mm"})
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def product_of(call: Extern) -> Product | None:
-    """What a call of mm, addmm, bmm, baddbmm, _int_mm or, on a GPU, convolution and _scaled_mm computes.
+    """What a call of mm, addmm, bmm, baddbmm, _int_mm, _grouped_mm or, on a GPU, convolution and _scaled_mm computes.
 
     Refuses (None) element types that differ or that no template has, sides of length 0 or not known to match, numbers
     that only a run tells, and a call for other ops.
@@ -143,6 +151,8 @@ def product_of(call: Extern) -> Product | None:
     if op in ("convolution", "_scaled_mm"):
         on_gpu = out.device.type == "cuda"
         return None if not on_gpu else _convolution(call, out) if op == "convolution" else _scaled(call, out)
+    if op == "_grouped_mm":
+        return _grouped(call, out)
     *first, left, right = (arg if isinstance(arg, View) else None for arg in call.args)
     scales = {"alpha": 1, "beta": 1, **dict(call.kwargs)}
     alpha, beta = scales["alpha"], scales["beta"]
@@ -180,8 +190,7 @@ def _convolution(call: Extern, out: Value) -> Product | None:
 def _scaled(call: Extern, out: Value) -> Product | None:
     """A product of 8-bit floats with a scale for each operand, or for each row and each column."""
     left, right, *given = (arg for arg in call.args[:4] if isinstance(arg, View))
-    more = dict(zip(("bias", "scale_result", "out_dtype", "use_fast_accum"), call.args[4:], strict=False))
-    more |= dict(call.kwargs)
+    more = _named(call, 4, "bias scale_result out_dtype use_fast_accum")
     expanded = [_expanded(view, out.shape) for view in given if view.value.dtype == torch.float32]
     scales = tuple(view for view in expanded if view is not None)
     if len(scales) != 2 or more.get("scale_result") is not None:
@@ -195,6 +204,28 @@ def _scaled(call: Extern, out: Value) -> Product | None:
             return None
     fast = more.get("use_fast_accum") is True
     return Product(left, right, out, bias if isinstance(bias, View) else None, scales=scales, fast=fast)
+
+
+def _grouped(call: Extern, out: Value) -> Product | None:
+    """Rows of experts, each by a matrix of its group; or, on a GPU, the gradient of these matrices."""
+    left, right = (arg for arg in call.args[:2] if isinstance(arg, View))
+    more = _named(call, 2, "offs bias out_dtype")
+    ends = more.get("offs")
+    if not isinstance(ends, View) or more.get("bias") is not None or ends.shape[0].value is None:
+        return None
+    (*several, m, k), (*matrices, inner, n) = left.shape, right.shape
+    groups = [*ends.shape] if matrices or out.device.type == "cuda" else None
+    wanted = (*ends.shape, m, n) if not matrices else (m, n)
+    if several or matrices not in ([], groups) or (k, wanted) != (inner, out.shape) or ZERO in (*out.shape, k):
+        return None
+    if not {left.value.dtype, right.value.dtype} == {out.dtype} <= {*_FLOATS}:
+        return None
+    return Product(left, right, out, ends=ends)
+
+
+def _named(call: Extern, first: int, names: str) -> dict[str, Arg]:
+    """The arguments of a call from ``first`` on, by their names."""
+    return {**dict(zip(names.split(), call.args[first:], strict=False)), **dict(call.kwargs)}
 
 
 def _expanded(view: View, shape: tuple[Index, ...]) -> View | None:

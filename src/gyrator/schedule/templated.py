@@ -56,9 +56,10 @@ def contract_of(unit: Templated, common: Canonical, rule: Rule) -> tuple[Contrac
     if unit.prologue or patches:
         elements = [computed(*operand) for operand in operands]
     left, right = (replace(view, value=renamed(view.value, wish)) for view, wish, _ in operands)
+    ends = product.ends and replace(product.ends, value=renamed(product.ends.value, "ends"))
     name = Ref("acc", total.dtype, frozenset(axes))
     (stands,) = (name for name, value in actual.items() if value is total)
-    contract = Contract(name, left, right, tuple(batch), row, column, unit.template, (), inner, tuple(elements))
+    contract = Contract(name, left, right, tuple(batch), row, column, unit.template, (), inner, tuple(elements), ends)
     return contract, stands, actual
 
 
@@ -76,7 +77,9 @@ def build_templated(
     shape = Shape(common.group, Style.TILES, axes, None, (), digits, lanes=1)
     writer = Writer(shape, levels_of(common.group.members), common.stored, rule)
     operands = {Param(writer.memory(v), True, False): v for v in touched((contract,))}
-    left, right = (replace(v, value=writer.memory(v.value)) for v in (contract.left, contract.right))
+
+    def moved(view: View) -> View:
+        return replace(view, value=writer.memory(view.value))
 
     def flat(e: Expr) -> Expr:
         if not isinstance(e, Load):
@@ -84,7 +87,8 @@ def build_templated(
         return Load(writer.memory(e.value), (dot(e.index, e.value.strides),), e.mask, e.other)
 
     elements = tuple(rewrite(e, flat) for e in contract.elements)
-    contract = replace(contract, left=left, right=right, elements=elements)
+    contract = replace(contract, left=moved(contract.left), right=moved(contract.right), elements=elements)
+    contract = replace(contract, ends=contract.ends and moved(contract.ends))
     body = _after(contract, writer.memory(total), writer.body())
     params = operands | writer.params(set(touched(body)))
     origins = merge(*(m.nest.origins for m in common.group.members))

@@ -93,6 +93,39 @@ def computed(
     return total
 
 
+# -- groups --------------------------------------------------------------------------------------------------
+@triton.jit
+def span_of_group(ends, step, groups, most, group):
+    """Where a group begins and ends, neither beyond ``most``."""
+    first = tl.load(ends + (group - 1) * step, group > 0, 0)
+    return tl.maximum(first, 0), tl.minimum(tl.load(ends + group * step), most)
+
+
+@triton.jit
+def spans(ends, step, groups: tl.constexpr, most, BLOCK_M: tl.constexpr):
+    """Where all groups begin and end, and how many tiles of rows each has."""
+    group = tl.arange(0, triton.next_power_of_2(groups))
+    last = tl.minimum(tl.load(ends + group * step, group < groups, 0), most)
+    first = tl.maximum(tl.load(ends + (group - 1) * step, (group > 0) & (group < groups), 0), 0)
+    return group, first, last, tl.maximum(tl.cdiv(last - first, BLOCK_M), 0)
+
+
+@triton.jit
+def tiles_of_groups(ends, step, groups: tl.constexpr, most, BLOCK_M: tl.constexpr):
+    """How many tiles of rows all groups have; none has rows of two."""
+    return tl.sum(spans(ends, step, groups, most, BLOCK_M)[3])
+
+
+@triton.jit
+def rows_of_group(ends, step, groups: tl.constexpr, most, tile, BLOCK_M: tl.constexpr):
+    """The group of a tile, the tile's first row, and where the group's rows end."""
+    group, first, last, tiles = spans(ends, step, groups, most, BLOCK_M)
+    after = tl.cumsum(tiles)
+    here = (after > tile) & (after - tiles <= tile)
+    row = tl.sum(tl.where(here, first + (tile - after + tiles) * BLOCK_M, 0))
+    return tl.sum(tl.where(here, group, 0)), row, tl.sum(tl.where(here, last, 0))
+
+
 # -- with tensor descriptors ---------------------------------------------------------------------------------
 @triton.jit
 def describe(
@@ -122,22 +155,22 @@ def block_of(matrices, batch, row, column):
 
 @triton.jit
 def described(
-    left, right, batch, row, column, k, LEFT_ROWS: tl.constexpr, RIGHT_ROWS: tl.constexpr,
+    left, right, left_batch, right_batch, row, column, k, LEFT_ROWS: tl.constexpr, RIGHT_ROWS: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, FAST: tl.constexpr = False,
 ):  # fmt: skip
-    """The tile of matrix ``batch`` that begins at ``row`` and ``column``. ``LEFT_ROWS``: the rows of ``left`` are
-    contiguous, and so on."""
+    """The tile of these matrices of batches that begins at ``row`` and ``column``. ``LEFT_ROWS``: the rows of ``left``
+    are contiguous, and so on."""
     ROUGH: tl.constexpr = rough(left.dtype, FAST, BLOCK_K)
     total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for start in range(0, k, BLOCK_K):
         if LEFT_ROWS:
-            a = block_of(left, batch, row, start)
+            a = block_of(left, left_batch, row, start)
         else:
-            a = block_of(left, batch, start, row).T
+            a = block_of(left, left_batch, start, row).T
         if RIGHT_ROWS:
-            b = block_of(right, batch, start, column)
+            b = block_of(right, right_batch, start, column)
         else:
-            b = block_of(right, batch, column, start).T
+            b = block_of(right, right_batch, column, start).T
         total = tl.dot(a, b, total, max_num_imprecise_acc=ROUGH)
     return total
 

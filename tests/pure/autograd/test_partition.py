@@ -191,3 +191,5 @@ def test_a_product_takes_two_operations_for_each_element_and_each_of_its_terms()
     assert operations("mm", 6, sides) == operations("addmm", 6, [[3], *sides]) == 2 * 6 * 8
     assert operations("_scaled_mm", 6, [*sides, [], []]) == 2 * 6 * 8  # its scales come last
     assert operations("exp", 6, [[2, 3]]) == 6
+    assert operations("_grouped_mm", 6, [[2, 8], [4, 8, 3], [4]]) == 2 * 6 * 8  # one matrix for each row
+    assert operations("_grouped_mm", 24, [[2, 8], [8, 3], [4]]) == 2 * 6 * 8

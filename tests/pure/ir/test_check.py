@@ -262,6 +262,14 @@ def test_a_broken_rule_of_kernels_is_named(problem: str, broken: Kernel) -> None
     assert problem in raised.value.problem
 
 
+def test_nothing_races_to_write_what_has_no_elements() -> None:
+    empty = value("empty", 0)
+    params = (Param(X, True, False), Param(empty, False, True))
+    none = axis("none", 0)
+    body = Loop(none, S, (columns(Store(empty, (none.index(),), x)),))
+    check_kernel(Kernel("k", params, (), (), (rows(body),)))
+
+
 def test_a_right_kernel_passes() -> None:
     check_kernel(kernel(rows(summed, Store(OUT, (ROWS.index(),), total)), out_written=True))
     row = Store(ROW, (COLS.index(),), x)

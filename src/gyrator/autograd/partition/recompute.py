@@ -135,6 +135,8 @@ def work(node: Node) -> int:
 
 def operations(op: str, written: int, operands: Sequence[Sequence[int]]) -> int:
     """About how many operations ATen's ``op`` takes, by the elements that it writes and the sizes of its tensors."""
+    if op == "_grouped_mm":
+        return 2 * prod(operands[0]) * operands[1][-1]
     if op in PRODUCTS and len(operands) >= 2:
         left = operands[1 if "add" in op else 0]
         return 2 * written * (left[-1] if left else 1)
@@ -147,7 +149,7 @@ def operations(op: str, written: int, operands: Sequence[Sequence[int]]) -> int:
     return written
 
 
-PRODUCTS = frozenset("mm bmm addmm _addmm_activation baddbmm _int_mm addmv mv dot _scaled_mm".split())
+PRODUCTS = frozenset("mm bmm addmm _addmm_activation baddbmm _int_mm addmv mv dot _scaled_mm _grouped_mm".split())
 """ATen's products of matrices and vectors; what is added comes first."""
 
 

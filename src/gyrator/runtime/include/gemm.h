@@ -169,15 +169,47 @@ template <class Right> GY_FN decltype(auto) all_columns(const Right& right, Tile
 
 // The tiles of all results. Neighbours lie below each other, so that they share panels of the right operand.
 struct Tiles {
-  const int64_t m, n;
-  const Blocks block;
-  const int64_t down, across, count;
+  int64_t m, n;
+  Blocks block;
+  int64_t down, across, count;
   Tiles(int64_t batch, int64_t m, int64_t n, Blocks block)
       : m(m), n(n), block(block), down((m + block.rows - 1) / block.rows),
         across((n + block.columns - 1) / block.columns), count(batch * down * across) {}
   GY_FN Tile at(int64_t step) const {
     const int64_t row = step % down * block.rows, column = step / down % across * block.columns;
     return {step / down / across, row, min_index(row + block.rows, m), column, min_index(column + block.columns, n)};
+  }
+};
+
+// Where groups of rows end, one behind the other; what lies outside of `all` rows belongs to none.
+struct Ends {
+  const int32_t* at;
+  int64_t step, count, all;
+  GY_FN int64_t begin(int64_t g) const { return g > 0 ? end(g - 1) : 0; }
+  GY_FN int64_t end(int64_t g) const { return -min_index(0, -min_index(at[g * step], all)); }
+  GY_FN int64_t rows(int64_t g) const { return -min_index(0, begin(g) - end(g)); }
+  GY_FN int64_t most() const {
+    int64_t most = 0;
+    for (int64_t g = 0; g < count; ++g) most = rows(g) > most ? rows(g) : most;
+    return most;
+  }
+};
+// The tiles of groups of rows, each of which is multiplied by a matrix of its own, the one of its number in a batch.
+struct TilesOfGroups : Tiles {
+  Ends ends;
+  TilesOfGroups(Ends ends, int64_t n, Blocks block) : Tiles(1, ends.most(), n, block), ends(ends) {
+    count = 0;
+    for (int64_t g = 0; g < ends.count; ++g) count += (ends.rows(g) + block.rows - 1) / block.rows * across;
+  }
+  GY_FN Tile at(int64_t step) const {
+    int64_t g = 0, high = 0;
+    for (;; ++g) {
+      high = (ends.rows(g) + block.rows - 1) / block.rows;
+      if (step < high * across) break;
+      step -= high * across;
+    }
+    const int64_t row = ends.begin(g) + step % high * block.rows, column = step / high * block.columns;
+    return {g, row, min_index(row + block.rows, ends.end(g)), column, min_index(column + block.columns, n)};
   }
 };
 
