@@ -11,6 +11,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -69,8 +70,8 @@ class CompilerRuns:
     def stop(self) -> None:
         """End the compilers that run, with the processes they started, and those that start from now on."""
         self._stopped.set()
-        for process in list(self._running):
-            if process.poll() is None:
+        for process in [process for process in list(self._running) if process.poll() is None]:
+            with suppress(ProcessLookupError):  # whoever waits for it may have seen its end since
                 os.killpg(process.pid, signal.SIGKILL)
 
     @property

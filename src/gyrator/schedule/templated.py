@@ -8,7 +8,7 @@ parallel row < M
 
 from dataclasses import replace
 
-from gyrator.ir.expr import Expr, Load, Ref, Value, rewrite
+from gyrator.ir.expr import Expr, Load, Ref, Value, reading, rewrite
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, dot, substitute
 from gyrator.ir.program import View
 from gyrator.ir.tree import Config, Contract, Kernel, Let, Loop, Param, Store, touched
@@ -47,7 +47,7 @@ def contract_of(unit: Templated, common: Canonical, rule: Rule) -> tuple[Contrac
         at = tuple(ZERO if a.extent is ONE else a.index() for a in (*batch, *sides))
         expr = patches.patch(*at) if patches and view is product.left else element(view, at, unit.prologue, rule)
         names = {load.value: renamed(load.value, wish) for load in expr.loads()}
-        return rewrite(expr, lambda e: Load(names[e.value], e.index, e.mask, e.other) if isinstance(e, Load) else None)
+        return reading(expr, names)
 
     axes = [Axis(name, n) for name, n in zip(("batch", "row", "column")[-len(total.shape) :], total.shape, strict=True)]
     *batch, row, column = axes

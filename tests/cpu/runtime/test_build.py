@@ -21,7 +21,7 @@ from gyrator.codegen.cpp import CppKernel
 from gyrator.config import Config
 from gyrator.errors import KernelBuildError
 from gyrator.origin import Origin
-from gyrator.runtime.build import KERNELS_PER_RUN, LAUNCHER, Build, in_runs, start_build
+from gyrator.runtime.build import KERNELS_PER_RUN, LAUNCHER, Build, CompilerRuns, in_runs, start_build
 from gyrator.runtime.toolchain import find_toolchain
 from gyrator.session import Count, Session
 
@@ -204,3 +204,13 @@ def test_kernels_share_torchs_openmp(store: Store) -> None:
         assert library.team(ctypes.c_int64(0), ctypes.c_int32(threads)) == threads
     maps = Path("/proc/self/maps").read_text()
     assert len({line.split()[-1] for line in maps.splitlines() if "libgomp" in line}) == 1
+
+
+def test_a_compiler_that_ended_by_itself_does_not_disturb_the_end_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the question whether it runs and the signal, another thread may wait for it."""
+    runs, ended = CompilerRuns(), subprocess.Popen(["true"], start_new_session=True, text=True)
+    ended.wait()
+    monkeypatch.setattr(ended, "poll", lambda: None)
+    runs._running.add(ended)
+    runs.stop()
+    assert runs.stopped
