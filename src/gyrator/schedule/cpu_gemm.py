@@ -57,7 +57,7 @@ def cpu_configs(product: Product, cpu: Cpu) -> Iterator[tuple[str, Config]]:
     m, n, k = (e.value for e in (product.out.shape[-2], product.out.shape[-1], product.left.shape[-1]))
     rows = m or volume((product.out.shape[-2],), TILE_ROWS)
     if product.ends is not None:
-        m, rows = None, -(-rows // volume(product.ends.shape))
+        m, rows = None, -(-2 * rows // volume(product.ends.shape))
     best = sorted(range(1, min(rows, registers // 2 - 2) + 1), key=lambda r: _cost(r, rows, registers))
     depth = AMX_DEPTH * group // 2 if tiles else DEPTH * group
     for height in [AMX_ROWS] if tiles else best[:2]:
