@@ -131,7 +131,7 @@ RUN: list[Callable[..., Any]] = [
     cond, loop, scanned, associative, mapped, subgraph, checkpointed, own_autograd_function, custom_op,
     custom_op_that_mutates, vmapped, gradient_inside, second_derivatives, flexible_attention, masked_attention,
 ]  # fmt: skip
-TRAINED = [cond, subgraph, checkpointed, own_autograd_function, vmapped]
+TRAINED = [cond, loop, scanned, associative, mapped, subgraph, checkpointed, own_autograd_function, vmapped]
 REFUSED: dict[Callable[..., Any], str] = {}
 """Operators that are refused, with a text that the error holds."""
 

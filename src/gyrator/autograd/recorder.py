@@ -16,7 +16,7 @@ from torch.fx import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gyrator import torch_compat
-from gyrator.autograd.builder import PLAIN_TYPES, GraphBuilder, flatten
+from gyrator.autograd.builder import GraphBuilder, flatten
 from gyrator.autograd.effects import Behaviour, Effect, arguments, behaviour
 from gyrator.autograd.fake_results import FakeResults
 from gyrator.autograd.functionalize import Alias, Root, new_root, read, write
@@ -77,6 +77,9 @@ class Recorder(TorchDispatchMode):
         how = behaviour(func)
         if how.effect is Effect.REFUSED:
             raise UnsupportedOperator(str(func), "it changes what memory a tensor owns")
+        given = [x for x in flatten(args) if type(x) is FakeTensor]
+        if given and not any(id(x) in self._aliases for x in given):
+            return func(*args, **kwargs)  # torch's own: it makes the backward of `scan` from them
         out = self._results_of.call(func, args, kwargs, pure=how.effect is Effect.PURE)
         call = _Call(func, how, args, kwargs, out)
         if how.effect is Effect.NUMBER:
@@ -130,10 +133,7 @@ class Recorder(TorchDispatchMode):
         """The node that holds a value's present state; constants unchanged; lists and tuples item by item."""
         if isinstance(value, Tensor):
             return read(self.alias_of(value), self.build)
-        kind = type(value)
-        if kind in PLAIN_TYPES:
-            return value
-        if kind in SYMBOLIC_TYPES:
+        if type(value) in SYMBOLIC_TYPES:
             return self.build.number(value)
         if isinstance(value, (list, tuple)):
             return [self.node_of(item) for item in value]
@@ -313,7 +313,7 @@ class Recorder(TorchDispatchMode):
     def _higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One node for a higher-order operator; its bodies are traced on their own."""
         name = func.name()
-        calls = RECORDED.get(name)
+        calls = RECORDED.get(name.removesuffix("_stack_output"))  # of a while_loop that keeps its steps
         if calls is None and name not in PASSED:
             raise UnsupportedOperator(name, "it takes a graph, and gyrator does not trace into it")
         out = func(*args, **kwargs)
