@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from gyrator.ir import program as ir
 from gyrator.ir.expr import Const, IndexValue, Load, Masked, Op, Value
 from gyrator.ir.index import ONE, ZERO, Axis, Index, const, contiguous_strides, product
 from gyrator.ir.program import Extern, Nest, Pointwise, Program, Scatter, View, addressed, defines, shown_values, views
@@ -36,47 +37,37 @@ Shape = tuple[Index, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Operand:
-    """A whole value as a matrix, whose last dimension is the columns, or the rows if ``transposed``; and the sides that
-    it gets."""
+class _Longer:
+    """A whole value as a vector or matrix; the sides that it gets, and the value's shape then. ``way`` is -1 if the
+    value's last dimension is the rows, else 1."""
 
     view: View
-    transposed: bool
-    sides: tuple[Index, Index]
+    way: int
+    sides: Shape
+    shape: Shape
 
     @property
     def stays(self) -> bool:
         """Whether it has those sides."""
-        return self.sides == self.view.shape
+        return self.shape == self.view.value.shape
 
     @property
-    def only_columns(self) -> bool:
-        """Whether at most the value's last dimension gets longer."""
-        return self.sides[self.transposed] is self.view.shape[self.transposed]
-
-    @property
-    def shape(self) -> Shape:
-        """That of a value with those sides."""
-        rows, columns = self.sides[::-1] if self.transposed else self.sides
-        old = self.view.value.shape
-        return (rows, columns) if len(old) == 2 else (*old[:-1], columns)
+    def of_more_rows(self) -> bool:
+        """Whether more than the value's last dimension gets longer."""
+        return self.shape[:-1] != self.view.value.shape[:-1]
 
     def of(self, value: Value) -> View:
         """The same window on a value with those sides."""
-        step = value.strides[-2]
-        strides = (ONE, step) if self.transposed else (step, ONE)
-        return replace(self.view, value=value, shape=self.sides, strides=strides)
-
-
-Products = dict[Extern, tuple[_Operand, _Operand]]
+        strides = value.strides[-len(self.sides) :]
+        return replace(self.view, value=value, shape=self.sides, strides=strides[:: self.way])
 
 
 @dataclass(slots=True)
-class _Longer:
-    """Products that get longer sides, values by their longer forms, and zero-padded copies by what they are of. Private
-    to one run of the pass."""
+class _Plan:
+    """Products with the last of their arguments, which get longer sides; values by their longer forms, and zero-padded
+    copies by what they are of. Private to one run of the pass."""
 
-    products: Products
+    products: dict[Extern, tuple[_Longer, ...]]
     values: dict[Value, Value]
     copies: dict[tuple[Value, Shape], Value] = field(default_factory=dict)
 
@@ -124,70 +115,60 @@ def _resized(value: Value, shape: Shape, strides: Shape, suffix: str = "padded")
 
 
 # -- longer sides ------------------------------------------------------------------------------------------
-def _longer_sides(program: Program, unpadded: Collection[Value]) -> _Longer:
-    """The products that are worth it, with their results and those operands that can be made longer at once."""
-    found = {node: o for node in program.nodes if isinstance(node, Extern) and (o := _operands(node)) is not None}
-    products: Products = {node: o for node, o in found.items() if node.out[0] not in unpadded}
+def _longer_sides(program: Program, unpadded: Collection[Value]) -> _Plan:
+    """The products that are worth it, with their results and those arguments that can be made longer at once."""
+    found = {node: a for node in program.nodes if isinstance(node, Extern) and (a := _longer_arguments(node))}
+    products = {node: args for node, args in found.items() if node.out[0] not in unpadded}
     made = {n.out[0] for n in program.nodes if isinstance(n, Nest) and isinstance(n.root, Pointwise)}
     while True:
-        matrices = {node: [o.view for o in operands] for node, operands in products.items()}
+        matrices = {node: [a.view for a in args] for node, args in products.items()}
         free = made - shown_values(program) - _needed(program, matrices)
-        dear = [node for node, operands in products.items() if not _pays(program, node, operands, free)]
+        dear = [node for node, args in products.items() if not _pays(program, node, args, free)]
         if not dear:
             break
         for node in dear:
             del products[node]
-    long = _Longer(products, {})
-    for node, (left, right) in products.items():
-        for operand in (left, right):
-            if not operand.stays and operand.only_columns and operand.view.value in free:
-                value = operand.view.value
-                long.values[value] = _resized(value, operand.shape, contiguous_strides(operand.shape))
-        (out,) = defines(node)
-        shape = (left.sides[0], right.sides[1])
-        if shape != out.shape:
-            long.values[out] = _resized(out, shape, contiguous_strides(shape))
+    long = _Plan(products, {})
+    for node, args in products.items():
+        shapes = {a.view.value: a.shape for a in args if a.view.value in free and not a.of_more_rows}
+        shapes |= dict.fromkeys(defines(node), (args[-2].sides[0], args[-1].sides[1]))
+        long.values |= {v: _resized(v, n, contiguous_strides(n)) for v, n in shapes.items() if n != v.shape}
     return long
 
 
-def _operands(node: Extern) -> tuple[_Operand, _Operand] | None:
-    """The matrices of a product with their new sides; None if those are the old ones, or it is not worth it."""
+def _longer_arguments(node: Extern) -> tuple[_Longer, ...]:
+    """The matrices of a product with their new sides, and its bias if the result gets others; none if all sides stay,
+    if it is not worth it, or if one cannot have them."""
     if node.op not in ("aten.mm.default", "aten.addmm.default") or node.out[0] is None:
-        return None
+        return ()
     left, right = node.args[-2:]
     if node.out[0].device.type != "cuda" or node.out[0].dtype.itemsize != 2:
-        return None
+        return ()
     if not isinstance(left, View) or not isinstance(right, View):
-        return None
-    flips = _is_transposed(left), _is_transposed(right)
-    if flips[0] is None or flips[1] is None:
-        return None
+        return ()
     (m, k), n = left.shape, right.shape[1]
-    new = (_even(m) if flips[0] else m, _even(k), _even(n))
+    new = (m if left.strides[1] is ONE else _even(m), _even(k), _even(n))
     if new == (m, k, n) or volume((m, k, n), 1) * 2 < WORTH:
-        return None
-    if len(node.args) == 3 and (new[0], new[2]) != (m, n) and _vector(node.args[0]) is None:
-        return None
-    return _Operand(left, flips[0], new[:2]), _Operand(right, flips[1], new[1:])
+        return ()
+    args = (left, right) if (new[0], new[2]) == (m, n) else node.args
+    found = [_longer(a, sides) for a, sides in zip(reversed(args), (new[1:], new[:2], new[2:]), strict=False)]
+    return () if None in found else tuple([a for a in reversed(found) if a is not None])
 
 
-def _is_transposed(view: View) -> bool | None:
-    """Whether a matrix that is a whole value has its last dimension as rows; None for another window."""
-    value = view.value
-    if len(view.shape) != 2 or len(value.shape) < 2 or view.offset is not ZERO or view.dtype is not None:
+def _longer(arg: ir.Arg, sides: Shape) -> _Longer | None:
+    """An argument with those sides; None for a window that is no whole value, and if one of three dimensions or more
+    would get more rows."""
+    if not isinstance(arg, View) or arg.offset is not ZERO or arg.dtype is not None:
         return None
-    if value.strides != contiguous_strides(value.shape):
+    old, way = arg.value.shape, 1 if arg.strides[-1:] == (ONE,) else -1
+    if arg.value.strides != contiguous_strides(old) or not len(arg.shape) == len(sides) <= len(old):
         return None
-    rows, row = product(value.shape[:-1]), value.shape[-1]
-    if (view.shape, view.strides) == ((rows, row), (row, ONE)):
-        return False
-    return True if (view.shape, view.strides) == ((row, rows), (ONE, row)) else None
-
-
-def _vector(bias: object) -> View | None:
-    """A bias that is a whole value of one dimension."""
-    whole = isinstance(bias, View) and bias.dtype is None and bias.offset is ZERO and len(bias.value.shape) == 1
-    return bias if isinstance(bias, View) and whole and bias.shape == bias.value.shape else None
+    whole, new = (product(old[:-1]), old[-1])[-len(sides) :], sides[::way]
+    if (arg.shape[::way], arg.strides[::way]) != (whole, contiguous_strides(whole)):
+        return None
+    if len(old) == len(sides):
+        return _Longer(arg, way, sides, new)
+    return _Longer(arg, way, sides, (*old[:-1], new[-1])) if new[:-1] == whole[:-1] else None
 
 
 def _even(side: Index, size: int = 2) -> Index:
@@ -196,23 +177,17 @@ def _even(side: Index, size: int = 2) -> Index:
     return side if side.value is None else const(-(-side.value // step) * step)
 
 
-def _pays(program: Program, node: Extern, operands: tuple[_Operand, _Operand], free: Set[Value | None]) -> bool:
-    """Whether the operands that must be copied can be, at little cost, and no operator reads the result."""
+def _pays(program: Program, node: Extern, args: tuple[_Longer, ...], free: Set[Value | None]) -> bool:
+    """Whether the arguments that must be copied are small, and no operator reads the result."""
     if any(v.value is node.out[0] for n in program.nodes if isinstance(n, Extern) for v in views(n)):
         return False
-    cost = 0
-    for operand in operands:
-        value = operand.view.value
-        if not operand.stays and not (value in free and operand.only_columns):
-            if len(value.shape) != 2 and not operand.only_columns:
-                return False
-            cost += volume(operand.sides, 1) * 2
-    left, right = operands
-    return cost * PER_BYTE <= volume((*left.sides, right.sides[1]), 1) * 2
+    copied = [a.shape for a in args if not a.stays and (a.of_more_rows or a.view.value not in free)]
+    cost = sum(volume(shape, 1) * 2 for shape in copied)
+    return cost * PER_BYTE <= volume((*args[-2].sides, args[-1].sides[1]), 1) * 2
 
 
 # -- longer steps ------------------------------------------------------------------------------------------
-def _longer_steps(program: Program, long: _Longer, everywhere: bool, unpadded: Collection[Value]) -> dict[Value, Value]:
+def _longer_steps(program: Program, long: _Plan, everywhere: bool, unpadded: Collection[Value]) -> dict[Value, Value]:
     """Other values with longer steps: those that products read or write, or ``everywhere`` all that nests make."""
     calls = [n for n in program.nodes if isinstance(n, Extern) and n.op in PRODUCTS]
     matrices = {n: [a for a in n.args[-2:] if isinstance(a, View)] for n in calls}
@@ -267,30 +242,22 @@ def _copied(shape: Shape, source: Value, out: Value, origins: Origins) -> Nest:
     return _filled(Nest((out,), axes, Pointwise(Load(source, tuple(axis.index() for axis in axes))), origins))
 
 
-def _call(node: Extern, long: _Longer) -> Iterator[Nest | Extern]:
+def _call(node: Extern, long: _Plan) -> Iterator[Nest | Extern]:
     """A call on longer values, after the copies that it needs."""
-    out = tuple(None if v is None else long.values.get(v, v) for v in node.out)
-    if node not in long.products:
-        moved = [_moved(a, long.values[a.value]) if isinstance(a, View) and a.value in long.values else None
-                 for a in node.args]  # fmt: skip
-        yield replace(node, out=out, args=tuple(new or old for new, old in zip(moved, node.args, strict=True)))
-        return
-    *before, _, _ = node.args
-    args: list[View] = []
-    for operand in long.products[node]:
-        value = operand.view.value
+    longer = long.products.get(node, ())
+    args: list[ir.Arg] = []
+    for arg in node.args[: len(node.args) - len(longer)]:
+        new = long.values.get(arg.value) if isinstance(arg, View) else None
+        args.append(arg if new is None or not isinstance(arg, View) else _moved(arg, new) or arg)
+    for a in longer:
+        value = a.view.value
         new = long.values.get(value, value)
-        if new.shape != operand.shape:
-            new = yield from _copy(value, operand.shape, long, node.origins)
-        args.append(operand.of(new))
-    columns = args[1].shape[1:]
-    if before and (bias := _vector(before[0])) is not None and bias.shape != columns:
-        new = yield from _copy(bias.value, columns, long, node.origins)
-        before = [replace(bias, value=new, shape=columns)]
-    yield replace(node, out=out, args=(*before, *args))
+        args.append(a.of(new if new.shape == a.shape else (yield from _copy(value, a.shape, long, node.origins))))
+    out = tuple(None if v is None else long.values.get(v, v) for v in node.out)
+    yield replace(node, out=out, args=tuple(args))
 
 
-def _copy(value: Value, shape: Shape, long: _Longer, origins: Origins) -> Generator[Nest, None, Value]:
+def _copy(value: Value, shape: Shape, long: _Plan, origins: Origins) -> Generator[Nest, None, Value]:
     """The copy of ``value`` with zeros up to ``shape``, which is made unless there is one."""
     if (value, shape) not in long.copies:
         new = _resized(value, shape, contiguous_strides(shape), f"filled{len(long.copies)}")
