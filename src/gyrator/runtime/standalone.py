@@ -16,6 +16,9 @@ from gyrator.runtime.profile import bandwidth_line
 SECONDS = 1.0
 """How long a script measures."""
 
+MOST_RANDOM = 1_000_003
+"""Random numbers of a tensor; they are repeated in larger ones, as making 100 million takes a second and more."""
+
 
 def random_tensor(
     shape: Sequence[int],
@@ -31,7 +34,11 @@ def random_tensor(
     new = torch.empty_strided(shape, strides, dtype=dtype, device=device)
     if dtype.is_floating_point or dtype.is_complex:
         wide = dtype if dtype in (torch.float32, torch.float64) or dtype.is_complex else torch.float32
-        return new.copy_(torch.randn(shape, dtype=wide, device=device) * (64 if dtype.itemsize == 1 else 1))
+        some = torch.randn(min(new.numel(), MOST_RANDOM), dtype=wide, device=device) * (
+            64 if dtype.itemsize == 1 else 1
+        )
+        many = some.to(dtype).repeat(-(-new.numel() // max(len(some), 1)))
+        return new.copy_(many[: new.numel()].view(new.shape))
     if ends is not None:
         upto = (torch.rand(shape[0], device=device) + 0.5).cumsum(0)
         return new.copy_((upto / upto[-1:] * ends).round())
