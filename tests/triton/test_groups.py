@@ -12,6 +12,7 @@ from torch import Tensor
 from gyrator.codegen.triton import print_triton
 from gyrator.config import Config as Options
 from gyrator.ir.tree import Config
+from gyrator.schedule.cpu_gemm import Cpu
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.stage import schedule
 from gyrator.session import Session
@@ -25,10 +26,17 @@ from tests.triton.worker import Worker
 
 
 def check(
-    fn: Callable[..., Any], args: list[Tensor], config: Config, interpreter: Worker, *, dynamic: bool = False
+    fn: Callable[..., Any],
+    args: list[Tensor],
+    config: Config,
+    interpreter: Worker,
+    *,
+    dynamic: bool = False,
+    template: str = "tiled",
 ) -> None:
     low = lowered(fn, *args, dynamic=dynamic)
-    plan = plan_of(on_gpu(low.program), "tiled", config)
+    plan = plan_of(on_gpu(low.program), template, config)
+    assert all(f"gemm.{template}(" in print_triton(kernel).source for kernel in plan.kernels)
     assert {k.tiling.category for k in plan.kernels if k.tiling} == {"template"}
     results = run_plan(plan, args, low.constants, runner(interpreter))
     eager, exact = fn(*args), fn(*(a.double() if a.is_floating_point() else a for a in args))
@@ -37,13 +45,17 @@ def check(
         assert_matches(got, plain, right, slack=4)
 
 
-@pytest.mark.parametrize("config", [blocks(), blocks(PROGRAMS=2)], ids=["tiled", "persistent"])
+@pytest.mark.parametrize(
+    ("template", "config"),
+    [("tiled", blocks()), ("tiled", blocks(PROGRAMS=2)), ("described", blocks(PROGRAMS=2))],
+    ids=["tiled", "persistent", "described"],
+)
 @pytest.mark.parametrize("case", experts.ENDS)
-def test_rows_meet_the_matrix_of_their_group(case: str, config: Config, interpreter: Worker) -> None:
+def test_rows_meet_the_matrix_of_their_group(case: str, template: str, config: Config, interpreter: Worker) -> None:
     args = experts.operands(experts.ENDS[case])
-    check(experts.up, args, config, interpreter)
+    check(experts.up, args, config, interpreter, template=template)
     share = random(args[0].shape[0], dtype=torch.bfloat16)
-    check(experts.down, [*experts.transposed(*args), share], config, interpreter)
+    check(experts.down, [*experts.transposed(*args), share], config, interpreter, template=template)
 
 
 @pytest.mark.parametrize("case", experts.ENDS)
@@ -85,6 +97,13 @@ def test_the_compiler_takes_them(template: str, compiler: Worker) -> None:
     args = experts.operands([100, 200, 300, 512], 256, 256)
     (kernel,) = map(print_triton, plan_of(on_gpu(lowered(experts.up, *args).program), template, config).kernels)
     assert compiler.compile(kernel, config, 90).spills == 0
+
+
+def test_groups_of_few_rows_need_no_choice_on_a_processor_with_tiles() -> None:
+    for ends, isa, kernels in (([7, 14, 21, 28], "amx", 1), ([7, 14, 21, 28], "avx512", 0), ([100, 200], "amx", 0)):
+        program = lowered(experts.up, *experts.transposed(*experts.operands(ends, 256, 256))).program
+        plan = schedule(program, Session(Options(), torch.device("cpu")), None, cpu=Cpu(isa, 1)).plan
+        assert len(plan.kernels) == kernels
 
 
 def test_groups_of_few_rows_need_no_choice() -> None:

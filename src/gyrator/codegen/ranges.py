@@ -26,7 +26,7 @@ def index_ranges(plan: Plan) -> Mapping[Value, tuple[str, Index]]:
         if known is None or is_nonnegative(known[1] - size):
             found[value] = word, size
 
-    kernels = {k.name: (k, dict(_checked_params(k))) for k in plan.kernels}
+    kernels = {k.name: (k, dict(_ranges_of(k))) for k in plan.kernels}
     for step in plan.steps:
         if isinstance(step, Launch):
             kernel, ranges = kernels[step.kernel]
@@ -38,14 +38,14 @@ def index_ranges(plan: Plan) -> Mapping[Value, tuple[str, Index]]:
             if isinstance(table, View) and isinstance(index, View):
                 note(index.value, "below", table.shape[0])
         elif isinstance(step, Call) and (product := product_of(step.extern)) is not None and product.ends is not None:
-            note(product.ends.value, "ends", product.left.shape[0 if len(product.right.shape) > 2 else 1])
+            note(product.ends.value, "ends", product.left.shape[0 if product.rows_in_groups else 1])
     return found
 
 
-def _checked_params(kernel: Kernel) -> Iterator[tuple[Value, tuple[str, Index]]]:
+def _ranges_of(kernel: Kernel) -> Iterator[tuple[Value, tuple[str, Index]]]:
     for stage in walk_stages(kernel.body):
         if isinstance(stage, Contract) and stage.ends is not None:
-            yield stage.ends.value, ("ends", stage.left.shape[1 if stage.batch else 0])
+            yield stage.ends.value, ("ends", stage.left.shape[0 if stage.rows_in_groups else 1])
     for expr in walk_exprs(kernel.body):
         for node in expr.walk():
             if isinstance(node, Checked):

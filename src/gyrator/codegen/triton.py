@@ -395,7 +395,7 @@ class Printer(Expressions):
 
     def _groups(self, contract: Contract) -> str:
         """Where groups end, how many there are, and where the last one may end."""
-        ends, most = contract.ends, contract.left.shape[1 if contract.batch else 0]
+        ends, most = contract.ends, contract.left.shape[0 if contract.rows_in_groups else 1]
         assert ends is not None
         numbers = (self.index(n).text for n in (*ends.strides, *ends.shape, most))
         return ", ".join([self.address(ends.value, (ends.offset,)).text, *numbers])
@@ -431,7 +431,7 @@ class Printer(Expressions):
 
     def _reach(self, contract: Contract, k: Term) -> tuple[str, str, str]:
         """Where the k of a program's sums begin and end, and what divides their number in the best case."""
-        if contract.ends is not None and contract.batch:
+        if contract.ends is not None and not contract.rows_in_groups:
             group = self.index(contract.batch[0].index()).text
             self.emit(f"first, last = gemm.span_of_group({self._groups(contract)}, {group})")
             return "first", "last", ""

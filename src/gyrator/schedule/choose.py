@@ -56,8 +56,9 @@ def choose_products(
 def _of_few_rows(given: Sequence[Unit], program: Program, gpu: Gpu | None, cpu: Cpu | None) -> tuple[Unit, ...]:
     """The units; products that read an operand once, as they have few rows, compute it, and what follows, and groups of
     few rows what follows."""
-    units = list(given)
-    made = producers(given, shown_values(program), on_gpu=gpu is not None)
+    if gpu is None and cpu is None:
+        return tuple(given)
+    units, made = list(given), producers(given, shown_values(program), on_gpu=gpu is not None)
     for call in [u for u in given if isinstance(u, Extern)]:
         product = product_of(call)
         if product is None:
@@ -77,8 +78,8 @@ def _of_few_rows(given: Sequence[Unit], program: Program, gpu: Gpu | None, cpu: 
 
 def _has_small_groups(product: Product) -> bool:
     """Whether rows are in groups of few. On an H200 the template then takes 0.54 to 0.76 of the library's time (0.5 to
-    32 rows each, 4096x14336 to 2048x768), for 256 each 0.97 to 1.05."""
-    if product.ends is None or len(product.shape) > 2:
+    32 rows each, 4096x14336 to 2048x768), for 256 each 1.01 to 1.03."""
+    if product.ends is None or not product.rows_in_groups:
         return False
     rows = at_most(product.shape[0])
     return rows is not None and rows <= FEW_EACH * volume(product.ends.shape)

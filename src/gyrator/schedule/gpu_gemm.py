@@ -67,7 +67,7 @@ def gpu_configs(product: Product, gpu: Gpu) -> Iterator[tuple[str, Config]]:
 
     yield from (("tiled", config(s)) for s in best(_TILED, MOST_TILED))
     small = product.left.value.dtype.is_floating_point and item <= 2
-    of_rows = product.ends is None or len(product.shape) == 2
+    of_rows = product.ends is None or product.rows_in_groups
     matrices = (product.left, product.right) if small and of_rows and not product.has_patches else ()
     if matrices and gpu.arch >= (9, 0) and all(map(_describable, matrices)):
         found = [s for s in best(_DESCRIBED, MOST_DESCRIBED) if tiles(s) >= gpu.processors]
@@ -102,7 +102,7 @@ def _sides(product: Product) -> tuple[int, int, int]:
     """About how many matrices a product makes, and their rows and columns. Groups are not even: most rows are in those
     that have twice as many as the mean."""
     *batch, m, n = (volume((extent,), 256) for extent in product.shape)
-    groups = volume(product.ends.shape) if product.ends is not None and not batch else 1
+    groups = volume(product.ends.shape) if product.ends is not None and product.rows_in_groups else 1
     return prod(batch) * groups, m if groups == 1 else -(-2 * m // groups), n
 
 

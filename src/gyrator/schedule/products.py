@@ -43,6 +43,11 @@ class Product:
         return self.out.shape if self.ends is not None else (*self.left.shape[:-1], self.right.shape[-1])
 
     @property
+    def rows_in_groups(self) -> bool:
+        """Whether ``ends`` are those of rows."""
+        return self.ends is not None and len(self.right.shape) > 2
+
+    @property
     def has_patches(self) -> bool:
         """Whether ``left`` lies nowhere."""
         return self.window is not None and not self.window.is_pixel
