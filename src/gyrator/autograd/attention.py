@@ -71,7 +71,7 @@ class Masks:
         node, _ = self._makers[id(mask)]
         if node not in self._known:
             self._known[node] = None
-            sources = _sources(node)
+            sources = sorted(ancestors([node]))
             if _are_computable(sources, mask.device):
                 with torch_compat.outside_tracing(), torch.no_grad():
                     self._known[node] = _kind_of(_evaluated(sources))
@@ -99,12 +99,6 @@ def _mutates(node: Node) -> bool:
         return node.target in _UPDATES
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     return name.endswith("_") and not name.endswith("__")
-
-
-def _sources(node: Node) -> list[Node]:
-    """The node and all that it follows from, in the graph's order."""
-    needed = ancestors([node])
-    return [n for n in node.graph.nodes if n in needed]
 
 
 def _size(node: Node) -> int | None:

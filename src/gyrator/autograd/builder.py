@@ -136,13 +136,13 @@ def mapped(argument: Any, leaf: Callable[[Any], Any]) -> Any:
     return leaf(argument)
 
 
-def ancestors(nodes: Iterable[Node], within: Container[Node] | None = None) -> set[Node]:
-    """The nodes themselves and all that they are computed from; only those `within` a set if one is given."""
+def ancestors(nodes: Iterable[Node], known: Container[Node] = ()) -> set[Node]:
+    """The nodes themselves and all that they are computed from, without what is `known` and only that needs."""
     found: set[Node] = set()
     pending = list(nodes)
     while pending:
         node = pending.pop()
-        if node not in found and (within is None or node in within):
+        if node not in found and node not in known:
             found.add(node)
             pending.extend(node.all_input_nodes)
     return found

@@ -8,7 +8,7 @@ formulation is known from T. Chen et al., arXiv:1604.06174 and from torch's part
 
 import operator
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -87,13 +87,9 @@ def _problem(joint: JointGraph) -> _Problem:
     gradients = {node for node in joint.gradients if isinstance(node, Node)}
     readers = joint.backward_nodes & joint.needed
     read = frozenset(node for node in candidates if node in gradients or not readers.isdisjoint(node.users))
-    return _Problem(joint, candidates, read, _bans(joint, candidates))
-
-
-def _bans(joint: JointGraph, candidates: Sequence[Node]) -> dict[Node, Ban]:
     stages = _stages(joint)
-    bans = ((node, _ban(node, joint, stages)) for node in candidates)
-    return {node: ban for node, ban in bans if ban is not None}
+    bans = {node: ban for node in candidates if (ban := _ban(node, joint, stages)) is not None}
+    return _Problem(joint, candidates, read, bans)
 
 
 def _region_ban(node: Node) -> Ban | None:
@@ -266,7 +262,7 @@ def _described(problem: _Problem, saved: tuple[Node, ...]) -> Partition:
     for node in saved:
         ban = problem.bans.get(node)
         reasons[node] = f"saved: {ban.reason if ban else 'the cheapest value to start again from'}"
-    for node in ancestors(problem.read, within=set(problem.candidates).difference(saved)):
+    for node in ancestors(problem.read, known={*saved, *filter(is_number, joint.needed)}):
         if cost(node) is not Cost.VIEW:
             reasons[node] = f"recomputed: {cost(node).name.lower()}, cheaper than its bytes"
     return Partition(saved, reasons, _saved_bytes(joint, saved), _saved_bytes(joint, save_all(joint).saved))

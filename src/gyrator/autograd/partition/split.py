@@ -62,25 +62,14 @@ def inference_graph(joint: JointGraph) -> Graph:
 
 def _numbers(joint: JointGraph, saved: set[Node]) -> list[Node]:
     """Numbers that backward reads: computed in forward, carried over as they are."""
-    found: dict[Node, None] = {}
-    visited: set[Node] = set()
-    pending = [node for node in joint.gradients if isinstance(node, Node)]
-    while pending:
-        node = pending.pop()
-        if node in visited or node in saved:
-            continue
-        visited.add(node)
-        if is_number(node) and node not in joint.backward_nodes:
-            found[node] = None
-        else:
-            pending.extend(node.all_input_nodes)
-    for node in _unreadable(joint, [*visited, *saved, *joint.tangents], [*saved, *found, *joint.tangents]):
-        found[node] = None
-    order = {node: index for index, node in enumerate(joint.graph.nodes)}
-    return sorted(found, key=order.__getitem__)
+    numbers = {node for node in joint.needed.difference(joint.backward_nodes, saved) if is_number(node)}
+    computed = ancestors((node for node in joint.gradients if isinstance(node, Node)), known=saved | numbers)
+    found = {source for node in computed for source in node.all_input_nodes if source in numbers}
+    found |= _unreadable(joint, [*computed, *saved, *joint.tangents], [*saved, *found, *joint.tangents])
+    return sorted(found)
 
 
-def _unreadable(joint: JointGraph, nodes: Iterable[Node], given: Iterable[Node]) -> list[Node]:
+def _unreadable(joint: JointGraph, nodes: Iterable[Node], given: Iterable[Node]) -> set[Node]:
     """The inputs that hold symbols which sizes of `nodes` mention and no size of a `given` node is alone."""
     readable: set[Any] = set()
     for node in given:
@@ -88,7 +77,7 @@ def _unreadable(joint: JointGraph, nodes: Iterable[Node], given: Iterable[Node])
         sizes = tuple(value.shape) if isinstance(value, Tensor) else (value,)
         readable.update(expression(size) for size in sizes if isinstance(size, torch.SymInt))
     mentioned = {symbol for node in nodes for symbol in _symbols(node.meta.get("val"))}
-    return [node for node in joint.primals if is_number(node) and expression(node.meta["val"]) in mentioned - readable]
+    return {node for node in joint.primals if is_number(node) and expression(node.meta["val"]) in mentioned - readable}
 
 
 def _symbols(value: Any) -> set[Any]:
@@ -140,20 +129,10 @@ def _backward_graph(joint: JointGraph, available: Mapping[Node, Node]) -> Graph:
 
 def _copy_with_sources(graph: Graph, node: Node, copies: dict[Node, Node]) -> None:
     """Copies a node after all that it needs and `copies` lacks."""
-    pending = [node]
-    while pending:
-        current = pending[-1]
-        if current in copies:
-            pending.pop()
-            continue
-        missing = [source for source in current.all_input_nodes if source not in copies]
-        if missing:
-            pending.extend(missing)
-            continue
+    for current in sorted(ancestors([node], known=copies)):
         if current.op == "placeholder":
             raise InternalCheckError("partition", f"backward needs {current.name}, which is not saved")
         copies[current] = graph.node_copy(current, copies.__getitem__)
-        pending.pop()
 
 
 def _owned(results: Iterable[Any], graph: Graph) -> list[Any]:
