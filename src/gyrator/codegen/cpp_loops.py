@@ -117,8 +117,8 @@ class Loops(Expressions):
         if contract is not None and self._tile is None:
             self._product(loop, contract)
             return
-        threads = loop.kind is LoopKind.PARALLEL or (loop.kind is LoopKind.LANES and loop.grain > 0)
-        if threads and not self._in_region and self.lanes is None and not _is_small(loop):
+        threads = loop.kind is LoopKind.PARALLEL and not self._in_region
+        if threads and self.lanes is None and not _is_small(loop):
             self._region(loop)
             return
         if len(self.blocks) == 1:
@@ -126,15 +126,10 @@ class Loops(Expressions):
         if self.lanes is None and self._transposed_copy(loop):
             return
         carried = [self._declare(c, loop) for c in loop.carries]
-        self._range(loop, *self._ends.get(loop.axis, ("0", self.index(loop.axis.extent).text)))
+        run = self._vectors if self._is_vector(loop) and self.lanes is None else self._serial
+        run(loop, *self._ends.get(loop.axis, ("0", self.index(loop.axis.extent).text)))
         for reducer in carried:
             self._bind_results(reducer.carry, reducer.carry.results, reducer.name)
-
-    def _range(self, loop: Loop, begin: str, end: str) -> None:
-        if self._is_vector(loop) and self.lanes is None:
-            self._vectors(loop, begin, end)
-        else:
-            self._serial(loop, begin, end)
 
     def _serial(self, loop: Loop, begin: str, end: str) -> None:
         with self._nested(loop) as block:
@@ -303,11 +298,10 @@ class Loops(Expressions):
             region.head = f"{guard}#pragma omp parallel num_threads({team})\n{{"
             region.writes = written(outer.body)
             self._scratch(outer)
-            unit = f", {inner.lanes}" if inner.kind is LoopKind.LANES and inner.lanes > 1 else ""
-            self.emit(f"const gy::Range {mine} = gy::share({steps}{unit});")
+            self.emit(f"const gy::Range {mine} = gy::share({steps});")
             local = [self._declare(c, outer) for c in outer.carries]
             if len(nest) == 1:
-                self._range(outer, f"{mine}.begin", f"{mine}.end")
+                self._serial(outer, f"{mine}.begin", f"{mine}.end")
             else:
                 self._flat(nest, mine)
             for own, parts in zip(local, shared, strict=True):
@@ -483,7 +477,7 @@ def _perfect_nest(outer: Loop) -> tuple[Loop, ...]:
     have fixed extents.
     """
     nest = [outer]
-    while outer.kind is LoopKind.PARALLEL and not outer.carries and len(nest[-1].body) == 1:
+    while not outer.carries and len(nest[-1].body) == 1:
         (inner,) = nest[-1].body
         if not isinstance(inner, Loop) or inner.kind is not LoopKind.PARALLEL or inner.carries:
             break

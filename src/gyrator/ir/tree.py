@@ -137,9 +137,8 @@ class Carry:
 class Loop:
     """``for axis in range(extent)``.
 
-    ``lanes`` is the vector length of a ``LANES`` loop. ``grain`` is the estimated cost of one iteration, in
-    cheap instructions, by which a ``PARALLEL`` loop decides at run time whether threads pay; so does a
-    ``LANES`` loop with a grain that no parallel loop is around, and each thread gets whole vectors.
+    ``lanes`` is the vector length of a ``LANES`` loop. ``grain`` is the estimated cost of one iteration of a
+    ``PARALLEL`` loop, in cheap instructions, by which it decides at run time whether threads pay.
     """
 
     axis: Axis

@@ -137,9 +137,7 @@ class _Walk:
         self.vectors |= loop.kind is LoopKind.LANES and loop.lanes > 1
         self.carried |= bool(loop.carries)
         self.partial |= any(carry.partial for carry in loop.carries)
-        self.shared |= bool(loop.carries) and (
-            loop.kind is LoopKind.PARALLEL or (loop.kind is LoopKind.LANES and loop.grain > 0 and not around)
-        )
+        self.shared |= bool(loop.carries) and loop.kind is LoopKind.PARALLEL
         axes = self.reduced if loop.carries else self.kept
         axes[loop.axis] = count_of(loop.axis.extent, self.hints)
         self.body(loop.body, (*around, loop), set(seen))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gyrator.ir.expr import Checked, Expr, IndexValue
-from gyrator.ir.index import IndexLike, Indirect, as_index, minimum
+from gyrator.ir.index import Axis, Index, IndexLike, Indirect, as_index, minimum
 from gyrator.ir.tree import Carry, Kernel, Let, Update
 from tests.cpu.codegen.harness import (
     BF16,
@@ -24,6 +24,8 @@ from tests.cpu.codegen.harness import (
     store,
     tensor,
 )  # fmt: skip
+
+BLOCK = 1024
 
 
 def gelu_bias(rows: IndexLike, columns: IndexLike, dtype: torch.dtype = BF16) -> Kernel:
@@ -85,29 +87,35 @@ def layer_norm(rows: IndexLike, columns: IndexLike) -> Kernel:
 
 
 def column_sum(rows: IndexLike, columns: IndexLike) -> Kernel:
-    """The vectors lie along the columns; each lane sums its own."""
+    """The vectors lie along the columns; each lane sums its own. Threads share blocks of columns."""
     x, y = tensor("x", rows, columns), tensor("y", columns)
-    j, r = axis("j", columns), axis("r", rows)
-    total = ref("total", j)
-    return kernel(
-        "column_sum", [x], [y],
-        lanes(
-            j,
-            serial(r, Update("total", (load(x, r, j),)), carries=(Carry("total", "sum", (total,)),)),
-            store(y, (j,), total),
-            grain=1000,
-        ),
-    )  # fmt: skip
+    (jb, jt, j), r = blocked("j", columns), axis("r", rows)
+    total = ref("total", jb, jt)
+    tree = lanes(
+        jt,
+        serial(r, Update("total", (load(x, r, j),)), carries=(Carry("total", "sum", (total,)),)),
+        store(y, (j,), total),
+    )
+    return kernel("column_sum", [x], [y], parallel(jb, tree))
 
 
 def full_sum(count: IndexLike) -> Kernel:
-    """One number; each thread sums its share."""
-    x, y, j, total = tensor("x", count), tensor("y"), axis("j", count), ref("total")
+    """One number; each thread sums its share of blocks."""
+    x, y, (jb, jt, j), total = tensor("x", count), tensor("y"), blocked("j", count), ref("total")
+    tree = lanes(jt, Update("total", (load(x, j),)))
     return kernel(
         "full_sum", [x], [y],
-        lanes(j, Update("total", (load(x, j),)), carries=(Carry("total", "sum", (total,)),), grain=2),
+        parallel(jb, tree, carries=(Carry("total", "sum", (total,)),), grain=2 * BLOCK),
         store(y, (), total),
     )  # fmt: skip
+
+
+def blocked(name: str, extent: IndexLike) -> tuple[Axis, Axis, Index]:
+    """An axis of blocks, the one within a block, and where they are together."""
+    block = axis(f"{name}b", (as_index(extent) + BLOCK - 1) // BLOCK)
+    start = block.index() * BLOCK
+    inner = axis(f"{name}t", minimum(as_index(BLOCK), as_index(extent) - start))
+    return block, inner, start + inner.index()
 
 
 def cumsum(rows: IndexLike, columns: IndexLike) -> Kernel:

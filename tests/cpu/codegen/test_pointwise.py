@@ -338,13 +338,6 @@ def test_nested_parallel_loops_share_one_range(threads: int) -> None:
     check(kernel("permute", [x], [y], tree), {"x": sample(5, 7, 20), "y": torch.empty(7, 5, 20)}, {"s0": 20}, threads)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
-def test_lanes_alone_are_shared_in_whole_vectors(threads: int) -> None:
-    x, y, j = tensor("x", S0), tensor("y", S0), axis("j", S0)
-    k = kernel("f", [x], [y], lanes(j, store(y, (j,), op("neg", load(x, j))), grain=10_000))
-    check(k, {"x": sample(99), "y": torch.empty(99)}, {"s0": 99}, threads)
-
-
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)])
 def test_loops_that_run_zero_times(shape: tuple[int, int]) -> None:
     n, m = size("n", 0), size("m", 0)

@@ -128,12 +128,10 @@ GY_FN int team_size(int threads, int64_t steps, int64_t cost) {
 }
 
 struct Range { int64_t begin, end; };
-// This thread's part of [0, steps): the same in every run with as many threads. Cuts lie at multiples of
-// `unit`.
-GY_FN Range share(int64_t steps, int64_t unit = 1) {
-  const int64_t units = (steps + unit - 1) / unit, me = omp_get_thread_num(), all = omp_get_num_threads();
-  const int64_t begin = units * me / all * unit, end = units * (me + 1) / all * unit;
-  return {begin, end < steps ? end : steps};
+// This thread's part of [0, steps): the same in every run with as many threads.
+GY_FN Range share(int64_t steps) {
+  const int64_t me = omp_get_thread_num(), all = omp_get_num_threads();
+  return {steps * me / all, steps * (me + 1) / all};
 }
 
 // Memory of one thread, aligned to a cache line. The element types are trivial.
