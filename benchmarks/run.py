@@ -16,12 +16,13 @@ from pathlib import Path
 import torch
 
 import gyrator as gyrator
-from benchmarks import compile_time, isolated, kernels, models
+from benchmarks import compile_time, full_size, isolated, kernels, models, zoo
 from benchmarks.measure import PEERS, Limits, Row, limits, line, report, say, start_tables
 from gyrator.config import Config
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 SUITES = ("overhead", "kernels", "models", "compile_time")
+CASES = (*kernels.KERNELS, "adam", *zoo.MODELS)
 
 
 def rows(suite: str, measured: Limits, options: argparse.Namespace, *, dynamic: bool) -> Iterator[Row]:
@@ -55,9 +56,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.suites == ["all"]:
         options.suites = list(SUITES)
-    unknown = set(options.suites) - set(SUITES)
-    if unknown:
-        parser.error(f"no suite {', '.join(sorted(unknown))}; there are {', '.join(SUITES)}, all")
+    cases = full_size.MODELS if options.device and options.size == "full" else CASES
+    for kind, asked, known in (("suite", options.suites, SUITES), ("case", options.only, cases)):
+        if unknown := sorted({*asked} - {*known}):
+            parser.error(f"no {kind} {', '.join(unknown)}; there are {', '.join(known)}")
     if options.device and options.suites != ["models"]:
         parser.error("--device is for the suite models alone")
     return options

@@ -8,6 +8,7 @@ from gyrator.ir.check import LOWERED, PREDICATED, SCHEDULED, check_kernel, check
 from gyrator.ir.program import Extern, Nest, Program
 from gyrator.ir.text import program_text
 from gyrator.passes import Pass, run_passes
+from gyrator.schedule.bias import add_biases_later
 from gyrator.schedule.choose import choose_products
 from gyrator.schedule.cpu_gemm import Cpu, Packing, with_packings
 from gyrator.schedule.dce import remove_dead
@@ -53,6 +54,10 @@ def program_passes(
         unpadded = shown_unpadded(program, gpu, session.config.gemm_backends)
         return pad_rows(program, session.counters, everywhere=padding, unpadded=unpadded)
 
+    def biases(program: Program, session: Session) -> Program:
+        as_called = session.config.max_autotune or session.config.numerics == "eager"
+        return program if as_called else add_biases_later(program)
+
     on_gpu: tuple[Pass[Program], ...] = (
         Pass("unroll windows", lambda p, s: unroll_windows(p), lambda p: check_program(p, LOWERED)),
         Pass("scatters to sums", lambda p, s: scatters_to_sums(p), lambda p: check_program(p, LOWERED)),
@@ -68,6 +73,7 @@ def program_passes(
         Pass("simplify", lambda p, s: simplify(p, rule), lambda p: check_program(p, LOWERED)),
         # before inlining, which removes the constants it looks for
         Pass("scatters to selects", lambda p, s: scatters_to_selects(p), lambda p: check_program(p, LOWERED)),
+        Pass("biases", biases, lambda p: check_program(p, LOWERED)),
         *((inlined,) if inlining else ()),
         *(on_gpu if gpu is not None else ()),
         Pass("predicate", lambda p, s: predicate(p, rule), lambda p: check_program(p, PREDICATED)),
