@@ -273,26 +273,16 @@ class Recorder(TorchDispatchMode):
         self, op: OpOverload, func: OpOverload, given: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The nodes of `op`'s arguments out of those `given` to `func`, by position as far as the schema allows."""
-        args: list[Any] = []
-        kwargs: dict[str, Any] = {}
-        defaults = {argument.name: argument.default_value for argument in func._schema.arguments}
-        for argument in op._schema.arguments:
-            if argument.kwarg_only:
-                if argument.name in given:
-                    kwargs[argument.name] = self.node_of(given[argument.name])
-            elif argument.name in given:
-                args.append(self.node_of(given[argument.name]))
-            else:
-                args.append(argument.default_value if argument.has_default_value() else defaults[argument.name])
-        return tuple(args), kwargs
+        wanted = op._schema.arguments
+        values = {a.name: a.default_value for a in (*wanted, *func._schema.arguments)} | dict(given)
+        args = tuple(self.node_of(values[a.name]) for a in wanted if not a.kwarg_only)
+        return args, {a.name: self.node_of(given[a.name]) for a in wanted if a.kwarg_only and a.name in given}
 
     def _auto_functionalized(self, func: OpOverload, how: Behaviour, given: Mapping[str, Any], out: Any) -> Node:
         """`auto_functionalized(func, **arguments)` → func's own results, None for none; then the new values."""
         own = out if isinstance(out, tuple) else (out,)
         values = (*own, *(given.get(name) for name in how.written))
-        kwargs = {key: self.node_of(arg) for key, arg in given.items()}
-        for argument in func._schema.arguments:
-            kwargs.setdefault(argument.name, argument.default_value if argument.has_default_value() else None)
+        kwargs = {a.name: self.node_of(given.get(a.name, a.default_value)) for a in func._schema.arguments}
         return self.build.append(torch.ops.higher_order.auto_functionalized, (func,), kwargs, values)
 
     def _batch_norm(self, call: _Call) -> None:

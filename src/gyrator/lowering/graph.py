@@ -9,7 +9,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from gyrator import torch_compat
-from gyrator.autograd.builder import flatten
+from gyrator.autograd.builder import flatten, mapped
 from gyrator.autograd.decompositions import Numerics
 from gyrator.errors import UnsupportedInput
 from gyrator.ir.index import ZERO, Index, Size
@@ -134,7 +134,8 @@ class _Lowering:
         lowering = LOWERINGS.get(op) if self.random or op not in RANDOM else None
         lowering = lowering or REGISTERED_LATE.get(str(op))
         if lowering is not None and (op in VIEWS or _computable(traced, args, self.b.computed)):
-            result: Result = lowering(self.b, _metas(self.b, traced), *args, **kwargs)
+            out = mapped(traced, lambda t: self.b.meta(t) if isinstance(t, torch.Tensor) else None)
+            result: Result = lowering(self.b, out, *args, **kwargs)
             if result is not NotImplemented:
                 return result
         return extern.call(self.b, node, op, args, kwargs)
@@ -157,8 +158,6 @@ class _Lowering:
             return self.env[arg]
         if isinstance(arg, (list, tuple)):
             return [self._argument(a) for a in arg]
-        if isinstance(arg, slice):
-            raise TypeError(f"a slice cannot be an argument: {arg}")
         if isinstance(arg, torch.SymInt):
             return self.symbols.to_index(arg)
         return arg  # type: ignore[return-value]
@@ -254,11 +253,3 @@ def _computable(traced: object, args: Sequence[Result], computed: frozenset[torc
     leaves = flatten([traced, *args])
     dtypes = {leaf.dtype for leaf in leaves if isinstance(leaf, (torch.Tensor, TensorRef))}
     return dtypes <= computed and not any(isinstance(leaf, complex) for leaf in leaves)
-
-
-def _metas(b: Builder, traced: object) -> object:
-    if isinstance(traced, torch.Tensor):
-        return b.meta(traced)
-    if isinstance(traced, (list, tuple)):
-        return tuple([_metas(b, t) for t in traced])
-    return None

@@ -2,26 +2,14 @@
 
 from types import MappingProxyType
 
-from torch._ops import OpOverload
-
 from gyrator.lowering import creation, extern, gathers, joins, pointwise, pooling, reductions, sampling, scatters, views
-from gyrator.lowering.family import Family, Lowering
+from gyrator.lowering.family import Family
 
-_MODULES = (creation, extern, gathers, joins, pointwise, pooling, reductions, sampling, scatters, views)
+MODULES = (creation, extern, gathers, joins, pointwise, pooling, reductions, sampling, scatters, views)
+"""The families."""
 
-
-def _merged() -> Family:
-    table: dict[OpOverload, Lowering] = {}
-    for family in [module.LOWERINGS for module in _MODULES]:
-        twice = table.keys() & family.keys()
-        if twice:
-            raise ImportError(f"two lowerings of {', '.join(map(str, twice))}")
-        table.update(family)
-    return MappingProxyType(table)
-
-
-LOWERINGS = _merged()
-"""All of them."""
+LOWERINGS: Family = MappingProxyType({op: row for module in MODULES for op, row in module.LOWERINGS.items()})
+"""All of them; no operator stands in two families."""
 
 VIEWS = frozenset(views.LOWERINGS)
 """Those that compute nothing and so take any dtype."""

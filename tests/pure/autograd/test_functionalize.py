@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gyrator.autograd.decompositions import decomposition_table
 from tests.pure.autograd.harness import compiled, leaf, same_as_eager
 
 
@@ -154,6 +155,13 @@ def test_graphs_are_functional() -> None:
         "select_scatter.default",
         "sum.default",
     ]
+
+
+def test_an_argument_left_out_is_what_the_writing_operator_takes_it_to_be() -> None:
+    run, graphs = compiled(lambda x: x.clone().bernoulli_(), decompositions=decomposition_table(numerics="eager"))
+    run(torch.ones(3))
+    (draw,) = graphs.modules["inference"].graph.find_nodes(op="call_function", target=torch.ops.aten.bernoulli.p)
+    assert draw.args[1] == 0.5  # bernoulli.p has no default
 
 
 def test_an_updated_input_is_a_result_and_an_update() -> None:
