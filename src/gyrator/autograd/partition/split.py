@@ -110,29 +110,23 @@ def _forward_graph(joint: JointGraph, values: Sequence[Node], numbers: Sequence[
 
 
 def _backward_graph(joint: JointGraph, available: Mapping[Node, Node]) -> Graph:
-    """The backward graph; `available` maps what forward hands over to the node that describes it."""
+    """The backward graph, each node after all that it needs and the graph lacks; `available` maps what forward hands
+    over to the node that describes it.
+    """
     graph = Graph()
     copies: dict[Node, Node] = {}
     for node, described in {**available, **{node: node for node in joint.tangents}}.items():
         placeholder = graph.placeholder(node.name)
         placeholder.meta = dict(described.meta)
         copies[node] = placeholder
-    for node in joint.graph.nodes:
-        if node in joint.backward_nodes and (node in joint.needed or is_statement(node)):
-            _copy_with_sources(graph, node, copies)
-    for node in joint.gradients:
-        if isinstance(node, Node):
-            _copy_with_sources(graph, node, copies)
+    runs = [n for n in joint.graph.nodes if n in joint.backward_nodes and (n in joint.needed or is_statement(n))]
+    for node in (*runs, *(node for node in joint.gradients if isinstance(node, Node))):
+        for source in sorted(ancestors([node], known=copies)):
+            if source.op == "placeholder":
+                raise InternalCheckError("partition", f"backward needs {source.name}, which is not saved")
+            copies[source] = graph.node_copy(source, copies.__getitem__)
     graph.output(map_arg(joint.gradients, copies.__getitem__))
     return graph
-
-
-def _copy_with_sources(graph: Graph, node: Node, copies: dict[Node, Node]) -> None:
-    """Copies a node after all that it needs and `copies` lacks."""
-    for current in sorted(ancestors([node], known=copies)):
-        if current.op == "placeholder":
-            raise InternalCheckError("partition", f"backward needs {current.name}, which is not saved")
-        copies[current] = graph.node_copy(current, copies.__getitem__)
 
 
 def _owned(results: Iterable[Any], graph: Graph) -> list[Any]:
