@@ -19,7 +19,6 @@ from gyrator.autograd.aot import aot_compile
 from gyrator.autograd.interface import Compiled, GraphInfo
 from gyrator.codegen.gpu_calls import inputs_to_align
 from gyrator.codegen.triton_source import Pointer, SizeArgument, TritonKernel
-from gyrator.codegen.triton_source import programs as count_programs
 from gyrator.codegen.wrapper import BuiltKernel, print_wrapper
 from gyrator.config import Config
 from gyrator.ir.index import evaluate
@@ -35,6 +34,7 @@ from gyrator.session import Counters, Session
 from gyrator.torch_compat import empty_strided_cpu, shape_env_of
 from tests.interp_tree import run_kernel
 from tests.triton.worker import Worker
+from tests.triton.worker import programs as count_programs
 
 GPU = torch.device("cuda", 0)
 

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gyrator.codegen.triton import print_triton
-from gyrator.codegen.triton_source import programs
 from gyrator.metrics.kernels import KernelKind, facts_of
 from gyrator.schedule import gpu_shared
 from gyrator.schedule.gpu import Gpu
@@ -26,7 +25,7 @@ from tests.rows import layer_norm, layer_norm_backward, softmax
 from tests.run_plan import run_plan
 from tests.triton.emulated import Emulator
 from tests.triton.harness import gpu_plan, on_gpu, runner
-from tests.triton.worker import Worker
+from tests.triton.worker import Worker, programs
 
 F64 = torch.float64
 SMALL = Gpu(processors=12)

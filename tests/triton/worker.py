@@ -15,6 +15,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,13 +23,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gyrator.codegen.triton_source import OPTIONS, Config, SizeArgument, TritonKernel, Workspace, programs
-from gyrator.ir.index import Size, evaluate
+from gyrator.codegen.triton_source import OPTIONS, Config, SizeArgument, TritonKernel, Workspace
+from gyrator.ir.index import Atom, Size, evaluate
 from gyrator.ir.ops import OPS
 from gyrator.optional import require
 
 ROOT = Path(__file__).parents[2]
 _WAITS = re.compile(r"\brt\.(?:wait|meet)\(")
+
+
+def programs(kernel: TritonKernel, config: Config, sizes: Mapping[Atom, int]) -> int:
+    """How many programs a launch runs."""
+    blocks = dict(config.blocks)
+    counts = [(evaluate(axis.extent, sizes), axis) for axis in kernel.grid]
+    return prod(-(-n // (1 if axis.block is None else blocks[axis.block])) + axis.more for n, axis in counts)
 
 
 @dataclass(frozen=True)

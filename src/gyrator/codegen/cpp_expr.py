@@ -257,13 +257,10 @@ class Expressions(Blocks[Term, Block]):
             at, stride = self.index(flat), self.index(slope)
             return Address(plus(pointer.text, at), max(pointer.depth, at.depth, stride.depth), stride.text)
         fixed = Index(tuple(t for t in flat.terms if all(self._step(a) is ZERO for a in t[0])))
-        at, offsets = self.index(fixed), self._named_offsets(flat - fixed)
+        at, moving = self.index(fixed), flat - fixed
+        offsets = self.find(moving) or self._named(moving, self.vector_index(moving), "offset")
         depth = max(pointer.depth, at.depth, offsets.depth)
         return Address(plus(pointer.text, at), depth, None, offsets.text)
-
-    def _named_offsets(self, index: Index) -> Term:
-        known = self.find(index)
-        return known if known is not None else self._named(index, self.vector_index(index), "offset")
 
     def _by_lanes(self, index: Index) -> tuple[Index, Index]:
         """``(slope, rest)``: from lane to lane all of ``index`` but ``rest`` grows by ``slope``."""

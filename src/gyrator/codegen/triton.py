@@ -505,7 +505,8 @@ class Printer(Expressions):
         for carry in loop.carries:
             self._carries[carry.name] = (carry, loop)
         if tile.whole:
-            self._whole(loop.axis, tile.block)
+            if self.find(loop.axis) is None:
+                self._lanes(loop.axis, f"part * {tile.block}" if self._shared or self._split else "")
             self.body(loop.body)
             self._meet(loop.axis)
         else:
@@ -520,10 +521,6 @@ class Printer(Expressions):
         with self._indented(f"for {name} in {steps}:"):
             self.bind(loop.axis, Term(name, self.block.depth, name=True))
             self.body(loop.body)
-
-    def _whole(self, axis: Axis, block: str) -> None:
-        if self.find(axis) is None:
-            self._lanes(axis, f"part * {block}" if self._shared or self._split else "")
 
     def _steps(self, loop: Loop, block: str) -> None:
         """A loop over blocks."""
@@ -642,7 +639,8 @@ class Printer(Expressions):
             case "welford":
                 found = self._welford_tile(args[0], axis)
             case "softmax":
-                found = self._softmax_tile(args[0], axis)
+                ones = Term(f"tl.full({self.shape(args[0].axes)}, 1.0, {texts[0]}.dtype)", self.block.depth)
+                found = self._reduced("softmax", [*texts, self.named(ones, "one").text])
             case _:
                 found = self._reduced(carry.kind, texts)
         if self._shared:
@@ -696,10 +694,6 @@ class Printer(Expressions):
         self.emit(f"{off} = {inside.format(f'{x.text} - {mean}')}")
         self.emit(f"{m2} = {self._along_row('sum', f'{off} * {off}')}")
         return [mean, m2, f"({mean} * 0 + {extent})"]
-
-    def _softmax_tile(self, x: Term, axis: Axis) -> list[str]:
-        ones = self.named(Term(f"tl.full({self.shape(x.axes)}, 1.0, {x.text}.dtype)", self.block.depth), "one")
-        return self._reduced("softmax", [x.text, ones.text])
 
     def _bind_refs(self, refs: Sequence[Ref | None], texts: Sequence[str], axes: Axes, dtype: torch.dtype) -> None:
         """Name those results that somebody reads, in their own types."""

@@ -4,20 +4,19 @@ The module's text defines ``@triton.jit def <name>(<params>, <blocks>: tl.conste
 the order of ``TritonKernel.params`` and then the block sizes in the order of ``Config.blocks``. It imports
 ``triton``, ``triton.language``, the device library ``gyrator.runtime.triton_ops`` and ``gyrator.templates``.
 
-A launch runs ``programs(kernel, config, sizes)`` programs in one dimension, none if that is 0.
+A launch runs in one dimension as many programs as the axes of ``TritonKernel.grid`` come to, none if that is 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import TypeAlias
 
 import torch
 
 from gyrator.ir.expr import short
-from gyrator.ir.index import Atom, Index, Size, evaluate
+from gyrator.ir.index import Index, Size
 from gyrator.ir.tree import Config
 
 
@@ -112,13 +111,5 @@ class TritonKernel:
 
 OPTIONS: Mapping[str, object] = {"sanitize_overflow": False}
 """Options that every build takes: index arithmetic is proved not to overflow."""
-
-
-def programs(kernel: TritonKernel, config: Config, sizes: Mapping[Atom, int]) -> int:
-    """How many programs a launch runs."""
-    blocks = dict(config.blocks)
-    counts = [(evaluate(axis.extent, sizes), axis) for axis in kernel.grid]
-    return prod(-(-n // (1 if axis.block is None else blocks[axis.block])) + axis.more for n, axis in counts)
-
 
 _TYPES = {torch.bool: "i1", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5"}

@@ -130,10 +130,7 @@ class Index:
 
     # -- arithmetic ----------------------------------------------------------------------------------------
     def __add__(self, other: IndexLike) -> Index:
-        if isinstance(other, int):
-            if other == 0:
-                return self
-            other = const(other)
+        other = as_index(other)
         if not self.terms:
             return other
         if not other.terms:

@@ -43,18 +43,17 @@ def run_program(
     program: Program,
     inputs: Sequence[Given],
     constants: Mapping[str, Tensor] | None = None,
-    sizes: Mapping[Size, int] | None = None,
     externs: Callables | None = None,
 ) -> Run:
     """Run ``program`` on one argument per input; arguments are not written into.
 
-    ``constants`` are by key. ``sizes`` gives sizes that no input binds. ``externs`` finds the function of an
-    op whose name torch does not know. Outputs and values lie in memory exactly as their strides say.
+    ``constants`` are by key. ``externs`` finds the function of an op whose name torch does not know. Outputs and
+    values lie in memory exactly as their strides say.
 
     Raises: IndexOutOfRange where a ``Checked`` index is out of range; OutOfRange where the program
     itself is wrong; ValueError where inputs do not fit the program.
     """
-    machine = _Machine(dict(sizes or {}), {}, externs or {})
+    machine = _Machine({}, {}, externs or {})
     machine.bind(program, inputs, constants or {})
     for node in program.nodes:
         if isinstance(node, Nest):

@@ -266,8 +266,7 @@ def _dimension(value: Value, step: int, hints: Hints) -> int | None:
 # -- names ---------------------------------------------------------------------------------------------------
 def _value_name(node: Node) -> str:
     """A node by its first result; a call without results by its operator."""
-    first: Iterable[Value] = defines(node)
-    return next((value.name for value in first), node.op if isinstance(node, Extern) else "nothing")
+    return next((value.name for value in defines(node)), node.op if isinstance(node, Extern) else "nothing")
 
 
 def _shape(value: Value, hints: Hints) -> list[int]:

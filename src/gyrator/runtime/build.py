@@ -56,15 +56,17 @@ class CompilerRuns:
     def run(self, command: Sequence[str], folder: Path) -> tuple[int, str]:
         """Run a compiler that keeps its temporary files in `folder`; its exit status and messages.
 
-        After `stop` the status is that of a killed process.
+        Raises: _Stopped after `stop`.
         """
         environment = {**os.environ, "TMPDIR": str(folder), "LC_ALL": "C.UTF-8"}
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)
         self._running.add(process)
-        if self.stopped:
+        if self._stopped.is_set():
             self.stop()
         messages = process.communicate()[1]
         self._running.discard(process)
+        if self._stopped.is_set():
+            raise _Stopped
         return process.returncode, messages
 
     def stop(self) -> None:
@@ -73,11 +75,6 @@ class CompilerRuns:
         for process in [process for process in list(self._running) if process.poll() is None]:
             with suppress(ProcessLookupError):  # whoever waits for it may have seen its end since
                 os.killpg(process.pid, signal.SIGKILL)
-
-    @property
-    def stopped(self) -> bool:
-        """Whether `stop` was called."""
-        return self._stopped.is_set()
 
 
 @dataclass(frozen=True)
@@ -170,8 +167,6 @@ class _Builder:
         compiler, flags = str(self.toolchain.compiler), self.toolchain.flags
         command = [compiler, *flags, f"-I{INCLUDE}", str(source), "-o", str(library), *link]
         status, messages = self.runs.run(command, library.parent)
-        if self.runs.stopped:
-            raise _Stopped
         return None if status == 0 else messages or f"the compiler ended with status {status}"
 
     def refusal(self, unit: _Unit, messages: str) -> KernelBuildError:

@@ -379,14 +379,12 @@ class Writer:
         root, own = member.nest.root, self.levels[member.position]
         if isinstance(root, Reduce):
             return self._result_of(value)
-        if member.space is None:
-            if (value, "") in self._rows:  # a space of a sheet reads it
-                return Load(*self._row(value))
-            return self._ref(value) if value in self._read_inside else self._exprs(member, level)[0]
-        if level == own:
+        if level == own and member.space is not None:
             return self._ref(value) if isinstance(root, Scan) else self._exprs(member, level)[k]
-        if (value, "") in self._rows:
+        if (value, "") in self._rows:  # of a member without a space: a space of a sheet reads it
             return Load(*self._row(value))
+        if member.space is None:
+            return self._ref(value) if value in self._read_inside else self._exprs(member, level)[k]
         if value in self.stored and not self.on_gpu:
             self._loaded[value] = None
             return Load(self.memory(value), self._place(value, member))

@@ -10,10 +10,8 @@ def volume(shape: Iterable[Index], hint: int = 64) -> int:
     """About how many elements, for cost models: an extent counts as its upper bound, or ``hint`` if it has none."""
     total = 1
     for extent in shape:
-        value = extent.value
-        if value is None:
-            value = at_most(extent)
-        total *= hint if value is None else value
+        most = at_most(extent)
+        total *= hint if most is None else most
     return total
 
 

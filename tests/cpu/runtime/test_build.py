@@ -213,4 +213,4 @@ def test_a_compiler_that_ended_by_itself_does_not_disturb_the_end_of_others(monk
     monkeypatch.setattr(ended, "poll", lambda: None)
     runs._running.add(ended)
     runs.stop()
-    assert runs.stopped
+    assert runs._stopped.is_set()
