@@ -111,7 +111,7 @@ def main() -> None:
     ratios = [min(cost.apart) / min(cost.here) for cost in found]
     print(f"apart/here: {statistics.geometric_mean(ratios):.2f} in the mean, {min(ratios):.2f} to {max(ratios):.2f}")
     if args.json:
-        document = {"machine": machine(), "ratios": ratios, "rows": [asdict(cost) for cost in found]}
+        document = {"machine": machine(), "ratios": ratios, "choices": [asdict(cost) for cost in found]}
         args.json.write_text(json.dumps(document, indent=1) + "\n")
 
 

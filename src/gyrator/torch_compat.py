@@ -115,6 +115,12 @@ def plain_number(expr: Any) -> int | float | bool:
     return int(expr) if expr.is_Integer else float(expr)
 
 
+def functions_of_numbers() -> Mapping[str, Callable[..., object]]:
+    """What graphs call for a function of the module math on a symbolic number, by the function's name."""
+    names = ("acos", "asin", "atan", "cos", "cosh", "log2", "sin", "sinh", "sqrt", "tan", "tanh")
+    return {name: getattr(torch, f"_sym_{name}") for name in names}
+
+
 def build_expression(expr: Any, graph: Graph, symbols: Mapping[Any, Node]) -> Node | int | float | bool:
     """Append nodes to `graph` that compute `expr` with Python's own arithmetic; each carries its `val`.
 
@@ -123,7 +129,8 @@ def build_expression(expr: Any, graph: Graph, symbols: Mapping[Any, Node]) -> No
     interp = importlib.import_module("torch.utils._sympy.interp").sympy_interp
     reference = importlib.import_module("torch.utils._sympy.reference").PythonReferenceAnalysis
     to_int = (("trunc", math.trunc), ("floor", math.floor), ("ceil", math.ceil), ("round", round))
-    rules = {f"{name}_to_int": staticmethod(partial(_applied, function)) for name, function in to_int}
+    own = {**functions_of_numbers(), **{f"{name}_to_int": function for name, function in to_int}}
+    rules = {name: staticmethod(partial(_applied, function)) for name, function in own.items()}
     analysis = type("Arithmetic", (reference,), {**rules, "int_truediv": staticmethod(operator.truediv)})
     tracer = GraphAppendingTracer(graph)
     result = interp(analysis, {symbol: Proxy(node, tracer) for symbol, node in symbols.items()}, expr)
@@ -133,7 +140,7 @@ def build_expression(expr: Any, graph: Graph, symbols: Mapping[Any, Node]) -> No
     return result.node
 
 
-def _applied(function: Callable[[Any], int], x: Any, dtype: torch.dtype) -> Any:
+def _applied(function: Callable[[Any], object], x: Any, dtype: torch.dtype | None = None) -> Any:
     """`function` of a number, as a node where `x` is one: torch.fx traces neither `round` nor what `math` has."""
     return x.tracer.create_proxy("call_function", function, (x,), {}) if isinstance(x, Proxy) else function(x)
 

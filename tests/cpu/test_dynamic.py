@@ -116,6 +116,13 @@ def shares_of_sizes(x: Tensor) -> tuple[Any, ...]:
     return larger, x[:, : int(m * 0.7)], x[: math.ceil(n / 3.3)] * 2, x * round(n * 1.7), x * math.floor(n * 1.5)
 
 
+def functions_of_sizes(x: Tensor) -> tuple[Tensor, ...]:
+    """A graph has operators of torch's own for them; each is computed as math does."""
+    n, m = x.shape
+    turned = x * math.sin(n) + math.cos(m) * math.tanh(n / m) - math.atan(m)
+    return x * math.log2(n), x / math.sqrt(n * m), turned, x * math.exp(1 / n) + math.log(m)
+
+
 def reflected(x: Tensor) -> Tensor:
     return F.pad(x.sin(), (2, 1), mode="reflect")
 
@@ -130,7 +137,10 @@ def convolution(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     "fn",
-    [rows_and_columns, joins, reshapes, numbers_from_sizes, shares_of_sizes, reflected, branches_by_size, convolution],
+    [
+        *(rows_and_columns, joins, reshapes, numbers_from_sizes, shares_of_sizes, functions_of_sizes, reflected),
+        *(branches_by_size, convolution),
+    ],
     ids=lambda f: f.__name__,
 )
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])

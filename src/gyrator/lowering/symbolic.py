@@ -18,6 +18,7 @@ from gyrator.lowering.extern import refused
 from gyrator.lowering.refs import TensorRef
 from gyrator.lowering.typed import number, op
 from gyrator.lowering.views import reshape
+from gyrator.torch_compat import functions_of_numbers
 
 aten = torch.ops.aten
 Number: TypeAlias = "Expr | Index | Scalar"
@@ -87,6 +88,6 @@ _RULES: Mapping[object, Rule] = {
     **dict.fromkeys((operator.not_, torch.sym_not), lambda v: op("logical_not", number(v[0], torch.bool))),
     torch.sym_float: lambda v: number(v[0], torch.float64),
     torch.sym_max: _same("maximum"), torch.sym_min: _same("minimum"), torch.sym_ite: _ite,
-    math.sqrt: _float("sqrt"), torch.sym_sqrt: _float("sqrt"),
+    math.sqrt: _float("sqrt"), **{function: _float(name) for name, function in functions_of_numbers().items()},
     math.exp: _float("exp"), math.log: _float("log"), math.floor: _float("floor"), math.ceil: _float("ceil"),
 }  # fmt: skip
