@@ -583,26 +583,24 @@ class Printer(Expressions):
         elif dtype != e.dtype:
             term = replace(term, text=f"{term.operand}.to({type_name(dtype)})", atom=True, name=False)
         if axis not in self.bounds or kind == "welford":
-            return self._along(term, axis)
+            return self._broadcast(term, term.axes | {axis})
         start = identity("max" if kind == "softmax" else kind, e.dtype)
         return self._neutral(term, literal(int(start) if isinstance(start, bool) else start), axis)
 
     def _number(self, e: Expr, axis: Axis, *, scan: bool) -> Term:
         """The number of an element, the largest of all outside the row."""
+        term = self.value(e)
         if axis not in self.bounds or scan:
-            return self._along(self.value(e), axis)
-        return self._neutral(self.value(e), str(torch.iinfo(torch.int64).max), axis)
+            return self._broadcast(term, term.axes | {axis})
+        return self._neutral(term, str(torch.iinfo(torch.int64).max), axis)
 
     def _neutral(self, term: Term, start: str, axis: Axis) -> Term:
         ok = self.bounds[axis]
         text = f"tl.where({ok.text}, {term.text}, {start})"
         return self.named(Term(text, max(ok.depth, term.depth), term.axes | {axis}), "part")
 
-    def _along(self, term: Term, axis: Axis) -> Term:
-        """A term that varies along the row, repeated if it does not."""
-        return self._broadcast(term, term.axes | {axis})
-
     def _broadcast(self, term: Term, axes: Axes) -> Term:
+        """A term that varies along ``axes``, repeated where it does not."""
         if axes == term.axes:
             return self.named(term, "part")
         text = f"tl.broadcast_to({term.text}, {self.shape(axes)})"

@@ -3,8 +3,8 @@
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gyrator.ir.expr import Load, Value, indirect_values
-from gyrator.ir.index import Index, contiguous_strides, dot, product, substitute
+from gyrator.ir.expr import Value, indirect_values
+from gyrator.ir.index import contiguous_strides, dot, product, substitute
 from gyrator.ir.program import Extern, Pointwise, Program, Reduce, Scatter, Update, View, defines, output_values
 from gyrator.ir.tree import Kernel
 from gyrator.origin import Origins, merge
@@ -286,10 +286,7 @@ def _elementwise(here: _Here, writer: Member, old: Value, new: Value) -> bool:
         own = here.levels[member.position]
         if own > last or (own == last and member.space not in (None, writer.space)):
             return False
-        if isinstance(member.nest.root, Scatter) or any(_place(load, member) is not place for load in found):
+        places = [substitute(dot(load.index, old.strides), member.at) for load in found]
+        if isinstance(member.nest.root, Scatter) or any(at is not place for at in places):
             return False
     return True
-
-
-def _place(load: Load, member: Member) -> Index:
-    return substitute(dot(load.index, load.value.strides), member.at)
