@@ -7,11 +7,14 @@ from gyrator.ir.index import Index, upper
 
 
 def volume(shape: Iterable[Index], hint: int = 64) -> int:
-    """About how many elements, for cost models: an extent counts as its upper bound, or ``hint`` if it has none."""
+    """About how many elements, for cost models: an extent counts as its upper bound; where it has none, each size in it
+    as ``hint``, so that ``(s0*s1,)`` has as many as ``(s0, s1)``.
+    """
     total = 1
     for extent in shape:
         most = at_most(extent)
-        total *= hint if most is None else most
+        about = sum(times * hint ** len(sizes) for sizes, times in extent.terms)
+        total *= max(about, hint) if most is None else most
     return total
 
 
