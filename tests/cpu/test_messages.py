@@ -117,3 +117,10 @@ def test_a_sparse_tensor_is_refused_or_computed_never_misread() -> None:
         assert isinstance(cause(error), UnsupportedInput)
     else:
         assert out == 6
+
+
+def test_gradients_that_would_be_sparse_are_refused_with_a_way_out() -> None:
+    table = torch.nn.Embedding(10, 4, sparse=True)
+    said = r"UnsupportedInput: a result of layout torch.sparse_coo cannot be compiled\n  try: .*sparse=False"
+    with pytest.raises(BackendCompilerFailed, match=said):
+        torch.compile(lambda i: table(i).sum(), backend="gyrator")(torch.tensor([1, 2]))

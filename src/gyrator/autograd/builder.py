@@ -16,7 +16,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from gyrator.autograd import ops
 from gyrator.autograd.symbols import SYMBOLIC_TYPES, Held, SymbolTable, expression
-from gyrator.errors import UnsupportedOperator
+from gyrator.errors import UnsupportedInput
 
 Meta = Mapping[str, Any]
 
@@ -113,7 +113,8 @@ class GraphBuilder:
 def metadata_key(value: Tensor) -> tuple[Any, ...]:
     """What distinguishes the metadata of two strided tensors, as a hashable value."""
     if value.layout is not torch.strided:
-        raise UnsupportedOperator("a tensor operator", f"its result has layout {value.layout}")
+        hint = "take dense gradients (sparse=False), or run this part with torch.compiler.disable"
+        raise UnsupportedInput(f"a result of layout {value.layout}", hint=hint)
     shape, strides, offset = tuple(value.shape), value.stride(), value.storage_offset()
     if any(type(number) is not int for number in (*shape, *strides, offset)):
         shape, strides, offset = tuple(map(expression, shape)), tuple(map(expression, strides)), expression(offset)
