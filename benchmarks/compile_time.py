@@ -90,7 +90,7 @@ def _environment(folder: Path, log: Path, threads: int) -> Mapping[str, str]:
     shims.mkdir(exist_ok=True)
     for name in ("g++", "clang++", "c++"):
         real = shutil.which(name)
-        if real is not None:
+        if real is not None and not (shims / name).exists():  # a compiler that was written anew is another compiler
             (shims / name).write_text(SHIM.format(log=log, real=real))
             (shims / name).chmod(0o755)
     return os.environ | {
