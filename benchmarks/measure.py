@@ -22,8 +22,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import gyrator.backend
-from gyrator.config import Config
-from gyrator.metric_tables import TABLES
 
 PEERS = ("eager", "inductor", "gyrator")
 
@@ -234,9 +232,3 @@ def line(row: Row) -> str:
 
 def say(text: str) -> None:
     print(text, flush=True, file=sys.stdout)
-
-
-def start_tables(config: Config) -> None:
-    """Begin the metric tables that are on anew: files of earlier runs go, headers are written."""
-    for name in config.metrics:
-        Path(f"metric_table_{name}.csv").write_text(",".join(["model_name", *TABLES[name]]) + "\n")

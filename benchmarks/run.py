@@ -17,8 +17,9 @@ import torch
 
 import gyrator as gyrator
 from benchmarks import compile_time, full_size, isolated, kernels, models, zoo
-from benchmarks.measure import PEERS, Limits, Row, limits, line, report, say, start_tables
+from benchmarks.measure import PEERS, Limits, Row, limits, line, report, say
 from gyrator.config import Config
+from gyrator.metrics.tables import start_tables
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 SUITES = ("overhead", "kernels", "models", "compile_time")

@@ -2,8 +2,8 @@
 
     python -m benchmarks.sandbox [--device cuda] [--json FILE]
 
-The candidates of real choices are timed in turns by a sandbox and by the same steps in this process. The first turn of
-a sandbox, which waits for its start, is reported apart; the process that compiles has warmed up by itself long before.
+The candidates of real choices are timed in turns by a sandbox and by the same steps in this process. Each choice counts
+by its quickest turn, so that the first sandbox's start, which its first turn shows, is in no ratio.
 """
 
 from __future__ import annotations

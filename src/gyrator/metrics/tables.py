@@ -30,8 +30,21 @@ def add_rows(config: Config, name: str, rows: Callable[[], Iterable[Row]]) -> No
         _append(name, found)
 
 
+def start_tables(config: Config) -> None:
+    """Begin the tables that are on anew: files of earlier runs go, headers are written. For the process that
+    starts those which add rows.
+    """
+    for name in config.metrics:
+        _file(name).unlink(missing_ok=True)
+        _append(name, [])
+
+
+def _file(name: str) -> Path:
+    return Path(f"metric_table_{name}.csv")
+
+
 def _append(name: str, rows: list[list[Cell]]) -> None:
-    with Path(f"metric_table_{name}.csv").open("a", newline="") as stream:
+    with _file(name).open("a", newline="") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         writer = csv.writer(stream, lineterminator="\n")
         if stream.seek(0, io.SEEK_END) == 0:

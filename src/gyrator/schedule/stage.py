@@ -55,7 +55,7 @@ def program_passes(
         return pad_rows(program, session.counters, everywhere=padding, unpadded=unpadded)
 
     def biases(program: Program, session: Session) -> Program:
-        as_called = session.config.max_autotune or session.config.numerics == "eager"
+        as_called = gpu is not None or session.config.max_autotune or session.config.numerics == "eager"
         return program if as_called else add_biases_later(program)
 
     on_gpu: tuple[Pass[Program], ...] = (
