@@ -1,27 +1,32 @@
-"""Canonical groups: groups that differ only in the names of values and axes are built once.
+"""Canonical groups: groups that differ only in the names of values and axes, and in the seeds they draw from, are built
+once.
 
 The twelve layers of a model give twelve equal groups of each kind; finding that out costs a tenth of building a kernel.
 """
 
 import re
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
-from gyrator.ir.expr import Value
-from gyrator.ir.index import Axis
+import torch
+
+from gyrator.ir.expr import Expr, Load, Random, Value, reading
+from gyrator.ir.index import ONE, Axis, Index, Size
 from gyrator.ir.program import Scatter, defines, expressions, loads
 from gyrator.schedule.group import Group, Member
 
 
 @dataclass(frozen=True, slots=True)
 class Canonical:
-    """A group under canonical names; ``actual`` gives each canonical value's own. Equal keys: equal kernels."""
+    """A group under canonical names; ``actual`` gives each canonical value's own, ``slots`` what the sizes are that say
+    where its seeds lie. Equal keys: equal kernels."""
 
     key: Hashable
     group: Group
     stored: frozenset[Value]
     actual: dict[Value, Value]
+    slots: Mapping[Size, Index]
 
 
 def canonicalise(group: Group, stored: frozenset[Value]) -> Canonical:
@@ -31,8 +36,11 @@ def canonicalise(group: Group, stored: frozenset[Value]) -> Canonical:
     group = group.rewrite({axis: Axis(f"i{k}", axis.extent).index() for k, axis in enumerate(axes)})
 
     members: list[Member] = []
+    slots = _slots_of(group)
+    seeds: dict[Expr, Expr] = {reading(seed, names): Load(names[seed.value], (s.index(),)) for seed, s in slots.items()}
     for number, member in enumerate(group.members):
         nest = member.nest.renamed(names)
+        nest = nest.rewritten(seeds.get) if seeds else nest
         members.append(replace(member, nest=nest, position=number, loads=loads(expressions(nest.root))))
     kept = frozenset(names[v] for v in stored if v in names)
     parts = tuple([(m.nest.out, m.nest.axes, m.nest.root, tuple(m.at.items()), m.space, m.down) for m in members])
@@ -41,6 +49,7 @@ def canonicalise(group: Group, stored: frozenset[Value]) -> Canonical:
         replace(group, members=tuple(members)),
         kept,
         {n: v for v, n in names.items()},
+        {size: seed.index[0] for seed, size in slots.items()},
     )
 
 
@@ -48,6 +57,22 @@ def stem_of(name: str) -> str:
     """What a value holds, without the numbers that tell it from others: ``var_mean_10_welford`` →
     ``var_mean_welford``."""
     return re.sub(r"_?\d+", "", name).strip("_") or "t"
+
+
+def _slots_of(group: Group) -> dict[Load, Size]:
+    """Each of several seeds that the group draws from, and the size that says where it lies: ``rand(seeds[7], i0)`` is
+    to become ``rand(seeds[slot1], i0)``. Otherwise the seed alone would tell each layer's dropout from the others'."""
+    drawing = [member.nest for member in group.members if any(map(_is_one_of_several, member.loads))]
+    nodes = (node for nest in drawing for e in expressions(nest.root) for node in e.walk())
+    seeds = dict.fromkeys(node.seed for node in nodes if isinstance(node, Random))
+    several = [seed for seed in seeds if isinstance(seed, Load) and _is_one_of_several(seed)]
+    return {seed: Size(f"slot{k}", 0, (seed.value.shape[0] - 1).value) for k, seed in enumerate(several, 1)}
+
+
+def _is_one_of_several(load: Load) -> bool:
+    """Whether it reads a known element of a vector of integers."""
+    fixed = len(load.index) == 1 and load.index[0].value is not None and load.mask is None
+    return fixed and load.dtype == torch.int64 and load.value.shape[0] is not ONE
 
 
 def _rename_values(group: Group, stored: frozenset[Value]) -> dict[Value, Value]:

@@ -4,11 +4,11 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Value, indirect_values
-from gyrator.ir.index import contiguous_strides, dot, product, substitute
+from gyrator.ir.index import Index, Size, contiguous_strides, dot, product, substitute
 from gyrator.ir.program import Extern, Pointwise, Program, Reduce, Scatter, Update, View, defines, output_values
 from gyrator.ir.tree import Kernel
 from gyrator.origin import Origins, merge
-from gyrator.schedule.canonical import canonicalise
+from gyrator.schedule.canonical import Canonical, canonicalise
 from gyrator.schedule.epilogue import product_group
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_attention import build_attention
@@ -95,7 +95,7 @@ class _Planner:
     def _launch(self, unit: Group | Templated, position: int) -> Iterator[Step]:
         if isinstance(unit, Templated) and unit.functions:
             yield from (Allocate(v) for v in unit.call.out if v is not None)
-            yield self._run(build_attention(unit), unit.call.origins)
+            yield self._run(build_attention(unit), {}, unit.call.origins)
             return
         group = unit if isinstance(unit, Group) else _group_of(unit)
         made = frozenset(defines_of(group))
@@ -106,17 +106,16 @@ class _Planner:
             for value in member.nest.out:
                 if value in outside:
                     yield from self._place(here, member, value, placed)
-        built = self._build(group, outside, placed, unit if isinstance(unit, Templated) else None)
-        yield self._run(built, merge(*(m.nest.origins for m in group.members)))
+        common = canonicalise(group, outside)
+        built = self._build(common, placed, unit if isinstance(unit, Templated) else None)
+        yield self._run(built, common.slots, merge(*(m.nest.origins for m in group.members)))
 
-    def _run(self, built: Built, origins: Origins) -> Launch:
+    def _run(self, built: Built, slots: Mapping[Size, Index], origins: Origins) -> Launch:
         kernel = self.kernels[built.kernel.name] = built.kernel
-        return Launch(kernel.name, built.args, tuple(s.index() for s in kernel.sizes), origins)
+        return Launch(kernel.name, built.args, tuple(slots.get(s, s.index()) for s in kernel.sizes), origins)
 
-    def _build(
-        self, group: Group, stored: frozenset[Value], placed: Mapping[Value, Value], unit: Templated | None
-    ) -> Built:
-        common, gpu = canonicalise(group, stored), self._gpu if group.members[0].nest.on_gpu else None
+    def _build(self, common: Canonical, placed: Mapping[Value, Value], unit: Templated | None) -> Built:
+        gpu = self._gpu if common.group.members[0].nest.on_gpu else None
         key, actual = common.key, common.actual
         if unit is None:
             built = self._built.get(key) or build_kernel(common.group, common.stored, self._rule, gpu)
