@@ -9,7 +9,6 @@ GPUs refuse them and attention would be computed in float32, score by score. Tho
 computes them that way, and more precisely than the fused kernels.
 """
 
-import operator
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -24,10 +23,7 @@ from gyrator.autograd.builder import ancestors
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
-_UPDATES = (
-    *(operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv),
-    *(operator.imod, operator.ipow, operator.iand, operator.ior, operator.ixor, operator.ilshift, operator.irshift),
-)
+_UPDATES = "setitem iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift".split()
 _MOST_ELEMENTS = {"cpu": 1 << 26, "cuda": 1 << 30}
 """That are computed to know a mask, by the device on which it is: some 50 ms."""
 
@@ -95,9 +91,9 @@ def _are_computable(sources: list[Node], device: torch.device) -> bool:
 def _mutates(node: Node) -> bool:
     if "out" in node.kwargs:
         return True
-    if getattr(node.target, "__module__", "") == "_operator":
-        return node.target in _UPDATES
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if getattr(node.target, "__module__", "") == "_operator":
+        return name in _UPDATES
     return name.endswith("_") and not name.endswith("__")
 
 

@@ -81,7 +81,8 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
                     *[outputs[index] for index in constant_results if isinstance(outputs[index], Tensor)]
                 )
             if dynamic:
-                ctx.layouts = {index: _layout(outputs[index]) for index in dynamic}
+                sides = {index: (outputs[index].shape, outputs[index].stride()) for index in dynamic}
+                ctx.layouts = {index: (tuple(shape), tangent_strides(shape, s)) for index, (shape, s) in sides.items()}
             return tuple(outputs[:results])
 
         @staticmethod
@@ -123,11 +124,6 @@ class _SecondDerivative(torch.autograd.Function):
             "compiled code has a first derivative only; run this function with "
             "torch.compiler.disable where you differentiate twice",
         )
-
-
-def _layout(result: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    shape = tuple(result.shape)
-    return shape, tangent_strides(shape, result.stride())
 
 
 def _received(gradient: Any, shape: Any, strides: Any, tangent: Tangent) -> Tensor:

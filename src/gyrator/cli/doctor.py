@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 import torch
@@ -24,27 +23,15 @@ from gyrator.runtime.triton_build import LOWEST_CAPABILITY, find_target
 from gyrator.version import __version__
 
 
-class State(StrEnum):
-    """How a finding stands: fine, missing but not needed, or in the way."""
-
-    GOOD = "ok"
-    ABSENT = "-"
-    WRONG = "!!"
-
-
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report: what, what was found, and what to do where something is wrong."""
+    """One line of the report: what, what was found, what to do where something is wrong; ``absent``: it is missing, but
+    not needed."""
 
     topic: str
     found: str
     advice: str = ""
     absent: bool = False
-
-    @property
-    def state(self) -> State:
-        """Wrong where there is advice."""
-        return State.WRONG if self.advice else State.ABSENT if self.absent else State.GOOD
 
 
 def run_doctor(config: Config, console: Console) -> int:
@@ -54,14 +41,14 @@ def run_doctor(config: Config, console: Console) -> int:
     table.add_column()
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    style = {State.GOOD: "green", State.ABSENT: "dim", State.WRONG: "red"}
     for finding in found:
-        table.add_row(f"[{style[finding.state]}]{finding.state}[/]", finding.topic, finding.found)
+        style, mark = ("red", "!!") if finding.advice else ("dim", "-") if finding.absent else ("green", "ok")
+        table.add_row(f"[{style}]{mark}[/]", finding.topic, finding.found)
     console.print(table, highlight=False)
     for finding in found:
         if finding.advice:
-            console.print(f"{finding.topic}: {finding.advice}", style=style[finding.state], highlight=False)
-    return int(any(finding.state is State.WRONG for finding in found))
+            console.print(f"{finding.topic}: {finding.advice}", style="red", highlight=False)
+    return int(any(finding.advice for finding in found))
 
 
 def findings(config: Config) -> Iterator[Finding]:

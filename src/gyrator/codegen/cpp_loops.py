@@ -16,25 +16,12 @@ from math import gcd
 from gyrator.codegen.cpp_expr import Address, Block, Expressions, Term, plus
 from gyrator.codegen.cpp_names import Names, type_name
 from gyrator.errors import InternalCheckError
+from gyrator.ir import tree
 from gyrator.ir.expr import Expr, Load, Ref, Value
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, Size, as_index, dot, is_nonnegative, product, substitute
 from gyrator.ir.ops import REDUCTIONS
 from gyrator.ir.program import View
-from gyrator.ir.tree import (
-    Carry,
-    Contract,
-    Kernel,
-    Let,
-    Loop,
-    LoopKind,
-    Stage,
-    Store,
-    Update,
-    touched,
-    walk_loops,
-    walk_stages,
-    written,
-)
+from gyrator.ir.tree import Carry, Contract, Kernel, Let, Loop, LoopKind, Stage, Store, Update
 
 _STACK_BYTES = 1 << 14  # larger scratch rows come from the heap
 _MOST_LANES = 64
@@ -59,14 +46,6 @@ class Reducer:
     across: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Tile:
-    """The tile of a product that is being printed: the names of its sums and of its place."""
-
-    contract: Contract
-    sums: str
-
-
 class Loops(Expressions):
     """Prints the loops and stages of one kernel."""
 
@@ -75,7 +54,7 @@ class Loops(Expressions):
         self._kernel = kernel
         self._reducers: dict[str, Reducer] = {}
         self._in_region = False
-        self._tile: _Tile | None = None
+        self._tile: tuple[Contract, str] | None = None  # of the product at hand, with the name of its sums
         self._ends: dict[Axis, tuple[str, str]] = {}
 
     def body(self, items: Sequence[Loop | Stage]) -> None:
@@ -99,7 +78,7 @@ class Loops(Expressions):
         """A block one level further in, the body of ``loops``; what is hoisted out lands before its head."""
         inner = Block(len(self.blocks), extents=tuple([loop.axis.extent for loop in loops]))
         if loops:
-            inner.writes = written(loops[-1].body)
+            inner.writes = tree.written(loops[-1].body)
             inner.skippable = not all(is_nonnegative(extent - 1) for extent in inner.extents)
             self.forget(inner.writes)
         self.blocks.append(inner)
@@ -113,7 +92,7 @@ class Loops(Expressions):
 
     # -- loops ---------------------------------------------------------------------------------------------
     def _loop(self, loop: Loop) -> None:
-        contract = next((s for s in walk_stages((loop,)) if isinstance(s, Contract)), None)
+        contract = next((s for s in tree.walk_stages((loop,)) if isinstance(s, Contract)), None)
         if contract is not None and self._tile is None:
             self._product(loop, contract)
             return
@@ -151,7 +130,7 @@ class Loops(Expressions):
             if whole:
                 block.head = f"for (int64_t {name} = {begin}; {name} < {end}; {name} += {loop.lanes}) {{"
             else:
-                updated = dict.fromkeys(s.carry for s in walk_stages(loop.body) if isinstance(s, Update))
+                updated = dict.fromkeys(s.carry for s in tree.walk_stages(loop.body) if isinstance(s, Update))
                 captured = "".join(f", &{self._reducers[c].name}" for c in updated if c in self._reducers)
                 function = f"[={captured}](auto lanes, int64_t {name}) GY_INLINE {{"
                 block.head, block.tail = f"gy::for_lanes<{loop.lanes}>({begin}, {end}, {function}", "});"
@@ -209,7 +188,7 @@ class Loops(Expressions):
         self._in_region = True
         with self._nested() as region:
             region.head = f"#pragma omp parallel num_threads({team})\n{{"
-            region.writes = written((outer,))
+            region.writes = tree.written((outer,))
             kind = ", ".join([type_name(contract.left.value.dtype), *(str(blocks[b]) for b in ("MR", "V", "TAIL"))])
             packed = "true" if blocks.get("PACKED") else "false"
             depth = self.index(contract.left.shape[-1]).text
@@ -223,7 +202,7 @@ class Loops(Expressions):
                 of_batch = ((contract.left, contract.batch), (contract.right, contract.batch or groups))
                 operands = [self._side(contract, view, axes) for view, axes in of_batch]
                 self.emit(f"const auto {sums} = {product}.sum({tile}, {', '.join(operands)});")
-                self._tile = _Tile(contract, sums)
+                self._tile = contract, sums
                 for axis, side in ((contract.row, "row"), (contract.column, "column")):
                     self._ends[axis] = (f"{tile}.{side}", f"{tile}.{side}_end")
                 self.body(outer.body if contract.batch else (outer,))
@@ -277,7 +256,7 @@ class Loops(Expressions):
     def _sums(self, name: Ref) -> None:
         """The template's local is what lies in the tile at the loops' row and columns."""
         assert self._tile is not None
-        contract, sums = self._tile.contract, self._tile.sums
+        contract, sums = self._tile
         row, column = (self.index(axis.index()).text for axis in (contract.row, contract.column))
         local = self.names.fresh(name.name)
         self.emit(f"const auto {local} = gy::load(lanes, {sums}.row({row}) + {column});")
@@ -296,7 +275,7 @@ class Loops(Expressions):
         guard = "" if is_nonnegative(total - 1) else f"if ({steps} > 0)\n"
         with self._nested() as region:
             region.head = f"{guard}#pragma omp parallel num_threads({team})\n{{"
-            region.writes = written(outer.body)
+            region.writes = tree.written(outer.body)
             self._scratch(outer)
             self.emit(f"const gy::Range {mine} = gy::share({steps});")
             local = [self._declare(c, outer) for c in outer.carries]
@@ -332,7 +311,7 @@ class Loops(Expressions):
 
     def _scratch(self, loop: Loop) -> None:
         """Memory for the scratch rows that ``loop`` uses and that have none yet, in the innermost block."""
-        used = touched(loop.body)
+        used = tree.touched(loop.body)
         for value in self._kernel.scratch:
             if value not in used or value in self.pointers:
                 continue
@@ -350,7 +329,7 @@ class Loops(Expressions):
     # -- carries -------------------------------------------------------------------------------------------
     def _declare(self, carry: Carry, loop: Loop, *, per_thread: str = "") -> Reducer:
         """Declare the object of a carry of ``loop``; with ``per_thread``, one for each of that team."""
-        update = next((s for s in walk_stages(loop.body) if isinstance(s, Update) and s.carry == carry.name), None)
+        update = next((s for s in tree.walk_stages(loop.body) if isinstance(s, Update) and s.carry == carry.name), None)
         if update is None:
             raise InternalCheckError("print", f"nothing updates carry {carry.name!r}")
         per_lane = "V" if self.lanes is not None or carry.last_wins else ""
@@ -376,8 +355,8 @@ class Loops(Expressions):
         """Whether a loop runs in vector steps. A scan along the lanes needs its iterations in order."""
         if loop.kind is not LoopKind.LANES or loop.lanes == 1:
             return False
-        own = {carry.name for inner in walk_loops(loop.body) for carry in inner.carries}
-        return not any(isinstance(s, Update) and s.running and s.carry not in own for s in walk_stages(loop.body))
+        own = {carry.name for inner in tree.walk_loops(loop.body) for carry in inner.carries}
+        return not any(isinstance(s, Update) and s.running and s.carry not in own for s in tree.walk_stages(loop.body))
 
     def _bind_results(self, carry: Carry, refs: Sequence[Ref | None], text: str) -> None:
         """``text`` is a reducer; name those of its results that somebody reads."""
@@ -488,4 +467,4 @@ def _perfect_nest(outer: Loop) -> tuple[Loop, ...]:
 
 
 def _updates(loop: Loop, carry: Carry) -> bool:
-    return any(isinstance(s, Update) and s.carry == carry.name for s in walk_stages(loop.body))
+    return any(isinstance(s, Update) and s.carry == carry.name for s in tree.walk_stages(loop.body))

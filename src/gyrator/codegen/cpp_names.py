@@ -11,7 +11,7 @@ import torch
 from gyrator.errors import UnsupportedInput
 from gyrator.ir.expr import Scalar
 
-_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+_INTEGERS = ("int8", "int16", "int32", "int64", "uint8")
 TYPES: Mapping[torch.dtype, str] = MappingProxyType({
     torch.float32: "float",
     torch.float64: "double",
@@ -120,8 +120,6 @@ def _integer_literal(value: int, dtype: torch.dtype) -> str:
     value = (value - info.min) % (1 << info.bits) + info.min
     if value == -(1 << 63):
         return "INT64_MIN"
-    if dtype == torch.uint64:
-        return f"uint64_t({value}u)"
     return f"{type_name(dtype)}({value})"
 
 

@@ -33,28 +33,12 @@ from gyrator.codegen.triton_functions import function_lines, reads_of
 from gyrator.codegen.triton_names import literal, type_name, working
 from gyrator.codegen.triton_source import GridAxis, Parameter, Pointer, SizeArgument, TritonKernel, Workspace
 from gyrator.errors import InternalCheckError
+from gyrator.ir import tree
 from gyrator.ir.expr import Const, Expr, Ref
 from gyrator.ir.index import ONE, Axis, as_index, product
 from gyrator.ir.ops import REDUCTIONS, identity
 from gyrator.ir.program import View
-from gyrator.ir.tree import (
-    STAGES,
-    Attend,
-    Carry,
-    Contract,
-    Kernel,
-    Let,
-    Loop,
-    LoopKind,
-    Stage,
-    Store,
-    Tile,
-    Tiling,
-    Update,
-    touched,
-    walk_loops,
-    walk_stages,
-)
+from gyrator.ir.tree import Attend, Carry, Contract, Kernel, Let, Loop, LoopKind, Stage, Store, Tile, Tiling, Update
 from gyrator.schedule.canonical import stem_of
 
 _RESERVED = (
@@ -144,12 +128,12 @@ def _workspaces(kernel: Kernel) -> Iterator[Workspace]:
 
 def _states(body: Sequence[Loop | Stage]) -> int:
     """How many numbers the reductions of a kernel come to."""
-    return sum(len(carry.results) for loop in walk_loops(body) for carry in loop.carries)
+    return sum(len(carry.results) for loop in tree.walk_loops(body) for carry in loop.carries)
 
 
 def _scans(kernel: Kernel) -> tuple[int, int]:
     """How many scans a kernel has, and words of 32 bits in the largest state of one."""
-    found = [s for s in walk_stages(kernel.body) if isinstance(s, Update) and s.running]
+    found = [s for s in tree.walk_stages(kernel.body) if isinstance(s, Update) and s.running]
     return len(found), max((working(s.args[0].dtype).itemsize // 4 + 2 * (len(s.args) - 1) for s in found), default=0)
 
 
@@ -164,7 +148,7 @@ def _print_foreach(kernel: Kernel, tiling: Tiling) -> TritonKernel:
         names = Names(taken)
         own = replace(tiling, tiles=(Tile(loop.axis, block),))
         printer = Printer(replace(kernel, body=(loop,)), own, names)
-        printer.pointers |= {v: names.fresh(stem_of(v.name)) for v in touched((loop,))}
+        printer.pointers |= {v: names.fresh(stem_of(v.name)) for v in tree.touched((loop,))}
         printer.program, printer.extents[loop.axis] = "(pid - first)", "n"
         printer.grid()
         count = loop.axis.extent.value or 0
@@ -516,8 +500,8 @@ class Printer(Expressions):
     def _serial(self, loop: Loop) -> None:
         extent = self.index(loop.axis.extent).text
         name = self.names.fresh(loop.axis.name)
-        staged = any(block == STAGES for block, _ in self.tiling.configs[0].blocks)
-        steps = f"tl.range(0, {extent}, num_stages={STAGES})" if staged else f"range(0, {extent})"
+        staged = any(block == tree.STAGES for block, _ in self.tiling.configs[0].blocks)
+        steps = f"tl.range(0, {extent}, num_stages={tree.STAGES})" if staged else f"range(0, {extent})"
         with self._indented(f"for {name} in {steps}:"):
             self.bind(loop.axis, Term(name, self.block.depth, name=True))
             self.body(loop.body)

@@ -70,10 +70,8 @@ def attention_arguments(printer: Expressions, stage: Attend) -> list[str]:
 
 def score_functions(printer: Expressions, stage: Attend) -> Iterator[str]:
     """The functions that the template calls."""
-    tiled, wide = (
-        frozenset(printer.tile_of),
-        [f"{', '.join('bhij')} = {', '.join(f'{x}.to(tl.int64)' for x in 'bhij')}"],
-    )
+    tiled = frozenset(printer.tile_of)
+    wide = [f"{', '.join('bhij')} = {', '.join(f'{x}.to(tl.int64)' for x in 'bhij')}"]
     known: dict[Key, Term] = {}
     for letter, axis in zip("bhij", stage.axes, strict=True):
         along = stage.axes[2] if (stage.template, letter) == ("decode", "h") else axis  # a head for each row of a tile

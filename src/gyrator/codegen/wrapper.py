@@ -41,7 +41,7 @@ POOLED_BYTES = 1 << 20
 """Values of at least so many bytes are taken from the pool."""
 
 _RESERVED = (
-    "torch math runtime call bind args inputs main random_tensor empty take allocate allocate_on reinterpret"
+    "torch math runtime call bind args inputs main random_tensor empty take allocate reinterpret"
     " retype checked leaves num_threads threads Runtime min max abs int float bool round"
     " stream current_stream empty_cuda workspace aligned"
 ).split()
@@ -248,8 +248,6 @@ class _Wrapper:
         where = f"{tuple_text(value.shape)}, {tuple_text(value.strides)}, {value.dtype}"
         if value.device == self.gpu:
             return f"{self.tool('empty_cuda')}({where})"
-        if value.device.type != "cpu":
-            return f"{self.tool('allocate_on')}({device_text(value.device)}, {where})"
         nbytes = byte_size(value)
         if nbytes is None:
             return f"{self.tool('allocate')}({where})"

@@ -14,8 +14,6 @@ from torch import Tensor
 from gyrator.ir.ops import REDUCTIONS, identity
 
 State: TypeAlias = "tuple[Tensor, ...]"
-WIDE = {torch.uint16: torch.int64, torch.uint32: torch.int64}
-"""The dtypes for which torch lacks operators, and in which they are computed."""
 
 
 def start(kind: str, dtype: torch.dtype) -> State:
@@ -43,9 +41,6 @@ def reduce_dims(kind: str, args: State, dims: tuple[int, ...]) -> State:
 
 def _reduce_last(kind: str, args: State) -> State:
     x = args[0]
-    if x.dtype in WIDE:
-        wide = _reduce_last(kind, (x.to(WIDE[x.dtype]), *args[1:]))
-        return (wide[0].to(x.dtype), *wide[1:])
     if kind in _PLAIN:
         return (_PLAIN[kind](x),)
     match kind:

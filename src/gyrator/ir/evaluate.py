@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from gyrator.errors import IndexOutOfRange
-from gyrator.ir.combine import WIDE
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Masked, Op, Random, Ref, Value
 from gyrator.ir.index import Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, Size, evaluate
 from gyrator.ir.ops import OPS
@@ -169,12 +168,9 @@ _OF_TWO: Mapping[type[Atom], Callable[[IntOrTensor, IntOrTensor], IntOrTensor]] 
 
 
 def apply(name: str, args: list[Tensor], dtype: torch.dtype) -> Tensor:
-    """One scalar op by its row's reference. uint16 and uint32, where torch lacks ops, go through int64."""
+    """One scalar op by its row's reference."""
     if name in ("cast", "bitcast"):
         return args[0].to(dtype) if name == "cast" else args[0].contiguous().view(dtype)
-    if any(a.dtype in WIDE for a in args):
-        wide = [a.to(WIDE.get(a.dtype, a.dtype)) for a in args]
-        return OPS[name].reference(*wide).to(dtype)
     return OPS[name].reference(*args)
 
 

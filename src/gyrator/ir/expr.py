@@ -379,7 +379,6 @@ def indirect(value: Expr, size: Index) -> Index:
 _SHORT = {
     torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16", torch.float16: "f16", torch.bool:
     "b1", torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64", torch.uint8: "u8",
-    torch.uint16: "u16", torch.uint32: "u32", torch.uint64: "u64",
 }  # fmt: skip
 
 

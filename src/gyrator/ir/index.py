@@ -553,16 +553,12 @@ def is_nonnegative(index: Index) -> bool:
     value = index.value
     if value is not None:
         return value >= 0
-    if index._nonnegative is None:
-        return remember(index, "_nonnegative", _proved_nonnegative(index))
-    return index._nonnegative
-
-
-def _proved_nonnegative(index: Index) -> bool:
+    if index._nonnegative is not None:
+        return index._nonnegative
     if all(isinstance(a, Size) for m, _ in index.terms for a in m):
-        return _sizes_nonnegative(index)
+        return remember(index, "_nonnegative", _sizes_nonnegative(index))
     bound = lower(index)
-    return bound is not None and (bound is not index) and is_nonnegative(bound)
+    return remember(index, "_nonnegative", bound is not None and bound is not index and is_nonnegative(bound))
 
 
 def _sizes_nonnegative(index: Index) -> bool:

@@ -70,7 +70,7 @@ S, F, B, C, L = Rule.SAME, Rule.FLOAT, Rule.INTEGER, Rule.COMPARE, Rule.LOGICAL
 _FLOORED, _TRUNCATED = (partial(_dividing, partial(torch.div, rounding_mode=mode)) for mode in ("floor", "trunc"))
 
 _row = ScalarOp
-_ROWS = (
+ROWS = (
     # arithmetic
     _row("add", 2, S, torch.add, "{0} + {1}"),
     _row("sub", 2, S, torch.sub, "{0} - {1}"),
@@ -154,14 +154,7 @@ _ROWS = (
 )
 
 
-def _table(rows: tuple[ScalarOp, ...]) -> Mapping[str, ScalarOp]:
-    table = {row.name: row for row in rows}
-    if len(table) != len(rows):
-        raise ImportError("two rows of the op table have one name")
-    return MappingProxyType(table)
-
-
-OPS: Mapping[str, ScalarOp] = _table(_ROWS)
+OPS: Mapping[str, ScalarOp] = MappingProxyType({row.name: row for row in ROWS})
 """Name → row."""
 
 

@@ -164,16 +164,6 @@ def _python_mod(args: tuple[Index, ...]) -> Index | None:
     return num % den if is_nonnegative(den - 1) else None
 
 
-def _modular_indexing(args: tuple[Index, ...]) -> Index | None:
-    quotient = _floordiv(args[:2])
-    return None if quotient is None else _python_mod((quotient, args[2]))
-
-
-def _ceildiv(args: tuple[Index, ...]) -> Index | None:
-    num, den = args
-    return -((-num) // den) if is_nonnegative(den - 1) else None
-
-
 def _power(args: tuple[Index, ...]) -> Index | None:
     exponent = args[1].value
     return None if exponent is None or not 0 <= exponent <= 8 else product([args[0]] * exponent)
@@ -191,15 +181,12 @@ _RULES: Mapping[str, Rule] = {
     "CleanDiv": _floordiv,
     "Mod": _python_mod,
     "PythonMod": _python_mod,
-    "ModularIndexing": _modular_indexing,
-    "CeilDiv": _ceildiv,
     "Max": lambda args: reduce(maximum, args),
     "Min": lambda args: reduce(minimum, args),
     "Pow": _power,
     "PowByNatural": _power,
     "LShift": lambda args: _shifted(args, Index.__mul__),
     "RShift": lambda args: _shifted(args, Index.__floordiv__),
-    "Identity": lambda args: args[0],
 }
 _ROUNDING = frozenset({"TruncToInt", "FloorToInt", "CeilToInt"})
 
@@ -219,12 +206,8 @@ _CALLED: Mapping[str, str] = {
     **{f"OpaqueUnaryFn_{name}": f"math.{name}" for name in _MATH.split()},
 }  # fmt: skip
 _TEXT: Mapping[str, str] = {
-    "ModularIndexing": "(({0} // {1}) % {2})",
-    "CeilDiv": "(-(-{0} // {1}))",
     "FloatPow": "(float({0}) ** {1})",
     "TruncToFloat": "float(math.trunc({0}))",
-    "Identity": "{0}",
-    "Where": "({1} if {0} else {2})",
     "Not": "(not {0})",
 }
 

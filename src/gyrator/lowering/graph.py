@@ -11,7 +11,6 @@ from torch._ops import OpOverload
 from gyrator import torch_compat
 from gyrator.autograd.builder import flatten, mapped
 from gyrator.autograd.decompositions import Numerics
-from gyrator.errors import UnsupportedInput
 from gyrator.ir.index import ZERO, Index, Size
 from gyrator.ir.program import Constant, Derived, Input, Output, Program, Update, View
 from gyrator.ir.symbols import Symbols
@@ -166,9 +165,6 @@ class _Lowering:
     def _placeholder(self, node: fx.Node) -> Result:
         example = node.meta.get("val")
         if isinstance(example, torch.Tensor):
-            if example.layout is not torch.strided or example.is_quantized:
-                what = "quantised" if example.is_quantized else str(example.layout).removeprefix("torch.")
-                raise UnsupportedInput(f"input {node.target}, a {what} tensor,", where=origin_of(node))
             offset = self.symbols.to_index(example.storage_offset())
             value = self.b.given(self.b.meta(example), str(node.target), offset)
             self.inputs.append(Input(value=value))

@@ -94,13 +94,6 @@ class Runtime:
             return torch_compat.empty_strided_cpu(shape, strides, dtype)
         return self.take(nbytes, shape, strides, dtype)
 
-    @staticmethod
-    def allocate_on(
-        device: torch.device, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype
-    ) -> torch.Tensor:
-        """Memory on another device than the CPU."""
-        return torch.empty_strided(shape, strides, dtype=dtype, device=device)
-
     def operator(self, name: str) -> Callable[..., object]:
         """The region or the operator of that name. Raises: UnsupportedOperator if there is neither."""
         return self._watched(name, self.regions.get(name) or externs.operator(name))

@@ -24,7 +24,7 @@ from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_gemm import few_configs, gpu_configs, unpadded
 from gyrator.schedule.group import Group
 from gyrator.schedule.products import Alternative, Ask, Product, Question, Templated, Unit, part_of, product_of, uses_of
-from gyrator.schedule.prologue import is_cheap, is_narrow, nest_of, of_few, producers, prologues
+from gyrator.schedule.prologue import is_cheap, nest_of, of_few, producers, prologues
 from gyrator.schedule.volume import at_most, volume
 
 FEW_EACH = 32
@@ -66,7 +66,7 @@ def _of_few_rows(given: Sequence[Unit], program: Program, gpu: Gpu | None, cpu: 
         found, grouped = of_few(product, prologues(product, made, units)), _has_small_groups(product)
         if gpu is not None and (found or grouped):
             ways = Templated(call, "tiled", few_configs(product, gpu), prologue=found)
-        elif cpu is not None and (grouped or any(is_narrow(group) for group in found)):
+        elif cpu is not None and (grouped or any(x.dtype.itemsize == 1 for g in found for x in g.members[0].loads)):
             ways = Templated(call, PANELS, few_rows(product, cpu), prologue=found)
         else:
             continue

@@ -11,22 +11,9 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from math import prod
 
+from gyrator.ir import tree
 from gyrator.ir.index import ONE, Axis, FloorDiv, Index, Mod, lower, upper
-from gyrator.ir.tree import (
-    STAGES,
-    Config,
-    Kernel,
-    Loop,
-    LoopKind,
-    Store,
-    Tile,
-    Tiling,
-    Update,
-    indices_in,
-    loads_in,
-    walk_loops,
-    walk_stages,
-)
+from gyrator.ir.tree import Config, Kernel, Loop, LoopKind, Store, Tile, Tiling, Update
 from gyrator.schedule.gpu import FEW_PROGRAMS, Gpu
 from gyrator.schedule.volume import at_most, volume
 
@@ -58,7 +45,7 @@ def tile_kernel(kernel: Kernel, gpu: Gpu, shared: tuple[int, ...] = ()) -> Kerne
     walk = _walk(kernel)
     points = volume(a.extent for a in walk.grid)
     hint = points * max((volume((r.extent,)) for r in walk.rows), default=1)
-    hint *= volume(loop.axis.extent for loop in walk_loops(kernel.body) if loop.kind is LoopKind.SERIAL)
+    hint *= volume(loop.axis.extent for loop in tree.walk_loops(kernel.body) if loop.kind is LoopKind.SERIAL)
     if shared:
         tiling = _shared_tiles(walk, shared)
     elif walk.rows:
@@ -196,13 +183,13 @@ def _item(walk: _Walk) -> int:
 
 def _staged(configs: tuple[Config, ...], kernel: Kernel, gpu: Gpu) -> tuple[Config, ...]:
     """``configs`` in which loads of the serial loops begin two iterations early, where shared memory holds them."""
-    serial = [loop for loop in walk_loops(kernel.body) if loop.kind is LoopKind.SERIAL]
-    moving = [load for loop in serial for load in loads_in(loop.body) if {loop.axis} < load.axes()]
+    serial = [loop for loop in tree.walk_loops(kernel.body) if loop.kind is LoopKind.SERIAL]
+    moving = [load for loop in serial for load in tree.loads_in(loop.body) if {loop.axis} < load.axes()]
     row = sum(load.dtype.itemsize for load in moving)
 
     def staged(config: Config) -> Config:
         stages = 3 if 2 * row * prod(size for _, size in config.blocks) <= gpu.shared_bytes else 1
-        return replace(config, blocks=(*config.blocks, (STAGES, stages)))
+        return replace(config, blocks=(*config.blocks, (tree.STAGES, stages)))
 
     return tuple(map(staged, configs))
 
@@ -238,7 +225,7 @@ def _is_whole(axis: Axis, loops: tuple[Loop, ...], *, columns: bool) -> bool:
 
 def _read_again(axis: Axis, loops: tuple[Loop, ...]) -> int:
     """How many loads along the row several of its loops need."""
-    readers = Counter(load for loop in loops for load in loads_in(loop.body) if axis in load.axes())
+    readers = Counter(load for loop in loops for load in tree.loads_in(loop.body) if axis in load.axes())
     return sum(count > 1 for count in readers.values())
 
 
@@ -269,13 +256,13 @@ def _contiguous(position: Index, axis: Axis) -> bool:
 def _walk(kernel: Kernel) -> _Walk:
     grid: list[Axis] = []
     rows: dict[Axis, tuple[Loop, ...]] = {}
-    for loop in walk_loops(kernel.body):
+    for loop in tree.walk_loops(kernel.body):
         if loop.kind is LoopKind.PARALLEL:
             grid.append(loop.axis)
         elif loop.kind is LoopKind.LANES:
             rows[loop.axis] = (*rows.get(loop.axis, ()), loop)
-    loads = [(load.index[0], load.dtype.itemsize) for load in loads_in(kernel.body)]
-    stores = [(s.index[0], s.value.dtype.itemsize) for s in walk_stages(kernel.body) if isinstance(s, Store)]
+    loads = [(load.index[0], load.dtype.itemsize) for load in tree.loads_in(kernel.body)]
+    stores = [(s.index[0], s.value.dtype.itemsize) for s in tree.walk_stages(kernel.body) if isinstance(s, Store)]
     return _Walk(tuple(grid), rows, (*loads, *stores))
 
 
@@ -290,7 +277,7 @@ def power(n: int | None) -> int:
 
 def is_wide(kernel: Kernel) -> bool:
     """Whether a position may need 64 bits."""
-    return not all(fits(i) for i in indices_in(kernel.body))
+    return not all(fits(i) for i in tree.indices_in(kernel.body))
 
 
 def fits(index: Index) -> bool:

@@ -43,7 +43,7 @@ def _own_accesses(group: Group, stored: frozenset[Value] | None = None) -> Itera
 def unit_axes(group: Group) -> set[Axis]:
     """The axes along which the group's largest accesses are contiguous."""
     own = [(_unit(access.position), member, access.weight) for member, access in _own_accesses(group)]
-    return _of_the_largest([(member.at[unit], weight) for unit, member, weight in own if unit is not None])
+    return contiguous_axes([(member.at[unit], weight) for unit, member, weight in own if unit is not None])
 
 
 def across_rows(group: Group) -> bool:
@@ -52,12 +52,8 @@ def across_rows(group: Group) -> bool:
     return not unit.isdisjoint(group.outer) and all(unit.isdisjoint(s) for s in group.spaces)
 
 
-def contiguous_axes(found: list[Access]) -> set[Axis]:
-    """As :func:`unit_axes`, of accesses whose axes may have been merged."""
-    return _of_the_largest([(a.position, a.weight) for a in found])
-
-
-def _of_the_largest(found: list[tuple[Index, int]]) -> set[Axis]:
+def contiguous_axes(found: Iterable[tuple[Index, int]]) -> set[Axis]:
+    """As :func:`unit_axes`, of positions in memory, each with the bytes that are moved there."""
     units = [(axis, weight) for position, weight in found if (axis := _unit(position)) is not None]
     largest = max((weight for _, weight in units), default=0)
     return {axis for axis, weight in units if weight * 2 > largest}

@@ -82,7 +82,7 @@ def choose_loops(group: Group, stored: frozenset[Value], *, phased: bool) -> Sha
     found = accesses(group, stored)
     if group.pointwise:
         return _points(group, found)
-    column = _column(group, contiguous_axes(found))
+    column = _column(group, contiguous_axes((a.position, a.weight) for a in found))
     if column is not None:
         return _columns(group, column)
     alone = len(group.spaces) > 1 or phased or any(isinstance(m.nest.root, Scan) for m in group.members)

@@ -68,11 +68,6 @@ def is_cheap(group: Group) -> bool:
     return all(OPS[e.name].cost < DEAR for e in _body(nest_of(group)).walk() if isinstance(e, Op))
 
 
-def is_narrow(group: Group) -> bool:
-    """Whether it is made of bytes."""
-    return any(load.value.dtype.itemsize == 1 for load in _body(nest_of(group)).loads())
-
-
 def of_few(product: Product, found: Sequence[Group]) -> tuple[Group, ...]:
     """Those of ``found`` to compute in the product without a trial, as one operand is read but once: the product has
     surely few rows, or few columns. None if that operand is not among them."""

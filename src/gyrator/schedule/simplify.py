@@ -126,11 +126,7 @@ def _holds_exactly(small: torch.dtype, wide: torch.dtype) -> bool:
     """Whether every value of ``small`` survives a trip through ``wide``, for any conversion that follows."""
     if small == torch.bool:
         return wide != torch.bool
-    if small in _HALF:
-        return wide in (torch.float32, torch.float64)
-    if small == torch.float32:
-        return wide == torch.float64
-    return False
+    return small in _EXACT and wide in _EXACT and torch.promote_types(small, wide) == wide != small
 
 
 def simplify(program: Program, rule: Rule) -> Program:

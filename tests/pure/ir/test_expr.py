@@ -12,7 +12,7 @@ import torch
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Masked, rewrite, walk_all
 from gyrator.ir.index import Indirect, Size
 from gyrator.ir.index import const as number
-from gyrator.ir.ops import OPS, REDUCTIONS, Rule, ScalarOp, identity
+from gyrator.ir.ops import OPS, REDUCTIONS, ROWS, Rule, ScalarOp, identity
 from gyrator.ir.program import Nest, Pointwise
 from gyrator.ir.text import node_text
 from tests.pure.ir.examples import axis, cast, const, load, op, value
@@ -115,6 +115,10 @@ def _arguments(row: ScalarOp) -> list[torch.Tensor]:
     if row.rule is Rule.SELECT:
         return [torch.tensor([True, False]), torch.zeros(2), torch.ones(2)]
     return [FLOATS] * row.arity
+
+
+def test_no_two_rows_have_one_name() -> None:
+    assert len(OPS) == len(ROWS)
 
 
 @pytest.mark.parametrize("name", [n for n in OPS if n not in ("cast", "bitcast")])

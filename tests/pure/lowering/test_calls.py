@@ -14,7 +14,7 @@ from torch._higher_order_ops.auto_functionalize import auto_functionalized
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from gyrator.autograd import ops
-from gyrator.errors import UnsupportedInput, UnsupportedOperator
+from gyrator.errors import UnsupportedOperator
 from gyrator.ir.check import check_program
 from gyrator.lowering.graph import lower
 from tests.pure.lowering.harness import check, lowered, run, symbols_of, tensor, trace
@@ -110,14 +110,6 @@ def test_in_place_ops_are_refused() -> None:
         lower(graph, symbols=symbols_of(graph))
     before, node, after = (raised.value.node or "").splitlines()  # with its neighbours
     assert "aten.add.Tensor" in before and "aten.mul_.Tensor" in node and after == "return mul_"
-
-
-def test_sparse_inputs_are_refused() -> None:
-    graph = make_fx(lambda x: x + 1, tracing_mode="fake")(tensor(3))
-    node = next(iter(graph.graph.nodes))
-    node.meta["val"] = torch.eye(3).to_sparse()
-    with pytest.raises(UnsupportedInput, match="sparse"):
-        lower(graph, symbols=symbols_of(graph))
 
 
 def test_an_error_names_the_node() -> None:
