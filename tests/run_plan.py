@@ -60,8 +60,8 @@ class _Machine:
 
     def step(self, step: Step) -> None:
         match step:
-            case Allocate(value, upon):
-                self.memory[value] = self.place(value, upon)
+            case Allocate(value, upon, offset):
+                self.memory[value] = self.place(value, upon) if offset is None else self.within(value, upon, offset)
             case Launch(name, args, sizes, _):
                 kernel = next(k for k in self.plan.kernels if k.name == name)
                 buffers = {p.value.name: self.memory[a] for p, a in zip(kernel.params, args, strict=True)}
@@ -83,6 +83,12 @@ class _Machine:
             new.numel() == old.numel() and new.is_contiguous() and old.is_contiguous()
         )
         return old.as_strided(new.shape, new.stride(), old.storage_offset())
+
+    def within(self, value: Value, host: Value | None, offset: int) -> Tensor:
+        assert host is not None and value.dtype == host.dtype
+        whole, new = self.memory[host], allocate(value, self.sizes)
+        assert offset * whole.itemsize % 64 == 0
+        return _poison(whole.as_strided(new.shape, new.stride(), whole.storage_offset() + offset))
 
     def call(self, extern: Extern, *, into: bool) -> None:
         mutated = dict(extern.mutates)

@@ -22,7 +22,7 @@ from typing import TypeAlias
 import torch
 from torch import fx
 
-from gyrator.autograd.interface import BoxedCallable, Compiled, GraphInfo, interpret
+from gyrator.autograd.interface import BoxedCallable, Compiled, GraphInfo, Pending, interpret
 from gyrator.autotune.by_elements import products_by_elements
 from gyrator.autotune.decompose_k import decompositions
 from gyrator.autotune.parts import Builder
@@ -110,121 +110,125 @@ class Process:
 
 def compile_graph(
     graph: fx.GraphModule, example_inputs: Sequence[object], info: GraphInfo, session: Session, process: Process
-) -> Compiled:
+) -> Pending:
     """Compile a functional ATen graph into a callable that takes the list of its inputs and empties it.
 
     Args:
         graph: as `autograd` leaves it; every node has `meta["val"]`.
         example_inputs: fake tensors, sizes and scalars, one per placeholder.
 
-    The callable writes all updates into the inputs. Where the processor's kernels lack a C++ compiler it calls torch's
-    operators one by one, after one warning.
+    The result waits for the kernels, which are built meanwhile, stores and loads. The callable writes all updates into
+    the inputs. Where the processor's kernels lack a C++ compiler it calls torch's operators one by one, after one
+    warning.
 
     Raises: UnsupportedOperator, UnsupportedInput; DeviceUnsupported, ToolchainMissing if the GPU, its driver or Triton
     is missing or too old; KernelBuildError; InternalCheckError if a stage broke its own rules.
     """
+    by_operators = partial(interpret, graph, example_inputs, info)
 
-    def without_compiler(missing: ToolchainMissing) -> Compiled:
+    def without_compiler(missing: ToolchainMissing) -> Pending:
         session.warn(f"graphs run operator by operator: {missing}")
-        return interpret(graph, example_inputs, info)
+        return by_operators
 
-    with process.lock, frozen_garbage():
-        device = device_of(tensors_of(graph))
-        foreign = without_kernels(graph, device)
-        if foreign is not None:
-            session.warn(f"{foreign}: the graph runs operator by operator")
-            return interpret(graph, example_inputs, info)
-        try:
-            targets = find_targets(session.config, device)
-        except ToolchainMissing as missing:
-            return without_compiler(missing)
-        if session.dump is not None:
-            dump_graph(session.dump, "aten", graph, example_inputs)
-        updates = [(update.input, update.output) for update in info.updates]
-        shown = range(0 if info.kind == "backward" else len(info.strides) - info.saved)
-        written = frozenset(range(len(updates)))
-        shape_env = shape_env_of(example_inputs)
-        guards = 0 if shape_env is None else len(shape_env.guards)
-        stores = open_stores(session, process.scratch_folder())
-        with session.stage("look up"):
-            gpu = gpu_of(targets, device)
-            config, target, key = session.config, f"{targets.key()} {gpu}", None
-            if not info.frozen:
-                roles = repr((updates, sorted(shown)))
-                key = graph_key(graph, config, roles, shape_env=shape_env, target=target)
-            entry = find(key, stores.graphs, example_inputs, session)
-        if entry is not None and not session.config.validate:
-            call = loaded(GraphCompiled(entry, True, session), process, moved_places(entry, graph))
-            return Compiled(call, written, entry.key, str(entry.folder / WRAPPER))
+    device = device_of(tensors_of(graph))
+    foreign = without_kernels(graph, device)
+    if foreign is not None:
+        session.warn(f"{foreign}: the graph runs operator by operator")
+        return by_operators
+    try:
+        targets = find_targets(session.config, device)
+    except ToolchainMissing as missing:
+        return without_compiler(missing)
+    if session.dump is not None:
+        dump_graph(session.dump, "aten", graph, example_inputs)
+    updates = [(update.input, update.output) for update in info.updates]
+    shown = range(0 if info.kind == "backward" else len(info.strides) - info.saved)
+    written = frozenset(range(len(updates)))
+    shape_env = shape_env_of(example_inputs)
+    guards = 0 if shape_env is None else len(shape_env.guards)
+    stores = open_stores(session, process.scratch_folder())
+    with session.stage("look up"):
+        gpu = gpu_of(targets, device)
+        config, target, key = session.config, f"{targets.key()} {gpu}", None
+        if not info.frozen:
+            roles = repr((updates, sorted(shown)))
+            key = graph_key(graph, config, roles, shape_env=shape_env, target=target)
+        entry = find(key, stores.graphs, example_inputs, session)
+    if entry is not None and not session.config.validate:
+        return partial(_compiled, GraphCompiled(entry, True, session), process, written, moved_places(entry, graph))
 
-        symbols = Symbols(shape_env)
-        threads = session.config.threads or torch.get_num_threads()
-        cpu = Cpu(targets.cpu.vectors, threads) if targets.cpu is not None else None
-        builder = Builder(targets, stores, session, process.workers, shape_env, symbols.hints, gpu, cpu)
-        chosen, tuner = graph, None
-        if session.config.max_autotune and (device.type == "cpu" or torch.cuda.is_available()):
-            if len(session.config.gemm_backends) > 1:
-                process.sandboxes.prepare(device)  # starts while the graph is lowered
-            tuner = Tuner(builder, device, process.sandboxes)
-            if "subgraph" in session.config.gemm_backends:
-                chosen = with_subgraphs(graph, SUBGRAPHS, tuner)
-        elif device.type == "cuda":
-            chosen = with_activations(graph)
-        with session.stage("lower"):
-            lowered = lower(
-                chosen,
-                symbols=symbols,
-                name=session.name,
-                updates=updates,
-                numerics="eager" if session.config.numerics == "eager" else "fast",
-                computed=builder.computed,
-            )
-        session.keep("lower", lowered.program)
-        if session.dump is not None:
-            session.dump.write("lowered", program_text(lowered.program))
-        with session.stage("schedule"):
-            slower = slower_fusions(builder) if session.config.benchmark_fusion else None
-            scheduled = schedule(lowered.program, session, gpu, slower, tuner.ask if tuner else None, cpu)
-            plan = scheduled.plan
-            for op in called(lowered.fallbacks, scheduled):
-                session.counters.add_extern(op)
-            constants = {**lowered.constants, **packed_constants(scheduled.packings, lowered.constants)}
-        try:
-            kernels = start_kernels(plan, targets, stores.kernels, session, process.workers, symbols.hints)
-        except ToolchainMissing as missing:
-            return without_compiler(missing)
-        with session.stage("print wrapper"):
-            text = print_wrapper(plan, kernels.built, symbols.hints, shown=shown, align=kernels.align)
-        with session.stage("record"):
-            record = describe(session, info.kind, lowered.program, scheduled, kernels.texts, symbols.hints)
-            record = replace(record, choices=() if tuner is None else tuple(tuner.choices))
+    symbols = Symbols(shape_env)
+    threads = session.config.threads or torch.get_num_threads()
+    cpu = Cpu(targets.cpu.vectors, threads) if targets.cpu is not None else None
+    builder = Builder(targets, stores, session, process.workers, shape_env, symbols.hints, gpu, cpu)
+    chosen, tuner = graph, None
+    if session.config.max_autotune and (device.type == "cpu" or torch.cuda.is_available()):
+        if len(session.config.gemm_backends) > 1:
+            process.sandboxes.prepare(device)  # starts while the graph is lowered
+        tuner = Tuner(builder, device, process.sandboxes)
+        if "subgraph" in session.config.gemm_backends:
+            chosen = with_subgraphs(graph, SUBGRAPHS, tuner)
+    elif device.type == "cuda":
+        chosen = with_activations(graph)
+    with session.stage("lower"):
+        lowered = lower(
+            chosen,
+            symbols=symbols,
+            name=session.name,
+            updates=updates,
+            numerics="eager" if session.config.numerics == "eager" else "fast",
+            computed=builder.computed,
+        )
+    session.keep("lower", lowered.program)
+    if session.dump is not None:
+        session.dump.write("lowered", program_text(lowered.program))
+    with session.stage("schedule"):
+        slower = slower_fusions(builder) if session.config.benchmark_fusion else None
+        ask, alone = None if tuner is None else tuner.ask, info.kind == "inference"
+        scheduled = schedule(lowered.program, session, gpu, slower, ask, cpu, overlays=alone)
+        plan = scheduled.plan
+        for op in called(lowered.fallbacks, scheduled):
+            session.counters.add_extern(op)
+        constants = {**lowered.constants, **packed_constants(scheduled.packings, lowered.constants)}
+    try:
+        kernels = start_kernels(plan, targets, stores.kernels, session, process.workers, symbols.hints)
+    except ToolchainMissing as missing:
+        return without_compiler(missing)
+    with session.stage("print wrapper"):
+        text = print_wrapper(plan, kernels.built, symbols.hints, shown=shown, align=kernels.align)
+    with session.stage("record"):
+        record = describe(session, info.kind, lowered.program, scheduled, kernels.texts, symbols.hints)
+        record = replace(record, choices=() if tuner is None else tuple(tuner.choices))
+        kept, saved = (info.saved, 0) if info.kind == "backward" else (0, info.saved)
+        notes: dict[str, Json] = {
+            "facts": facts_of(shape_env, guards, key),
+            "places": numbered_places(graph, kernels.places),
+            COUNTERS: {**record.counters},
+            RECORDED: [device.index, kept, saved, *info.static_inputs] if recordable(plan, info) else None,
+        }
+        called_ops = {step.extern.op for step in plan.steps if isinstance(step, Call)}
+        regions = {name: region for name, region in lowered.regions.items() if name in called_ops}
+        again = None if regions else key  # regions run from graphs that this process holds
+        files: dict[str, Content] = {WRAPPER: text, RECORD: to_json(record)}
+        if not info.frozen:
+            files |= {constant_file(name): tensor for name, tensor in constants.items()}
+        if session.config.benchmark_kernel:
+            files |= dict(kernel_scripts(plan, kernels.built, symbols.hints))
+
+    def finish() -> Compiled:
         with session.stage("build"):
-            files: dict[str, Content] = {**kernels.wait()}
+            built = kernels.wait()
         with session.stage("store"):
-            kept, saved = (info.saved, 0) if info.kind == "backward" else (0, info.saved)
-            notes: dict[str, Json] = {
-                "facts": facts_of(shape_env, guards, key),
-                "places": numbered_places(graph, kernels.places),
-                COUNTERS: {**record.counters},
-                RECORDED: [device.index, kept, saved, *info.static_inputs] if recordable(plan, info) else None,
-            }
-            called_ops = {step.extern.op for step in plan.steps if isinstance(step, Call)}
-            regions = {name: region for name, region in lowered.regions.items() if name in called_ops}
-            again = None if regions else key  # regions run from graphs that this process holds
-            files |= {WRAPPER: text, RECORD: to_json(record)}
-            if not info.frozen:
-                files |= {constant_file(name): tensor for name, tensor in constants.items()}
-            if session.config.benchmark_kernel:
-                files |= dict(kernel_scripts(plan, kernels.built, symbols.hints))
-            entry = keep(again, files, notes, stores)
+            entry = keep(again, {**built, **files}, notes, stores)
         if session.dump is not None:
             dump_compiled(session.dump, scheduled, record, entry, [code for _, code in kernels.texts.values()])
-        call = loaded(GraphCompiled(entry, False, session, regions, constants), process)
-        compiled = Compiled(call, written, entry.key, str(entry.folder / WRAPPER))
+        compiled = _compiled(GraphCompiled(entry, False, session, regions, constants), process, written)
         if session.config.validate:
             programs = [(name, p) for name, p in session.programs if isinstance(p, Program)]
             return validated(compiled, graph, info, programs, lowered)
         return compiled
+
+    return finish
 
 
 def without_kernels(graph: fx.GraphModule, device: torch.device) -> str | None:
@@ -266,6 +270,17 @@ def gpu_of(targets: Targets, device: torch.device) -> Gpu | None:
 
 
 # -- between the stages --------------------------------------------------------------------------------------
+def _compiled(
+    ready: GraphCompiled,
+    process: Process,
+    written: frozenset[int],
+    moved: Mapping[Origin, Origin] = MappingProxyType({}),
+) -> Compiled:
+    """A graph that is stored, loaded."""
+    entry = ready.entry
+    return Compiled(loaded(ready, process, moved), written, entry.key, str(entry.folder / WRAPPER))
+
+
 def loaded(
     ready: GraphCompiled, process: Process, moved: Mapping[Origin, Origin] = MappingProxyType({})
 ) -> BoxedCallable:

@@ -15,7 +15,8 @@ from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch.fx import Graph, Node, Proxy
+from torch.fx import Graph, GraphModule, Node, Proxy
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_arg
 from torch.fx.proxy import GraphAppendingTracer
 
@@ -53,6 +54,11 @@ def symbol_hint(shape_env: Any, symbol: Any) -> int | None:
     except TypeError:  # a nested tensor's size
         return None
 
+
+# --- graphs -------------------------------------------------------------------------------------------------
+
+graph_module: Callable[[Any, Graph], GraphModule] = _LazyGraphModule
+"""`GraphModule(root, graph)` that writes its Python code when that is asked for, which of most graphs it never is."""
 
 # --- memory and launching ---------------------------------------------------------------------------------
 

@@ -108,7 +108,7 @@ def compiled_stages() -> dict[str, Stage]:
     def compiler(graph: torch.fx.GraphModule, inputs: Sequence[object], info: GraphInfo) -> Compiled:
         config = Config.from_options(options={"cache": False})
         with Session(config, torch.device("cpu"), info.kind) as session:
-            compiled = compile_graph(graph, inputs, info, session, Process())
+            compiled = compile_graph(graph, inputs, info, session, Process())()
         placeholders = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
         outputs = [node and node.meta["val"] for node in graph.graph.output_node().args[0]]
         results = outputs[: len(outputs) - info.saved]

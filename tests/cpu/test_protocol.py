@@ -205,7 +205,7 @@ def test_compiled_graphs_empty_the_list_of_their_inputs():
 
     def compiler(graph: torch.fx.GraphModule, inputs: Sequence[object], info: GraphInfo) -> Compiled:
         with Session(Config(), torch.device("cpu"), info.kind) as session:
-            compiled = compile_graph(graph, inputs, info, session, Process())
+            compiled = compile_graph(graph, inputs, info, session, Process())()
 
         def call(arguments: list[Any]) -> Sequence[Any]:
             outputs = compiled.call(arguments)

@@ -243,7 +243,7 @@ def test_a_graph_whose_attention_a_template_computes_is_found_again(tmp_path: Pa
         moved = on_gpu(graph, values)
         for _ in range(2):
             with Session(config, GPU, info.kind) as session:
-                compile_graph(graph, moved, info, session, process)
+                compile_graph(graph, moved, info, session, process)()
             sessions.append(session)
         return run
 

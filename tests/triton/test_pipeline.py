@@ -50,7 +50,7 @@ def compiled(config: Config, process: Process, module: nn.Module, *inputs: torch
     sessions = []
     for graph, values, info in graphs_of(module, *inputs):
         with Session(config, GPU, info.kind) as session:
-            compile_graph(graph, values, info, session, process)
+            compile_graph(graph, values, info, session, process)()
             sessions.append(session)
     return sessions
 

@@ -21,7 +21,7 @@ from gyrator.autograd.equal_calls import merge_equal_calls
 from gyrator.autograd.freeze import freeze
 from gyrator.autograd.function import Differentiable, Tangent, make_function
 from gyrator.autograd.inputs import Inputs, fake_inputs, overlapping
-from gyrator.autograd.interface import BoxedCallable, Compiled, Compiler, GraphInfo, Size, Update
+from gyrator.autograd.interface import BoxedCallable, Compiled, Compiler, GraphInfo, Pending, Size, Update
 from gyrator.autograd.joint import Joint, trace
 from gyrator.autograd.loss import behind_loss, without_zeros
 from gyrator.autograd.partition.min_cut import min_cut
@@ -34,7 +34,7 @@ from gyrator.errors import InternalCheckError
 Stage: TypeAlias = Callable[[str], AbstractContextManager[object]]
 """What the work on a part of the pipeline, given by name, runs within: for timing."""
 
-_Compile: TypeAlias = Callable[[Graph, GraphInfo], Compiled]
+_Compile: TypeAlias = Callable[[Graph, GraphInfo], Pending]
 
 
 def aot_compile(
@@ -130,12 +130,12 @@ def aot_program(
         seed_recomputed(build)
         roles = roles_of(joint, build.graph, inputs)
 
-    def compiled(graph: Graph, info: GraphInfo, held: Mapping[str, Tensor] = MappingProxyType({})) -> Compiled:
-        with stage("module"):
-            examples = [node.meta["val"] for node in graph.find_nodes(op="placeholder")]
-            module = GraphModule({**build.bodies, **held}, graph)
+    def compiled(graph: Graph, info: GraphInfo, held: Mapping[str, Tensor] = MappingProxyType({})) -> Pending:
+        examples = [node.meta["val"] for node in graph.find_nodes(op="placeholder")]
+        module = torch_compat.graph_module({**build.bodies, **held}, graph)
         compiler = bw_compiler if info.kind == "backward" and bw_compiler is not None else fw_compiler
-        return compiler(module, examples, info)
+        found = compiler(module, examples, info)
+        return (lambda: found) if isinstance(found, Compiled) else found
 
     run: BoxedCallable | Differentiable
     if joint.tangents:
@@ -148,7 +148,7 @@ def aot_program(
         held = freeze(graph, _lasting(roles, (*example_inputs, *joint.constants))) if frozen else {}
         strides = _strides(joint, graph)
         info = GraphInfo("inference", _static(roles), _updates(joint), strides, frozen=bool(held))
-        whole = compiled(graph, info, held)
+        whole = compiled(graph, info, held)()
         run, written = whole.call, _written(joint, whole)
     autocast = torch_compat.autocast_enabled()
     return Traced(Program(joint.forward, joint.inputs, joint.constants, written, autocast), run)
@@ -177,7 +177,7 @@ def _differentiable(
     """Forward and backward compiled, and how they are joined; the inputs that forward overwrites."""
     kept = halves.saved_values + halves.numbers
     info = GraphInfo("forward", _static(roles), _updates(joint), _strides(joint, halves.forward), kept)
-    forward = compiled(halves.forward, info)
+    started_forward = compiled(halves.forward, info)
     missing = behind_loss(roles.results, joint.tangents) if for_loss else ()
     tangents = dict(zip(joint.tangents, halves.tangents, strict=True))
     without_zeros(halves.backward, {tangents.pop(result) for result in missing})
@@ -188,12 +188,12 @@ def _differentiable(
     )
     backward_info = GraphInfo("backward", static, (), (None,) * len(roles.gradients), kept)
 
-    def compile_backward() -> BoxedCallable:
-        return compiled(halves.backward, backward_info).call
-
+    start_backward = partial(compiled, halves.backward, backward_info)
+    started = None if lazy else start_backward()  # while forward's kernels are built
+    forward = started_forward()
     link = Differentiable(
         forward=forward.call,
-        backward=_lazy(compile_backward) if lazy else compile_backward(),
+        backward=_lazy(lambda: start_backward()().call) if started is None else started().call,
         results=len(roles.results),
         saved_values=halves.saved_values,
         saved_inputs=halves.saved_primals,

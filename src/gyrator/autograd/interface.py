@@ -71,11 +71,18 @@ class Compiled:
     wrapper: str = ""
 
 
+Pending: TypeAlias = Callable[[], Compiled]
+"""Waits for a graph that is being compiled."""
+
+
 class Compiler(Protocol):
     """Compiles one functional graph; `example_inputs` are fake tensors, sizes (int or SymInt) and scalars."""
 
-    def __call__(self, graph: torch.fx.GraphModule, example_inputs: Sequence[object], info: GraphInfo, /) -> Compiled:
-        """The compiled graph. What it does with `graph` is its own affair."""
+    def __call__(
+        self, graph: torch.fx.GraphModule, example_inputs: Sequence[object], info: GraphInfo, /
+    ) -> Compiled | Pending:
+        """The compiled graph, or what waits for it: backward is compiled while forward's kernels are built. What it
+        does with `graph` is its own affair."""
 
 
 def interpret(graph: torch.fx.GraphModule, example_inputs: Sequence[object], info: GraphInfo) -> Compiled:

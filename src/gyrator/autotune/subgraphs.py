@@ -13,6 +13,7 @@ from gyrator.autotune.candidates import Candidate
 from gyrator.autotune.parts import Builder
 from gyrator.autotune.tuner import Tuner
 from gyrator.schedule.products import Ask
+from gyrator.torch_compat import graph_module
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ def with_subgraphs(
             env[node] = new.node_copy(node, env.__getitem__)
         else:
             env[node] = _inlined(new, best.trace(inputs).graph, node, env)
-    return fx.GraphModule(graph, new) if any(asked.values()) else graph
+    return graph_module(graph, new) if any(asked.values()) else graph
 
 
 def _inlined(new: fx.Graph, graph: fx.Graph, outer: fx.Node, env: dict[fx.Node, fx.Node]) -> fx.Node:

@@ -30,7 +30,7 @@ from gyrator.codegen.ranges import index_ranges, random_tensor
 from gyrator.codegen.texts import WIDTH, broken, origin_comments
 from gyrator.codegen.triton_source import Pointer, SizeArgument, TritonKernel, Workspace
 from gyrator.ir.expr import Value
-from gyrator.ir.index import ZERO, Atom, Index, Size, substitute
+from gyrator.ir.index import ZERO, Atom, Index, Size, const, substitute
 from gyrator.ir.program import Arg, Extern, Input, Item, ListArg, View, views
 from gyrator.ir.tree import Kernel
 from gyrator.metrics.kernels import count_of
@@ -226,9 +226,12 @@ class _Wrapper:
         match step:
             case Allocate(value, None):
                 self.emit(f"{self.name(value)} = {self.fresh(value)}")
-            case Allocate(value, upon) if upon is not None:
+            case Allocate(value, upon, None) if upon is not None:
                 self.emit(f"{self.name(value)} = {self.view(View(upon, value.shape, value.strides, ZERO))}  # in place")
                 self.share_pointer(upon, value)
+            case Allocate(value, upon, int(offset)) if upon is not None:
+                view = View(upon, value.shape, value.strides, const(offset))
+                self.emit(f"{self.name(value)} = {self.view(view)}  # not written yet")
             case Launch():
                 self.launch(step)
             case Call():

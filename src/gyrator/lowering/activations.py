@@ -3,6 +3,8 @@
 import torch
 from torch import fx
 
+from gyrator.torch_compat import graph_module
+
 aten = torch.ops.aten
 
 _VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
@@ -25,7 +27,7 @@ def with_activations(graph: fx.GraphModule) -> fx.GraphModule:
         env[node] = env[node.args[0]] if node in over else new.node_copy(node, env.__getitem__)
         if node in ending:
             env[node].target = aten._addmm_activation.default
-    return fx.GraphModule(graph, new) if over else graph
+    return graph_module(graph, new) if over else graph
 
 
 def _leaves_kernels(node: fx.Node) -> bool:

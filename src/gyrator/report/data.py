@@ -37,6 +37,13 @@ class GraphReport:
         known = len(self.times) == len(steps)
         yield from zip(steps, self.times if known else [None] * len(steps), strict=True)
 
+    def parts(self) -> Iterator[tuple[str, Sequence[Timing]]]:
+        """The stages before kernels are waited for and those from there on, by the program's stage around them."""
+        names = [stage.name for stage in self.stages]
+        end = min((names.index(name) for name in ("build", "load") if name in names), default=len(names))
+        yield f"{self.record.kind} graph", self.stages[:end]
+        yield f"{self.record.kind} kernels", self.stages[end:]
+
     def kernel_seconds(self) -> dict[str, float]:
         """Seconds of one launch of each kernel, the mean of its launches, where measured."""
         found: dict[str, list[float]] = {}
@@ -84,7 +91,7 @@ class ReportData:
         yield "", Timing("capture (torch.compile)", 0, self.capture_seconds)
         for program in self.programs:
             yield "", Timing(program.name, 0, program.seconds)
-            yield from _within([program.name], program.stages, {f"{g.record.kind} graph": g for g in program.graphs})
+            yield from _within([program.name], program.stages, {k: s for g in program.graphs for k, s in g.parts()})
 
     def accounted(self) -> float:
         """The share of the wall time that stages at the top account for."""
@@ -93,16 +100,15 @@ class ReportData:
 
 
 def _within(
-    path: Sequence[str], stages: Iterable[Timing], graphs: Mapping[str, GraphReport] = MappingProxyType({})
+    path: Sequence[str], stages: Iterable[Timing], inner: Mapping[str, Sequence[Timing]] = MappingProxyType({})
 ) -> Iterator[tuple[str, Timing]]:
-    """Stages within `path`, each with its own path; those of one of `graphs` within the stage that compiles it."""
+    """Stages within `path`, each with its own path; `inner` are those of a graph, by the stage that they are in."""
     below = list(path)
     for stage in stages:
         below[len(path) + stage.depth :] = []
         yield "/".join(below), Timing(stage.name, len(path) + stage.depth, stage.seconds)
         below.append(stage.name)
-        if stage.name in graphs:
-            yield from _within(below, graphs[stage.name].stages)
+        yield from _within(below, inner.get(stage.name, ()))
 
 
 def size_text(count: int) -> str:

@@ -202,12 +202,12 @@ def _memory(plan: Plan, program: Program, hints: Hints) -> tuple[tuple[int, ...]
     """Bytes held after each launch, call and copy, and who holds them at the peak."""
     origins = {value: node.origins for node in program.nodes for value in defines(node)}
     totals: list[int] = []
-    peak, at_peak = -1, dict[Value, int]()
+    peak, at_peak = -1, tuple[Value, ...]()
     for total, values in held(plan, partial(value_bytes, hints=hints)):
         totals.append(total)
         if total > peak:
-            peak, at_peak = total, {value: value_bytes(value, hints) for value in values}
-    most = sorted(at_peak.items(), key=lambda item: -item[1])
+            peak, at_peak = total, tuple(values)
+    most = sorted(((value, value_bytes(value, hints)) for value in at_peak), key=lambda item: -item[1])
     return tuple(totals), tuple(Holder(v.name, n, place_of(origins.get(v, ()))) for v, n in most)
 
 

@@ -179,8 +179,9 @@ def plan_text(plan: Plan) -> str:
 
 def _step_text(step: Step) -> str:
     match step:
-        case Allocate(value, upon):
-            return f"allocate {value.name}  {'fresh' if upon is None else f'in place of {upon.name}'}"
+        case Allocate(value, upon, offset):
+            where = "in place of" if offset is None else f"{offset} elements into"
+            return f"allocate {value.name}  {'fresh' if upon is None else f'{where} {upon.name}'}"
         case Launch(kernel, args, sizes):
             given = ", ".join([*(value.name for value in args), *(index_text(s) for s in sizes)])
             return f"launch {kernel}({given})"

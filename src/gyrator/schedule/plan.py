@@ -34,11 +34,13 @@ class Allocate:
     """Name the memory of ``value``: its own, with undefined contents, or that of ``upon`` with its contents.
 
     The latter has the same dtype and either the same shape and strides or as many elements without gaps, and the
-    step that defines ``value`` is the last to read it (an elementwise kernel, an op that mutates).
+    step that defines ``value`` is the last to read it (an elementwise kernel, an op that mutates). With an ``offset``
+    in elements, ``value`` begins there in ``upon``, which has the same dtype and is written when ``value`` has ended.
     """
 
     value: Value
     upon: Value | None = None
+    offset: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

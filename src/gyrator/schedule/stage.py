@@ -23,6 +23,7 @@ from gyrator.schedule.gpu_windows import unroll_windows
 from gyrator.schedule.inline import inline
 from gyrator.schedule.memory import plan_memory
 from gyrator.schedule.order import order_products
+from gyrator.schedule.overlay import overlay
 from gyrator.schedule.pad import pad_rows
 from gyrator.schedule.plan import Plan
 from gyrator.schedule.predicate import predicate
@@ -89,9 +90,12 @@ def schedule(
     slower: Slower | None = None,
     ask: Ask | None = None,
     cpu: Cpu | None = None,
+    *,
+    overlays: bool = False,
 ) -> Scheduled:
     """Program → plan: passes on the program, fusion, kernels, memory. ``gpu`` is what nests on "cuda" run on;
-    ``slower`` may refuse fusions; ``ask`` times ways to compute matrix products, for which ``cpu`` may have templates.
+    ``slower`` may refuse fusions; ``ask`` times ways to compute matrix products, for which ``cpu`` may have templates;
+    ``overlays`` are for graphs whose memory no other graph takes after them, as backward does forward's.
 
     Raises: InternalCheckError if a pass breaks its spec (checked as ``session.config.check`` says).
     """
@@ -112,6 +116,8 @@ def schedule(
         plan = plan_memory(program, units, rule, in_place=config.inplace, gpu=gpu)
         if gpu is not None and config.combo_kernels:
             plan = combine(plan)
+        if overlays and config.inplace:
+            plan = overlay(plan)
     if config.check != "off":
         with session.stage("check kernels"):
             for kernel in plan.kernels:

@@ -19,7 +19,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from gyrator import autograd
 from gyrator.autograd.aot import aot_compile
-from gyrator.autograd.interface import Compiled, GraphInfo, interpret
+from gyrator.autograd.interface import Compiled, GraphInfo, Pending, interpret
 from gyrator.errors import UnsupportedInput, UnsupportedOperator
 from tests.pure.autograd.ddp_worker import batch, build
 from tests.pure.autograd.harness import BACKEND, compiled, leaf, same_as_eager
@@ -104,6 +104,22 @@ def test_backward_may_have_a_compiler_of_its_own() -> None:
 
     compiled(cube, bw_compiler=keep)[0](leaf(4))
     assert kinds == ["backward"]
+
+
+def test_backward_is_compiled_before_forward_is_waited_for() -> None:
+    """So that forward's kernels are built meanwhile."""
+    seen: list[str] = []
+
+    def begin(graph: torch.fx.GraphModule, given: Sequence[object], info: GraphInfo) -> Pending:
+        def wait() -> Compiled:
+            seen.append(f"wait for {info.kind}")
+            return interpret(graph, given, info)
+
+        seen.append(info.kind)
+        return wait
+
+    torch.compile(cube, backend=lambda gm, x: aot_compile(gm, x, fw_compiler=begin))(leaf(4)).sum().backward()
+    assert seen == ["forward", "backward", "wait for forward", "wait for backward"]
 
 
 def test_hooks_on_inner_gradients_run() -> None:

@@ -111,6 +111,15 @@ def test_a_value_in_place_of_another_has_its_memory() -> None:
     assert "x_1 = x  # in place" in text
 
 
+def test_a_value_within_another_begins_at_its_offset() -> None:
+    x, result, early = value("x", 4), value("result", 20), value("early", 4)
+    steps = (Allocate(result), Allocate(early, result, 16), Launch("add_0", (x, early)), Free(x), Free(early))
+    text, call = bound(Plan("g", (Input(x),), steps, (full_view(result),), (add_kernel(const(4)),)))
+    (found,) = call([torch.zeros(4)])
+    assert torch.equal(found[16:], torch.ones(4))
+    assert "early = reinterpret(result, (4,), (1,), 16)  # not written yet" in text
+
+
 def test_operators_get_views_lists_and_constants() -> None:
     x, out = value("x", 2, 3), value("out", 3, 4)
     turned = View(x, (const(3), const(2)), (ONE, const(3)), ZERO)

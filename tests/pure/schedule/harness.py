@@ -20,7 +20,7 @@ from tests.run_plan import run_plan
 def scheduled(fn: Callable[..., Any], args: Sequence[Any], *, dynamic: bool = False) -> Scheduled:
     """The plan of ``fn`` for these arguments, checked after every pass, its results compared with eager's."""
     low = lowered(fn, *args, dynamic=dynamic)
-    result = schedule(low.program, Session(Config(check="every"), torch.device("cpu")))
+    result = schedule(low.program, Session(Config(check="every"), torch.device("cpu")), overlays=True)
     given = [a.clone() if isinstance(a, Tensor) else a for a in args]
     for actual, expected in zip(
         run_plan(result.plan, given, low.constants), pytree.tree_leaves(fn(*args)), strict=True

@@ -1,0 +1,71 @@
+"""What ends before the largest result is written lies in that result's memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gyrator.schedule.overlay import overlay
+from gyrator.schedule.plan import Allocate, Plan, Step
+from tests.pure.schedule.harness import scheduled
+
+
+def layers(x: Tensor, w: Tensor, head: Tensor) -> Tensor:
+    for _ in range(3):
+        x = torch.relu(x @ w)
+    return x @ head
+
+
+X, W, HEAD = torch.randn(5, 8), torch.randn(8, 8), torch.randn(8, 100)
+
+
+def overlaid(plan: Plan) -> list[tuple[str, str, int]]:
+    steps = (step for step in plan.steps if isinstance(step, Allocate) and step.upon is not None)
+    return [(s.value.name, s.upon.name, s.offset) for s in steps if s.upon is not None and s.offset is not None]
+
+
+def allocated(step: Step) -> str:
+    return step.value.name if isinstance(step, Allocate) and step.upon is None else ""
+
+
+def test_the_layers_of_a_model_lie_in_its_logits() -> None:
+    plan = scheduled(layers, (X, W, HEAD)).plan
+    fresh = [name for step in plan.steps if (name := allocated(step))]
+    hosts = {host for _, host, _ in overlaid(plan)}
+    assert hosts == {fresh[0]} and len(fresh) == 2  # the other is read while the logits are written
+
+
+def test_what_is_there_at_the_same_time_lies_apart_by_cache_lines() -> None:
+    def both(x: Tensor, w: Tensor, head: Tensor) -> Tensor:
+        a, b = x @ w, x @ w.T
+        return (a @ b.T) @ head
+
+    offsets = {name: offset for name, _, offset in overlaid(scheduled(both, (X, W, torch.randn(5, 100))).plan)}
+    assert sorted(offsets.values()) == [0, 48]  # 40 elements of 4 bytes, rounded up to 64 bytes
+
+
+def test_an_overlaid_plan_stays_as_it_is() -> None:
+    plan = scheduled(layers, (X, W, HEAD)).plan
+    assert overlay(plan) == plan
+
+
+def test_a_small_result_takes_no_overlay() -> None:
+    assert not overlaid(scheduled(layers, (X, W, torch.randn(8, 1))).plan)
+
+
+def test_another_dtype_lies_apart() -> None:
+    plan = scheduled(lambda *args: layers(*args).double() @ torch.ones(100, 900).double(), (X, W, HEAD)).plan
+    assert not overlaid(plan)
+
+
+def test_symbolic_sizes_lie_apart() -> None:
+    assert not overlaid(scheduled(layers, (X, W, HEAD), dynamic=True).plan)
+
+
+def test_no_more_is_held_at_once() -> None:
+    def late(x: Tensor, w: Tensor) -> Tensor:
+        scale = (x.T @ x).sum()  # would fit into the result
+        wide = (x @ w * scale).sum(1)  # far more than the result, which is not to lie beside it
+        return wide[:, None] @ x[:1]
+
+    assert not overlaid(scheduled(late, (torch.randn(50, 8), torch.randn(8, 200))).plan)
