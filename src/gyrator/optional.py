@@ -11,10 +11,8 @@ from gyrator.errors import ToolchainMissing
 
 _INSTALL = {
     "triton": "install a CUDA build of torch, which brings Triton, or `pip install triton`",
-    "transformers": "pip install 'gyrator[bench]'",
     "plotly": "pip install 'gyrator[report]'",
     "redis": "pip install 'gyrator[redis]'",
-    "cutlass": "pip install 'gyrator[cutlass]'",
 }
 
 

@@ -87,11 +87,6 @@ def _max_unpool2d(x: Tensor, indices: Tensor, output_size: Sequence[int]) -> Ten
     return result
 
 
-def _index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
-    """The result is a filled clone: it lies in memory as a clone does."""
-    return aten.clone.default(x)
-
-
 def _unique(*args: Any, **kwargs: Any) -> Any:
     """Sizes are known from the values alone, though torch 2.11 states one element."""
     raise DynamicOutputShapeException(aten._unique.default)
@@ -99,8 +94,10 @@ def _unique(*args: Any, **kwargs: Any) -> Any:
 
 _STAND_INS: Mapping[OpOverload, Callable[..., Any]] = {
     aten.log_sigmoid_forward.default: _log_sigmoid_forward,
-    aten.index_fill.int_Scalar: _index_fill,
-    aten.index_fill.int_Tensor: _index_fill,
+    # a filled clone lies in memory as a clone does
+    **dict.fromkeys(
+        (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), lambda x, *_, **__: aten.clone.default(x)
+    ),
     aten.max_unpool2d.default: _max_unpool2d,
     aten._unique.default: _unique,
 }

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from gyrator import torch_compat
-from gyrator.autograd.aliasing import Forward, FromGraph, FromInput, MetadataChange, Number, ReplayedView, Source
+from gyrator.autograd.aliasing import Forward, FromGraph, FromInput, Number, ReplayedView, Source
 from gyrator.autograd.inputs import overlapping
 from gyrator.autograd.interface import BoxedCallable, Update
 
@@ -80,7 +80,8 @@ class _Writer:
         for update in forward.updates:
             self._update(update)
         for change in forward.changes:
-            self._change(change)
+            args = "".join(f", {self._argument(arg)}" for arg in change.args)
+            self._lines.append(f"    {self._name(change.op, 'change')}({self._input(change.input)}{args})")
         outputs = [self._output(source) for source in forward.sources]
         flat = "(" + "".join(f"{output}, " for output in outputs) + ")"
         is_flat = _is_flat(forward.structure, len(outputs))
@@ -112,10 +113,6 @@ class _Writer:
             self._lines.append(f"    {self._name(torch.autograd.graph.increment_version, 'increment')}({target})")
         else:
             self._lines.append(f"    {self._name(_overwrite, 'overwrite')}({target}, results[{update.output}])")
-
-    def _change(self, change: MetadataChange) -> None:
-        args = "".join(f", {self._argument(arg)}" for arg in change.args)
-        self._lines.append(f"    {self._name(change.op, 'change')}({self._input(change.input)}{args})")
 
     def _output(self, source: Source) -> str:
         if isinstance(source, FromGraph):

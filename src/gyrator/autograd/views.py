@@ -51,9 +51,7 @@ IDENTITY_VIEWS = frozenset({aten.detach.default, aten.alias.default, aten.lift_f
 
 METADATA_OPS: Mapping[OpOverload, OpOverload] = {
     aten.t_.default: aten.t.default,
-    aten.transpose_.default: aten.transpose.int,
-    aten.swapaxes_.default: aten.transpose.int,
-    aten.swapdims_.default: aten.transpose.int,
+    **dict.fromkeys((aten.transpose_.default, aten.swapaxes_.default, aten.swapdims_.default), aten.transpose.int),
     aten.squeeze_.default: aten.squeeze.default,
     aten.squeeze_.dim: aten.squeeze.dim,
     aten.squeeze_.dims: aten.squeeze.dims,

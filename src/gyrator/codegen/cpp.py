@@ -16,7 +16,7 @@ from gyrator.codegen.cpp_loops import Loops
 from gyrator.codegen.cpp_names import Names, legal, type_name
 from gyrator.codegen.texts import WIDTH, broken, origin_comments
 from gyrator.ir.expr import Checked
-from gyrator.ir.tree import Contract, Kernel, Param, walk_stages
+from gyrator.ir.tree import Contract, Kernel, walk_stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,8 @@ def print_kernel(kernel: Kernel) -> CppKernel:
     for param in kernel.params:
         name = names.fresh(param.value.name)
         printer.pointers[param.value] = Term(name, 0, name=True)
-        arguments.append(f"{_pointer(param)} {name}")
+        const, restrict = "" if param.written else "const ", "" if param.alias is not None else " __restrict__"
+        arguments.append(f"{const}{type_name(param.value.dtype)}*{restrict} {name}")
     for size in kernel.sizes:
         name = names.fresh(size.name)
         printer.bind(size, Term(name, 0, name=True))
@@ -61,9 +62,3 @@ def print_kernel(kernel: Kernel) -> CppKernel:
     lines += [f"  {line}" for line in printer.block.lines]
     lines += [f"  return {'failed' if printer.checks else '0'};", "}"]
     return CppKernel(function, "\n".join(lines) + "\n", tuple(printer.checks))
-
-
-def _pointer(param: Param) -> str:
-    const = "" if param.written else "const "
-    restrict = "" if param.alias is not None else " __restrict__"
-    return f"{const}{type_name(param.value.dtype)}*{restrict}"

@@ -73,7 +73,8 @@ class Expressions(Blocks[Term, Block]):
         self.bounds: dict[Axis, Term] = {}
         self.asserts = False
         self.tile_of: dict[Axis, Tile] = {t.axis: t for t in tiling.tiles}
-        self._rows = _row_axes(kernel, tiling)
+        grid = {loop.axis for loop in grid_loops(kernel)}
+        self._rows = frozenset(t.axis for t in tiling.tiles if t.axis not in grid)  # their loops lie within a program
         self._grid_tiles = [t.axis for t in tiling.tiles if t.axis not in self._rows]
         stages = list(walk_stages(kernel.body))
         self.narrow = all(is_small(s.value.dtype) for s in stages if isinstance(s, Store)) and not any(
@@ -366,9 +367,3 @@ def grid_loops(kernel: Kernel) -> tuple[Loop, ...]:
         found.append(body[0])
         body = body[0].body
     return tuple(found)
-
-
-def _row_axes(kernel: Kernel, tiling: Tiling) -> frozenset[Axis]:
-    """The tiled axes whose loops lie within a program."""
-    grid = {loop.axis for loop in grid_loops(kernel)}
-    return frozenset(t.axis for t in tiling.tiles if t.axis not in grid)

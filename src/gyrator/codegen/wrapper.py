@@ -97,7 +97,9 @@ class _Wrapper:
         self.free_strides = free_strides
         self.align = align
         self.gpu = gpu_of(plan)
-        self.symbols = _size_names(plan)
+        read = (size for step in plan.steps if isinstance(step, Call) for size in step.extern.scalars)
+        given = (i.size for i in plan.inputs if i.size is not None)
+        self.symbols = frozenset(size.name for size in (*given, *(d.size for d in plan.derived), *read))
         self.names = Names((*_RESERVED, *self.symbols))
         self.by_name = {i.value.name: i.value for i in plan.inputs if i.value is not None}
         self.lines: list[str] = []
@@ -440,13 +442,6 @@ def gpu_of(plan: Plan) -> torch.device | None:
 def byte_size(value: Value) -> int | None:
     """Bytes from a value's first to its last element, or None where that depends on symbols."""
     return (value.span * value.dtype.itemsize).value
-
-
-def _size_names(plan: Plan) -> frozenset[str]:
-    """The names of all size symbols: those that a call is given, computes at its start, or gets from operators."""
-    read = (size for step in plan.steps if isinstance(step, Call) for size in step.extern.scalars)
-    given = (i.size for i in plan.inputs if i.size is not None)
-    return frozenset(size.name for size in (*given, *(d.size for d in plan.derived), *read))
 
 
 def _free_strides(plan: Plan, shown: Container[int]) -> frozenset[Value]:

@@ -195,10 +195,6 @@ class Index:
             return self.terms[0][0][0]
         return None
 
-    @property
-    def constant_term(self) -> int:
-        return next((c for m, c in self.terms if not m), 0)
-
     def atoms(self) -> Iterator[Atom]:
         """Every atom, also those within other atoms (with repeats)."""
         for monomial, _ in self.terms:

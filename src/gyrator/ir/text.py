@@ -21,7 +21,7 @@ from gyrator.ir import program as ir
 from gyrator.ir import tree
 from gyrator.ir.expr import Const, Expr, IndexValue, Load, Op, Ref, Value, count_uses, expr_text, short
 from gyrator.ir.index import Atom, Index, Indirect, Size, atom_text, contiguous_strides
-from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, walk_exprs
+from gyrator.ir.tree import Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, walk_exprs
 from gyrator.origin import Origins, places_of
 
 _COMBINES = {"set": "=", "add": "+=", "mul": "*=", "max": "max=", "min": "min="}
@@ -184,12 +184,8 @@ def _loop_text(loop: Loop) -> str:
     if loop.kind is LoopKind.LANES:
         text += f" by {loop.lanes}"
     text += f" grain {loop.grain}" if loop.grain else ""
-    return text + "".join(f", carry {_carry_text(c)}" for c in loop.carries)
-
-
-def _carry_text(carry: Carry) -> str:
-    last = " (last wins)" if carry.last_wins else ""
-    return f"{carry.name} = {carry.kind}{last} -> {_refs(carry.results)}"
+    carries = [f"{c.name} = {c.kind}{' (last wins)' * c.last_wins} -> {_refs(c.results)}" for c in loop.carries]
+    return text + "".join(f", carry {carry}" for carry in carries)
 
 
 def _refs(refs: tuple[Ref | None, ...]) -> str:

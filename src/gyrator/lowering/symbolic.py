@@ -79,15 +79,12 @@ def _ite(values: Sequence[Number]) -> Expr:
 
 
 _RULES: Mapping[object, Rule] = {
-    operator.add: _same("add"), operator.sub: _same("sub"), operator.mul: _same("mul"),
-    operator.truediv: _float("div"), operator.floordiv: _same("floordiv"), operator.mod: _same("remainder"),
-    operator.pow: _float("pow"), operator.neg: _same("neg"), operator.abs: _same("abs"),
-    operator.eq: _same("eq"), operator.ne: _same("ne"), operator.lt: _same("lt"), operator.le: _same("le"),
-    operator.gt: _same("gt"), operator.ge: _same("ge"),
+    **{getattr(operator, name): _same(name) for name in "add sub mul floordiv neg abs eq ne lt le gt ge".split()},
+    operator.truediv: _float("div"), operator.mod: _same("remainder"), operator.pow: _float("pow"),
     operator.and_: _same("bitwise_and", "logical_and"), operator.or_: _same("bitwise_or", "logical_or"),
     **dict.fromkeys((operator.not_, torch.sym_not), lambda v: op("logical_not", number(v[0], torch.bool))),
     torch.sym_float: lambda v: number(v[0], torch.float64),
     torch.sym_max: _same("maximum"), torch.sym_min: _same("minimum"), torch.sym_ite: _ite,
-    math.sqrt: _float("sqrt"), **{function: _float(name) for name, function in functions_of_numbers().items()},
-    math.exp: _float("exp"), math.log: _float("log"), math.floor: _float("floor"), math.ceil: _float("ceil"),
+    **{function: _float(name) for name, function in functions_of_numbers().items()},
+    **{getattr(math, name): _float(name) for name in "sqrt exp log floor ceil".split()},
 }  # fmt: skip

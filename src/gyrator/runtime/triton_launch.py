@@ -113,7 +113,7 @@ def bind(
         give(block)
 
     if isinstance(programs, int):
-        return launch if programs else _nothing
+        return launch if programs else lambda stream, *args: None
     count_of = programs
 
     def launch_sized(stream: int, *args: float) -> None:
@@ -131,10 +131,6 @@ def bind(
         give(block)
 
     return launch_sized
-
-
-def _nothing(stream: int, *args: float) -> None:
-    """The launch of a kernel without blocks."""
 
 
 def _cooperative(driver: CudaDriver) -> Callable[..., int]:

@@ -131,7 +131,7 @@ def _exclusive_axes(root: Scatter) -> set[Axis]:
     """Axes by which iterations surely write different elements: plain digits of a coordinate with nothing indirect."""
     safe: set[Axis] = set()
     for index in root.index:
-        terms = linear_terms(index - index.constant_term)
+        terms = linear_terms(Index(tuple([t for t in index.terms if t[0]])))  # the rest is a constant
         if terms is not None and not index.indirects():
             ordered = sorted(terms.items(), key=lambda t: volume((t[1],)))
             step = 1

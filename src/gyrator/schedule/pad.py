@@ -47,11 +47,6 @@ class _Longer:
     shape: Shape
 
     @property
-    def stays(self) -> bool:
-        """Whether it has those sides."""
-        return self.shape == self.view.value.shape
-
-    @property
     def of_more_rows(self) -> bool:
         """Whether more than the value's last dimension gets longer."""
         return self.shape[:-1] != self.view.value.shape[:-1]
@@ -181,7 +176,7 @@ def _pays(program: Program, node: Extern, args: tuple[_Longer, ...], free: Set[V
     """Whether the arguments that must be copied are small, and no operator reads the result."""
     if any(v.value is node.out[0] for n in program.nodes if isinstance(n, Extern) for v in views(n)):
         return False
-    copied = [a.shape for a in args if not a.stays and (a.of_more_rows or a.view.value not in free)]
+    copied = [a.shape for a in args if a.shape != a.view.value.shape and (a.of_more_rows or a.view.value not in free)]
     cost = sum(volume(shape, 1) * 2 for shape in copied)
     return cost * PER_BYTE <= volume((*args[-2].sides, args[-1].sides[1]), 1) * 2
 

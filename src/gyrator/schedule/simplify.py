@@ -41,10 +41,8 @@ def simplifier(*, exact_rounding: bool) -> Rule:
                 return _TRUE if _TRUE in (a, b) else b if a is _FALSE else a if b is _FALSE or a is b else None
             case Op("where", (mask, a, b)):
                 return a if mask is _TRUE or a is b else b if mask is _FALSE else None
-            case Op("mul" | "div", (a, Const(value))) if value == 1:
+            case Op("mul" | "div", (a, Const(value))) | Op("mul", (Const(value), a)) if value == 1:
                 return a
-            case Op("mul", (Const(value), b)) if value == 1:
-                return b
             case Op("add" | "sub", (a, Const(value))) if value == 0 and not expr.dtype.is_floating_point:
                 return a
             case Op("neg" | "logical_not" | "bitwise_not", (Op(inner, (arg,)),)) if (
