@@ -9,12 +9,12 @@ call takes both.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Value
-from gyrator.ir.program import shown_views
-from gyrator.schedule.plan import Allocate, Free, Plan, Step, held
+from gyrator.ir.program import shown_views, views
+from gyrator.schedule.plan import Allocate, Call, Free, Plan, Step, held
 
 _ALIGN = 64
 """Bytes: a cache line."""
@@ -66,20 +66,28 @@ def _peak(plan: Plan) -> int:
 
 
 def _guests(steps: Sequence[Step]) -> Iterator[_Guest]:
-    """What is allocated and freed within these steps, in the order in which it is freed."""
-    first: dict[Value, Value] = {}  # for each name the first value in its memory
+    """What is allocated and freed within these steps, in the order in which it is freed. What an operator returns may
+    lie in the memory of its arguments, as the result of a branch does that returns its operand."""
+    lies: dict[Value, Collection[Value]] = {}  # by each name the first values in its memory
     names, start = Counter[Value](), dict[Value, int]()
     for at, step in enumerate(steps):
+        new: dict[Value, Collection[Value]] = {}
         match step:
-            case Allocate(value, upon) if upon is None or upon in first:
-                first[value] = value if upon is None else first[upon]
-                names[first[value]] += 1
-                start.setdefault(first[value], at)
-            case Free(value) if value in first:
-                memory = first.pop(value)
-                names[memory] -= 1
-                if not names[memory]:
-                    yield _Guest(memory, start[memory], at, _bytes(memory))
+            case Allocate(value, None):
+                new, start[value] = {value: {value}}, at
+            case Allocate(value, upon) if upon is not None:
+                new = {value: lies.get(upon, ())}
+            case Call(extern, into=False):
+                given = (*(view.value for view in views(extern)), *(value for _, value in extern.mutates))
+                memories = {memory for value in given for memory in lies.get(value, ())}
+                new = {value: memories for value in extern.out if value is not None}
+            case Free(value):
+                for memory in lies.pop(value, ()):
+                    names[memory] -= 1
+                    if not names[memory]:
+                        yield _Guest(memory, start[memory], at, _bytes(memory))
+        lies |= new
+        names.update(memory for memories in new.values() for memory in memories)
 
 
 def _offsets(guests: Iterable[_Guest], room: int) -> dict[Value, int]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gyrator.ir.expr import Value
+from gyrator.ir.index import ONE, const
+from gyrator.ir.program import Extern
 from gyrator.schedule.overlay import overlay
-from gyrator.schedule.plan import Allocate, Plan, Step
+from gyrator.schedule.plan import Allocate, Call, Free, Launch, Plan, Step, full_view
 from tests.pure.schedule.harness import scheduled
 
 
@@ -69,3 +72,20 @@ def test_no_more_is_held_at_once() -> None:
         return wide[:, None] @ x[:1]
 
     assert not overlaid(scheduled(late, (torch.randn(50, 8), torch.randn(8, 200))).plan)
+
+
+def test_what_an_operator_returns_may_lie_in_its_arguments() -> None:
+    """A branch may return its operand, which then lives on under another name."""
+    x, a, b, c, d, result = (
+        Value(name, (const(n),), torch.float32, (ONE,), torch.device("cpu"))
+        for name, n in (("x", 16), ("a", 16), ("b", 16), ("c", 16), ("d", 32), ("result", 99))
+    )
+    steps = (
+        Allocate(a), Launch("k", (x, a)),
+        Call(Extern((b,), "mylib.branch.default", (full_view(a),))), Free(a),
+        Allocate(c), Launch("k", (b, c)), Free(b),
+        Launch("k", (c, x)), Free(c),
+        Allocate(d), Launch("k", (x, d)), Allocate(result), Launch("k", (d, result)), Free(d),
+    )  # fmt: skip
+    plan = overlay(Plan("p", (), steps, (full_view(result),), ()))
+    assert overlaid(plan) == [("a", "result", 0), ("c", "result", 16)]
