@@ -253,6 +253,21 @@ def rules_for_sizes(values: Iterable[object]) -> Any:
     return importlib.import_module("torch._dispatch.python").enable_python_dispatcher()
 
 
+@contextmanager
+def tracing_under(mode: Any) -> Iterator[None]:
+    """Within it `mode` is the fake mode of the trace: of another one, which capture may have left behind, torch 2.11
+    takes the tensors when it traces the bodies of higher-order operators."""
+    context = torch._guards.TracingContext.try_get()
+    if context is None:
+        yield
+        return
+    before, context.fake_mode = context.fake_mode, mode
+    try:
+        yield
+    finally:
+        context.fake_mode = before
+
+
 def release_saved(ctx: Any) -> None:
     """Free what a Function's context saved, once backward has it in hand, unless backward may run again."""
     clear = getattr(ctx, "maybe_clear_saved_tensors", None)

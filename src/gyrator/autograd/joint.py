@@ -71,6 +71,7 @@ def trace(gm: GraphModule, inputs: Inputs) -> Joint:
         stack.enter_context(torch_compat.replayed_views())
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(torch_compat.rules_for_sizes(inputs.values))
+        stack.enter_context(torch_compat.tracing_under(inputs.mode))
         stack.enter_context(inputs.mode)
         leaves, arguments = _leaves(inputs, recorder)
         runner = _Runner(gm, recorder)
