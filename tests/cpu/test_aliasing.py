@@ -121,6 +121,18 @@ def detaches(x):
     return x.detach(), (x * 2).detach() + x
 
 
+def zeroes_behind_autograd(x):
+    y = x.exp().detach()
+    y.zero_()
+    return y, y.t()
+
+
+def doubles_a_row_behind_autograd(x):
+    row = x[:1].detach()
+    row.mul_(2)
+    return row
+
+
 def _base_and_view():
     base = _x()
     return base, base[1]
@@ -154,6 +166,8 @@ CASES: dict[Callable[..., Any], Callable[[], tuple[Any, ...]]] = {
     of_constants: lambda: (_x(),),
     changes_dtype: lambda: (_x(),),
     detaches: lambda: (_x(),),
+    zeroes_behind_autograd: lambda: (_x(),),
+    doubles_a_row_behind_autograd: lambda: (_x(),),
 }
 
 

@@ -223,6 +223,16 @@ def test_two_losses_of_one_forward_have_a_backward_each(backend: str) -> None:
     assert_none(expect(separately(outputs), (Columns(), torch.randn(6, 6))).mismatches(separately(compiled)))
 
 
+@pytest.mark.parametrize("choose", [lambda y: y.argmax(-1), lambda y: y.detach()], ids=["argmax", "detach"])
+def test_results_without_gradients_of_parameters_that_have_them(
+    choose: Callable[[Tensor], Tensor], backend: str
+) -> None:
+    layer, x = nn.Linear(8, 5), torch.randn(4, 8)
+    found = torch.compile(lambda x: choose(layer(x)), backend=backend)(x)
+    torch.testing.assert_close(found, choose(layer(x)))
+    assert not found.requires_grad
+
+
 @pytest.mark.parametrize("autocast", [False, True])
 def test_what_a_loss_was_computed_from_can_be_differentiated_too(autocast: bool, backend: str) -> None:
     """First by the loss alone, for which backward is compiled; then by the others; as they come, in turns."""

@@ -205,16 +205,24 @@ def _shared_roots(recorder: Recorder, flat: Sequence[Any]) -> _Shared:
 
 
 def _start(recorder: Recorder, aliases: Sequence[Alias]) -> tuple[Tensor, Alias | None]:
-    """The root that ``aliases`` view, or a detached one that is differentiable."""
-    for alias in aliases:
-        link = alias
-        while link.parent is not None and link.parent.parent is not None:
-            link = link.parent
-        if link.view is not None and link.view.op is aten.detach.default:
-            tensor = recorder.tensor_of(link)
-            if tensor.requires_grad:
-                return tensor, link
-    return aliases[0].root.tensor, None
+    """The root that ``aliases`` view, or a detached one: one that is differentiable, or any if the root alone is (of
+    ``y = x.exp().detach(); y.zero_()`` backward cannot pass the root, which was overwritten behind its back)."""
+    links = [_first_view(alias) for alias in aliases]
+    detached = [link for link in links if link.view is not None and link.view.op is aten.detach.default]
+    for link in detached:
+        if recorder.tensor_of(link).requires_grad:
+            return recorder.tensor_of(link), link
+    root = aliases[0].root.tensor
+    if detached and root.requires_grad and not any(recorder.tensor_of(alias).requires_grad for alias in aliases):
+        return recorder.tensor_of(detached[0]), detached[0]
+    return root, None
+
+
+def _first_view(alias: Alias) -> Alias:
+    """The first of the views that lead from the root to ``alias``."""
+    while alias.parent is not None and alias.parent.parent is not None:
+        alias = alias.parent
+    return alias
 
 
 def _source(recorder: Recorder, value: Any, positions: dict[int, int], shared: _Shared, results: _Results) -> Source:

@@ -81,7 +81,22 @@ def assemble(
     run = traced.run
     if isinstance(run, Differentiable):
         run = make_function(run, partial(_completed, run, complete, torch_compat.autocast_again()))
+    elif torch.is_grad_enabled() and any(
+        isinstance(value, Tensor) and value.requires_grad for value in (*example_inputs, *program.constants)
+    ):
+        run = _without_grad(run)
     return make_shell(program, run, gm.forward)
+
+
+def _without_grad(run: BoxedCallable) -> BoxedCallable:
+    """A program without differentiable results as a graph of tensors that need no gradients: operators that write into
+    given memory refuse others, and a copy into an input would be seen by autograd."""
+
+    def call(args: list[Any]) -> Sequence[Any]:
+        with torch.no_grad():
+            return run(args)
+
+    return call
 
 
 def aot_program(

@@ -4,6 +4,7 @@ a = clone(bias);  x = attention(q, k, v, a)            a = clone(bias);  x = att
 b = clone(bias);  y = attention(x, k, v, b)     →      y = attention(x, k, v, a)
 """
 
+import operator
 from collections.abc import Hashable
 
 import torch
@@ -16,14 +17,15 @@ from gyrator.autograd.effects import Effect, behaviour
 def merge_equal_calls(graph: Graph) -> None:
     """Replaces each call of a pure operator by an earlier one with the same arguments.
 
-    Refuses random draws, constants (cheaper to write anew than to copy where two scatters start from one), results of
-    the graph, calls in other regions of activation checkpoints or in the other half of the program, and graphs in
-    which a call writes to its arguments.
+    Refuses random draws, constants (cheaper to write anew than to copy where two scatters start from one), calls whose
+    results are the graph's, calls in other regions of activation checkpoints or in the other half of the program, and
+    graphs in which a call writes to its arguments.
     """
     calls = [node for node in graph.nodes if node.op == "call_function" and isinstance(node.target, OpOverload)]
     if any(node.target._schema.is_mutable for node in calls):
         return
-    shown = set(graph.output_node().all_input_nodes)
+    results = graph.output_node().all_input_nodes
+    shown = {*results, *(node.args[0] for node in results if node.target is operator.getitem)}
     first: dict[Hashable, Node] = {}
     for node in calls:
         op = node.target

@@ -40,8 +40,9 @@ def test_chains_of_equal_calls_are_made_once() -> None:
         (lambda x: torch.rand_like(x) - torch.rand_like(x) * x, aten.rand.default, 2),
         (lambda x: (x * 0.0).cos() + (x * -0.0).sin(), aten.mul.Tensor, 2),
         (lambda x: (x + 1, x + 1), aten.add.Tensor, 2),
+        (lambda x: (x.sort()[1], x.sort()[1]), aten.sort.default, 2),
     ],
-    ids=["random draws", "zeros of both signs", "results"],
+    ids=["random draws", "zeros of both signs", "results", "parts of results"],
 )
 def test_what_is_not_equal_stays(function: Callable[..., Any], op: Any, count: int) -> None:
     assert made(function, op, torch.randn(3)) == count
