@@ -179,7 +179,14 @@ def test_is_seen_as_in_eager(fn: Callable[..., Any], dynamic: bool, backend: str
 
 @pytest.mark.parametrize(
     "fn",
-    [mutates_an_intermediate_view, returns_aliases_of_one_result, keeps_channels_last, detaches],
+    [
+        mutates_an_intermediate_view,
+        returns_aliases_of_one_result,
+        keeps_channels_last,
+        detaches,
+        zeroes_behind_autograd,
+        doubles_a_row_behind_autograd,
+    ],
     ids=lambda fn: fn.__name__,
 )
 def test_gradients_flow_as_in_eager(fn: Callable[..., Any], backend: str) -> None:
