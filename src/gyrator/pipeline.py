@@ -3,7 +3,8 @@
     graph ──key──▶ in the cache? ──yes─────────────────────────────────────────────────────────────▶ load
                          └──no──▶ lower ─▶ schedule ─▶ print kernels ─▶ build, print wrapper ─▶ store ─▶ load
 
-Autograd has run before: `backend.py` calls `compile_graph` for each forward, backward and inference graph.
+Autograd has run before: `backend.py` calls `compile_graph` for each forward, backward and inference graph. From "build"
+on the work waits in a function that it returns, so that backward is compiled while forward's kernels are built.
 """
 
 from __future__ import annotations
@@ -184,8 +185,8 @@ def compile_graph(
         session.dump.write("lowered", program_text(lowered.program))
     with session.stage("schedule"):
         slower = slower_fusions(builder) if session.config.benchmark_fusion else None
-        ask, alone = None if tuner is None else tuner.ask, info.kind == "inference"
-        scheduled = schedule(lowered.program, session, gpu, slower, ask, cpu, overlays=alone)
+        ask = tuner.ask if tuner else None
+        scheduled = schedule(lowered.program, session, gpu, slower, ask, cpu, overlays=info.kind == "inference")
         plan = scheduled.plan
         for op in called(lowered.fallbacks, scheduled):
             session.counters.add_extern(op)

@@ -18,12 +18,22 @@ from gyrator.torch_compat import symbolic_numbers
 
 _NAME = re.compile(r"\b[A-Za-z_]\w*\b")
 
-_NAMES = (
-    "Add add, Sub sub, Mult mul, Div truediv, FloorDiv floordiv, Mod mod, Pow pow, USub neg, Not not_, "
-    "Eq eq, NotEq ne, Lt lt, LtE le, Gt gt, GtE ge"
-)  # in a syntax tree, and in the module operator
 _OPERATORS: Mapping[type[ast.AST], Callable[..., object]] = {
-    getattr(ast, kind): getattr(operator, name) for kind, name in map(str.split, _NAMES.split(", "))
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.Div: operator.truediv,
+    ast.USub: operator.neg,
+    ast.Not: operator.not_,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
 }
 _CALLS: Mapping[str, Callable[..., object]] = {
     "max": torch.sym_max,

@@ -253,7 +253,7 @@ class _Wrapper:
         where = f"{tuple_text(value.shape)}, {tuple_text(value.strides)}, {value.dtype}"
         if value.device == self.gpu:
             return f"{self.tool('empty_cuda')}({where})"
-        nbytes = byte_size(value)
+        nbytes = value.nbytes.value
         if nbytes is None:
             return f"{self.tool('allocate')}({where})"
         if nbytes >= POOLED_BYTES:
@@ -437,11 +437,6 @@ def gpu_of(plan: Plan) -> torch.device | None:
     values += [s.value for s in plan.steps if isinstance(s, Allocate)]
     values += [i.value for i in plan.inputs if i.value is not None]
     return next((v.device for v in values if v.device.type == "cuda"), None)
-
-
-def byte_size(value: Value) -> int | None:
-    """Bytes from a value's first to its last element, or None where that depends on symbols."""
-    return (value.span * value.dtype.itemsize).value
 
 
 def _free_strides(plan: Plan, shown: Container[int]) -> frozenset[Value]:

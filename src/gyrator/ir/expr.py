@@ -41,6 +41,11 @@ class Value:
         """How many elements lie from the first to the last in memory, gaps included."""
         return ZERO if ZERO in self.shape else dot(tuple([n - 1 for n in self.shape]), self.strides) + 1
 
+    @property
+    def nbytes(self) -> Index:
+        """Bytes from the first to the last element in memory, gaps included."""
+        return self.span * self.dtype.itemsize
+
 
 class Expr:
     """Abstract: a typed scalar expression over loop axes."""

@@ -54,10 +54,7 @@ def checked(
             return restrided(result, strides)
     elif isinstance(result, (list, tuple)) and len(result) == 1:
         return checked(result[0], shape, strides, dtype, op)
-    got = (
-        f"{result.dtype} of shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__
-    )
-    raise OutputMismatch(op, f"{dtype} of shape {tuple(shape)}", got)
+    raise OutputMismatch(op, f"{dtype} of shape {tuple(shape)}", _kind(result))
 
 
 def restrided(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
@@ -71,3 +68,9 @@ def restrided(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor` itself if its first element lies at a multiple of 16 bytes, else a copy that does."""
     return tensor if tensor.data_ptr() % 16 == 0 else copied(tensor, tensor.stride())
+
+
+def _kind(result: object) -> str:
+    if isinstance(result, torch.Tensor):
+        return f"{result.dtype} of shape {tuple(result.shape)}"
+    return type(result).__name__

@@ -57,8 +57,8 @@ def overlay(plan: Plan) -> Plan:
 
 def _bytes(value: Value) -> int:
     """Bytes from a value's first to its last element; -1 where that is not known."""
-    span = value.span.value
-    return -1 if span is None else span * value.dtype.itemsize
+    nbytes = value.nbytes.value
+    return -1 if nbytes is None else nbytes
 
 
 def _peak(plan: Plan) -> int:

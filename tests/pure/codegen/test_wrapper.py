@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from gyrator.codegen.texts import broken
-from gyrator.codegen.wrapper import BuiltKernel, byte_size, print_wrapper
+from gyrator.codegen.wrapper import BuiltKernel, print_wrapper
 from gyrator.errors import OutputMismatch
 from gyrator.ir.expr import Const, Load, Op, Value
 from gyrator.ir.index import ONE, ZERO, Axis, Index, Size, const, contiguous_strides
@@ -264,10 +264,10 @@ def test_long_lines_are_broken_at_commas_outside_of_strings() -> None:
 
 
 def test_bytes_of_a_value_span_its_strides() -> None:
-    assert byte_size(value("x", 3, 5)) == 60
-    assert byte_size(Value("x", (const(3), const(5)), F32, (const(8), ONE))) == (2 * 8 + 5) * 4
-    assert byte_size(value("x", 0, 5)) == 0
-    assert byte_size(value("x", S.index())) is None
+    assert value("x", 3, 5).nbytes.value == 60
+    assert Value("x", (const(3), const(5)), F32, (const(8), ONE)).nbytes.value == (2 * 8 + 5) * 4
+    assert value("x", 0, 5).nbytes.value == 0
+    assert value("x", S.index()).nbytes.value is None
 
 
 def test_profiled_calls_show_kernel_names() -> None:
