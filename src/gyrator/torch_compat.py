@@ -284,6 +284,9 @@ def qualified_name(function: object) -> str | None:
     return name.replace("__torch__.", "")
 
 
+preserved_version = torch.autograd.grad_mode._unsafe_preserve_version_counter
+"""Inside, autograd does not note that the tensor is written to."""
+
 outside_tracing: Callable[[], AbstractContextManager[None]] = torch.utils._python_dispatch._disable_current_modes
 """Inside, tensors are real even while torch traces with fake ones around it."""
 

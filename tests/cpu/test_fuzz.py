@@ -41,6 +41,10 @@ def test_a_seed_gives_the_same_program_and_the_same_arguments() -> None:
     assert all((a == b).all() for a, b in zip(first, second, strict=True))
 
 
+def test_a_part_that_may_not_be_read_once_its_whole_was_written_is_not_drawn() -> None:
+    assert generate(712_362).statements
+
+
 def test_a_wrong_answer_is_found(backend: str) -> None:
     def one_off(graph, inputs):
         def run(*args):

@@ -263,7 +263,7 @@ class _Draft:
         operation = self.rng.choices(list(table), list(table.values()))[0]
         try:
             return operation(Scope(self.rng, self.values))
-        except Impossible:
+        except (Impossible, RuntimeError):  # RuntimeError: a part of a tensor that was written to since may not be read
             return None
 
     def _assign(self) -> None:

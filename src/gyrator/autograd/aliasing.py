@@ -134,9 +134,9 @@ class _Results:
             self.found.append(Result(self.recorder.node_of(tensor), tensor, exact))
         return position
 
-    def value(self, node: Node) -> int:
+    def value(self, node: Node, exact: bool = False) -> int:
         """The position of a value that autograd does not see."""
-        self.found.append(Result(node))
+        self.found.append(Result(node, node.meta["val"] if exact else None, exact))
         return len(self.found) - 1
 
     def number(self, value: Any) -> Any:
@@ -160,8 +160,8 @@ def describe_outputs(
     flat, structure = pytree.tree_flatten(outputs)
     kinds = (Tensor, *SYMBOLIC_TYPES)
     positions = {id(value): position for position, value in enumerate(inputs) if isinstance(value, kinds)}
-    shared = _shared_roots(recorder, flat)
-    sources = tuple(_source(recorder, value, positions, shared, results) for value in flat)
+    bases = _bases(recorder, flat, results)
+    sources = tuple(_source(recorder, value, positions, bases, results) for value in flat)
     changes = tuple(
         MetadataChange(positions[id(tensor)], op, mapped(args, results.number))
         for tensor, op, args in recorder.metadata_changes
@@ -187,45 +187,46 @@ def _updates(recorder: Recorder, inputs: Sequence[Any], grad_fns: Sequence[Any],
     return updates
 
 
-_Shared: TypeAlias = "dict[int, tuple[Tensor, Alias | None]]"
+_Bases: TypeAlias = "dict[int, tuple[int, Alias | None]]"
 
 
-def _shared_roots(recorder: Recorder, flat: Sequence[Any]) -> _Shared:
-    """Roots that several different outputs view: the tensor to start from, and its alias if that is not the root.
+def _bases(recorder: Recorder, flat: Sequence[Any], results: _Results) -> _Bases:
+    """For each root, not of an input, that several outputs view: the result to start from, its alias if it is detached.
 
     ``y = zeros_like(x); y.mul_(x); return y[0], y[1]``: autograd knows y as a detached root, which the write made
-    differentiable, while the root is not. Then y is where to start from.
+    differentiable, while the root is not. Then y is where to start from; where no output has the gradients of either,
+    the root's value is, which has none.
     """
-    views: dict[int, dict[int, Alias]] = {}
+    views: dict[int, dict[int, Tensor]] = {}
     for value in flat:
-        if isinstance(value, Tensor):
-            alias = recorder.alias_of(value)
-            views.setdefault(id(alias.root), {})[id(value)] = alias
-    return {root: _start(recorder, [*of.values()]) for root, of in views.items() if len(of) > 1}
+        if isinstance(value, Tensor) and recorder.alias_of(value).root.input is None:
+            views.setdefault(id(recorder.alias_of(value).root), {})[id(value)] = value
+    return {root: _base(recorder, [*of.values()], results) for root, of in views.items() if len(of) > 1}
 
 
-def _start(recorder: Recorder, aliases: Sequence[Alias]) -> tuple[Tensor, Alias | None]:
-    """The root that ``aliases`` view, or a detached one: one that is differentiable, or any if the root alone is (of
-    ``y = x.exp().detach(); y.zero_()`` backward cannot pass the root, which was overwritten behind its back)."""
-    links = [_first_view(alias) for alias in aliases]
-    detached = [link for link in links if link.view is not None and link.view.op is aten.detach.default]
-    for link in detached:
-        if recorder.tensor_of(link).requires_grad:
-            return recorder.tensor_of(link), link
-    root = aliases[0].root.tensor
-    if detached and root.requires_grad and not any(recorder.tensor_of(alias).requires_grad for alias in aliases):
-        return recorder.tensor_of(detached[0]), detached[0]
-    return root, None
+def _base(recorder: Recorder, values: Sequence[Tensor], results: _Results) -> tuple[int, Alias | None]:
+    root = recorder.alias_of(values[0]).root
+    owners = [_owner(recorder.alias_of(value)) for value in values if value.requires_grad]
+    if any(owner.parent is None for owner in owners):
+        return results.tensor(root.tensor, True), None
+    for owner in owners:
+        if owner.parent is not None and owner.parent.parent is None:
+            return results.tensor(recorder.tensor_of(owner), True), owner
+    return results.value(root.node, True), None
 
 
-def _first_view(alias: Alias) -> Alias:
-    """The first of the views that lead from the root to ``alias``."""
-    while alias.parent is not None and alias.parent.parent is not None:
+def _owner(alias: Alias) -> Alias:
+    """The alias of whose gradients this one has its own: the root, or the last one on the way that was detached.
+
+    A detached tensor shares memory but not history: a write of what requires grad makes it and its views
+    differentiable, whereas the gradients of what it was detached from do not see the write.
+    """
+    while alias.parent is not None and alias.view is not None and alias.view.op is not aten.detach.default:
         alias = alias.parent
     return alias
 
 
-def _source(recorder: Recorder, value: Any, positions: dict[int, int], shared: _Shared, results: _Results) -> Source:
+def _source(recorder: Recorder, value: Any, positions: dict[int, int], bases: _Bases, results: _Results) -> Source:
     if id(value) in positions:
         return FromInput(positions[id(value)])
     if isinstance(value, SYMBOLIC_TYPES):
@@ -235,27 +236,30 @@ def _source(recorder: Recorder, value: Any, positions: dict[int, int], shared: _
         return Literal(value)
     alias = recorder.alias_of(value)
     if alias.root.input is not None:
-        return FromInput(alias.root.input, _chain(alias, results))
-    if id(alias.root) in shared:
-        start, detached = shared[id(alias.root)]
-        base, chain = results.tensor(start, True), _chain(alias, results, detached)
-        if detached is not None and not _follows(alias, detached):
-            chain = (ReplayedView(View(aten.detach.default, (), {}), True), *chain)
-        return FromGraph(base, chain)
+        return FromInput(alias.root.input, _chain(recorder, value, None, results))
+    if id(alias.root) in bases:
+        base, start = bases[id(alias.root)]
+        return FromGraph(base, _chain(recorder, value, start, results))
     return FromGraph(results.tensor(value, True))
 
 
-def _follows(alias: Alias | None, start: Alias) -> bool:
-    return alias is start or (alias is not None and _follows(alias.parent, start))
+def _chain(recorder: Recorder, value: Tensor, start: Alias | None, results: _Results) -> tuple[ReplayedView, ...]:
+    """The views that lead from `start`, a detached root, or else from the root to `value`.
 
-
-def _chain(alias: Alias, results: _Results, start: Alias | None = None) -> tuple[ReplayedView, ...]:
-    """The views that lead from `start`, or else the root, to `alias`."""
+    A detached tensor among them that a write made differentiable gets its gradients as in eager: its value, a result
+    of the graph, is written to it. ``v = y.detach(); v.mul_(x)`` → ``v = y.detach(); v.copy_(result)``.
+    """
     views: list[ReplayedView] = []
-    link: Alias | None = alias
-    while link is not None and link is not start and link.view is not None:
+    link = recorder.alias_of(value)
+    tied = _owner(link) if value.requires_grad else None
+    while link.parent is not None and link is not start and link.view is not None:
+        if link is tied:
+            written = Number(results.tensor(recorder.tensor_of(link), False))
+            views.append(ReplayedView(View(aten.copy_.default, (written,), {}), True))
         view = link.view
         args, kwargs = mapped((view.args, dict(view.kwargs)), results.number)
         views.append(ReplayedView(View(view.op, args, kwargs, view.index), link.tracks_grad))
         link = link.parent
+    if start is not None and link is not start:
+        views.append(ReplayedView(View(aten.detach.default, (), {}), True))
     return tuple(reversed(views))

@@ -8,6 +8,7 @@ its own cache included, costs ten times as much as making a tensor of known meta
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,7 +33,9 @@ class FakeResults:
 
     def call(self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], *, pure: bool) -> Any:
         """The results of a call of `op`, which are new each time and remembered if it is `pure`."""
-        function = _STAND_INS.get(op, op)
+        function: Callable[..., Any] = _STAND_INS.get(op, op)
+        if pure and torch.Tag.pointwise in op.tags:
+            function = partial(_pointwise, op)
         key = _key((op, args, *kwargs.items())) if pure and op.namespace in ("aten", "prims") else None
         if key is None or not _UNKNOWN_SIZES.isdisjoint(op.tags):
             return function(*args, **kwargs)
@@ -73,6 +76,14 @@ def _metadata(tensor: FakeTensor) -> tuple[Any, ...] | None:
 # --- results that torch states otherwise --------------------------------------------------------------
 
 
+def _pointwise(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """A dimension that an operand lacks has stride 0 in eager's kernels; fake ones state another and count it."""
+    rank = max([x.ndim for x in args if isinstance(x, Tensor)], default=0)
+    lacks = [x.ndim and rank - x.ndim if isinstance(x, Tensor) else 0 for x in args]
+    given = zip(args, lacks, strict=True)
+    return op(*[x.new_empty_strided((1,) * n + x.shape, (0,) * n + x.stride()) if n else x for x, n in given], **kwargs)
+
+
 def _log_sigmoid_forward(x: Tensor) -> Any:
     """The CPU kernel makes its argument contiguous first."""
     return aten.log_sigmoid_forward.default(x.contiguous() if x.device.type == "cpu" else x)
@@ -87,6 +98,16 @@ def _max_unpool2d(x: Tensor, indices: Tensor, output_size: Sequence[int]) -> Ten
     return result
 
 
+def _roll(x: Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Tensor:
+    """The CPU kernel concatenates two parts of the tensor for each dimension."""
+    if x.device.type != "cpu" or not dims or x.numel() == 0 or _key((x, shifts)) is None:
+        return aten.roll.default(x, shifts, dims)
+    for shift, dim in zip(shifts, dims, strict=True):
+        start = -shift % x.shape[dim]
+        x = torch.cat([x.narrow(dim, start, x.shape[dim] - start), x.narrow(dim, 0, start)], dim)
+    return x
+
+
 def _unique(*args: Any, **kwargs: Any) -> Any:
     """Sizes are known from the values alone, though torch 2.11 states one element."""
     raise DynamicOutputShapeException(aten._unique.default)
@@ -99,5 +120,6 @@ _STAND_INS: Mapping[OpOverload, Callable[..., Any]] = {
         (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), lambda x, *_, **__: aten.clone.default(x)
     ),
     aten.max_unpool2d.default: _max_unpool2d,
+    aten.roll.default: _roll,
     aten._unique.default: _unique,
 }

@@ -60,8 +60,7 @@ class Recorder(TorchDispatchMode):
         self.backward_origin: Callable[[int], Mapping[str, Any]] | None = None
         self.constants: list[tuple[Root, Tensor]] = []
         self.metadata_changes: list[tuple[Tensor, OpOverload, tuple[Any, ...]]] = []
-        self._aliases: dict[int, Alias] = {}
-        self._alive: list[Tensor] = []
+        self._aliases: dict[int, tuple[Tensor, Alias]] = {}
         self._last_input: Node | None = None
         self._inputs = 0
 
@@ -122,12 +121,11 @@ class Recorder(TorchDispatchMode):
 
     def alias_of(self, tensor: Tensor) -> Alias:
         """What is known of a tensor of the program."""
-        alias = self._aliases.get(id(tensor))
-        if alias is None and type(tensor) not in (FakeTensor, Tensor):
+        if id(tensor) in self._aliases:
+            return self._aliases[id(tensor)][1]
+        if type(tensor) not in (FakeTensor, Tensor):
             raise of_subclass(tensor)
-        if alias is None:
-            raise InternalCheckError("joint trace", f"a tensor of size {tuple(tensor.shape)} was made out of sight")
-        return alias
+        raise InternalCheckError("joint trace", f"a tensor of size {tuple(tensor.shape)} was made out of sight")
 
     def node_of(self, value: Any) -> Any:
         """The node that holds a value's present state; constants unchanged; lists and tuples item by item."""
@@ -155,12 +153,11 @@ class Recorder(TorchDispatchMode):
     # --- recording, one way per effect -------------------------------------------------------------
 
     def _bind(self, tensor: Tensor, alias: Alias) -> None:
-        self._aliases[id(tensor)] = alias
-        self._alive.append(tensor)
+        self._aliases[id(tensor)] = tensor, alias  # the tensor lives on: none other gets its id
 
     def tensor_of(self, alias: Alias) -> Tensor:
         """The tensor that has this alias."""
-        return next(tensor for tensor in self._alive if self._aliases[id(tensor)] is alias)
+        return next(tensor for tensor, known in self._aliases.values() if known is alias)
 
     def _results(self, node: Node, out: Any) -> None:
         """Binds the results of a call to nodes."""
@@ -201,7 +198,7 @@ class Recorder(TorchDispatchMode):
             node.meta["unbacked_bindings"] = bindings
         for item in flatten(out):
             if isinstance(item, Tensor):
-                self.build.symbols.bind(item, self._aliases[id(item)].node)
+                self.build.symbols.bind(item, self.alias_of(item).node)
 
     def _view(self, call: _Call) -> None:
         func, (source, *others), out = call.func, call.args, call.out

@@ -66,17 +66,10 @@ class _Writer:
         call = f"run({given})"
         surprises = self._surprises(given)
         if surprises:
-            self._lines += [
-                f"    if {' or '.join(surprises)}:",
-                f"        return {self._name(self._fallback, 'fallback')}(*args)",
-            ]
-        if program.autocast:
-            self._lines += [
-                f"    with {self._name(torch_compat.without_autocast, 'without_autocast')}():",
-                f"        results = {call}",
-            ]
-        else:
-            self._lines.append(f"    results = {call}")
+            otherwise = self._name(self._fallback, "fallback")
+            self._lines.append(f"    if {' or '.join(surprises)}: return {otherwise}(*args)")
+        within = f"with {self._name(torch_compat.without_autocast, 'no_autocast')}(): " if program.autocast else ""
+        self._lines.append(f"    {within}results = {call}")
         for update in forward.updates:
             self._update(update)
         for change in forward.changes:
@@ -84,16 +77,14 @@ class _Writer:
             self._lines.append(f"    {self._name(change.op, 'change')}({self._input(change.input)}{args})")
         outputs = [self._output(source) for source in forward.sources]
         flat = "(" + "".join(f"{output}, " for output in outputs) + ")"
-        is_flat = _is_flat(forward.structure, len(outputs))
-        if is_flat and len(self._lines) == 1 and outputs == [f"results[{k}]" for k in range(len(outputs))]:
-            self._lines = [f"    return {call}"]  # nothing else happens
-        elif is_flat:
-            self._lines.append(f"    return {flat}")
+        structure, leaves = forward.structure, len(outputs)
+        is_flat = structure.type in (tuple, list) and structure.num_children == leaves == structure.num_leaves
+        if is_flat and len(self._lines) == 1 and outputs == [f"results[{k}]" for k in range(leaves)]:
+            self._lines = [f"    {within}return {call}"]  # nothing else happens
         else:
-            self._lines.append(
-                f"    return {self._name(pytree.tree_unflatten, 'unflatten')}"
-                f"({flat}, {self._name(forward.structure, 'structure')})"
-            )
+            if not is_flat:
+                flat = f"{self._name(pytree.tree_unflatten, 'unflatten')}({flat}, {self._name(structure, 'structure')})"
+            self._lines.append(f"    return {flat}")
         return self._built()
 
     def _surprises(self, given: str) -> list[str]:
@@ -132,11 +123,10 @@ class _Writer:
             args = "".join(f", {self._argument(arg)}" for arg in view.args)
             args += "".join(f", {key}={self._argument(arg)}" for key, arg in view.kwargs.items())
             index = "" if view.index is None else f"[{view.index}]"
-            line = f"{name} = {self._name(view.op, 'op')}({name}{args}){index}"
-            if replayed.tracks_grad:
-                self._lines.append(f"    {line}")
-            else:
-                self._lines += [f"    with {self._name(torch.no_grad, 'no_grad')}():", f"        {line}"]
+            within = "" if replayed.tracks_grad else f"with {self._name(torch.no_grad, 'no_grad')}(): "
+            if view.op is torch.ops.aten.copy_.default:  # of its own value: backward may have saved this memory
+                within = f"with {self._name(torch_compat.preserved_version, 'preserved_version')}({name}): "
+            self._lines.append(f"    {within}{name} = {self._name(view.op, 'op')}({name}{args}){index}")
         return name
 
     def _input(self, position: int) -> str:
@@ -168,11 +158,6 @@ class _Writer:
         exec(compile(source, filename, "exec"), self._names)
         function: Callable[..., Any] = self._names["call"]
         return function
-
-
-def _is_flat(structure: pytree.TreeSpec, leaves: int) -> bool:
-    """Whether outputs are a plain tuple or list of leaves."""
-    return structure.type in (tuple, list) and structure.num_children == leaves == structure.num_leaves
 
 
 def _overwrite(target: Tensor, value: Tensor) -> None:

@@ -78,6 +78,36 @@ def expanded(x: Tensor) -> Tensor:
     return x.sum(0, keepdim=True).expand(4, 4)
 
 
+def expanded_constant(x: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.tensor([1.0, 2.0]).expand(2, 2), x + 1
+
+
+def made_differentiable_behind_its_source(x: Tensor) -> tuple[Tensor, ...]:
+    y = x @ x
+    hidden = y.detach()
+    hidden.mul_(x)
+    return y, hidden, y @ x, hidden[0], hidden.detach()
+
+
+def rows_made_differentiable(x: Tensor) -> tuple[Tensor, ...]:
+    y = x.sin()
+    rows = y[1:].detach()
+    rows.mul_(x[1:])
+    return rows, rows.t(), y.exp()
+
+
+def input_made_differentiable(x: Tensor) -> tuple[Tensor, Tensor]:
+    hidden = x.detach()
+    hidden.add_(x.exp())
+    return hidden, hidden[0]
+
+
+def rows_overwritten_behind_autograd(x: Tensor) -> tuple[Tensor, Tensor]:
+    rows = x.exp()[1:].detach()
+    rows.zero_()
+    return rows, rows.t()
+
+
 def nothing_and_numbers(x: Tensor) -> tuple[Any, ...]:
     return None, x.shape[0], x + 1, 3.5
 
@@ -95,6 +125,11 @@ PROGRAMS = (
     split,
     sliced,
     expanded,
+    expanded_constant,
+    made_differentiable_behind_its_source,
+    rows_made_differentiable,
+    input_made_differentiable,
+    rows_overwritten_behind_autograd,
     nothing_and_numbers,
 )
 
@@ -112,6 +147,12 @@ def test_aliasing_is_eagers(program: Any, dynamic: bool) -> None:
 )
 def test_gradients_through_aliases_are_eagers(program: Any) -> None:
     same_as_eager(program, leaf(4, 4))
+
+
+def test_several_views_of_an_input_need_no_result() -> None:
+    function, graphs = compiled(lambda x: (x[0], x.t(), x + 1))
+    function(torch.zeros(2, 2))
+    assert len(graphs.modules["inference"].graph.output_node().args[0]) == 1
 
 
 def test_writing_to_one_output_changes_the_other() -> None:

@@ -108,6 +108,9 @@ def test_strides_that_fake_kernels_get_wrong_are_eagers() -> None:
     image = torch.randn(2, 3, 4, 6).to(memory_format=torch.channels_last)
     pooled, indices = F.max_pool2d(image, 2, return_indices=True)
     same_as_eager(lambda x, i: F.max_unpool2d(x, i, 2), pooled, indices, backward=False)
+    same_as_eager(lambda x, y: torch.maximum(x.t()[None], y), torch.randn(6, 1), torch.randn(6, 1), backward=False)
+    for shift in (1, -4):
+        same_as_eager(lambda x, n=shift: (x.roll(n, 0), x.roll((n, 1), (2, -1))), image, backward=False)
     same_as_eager(lambda x: x.t()[::2].index_fill(0, torch.tensor([1]), 3), torch.randn(3, 4), backward=False)
 
 

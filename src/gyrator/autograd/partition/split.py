@@ -139,8 +139,7 @@ def _owned(results: Iterable[Any], graph: Graph) -> list[Any]:
             owner = _owner(result)
             if owner.op == "placeholder" or owner in seen:
                 result = _clone(graph, result)
-                owner = result
-            seen.add(owner)
+            seen.add(_owner(result))
         owned.append(result)
     return owned
 
@@ -156,7 +155,9 @@ def _owner(node: Node) -> Node:
 
 
 def _clone(graph: Graph, node: Node, *, dense: bool = False) -> Node:
-    """A clone; a ``dense`` one lacks the gaps that a view may have."""
+    """A clone; a ``dense`` one lacks the gaps that a view may have, another holds what is expanded once."""
+    if not dense and node.target is aten.expand.default:
+        return graph.node_copy(node, lambda given: _clone(graph, given) if given is node.args[0] else given)
     clone = graph.call_function(aten.clone.default, (node,))
     clone.meta = dict(node.meta)
     if dense:
