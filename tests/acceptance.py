@@ -9,8 +9,9 @@ judged against a third run, eager in float64:
     rms(actual - reference) <= 2 * rms(eager - reference) + slack * eps * rms(reference)
 
 Programs that amplify rounding (a threshold on a sum that cancels) have no single right answer. Where the rule
-above refuses, eager is run again on inputs moved by a few units in the last place; the compiled run passes if
-its error is at most twice theirs, and an integer may differ where those runs differ.
+above refuses, eager is run again on inputs moved by a few units in the last place, and with each intermediate value
+that an operator rounds moved by up to one; the compiled run passes if its error is at most twice theirs, and an
+integer may differ where those runs differ.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 # Multiples of eps * rms(reference) allowed beyond twice eager's own error. Rounding alone is about 0.3. Half
 # precision is computed in float32 inside a kernel and needs no more; in float64 eager is the reference itself
@@ -95,7 +97,11 @@ def _copy_module(module: nn.Module, transform: Callable[[Tensor], Tensor]) -> nn
     return clone
 
 
-def copy_arguments(args: Any, transform: Callable[[Tensor], Tensor] = lambda flat: flat) -> Any:
+def _same(flat: Tensor) -> Tensor:
+    return flat
+
+
+def copy_arguments(args: Any, transform: Callable[[Tensor], Tensor] = _same) -> Any:
     """A deep copy of a pytree of arguments that with their strides, aliasing, bases and ``requires_grad``.
 
     ``transform`` maps each copied storage, given as a flat vector, to the vector that takes its place.
@@ -161,6 +167,43 @@ def perturbation(seed: int, precision: torch.dtype | None = None) -> Callable[[T
     return move
 
 
+class _Rounded(TorchDispatchMode):
+    """Moves each element that an operator computes by up to a unit in the last place, as if it were rounded otherwise.
+
+    Elements that an operator takes from its operands, up to their sign, are exact in any implementation and stay.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        operands = [self._magnitudes(x) for x in pytree.tree_leaves((args, kwargs)) if self._is_number(x)]
+        out = func(*args, **kwargs)
+        if not any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns):
+            for result in pytree.tree_leaves(out):
+                if isinstance(result, Tensor) and self._is_number(result) and operands and 0 not in result.stride():
+                    self._move(result, torch.cat([x.to(result.device) for x in operands]))
+        return out
+
+    @staticmethod
+    def _is_number(x: object) -> bool:
+        if isinstance(x, Tensor):
+            return x.is_floating_point() and x.element_size() > 1 and x.layout is torch.strided
+        return isinstance(x, (int, float)) and not isinstance(x, bool)
+
+    @staticmethod
+    def _magnitudes(x: Any) -> Tensor:
+        return torch.as_tensor(x).to(torch.float64).abs().flatten()
+
+    def _move(self, result: Tensor, operands: Tensor) -> None:
+        values = result.double()
+        steps = torch.randint(-1, 2, result.shape, generator=self.generator).to(result.device, torch.float64)
+        kept = torch.isin(values.abs(), operands) | ~values.isfinite()
+        result.copy_(torch.where(kept, values, values * (1 + steps * torch.finfo(result.dtype).eps)))
+
+
 _NARROWING = {"float", "half", "bfloat16"}
 
 
@@ -222,10 +265,11 @@ def _distinct(after: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> lis
 def _run_backward(outputs: Sequence[Tensor], seed: int) -> None:
     """Backward from every differentiable output; tangents depend on the seed and the shapes alone."""
     generator = torch.Generator().manual_seed(seed)
+    eighths = torch.tensor([k / 8 for k in range(-8, 9)], dtype=torch.float64)
     roots, tangents = [], []
     for output in outputs:
         if output.requires_grad and output.grad_fn is not None:
-            drawn = torch.randint(-8, 9, output.shape, generator=generator).to(torch.float64) / 8
+            drawn = eighths[torch.randint(0, 17, output.shape, generator=generator)]
             roots.append(output)
             tangents.append(drawn.to(output.device, output.dtype))
     if roots:
@@ -451,16 +495,20 @@ class Expected:
     reference: Observation
 
     def perturbed(self, precision: torch.dtype | None = None) -> list[Observation]:
-        """Eager's answers on inputs moved by a :func:`perturbation`; runs that raise are left out."""
+        """Eager's answers on inputs moved by a :func:`perturbation`, and with intermediate values moved; runs that
+        raise are left out.
+        """
         runs = []
         for index in range(PERTURBED_RUNS):
-            try:
-                runs.append(self.observe(self.fn, perturbation(index, precision)))
-            except (RuntimeError, ValueError, IndexError):
-                continue
+            for transform, context in ((perturbation(index, precision), nullcontext()), (_same, _Rounded(index))):
+                try:
+                    with context:
+                        runs.append(self.observe(self.fn, transform))
+                except (RuntimeError, ValueError, IndexError):
+                    continue
         return runs
 
-    def observe(self, fn: Callable[..., Any], transform: Callable[[Tensor], Tensor] = lambda flat: flat) -> Observation:
+    def observe(self, fn: Callable[..., Any], transform: Callable[[Tensor], Tensor] = _same) -> Observation:
         """Runs ``fn``, eager or compiled, on a fresh copy of the arguments."""
         args, kwargs = copy_arguments((tuple(self.args), dict(self.kwargs or {})), transform)
         return observe(fn, args, kwargs, backward=self.backward, seed=self.seed, prepare=self.prepare)
@@ -494,7 +542,7 @@ def expect(
         with context:
             return observe(fn, copied, named, backward=backward, seed=seed, prepare=prepare)
 
-    eager = run(lambda flat: flat, nullcontext())
+    eager = run(_same, nullcontext())
     try:
         reference = run(widen, double_precision())
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):

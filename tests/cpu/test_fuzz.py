@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
+from tests.acceptance import expect
 from tests.fuzz.harness import Settings, complaint, run
 from tests.fuzz.known import KNOWN
 from tests.fuzz.programs import DETACHING, Program, define, generate
@@ -43,6 +45,17 @@ def test_a_seed_gives_the_same_program_and_the_same_arguments() -> None:
 
 def test_a_part_that_may_not_be_read_once_its_whole_was_written_is_not_drawn() -> None:
     assert generate(712_362).statements
+
+
+def test_intermediate_values_may_be_rounded_otherwise(backend: str, tmp_path: Path) -> None:
+    assert not [*run([711_654, 714_059], Settings(backend, tmp_path))]
+
+
+def test_what_no_operator_rounds_is_exact_in_every_run() -> None:
+    runs = expect(lambda x: ((y := x * 0.5).t(), -y.clone(), y.sum()), (torch.randn(3, 4),)).perturbed()
+    found = [(run.tensors["output[0]"], run.tensors["output[1]"]) for run in runs]
+    assert all(torch.equal(one.t(), -other) for one, other in found)
+    assert len({run.tensors["output[2]"].item() for run in runs}) > 1
 
 
 def test_a_wrong_answer_is_found(backend: str) -> None:

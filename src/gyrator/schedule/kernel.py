@@ -388,6 +388,8 @@ class Writer:
         if value in self.stored and not self.on_gpu:
             self._loaded[value] = None
             return Load(self.memory(value), self._place(value, member))
+        if isinstance(root, Scan) and not self.on_gpu:  # read where another value is computed again
+            return Load(*self._row(value))
         return self._exprs(member, level)[k]
 
     def _result_of(self, value: Value) -> Expr:
@@ -401,6 +403,8 @@ class Writer:
             for value in defines(member.nest):
                 if self._needs_row(member, value):
                     self._row(value)
+        for member in self.members:
+            self._exprs(member, self.levels[member.position])
         self._memo.clear()
         self._loaded.clear()
 

@@ -28,6 +28,10 @@ CASES: dict[str, tuple[Callable[..., object], tuple[Tensor, ...]]] = {
         (r(2, 3, 4), r(2, 2, 3, 4)),
     ),
     "scan over columns": (lambda a: torch.cumsum(a, 0) * 2, (r(13, 17),)),
+    "scan behind what is computed again": (
+        lambda a: (m := (c := a.cumsum(0)) > 0.5, (w := c.masked_fill(m, -1.0)) - w.mean(0, keepdim=True)),
+        (r(13, 17),),
+    ),
     "scan over rows": (lambda a: torch.cumsum(a, -1) + a, (r(13, 17),)),
     "argmax": (lambda a: (a.argmax(-1), a.max(-1).values), (r(4, 31),)),
     "empty": (lambda a: (a + 1, a.sum(1)), (r(3, 0),)),
