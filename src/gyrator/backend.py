@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import count
 from types import FunctionType
 from typing import Any
@@ -57,15 +58,14 @@ def _compile(
     made: list[Compiled] = []
     records: list[ProgramRecord] = []
     device = device_of(inputs.values)
-    choose = min_cut_with_budget(config.memory_budget)
 
     def compiler(graph: fx.GraphModule, values: Sequence[object], info: GraphInfo) -> Compiled | Pending:
         with program.stage(f"{info.kind} graph"):
-            session = program.child(f"{name}_{info.kind}")
+            session = parts.enter_context(program.child(f"{name}_{info.kind}"))
             finish = compile_graph(graph, values, info, session, process)
 
         def finished() -> Compiled:
-            with program.stage(f"{info.kind} kernels"), session:
+            with program.stage(f"{info.kind} kernels"):
                 compiled = finish()
             process.counted.append(session.counters)
             made.append(compiled)
@@ -75,14 +75,14 @@ def _compile(
         return finished() if config.max_autotune or config.benchmark_fusion else finished
 
     def partition(joint: JointGraph) -> Partition:
-        chosen = choose(joint)
+        chosen = min_cut_with_budget(config.memory_budget)(joint)
         records.append(program_record(joint, chosen))
         if program.dump is not None:
             dump_partition(program.dump, joint, chosen)
         return chosen
 
     session = Session(config, device, f"{name}_program", told=process.told, why_missed=process.watch is not None)
-    with session as program:
+    with session as program, ExitStack() as parts:
         process.counted.append(program.counters)
         for text in notices(config):
             program.warn(text)
@@ -98,8 +98,7 @@ def _compile(
             calls = [loaded(GraphCompiled(entry, True, program), process) for entry in found.graphs]
             record = from_json(ProgramRecord, found.about)
             program_compiled(program, gm, record, start, process.watch, cached=True)
-            paths = [str(entry.folder / WRAPPER) for entry in found.graphs]
-            return found.traced(calls), paths
+            return found.traced(calls), [str(entry.folder / WRAPPER) for entry in found.graphs]
 
         if device.type == "cuda":
             process.workers.prepare(2)  # they import Triton while the graphs are traced

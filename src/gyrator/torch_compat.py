@@ -46,13 +46,10 @@ def _known_values(env: Any) -> Any:
     return env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
 
 
-def symbol_hint(shape_env: Any, symbol: Any) -> int | None:
-    """The value that a shape symbol has in the call being compiled; None for an unbacked one."""
+def symbol_hint(shape_env: Any, symbol: Any) -> int | float | None:
+    """The value that a symbol has in the call being compiled; None for an unbacked one."""
     value = _known_values(shape_env).get(symbol)
-    try:
-        return None if value is None else int(value)
-    except TypeError:  # a nested tensor's size
-        return None
+    return plain_number(value) if getattr(value, "is_number", False) else None  # a nested tensor's size is none
 
 
 # --- graphs -------------------------------------------------------------------------------------------------
@@ -135,7 +132,7 @@ def build_expression(expr: Any, graph: Graph, symbols: Mapping[Any, Node]) -> No
     interp = importlib.import_module("torch.utils._sympy.interp").sympy_interp
     reference = importlib.import_module("torch.utils._sympy.reference").PythonReferenceAnalysis
     to_int = (("trunc", math.trunc), ("floor", math.floor), ("ceil", math.ceil), ("round", round))
-    own = {**functions_of_numbers(), **{f"{name}_to_int": function for name, function in to_int}}
+    own = {**functions_of_numbers(), "round_decimal": round, **{f"{name}_to_int": call for name, call in to_int}}
     rules = {name: staticmethod(partial(_applied, function)) for name, function in own.items()}
     analysis = type("Arithmetic", (reference,), {**rules, "int_truediv": staticmethod(operator.truediv)})
     tracer = GraphAppendingTracer(graph)
@@ -146,9 +143,10 @@ def build_expression(expr: Any, graph: Graph, symbols: Mapping[Any, Node]) -> No
     return result.node
 
 
-def _applied(function: Callable[[Any], object], x: Any, dtype: torch.dtype | None = None) -> Any:
+def _applied(function: Callable[..., object], x: Any, more: int | torch.dtype | None = None) -> Any:
     """`function` of a number, as a node where `x` is one: torch.fx traces neither `round` nor what `math` has."""
-    return x.tracer.create_proxy("call_function", function, (x,), {}) if isinstance(x, Proxy) else function(x)
+    args = (x, more) if isinstance(more, int) else (x,)
+    return x.tracer.create_proxy("call_function", function, args, {}) if isinstance(x, Proxy) else function(*args)
 
 
 def _describe(node: Node) -> None:

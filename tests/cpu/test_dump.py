@@ -19,6 +19,7 @@ from torch import Tensor
 
 import gyrator
 from benchmarks.compile_time import bert
+from gyrator import pipeline
 from gyrator.backend import Backend
 from gyrator.backend import gyrator as gyrator_backend
 from gyrator.pipeline import Process
@@ -68,6 +69,26 @@ def test_graphs_and_wrappers_run_by_themselves(
         assert TIMED.search(capsys.readouterr().out), path
         ran.append(path.name.partition("_")[2])
     assert {"captured.py", "joint.py", "aten.py", "wrapper.py"} <= set(ran)
+
+
+def test_a_compile_that_fails_leaves_the_times_of_all_its_graphs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Backward fails here; forward, whose kernels are being built, was never waited for."""
+    lower, seen = pipeline.lower, list[str]()
+
+    def fails(*args: Any, name: str, **kwargs: Any) -> Any:
+        seen.append(name)
+        if len(seen) == 2:
+            raise RuntimeError("of the test")
+        return lower(*args, name=name, **kwargs)
+
+    monkeypatch.setattr(pipeline, "lower", fails)
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="of the test"):
+        gyrator.compile(torch.tanh, options={"dump": tmp_path, "cache": False})(torch.ones(4, requires_grad=True))
+    texts = {path.parent.name: path.read_text() for path in tmp_path.rglob("*_times.txt")}
+    assert len(texts) == 3 and all("lower" in texts[name] for name in seen)
 
 
 def test_a_captured_float_has_its_value(

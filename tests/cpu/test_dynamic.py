@@ -178,6 +178,27 @@ def test_a_float_that_sizes_are_made_of(backend):
     count_compiles(lambda x, f: x.sum() * int(f * 10) + torch.arange(0, 8 * f, f), calls, backend, dynamic=True)
 
 
+ROUNDED: dict[str, Callable[[Tensor, float], Any]] = {
+    "digits of a size": lambda x, f: x * round(x.shape[0] * 2.675, 2) + round(x.shape[0] * 38.0, -1),
+    "digits of a float": lambda x, f: x * round(x.shape[0] * f, 2) + torch.full((3,), round(f, 1)),
+    "an integer of a float": lambda x, f: x * round(x.shape[0] * f) - int(x.shape[0] * f) // 3,
+    "quotients": lambda x, f: x * (-x.shape[0] // f) + x.shape[0] % f + -x.shape[0] % f,
+    "of a result": lambda x, f: x * math.floor(x.detach().sum().item() * f) + round(x.detach().mean().item(), 2),
+    "a shift by a result": lambda x, f: x.roll(math.floor(x.detach().sum().item()), 0).tanh() * f,
+    "of an integer result": lambda x, f: x * (x.detach().sum().long().item() * 2),
+}
+
+
+@pytest.mark.parametrize("fn", ROUNDED.values(), ids=ROUNDED)
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_integers_that_python_makes_of_floats(fn, grad, backend):
+    calls = [
+        (torch.rand(n, 3, dtype=torch.float64, requires_grad=grad), f) for n, f in ((5, 0.5), (7, 0.335), (9, 2.5))
+    ]
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        count_compiles(fn, calls, backend, dynamic=True, fullgraph=True)
+
+
 def test_a_float_found_to_change_beside_fixed_sizes(backend):
     calls = [(torch.randn(3, 8), f) for f in (0.5, 0.1)]
     count_compiles(lambda x, f: F.layer_norm(x, (8,), eps=f) * f, calls, backend)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import gyrator
 from gyrator.codegen.cpp import CppKernel, print_kernel
 from gyrator.errors import WrongResult
 from gyrator.ir.expr import Op
@@ -20,7 +21,7 @@ from gyrator.passes import Pass
 from gyrator.runtime import targets
 from gyrator.schedule import stage
 from gyrator.schedule.simplify import Rule
-from gyrator.session import Session
+from gyrator.session import Count, Session
 from gyrator.validate import copies, difference
 
 
@@ -46,6 +47,21 @@ def test_a_right_compile_passes() -> None:
     validating(model)(torch.randn(2, 3, 8, 8)).square().mean().backward()
     x = torch.randn(4, 5)
     torch.testing.assert_close(validating(scaled_sum)(x), scaled_sum(x))
+
+
+def test_layers_that_draw_numbers_pass_with_one_kernel() -> None:
+    """The built kernels, of which each takes the seeds of all layers, against the interpreter."""
+    layers = [nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.3), nn.GELU()) for _ in range(3)]
+    validating(nn.Sequential(*layers))(torch.randn(9, 16)).square().mean().backward()
+    counts = gyrator.counters().snapshot()
+    assert counts[Count.LAUNCHES] >= counts[Count.KERNELS] + 2
+
+    def drawn(x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = torch.softmax(x + torch.rand_like(x) * torch.randn_like(x), -1)
+        return x
+
+    validating(drawn)(torch.randn(40, 50))
 
 
 def negated(node: Node) -> Node:

@@ -208,7 +208,7 @@ def _drawn_like(
     return draw(x.shape, dtype=dtype or x.dtype, device=device or x.device)
 
 
-def _scaled(draw: OpOverload, x: Tensor, scale: float, shift: float, generator: torch.Generator | None) -> Tensor:
+def _scaled(draw: OpOverload, x: Tensor, scale: float, shift: float, generator: object = None) -> Tensor:
     """draw·scale + shift in the size and dtype of x; a generator of the user's own leaves the op whole."""
     if generator is not None:
         return NotImplemented
@@ -269,17 +269,11 @@ SAVED_NARROW: DecompositionTable = {aten.max_pool2d_with_indices_backward.defaul
 
 _RANDOM: Mapping[OpOverload, Decomposition] = {
     aten.native_dropout.default: _native_dropout,
-    aten.bernoulli.p: _bernoulli,
-    aten.bernoulli.default: _bernoulli,
-    aten.bernoulli.Tensor: _bernoulli,
+    **dict.fromkeys((aten.bernoulli.p, aten.bernoulli.default, aten.bernoulli.Tensor), _bernoulli),
     aten.rand_like.default: partial(_drawn_like, aten.rand.default),
     aten.randn_like.default: partial(_drawn_like, aten.randn.default),
-    aten.uniform.default: lambda x, low=0.0, high=1.0, generator=None: _scaled(
-        aten.rand.default, x, high - low, low, generator
-    ),
-    aten.normal_functional.default: lambda x, mean=0.0, std=1.0, generator=None: _scaled(
-        aten.randn.default, x, std, mean, generator
-    ),
+    aten.uniform.default: lambda x, low=0.0, high=1.0, **of: _scaled(aten.rand.default, x, high - low, low, **of),
+    aten.normal_functional.default: lambda x, mean=0.0, std=1.0, **of: _scaled(aten.randn.default, x, std, mean, **of),
 }
 
 

@@ -89,10 +89,6 @@ def _reshape_back(view: View, parent: Tensor, written: Tensor) -> Call:
     return aten.view.default, (WRITTEN, tuple(parent.shape))
 
 
-def _expand_back(view: View, parent: Tensor, written: Tensor) -> Call | None:
-    return _reshape_back(view, parent, written) if written.numel() == parent.numel() else None
-
-
 def _permute_back(view: View, parent: Tensor, written: Tensor) -> Call:
     dims = [dim % parent.dim() for dim in view.args[0]]
     return aten.permute.default, (WRITTEN, [dims.index(dim) for dim in range(parent.dim())])
@@ -126,11 +122,10 @@ def _scattered(op: OpOverload) -> Inverse:
 _INVERSES: Mapping[OpOverload, Inverse] = {
     **dict.fromkeys((aten.view.default, aten._reshape_alias.default, aten._unsafe_view.default), _reshape_back),
     **dict.fromkeys((aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims), _reshape_back),
-    aten.expand.default: _expand_back,
+    aten.expand.default: lambda view, old, new: _reshape_back(view, old, new) if new.numel() == old.numel() else None,
     aten.unsqueeze.default: lambda view, parent, written: (aten.squeeze.dim, (WRITTEN, view.args[0])),
     aten.permute.default: _permute_back,
     aten.transpose.int: _transpose_back,
-    aten.t.default: _by(aten.t.default),
     aten.select.int: _scattered(aten.select_scatter.default),
     aten.slice.Tensor: _scattered(aten.slice_scatter.default),
     aten.diagonal.default: _scattered(aten.diagonal_scatter.default),
@@ -141,6 +136,5 @@ _INVERSES: Mapping[OpOverload, Inverse] = {
     aten.view_as_real.default: _by(aten.view_as_complex.default),
     aten.view_as_complex.default: _by(aten.view_as_real.default),
     **dict.fromkeys(IDENTITY_VIEWS, _by(aten.alias.default)),
-    aten._conj.default: _by(aten._conj.default),
-    aten._neg_view.default: _by(aten._neg_view.default),
+    **{op: _by(op) for op in (aten.t.default, aten._conj.default, aten._neg_view.default)},
 }

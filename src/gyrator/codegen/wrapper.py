@@ -361,7 +361,7 @@ class _Wrapper:
                     self.bind_size(size, f"{where}.shape[{value.shape.index(size.index())}]")
                     break
             else:
-                self.bind_size(size, f"int({left.pop(0)})")
+                self.bind_size(size, left.pop(0))
 
     def checked(self, value: Value, text: str, op: str) -> str:
         strides = "None" if value in self.free_strides else tuple_text(value.strides)

@@ -11,7 +11,7 @@ or an update of an input is ``x@1``, never ``x`` again), so order carries no mea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -303,3 +303,30 @@ def uses(node: Node) -> frozenset[Value]:
     if isinstance(node, Extern):
         return frozenset(v.value for v in views(node))
     return frozenset(addressed(node).union(load.value for load in loads(expressions(node.root))))
+
+
+def edges(program: Program) -> Iterator[tuple[int, int]]:
+    """Pairs of nodes, by position, of which the second must run later: it reads what the first defines, values or
+    sizes, or both have effects. A size that a call tells may be any call's argument, and part of any derived size.
+    """
+    producer: dict[Value | Size, int] = {}
+    effect: int | None = None
+    telling = any(isinstance(node, Extern) and node.scalars for node in program.nodes)
+    for position, node in enumerate(program.nodes):
+        sizes = _sizes(node) if telling and isinstance(node, Nest) else ()
+        yield from [(producer[needed], position) for needed in (*uses(node), *sizes) if needed in producer]
+        producer |= dict.fromkeys(defines(node), position)
+        if isinstance(node, Extern):
+            acts = bool(node.effects or node.mutates or node.scalars)
+            if effect is not None and (acts or telling):
+                yield effect, position
+            effect = position if acts else effect
+            if node.scalars:
+                producer |= dict.fromkeys((*node.scalars, *(derived.size for derived in program.derived)), position)
+
+
+def _sizes(nest: Nest) -> frozenset[Size]:
+    root = nest.root
+    indices = [axis.extent for axis in (*nest.axes, *(root.reduced if isinstance(root, Reduce) else ()))]
+    indices += root.index if isinstance(root, Scatter) else ()
+    return frozenset[Size]().union(*[i.sizes() for i in indices], *[e.sizes() for e in expressions(root)])

@@ -79,7 +79,7 @@ class Symbols:
         """The index equal to a SymPy expression of integers; opaque where the algebra has no such term."""
         known = self._indices.get(expr)
         if known is None:
-            known = self._indices[expr] = self._convert(expr) or self._opaque(expr)
+            known = self._indices[expr] = self._convert(expr) or self.opaque(expr)
         return known
 
     def _convert(self, expr: sympy.Basic) -> Index | None:
@@ -112,7 +112,8 @@ class Symbols:
     def _size(self, symbol: sympy.Symbol) -> Size:
         return self._sizes.get(symbol.name) or self._record(symbol.name, symbol)
 
-    def _opaque(self, expr: sympy.Basic) -> Index:
+    def opaque(self, expr: sympy.Basic) -> Index:
+        """A new size for ``expr``, of which nothing more is known."""
         for symbol in sorted(expr.free_symbols, key=str):
             self._size(symbol)
         name = f"d{len(self._derived)}"
@@ -120,7 +121,7 @@ class Symbols:
             name += "_"
         size = self._record(name, expr)
         self._derived[expr] = Derived(size, "", python_text(expr))
-        return size.index()
+        return self._indices.setdefault(expr, size.index())
 
     def _record(self, name: str, expr: sympy.Basic) -> Size:
         """The size of that name, which stands for an expression, with what torch knows of its value."""
@@ -132,7 +133,7 @@ class Symbols:
         self._expressions[size] = expr
         hints = {s: symbol_hint(env, s) for s in expr.free_symbols} if env is not None else {}
         if env is not None and None not in hints.values():
-            hint = expr.xreplace({s: sympy.Integer(known) for s, known in hints.items()})
+            hint = expr.xreplace({s: sympy.sympify(known) for s, known in hints.items()})
             if hint.is_number:
                 self._hints[size] = int(hint)
         return size

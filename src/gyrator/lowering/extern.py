@@ -76,7 +76,7 @@ def append(b: Builder, node: fx.Node, call: Extern) -> Result:
     leaves = zip(flatten(traced), _wanted(node, traced), strict=True)
     values = results(b, [leaf if wanted else None for leaf, wanted in leaves])
     # the sizes that exist only once this call has run: an item's value, the length of nonzero
-    symbols = node.meta.get("unbacked_bindings") or ()
+    symbols = [traced.node.expr] if isinstance(traced, torch.SymFloat) else node.meta.get("unbacked_bindings") or ()
     scalars = tuple([size for symbol in symbols for size in b.symbols.from_sympy(symbol).sizes()])
     b.fallbacks.append(call.op)
     b.add(replace(call, out=values, effects=call.effects or bool(scalars), scalars=scalars))

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter, getitem
+from operator import attrgetter, getitem, truediv
 
 import torch
 from torch import fx
@@ -86,6 +86,14 @@ class _Lowering:
         self.held: list[Constant] = []
         self.constants: dict[str, torch.Tensor] = {}
         self.outputs: list[Output] = []
+        given = [node.meta.get("val") for node in graph.graph.find_nodes(op="placeholder")]
+        known = {number.node.expr for number in torch_compat.symbolic_numbers(given)}
+        for value in given:
+            if isinstance(value, torch.SymInt) and not value.node.expr.free_symbols <= known:
+                symbols.opaque(value.node.expr)
+        values = [(node.target, node.meta.get("val")) for node in graph.graph.nodes]
+        computed_here = [v.node.expr for target, v in values if isinstance(v, torch.SymInt) or target is round]
+        self.roots = frozenset[object]().union(*[expr.free_symbols for expr in computed_here])
 
     def run(self, name: str, updates: Sequence[tuple[int, int]]) -> Lowered:
         result: Sequence[object] = ()
@@ -129,6 +137,8 @@ class _Lowering:
         if isinstance(traced, torch.SymInt):
             return extern.call(self.b, node, op, args, kwargs)
         if isinstance(traced, (torch.SymFloat, torch.SymBool)):
+            if traced.node.expr in self.roots:  # the host reads it, too
+                extern.call(self.b, node, op, args, kwargs)
             return read_number(node, args)
         lowering = LOWERINGS.get(op) if self.random or op not in RANDOM else None
         lowering = lowering or REGISTERED_LATE.get(str(op))
@@ -141,7 +151,11 @@ class _Lowering:
 
     def _other(self, node: fx.Node, args: list[Result], kwargs: dict[str, Result]) -> Result:
         """Python functions on numbers, and higher-order ops."""
-        number = number_of(node.target, args)
+        target, traced = node.target, node.meta.get("val")
+        if target is round and isinstance(traced, torch.SymFloat) and isinstance(args[1], int):
+            unit = 10 ** max(args[1], 0)  # round(x, 2) → round(round(x, 2) * 100) / 100: kernels know no digits
+            target, args = truediv, [self.symbols.to_index(round(traced * unit)), unit]
+        number = number_of(target, args)
         if number is not None:
             return number
         if str(node.target) == "auto_functionalized":
@@ -227,7 +241,7 @@ class _Lowering:
                     if size is not None and size not in known:
                         known.add(size)
                         found.append(Derived(size, given.value.name, f"{what}[{k}]"))
-        return (*found, *self.symbols.derived)
+        return (*found, *[derived for derived in self.symbols.derived if derived.size not in known])
 
 
 def _literal(tensor: torch.Tensor) -> bool | int | float | None:

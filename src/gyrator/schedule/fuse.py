@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from gyrator.ir.expr import Value
 from gyrator.ir.index import Index, substitute
-from gyrator.ir.program import Extern, Nest, Program, Reduce, Scan, Scatter, defines, uses
+from gyrator.ir.program import Extern, Nest, Program, Reduce, Scan, Scatter, defines, edges, uses
 from gyrator.schedule.gpu import Gpu, gpu_refusal
 from gyrator.schedule.gpu_mix import mix
 from gyrator.schedule.gpu_shared import shared_blocks
@@ -94,7 +94,7 @@ class _State:
         self._groups: dict[int, Group] = {
             p: singleton(n, p) for p, n in enumerate(program.nodes) if isinstance(n, Nest)
         }
-        self._units = Units(len(program.nodes), _edges(program))
+        self._units = Units(len(program.nodes), edges(program))
 
     def attempt(self, p: int, q: int, value: Value, *, mixing: bool = False) -> Refused | None:
         """Join the units of two nests that share a value if that is legal and good; None on success. ``mixing``
@@ -126,21 +126,6 @@ class _State:
         for unit in self._units.order():
             node = self._program.nodes[unit]
             yield node if isinstance(node, Extern) else self._groups[unit]
-
-
-def _edges(program: Program) -> Iterator[tuple[int, int]]:
-    producer: dict[Value, int] = {}
-    effect: int | None = None
-    for position, node in enumerate(program.nodes):
-        for value in uses(node):
-            if value in producer:
-                yield producer[value], position
-        for value in defines(node):
-            producer[value] = position
-        if isinstance(node, Extern) and (node.effects or node.mutates or node.scalars):
-            if effect is not None:
-                yield effect, position
-            effect = position
 
 
 def _join(

@@ -18,12 +18,10 @@ class FlowNetwork:
 
     def add_edge(self, tail: int, head: int, capacity: int) -> None:
         """An edge from `tail` to `head`."""
-        self._edges[tail].append(len(self._heads))
-        self._heads.append(head)
-        self._residual.append(capacity)
-        self._edges[head].append(len(self._heads))
-        self._heads.append(tail)
-        self._residual.append(0)
+        for begin, end, room in ((tail, head, capacity), (head, tail, 0)):
+            self._edges[begin].append(len(self._heads))
+            self._heads.append(end)
+            self._residual.append(room)
 
     def maximise(self, source: int, sink: int) -> tuple[int, list[bool]]:
         """Sends as much flow as possible: how much, at least `UNBOUNDED` where no finite cut exists, and for each
