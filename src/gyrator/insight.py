@@ -84,15 +84,14 @@ def explain(
     programs = tuple(_programs([event for event, _ in events], timing))
     seconds = end - start
     device = next((event.session.device.type for event, _ in events if isinstance(event, GraphCompiled)), "cpu")
-    return Report(
-        ReportData(
-            function=getattr(target, "__qualname__", type(target).__name__),
-            seconds=seconds,
-            capture_seconds=max(0.0, seconds - sum(program.seconds for program in programs)),
-            peaks=machine_peaks(device) if timing else None,
-            programs=programs,
-        )
+    data = ReportData(
+        function=getattr(target, "__qualname__", type(target).__name__),
+        seconds=seconds,
+        capture_seconds=max(0.0, seconds - sum(program.seconds for program in programs)),
+        peaks=machine_peaks(device) if timing else None,
+        programs=programs,
     )
+    return Report(data)
 
 
 def counters() -> Counters:

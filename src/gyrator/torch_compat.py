@@ -57,6 +57,14 @@ def symbol_hint(shape_env: Any, symbol: Any) -> int | float | None:
 graph_module: Callable[[Any, Graph], GraphModule] = _LazyGraphModule
 """`GraphModule(root, graph)` that writes its Python code when that is asked for, which of most graphs it never is."""
 
+
+def append_node(graph: Graph, op: str, target: Any, args: Any, kwargs: Any, name: str = "") -> Node:
+    """`graph.create_node`, in half the time: torch 2.13 searches the arguments for numbers that no graph holds."""
+    node = graph.create_node(op, target, name=name or target.__name__.replace(".", "_"))
+    node._update_args_kwargs(args, kwargs)
+    return node
+
+
 # --- memory and launching ---------------------------------------------------------------------------------
 
 _guards: Any = torch._C._dynamo.guards
@@ -287,6 +295,9 @@ preserved_version = torch.autograd.grad_mode._unsafe_preserve_version_counter
 
 outside_tracing: Callable[[], AbstractContextManager[None]] = torch.utils._python_dispatch._disable_current_modes
 """Inside, tensors are real even while torch traces with fake ones around it."""
+
+without_dispatch: Callable[[], AbstractContextManager[None]] = torch.utils._mode_utils.no_dispatch
+"""Inside, no mode and no kind of tensor sees an operator: a fake tensor is the meta tensor that it wraps."""
 
 
 @cache

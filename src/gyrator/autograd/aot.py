@@ -78,25 +78,13 @@ def assemble(
     program = traced.program
     if overlapping((*example_inputs, *program.constants), [update.input for update in program.forward.updates]):
         return gm.forward
-    run = traced.run
+    run, given = traced.run, (*example_inputs, *program.constants)
     if isinstance(run, Differentiable):
         run = make_function(run, partial(_completed, run, complete, torch_compat.autocast_again()))
-    elif torch.is_grad_enabled() and any(
-        isinstance(value, Tensor) and value.requires_grad for value in (*example_inputs, *program.constants)
-    ):
-        run = _without_grad(run)
+    elif torch.is_grad_enabled() and any(isinstance(value, Tensor) and value.requires_grad for value in given):
+        # else operators that write into given memory refuse, and autograd sees a copy into an input
+        run = torch.no_grad()(run)
     return make_shell(program, run, gm.forward)
-
-
-def _without_grad(run: BoxedCallable) -> BoxedCallable:
-    """A program without differentiable results as a graph of tensors that need no gradients: operators that write into
-    given memory refuse others, and a copy into an input would be seen by autograd."""
-
-    def call(args: list[Any]) -> Sequence[Any]:
-        with torch.no_grad():
-            return run(args)
-
-    return call
 
 
 def aot_program(

@@ -11,21 +11,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
+from gyrator import torch_compat
 from gyrator.autograd import ops
-from gyrator.autograd.symbols import SYMBOLIC_TYPES, Held, SymbolTable, expression
-from gyrator.errors import UnsupportedInput
+from gyrator.autograd.fake_results import FakeResults
+from gyrator.autograd.symbols import SYMBOLIC_TYPES, Held, SymbolTable
 
 Meta = Mapping[str, Any]
 
 ORIGIN_KEYS = ("stack_trace", "nn_module_stack", "source_fn_stack")
 """What a node inherits from the node of the captured graph that it came from."""
-
-PLAIN_TYPES = frozenset(
-    {int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
-)
 
 
 class GraphBuilder:
@@ -34,16 +31,14 @@ class GraphBuilder:
     With `keep_numbers`, symbolic numbers stay in the arguments as they are: for a graph that is a template.
     """
 
-    def __init__(
-        self, fake_mode: FakeTensorMode, values: dict[Any, Tensor] | None = None, keep_numbers: bool = False
-    ) -> None:
+    def __init__(self, results: FakeResults, keep_numbers: bool = False) -> None:
         self._keep_numbers = keep_numbers
         self.graph = Graph()
         self.symbols = SymbolTable(self.graph)
-        self.fake_mode = fake_mode
+        self.results = results
+        self.fake_mode = results.mode
         self.origin: Meta = {}
         self.bodies: dict[str, GraphModule] = {}
-        self.values: dict[Any, Tensor] = {} if values is None else values
 
     def placeholder(self, name: str, value: Any) -> Node:
         """A new input of the graph. Symbols among its sizes become known."""
@@ -54,7 +49,7 @@ class GraphBuilder:
 
     def append(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any) -> Node:
         """A call of `op`, whose result `value` describes."""
-        node = self.graph.create_node("call_function", op, args, kwargs)
+        node = torch_compat.append_node(self.graph, "call_function", op, args, kwargs)
         meta = node.meta
         meta.update(self.origin)
         meta["val"] = self.metadata(value)
@@ -63,7 +58,7 @@ class GraphBuilder:
     def call(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
         """A call of `op` on nodes; its result is found by calling it on their fake tensors."""
         with self.fake_mode, torch.no_grad():
-            value = op(*values_of(args), **values_of(kwargs))
+            value = self.results.call(op, values_of(args), values_of(kwargs))
         return self.append(op, args, kwargs, value)
 
     def body(self, graph: Graph, bodies: dict[str, GraphModule]) -> Node:
@@ -81,12 +76,7 @@ class GraphBuilder:
     def metadata(self, value: Any) -> Any:
         """`value` with each tensor replaced by the shared fake tensor of equal metadata."""
         if isinstance(value, Tensor):
-            key = metadata_key(value)
-            found = self.values.get(key)
-            if found is None:
-                with self.fake_mode, torch.no_grad():
-                    found = self.values[key] = torch.ops.aten.detach.default(value)
-            return found
+            return self.results.shared(value)
         if isinstance(value, (tuple, list)):
             return tuple(self.metadata(item) for item in value)
         return value
@@ -98,7 +88,7 @@ class GraphBuilder:
         return self.call(torch.ops.prims.convert_element_type.default, (node, dtype), {})
 
     def restrided(self, node: Node, wanted: Tensor) -> Node:
-        """A value copied into memory that is laid out like ``wanted``, a tensor of its size and dtype."""
+        """A value copy_node into memory that is laid out like ``wanted``, a tensor of its size and dtype."""
         with self.fake_mode:
             stated = torch.empty_strided(wanted.shape, wanted.stride(), dtype=wanted.dtype, device=wanted.device)
         return self.append(ops.restride, (node, tuple(map(self.number, wanted.stride()))), {}, stated)
@@ -110,15 +100,12 @@ class GraphBuilder:
         return Held(value) if self._keep_numbers else self.symbols.node_of(value)
 
 
-def metadata_key(value: Tensor) -> tuple[Any, ...]:
-    """What distinguishes the metadata of two strided tensors, as a hashable value."""
-    if value.layout is not torch.strided:
-        hint = "take dense gradients (sparse=False), or run this part with torch.compiler.disable"
-        raise UnsupportedInput(f"a result of layout {value.layout}", hint=hint)
-    shape, strides, offset = tuple(value.shape), value.stride(), value.storage_offset()
-    if any(type(number) is not int for number in (*shape, *strides, offset)):
-        shape, strides, offset = tuple(map(expression, shape)), tuple(map(expression, strides)), expression(offset)
-    return shape, strides, value.dtype, value.device, offset, value.is_conj(), value.is_neg()
+def copy_node(graph: Graph, node: Node, of: Callable[[Node], Any]) -> Node:
+    """A copy of a node of another graph, where `of` says what stands for the nodes that it reads."""
+    args, kwargs = map_arg((node.args, node.kwargs), of)
+    copy = torch_compat.append_node(graph, node.op, node.target, args, kwargs, node.name)
+    copy.meta.update(node.meta)
+    return copy
 
 
 def values_of(argument: Any) -> Any:

@@ -25,9 +25,10 @@ from torch.fx.experimental.symbolic_shapes import guard_or_true
 from torch.fx.node import map_aggregate, map_arg
 
 from gyrator import torch_compat
-from gyrator.autograd.builder import GraphBuilder, ancestors, mapped, metadata_key, values_of
+from gyrator.autograd.builder import GraphBuilder, ancestors, copy_node, mapped, values_of
 from gyrator.autograd.decompositions import DecompositionTable
 from gyrator.autograd.effects import is_statement
+from gyrator.autograd.fake_results import metadata_key
 from gyrator.autograd.recorder import Recorder
 from gyrator.autograd.symbols import SYMBOLIC_TYPES, Held, expression
 from gyrator.errors import InternalCheckError
@@ -41,7 +42,7 @@ def decompose(build: GraphBuilder, table: DecompositionTable) -> GraphBuilder:
     Raises:
         InternalCheckError: for a decomposition whose result has another size or dtype than the operator.
     """
-    return _Pass(table, GraphBuilder(build.fake_mode, build.values)).run(build.graph, build.bodies)
+    return _Pass(table, GraphBuilder(build.results)).run(build.graph, build.bodies)
 
 
 class _Pass:
@@ -61,7 +62,7 @@ class _Pass:
                 if node in live:
                     self._call(node)
             elif node.op == "output":
-                new.graph.output(self._mapped(node.args[0]))
+                new.graph.output(map_arg(node.args[0], nodes.__getitem__))
             elif node.op == "get_attr":
                 body = bodies[node.target]
                 inner = self._inner(keep_numbers=False)
@@ -73,7 +74,7 @@ class _Pass:
 
     def _inner(self, keep_numbers: bool) -> _Pass:
         """A pass over another graph that shares the templates."""
-        inner = _Pass(self._table, GraphBuilder(self._new.fake_mode, self._new.values, keep_numbers))
+        inner = _Pass(self._table, GraphBuilder(self._new.results, keep_numbers))
         inner._templates = self._templates
         return inner
 
@@ -94,20 +95,15 @@ class _Pass:
             if template is not None:
                 self._nodes[node] = self._paste(template, [self._nodes[tensor] for tensor in tensors], node)
                 return
-        copy = self._new.graph.create_node("call_function", target, self._mapped(node.args), self._mapped(node.kwargs))
-        copy.meta = dict(node.meta)
-        self._nodes[node] = copy
+        copy = self._nodes[node] = copy_node(self._new.graph, node, self._nodes.__getitem__)
         if isinstance(node.meta["val"], SYMBOLIC_TYPES) or "unbacked_bindings" in node.meta:
             self._new.symbols.bind(node.meta["val"], copy)
-
-    def _mapped(self, argument: Any) -> Any:
-        return map_arg(argument, self._nodes.__getitem__)
 
     # --- templates ---------------------------------------------------------------------------------
 
     def _template(self, op: OpOverload, node: Node) -> Graph | None:
         """Records the decomposition of a call, the calls that it makes decomposed in turn; None where it declines."""
-        build = GraphBuilder(self._new.fake_mode, self._new.values, keep_numbers=True)
+        build = GraphBuilder(self._new.results, keep_numbers=True)
         recorder = Recorder(build)
         numbers = count()
 
@@ -115,7 +111,7 @@ class _Pass:
             held = values_of(value)
             if not isinstance(held, Tensor):
                 return held
-            fresh = torch.ops.aten.alias.default(held)
+            fresh = build.results.alias(held)
             recorder.add_input(f"x{next(numbers)}", fresh)
             return fresh
 
@@ -146,9 +142,8 @@ class _Pass:
             given = node.meta["val"]
         ours, theirs = metadata_key(given), metadata_key(wanted)
         if not _same_sizes(given, wanted) or ours[2:4] != theirs[2:4]:
-            raise InternalCheckError(
-                "decompose", f"the decomposition of {op} gives {ours[:4]}, the operator {theirs[:4]}"
-            )
+            problem = f"the decomposition of {op} gives {ours[:4]}, the operator {theirs[:4]}"
+            raise InternalCheckError("decompose", problem)
         if ours[0] != theirs[0] or (ours[1] != theirs[1] and wanted.numel() != 0):
             return recorder.build.restrided(node, wanted)
         return node
@@ -156,7 +151,7 @@ class _Pass:
     def _paste(self, template: Graph, inputs: Sequence[Any], node: Node) -> Any:
         """Appends a template's calls; the nodes of its results."""
         meta = {key: node.meta[key] for key in INHERITED_KEYS if key in node.meta}
-        create = self._new.graph.create_node
+        graph = self._new.graph
         values: dict[Node, Any] = dict(zip(template.find_nodes(op="placeholder"), inputs, strict=True))
 
         def filled(argument: Any) -> Any:
@@ -167,7 +162,7 @@ class _Pass:
         for call in template.nodes:
             if call.op == "call_function":
                 args, kwargs = map_aggregate(call.args, filled), map_aggregate(call.kwargs, filled)
-                pasted = values[call] = create("call_function", call.target, args, kwargs)
+                pasted = values[call] = torch_compat.append_node(graph, "call_function", call.target, args, kwargs)
                 pasted.meta.update(meta)
                 pasted.meta["val"] = call.meta["val"]
         return map_aggregate(template.output_node().args[0], filled)

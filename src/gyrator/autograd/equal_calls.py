@@ -5,7 +5,6 @@ b = clone(bias);  y = attention(x, k, v, b)     →      y = attention(x, k, v, 
 """
 
 import operator
-from collections.abc import Hashable
 
 import torch
 from torch._ops import OpOverload
@@ -26,26 +25,14 @@ def merge_equal_calls(graph: Graph) -> None:
         return
     results = graph.output_node().all_input_nodes
     shown = {*results, *(node.args[0] for node in results if node.target is operator.getitem)}
-    first: dict[Hashable, Node] = {}
+    first: dict[str, Node] = {}
     for node in calls:
         op = node.target
         pure = op.namespace in ("aten", "prims") and behaviour(op).effect in (Effect.PURE, Effect.VIEW)
         if node in shown or not node.all_input_nodes or not pure or torch.Tag.nondeterministic_seeded in op.tags:
             continue
         about = [node.meta.get(key) for key in ("backward", "region", "recompute")]
-        known = first.setdefault(_key((op, node.args, node.kwargs, about)), node)
+        known = first.setdefault(repr((op, node.args, node.kwargs, about)), node)  # 1, 1.0 and True differ
         if known is not node:
             node.replace_all_uses_with(known)
             graph.erase_node(node)
-
-
-def _key(value: object) -> Hashable:
-    """Equal for equal arguments; 1, 1.0 and True differ, and so do 0.0 and -0.0."""
-    match value:
-        case list() | tuple():
-            return tuple([_key(item) for item in value])
-        case dict():
-            return tuple([(name, _key(item)) for name, item in value.items()])
-        case Node() | OpOverload():
-            return value
-    return type(value), repr(value)

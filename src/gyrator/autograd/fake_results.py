@@ -15,40 +15,73 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import _disable_current_modes
 
-from gyrator.autograd.builder import PLAIN_TYPES, metadata_key
+from gyrator import torch_compat
+from gyrator.autograd.effects import Effect, behaviour
+from gyrator.autograd.symbols import expression
+from gyrator.errors import UnsupportedInput
 
 aten = torch.ops.aten
 
 _UNKNOWN_SIZES = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
 
 
+_PLAIN_TYPES = frozenset(
+    {int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
+)
+
+
 class FakeResults:
-    """Remembers the metadata of results of pure operators: one new tensor, of sizes that are numbers."""
+    """Fake tensors of one mode, made without asking torch where their metadata, sizes that are numbers, is known."""
 
     def __init__(self, mode: FakeTensorMode) -> None:
-        self._mode = mode
-        self._known: dict[Any, tuple[Any, ...]] = {}
+        self.mode = mode
+        self._known: dict[Any, tuple[Any, list[Any]]] = {}
+        self._shared: dict[Any, Tensor] = {}
 
-    def call(self, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], *, pure: bool) -> Any:
-        """The results of a call of `op`, which are new each time and remembered if it is `pure`."""
+    def call(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The results of a call of `op`: new tensors each time, which share memory with an argument where they are
+        views. Their metadata is remembered of pure operators and views."""
         function: Callable[..., Any] = _STAND_INS.get(op, op)
-        if pure and torch.Tag.pointwise in op.tags:
+        effect = behaviour(op).effect if isinstance(op, OpOverload) and op.namespace in ("aten", "prims") else None
+        if effect is Effect.PURE and torch.Tag.pointwise in op.tags:
             function = partial(_pointwise, op)
-        key = _key((op, args, *kwargs.items())) if pure and op.namespace in ("aten", "prims") else None
+        key = _key((op, args, *kwargs.items())) if effect in (Effect.PURE, Effect.VIEW) else None
         if key is None or not _UNKNOWN_SIZES.isdisjoint(op.tags):
             return function(*args, **kwargs)
-        known = self._known.get(key)
-        if known is not None:
-            size, strides, dtype, device = known
-            with _disable_current_modes():
-                return FakeTensor(self._mode, torch.empty_strided(size, strides, dtype=dtype, device="meta"), device)
+        viewed = args[0] if effect is Effect.VIEW else None
+        if key in self._known:
+            kind, parts = self._known[key]
+            made = [self._new(part, viewed) for part in parts]
+            return made[0] if kind is FakeTensor else kind(made)
         out = function(*args, **kwargs)
-        found = _metadata(out) if type(out) is FakeTensor and out.storage_offset() == 0 else None
-        if found is not None:
-            self._known[key] = found[:4]
+        parts = [_metadata(result) for result in (out if type(out) in (tuple, list) else (out,))]
+        if None not in parts:
+            self._known[key] = type(out), parts
         return out
+
+    def alias(self, tensor: Tensor) -> Tensor:
+        """Another tensor on the same memory, of which autograd knows nothing."""
+        metadata = _metadata(tensor)
+        if metadata is not None:
+            return self._new(metadata, tensor)
+        with self.mode, torch.no_grad():
+            return aten.detach.default(tensor)
+
+    def shared(self, tensor: Tensor) -> Tensor:
+        """The one tensor that stands for all with this metadata."""
+        key = metadata_key(tensor)
+        if key not in self._shared:
+            self._shared[key] = self.alias(tensor)
+        return self._shared[key]
+
+    def _new(self, metadata: tuple[Any, ...], viewed: Tensor | None) -> FakeTensor:
+        size, strides, dtype, device, offset, *_ = metadata
+        with torch_compat.without_dispatch():
+            meta = torch.empty_strided(size, strides, dtype=dtype, device="meta")
+            if viewed is not None:
+                meta.set_(viewed.untyped_storage(), offset, size, strides)
+            return FakeTensor(self.mode, meta, device)
 
 
 def _key(value: Any) -> Any:
@@ -56,7 +89,7 @@ def _key(value: Any) -> Any:
     kind = type(value)
     if kind is FakeTensor:
         return _metadata(value)
-    if kind in PLAIN_TYPES or kind is OpOverload:
+    if kind in _PLAIN_TYPES or kind is OpOverload:
         return kind, value
     if kind in (tuple, list, torch.Size):
         parts = [_key(item) for item in value]
@@ -64,13 +97,24 @@ def _key(value: Any) -> Any:
     return None
 
 
-def _metadata(tensor: FakeTensor) -> tuple[Any, ...] | None:
-    """What an operator's fake kernel can see of a tensor; None with symbols or a known value."""
-    if tensor.constant is not None or tensor.layout is not torch.strided:
+def _metadata(value: Any) -> tuple[Any, ...] | None:
+    """What an operator's fake kernel can see of a tensor; None with symbols, a known value or bits that change it."""
+    if type(value) is not FakeTensor or value.constant is not None or value.layout is not torch.strided:
         return None
-    if any(type(number) is not int for number in (*tensor.shape, *tensor.stride(), tensor.storage_offset())):
+    if any(type(number) is not int for number in (*value.shape, *value.stride(), value.storage_offset())):
         return None
-    return metadata_key(tensor)
+    return None if value.is_conj() or value.is_neg() else metadata_key(value)
+
+
+def metadata_key(value: Tensor) -> tuple[Any, ...]:
+    """What distinguishes the metadata of two strided tensors, as a hashable value."""
+    if value.layout is not torch.strided:
+        hint = "take dense gradients (sparse=False), or run this part with torch.compiler.disable"
+        raise UnsupportedInput(f"a result of layout {value.layout}", hint=hint)
+    shape, strides, offset = tuple(value.shape), value.stride(), value.storage_offset()
+    if any(type(number) is not int for number in (*shape, *strides, offset)):
+        shape, strides, offset = tuple(map(expression, shape)), tuple(map(expression, strides)), expression(offset)
+    return shape, strides, value.dtype, value.device, offset, value.is_conj(), value.is_neg()
 
 
 # --- results that torch states otherwise --------------------------------------------------------------

@@ -5,7 +5,6 @@
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,8 +66,7 @@ def _computed(node: Node, known: Mapping[Node, Tensor]) -> Tensor | None:
         return None
     if _is_made_of_bytes(node) and made.nbytes > max(LEAST, sum(known[i].nbytes for i in operands)):
         return None
-    args: Any = map_arg(node.args, known.__getitem__)
-    kwargs: Any = map_arg(node.kwargs, known.__getitem__)
+    args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
     with torch.no_grad():
         value = op(*args, **kwargs)
     return value if isinstance(value, Tensor) and (value.dtype, value.stride()) == (made.dtype, made.stride()) else None

@@ -76,10 +76,8 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
             ctx.save_for_backward(*outputs[results:saved_end], *[args[index] for index in spec.saved_inputs])
             ctx.numbers = outputs[saved_end:]
             ctx.set_materialize_grads(False)
-            if constant_results:
-                ctx.mark_non_differentiable(
-                    *[outputs[index] for index in constant_results if isinstance(outputs[index], Tensor)]
-                )
+            constants = [outputs[index] for index in constant_results]
+            ctx.mark_non_differentiable(*[value for value in constants if isinstance(value, Tensor)])
             if dynamic:
                 sides = {index: (outputs[index].shape, outputs[index].stride()) for index in dynamic}
                 ctx.layouts = {index: (tuple(shape), tangent_strides(shape, s)) for index, (shape, s) in sides.items()}
@@ -93,10 +91,10 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
             del saved
             link = spec if all(gradients[index] is None for index in spec.missing) else completed()
             for tangent in link.tangents:
-                shape, strides = (
+                layout: tuple[Any, Any] = (
                     ctx.layouts[tangent.result] if tangent.strides is None else (tangent.shape, tangent.strides)
                 )
-                boxed.append(_received(gradients[tangent.result], shape, strides, tangent))
+                boxed.append(_received(gradients[tangent.result], *layout, tangent))
             torch_compat.release_saved(ctx)
             if not torch.is_grad_enabled():
                 computed = link.backward(boxed)
@@ -119,11 +117,8 @@ class _SecondDerivative(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        raise UnsupportedOperator(
-            "a second derivative",
-            "compiled code has a first derivative only; run this function with "
-            "torch.compiler.disable where you differentiate twice",
-        )
+        why = "compiled code has a first derivative only; use torch.compiler.disable where you differentiate twice"
+        raise UnsupportedOperator("a second derivative", why)
 
 
 def _received(gradient: Any, shape: Any, strides: Any, tangent: Tangent) -> Tensor:

@@ -26,6 +26,7 @@ from gyrator import torch_compat
 from gyrator.autograd.aliasing import Forward, Result, describe_outputs, generations, pinned_offsets
 from gyrator.autograd.attention import Masks
 from gyrator.autograd.builder import GraphBuilder, Meta, origin_of
+from gyrator.autograd.fake_results import FakeResults
 from gyrator.autograd.flex_attention import index
 from gyrator.autograd.fused_attention import attention
 from gyrator.autograd.inputs import Inputs
@@ -65,7 +66,7 @@ def trace(gm: GraphModule, inputs: Inputs) -> Joint:
         UnsupportedOperator: for a program that changes what memory a tensor owns (`set_`, `resize_`), or
             mutates an input while its backward runs.
     """
-    build = GraphBuilder(inputs.mode)
+    build = GraphBuilder(FakeResults(inputs.mode))
     recorder = Recorder(build)
     with ExitStack() as stack:
         stack.enter_context(torch_compat.replayed_views())
@@ -99,8 +100,7 @@ def _leaves(inputs: Inputs, recorder: Recorder) -> tuple[list[Any], list[Any]]:
     for position, value in enumerate(inputs.values):
         leaf = value
         if isinstance(value, Tensor):
-            with torch.no_grad():
-                leaf = value.detach()
+            leaf = recorder.build.results.alias(value)
             leaf.requires_grad_(inputs.requires_grad[position])
             torch_compat.set_float_behind(leaf, torch_compat.float_behind(value))
         recorder.add_input(f"arg{position}", leaf, position)

@@ -49,10 +49,9 @@ def without_zeros(graph: Graph, zeros: set[Node]) -> None:
         else:
             for source in given:
                 value = source.meta["val"]
+                like = {"dtype": value.dtype, "device": value.device}
                 with graph.inserting_before(node):
-                    made = graph.call_function(
-                        aten.full.default, (value.shape, 0), {"dtype": value.dtype, "device": value.device}
-                    )
+                    made = graph.call_function(aten.full.default, (value.shape, 0), like)
                 made.meta = dict(source.meta)
                 node.replace_input_with(source, made)
     for node in reversed(list(graph.nodes)):

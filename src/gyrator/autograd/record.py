@@ -73,8 +73,7 @@ _TYPES: Mapping[str, Callable[[Any], Any]] = {
     "device": torch.device,
     "TreeSpec": pytree.treespec_loads,
     "list": lambda items: [_decode(item) for item in items],
-    "tuple": lambda items: tuple(_decode(item) for item in items),
-    "Size": lambda items: tuple(_decode(item) for item in items),
+    **dict.fromkeys(("tuple", "Size"), lambda items: tuple(_decode(item) for item in items)),
     "frozenset": lambda items: frozenset(_decode(item) for item in items),
     "dict": lambda items: {key: _decode(item) for key, item in items},
 }

@@ -18,7 +18,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gyrator import torch_compat
 from gyrator.autograd.builder import GraphBuilder, flatten
 from gyrator.autograd.effects import Behaviour, Effect, arguments, behaviour
-from gyrator.autograd.fake_results import FakeResults
 from gyrator.autograd.functionalize import Alias, Root, new_root, read, write
 from gyrator.autograd.higher_order import PASSED, RECORDED
 from gyrator.autograd.inputs import of_subclass, reaches_outside
@@ -54,7 +53,6 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, build: GraphBuilder) -> None:
         super().__init__()
-        self._results_of = FakeResults(build.fake_mode)
         self.build = build
         self.policy: Callable[..., bool] | None = None
         self.backward_origin: Callable[[int], Mapping[str, Any]] | None = None
@@ -79,7 +77,7 @@ class Recorder(TorchDispatchMode):
         given = [x for x in flatten(args) if type(x) is FakeTensor]
         if given and not any(id(x) in self._aliases for x in given):
             return func(*args, **kwargs)  # torch's own: it makes the backward of `scan` from them
-        out = self._results_of.call(func, args, kwargs, pure=how.effect is Effect.PURE)
+        out = self.build.results.call(func, args, kwargs)
         call = _Call(func, how, args, kwargs, out)
         if how.effect is Effect.NUMBER:
             return self._number(call) if type(out) in SYMBOLIC_TYPES else out
@@ -314,7 +312,7 @@ class Recorder(TorchDispatchMode):
 
     def body(self, name: str, function: Callable[..., Any], operands: Sequence[Any]) -> Node:
         """The functional graph of `function`, called with values like `operands`."""
-        build = GraphBuilder(self.build.fake_mode, self.build.values)
+        build = GraphBuilder(self.build.results)
         recorder = Recorder(build)
         inputs = []
         with torch.no_grad():

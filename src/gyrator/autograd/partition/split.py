@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from gyrator.autograd.builder import ancestors
+from gyrator.autograd.builder import ancestors, copy_node
 from gyrator.autograd.effects import is_statement
 from gyrator.autograd.partition.plan import JointGraph, is_number
 from gyrator.autograd.partition.recompute import is_copyless
@@ -99,7 +99,7 @@ def _forward_graph(joint: JointGraph, values: Sequence[Node], numbers: Sequence[
         if node in joint.backward_nodes or node.op == "output":
             continue
         if node.op == "placeholder" or node in needed:
-            copies[node] = graph.node_copy(node, copies.__getitem__)
+            copies[node] = copy_node(graph, node, copies.__getitem__)
     results = _owned(map_arg(joint.results, copies.__getitem__), graph)
     kept = [
         _clone(graph, copies[node], dense=True) if node in joint.updated or is_copyless(node) else copies[node]
@@ -124,7 +124,7 @@ def _backward_graph(joint: JointGraph, available: Mapping[Node, Node]) -> Graph:
         for source in sorted(ancestors([node], known=copies)):
             if source.op == "placeholder":
                 raise InternalCheckError("partition", f"backward needs {source.name}, which is not saved")
-            copies[source] = graph.node_copy(source, copies.__getitem__)
+            copies[source] = copy_node(graph, source, copies.__getitem__)
     graph.output(map_arg(joint.gradients, copies.__getitem__))
     return graph
 

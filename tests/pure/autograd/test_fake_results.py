@@ -1,0 +1,53 @@
+"""Fake tensors made from remembered metadata are what torch's fake mode makes."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from gyrator.autograd.fake_results import FakeResults, metadata_key
+
+aten = torch.ops.aten
+
+CALLS = [
+    (aten.view.default, ([6, 4],)),
+    (aten.slice.Tensor, (1, 1, 3)),
+    (aten.select.int, (0, 1)),
+    (aten.as_strided.default, ([2, 3], [1, 4], 5)),
+    (aten.view.dtype, (torch.int16,)),
+    (aten.split.Tensor, (1,)),
+    (aten._conj.default, ()),
+    (aten.mul.Tensor, (2,)),
+    (aten.var_mean.correction, ([0],)),
+    (aten.native_layer_norm.default, ([4], None, None, 1e-5)),
+]
+
+
+def described(value: Tensor | tuple[Tensor, ...] | list[Tensor]) -> list[object]:
+    parts = [value] if isinstance(value, Tensor) else value
+    return [metadata_key(part) for part in parts]
+
+
+@pytest.mark.parametrize(("op", "args"), CALLS, ids=lambda value: str(value))
+def test_the_second_call_has_results_like_the_first(op: OpOverload, args: tuple[object, ...]) -> None:
+    mode = FakeTensorMode()
+    results = FakeResults(mode)
+    with mode, torch.no_grad():
+        x = torch.empty(2, 3, 4, dtype=torch.complex64 if op is aten._conj.default else torch.float32)
+        y = torch.empty_like(x)
+        first, second = results.call(op, (x, *args), {}), results.call(op, (y, *args), {})
+        assert type(first) is type(second)
+        assert described(second) == described(first) == described(op(y, *args))
+
+
+@pytest.mark.parametrize("op", [aten.t.default, aten.detach.default])
+def test_a_view_lies_in_the_memory_of_its_own_operand(op: OpOverload) -> None:
+    mode = FakeTensorMode()
+    results = FakeResults(mode)
+    with mode, torch.no_grad():
+        operands = [torch.empty(3, 4) for _ in range(2)]
+        views = [results.call(op, (x,), {}) for x in operands]
+    storages = [value.untyped_storage()._cdata for value in (*operands, *views)]
+    assert storages[:2] == storages[2:]
+    assert storages[0] != storages[1]
