@@ -58,9 +58,9 @@ graph_module: Callable[[Any, Graph], GraphModule] = _LazyGraphModule
 """`GraphModule(root, graph)` that writes its Python code when that is asked for, which of most graphs it never is."""
 
 
-def append_node(graph: Graph, op: str, target: Any, args: Any, kwargs: Any, name: str = "") -> Node:
+def append_node(graph: Graph, op: str, target: Any, args: Any, kwargs: Any, name: str | None = None) -> Node:
     """`graph.create_node`, in half the time: torch 2.13 searches the arguments for numbers that no graph holds."""
-    node = graph.create_node(op, target, name=name or target.__name__.replace(".", "_"))
+    node = graph.create_node(op, target, name=name)
     node._update_args_kwargs(args, kwargs)
     return node
 
