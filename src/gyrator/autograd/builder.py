@@ -88,7 +88,7 @@ class GraphBuilder:
         return self.call(torch.ops.prims.convert_element_type.default, (node, dtype), {})
 
     def restrided(self, node: Node, wanted: Tensor) -> Node:
-        """A value copy_node into memory that is laid out like ``wanted``, a tensor of its size and dtype."""
+        """A value copied into memory that is laid out like ``wanted``, a tensor of its size and dtype."""
         with self.fake_mode:
             stated = torch.empty_strided(wanted.shape, wanted.stride(), dtype=wanted.dtype, device=wanted.device)
         return self.append(ops.restride, (node, tuple(map(self.number, wanted.stride()))), {}, stated)

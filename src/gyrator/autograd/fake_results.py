@@ -25,7 +25,6 @@ aten = torch.ops.aten
 
 _UNKNOWN_SIZES = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
 
-
 _PLAIN_TYPES = frozenset(
     {int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 )
@@ -56,7 +55,7 @@ class FakeResults:
             return made[0] if kind is FakeTensor else kind(made)
         out = function(*args, **kwargs)
         parts = [_metadata(result) for result in (out if type(out) in (tuple, list) else (out,))]
-        if None not in parts:
+        if None not in parts and (viewed is not None or all(offset == 0 for *_, offset, _, _ in parts)):
             self._known[key] = type(out), parts
         return out
 

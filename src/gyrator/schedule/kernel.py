@@ -403,7 +403,7 @@ class Writer:
             for value in defines(member.nest):
                 if self._needs_row(member, value):
                     self._row(value)
-        for member in self.members:
+        for member in self.members:  # on a CPU scans get one, too, that are read where another value is computed again
             self._exprs(member, self.levels[member.position])
         self._memo.clear()
         self._loaded.clear()
