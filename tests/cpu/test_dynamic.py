@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -135,11 +136,18 @@ def convolution(x: Tensor) -> Tensor:
     return F.avg_pool1d(F.conv1d(x[None], torch.ones(2, x.shape[0], 2)), 2)
 
 
+def filled(x: Tensor) -> tuple[Tensor, ...]:
+    """Padding whose value is a size, or a number that the program computes."""
+    n, m = x.shape
+    pad = torch.constant_pad_nd
+    return pad(x, (1, 2), n), pad(x, (0, -1), n / m), pad(x.int(), (2, 1), m), pad(x[:0], (0, 0, 1, 1), m), x.cos()
+
+
 @pytest.mark.parametrize(
     "fn",
     [
         *(rows_and_columns, joins, reshapes, numbers_from_sizes, shares_of_sizes, functions_of_sizes, reflected),
-        *(branches_by_size, convolution),
+        *(branches_by_size, convolution, filled),
     ],
     ids=lambda f: f.__name__,
 )
@@ -289,3 +297,10 @@ def test_a_graph_that_takes_sizes_alone(backend: str) -> None:
     calls = [(torch.randn(n, 3),) for n in (5, 7, 3)]
     asked = count_compiles(positions, calls, "eager", dynamic=True)
     assert count_compiles(positions, calls, backend, dynamic=True) <= asked
+
+
+def test_a_gradient_in_rows_of_a_result_in_columns(backend: str) -> None:
+    """Its strides, which are symbolic, do not tell the caller those that the compiled backward expects."""
+    inverse = functools.partial(torch.linalg.tensorinv, ind=3)
+    calls = [(torch.randn(2, 2, n, 4 * n, 1, requires_grad=True),) for n in (3, 2)]
+    count_compiles(inverse, calls, backend, dynamic=True)

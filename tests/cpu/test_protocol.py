@@ -297,6 +297,21 @@ def test_complex_input(backend):
     )
 
 
+@pytest.mark.filterwarnings("ignore:stft")
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_numbers_seen_in_a_complex_result_have_its_strides(dynamic, backend):
+    """Such a view is a copy here, which would lie in rows."""
+    spectrum = lambda x: torch.stft(x, 10, window=torch.ones(10), return_complex=False)  # noqa: E731
+    fn = torch.compile(spectrum, backend=backend, dynamic=dynamic)
+    assert_none(expect(spectrum, (torch.randn(100, requires_grad=True),), backward=True).mismatches(fn))
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_images_of_bytes_are_resized_in_integers(mode, backend):
+    image = torch.randint(0, 256, (2, 3, 20, 31), dtype=torch.uint8)
+    check(lambda x: F.interpolate(x, (13, 47), mode=mode), (image,), backend=backend)
+
+
 def test_tensor_subclass(backend):
     two = pytest.importorskip("torch.testing._internal.two_tensor").TwoTensor
     x = two(torch.randn(3), torch.randn(3))

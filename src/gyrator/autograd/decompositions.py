@@ -71,7 +71,7 @@ _FROM_TORCH = (
     # indexing
     "index_fill _unsafe_masked_index _unsafe_masked_index_put_accumulate "
     # sampling
-    "upsample_bilinear2d upsample_linear1d upsample_trilinear3d upsample_bicubic2d grid_sampler_2d "
+    "upsample_linear1d upsample_trilinear3d grid_sampler_2d "
     # products
     "dot vdot mv addmv "
     # casts
@@ -85,6 +85,7 @@ def packets(names: Iterable[str]) -> list[OpOverloadPacket]:
 
 
 _LINSPACE: Decomposition = get_decompositions([aten.linspace])[aten.linspace.default]
+_RESIZED: Mapping[Any, Decomposition] = get_decompositions([aten.upsample_bilinear2d, aten.upsample_bicubic2d])
 _EMBEDDING: Decomposition = get_decompositions([aten.embedding_dense_backward])[aten.embedding_dense_backward.default]
 
 
@@ -154,6 +155,11 @@ def _linspace(
     step = (high - low) / (steps - 1)
     value = torch.where(index < steps // 2, low + step * index, high - step * (steps - 1 - index))
     return value.to(dtype)
+
+
+def _resized(torchs: Decomposition, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Whole for bytes on a processor, which eager weights in integers."""
+    return NotImplemented if x.dtype == torch.uint8 and x.device.type == "cpu" else torchs(x, *args, **kwargs)
 
 
 def _convolution(x: Tensor, w: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
@@ -258,6 +264,7 @@ _OURS: Mapping[OpOverload, Decomposition] = {
     aten.convolution_backward.default: _convolution_backward,
     aten.embedding_dense_backward.default: _embedding_dense_backward,
     **dict.fromkeys(list[Any](get_decompositions([aten.linspace])), _linspace),
+    **{op: partial(_resized, _RESIZED[op]) for op in _RESIZED},
     aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
     aten.silu_backward.default: _silu_backward,
     aten.gelu.default: _gelu,

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from gyrator import torch_compat
 from gyrator.autograd.inputs import of_subclass
-from gyrator.autograd.layout import copied, tangent_strides
+from gyrator.autograd.layout import contiguous_strides, copied
 from gyrator.errors import UnsupportedOperator
 
 
 @dataclass(frozen=True)
 class Tangent:
-    """A gradient that backward expects: for result `result`, with the given strides; None where they are
-    symbolic and are then those that the result had. `shape`, `dtype` and `device` describe the zeros that
+    """A gradient that backward expects: for result `result`, with the given strides; None where sizes are
+    symbolic, and strides then contiguous. `shape`, `dtype` and `device` describe the zeros that
     stand in for a missing one.
     """
 
@@ -79,8 +79,8 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
             constants = [outputs[index] for index in constant_results]
             ctx.mark_non_differentiable(*[value for value in constants if isinstance(value, Tensor)])
             if dynamic:
-                sides = {index: (outputs[index].shape, outputs[index].stride()) for index in dynamic}
-                ctx.layouts = {index: (tuple(shape), tangent_strides(shape, s)) for index, (shape, s) in sides.items()}
+                shapes = {index: tuple(outputs[index].shape) for index in dynamic}
+                ctx.layouts = {index: (shape, contiguous_strides(shape)) for index, shape in shapes.items()}
             return tuple(outputs[:results])
 
         @staticmethod

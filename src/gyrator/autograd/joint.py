@@ -30,9 +30,8 @@ from gyrator.autograd.fake_results import FakeResults
 from gyrator.autograd.flex_attention import index
 from gyrator.autograd.fused_attention import attention
 from gyrator.autograd.inputs import Inputs
-from gyrator.autograd.layout import contiguous_strides, is_transposed, tangent_strides
+from gyrator.autograd.layout import tangent_strides
 from gyrator.autograd.recorder import Recorder
-from gyrator.autograd.symbols import expression
 from gyrator.errors import UnsupportedOperator
 
 
@@ -136,7 +135,8 @@ def _backward(
     """Runs backward from new tangents of `results`; positions of inputs with gradients, and the gradients' nodes."""
     tangents = []
     for number, result in enumerate(results):
-        tangent = torch.empty_strided(result.shape, _tangent_strides(result), dtype=result.dtype, device=result.device)
+        strides = tangent_strides(result.shape, result.stride())
+        tangent = torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device)
         recorder.add_input(f"tangent_{number}", tangent)
         tangents.append(tangent)
     wanted = [position for position, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
@@ -148,15 +148,6 @@ def _backward(
         raise UnsupportedOperator("backward", "it mutates an input of the forward program")
     nodes = [None if gradient is None else recorder.node_of(gradient) for gradient in gradients]
     return tuple(wanted), nodes
-
-
-def _tangent_strides(result: Tensor) -> tuple[Any, ...]:
-    """`tangent_strides` of a traced result, without a fact about its symbolic sizes."""
-    if all(type(size) is int for size in (*result.shape, *result.stride())):
-        return tangent_strides(result.shape, result.stride())
-    dense = torch.empty_like(result).stride()
-    same = [expression(step) for step in dense] == [expression(step) for step in result.stride()]
-    return result.stride() if same and not is_transposed(result.stride()) else contiguous_strides(result.shape)
 
 
 class _Runner(Interpreter):

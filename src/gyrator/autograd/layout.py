@@ -8,14 +8,12 @@ from torch import Tensor
 
 
 def tangent_strides(shape: Sequence[Any], strides: Sequence[Any]) -> tuple[Any, ...]:
-    """The strides a result's gradient is expected with: its own where dense, as autograd makes it, else contiguous."""
-    return tuple(strides) if is_dense(shape, strides) and not is_transposed(strides) else contiguous_strides(shape)
-
-
-def is_transposed(strides: Sequence[Any]) -> bool:
-    """Whether these are rows whose columns are contiguous, as of a transposed sequence. Norms and products, which
-    mostly come next, give contiguous gradients."""
-    return len(strides) == 3 and type(strides[1]) is int and strides[1] == 1
+    """The strides a result's gradient is expected with: its own where dense, as autograd makes it, else contiguous; so
+    too where sizes are symbolic, and for rows whose columns are contiguous, as of a transposed sequence: norms and
+    products, which mostly come next, give contiguous gradients."""
+    static = all(type(n) is int for n in (*shape, *strides))
+    transposed = len(strides) == 3 and strides[1] == 1
+    return tuple(strides) if static and not transposed and is_dense(shape, strides) else contiguous_strides(shape)
 
 
 def is_dense(shape: Sequence[Any], strides: Sequence[Any]) -> bool:

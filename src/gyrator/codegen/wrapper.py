@@ -455,6 +455,8 @@ def _free_strides(plan: Plan, shown: Container[int]) -> frozenset[Value]:
             case Launch(_, args):
                 others.update(args)
             case Call(extern):
+                if "_copy" in extern.op:  # perhaps for a view, whose strides it does not have
+                    others.update(value for value in extern.out if value is not None)
                 takes_any = _takes_any_strides(extern)
                 for view in views(extern):
                     (found if takes_any and is_full(view) else others).add(view.value)

@@ -31,13 +31,13 @@ def _empty(b: Builder, out: Meta, *_: Any, **__: Any) -> TensorRef:
 
 
 def _range(b: Builder, out: Meta, start: Operand = 0, step: Operand = 1) -> TensorRef:
-    """``start + i·step``: exact for integers, in float64 if either number is a fraction."""
+    """``start + i·step``: integers of truncated numbers, exact; floats in float64 if either number is a fraction."""
     first, by = _whole(start), _whole(step)
     if first is not None and by is not None:
         return b.pointwise(out, lambda at: cast(number(at[0] * by + first, torch.int64), out.dtype))
 
     def body(at: Coords) -> Expr:
-        wide = torch.float64
+        wide = torch.float64 if out.dtype.is_floating_point else torch.int64
         steps = op("mul", cast(IndexValue(at[0]), wide), element(step, (), wide))
         return op("add", steps, element(start, (), wide))
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from gyrator.ir.expr import Expr, IndexValue, Masked, Scalar
+from gyrator.ir.expr import Const, Expr, IndexValue, Masked, Scalar
 from gyrator.ir.index import ZERO, Index, IndexLike, div_mod
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.family import Family, rows
 from gyrator.lowering.refs import Coords, TensorRef
-from gyrator.lowering.typed import between, both, cast, constant, number, op, within
+from gyrator.lowering.typed import Operand, between, both, cast, constant, element, number, op, within
 from gyrator.lowering.views import dimension
 
 MANY = 32
@@ -46,17 +46,20 @@ def _joined(dtype: torch.dtype, parts: Sequence[TensorRef], starts: Sequence[Ind
     return op("where", op("lt", IndexValue(at[dim]), number(starts[middle], torch.int64)), low, high)
 
 
-def _pad(b: Builder, out: Meta, x: TensorRef, pad: Sequence[IndexLike], value: Scalar = 0) -> TensorRef:
+def _pad(b: Builder, out: Meta, x: TensorRef, pad: Sequence[IndexLike], value: Operand = 0) -> TensorRef:
     """Pairs of (before, after) from the last dimension on; negative ones cut off."""
     if ZERO in x.shape:
-        return b.full(out, constant(value, out.dtype))
+        return b.pointwise(out, lambda at: element(value, at, out.dtype))
     before = [ZERO] * x.rank
     for k in range(len(pad) // 2):
         before[x.rank - 1 - k] = before[x.rank - 1 - k] + pad[2 * k]
 
     def body(at: Coords) -> Expr:
         inner = tuple([i - s for i, s in zip(at, before, strict=True)])
-        return masked(within(inner, x.shape), x.load(inner), value)
+        inside, other = within(inner, x.shape), element(value, at, out.dtype)
+        if isinstance(other, Const):
+            return masked(inside, x.load(inner), other.value)
+        return op("where", both(inside), masked(inside, x.load(inner)), other)
 
     return b.pointwise(out, body)
 

@@ -126,6 +126,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
     "trigamma": (lambda x: torch.polygamma(1, x), (tensor(*SHAPE),)),
     "round to decimals": (lambda x: torch.round(x, decimals=2), (tensor(*SHAPE),)),
     "shifts": (lambda x: (x << 2) + (x >> 1), (tensor(*SHAPE, dtype=torch.int64),)),
+    "integers counted by fractions": (lambda x: x + torch.arange(2.1, -2.9, -1.5, dtype=x.dtype), (tensor(4).long(),)),
     "0-d": (lambda x: x * 2 + 1, (tensor(),)),
     "empty": (lambda x, y: x + y, (tensor(0, 4), tensor(4))),
     "a constant tensor": (lambda x: x * torch.tensor(3.0), (tensor(4),)),
