@@ -171,10 +171,7 @@ class Expressions(Blocks[Term, Block]):
 
     def _named(self, e: Expr | Index, term: Term, stem: str, wish: str | None = None) -> Term:
         """Make ``term`` a local of its block, called like ``wish`` or else ``stem`` with a number."""
-        if wish is not None:
-            name = self.names.fresh(wish, term.depth)
-        else:
-            name = self.names.numbered(stem, term.depth)
+        name = self.names.numbered(stem, term.depth) if wish is None else self.names.fresh(wish, term.depth)
         self.blocks[term.depth].lines.append(f"const auto {name} = {term.text};")
         local = Term(name, term.depth, term.vector, name=True)
         self.bind(e, local)

@@ -55,25 +55,24 @@ class Names:
         self._open.pop()
         self._next.pop()
 
-    def fresh(self, wish: str, depth: int | None = None) -> str:
+    def fresh(self, wish: str, depth: int = -1) -> str:
         """``wish`` or the first of ``wish_2``, ``wish_3``, … that no open block has."""
         base = legal(wish[:_LONGEST])
         if not self._taken(base):
-            self._open[-1 if depth is None else depth].add(base)
+            self._open[depth].add(base)
             return base
         return self._first(f"{base}_", 2, depth)
 
-    def numbered(self, stem: str, depth: int | None = None) -> str:
+    def numbered(self, stem: str, depth: int) -> str:
         """The first of ``stem0``, ``stem1``, … that no open block has."""
         return self._first(legal(stem), 0, depth)
 
-    def _first(self, stem: str, start: int, depth: int | None) -> str:
-        at = -1 if depth is None else depth
+    def _first(self, stem: str, start: int, depth: int) -> str:
         number = max([start, *(counts.get(stem, start) for counts in self._next)])
         while self._taken(f"{stem}{number}"):
             number += 1
-        self._open[at].add(f"{stem}{number}")
-        self._next[at][stem] = number + 1
+        self._open[depth].add(f"{stem}{number}")
+        self._next[depth][stem] = number + 1
         return f"{stem}{number}"
 
     def _taken(self, name: str) -> bool:
@@ -112,15 +111,9 @@ def literal(value: Scalar, dtype: torch.dtype) -> str:
     if dtype.is_floating_point:
         bits = torch.tensor(float(value), dtype=dtype).view(torch.uint8 if dtype.itemsize == 1 else torch.uint16).item()
         return f"{type_name(dtype)}{{0x{int(bits):0{2 * dtype.itemsize}x}}}"
-    return _integer_literal(int(value), dtype)
-
-
-def _integer_literal(value: int, dtype: torch.dtype) -> str:
     info = torch.iinfo(dtype)
-    value = (value - info.min) % (1 << info.bits) + info.min
-    if value == -(1 << 63):
-        return "INT64_MIN"
-    return f"{type_name(dtype)}({value})"
+    wrapped = (int(value) - info.min) % (1 << info.bits) + info.min
+    return "INT64_MIN" if wrapped == -(1 << 63) else f"{type_name(dtype)}({wrapped})"
 
 
 def _float_literal(value: float | numpy.float32, name: str, suffix: str) -> str:

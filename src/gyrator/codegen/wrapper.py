@@ -164,22 +164,17 @@ class _Wrapper:
         return lines
 
     def kernel(self, kernel: Kernel) -> list[str]:
-        built = self.kernels[kernel.name]
+        name, built = self.kernel_name(kernel.name), self.kernels[kernel.name]
         if isinstance(built, TritonKernel):
-            return [self.gpu_kernel(kernel, built)]
+            updated = updated_text(kernel, built) if len(built.variants) > 1 else ""
+            more = f", {updated}" if updated else ""
+            return [f'{name} = runtime.gpu_kernel("{built.name}", {programs_text(built)}{more})']
         count = len(kernel.params) + len(kernel.sizes)
-        name = self.kernel_name(kernel.name)
         head = f'{name} = runtime.kernel("{built.library}", "{built.symbol}", {count}'
         if not built.sites:
             return [f"{head})"]
         sites = [f"    ({size}, {where and astuple(where)})," for size, where in built.sites]
         return [f"{head}, (", *sites, "))"]
-
-    def gpu_kernel(self, kernel: Kernel, built: TritonKernel) -> str:
-        updated = updated_text(kernel, built) if len(built.variants) > 1 else ""
-        more = f", {updated}" if updated else ""
-        name = self.kernel_name(kernel.name)
-        return f'{name} = runtime.gpu_kernel("{built.name}", {programs_text(built)}{more})'
 
     # -- inputs and sizes ------------------------------------------------------------------------------------
     def unpack(self) -> None:
@@ -230,7 +225,9 @@ class _Wrapper:
                 self.emit(f"{self.name(value)} = {self.fresh(value)}")
             case Allocate(value, upon, None) if upon is not None:
                 self.emit(f"{self.name(value)} = {self.view(View(upon, value.shape, value.strides, ZERO))}  # in place")
-                self.share_pointer(upon, value)
+                if upon in self.pointers:
+                    self.pointers[value] = self.pointers[upon]
+                    self.often.add(value)
             case Allocate(value, upon, int(offset)) if upon is not None:
                 view = View(upon, value.shape, value.strides, const(offset))
                 self.emit(f"{self.name(value)} = {self.view(view)}  # not written yet")
@@ -305,11 +302,6 @@ class _Wrapper:
             self.pointers[value] = self.names.fresh(f"{self.name(value)}_ptr")
             self.emit(f"{self.pointers[value]} = {text}")
         return self.pointers[value]
-
-    def share_pointer(self, of: Value, value: Value) -> None:
-        if of in self.pointers:
-            self.pointers[value] = self.pointers[of]
-            self.often.add(value)
 
     # -- operators -------------------------------------------------------------------------------------------
     def call(self, step: Call) -> None:

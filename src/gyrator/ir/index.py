@@ -506,18 +506,13 @@ def _bound_ragged(rest: Index, axis: Axis, factor: Index, *, low: bool) -> Index
         return _bound(rest, low=low)
     if not is_nonnegative(-factor if low else factor):
         return None
-    ends = [_bound(rest + factor * (arm - 1), low=low) for arm in _arms(axis.extent)]
+    extent = axis.extent.atom
+    arms = (extent.a, extent.b) if isinstance(extent, Min) else (axis.extent,)
+    ends = [_bound(rest + factor * (arm - 1), low=low) for arm in arms]
     known = [e for e in ends if e is not None]
     if len(known) == 2:
         return _pick(*known, smallest=not low) or known[0]
     return known[0] if known else None
-
-
-def _arms(extent: Index) -> list[Index]:
-    match extent.terms:
-        case (((Min(a, b),), 1),):
-            return [a, b]
-    return [extent]
 
 
 def _bound_terms(index: Index, *, low: bool) -> Index | None:

@@ -146,7 +146,7 @@ def _param_text(param: Param) -> str:
 
 def _block_lines(body: Iterable[Loop | Stage], names: _Names, indent: str) -> list[str]:
     """Stages line by line; a shared subexpression is named at its first use in each block that needs it."""
-    outside = names.known()
+    outside = dict(names.known)
     lines: list[str] = []
     for item in body:
         if isinstance(item, Loop):
@@ -156,7 +156,7 @@ def _block_lines(body: Iterable[Loop | Stage], names: _Names, indent: str) -> li
             text = _stage_text(item, names)
             lines += [f"{indent}{let}" for let in names.definitions()]
             lines.append(indent + text)
-    names.forget_all_but(outside)
+    names.known = outside
     return lines
 
 
@@ -210,12 +210,12 @@ def _is_short(expr: Expr) -> bool:
 
 
 class _Names:
-    """Prints expressions; each of ``shared`` becomes a definition ``%k = …`` and is then called by name."""
+    """Prints expressions; each of ``shared`` becomes a definition ``%k = …``, and its name stands while ``known``."""
 
     def __init__(self, shared: tuple[Expr, ...]) -> None:
         self._shared = frozenset(shared)
         self._number: dict[Expr, int] = {}
-        self._known: dict[Expr, str] = {}
+        self.known: dict[Expr, str] = {}
         self._pending: list[str] = []
 
     def definitions(self) -> list[str]:
@@ -223,22 +223,15 @@ class _Names:
         made, self._pending = self._pending, []
         return made
 
-    def known(self) -> frozenset[Expr]:
-        return frozenset(self._known)
-
-    def forget_all_but(self, kept: frozenset[Expr]) -> None:
-        self._known = {e: n for e, n in self._known.items() if e in kept}
-
     def expr(self, expr: Expr, within: bool = False) -> str:
         """The text of ``expr``; ``within`` another infix operator it is put in parentheses."""
         if expr not in self._shared:
             return expr_text(expr, self.expr, self.index, within)
-        if expr not in self._known:
+        if expr not in self.known:
             text = expr_text(expr, self.expr, self.index, False)
-            name = f"%{self._number.setdefault(expr, len(self._number))}"
-            self._known[expr] = name
-            self._pending.append(f"{name} = {text}")
-        return self._known[expr]
+            self.known[expr] = f"%{self._number.setdefault(expr, len(self._number))}"
+            self._pending.append(f"{self.known[expr]} = {text}")
+        return self.known[expr]
 
     # -- indices -------------------------------------------------------------------------------------------
     def indices(self, indices: tuple[Index, ...]) -> str:
