@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_leaves
 
 from gyrator import torch_compat
 from gyrator.autograd.effects import Effect, behaviour
@@ -127,18 +129,12 @@ def _pointwise(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     return op(*[x.new_empty_strided((1,) * n + x.shape, (0,) * n + x.stride()) if n else x for x, n in given], **kwargs)
 
 
-def _log_sigmoid_forward(x: Tensor) -> Any:
-    """The CPU kernel makes its argument contiguous first."""
-    return aten.log_sigmoid_forward.default(x.contiguous() if x.device.type == "cpu" else x)
-
-
-def _max_unpool2d(x: Tensor, indices: Tensor, output_size: Sequence[int]) -> Tensor:
-    """On a CPU the result of a channels-last image is channels-last."""
-    result = aten.max_unpool2d.default(x, indices, output_size)
-    last = torch.channels_last
-    if x.device.type == "cpu" and x.ndim == 4 and x.is_contiguous(memory_format=last) and not x.is_contiguous():
-        return result.contiguous(memory_format=last)
-    return result
+def _dense(op: OpOverload, last: bool, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """The CPU kernel writes rows, with `last` channels last where its argument suggests that."""
+    out = op(x, *args, **kwargs)
+    layout = suggest_memory_format(x) if last else torch.contiguous_format
+    found = [y.contiguous(memory_format=layout) if y.ndim == x.ndim else y for y in tree_leaves(out)]
+    return out if x.device.type != "cpu" else tuple(found) if isinstance(out, tuple) else found[0]
 
 
 def _roll(x: Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Tensor:
@@ -156,13 +152,19 @@ def _unique(*args: Any, **kwargs: Any) -> Any:
     raise DynamicOutputShapeException(aten._unique.default)
 
 
+_LEGIT = aten._native_batch_norm_legit
+_BATCH_NORMS = (
+    *(aten.native_batch_norm.default, aten._native_batch_norm_legit_no_training.default),
+    *(_LEGIT.default, _LEGIT.no_stats, aten._native_batch_norm_legit_functional.default),
+)
+
 _STAND_INS: Mapping[OpOverload, Callable[..., Any]] = {
-    aten.log_sigmoid_forward.default: _log_sigmoid_forward,
+    aten.log_sigmoid_forward.default: partial(_dense, aten.log_sigmoid_forward.default, False),
     # a filled clone lies in memory as a clone does
     **dict.fromkeys(
         (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), lambda x, *_, **__: aten.clone.default(x)
     ),
-    aten.max_unpool2d.default: _max_unpool2d,
+    **{op: partial(_dense, op, True) for op in (*_BATCH_NORMS, aten.max_unpool2d.default)},
     aten.roll.default: _roll,
     aten._unique.default: _unique,
 }

@@ -104,7 +104,9 @@ def test_strides_of_results_are_the_operators_own() -> None:
 
 
 def test_strides_that_fake_kernels_get_wrong_are_eagers() -> None:
-    same_as_eager(F.logsigmoid, torch.randn(3, 4).t(), backward=False)
+    columns = torch.randn(3, 4).t()
+    same_as_eager(F.logsigmoid, columns, backward=False)
+    same_as_eager(lambda x: F.batch_norm(x, None, None, training=True), columns, backward=False)
     image = torch.randn(2, 3, 4, 6).to(memory_format=torch.channels_last)
     pooled, indices = F.max_pool2d(image, 2, return_indices=True)
     same_as_eager(lambda x, i: F.max_unpool2d(x, i, 2), pooled, indices, backward=False)
