@@ -143,7 +143,8 @@ def compile_graph(
     if session.dump is not None:
         dump_graph(session.dump, "aten", graph, example_inputs)
     updates = [(update.input, update.output) for update in info.updates]
-    shown = range(0 if info.kind == "backward" else len(info.strides) - info.saved)
+    results = range(len(info.strides) - info.saved)
+    shown = results[:0] if info.kind == "backward" else results
     written = frozenset(range(len(updates)))
     shape_env = shape_env_of(example_inputs)
     guards = 0 if shape_env is None else len(shape_env.guards)
@@ -196,7 +197,7 @@ def compile_graph(
     except ToolchainMissing as missing:
         return without_compiler(missing)
     with session.stage("print wrapper"):
-        text = print_wrapper(plan, kernels.built, symbols.hints, shown=shown, align=kernels.align)
+        text = print_wrapper(plan, kernels.built, symbols.hints, shown=shown, results=results, align=kernels.align)
     with session.stage("record"):
         record = describe(session, info.kind, lowered.program, scheduled, kernels.texts, symbols.hints)
         record = replace(record, choices=() if tuner is None else tuple(tuner.choices))

@@ -48,6 +48,14 @@ def test_result_of_one_call_is_not_overwritten_by_the_next(backend):
     assert first.data_ptr() != second.data_ptr()
 
 
+def test_a_result_does_not_keep_a_larger_block(backend):
+    x, wide, narrow = torch.randn(512, 8), torch.randn(8, 2000), torch.randn(8, 1200)
+    fn = torch.compile(lambda x: (x * (x @ wide).sum()) @ narrow, backend=backend)
+    for _ in range(2):
+        result = fn(x)
+        assert result.untyped_storage().nbytes() == result.nbytes
+
+
 def test_a_view_alone_keeps_the_result_alive(backend):
     compiled = torch.compile(lambda x: x * 2, backend=backend)
     view = compiled(torch.ones(64, 64))[3]

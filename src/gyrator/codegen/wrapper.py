@@ -31,7 +31,7 @@ from gyrator.codegen.texts import WIDTH, broken, origin_comments
 from gyrator.codegen.triton_source import Pointer, SizeArgument, TritonKernel, Workspace
 from gyrator.ir.expr import Value
 from gyrator.ir.index import ZERO, Atom, Index, Size, const, substitute
-from gyrator.ir.program import Arg, Extern, Input, Item, ListArg, View, views
+from gyrator.ir.program import Arg, Extern, Input, Item, ListArg, View, shown_views, views
 from gyrator.ir.tree import Kernel
 from gyrator.metrics.kernels import count_of
 from gyrator.origin import Origin, Origins, merge
@@ -67,17 +67,19 @@ def print_wrapper(
     hints: Mapping[Size, int] | None = None,
     *,
     shown: Container[int] = (),
+    results: Container[int] = (),
     align: Container[Value] = (),
 ) -> str:
     """The text of the program that performs `plan`.
 
     A result of an operator that only operators read, or the user as an output at a position in `shown`, keeps
-    the strides that the operator gave it, as in eager; whatever else it promised.
+    the strides that the operator gave it, as in eager; whatever else it promised. What the caller may keep, outputs at
+    positions in `results`, gets memory of hardly more than its size.
 
     `kernels` has an entry for each kernel of the plan; `hints` are sizes for the inputs that the script makes
     up. Inputs in `align` are replaced by aligned copies if they are not aligned.
     """
-    return _Wrapper(plan, kernels, hints or {}, _free_strides(plan, shown), align).text()
+    return _Wrapper(plan, kernels, hints or {}, _free_strides(plan, shown), _lasting(plan, results), align).text()
 
 
 class _Wrapper:
@@ -89,6 +91,7 @@ class _Wrapper:
         kernels: Mapping[str, BuiltKernel | TritonKernel],
         hints: Mapping[Size, int],
         free_strides: frozenset[Value],
+        lasting: frozenset[Value],
         align: Container[Value],
     ) -> None:
         self.plan = plan
@@ -96,6 +99,7 @@ class _Wrapper:
         self.hints = hints
         self.free_strides = free_strides
         self.align = align
+        self.lasting = lasting
         self.gpu = gpu_of(plan)
         read = (size for step in plan.steps if isinstance(step, Call) for size in step.extern.scalars)
         given = (i.size for i in plan.inputs if i.size is not None)
@@ -250,11 +254,11 @@ class _Wrapper:
         where = f"{tuple_text(value.shape)}, {tuple_text(value.strides)}, {value.dtype}"
         if value.device == self.gpu:
             return f"{self.tool('empty_cuda')}({where})"
-        nbytes = value.nbytes.value
+        nbytes, lasting = value.nbytes.value, ", lasting=True" * (value in self.lasting)
         if nbytes is None:
-            return f"{self.tool('allocate')}({where})"
+            return f"{self.tool('allocate')}({where}{lasting})"
         if nbytes >= POOLED_BYTES:
-            return f"{self.tool('take')}({nbytes}, {where})"
+            return f"{self.tool('take')}({nbytes}, {where}{lasting})"
         return f"{self.tool('empty')}({where})"
 
     def launch(self, step: Launch) -> None:
@@ -455,6 +459,16 @@ def _free_strides(plan: Plan, shown: Container[int]) -> frozenset[Value]:
             case Copy(into, source):
                 others.update((into.value, source.value))
     return frozenset(found - others)
+
+
+def _lasting(plan: Plan, results: Container[int]) -> frozenset[Value]:
+    """The values that were first in memory which those outputs lie in."""
+    first: dict[Value, Value] = {}
+    for step in plan.steps:
+        if isinstance(step, Allocate):
+            first[step.value] = step.value if step.upon is None else first.get(step.upon, step.upon)
+    outputs = [output for position, output in enumerate(plan.outputs) if position in results]
+    return frozenset(first[view.value] for view in shown_views(outputs) if view.value in first)
 
 
 def _takes_any_strides(extern: Extern) -> bool:

@@ -80,19 +80,21 @@ class Runtime:
     aligned = staticmethod(externs.aligned)
 
     @property
-    def take(self) -> Callable[[int, Sequence[int], Sequence[int], torch.dtype], torch.Tensor]:
-        """(bytes, shape, strides, dtype) → memory for a large value."""
+    def take(self) -> Callable[..., torch.Tensor]:
+        """(bytes, shape, strides, dtype, lasting=False) → memory for a large value."""
         if self.pool is not None:
             return self.pool.take
-        return lambda nbytes, shape, strides, dtype: torch_compat.empty_strided_cpu(shape, strides, dtype)
+        return lambda nbytes, shape, strides, dtype, **_: torch_compat.empty_strided_cpu(shape, strides, dtype)
 
-    def allocate(self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    def allocate(
+        self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, *, lasting: bool = False
+    ) -> torch.Tensor:
         """Memory for a value whose size is known only now: from the pool if it is large."""
         last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
         nbytes = 0 if 0 in shape else (last + 1) * dtype.itemsize
         if nbytes < SMALLEST:
             return torch_compat.empty_strided_cpu(shape, strides, dtype)
-        return self.take(nbytes, shape, strides, dtype)
+        return self.take(nbytes, shape, strides, dtype, lasting=lasting)
 
     def operator(self, name: str) -> Callable[..., object]:
         """The region or the operator of that name. Raises: UnsupportedOperator if there is neither."""

@@ -22,8 +22,8 @@ from gyrator.torch_compat import reinterpret, storage_holders
 SMALLEST = 1 << 20
 """Tensors of fewer bytes come from torch's allocator, which keeps such memory itself."""
 
-_SLACK = 8
-"""A block may be larger than what it is taken for by 1/8."""
+_SLACK, _LASTING_SLACK = 2, 1.125
+"""A block may be so many times as large as what it is taken for, and as a result, of which the caller may keep many."""
 
 _RESERVE = 2
 
@@ -69,11 +69,13 @@ class Pool:
         self._most = 0  # bytes in use at once
         self._takes = 0
 
-    def take(self, nbytes: int, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    def take(
+        self, nbytes: int, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, *, lasting: bool = False
+    ) -> torch.Tensor:
         """A tensor of undefined contents that needs `nbytes` bytes, on memory that nobody else holds."""
         with self._lock:
             self._takes += 1
-            for block in self._candidates(nbytes):
+            for block in self._candidates(nbytes, _LASTING_SLACK if lasting else _SLACK):
                 if not block.is_idle():
                     continue
                 if not block.is_intact():
@@ -112,11 +114,10 @@ class Pool:
             blocks = [b for same in self._blocks.values() for b in same]
             return sum(b.nbytes for b in blocks), sum(b.nbytes for b in blocks if b.is_idle())
 
-    def _candidates(self, nbytes: int) -> Iterator[_Block]:
-        """Blocks of exactly this size, then of slightly larger ones."""
+    def _candidates(self, nbytes: int, slack: float) -> Iterator[_Block]:
+        """Blocks of exactly this size, then larger ones, the smallest first."""
         yield from list(self._blocks.get(nbytes, ()))
-        limit = nbytes + nbytes // _SLACK
-        for size in sorted(size for size in self._blocks if nbytes < size <= limit):
+        for size in sorted(size for size in self._blocks if nbytes < size <= slack * nbytes):
             yield from list(self._blocks[size])
 
     def _new_block(self, nbytes: int) -> _Block:

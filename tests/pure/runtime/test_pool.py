@@ -14,9 +14,9 @@ from gyrator.runtime.pool import Pool
 MIB = 1 << 20
 
 
-def take(pool: Pool, dtype: torch.dtype = torch.float32, nbytes: int = MIB) -> torch.Tensor:
+def take(pool: Pool, dtype: torch.dtype = torch.float32, nbytes: int = MIB, *, lasting: bool = False) -> torch.Tensor:
     count = nbytes // dtype.itemsize
-    return pool.take(nbytes, (count,), (1,), dtype)
+    return pool.take(nbytes, (count,), (1,), dtype, lasting=lasting)
 
 
 def test_freed_memory_is_taken_again() -> None:
@@ -65,6 +65,15 @@ def test_one_block_serves_several_dtypes_and_shapes() -> None:
     assert third.data_ptr() == address and third.stride() == (1, 512)
 
 
+def test_only_what_ends_with_the_call_lies_in_a_much_larger_block() -> None:
+    pool = Pool()
+    address = take(pool, nbytes=2 * MIB).data_ptr()
+    assert take(pool).data_ptr() == address
+    assert take(pool, nbytes=MIB - 64).data_ptr() != address  # less than half
+    result = take(pool, lasting=True)
+    assert result.data_ptr() != address and result.untyped_storage().nbytes() == MIB
+
+
 def test_a_call_finds_all_blocks_of_the_one_before() -> None:
     """Also where it takes many sizes one after the other."""
     pool, calls = Pool(), []
@@ -92,14 +101,14 @@ def test_what_is_held_never_exceeds_twice_what_was_in_use_at_once() -> None:
 def test_of_idle_blocks_the_longest_idle_go_first() -> None:
     pool = Pool()
     for size in (4, 3, 4, 2):  # at most 4 MiB at once: 8 are kept
-        take(pool, nbytes=size * MIB)
+        take(pool, nbytes=size * MIB, lasting=True)
     assert sorted(pool._blocks) == [2 * MIB, 4 * MIB]
 
 
 def test_idle_memory_goes_when_memory_is_short() -> None:
     available = [1 << 40]
     pool = Pool(lambda: available[0])
-    kept = [take(pool, nbytes=s * MIB) for s in (2, 4)]
+    kept = [take(pool, nbytes=s * MIB) for s in (3, 4)]
     del kept
     available[0] = 0
     one = take(pool)
