@@ -76,7 +76,7 @@ def _compile(
 
     def partition(joint: JointGraph) -> Partition:
         chosen = min_cut_with_budget(config.memory_budget)(joint)
-        records.append(program_record(joint, chosen))
+        records.append(program_record(chosen))
         if program.dump is not None:
             dump_partition(program.dump, joint, chosen)
         return chosen

@@ -214,7 +214,8 @@ class Config:
         values |= MODES[mode or "default"]
         for name, value in (options or {}).items():
             if name not in known:
-                raise UnknownOption(name, option_types(), hint=hint_for(name))
+                valid = {n: type_text(option) for n, option in known.items()}
+                raise UnknownOption(name, valid, hint=hint_for(name))
             values[name] = _convert(known[name], value, source="options")
         return Config(**values)  # type: ignore[arg-type]
 
@@ -257,11 +258,6 @@ def info_of(option: Field[OptionValue]) -> OptionInfo:
 def env_name(option: Field[OptionValue]) -> str:
     """The environment variable of an option."""
     return PREFIX + option.name.upper()
-
-
-def option_types() -> dict[str, str]:
-    """The readable type of every option, by name."""
-    return {name: type_text(option) for name, option in option_fields().items()}
 
 
 def type_text(option: Field[OptionValue]) -> str:

@@ -80,9 +80,8 @@ def explain(
     compiled: Any = torch.compile(target, backend=watcher, mode=mode, options=given, dynamic=dynamic)  # type: ignore[arg-type]
     start = time.perf_counter()
     compiled(*args, **kwargs)
-    end = events[-1][1] if events else time.perf_counter()
+    seconds = (events[-1][1] if events else time.perf_counter()) - start
     programs = tuple(_programs([event for event, _ in events], timing))
-    seconds = end - start
     device = next((event.session.device.type for event, _ in events if isinstance(event, GraphCompiled)), "cpu")
     data = ReportData(
         function=getattr(target, "__qualname__", type(target).__name__),
@@ -129,9 +128,7 @@ def _graph(event: GraphCompiled, timing: bool) -> GraphReport:
 
 
 def _times(event: GraphCompiled, tuned: dict[str, tuple[Candidate, ...]]) -> tuple[float, ...]:
-    """The times of a graph's steps; none for a graph that random inputs make fail. The candidates of its kernels
-    are added to `tuned`.
-    """
+    """The times of a graph's steps, none where random inputs make it fail; its kernels' candidates go into `tuned`."""
     folder = event.entry.folder
 
     def told(name: str, candidates: Sequence[Candidate], new: bool) -> None:

@@ -39,17 +39,12 @@ def origin_of(node: fx.Node) -> Origin:
     """The origin of an FX node: the innermost frame of its stack that lies outside torch, gyrator and Python's own
     library. Without a recorded stack, the innermost module that the node ran in stands for the function.
     """
-    op = _op_name(node)
-    stack = node.meta.get("stack_trace")
-    if stack:
-        file, line, function = _innermost_user_frame(stack)
-        if file:
-            return Origin(file, line, function, op)
+    file, line, function = _innermost_user_frame(node.meta.get("stack_trace") or "")
     modules = node.meta.get("nn_module_stack")
-    if modules:
+    if modules and not file:
         path, _ = list(modules.values())[-1]
-        return Origin("", 0, str(path), op)
-    return Origin("", 0, "", op)
+        function = str(path)
+    return Origin(file, line, function, _op_name(node))
 
 
 def merge(*groups: Origins) -> Origins:

@@ -199,7 +199,8 @@ class Session:
             stop()
         self.progress.close()
         if self.dump is not None:
-            self.dump.write("times", timing_table(self.timings))
+            lines = [f"{t.seconds * 1e3:9.2f} ms  {'  ' * t.depth}{t.name}" for t in self.timings]
+            self.dump.write("times", "\n".join(lines))
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -242,11 +243,6 @@ class Session:
         if text not in self._told:
             self._told.add(text)
             warnings.warn(text, GyratorWarning, stacklevel=2)
-
-
-def timing_table(timings: tuple[Timing, ...]) -> str:
-    """Stages as lines of text, indented by depth, with milliseconds."""
-    return "\n".join(f"{t.seconds * 1e3:9.2f} ms  {'  ' * t.depth}{t.name}" for t in timings)
 
 
 def _new_folder(parent: Path, name: str) -> Path:

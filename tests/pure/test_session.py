@@ -12,7 +12,7 @@ import torch
 from gyrator.config import Config
 from gyrator.errors import GyratorWarning
 from gyrator.progress import Silent
-from gyrator.session import Count, Session, timing_table
+from gyrator.session import Count, Session
 
 
 def session(dump: Path | None = None) -> Session:
@@ -45,21 +45,22 @@ def test_externs_are_counted_in_total_and_by_name() -> None:
     assert list(counters.externs().items()) == [("aten.mm", 2), ("aten.sort", 1)]
 
 
-def test_stages_nest_and_are_listed_as_they_began() -> None:
-    run = session()
-    with run.stage("schedule"):
-        with run.stage("inline"):
+def test_stages_nest_and_are_listed_as_they_began(tmp_path: Path) -> None:
+    with session(tmp_path) as run:
+        with run.stage("schedule"):
+            with run.stage("inline"):
+                pass
+            with run.stage("fuse"):
+                pass
+        with run.stage("codegen"):
             pass
-        with run.stage("fuse"):
-            pass
-    with run.stage("codegen"):
-        pass
     assert [(t.name, t.depth) for t in run.timings] == [
         ("schedule", 0), ("inline", 1), ("fuse", 1), ("codegen", 0),
     ]  # fmt: skip
     outer, *inner, _ = run.timings
     assert outer.seconds >= sum(t.seconds for t in inner)
-    assert timing_table(run.timings).splitlines()[1].endswith("ms    inline")
+    (times,) = tmp_path.rglob("*_times.txt")
+    assert times.read_text().splitlines()[1].endswith("ms    inline")
 
 
 def test_a_stage_that_fails_is_timed_too() -> None:

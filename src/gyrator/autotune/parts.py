@@ -50,9 +50,8 @@ class Builder:
 
     def start(self, plan: Plan) -> Callable[[], Path]:
         """Begin to build a plan; what waits for its folder. Raises: GyratorError, both times."""
-        kernels = start_kernels(
-            plan, self.targets, self.stores.kernels, self.session.child("candidate"), self.workers, self.hints
-        )
+        session = self.session.child("candidate")
+        kernels = start_kernels(plan, self.targets, self.stores.kernels, session, self.workers, self.hints)
         text = print_wrapper(plan, kernels.built, self.hints)
         return lambda: self.stores.uncached.put_anonymous({WRAPPER: text, **kernels.wait()}).folder
 

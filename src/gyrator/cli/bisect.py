@@ -282,9 +282,7 @@ def _calls(gm: fx.GraphModule) -> Iterator[fx.Node]:
 
 
 def _fresh(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:
-    """A copy with new symbols for the sizes that are symbols in what was captured: its own belong to a trace that is
-    over.
-    """
+    """A copy with new symbols for the sizes that are symbols: the captured ones belong to a trace that is over."""
     graph, mode = fx.Graph(), FakeTensorMode(shape_env=ShapeEnv())
     graph.output(graph.graph_copy(gm.graph, {}))
     for node, given in zip(graph.find_nodes(op="placeholder"), inputs, strict=True):

@@ -411,11 +411,9 @@ class Loops(Expressions):
         op = _COMBINE[stage.combine]
         if stage.atomic or (vector and at.stride in (None, "0")):
             how = "atomic" if stage.atomic else "plain"
-            offsets = at.offsets or (
-                f"gy::iota<{self.width}>(0, {at.stride})" if vector else "gy::broadcast<1>(int64_t(0))"
-            )
+            offsets = f"gy::iota<{self.width}>(0, {at.stride})" if vector else "gy::broadcast<1>(int64_t(0))"
             lanes = "lanes" if vector else "gy::lanes<1>()"
-            self.emit(f"gy::combine<gy::by_{op}, gy::{how}>({lanes}, {at.pointer}, {offsets}, {text});")
+            self.emit(f"gy::combine<gy::by_{op}, gy::{how}>({lanes}, {at.pointer}, {at.offsets or offsets}, {text});")
             return
         target = self.names.fresh("to")
         self.emit(f"{type_name(dtype)}* const {target} = {at.pointer};")
@@ -452,9 +450,7 @@ def _is_small(loop: Loop) -> bool:
 
 
 def _perfect_nest(outer: Loop) -> tuple[Loop, ...]:
-    """``outer`` and the parallel loops below it that are all of their parent's body, carry nothing and
-    have fixed extents.
-    """
+    """``outer`` and the parallel loops below it, each all of its parent's body, without carries, of a fixed extent."""
     nest = [outer]
     while not outer.carries and len(nest[-1].body) == 1:
         (inner,) = nest[-1].body

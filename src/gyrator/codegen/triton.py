@@ -80,7 +80,7 @@ def print_triton(kernel: Kernel, *, descriptors: bool = True) -> TritonKernel:
         type_name(p.value.dtype)
         name = names.fresh(p.value.name)
         printer.pointers[p.value] = name
-        params.append(Pointer(name, p.value.dtype, p.written, p.alias))
+        params.append(Pointer(name, p.value.dtype, p.written))
     params += _workspaces(kernel)
     for size in kernel.sizes:
         name = names.fresh(size.name)
@@ -99,7 +99,6 @@ def print_triton(kernel: Kernel, *, descriptors: bool = True) -> TritonKernel:
         kernel.tiling.configs,
         kernel.tiling.category,
         printer.asserts,
-        kernel.tiling.hint,
         plain=print_triton(kernel, descriptors=False).source if printer.described else "",
     )
 
@@ -157,9 +156,7 @@ def _print_foreach(kernel: Kernel, tiling: Tiling) -> TritonKernel:
     lines, programs = side_by_side(parts)
     source = _module(kernel, lines, [p.name for p in params.values()], [block])
     grid = (GridAxis(as_index(programs)),)
-    return TritonKernel(
-        kernel.name, source, tuple(params.values()), grid, tiling.configs, tiling.category, hint=tiling.hint
-    )
+    return TritonKernel(kernel.name, source, tuple(params.values()), grid, tiling.configs, tiling.category)
 
 
 def _module(
@@ -444,10 +441,8 @@ class Printer(Expressions):
                 name, arguments, expr, self, reads, known, expr.dtype, tiles=tiles, bounds=bounds
             )
         number = [self.index(axis.index()).text for axis in contract.batch] or ["0"]
-        ends = [
-            *(self.index(axis.extent).text for axis in (row, column)),
-            *self._reach(contract, self.index(inner.extent))[:2],
-        ]
+        ends = [self.index(axis.extent).text for axis in (row, column)]
+        ends += self._reach(contract, self.index(inner.extent))[:2]
         rest = [str(even), "BLOCK_K", "ALLOW_TF32", type_name(contract.name.dtype)]
         return ["computed", *names, tuple_of(reads), *number, *places, *ends, *rest]
 

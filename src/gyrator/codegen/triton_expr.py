@@ -77,9 +77,8 @@ class Expressions(Blocks[Term, Block]):
         self._rows = frozenset(t.axis for t in tiling.tiles if t.axis not in grid)  # their loops lie within a program
         self._grid_tiles = [t.axis for t in tiling.tiles if t.axis not in self._rows]
         stages = list(walk_stages(kernel.body))
-        self.narrow = all(is_small(s.value.dtype) for s in stages if isinstance(s, Store)) and not any(
-            isinstance(s, Update) for s in stages
-        )
+        stored = [s.value.dtype for s in stages if isinstance(s, Store)]
+        self.narrow = all(map(is_small, stored)) and not any(isinstance(s, Update) for s in stages)
         # Fast division may give the float below 3 for 6 / 2, which nobody notices but what rounds down.
         self._rounds = any(map(_is_rounding, self._uses))
         self.loop_number = 0

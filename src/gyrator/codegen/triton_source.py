@@ -22,15 +22,11 @@ from gyrator.ir.tree import Config
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """A tensor: the address of its first element, for the value of ``Kernel.params`` with that name.
-
-    ``alias`` names another pointer to the same memory, updated in place.
-    """
+    """A tensor: the address of its first element, for the value of ``Kernel.params`` with that name."""
 
     name: str
     dtype: torch.dtype
     written: bool
-    alias: str | None = None
 
     @property
     def type(self) -> str:
@@ -80,10 +76,10 @@ class TritonKernel:
 
     ``configs`` are alternatives, the best guess first; all give the same results. ``asserts``: it checks indices by
     device asserts, which Triton keeps only when it compiles with ``debug=True``. ``category`` is one of ``pointwise |
-    persistent | looped | cooperative | scan | split scan | foreach | template``, for metrics and autotuning. ``hint``
-    is about how many elements it handles, by the sizes' hints. ``other`` is the same function written in another way,
-    with configs of its own, ``plain`` its text for arguments that are not aligned, if ``source`` cannot do without.
-    ``room``, for coordinate descent: how large each of the blocks may get that may be any power of two.
+    persistent | looped | cooperative | scan | split scan | foreach | template``, for metrics and autotuning. ``other``
+    is the same function written in another way, with configs of its own, ``plain`` its text for arguments that are not
+    aligned, if ``source`` cannot do without. ``room``, for coordinate descent: how large each of the blocks may get
+    that may be any power of two.
     """
 
     name: str
@@ -93,7 +89,6 @@ class TritonKernel:
     configs: tuple[Config, ...]
     category: str
     asserts: bool = False
-    hint: int = 0
     other: TritonKernel | None = None
     plain: str = ""
     room: tuple[tuple[str, int], ...] | None = None

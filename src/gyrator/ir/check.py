@@ -35,14 +35,13 @@ from gyrator.origin import Origin
 class ProgramSpec:
     """A level of the IR. ``masked``: ``Masked`` may occur; ``dead``: nodes that nothing needs may occur."""
 
-    name: str
     masked: bool
     dead: bool
 
 
-LOWERED = ProgramSpec("lowered", masked=True, dead=True)
-PREDICATED = ProgramSpec("predicated", masked=False, dead=True)
-SCHEDULED = ProgramSpec("scheduled", masked=False, dead=False)
+LOWERED = ProgramSpec(masked=True, dead=True)
+PREDICATED = ProgramSpec(masked=False, dead=True)
+SCHEDULED = ProgramSpec(masked=False, dead=False)
 
 
 def check_program(program: ir.Program, spec: ProgramSpec = LOWERED) -> None:
@@ -293,9 +292,8 @@ class _KernelChecker:
         if not axis.extent.axes() <= self.axes:
             raise RuleBroken(f"extent {axis.extent} of {axis} depends on a loop that is not around it")
         self.exprs.index(axis.extent)
-        if loop.kind is LoopKind.PARALLEL and (
-            LoopKind.LANES in kinds or kinds >= {LoopKind.SERIAL, LoopKind.PARALLEL}
-        ):
+        inside = LoopKind.LANES in kinds or kinds >= {LoopKind.SERIAL, LoopKind.PARALLEL}
+        if loop.kind is LoopKind.PARALLEL and inside:
             raise RuleBroken("a parallel loop inside one that is not")
         if loop.kind is LoopKind.LANES and LoopKind.LANES in kinds:
             raise RuleBroken("vectors within vectors")

@@ -97,8 +97,12 @@ class Evaluator:
                 return self.value(Masked(mask, Load(value, at), Const(other, value.dtype)), guard)
             case Load():
                 return self._read(expr, guard)
-            case Op(name, args, dtype):
-                return apply(name, [self.value(a, guard) for a in args], dtype)
+            case Op("cast", (arg,), dtype):
+                return self.value(arg, guard).to(dtype)
+            case Op("bitcast", (arg,), dtype):
+                return self.value(arg, guard).contiguous().view(dtype)
+            case Op(name, args):
+                return OPS[name].reference(*[self.value(a, guard) for a in args])
             case Masked(mask, body, other):
                 m = self.value(mask, guard)
                 inner = self.value(body, m if guard is None else m & guard)
@@ -165,13 +169,6 @@ def _larger(a: IntOrTensor, b: IntOrTensor) -> IntOrTensor:
 _OF_TWO: Mapping[type[Atom], Callable[[IntOrTensor, IntOrTensor], IntOrTensor]] = {
     FloorDiv: floordiv, Mod: mod, Min: lambda a, b: -_larger(-a, -b), Max: _larger,
 }  # fmt: skip
-
-
-def apply(name: str, args: list[Tensor], dtype: torch.dtype) -> Tensor:
-    """One scalar op by its row's reference."""
-    if name in ("cast", "bitcast"):
-        return args[0].to(dtype) if name == "cast" else args[0].contiguous().view(dtype)
-    return OPS[name].reference(*args)
 
 
 # -- grids and places --------------------------------------------------------------------------------------

@@ -451,9 +451,8 @@ def _atom_bounds(atom: Atom) -> tuple[Index, Index | None]:
             low, high = lower(num), upper(num)
             if den.value is not None:
                 return (_LOWEST if low is None else low // den), (None if high is None else high // den)
-            return (ZERO if low is not None and is_nonnegative(low) else _LOWEST), (
-                high if high is not None and is_nonnegative(high) else None
-            )
+            least = ZERO if low is not None and is_nonnegative(low) else _LOWEST
+            return least, high if high is not None and is_nonnegative(high) else None
         case Min(a, b):
             return _pick(lower(a), lower(b), smallest=True) or _LOWEST, upper(a) or upper(b)
         case Max(a, b):

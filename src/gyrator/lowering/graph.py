@@ -85,7 +85,6 @@ class _Lowering:
         self.inputs: list[Input] = []
         self.held: list[Constant] = []
         self.constants: dict[str, torch.Tensor] = {}
-        self.outputs: list[Output] = []
         given = [node.meta.get("val") for node in graph.graph.find_nodes(op="placeholder")]
         known = {number.node.expr for number in torch_compat.symbolic_numbers(given)}
         for value in given:
@@ -105,10 +104,10 @@ class _Lowering:
             with blame(node, origin):
                 self.b.begin(node, origin)
                 self.env[node] = self._node(node)
-        self.outputs = [self._output(o) for o in result]
-        changed = self._updates(updates)
+        outputs = [self._output(o) for o in result]
+        changed = self._updates(updates, outputs)
         program = Program(
-            name, tuple(self.inputs), tuple(self.b.nodes), tuple(self.outputs), changed, tuple(self.held),
+            name, tuple(self.inputs), tuple(self.b.nodes), tuple(outputs), changed, tuple(self.held),
             self._derived(),
         )  # fmt: skip
         return Lowered(program, self.constants, tuple(self.b.fallbacks), self.b.regions)
@@ -219,13 +218,14 @@ class _Lowering:
         end = self.graph.graph.output_node()
         return extern.argument(self.b, end, self._argument(traced), traced, exact=True)  # type: ignore[return-value]
 
-    def _updates(self, pairs: Sequence[tuple[int, int]]) -> tuple[Update, ...]:
+    def _updates(self, pairs: Sequence[tuple[int, int]], outputs: list[Output]) -> tuple[Update, ...]:
+        """The outputs that are inputs' new values, which are taken off the ``outputs``."""
         changed: list[Update] = []
         for position, output in pairs:
-            target, new = self.inputs[position].value, self.outputs[output]
+            target, new = self.inputs[position].value, outputs[output]
             assert target is not None and isinstance(new, View)
             changed.append(Update(target, new))
-            self.outputs[output] = None
+            outputs[output] = None
         return tuple(changed)
 
     def _derived(self) -> tuple[Derived, ...]:

@@ -113,7 +113,7 @@ def _steps(made: Scheduled, facts: Facts, hints: Hints) -> Iterator[StepRecord]:
                     reads=(source.value.name,),
                     writes=(into.value.name,),
                     bytes=2 * value_bytes(into.value, hints),
-                    places=places_of(step.origins),
+                    places=(),
                 )
 
 

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import torch
 from torch import fx
 
-from gyrator.autograd.partition.plan import JointGraph, Partition
+from gyrator.autograd.partition.plan import Partition
 from gyrator.autograd.partition.recompute import tensor_bytes
 from gyrator.cache.store import Entry
 from gyrator.config import Config
@@ -107,7 +107,7 @@ def program_compiled(
         watch(report)
 
 
-def program_record(joint: JointGraph, partition: Partition) -> ProgramRecord:
+def program_record(partition: Partition) -> ProgramRecord:
     """What a partition saves and recomputes, and why, the largest first."""
     saved = set(partition.saved)
     kept = [

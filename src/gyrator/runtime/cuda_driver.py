@@ -27,7 +27,6 @@ class CudaDriver:
         self.launch_ex: Callable[..., int] = library.cuLaunchKernelEx
         library.cuLaunchKernelEx.argtypes = [ctypes.c_void_p] * 4
         self.launch_cooperative: Callable[..., int] = library.cuLaunchCooperativeKernel
-        self._modules: list[ctypes.c_void_p] = []
 
     def version(self) -> int:
         """The newest CUDA that it supports: 12040 for 12.4."""
@@ -46,7 +45,6 @@ class CudaDriver:
         self.check(found, name)
         if shared > _PLAIN_SHARED:
             self.check(self._library.cuFuncSetAttribute(handle, _DYNAMIC_SHARED, ctypes.c_int(shared)), name)
-        self._modules.append(module)
         assert handle.value is not None
         return handle.value
 

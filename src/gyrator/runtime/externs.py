@@ -52,9 +52,12 @@ def checked(
             if strides is None or result.stride() == strides:
                 return result
             return restrided(result, strides)
+        got = f"{result.dtype} of shape {tuple(result.shape)}"
     elif isinstance(result, (list, tuple)) and len(result) == 1:
         return checked(result[0], shape, strides, dtype, op)
-    raise OutputMismatch(op, f"{dtype} of shape {tuple(shape)}", _kind(result))
+    else:
+        got = type(result).__name__
+    raise OutputMismatch(op, f"{dtype} of shape {tuple(shape)}", got)
 
 
 def restrided(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
@@ -68,9 +71,3 @@ def restrided(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
     """`tensor` itself if its first element lies at a multiple of 16 bytes, else a copy that does."""
     return tensor if tensor.data_ptr() % 16 == 0 else copied(tensor, tensor.stride())
-
-
-def _kind(result: object) -> str:
-    if isinstance(result, torch.Tensor):
-        return f"{result.dtype} of shape {tuple(result.shape)}"
-    return type(result).__name__

@@ -29,6 +29,12 @@ TIMES = "times"
 Rebuild = Callable[[Mapping[str, Any]], Binary]
 """Builds what a worker is asked for, or finds it in the store."""
 
+Timed = Callable[[Sequence[Launch]], "list[float | None] | None"]
+"""Milliseconds of each launch; None where nothing can be timed."""
+
+Tried = tuple[Mapping[str, Any], Launch, "float | None"]
+"""A variant, its launch, and milliseconds."""
+
 Sized = Callable[..., int]
 """A number that depends on a kernel's sizes, and its blocks where it is a number of programs."""
 
@@ -135,15 +141,16 @@ class GpuKernels:
             took = timed(launches)
             if took is None:
                 return launches[0]
+            tried = list(zip(variants, launches, took, strict=True))
             if descends:
-                variants, launches, took = self._descended(about, programs, launches, took, timed)
-            best = min(range(len(took)), key=lambda k: (took[k] is None, took[k]))
-            measured: dict[str, Json] = {v["file"]: ms for v, ms in zip(variants, took, strict=True)}
-            found = {**_identity(variants[best]), TIMES: measured}
+                tried += self._descended(about, programs, min(tried, key=_slowness), timed)
+            best, launch, _ = min(tried, key=_slowness)
+            measured: dict[str, Json] = {variant["file"]: ms for variant, _, ms in tried}
+            found = {**_identity(best), TIMES: measured}
             if self.choices is not None:
                 self.choices.put(key, {}, found)
-            self._tell(about["name"], variants, found, new=True)
-            return launches[best]
+            self._tell(about["name"], [variant for variant, _, _ in tried], found, new=True)
+            return launch
         self._tell(about["name"], variants, found, new=False)
         known = next((v for v in variants if v["file"] == found["file"]), None)
         if known is None:
@@ -151,18 +158,10 @@ class GpuKernels:
             known = self._rebuilt(variants[0], config) or variants[0]
         return self._loaded(about, known, programs)
 
-    def _descended(
-        self,
-        about: Mapping[str, Any],
-        programs: Sized,
-        launches: Sequence[Launch],
-        took: Sequence[float | None],
-        timed: Callable[[Sequence[Launch]], list[float | None] | None],
-    ) -> tuple[list[Mapping[str, Any]], list[Launch], list[float | None]]:
-        """The variants, with those that coordinate descent from the fastest one tries; launches and milliseconds."""
-        best = min(range(len(took)), key=lambda k: (took[k] is None, took[k]))
-        start: Mapping[str, Any] = about["variants"][best]
-        found = [(v, launch, ms) for v, launch, ms in zip(about["variants"], launches, took, strict=True)]
+    def _descended(self, about: Mapping[str, Any], programs: Sized, best: Tried, timed: Timed) -> list[Tried]:
+        """What coordinate descent from the fastest variant tries."""
+        start, first, took = best
+        found: list[Tried] = []
 
         def measure(config: Config) -> float | None:
             variant = self._rebuilt(start, config)
@@ -172,15 +171,15 @@ class GpuKernels:
                 launch = self._loaded(about, variant, programs)
             except LaunchFailed:
                 return None
-            both = timed([launches[best], launch])
+            both = timed([first, launch])
             found.append((variant, launch, None if both is None else both[1]))
             return found[-1][2]
 
         if "room" in start:
             stages = start["request"]["options"]["num_stages"]
             config = Config(tuple(start["blocks"].items()), start["warps"], stages)
-            descend(config, took[best] or 0.0, start["room"], measure)
-        return [v for v, _, _ in found], [launch for _, launch, _ in found], [ms for _, _, ms in found]
+            descend(config, took or 0.0, start["room"], measure)
+        return found
 
     def _rebuilt(self, first: Mapping[str, Any], config: Config) -> Mapping[str, Any] | None:
         """A variant of the text of `first` with another config; None if it cannot be built."""
@@ -251,9 +250,7 @@ def _programs(programs: Sized, sizes: Sequence[int], blocks: Mapping[str, int]) 
 
 
 def _with_scratch(launch: Launch, programs: Programs, each: int) -> Launch:
-    """The launch of a kernel that takes, after its own arguments, `each` bytes per program that Triton keeps
-    descriptors of tensors in.
-    """
+    """The launch of a kernel that takes, after its own arguments, `each` bytes per program for Triton's descriptors."""
 
     def launch_with(stream: int, *args: int) -> None:
         count = programs if isinstance(programs, int) else programs(*args)
@@ -261,6 +258,10 @@ def _with_scratch(launch: Launch, programs: Programs, each: int) -> Launch:
         launch(stream, *args, memory.data_ptr())
 
     return launch_with
+
+
+def _slowness(tried: Tried) -> tuple[bool, float | None]:
+    return tried[2] is None, tried[2]
 
 
 def _identity(variant: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ that were not taken for the longest time; all go when a compiled function dies, 
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -141,11 +142,8 @@ class Pool:
 
 def available_memory() -> int:
     """Bytes that processes can still take without swapping, as the kernel estimates; a large number if unknown."""
-    try:
-        with open("/proc/meminfo") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
+    with suppress(OSError), open("/proc/meminfo") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
     return 1 << 62

@@ -34,9 +34,8 @@ def random_tensor(
     new = torch.empty_strided(shape, strides, dtype=dtype, device=device)
     if dtype.is_floating_point or dtype.is_complex:
         wide = dtype if dtype in (torch.float32, torch.float64) or dtype.is_complex else torch.float32
-        some = torch.randn(min(new.numel(), MOST_RANDOM), dtype=wide, device=device) * (
-            64 if dtype.itemsize == 1 else 1
-        )
+        scale = 64 if dtype.itemsize == 1 else 1
+        some = torch.randn(min(new.numel(), MOST_RANDOM), dtype=wide, device=device) * scale
         many = some.to(dtype).repeat(-(-new.numel() // max(len(some), 1)))
         return new.copy_(many[: new.numel()].view(new.shape))
     if ends is not None:

@@ -12,21 +12,7 @@ renaming, once axes are split far enough:
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gyrator.ir.index import (
-    ONE,
-    ZERO,
-    Atom,
-    Axis,
-    FloorDiv,
-    Index,
-    Mod,
-    Size,
-    exact_quotient,
-    is_less,
-    is_nonnegative,
-    product,
-    substitute,
-)
+from gyrator.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Mod, exact_quotient, is_less, product, substitute
 from gyrator.lowering.views import split_position
 
 Mapping_ = Mapping[Atom, Index]
@@ -45,16 +31,16 @@ def linear_terms(index: Index) -> dict[Axis, Index] | None:
     found: dict[Axis, Index] = {}
     for monomial, c in index.terms:
         axes = [a for a in monomial if isinstance(a, Axis)]
-        if len(axes) != 1 or any(not isinstance(a, Axis) and not _fixed(a) for a in monomial):
+        if len(axes) != 1 or not all(isinstance(a, Axis) or _is_fixed(a.index()) for a in monomial):
             return None
         rest = tuple(a for a in monomial if a is not axes[0])
         found[axes[0]] = found.get(axes[0], ZERO) + Index(((rest, c),))
     return found
 
 
-def _fixed(atom: Atom) -> bool:
-    """Whether an atom is the same in every iteration: a size, or ``s // 2`` of one."""
-    return isinstance(atom, Size) or not (atom.index().axes() or atom.index().indirects())
+def _is_fixed(index: Index) -> bool:
+    """Whether an index is the same in every iteration: a size, or ``s // 2`` of one."""
+    return not (index.axes() or index.indirects())
 
 
 def radix(index: Index, extent: Index) -> list[Axis] | None:
@@ -134,7 +120,7 @@ def _split_within(index: Index) -> tuple[Axis, Index] | None:
             if inner is None or inner is ONE or inner is axis.extent:
                 continue
             below = sum((a.index() * k for a, k in terms.items() if is_less(k, c)), ZERO)
-            if exact_quotient(axis.extent, inner) is not None and is_nonnegative(below) and is_less(below, c):
+            if exact_quotient(axis.extent, inner) is not None and is_less(-1, below) and is_less(below, c):
                 return axis, inner
     return None
 

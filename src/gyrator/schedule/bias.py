@@ -22,9 +22,8 @@ def add_biases_later(program: Program) -> Program:
     reads the result, or a call does; narrower types, whose product is rounded before; and a GPU, whose library adds the
     bias before it stores.
     """
-    by_nests, by_calls = (
-        {value for node in program.nodes if isinstance(node, kind) for value in uses(node)} for kind in (Nest, Extern)
-    )
+    by_nests = {value for node in program.nodes if isinstance(node, Nest) for value in uses(node)}
+    by_calls = {value for node in program.nodes if isinstance(node, Extern) for value in uses(node)}
 
     def apart(node: Node) -> Iterator[Node]:
         match node:

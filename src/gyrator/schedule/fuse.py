@@ -91,9 +91,7 @@ class _State:
 
     def __init__(self, program: Program, most: int, slower: Slower | None, gpu: Gpu | None) -> None:
         self._program, self._most, self._slower, self._gpu = program, most, slower, gpu
-        self._groups: dict[int, Group] = {
-            p: singleton(n, p) for p, n in enumerate(program.nodes) if isinstance(n, Nest)
-        }
+        self._groups = {p: singleton(n, p) for p, n in enumerate(program.nodes) if isinstance(n, Nest)}
         self._units = Units(len(program.nodes), edges(program))
 
     def attempt(self, p: int, q: int, value: Value, *, mixing: bool = False) -> Refused | None:

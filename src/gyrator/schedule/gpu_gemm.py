@@ -136,11 +136,8 @@ def _describable(view: View) -> bool:
     *batch, rows, columns = view.strides
     other = rows if columns is ONE else columns
     sizes = [n.value for n in (*batch, other, view.offset)]
-    return (
-        ONE in (rows, columns)
-        and ZERO not in view.strides
-        and all(n is not None and n * view.value.dtype.itemsize % 16 == 0 for n in sizes)
-    )
+    whole = all(n is not None and n * view.value.dtype.itemsize % 16 == 0 for n in sizes)
+    return whole and ONE in (rows, columns) and ZERO not in view.strides
 
 
 def tile_product(kernel: Kernel, contract: Contract, configs: tuple[Config, ...]) -> Kernel:

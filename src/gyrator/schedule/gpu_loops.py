@@ -26,7 +26,7 @@ def gpu_loops(group: Group, stored: frozenset[Value]) -> Shape:
     blocks: dict[Atom, Index] = {}
     spaces = tuple([(_flat(f"row{n}", space, blocks),) for n, space in enumerate(group.spaces)])
     parallel = tuple(_grid(group, stored, blocks))
-    return Shape(group, Style.TILES, parallel, None, spaces, blocks, lanes=1, serial=group.serial)
+    return Shape(group, Style.TILES, parallel, None, spaces, blocks, lanes=1)
 
 
 def _grid(group: Group, stored: frozenset[Value], blocks: dict[Atom, Index]) -> list[Axis]:
@@ -47,8 +47,6 @@ def _flat(name: str, axes: Axes, blocks: dict[Atom, Index]) -> Axis:
     if len(axes) == 1:
         return axes[0]
     flat = Axis(name, product([a.extent for a in axes]))
-    if flat.extent is ZERO:  # nothing runs, and digits would divide by zero
-        blocks.update(dict.fromkeys(axes, flat.index()))
-        return flat
-    blocks.update(digits_of(flat.index(), axes))
+    # where nothing runs digits would divide by zero
+    blocks |= dict.fromkeys(axes, flat.index()) if flat.extent is ZERO else digits_of(flat.index(), axes)
     return flat

@@ -30,15 +30,10 @@ def shared_blocks(group: Group, gpu: Gpu | None) -> tuple[int, ...]:
     Scans share rows of any number and length, if there are at most twice as many rows as multiprocessors: a program
     waits only for those before it. Refuses reductions beside them, and what is computed once for a row.
     """
+    if gpu is None or not group.members[0].nest.on_gpu or group.serial or len(group.spaces) != 1:
+        return ()
     roots = {type(m.nest.root) for m in group.members}
-    if (
-        gpu is None
-        or not group.members[0].nest.on_gpu
-        or group.serial
-        or len(group.spaces) != 1
-        or not roots & {Reduce, Scan}
-        or Scatter in roots
-    ):
+    if Scatter in roots or not roots & {Reduce, Scan}:
         return ()
     outer, space = group.outer, group.spaces[0]
     refused = any(transposes(m.nest) for m in group.members) or across_rows(group)

@@ -97,9 +97,7 @@ class Writer:
     def __init__(self, shape: Shape, levels: Mapping[int, int], stored: frozenset[Value], rule: Rule) -> None:
         self.shape, self.levels, self.stored, self.rule = shape, levels, stored, rule
         self.members, self.on_gpu = shape.group.members, shape.style is Style.TILES
-        self.made: dict[Value, tuple[Member, int]] = {
-            v: (m, k) for m in self.members for k, v in enumerate(m.nest.out) if v is not None
-        }
+        self.made = {v: (m, k) for m in self.members for k, v in enumerate(m.nest.out) if v is not None}
         self.memory = cache(_as_memory)
         self._rows: dict[tuple[Value, str], Value] = {}
         self._memo: dict[tuple[int, int], tuple[Expr, ...]] = {}
@@ -141,7 +139,7 @@ class Writer:
         (lane,) = self.shape.spaces[0]
         start = tuple(self._fresh(kind, v) for _, kind, v in down)
         end = tuple(Store(self.memory(v), self._place(v, m), Load(*self._row(v))) for m, _, v in down)
-        for axis in reversed(self.shape.serial):
+        for axis in reversed(self.shape.group.serial):
             body = (Loop(axis, LoopKind.SERIAL, body),)
         return Loop(lane, LoopKind.LANES, start), *body, Loop(lane, LoopKind.LANES, end)
 
@@ -438,7 +436,7 @@ class Writer:
 
     def _ref(self, value: Value) -> Ref:
         member, _ = self.made[value]
-        scope = {*self.shape.parallel, *self.shape.serial, *self._lane}
+        scope = {*self.shape.parallel, *self.shape.group.serial, *self._lane}
         if isinstance(member.nest.root, Scan) and member.space is not None:
             scope |= set(self.shape.spaces[member.space])
         return Ref(value.name, value.dtype, frozenset(scope))

@@ -26,13 +26,13 @@ class Access:
 Accesses: TypeAlias = "tuple[tuple[Value, Access], ...]"
 
 
-def accesses(group: Group, stored: frozenset[Value] | None = None) -> list[Access]:
-    """Loads from memory and stores of the values in ``stored`` (of all results if None)."""
+def accesses(group: Group, stored: frozenset[Value]) -> list[Access]:
+    """Loads from memory and stores of the values in ``stored``."""
     return [Access(substitute(a.position, member.at), a.weight) for member, a in _own_accesses(group, stored)]
 
 
 def _own_accesses(group: Group, stored: frozenset[Value] | None = None) -> Iterator[tuple[Member, Access]]:
-    """As :func:`accesses`, over the axes of the members' own nests."""
+    """As :func:`accesses` (with None for stores of all results), over the axes of the members' own nests."""
     made = {v for m in group.members for v in m.nest.out}
     for member in group.members:
         loaded, written = member_accesses(member.nest)
@@ -40,20 +40,15 @@ def _own_accesses(group: Group, stored: frozenset[Value] | None = None) -> Itera
         yield from ((member, access) for value, access in written if stored is None or value in stored)
 
 
-def unit_axes(group: Group) -> set[Axis]:
-    """The axes along which the group's largest accesses are contiguous."""
-    own = [(_unit(access.position), member, access.weight) for member, access in _own_accesses(group)]
-    return contiguous_axes([(member.at[unit], weight) for unit, member, weight in own if unit is not None])
-
-
 def across_rows(group: Group) -> bool:
     """Whether memory is contiguous along outer axes alone, so that a row is read with a stride."""
-    unit = unit_axes(group)
+    own = [(_unit(access.position), member, access.weight) for member, access in _own_accesses(group)]
+    unit = contiguous_axes([(member.at[axis], weight) for axis, member, weight in own if axis is not None])
     return not unit.isdisjoint(group.outer) and all(unit.isdisjoint(s) for s in group.spaces)
 
 
 def contiguous_axes(found: Iterable[tuple[Index, int]]) -> set[Axis]:
-    """As :func:`unit_axes`, of positions in memory, each with the bytes that are moved there."""
+    """The axes along which the largest accesses are contiguous, of positions with the bytes that are moved there."""
     units = [(axis, weight) for position, weight in found if (axis := _unit(position)) is not None]
     largest = max((weight for _, weight in units), default=0)
     return {axis for axis, weight in units if weight * 2 > largest}

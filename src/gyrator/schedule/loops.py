@@ -66,7 +66,6 @@ class Shape:
     blocks: Mapping[Atom, Index]
     lanes: int = LANES
     tile: Axis | None = None
-    serial: Axes = ()
 
 
 SIMPLE = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "max", "all": "min"}

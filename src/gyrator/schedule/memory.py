@@ -204,9 +204,8 @@ class _Planner:
         made = defines_of(unit)
         read = sorted(uses_of(unit).difference(made), key=lambda v: v.name)
         # what a kernel makes has a name only if a later unit reads it
-        yield from self._free(
-            v for v in (*read, *(made if isinstance(unit, Extern) else ())) if self._life.dies_at(v, position)
-        )
+        named = [*read, *made] if isinstance(unit, Extern) else read
+        yield from self._free(v for v in named if self._life.dies_at(v, position))
 
     def _free(self, values: Iterable[Value]) -> Iterator[Step]:
         for value in dict.fromkeys(values):

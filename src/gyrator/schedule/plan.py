@@ -80,7 +80,6 @@ class Copy:
 
     into: View
     source: View
-    origins: tuple[Origin, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

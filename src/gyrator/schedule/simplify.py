@@ -113,9 +113,8 @@ def _cast(arg: Expr, dtype: torch.dtype, exact_rounding: bool) -> Expr | None:
         low = arg.dtype in _HALF and inner.dtype == torch.float32
         if low and dtype == torch.float32 and not exact_rounding:
             return inner
-        if _holds_exactly(inner.dtype, arg.dtype) or (
-            arg.dtype in _EXACT and inner.dtype in _BYTES and dtype in _EXACT
-        ):
+        bytes_to_floats = inner.dtype in _BYTES and arg.dtype in _EXACT and dtype in _EXACT
+        if bytes_to_floats or _holds_exactly(inner.dtype, arg.dtype):
             return inner if inner.dtype == dtype else Op("cast", (inner,), dtype)
     return None
 
