@@ -45,7 +45,7 @@ class FakeResults:
         views. Their metadata is remembered of pure operators and views."""
         function: Callable[..., Any] = _STAND_INS.get(op, op)
         effect = behaviour(op).effect if isinstance(op, OpOverload) and op.namespace in ("aten", "prims") else None
-        if effect is Effect.PURE and torch.Tag.pointwise in op.tags:
+        if op not in _STAND_INS and effect is Effect.PURE and torch.Tag.pointwise in op.tags:
             function = partial(_pointwise, op)
         key = _key((op, args, *kwargs.items())) if effect in (Effect.PURE, Effect.VIEW) else None
         if key is None or not _UNKNOWN_SIZES.isdisjoint(op.tags):
@@ -129,9 +129,14 @@ def _pointwise(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     return op(*[x.new_empty_strided((1,) * n + x.shape, (0,) * n + x.stride()) if n else x for x, n in given], **kwargs)
 
 
-def _dense(op: OpOverload, last: bool, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+def _like_a_sum(op: OpOverload, x: Any, y: Any, **kwargs: Any) -> Tensor:
+    """Kernels lay the results of all functions of two operands in memory alike; fake ones of some do not."""
+    return torch.empty_like(_pointwise(aten.add.Tensor, x, y), dtype=op(x, y, **kwargs).dtype)
+
+
+def _dense(op: OpOverload, last: bool, *args: Any, **kwargs: Any) -> Any:
     """The CPU kernel writes rows, with `last` channels last where its argument suggests that."""
-    out = op(x, *args, **kwargs)
+    out, x = op(*args, **kwargs), next(arg for arg in args if isinstance(arg, Tensor))
     layout = suggest_memory_format(x) if last else torch.contiguous_format
     found = [y.contiguous(memory_format=layout) if y.ndim == x.ndim else y for y in tree_leaves(out)]
     return out if x.device.type != "cpu" else tuple(found) if isinstance(out, tuple) else found[0]
@@ -153,9 +158,15 @@ def _unique(*args: Any, **kwargs: Any) -> Any:
 
 
 _LEGIT = aten._native_batch_norm_legit
-_BATCH_NORMS = (
+_CHANNELS_LAST = (
     *(aten.native_batch_norm.default, aten._native_batch_norm_legit_no_training.default),
     *(_LEGIT.default, _LEGIT.no_stats, aten._native_batch_norm_legit_functional.default),
+    *(aten.max_unpool2d.default, aten.reflection_pad3d.default, aten.replication_pad3d.default),
+)
+_LIKE_SUMS = (
+    *(aten.copysign.Tensor, aten.div.Tensor_mode, aten.floor_divide.default, aten.heaviside.default),
+    *(aten.logaddexp.default, aten.logaddexp2.default),
+    *(aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default),
 )
 
 _STAND_INS: Mapping[OpOverload, Callable[..., Any]] = {
@@ -164,7 +175,9 @@ _STAND_INS: Mapping[OpOverload, Callable[..., Any]] = {
     **dict.fromkeys(
         (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), lambda x, *_, **__: aten.clone.default(x)
     ),
-    **{op: partial(_dense, op, True) for op in (*_BATCH_NORMS, aten.max_unpool2d.default)},
+    aten.pow.Scalar: partial(_dense, aten.pow.Scalar, False),
+    **{op: partial(_dense, op, True) for op in _CHANNELS_LAST},
+    **{op: partial(_like_a_sum, op) for op in _LIKE_SUMS},
     aten.roll.default: _roll,
     aten._unique.default: _unique,
 }

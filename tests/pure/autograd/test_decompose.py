@@ -114,6 +114,12 @@ def test_strides_that_fake_kernels_get_wrong_are_eagers() -> None:
     for shift in (1, -4):
         same_as_eager(lambda x, n=shift: (x.roll(n, 0), x.roll((n, 1), (2, -1))), image, backward=False)
     same_as_eager(lambda x: x.t()[::2].index_fill(0, torch.tensor([1]), 3), torch.randn(3, 4), backward=False)
+    same_as_eager(lambda x: (2**x, x // 2, torch.div(x, 3, rounding_mode="floor")), columns, backward=False)
+    pair = columns[:, None], torch.randn(3, 4).t()
+    for op in (torch.logaddexp, torch.logical_and, torch.heaviside, torch.floor_divide):
+        same_as_eager(op, *pair, backward=False)
+    volume = torch.randn(2, 3, 4, 4, 4).to(memory_format=torch.channels_last_3d)
+    same_as_eager(lambda x: F.pad(x, (1,) * 6, mode="reflect"), volume, backward=False)
 
 
 def test_linspace_of_integers_is_eagers() -> None:
