@@ -388,11 +388,10 @@ class Loops(Expressions):
         self._bind_results(reducer.carry, stage.running, reducer.name)
 
     def _store(self, stage: Store) -> None:
-        vector = self.lanes is not None
         value = self.value(stage.expr)
         at = self.address(stage.value, stage.index)
         room = self.room(self.block.depth) - len(at.pointer)
-        value = self.fitted(stage.expr, value, vector=vector, room=room)
+        value = self.fitted(stage.expr, value, vector=self.lanes is not None, room=room)
         if stage.combine != "set":
             self._combine(stage, at, value.text)
         else:

@@ -453,7 +453,8 @@ def _free_strides(plan: Plan, shown: Container[int]) -> frozenset[Value]:
             case Call(extern):
                 if "_copy" in extern.op:  # perhaps for a view, whose strides it does not have
                     others.update(value for value in extern.out if value is not None)
-                takes_any = _takes_any_strides(extern)
+                # whether it means the same whatever strides its arguments have; an operator of users may not
+                takes_any = extern.op.startswith("aten.") and "as_strided" not in extern.op and not extern.mutates
                 for view in views(extern):
                     (found if takes_any and is_full(view) else others).add(view.value)
             case Copy(into, source):
@@ -469,11 +470,6 @@ def _lasting(plan: Plan, results: Container[int]) -> frozenset[Value]:
             first[step.value] = step.value if step.upon is None else first.get(step.upon, step.upon)
     outputs = [output for position, output in enumerate(plan.outputs) if position in results]
     return frozenset(first[view.value] for view in shown_views(outputs) if view.value in first)
-
-
-def _takes_any_strides(extern: Extern) -> bool:
-    """Whether an operator means the same whatever strides its arguments have. Those of users may not."""
-    return extern.op.startswith("aten.") and "as_strided" not in extern.op and not extern.mutates
 
 
 def _origins_by_kernel(plan: Plan) -> dict[str, Origins]:

@@ -41,8 +41,7 @@ class CudaDriver:
         """
         module, handle = ctypes.c_void_p(), ctypes.c_void_p()
         self.check(self._in_context(lambda: self._library.cuModuleLoadData(ctypes.byref(module), binary)), name)
-        found = self._library.cuModuleGetFunction(ctypes.byref(handle), module, name.encode())
-        self.check(found, name)
+        self.check(self._library.cuModuleGetFunction(ctypes.byref(handle), module, name.encode()), name)
         if shared > _PLAIN_SHARED:
             self.check(self._library.cuFuncSetAttribute(handle, _DYNAMIC_SHARED, ctypes.c_int(shared)), name)
         assert handle.value is not None
