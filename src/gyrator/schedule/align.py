@@ -11,8 +11,9 @@ renaming, once axes are split far enough:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
-from gyrator.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Mod, exact_quotient, is_less, product, substitute
+from gyrator.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Mod, Size, exact_quotient, is_less, substitute
 from gyrator.lowering.views import split_position
 
 Mapping_ = Mapping[Atom, Index]
@@ -31,16 +32,16 @@ def linear_terms(index: Index) -> dict[Axis, Index] | None:
     found: dict[Axis, Index] = {}
     for monomial, c in index.terms:
         axes = [a for a in monomial if isinstance(a, Axis)]
-        if len(axes) != 1 or not all(isinstance(a, Axis) or _is_fixed(a.index()) for a in monomial):
+        if len(axes) != 1 or not all(isinstance(a, Axis) or _fixed(a) for a in monomial):
             return None
         rest = tuple(a for a in monomial if a is not axes[0])
         found[axes[0]] = found.get(axes[0], ZERO) + Index(((rest, c),))
     return found
 
 
-def _is_fixed(index: Index) -> bool:
-    """Whether an index is the same in every iteration: a size, or ``s // 2`` of one."""
-    return not (index.axes() or index.indirects())
+def _fixed(atom: Atom) -> bool:
+    """Whether an atom is the same in every iteration: a size, or ``s // 2`` of one."""
+    return isinstance(atom, Size) or not (atom.index().axes() or atom.index().indirects())
 
 
 def radix(index: Index, extent: Index) -> list[Axis] | None:
@@ -173,6 +174,6 @@ def axes_of(index: Index) -> list[Axis]:
     """The axes of a mixed-radix index, outermost first (a renamed axis is itself)."""
     if isinstance(index.atom, Axis):
         return [index.atom]
-    digits = radix(index, product([a.extent for a in index.axes()]))
+    digits = radix(index, prod((a.extent for a in index.axes()), start=ONE))
     assert digits is not None, index
     return digits[::-1]
