@@ -137,8 +137,9 @@ def _like_a_sum(op: OpOverload, x: Any, y: Any, **kwargs: Any) -> Tensor:
 def _dense(op: OpOverload, last: bool, *args: Any, **kwargs: Any) -> Any:
     """The CPU kernel writes rows, with `last` channels last where its argument suggests that."""
     out, x = op(*args, **kwargs), next(arg for arg in args if isinstance(arg, Tensor))
-    layout = suggest_memory_format(x) if last else torch.contiguous_format
-    found = [y.contiguous(memory_format=layout) if y.ndim == x.ndim else y for y in tree_leaves(out)]
+    rows = torch.contiguous_format
+    layouts = {x.ndim: suggest_memory_format(x) if last else rows}
+    found = [y.contiguous(memory_format=layouts.get(y.ndim, rows)) for y in tree_leaves(out)]
     return out if x.device.type != "cpu" else tuple(found) if isinstance(out, tuple) else found[0]
 
 
@@ -157,25 +158,26 @@ def _unique(*args: Any, **kwargs: Any) -> Any:
     raise DynamicOutputShapeException(aten._unique.default)
 
 
+_ROWS = aten.log_sigmoid_forward.default, aten.nll_loss2d_forward.default, aten.pow.Scalar
 _LEGIT = aten._native_batch_norm_legit
 _CHANNELS_LAST = (
     *(aten.native_batch_norm.default, aten._native_batch_norm_legit_no_training.default),
     *(_LEGIT.default, _LEGIT.no_stats, aten._native_batch_norm_legit_functional.default),
     *(aten.max_unpool2d.default, aten.reflection_pad3d.default, aten.replication_pad3d.default),
+    aten.channel_shuffle.default,
 )
 _LIKE_SUMS = (
     *(aten.copysign.Tensor, aten.div.Tensor_mode, aten.floor_divide.default, aten.heaviside.default),
-    *(aten.logaddexp.default, aten.logaddexp2.default),
+    *(aten.logaddexp.default, aten.logaddexp2.default, aten.special_xlog1py.default, aten.xlogy.Tensor),
     *(aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default),
 )
 
 _STAND_INS: Mapping[OpOverload, Callable[..., Any]] = {
-    aten.log_sigmoid_forward.default: partial(_dense, aten.log_sigmoid_forward.default, False),
+    **{op: partial(_dense, op, False) for op in _ROWS},
     # a filled clone lies in memory as a clone does
     **dict.fromkeys(
         (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), lambda x, *_, **__: aten.clone.default(x)
     ),
-    aten.pow.Scalar: partial(_dense, aten.pow.Scalar, False),
     **{op: partial(_dense, op, True) for op in _CHANNELS_LAST},
     **{op: partial(_like_a_sum, op) for op in _LIKE_SUMS},
     aten.roll.default: _roll,
