@@ -180,6 +180,7 @@ _STAND_INS: Mapping[OpOverload, Callable[..., Any]] = {
     ),
     **{op: partial(_dense, op, True) for op in _CHANNELS_LAST},
     **{op: partial(_like_a_sum, op) for op in _LIKE_SUMS},
+    aten.ldexp.Tensor: lambda x, y: _pointwise(aten.mul.Tensor, x, torch.pow(2.0, y).contiguous()),
     aten.roll.default: _roll,
     aten._unique.default: _unique,
 }

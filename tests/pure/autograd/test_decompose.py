@@ -116,7 +116,7 @@ def test_strides_that_fake_kernels_get_wrong_are_eagers() -> None:
     same_as_eager(lambda x: x.t()[::2].index_fill(0, torch.tensor([1]), 3), torch.randn(3, 4), backward=False)
     same_as_eager(lambda x: (2**x, x // 2, torch.div(x, 3, rounding_mode="floor")), columns, backward=False)
     pair = columns[:, None], torch.randn(3, 4).t()
-    for op in (torch.logaddexp, torch.logical_and, torch.heaviside, torch.floor_divide, torch.xlogy):
+    for op in (torch.logaddexp, torch.logical_and, torch.heaviside, torch.floor_divide, torch.xlogy, torch.ldexp):
         same_as_eager(op, *pair, backward=False)
     target = torch.randint(3, (6, 4, 2)).permute(2, 1, 0)
     same_as_eager(lambda x, y: F.cross_entropy(x, y, reduction="none"), image, target, backward=False)
