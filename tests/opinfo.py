@@ -4,6 +4,9 @@ A *task* is one op in one dtype, forward or with backward, on a few small sample
 than running, so the tasks of several ops are compiled as one function; a group that fails is taken apart.
 
     python -m tests.opinfo --backend gyrator --shard 0/2 --json opinfo_0.json [--full] [--only softmax ...]
+
+A wider net than CI's: ``--strided`` gives tensors gaps, ``--dynamic`` makes sizes symbols, ``--dtypes float16 int8``
+takes others than the usual four.
 """
 
 from __future__ import annotations
@@ -72,25 +75,30 @@ def exceptions() -> dict[str, str]:
 # --- tasks ---
 
 
-def tasks(op: OpInfo, *, full: bool, device: str = "cpu") -> Iterator[Task]:
+def tasks(
+    op: OpInfo, *, full: bool, device: str = "cpu", strided: bool = False, dtypes: Sequence[torch.dtype] = FORWARD
+) -> Iterator[Task]:
     """The tasks of one op. Without ``full``: float32 with backward if there is one, and one other dtype."""
-    forward = [dtype for dtype in FORWARD if dtype in op.supported_dtypes(device)]
+    forward = [dtype for dtype in dtypes if dtype in op.supported_dtypes(device)]
     backward = op.supports_autograd and torch.float32 in op.supported_backward_dtypes(device)
     if not full:
         others = [dtype for dtype in forward if dtype != torch.float32 or not backward]
         forward = [others[sum(map(ord, op.name)) % len(others)]] if others else []
     wanted = [(dtype, False) for dtype in forward] + [(torch.float32, True)] * backward
     for dtype, with_backward in wanted:
-        samples = _samples(op, dtype, with_backward, device)
+        samples = _samples(op, dtype, with_backward, device, strided=strided)
         if samples:
             yield Task(op, dtype, with_backward, samples, values=_is_deterministic(op, samples))
 
 
-def _samples(op: OpInfo, dtype: torch.dtype, backward: bool, device: str) -> tuple[Sample, ...]:
+def _samples(
+    op: OpInfo, dtype: torch.dtype, backward: bool, device: str, *, strided: bool = False
+) -> tuple[Sample, ...]:
     """The first, the last and the oddest small samples that eager accepts."""
     torch.manual_seed(0)
     try:
-        drawn = [_plain(sample) for sample in op.sample_inputs(device, dtype, requires_grad=backward)]
+        samples = op.sample_inputs(device, dtype, requires_grad=backward)
+        drawn = [_plain(sample.noncontiguous() if strided else sample) for sample in samples]
     except (RuntimeError, ValueError, TypeError, NotImplementedError):
         return ()
     small = [sample for sample in drawn if all(t.numel() <= LARGEST for t in _tensors(sample))]
@@ -150,26 +158,26 @@ def _caller(ops: Sequence[OpInfo]) -> Callable[..., list[Any]]:
 # --- running ---
 
 
-def run(chosen: Sequence[Task], backend: str) -> Iterator[Result]:
+def run(chosen: Sequence[Task], backend: str, *, dynamic: bool = False) -> Iterator[Result]:
     """Compiles tasks in groups and yields each one's result."""
     for backward in (False, True):
         alike = [task for task in chosen if task.backward == backward]
         for start in range(0, len(alike), GROUP):
             group = alike[start : start + GROUP]
-            together = _reasons(group, backend)
+            together = _reasons(group, backend, dynamic)
             for task in group:
-                reason = together.get(task.name, "") and _reasons([task], backend).get(task.name)
+                reason = together.get(task.name, "") and _reasons([task], backend, dynamic).get(task.name)
                 yield Result(op_name(task.op), task.name, reason or None)
 
 
-def _reasons(group: Sequence[Task], backend: str) -> dict[str, str]:
+def _reasons(group: Sequence[Task], backend: str, dynamic: bool) -> dict[str, str]:
     """Why tasks compiled as one function fail, by task; an error of the compiler is everybody's."""
     fn = _caller([task.op for task in group])
     arguments = (tuple(task.samples for task in group),)
     torch._dynamo.reset()
     try:
         expected = expect(fn, arguments, backward=group[0].backward)
-        compiled = torch.compile(fn, backend=backend, dynamic=False)
+        compiled = torch.compile(fn, backend=backend, dynamic=dynamic)
         actual = expected.observe(compiled)
     except Exception as error:
         text = f"{type(error).__name__}: {error}".strip()[:600]
@@ -231,9 +239,18 @@ def ops_of_shard(index: int, count: int, only: Sequence[str] = ()) -> list[OpInf
     return known[index::count]
 
 
-def sweep(ops: Sequence[OpInfo], backend: str, *, full: bool, device: str = "cpu") -> list[Result]:
-    chosen = [task for op in ops for task in tasks(op, full=full, device=device)]
-    return list(run(chosen, backend))
+def sweep(
+    ops: Sequence[OpInfo],
+    backend: str,
+    *,
+    full: bool,
+    device: str = "cpu",
+    strided: bool = False,
+    dynamic: bool = False,
+    dtypes: Sequence[torch.dtype] = FORWARD,
+) -> list[Result]:
+    chosen = [task for op in ops for task in tasks(op, full=full, device=device, strided=strided, dtypes=dtypes)]
+    return list(run(chosen, backend, dynamic=dynamic))
 
 
 def main(arguments: Sequence[str] | None = None) -> Mapping[str, Any]:
@@ -244,6 +261,11 @@ def main(arguments: Sequence[str] | None = None) -> Mapping[str, Any]:
     parser.add_argument("--full", action="store_true", help="all four dtypes of every op")
     parser.add_argument("--only", nargs="*", default=(), help="ops whose name contains one of these")
     parser.add_argument("--json", type=Path, help="where the summary is written")
+    parser.add_argument("--strided", action="store_true", help="tensors with gaps")
+    parser.add_argument("--dynamic", action="store_true", help="sizes are symbols")
+    parser.add_argument(
+        "--dtypes", nargs="*", default=FORWARD, type=lambda name: getattr(torch, name), help="float16, int8, ..."
+    )
     options = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     index, count = map(int, options.shard.split("/"))
@@ -253,7 +275,15 @@ def main(arguments: Sequence[str] | None = None) -> Mapping[str, Any]:
         ops = ops_of_shard(index, count, options.only)[op_start : op_start + 40]
         if not ops:
             break
-        results += sweep(ops, options.backend, full=options.full, device=options.device)
+        results += sweep(
+            ops,
+            options.backend,
+            full=options.full,
+            device=options.device,
+            strided=options.strided,
+            dynamic=options.dynamic,
+            dtypes=options.dtypes,
+        )
         report = summary(results, time.perf_counter() - start, options.backend)
         print(f"{report['ops']} ops, {report['percent']} % pass, {report['seconds']} s", flush=True)
         if options.json:
