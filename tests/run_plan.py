@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import TypeAlias
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from gyrator.ir.evaluate import allocate
 from gyrator.ir.expr import Value
 from gyrator.ir.index import Index, Size, evaluate
-from gyrator.ir.interp import Result, derive, solve
+from gyrator.ir.interp import Result, derive, resolve, solve
 from gyrator.ir.program import Arg, Extern, Input, Item, ListArg, Output, View
 from gyrator.ir.tree import Kernel
 from gyrator.schedule.plan import OUT_VARIANTS, Allocate, Call, Copy, Free, Launch, Plan, Step
@@ -98,9 +97,9 @@ class _Machine:
         if into:
             (value,) = extern.out
             assert value is not None
-            attrgetter(OUT_VARIANTS[extern.op])(torch.ops)(*args, **kwargs, out=self.memory[value])
+            resolve(OUT_VARIANTS[extern.op])(*args, **kwargs, out=self.memory[value])
             return
-        result = attrgetter(extern.op)(torch.ops)(*args, **kwargs)
+        result = resolve(extern.op)(*args, **kwargs)
         results = list(result) if isinstance(result, tuple | list) else [result]
         numbers = [r for r in results if isinstance(r, int | float)]
         self.sizes |= {size: int(n) for size, n in zip(extern.scalars, numbers, strict=False)}

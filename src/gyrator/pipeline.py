@@ -153,7 +153,7 @@ def compile_graph(
         gpu = gpu_of(targets, device)
         config, target, key = session.config, f"{targets.key()} {gpu}", None
         if not info.frozen:
-            roles = repr((updates, sorted(shown)))
+            roles = repr((updates, shown, results))
             key = graph_key(graph, config, roles, shape_env=shape_env, target=target)
         entry = find(key, stores.graphs, example_inputs, session)
     if entry is not None and not session.config.validate:

@@ -314,6 +314,13 @@ def test_numbers_seen_in_a_complex_result_have_its_strides(dynamic, backend):
     assert_none(expect(spectrum, (torch.randn(100, requires_grad=True),), backward=True).mismatches(fn))
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_the_conjugate_of_a_part_has_its_gaps(dynamic, backend):
+    conjugate = lambda z: (z * 2)[:, ::2].conj()  # noqa: E731
+    fn = torch.compile(conjugate, backend=backend, dynamic=dynamic)
+    assert_none(expect(conjugate, (torch.randn(4, 6) + 1j,)).mismatches(fn))
+
+
 @pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
 def test_images_of_bytes_are_resized_in_integers(mode, backend):
     image = torch.randint(0, 256, (2, 3, 20, 31), dtype=torch.uint8)

@@ -33,6 +33,7 @@ from gyrator.ir.expr import Value
 from gyrator.ir.index import ZERO, Atom, Index, Size, const, substitute
 from gyrator.ir.program import Arg, Extern, Input, Item, ListArg, View, shown_views, views
 from gyrator.ir.tree import Kernel
+from gyrator.lowering.extern import COPIES
 from gyrator.metrics.kernels import count_of
 from gyrator.origin import Origin, Origins, merge
 from gyrator.schedule.plan import OUT_VARIANTS, Allocate, Call, Copy, Free, Launch, Plan, Step, is_full
@@ -45,6 +46,9 @@ _RESERVED = (
     " retype checked leaves num_threads threads Runtime min max abs int float bool round"
     " stream current_stream empty_cuda workspace aligned"
 ).split()
+
+_FOR_VIEWS = frozenset(map(str, COPIES.values()))
+"""Operators that may stand for a view; their results get its strides, which are not their own."""
 
 _FREES_PER_LINE = 6
 
@@ -451,7 +455,7 @@ def _free_strides(plan: Plan, shown: Container[int]) -> frozenset[Value]:
             case Launch(_, args):
                 others.update(args)
             case Call(extern):
-                if "_copy" in extern.op:  # perhaps for a view, whose strides it does not have
+                if extern.op in _FOR_VIEWS:
                     others.update(value for value in extern.out if value is not None)
                 # whether it means the same whatever strides its arguments have; an operator of users may not
                 takes_any = extern.op.startswith("aten.") and "as_strided" not in extern.op and not extern.mutates

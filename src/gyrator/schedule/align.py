@@ -11,9 +11,22 @@ renaming, once axes are split far enough:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 
-from gyrator.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Mod, Size, exact_quotient, is_less, substitute
+from gyrator.ir.index import (
+    ONE,
+    ZERO,
+    Atom,
+    Axis,
+    FloorDiv,
+    Index,
+    Mod,
+    Size,
+    exact_quotient,
+    is_less,
+    is_nonnegative,
+    product,
+    substitute,
+)
 from gyrator.lowering.views import split_position
 
 Mapping_ = Mapping[Atom, Index]
@@ -121,7 +134,7 @@ def _split_within(index: Index) -> tuple[Axis, Index] | None:
             if inner is None or inner is ONE or inner is axis.extent:
                 continue
             below = sum((a.index() * k for a, k in terms.items() if is_less(k, c)), ZERO)
-            if exact_quotient(axis.extent, inner) is not None and is_less(-1, below) and is_less(below, c):
+            if exact_quotient(axis.extent, inner) is not None and is_nonnegative(below) and is_less(below, c):
                 return axis, inner
     return None
 
@@ -174,6 +187,6 @@ def axes_of(index: Index) -> list[Axis]:
     """The axes of a mixed-radix index, outermost first (a renamed axis is itself)."""
     if isinstance(index.atom, Axis):
         return [index.atom]
-    digits = radix(index, prod((a.extent for a in index.axes()), start=ONE))
+    digits = radix(index, product([a.extent for a in index.axes()]))
     assert digits is not None, index
     return digits[::-1]
