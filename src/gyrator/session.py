@@ -77,6 +77,10 @@ class Counters:
         with self._lock:
             self._sums[name] += n
 
+    def _all(self) -> dict[str, int]:
+        with self._lock:  # kernels are built, and counted, while others read
+            return dict(self._sums)
+
     def add(self, what: Count, n: int = 1) -> None:
         """Add n to a counter."""
         self._add(what.name, n)
@@ -91,18 +95,17 @@ class Counters:
 
     def externs(self) -> Mapping[str, int]:
         """How often each extern operator is called, the most frequent first."""
-        order = sorted(self._sums.items(), key=lambda item: (-item[1], item[0]))
+        order = sorted(self._all().items(), key=lambda item: (-item[1], item[0]))
         return {name.removeprefix(_EXTERN): n for name, n in order if name.startswith(_EXTERN)}
 
     def snapshot(self) -> Mapping[Count, int]:
         """All counters that are not zero."""
-        with self._lock:
-            return {Count[name]: n for name, n in self._sums.items() if name in Count.__members__}
+        return {Count[name]: n for name, n in self._all().items() if name in Count.__members__}
 
     def about_code(self) -> dict[str, int]:
         """What a cache hit must count again: counters by their names, externs as ``extern OP``."""
         getting = {what.name for what in ABOUT_GETTING}
-        return {name: n for name, n in self._sums.items() if name not in getting}
+        return {name: n for name, n in self._all().items() if name not in getting}
 
     def replay(self, counts: Mapping[str, object]) -> None:
         """Count what `about_code` wrote down; names of other versions are passed over."""
@@ -112,9 +115,7 @@ class Counters:
 
     def merge(self, other: Counters) -> None:
         """Add all of another's counters."""
-        with other._lock:
-            counts = dict(other._sums)
-        self.replay(counts)
+        self.replay(other._all())
 
 
 _EXTERN = "extern "

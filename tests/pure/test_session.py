@@ -37,6 +37,16 @@ def test_counters_add_up_over_threads() -> None:
     assert counters.snapshot() == {Count.KERNELS_BUILT: 4000}
 
 
+def test_counters_are_read_while_threads_still_count() -> None:
+    counters = session().counters
+    counting = threading.Thread(target=lambda: [counters.add_extern(f"aten.op{i}") for i in range(20_000)])
+    counting.start()
+    while counting.is_alive():
+        counters.about_code()
+    counting.join()
+    assert len(counters.about_code()) == 20_001
+
+
 def test_externs_are_counted_in_total_and_by_name() -> None:
     counters = session().counters
     for op in ("aten.sort", "aten.mm", "aten.mm"):
