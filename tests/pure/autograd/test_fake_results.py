@@ -51,3 +51,20 @@ def test_a_view_lies_in_the_memory_of_its_own_operand(op: OpOverload) -> None:
     storages = [value.untyped_storage()._cdata for value in (*operands, *views)]
     assert storages[:2] == storages[2:]
     assert storages[0] != storages[1]
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "value"),
+    [
+        (aten.floor_divide.default, (17, 8), 2),
+        (aten.logical_and.default, ([3], [0]), 0),
+        (aten.index_fill.int_Scalar, ([3], 0, [0], 5), 5),
+        (aten.add.Tensor, ([3], [[4]]), 7),
+    ],
+    ids=lambda value: str(value),
+)
+def test_results_of_known_values_are_known(op: OpOverload, args: tuple[object, ...], value: int) -> None:
+    mode = FakeTensorMode()
+    with mode, torch.no_grad():
+        given = [torch.tensor(arg) if isinstance(arg, list) else arg for arg in args]
+        assert FakeResults(mode).call(op, given, {}).item() == value
