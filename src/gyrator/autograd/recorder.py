@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gyrator import torch_compat
 from gyrator.autograd.builder import GraphBuilder, flatten
 from gyrator.autograd.effects import Behaviour, Effect, arguments, behaviour
+from gyrator.autograd.fake_results import metadata_key
 from gyrator.autograd.functionalize import Alias, Root, new_root, read, write
 from gyrator.autograd.higher_order import PASSED, RECORDED
 from gyrator.autograd.inputs import of_subclass, reaches_outside
@@ -73,6 +74,8 @@ class Recorder(TorchDispatchMode):
             return self._higher_order(func, args, kwargs)
         how = behaviour(func)
         if how.effect is Effect.REFUSED:
+            if func is aten.set_.source_Tensor and len({(self.alias_of(x).root, metadata_key(x)) for x in args}) == 1:
+                return args[0]  # its own memory: a module's `to` without effect
             raise UnsupportedOperator(str(func), "it changes what memory a tensor owns")
         given = [x for x in flatten(args) if type(x) is FakeTensor]
         if given and not any(id(x) in self._aliases for x in given):

@@ -324,6 +324,15 @@ def test_a_gradient_of_a_subclass_is_refused() -> None:
         y.backward(TwoTensor(torch.ones(3), torch.ones(3)))
 
 
+@pytest.mark.parametrize("again", [lambda w: w, lambda w: w.to(torch.float32), lambda w: w.detach()])
+def test_taking_over_its_own_memory_changes_nothing(again: Any) -> None:
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        w.data = again(w)
+        return (x * w).sin()
+
+    same_as_eager(program, leaf(3), leaf(3))
+
+
 def test_taking_over_another_tensors_memory_is_refused() -> None:
     def program(x: Tensor, y: Tensor) -> Tensor:
         x.set_(y)
