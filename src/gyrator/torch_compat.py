@@ -15,6 +15,7 @@ from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx import Graph, GraphModule, Node, Proxy
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_arg
@@ -254,9 +255,20 @@ def autocast_again() -> Callable[[], AbstractContextManager[None]]:
 def rules_for_sizes(values: Iterable[object]) -> Any:
     """Where a graph's inputs are symbolic, a context in which torch's Python rules, which know symbolic sizes, take
     composite operators apart; else one without effect."""
-    if shape_env_of(values) is None:
-        return nullcontext()
+    return nullcontext() if shape_env_of(values) is None else _python_rules()
+
+
+def _python_rules() -> Any:
     return importlib.import_module("torch._dispatch.python").enable_python_dispatcher()
+
+
+def by_rules_if_data_is_read(run: Callable[[Node], Any], node: Node) -> Any:
+    """`run(node)`; once more under torch's Python rules where a composite operator reads data, as istft's checks do."""
+    try:
+        return run(node)
+    except DataDependentOutputException:
+        with _python_rules():
+            return run(node)
 
 
 @contextmanager

@@ -315,6 +315,15 @@ def test_numbers_seen_in_a_complex_result_have_its_strides(dynamic, backend):
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_a_spectrum_becomes_a_signal_again_in_one_graph(dynamic, backend):
+    """Eager reads whether the windows cover the signal; a graph cannot."""
+    window = torch.hann_window(16)
+    signal = lambda x: torch.istft(torch.stft(x, 16, window=window, return_complex=True) * 2, 16, window=window)  # noqa: E731
+    fn = torch.compile(signal, backend=backend, dynamic=dynamic, fullgraph=True)
+    assert_none(expect(signal, (torch.randn(2, 100, requires_grad=True),), backward=True).mismatches(fn))
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_the_conjugate_of_a_part_has_its_gaps(dynamic, backend):
     conjugate = lambda z: (z * 2)[:, ::2].conj()  # noqa: E731
     fn = torch.compile(conjugate, backend=backend, dynamic=dynamic)

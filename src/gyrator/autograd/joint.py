@@ -169,7 +169,7 @@ class _Runner(Interpreter):
             origin = {**origin_of(node.meta), **self._region}
             self._recorder.build.origin = origin
             self._made.append((torch_compat.next_autograd_sequence(), {**origin, "backward": True}))
-        value = super().run_node(node)
+        value = torch_compat.by_rules_if_data_is_read(super().run_node, node)
         self._masks.note(node, value)
         return value
 
