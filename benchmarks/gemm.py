@@ -166,8 +166,8 @@ class Compiler:
     def start(self, plan: Plan) -> Callable[[], tuple[str, Mapping[str, str | Path]]]:
         """Begin to build a plan; returns what waits for its wrapper and files."""
         session = Session(self.config, self.device)
-        kernels = start_kernels(plan, self.targets, self.store, session, self.workers, {})
-        return lambda: (print_wrapper(plan, kernels.built, {}), kernels.wait())
+        kernels = start_kernels(plan, self.targets, self.store, session, self.workers)
+        return lambda: (print_wrapper(plan, kernels.built), kernels.wait())
 
     def folder(self, wait: Callable[[], tuple[str, Mapping[str, str | Path]]]) -> Path:
         text, files = wait()

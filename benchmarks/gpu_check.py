@@ -1,6 +1,6 @@
 """Kernels on a GPU: are they right, and how fast next to eager, Inductor and the time to move their bytes.
 
-    python -m benchmarks.gpu_check [--only softmax …] [--scale 0.1] [--without inductor …] [--json FILE]
+    python -m benchmarks.gpu_check [--only softmax …] [--scale 0.1] [--dynamic] [--without inductor …] [--json FILE]
 
 Each case is run by eager, by Inductor (default and, with --max-autotune, tuned) and by gyrator, side by side:
 first checked against float64, then timed by CUDA events over single runs
@@ -203,9 +203,14 @@ def exact_results(case: Case, args: Sequence[Tensor], tangent: Tensor | None) ->
     return [r.detach() for r in step(case.fn, lifted, tangent)()]
 
 
-def measure(case: Case, contenders: dict[str, Callable[[Function], Function]], bandwidth: float) -> Row:
+def measure(
+    case: Case, contenders: dict[str, Callable[[Function], Function]], bandwidth: float, *, dynamic: bool
+) -> Row:
     flush = torch.empty(FLUSH, dtype=torch.uint8, device="cuda")
     args = arguments(case)
+    rows = args[0].shape[0]
+    for given in args if dynamic else ():
+        torch._dynamo.mark_dynamic(given, [dim for dim, size in enumerate(given.shape) if size == rows])
     first = case.fn(*args)
     results = [first] if isinstance(first, Tensor) else pytree.tree_leaves(first)
     moved = sum(t.numel() * t.element_size() for t in [*args, *results])
@@ -232,15 +237,15 @@ def measure(case: Case, contenders: dict[str, Callable[[Function], Function]], b
 
 # -- the script ---------------------------------------------------------------------------------------------
 def chosen(args: argparse.Namespace) -> dict[str, Callable[[Function], Function]]:
-    tuned = {"max_autotune": True}
+    tuned, dynamic = {"max_autotune": True}, None if args.dynamic else False
     found: dict[str, Callable[[Function], Function]] = {
         "eager": lambda fn: fn,
-        "inductor": lambda fn: torch.compile(fn, dynamic=False),
-        "gyrator": lambda fn: torch.compile(fn, backend="gyrator", dynamic=False),
+        "inductor": lambda fn: torch.compile(fn, dynamic=dynamic),
+        "gyrator": lambda fn: torch.compile(fn, backend="gyrator", dynamic=dynamic),
     }
     if args.max_autotune:
-        found["inductor tuned"] = lambda fn: torch.compile(fn, dynamic=False, options=tuned)
-        found["gyrator tuned"] = lambda fn: torch.compile(fn, backend="gyrator", dynamic=False, options=tuned)
+        found["inductor tuned"] = lambda fn: torch.compile(fn, dynamic=dynamic, options=tuned)
+        found["gyrator tuned"] = lambda fn: torch.compile(fn, backend="gyrator", dynamic=dynamic, options=tuned)
     return {name: f for name, f in found.items() if name not in args.without}
 
 
@@ -249,6 +254,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=[], help="cases whose names contain one of these")
     parser.add_argument("--without", nargs="*", default=[], help="contenders to leave out")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the rows")
+    parser.add_argument("--dynamic", action="store_true", help="numbers of rows are symbols")
     parser.add_argument("--max-autotune", action="store_true", help="tuned contenders too")
     parser.add_argument("--json", type=Path, help="where to store the results")
     args = parser.parse_args()
@@ -263,7 +269,7 @@ def main() -> int:
     for case in cases(args.scale):
         if args.only and not any(word in case.name for word in args.only):
             continue
-        row = measure(case, contenders, bandwidth)
+        row = measure(case, contenders, bandwidth, dynamic=args.dynamic)
         rows.append(row)
         times = "".join(f"{row.ms[n]:15.4f}" if n in row.ms else f"{'-':>15}" for n in contenders)
         print(f"{row.name:28}{row.floor_ms:9.4f}{times}", flush=True)
@@ -275,7 +281,12 @@ def main() -> int:
     if args.json is not None:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         device = {"name": torch.cuda.get_device_name(), "copy_bytes_per_second": bandwidth}
-        stored = {"device": device, "torch": torch.__version__, "rows": [asdict(r) for r in rows]}
+        stored = {
+            "device": device,
+            "torch": torch.__version__,
+            "dynamic": args.dynamic,
+            "rows": [asdict(r) for r in rows],
+        }
         args.json.write_text(json.dumps(stored, indent=1))
     return 1 if any("gyrator" in row.problems for row in rows) else 0
 

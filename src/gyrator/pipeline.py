@@ -162,7 +162,7 @@ def compile_graph(
     symbols = Symbols(shape_env)
     threads = session.config.threads or torch.get_num_threads()
     cpu = Cpu(targets.cpu.vectors, threads) if targets.cpu is not None else None
-    builder = Builder(targets, stores, session, process.workers, shape_env, symbols.hints, gpu, cpu)
+    builder = Builder(targets, stores, session, process.workers, shape_env, gpu, cpu)
     chosen, tuner = graph, None
     if session.config.max_autotune and (device.type == "cpu" or torch.cuda.is_available()):
         if len(session.config.gemm_backends) > 1:
@@ -193,13 +193,13 @@ def compile_graph(
             session.counters.add_extern(op)
         constants = {**lowered.constants, **packed_constants(scheduled.packings, lowered.constants)}
     try:
-        kernels = start_kernels(plan, targets, stores.kernels, session, process.workers, symbols.hints)
+        kernels = start_kernels(plan, targets, stores.kernels, session, process.workers)
     except ToolchainMissing as missing:
         return without_compiler(missing)
     with session.stage("print wrapper"):
-        text = print_wrapper(plan, kernels.built, symbols.hints, shown=shown, results=results, align=kernels.align)
+        text = print_wrapper(plan, kernels.built, shown=shown, results=results, align=kernels.align)
     with session.stage("record"):
-        record = describe(session, info.kind, lowered.program, scheduled, kernels.texts, symbols.hints)
+        record = describe(session, info.kind, lowered.program, scheduled, kernels.texts)
         record = replace(record, choices=() if tuner is None else tuple(tuner.choices))
         kept, saved = (info.saved, 0) if info.kind == "backward" else (0, info.saved)
         notes: dict[str, Json] = {
@@ -215,7 +215,7 @@ def compile_graph(
         if not info.frozen:
             files |= {constant_file(name): tensor for name, tensor in constants.items()}
         if session.config.benchmark_kernel:
-            files |= dict(kernel_scripts(plan, kernels.built, symbols.hints))
+            files |= dict(kernel_scripts(plan, kernels.built))
 
     def finish() -> Compiled:
         with session.stage("build"):

@@ -121,7 +121,7 @@ def print_for_gpu(
     kernels = {kernel.name: print_forms(kernel) for kernel in plan.kernels if kernel.tiling is not None}
     by_name = {k.name: kernels.get(k.name) or BuiltKernel("cpu", k.name) for k in plan.kernels}
     align = inputs_to_align(plan) if config.assume_aligned_inputs else ()
-    text = print_wrapper(plan, by_name, symbols.hints, shown=shown, align=align)
+    text = print_wrapper(plan, by_name, shown=shown, align=align)
     return Printed(plan, tuple(kernels.values()), text, low.constants, session.counters)
 
 

@@ -18,10 +18,10 @@ from torch import Tensor
 from gyrator.codegen.triton import print_triton
 from gyrator.ir.text import kernel_text
 from gyrator.ir.tree import Config
+from gyrator.ir.volume import volume
 from gyrator.runtime.targets import print_forms, print_with_room
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.plan import Plan
-from gyrator.schedule.volume import volume
 from tests.pure.lowering.harness import lowered
 from tests.run_plan import run_plan
 from tests.triton.harness import gpu_plan, on_gpu, runner

@@ -172,3 +172,18 @@ def test_templates_with_prologues_compile_without_spilling(name: str, compiler: 
     built = compiler.compile(kernel, config, 90)
     assert built.spills == 0 and built.shared <= Gpu().shared_bytes
     assert "cp.async" in built.ptx and ("wgmma" if rows == 64 else "mma.sync") in built.ptx
+
+
+def test_operands_of_several_loads_fit_into_shared_memory(compiler: Worker) -> None:
+    """As where a vision transformer merges patches: few columns, rows of four parts."""
+
+    def merged(x: Tensor, w: Tensor) -> Tensor:
+        parts = [x[:, i::2, j::2] for i in range(2) for j in range(2)]
+        return torch.cat(parts, -1).flatten(1, 2) @ w
+
+    low = lowered(merged, random(64, 32, 32, 32), random(128, 64))
+    plan = schedule(on_gpu(low.program), Session(Options(), torch.device("cuda")), Gpu()).plan
+    (kernel,) = [kernel for kernel in plan.kernels if kernel.tiling and kernel.tiling.category == "template"]
+    printed = print_triton(kernel)
+    for config in printed.configs:
+        assert compiler.compile(printed, config, 90).shared <= Gpu().shared_bytes

@@ -210,7 +210,7 @@ def test_rows_whose_length_is_not_known_are_not_shared() -> None:
 def test_kernels_count_as_what_they_are() -> None:
     def kinds(fn: Callable[..., Any], *shape: int) -> list[KernelKind]:
         plan, _ = plan_of(fn, (torch.empty(shape),), Gpu())
-        return [facts_of(kernel, {}).kind for kernel in plan.kernels]
+        return [facts_of(kernel).kind for kernel in plan.kernels]
 
     assert kinds(softmax, 16, 131072) == [KernelKind.COOPERATIVE_REDUCTION]
     assert kinds(lambda x: x.sum(), 1 << 24) == [KernelKind.SPLIT_REDUCTION, KernelKind.PERSISTENT_REDUCTION]

@@ -1,7 +1,7 @@
 """Parts of a program as programs of their own, built into folders whose wrappers run on random inputs."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,7 +10,6 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gyrator.codegen.wrapper import print_wrapper
-from gyrator.ir.index import Size
 from gyrator.ir.program import Program, defines
 from gyrator.ir.symbols import Symbols
 from gyrator.ir.text import program_text
@@ -39,7 +38,6 @@ class Builder:
     session: Session
     workers: Workers
     shape_env: ShapeEnv | None
-    hints: Mapping[Size, int]
     gpu: Gpu | None
     cpu: Cpu | None = None
 
@@ -51,8 +49,8 @@ class Builder:
     def start(self, plan: Plan) -> Callable[[], Path]:
         """Begin to build a plan; what waits for its folder. Raises: GyratorError, both times."""
         session = self.session.child("candidate")
-        kernels = start_kernels(plan, self.targets, self.stores.kernels, session, self.workers, self.hints)
-        text = print_wrapper(plan, kernels.built, self.hints)
+        kernels = start_kernels(plan, self.targets, self.stores.kernels, session, self.workers)
+        text = print_wrapper(plan, kernels.built)
         return lambda: self.stores.uncached.put_anonymous({WRAPPER: text, **kernels.wait()}).folder
 
     def start_units(self, part: Program, units: Sequence[Unit]) -> Callable[[], Path]:
@@ -65,7 +63,7 @@ class Builder:
         symbols, session = Symbols(self.shape_env), self.session.child(name)
         lowered = lower(graph, symbols=symbols, name=name, computed=self.computed)
         made = schedule(lowered.program, session, self.gpu, None, ask, self.cpu)
-        return replace(self, hints=symbols.hints).start(made.plan)
+        return self.start(made.plan)
 
 
 def canonical_text(part: Program) -> str:

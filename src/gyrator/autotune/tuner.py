@@ -20,7 +20,7 @@ from gyrator.autotune.sandbox import NO_ANSWER, Sandboxes
 from gyrator.cache.key import source_digest
 from gyrator.cache.store import Json, Store, digest
 from gyrator.ir.program import Extern
-from gyrator.metrics.kernels import count_of
+from gyrator.ir.volume import count_of
 from gyrator.runtime.workers import WorkerEnded
 from gyrator.schedule.products import Alternative, Question, product_of
 
@@ -41,7 +41,7 @@ class Tuner:
 
     def ask(self, question: Question) -> tuple[Alternative, ...]:
         """Answers a schedule: alternatives become programs of their own, timed on random inputs."""
-        part, hints = question.program, self.builder.hints
+        part = question.program
         plain = max(question.alternatives, key=lambda a: len(a.units))  # nothing is fused with the product
         starts = {a.name: partial(self.builder.start_units, part, a.units) for a in question.alternatives}
         candidates = [
@@ -49,9 +49,9 @@ class Tuner:
             for a in question.alternatives
         ]
         dims = [n for i in part.inputs if i.value is not None for n in (*i.value.shape, *i.value.strides)]
-        sizes = sorted({(size.name, hints.get(size, 0)) for n in dims for size in n.sizes()})
+        sizes = sorted({(size.name, size.hint or 0) for n in dims for size in n.sizes()})
         products = [p for node in part.nodes if isinstance(node, Extern) and (p := product_of(node)) is not None]
-        work = [prod(count_of(n, hints) for n in (*p.shape, p.left.shape[-1])) for p in products]
+        work = [prod(count_of(n) for n in (*p.shape, p.left.shape[-1])) for p in products]
         ranked = self.rank(question.title, f"{canonical_text(part)}\n{sizes}", sum(work) or 1, candidates)
         of = {alternative.name: alternative for alternative in question.alternatives}
         return tuple(of[candidate.name] for candidate, _ in ranked)

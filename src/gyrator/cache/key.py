@@ -22,8 +22,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gyrator.cache.store import digest
 from gyrator.config import Config
+from gyrator.ir.volume import rounded_hint
 from gyrator.origin import origin_of
-from gyrator.torch_compat import float_behind, plain_number, qualified_name, raw_bytes
+from gyrator.torch_compat import float_behind, plain_number, qualified_name, raw_bytes, symbol_hint
 from gyrator.version import __version__
 
 _PLAIN = (bool, int, str, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -230,11 +231,13 @@ class _Writer:
         return _SYMBOL.sub(new, text)
 
     def facts(self, shape_env: ShapeEnv) -> Iterator[str]:
-        """Ranges of the graph's symbols, and guards that speak of them alone."""
+        """Ranges of the graph's symbols, their hints as cost models know them, and guards that speak of them alone."""
         known = dict(self.symbols)
         for symbol, bounds in shape_env.var_to_range.items():
             if symbol.name in known:
-                yield f"{known[symbol.name]} in {bounds.lower} {bounds.upper}"
+                hint = symbol_hint(shape_env, symbol)
+                about = rounded_hint(hint) if isinstance(hint, int) else None
+                yield f"{known[symbol.name]} in {bounds.lower} {bounds.upper} about {about}"
         for guard in shape_env.guards:
             names = {s.name for s in guard.expr.free_symbols}
             if names and names <= known.keys():

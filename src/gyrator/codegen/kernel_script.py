@@ -8,16 +8,12 @@ from gyrator.codegen.gpu_calls import programs_text
 from gyrator.codegen.ranges import index_ranges, random_tensor
 from gyrator.codegen.triton_source import TritonKernel, Workspace
 from gyrator.codegen.wrapper import BuiltKernel
-from gyrator.ir.index import Size
-from gyrator.metrics.kernels import count_of, facts_of
+from gyrator.ir.volume import count_of
+from gyrator.metrics.kernels import facts_of
 from gyrator.schedule.plan import Launch, Plan
 
-Hints = Mapping[Size, int]
 
-
-def kernel_scripts(
-    plan: Plan, kernels: Mapping[str, BuiltKernel | TritonKernel], hints: Hints
-) -> Iterator[tuple[str, str]]:
+def kernel_scripts(plan: Plan, kernels: Mapping[str, BuiltKernel | TritonKernel]) -> Iterator[tuple[str, str]]:
     """(file, text) for each kernel of a plan, with the arguments of its first launch."""
     ranges = index_ranges(plan)
     first = {step.kernel: step for step in reversed(plan.steps) if isinstance(step, Launch)}
@@ -30,10 +26,10 @@ def kernel_scripts(
         else:
             name, device = built.symbol, torch.device("cpu")
             load = f'kernel("{built.library}", "{name}", {count})'
-        tensors = [random_tensor(value, device, ranges, hints) for value in launch.args]
+        tensors = [random_tensor(value, device, ranges) for value in launch.args]
         spaces = [p for p in built.params if isinstance(p, Workspace)] if isinstance(built, TritonKernel) else []
-        tensors += [f'torch.zeros({count_of(s.nbytes, hints)}, dtype=torch.uint8, device="cuda")' for s in spaces]
-        sizes = ", ".join(str(count_of(n, hints)) for n in launch.sizes)
+        tensors += [f'torch.zeros({count_of(s.nbytes)}, dtype=torch.uint8, device="cuda")' for s in spaces]
+        sizes = ", ".join(str(count_of(n)) for n in launch.sizes)
         places = "\n".join(f"    {origin}: {origin.op}" for origin in kernel.origins)
         yield (
             f"kernel_{name}.py",
@@ -43,7 +39,7 @@ def kernel_scripts(
                 places=places,
                 tensors="\n".join(f"        {tensor}," for tensor in tensors),
                 sizes=sizes,
-                nbytes=facts_of(kernel, hints).bytes,
+                nbytes=facts_of(kernel).bytes,
             ),
         )
 

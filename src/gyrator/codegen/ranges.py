@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from gyrator.ir.expr import Checked, Value
-from gyrator.ir.index import ZERO, Index, Size, is_nonnegative
+from gyrator.ir.index import ZERO, Index, is_nonnegative
 from gyrator.ir.program import View
 from gyrator.ir.tree import Contract, Kernel, walk_exprs, walk_stages
-from gyrator.metrics.kernels import count_of
+from gyrator.ir.volume import count_of
 from gyrator.schedule.plan import Call, Launch, Plan
 from gyrator.schedule.products import product_of
 
@@ -53,12 +53,10 @@ def _ranges_of(kernel: Kernel) -> Iterator[tuple[Value, tuple[str, Index]]]:
                 yield from ((load.value, ("below", node.size)) for load in integers)
 
 
-def random_tensor(
-    value: Value, device: torch.device, ranges: Mapping[Value, tuple[str, Index]], hints: Mapping[Size, int]
-) -> str:
+def random_tensor(value: Value, device: torch.device, ranges: Mapping[Value, tuple[str, Index]]) -> str:
     """The text of a call that makes up a tensor like `value`; indices stay within their ranges."""
-    shape, strides = (tuple([count_of(n, hints) for n in sizes]) for sizes in (value.shape, value.strides))
+    shape, strides = (tuple([count_of(n) for n in sizes]) for sizes in (value.shape, value.strides))
     word, size = ranges.get(value, ("", ZERO))
-    limit = f", {word}={count_of(size, hints)}" if word else ""
+    limit = f", {word}={count_of(size)}" if word else ""
     place = "" if device.type == "cpu" else f', device="{device}"'
     return f"random_tensor({shape}, {strides}, {value.dtype}{limit}{place})"

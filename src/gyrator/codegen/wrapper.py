@@ -33,8 +33,8 @@ from gyrator.ir.expr import Value
 from gyrator.ir.index import ZERO, Atom, Index, Size, const, substitute
 from gyrator.ir.program import Arg, Extern, Input, Item, ListArg, View, shown_views, views
 from gyrator.ir.tree import Kernel
+from gyrator.ir.volume import count_of
 from gyrator.lowering.extern import COPIES
-from gyrator.metrics.kernels import count_of
 from gyrator.origin import Origin, Origins, merge
 from gyrator.schedule.plan import OUT_VARIANTS, Allocate, Call, Copy, Free, Launch, Plan, Step, is_full
 
@@ -68,7 +68,6 @@ class BuiltKernel:
 def print_wrapper(
     plan: Plan,
     kernels: Mapping[str, BuiltKernel | TritonKernel],
-    hints: Mapping[Size, int] | None = None,
     *,
     shown: Container[int] = (),
     results: Container[int] = (),
@@ -80,10 +79,10 @@ def print_wrapper(
     the strides that the operator gave it, as in eager; whatever else it promised. What the caller may keep, outputs at
     positions in `results`, gets memory of hardly more than its size.
 
-    `kernels` has an entry for each kernel of the plan; `hints` are sizes for the inputs that the script makes
-    up. Inputs in `align` are replaced by aligned copies if they are not aligned.
+    `kernels` has an entry for each kernel of the plan. Inputs in `align` are replaced by aligned
+    copies if they are not aligned.
     """
-    return _Wrapper(plan, kernels, hints or {}, _free_strides(plan, shown), _lasting(plan, results), align).text()
+    return _Wrapper(plan, kernels, _free_strides(plan, shown), _lasting(plan, results), align).text()
 
 
 class _Wrapper:
@@ -93,14 +92,12 @@ class _Wrapper:
         self,
         plan: Plan,
         kernels: Mapping[str, BuiltKernel | TritonKernel],
-        hints: Mapping[Size, int],
         free_strides: frozenset[Value],
         lasting: frozenset[Value],
         align: Container[Value],
     ) -> None:
         self.plan = plan
         self.kernels = kernels
-        self.hints = hints
         self.free_strides = free_strides
         self.align = align
         self.lasting = lasting
@@ -395,10 +392,10 @@ class _Wrapper:
         """An expression for an input that the script makes up."""
         value = given.value
         if value is None:
-            return "None" if given.size is None else str(count_of(given.size.index(), self.hints))
+            return "None" if given.size is None else str(count_of(given.size.index()))
         if given.number:
             return "True" if value.dtype == torch.bool else "1.5"
-        return random_tensor(value, value.device, ranges, self.hints)
+        return random_tensor(value, value.device, ranges)
 
 
 _TEMPLATE = '''"""Graph {name!r}, compiled by gyrator. As a script it runs on random inputs, timed."""

@@ -58,11 +58,14 @@ class Atom:
 
 @interned
 class Size(Atom):
-    """A symbolic size with proven bounds: ``lo ≤ size`` and, if ``hi`` is given, ``size ≤ hi``."""
+    """A symbolic size with proven bounds: ``lo ≤ size`` and, if ``hi`` is given, ``size ≤ hi``. ``hint`` is its value
+    in the call that is compiled for, if that is known: it steers what is fast, never what is right.
+    """
 
     name: str
     lo: int = 0
     hi: int | None = None
+    hint: int | None = None
 
 
 @interned
@@ -439,7 +442,7 @@ def _nested_division(num: Index, den: Index) -> Index | None:
 def _atom_bounds(atom: Atom) -> tuple[Index, Index | None]:
     """Inclusive bounds of an atom as polynomials in sizes; the upper one may be unknown."""
     match atom:
-        case Size(_, lo, hi):
+        case Size(_, lo, hi, _):
             return const(lo), None if hi is None else const(hi)
         case Axis(_, extent):
             return ZERO, upper(extent - 1)
@@ -449,7 +452,7 @@ def _atom_bounds(atom: Atom) -> tuple[Index, Index | None]:
             return ZERO, upper(den - 1)
         case FloorDiv(num, den):
             low, high = lower(num), upper(num)
-            if den.value is not None:
+            if not den.axes():
                 return (_LOWEST if low is None else low // den), (None if high is None else high // den)
             least = ZERO if low is not None and is_nonnegative(low) else _LOWEST
             return least, high if high is not None and is_nonnegative(high) else None
@@ -548,7 +551,22 @@ def is_nonnegative(index: Index) -> bool:
     if all(isinstance(a, Size) for m, _ in index.terms for a in m):
         return remember(index, "_nonnegative", _sizes_nonnegative(index))
     bound = lower(index)
-    return remember(index, "_nonnegative", bound is not None and bound is not index and is_nonnegative(bound))
+    proved = bound is not None and bound is not index and is_nonnegative(bound)
+    proved = proved or all(c > 0 and all(map(_is_nonnegative_atom, atoms)) for atoms, c in index.terms)
+    return remember(index, "_nonnegative", proved)
+
+
+def _is_nonnegative_atom(atom: Atom) -> bool:
+    match atom:
+        case Size(_, lo, _, _):
+            return lo >= 0
+        case FloorDiv(a, _):
+            return is_nonnegative(a)
+        case Min(a, b):
+            return is_nonnegative(a) and is_nonnegative(b)
+        case Max(a, b):
+            return is_nonnegative(a) or is_nonnegative(b)
+    return True
 
 
 def _sizes_nonnegative(index: Index) -> bool:

@@ -9,7 +9,6 @@ SymPy functions are told apart by name: torch's own classes are private and diff
 
 from collections.abc import Callable, Mapping
 from functools import reduce
-from types import MappingProxyType
 from typing import TypeAlias, cast
 
 import sympy
@@ -33,7 +32,6 @@ class Symbols:
         self.shape_env = shape_env
         self._indices: dict[sympy.Basic, Index] = {}
         self._sizes: dict[str, Size] = {}
-        self._hints: dict[Size, int] = {}
         self._expressions: dict[Size, sympy.Basic] = {}
         self._derived: dict[sympy.Basic, Derived] = {}
 
@@ -41,11 +39,6 @@ class Symbols:
     def derived(self) -> tuple[Derived, ...]:
         """The opaque sizes met so far. Their texts mention torch's symbols, never one another."""
         return tuple(self._derived.values())
-
-    @property
-    def hints(self) -> Mapping[Size, int]:
-        """Size → its value in the call that is being compiled; unbacked sizes are missing."""
-        return MappingProxyType(self._hints)
 
     def to_index(self, x: int | torch.SymInt) -> Index:
         """The index equal to ``x`` in every call."""
@@ -65,10 +58,10 @@ class Symbols:
         """
         if is_nonnegative(index):
             return True
-        env, hints = self.shape_env, self._hints
+        env, hints = self.shape_env, {s: s.hint for s in self._expressions if s.hint is not None}
         if env is None or env.frozen or not hints.keys() >= set(index.atoms()) or evaluate(index, hints) < 0:
             return False
-        sizes = {s: env.create_symintnode(e, hint=self._hints[s]) for s, e in self._expressions.items() if s in hints}
+        sizes = {s: env.create_symintnode(self._expressions[s], hint=hint) for s, hint in hints.items()}
         return bool(evaluate(index, cast("Mapping[Size, int]", sizes)) >= 0)  # the truth value becomes a guard
 
     def shape(self, sizes: tuple[int | torch.SymInt, ...] | torch.Size) -> tuple[Index, ...]:
@@ -129,14 +122,17 @@ class Symbols:
         bounds = None if env is None else env.bound_sympy(expr)
         low, high = (_finite(getattr(bounds, end, None)) for end in ("lower", "upper"))
         low = (0 if expr.is_nonnegative else _UNBOUNDED) if low is None else low
-        size = self._sizes[name] = Size(name, low, high)
+        size = self._sizes[name] = Size(name, low, high, self._hint(expr))
         self._expressions[size] = expr
-        hints = {s: symbol_hint(env, s) for s in expr.free_symbols} if env is not None else {}
-        if env is not None and None not in hints.values():
-            hint = expr.xreplace({s: sympy.sympify(known) for s, known in hints.items()})
-            if hint.is_number:
-                self._hints[size] = int(hint)
         return size
+
+    def _hint(self, expr: sympy.Basic) -> int | None:
+        """Its value in the call that is being compiled; None for what depends on unbacked sizes."""
+        known = {} if self.shape_env is None else {s: symbol_hint(self.shape_env, s) for s in expr.free_symbols}
+        if self.shape_env is None or None in known.values():
+            return None
+        value = expr.xreplace({s: sympy.sympify(number) for s, number in known.items()})
+        return int(value) if value.is_number else None
 
 
 _UNBOUNDED = -(1 << 62)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
 
 from gyrator.ir import tree
-from gyrator.ir.expr import Expr, Load, Op, Random, Value, walk_all
-from gyrator.ir.index import Atom, Axis, Index, Size, evaluate
+from gyrator.ir.expr import Expr, Load, Op, Random, walk_all
+from gyrator.ir.index import Axis
 from gyrator.ir.ops import OPS
 from gyrator.ir.tree import Attend, Contract, Kernel, Loop, LoopKind, Stage, Store, Update, walk_stages
-
-UNKNOWN_SIZE = 64
-"""What a size without a hint counts as."""
+from gyrator.ir.volume import count_of, value_bytes
 
 BYTES_PER_SECOND, OPERATIONS_PER_SECOND = 10e9, 50e9
 """The machine of estimated run times: about one core of a server. Only ratios of estimates mean much."""
@@ -85,27 +83,9 @@ def estimated_ns(nbytes: int, operations: int) -> float:
     return 1e9 * max(nbytes / BYTES_PER_SECOND, operations / OPERATIONS_PER_SECOND)
 
 
-def count_of(size: Index, hints: Mapping[Size, int]) -> int:
-    """A size as a number: hints stand for symbols, and the start of their loops for axes."""
-    known = size.value
-    if known is not None:
-        return max(known, 0)
-    env: dict[Atom, int] = {s: hints.get(s, max(s.lo, UNKNOWN_SIZE)) for s in size.sizes()}
-    env |= dict.fromkeys(size.axes(), 0)
-    try:
-        return max(evaluate(size, env), 0)
-    except (KeyError, TypeError, ValueError):
-        return UNKNOWN_SIZE
-
-
-def value_bytes(value: Value, hints: Mapping[Size, int]) -> int:
-    """Bytes of a value's elements."""
-    return prod(count_of(n, hints) for n in value.shape) * value.dtype.itemsize
-
-
-def facts_of(kernel: Kernel, hints: Mapping[Size, int]) -> KernelFacts:
+def facts_of(kernel: Kernel) -> KernelFacts:
     """Walk the tree once."""
-    walk = _Walk(kernel, hints)
+    walk = _Walk(kernel)
     walk.body(kernel.body, (), set())
     return walk.facts()
 
@@ -113,8 +93,8 @@ def facts_of(kernel: Kernel, hints: Mapping[Size, int]) -> KernelFacts:
 class _Walk:
     """Adds up one kernel. Mutable, and private to one call of `facts_of`."""
 
-    def __init__(self, kernel: Kernel, hints: Mapping[Size, int]) -> None:
-        self.kernel, self.hints = kernel, hints
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
         self.params = {param.value: k for k, param in enumerate(kernel.params)}
         self.read = [0] * len(kernel.params)
         self.written = [0] * len(kernel.params)
@@ -139,11 +119,11 @@ class _Walk:
         self.partial |= any(carry.partial for carry in loop.carries)
         self.shared |= bool(loop.carries) and loop.kind is LoopKind.PARALLEL
         axes = self.reduced if loop.carries else self.kept
-        axes[loop.axis] = count_of(loop.axis.extent, self.hints)
+        axes[loop.axis] = count_of(loop.axis.extent)
         self.body(loop.body, (*around, loop), set(seen))
 
     def stage(self, stage: Stage, around: tuple[Loop, ...], seen: set[Expr]) -> None:
-        trips = prod(count_of(loop.axis.extent, self.hints) for loop in around)
+        trips = prod(count_of(loop.axis.extent) for loop in around)
         if not isinstance(stage, Attend):
             self.exprs(tree.stage_exprs(stage), trips, seen)
         match stage:
@@ -153,15 +133,15 @@ class _Walk:
             case Store():
                 self.store(stage, around, trips)
             case Attend(template, axes, (query, *_)):
-                sides = [count_of(n, self.hints) for n in (*(axis.extent for axis in axes), query.shape[-1])]
+                sides = [count_of(n) for n in (*(axis.extent for axis in axes), query.shape[-1])]
                 self.operations += {"forward": 4, "decode": 4, "rows": 6, "columns": 8}[template] * prod(sides)
             case Contract(_, left):
-                self.depth = count_of(left.shape[-1], self.hints)
-                times = trips if stage.ends is None or not stage.batch else trips // count_of(stage.ends.shape[0], {})
+                self.depth = count_of(left.shape[-1])
+                times = trips if stage.ends is None or not stage.batch else trips // count_of(stage.ends.shape[0])
                 self.operations += 2 * times * self.depth
         for view in tree.windows(stage):
             moved = self.written if isinstance(stage, Attend) and view in stage.results else self.read
-            elements = prod(count_of(n, self.hints) for n in view.shape)
+            elements = prod(count_of(n) for n in view.shape)
             moved[self.params[view.value]] += elements * view.value.dtype.itemsize
 
     def store(self, store: Store, around: tuple[Loop, ...], trips: int) -> None:
@@ -178,7 +158,7 @@ class _Walk:
         self.read[position] += trips * store.value.dtype.itemsize * combined
         if len(store.index) == 1:
             steps = [store.index[0].coefficient(loop.axis) for loop in around]
-            self.strides[position] = tuple(count_of(s, self.hints) for s in steps if s is not None)
+            self.strides[position] = tuple(count_of(s) for s in steps if s is not None)
 
     def exprs(self, exprs: tuple[Expr, ...], trips: int, seen: set[Expr]) -> None:
         for root in exprs:
@@ -196,7 +176,7 @@ class _Walk:
                         self.operations += trips * RANDOM_OPERATIONS
 
     def facts(self) -> KernelFacts:
-        whole = [value_bytes(param.value, self.hints) for param in self.kernel.params]
+        whole = [value_bytes(param.value) for param in self.kernel.params]
         read = tuple(min(n, most) for n, most in zip(self.read, whole, strict=True))
         written = tuple(min(n, most) for n, most in zip(self.written, whole, strict=True))
         kept = list(self.kept.values()) or [1]

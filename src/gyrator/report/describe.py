@@ -2,16 +2,15 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
 from math import prod
 from typing import TypeAlias
 
 from gyrator.autograd.partition.recompute import PRODUCTS, operations
 from gyrator.ir.expr import Value
-from gyrator.ir.index import Size
 from gyrator.ir.program import Extern, Nest, Node, Program, Scatter, defines, shown_views, uses, views
 from gyrator.ir.tree import Kernel
-from gyrator.metrics.kernels import KernelFacts, count_of, estimated_ns, facts_of, value_bytes
+from gyrator.ir.volume import count_of, value_bytes
+from gyrator.metrics.kernels import KernelFacts, estimated_ns, facts_of
 from gyrator.origin import place_of, places_of
 from gyrator.report.record import GraphRecord, Holder, KernelRecord, StepRecord, Unfused
 from gyrator.schedule.plan import Call, Copy, Launch, Plan, held
@@ -19,12 +18,11 @@ from gyrator.schedule.products import Templated, Unit, defines_of, nodes_of
 from gyrator.schedule.stage import Scheduled
 from gyrator.session import Count, Counters, Session
 
-Hints: TypeAlias = "Mapping[Size, int]"
 Facts: TypeAlias = "Mapping[str, KernelFacts]"
 
 
 def describe(
-    session: Session, kind: str, lowered: Program, made: Scheduled, printed: Mapping[str, tuple[str, str]], hints: Hints
+    session: Session, kind: str, lowered: Program, made: Scheduled, printed: Mapping[str, tuple[str, str]]
 ) -> GraphRecord:
     """The record of a graph; counts on the way what the code is like.
 
@@ -32,25 +30,25 @@ def describe(
     source, by the kernel's name.
     """
     plan = made.plan
-    facts = {kernel.name: facts_of(kernel, hints) for kernel in plan.kernels}
-    steps = tuple(_steps(made, facts, hints))
+    facts = {kernel.name: facts_of(kernel) for kernel in plan.kernels}
+    steps = tuple(_steps(made, facts))
     launches = Counter(step.name for step in steps if step.kind == "kernel")
-    nests = {_value_name(node): _nest(node, hints) for node in made.program.nodes if isinstance(node, Nest)}
-    _count(lowered, made, facts, launches, hints, session.counters)
-    memory, holders = _memory(plan, made.program, hints)
+    nests = {_value_name(node): _nest(node) for node in made.program.nodes if isinstance(node, Nest)}
+    _count(lowered, made, facts, launches, session.counters)
+    memory, holders = _memory(plan, made.program)
     given = [i.value for i in plan.inputs if i.value is not None]
     return GraphRecord(
         name=session.name,
         kind=kind,
         inputs=tuple(value.name for value in given),
         outputs=tuple(view.value.name for view in shown_views(plan.outputs)),
-        inputs_bytes=sum(value_bytes(v, hints) for v in [*given, *(c.value for c in plan.constants)]),
+        inputs_bytes=sum(value_bytes(v) for v in [*given, *(c.value for c in plan.constants)]),
         kernels=tuple(
             _kernel(kernel, facts[kernel.name], printed[kernel.name], launches[kernel.name]) for kernel in plan.kernels
         ),
         steps=steps,
         nests=nests,
-        unfused=tuple(_unfused(made, hints)),
+        unfused=tuple(_unfused(made)),
         memory=memory,
         holders=holders,
         counters=session.counters.about_code(),
@@ -73,7 +71,7 @@ def _kernel(kernel: Kernel, facts: KernelFacts, printed: tuple[str, str], launch
     )
 
 
-def _steps(made: Scheduled, facts: Facts, hints: Hints) -> Iterator[StepRecord]:
+def _steps(made: Scheduled, facts: Facts) -> Iterator[StepRecord]:
     plan = made.plan
     maker = {v: unit for unit in made.units if not isinstance(unit, Extern) for v in defines_of(unit)}
     params = {kernel.name: kernel.params for kernel in plan.kernels}
@@ -101,8 +99,8 @@ def _steps(made: Scheduled, facts: Facts, hints: Hints) -> Iterator[StepRecord]:
                     name=extern.op,
                     reads=tuple(dict.fromkeys(value.name for value in read)),
                     writes=tuple(value.name for value in written),
-                    bytes=sum(value_bytes(value, hints) for value in {*read, *written}),
-                    operations=_extern_operations(extern, hints),
+                    bytes=sum(value_bytes(value) for value in {*read, *written}),
+                    operations=_extern_operations(extern),
                     places=places_of(extern.origins),
                     why=why_extern(extern),
                 )
@@ -112,7 +110,7 @@ def _steps(made: Scheduled, facts: Facts, hints: Hints) -> Iterator[StepRecord]:
                     name="copy",
                     reads=(source.value.name,),
                     writes=(into.value.name,),
-                    bytes=2 * value_bytes(into.value, hints),
+                    bytes=2 * value_bytes(into.value),
                     places=(),
                 )
 
@@ -146,20 +144,20 @@ def why_extern(extern: Extern) -> str:
     return "there is no lowering for it" + (", and it has an effect" if extern.effects else "")
 
 
-def _extern_operations(extern: Extern, hints: Hints) -> int:
-    written = next((prod(_shape(v, hints)) for v in extern.out if v is not None), 0)
-    shapes = [[count_of(n, hints) for n in view.shape] for view in views(extern)]
+def _extern_operations(extern: Extern) -> int:
+    written = next((prod(map(count_of, v.shape)) for v in extern.out if v is not None), 0)
+    shapes = [[count_of(n) for n in view.shape] for view in views(extern)]
     return operations(extern.op.split(".")[1], written, shapes)
 
 
-def _nest(nest: Nest, hints: Hints) -> tuple[int, float]:
+def _nest(nest: Nest) -> tuple[int, float]:
     out = {value for value in nest.out if value is not None}
-    elements = sum(prod(_shape(value, hints)) for value in out)
-    return elements, estimated_ns(sum(value_bytes(value, hints) for value in {*uses(nest), *out}), 0)
+    elements = sum(prod(map(count_of, value.shape)) for value in out)
+    return elements, estimated_ns(sum(value_bytes(value) for value in {*uses(nest), *out}), 0)
 
 
 # -- what was not fused --------------------------------------------------------------------------------------
-def _unfused(made: Scheduled, hints: Hints) -> Iterator[Unfused]:
+def _unfused(made: Scheduled) -> Iterator[Unfused]:
     nodes = made.program.nodes
     producer = {value: node for node in nodes for value in defines(node)}
     unit = {v: u for u in made.units if not isinstance(u, Extern) for n in nodes_of(u) for v in defines(n)}
@@ -176,7 +174,7 @@ def _unfused(made: Scheduled, hints: Hints) -> Iterator[Unfused]:
                 producer=_value_name(first),
                 reader=_value_name(reader),
                 value=value.name,
-                bytes=value_bytes(value, hints),
+                bytes=value_bytes(value),
                 reason=reason or "each was fused with others first, and together they may not run as one",
                 producer_place=place_of(first.origins),
                 reader_place=place_of(reader.origins),
@@ -198,31 +196,29 @@ def _call_between(first: Node, reader: Node, ours: "Unit | None", theirs: "Unit 
 
 
 # -- memory --------------------------------------------------------------------------------------------------
-def _memory(plan: Plan, program: Program, hints: Hints) -> tuple[tuple[int, ...], tuple[Holder, ...]]:
+def _memory(plan: Plan, program: Program) -> tuple[tuple[int, ...], tuple[Holder, ...]]:
     """Bytes held after each launch, call and copy, and who holds them at the peak."""
     origins = {value: node.origins for node in program.nodes for value in defines(node)}
     totals: list[int] = []
     peak, at_peak = -1, tuple[Value, ...]()
-    for total, values in held(plan, partial(value_bytes, hints=hints)):
+    for total, values in held(plan, value_bytes):
         totals.append(total)
         if total > peak:
             peak, at_peak = total, tuple(values)
-    most = sorted(((value, value_bytes(value, hints)) for value in at_peak), key=lambda item: -item[1])
+    most = sorted(((value, value_bytes(value)) for value in at_peak), key=lambda item: -item[1])
     return tuple(totals), tuple(Holder(v.name, n, place_of(origins.get(v, ()))) for v, n in most)
 
 
 # -- counting ------------------------------------------------------------------------------------------------
-def _count(
-    lowered: Program, made: Scheduled, facts: Facts, launches: Mapping[str, int], hints: Hints, counters: Counters
-) -> None:
+def _count(lowered: Program, made: Scheduled, facts: Facts, launches: Mapping[str, int], counters: Counters) -> None:
     plan = made.plan
     counters.add(Count.KERNELS, len(plan.kernels))
     counters.add(Count.LAUNCHES, sum(launches.values()))
     calls = [step.extern for step in plan.steps if isinstance(step, Call)]
-    moved = sum(value_bytes(value, hints) for call in calls for value in {*uses(call), *defines(call)})
+    moved = sum(value_bytes(value) for call in calls for value in {*uses(call), *defines(call)})
     counters.add(Count.BYTES_ACCESSED, moved)
     counters.add(Count.SCATTERS_UPON_CONSTANTS, max(0, _scatters(lowered) - _scatters(made.program)))
-    counters.add(Count.LOOP_REORDERINGS, _reordered(plan, facts, hints))
+    counters.add(Count.LOOP_REORDERINGS, _reordered(plan, facts))
     on_cpu = {kernel.name for kernel in plan.kernels if kernel.tiling is None}
     for name, fact in facts.items():
         counters.add(Count(f"{fact.kind} kernels"))
@@ -242,23 +238,23 @@ def _scatters(program: Program) -> int:
     return sum(isinstance(node, Nest) and isinstance(node.root, Scatter) for node in program.nodes)
 
 
-def _reordered(plan: Plan, facts: Facts, hints: Hints) -> int:
+def _reordered(plan: Plan, facts: Facts) -> int:
     """How many kernels run their loops in another order than that of the dimensions of what they write."""
     found: set[str] = set()
     for step in plan.steps:
         if isinstance(step, Launch):
             for value, steps in zip(step.args, facts[step.kernel].strides, strict=True):
-                dims = [dim for at in steps if (dim := _dimension(value, at, hints)) is not None]
+                dims = [dim for at in steps if (dim := _dimension(value, at)) is not None]
                 if dims != sorted(dims):
                     found.add(step.kernel)
     return len(found)
 
 
-def _dimension(value: Value, step: int, hints: Hints) -> int | None:
+def _dimension(value: Value, step: int) -> int | None:
     """The dimension along which a loop with that step through memory runs."""
     for dim, (size, stride) in enumerate(zip(value.shape, value.strides, strict=True)):
-        low = count_of(stride, hints)
-        if low <= step < low * count_of(size, hints):
+        low = count_of(stride)
+        if low <= step < low * count_of(size):
             return dim
     return None
 
@@ -267,7 +263,3 @@ def _dimension(value: Value, step: int, hints: Hints) -> int | None:
 def _value_name(node: Node) -> str:
     """A node by its first result; a call without results by its operator."""
     return next((value.name for value in defines(node)), node.op if isinstance(node, Extern) else "nothing")
-
-
-def _shape(value: Value, hints: Hints) -> list[int]:
-    return [count_of(n, hints) for n in value.shape]

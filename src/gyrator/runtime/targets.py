@@ -17,7 +17,6 @@ from gyrator.codegen.wrapper import BuiltKernel
 from gyrator.config import Config
 from gyrator.errors import ToolchainMissing
 from gyrator.ir.expr import Value
-from gyrator.ir.index import Size
 from gyrator.ir.tree import Kernel
 from gyrator.origin import Origin
 from gyrator.runtime.build import Build, start_build
@@ -85,9 +84,7 @@ class Kernels:
         return files
 
 
-def start_kernels(
-    plan: Plan, targets: Targets, store: Store, session: Session, workers: Workers, hints: Mapping[Size, int]
-) -> Kernels:
+def start_kernels(plan: Plan, targets: Targets, store: Store, session: Session, workers: Workers) -> Kernels:
     """Print a plan's kernels and begin to build them; returns at once.
 
     Raises: ToolchainMissing if a kernel runs on the processor and there is no compiler. UnsupportedInput,
@@ -112,7 +109,7 @@ def start_kernels(
     if on_gpu:
         assert targets.gpu is not None
         sure = argument_alignment(plan, triton, align)
-        wanted = [Wanted.by_hints(triton[k.name], hints, sure[k.name], checked_place(k)) for k in on_gpu]
+        wanted = [Wanted.by_hints(triton[k.name], sure[k.name], checked_place(k)) for k in on_gpu]
         triton_build = start_triton_build(wanted, targets.gpu, workers, store, session)
     texts = {name: (kernel.name, kernel.source) for name, kernel in triton.items()}
     texts |= {name: (kernel.name, kernel.text) for name, kernel in cpp.items()}

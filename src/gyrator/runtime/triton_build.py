@@ -22,7 +22,6 @@ from gyrator.cache.store import Json, Store, digest
 from gyrator.codegen.triton_source import OPTIONS, SizeArgument, TritonKernel, Workspace
 from gyrator.config import Config
 from gyrator.errors import DeviceUnsupported, KernelBuildError, ToolchainMissing
-from gyrator.ir.index import Size
 from gyrator.optional import available
 from gyrator.origin import Origin
 from gyrator.runtime.build import Jobs, finished, without_comments
@@ -123,11 +122,9 @@ class Wanted:
     place: Origin | None
 
     @staticmethod
-    def by_hints(
-        kernel: TritonKernel, hints: Mapping[Size, int], sure: frozenset[int], place: Origin | None
-    ) -> "Wanted":
+    def by_hints(kernel: TritonKernel, sure: frozenset[int], place: Origin | None) -> "Wanted":
         """A kernel that relies on all addresses, and on the sizes that are such multiples by their hints."""
-        odd = {at for at, p in enumerate(kernel.params) if isinstance(p, SizeArgument) and hints.get(p.size, 1) % 16}
+        odd = {at for at, p in enumerate(kernel.params) if isinstance(p, SizeArgument) and (p.size.hint or 1) % 16}
         return Wanted(kernel, frozenset(range(len(kernel.params))) - odd, sure, place)
 
 

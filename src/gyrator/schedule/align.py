@@ -142,7 +142,8 @@ def _split_within(index: Index) -> tuple[Axis, Index] | None:
 def unify(left: Sequence[Index], right: Sequence[Index], extents: Sequence[Index]) -> Unification | None:
     """Rewrite both spaces so that ``left[k] = right[k]`` for every k. ``extents[k]`` is how far coordinate k counts.
 
-    Refuses (None) where a coordinate does not count its extent once, or where extents do not divide each other.
+    Refuses (None) where a coordinate does not count its extent once, unless both count equally far, and where extents
+    do not divide each other.
     """
     lsub: dict[Atom, Index] = {}
     rsub: dict[Atom, Index] = splits_for_divisions(right)
@@ -150,7 +151,11 @@ def unify(left: Sequence[Index], right: Sequence[Index], extents: Sequence[Index
     for a, b, extent in zip(left, right, extents, strict=True):
         if a is b and a is ZERO:
             continue
-        digits_l, digits_r = radix(a, extent), radix(substitute(b, rsub), extent)
+        b = substitute(b, rsub)
+        digits_l, digits_r = radix(a, extent), radix(b, extent)
+        if digits_l is None and digits_r is None:  # a part of it, or uneven parts of which the last ends early
+            extent = product([axis.extent for axis in a.axes()])
+            digits_l, digits_r = radix(a, extent), radix(b, extent)
         if digits_l is None or digits_r is None:
             return None
         while digits_l and digits_r:

@@ -16,6 +16,7 @@ from gyrator.config import Config as Options
 from gyrator.ir.expr import Value
 from gyrator.ir.program import Extern, Input, Program, View, defines, shown_values, views
 from gyrator.ir.tree import Config
+from gyrator.ir.volume import at_most, volume
 from gyrator.schedule.canonical import canonicalise
 from gyrator.schedule.cpu_gemm import CPP, PANELS, Cpu, Packing, cpu_configs, few_rows, in_panels, packing_of
 from gyrator.schedule.cpu_linear import linear_unary
@@ -25,7 +26,6 @@ from gyrator.schedule.gpu_gemm import few_configs, gpu_configs, unpadded
 from gyrator.schedule.group import Group
 from gyrator.schedule.products import Alternative, Ask, Product, Question, Templated, Unit, part_of, product_of, uses_of
 from gyrator.schedule.prologue import is_cheap, nest_of, of_few, producers, prologues
-from gyrator.schedule.volume import at_most, volume
 
 FEW_EACH = 32
 """Most rows of groups, in the mean, that a template computes without a trial."""
@@ -65,7 +65,7 @@ def _of_few_rows(given: Sequence[Unit], program: Program, gpu: Gpu | None, cpu: 
             continue
         found, grouped = of_few(product, prologues(product, made, units)), _has_small_groups(product)
         if gpu is not None and (found or grouped):
-            ways = Templated(call, "tiled", few_configs(product, gpu), prologue=found)
+            ways = Templated(call, "tiled", few_configs(product, gpu, found), prologue=found)
         elif cpu is not None and (grouped or any(x.dtype.itemsize == 1 for g in found for x in g.members[0].loads)):
             ways = Templated(call, PANELS, few_rows(product, cpu), prologue=found)
         else:

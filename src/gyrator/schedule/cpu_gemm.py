@@ -19,9 +19,9 @@ from gyrator.ir.expr import Value
 from gyrator.ir.index import ONE, ZERO, as_index, contiguous_strides
 from gyrator.ir.program import Constant, Program, View
 from gyrator.ir.tree import Config, Contract, Kernel, Loop, LoopKind
+from gyrator.ir.volume import volume
 from gyrator.schedule.loops import LANES
 from gyrator.schedule.products import Product, Templated
-from gyrator.schedule.volume import volume
 
 CPP, PANELS = "cpp", "panels"
 """The family's name, and the template's."""

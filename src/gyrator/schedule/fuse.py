@@ -10,6 +10,7 @@ from typing import TypeAlias
 from gyrator.ir.expr import Value
 from gyrator.ir.index import Index, substitute
 from gyrator.ir.program import Extern, Nest, Program, Reduce, Scan, Scatter, defines, edges, uses
+from gyrator.ir.volume import bytes_of
 from gyrator.schedule.gpu import Gpu, gpu_refusal
 from gyrator.schedule.gpu_mix import mix
 from gyrator.schedule.gpu_shared import shared_blocks
@@ -17,7 +18,6 @@ from gyrator.schedule.group import Group, Refused, crossing_reads, depends_on_re
 from gyrator.schedule.layout import across_rows
 from gyrator.schedule.split import WIDE
 from gyrator.schedule.units import Units
-from gyrator.schedule.volume import bytes_of
 
 MAX_VALUES = 48
 MIN_ROWS = 8

@@ -21,6 +21,7 @@ from gyrator.ir.index import ONE, ZERO, Axis, dot
 from gyrator.ir.ops import OPS
 from gyrator.ir.program import Arg, Extern, ListArg, Nest, Pointwise, Program, View
 from gyrator.ir.tree import Attend, Config, Kernel, Param, Tile, Tiling
+from gyrator.ir.volume import volume
 from gyrator.schedule.canonical import stem_of
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_tiling import fits, power
@@ -30,7 +31,6 @@ from gyrator.schedule.plan import full_view
 from gyrator.schedule.products import Templated, Unit
 from gyrator.schedule.prologue import DEAR
 from gyrator.schedule.simplify import Rule
-from gyrator.schedule.volume import volume
 
 _OPERANDS = ("query", "key", "value", "grad", "sums", "delta")
 _LISTS = ("counts", "blocks", "whole_counts", "whole_blocks")

@@ -17,11 +17,11 @@ from gyrator.ir.expr import Checked, Expr, Load, Ref, Value, rewrite
 from gyrator.ir.index import ONE, Axis
 from gyrator.ir.program import defines, shown_views, uses
 from gyrator.ir.tree import Config, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Tile, Tiling, walk_exprs
+from gyrator.ir.volume import bytes_of
 from gyrator.origin import merge
 from gyrator.schedule.canonical import stem_of
 from gyrator.schedule.naming import named
 from gyrator.schedule.plan import Allocate, Call, Copy, Free, Launch, Plan, Step, held
-from gyrator.schedule.volume import bytes_of
 
 MOST_POINTERS = 480
 """Of one launch: a driver takes 4,096 bytes of arguments."""

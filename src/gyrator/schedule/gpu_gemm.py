@@ -1,6 +1,6 @@
 """Templates of matrix products on a GPU: which blocks are worth a trial for a product's shape."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -10,10 +10,11 @@ from gyrator.ir.expr import Value
 from gyrator.ir.index import ONE, ZERO
 from gyrator.ir.program import Extern, Program, View, defines, shown_values
 from gyrator.ir.tree import Config, Contract, Kernel, Tile, Tiling
+from gyrator.ir.volume import volume
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_tiling import is_wide
+from gyrator.schedule.group import Group
 from gyrator.schedule.products import Product, Templated, product_of
-from gyrator.schedule.volume import volume
 
 GROUP_M = 8
 """Rows of tiles whose programs run at about the same time, so that they find each other's operands in the cache."""
@@ -82,9 +83,11 @@ def gpu_configs(product: Product, gpu: Gpu) -> Iterator[tuple[str, Config]]:
             yield "tiled", config(s, SPLIT_K=parts, SHARE=share)
 
 
-def few_configs(product: Product, gpu: Gpu) -> tuple[Config, ...]:
+def few_configs(product: Product, gpu: Gpu, made: Sequence[Group] = ()) -> tuple[Config, ...]:
     """Blocks of the template `tiled` for a product that is bound by reading an operand: programs for half of the
-    processors at least, or else for parts of k. None if neither can be. Groups, which are many, have any number."""
+    processors at least, or else for parts of k. None if neither can be. Groups, which are many, have any number.
+    Fewer stages where what an operand is computed from, by one of ``made``, would not fit.
+    """
     found = [config for name, config in gpu_configs(product, gpu) if name == "tiled"]
     count, m, n = _sides(product)
 
@@ -95,7 +98,15 @@ def few_configs(product: Product, gpu: Gpu) -> tuple[Config, ...]:
     split = [config for config in found if "SPLIT_K" in dict(config.blocks)]
     enough = 0 if product.ends is not None else gpu.processors
     whole = [config for config in found if config not in split and 2 * programs(config) >= enough]
-    return tuple(whole[:MOST_FEW] or split[:1])
+    return tuple([_within(config, product, gpu, made) for config in whole[:MOST_FEW] or split[:1]])
+
+
+def _within(config: Config, product: Product, gpu: Gpu, made: Sequence[Group]) -> Config:
+    blocks, stage = dict(config.blocks), 0
+    for view, side in ((product.left, "BLOCK_M"), (product.right, "BLOCK_N")):
+        read = [load.dtype.itemsize for g in made if view.value in g.members[0].nest.out for load in g.members[0].loads]
+        stage += blocks["BLOCK_K"] * blocks[side] * (sum(read) or view.value.dtype.itemsize)
+    return replace(config, num_stages=max(1, min(config.num_stages, gpu.shared_bytes // stage)))
 
 
 def _sides(product: Product) -> tuple[int, int, int]:

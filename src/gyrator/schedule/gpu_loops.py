@@ -2,11 +2,11 @@
 
 from gyrator.ir.expr import Value
 from gyrator.ir.index import ZERO, Atom, Axis, Index, product
+from gyrator.ir.volume import volume
 from gyrator.schedule.align import digits_of
 from gyrator.schedule.group import Axes, Group
 from gyrator.schedule.layout import accesses
 from gyrator.schedule.loops import Shape, Style, crossing, ordered
-from gyrator.schedule.volume import volume
 
 MIN_SIDE = 2
 """Tiles over two axes pay where both are at least this long: three channels of an image are."""

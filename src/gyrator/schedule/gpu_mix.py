@@ -13,10 +13,10 @@ from dataclasses import replace
 
 from gyrator.ir.index import Index
 from gyrator.ir.program import Pointwise, Reduce
+from gyrator.ir.volume import volume
 from gyrator.schedule.align import unify
 from gyrator.schedule.gpu_tiling import WHOLE_ROW
 from gyrator.schedule.group import Group, Member, Refused, crossing_reads
-from gyrator.schedule.volume import volume
 
 MAX_COLUMNS = WHOLE_ROW // 2
 

@@ -9,19 +9,22 @@ import torch
 from gyrator.ir.expr import Expr, Load, Op, Value
 from gyrator.ir.index import ONE, ZERO, Atom, Index, substitute
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, loads, map_nests, uses
+from gyrator.ir.volume import volume
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_mix import MAX_COLUMNS
 from gyrator.schedule.gpu_shared import shared_blocks
 from gyrator.schedule.gpu_tiling import WHOLE_ROW
 from gyrator.schedule.group import Axes, singleton
 from gyrator.schedule.loops import SIMPLE
-from gyrator.schedule.split import Cut, even_cut, is_column, split
-from gyrator.schedule.volume import volume
+from gyrator.schedule.split import Cut, even_cut, is_column, longest, split, uneven_cut
 
 COLUMNS, PER_PROCESSOR = 64, 4
 MIN_WORK = 1 << 16
 MIN_ROW, MIN_ROWS = 1 << 11, 64
 """Elements of a part of a row (there are four at least), and rows of a block of columns, that are worth a program."""
+
+ALIGNED = 16
+"""A part of a row, but for the last, has a multiple of so many elements: loads may then be wide."""
 
 MIN_ROWS_MIXED, MOST_AT_ONCE = 16, 16
 """Where a tensor is summed both ways: rows that a program runs through at least, and programs of a
@@ -34,8 +37,8 @@ def split_on_gpu(program: Program, gpu: Gpu | None) -> Program:
     :func:`split_reductions` does for a CPU.
 
     There are as many parts as make four programs per multiprocessor. Where their number does not divide the extent the
-    last one is masked. Splits sums, products, extremes (with their numbers) and, where it divides, variances. Refuses
-    extents that are not known, and rows that programs can share within one launch and then need again: a sum alone is
+    last ones are masked. Splits sums, products, extremes (with their numbers) and, where it divides, variances. Refuses
+    rows that programs can share within one launch and then need again: a sum alone is
     faster in two.
     """
     by_rows, again = _read_by_rows(program), _read_again(program)
@@ -69,30 +72,34 @@ def _read_by_rows(program: Program) -> set[Value]:
 
 def _cut(nest: Nest, root: Reduce, gpu: Gpu, *, mixed: bool) -> Cut | None:
     kept, row = volume(a.extent for a in nest.axes), volume(a.extent for a in root.reduced)
-    known = all(a.extent.value is not None for a in (*nest.axes, *root.reduced))
-    if not known or kept * row < MIN_WORK or root.kind not in (*SIMPLE, "argmax", "argmin", "welford"):
+    if kept * row < MIN_WORK or root.kind not in (*SIMPLE, "argmax", "argmin", "welford"):
         return None
     column = is_column(nest, root)
-    programs, least = (-(-kept // COLUMNS), MIN_ROWS) if column else (kept, MIN_ROW)
-    wanted = min(PER_PROCESSOR * gpu.processors // max(programs, 1), row // least)
     if mixed and column and kept <= MAX_COLUMNS:
         at_once = max(1, min(MOST_AT_ONCE * max(512 // kept, 1), (1 << 14) // kept))
-        programs, wanted = 0, min(gpu.processors * at_once, row // MIN_ROWS_MIXED)
+        found = _even(root.reduced, min(gpu.processors * at_once, row // MIN_ROWS_MIXED), mixed=True)
+        if found is not None:
+            return found
+    programs, least = (-(-kept // COLUMNS), MIN_ROWS) if column else (kept, MIN_ROW)
+    wanted = min(PER_PROCESSOR * gpu.processors // max(programs, 1), row // least)
     if programs >= gpu.processors or wanted < (2 if column else 4):
         return None
-    joint = root.reduced
+    unit = 1 if column else ALIGNED
+    return _even(root.reduced, wanted) or (
+        None if root.kind == "welford" else uneven_cut(longest(root.reduced), wanted, unit)
+    )
+
+
+def _even(joint: Axes, wanted: int, *, mixed: bool = False) -> Cut | None:
+    """Equal parts, about as many as wanted: of one axis, or of several as one where no single one will do, or, first,
+    for rows that can be joined (``mixed``)."""
     ways = [(joint, True), (joint[::-1], True)] if mixed else []
-    ways += [*(((a,), True) for a in joint), (joint, False)]
-    for axes, aligned in ways:  # several axes as one where no single one will do, or for rows that can be joined
+    for axes, aligned in [*ways, *(((a,), True) for a in joint), (joint, False)] if wanted >= 2 else ():
         fewest = wanted // (4 if mixed and len(axes) == 1 else 2)
         found = even_cut(axes, wanted, range(max(fewest, 2), 2 * wanted + 1), aligned=aligned)
         if found is not None:
             return found
-    axis = max(root.reduced, key=lambda a: volume((a.extent,)))
-    length = volume((axis.extent,))
-    step = -(-length // min(wanted, length))
-    parts = -(-length // step)
-    return None if parts < 2 or root.kind == "welford" else Cut((axis,), parts, step)
+    return None
 
 
 # -- softmax -----------------------------------------------------------------------------------------------

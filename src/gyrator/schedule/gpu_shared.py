@@ -5,11 +5,11 @@ from typing import TypeAlias
 from gyrator.ir.expr import Value
 from gyrator.ir.index import Index, dot, substitute
 from gyrator.ir.program import Reduce, Scan, Scatter
+from gyrator.ir.volume import volume
 from gyrator.schedule.gpu import SHORT_ROW, Gpu
 from gyrator.schedule.gpu_tiling import WHOLE_ROW, power
 from gyrator.schedule.group import Group
 from gyrator.schedule.layout import across_rows, transposes
-from gyrator.schedule.volume import volume
 
 MIN_PART, MIN_SHARED, MIN_WORK = 1 << 11, 1 << 13, 1 << 16
 """Elements of a part, of a row that is worth sharing, and of all rows, unless they are too long for programs alone."""

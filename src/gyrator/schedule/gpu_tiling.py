@@ -14,8 +14,8 @@ from math import prod
 from gyrator.ir import tree
 from gyrator.ir.index import ONE, Axis, FloorDiv, Index, Mod, lower, upper
 from gyrator.ir.tree import Config, Kernel, Loop, LoopKind, Store, Tile, Tiling, Update
+from gyrator.ir.volume import at_most, volume
 from gyrator.schedule.gpu import FEW_PROGRAMS, Gpu
-from gyrator.schedule.volume import at_most, volume
 
 MAX_INDEX = 1 << 31
 WHOLE_ROW = 1 << 15
@@ -233,8 +233,8 @@ def _walks_columns(walk: _Walk, share: int = 1) -> bool:
     """Whether most bytes lie contiguously along the grid rather than along the rows, or more than one in ``share``."""
     weights = [0, 0]
     for position, size in walk.accesses:
-        reached = at_most(position)
-        span = 1 << 62 if reached is None else reached + 1
+        last = upper(position)
+        span = 1 << 62 if last is None else volume((last + 1,))
         weight = size * min(volume(a.extent for a in position.axes()), span)
         for kind, axes in enumerate((walk.rows, walk.grid[-1:])):
             weights[kind] = max(weights[kind], weight if any(_contiguous(position, a) for a in axes) else 0)

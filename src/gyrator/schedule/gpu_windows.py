@@ -13,7 +13,7 @@ import torch
 from gyrator.ir.expr import Const, Expr, Load, Op, Value
 from gyrator.ir.index import Atom, Index, const
 from gyrator.ir.program import Nest, Pointwise, Program, Reduce, loads, map_nests
-from gyrator.schedule.volume import volume
+from gyrator.ir.volume import volume
 
 MOST = 32
 _STEPS = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "argmax": "maximum", "argmin": "minimum"}

@@ -16,8 +16,8 @@ import torch
 from gyrator.ir.expr import Load, Value
 from gyrator.ir.index import ZERO, Atom, Axis, Index, as_index, product, substitute
 from gyrator.ir.program import Nest, Reduce, Scan, Scatter, expressions, loads
+from gyrator.ir.volume import volume
 from gyrator.schedule.align import Unification, axes_of, compose, linear_terms, unify
-from gyrator.schedule.volume import volume
 
 Axes: TypeAlias = "tuple[Axis, ...]"
 

@@ -19,6 +19,7 @@ from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, dot, su
 from gyrator.ir.ops import OPS, REDUCTIONS, identity
 from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, bodies, defines
 from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, loads_in
+from gyrator.ir.volume import volume
 from gyrator.lowering.typed import cast
 from gyrator.origin import merge
 from gyrator.schedule.canonical import stem_of
@@ -30,7 +31,6 @@ from gyrator.schedule.group import Axes, Group, Member, is_atomic
 from gyrator.schedule.loops import PART, SIMPLE, Shape, Style, choose_loops
 from gyrator.schedule.naming import named
 from gyrator.schedule.simplify import Rule
-from gyrator.schedule.volume import volume
 
 CHEAP = 6
 MAX_SCRATCH = 1 << 20

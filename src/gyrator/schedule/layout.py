@@ -8,8 +8,8 @@ from typing import TypeAlias
 from gyrator.ir.expr import IndexValue, Load, Random, Value
 from gyrator.ir.index import ONE, Atom, Axis, Index, dot, substitute
 from gyrator.ir.program import Nest, Pointwise, Scatter, expressions, loads
+from gyrator.ir.volume import volume
 from gyrator.schedule.group import Axes, Group, Member
-from gyrator.schedule.volume import volume
 
 LARGE = 1 << 20
 """Bytes of a value for which it is worth a kernel to lie in another way."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from gyrator.ir.expr import IndexValue, Value
 from gyrator.ir.index import ONE, Atom, Axis, Index, as_index, minimum, substitute
 from gyrator.ir.program import Reduce, Scan
+from gyrator.ir.volume import at_most, volume
 from gyrator.schedule.group import Axes, Group
 from gyrator.schedule.layout import Access, accesses, coalesce, contiguous_axes, loop_order
-from gyrator.schedule.volume import volume
 
 LANES = 16
 BLOCK = 2048
@@ -181,7 +181,7 @@ def _columns(group: Group, column: Axis) -> Shape:
         others.append(outside)
     if simple:
         for k, space in enumerate(spaces):
-            if space and volume((space[-1].extent,), 1 << 12) > 2 * PART:
+            if space and ((most := at_most(space[-1].extent)) is None or most > 2 * PART):
                 spaces[k] = (*space[:-1], *_blocked(space[-1], PART, blocks))
     lanes = 4 * LANES if not simple and width >= 4 * LANES else LANES
     return Shape(group, style, tuple(others), column, tuple(spaces), blocks, lanes)

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from gyrator.ir.expr import Value
 from gyrator.ir.program import Extern, Program
+from gyrator.ir.volume import bytes_of
 from gyrator.schedule.memory import life_of
 from gyrator.schedule.plan import OUT_VARIANTS
 from gyrator.schedule.products import Unit, defines_of, uses_of
-from gyrator.schedule.volume import bytes_of
 
 
 def order_products(units: Sequence[Unit], program: Program) -> tuple[Unit, ...]:

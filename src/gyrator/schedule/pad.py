@@ -19,9 +19,9 @@ from gyrator.ir import program as ir
 from gyrator.ir.expr import Const, IndexValue, Load, Masked, Op, Value
 from gyrator.ir.index import ONE, ZERO, Axis, Index, const, contiguous_strides, product
 from gyrator.ir.program import Extern, Nest, Pointwise, Program, Scatter, View, addressed, defines, shown_values, views
+from gyrator.ir.volume import bytes_of, volume
 from gyrator.origin import Origins
 from gyrator.schedule.gpu_gemm import ROW_BYTES, WORTH
-from gyrator.schedule.volume import bytes_of, volume
 from gyrator.session import Count, Counters
 
 LARGE = 1 << 20

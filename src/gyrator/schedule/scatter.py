@@ -11,7 +11,7 @@ from gyrator.ir.expr import Const, Expr, IndexValue, Load, Op, Value
 from gyrator.ir.index import ZERO, Atom, Axis, Index, Indirect, contiguous_strides
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Scatter, map_nests
-from gyrator.schedule.volume import volume
+from gyrator.ir.volume import volume
 
 LEAST_CROWD = 512
 """Additions to one element that are worth another kernel."""

@@ -2,16 +2,18 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from math import gcd
 
 import torch
 
 from gyrator.ir.expr import Const, Expr, IndexValue, Load, Masked, Op, Value
-from gyrator.ir.index import ONE, Atom, Axis, Index, const, contiguous_strides, dot, product
+from gyrator.ir.index import ONE, Atom, Axis, Index, const, contiguous_strides, dot, exact_quotient, product
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Root, defines, loads, map_nests
+from gyrator.ir.volume import volume
+from gyrator.lowering.typed import cast
 from gyrator.schedule.align import digits_of
 from gyrator.schedule.loops import SIMPLE
-from gyrator.schedule.volume import volume
 
 PARTS = 16
 WIDE = 2048
@@ -24,12 +26,12 @@ class Cut:
 
     axes: tuple[Axis, ...]
     parts: int
-    step: int
+    step: Index
 
     @property
-    def length(self) -> int:
+    def length(self) -> Index:
         """Iterations in all."""
-        return volume(a.extent for a in self.axes)
+        return product([a.extent for a in self.axes])
 
 
 def split_reductions(program: Program) -> Program:
@@ -39,9 +41,9 @@ def split_reductions(program: Program) -> Program:
     after:  ``p = nest[b<16, j<C] reduce sum over i<R/16  x[b*R/16 + i, j];  s = nest[j<C] reduce sum over
     b<16  p[b, j]``
 
-    Only where columns are contiguous and too few to occupy the cores (under 2,048), the rows divide evenly,
-    and there are at least 65,536 elements. Variances too: of parts, then of all. The result does not depend on
-    the number of threads.
+    Only where columns are contiguous and too few to occupy the cores (under 2,048), and there are about 65,536
+    elements at least. Where the parts are not even, the last ones are masked. Variances too, if they are even: of
+    parts, then of all. The result does not depend on the number of threads.
     """
     return map_nests(program, lambda nest: split(nest, _cut(nest)))
 
@@ -58,15 +60,30 @@ def _cut(nest: Nest) -> Cut | None:
         return None
     parts = range(PARTS // 2, 2 * PARTS + 1)
     cuts = (even_cut(root.reduced[: k + 1], PARTS, parts) for k in range(len(root.reduced)))
-    return next((cut for cut in cuts if cut is not None), None)
+    even = next((cut for cut in cuts if cut is not None), None)
+    return even or (None if root.kind == "welford" else uneven_cut(longest(root.reduced), PARTS))
 
 
 def even_cut(axes: tuple[Axis, ...], wanted: int, parts: Iterable[int], *, aligned: bool = True) -> Cut | None:
     """Equal ``parts`` of the axes as one, as near to ``wanted`` as can be; ``aligned``: none ends within a row."""
-    length = product([a.extent for a in axes]).value
-    even = [p for p in parts if length and length % p == 0 and (not aligned or reached(axes, length // p))]
+    length = product([a.extent for a in axes])
+    divisor = gcd(*[times for _, times in length.terms])
+    steps = {p: length // p for p in parts if divisor and divisor % p == 0}
+    even = [p for p, step in steps.items() if not aligned or reached(axes, step)]
     best = min(even, key=lambda p: abs(p - wanted), default=None)
-    return None if length is None or best is None else Cut(axes, best, length // best)
+    return None if best is None else Cut(axes, best, steps[best])
+
+
+def uneven_cut(axis: Axis, wanted: int, unit: int = 1) -> Cut | None:
+    """At most so many parts of equal length, a multiple of ``unit``; the last ones may end early or be empty."""
+    step = (axis.extent + (wanted * unit - 1)) // (wanted * unit) * unit
+    parts = wanted if step.value is None else ((axis.extent + (step - 1)) // step).value
+    return None if parts is None or parts < 2 else Cut((axis,), parts, step)
+
+
+def longest(axes: Iterable[Axis]) -> Axis:
+    """The axis with the most iterations."""
+    return max(axes, key=lambda a: volume((a.extent,)))
 
 
 def is_column(nest: Nest, root: Reduce) -> bool:
@@ -81,31 +98,30 @@ def is_column(nest: Nest, root: Reduce) -> bool:
     return column
 
 
-def reached(axes: tuple[Axis, ...], step: int) -> list[int]:
+def reached(axes: tuple[Axis, ...], step: Index) -> list[Index]:
     """How far parts of ``step`` iterations of the axes as one reach along each; nothing if they end within rows:
     of 8 × 1,500 by 20 (1, 20), by 3,000 (2, 1,500), by 16 nothing.
     """
-    found: list[int] = []
-    for extent in (volume((a.extent,)) for a in reversed(axes)):
-        if step % extent and extent % step:
+    found: list[Index] = []
+    for axis in reversed(axes):
+        rows = exact_quotient(step, axis.extent)
+        if rows is None and exact_quotient(axis.extent, step) is None:
             return []
-        found.insert(0, min(step, extent))
-        step = max(step // extent, 1)
+        found.insert(0, step if rows is None else axis.extent)
+        step = rows or ONE
     return found
 
 
 # -- rewriting ---------------------------------------------------------------------------------------------
 def split(nest: Nest, cut: Cut | None) -> list[Node]:
-    """Partial results of a reduction, and their combination; the nest itself without a ``cut``. Where the parts are not
-    even, the last one is masked.
-    """
+    """Partial results of a reduction, and their combination; the nest itself without a ``cut``."""
     root = nest.root
     if cut is None or not isinstance(root, Reduce):
         return [nest]
     reach = reached(cut.axes, cut.step)
-    counts = [volume((a.extent,)) // n for a, n in zip(cut.axes, reach, strict=False)] or [cut.parts]
-    blocks = tuple(Axis(f"i{k}", const(n)) for k, n in enumerate(counts))
-    inner = tuple(Axis(f"r{k}", const(n)) for k, n in enumerate(reach or [cut.step]))
+    counts = [a.extent // n for a, n in zip(cut.axes, reach, strict=False)] or [const(cut.parts)]
+    blocks = tuple(Axis(f"i{k}", n) for k, n in enumerate(counts))
+    inner = tuple(Axis(f"r{k}", n) for k, n in enumerate(reach or [cut.step]))
     place = blocks[0].index() * cut.step + inner[0].index()
     digits = zip(cut.axes, blocks, reach, inner, strict=False)
     at: dict[Atom, Index] = {axis: block.index() * n + r.index() for axis, block, n, r in digits}
@@ -115,8 +131,8 @@ def split(nest: Nest, cut: Cut | None) -> list[Node]:
     rest = tuple(Axis(f"r{k + len(inner)}", a.extent) for k, a in enumerate(others))
     at |= {old: new.index() for old, new in zip((*nest.axes, *others), (*kept, *rest), strict=True)}
     body = tuple(b.substitute(at) for b in root.body)
-    if cut.parts * cut.step != cut.length:  # the last part is shorter
-        inside = Op("lt", (IndexValue(place), Const(cut.length, torch.int64)), torch.bool)
+    if cut.step * cut.parts is not cut.length:  # the last part is shorter
+        inside = Op("lt", (IndexValue(place), IndexValue(cut.length)), torch.bool)
         starts = [identity(root.kind, body[0].dtype), torch.iinfo(torch.int64).max]
         body = tuple(Masked(inside, b, Const(s, b.dtype)) for b, s in zip(body, starts, strict=False))
     shape = (*(b.extent for b in blocks), *(a.extent for a in nest.axes))
@@ -132,12 +148,12 @@ def split(nest: Nest, cut: Cut | None) -> list[Node]:
     parts = tuple(Load(p, coords) for p in partial)
     if root.kind != "welford":
         return [first, replace(nest, root=Reduce(root.kind, rows, parts))]
-    count = cut.step * volume(a.extent for a in rest)
-    return [replace(first, out=(partial[0], partial[1], None)), *_welford(nest, rows, parts, count, whole.name)]
+    count = product([cut.step, *(a.extent for a in rest)])
+    return [replace(first, out=(partial[0], partial[1], None)), *_welford(nest, rows, parts, cut.parts, count)]
 
 
-def _welford(nest: Nest, rows: tuple[Axis, ...], parted: tuple[Load, ...], count: int, name: str) -> list[Node]:
-    """The variance of all from means and squared deviations of parts of ``count`` elements.
+def _welford(nest: Nest, rows: tuple[Axis, ...], parted: tuple[Load, ...], parts: int, count: Index) -> list[Node]:
+    """The variance of all from means and squared deviations of so many ``parts`` of ``count`` elements.
 
     ``mean = Σ mean_b / P``; ``m2 = Σ (m2_b + count·(mean_b - mean)²)``
     """
@@ -147,20 +163,20 @@ def _welford(nest: Nest, rows: tuple[Axis, ...], parted: tuple[Load, ...], count
     here = tuple(a.index() for a in nest.axes)
 
     def fresh(suffix: str) -> Value:
-        return Value(f"{name}_{suffix}", shape, dtype, contiguous_strides(shape), device)
+        return Value(f"{whole.name}_{suffix}", shape, dtype, contiguous_strides(shape), device)
 
     def op(kind: str, a: Expr, b: Expr) -> Op:
         return Op(kind, (a, b), dtype)
 
-    parts = volume(r.extent for r in rows)
+    whole, *_ = defines(nest)
     total, mean = fresh("means"), nest.out[0] or fresh("mean")
     average = op("mul", Load(total, here), Const(1.0 / parts, dtype))
     off = op("sub", means, Load(mean, here))
-    deviation = op("add", m2s, op("mul", op("mul", off, off), Const(float(count), dtype)))
+    deviation = op("add", m2s, op("mul", op("mul", off, off), cast(IndexValue(count), dtype)))
     found: list[tuple[Value | None, Root]] = [
         (total, Reduce("sum", rows, (means,))),
         (mean, Pointwise(average)),
         (nest.out[1], Reduce("sum", rows, (deviation,))),
-        (nest.out[2], Pointwise(Const(float(count * parts), dtype))),
+        (nest.out[2], Pointwise(cast(IndexValue(count * parts), dtype))),
     ]
     return [replace(nest, out=(value,), root=root) for value, root in found if value is not None]

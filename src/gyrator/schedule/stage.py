@@ -77,9 +77,9 @@ def program_passes(
         Pass("biases", biases, lambda p: check_program(p, LOWERED)),
         *((inlined,) if inlining else ()),
         *(on_gpu if gpu is not None else ()),
+        Pass("split reductions", lambda p, s: split_reductions(p), lambda p: check_program(p, LOWERED)),
         Pass("predicate", lambda p, s: predicate(p, rule), lambda p: check_program(p, PREDICATED)),
         Pass("dce again", lambda p, s: remove_dead(p), lambda p: check_program(p, SCHEDULED)),
-        Pass("split reductions", lambda p, s: split_reductions(p), lambda p: check_program(p, SCHEDULED)),
     )
 
 

@@ -208,3 +208,9 @@ def test_the_digits_of_a_blocked_flat_index_add_up_to_it() -> None:
     block = Axis("block", const(9)).index()
     flat = block * 2048 + Axis("t", minimum(const(2048), const(16896) - block * 2048)).index()
     assert (flat // 4224) * 4224 + (flat // 128 % 33) * 128 + flat % 128 is flat
+
+
+def test_products_of_quotients_are_not_negative() -> None:
+    step, block = (N.index() + 15) // 16, Axis("b", const(16))
+    assert is_nonnegative(step) and is_nonnegative(step * block.index())
+    assert not is_nonnegative(step * block.index() - 1)

@@ -70,7 +70,7 @@ def test_other_functions_become_a_derived_size_with_python_text(case: int) -> No
     (derived,) = symbols.derived
     assert derived.size is atom
     names = {str(s.node.expr): 13, str(t.node.expr): 8}
-    assert int(eval(derived.text, {"math": math}, names)) == result.node.hint == symbols.hints[derived.size]
+    assert int(eval(derived.text, {"math": math}, names)) == result.node.hint == derived.size.hint
 
 
 def test_equal_expressions_give_the_identical_index() -> None:
@@ -98,7 +98,7 @@ def test_an_unbacked_size_has_bounds_but_no_hint() -> None:
     symbols = Symbols(env)
     assert is_nonnegative(symbols.to_index(u * 2) - 8)
     assert not is_nonnegative(symbols.to_index(u * 2) - 9)
-    assert symbols.hints == {}
+    assert {size.hint for size in symbols.to_index(u).sizes()} == {None}
 
 
 def test_a_size_is_a_plain_symbol() -> None:

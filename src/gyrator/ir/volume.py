@@ -1,0 +1,65 @@
+"""How large things are in the call that is compiled for; what is fast may depend on it, what is right never does."""
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from math import prod
+
+from gyrator.ir.expr import Value
+from gyrator.ir.index import Atom, Index, Size, evaluate, upper
+
+UNKNOWN_SIZE = 64
+"""What a size without a hint counts as."""
+
+
+def volume(shape: Iterable[Index], unknown: int = UNKNOWN_SIZE) -> int:
+    """About how many elements, for cost models: hints are rounded up to powers of two, so that similar sizes are
+    scheduled alike.
+
+    An extent whose sizes have no hints counts as its upper bound; where it has none, each of them as ``unknown``, so
+    that ``(s0*s1,)`` has as many elements as ``(s0, s1)``.
+    """
+    return prod([_about(n, unknown) if n.value is None else n.value for n in shape])
+
+
+@lru_cache(maxsize=1 << 13)
+def _about(extent: Index, unknown: int) -> int:
+    if any(s.hint is not None for s in extent.sizes()):
+        return _in_call(extent, lambda s: unknown if s.hint is None else rounded_hint(s.hint))
+    most = at_most(extent)
+    about = sum(times * unknown ** len(atoms) for atoms, times in extent.terms)
+    return max(about, unknown) if most is None else most
+
+
+def rounded_hint(hint: int) -> int:
+    """The power of two that a size counts as in cost models; 64 at least: what changes will hardly stay smaller."""
+    return max(1 << max(hint - 1, 0).bit_length(), UNKNOWN_SIZE)
+
+
+def at_most(index: Index) -> int | None:
+    """The most that an index can be, if that is known."""
+    bound = upper(index)
+    return None if bound is None else bound.value
+
+
+def bytes_of(value: Value) -> int:
+    """About how many bytes a value has, for cost models."""
+    return volume(value.shape) * value.dtype.itemsize
+
+
+def count_of(size: Index) -> int:
+    """A size as a number, its hints exact."""
+    return _in_call(size, lambda s: max(s.lo, UNKNOWN_SIZE) if s.hint is None else s.hint)
+
+
+def value_bytes(value: Value) -> int:
+    """Bytes of a value's elements, hints exact."""
+    return prod(map(count_of, value.shape)) * value.dtype.itemsize
+
+
+def _in_call(index: Index, number: Callable[[Size], int]) -> int:
+    """An index with ``number`` of each size, axes at their start; indices that are loaded are unknown."""
+    env: dict[Atom, int] = {**{s: number(s) for s in index.sizes()}, **dict.fromkeys(index.axes(), 0)}
+    try:
+        return max(evaluate(index, env), 0)
+    except KeyError:
+        return UNKNOWN_SIZE

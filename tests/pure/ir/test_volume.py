@@ -1,0 +1,27 @@
+"""How many elements cost models take things to have."""
+
+from __future__ import annotations
+
+from gyrator.ir.index import Axis, Size, const, minimum
+from gyrator.ir.volume import count_of, volume
+
+
+def test_a_product_of_unknown_sizes_has_as_many_elements_as_both() -> None:
+    rows, columns = Size("s0").index(), Size("s1").index()
+    assert volume((rows * columns,)) == volume((rows, columns)) == 64 * 64
+    assert volume((rows * 3, const(5))) == volume((rows, const(15)))
+    assert volume((rows - 1,)) == volume((rows // 2,)) == 64
+
+
+def test_a_size_counts_as_its_hint_rounded_up() -> None:
+    rows, few = Size("s0", hint=1000).index(), Size("s1", hint=5).index()
+    assert volume((rows, const(3))) == volume((rows * 3,)) == 3072
+    assert volume((few,)) == volume((few + 0,)) == 64  # what changes will hardly stay that small
+    assert volume((rows * Size("s2").index(),)) == 1024 * 64
+    assert count_of(rows * few) == 5000
+
+
+def test_a_block_counts_as_long_as_the_first_one() -> None:
+    rows = Size("s0", hint=1000).index()
+    block = Axis("b", (rows + 255) // 256)
+    assert volume((minimum(const(256), rows - block.index() * 256),)) == 256
