@@ -38,8 +38,7 @@ def split_on_gpu(program: Program, gpu: Gpu | None) -> Program:
 
     There are as many parts as make four programs per multiprocessor. Where their number does not divide the extent the
     last ones are masked. Splits sums, products, extremes (with their numbers) and, where it divides, variances. Refuses
-    rows that programs can share within one launch and then need again: a sum alone is
-    faster in two.
+    rows that programs can share within one launch and then need again: a sum alone is faster in two.
     """
     by_rows, again = _read_by_rows(program), _read_again(program)
 
