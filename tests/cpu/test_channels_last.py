@@ -147,3 +147,15 @@ def test_the_gradient_of_a_transposed_result_comes_in_rows(backend: str) -> None
         for grad in (torch.randn(4, 100, 48), torch.randn(4, 48, 100).transpose(1, 2)):
             (got,) = torch.autograd.grad(result, x, grad, retain_graph=True)
             torch.testing.assert_close(got, grad.transpose(1, 2) * 2)
+
+
+def test_a_result_whose_layout_is_not_known_keeps_eagers_strides() -> None:
+    """With every size a symbol nothing says how large the result is, so that its operand stays as it was."""
+    x, w = torch.randn(2, 4, 24, 24), torch.randn(2, 2, 3, 3)
+
+    def grouped(x: Tensor, w: Tensor) -> Tensor:
+        return F.conv2d(x, w, padding=1, groups=2)
+
+    found = torch.compile(grouped, backend="gyrator", dynamic=True)(x, w)
+    torch.testing.assert_close(found, grouped(x, w))
+    assert found.stride() == grouped(x, w).stride()

@@ -117,11 +117,13 @@ class _Rewriter:
             gains = _gains(node)
             if not (gains or node in self._rows or any(arg in self._original for arg in node.all_input_nodes)):
                 continue
+            args = node.args
             if gains:
                 self._lay(node, _IMAGES[node.target], torch.channels_last, _is_contiguous)
             elif node in self._rows:
                 self._lay(node, range(len(node.args)), torch.contiguous_format, _lies_across)
             if not self._follow(node):
+                node.args = args  # else its result would have other strides than its metadata
                 self._restore(node)
 
     def _lay(
