@@ -63,7 +63,7 @@ def test_a_reduction_over_other_axes_stays_apart_and_says_why() -> None:
 
 
 def test_a_long_row_is_not_serialised_by_its_epilogue() -> None:
-    one = scheduled(lambda a: a / a.sum(), (x(300, 300),))
+    one = scheduled(lambda a: a / a.sum(), (x(300, 300).square(),))
     assert "one long row would run on one core" in {d.verdict.reason for d in one.decisions if d.verdict is not None}
 
 
