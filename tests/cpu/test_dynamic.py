@@ -304,3 +304,10 @@ def test_a_gradient_in_rows_of_a_result_in_columns(backend: str) -> None:
     inverse = functools.partial(torch.linalg.tensorinv, ind=3)
     calls = [(torch.randn(2, 2, n, 4 * n, 1, requires_grad=True),) for n in (3, 2)]
     count_compiles(inverse, calls, backend, dynamic=True)
+
+
+def test_a_sum_compiled_for_few_rows_is_exact_for_millions() -> None:
+    total = torch.compile(lambda x: x.sum(0), backend="gyrator", dynamic=True)
+    few, many = (torch.rand(rows, 3, generator=torch.Generator().manual_seed(rows)) for rows in (70, 3_000_000))
+    for x in (few, many):
+        torch.testing.assert_close(total(x).double(), x.double().sum(0), rtol=1e-6, atol=0)

@@ -548,12 +548,12 @@ def is_nonnegative(index: Index) -> bool:
         return value >= 0
     if index._nonnegative is not None:
         return index._nonnegative
+    if all(c > 0 and all(map(_is_nonnegative_atom, atoms)) for atoms, c in index.terms):
+        return remember(index, "_nonnegative", True)
     if all(isinstance(a, Size) for m, _ in index.terms for a in m):
         return remember(index, "_nonnegative", _sizes_nonnegative(index))
     bound = lower(index)
-    proved = bound is not None and bound is not index and is_nonnegative(bound)
-    proved = proved or all(c > 0 and all(map(_is_nonnegative_atom, atoms)) for atoms, c in index.terms)
-    return remember(index, "_nonnegative", proved)
+    return remember(index, "_nonnegative", bound is not None and bound is not index and is_nonnegative(bound))
 
 
 def _is_nonnegative_atom(atom: Atom) -> bool:
@@ -572,8 +572,6 @@ def _is_nonnegative_atom(atom: Atom) -> bool:
 def _sizes_nonnegative(index: Index) -> bool:
     """Shift each size by its lower bound (``s = lo + s'``) and require every coefficient to be non-negative."""
     sizes = {a for m, _ in index.terms for a in m if isinstance(a, Size)}
-    if all(c >= 0 for _, c in index.terms) and all(a.lo >= 0 for a in sizes):
-        return True
     shifted = substitute(index, {a: a.index() + a.lo for a in sizes if a.lo})
     if all(c >= 0 for _, c in shifted.terms):
         return True

@@ -58,6 +58,8 @@ def value_bytes(value: Value) -> int:
 
 def _in_call(index: Index, number: Callable[[Size], int]) -> int:
     """An index with ``number`` of each size, axes at their start; indices that are loaded are unknown."""
+    if index.value is not None:
+        return max(index.value, 0)
     env: dict[Atom, int] = {**{s: number(s) for s in index.sizes()}, **dict.fromkeys(index.axes(), 0)}
     try:
         return max(evaluate(index, env), 0)
