@@ -147,25 +147,22 @@ class _ProgramChecker:
 
     def root(self, nest: ir.Nest, axes: frozenset[Axis]) -> tuple[torch.dtype, ...]:
         """Check the root's expressions; the dtypes of its results."""
+        bodies = ir.bodies(nest.root)
+        for body in bodies:
+            self.exprs.value(body, axes, nest.root.into.dtype if isinstance(nest.root, ir.Scatter) else None)
         match nest.root:
             case ir.Pointwise(body):
-                self.exprs.value(body, axes)
                 return (body.dtype,)
-            case ir.Reduce(kind, _, body):
-                for b in body:
-                    self.exprs.value(b, axes)
-                return check_combine(kind, tuple([b.dtype for b in body]))
-            case ir.Scan(kind, axis, body):
+            case ir.Reduce(kind):
+                return check_combine(kind, tuple([b.dtype for b in bodies]))
+            case ir.Scan(kind, axis):
                 if axis not in nest.axes:
                     raise RuleBroken(f"scan along {axis}, which is no axis of the nest")
-                for b in body:
-                    self.exprs.value(b, axes)
-                results = check_combine(kind, tuple([b.dtype for b in body]))
+                results = check_combine(kind, tuple([b.dtype for b in bodies]))
                 if not REDUCTIONS[kind].scan:
                     raise RuleBroken(f"{kind} is no scan")
                 return results
-            case ir.Scatter(into, index, body, combine):
-                self.exprs.value(body, axes, into.dtype)
+            case ir.Scatter(into, index, _, combine):
                 self.exprs.coordinates(index, into, axes)
                 if combine not in COMBINES:
                     raise RuleBroken(f"no such way to combine: {combine}")

@@ -95,22 +95,14 @@ def scan_dim(kind: str, args: State, dim: int) -> State:
             return (x.cumsum(dim, dtype=x.dtype),)
         case "prod":
             return (x.cumprod(dim, dtype=x.dtype),)
-        case "max" | "min":
-            return (_running_extreme(kind, x, dim)[0],)
-        case "argmax" | "argmin":
-            best, at = _running_extreme(kind, x, dim)
-            return best, args[1].gather(dim, at)
+        case "max" | "min" | "argmax" | "argmin":  # NaN stays extreme, and of equal elements the later wins
+            best, at = x.cummax(dim) if kind.endswith("max") else x.cummin(dim)
+            return best, *(numbers.gather(dim, at) for numbers in args[1:])
         case "logaddexp":
             return (torch.logcumsumexp(x, dim),)
         case "sort" | "sort_descending":
             return tuple(torch.sort(x, dim=dim, stable=True, descending=kind != "sort"))
     raise ValueError(f"{kind} is no scan")
-
-
-def _running_extreme(kind: str, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """NaN stays extreme, and of equal elements the later wins: torch's cummax and cummin."""
-    best, at = x.cummax(dim) if kind in ("max", "argmax") else x.cummin(dim)
-    return best, at
 
 
 def combine_into(flat: Tensor, index: Tensor, source: Tensor, combine: str) -> None:

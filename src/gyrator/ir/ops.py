@@ -199,13 +199,12 @@ REDUCTIONS: Mapping[str, Reduction] = MappingProxyType({r.name: r for r in _REDU
 
 def identity(kind: str, dtype: torch.dtype) -> bool | int | float:
     """The value that a ``sum``, ``prod``, ``max``, ``min``, ``any``, ``all`` or ``logaddexp`` starts from."""
-    if kind in ("max", "logaddexp", "argmax"):
+    if kind in ("max", "argmax", "logaddexp", "min", "argmin"):
+        low = kind not in ("min", "argmin")
         if dtype.is_floating_point:
-            return -math.inf
-        return False if dtype == torch.bool else torch.iinfo(dtype).min
-    if kind in ("min", "argmin"):
-        if dtype.is_floating_point:
-            return math.inf
-        return True if dtype == torch.bool else torch.iinfo(dtype).max
+            return -math.inf if low else math.inf
+        if dtype == torch.bool:
+            return not low
+        return torch.iinfo(dtype).min if low else torch.iinfo(dtype).max
     start = {"sum": 0, "prod": 1, "any": 0, "all": 1}[kind]
     return float(start) if dtype.is_floating_point else bool(start) if dtype == torch.bool else start

@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
-from gyrator.ir.expr import Const, Value
-from gyrator.ir.index import ZERO, Axis
+from gyrator.ir.expr import Const
+from gyrator.ir.index import ZERO
 from gyrator.ir.ops import identity
-from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Scatter, map_nests
+from gyrator.ir.program import Nest, Pointwise, Program, Reduce, Scatter, defines, map_nests
+from gyrator.lowering.refs import axes_of
 
 STARTS = frozenset({"sum", "prod", "max", "min", "any", "all", "logaddexp"})
 """Reductions whose result is the value they start from where nothing is reduced."""
@@ -20,17 +21,13 @@ def fill_empty(program: Program) -> Program:
     return map_nests(program, _filled)
 
 
-def _filled(nest: Nest) -> list[Node]:
-    root, values = nest.root, [v for v in nest.out if v is not None]
-    if isinstance(root, Scatter):
+def _filled(nest: Nest) -> list[Nest]:
+    root, values = nest.root, defines(nest)
+    if not isinstance(root, Scatter) and any(ZERO in v.shape for v in values):
+        kind = "any"
+    elif isinstance(root, Reduce) and root.kind in STARTS and any(a.extent is ZERO for a in root.reduced):
+        kind = root.kind
+    else:
         return [nest]
-    if any(ZERO in v.shape for v in values):
-        return [_constant(nest, v, Const(identity("any", v.dtype), v.dtype)) for v in values]
-    if isinstance(root, Reduce) and root.kind in STARTS and any(a.extent is ZERO for a in root.reduced):
-        return [_constant(nest, v, Const(identity(root.kind, v.dtype), v.dtype)) for v in values]
-    return [nest]
-
-
-def _constant(nest: Nest, value: Value, body: Const) -> Nest:
-    axes = tuple(Axis(f"i{k}", extent) for k, extent in enumerate(value.shape))
-    return replace(nest, out=(value,), axes=axes, root=Pointwise(body))
+    filled = [(v, Pointwise(Const(identity(kind, v.dtype), v.dtype))) for v in values]
+    return [replace(nest, out=(v,), axes=axes_of("i", v.shape), root=root) for v, root in filled]

@@ -43,16 +43,9 @@ def plan_memory(
     Without ``in_place`` every result has memory of its own. ``gpu`` is what nests on "cuda" run on.
     """
     planner = _Planner(program, units, rule, in_place, gpu)
-    steps = planner.steps()
-    return Plan(
-        program.name,
-        program.inputs,
-        tuple(steps),
-        program.outputs,
-        tuple(planner.kernels.values()),
-        program.constants,
-        program.derived,
-    )
+    steps = tuple(planner.steps())
+    kernels = tuple(planner.kernels.values())
+    return Plan(program.name, program.inputs, steps, program.outputs, kernels, program.constants, program.derived)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 """Masks into loads: after this pass no ``Masked`` is left."""
 
+from functools import cache
+
 import torch
 
 from gyrator.ir.expr import Checked, Const, Expr, Load, Masked, Op, map_indirect
@@ -24,20 +26,12 @@ class _Pusher:
     """One traversal of one nest."""
 
     def __init__(self, rule: Rule) -> None:
-        self._rule = rule
-        self._memo: dict[tuple[Expr, Expr | None], Expr] = {}
-
-    def expr(self, expr: Expr, cond: Expr | None = None) -> Expr:
-        key = (expr, cond)
-        done = self._memo.get(key)
-        if done is None:
-            done = self._memo[key] = self._push(expr, cond)
-        return done
+        self._rule, self.expr = rule, cache(self._push)
 
     def index(self, index: Index, cond: Expr | None) -> Index:
         return map_indirect(index, lambda e: self.expr(e, cond))
 
-    def _push(self, expr: Expr, cond: Expr | None) -> Expr:
+    def _push(self, expr: Expr, cond: Expr | None = None) -> Expr:
         match expr:
             case Masked(mask, body, other):
                 return self._masked(mask, body, other, cond)
