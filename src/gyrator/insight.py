@@ -136,7 +136,7 @@ def _times(event: GraphCompiled, tuned: dict[str, tuple[Candidate, ...]]) -> tup
         kernel_tuned(event.session.config, folder, name, candidates, new)
 
     try:
-        gpu = gyrator.process.gpu_kernels(folder, event.session, told)
-        return step_times(Runtime(folder, Pool(), event.constants, regions=event.regions, gpu=gpu))
+        gpu = gyrator.process.gpu_kernels(folder, event.session, told, event.moved)
+        return step_times(Runtime(folder, Pool(), event.constants, event.moved, regions=event.regions, gpu=gpu))
     except Exception:  # whatever an operator thinks of random inputs
         return ()

@@ -73,10 +73,8 @@ def in_context(node: fx.Node) -> str:
 
 def _op_name(node: fx.Node) -> str:
     target = node.target
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, (str, torch._ops.OpOverload)):
         return str(target)
-    if isinstance(target, str):
-        return target
     return getattr(target, "__name__", str(target))
 
 

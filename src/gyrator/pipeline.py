@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import MappingProxyType
 from typing import TypeAlias
 
 import torch
@@ -100,9 +99,7 @@ class Process:
             self.scratch.append(TemporaryDirectory(prefix="gyrator-"))
         return Path(self.scratch[0].name)
 
-    def gpu_kernels(
-        self, folder: Path, session: Session, tuned: Tuned, moved: Mapping[Origin, Origin] = MappingProxyType({})
-    ) -> GpuKernels:
+    def gpu_kernels(self, folder: Path, session: Session, tuned: Tuned, moved: Mapping[Origin, Origin]) -> GpuKernels:
         """The GPU kernels in a compiled graph's folder, with the stores and workers that kernels share."""
         kernels = open_stores(session, self.scratch_folder()).kernels
         build = partial(rebuild, workers=self.workers, store=kernels, session=session)
@@ -157,7 +154,8 @@ def compile_graph(
             key = graph_key(graph, config, roles, shape_env=shape_env, target=target)
         entry = find(key, stores.graphs, example_inputs, session)
     if entry is not None and not session.config.validate:
-        return partial(_compiled, GraphCompiled(entry, True, session), process, written, moved_places(entry, graph))
+        ready = GraphCompiled(entry, True, session, moved=moved_places(entry, graph))
+        return partial(_compiled, ready, process, written)
 
     symbols = Symbols(shape_env)
     threads = session.config.threads or torch.get_num_threads()
@@ -272,22 +270,15 @@ def gpu_of(targets: Targets, device: torch.device) -> Gpu | None:
 
 
 # -- between the stages --------------------------------------------------------------------------------------
-def _compiled(
-    ready: GraphCompiled,
-    process: Process,
-    written: frozenset[int],
-    moved: Mapping[Origin, Origin] = MappingProxyType({}),
-) -> Compiled:
+def _compiled(ready: GraphCompiled, process: Process, written: frozenset[int]) -> Compiled:
     """A graph that is stored, loaded."""
     entry = ready.entry
-    return Compiled(loaded(ready, process, moved), written, entry.key, str(entry.folder / WRAPPER))
+    return Compiled(loaded(ready, process), written, entry.key, str(entry.folder / WRAPPER))
 
 
-def loaded(
-    ready: GraphCompiled, process: Process, moved: Mapping[Origin, Origin] = MappingProxyType({})
-) -> BoxedCallable:
+def loaded(ready: GraphCompiled, process: Process) -> BoxedCallable:
     """The callable of a compiled graph, after all who watch were told of it."""
-    entry, session, config = ready.entry, ready.session, ready.session.config
+    entry, session, config, moved = ready.entry, ready.session, ready.session.config, ready.moved
     with session.stage("load"):
         pool = process.pool if config.reuse_buffers else None
         note = None

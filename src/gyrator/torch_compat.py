@@ -220,15 +220,11 @@ def current_autograd_sequence() -> int:
     return -1 if node is None else node._sequence_nr()
 
 
-def replayed_views() -> Any:
-    """A context in which backward of an in-place write to a view replays the view, not `as_strided`."""
-    return torch.autograd._force_original_view_tracking(True)  # type: ignore[attr-defined]
+replayed_views: Callable[[], Any] = partial(torch.autograd._force_original_view_tracking, True)  # type: ignore[attr-defined]
+"""A context in which backward of an in-place write to a view replays the view, not `as_strided`."""
 
-
-def keep_gpu_busy() -> None:
-    """Let the current stream wait for some 50 microseconds, in which the processor launches what is to be timed."""
-    torch.cuda._sleep(100_000)
-
+keep_gpu_busy: Callable[[], None] = partial(torch.cuda._sleep, 100_000)
+"""Let the current stream wait for some 50 microseconds, in which the processor launches what is to be timed."""
 
 without_autocast: Callable[[], Any] = torch._C._DisableAutocast
 """A context in which no operator is cast by autocast."""

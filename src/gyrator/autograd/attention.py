@@ -112,9 +112,8 @@ def _evaluated(sources: list[Node]) -> Tensor | None:
     try:
         for source in sources:
             args, kwargs = map_arg((source.args, source.kwargs), values.__getitem__)
-            method = isinstance(source.target, str)
-            call = getattr(args[0], source.target) if isinstance(source.target, str) else source.target
-            values[source] = call(*(args[1:] if method else args), **kwargs)
+            call = getattr(type(args[0]), source.target) if isinstance(source.target, str) else source.target
+            values[source] = call(*args, **kwargs)
     except (RuntimeError, TypeError, ValueError):  # a GPU that is not here, for one
         return None
     if not all(map(torch.equal, states, _random_states())):

@@ -25,7 +25,7 @@ from torch.fx.experimental.symbolic_shapes import guard_or_true
 from torch.fx.node import map_aggregate, map_arg
 
 from gyrator import torch_compat
-from gyrator.autograd.builder import GraphBuilder, ancestors, copy_node, mapped, values_of
+from gyrator.autograd.builder import ORIGIN_KEYS, GraphBuilder, ancestors, copy_node, mapped, values_of
 from gyrator.autograd.decompositions import DecompositionTable
 from gyrator.autograd.effects import is_statement
 from gyrator.autograd.fake_results import metadata_key
@@ -33,7 +33,7 @@ from gyrator.autograd.recorder import Recorder
 from gyrator.autograd.symbols import SYMBOLIC_TYPES, Held, expression
 from gyrator.errors import InternalCheckError
 
-INHERITED_KEYS = ("stack_trace", "nn_module_stack", "source_fn_stack", "backward", "recompute", "region")
+INHERITED_KEYS = (*ORIGIN_KEYS, "backward", "recompute", "region")
 
 
 def decompose(build: GraphBuilder, table: DecompositionTable) -> GraphBuilder:

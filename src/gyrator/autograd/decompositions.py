@@ -292,8 +292,4 @@ def decomposition_table(*, numerics: Numerics = "fast") -> dict[OpOverload, Deco
             "eager" leaves random ops whole, so that their values are eager's own under the same seed.
     """
     torchs: Mapping[Any, Decomposition] = get_decompositions(packets(_FROM_TORCH))
-    table: dict[OpOverload, Decomposition] = {**torchs, **_OURS}
-    table.update(_foreach_table())
-    if numerics == "fast":
-        table.update(_RANDOM)
-    return table
+    return {**torchs, **_OURS, **_foreach_table(), **(_RANDOM if numerics == "fast" else {})}

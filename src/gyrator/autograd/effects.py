@@ -86,11 +86,7 @@ def behaviour(op: OpOverload) -> Behaviour:
 
 def is_statement(node: Node) -> bool:
     """Whether a node is there for what it does, not for what it returns."""
-    return (
-        node.op == "call_function"
-        and isinstance(node.target, OpOverload)
-        and behaviour(node.target).effect is Effect.STATEMENT
-    )
+    return isinstance(node.target, OpOverload) and behaviour(node.target).effect is Effect.STATEMENT
 
 
 def arguments(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

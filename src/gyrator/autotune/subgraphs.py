@@ -81,4 +81,4 @@ def _fastest(
     size = prod(map(int, (*out.shape, inputs[-1].shape[-2])))
     own = [template.candidate(inputs, builder) for template in offered]
     ranked = tuner.rank(f"{op}({shapes})", "a graph", size, [rival, *own])
-    return next((template for template in offered if ranked and ranked[0][0].name == template.name), None)
+    return next((template for template in offered if ranked and ranked[0].name == template.name), None)

@@ -54,11 +54,9 @@ class Tuner:
         work = [prod(count_of(n) for n in (*p.shape, p.left.shape[-1])) for p in products]
         ranked = self.rank(question.title, f"{canonical_text(part)}\n{sizes}", sum(work) or 1, candidates)
         of = {alternative.name: alternative for alternative in question.alternatives}
-        return tuple(of[candidate.name] for candidate, _ in ranked)
+        return tuple(of[candidate.name] for candidate in ranked)
 
-    def rank(
-        self, title: str, about: str, size: int, candidates: Sequence[Candidate]
-    ) -> tuple[tuple[Candidate, Trial], ...]:
+    def rank(self, title: str, about: str, size: int, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
         """The candidates that can be used, best first; they are given the best guess first.
 
         ``title`` names op and shapes, ``about`` all else that times depend on beside the machine and the candidates.
@@ -79,7 +77,7 @@ class Tuner:
             if not config.autotune_silent and config.gemm_backends not in UNTIMED:
                 print(table(choice), file=sys.stderr)
         by_name = {c.name: c for c in competing}
-        ranked = tuple((by_name[t.name], t) for t in trials if not t.failure)
+        ranked = tuple(by_name[t.name] for t in trials if not t.failure)
         if not ranked:
             why = "; ".join(f"{t.name}: {t.failure}" for t in choice.trials) or "no family that is allowed has one"
             session.warn(f"{title}: no candidate is viable, so the library is called ({why})")

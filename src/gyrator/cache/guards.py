@@ -65,8 +65,7 @@ def holds(fact: str, sizes: Mapping[str, object]) -> bool:
 
     Raises: ValueError for a text that is no arithmetic on known sizes.
     """
-    tree = ast.parse(fact, mode="eval")
-    return bool(_value(tree.body, sizes))
+    return bool(_value(ast.parse(fact, mode="eval").body, sizes))
 
 
 def all_hold(facts: Iterable[object], symbols: Mapping[str, str], inputs: Sequence[object]) -> bool:

@@ -4,8 +4,6 @@ Nodes are numbered and symbols renamed in the order of their appearance, so that
 happened to choose do not matter; neither do the user's file names and lines.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import sys
@@ -83,13 +81,14 @@ def graph_key(
         texts["facts about sizes"] = "" if shape_env is None else "\n".join(writer.facts(shape_env))
     except _Uncacheable:
         return None
+    deterministic, precision = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
     texts |= {
         "constants": "\n".join(writer.constants),
         "options": config.key(),
         "gyrator": f"{__version__} {source_digest()}",
         "torch": torch.__version__,
         "target": target,
-        "global state": _global_state(),
+        "global state": repr((torch.get_default_dtype(), deterministic, precision)),
     }
     fields = {name: digest(text) for name, text in texts.items()}
     whole = digest("\n".join(f"{name}={value}" for name, value in sorted(fields.items())))
@@ -121,12 +120,6 @@ def _modes() -> str:
     attention = cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()
     others = torch.is_autocast_cache_enabled(), mkldnn.is_available() and mkldnn.enabled
     return repr((gradients, autocast, attention, others))
-
-
-def _global_state() -> str:
-    return repr(
-        (torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision())
-    )
 
 
 class _Writer:
@@ -162,13 +155,11 @@ class _Writer:
             raise _Uncacheable(f"attribute {path} of type {type(found).__name__}")
 
     def target(self, target: object) -> str:
-        if isinstance(target, str):
-            return target
+        if isinstance(target, (str, HigherOrderOperator)):
+            return str(target)
         if isinstance(target, (OpOverload, OpOverloadPacket)):
             if self.captured and str(target).partition(".")[0] not in _TORCHS_OWN:
                 raise _Uncacheable(f"a call of {target}, whose gradient may change")
-            return str(target)
-        if isinstance(target, HigherOrderOperator):
             return str(target)
         # a function of torch's or Python's own, by the name under which it is found again
         name = qualified_name(target) or ""

@@ -80,14 +80,14 @@ def run_bisect(script: Path, arguments: Sequence[str], folder: Path, console: Co
     if case is None:
         console.print("every program that was captured gives eager's answers")
         return 0
-    count = sum(1 for _ in _calls(case.graph))
+    count = len(_calls(case.graph))
     console.print(f"[bold]{case.failure.stage}[/] fails in a program of {count} operators", highlight=False)
     small = smaller(case)
     path = write_repro(small, folder)
     console.print(small.failure.text, markup=False, highlight=False)
     for line in hints(small):
         console.print(line, markup=False, highlight=False)
-    console.print(f"{sum(1 for _ in _calls(small.graph))} operators show it: {path}", markup=False)
+    console.print(f"{len(_calls(small.graph))} operators show it: {path}", markup=False)
     return 1
 
 
@@ -226,7 +226,7 @@ def smaller(case: Case, seconds: float = SECONDS) -> Case:
         best = replace(best, graph=graph, inputs=inputs, failure=failure)
         return True
 
-    kept = list(_calls(case.graph))
+    kept = _calls(case.graph)
     size = len(kept) // 2
     while size:
         at = 0
@@ -277,8 +277,8 @@ def _part(
     return fx.GraphModule(gm, graph), inputs
 
 
-def _calls(gm: fx.GraphModule) -> Iterator[fx.Node]:
-    return (node for node in gm.graph.nodes if node.op.startswith("call_"))
+def _calls(gm: fx.GraphModule) -> list[fx.Node]:
+    return [node for node in gm.graph.nodes if node.op.startswith("call_")]
 
 
 def _fresh(gm: fx.GraphModule, inputs: Sequence[Any]) -> fx.GraphModule:

@@ -9,8 +9,6 @@ the lanes; all others are ``gy::Vec<T, 1>``, computed as far out as possible and
                                                      gy::div(gy::exp(gy::sub(x0, gy::broadcast<16>(m0))), …)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -95,9 +93,8 @@ class Expressions(Blocks[Term, Block]):
         if not changed:
             return
         for block in self.blocks:
-            stale = [k for k in block.terms if not isinstance(k, Ref) and not changed.isdisjoint(_reads(k))]
-            for key in stale:
-                del block.terms[key]
+            holds = {k: t for k, t in block.terms.items() if isinstance(k, Ref) or changed.isdisjoint(_reads(k))}
+            block.terms = holds
 
     # -- values --------------------------------------------------------------------------------------------
     def value(self, e: Expr, wish: str | None = None) -> Term:
@@ -407,8 +404,5 @@ def plus(pointer: str, offset: Term) -> str:
 
 def _reads(key: Key) -> frozenset[Value]:
     """The values whose elements a node depends on."""
-    if isinstance(key, Expr):
-        exprs = [key]
-    else:
-        exprs = [*indirect_values([key if isinstance(key, Index) else key.index()])]
+    exprs = (key,) if isinstance(key, Expr) else indirect_values([key if isinstance(key, Index) else key.index()])
     return frozenset(n.value for e in exprs for n in e.walk() if isinstance(n, Load))

@@ -427,18 +427,12 @@ class Loops(Expressions):
 
 def _copy_nest(outer: Loop) -> tuple[tuple[Axis, Axis], Store, Load] | None:
     """The axes, store and load of two nested loops that do nothing but ``a[…] = b[…]``, else None."""
-    if len(outer.body) != 1 or outer.carries or outer.kind is LoopKind.LANES:
-        return None
-    (inner,) = outer.body
-    if not isinstance(inner, Loop) or len(inner.body) != 1 or inner.carries or outer.axis in inner.axis.extent.axes():
-        return None
-    (stage,) = inner.body
-    if not isinstance(stage, Store) or stage.combine != "set":
-        return None
-    load = stage.expr
-    if not isinstance(load, Load) or load.mask is not None or load.value is stage.value:
-        return None
-    return (outer.axis, inner.axis), stage, load
+    match outer.body:
+        case (Loop(body=(Store(expr=Load(mask=None) as load, combine="set") as store,), carries=()) as inner,):
+            apart = outer.axis not in inner.axis.extent.axes() and load.value is not store.value
+            if apart and not outer.carries and outer.kind is not LoopKind.LANES:
+                return (outer.axis, inner.axis), store, load
+    return None
 
 
 def _is_small(loop: Loop) -> bool:
@@ -451,13 +445,12 @@ def _is_small(loop: Loop) -> bool:
 def _perfect_nest(outer: Loop) -> tuple[Loop, ...]:
     """``outer`` and the parallel loops below it, each all of its parent's body, without carries, of a fixed extent."""
     nest = [outer]
-    while not outer.carries and len(nest[-1].body) == 1:
-        (inner,) = nest[-1].body
-        if not isinstance(inner, Loop) or inner.kind is not LoopKind.PARALLEL or inner.carries:
-            break
-        if inner.axis.extent.axes():
-            break
-        nest.append(inner)
+    while not outer.carries:
+        match nest[-1].body:
+            case (Loop(kind=LoopKind.PARALLEL, carries=()) as inner,) if not inner.axis.extent.axes():
+                nest.append(inner)
+            case _:
+                break
     return tuple(nest)
 
 

@@ -90,10 +90,9 @@ def type_name(dtype: torch.dtype) -> str:
 
     Raises: UnsupportedInput for an element type that kernels have no arithmetic for (complex, quantised).
     """
-    name = TYPES.get(dtype)
-    if name is None:
+    if dtype not in TYPES:
         raise UnsupportedInput(f"an element of type {dtype}")
-    return name
+    return TYPES[dtype]
 
 
 def literal(value: Scalar, dtype: torch.dtype) -> str:
@@ -121,7 +120,4 @@ def _float_literal(value: float | numpy.float32, name: str, suffix: str) -> str:
         return f"gy::quiet_nan<{name}>"
     if math.isinf(value):
         return f"{'-' if value < 0 else ''}gy::infinity<{name}>"
-    text = str(value)  # the shortest decimal that reads back as the same number
-    if not re.search(r"[.e]", text):
-        text += ".0"
-    return text + suffix
+    return str(value) + suffix  # the shortest decimal that reads back as the same number

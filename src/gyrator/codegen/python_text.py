@@ -39,8 +39,7 @@ class Names:
 
 def index_text(index: Index) -> str:
     """A Python expression over the names of sizes: ``2*s0 + s0 // 3``."""
-    value = index.value
-    return repr(index) if value is None else str(value)
+    return repr(index)
 
 
 def tuple_text(items: Iterable[Index]) -> str:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from textwrap import wrap
+from textwrap import TextWrapper
 
 from gyrator.ir.index import Atom, Index, Size
 from gyrator.ir.tree import Kernel
@@ -16,11 +16,8 @@ _BREAK = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|, |\(""")
 
 def origin_comments(origins: Origins, mark: str) -> list[str]:
     """A comment, begun by ``mark``, for each place in the user's program, with the operators that stand there."""
-    lines: list[str] = []
-    for text in places_of(origins):
-        first, others = f"{mark} ", f"{mark}   "
-        lines += wrap(text, WIDTH, initial_indent=first, subsequent_indent=others, break_long_words=False)
-    return lines
+    wrapper = TextWrapper(WIDTH, initial_indent=f"{mark} ", subsequent_indent=f"{mark}   ", break_long_words=False)
+    return [line for text in places_of(origins) for line in wrapper.wrap(text)]
 
 
 def broken(line: str, width: int) -> list[str]:

@@ -24,13 +24,13 @@ from math import prod
 import torch
 
 from gyrator.codegen.blocks import Key
-from gyrator.codegen.python_text import Names, tuple_of
+from gyrator.codegen.python_text import Names, constant_text, tuple_of
 from gyrator.codegen.texts import WIDTH, broken, origin_comments
 from gyrator.codegen.triton_attention import attention_arguments, attention_grid, attention_workspaces, score_functions
 from gyrator.codegen.triton_expr import Axes, Block, Expressions, Term, grid_loops, mask_text
 from gyrator.codegen.triton_foreach import Part, side_by_side
 from gyrator.codegen.triton_functions import function_lines, reads_of
-from gyrator.codegen.triton_names import literal, type_name, working
+from gyrator.codegen.triton_names import type_name, working
 from gyrator.codegen.triton_source import GridAxis, Parameter, Pointer, SizeArgument, TritonKernel, Workspace
 from gyrator.errors import InternalCheckError
 from gyrator.ir import tree
@@ -81,7 +81,7 @@ def print_triton(kernel: Kernel, *, descriptors: bool = True) -> TritonKernel:
         name = names.fresh(p.value.name)
         printer.pointers[p.value] = name
         params.append(Pointer(name, p.value.dtype, p.written))
-    params += _workspaces(kernel)
+    params += _workspaces(kernel, kernel.tiling)
     for size in kernel.sizes:
         name = names.fresh(size.name)
         params.append(SizeArgument(name, size))
@@ -103,18 +103,17 @@ def print_triton(kernel: Kernel, *, descriptors: bool = True) -> TritonKernel:
     )
 
 
-def _workspaces(kernel: Kernel) -> Iterator[Workspace]:
+def _workspaces(kernel: Kernel, tiling: Tiling) -> Iterator[Workspace]:
     """Memory for partial sums of tiles or rows, and for a counter for each of those that are there."""
-    tiling = kernel.tiling
-    blocks = dict(tiling.configs[0].blocks) if tiling is not None else {}
-    if tiling is not None and tiling.category == "split scan":  # parts, and groups of parts, of each scan of a row
+    blocks = dict(tiling.configs[0].blocks)
+    if tiling.category == "split scan":  # parts, and groups of parts, of each scan of a row
         smallest = min(size for config in tiling.configs for _, size in config.blocks)
         rows, (scans, words) = product([loop.axis.extent for loop in grid_loops(kernel)]), _scans(kernel)
         parts = (tiling.tiles[0].axis.extent - 1) // smallest + 1
         yield Workspace("counters", (rows * parts * (2 * scans * words) + 1) * 8, zeroed=True)
     if isinstance(kernel.body[0], Attend):
         yield from attention_workspaces(kernel.body[0], blocks)
-    if tiling is None or not {"SPLIT_K", "PARTS"} & blocks.keys():
+    if not {"SPLIT_K", "PARTS"} & blocks.keys():
         return
     sizes = {tile.axis: blocks[tile.block] for tile in tiling.tiles}
     counts = [(loop.axis.extent - 1) // sizes.get(loop.axis, 1) + 1 for loop in grid_loops(kernel)]
@@ -531,7 +530,7 @@ class Printer(Expressions):
             names.append(self.names.fresh(carry.name))
             if carry.kind == "welford" and len(names) == 3:  # the count is that of all rows of a tile
                 shape = self.shape(frozenset((loop.axis,)))
-            self.emit(f"{names[-1]} = tl.full({shape}, {literal(number)}, {type_name(kind)})")
+            self.emit(f"{names[-1]} = tl.full({shape}, {constant_text(number)}, {type_name(kind)})")
         self._accumulators[carry.name] = Accumulator(carry, names, working(first))
 
     def _update(self, update: Update) -> None:
@@ -558,13 +557,12 @@ class Printer(Expressions):
         term = self.value(e)
         if isinstance(e, Const):
             value = int(e.value) if e.dtype == torch.bool else e.value
-            term = Term(f"tl.full([], {literal(value)}, {type_name(dtype)})")
+            term = Term(f"tl.full([], {constant_text(value)}, {type_name(dtype)})")
         elif dtype != e.dtype:
             term = replace(term, text=f"{term.operand}.to({type_name(dtype)})", atom=True, name=False)
         if axis not in self.bounds or kind == "welford":
             return self._broadcast(term, term.axes | {axis})
-        start = identity("max" if kind == "softmax" else kind, e.dtype)
-        return self._neutral(term, literal(int(start) if isinstance(start, bool) else start), axis)
+        return self._neutral(term, constant_text(_starts(kind, e.dtype)[0][0]), axis)
 
     def _number(self, e: Expr, axis: Axis, *, scan: bool) -> Term:
         """The number of an element, the largest of all outside the row."""
@@ -632,7 +630,7 @@ class Printer(Expressions):
             state = self.named(Term(text, name=text.isidentifier()), kind).text
             place = f"tile * {_states(self.kernel.body)} + {next(self._places)}"
             self.emit(f"rt.leave({state}, space, {place}, part, PARTS)")
-            found.append(f"rt.collect({state}, space, {place}, {literal(start)}, PARTS)")
+            found.append(f"rt.collect({state}, space, {place}, {constant_text(start)}, PARTS)")
         return found
 
     def _meet(self, axis: Axis) -> None:
@@ -699,7 +697,9 @@ class Printer(Expressions):
         if self._split:
             before = [self.names.fresh(f"{carry.kind}_before") for _ in args]
             self._carry_on(before, names, loop)
-            texts = ", ".join([*before, *(literal(n) for n, _ in _starts(carry.kind, update.args[0].dtype, scan=True))])
+            texts = ", ".join(
+                [*before, *(constant_text(n) for n, _ in _starts(carry.kind, update.args[0].dtype, scan=True))]
+            )
             scans, words = _scans(self.kernel)
             where = f"counters, tile * {scans} + {next(self._places)}, part, parts, {words}"
             function = "before_two" if len(args) > 1 else "before"
@@ -733,7 +733,7 @@ class Printer(Expressions):
         name, expr = self.rows[store.value], store.expr
         if isinstance(expr, Const):
             shape, dtype = self.shape(self._scope), type_name(store.value.dtype)
-            self.emit(f"{name} = tl.full({shape}, {literal(expr.value)}, {dtype})")
+            self.emit(f"{name} = tl.full({shape}, {constant_text(expr.value)}, {dtype})")
             return
         text = _NEXT[_KINDS.get(store.combine, store.combine)].format(name, self.value(expr).operand)
         self.emit(f"{name} = {text}")

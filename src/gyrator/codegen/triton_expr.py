@@ -15,9 +15,9 @@ from typing import TypeAlias
 import torch
 
 from gyrator.codegen.blocks import Blocks, Key, Lines, Printed
-from gyrator.codegen.python_text import Names
+from gyrator.codegen.python_text import Names, constant_text
 from gyrator.codegen.texts import checked_place, ordered_terms, sum_text
-from gyrator.codegen.triton_names import is_small, literal, scalar, type_name, typed_literal
+from gyrator.codegen.triton_names import is_small, scalar, type_name, typed_literal
 from gyrator.errors import InternalCheckError
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Value
 from gyrator.ir.index import Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, dot, is_nonnegative
@@ -179,7 +179,7 @@ class Expressions(Blocks[Term, Block]):
             dtype = torch.float32 if is_small(arg.dtype) else arg.dtype
             if e.name in _TYPED or "~" in template:
                 return Term(scalar(arg.value, dtype))
-            return Term(literal(arg.value) if bare else typed_literal(arg.value, dtype))
+            return Term(constant_text(arg.value) if bare else typed_literal(arg.value, dtype))
         return self.value(arg)
 
     def _joined(self, template: str, args: Sequence[Term], dtype: torch.dtype) -> Term:
@@ -226,7 +226,7 @@ class Expressions(Blocks[Term, Block]):
                 at = replace(at, text=f"tl.broadcast_to({at.text}, {self.shape(mask.axes)})", axes=mask.axes)
         tail = mask_text(conditions)
         if mask is not None:
-            tail += f", {literal(e.other)}"
+            tail += f", {constant_text(e.other)}"
         last = self.last_loop.get(e, 0)
         if self.loop_number and last > self.loop_number:  # the next loop over the row finds it in the cache
             tail += ', eviction_policy="evict_last"'
@@ -305,7 +305,7 @@ class Expressions(Blocks[Term, Block]):
         if isinstance(e, IndexValue):
             return self.index(e.index)
         assert isinstance(e, Const)
-        return Term(literal(e.value))
+        return Term(constant_text(e.value))
 
 
 _BOOLEAN = {

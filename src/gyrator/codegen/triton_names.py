@@ -1,11 +1,11 @@
 """What things are called in Triton: element types, literals, the types that arithmetic runs in."""
 
-import math
 from types import MappingProxyType
 
 import torch
 
 from gyrator.codegen import cpp_names
+from gyrator.codegen.python_text import constant_text
 from gyrator.errors import UnsupportedInput
 from gyrator.ir.expr import Scalar
 
@@ -40,20 +40,13 @@ def working(dtype: torch.dtype) -> torch.dtype:
     return torch.int32 if dtype.itemsize < 4 else dtype
 
 
-def literal(value: Scalar) -> str:
-    """A Python literal, which takes the type of what it is combined with."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return f'float("{value}")'
-    return repr(value)
-
-
 def typed_literal(value: Scalar, dtype: torch.dtype) -> str:
     """A literal that has its type wherever an operator meets it."""
-    return literal(value) if dtype in _PLAIN else scalar(value, dtype)
+    return constant_text(value) if dtype in _PLAIN else scalar(value, dtype)
 
 
 def scalar(value: Scalar, dtype: torch.dtype) -> str:
     """A literal as a tensor of no dimensions, for functions that ask for its type."""
     if is_small(dtype):
-        return f"tl.full([], {literal(value)}, tl.float32).to({type_name(dtype)})"
-    return f"tl.full([], {literal(value)}, {type_name(dtype)})"
+        return f"tl.full([], {constant_text(value)}, tl.float32).to({type_name(dtype)})"
+    return f"tl.full([], {constant_text(value)}, {type_name(dtype)})"

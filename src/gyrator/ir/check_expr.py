@@ -82,14 +82,9 @@ class ExprChecker:
 
     def _visit(self, expr: Expr, *, guarded: bool) -> None:
         """``guarded``: the node is evaluated only under some mask, so its loads may be out of range."""
-        if expr in self._seen:
+        if expr in self._seen or (guarded and expr in self._guarded):
             return
-        if guarded:
-            if expr in self._guarded:
-                return
-            self._guarded.add(expr)
-        else:
-            self._seen.add(expr)
+        (self._guarded if guarded else self._seen).add(expr)
         for child in expr.children():
             self._visit(child, guarded=guarded or (isinstance(expr, Masked) and child is expr.body))
         for index in expr.indices():

@@ -45,7 +45,9 @@ def _reduce_last(kind: str, args: State) -> State:
         return (_PLAIN[kind](x),)
     match kind:
         case "argmax" | "argmin":
-            return _extreme(kind, x, args[1])
+            best = x.amax(-1) if kind == "argmax" else x.amin(-1)
+            same = equal(x, best.unsqueeze(-1))
+            return best, torch.where(same, args[1], torch.iinfo(torch.int64).max).amin(-1)
         case "welford":
             return _welford(x)
         case "softmax":
@@ -64,12 +66,6 @@ _PLAIN: Mapping[str, Callable[[Tensor], Tensor]] = {
     "logaddexp": lambda x: torch.logsumexp(x, -1),
 }
 """Reductions of one value to one result."""
-
-
-def _extreme(kind: str, x: Tensor, index: Tensor) -> State:
-    best = x.amax(-1) if kind == "argmax" else x.amin(-1)
-    lowest = torch.where(equal(x, best.unsqueeze(-1)), index, torch.iinfo(torch.int64).max).amin(-1)
-    return best, lowest
 
 
 def equal(a: Tensor, b: Tensor) -> Tensor:

@@ -19,7 +19,6 @@ from gyrator.ir.ops import OPS
 from gyrator.ir.philox import integers, normal, philox, uniform
 
 IntOrTensor: TypeAlias = "int | Tensor"
-Fetch: TypeAlias = "Callable[[Value], Tensor]"
 
 
 class OutOfRange(Exception):
@@ -35,7 +34,7 @@ class Evaluator:
     a new evaluator when a value, axis or local has changed.
     """
 
-    fetch: Fetch
+    fetch: Callable[[Value], Tensor]
     sizes: Mapping[Size, int]
     axes: Mapping[Axis, IntOrTensor] = field(default_factory=dict)
     refs: Mapping[str, Tensor] = field(default_factory=dict)

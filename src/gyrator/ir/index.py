@@ -231,14 +231,11 @@ class Index:
         total: dict[Monomial, int] = {}
         for monomial, c in self.terms:
             count = monomial.count(axis)
-            if count == 0:
-                if any(axis in a.index().axes() for a in monomial if not isinstance(a, Size | Axis)):
-                    return None
-                continue
-            rest = tuple(a for a in monomial if a is not axis)
+            rest = tuple(a for a in monomial if a is not axis) if count else monomial
             if count > 1 or any(axis in a.index().axes() for a in rest if not isinstance(a, Size | Axis)):
                 return None
-            total[rest] = total.get(rest, 0) + c
+            if count:
+                total[rest] = total.get(rest, 0) + c
         return _canonical(total)
 
     def __repr__(self) -> str:
@@ -279,10 +276,6 @@ def _key(monomial: Monomial) -> tuple[int, tuple[str, ...]]:
 
 @lru_cache(maxsize=1 << 15)
 def _times(m1: Monomial, m2: Monomial) -> Monomial:
-    if not m1:
-        return m2
-    if not m2:
-        return m1
     return tuple(sorted(m1 + m2, key=lambda a: a.key))
 
 
@@ -383,8 +376,6 @@ def div_mod(num: Index, den: Index) -> tuple[Index, Index]:
     n, d = num.value, den.value
     if n is not None and d is not None:
         return const(n // d), const(n % d)
-    if den is ONE:
-        return num, ZERO
     quotient, rest = _long_division(num, den)
     if is_nonnegative(rest) and is_nonnegative(den - rest - 1):
         return quotient, rest

@@ -12,7 +12,7 @@ or an update of an input is ``x@1``, never ``x`` again), so order carries no mea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -102,7 +102,6 @@ class Nest:
             case Scatter(into, at, body, combine):
                 index = tuple([map_indirect(i, change) for i in at])
                 return replace(self, root=Scatter(into, index, change(body), combine))
-        raise TypeError(self.root)
 
     def rewritten(self, rule: Callable[[Expr], Expr | None]) -> Nest:
         """The nest with every expression rewritten by ``rule``."""
@@ -223,7 +222,7 @@ class Program:
     outputs: tuple[Output, ...]
     updates: tuple[Update, ...] = ()
     constants: tuple[Constant, ...] = ()
-    derived: tuple[Derived, ...] = field(default=())
+    derived: tuple[Derived, ...] = ()
 
 
 # -- looking -----------------------------------------------------------------------------------------------
@@ -234,7 +233,6 @@ def bodies(root: Root) -> tuple[Expr, ...]:
             return (body,)
         case Reduce(_, _, body) | Scan(_, _, body):
             return body
-    raise TypeError(root)
 
 
 def expressions(root: Root) -> tuple[Expr, ...]:

@@ -70,10 +70,9 @@ class Symbols:
 
     def from_sympy(self, expr: sympy.Basic) -> Index:
         """The index equal to a SymPy expression of integers; opaque where the algebra has no such term."""
-        known = self._indices.get(expr)
-        if known is None:
-            known = self._indices[expr] = self._convert(expr) or self.opaque(expr)
-        return known
+        if expr not in self._indices:
+            self._indices[expr] = self._convert(expr) or self.opaque(expr)
+        return self._indices[expr]
 
     def _convert(self, expr: sympy.Basic) -> Index | None:
         if isinstance(expr, sympy.Integer):
@@ -174,14 +173,11 @@ def _shifted(args: tuple[Index, ...], apply: Callable[[Index, int], Index]) -> I
 _RULES: Mapping[str, Rule] = {
     "Add": lambda args: reduce(Index.__add__, args, ZERO),
     "Mul": lambda args: reduce(Index.__mul__, args, ONE),
-    "FloorDiv": _floordiv,
-    "CleanDiv": _floordiv,
-    "Mod": _python_mod,
-    "PythonMod": _python_mod,
+    **dict.fromkeys(("FloorDiv", "CleanDiv"), _floordiv),
+    **dict.fromkeys(("Mod", "PythonMod"), _python_mod),
     "Max": lambda args: reduce(maximum, args),
     "Min": lambda args: reduce(minimum, args),
-    "Pow": _power,
-    "PowByNatural": _power,
+    **dict.fromkeys(("Pow", "PowByNatural"), _power),
     "LShift": lambda args: _shifted(args, Index.__mul__),
     "RShift": lambda args: _shifted(args, Index.__floordiv__),
 }

@@ -33,10 +33,8 @@ def program_text(program: ir.Program) -> str:
     inputs = [_input_text(i) for i in program.inputs]
     lines = [f"program {program.name}({', '.join(inputs)}) {{"]
     lines += [f"  {declared(c.value)} = constant {c.key!r}" for c in program.constants]
-    for d in program.derived:
-        lines.append(f"  {_size_text(d.size)} = {f'{d.source}: ' if d.source else ''}{d.text}")
-    for node in program.nodes:
-        lines += [f"  {line}" for line in node_text(node).splitlines()]
+    lines += [f"  {_size_text(d.size)} = {f'{d.source}: ' if d.source else ''}{d.text}" for d in program.derived]
+    lines += [f"  {line}" for node in program.nodes for line in node_text(node).splitlines()]
     lines += [f"  update {u.target} = {_view_text(u.value)}" for u in program.updates]
     lines.append(f"  return {', '.join(_arg_text(o) for o in program.outputs)}".rstrip())
     return "\n".join([*lines, "}"]) + "\n"
@@ -92,7 +90,6 @@ def _root_text(root: ir.Root, names: _Names) -> str:
             return f"scan {kind} along {axis} of {', '.join(map(names.expr, body))}"
         case ir.Scatter(into, index, body, combine):
             return f"{into} with [{names.indices(index)}] {_COMBINES[combine]} {names.expr(body)}"
-    raise TypeError(root)
 
 
 def _extern_text(node: ir.Extern, results: str) -> str:
@@ -121,10 +118,9 @@ def _arg_text(arg: ir.Arg | ir.Output) -> str:
 
 def _view_text(view: ir.View) -> str:
     value = view.value
-    plain = (view.shape, view.strides, view.offset.value) == (value.shape, value.strides, 0)
-    text = value.name if plain else f"{value.name}.view(({listed(view.shape)}), ({listed(view.strides)})"
-    if not plain:
-        text += ")" if view.offset.value == 0 else f", {view.offset})"
+    text, offset = value.name, f", {view.offset}" * (view.offset.value != 0)
+    if offset or (view.shape, view.strides) != (value.shape, value.strides):
+        text += f".view(({listed(view.shape)}), ({listed(view.strides)}){offset})"
     return text if view.dtype in (None, value.dtype) else f"{text}.bits({short(view.dtype)})"
 
 
@@ -176,7 +172,6 @@ def _stage_text(stage: Stage, names: _Names) -> str:
             return f"{name}: {short(name.dtype)} = {' times '.join(operands)}{groups} by {template}"
         case tree.Attend():
             return str(stage)
-    raise TypeError(stage)
 
 
 def _loop_text(loop: Loop) -> str:

@@ -257,7 +257,6 @@ def stage_exprs(stage: Stage) -> tuple[Expr, ...]:
             return stage.elements
         case Attend():
             return stage.functions
-    raise TypeError(stage)
 
 
 def walk_exprs(body: Iterable[Loop | Stage]) -> Iterator[Expr]:

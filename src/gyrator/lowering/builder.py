@@ -159,11 +159,9 @@ class Builder:
         if ref.is_whole() and (strides is None or same_strides(ref.shape, ref.value.strides, strides)):
             return ref.value
         wanted = strides if strides is not None else contiguous_strides(ref.shape)
-        known = self._copies.get((ref, wanted))
-        if known is None:
-            copied = self.copy(ref, Meta(ref.shape, ref.dtype, wanted, ref.device), "copy")
-            known = self._copies[ref, wanted] = copied.value
-        return known
+        if (ref, wanted) not in self._copies:
+            self._copies[ref, wanted] = self.copy(ref, Meta(ref.shape, ref.dtype, wanted, ref.device), "copy").value
+        return self._copies[ref, wanted]
 
     def as_view(self, ref: TensorRef, strides: tuple[Index, ...] | None = None) -> View:
         """``ref`` as a strided window, for an extern call or an output; a copy where its index map is not affine.
@@ -199,9 +197,7 @@ class Builder:
 
 def same_strides(shape: Sequence[Index], a: Sequence[Index], b: Sequence[Index]) -> bool:
     """Whether two strides lay out ``shape`` equally: those of a dimension with one element do not matter."""
-    if a == b or ZERO in shape:
-        return True
-    return all(x is y or extent is ONE for extent, x, y in zip(shape, a, b, strict=True))
+    return ZERO in shape or all(x is y or extent is ONE for extent, x, y in zip(shape, a, b, strict=True))
 
 
 def strided(ref: TensorRef) -> tuple[tuple[Index, ...], Index] | None:

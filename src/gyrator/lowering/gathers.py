@@ -49,14 +49,8 @@ def indexed_coords(indices: Indices, shape: Sequence[Index], at: Sequence[Index]
     """The coordinates in a tensor of ``shape`` that the element ``at`` of ``x[indices]`` reads."""
     start, width = advanced(indices)
     joint, others = at[start : start + width], iter((*at[:start], *at[start + width :]))
-    coords: list[Index] = []
-    for k, size in enumerate(shape):
-        index = indices[k] if k < len(indices) else None
-        if index is None:
-            coords.append(next(others))
-        else:
-            coords.append(indirect(index, joint, size, wraps=True))
-    return tuple(coords)
+    given = zip([*indices, *[None] * (len(shape) - len(indices))], shape, strict=True)
+    return tuple([next(others) if i is None else indirect(i, joint, size, wraps=True) for i, size in given])
 
 
 def is_plain(indices: Indices) -> bool:

@@ -95,16 +95,14 @@ class _Lowering:
         self.roots = frozenset[object]().union(*[expr.free_symbols for expr in computed_here])
 
     def run(self, name: str, updates: Sequence[tuple[int, int]]) -> Lowered:
-        result: Sequence[object] = ()
+        end = self.graph.graph.output_node()
         for node in self.graph.graph.nodes:
-            if node.op == "output":
-                result = node.args[0] if isinstance(node.args[0], (list, tuple)) else (node.args[0],)
-                continue
-            origin = origin_of(node)
-            with blame(node, origin):
-                self.b.begin(node, origin)
-                self.env[node] = self._node(node)
-        outputs = [self._output(o) for o in result]
+            if node is not end:
+                origin = origin_of(node)
+                with blame(node, origin):
+                    self.b.begin(node, origin)
+                    self.env[node] = self._node(node)
+        outputs = [self._output(traced, end) for traced in flatten(end.args[0])]
         changed = self._updates(updates, outputs)
         program = Program(
             name, tuple(self.inputs), tuple(self.b.nodes), tuple(outputs), changed, tuple(self.held),
@@ -214,8 +212,7 @@ class _Lowering:
         return whole(known.value)
 
     # -- where it ends --------------------------------------------------------------------------------------
-    def _output(self, traced: object) -> Output:
-        end = self.graph.graph.output_node()
+    def _output(self, traced: object, end: fx.Node) -> Output:
         return extern.argument(self.b, end, self._argument(traced), traced, exact=True)  # type: ignore[return-value]
 
     def _updates(self, pairs: Sequence[tuple[int, int]], outputs: list[Output]) -> tuple[Update, ...]:

@@ -1,6 +1,7 @@
 """Ops that put tensors side by side or around others: cat, constant_pad_nd, repeat, flip."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -29,9 +30,7 @@ def _cat(b: Builder, out: Meta, tensors: Sequence[TensorRef], dim: int = 0) -> A
         return NotImplemented
     if not parts:
         return b.full(out, constant(0, out.dtype))
-    starts = [ZERO]
-    for part in parts:
-        starts.append(starts[-1] + part.shape[d])
+    starts = [*accumulate((part.shape[d] for part in parts), initial=ZERO)]
     return b.pointwise(out, lambda at: _joined(out.dtype, parts, starts, d, at))
 
 

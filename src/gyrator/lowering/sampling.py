@@ -87,8 +87,7 @@ def _nearest(size: Resize, exact: bool) -> Line:
         source = _nearest_source(size, exact, output)
         return op("where", op("eq", source, number(i, source.dtype)), given, like(given, 0))
 
-    start: Callable[[Index], Index] = lambda i: (i * size.new) // size.old - 2  # noqa: E731
-    return Line(4 - (-size.new) // size.old, start, share)
+    return Line(4 - (-size.new) // size.old, lambda i: (i * size.new) // size.old - 2, share)
 
 
 def _even(size: Resize) -> int | None:
@@ -158,8 +157,7 @@ def _padded(before: int, after: int, size: Index) -> Line:
         source = clamp(output - before, ZERO, size - 1)
         return op("where", op("eq", IndexValue(source), IndexValue(i)), given, like(given, 0))
 
-    start: Callable[[Index], Index] = lambda i: i + minimum(i, ONE) * left + (before - left)  # noqa: E731
-    return Line(as_index(1 + span), start, share)
+    return Line(as_index(1 + span), lambda i: i + minimum(i, ONE) * left + (before - left), share)
 
 
 def _replication_pad_backward(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -97,12 +98,8 @@ def _indexed_shape(indices: Indices, shape: Sequence[Index]) -> tuple[Index, ...
 
 def broadcast_shapes(shapes: Sequence[Sequence[Index]]) -> tuple[Index, ...]:
     """The shape that all of ``shapes`` broadcast to; they must fit."""
-    rank = max(len(s) for s in shapes)
-    result = [ONE] * rank
-    for shape in shapes:
-        for k, extent in enumerate(shape, rank - len(shape)):
-            result[k] = extent if result[k] is ONE else result[k]
-    return tuple(result)
+    columns = zip_longest(*map(reversed, shapes), fillvalue=ONE)
+    return tuple(next((extent for extent in column if extent is not ONE), ONE) for column in columns)[::-1]
 
 
 def _points(x: TensorRef, dim: int, index: TensorRef, slices_of: TensorRef | None = None) -> Points:
@@ -158,11 +155,9 @@ def _reduce(
     if counts is None or not mean or total is NotImplemented:
         return total
     division = "div" if out.dtype.is_floating_point else "floordiv"
-
-    def divide(t: Expr, n: Expr) -> Expr:
-        return op(division, t, op("maximum", n, like(n, 1)))
-
-    return b.elementwise(out, (total, counts), divide, suffix="mean")
+    return b.elementwise(
+        out, (total, counts), lambda t, n: op(division, t, op("maximum", n, like(n, 1))), suffix="mean"
+    )
 
 
 def _counts(b: Builder, out: Meta, points: Points, start: int) -> TensorRef:

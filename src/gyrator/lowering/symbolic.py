@@ -28,10 +28,8 @@ Rule: TypeAlias = Callable[[Sequence[Number]], Expr]
 def number_of(target: object, args: Sequence[object]) -> Expr | None:
     """The float or bool that ``target`` computes from numbers; None if ``target`` is no such function."""
     numbers = [a for a in args if isinstance(a, (Expr, Index, bool, int, float))]
-    if len(numbers) != len(args):
-        return None
     rule = _RULES.get(target)
-    return None if rule is None else rule(numbers)
+    return None if rule is None or len(numbers) != len(args) else rule(numbers)
 
 
 def read_number(node: fx.Node, args: Sequence[object]) -> Expr:

@@ -41,9 +41,6 @@ def reshaped_coords(shape: tuple[Index, ...], at: Coords, old: tuple[Index, ...]
     for new_part, old_part in _groups(shape, old):
         extents = [old[k] for k in old_part]
         inner = [shape[k] for k in new_part]
-        if len(extents) == len(inner) == 1:
-            coords.append(at[new_part[0]])
-            continue
         position = linear(tuple(at[k] for k in new_part), tuple(inner))
         coords += split_position(position, extents)
     return tuple([ZERO if extent is ONE else c for c, extent in zip(coords, old, strict=True)])

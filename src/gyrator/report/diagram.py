@@ -66,12 +66,10 @@ def _boxes(record: GraphRecord, link: str) -> tuple[list[_Box], list[tuple[int, 
     edges: dict[tuple[int, int], None] = {}
     for number, step in enumerate(record.steps, start=1):
         boxes.append(_box(step, link))
-        for value in step.reads:
-            edges[maker.get(value, 0), number] = None
+        edges |= dict.fromkeys((maker.get(value, 0), number) for value in step.reads)
         maker |= dict.fromkeys(step.writes, number)
     boxes.append(_Box(("outputs",), "end", "", ", ".join(record.outputs)))
-    for value in record.outputs:
-        edges[maker.get(value, 0), len(boxes) - 1] = None
+    edges |= dict.fromkeys((maker.get(value, 0), len(boxes) - 1) for value in record.outputs)
     return boxes, [(a, b) for a, b in edges if a != b]
 
 

@@ -52,8 +52,7 @@ def dump_partition(dump: DumpWriter, joint: JointGraph, partition: Partition) ->
     else:  # its bodies are written with the halves
         dump.write("joint", str(joint.graph))
     lines = [f"# saved: {partition.saved_bytes} bytes; all that backward reads: {partition.default_bytes} bytes"]
-    for node, reason in partition.reasons.items():
-        lines.append(f"{node.name}: {reason}   # {origin_of(node)}")
+    lines += [f"{node.name}: {reason}   # {origin_of(node)}" for node, reason in partition.reasons.items()]
     dump.write("partition", "\n".join(lines))
 
 

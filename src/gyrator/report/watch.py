@@ -20,7 +20,7 @@ from gyrator.cache.store import Entry
 from gyrator.config import Config
 from gyrator.metrics.kernels import KernelFacts
 from gyrator.metrics.tables import Row, add_rows
-from gyrator.origin import origin_of, place_of
+from gyrator.origin import Origin, origin_of, place_of
 from gyrator.report.data import ProgramReport
 from gyrator.report.record import GraphRecord, Kept, ProgramRecord, from_json
 from gyrator.runtime.load import WRAPPER
@@ -38,7 +38,7 @@ COUNTERS = "counters"
 @dataclass(frozen=True, slots=True)
 class GraphCompiled:
     """A graph is ready: its entry with code and record, whether the cache had it, its session, and what of it is
-    only in this process: graphs within it, and tensors that it holds.
+    only in this process: graphs within it, tensors that it holds, and where the user's places moved since it was made.
     """
 
     entry: Entry
@@ -46,6 +46,7 @@ class GraphCompiled:
     session: Session
     regions: Mapping[str, fx.GraphModule] = field(default_factory=dict)
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    moved: Mapping[Origin, Origin] = field(default_factory=dict)
 
 
 Event: TypeAlias = "GraphCompiled | ProgramReport"

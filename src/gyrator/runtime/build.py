@@ -211,8 +211,6 @@ def start_build(
 
 def in_runs(kernels: Sequence[CppKernel], workers: int) -> list[list[CppKernel]]:
     """Kernels for each compiler run: about equal work, and as many runs as `workers` if there is enough."""
-    if not kernels:
-        return []
     lines = {k.name: k.text.count("\n") + 1 for k in kernels}
     worth = min(workers, sum(lines.values()) // LINES_WORTH_A_RUN, len(kernels))
     count = max(1, worth, -(-len(kernels) // KERNELS_PER_RUN))

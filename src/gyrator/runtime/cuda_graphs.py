@@ -144,16 +144,12 @@ def _kind(arg: object, *, in_place: bool) -> object:
 
 def _copies(values: Sequence[Any]) -> list[Any]:
     """The values with copies of tensors, all of a type in one launch: gradients are many."""
-    found = list(values)
-    tensors = [(k, value) for k, value in enumerate(values) if isinstance(value, torch.Tensor)]
-    for dtype in {value.dtype for _, value in tensors}:
-        places = [k for k, value in tensors if value.dtype == dtype]
-        old = [values[k] for k in places]
-        new = [torch.empty_strided(t.shape, t.stride(), dtype=dtype, device=t.device) for t in old]
-        copy_all(new, old)
-        for place, copy in zip(places, new, strict=True):
-            found[place] = copy
-    return found
+    old = {k: value for k, value in enumerate(values) if isinstance(value, torch.Tensor)}
+    new = {k: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for k, t in old.items()}
+    for dtype in {t.dtype for t in old.values()}:
+        same = [k for k, t in old.items() if t.dtype == dtype]
+        copy_all([new[k] for k in same], [old[k] for k in same])
+    return [new.get(k, value) for k, value in enumerate(values)]
 
 
 def record_on_gpu(function: Callable[[], Sequence[Any]]) -> tuple[Callable[[], object], Sequence[Any]]:

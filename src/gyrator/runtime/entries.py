@@ -102,10 +102,7 @@ def numbered_places(graph: fx.GraphModule, wanted: Collection[Origin]) -> list[J
 
 def moved_places(entry: Entry, graph: fx.GraphModule) -> dict[Origin, Origin]:
     """Where the places that an entry names lie now: the user's lines may have moved since it was written."""
-    places = as_list(entry.notes.get("places"))
-    if not places:
-        return {}
-    nodes = list(graph.graph.nodes)
+    places, nodes = as_list(entry.notes.get("places")), list(graph.graph.nodes)
     return {Origin(*place[:4]): origin_of(nodes[place[4]]) for place in places if isinstance(place, list)}
 
 

@@ -39,10 +39,7 @@ def load_launcher(path: Path) -> Bind:
     library.gyrator_launcher.restype = ctypes.py_object
     native: Bind = library.gyrator_launcher()
 
-    def bind(address: int, count: int, on_error: OnError) -> Launch:
-        return (native if count <= MOST_ARGUMENTS else bind_by_ctypes)(address, count, on_error)
-
-    return bind
+    return lambda address, count, error: (native if count <= MOST_ARGUMENTS else bind_by_ctypes)(address, count, error)
 
 
 def bind_by_ctypes(address: int, count: int, on_error: OnError) -> Launch:

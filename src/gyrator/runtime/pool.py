@@ -52,12 +52,11 @@ class _Block:
         return base.data_ptr() == self.address and base.untyped_storage().nbytes() == self.nbytes
 
     def base(self, dtype: torch.dtype) -> torch.Tensor:
-        found = self.bases.get(dtype)
-        if found is None:
+        if dtype not in self.bases:
             whole = self.nbytes // dtype.itemsize * dtype.itemsize
-            found = self.bases[dtype] = self.bases[torch.uint8][:whole].view(dtype)
+            self.bases[dtype] = self.bases[torch.uint8][:whole].view(dtype)
             self.own = self.holders()
-        return found
+        return self.bases[dtype]
 
 
 class Pool:

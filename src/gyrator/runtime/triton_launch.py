@@ -166,7 +166,4 @@ def guarded(current: list[Launch], checked: Sequence[int], otherwise: Callable[[
         else:
             current[0](stream, *args)
 
-    def launch_always(stream: int, *args: int) -> None:
-        current[0](stream, *args)
-
-    return launch if places else launch_always
+    return launch if places else lambda stream, *args: current[0](stream, *args)

@@ -64,14 +64,13 @@ def descend(
     has None.
     """
     found: dict[Config, float | None] = {config: took}
-    moved = True
-    while moved:
-        moved = False
+    while True:
         for other in neighbours(config, room):
             if other not in found and (ms := found.setdefault(other, measure(other))) and ms < FASTER * took:
-                config, took, moved = other, ms, True
+                config, took = other, ms
                 break
-    return {c: ms for c, ms in found.items() if c != config} | {config: took}
+        else:
+            return {c: ms for c, ms in found.items() if c != config} | {config: took}
 
 
 # -- timing --------------------------------------------------------------------------------------------------

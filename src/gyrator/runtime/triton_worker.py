@@ -7,8 +7,6 @@ compiles. It imports neither torch nor the rest of gyrator, so it is ready after
 what it writes; whoever started it removes it.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

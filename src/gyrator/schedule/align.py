@@ -20,13 +20,13 @@ from gyrator.ir.index import (
     FloorDiv,
     Index,
     Mod,
-    Size,
     exact_quotient,
     is_less,
-    is_nonnegative,
+    linear,
     product,
     substitute,
 )
+from gyrator.lowering.typed import between
 from gyrator.lowering.views import split_position
 
 Mapping_ = Mapping[Atom, Index]
@@ -54,7 +54,7 @@ def linear_terms(index: Index) -> dict[Axis, Index] | None:
 
 def _fixed(atom: Atom) -> bool:
     """Whether an atom is the same in every iteration: a size, or ``s // 2`` of one."""
-    return isinstance(atom, Size) or not (atom.index().axes() or atom.index().indirects())
+    return not (atom.index().axes() or atom.index().indirects())
 
 
 def radix(index: Index, extent: Index) -> list[Axis] | None:
@@ -78,10 +78,7 @@ def radix(index: Index, extent: Index) -> list[Axis] | None:
 
 def compose(axes: Sequence[Axis]) -> Index:
     """The mixed-radix number whose digits are ``axes``, outermost first: ``[a, b]`` → ``a*extent(b) + b``."""
-    total = ZERO
-    for axis in axes:
-        total = total * axis.extent + axis.index()
-    return total
+    return linear(tuple(axis.index() for axis in axes), tuple(axis.extent for axis in axes))
 
 
 def digits_of(number: Index, axes: Sequence[Axis]) -> dict[Atom, Index]:
@@ -134,7 +131,7 @@ def _split_within(index: Index) -> tuple[Axis, Index] | None:
             if inner is None or inner is ONE or inner is axis.extent:
                 continue
             below = sum((a.index() * k for a, k in terms.items() if is_less(k, c)), ZERO)
-            if exact_quotient(axis.extent, inner) is not None and is_nonnegative(below) and is_less(below, c):
+            if exact_quotient(axis.extent, inner) is not None and not between(below, ZERO, c):
                 return axis, inner
     return None
 

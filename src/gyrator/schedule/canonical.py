@@ -4,6 +4,7 @@ once.
 The twelve layers of a model give twelve equal groups of each kind; finding that out costs a tenth of building a kernel.
 """
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Hashable, Mapping
@@ -14,6 +15,8 @@ import torch
 from gyrator.ir.expr import Expr, Load, Random, Value, reading
 from gyrator.ir.index import ONE, Axis, Index, Size
 from gyrator.ir.program import Scatter, defines, expressions, loads
+from gyrator.ir.text import kernel_text
+from gyrator.ir.tree import Kernel, indices_in
 from gyrator.schedule.group import Group, Member
 
 
@@ -90,3 +93,14 @@ def _rename_values(group: Group, stored: frozenset[Value]) -> dict[Value, Value]
         name = stem if counts[stem] == 1 else f"{stem}_{counts[stem]}"
         names[value] = Value(name, value.shape, value.dtype, value.strides, value.device)
     return names
+
+
+def named(kernel: Kernel, more: str = "") -> Kernel:
+    """The kernel with its sizes; its name gets a digest of its text and ``more``, the same in every process."""
+    values = (*(p.value for p in kernel.params), *kernel.scratch)
+    indices = (*(i for v in values for i in (*v.shape, *v.strides)), *indices_in(kernel.body))
+    sizes = tuple(sorted({size for index in indices for size in index.sizes()}, key=lambda s: s.name))
+    name = re.sub(r"\W+", "_", kernel.name).strip("_")[:60] or "kernel"
+    plain = replace(kernel, name=name, sizes=sizes, origins=())
+    digest = hashlib.sha256((kernel_text(plain) + more).encode()).hexdigest()[:10]
+    return replace(plain, name=f"{name}_{digest}", origins=kernel.origins)

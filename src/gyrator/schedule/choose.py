@@ -91,9 +91,8 @@ class _Chooser:
     def __init__(
         self, units: list[Unit], program: Program, ask: Ask, options: Options, gpu: Gpu | None, cpu: Cpu | None
     ) -> None:
-        self.units, self._program, self._ask, self._options, self._gpu, self._cpu = (
-            units, program, ask, options, gpu, cpu,
-        )  # fmt: skip
+        self.units, self._program, self._ask = units, program, ask
+        self._options, self._gpu, self._cpu = options, gpu, cpu
         self._asked: dict[Hashable, tuple[str, ...]] = {}
         self.packings: dict[Value, Packing] = {}
         self._made = producers(units, shown_values(program), on_gpu=gpu is not None)
@@ -105,7 +104,6 @@ class _Chooser:
         plain = (*((library,) if "aten" in self._options.gemm_backends or not templates else ()), *templates)
         if plain == (library,) and {"aten", "subgraph"} & {*self._options.gemm_backends}:
             return
-        title = _title(call, product)
         group = _follower(self.units, call, product)
         linear = None if group is None else linear_unary(call, product, group, self._program)
         if group is not None and linear is not None:
@@ -114,13 +112,12 @@ class _Chooser:
         found = prologues(product, self._made, self.units)
         made = tuple((nest_of(g).out[0] is product.left.value, canonicalise(g, frozenset()).key) for g in found)
         key: tuple[Hashable, ...] = (_signature(call), made)
-        title += " with prologue" if found else ""
+        title = _title(call, product) + " with prologue" * bool(found)
         ranked = self._ranked(title, (*found, call), _with_prologues(plain, product, found), key)
         if not ranked:
             return
         best = ranked[0]
-        fused = self._fused(group, ranked) if group is not None else ()
-        if group is not None and fused:
+        if group is not None and (fused := self._fused(group, ranked)):
             apart = replace(best, name=f"{best.name}_then_epilogue", units=(*best.units, group))
             key = (*key, _epilogue_key(product, group))
             ranked = self._ranked(f"{title} with epilogue", (*found, call, group), (*fused, apart), key)
@@ -250,9 +247,7 @@ def _title(call: Extern, product: Product, op: str = "") -> str:
 
 def _signature(call: Extern) -> Hashable:
     """All that the time of a call depends on."""
-    args: list[object] = []
-    for arg in call.args:
-        args.append((arg.shape, arg.strides, arg.offset, arg.value.dtype) if isinstance(arg, View) else arg)
+    args = [(a.shape, a.strides, a.offset, a.value.dtype) if isinstance(a, View) else a for a in call.args]
     return call.op, tuple(args), call.kwargs, tuple((v.dtype, v.strides, str(v.device)) for v in defines(call))
 
 

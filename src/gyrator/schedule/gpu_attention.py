@@ -22,11 +22,10 @@ from gyrator.ir.ops import OPS
 from gyrator.ir.program import Arg, Extern, ListArg, Nest, Pointwise, Program, View
 from gyrator.ir.tree import Attend, Config, Kernel, Param, Tile, Tiling
 from gyrator.ir.volume import volume
-from gyrator.schedule.canonical import stem_of
+from gyrator.schedule.canonical import named, stem_of
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_tiling import fits, power
 from gyrator.schedule.kernel import Built
-from gyrator.schedule.naming import named
 from gyrator.schedule.plan import full_view
 from gyrator.schedule.products import Templated, Unit
 from gyrator.schedule.prologue import DEAR
@@ -142,9 +141,8 @@ def _configs(template: str, views: Sequence[View], sides: Sequence[int], gpu: Gp
 def _has_roles(tensors: Sequence[View], sides: Sequence[int], gpu: Gpu) -> bool:
     """Whether forward has a text for this GPU whose warps have roles: of 16-bit elements, rows of 64 or 128 that begin
     at multiples of 16 bytes, and blocks of the mask that its tiles divide."""
-    steps = [v.offset for v in tensors]
-    for view in tensors:
-        steps += [step for n, step in zip(view.shape[:3], view.strides, strict=False) if n is not ONE]
+    steps = [step for v in tensors for n, step in zip(v.shape[:3], v.strides, strict=False) if n is not ONE]
+    steps += [v.offset for v in tensors]
     even = all(step.value is not None and step.value % 8 == 0 for step in steps)
     even = even and all(view.strides[3] is ONE and view.shape[3].value in (64, 128) for view in tensors)
     blocks = dict(_ROLES.blocks)

@@ -19,8 +19,7 @@ from gyrator.ir.program import defines, shown_views, uses
 from gyrator.ir.tree import Config, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Tile, Tiling, walk_exprs
 from gyrator.ir.volume import bytes_of
 from gyrator.origin import merge
-from gyrator.schedule.canonical import stem_of
-from gyrator.schedule.naming import named
+from gyrator.schedule.canonical import named, stem_of
 from gyrator.schedule.plan import Allocate, Call, Copy, Free, Launch, Plan, Step, held
 
 MOST_POINTERS = 480

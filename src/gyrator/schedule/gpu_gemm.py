@@ -131,8 +131,7 @@ def unpadded(call: Extern, gpu: Gpu | None, backends: Collection[str]) -> Templa
     work = 2 * volume((*product.out.shape, product.left.shape[1]), 1)
     if row is None or row * 2 % ROW_BYTES == 0 or work < WORTH:
         return None
-    found = [Templated(call, name, (c,)) for name, c in gpu_configs(product, gpu) if name == "described"]
-    return found[0] if found else None
+    return next((Templated(call, name, (c,)) for name, c in gpu_configs(product, gpu) if name == "described"), None)
 
 
 def shown_unpadded(program: Program, gpu: Gpu | None, backends: Collection[str]) -> set[Value]:

@@ -1,7 +1,5 @@
 """Long rows that programs of a GPU share: each takes a part, and they exchange what they reduce within one launch."""
 
-from typing import TypeAlias
-
 from gyrator.ir.expr import Value
 from gyrator.ir.index import Index, dot, substitute
 from gyrator.ir.program import Reduce, Scan, Scatter
@@ -16,8 +14,6 @@ MIN_PART, MIN_SHARED, MIN_WORK = 1 << 11, 1 << 13, 1 << 16
 
 SCAN_PARTS = (8192, 4096, 16384)
 """Elements of a part of a row that is scanned."""
-
-_Places: TypeAlias = "frozenset[tuple[Value, Index]]"
 
 
 def shared_blocks(group: Group, gpu: Gpu | None) -> tuple[int, ...]:
@@ -54,7 +50,7 @@ def shared_blocks(group: Group, gpu: Gpu | None) -> tuple[int, ...]:
 
 def _kept(group: Group) -> int:
     """How many loads along a row are needed before a reduction and again after it; of all before it if none are."""
-    needs: dict[Value | None, _Places] = {}
+    needs: dict[Value | None, frozenset[tuple[Value, Index]]] = {}
     waiting: set[Value | None] = set()
     first, later = set[tuple[Value, Index]](), set[tuple[Value, Index]]()
     for member in group.members:

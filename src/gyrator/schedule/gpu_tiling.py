@@ -5,8 +5,6 @@ program of its own, whole if it fits in the registers of a block of threads; of 
 many as fill a memory transaction.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, replace
 from math import prod
@@ -164,8 +162,7 @@ def _whole_rows(row: int, points: int, gpu: Gpu, item: int) -> list[tuple[int, i
     warp = 32 * 64 // item
     warps = min(max(row // warp, 1), 32)
     rows = min(max(warp // row, 1), most)
-    found = [(rows, warps), (min(2 * rows, most), min(2 * warps, 32)), (rows, min(2 * warps, 32))]
-    return list(dict.fromkeys(found))
+    return [(rows, warps), (min(2 * rows, most), min(2 * warps, 32)), (rows, min(2 * warps, 32))]
 
 
 def _mixed_rows(row: int, item: int) -> list[tuple[int, int]]:
@@ -196,13 +193,12 @@ def _staged(configs: tuple[Config, ...], kernel: Kernel, gpu: Gpu) -> tuple[Conf
 
 def _whole_columns(row: int, points: int) -> list[tuple[int, int]]:
     sides = [min(x, power(points)) for x in (4096 // max(row, 16), 1024 // max(row, 16))]
-    return [(x, min(max(x * row // 256, 1), 8)) for x in dict.fromkeys(sides)]
+    return [(x, min(max(x * row // 256, 1), 8)) for x in sides]
 
 
 def _looped_rows(row: int) -> list[tuple[int, int, int]]:
     """(rows, block of a row, warps)."""
-    found = [(1, min(max(row, 16), block), warps) for block, warps in ((8192, 8), (4096, 8), (16384, 32))]
-    return list(dict.fromkeys(found))
+    return [(1, min(max(row, 16), block), warps) for block, warps in ((8192, 8), (4096, 8), (16384, 32))]
 
 
 def _looped_columns(row: int, points: int) -> list[tuple[int, int, int]]:
@@ -243,13 +239,8 @@ def _walks_columns(walk: _Walk, share: int = 1) -> bool:
 
 def _contiguous(position: Index, axis: Axis) -> bool:
     """Whether neighbours along ``axis``, or along its last digit, are neighbours in memory."""
-    for monomial, c in position.terms:
-        if c == 1 and len(monomial) == 1:
-            atom = monomial[0]
-            num = atom.num if isinstance(atom, Mod) else atom.index()
-            if num is axis.index():
-                return True
-    return False
+    atoms = [monomial[0] for monomial, c in position.terms if c == 1 and len(monomial) == 1]
+    return any((atom.num if isinstance(atom, Mod) else atom.index()) is axis.index() for atom in atoms)
 
 
 # -- looking -----------------------------------------------------------------------------------------------

@@ -22,14 +22,13 @@ from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, St
 from gyrator.ir.volume import volume
 from gyrator.lowering.typed import cast
 from gyrator.origin import merge
-from gyrator.schedule.canonical import stem_of
+from gyrator.schedule.canonical import named, stem_of
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_loops import gpu_loops
 from gyrator.schedule.gpu_shared import shared_blocks
 from gyrator.schedule.gpu_tiling import tile_kernel
 from gyrator.schedule.group import Axes, Group, Member, is_atomic
 from gyrator.schedule.loops import PART, SIMPLE, Shape, Style, choose_loops
-from gyrator.schedule.naming import named
 from gyrator.schedule.simplify import Rule
 
 CHEAP = 6
@@ -225,12 +224,10 @@ class Writer:
             return memory, at
         if position.coefficient(lane) in (None, ZERO, ONE):
             return memory, at
-        tile = self._tiles.get((memory, position))
-        if tile is None:
-            extents = (_bound(row), _bound(lane))
-            tile = Value(f"tile{len(self._tiles)}_{memory.name}", extents, memory.dtype, contiguous_strides(extents))
-            self._tiles[memory, position] = tile
-        return tile, (row.index(), lane.index())
+        if (memory, position) not in self._tiles:
+            name, extents = f"tile{len(self._tiles)}_{memory.name}", (_bound(row), _bound(lane))
+            self._tiles[memory, position] = Value(name, extents, memory.dtype, contiguous_strides(extents))
+        return self._tiles[memory, position], (row.index(), lane.index())
 
     def _transposed(self, rows: Loop) -> Body:
         """The loop over a tile's rows, between copies of its operands into tiles and of tiles into its results.
@@ -324,7 +321,8 @@ class Writer:
             elif outer and value in self._read_inside:
                 yield Let(self._ref(value), expr)
             if isinstance(root, Scatter):
-                place = self._position(value, tuple(self._index(i, member, level) for i in root.index))
+                at = [map_indirect(i, lambda e: self._expr(e, member, level), member.at) for i in root.index]
+                place = self._position(value, tuple(at))
                 yield Store(self.memory(value), place, expr, root.combine, is_atomic(member.nest))
             elif stored:
                 yield self._store(value, member, expr)
@@ -333,16 +331,12 @@ class Writer:
     def _exprs(self, member: Member, level: int) -> tuple[Expr, ...]:
         """The member's bodies as computed at ``level``, over the group's axes, with results of the group put in."""
         key = (member.position, level)
-        done = self._memo.get(key)
-        if done is None:
-            done = self._memo[key] = tuple(self._expr(e, member, level) for e in bodies(member.nest.root))
-        return done
+        if key not in self._memo:
+            self._memo[key] = tuple(self._expr(e, member, level) for e in bodies(member.nest.root))
+        return self._memo[key]
 
     def _expr(self, expr: Expr, member: Member, level: int) -> Expr:
         return rewrite(expr, lambda e: self._replace(e, level), member.at)
-
-    def _index(self, index: Index, member: Member, level: int) -> Index:
-        return map_indirect(index, lambda e: self._expr(e, member, level), member.at)
 
     def _replace(self, expr: Expr, level: int) -> Expr | None:
         if not isinstance(expr, Load):
@@ -430,8 +424,7 @@ class Writer:
         if (value, part) not in self._rows:
             extents = tuple(_bound(a) for a in axes)
             dtype = value.dtype if part else self._total(value)
-            row = Value(f"row_{value.name}{part}", extents, dtype, contiguous_strides(extents))
-            self._rows[value, part] = row
+            self._rows[value, part] = Value(f"row_{value.name}{part}", extents, dtype, contiguous_strides(extents))
         return self._rows[value, part], tuple(a.index() for a in axes)
 
     def _ref(self, value: Value) -> Ref:

@@ -3,11 +3,10 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TypeAlias
 
 from gyrator.ir.expr import IndexValue, Load, Random, Value
-from gyrator.ir.index import ONE, Atom, Axis, Index, dot, substitute
-from gyrator.ir.program import Nest, Pointwise, Scatter, expressions, loads
+from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, dot, substitute
+from gyrator.ir.program import Nest, Pointwise, Scatter, defines, expressions, loads
 from gyrator.ir.volume import volume
 from gyrator.schedule.group import Axes, Group, Member
 
@@ -17,18 +16,16 @@ LARGE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A load or store: its position in memory over some axes, and how many bytes it moves."""
+    """A load or store of a value: its position in memory over some axes, and how many bytes it moves."""
 
+    value: Value
     position: Index
     weight: int
 
 
-Accesses: TypeAlias = "tuple[tuple[Value, Access], ...]"
-
-
 def accesses(group: Group, stored: frozenset[Value]) -> list[Access]:
     """Loads from memory and stores of the values in ``stored``."""
-    return [Access(substitute(a.position, member.at), a.weight) for member, a in _own_accesses(group, stored)]
+    return [replace(a, position=substitute(a.position, m.at)) for m, a in _own_accesses(group, stored)]
 
 
 def _own_accesses(group: Group, stored: frozenset[Value] | None = None) -> Iterator[tuple[Member, Access]]:
@@ -36,8 +33,8 @@ def _own_accesses(group: Group, stored: frozenset[Value] | None = None) -> Itera
     made = {v for m in group.members for v in m.nest.out}
     for member in group.members:
         loaded, written = member_accesses(member.nest)
-        yield from ((member, access) for value, access in loaded if value not in made)
-        yield from ((member, access) for value, access in written if stored is None or value in stored)
+        yield from ((member, access) for access in loaded if access.value not in made)
+        yield from ((member, access) for access in written if stored is None or access.value in stored)
 
 
 def across_rows(group: Group) -> bool:
@@ -55,16 +52,16 @@ def contiguous_axes(found: Iterable[tuple[Index, int]]) -> set[Axis]:
 
 
 @lru_cache(maxsize=1 << 13)
-def member_accesses(nest: Nest) -> tuple[Accesses, Accesses]:
-    """The loads of a nest and its stores, each with its value, over the nest's axes."""
+def member_accesses(nest: Nest) -> tuple[tuple[Access, ...], tuple[Access, ...]]:
+    """The loads of a nest and its stores, over the nest's axes."""
     into = nest.root.index if isinstance(nest.root, Scatter) else tuple(a.index() for a in nest.axes)
-    loaded = tuple([(load.value, _access(load.value, load.index)) for load in loads(expressions(nest.root))])
-    return loaded, tuple([(v, _access(v, into)) for v in nest.out if v is not None])
+    loaded = tuple([_access(load.value, load.index) for load in loads(expressions(nest.root))])
+    return loaded, tuple([_access(v, into) for v in defines(nest)])
 
 
 def _access(value: Value, index: tuple[Index, ...]) -> Access:
     position = dot(index, value.strides)
-    return Access(position, volume(a.extent for a in position.axes()) * value.dtype.itemsize)
+    return Access(value, position, volume(a.extent for a in position.axes()) * value.dtype.itemsize)
 
 
 def transposes(nest: Nest) -> bool:
@@ -72,16 +69,13 @@ def transposes(nest: Nest) -> bool:
     tiles with two sides."""
     if not (nest.on_gpu and isinstance(nest.root, Pointwise) and isinstance(nest.root.body, Load)):
         return False
-    ((_, read), *indices), ((_, written),) = member_accesses(nest)
+    (read, *indices), (written,) = member_accesses(nest)
     unit = _unit(read.position)
     return not indices and written.weight >= LARGE and unit not in (None, _unit(written.position))
 
 
 def _unit(position: Index) -> Axis | None:
-    for monomial, c in position.terms:
-        if c == 1 and len(monomial) == 1 and isinstance(monomial[0], Axis):
-            return monomial[0]
-    return None
+    return next((m[0] for m, c in position.terms if c == 1 and len(m) == 1 and isinstance(m[0], Axis)), None)
 
 
 def loop_order(axes: Iterable[Axis], found: list[Access]) -> list[Axis]:
@@ -92,8 +86,6 @@ def loop_order(axes: Iterable[Axis], found: list[Access]) -> list[Axis]:
     for axis in axes:
         contiguous[axis] = stride[axis] = 0
         for access in found:
-            if axis not in access.position.axes():
-                continue
             c = access.position.coefficient(axis)
             if c is ONE:
                 contiguous[axis] += access.weight
@@ -134,16 +126,8 @@ def _raw_indices(group: Group) -> list[Index]:
 
 
 def _mergeable(outer: Axis, inner: Axis, indices: list[Index]) -> bool:
-    if inner.extent.value == 0:
-        return False
-    for index in indices:
-        axes = index.axes()
-        if outer not in axes and inner not in axes:
-            continue
-        a, b = index.coefficient(outer), index.coefficient(inner)
-        if a is None or b is None or a is not b * inner.extent:
-            return False
-    return True
+    pairs = ((index.coefficient(outer), index.coefficient(inner)) for index in indices)
+    return inner.extent is not ZERO and all(b is not None and a is b * inner.extent for a, b in pairs)
 
 
 def _replace_axes(group: Group, outer: Axis, inner: Axis, both: Axis, mapping: Mapping[Atom, Index]) -> Group:

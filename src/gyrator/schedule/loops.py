@@ -1,7 +1,5 @@
 """Choosing a group's loops: their order, which run in parallel, along which axis vectors lie."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -148,14 +146,9 @@ def crossing(parallel: list[Axis], last: Axis, found: list[Access]) -> Axis | No
     heavy = max((a.weight for a in found), default=0)
     if heavy < TILE_BYTES:
         return None
-    for access in found:
-        axes = access.position.axes()
-        if access.weight * 4 < heavy or last not in axes or access.position.coefficient(last) is ONE:
-            continue
-        for axis in parallel:
-            if axis in axes and access.position.coefficient(axis) is ONE:
-                return axis
-    return None
+    large = [a.position for a in found if a.weight * 4 >= heavy]
+    across = [p for p in large if last in p.axes() and p.coefficient(last) is not ONE]
+    return next((axis for p in across for axis in parallel if p.coefficient(axis) is ONE), None)
 
 
 def _column(group: Group, unit: set[Axis]) -> Axis | None:

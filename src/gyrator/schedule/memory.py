@@ -5,7 +5,18 @@ from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Value, indirect_values
 from gyrator.ir.index import Index, Size, contiguous_strides, dot, product, substitute
-from gyrator.ir.program import Extern, Pointwise, Program, Reduce, Scatter, Update, View, defines, output_values
+from gyrator.ir.program import (
+    Extern,
+    Pointwise,
+    Program,
+    Reduce,
+    Scatter,
+    Update,
+    View,
+    defines,
+    output_values,
+    shown_values,
+)
 from gyrator.ir.tree import Kernel
 from gyrator.origin import Origins, merge
 from gyrator.schedule.canonical import Canonical, canonicalise
@@ -236,11 +247,9 @@ def _group_of(unit: Templated) -> Group:
 def life_of(program: Program, units: Sequence[Unit]) -> Life:
     """When each value is last read, if the units run in this order."""
     last = {v: p for p, unit in enumerate(units) for v in uses_of(unit)}
-    forever = set(output_values(program))
-    for update in program.updates:
-        forever |= {update.value.value, update.target}
+    forever = shown_values(program) | {update.target for update in program.updates}
     given = {i.value for i in program.inputs if i.value is not None} | {c.value for c in program.constants}
-    return Life(last, frozenset(forever), frozenset(given))
+    return Life(last, forever, frozenset(given))
 
 
 def _same_memory(a: Value, b: Value) -> bool:

@@ -134,11 +134,10 @@ def _longer_sides(program: Program, unpadded: Collection[Value]) -> _Plan:
 def _longer_arguments(node: Extern) -> tuple[_Longer, ...]:
     """The matrices of a product with their new sides, and its bias if the result gets others; none if all sides stay,
     if it is not worth it, or if one cannot have them."""
-    if node.op not in ("aten.mm.default", "aten.addmm.default") or node.out[0] is None:
+    out = node.out[0] if node.op in ("aten.mm.default", "aten.addmm.default") else None
+    if out is None or out.device.type != "cuda" or out.dtype.itemsize != 2:
         return ()
     left, right = node.args[-2:]
-    if node.out[0].device.type != "cuda" or node.out[0].dtype.itemsize != 2:
-        return ()
     if not isinstance(left, View) or not isinstance(right, View):
         return ()
     (m, k), n = left.shape, right.shape[1]

@@ -5,9 +5,10 @@ from functools import cache
 import torch
 
 from gyrator.ir.expr import Checked, Const, Expr, Load, Masked, Op, map_indirect
-from gyrator.ir.index import Index, is_less, is_nonnegative
+from gyrator.ir.index import Index
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Program, map_nests
+from gyrator.lowering.typed import within
 from gyrator.schedule.simplify import Rule
 
 
@@ -38,7 +39,7 @@ class _Pusher:
             case Load(value, index, mask, other):
                 at = tuple(self.index(i, cond) for i in index)
                 inner = None if mask is None else self.expr(mask, cond)
-                if cond is not None and not _in_range(at, value.shape):
+                if cond is not None and within(at, value.shape):
                     unread = identity("sum", value.dtype) if inner is None else other
                     return Load(value, at, self._both(cond, inner), unread)
                 return Load(value, at, inner, other)
@@ -62,7 +63,3 @@ class _Pusher:
 
     def _simple(self, expr: Expr) -> Expr:
         return self._rule(expr) or expr
-
-
-def _in_range(at: tuple[Index, ...], shape: tuple[Index, ...]) -> bool:
-    return all(is_nonnegative(i) and is_less(i, n) for i, n in zip(at, shape, strict=True))

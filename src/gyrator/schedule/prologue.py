@@ -9,10 +9,12 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from gyrator.ir.expr import Expr, Load, Op, Value, rewrite
-from gyrator.ir.index import ONE, ZERO, Axis, Index, div_mod, dot, is_less, is_nonnegative
+from gyrator.ir.index import ONE, ZERO, Index, div_mod, dot
 from gyrator.ir.ops import OPS
 from gyrator.ir.program import Nest, Pointwise, View
 from gyrator.ir.volume import at_most, volume
+from gyrator.lowering.refs import axes_of
+from gyrator.lowering.typed import within
 from gyrator.schedule.group import Group, Refused
 from gyrator.schedule.products import Product, Unit, defines_of, uses_of
 from gyrator.schedule.simplify import Rule
@@ -57,10 +59,9 @@ def refusal(view: View, nest: Nest) -> Refused | None:
         return Refused("it is more than an expression of elements")
     if any(i.indirects() for e in body.walk() for i in e.indices()):
         return Refused("it is looked up in a table")
-    axes = tuple(Axis(f"v{k}", n) for k, n in enumerate(view.shape))
-    at = coordinates(view, tuple(a.index() for a in axes))
-    within = all(is_nonnegative(i) and is_less(i, n) for i, n in zip(at, view.value.shape, strict=True))
-    return None if within and view.dtype in (None, view.value.dtype) else Refused("it is read otherwise")
+    at = coordinates(view, tuple(a.index() for a in axes_of("v", view.shape)))
+    whole = not within(at, view.value.shape) and view.dtype in (None, view.value.dtype)
+    return None if whole else Refused("it is read otherwise")
 
 
 def is_cheap(group: Group) -> bool:

@@ -45,9 +45,7 @@ def simplifier(*, exact_rounding: bool) -> Rule:
                 return a
             case Op("add" | "sub", (a, Const(value))) if value == 0 and not expr.dtype.is_floating_point:
                 return a
-            case Op("neg" | "logical_not" | "bitwise_not", (Op(inner, (arg,)),)) if (
-                inner == expr.name and inner != "logical_not"
-            ):
+            case Op("neg" | "bitwise_not" as name, (Op(inner, (arg,)),)) if inner == name:
                 return arg
             case Masked(mask, body, other):
                 return body if mask is _TRUE else other if mask is _FALSE else None

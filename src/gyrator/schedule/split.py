@@ -7,7 +7,7 @@ from math import gcd
 import torch
 
 from gyrator.ir.expr import Const, Expr, IndexValue, Load, Masked, Op, Value
-from gyrator.ir.index import ONE, Atom, Axis, Index, const, contiguous_strides, dot, exact_quotient, product
+from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, const, contiguous_strides, dot, exact_quotient, product
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Root, defines, loads, map_nests
 from gyrator.ir.volume import volume
@@ -88,14 +88,9 @@ def longest(axes: Iterable[Axis]) -> Axis:
 
 def is_column(nest: Nest, root: Reduce) -> bool:
     """Whether the largest loads are contiguous along a kept axis."""
-    best, column = 0, False
-    for load in loads(root.body):
-        position = dot(load.index, load.value.strides)
-        weight = volume(a.extent for a in position.axes())
-        if weight > best:
-            best = weight
-            column = any(position.coefficient(a) is ONE for a in nest.axes if a in position.axes())
-    return column
+    positions = [dot(load.index, load.value.strides) for load in loads(root.body)]
+    largest = max(positions, key=lambda position: volume(a.extent for a in position.axes()), default=ZERO)
+    return any(largest.coefficient(axis) is ONE for axis in nest.axes)
 
 
 def reached(axes: tuple[Axis, ...], step: Index) -> list[Index]:

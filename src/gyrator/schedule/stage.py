@@ -11,8 +11,7 @@ from gyrator.passes import Pass, run_passes
 from gyrator.schedule.bias import add_biases_later
 from gyrator.schedule.choose import choose_products
 from gyrator.schedule.cpu_gemm import Cpu, Packing, with_packings
-from gyrator.schedule.dce import remove_dead
-from gyrator.schedule.empty import fill_empty
+from gyrator.schedule.dce import fill_empty, remove_dead
 from gyrator.schedule.fuse import Decision, Slower, fuse
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_attention import attention_units

@@ -14,14 +14,13 @@ from gyrator.ir.program import View
 from gyrator.ir.tree import Config, Contract, Kernel, Let, Loop, Param, Store, touched
 from gyrator.origin import merge
 from gyrator.schedule.align import digits_of, radix
-from gyrator.schedule.canonical import Canonical
+from gyrator.schedule.canonical import Canonical, named
 from gyrator.schedule.cpu_gemm import block_product
 from gyrator.schedule.epilogue import accumulator
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_gemm import tile_product
 from gyrator.schedule.kernel import Body, Built, Writer, levels_of, title_of
 from gyrator.schedule.loops import Shape, Style
-from gyrator.schedule.naming import named
 from gyrator.schedule.products import Templated, product_of
 from gyrator.schedule.prologue import element
 from gyrator.schedule.simplify import Rule

@@ -258,13 +258,10 @@ def _without_bans(problem: _Problem, nodes: Iterable[Node]) -> _Problem:
 def _described(problem: _Problem, saved: tuple[Node, ...]) -> Partition:
     """The partition with its reasons: for what is saved why it was not recomputed, for what is recomputed from what."""
     joint = problem.joint
-    reasons: dict[Node, str] = {}
-    for node in saved:
-        ban = problem.bans.get(node)
-        reasons[node] = f"saved: {ban.reason if ban else 'the cheapest value to start again from'}"
-    for node in ancestors(problem.read, known={*saved, *filter(is_number, joint.needed)}):
-        if cost(node) is not Cost.VIEW:
-            reasons[node] = f"recomputed: {cost(node).name.lower()}, cheaper than its bytes"
+    free = Ban("the cheapest value to start again from", True)
+    reasons = {node: f"saved: {problem.bans.get(node, free).reason}" for node in saved}
+    again = ((n, cost(n)) for n in ancestors(problem.read, known={*saved, *filter(is_number, joint.needed)}))
+    reasons |= {n: f"recomputed: {c.name.lower()}, cheaper than its bytes" for n, c in again if c is not Cost.VIEW}
     return Partition(saved, reasons, _saved_bytes(joint, saved), _saved_bytes(joint, save_all(joint).saved))
 
 

@@ -96,9 +96,7 @@ def _forward_graph(joint: JointGraph, values: Sequence[Node], numbers: Sequence[
     graph = Graph()
     copies: dict[Node, Node] = {}
     for node in joint.graph.nodes:
-        if node in joint.backward_nodes or node.op == "output":
-            continue
-        if node.op == "placeholder" or node in needed:
+        if node not in joint.backward_nodes and (node.op == "placeholder" or node in needed):
             copies[node] = copy_node(graph, node, copies.__getitem__)
     results = _owned(map_arg(joint.results, copies.__getitem__), graph)
     kept = [
@@ -116,9 +114,8 @@ def _backward_graph(joint: JointGraph, available: Mapping[Node, Node]) -> Graph:
     graph = Graph()
     copies: dict[Node, Node] = {}
     for node, described in {**available, **{node: node for node in joint.tangents}}.items():
-        placeholder = graph.placeholder(node.name)
-        placeholder.meta = dict(described.meta)
-        copies[node] = placeholder
+        copies[node] = graph.placeholder(node.name)
+        copies[node].meta = dict(described.meta)
     runs = [n for n in joint.graph.nodes if n in joint.backward_nodes and (n in joint.needed or is_statement(n))]
     for node in (*runs, *(node for node in joint.gradients if isinstance(node, Node))):
         for source in sorted(ancestors([node], known=copies)):
