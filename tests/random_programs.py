@@ -224,7 +224,7 @@ class _Generator:
             return
         if self.rng.random() < 0.5 and source not in self.inputs:
             new = self.new(source.shape, source.dtype, purity, source.strides)
-            self.nodes.append(Extern((), "aten.neg_.default", (_whole(source),), mutates=((0, new),)))
+            self.nodes.append(Extern((), "aten.neg_.default", (_whole(source),), mutates=((source, new),)))
             return
         order = self.rng.sample(range(len(source.shape)), len(source.shape))
         shape = tuple(source.shape[d] for d in order)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import torch
@@ -92,8 +92,8 @@ class _Machine:
 
     def call(self, extern: Extern, *, into: bool) -> None:
         mutated = dict(extern.mutates)
-        args = [self.memory_of(a, mutated[k]) if k in mutated else self.arg(a) for k, a in enumerate(extern.args)]
-        kwargs = {name: self.arg(a) for name, a in extern.kwargs}
+        args = [self.arg(a, mutated) for a in extern.args]
+        kwargs = {name: self.arg(a, mutated) for name, a in extern.kwargs}
         if into:
             (value,) = extern.out
             assert value is not None
@@ -108,20 +108,16 @@ class _Machine:
                 solve(value.shape, given.shape, self.sizes)
                 self.memory[value] = allocate(value, self.sizes).copy_(given)
 
-    def memory_of(self, arg: Arg, new: Value) -> Tensor:
-        assert isinstance(arg, View)
-        return self.view(View(new, arg.shape, arg.strides, arg.offset, arg.dtype))
-
-    def arg(self, arg: Arg) -> object:
+    def arg(self, arg: Arg, new: Mapping[Value, Value]) -> object:
         match arg:
             case View():
-                return self.view(arg)
+                return self.view(replace(arg, value=new.get(arg.value, arg.value)))
             case Item(view):
                 return self.view(view).item()
             case Index():
                 return evaluate(arg, self.sizes)
             case ListArg(items):
-                return [self.arg(i) for i in items]
+                return [self.arg(i, new) for i in items]
         return arg
 
     def output(self, output: Output) -> Result:

@@ -8,9 +8,11 @@ from types import FunctionType
 from typing import Any
 
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from gyrator.autograd.aot import Traced, aot_program, assemble
 from gyrator.autograd.decompositions import decomposition_table
+from gyrator.autograd.flat_inputs import flattened, takes_lists, taking_lists
 from gyrator.autograd.function import Differentiable
 from gyrator.autograd.inputs import Inputs, fake_inputs
 from gyrator.autograd.interface import Compiled, GraphInfo, Pending
@@ -148,7 +150,10 @@ class Backend:
             return self.process.instead(gm, example_inputs, config)
         name = f"graph{next(self._numbers)}"
         with self.process.lock, frozen_garbage():
-            return compile_program(gm, example_inputs, config, name, self.process)
+            if not takes_lists(example_inputs):
+                return compile_program(gm, example_inputs, config, name, self.process)
+            flat = flattened(gm, example_inputs)
+            return taking_lists(compile_program(flat, pytree.tree_leaves(example_inputs), config, name, self.process))
 
     def __reduce__(self) -> str:
         """Copies and pickles of compiled modules refer to this object by its name."""

@@ -85,11 +85,11 @@ class IndexOutOfRange(GyratorError, IndexError, RuntimeError):
         super().__init__(what + ("" if size is None else f" with size {size}"), where=where)
 
 
-class OutputMismatch(GyratorError):
-    """An operator returned a tensor whose size, strides or dtype differ from what its fake kernel promised."""
+class OutputMismatch(GyratorError, RuntimeError):
+    """An operator returned a tensor or number that differs from what its fake kernel or `torch._check` promised."""
 
     def __init__(self, op: str, promised: str, got: str, *, where: Origin | None = None) -> None:
-        hint = "for a custom operator, correct the function given to torch.library.register_fake"
+        hint = "what torch._check was told must hold; a custom operator's torch.library.register_fake must be right"
         super().__init__(f"{op} promised {promised} but returned {got}", where=where, hint=hint)
 
 

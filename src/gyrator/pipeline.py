@@ -22,6 +22,7 @@ from typing import TypeAlias
 import torch
 from torch import fx
 
+from gyrator.autograd.builder import flatten
 from gyrator.autograd.interface import BoxedCallable, Compiled, GraphInfo, Pending, interpret
 from gyrator.autotune.by_elements import products_by_elements
 from gyrator.autotune.decompose_k import decompositions
@@ -143,7 +144,8 @@ def compile_graph(
     results = range(len(info.strides) - info.saved)
     shown = results[:0] if info.kind == "backward" else results
     written = frozenset(range(len(updates)))
-    shape_env = shape_env_of(example_inputs)
+    made = [n.meta["val"] for n in graph.graph.nodes if "unbacked_bindings" in n.meta]
+    shape_env = shape_env_of((*example_inputs, *flatten(made)))
     guards = 0 if shape_env is None else len(shape_env.guards)
     stores = open_stores(session, process.scratch_folder())
     with session.stage("look up"):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from importlib.metadata import EntryPoint
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
@@ -171,9 +171,23 @@ def _describe(node: Node) -> None:
 
 def fresh_symbols(fake_mode: Any, value: object) -> Mapping[Any, Any] | None:
     """The data-dependent sizes that the last operator made, with the path to each in its result."""
+    if fake_mode.shape_env is None or not fake_mode.shape_env.pending_fresh_unbacked_symbols:
+        return None
     module = importlib.import_module("torch.fx.experimental.symbolic_shapes")
     bindings: Mapping[Any, Any] | None = module.compute_unbacked_bindings(fake_mode.shape_env, value)
     return bindings
+
+
+def in_bounds(condition: object) -> bool:
+    """Whether a condition is true for all numbers within the bounds that torch knows of its symbols so far."""
+    if not isinstance(condition, torch.SymBool):
+        return bool(condition)
+    return bool(condition.node.shape_env.bound_sympy(condition.node.expr).lower)
+
+
+def is_size(path: Iterable[object]) -> bool:
+    """Whether the path to a symbol, one of :func:`fresh_symbols`, leads to a size of a tensor, not to a number."""
+    return any(type(key).__name__ == "CallMethodKey" for key in path)
 
 
 def symbolic_numbers(values: Iterable[object]) -> Iterator[torch.SymInt | torch.SymFloat | torch.SymBool]:
@@ -300,6 +314,13 @@ def qualified_name(function: object) -> str | None:
 
 preserved_version = torch.autograd.grad_mode._unsafe_preserve_version_counter
 """Inside, autograd does not note that the tensor is written to."""
+
+
+def uncaptured_backward() -> AbstractContextManager[None]:
+    """Backward runs at once, though the caller may let compiled autograd capture its own."""
+    module = sys.modules.get("torch._dynamo.compiled_autograd")
+    return nullcontext() if module is None else cast("AbstractContextManager[None]", module._disable())
+
 
 outside_tracing: Callable[[], AbstractContextManager[None]] = torch.utils._python_dispatch._disable_current_modes
 """Inside, tensors are real even while torch traces with fake ones around it."""

@@ -68,6 +68,20 @@ def own_autograd_function(x: Tensor) -> Tensor:
     return Doubled.apply(x) + 1
 
 
+class Weighted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * torch.tensor([1.0, 2.0, 3.0, 4.0]) + torch.tensor(2.0)
+
+
+def own_backward_with_constants(x: Tensor) -> Tensor:
+    return Weighted.apply(x) * torch.tensor([2.0, 1.0, 1.0, 1.0])
+
+
 @torch.library.custom_op("gyrator_tests::scaled", mutates_args=())
 def scaled(x: Tensor, factor: float) -> Tensor:
     return x * factor
@@ -87,11 +101,45 @@ def custom_op(x: Tensor) -> Tensor:
     return scaled(x + 1, 3.0) * 2
 
 
+@torch.library.custom_op("gyrator_tests::parts", mutates_args=())
+def parts(x: Tensor) -> tuple[list[Tensor], int]:
+    return [part.clone() for part in x.chunk(2)], 2
+
+
+@parts.register_fake
+def _(x: Tensor) -> tuple[list[Tensor], int]:
+    return [part.clone() for part in x.chunk(2)], 2
+
+
+def custom_op_with_a_list_and_a_number(x: Tensor) -> tuple[Tensor, int]:
+    (first, second), number = parts(x)
+    return first + second, number
+
+
 def custom_op_that_mutates(x: Tensor) -> tuple[Tensor, Tensor]:
     y = x * 2
     bump(y, 1.0)
     bump(x, 5.0)
     return y + 1, x * 1
+
+
+LIBRARY = torch.library.Library("gyrator_lists", "FRAGMENT")
+LIBRARY.define("fill(Tensor x, Tensor(a!)[] outs, *, Tensor(b!)? last=None) -> ()")
+
+
+@torch.library.impl(LIBRARY, "fill", "CompositeExplicitAutograd")
+def fill(x: Tensor, outs: list[Tensor], *, last: Tensor | None = None) -> None:
+    for k, out in enumerate(outs):
+        out.copy_(x + k)
+    if last is not None:
+        last.mul_(2)
+
+
+def custom_op_that_fills_a_list(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    outs, last = [torch.empty_like(x), torch.zeros(*x.shape, 2)[..., 1]], x + 1
+    torch.ops.gyrator_lists.fill(x.sin(), outs, last=last)
+    torch.ops.gyrator_lists.fill(x.cos(), [outs[1]])
+    return outs[0], outs[1] * 2, last
 
 
 def vmapped(x: Tensor) -> Tensor:
@@ -128,10 +176,14 @@ def masked_attention(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 RUN: list[Callable[..., Any]] = [
-    cond, loop, scanned, associative, mapped, subgraph, checkpointed, own_autograd_function, custom_op,
-    custom_op_that_mutates, vmapped, gradient_inside, second_derivatives, flexible_attention, masked_attention,
+    cond, loop, scanned, associative, mapped, subgraph, checkpointed, own_autograd_function,
+    own_backward_with_constants, custom_op, custom_op_with_a_list_and_a_number, custom_op_that_mutates,
+    custom_op_that_fills_a_list, vmapped, gradient_inside, second_derivatives, flexible_attention, masked_attention,
 ]  # fmt: skip
-TRAINED = [cond, loop, scanned, associative, mapped, subgraph, checkpointed, own_autograd_function, vmapped]
+TRAINED = [
+    cond, loop, scanned, associative, mapped, subgraph, checkpointed, own_autograd_function,
+    own_backward_with_constants, vmapped,
+]  # fmt: skip
 REFUSED: dict[Callable[..., Any], str] = {}
 """Operators that are refused, with a text that the error holds."""
 

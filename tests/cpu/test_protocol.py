@@ -229,6 +229,23 @@ def test_compiled_graphs_empty_the_list_of_their_inputs():
     assert left == [0, 0]
 
 
+def test_a_compiled_function_that_runs_backward(backend):
+    """torch.compile breaks the graph at `backward` and does not capture what runs in it."""
+
+    def step(x: Tensor) -> Tensor:
+        loss = x.sin().square().sum()
+        loss.backward()
+        return loss
+
+    x, other = (torch.arange(6.0).requires_grad_() for _ in range(2))
+    torch._dynamo.reset()
+    counters.clear()
+    torch.compile(step, backend=backend)(x)
+    step(other)
+    assert torch.allclose(x.grad, other.grad)
+    assert len(counters["graph_break"]) == 1
+
+
 # --- asserts, profiling ---
 
 

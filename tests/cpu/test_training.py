@@ -6,12 +6,14 @@ python -m tests.cpu.test_training [NAME ...]         models of the zoo: all, or 
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.compiled_autograd
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -288,3 +290,32 @@ def sweep(names: Sequence[str], backend: str = "gyrator") -> int:
 
 if __name__ == "__main__":
     sys.exit(1 if sweep(sys.argv[1:] or list(MODELS)) else 0)
+
+
+@pytest.mark.parametrize("captured_forward", [False, True], ids=["eager forward", "compiled forward"])
+def test_compiled_autograd(captured_forward: bool, backend: str) -> None:
+    """It gives the backend a backward pass whose inputs are one list, with hooks and the addition to old gradients."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.norm, self.linear = nn.Embedding(11, 5), nn.LayerNorm(5), nn.Linear(5, 7)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(self.norm(self.embedding(x))).softmax(-1)
+
+    model = Model()
+    other = copy.deepcopy(model)
+    for each in (model, other):
+        each.linear.weight.register_hook(lambda grad: grad * 2)
+    torch._dynamo.reset()
+    forward = torch.compile(model, backend=backend) if captured_forward else model
+    for rows in (3, 4, 5):
+        x = torch.randint(0, 11, (rows, 6))
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend=backend)):
+            for _ in range(2):
+                forward(x).square().sum().backward()
+        for _ in range(2):
+            other(x).square().sum().backward()
+    for got, wanted in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(got.grad, wanted.grad)

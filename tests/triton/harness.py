@@ -99,5 +99,5 @@ def _node(node: Node) -> Node:
         out=tuple(_optional(v) for v in node.out),
         args=tuple(_arg(a) for a in node.args),
         kwargs=tuple((k, _arg(a)) for k, a in node.kwargs),
-        mutates=tuple((k, _moved(v)) for k, v in node.mutates),
+        mutates=tuple((_moved(old), _moved(new)) for old, new in node.mutates),
     )

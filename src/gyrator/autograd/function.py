@@ -84,6 +84,8 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
             return tuple(outputs[:results])
 
         @staticmethod
+        # a compiled function that calls `loss.backward()` would capture this code
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
         def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
             saved = ctx.saved_tensors
             inputs = saved[spec.saved_values :] if torch.is_grad_enabled() else ()

@@ -137,12 +137,12 @@ def _backward(
     for number, result in enumerate(results):
         strides = tangent_strides(result.shape, result.stride())
         tangent = torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device)
-        recorder.add_input(f"tangent_{number}", tangent)
+        recorder.add_tangent(f"tangent_{number}", tangent)
         tangents.append(tangent)
     wanted = [position for position, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
     written = generations(recorder, leaves)
     recorder.backward_origin = runner.origin_of_sequence
-    with torch_compat.without_autocast(), recorder:
+    with torch_compat.without_autocast(), torch_compat.uncaptured_backward(), recorder:
         gradients = torch.autograd.grad(results, [leaves[position] for position in wanted], tangents, allow_unused=True)
     if generations(recorder, leaves) != written:
         raise UnsupportedOperator("backward", "it mutates an input of the forward program")

@@ -77,6 +77,8 @@ class Recorder(TorchDispatchMode):
             if func is aten.set_.source_Tensor and len({(self.alias_of(x).root, metadata_key(x)) for x in args}) == 1:
                 return args[0]  # its own memory: a module's `to` without effect
             raise UnsupportedOperator(str(func), "it changes what memory a tensor owns")
+        if func is aten._assert_scalar.default and torch_compat.in_bounds(args[0]):
+            return None
         given = [x for x in flatten(args) if type(x) is FakeTensor]
         if given and not any(id(x) in self._aliases for x in given):
             return func(*args, **kwargs)  # torch's own: it makes the backward of `scan` from them
@@ -105,6 +107,10 @@ class Recorder(TorchDispatchMode):
         if isinstance(value, Tensor):
             self._bind(value, new_root(node, value, position))
         return node
+
+    def add_tangent(self, name: str, value: Tensor) -> None:
+        """A placeholder for a gradient; inputs and constants, also those that backward brings, stand before it."""
+        self._bind(value, new_root(self.build.placeholder(name, value), value))
 
     def add_constant(self, value: Tensor, fake: Tensor, *, literal: bool = False) -> None:
         """A tensor that the program holds itself: an input that the runtime supplies. Of a `literal`
@@ -166,7 +172,7 @@ class Recorder(TorchDispatchMode):
             self._bind(out, new_root(node, out))
         elif isinstance(out, (tuple, list)):
             for index, item in enumerate(out):
-                if isinstance(item, (Tensor, *SYMBOLIC_TYPES)):
+                if isinstance(item, (Tensor, list, tuple, *SYMBOLIC_TYPES)):
                     self._results(self.build.result(node, index), item)
         elif type(out) in SYMBOLIC_TYPES:
             self.build.symbols.bind(out, node)
@@ -177,8 +183,7 @@ class Recorder(TorchDispatchMode):
             return
         node = self._append(call.func, call.args, call.kwargs, call.out)
         self._results(node, call.out)
-        if torch.Tag.dynamic_output_shape in call.func.tags:
-            self._new_symbols(node, call.out)
+        self._new_symbols(node, call.out, torch_compat.fresh_symbols(self.build.fake_mode, call.out))
 
     def _number(self, call: _Call) -> Any:
         """A number read from data is recorded where its symbol is new; sizes are known without a node. A float of the
@@ -193,13 +198,12 @@ class Recorder(TorchDispatchMode):
                 node.meta["unbacked_bindings"] = bindings
         return call.out
 
-    def _new_symbols(self, node: Node, out: Any) -> None:
-        bindings = torch_compat.fresh_symbols(self.build.fake_mode, out)
+    def _new_symbols(self, node: Node, out: Any, bindings: Mapping[Any, Any] | None) -> None:
         if bindings:
             node.meta["unbacked_bindings"] = bindings
-        for item in flatten(out):
-            if isinstance(item, Tensor):
-                self.build.symbols.bind(item, self.alias_of(item).node)
+            for item in flatten(out):
+                if isinstance(item, Tensor):
+                    self.build.symbols.bind(item, self.alias_of(item).node)
 
     def _view(self, call: _Call) -> None:
         func, (source, *others), out = call.func, call.args, call.out
@@ -305,12 +309,13 @@ class Recorder(TorchDispatchMode):
         if calls is None and name not in PASSED:
             raise UnsupportedOperator(name, "it takes a graph, and gyrator does not trace into it")
         out = func(*args, **kwargs)
+        bindings = torch_compat.fresh_symbols(self.build.fake_mode, out)  # now: a body's operators make their own
         given = list(args)
         for position, operands in (calls(args) if calls is not None else {}).items():
             given[position] = self.body(name, args[position], operands)
         node = self._append(func, tuple(given), kwargs, out)
         self._results(node, out)
-        self._new_symbols(node, out)
+        self._new_symbols(node, out, bindings)
         return out
 
     def body(self, name: str, function: Callable[..., Any], operands: Sequence[Any]) -> Node:

@@ -15,6 +15,7 @@ from gyrator import torch_compat
 from gyrator.errors import InternalCheckError
 
 Scalar: TypeAlias = "torch.SymInt | torch.SymFloat | torch.SymBool"
+aten = torch.ops.aten
 SYMBOLIC_TYPES = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -36,16 +37,17 @@ class SymbolTable:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._nodes: dict[sympy.Basic, Node] = {}
-        self._sources: dict[sympy.Symbol, tuple[Node, int]] = {}
+        self._sources: dict[sympy.Symbol, tuple[Any, Node, int]] = {}
 
     def bind(self, value: Any, node: Node) -> None:
         """`node` holds `value`: a symbolic number (the first node wins), a tensor with sizes to read, or neither."""
         if isinstance(value, SYMBOLIC_TYPES):
             self._nodes.setdefault(value.node.expr, node)
-        sizes: tuple[Any, ...] = tuple(value.shape) if isinstance(value, torch.Tensor) else ()
-        for dim, size in enumerate(sizes):
-            if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
-                self._sources.setdefault(size.node.expr, (node, dim))
+        if isinstance(value, torch.Tensor):
+            for op, numbers in ((aten.sym_size.int, value.shape), (aten.sym_stride.int, value.stride())):
+                for dim, expr in enumerate(map(expression, numbers)):
+                    if isinstance(expr, sympy.Symbol):
+                        self._sources.setdefault(expr, (op, node, dim))
 
     def node_of(self, value: Scalar) -> Node | int | float | bool:
         """The node that computes `value`; a plain number where the expression is constant."""
@@ -64,11 +66,12 @@ class SymbolTable:
     def _node_of_symbol(self, symbol: sympy.Symbol) -> Node:
         if symbol in self._nodes:
             return self._nodes[symbol]
-        source = self._sources.get(symbol)
+        flag = self._nodes.get(sympy.Eq(symbol, 1))  # a bool that was read from data
+        source = self._sources.get(symbol) if flag is None else (torch.sym_ite, flag, 1, 0)
         if source is None:
             raise InternalCheckError("joint trace", f"no input or operator result has the size {symbol}")
-        node, dim = source
-        size = self._graph.call_function(torch.ops.aten.sym_size.int, (node, dim))
-        size.meta["val"] = node.meta["val"].shape[dim]
-        self._nodes[symbol] = size
-        return size
+        op, node, *others = source
+        number = self._graph.call_function(op, (node, *others))
+        number.meta["val"] = op(node.meta["val"], *others)
+        self._nodes[symbol] = number
+        return number

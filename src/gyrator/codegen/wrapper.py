@@ -21,6 +21,7 @@ import re
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
+from types import MappingProxyType
 
 import torch
 
@@ -32,6 +33,7 @@ from gyrator.codegen.triton_source import Pointer, SizeArgument, TritonKernel, W
 from gyrator.ir.expr import Value
 from gyrator.ir.index import ZERO, Atom, Index, Size, const, substitute
 from gyrator.ir.program import Arg, Extern, Input, Item, ListArg, View, shown_views, views
+from gyrator.ir.symbols import UNBOUNDED
 from gyrator.ir.tree import Kernel
 from gyrator.ir.volume import count_of
 from gyrator.lowering.extern import COPIES
@@ -313,8 +315,8 @@ class _Wrapper:
         extern = step.extern
         op = OUT_VARIANTS[extern.op] if step.into else extern.op
         new = dict(extern.mutates)
-        args = [self.argument(a, new.get(k)) for k, a in enumerate(extern.args)]
-        args += [f"{k}={self.argument(a)}" for k, a in extern.kwargs]
+        args = [self.argument(a, new) for a in extern.args]
+        args += [f"{k}={self.argument(a, new)}" for k, a in extern.kwargs]
         if step.into:
             args += [f"out={self.name(v)}" for v in extern.out if v is not None]
         text = f"{self.operator(op)}({', '.join(args)})"
@@ -350,32 +352,35 @@ class _Wrapper:
             self.emit(f"del {name}")
 
     def bind_scalars(self, extern: Extern, found: Mapping[Value, str], numbers: Sequence[str]) -> None:
-        """A symbol that is a size of a result is read there; the others are the results that are numbers."""
+        """A symbol that is a size of a result is read there; the others are the results that are numbers. Code counts
+        on its bounds, so they are checked."""
         left = list(numbers)
         for size in extern.scalars:
-            for value, where in found.items():
-                if size.index() in value.shape:
-                    self.bind_size(size, f"{where}.shape[{value.shape.index(size.index())}]")
-                    break
-            else:
-                self.bind_size(size, left.pop(0))
+            texts = [(f"{where}.shape", value.shape) for value, where in found.items()]
+            texts += [(f"{where}.stride()", value.strides) for value, where in found.items()]
+            places = [f"{text}[{numbers.index(size.index())}]" for text, numbers in texts if size.index() in numbers]
+            at = places[0] if places else left.pop(0)
+            low = None if size.lo <= (0 if places else UNBOUNDED) else size.lo
+            if (low, size.hi) != (None, None):
+                at = f'{self.tool("within")}({at}, {low}, {size.hi}, "{extern.op}")'
+            self.bind_size(size, at)
 
     def checked(self, value: Value, text: str, op: str) -> str:
         strides = "None" if value in self.free_strides else tuple_text(value.strides)
         where = f"{tuple_text(value.shape)}, {strides}, {value.dtype}"
         return f'{self.tool("checked")}({text}, {where}, "{op}")'
 
-    def argument(self, arg: Arg, new: Value | None = None) -> str:
-        """An argument or output; `new` is the version of its value that the op writes."""
+    def argument(self, arg: Arg, new: Mapping[Value, Value] = MappingProxyType({})) -> str:
+        """An argument or output; `new` has the new versions of the values that the op writes."""
         match arg:
             case View():
-                return self.view(arg if new is None else replace(arg, value=new))
+                return self.view(replace(arg, value=new.get(arg.value, arg.value)))
             case Item(view):
                 return f"{self.view(view)}.item()"
             case Index():
                 return index_text(arg)
             case ListArg(items):
-                return f"[{', '.join(map(self.argument, items))}]"
+                return f"[{', '.join(self.argument(item, new) for item in items)}]"
             case _:
                 return constant_text(arg)
 

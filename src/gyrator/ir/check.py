@@ -177,12 +177,11 @@ class _ProgramChecker:
         for value in node.out:
             if value is not None:
                 self.define(value)
-        for position, new in node.mutates:
-            old = node.args[position] if position < len(node.args) else None
-            if not isinstance(old, ir.View):
-                raise RuleBroken(f"argument {position}, which the call writes into, is no view")
-            if (old.value.shape, old.value.dtype) != (new.shape, new.dtype):
-                raise RuleBroken(f"{new} is not a new version of {old.value}: {declared(new)}, {declared(old.value)}")
+        for old, new in node.mutates:
+            if all(view.value != old for view in ir.views(node)):
+                raise RuleBroken(f"no argument is a view of {old}, which the call writes into")
+            if (old.shape, old.dtype) != (new.shape, new.dtype):
+                raise RuleBroken(f"{new} is not a new version of {old}: {declared(new)}, {declared(old)}")
             self.define(new)
 
     def arg(self, arg: ir.Arg) -> None:

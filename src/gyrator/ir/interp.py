@@ -146,12 +146,9 @@ class _Machine:
     # -- externs -------------------------------------------------------------------------------------------
     def extern(self, node: Extern) -> None:
         written: dict[Value, Tensor] = {}
-        for position, new in node.mutates:
-            target = node.args[position]
-            assert isinstance(target, View)
-            copy = allocate(target.value, self.sizes)
-            copy.copy_(written.get(target.value, self.values[target.value]))
-            written[target.value] = self.values[new] = copy
+        for old, new in node.mutates:
+            copy = allocate(old, self.sizes)
+            written[old] = self.values[new] = copy.copy_(self.values[old])
         args = [self.arg(a, written) for a in node.args]
         kwargs = {name: self.arg(a, written) for name, a in node.kwargs}
         with torch.no_grad():

@@ -152,7 +152,7 @@ class Extern:
     """A call of the op named ``op`` (``aten.mm.default``, ``mylib.scale.default``, ``gyrator.seeds.default``).
 
     ``out`` has a value per tensor result in order, None for results that are not tensors or not wanted. ``mutates``
-    lists, for ops that write into arguments, (position of the argument, the new version of its value). ``effects``
+    lists, for ops that write into arguments, (the value that an argument is a view of, its new version). ``effects``
     keeps the call alive and in order with other effects. ``scalars`` are size symbols the call defines (``item``).
     ``functions`` are those of attention on one score, for a template (:mod:`gyrator.schedule.gpu_attention`).
     """
@@ -161,7 +161,7 @@ class Extern:
     op: str
     args: tuple[Arg, ...]
     kwargs: tuple[tuple[str, Arg], ...] = ()
-    mutates: tuple[tuple[int, Value], ...] = ()
+    mutates: tuple[tuple[Value, Value], ...] = ()
     effects: bool = False
     scalars: tuple[Size, ...] = ()
     origins: tuple[Origin, ...] = ()

@@ -104,6 +104,11 @@ class Symbols:
     def _size(self, symbol: sympy.Symbol) -> Size:
         return self._sizes.get(symbol.name) or self._record(symbol.name, symbol)
 
+    def replaced(self, symbol: sympy.Symbol) -> Index | None:
+        """What torch found ``symbol`` to be equal to after it was made; None if nothing."""
+        expr = symbol if self.shape_env is None else self.shape_env.replace(symbol)
+        return None if expr == symbol else self.from_sympy(expr)
+
     def opaque(self, expr: sympy.Basic) -> Index:
         """A new size for ``expr``, of which nothing more is known."""
         for symbol in sorted(expr.free_symbols, key=str):
@@ -120,7 +125,7 @@ class Symbols:
         env = self.shape_env
         bounds = None if env is None else env.bound_sympy(expr)
         low, high = (_finite(getattr(bounds, end, None)) for end in ("lower", "upper"))
-        low = (0 if expr.is_nonnegative else _UNBOUNDED) if low is None else low
+        low = (0 if expr.is_nonnegative else UNBOUNDED) if low is None else low
         size = self._sizes[name] = Size(name, low, high, self._hint(expr))
         self._expressions[size] = expr
         return size
@@ -134,7 +139,8 @@ class Symbols:
         return int(value) if value.is_number else None
 
 
-_UNBOUNDED = -(1 << 62)
+UNBOUNDED = -(1 << 62)
+"""The lower bound of a number of which nothing is known."""
 
 
 def _finite(end: object) -> int | None:

@@ -96,7 +96,7 @@ def _extern_text(node: ir.Extern, results: str) -> str:
     args = [_arg_text(a) for a in node.args] + [f"{k}={_arg_text(a)}" for k, a in node.kwargs]
     text = f"{node.op}({', '.join(args)})"
     made = [results] if node.out else []
-    made += [f"{declared(new)} (argument {position})" for position, new in node.mutates]
+    made += [f"{declared(new)} (of {old})" for old, new in node.mutates]
     made += [_size_text(s) for s in node.scalars]
     if made:
         text = f"{', '.join(made)} = {text}"

@@ -18,7 +18,9 @@ from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.family import Family, rows
 from gyrator.lowering.refs import TensorRef, whole
 from gyrator.lowering.typed import number
+from gyrator.lowering.typed import op as operation
 from gyrator.origin import in_context, origin_of
+from gyrator.torch_compat import is_size
 
 aten = torch.ops.aten
 
@@ -76,10 +78,17 @@ def append(b: Builder, node: fx.Node, call: Extern) -> Result:
     leaves = zip(flatten(traced), _wanted(node, traced), strict=True)
     values = results(b, [leaf if wanted else None for leaf, wanted in leaves])
     # the sizes that exist only once this call has run: an item's value, the length of nonzero
-    symbols = [traced.node.expr] if isinstance(traced, torch.SymFloat) else node.meta.get("unbacked_bindings") or ()
-    scalars = tuple([size for symbol in symbols for size in b.symbols.from_sympy(symbol).sizes()])
+    new = {traced.node.expr: ()} if isinstance(traced, torch.SymFloat) else node.meta.get("unbacked_bindings") or {}
+    equal = {symbol: b.symbols.replaced(symbol) for symbol in new}
+    bound = [s for s, path in new.items() if equal[s] is None or not is_size(path)]  # a result's shape is checked
+    scalars = tuple([size for symbol in bound for size in b.symbols.from_sympy(symbol).sizes()])
     b.fallbacks.append(call.op)
     b.add(replace(call, out=values, effects=call.effects or bool(scalars), scalars=scalars))
+    for symbol in bound:
+        known = equal[symbol]
+        if known is not None and known.value is None:  # a constant is among the size's bounds
+            condition = operation("eq", number(b.symbols.from_sympy(symbol), torch.int64), number(known, torch.int64))
+            _assertion(b, None, condition, f"{symbol} is what torch._check said")
     return _structured(b, traced, iter(values))
 
 

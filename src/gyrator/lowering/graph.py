@@ -134,7 +134,8 @@ class _Lowering:
         if isinstance(traced, torch.SymInt):
             return extern.call(self.b, node, op, args, kwargs)
         if isinstance(traced, (torch.SymFloat, torch.SymBool)):
-            if traced.node.expr in self.roots:  # the host reads it, too
+            made = (traced.node.expr, *(node.meta.get("unbacked_bindings") or ()))
+            if not self.roots.isdisjoint(made):  # the host reads it, too
                 extern.call(self.b, node, op, args, kwargs)
             return read_number(node, args)
         lowering = LOWERINGS.get(op) if self.random or op not in RANDOM else None

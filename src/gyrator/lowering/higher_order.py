@@ -8,17 +8,18 @@ others with subgraphs  one call of the whole operator (a region), which runs its
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
 from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload
 
-from gyrator.autograd.builder import flatten
+from gyrator.autograd.builder import flatten, mapped
 from gyrator.autograd.effects import behaviour
 from gyrator.ir.expr import Expr, Value
 from gyrator.ir.index import Index, contiguous_strides
-from gyrator.ir.program import Arg, Extern, Program, View
+from gyrator.ir.program import Arg, Extern, Program
 from gyrator.lowering import extern
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.extern import Result
@@ -26,57 +27,35 @@ from gyrator.lowering.refs import TensorRef, whole
 
 
 def auto_functionalized(b: Builder, node: fx.Node, kwargs: Mapping[str, Result]) -> Result:
-    """``auto_functionalized(op, **arguments)`` → op's own results (None for none), then the new arguments.
-
-    Raises: UnsupportedOperator for an op that writes into keyword-only arguments or lists.
-    """
+    """``auto_functionalized(op, **arguments)`` → op's own results (None for none), then the new arguments."""
     op = node.args[0]
     assert isinstance(op, OpOverload)
-    given = dict(kwargs)
-    for name in behaviour(op).written:
-        value = given.get(name)
-        if isinstance(value, TensorRef):
-            given[name] = _own_memory(b, value, name, given)
-    results, new = _call(b, node, op, given)
-    return [*results, *[new.get(name) for name in behaviour(op).written]]
-
-
-def _call(
-    b: Builder, node: fx.Node, op: OpOverload, given: Mapping[str, Result]
-) -> tuple[list[Result], dict[str, TensorRef]]:
-    """Append the call. Its own results (one None for none), and what each written argument became."""
-    positional: list[Arg] = []
-    named: list[tuple[str, Arg]] = []
-    mutates: list[tuple[int, Value]] = []
-    new: dict[str, TensorRef] = {}
-    written = behaviour(op).written
-    for schema in op._schema.arguments:
-        value = given.get(schema.name, schema.default_value)
-        writes = schema.name in written and value is not None
-        passed = extern.argument(b, node, value, node.kwargs.get(schema.name), exact=not writes)
-        if writes:
-            if schema.kwarg_only or not isinstance(value, TensorRef) or not isinstance(passed, View):
-                raise extern.refused(op, node, "it writes into a list or a keyword-only argument")
-            old = passed.value
-            version = b.value(Meta(old.shape, old.dtype, old.strides, old.device), schema.name)
-            mutates.append((len(positional), version))
-            seen = TensorRef(version, value.shape, value.coords, value.dtype)
-            new[schema.name] = seen if old is value.value else whole(version)
-        if schema.kwarg_only:
-            named.append((schema.name, passed))
-        else:
-            positional.append(passed)
+    written, schema = behaviour(op).written, op._schema.arguments
+    given: dict[str, Any] = {a.name: kwargs.get(a.name, a.default_value) for a in schema}
+    new: dict[Value, Value] = {}
+    for name in written:
+        given[name] = mapped(given[name], partial(_own_memory, b, name, given))
+        for old in (leaf.value for leaf in flatten(given[name]) if isinstance(leaf, TensorRef)):
+            new[old] = b.value(Meta(old.shape, old.dtype, old.strides, old.device), name)
+    passed = {
+        name: extern.argument(b, node, value, node.kwargs.get(name), exact=name not in written)
+        for name, value in given.items()
+    }
+    positional = tuple([passed[a.name] for a in schema if not a.kwarg_only])
+    named = tuple([(a.name, passed[a.name]) for a in schema if a.kwarg_only])
     outs = extern.results(b, list(node.meta["val"])[: max(1, len(op._schema.returns))])
     b.fallbacks.append(str(op))
-    b.add(Extern(outs, str(op), tuple(positional), tuple(named), tuple(mutates)))
-    return [None if v is None else whole(v) for v in outs], new
+    b.add(Extern(outs, str(op), positional, named, tuple(new.items())))
+    results = [None if v is None else whole(v) for v in outs]
+    return [*results, *[mapped(given[name], lambda r: r and whole(new[r.value])) for name in written]]
 
 
-def _own_memory(b: Builder, ref: Result, name: str, others: Mapping[str, Result]) -> TensorRef:
-    """``ref``, copied if it is a part of a value or another argument reads that value."""
-    assert isinstance(ref, TensorRef)
-    leaves = flatten([v for k, v in others.items() if k != name])
-    if ref.is_whole() and not any(isinstance(leaf, TensorRef) and leaf.value is ref.value for leaf in leaves):
+def _own_memory(b: Builder, name: str, arguments: Mapping[str, Any], ref: TensorRef | None) -> TensorRef | None:
+    """``ref``, copied if it is a part of a value or another of the arguments reads that value."""
+    if ref is None:
+        return None
+    sharing = [r for r in flatten(list(arguments.values())) if isinstance(r, TensorRef) and r.value is ref.value]
+    if ref.is_whole() and len(sharing) == 1:
         return ref
     plain = Meta(ref.shape, ref.dtype, contiguous_strides(ref.shape), ref.device)
     return b.copy(ref, plain, name)

@@ -60,6 +60,15 @@ def checked(
     raise OutputMismatch(op, f"{dtype} of shape {tuple(shape)}", got)
 
 
+def within(number: int, low: int | None, high: int | None, op: str) -> int:
+    """`number`, a result or the size of one. Raises: OutputMismatch if it is below `low` or above `high`."""
+    if low is not None and number < low:
+        raise OutputMismatch(op, f"a number of at least {low}", str(number))
+    if high is not None and number > high:
+        raise OutputMismatch(op, f"a number of at most {high}", str(number))
+    return number
+
+
 def restrided(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     """`tensor` with other strides: itself where no step can tell the difference, else a copy."""
     steps = zip(tensor.shape, tensor.stride(), strides, strict=True)

@@ -73,6 +73,7 @@ class Runtime:
     empty = staticmethod(torch_compat.empty_strided_cpu)
     reinterpret = staticmethod(torch_compat.reinterpret)
     checked = staticmethod(externs.checked)
+    within = staticmethod(externs.within)
     leaves = staticmethod(flatten)
     empty_cuda = staticmethod(torch_compat.empty_strided_cuda)
     current_stream = staticmethod(torch_compat.raw_stream)

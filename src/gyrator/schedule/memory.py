@@ -12,11 +12,10 @@ from gyrator.ir.program import (
     Reduce,
     Scatter,
     Update,
-    View,
     defines,
     output_values,
     shown_values,
-)
+)  # fmt: skip
 from gyrator.ir.tree import Kernel
 from gyrator.origin import Origins, merge
 from gyrator.schedule.canonical import Canonical, canonicalise
@@ -197,10 +196,8 @@ class _Planner:
         into = extern.op in OUT_VARIANTS and all(v is not None for v in extern.out)
         if into:
             yield from (Allocate(v) for v in extern.out if v is not None)
-        for argument, new in extern.mutates:
-            old = extern.args[argument]
-            assert isinstance(old, View)
-            yield from self._place_new_version(old.value, new, position, read=False)
+        for old, new in extern.mutates:
+            yield from self._place_new_version(old, new, position, read=False)
         yield Call(extern, into)
 
     # -- ends ----------------------------------------------------------------------------------------------

@@ -216,7 +216,7 @@ def test_strides_that_an_operator_gave_reach_the_operator_that_reads_them() -> N
 
 def test_operator_that_mutates_gets_the_new_versions_memory() -> None:
     x, new = value("x", 4), value("x@1", 4)
-    zero = Extern((None,), "aten.zero_.default", (full_view(x),), mutates=((0, new),))
+    zero = Extern((None,), "aten.zero_.default", (full_view(x),), mutates=((x, new),))
     steps = (Allocate(new), Copy(full_view(new), full_view(x)), Call(zero))
     _, call = bound(Plan("g", (Input(x),), steps, (full_view(x), full_view(new)), ()))
     old, zeroed = call([torch.ones(4)])

@@ -262,7 +262,7 @@ def test_externs_see_strided_views_and_mutate_new_versions() -> None:
         "p",
         (Input(x),),
         (
-            Extern((), "aten.mul_.Scalar", (column, 10), mutates=((0, new),)),
+            Extern((), "aten.mul_.Scalar", (column, 10), mutates=((column.value, new),)),
             Extern((out,), "aten.t.default", (whole(new),)),
             Extern((), "aten._local_scalar_dense.default", (View(new, (), (), number(2)),), scalars=(s,)),
         ),

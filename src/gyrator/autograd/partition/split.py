@@ -70,14 +70,31 @@ def _numbers(joint: JointGraph, saved: set[Node]) -> list[Node]:
 
 
 def _unreadable(joint: JointGraph, nodes: Iterable[Node], given: Iterable[Node]) -> set[Node]:
-    """The inputs that hold symbols which sizes of `nodes` mention and no size of a `given` node is alone."""
+    """Forward's numbers that are symbols which sizes of `nodes` mention and no size of a `given` node is alone; new
+    ones where only tensors have them."""
     readable: set[Any] = set()
     for node in given:
         value = node.meta.get("val")
         sizes = tuple(value.shape) if isinstance(value, Tensor) else (value,)
         readable.update(expression(size) for size in sizes if isinstance(size, torch.SymInt))
     mentioned = {symbol for node in nodes for symbol in _symbols(node.meta.get("val"))}
-    return {node for node in joint.primals if is_number(node) and expression(node.meta["val"]) in mentioned - readable}
+    forward = [node for node in joint.graph.nodes if node not in joint.backward_nodes]
+    numbers = {expression(node.meta["val"]): node for node in reversed(forward) if is_number(node)}
+    wanted = sorted(mentioned - readable, key=str)
+    return {number for symbol in wanted if (number := numbers.get(symbol) or _read(symbol, forward)) is not None}
+
+
+def _read(symbol: Any, nodes: Iterable[Node]) -> Node | None:
+    """A new node that reads `symbol`, a size of one of `nodes`; None if it is none."""
+    for node in nodes:
+        value = node.meta.get("val")
+        for dim, size in enumerate(value.shape if isinstance(value, Tensor) else ()):
+            if expression(size) == symbol:
+                with node.graph.inserting_after(node):
+                    number = node.graph.call_function(aten.sym_size.int, (node, dim))
+                number.meta["val"] = size
+                return number
+    return None
 
 
 def _symbols(value: Any) -> set[Any]:
