@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
 
 from tests.acceptance import check
 
@@ -138,6 +139,35 @@ def _base_and_view():
     return base, base[1]
 
 
+def takes_new_memory(x, y):
+    before = x * y
+    x.data = x.data * 2 + y
+    x.add_(1)
+    return before, x * y
+
+
+def takes_memory_of_another(x, y):
+    x.data = y
+    y.add_(1)
+    return x + 1
+
+
+def takes_new_memory_and_returns_both(x, y):
+    old = x.view(-1)
+    x.data = y * 2
+    return old, x.view(-1), x
+
+
+def exchanges_memory(x, y):
+    x.data, y.data = y.data * 1, x.data * 1
+
+
+def gives_an_intermediate_new_memory(x, y):
+    z = x + 1
+    z.data = y * 2
+    return z * 3
+
+
 def _twice():
     x = _x()
     return x, x
@@ -165,6 +195,11 @@ CASES: dict[Callable[..., Any], Callable[[], tuple[Any, ...]]] = {
     returns_nothing: lambda: (_x(),),
     of_constants: lambda: (_x(),),
     changes_dtype: lambda: (_x(),),
+    takes_new_memory: lambda: (_x(), -_x()),
+    takes_memory_of_another: lambda: (_x(), -_x()),
+    takes_new_memory_and_returns_both: lambda: (_x(), -_x()),
+    exchanges_memory: lambda: (_x(), -_x()),
+    gives_an_intermediate_new_memory: lambda: (_x(), -_x()),
     detaches: lambda: (_x(),),
     zeroes_behind_autograd: lambda: (_x(),),
     doubles_a_row_behind_autograd: lambda: (_x(),),
@@ -207,6 +242,28 @@ def test_mutation_under_autograd(backend):
         return x * buffer
 
     check(fn, (x, torch.zeros(3)), backend=backend, backward=True)
+
+
+def test_a_parameter_takes_new_memory(backend):
+    def fn(parameter, x):
+        parameter.data = parameter.data.clamp(-0.5, 0.5)
+        return parameter * x
+
+    parameters = [torch.nn.Parameter(torch.linspace(-1, 1, 5)) for _ in range(2)]
+    compiled = torch.compile(fn, backend=backend, fullgraph=True)
+    for parameter, call in zip(parameters, (compiled, fn), strict=True):
+        for _ in range(2):
+            call(parameter, torch.arange(5.0)).sum().backward()
+    assert torch.equal(*parameters) and torch.equal(parameters[0].grad, parameters[1].grad)
+
+
+def test_new_memory_is_refused_where_the_old_was_written_to(backend):
+    def fn(x, y):
+        x.add_(1)
+        x.data = y * 2
+
+    with pytest.raises(BackendCompilerFailed, match="what memory a tensor owns"):
+        torch.compile(fn, backend=backend)(torch.ones(3), torch.ones(3))
 
 
 def test_second_backward_with_retained_graph(backend):

@@ -95,6 +95,7 @@ class Forward:
         sources: for each flat output of the program where it comes from.
         structure: how flat outputs are arranged.
         offsets: inputs whose storage offset the graphs rely on, with that offset.
+        moves: inputs that take the memory of another tensor (`x.data = y`), in order, with where that comes from.
     """
 
     updates: tuple[Update, ...]
@@ -102,6 +103,7 @@ class Forward:
     sources: tuple[Source, ...]
     structure: pytree.TreeSpec
     offsets: tuple[tuple[int, int], ...] = ()
+    moves: tuple[tuple[int, Source], ...] = ()
 
 
 def generations(recorder: Recorder, inputs: Sequence[Any]) -> list[int]:
@@ -160,14 +162,16 @@ def describe_outputs(
     flat, structure = pytree.tree_flatten(outputs)
     kinds = (Tensor, *SYMBOLIC_TYPES)
     positions = {id(value): position for position, value in enumerate(inputs) if isinstance(value, kinds)}
-    bases = _bases(recorder, flat, results)
+    taken = {positions[id(tensor)]: source for tensor, source in recorder.moves if id(tensor) in positions}
+    bases = _bases(recorder, [*flat, *taken.values()], results)
     sources = tuple(_source(recorder, value, positions, bases, results) for value in flat)
+    moves = tuple((k, _source(recorder, value, positions, bases, results)) for k, value in taken.items())
     changes = tuple(
         MetadataChange(positions[id(tensor)], op, mapped(args, results.number))
         for tensor, op, args in recorder.metadata_changes
         if id(tensor) in positions
     )
-    return Forward(updates, changes, sources, structure), tuple(results.found)
+    return Forward(updates, changes, sources, structure, moves=moves), tuple(results.found)
 
 
 def _updates(recorder: Recorder, inputs: Sequence[Any], grad_fns: Sequence[Any], results: _Results) -> list[Update]:

@@ -162,7 +162,8 @@ def roles_of(joint: Joint, graph: Graph, inputs: Inputs) -> JointGraph:
     placeholders = tuple(graph.find_nodes(op="placeholder"))
     outputs = _outputs(graph)
     primals = placeholders[: joint.inputs + len(joint.constants)]
-    static = {primals[position] for position in inputs.static} | set(primals[joint.inputs :])
+    moved = {position for position, _ in joint.forward.moves}
+    static = {primals[position] for position in {*inputs.static} - moved} | set(primals[joint.inputs :])
     return JointGraph(
         graph=graph,
         primals=primals,

@@ -59,6 +59,7 @@ class Recorder(TorchDispatchMode):
         self.backward_origin: Callable[[int], Mapping[str, Any]] | None = None
         self.constants: list[tuple[Root, Tensor]] = []
         self.metadata_changes: list[tuple[Tensor, OpOverload, tuple[Any, ...]]] = []
+        self.moves: list[tuple[Tensor, Tensor]] = []
         self._aliases: dict[int, tuple[Tensor, Alias]] = {}
         self._last_input: Node | None = None
         self._inputs = 0
@@ -74,9 +75,7 @@ class Recorder(TorchDispatchMode):
             return self._higher_order(func, args, kwargs)
         how = behaviour(func)
         if how.effect is Effect.REFUSED:
-            if func is aten.set_.source_Tensor and len({(self.alias_of(x).root, metadata_key(x)) for x in args}) == 1:
-                return args[0]  # its own memory: a module's `to` without effect
-            raise UnsupportedOperator(str(func), "it changes what memory a tensor owns")
+            return self._take_memory(func, *args)
         if func is aten._assert_scalar.default and torch_compat.in_bounds(args[0]):
             return None
         given = [x for x in flatten(args) if type(x) is FakeTensor]
@@ -125,6 +124,18 @@ class Recorder(TorchDispatchMode):
     def share(self, tensor: Tensor, source: Tensor) -> None:
         """Makes `tensor` another name of `source`, the same memory."""
         self._bind(tensor, self.alias_of(source))
+
+    def _take_memory(self, func: OpOverload, target: Tensor, source: Any = None, *_: Any) -> Tensor:
+        """`target.set_(source)`, which `target.data = source` is: from here on it is another name of the source.
+        Refused for another size or layout, and for an input that was written to before."""
+        root = self.alias_of(target).root
+        same = func is aten.set_.source_Tensor and metadata_key(target) == metadata_key(source)
+        if not same or (self.alias_of(source).root is not root and root.input is not None and root.generation):
+            raise UnsupportedOperator(str(func), "it changes what memory a tensor owns")
+        if self.alias_of(source).root is not root:  # a module's `to` may be without effect
+            self.moves.append((target, source))
+            self.share(target, source)
+        return target
 
     def alias_of(self, tensor: Tensor) -> Alias:
         """What is known of a tensor of the program."""

@@ -76,6 +76,7 @@ class _Writer:
             args = "".join(f", {self._argument(arg)}" for arg in change.args)
             self._lines.append(f"    {self._name(change.op, 'change')}({self._input(change.input)}{args})")
         outputs = [self._output(source) for source in forward.sources]
+        self._lines += [f"    {self._input(k)}.data = {self._output(source)}" for k, source in forward.moves]
         flat = "(" + "".join(f"{output}, " for output in outputs) + ")"
         structure, leaves = forward.structure, len(outputs)
         is_flat = structure.type in (tuple, list) and structure.num_children == leaves == structure.num_leaves

@@ -333,11 +333,11 @@ def test_taking_over_its_own_memory_changes_nothing(again: Any) -> None:
     same_as_eager(program, leaf(3), leaf(3))
 
 
-def test_taking_over_another_tensors_memory_is_refused() -> None:
+def test_taking_over_memory_of_another_size_is_refused() -> None:
     def program(x: Tensor, y: Tensor) -> Tensor:
         x.set_(y)
         return x + 1
 
     gm = torch.fx.symbolic_trace(program)
     with pytest.raises(UnsupportedOperator, match="what memory a tensor owns"):
-        aot_compile(gm, [torch.ones(3), torch.ones(3)], fw_compiler=interpret)
+        aot_compile(gm, [torch.ones(3), torch.ones(4)], fw_compiler=interpret)
