@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from gyrator.autograd.aot import Traced, aot_program, assemble
 from gyrator.autograd.decompositions import decomposition_table
-from gyrator.autograd.flat_inputs import flattened, takes_lists, taking_lists
+from gyrator.autograd.flat_inputs import flattened, taking_lists
 from gyrator.autograd.function import Differentiable
 from gyrator.autograd.inputs import Inputs, fake_inputs
 from gyrator.autograd.interface import Compiled, GraphInfo, Pending
@@ -150,7 +150,7 @@ class Backend:
             return self.process.instead(gm, example_inputs, config)
         name = f"graph{next(self._numbers)}"
         with self.process.lock, frozen_garbage():
-            if not takes_lists(example_inputs):
+            if not any(isinstance(example, (list, tuple)) for example in example_inputs):
                 return compile_program(gm, example_inputs, config, name, self.process)
             flat = flattened(gm, example_inputs)
             return taking_lists(compile_program(flat, pytree.tree_leaves(example_inputs), config, name, self.process))

@@ -178,11 +178,17 @@ def fresh_symbols(fake_mode: Any, value: object) -> Mapping[Any, Any] | None:
     return bindings
 
 
-def in_bounds(condition: object) -> bool:
+def in_bounds(condition: "bool | torch.SymBool") -> bool:
     """Whether a condition is true for all numbers within the bounds that torch knows of its symbols so far."""
-    if not isinstance(condition, torch.SymBool):
-        return bool(condition)
+    if isinstance(condition, bool):
+        return condition
     return bool(condition.node.shape_env.bound_sympy(condition.node.expr).lower)
+
+
+def triton_kernel(index: int, constants: int) -> tuple[Any, Mapping[str, Any]]:
+    """The user's Triton kernel that capture put into a table, and constant arguments of it."""
+    table = importlib.import_module("torch._higher_order_ops.triton_kernel_wrap").kernel_side_table
+    return table.get_kernel(index), table.get_constant_args(constants)
 
 
 def is_size(path: Iterable[object]) -> bool:

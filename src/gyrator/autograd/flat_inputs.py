@@ -8,11 +8,6 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 
-def takes_lists(example_inputs: Sequence[object]) -> bool:
-    """Whether an input is a list, or a tuple."""
-    return any(isinstance(example, (list, tuple)) for example in example_inputs)
-
-
 def flattened(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModule:
     """`gm` with a placeholder per item of its lists:  f([a, b])  →  f(a, b)."""
     graph, new = Graph(), dict[Node, Any]()
@@ -25,9 +20,7 @@ def flattened(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModule:
         values = pytree.tree_leaves(node.meta.get("example_value"))
         for placeholder, value in zip(pytree.tree_leaves(new[node]), values, strict=False):
             placeholder.meta["example_value"] = value
-    flat = GraphModule(gm, graph)
-    flat.meta = dict(gm.meta)
-    return flat
+    return GraphModule(gm, graph)
 
 
 def taking_lists(run: Callable[..., Any]) -> Callable[..., Any]:

@@ -23,6 +23,7 @@ from gyrator.autograd.functionalize import Alias, Root, new_root, read, write
 from gyrator.autograd.higher_order import PASSED, RECORDED
 from gyrator.autograd.inputs import of_subclass, reaches_outside
 from gyrator.autograd.symbols import SYMBOLIC_TYPES, expression
+from gyrator.autograd.triton_kernels import launch
 from gyrator.autograd.views import IDENTITY_VIEWS, METADATA_OPS, View
 from gyrator.errors import InternalCheckError, UnsupportedOperator
 
@@ -316,15 +317,18 @@ class Recorder(TorchDispatchMode):
     def _higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One node for a higher-order operator; its bodies are traced on their own."""
         name = func.name()
+        if name == "triton_kernel_wrapper_mutation":
+            op, given = launch(**kwargs)
+            return self._writes(_Call(op, behaviour(op), given, {}, None))
         calls = RECORDED.get(name.removesuffix("_stack_output"))  # of a while_loop that keeps its steps
         if calls is None and name not in PASSED:
             raise UnsupportedOperator(name, "it takes a graph, and gyrator does not trace into it")
         out = func(*args, **kwargs)
         bindings = torch_compat.fresh_symbols(self.build.fake_mode, out)  # now: a body's operators make their own
-        given = list(args)
+        passed = list(args)
         for position, operands in (calls(args) if calls is not None else {}).items():
-            given[position] = self.body(name, args[position], operands)
-        node = self._append(func, tuple(given), kwargs, out)
+            passed[position] = self.body(name, args[position], operands)
+        node = self._append(func, tuple(passed), kwargs, out)
         self._results(node, out)
         self._new_symbols(node, out, bindings)
         return out

@@ -156,6 +156,8 @@ class _Writer:
 
     def target(self, target: object) -> str:
         if isinstance(target, (str, HigherOrderOperator)):
+            if str(target).startswith("triton_kernel"):
+                raise _Uncacheable("a Triton kernel, which only this process knows by its number")
             return str(target)
         if isinstance(target, (OpOverload, OpOverloadPacket)):
             if self.captured and str(target).partition(".")[0] not in _TORCHS_OWN:

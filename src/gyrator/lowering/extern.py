@@ -84,9 +84,8 @@ def append(b: Builder, node: fx.Node, call: Extern) -> Result:
     scalars = tuple([size for symbol in bound for size in b.symbols.from_sympy(symbol).sizes()])
     b.fallbacks.append(call.op)
     b.add(replace(call, out=values, effects=call.effects or bool(scalars), scalars=scalars))
-    for symbol in bound:
-        known = equal[symbol]
-        if known is not None and known.value is None:  # a constant is among the size's bounds
+    for symbol, known in equal.items():
+        if symbol in bound and known is not None and known.value is None:  # a constant is among the size's bounds
             condition = operation("eq", number(b.symbols.from_sympy(symbol), torch.int64), number(known, torch.int64))
             _assertion(b, None, condition, f"{symbol} is what torch._check said")
     return _structured(b, traced, iter(values))

@@ -8,7 +8,6 @@ others with subgraphs  one call of the whole operator (a region), which runs its
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -18,10 +17,10 @@ from torch._ops import HigherOrderOperator, OpOverload
 from gyrator.autograd.builder import flatten, mapped
 from gyrator.autograd.effects import behaviour
 from gyrator.ir.expr import Expr, Value
-from gyrator.ir.index import Index, contiguous_strides
+from gyrator.ir.index import Index
 from gyrator.ir.program import Arg, Extern, Program
 from gyrator.lowering import extern
-from gyrator.lowering.builder import Builder, Meta
+from gyrator.lowering.builder import Builder, Meta, same_strides
 from gyrator.lowering.extern import Result
 from gyrator.lowering.refs import TensorRef, whole
 
@@ -34,31 +33,31 @@ def auto_functionalized(b: Builder, node: fx.Node, kwargs: Mapping[str, Result])
     given: dict[str, Any] = {a.name: kwargs.get(a.name, a.default_value) for a in schema}
     new: dict[Value, Value] = {}
     for name in written:
-        given[name] = mapped(given[name], partial(_own_memory, b, name, given))
+        given[name] = _own_memory(b, name, given, given[name], node.kwargs.get(name))
         for old in (leaf.value for leaf in flatten(given[name]) if isinstance(leaf, TensorRef)):
             new[old] = b.value(Meta(old.shape, old.dtype, old.strides, old.device), name)
-    passed = {
-        name: extern.argument(b, node, value, node.kwargs.get(name), exact=name not in written)
-        for name, value in given.items()
-    }
-    positional = tuple([passed[a.name] for a in schema if not a.kwarg_only])
-    named = tuple([(a.name, passed[a.name]) for a in schema if a.kwarg_only])
+    passed = [(a, extern.argument(b, node, given[a.name], node.kwargs.get(a.name), exact=True)) for a in schema]
+    positional = tuple([value for a, value in passed if not a.kwarg_only])
+    named = tuple([(a.name, value) for a, value in passed if a.kwarg_only])
     outs = extern.results(b, list(node.meta["val"])[: max(1, len(op._schema.returns))])
     b.fallbacks.append(str(op))
     b.add(Extern(outs, str(op), positional, named, tuple(new.items())))
-    results = [None if v is None else whole(v) for v in outs]
-    return [*results, *[mapped(given[name], lambda r: r and whole(new[r.value])) for name in written]]
+    updated = [mapped(given[name], lambda r: r and whole(new[r.value])) for name in written]
+    return [*[v and whole(v) for v in outs], *updated]
 
 
-def _own_memory(b: Builder, name: str, arguments: Mapping[str, Any], ref: TensorRef | None) -> TensorRef | None:
-    """``ref``, copied if it is a part of a value or another of the arguments reads that value."""
-    if ref is None:
-        return None
-    sharing = [r for r in flatten(list(arguments.values())) if isinstance(r, TensorRef) and r.value is ref.value]
-    if ref.is_whole() and len(sharing) == 1:
-        return ref
-    plain = Meta(ref.shape, ref.dtype, contiguous_strides(ref.shape), ref.device)
-    return b.copy(ref, plain, name)
+def _own_memory(b: Builder, name: str, arguments: Mapping[str, Any], given: Any, traced: Any) -> Any:
+    """A tensor that is written to, or each of a list, with the strides that it was traced with; copied if it is a part
+    of a value, or another of the arguments reads that value."""
+    if isinstance(given, (list, tuple)):
+        return [_own_memory(b, name, arguments, *pair) for pair in zip(given, traced, strict=True)]
+    if not isinstance(given, TensorRef):
+        return given
+    meta = b.meta(traced.meta["val"])
+    sharing = [r for r in flatten(list(arguments.values())) if isinstance(r, TensorRef) and r.value is given.value]
+    if given.is_whole() and len(sharing) == 1 and same_strides(meta.shape, given.value.strides, meta.strides):
+        return given
+    return b.copy(given, meta, name)
 
 
 def region(b: Builder, node: fx.Node, env: Mapping[fx.Node, Result]) -> Result:

@@ -5,17 +5,7 @@ from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Value, indirect_values
 from gyrator.ir.index import Index, Size, contiguous_strides, dot, product, substitute
-from gyrator.ir.program import (
-    Extern,
-    Pointwise,
-    Program,
-    Reduce,
-    Scatter,
-    Update,
-    defines,
-    output_values,
-    shown_values,
-)  # fmt: skip
+from gyrator.ir.program import Extern, Pointwise, Program, Reduce, Scatter, Update, defines, output_values, shown_values
 from gyrator.ir.tree import Kernel
 from gyrator.origin import Origins, merge
 from gyrator.schedule.canonical import Canonical, canonicalise
