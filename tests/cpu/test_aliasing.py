@@ -162,6 +162,18 @@ def exchanges_memory(x, y):
     x.data, y.data = y.data * 1, x.data * 1
 
 
+def exchanges_memory_without_copies(x, y):
+    kept = x.data
+    x.data = y.data
+    y.data = kept
+
+
+def takes_memory_of_what_took_another(x, y, z):
+    x.data = y * 2
+    y.data = z
+    x.data = y
+
+
 def gives_an_intermediate_new_memory(x, y):
     z = x + 1
     z.data = y * 2
@@ -199,6 +211,8 @@ CASES: dict[Callable[..., Any], Callable[[], tuple[Any, ...]]] = {
     takes_memory_of_another: lambda: (_x(), -_x()),
     takes_new_memory_and_returns_both: lambda: (_x(), -_x()),
     exchanges_memory: lambda: (_x(), -_x()),
+    exchanges_memory_without_copies: lambda: (_x(), -_x()),
+    takes_memory_of_what_took_another: lambda: (_x(), -_x(), _x() * 3),
     gives_an_intermediate_new_memory: lambda: (_x(), -_x()),
     detaches: lambda: (_x(),),
     zeroes_behind_autograd: lambda: (_x(),),
@@ -257,11 +271,19 @@ def test_a_parameter_takes_new_memory(backend):
     assert torch.equal(*parameters) and torch.equal(parameters[0].grad, parameters[1].grad)
 
 
-def test_new_memory_is_refused_where_the_old_was_written_to(backend):
-    def fn(x, y):
-        x.add_(1)
-        x.data = y * 2
+def writes_before(x, y):
+    x.add_(1)
+    x.data = y * 2
 
+
+def writes_after(x, y):
+    old = x.view(-1)
+    x.data = y * 2
+    old.add_(1)
+
+
+@pytest.mark.parametrize("fn", [writes_before, writes_after], ids=lambda fn: fn.__name__)
+def test_new_memory_is_refused_where_the_old_was_written_to(fn, backend):
     with pytest.raises(BackendCompilerFailed, match="what memory a tensor owns"):
         torch.compile(fn, backend=backend)(torch.ones(3), torch.ones(3))
 

@@ -72,12 +72,12 @@ def test_a_bool_that_is_read_from_data(backend: str) -> None:
     check(lambda x: (x * (x.sum() > 0).item(), (x[0] > 9).item()), (torch.ones(3),), backend=backend, fullgraph=True)
 
 
-@torch.library.custom_op("gyrator_tests::doubled", mutates_args=())
-def doubled(x: Tensor) -> Tensor:
+@torch.library.custom_op("gyrator_tests::twice_as_long", mutates_args=())
+def twice_as_long(x: Tensor) -> Tensor:
     return torch.cat([x, x])
 
 
-@doubled.register_fake
+@twice_as_long.register_fake
 def _(x: Tensor) -> Tensor:
     sizes = [torch.library.get_ctx().new_dynamic_size() for _ in x.shape]
     return x.new_empty(sizes)
@@ -94,7 +94,7 @@ def _(x: Tensor) -> Tensor:
 
 
 def test_a_custom_operator_makes_sizes_and_strides(backend: str) -> None:
-    check(lambda x: doubled(x) + 1, (torch.randn(2, 3),), backend=backend, fullgraph=True)
+    check(lambda x: twice_as_long(x) + 1, (torch.randn(2, 3),), backend=backend, fullgraph=True)
     strided = torch.compile(lambda x: torch.zeros(spaced(x).stride(0)), backend=backend, fullgraph=True)
     assert strided(torch.tensor([3])).shape == (3,)
 

@@ -20,6 +20,7 @@ from gyrator.autograd.interface import Update
 from gyrator.autograd.recorder import Recorder
 from gyrator.autograd.symbols import SYMBOLIC_TYPES
 from gyrator.autograd.views import View
+from gyrator.errors import UnsupportedOperator
 
 aten = torch.ops.aten
 
@@ -95,7 +96,7 @@ class Forward:
         sources: for each flat output of the program where it comes from.
         structure: how flat outputs are arranged.
         offsets: inputs whose storage offset the graphs rely on, with that offset.
-        moves: inputs that take the memory of another tensor (`x.data = y`), in order, with where that comes from.
+        moves: inputs that take the memory of another tensor (`x.data = y`), after all else, and where that comes from.
     """
 
     updates: tuple[Update, ...]
@@ -156,13 +157,18 @@ def describe_outputs(
         inputs: the tensors that it ran on.
         grad_fns: their autograd nodes before the run.
         outputs: what it returned.
+
+    Raises: UnsupportedOperator for an input that took other memory, where its own was written to.
     """
     results = _Results(recorder)
     updates = tuple(_updates(recorder, inputs, grad_fns, results))
     flat, structure = pytree.tree_flatten(outputs)
     kinds = (Tensor, *SYMBOLIC_TYPES)
     positions = {id(value): position for position, value in enumerate(inputs) if isinstance(value, kinds)}
-    taken = {positions[id(tensor)]: source for tensor, source in recorder.moves if id(tensor) in positions}
+    taken = {positions[target]: source for target, (source, _) in recorder.moves.items() if target in positions}
+    for _, own in recorder.moves.values():  # written, and out of its input's reach; or a tensor of the program's own
+        if own.input is not None and (own.input >= len(inputs) or (own.generation and own.input in taken)):
+            raise UnsupportedOperator(str(aten.set_.source_Tensor), "it changes what memory a tensor owns")
     bases = _bases(recorder, [*flat, *taken.values()], results)
     sources = tuple(_source(recorder, value, positions, bases, results) for value in flat)
     moves = tuple((k, _source(recorder, value, positions, bases, results)) for k, value in taken.items())

@@ -60,7 +60,7 @@ class Recorder(TorchDispatchMode):
         self.backward_origin: Callable[[int], Mapping[str, Any]] | None = None
         self.constants: list[tuple[Root, Tensor]] = []
         self.metadata_changes: list[tuple[Tensor, OpOverload, tuple[Any, ...]]] = []
-        self.moves: list[tuple[Tensor, Tensor]] = []
+        self.moves: dict[int, tuple[Tensor, Root]] = {}
         self._aliases: dict[int, tuple[Tensor, Alias]] = {}
         self._last_input: Node | None = None
         self._inputs = 0
@@ -128,13 +128,13 @@ class Recorder(TorchDispatchMode):
 
     def _take_memory(self, func: OpOverload, target: Tensor, source: Any = None, *_: Any) -> Tensor:
         """`target.set_(source)`, which `target.data = source` is: from here on it is another name of the source.
-        Refused for another size or layout, and for an input that was written to before."""
-        root = self.alias_of(target).root
-        same = func is aten.set_.source_Tensor and metadata_key(target) == metadata_key(source)
-        if not same or (self.alias_of(source).root is not root and root.input is not None and root.generation):
+        Refused for another size or layout."""
+        if func is not aten.set_.source_Tensor or metadata_key(target) != metadata_key(source):
             raise UnsupportedOperator(str(func), "it changes what memory a tensor owns")
+        root = self.alias_of(target).root
         if self.alias_of(source).root is not root:  # a module's `to` may be without effect
-            self.moves.append((target, source))
+            own = self.moves.pop(id(target), (source, root))[1]  # the last source counts, in its place
+            self.moves[id(target)] = source, own
             self.share(target, source)
         return target
 
