@@ -118,18 +118,11 @@ def _compare(level: Level, before: Level) -> None:
         wrong = difference(level.results[name], expected, scale) if name in level.results else None
         if wrong is None:
             continue
-        value, origin = _first_difference(level, before, scale)
+        common = ((v, *level.values[v], before.values[v][0]) for v in level.values if v in before.values)
+        different = ((v, origin) for v, new, origin, old in common if difference(new, old, scale))
+        value, origin = next(different, (None, None))
         first = f"{name} (first at {value})" if value else name
         raise WrongResult(level.name, first, f"{wrong}; before: {before.name}", where=origin)
-
-
-def _first_difference(level: Level, before: Level, scale: float) -> tuple[str | None, Origin | None]:
-    """The first value that both levels have and that differs, with the user's place."""
-    for name, (value, origin) in level.values.items():
-        earlier = before.values.get(name)
-        if earlier is not None and difference(value, earlier[0], scale):
-            return name, origin
-    return None, None
 
 
 def _program_level(name: str, program: Program, run: Run, info: GraphInfo) -> Level:

@@ -87,7 +87,9 @@ def write(alias: Alias, value: Node, build: GraphBuilder) -> None:
         old = read(link.parent, build)
         call = inverse(link.view, old.meta["val"], link.node.meta["val"])
         if call is None:
-            _pin(link.root, link.view)
+            link.root.pinned = True
+            if link.root.input is not None and type(link.root.tensor.storage_offset()) is not int:
+                raise UnsupportedOperator(str(link.view.op), "it writes to an input whose storage offset varies")
             value = _emit(strided_inverse(link.node.meta["val"]), link.root.node, value, build)
             break
         value = _sized_like(_emit(call, old, value, build), old, build)
@@ -110,13 +112,6 @@ def _sized_like(value: Node, old: Node, build: GraphBuilder) -> Node:
             stated = torch.empty_strided(wanted.shape, given.stride(), dtype=given.dtype, device=given.device)
         value.meta["val"] = build.metadata(stated)
     return value
-
-
-def _pin(root: Root, view: View) -> None:
-    """Notes that a place in the root's memory is about to be named by its distance from the start."""
-    root.pinned = True
-    if root.input is not None and type(root.tensor.storage_offset()) is not int:
-        raise UnsupportedOperator(str(view.op), "it writes to an input whose storage offset varies")
 
 
 def _moved(view: View, root: Root) -> View:

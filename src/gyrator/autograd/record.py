@@ -28,11 +28,7 @@ class Unrecordable(ValueError):
 
 
 def to_json(traced: Traced) -> dict[str, Json]:
-    """Everything about a program but its compiled graphs.
-
-    Raises:
-        Unrecordable: it cannot be written down.
-    """
+    """Everything about a program but its compiled graphs. Raises: Unrecordable if it cannot be written down."""
     halves = _fields(traced.run, "forward", "backward") if isinstance(traced.run, Differentiable) else None
     return {"program": _encode(traced.program), "halves": halves}
 

@@ -193,9 +193,8 @@ class Recorder(TorchDispatchMode):
         if call.func is aten.lift_fresh_copy.default and not isinstance(call.args[0], FakeTensor):
             self.add_constant(call.args[0], call.out, literal=True)
             return
-        node = self._append(call.func, call.args, call.kwargs, call.out)
-        self._results(node, call.out)
-        self._new_symbols(node, call.out, torch_compat.fresh_symbols(self.build.fake_mode, call.out))
+        bindings = torch_compat.fresh_symbols(self.build.fake_mode, call.out)
+        self._define(call.func, call.args, call.kwargs, call.out, bindings)
 
     def _number(self, call: _Call) -> Any:
         """A number read from data is recorded where its symbol is new; sizes are known without a node. A float of the
@@ -204,13 +203,15 @@ class Recorder(TorchDispatchMode):
         if not bindings and call.func is aten._local_scalar_dense.default and expression(call.out).is_number:
             return torch_compat.plain_number(expression(call.out))
         if bindings or type(call.out) is torch.SymFloat:
-            node = self._append(call.func, call.args, call.kwargs, call.out)
-            self.build.symbols.bind(call.out, node)
-            if bindings:
-                node.meta["unbacked_bindings"] = bindings
+            self._define(call.func, call.args, call.kwargs, call.out, bindings)
         return call.out
 
-    def _new_symbols(self, node: Node, out: Any, bindings: Mapping[Any, Any] | None) -> None:
+    def _define(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, bindings: Mapping[Any, Any] | None
+    ) -> None:
+        """Appends a call and binds its results, and the symbols that it makes, by `bindings`, to nodes."""
+        node = self._append(func, args, kwargs, out)
+        self._results(node, out)
         if bindings:
             node.meta["unbacked_bindings"] = bindings
             for item in flatten(out):
@@ -328,9 +329,7 @@ class Recorder(TorchDispatchMode):
         passed = list(args)
         for position, operands in (calls(args) if calls is not None else {}).items():
             passed[position] = self.body(name, args[position], operands)
-        node = self._append(func, tuple(passed), kwargs, out)
-        self._results(node, out)
-        self._new_symbols(node, out, bindings)
+        self._define(func, tuple(passed), kwargs, out, bindings)
         return out
 
     def body(self, name: str, function: Callable[..., Any], operands: Sequence[Any]) -> Node:

@@ -12,20 +12,7 @@ renaming, once axes are split far enough:
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gyrator.ir.index import (
-    ONE,
-    ZERO,
-    Atom,
-    Axis,
-    FloorDiv,
-    Index,
-    Mod,
-    exact_quotient,
-    is_less,
-    linear,
-    product,
-    substitute,
-)
+from gyrator.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Mod, exact_quotient, is_less, linear, substitute
 from gyrator.lowering.typed import between
 from gyrator.lowering.views import split_position
 
@@ -57,8 +44,9 @@ def _fixed(atom: Atom) -> bool:
     return not (atom.index().axes() or atom.index().indirects())
 
 
-def radix(index: Index, extent: Index) -> list[Axis] | None:
+def radix(index: Index, extent: Index | None = None) -> list[Axis] | None:
     """The axes of a mixed-radix number that counts ``0 … extent-1`` once each, innermost first; None if it is none.
+    Without ``extent`` it may count any number.
 
     ``768*i + 64*h + d`` with ``h < 12``, ``d < 64`` and extent ``768*N`` gives ``[d, h, i]``.
     """
@@ -73,7 +61,7 @@ def radix(index: Index, extent: Index) -> list[Axis] | None:
         axes.append(axis)
         del terms[axis]
         step = step * axis.extent
-    return axes if step is extent else None
+    return axes if extent is None or step is extent else None
 
 
 def compose(axes: Sequence[Axis]) -> Index:
@@ -151,8 +139,7 @@ def unify(left: Sequence[Index], right: Sequence[Index], extents: Sequence[Index
         b = substitute(b, rsub)
         digits_l, digits_r = radix(a, extent), radix(b, extent)
         if digits_l is None and digits_r is None:  # a part of it, or uneven parts of which the last ends early
-            extent = product([axis.extent for axis in a.axes()])
-            digits_l, digits_r = radix(a, extent), radix(b, extent)
+            digits_l, digits_r = radix(a), radix(b)
         if digits_l is None or digits_r is None:
             return None
         while digits_l and digits_r:
@@ -189,6 +176,6 @@ def axes_of(index: Index) -> list[Axis]:
     """The axes of a mixed-radix index, outermost first (a renamed axis is itself)."""
     if isinstance(index.atom, Axis):
         return [index.atom]
-    digits = radix(index, product([a.extent for a in index.axes()]))
+    digits = radix(index)
     assert digits is not None, index
     return digits[::-1]
