@@ -23,25 +23,17 @@ def kernel_scripts(plan: Plan, kernels: Mapping[str, BuiltKernel | TritonKernel]
         if isinstance(built, TritonKernel):
             name, device = built.name, torch.device("cuda")
             load = f'gpu_kernel("{name}", {programs_text(built)})'
+            spaces = [p for p in built.params if isinstance(p, Workspace)]
         else:
             name, device = built.symbol, torch.device("cpu")
-            load = f'kernel("{built.library}", "{name}", {count})'
+            load, spaces = f'kernel("{built.library}", "{name}", {count})', []
         tensors = [random_tensor(value, device, ranges) for value in launch.args]
-        spaces = [p for p in built.params if isinstance(p, Workspace)] if isinstance(built, TritonKernel) else []
         tensors += [f'torch.zeros({count_of(s.nbytes)}, dtype=torch.uint8, device="cuda")' for s in spaces]
         sizes = ", ".join(str(count_of(n)) for n in launch.sizes)
         places = "\n".join(f"    {origin}: {origin.op}" for origin in kernel.origins)
-        yield (
-            f"kernel_{name}.py",
-            _TEMPLATE.format(
-                name=name,
-                load=load,
-                places=places,
-                tensors="\n".join(f"        {tensor}," for tensor in tensors),
-                sizes=sizes,
-                nbytes=facts_of(kernel).bytes,
-            ),
-        )
+        made, nbytes = "\n".join(f"        {tensor}," for tensor in tensors), facts_of(kernel).bytes
+        text = _TEMPLATE.format(name=name, load=load, places=places, tensors=made, sizes=sizes, nbytes=nbytes)
+        yield f"kernel_{name}.py", text
 
 
 _TEMPLATE = '''"""Times the kernel {name} on random inputs: ms, GB, GB/s. It comes from

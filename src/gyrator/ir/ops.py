@@ -62,10 +62,6 @@ def _dividing(op: Reference, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.where(y == 0, torch.zeros_like(x), op(x, torch.where(y == 0, torch.ones_like(y), y)))
 
 
-def _fma(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-    return (x.double() * y.double() + z.double()).to(x.dtype)
-
-
 S, F, B, C, L = Rule.SAME, Rule.FLOAT, Rule.INTEGER, Rule.COMPARE, Rule.LOGICAL
 _FLOORED, _TRUNCATED = (partial(_dividing, partial(torch.div, rounding_mode=mode)) for mode in ("floor", "trunc"))
 
@@ -80,7 +76,7 @@ ROWS = (
     _row("truncdiv", 2, S, _TRUNCATED, "rt.truncdiv({0}, {1})", cost=8),
     _row("remainder", 2, S, partial(_dividing, torch.remainder), "rt.remainder({0}, {1})", cost=10),
     _row("fmod", 2, S, partial(_dividing, torch.fmod), "rt.fmod({0}, {1})", cost=10),
-    _row("fma", 3, F, _fma, "tl.fma({0}, {1}, {2})"),
+    _row("fma", 3, F, lambda x, y, z: (x.double() * y.double() + z.double()).to(x.dtype), "tl.fma({0}, {1}, {2})"),
     _row("neg", 1, S, torch.neg, "-{0}"),
     _row("abs", 1, S, torch.abs, "tl.abs({0})"),
     _row("sign", 1, S, torch.sign, "rt.sign({0})", cost=2),

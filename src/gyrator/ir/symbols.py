@@ -161,11 +161,6 @@ def _floordiv(args: tuple[Index, ...]) -> Index | None:
     return (-num) // (-den) if is_nonnegative(-den - 1) else None
 
 
-def _python_mod(args: tuple[Index, ...]) -> Index | None:
-    num, den = args
-    return num % den if is_nonnegative(den - 1) else None
-
-
 def _power(args: tuple[Index, ...]) -> Index | None:
     exponent = args[1].value
     return None if exponent is None or not 0 <= exponent <= 8 else product([args[0]] * exponent)
@@ -180,7 +175,7 @@ _RULES: Mapping[str, Rule] = {
     "Add": lambda args: reduce(Index.__add__, args, ZERO),
     "Mul": lambda args: reduce(Index.__mul__, args, ONE),
     **dict.fromkeys(("FloorDiv", "CleanDiv"), _floordiv),
-    **dict.fromkeys(("Mod", "PythonMod"), _python_mod),
+    **dict.fromkeys(("Mod", "PythonMod"), lambda args: args[0] % args[1] if is_nonnegative(args[1] - 1) else None),
     "Max": lambda args: reduce(maximum, args),
     "Min": lambda args: reduce(minimum, args),
     **dict.fromkeys(("Pow", "PowByNatural"), _power),

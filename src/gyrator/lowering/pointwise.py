@@ -19,20 +19,21 @@ from gyrator.lowering.typed import HALF, Operand, cast, compute_dtype, constant,
 aten, prims = torch.ops.aten, torch.ops.prims
 
 
+_WHOLE: Mapping[str, str] = dict.fromkeys(("floor", "ceil", "trunc", "round"), "")
 _ON_BOOLS: Mapping[str, str] = {
     "mul": "logical_and", "minimum": "logical_and", "fmin": "logical_and", "bitwise_and": "logical_and",
     "maximum": "logical_or", "fmax": "logical_or", "bitwise_or": "logical_or",
-    "bitwise_xor": "logical_xor", "bitwise_not": "logical_not",
+    "bitwise_xor": "logical_xor", "bitwise_not": "logical_not", "abs": "", "sign": "", **_WHOLE,
 }  # fmt: skip
-_ON_INTEGERS: Mapping[str, str] = {"fmax": "maximum", "fmin": "minimum"}
-"""Ops whose results of that kind another op of the table says."""
+_ON_INTEGERS: Mapping[str, str] = {"fmax": "maximum", "fmin": "minimum", "div": "truncdiv", **_WHOLE}
+"""Ops whose results of that kind another op of the table says; "" leaves the operand as it is."""
 
 
 def _elementwise(name: str, b: Builder, out: Meta, *operands: Operand, **_: Any) -> TensorRef:
     """An op of the table of the same meaning, in the result's compute dtype."""
     if not out.dtype.is_floating_point:
         name = (_ON_BOOLS if out.dtype == torch.bool else _ON_INTEGERS).get(name, name)
-    return b.elementwise(out, operands, lambda *args: op(name, *args))
+    return b.elementwise(out, operands, lambda *args: op(name, *args) if name else args[0])
 
 
 def _of_rounded(name: str, b: Builder, out: Meta, *operands: Operand) -> TensorRef:
@@ -41,16 +42,6 @@ def _of_rounded(name: str, b: Builder, out: Meta, *operands: Operand) -> TensorR
     """
     wide = compute_dtype(out.dtype)
     return b.pointwise(out, lambda at: op(name, *[cast(element(o, at, out.dtype), wide) for o in operands]))
-
-
-def _of_floats(name: str, b: Builder, out: Meta, x: TensorRef) -> TensorRef:
-    """floor and the like, which leave integers alone."""
-    return _elementwise(name, b, out, x) if out.dtype.is_floating_point else b.copy(x, out)
-
-
-def _of_numbers(name: str, b: Builder, out: Meta, x: TensorRef) -> TensorRef:
-    """abs and the like, which leave bools alone."""
-    return b.copy(x, out) if out.dtype == torch.bool else _elementwise(name, b, out, x)
 
 
 def _nextafter(b: Builder, out: Meta, x: TensorRef, y: TensorRef) -> Any:
@@ -86,10 +77,6 @@ def _sum(name: str, b: Builder, out: Meta, x: Operand, y: Operand, alpha: Operan
 
 def _div_mode(b: Builder, out: Meta, x: Operand, y: Operand, *, rounding_mode: str | None) -> TensorRef:
     return _elementwise({None: "div", "floor": "floordiv", "trunc": "truncdiv"}[rounding_mode], b, out, x, y)
-
-
-def _prims_div(b: Builder, out: Meta, x: Operand, y: Operand) -> TensorRef:
-    return _div_mode(b, out, x, y, rounding_mode=None if out.dtype.is_floating_point else "trunc")
 
 
 def _round_decimals(b: Builder, out: Meta, x: TensorRef, *, decimals: int = 0) -> TensorRef:
@@ -248,8 +235,7 @@ REGISTERED_LATE: Mapping[str, Lowering] = {"prims.fma.default": partial(_element
 LOWERINGS: Family = {
     **named_rows(_elementwise, _UNARY),
     **named_rows(_of_rounded, "atan2 hypot copysign fmod remainder", "default Tensor Scalar"),
-    **named_rows(_of_floats, "floor ceil trunc round"),
-    **named_rows(_of_numbers, "abs sign"),
+    **named_rows(_elementwise, "floor ceil trunc round abs sign"),
     **named_rows(_comparison, "eq ne lt le gt ge", "Tensor Scalar"),
     **named_rows(_elementwise, "logical_and logical_or logical_xor logical_not"),
     **named_rows(_float_test, "isnan isinf"),
@@ -279,9 +265,8 @@ LOWERINGS: Family = {
     aten.copy.default: _copy,
     prims.convert_element_type.default: _clone,
     prims.add.default: partial(_sum, "add"),
-    prims.div.default: _prims_div,
     prims.where.default: _where,
-    **{getattr(prims, name).default: partial(_elementwise, name) for name in "mul sub maximum minimum pow neg".split()},
+    **{getattr(prims, n).default: partial(_elementwise, n) for n in "mul sub div maximum minimum pow neg".split()},
 }  # fmt: skip
 """Pointwise lowerings by overload. ATen ops with a fake kernel that promotes integers to floats need nothing more: the
 result's dtype says it."""

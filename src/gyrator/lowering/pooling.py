@@ -167,7 +167,7 @@ def _mean_of(windows: Windows, b: Builder, out: Meta, x: TensorRef) -> Any:
         place, conditions = windows.element(at[-rank:], inner)
         return masked(conditions, cast(x.load((*at[:-rank], *place)), wide.dtype))
 
-    total = summed(b, wide, windows.elements, body, "sum")
+    total = summed(b, wide, windows.elements, body)
     return b.pointwise(out, lambda at: _quotient(total.load(at), windows.count(at[-rank:])))
 
 

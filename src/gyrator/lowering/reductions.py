@@ -77,15 +77,12 @@ def reduce_one(
     return b.narrowed(result, out)
 
 
-def summed(
-    b: Builder, out: Meta, inner: Coords, body: Callable[[Coords, Coords], Expr], suffix: str = "wide"
-) -> TensorRef:
+def summed(b: Builder, out: Meta, inner: Coords, body: Callable[[Coords, Coords], Expr]) -> TensorRef:
     """A sum in the compute dtype, cast to ``out``; no reduction at all where only one element is summed."""
     wide = out.with_dtype(compute_dtype(out.dtype))
     if all(extent is ONE for extent in inner):
         return b.pointwise(out, lambda at: body(at, (ZERO,) * len(inner)))
-    suffix = "" if wide.dtype == out.dtype else suffix
-    (total,) = reduction(b, wide, inner, "sum", lambda at, r: (body(at, r),), suffix)
+    (total,) = reduction(b, wide, inner, "sum", lambda at, r: (body(at, r),), "wide" * (wide.dtype != out.dtype))
     return b.narrowed(total, out)
 
 

@@ -24,7 +24,7 @@ from gyrator.report.diagram import diagram
 from gyrator.report.record import GraphRecord
 from gyrator.runtime.gpu_kernels import DESCRIPTION
 from gyrator.runtime.load import WRAPPER
-from gyrator.schedule.plan import Allocate, Call, Copy, Free, Launch, Plan, Step
+from gyrator.schedule.plan import Allocate, Call, Copy, Free, Launch, Step
 from gyrator.schedule.products import defines_of, nodes_of
 from gyrator.schedule.stage import Scheduled
 from gyrator.session import DumpWriter
@@ -63,9 +63,10 @@ def dump_compiled(
     the picture of the graph. `sources` are the kernels' texts.
     """
     dump.write("nests_after_fusion", groups_text(scheduled))
-    dump.write("kernel_plans", "\n\n".join(kernel_text(kernel) for kernel in scheduled.plan.kernels))
-    dump.write("plan", plan_text(scheduled.plan))
-    on_gpu = any(kernel.tiling is not None for kernel in scheduled.plan.kernels)
+    plan = scheduled.plan
+    dump.write("kernel_plans", "\n\n".join(kernel_text(kernel) for kernel in plan.kernels))
+    dump.write("plan", "\n".join([f"plan {plan.name}:", *(f"  {_step_text(step)}" for step in plan.steps)]))
+    on_gpu = any(kernel.tiling is not None for kernel in plan.kernels)
     dump.write("kernels", "\n".join(sources), suffix="txt" if on_gpu else "cpp")
     for path in entry.folder.iterdir():
         if path.suffix in (".so", ".bin", ".cubin") or path.name == DESCRIPTION:
@@ -169,11 +170,6 @@ def groups_text(scheduled: Scheduled) -> str:
         texts = "\n".join(map(node_text, nodes_of(unit)))
         parts.append(f"{title}\n{indent(texts, '  ')}")
     return "\n\n".join(parts)
-
-
-def plan_text(plan: Plan) -> str:
-    """A plan step by step."""
-    return "\n".join([f"plan {plan.name}:", *(f"  {_step_text(step)}" for step in plan.steps)])
 
 
 def _step_text(step: Step) -> str:

@@ -117,7 +117,9 @@ class _Chooser:
         if not ranked:
             return
         best = ranked[0]
-        if group is not None and (fused := self._fused(group, ranked)):
+        tried = [a for a in ranked if a.backend != "aten"][: self._options.max_epilogue_benchmarked_choices]
+        if group is not None and tried:
+            fused = tuple(_with_epilogue(a, group) for a in tried)
             apart = replace(best, name=f"{best.name}_then_epilogue", units=(*best.units, group))
             key = (*key, _epilogue_key(product, group))
             ranked = self._ranked(f"{title} with epilogue", (*found, call, group), (*fused, apart), key)
@@ -159,11 +161,6 @@ class _Chooser:
         packing = packing_of(product.right, unit.configs[0], constant, self._cpu)
         self.packings[packing.value] = packing
         return in_panels(unit, product, packing)
-
-    def _fused(self, group: Group, ranked: Sequence[Alternative]) -> tuple[Alternative, ...]:
-        """The best templates with the group as their epilogue."""
-        best = [a for a in ranked if a.backend != "aten"]
-        return tuple(_with_epilogue(a, group) for a in best[: self._options.max_epilogue_benchmarked_choices])
 
     def _ranked(
         self, title: str, units: tuple[Unit, ...], alternatives: tuple[Alternative, ...], key: Hashable

@@ -137,11 +137,7 @@ def held(plan: Plan, size_of: Callable[[Value], int]) -> Iterator[tuple[int, Col
 
 
 OUT_VARIANTS: Mapping[str, str] = {
-    "aten.mm.default": "aten.mm.out",
-    "aten.addmm.default": "aten.addmm.out",
-    "aten._addmm_activation.default": "aten._addmm_activation.out",
-    "aten.bmm.default": "aten.bmm.out",
-    "aten.baddbmm.default": "aten.baddbmm.out",
+    f"aten.{op}.default": f"aten.{op}.out" for op in ("mm", "addmm", "_addmm_activation", "bmm", "baddbmm")
 }
 """Ops with one result whose variant writes into given memory of any strides without a temporary of that size.
 

@@ -4,7 +4,7 @@ from functools import cache
 
 import torch
 
-from gyrator.ir.expr import Checked, Const, Expr, Load, Masked, Op, map_indirect
+from gyrator.ir.expr import Checked, Expr, Load, Masked, Op, map_indirect
 from gyrator.ir.index import Index
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Program, map_nests
@@ -35,7 +35,11 @@ class _Pusher:
     def _push(self, expr: Expr, cond: Expr | None = None) -> Expr:
         match expr:
             case Masked(mask, body, other):
-                return self._masked(mask, body, other, cond)
+                here = self.expr(mask, cond)
+                kept = self.expr(body, self._both(cond, here))
+                if isinstance(kept, Load) and kept.mask is here:
+                    return Load(kept.value, kept.index, here, other.value)
+                return self._simple(Op("where", (here, kept, other), body.dtype))
             case Load(value, index, mask, other):
                 at = tuple(self.index(i, cond) for i in index)
                 inner = None if mask is None else self.expr(mask, cond)
@@ -48,13 +52,6 @@ class _Pusher:
                 return self._simple(Checked(self.expr(arg, cond), size, self._both(cond, inner)))
         children = tuple(self.expr(c, cond) for c in expr.children())
         return self._simple(expr.rebuild(children, tuple(self.index(i, cond) for i in expr.indices())))
-
-    def _masked(self, mask: Expr, body: Expr, other: Const, cond: Expr | None) -> Expr:
-        here = self.expr(mask, cond)
-        inner = self.expr(body, self._both(cond, here))
-        if isinstance(inner, Load) and inner.mask is here:
-            return Load(inner.value, inner.index, here, other.value)
-        return self._simple(Op("where", (here, inner, other), body.dtype))
 
     def _both(self, a: Expr | None, b: Expr | None) -> Expr | None:
         if a is None or b is None:

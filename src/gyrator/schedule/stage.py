@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gyrator.ir.check import LOWERED, PREDICATED, SCHEDULED, check_kernel, check_program
+from gyrator.ir.check import PREDICATED, SCHEDULED, check_kernel, check_program
 from gyrator.ir.program import Extern, Nest, Program
 from gyrator.ir.text import program_text
 from gyrator.passes import Pass, run_passes
@@ -59,24 +59,23 @@ def program_passes(
         return program if as_called else add_biases_later(program)
 
     on_gpu: tuple[Pass[Program], ...] = (
-        Pass("unroll windows", lambda p, s: unroll_windows(p), lambda p: check_program(p, LOWERED)),
-        Pass("scatters to sums", lambda p, s: scatters_to_sums(p), lambda p: check_program(p, LOWERED)),
-        Pass("online softmax", lambda p, s: online_softmax(p, gpu), lambda p: check_program(p, LOWERED)),
-        Pass("split on GPU", lambda p, s: split_on_gpu(p, gpu), lambda p: check_program(p, LOWERED)),
-        Pass("pad rows", pad, lambda p: check_program(p, LOWERED)),
+        Pass("unroll windows", lambda p, s: unroll_windows(p), check_program),
+        Pass("scatters to sums", lambda p, s: scatters_to_sums(p), check_program),
+        Pass("online softmax", lambda p, s: online_softmax(p, gpu), check_program),
+        Pass("split on GPU", lambda p, s: split_on_gpu(p, gpu), check_program),
+        Pass("pad rows", pad, check_program),
     )
-    # before masks are pushed down: a producer read under a mask takes the mask with it
-    inlined = Pass[Program]("inline", lambda p, s: inline(p, rule), lambda p: check_program(p, LOWERED))
     return (
-        Pass("dce", lambda p, s: remove_dead(p), lambda p: check_program(p, LOWERED)),
-        Pass("fill empty", lambda p, s: fill_empty(p), lambda p: check_program(p, LOWERED)),
-        Pass("simplify", lambda p, s: simplify(p, rule), lambda p: check_program(p, LOWERED)),
+        Pass("dce", lambda p, s: remove_dead(p), check_program),
+        Pass("fill empty", lambda p, s: fill_empty(p), check_program),
+        Pass("simplify", lambda p, s: simplify(p, rule), check_program),
         # before inlining, which removes the constants it looks for
-        Pass("scatters to selects", lambda p, s: scatters_to_selects(p), lambda p: check_program(p, LOWERED)),
-        Pass("biases", biases, lambda p: check_program(p, LOWERED)),
-        *((inlined,) if inlining else ()),
+        Pass("scatters to selects", lambda p, s: scatters_to_selects(p), check_program),
+        Pass("biases", biases, check_program),
+        # before masks are pushed down: a producer read under a mask takes the mask with it
+        *((Pass("inline", lambda p, s: inline(p, rule), check_program),) if inlining else ()),
         *(on_gpu if gpu is not None else ()),
-        Pass("split reductions", lambda p, s: split_reductions(p), lambda p: check_program(p, LOWERED)),
+        Pass("split reductions", lambda p, s: split_reductions(p), check_program),
         Pass("predicate", lambda p, s: predicate(p, rule), lambda p: check_program(p, PREDICATED)),
         Pass("dce again", lambda p, s: remove_dead(p), lambda p: check_program(p, SCHEDULED)),
     )
