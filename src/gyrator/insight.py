@@ -69,8 +69,7 @@ def explain(
         mode, options, dynamic: as for `gyrator.compile`.
         timing: also run every kernel on random inputs to see what it takes, about half a second a graph.
 
-    Raises:
-        UnknownOption, InvalidOption: a wrong mode or option. What compiling or calling the function raises.
+    Raises: UnknownOption, InvalidOption for a wrong mode or option. What compiling or calling the function raises.
     """
     Config.from_options(mode, options)
     events: list[tuple[Event, float]] = []

@@ -44,7 +44,9 @@ def origin_of(node: fx.Node) -> Origin:
     if modules and not file:
         path, _ = list(modules.values())[-1]
         function = str(path)
-    return Origin(file, line, function, _op_name(node))
+    target = node.target
+    op = str(target) if isinstance(target, (str, torch._ops.OpOverload)) else getattr(target, "__name__", str(target))
+    return Origin(file, line, function, op)
 
 
 def merge(*groups: Origins) -> Origins:
@@ -69,13 +71,6 @@ def in_context(node: fx.Node) -> str:
     """A node between the one before and the one after it, a line each."""
     near = (node.prev, node, node.next)
     return "\n".join(text for n in near if n.op != "root" and (text := n.format_node()) is not None)
-
-
-def _op_name(node: fx.Node) -> str:
-    target = node.target
-    if isinstance(target, (str, torch._ops.OpOverload)):
-        return str(target)
-    return getattr(target, "__name__", str(target))
 
 
 @lru_cache(maxsize=4096)

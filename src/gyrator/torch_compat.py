@@ -92,8 +92,7 @@ copy_all: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = torch._fore
 
 def raw_stream(index: int) -> int:
     """The address of the current stream of a GPU."""
-    stream: int = torch._C._cuda_getCurrentRawStream(index)
-    return stream
+    return torch._C._cuda_getCurrentRawStream(index)
 
 
 def on_device(index: int, call: Callable[[T], R]) -> Callable[[T], R]:
@@ -174,8 +173,7 @@ def fresh_symbols(fake_mode: Any, value: object) -> Mapping[Any, Any] | None:
     if fake_mode.shape_env is None or not fake_mode.shape_env.pending_fresh_unbacked_symbols:
         return None
     module = importlib.import_module("torch.fx.experimental.symbolic_shapes")
-    bindings: Mapping[Any, Any] | None = module.compute_unbacked_bindings(fake_mode.shape_env, value)
-    return bindings
+    return module.compute_unbacked_bindings(fake_mode.shape_env, value)
 
 
 def in_bounds(condition: "bool | torch.SymBool") -> bool:

@@ -39,8 +39,7 @@ INHERITED_KEYS = (*ORIGIN_KEYS, "backward", "recompute", "region")
 def decompose(build: GraphBuilder, table: DecompositionTable) -> GraphBuilder:
     """A new graph with every call of an operator in `table` replaced.
 
-    Raises:
-        InternalCheckError: for a decomposition whose result has another size or dtype than the operator.
+    Raises: InternalCheckError for a decomposition whose result has another size or dtype than the operator.
     """
     return _Pass(table, GraphBuilder(build.results)).run(build.graph, build.bodies)
 

@@ -122,8 +122,7 @@ def _native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Te
     if p == 1:
         return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
     keep = aten.rand.default(x.shape, dtype=torch.float32, device=x.device) >= p
-    wide = _widen(x)
-    return (wide * keep * (1.0 / (1.0 - p))).to(x.dtype), keep
+    return (_widen(x) * keep * (1.0 / (1.0 - p))).to(x.dtype), keep
 
 
 def _native_dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor:

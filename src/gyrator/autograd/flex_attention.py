@@ -64,8 +64,7 @@ def _mapped(call: Call, function: Any, scores: Tensor | None, places: Sequence[T
     first = () if scores is None else (scores,)
     for dims in reversed(INDICES):
         one = torch.vmap(one, in_dims=(*[0 for _ in first], *dims, *[None for _ in reads]))
-    result: Tensor = one(*first, *places, *reads)
-    return result
+    return one(*first, *places, *reads)
 
 
 def _like_query(x: Tensor, query: Tensor) -> Tensor:
@@ -93,5 +92,4 @@ def index(x: Tensor, place: Any) -> Tensor:
     """`x[place]` for a place of tensors without dimensions, which vmap may run over: no number is read."""
     places = place if isinstance(place, tuple) else (place,)
     tensors = [p if isinstance(p, Tensor) else torch.full((), p, device=x.device) for p in places]
-    found: Tensor = torch.ops.aten.index.Tensor(x, tensors)
-    return found
+    return torch.ops.aten.index.Tensor(x, tensors)

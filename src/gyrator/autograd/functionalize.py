@@ -95,7 +95,9 @@ def write(alias: Alias, value: Node, build: GraphBuilder) -> None:
         value = _sized_like(_emit(call, old, value, build), old, build)
         link = link.parent
     root = alias.root
-    root.node = _like(value, root.node, build)
+    wanted, given = root.node.meta["val"], value.meta["val"]
+    alike = wanted is given or wanted.stride() == given.stride() or wanted.numel() <= 1
+    root.node = value if alike else build.restrided(value, wanted)  # later views count on the layout
     root.generation += 1
     if link.parent is None:
         link.node, link.generation = root.node, root.generation
@@ -150,11 +152,3 @@ def _call_view(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], build: Gr
     except (RuntimeError, ValueError):  # a fake view raises either
         dense = build.call(aten.clone.default, (args[0],), {"memory_format": torch.contiguous_format})
         return build.call(op, (dense, *args[1:]), kwargs)
-
-
-def _like(value: Node, old: Node, build: GraphBuilder) -> Node:
-    """`value` in the layout of `old`, which later views of the same tensor count on."""
-    wanted, given = old.meta["val"], value.meta["val"]
-    if wanted is given or wanted.stride() == given.stride() or wanted.numel() <= 1:
-        return value
-    return build.restrided(value, wanted)

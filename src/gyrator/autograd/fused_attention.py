@@ -66,8 +66,7 @@ def attention(recorder: Recorder, call: Call, args: Sequence[Any]) -> tuple[Tens
     ):
         return flex_attention(call, args)
     key, value = (x.expand(query.shape[0], *x.shape[1:]) for x in (key, value))
-    results: tuple[Tensor, ...] = _Function.apply(query, key, value, recorder, call, args)
-    return results
+    return _Function.apply(query, key, value, recorder, call, args)
 
 
 def _lists(mask: Sequence[Any], at: int) -> list[Any]:

@@ -157,8 +157,7 @@ class _Writer:
         filename = f"<gyrator shell {next(_NUMBERS)}>"
         linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
         exec(compile(source, filename, "exec"), self._names)
-        function: Callable[..., Any] = self._names["call"]
-        return function
+        return self._names["call"]
 
 
 def _overwrite(target: Tensor, value: Tensor) -> None:

@@ -67,8 +67,7 @@ class Sandbox:
         if answer.get("broken"):
             worker.end()
         self.prepare()
-        found: float | str = answer.get("failure") or answer["milliseconds"]
-        return found
+        return answer.get("failure") or answer["milliseconds"]
 
     def _patient(self, worker: Worker, request: Mapping[str, object], seconds: float) -> dict[str, Any]:
         """The answer; when it is late, another process begins to start, so that nobody waits for that later."""

@@ -296,8 +296,7 @@ def varying(node: fx.Node) -> tuple[int, ...]:
     value = node.meta.get("example_value")
     if isinstance(value, Tensor):
         return tuple(dim for dim, size in enumerate(value.shape) if type(size) is not int)
-    known: tuple[int, ...] = (0,) if isinstance(value, torch.SymInt) else node.meta.get(VARYING, ())
-    return known
+    return (0,) if isinstance(value, torch.SymInt) else node.meta.get(VARYING, ())
 
 
 def _symbolic(mode: FakeTensorMode, given: Any, dims: Collection[int]) -> Tensor | int:

@@ -37,7 +37,7 @@ from gyrator.ir.symbols import UNBOUNDED
 from gyrator.ir.tree import Kernel
 from gyrator.ir.volume import count_of
 from gyrator.lowering.extern import COPIES
-from gyrator.origin import Origin, Origins, merge
+from gyrator.origin import Origin, merge
 from gyrator.schedule.plan import OUT_VARIANTS, Allocate, Call, Copy, Free, Launch, Plan, Step, is_full
 
 POOLED_BYTES = 1 << 20
@@ -165,7 +165,10 @@ class _Wrapper:
             v = constant.value
             where = f"{tuple_text(v.shape)}, {tuple_text(v.strides)}, {v.dtype}"
             lines.append(f'{self.name(v)} = runtime.constant("{constant.key}", {where})')
-        origins = _origins_by_kernel(self.plan)
+        origins = {k.name: k.origins for k in self.plan.kernels}
+        for step in self.plan.steps:
+            if isinstance(step, Launch):
+                origins[step.kernel] = merge(origins[step.kernel], step.origins)
         for kernel in self.plan.kernels:
             lines += ["", *origin_comments(origins[kernel.name], "#"), *self.kernel(kernel)]
         return lines
@@ -476,11 +479,3 @@ def _lasting(plan: Plan, results: Container[int]) -> frozenset[Value]:
             first[step.value] = step.value if step.upon is None else first.get(step.upon, step.upon)
     outputs = [output for position, output in enumerate(plan.outputs) if position in results]
     return frozenset(first[view.value] for view in shown_views(outputs) if view.value in first)
-
-
-def _origins_by_kernel(plan: Plan) -> dict[str, Origins]:
-    found = {k.name: k.origins for k in plan.kernels}
-    for step in plan.steps:
-        if isinstance(step, Launch):
-            found[step.kernel] = merge(found[step.kernel], step.origins)
-    return found

@@ -199,8 +199,7 @@ def derive(text: str, sizes: Mapping[Size, int]) -> int:
 
 def resolve(op: str) -> Callable[..., Any]:
     """The torch operator of that name: ``aten.mm.default``."""
-    found: Callable[..., Any] = attrgetter(op)(torch.ops)
-    return found
+    return attrgetter(op)(torch.ops)
 
 
 _DERIVED_BUILTINS = {"min": min, "max": max, "abs": abs, "round": round, "float": float, "int": int}

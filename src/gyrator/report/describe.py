@@ -94,13 +94,15 @@ def _steps(made: Scheduled, facts: Facts) -> Iterator[StepRecord]:
             case Call(extern):
                 written = [*defines(extern)]
                 read = [view.value for view in views(extern)]
+                elements = next((prod(map(count_of, v.shape)) for v in extern.out if v is not None), 0)
+                shapes = [[count_of(n) for n in view.shape] for view in views(extern)]
                 yield StepRecord(
                     kind="extern",
                     name=extern.op,
                     reads=tuple(dict.fromkeys(value.name for value in read)),
                     writes=tuple(value.name for value in written),
                     bytes=sum(value_bytes(value) for value in {*read, *written}),
-                    operations=_extern_operations(extern),
+                    operations=operations(extern.op.split(".")[1], elements, shapes),
                     places=places_of(extern.origins),
                     why=why_extern(extern),
                 )
@@ -142,12 +144,6 @@ def why_extern(extern: Extern) -> str:
     if library not in ("aten", "prims"):
         return "it is an operator of another library, whose code is not known"
     return "there is no lowering for it" + (", and it has an effect" if extern.effects else "")
-
-
-def _extern_operations(extern: Extern) -> int:
-    written = next((prod(map(count_of, v.shape)) for v in extern.out if v is not None), 0)
-    shapes = [[count_of(n) for n in view.shape] for view in views(extern)]
-    return operations(extern.op.split(".")[1], written, shapes)
 
 
 def _nest(nest: Nest) -> tuple[int, float]:

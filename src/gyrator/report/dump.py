@@ -154,8 +154,7 @@ def _input_text(value: object) -> str:
 def _number(size: int | torch.SymInt | torch.SymFloat | torch.SymBool) -> int | float | bool:
     if isinstance(size, (int, float, bool)):
         return size
-    found: int | float | bool = size.node.hint if size.node.has_hint() else _HINT
-    return found
+    return size.node.hint if size.node.has_hint() else _HINT
 
 
 # -- nests and plans -----------------------------------------------------------------------------------------

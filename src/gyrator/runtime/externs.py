@@ -31,10 +31,9 @@ def operator(name: str) -> Operator:
     if direct is not None:
         return direct
     try:
-        found: Operator = attrgetter(name)(torch.ops)
+        return attrgetter(name)(torch.ops)
     except AttributeError:
         raise UnsupportedOperator(name, "no library that is loaded defines it") from None
-    return found
 
 
 def checked(

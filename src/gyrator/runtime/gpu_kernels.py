@@ -93,10 +93,9 @@ class GpuKernels:
     @cached_property
     def _described(self) -> dict[str, Any]:
         try:
-            described: dict[str, Any] = json.loads((self.folder / DESCRIPTION).read_text())
+            return json.loads((self.folder / DESCRIPTION).read_text())
         except (OSError, ValueError) as error:
             raise CacheCorrupt(str(self.folder / DESCRIPTION), repr(error)) from error
-        return described
 
     def kernel(self, name: str, programs: Sized, updated: Mapping[int, Sized] | None = None) -> Launch:
         """The launch function of a kernel.

@@ -64,8 +64,7 @@ class Worker:
             raise TimeoutError
         if not answer:
             raise WorkerEnded(f"status {self.process.wait()}")
-        found: dict[str, Any] = json.loads(answer)
-        return found
+        return json.loads(answer)
 
     def end(self) -> None:
         """End the process and remove its files."""

@@ -35,7 +35,11 @@ class Units:
             return False
         before = self._reach(last, self._pred, first, lambda r: r > self._rank[first])
         assert before is not None
-        self._reorder(first, last, before, after)
+        earlier, later = (sorted(some, key=self._rank.__getitem__) for some in (before, after))
+        members = [*earlier, first, last, *later]
+        ranks = sorted(self._rank[u] for u in members)
+        for unit, rank in zip(members, ranks, strict=True):
+            self._rank[unit] = rank
         self._join(a, b)
         return True
 
@@ -59,13 +63,6 @@ class Units:
                 if u not in seen and within(self._rank[u]):
                     stack.append(u)
         return seen
-
-    def _reorder(self, first: int, last: int, before: set[int], after: set[int]) -> None:
-        earlier, later = (sorted(some, key=self._rank.__getitem__) for some in (before, after))
-        members = [*earlier, first, last, *later]
-        ranks = sorted(self._rank[u] for u in members)
-        for unit, rank in zip(members, ranks, strict=True):
-            self._rank[unit] = rank
 
     def _join(self, a: int, b: int) -> None:
         for there, back in ((self._succ, self._pred), (self._pred, self._succ)):

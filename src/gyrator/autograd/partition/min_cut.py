@@ -47,8 +47,7 @@ def min_cut_with_budget(budget: float) -> PartitionFunction:
 
     It gives up bans in the order of least work per byte saved. 1 is `min_cut`; 0 recomputes all that is not random.
 
-    Raises:
-        ValueError: for a budget outside [0, 1].
+    Raises: ValueError for a budget outside [0, 1].
     """
     if not 0 <= budget <= 1:
         raise ValueError(f"a memory budget lies between 0 and 1, not {budget}")
