@@ -70,8 +70,7 @@ class Config:
     )
     check: str = _setting(
         "borders",
-        "Which representations are checked against their spec: `off`, `borders` (between "
-        "stages), `every` (after each pass).",
+        "Which representations are checked against their spec: `off`, `borders` of stages, `every` (after each pass).",
         choices=("off", "borders", "every"),
     )
     validate: bool = _setting(
@@ -89,8 +88,7 @@ class Config:
     reuse_buffers: bool = _option(True, "Keep the memory of large dead buffers for new values and later calls.")
     memory_budget: float = _option(
         1.0,
-        "Share of eager's saved activations that backward may keep; less recomputes more. 1.0 "
-        "recomputes only what costs nothing.",
+        "Share of eager's saved activations that backward may keep; less recomputes more, 1.0 only what costs nothing.",
         low=0.0,
         high=1.0,
     )
@@ -146,9 +144,7 @@ class Config:
         choices=("auto", "scalar", "avx2", "avx512", "amx"),
     )
     cxx: str | None = _option(None, "The C++ compiler. None: $CXX, then g++, then clang++.")
-    threads: int = _setting(
-        0, "Most threads that a CPU kernel uses. 0: torch.get_num_threads(), read at each call.", low=0
-    )
+    threads: int = _setting(0, "Most threads of a CPU kernel. 0: torch.get_num_threads(), read at each call.", low=0)
     cuda_capability: int = _option(
         0,
         "Compute capability of the GPU that kernels are built for, 90 for 9.0. 0: that of the tensors' device.",
@@ -184,14 +180,11 @@ class Config:
     model_name: str = _setting("", "What the first column of metric tables says: the model that is compiled.")
     progress: str = _setting(
         "auto",
-        "`bar`: a progress bar. `lines`: a line every 5 seconds. `off`: silence. `auto`: a bar "
-        "on a terminal, lines elsewhere.",
+        "`bar`: a progress bar. `lines`: one every 5 seconds. `off`: silence. `auto`: a bar on a terminal, else lines.",
         choices=("auto", "bar", "lines", "off"),
     )
     benchmark_kernel: bool = _option(False, "Write a program for each kernel that times it, beside the wrapper.")
-    profile_bandwidth: bool = _setting(
-        False, "Time every kernel of real runs and print its GB/s when the process ends."
-    )
+    profile_bandwidth: bool = _setting(False, "Time each kernel of real runs and print its GB/s when the process ends.")
 
     @staticmethod
     def from_options(
@@ -250,9 +243,7 @@ def option_fields() -> Mapping[str, Field[OptionValue]]:
 
 def info_of(option: Field[OptionValue]) -> OptionInfo:
     """What an option's declaration says beside its name, type and default."""
-    info = option.metadata["option"]
-    assert isinstance(info, OptionInfo)
-    return info
+    return option.metadata["option"]
 
 
 def env_name(option: Field[OptionValue]) -> str:

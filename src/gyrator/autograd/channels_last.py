@@ -51,9 +51,7 @@ _FOLLOWERS = frozenset({
 })  # fmt: skip
 """Operators that mean the same whatever their arguments' strides, besides those tagged as pointwise."""
 
-_ROWS = frozenset(
-    {aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.var_mean.correction, aten.var.correction}
-)
+_ROWS = (aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.var_mean.correction, aten.var.correction)
 """Reductions over given dimensions, by which norms and softmaxes begin."""
 
 

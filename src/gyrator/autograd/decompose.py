@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -44,14 +45,14 @@ def decompose(build: GraphBuilder, table: DecompositionTable) -> GraphBuilder:
     return _Pass(table, GraphBuilder(build.results)).run(build.graph, build.bodies)
 
 
+@dataclass(frozen=True, slots=True)
 class _Pass:
     """One run over a graph: the templates made so far and the nodes of the new graph by those of the old."""
 
-    def __init__(self, table: DecompositionTable, new: GraphBuilder) -> None:
-        self._table = table
-        self._new = new
-        self._templates: dict[Any, Graph | None] = {}
-        self._nodes: dict[Node, Any] = {}
+    _table: DecompositionTable
+    _new: GraphBuilder
+    _templates: dict[Any, Graph | None] = field(default_factory=dict)
+    _nodes: dict[Node, Any] = field(default_factory=dict)
 
     def run(self, graph: Graph, bodies: Mapping[Any, Any]) -> GraphBuilder:
         new, nodes = self._new, self._nodes
@@ -73,9 +74,7 @@ class _Pass:
 
     def _inner(self, keep_numbers: bool) -> _Pass:
         """A pass over another graph that shares the templates."""
-        inner = _Pass(self._table, GraphBuilder(self._new.results, keep_numbers))
-        inner._templates = self._templates
-        return inner
+        return _Pass(self._table, GraphBuilder(self._new.results, keep_numbers), self._templates)
 
     def _call(self, node: Node) -> None:
         target = node.target
@@ -127,9 +126,7 @@ class _Pass:
     def _results(self, op: OpOverload, recorder: Recorder, results: Any, wanted: Any) -> Any:
         """The nodes of a decomposition's results, restrided to what the operator itself returns."""
         if isinstance(results, (tuple, list)):
-            return tuple(
-                self._results(op, recorder, result, want) for result, want in zip(results, wanted, strict=True)
-            )
+            return tuple(self._results(op, recorder, *pair) for pair in zip(results, wanted, strict=True))
         if not isinstance(results, Tensor):
             return results
         node = recorder.node_of(results)

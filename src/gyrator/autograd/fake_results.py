@@ -177,9 +177,7 @@ _LIKE_SUMS = (
 _STAND_INS: Mapping[OpOverload, Callable[..., Any]] = {
     **{op: partial(_dense, op, False) for op in _ROWS},
     # a filled clone lies in memory as a clone does
-    **dict.fromkeys(
-        (aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), lambda x, *_, **__: aten.clone.default(x)
-    ),
+    **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), lambda x, *_, **__: torch.clone(x)),
     **{op: partial(_dense, op, True) for op in _CHANNELS_LAST},
     **{op: partial(_like_a_sum, op) for op in _LIKE_SUMS},
     aten.ldexp.Tensor: lambda x, y: _pointwise(aten.mul.Tensor, x, torch.pow(2.0, y).contiguous()),

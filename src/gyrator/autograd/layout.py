@@ -19,9 +19,8 @@ def tangent_strides(shape: Sequence[Any], strides: Sequence[Any]) -> tuple[Any, 
 def is_dense(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
     """Whether elements fill their memory without gaps and without overlap, in some order of dimensions."""
     expected: Any = 1
-    for stride, size in sorted(
-        ((stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1), key=lambda pair: pair[0]
-    ):
+    steps = [(stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1]
+    for stride, size in sorted(steps, key=lambda pair: pair[0]):
         if stride != expected:
             return False
         expected = expected * size

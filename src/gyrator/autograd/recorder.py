@@ -224,10 +224,8 @@ class Recorder(TorchDispatchMode):
             self.add_constant(source, out, literal=func is aten.lift_fresh.default)
             return
         parent = self.alias_of(source)
-        if (
-            func is aten.as_strided.default
-            and arguments(func, call.args, call.kwargs).get("storage_offset") is not None
-        ):
+        strided = func is aten.as_strided.default
+        if strided and arguments(func, call.args, call.kwargs).get("storage_offset") is not None:
             parent.root.pinned = True
             if parent.root.input is not None and reaches_outside(out, parent.root.tensor):
                 raise UnsupportedOperator(str(func), "it reaches memory that its tensor does not span")

@@ -19,30 +19,16 @@ from gyrator.torch_compat import symbolic_numbers
 _NAME = re.compile(r"\b[A-Za-z_]\w*\b")
 
 _OPERATORS: Mapping[type[ast.AST], Callable[..., object]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-    ast.Div: operator.truediv,
-    ast.USub: operator.neg,
-    ast.Not: operator.not_,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
+    ast.USub: operator.neg, ast.Not: operator.not_,
+    ast.Eq: operator.eq, ast.NotEq: operator.ne,
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+}  # fmt: skip
 _CALLS: Mapping[str, Callable[..., object]] = {
-    "max": torch.sym_max,
-    "min": torch.sym_min,
-    "abs": abs,
-    "math.trunc": math.trunc,
-    "math.floor": math.floor,
-    "math.ceil": math.ceil,
-}
+    "max": torch.sym_max, "min": torch.sym_min, "abs": abs,
+    "math.trunc": math.trunc, "math.floor": math.floor, "math.ceil": math.ceil,
+}  # fmt: skip
 
 
 def new_facts(shape_env: ShapeEnv, before: int, canonical: Mapping[str, str]) -> list[str]:

@@ -10,9 +10,7 @@ from gyrator.errors import UnsupportedInput
 from gyrator.ir.expr import Scalar
 
 _OWN = {torch.bool: "int1", torch.float8_e4m3fn: "float8e4nv", torch.float8_e5m2: "float8e5"}
-TYPES = MappingProxyType(
-    {dtype: f"tl.{_OWN.get(dtype) or str(dtype).removeprefix('torch.')}" for dtype in cpp_names.TYPES}
-)
+TYPES = MappingProxyType({d: f"tl.{_OWN.get(d) or str(d).removeprefix('torch.')}" for d in cpp_names.TYPES})
 """Element type → its name in Triton, for those that C++ kernels have too."""
 
 _PLAIN = (torch.float32, torch.int32, torch.bool)

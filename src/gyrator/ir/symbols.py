@@ -223,7 +223,11 @@ def python_text(expr: sympy.Basic) -> str:
         return str(bool(expr))
     name = type(expr).__name__
     if isinstance(expr, sympy.Piecewise):
-        return _piecewise_text(expr)
+        text = "None"
+        for value, condition in reversed(expr.args):
+            chosen = python_text(value)
+            text = chosen if condition == sympy.true else f"({chosen} if {python_text(condition)} else {text})"
+        return text
     args = [python_text(a) for a in expr.args]
     if name in _INFIX:
         return f"({f' {_INFIX[name]} '.join(args)})"
@@ -232,11 +236,3 @@ def python_text(expr: sympy.Basic) -> str:
     if name not in _TEXT:
         raise ValueError(f"no Python text for {name} in {expr}")
     return _TEXT[name].format(*args)
-
-
-def _piecewise_text(expr: sympy.Piecewise) -> str:
-    text = "None"
-    for value, condition in reversed(expr.args):
-        chosen = python_text(value)
-        text = chosen if condition == sympy.true else f"({chosen} if {python_text(condition)} else {text})"
-    return text

@@ -148,16 +148,12 @@ def _reduce(
     start = x
     if counts is not None and not include_self:
         neutral = constant(identity(_KINDS[combine], wide.dtype), wide.dtype)
-        start = b.elementwise(
-            wide, (x, counts), lambda a, n: op("where", op("gt", n, like(n, 0)), neutral, a), suffix="start"
-        )
+        start = b.elementwise(wide, (x, counts), lambda a, n: op("where", op("gt", n, like(n, 0)), neutral, a), "start")
     total = scatter(b, wide if mean else out, start, points, source, combine)
     if counts is None or not mean or total is NotImplemented:
         return total
     division = "div" if out.dtype.is_floating_point else "floordiv"
-    return b.elementwise(
-        out, (total, counts), lambda t, n: op(division, t, op("maximum", n, like(n, 1))), suffix="mean"
-    )
+    return b.elementwise(out, (total, counts), lambda t, n: op(division, t, op("maximum", n, like(n, 1))), "mean")
 
 
 def _counts(b: Builder, out: Meta, points: Points, start: int) -> TensorRef:

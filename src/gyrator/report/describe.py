@@ -43,9 +43,7 @@ def describe(
         inputs=tuple(value.name for value in given),
         outputs=tuple(view.value.name for view in shown_views(plan.outputs)),
         inputs_bytes=sum(value_bytes(v) for v in [*given, *(c.value for c in plan.constants)]),
-        kernels=tuple(
-            _kernel(kernel, facts[kernel.name], printed[kernel.name], launches[kernel.name]) for kernel in plan.kernels
-        ),
+        kernels=tuple(_kernel(k, facts[k.name], printed[k.name], launches[k.name]) for k in plan.kernels),
         steps=steps,
         nests=nests,
         unfused=tuple(_unfused(made)),

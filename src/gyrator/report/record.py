@@ -139,9 +139,7 @@ def from_json(kind: type[T], text: str) -> T:
 
     Raises: KeyError, TypeError, ValueError for a text of another version.
     """
-    found = _read(kind, json.loads(text))
-    assert isinstance(found, kind)
-    return found
+    return _read(kind, json.loads(text))
 
 
 def _read(kind: Any, data: Any) -> Any:

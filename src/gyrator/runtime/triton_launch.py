@@ -74,9 +74,7 @@ def bind(
     codes = "".join("Q" if kind.startswith("*") else CODES[kind] for kind in kinds)
     whole = Struct(f"@{_HEAD}{_FROM_STREAM}{codes}0Q")
     tail = Struct(f"@{_FROM_STREAM}{codes}0Q")
-    places = [
-        calcsize(f"@{_HEAD}{_FROM_STREAM}{codes[: k + 1]}") - calcsize(f"@{code}") for k, code in enumerate(codes)
-    ]
+    places = [calcsize(f"@{_HEAD}{_FROM_STREAM}{codes[: k + 1]}") - calcsize(f"@{c}") for k, c in enumerate(codes)]
     threads = 32 * warps
     fixed = programs if isinstance(programs, int) else 0
 

@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 from gyrator.ir.expr import Value
 from gyrator.ir.index import ONE, ZERO, as_index, contiguous_strides
-from gyrator.ir.program import Constant, Program, View
+from gyrator.ir.program import View
 from gyrator.ir.tree import Config, Contract, Kernel, Loop, LoopKind
 from gyrator.ir.volume import volume
 from gyrator.schedule.loops import LANES
@@ -130,11 +130,6 @@ def in_panels(unit: Templated, product: Product, packing: Packing) -> Templated:
     call = replace(unit.call, args=(*unit.call.args[:-1], view))
     (config,) = unit.configs
     return replace(unit, call=call, configs=(replace(config, blocks=(*config.blocks, ("PACKED", 1))),))
-
-
-def with_packings(program: Program, packings: Sequence[Packing]) -> Program:
-    """The program with what is packed among its constants."""
-    return replace(program, constants=(*program.constants, *(Constant(p.value, p.value.name) for p in packings)))
 
 
 def packed_constants(packings: Sequence[Packing], constants: Mapping[str, Tensor]) -> dict[str, Tensor]:

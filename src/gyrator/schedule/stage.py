@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gyrator.ir.check import PREDICATED, SCHEDULED, check_kernel, check_program
-from gyrator.ir.program import Extern, Nest, Program
+from gyrator.ir.program import Constant, Extern, Nest, Program
 from gyrator.ir.text import program_text
 from gyrator.passes import Pass, run_passes
 from gyrator.schedule.bias import add_biases_later
 from gyrator.schedule.choose import choose_products
-from gyrator.schedule.cpu_gemm import Cpu, Packing, with_packings
+from gyrator.schedule.cpu_gemm import Cpu, Packing
 from gyrator.schedule.dce import fill_empty, remove_dead
 from gyrator.schedule.fuse import Decision, Slower, fuse
 from gyrator.schedule.gpu import Gpu
@@ -106,7 +106,8 @@ def schedule(
         fused = fuse(program, config.max_fused_nodes if config.fusion else 1, slower, gpu)
     with session.stage("choose products"):
         units, packings = choose_products(fused.steps, program, ask, config, gpu, cpu)
-        program = with_packings(program, packings)
+        packed = (Constant(p.value, p.value.name) for p in packings)
+        program = replace(program, constants=(*program.constants, *packed))
         if gpu is not None:
             units = attention_units(units, rule, gpu, tune=config.max_autotune)
     with session.stage("kernels and memory"):
