@@ -48,9 +48,7 @@ class Behaviour:
     plain_results: int = 0
 
 
-BATCH_NORMS = frozenset(
-    getattr(aten, name).default for name in ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
-)
+BATCH_NORMS = frozenset({aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default})
 """They update running statistics though their schemas do not say so."""
 
 _REFUSED = frozenset({"resize_", "resize_as_", "set_", "set_data", "resize", "set"})

@@ -61,9 +61,8 @@ class Joint:
 def trace(gm: GraphModule, inputs: Inputs) -> Joint:
     """Traces `gm` and, where autograd is on and an output depends on an input that requires grad, its backward.
 
-    Raises:
-        UnsupportedOperator: for a program that changes what memory a tensor owns (`set_`, `resize_`), or
-            mutates an input while its backward runs.
+    Raises: UnsupportedOperator for a program that changes what memory a tensor owns (`set_`, `resize_`), or mutates an
+    input while its backward runs.
     """
     build = GraphBuilder(FakeResults(inputs.mode))
     recorder = Recorder(build)

@@ -36,9 +36,7 @@ def to_json(traced: Traced) -> dict[str, Json]:
 def from_json(data: Mapping[str, Any], forward: BoxedCallable, backward: BoxedCallable | None) -> Traced:
     """The program that `to_json` wrote, with its compiled graphs.
 
-    Raises:
-        KeyError, TypeError, ValueError, AttributeError: the text is not of this version or names an operator
-        that does not exist.
+    Raises: KeyError, TypeError, ValueError, AttributeError for a text of another version, or without its operators.
     """
     program: Program = _decode(data["program"])
     if data["halves"] is None:

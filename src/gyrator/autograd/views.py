@@ -94,10 +94,6 @@ def _permute_back(view: View, parent: Tensor, written: Tensor) -> Call:
     return aten.permute.default, (WRITTEN, [dims.index(dim) for dim in range(parent.dim())])
 
 
-def _transpose_back(view: View, parent: Tensor, written: Tensor) -> Call:
-    return (aten.transpose.int, (WRITTEN, *view.args)) if parent.dim() else (aten.alias.default, (WRITTEN,))
-
-
 def _unbind_back(view: View, parent: Tensor, written: Tensor) -> Call:
     return aten.select_scatter.default, (PARENT, WRITTEN, *(view.args or (0,)), view.index)
 
@@ -125,7 +121,9 @@ _INVERSES: Mapping[OpOverload, Inverse] = {
     aten.expand.default: lambda view, old, new: _reshape_back(view, old, new) if new.numel() == old.numel() else None,
     aten.unsqueeze.default: lambda view, parent, written: (aten.squeeze.dim, (WRITTEN, view.args[0])),
     aten.permute.default: _permute_back,
-    aten.transpose.int: _transpose_back,
+    aten.transpose.int: lambda view, old, _: (
+        (aten.transpose.int, (WRITTEN, *view.args)) if old.dim() else (aten.alias.default, (WRITTEN,))
+    ),
     aten.select.int: _scattered(aten.select_scatter.default),
     aten.slice.Tensor: _scattered(aten.slice_scatter.default),
     aten.diagonal.default: _scattered(aten.diagonal_scatter.default),

@@ -41,19 +41,16 @@ class Tuner:
 
     def ask(self, question: Question) -> tuple[Alternative, ...]:
         """Answers a schedule: alternatives become programs of their own, timed on random inputs."""
-        part = question.program
-        plain = max(question.alternatives, key=lambda a: len(a.units))  # nothing is fused with the product
-        starts = {a.name: partial(self.builder.start_units, part, a.units) for a in question.alternatives}
-        candidates = [
-            Candidate(a.name, a.backend, "", dict(a.parameters), starts[a.name], a is plain)
-            for a in question.alternatives
-        ]
+        part, ways = question.program, question.alternatives
+        plain = max(ways, key=lambda a: len(a.units))  # nothing is fused with the product
+        starts = {a.name: partial(self.builder.start_units, part, a.units) for a in ways}
+        candidates = [Candidate(a.name, a.backend, "", dict(a.parameters), starts[a.name], a is plain) for a in ways]
         dims = [n for i in part.inputs if i.value is not None for n in (*i.value.shape, *i.value.strides)]
         sizes = sorted({(size.name, size.hint or 0) for n in dims for size in n.sizes()})
         products = [p for node in part.nodes if isinstance(node, Extern) and (p := product_of(node)) is not None]
         work = [prod(count_of(n) for n in (*p.shape, p.left.shape[-1])) for p in products]
         ranked = self.rank(question.title, f"{canonical_text(part)}\n{sizes}", sum(work) or 1, candidates)
-        of = {alternative.name: alternative for alternative in question.alternatives}
+        of = {alternative.name: alternative for alternative in ways}
         return tuple(of[candidate.name] for candidate in ranked)
 
     def rank(self, title: str, about: str, size: int, candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:

@@ -43,10 +43,8 @@ def side_by_side(parts: Iterable[Part]) -> tuple[list[str], int]:
     text, first = ["pid = tl.program_id(0)"], 0
     for found in alike.values():
         starts = [*accumulate((part.programs for part in found), initial=first)]
-        text += [
-            f"if (pid >= {first}) & (pid < {starts[-1]}):",
-            *(f"    {line}" for line in (*_chosen(found, starts), *found[0].lines)),
-        ]
+        text.append(f"if (pid >= {first}) & (pid < {starts[-1]}):")
+        text += [f"    {line}" for line in (*_chosen(found, starts), *found[0].lines)]
         first = starts[-1]
     return text, first
 

@@ -42,16 +42,14 @@ def _program(console: Console, program: ProgramReport) -> None:
     console.print(f"\n[bold]{program.name}[/] {escape(source)}{escape(ended)}", highlight=False)
     if program.recompiled:
         console.print(f"  compiled again because {escape(program.recompiled)}", highlight=False)
-    record = program.record
-    if record.kept:
-        saved = sum(kept.saved for kept in record.kept)
+    record, kept = program.record, program.record.kept
+    if kept:
+        saved = sum(k.saved for k in kept)
         console.print(
             f"  for backward: {saved} values saved ({size_text(record.saved_bytes)}; all that it reads would be "
-            f"{size_text(record.default_bytes)}), {len(record.kept) - saved} recomputed"
+            f"{size_text(record.default_bytes)}), {len(kept) - saved} recomputed"
         )
-        rows = [
-            ("saved" if k.saved else "recomputed", k.value, size_text(k.bytes), k.reason, k.place) for k in record.kept
-        ]
+        rows = [("saved" if k.saved else "recomputed", k.value, size_text(k.bytes), k.reason, k.place) for k in kept]
         _table(console, "", ("", "value", "size", "why", "place"), rows)
 
 

@@ -146,11 +146,7 @@ class TritonBuild:
 
     def _usable(self, wanted: Wanted, built: Sequence[Binary]) -> dict[int, Binary]:
         limit, kernel = Gpu(divmod(self.target.capability, 10)).shared_bytes, wanted.kernel
-        good = {
-            k: binary
-            for k, binary in enumerate(built)
-            if binary.failure is None and int(str(binary.notes["shared"])) <= limit
-        }
+        good = {k: b for k, b in enumerate(built) if b.failure is None and int(str(b.notes["shared"])) <= limit}
         if not good:
             failures = [b.failure or f"it needs more than {limit} bytes of shared memory" for b in built]
             folder = Path(tempfile.mkdtemp(prefix="gyrator-refused-"))

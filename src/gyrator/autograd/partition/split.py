@@ -116,10 +116,7 @@ def _forward_graph(joint: JointGraph, values: Sequence[Node], numbers: Sequence[
         if node not in joint.backward_nodes and (node.op == "placeholder" or node in needed):
             copies[node] = copy_node(graph, node, copies.__getitem__)
     results = _owned(map_arg(joint.results, copies.__getitem__), graph)
-    kept = [
-        _clone(graph, copies[node], dense=True) if node in joint.updated or is_copyless(node) else copies[node]
-        for node in values
-    ]
+    kept = [_clone(graph, copies[n], dense=True) if n in joint.updated or is_copyless(n) else copies[n] for n in values]
     graph.output((*results, *kept, *(copies[node] for node in numbers)))
     return graph, kept
 
