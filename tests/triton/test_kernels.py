@@ -329,6 +329,7 @@ def test_softmax_of_a_long_row_reads_it_twice(interpreter: Worker) -> None:
     (kernel,) = plan_of(half(256, 40000)).kernels
     source = print_triton(kernel).source
     assert source.count("tl.load(") == 2 and "evict_last" in source
+    assert source.count('cache_modifier=".cs"') == 1  # what is stored does not take the cache from it
     x = floats(2, 40000)
     (got,) = run_plan(plan_of(x), [x.clone()], launch=runner(interpreter))
     torch.testing.assert_close(got, torch.softmax(x, -1))

@@ -9,8 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from gyrator.codegen.triton import print_triton
+from gyrator.codegen.triton_expr import grid_loops
+from gyrator.ir.index import ONE
+from gyrator.ir.tree import loads_in
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.plan import Plan
+from tests.interp_tree import run_kernel
 from tests.pure.lowering.harness import lowered
 from tests.run_plan import run_plan
 from tests.triton.harness import gpu_plan, on_gpu, runner
@@ -66,3 +71,42 @@ def test_sums_of_equal_uneven_parts_are_one_kernel(interpreter: Worker) -> None:
         found = run_plan(plan, [matrix(rows)], launch=runner(interpreter))
         for got, wanted in zip(found, sums(matrix(rows)), strict=True):
             torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_parts_of_all_elements_are_contiguous() -> None:
+    """Not few columns of each of a number of rows that is a symbol."""
+
+    def total(x: Tensor) -> Tensor:
+        assert x.shape[1] == COLUMNS
+        return x.sum()
+
+    first, _ = plan_of(total, matrix(40_000)).kernels
+    (load,) = loads_in(first.body)
+    row = load.index[0].axes() - {loop.axis for loop in grid_loops(first)}
+    assert [load.index[0].coefficient(axis) for axis in row] == [ONE]
+
+
+@pytest.mark.parametrize("columns", [96, 8])
+@pytest.mark.parametrize("batch", [(), (5,)])
+def test_uneven_rows_are_summed_both_ways_in_one_kernel(
+    columns: int, batch: tuple[int, ...], interpreter: Worker
+) -> None:
+    """The last blocks end early: of a tile of several blocks (8 columns) some do before others."""
+
+    def both(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        assert x.shape[1:] == (*batch, columns)  # the number of rows alone is a symbol
+        y = x * (x * x).sum(-1, keepdim=True)
+        outer = tuple(range(x.dim() - 1))
+        return y, x.sum(outer), (x * x).amax(outer)
+
+    def rows(n: int) -> Tensor:
+        return torch.randn(n, *batch, columns, generator=torch.Generator().manual_seed(n))
+
+    plan = plan_of(both, rows(20_011))
+    first, *_ = plan.kernels
+    assert len(plan.kernels) == 3 and print_triton(first).source.count("tl.load(") == 1
+    for n in (1, 37, 150):
+        for launch in (run_kernel, runner(interpreter)):
+            found = run_plan(plan, [rows(n)], launch=launch)
+            for got, wanted in zip(found, both(rows(n)), strict=True):
+                torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)

@@ -492,13 +492,19 @@ class Printer(Expressions):
         self._scope = outside
 
     def _serial(self, loop: Loop) -> None:
-        extent = self.index(loop.axis.extent).text
+        """A loop in order, which for some rows of a tile may end before it does for others."""
+        extent, known = self.index(loop.axis.extent), self.bounds
+        last = f"tl.max({extent.text})" if extent.axes else extent.text
         name = self.names.fresh(loop.axis.name)
         staged = any(block == tree.STAGES for block, _ in self.tiling.configs[0].blocks)
-        steps = f"tl.range(0, {extent}, num_stages={tree.STAGES})" if staged else f"range(0, {extent})"
+        steps = f"tl.range(0, {last}, num_stages={tree.STAGES})" if staged else f"range(0, {last})"
         with self._indented(f"for {name} in {steps}:"):
             self.bind(loop.axis, Term(name, self.block.depth, name=True))
+            for axis in extent.axes:
+                ok = Term(f"{name} < {extent.text}", self.block.depth, extent.axes)
+                self.bounds = {**known, axis: self.named(ok, f"{name}_ok")}
             self.body(loop.body)
+        self.bounds = known
 
     def _steps(self, loop: Loop, block: str) -> None:
         """A loop over blocks."""
@@ -735,8 +741,10 @@ class Printer(Expressions):
             shape, dtype = self.shape(self._scope), type_name(store.value.dtype)
             self.emit(f"{name} = tl.full({shape}, {constant_text(expr.value)}, {dtype})")
             return
-        text = _NEXT[_KINDS.get(store.combine, store.combine)].format(name, self.value(expr).operand)
-        self.emit(f"{name} = {text}")
+        kind, value = _KINDS.get(store.combine, store.combine), self.value(expr)
+        for axis in self.bounds.keys() & {*self._grid_tiles}:
+            value = self._neutral(value, constant_text(_starts(kind, expr.dtype)[0][0]), axis)
+        self.emit(f"{name} = {_NEXT[kind].format(name, value.operand)}")
 
     def _store(self, store: Store) -> None:
         if store.value in self.rows:
@@ -755,7 +763,8 @@ class Printer(Expressions):
             conditions.append(Term("part == 0", atom=False))
         tail = mask_text(conditions)
         if store.combine == "set":
-            self.emit(f"tl.store({pointer}, {value.text}{tail})")
+            past = ', cache_modifier=".cs"' * bool(self.loop_number and self.again)  # it is for what is read again
+            self.emit(f"tl.store({pointer}, {value.text}{tail}{past})")
         elif store.atomic and store.combine in _ATOMICS:
             self.emit(f'tl.{_ATOMICS[store.combine]}({pointer}, {value.text}{tail}, sem="relaxed")')
         elif not store.atomic:

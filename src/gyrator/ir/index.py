@@ -494,6 +494,7 @@ def _bound_ragged(rest: Index, axis: Axis, factor: Index, *, low: bool) -> Index
     """Bounds of ``factor·axis + rest`` where the axis's extent depends on other axes, as in ``t < min(T, n - T·b)``.
 
     Put in ``n - T·b - 1`` for t and the b's of ``T·b + t`` cancel; both arms of the min bound t, the better one counts.
+    So do they in ``T·t + b`` for ``t < (n - b)//T + 1``, since ``T·((n - b)//T)`` is at most ``n - b``.
     """
     if is_nonnegative(factor if low else -factor):
         return _bound(rest, low=low)
@@ -501,11 +502,22 @@ def _bound_ragged(rest: Index, axis: Axis, factor: Index, *, low: bool) -> Index
         return None
     extent = axis.extent.atom
     arms = (extent.a, extent.b) if isinstance(extent, Min) else (axis.extent,)
-    ends = [_bound(rest + factor * (arm - 1), low=low) for arm in arms]
+    ends = [_bound(rest + _most_of(arm, factor) - factor, low=low) for arm in arms]
     known = [e for e in ends if e is not None]
     if len(known) == 2:
         return _pick(*known, smallest=not low) or known[0]
     return known[0] if known else None
+
+
+def _most_of(extent: Index, factor: Index) -> Index:
+    """The end of ``factor·extent`` away from zero, without divisions that the factor makes up for."""
+    most = extent * factor
+    for monomial, c in extent.terms:
+        match monomial:
+            case (FloorDiv(num, den) as atom,) if c > 0:
+                times = exact_quotient(factor * c, den)
+                most = most if times is None else most - factor * c * atom.index() + times * num
+    return most
 
 
 def _bound_terms(index: Index, *, low: bool) -> Index | None:

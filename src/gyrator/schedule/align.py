@@ -130,6 +130,9 @@ def unify(left: Sequence[Index], right: Sequence[Index], extents: Sequence[Index
     Refuses (None) where a coordinate does not count its extent once, unless both count equally far, and where extents
     do not divide each other.
     """
+    renaming = _renaming(left, right)
+    if renaming is not None:
+        return Unification(renaming, {})
     lsub: dict[Atom, Index] = {}
     rsub: dict[Atom, Index] = splits_for_divisions(right)
     pairs: dict[Atom, Index] = {}
@@ -153,6 +156,16 @@ def unify(left: Sequence[Index], right: Sequence[Index], extents: Sequence[Index
     if len(set(pairs.values())) != len(pairs):
         return None
     return Unification(close({**lsub, **pairs}), close(rsub))
+
+
+def _renaming(left: Sequence[Index], right: Sequence[Index]) -> dict[Atom, Index] | None:
+    """The axes of ``right`` in place of those of ``left``, where that alone makes them equal."""
+    ours, others = (
+        [a for a in dict.fromkeys(a for i in x for a in i.atoms()) if isinstance(a, Axis)] for x in (left, right)
+    )
+    found: dict[Atom, Index] = {a: b.index() for a, b in zip(ours, others, strict=False) if a.extent is b.extent}
+    whole = len(ours) == len(found) == len(others)
+    return found if whole and all(substitute(a, found) is b for a, b in zip(left, right, strict=True)) else None
 
 
 def _divisor(a: Index, b: Index) -> Index | None:

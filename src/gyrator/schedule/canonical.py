@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from gyrator.ir.expr import Expr, Load, Random, Value, reading
-from gyrator.ir.index import ONE, Axis, Index, Size
+from gyrator.ir.index import ONE, Atom, Axis, Index, Size, substitute
 from gyrator.ir.program import Scatter, defines, expressions, loads
 from gyrator.ir.text import kernel_text
 from gyrator.ir.tree import Kernel, indices_in
@@ -35,8 +35,10 @@ class Canonical:
 def canonicalise(group: Group, stored: frozenset[Value]) -> Canonical:
     """Rename values by what they hold and axes by their order, and number the members from 0."""
     names = _rename_values(group, stored)
-    axes = (*group.outer, *(a for s in group.spaces for a in s), *group.serial)
-    group = group.rewrite({axis: Axis(f"i{k}", axis.extent).index() for k, axis in enumerate(axes)})
+    axes: dict[Atom, Index] = {}
+    for k, axis in enumerate((*group.outer, *(a for s in group.spaces for a in s), *group.serial)):
+        axes[axis] = Axis(f"i{k}", substitute(axis.extent, axes)).index()  # a serial loop's depends on the outer ones
+    group = group.rewrite(axes)
 
     members: list[Member] = []
     slots = _slots_of(group)

@@ -1,20 +1,23 @@
 """Mix-order reduction: sums over rows and over columns of the same tensors in one kernel.
 
 The backward of a layer norm needs sums along each row (for the gradient of the input) and down each column
-(for those of weight and bias). Split over blocks of rows, the column sums run along with the rows:
+(for those of weight and bias). Split over programs that take the rows in turns, the column sums run along with them:
 
-    | b < P { - i < R/P {  = c: s += x[b, i, c];   = c: dx[b, i, c] = … %s …;  part[c] += x[b, i, c] } }
+    | b < P { - i < R/P  {  = c: s += x[i*P + b, c];   = c: dx[i*P + b, c] = … %s …;  part[c] += x[i*P + b, c] } }
             {  = c: p[b, c] = part[c] }
 
-and a small kernel adds up the P partial rows. Everything is read once.
+and a small kernel adds up the P partial rows. Everything is read once. Where P does not divide R, some programs end a
+row before others.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from gyrator.ir.index import Index
-from gyrator.ir.program import Pointwise, Reduce
+from gyrator.ir.expr import Const, Expr, IndexValue, Load, Op
+from gyrator.ir.index import Atom, Axis, Index, as_index, linear, product, substitute
+from gyrator.ir.program import Pointwise, Reduce, expressions, loads
 from gyrator.ir.volume import volume
-from gyrator.schedule.align import unify
+from gyrator.schedule.align import digits_of, radix
 from gyrator.schedule.gpu_tiling import WHOLE_ROW
 from gyrator.schedule.group import Group, Member, Refused, crossing_reads
 
@@ -27,15 +30,14 @@ def mix(
     """One group of ``rows`` (outer rows, a space of columns) and ``columns`` (outer blocks and columns, a
     space of the rows of a block), in which ``left`` and ``right`` are the same element of a value.
 
-    Refuses where a row does not fit in registers, where the rows are not split into equal blocks, and where a
-    reduction down the columns keeps more than one number.
+    Refuses where a row does not fit in registers, and where a reduction down the columns keeps more than one number.
     """
     if len(rows.spaces) != 1 or len(columns.spaces) != 1 or rows.serial or columns.serial:
         return Refused("they are no rows and columns of one tensor")
-    same = unify(left, right, shape)
-    if same is None:
+    aligned = _aligned(rows, columns, left, right, shape)
+    if aligned is None:
         return Refused("they read the value at indices that do not match one to one")
-    a, b = rows.rewrite(same.left), columns.rewrite(same.right)
+    a, b = aligned
     serial, row = b.spaces[0], a.spaces[0]
     shared = [x for x in a.outer if x in b.outer]
     if set(a.outer) != {*shared, *serial} or set(b.outer) != {*shared, *row} or not shared:
@@ -59,3 +61,78 @@ def _runs_down(member: Member) -> bool:
     if isinstance(root, Reduce):
         return root.kind in ("sum", "prod", "max", "min")
     return isinstance(root, Pointwise) and member.space is not None
+
+
+# -- rows of parts -----------------------------------------------------------------------------------------
+def _aligned(
+    rows: Group, columns: Group, left: Sequence[Index], right: Sequence[Index], shape: Sequence[Index]
+) -> tuple[Group, Group] | None:
+    """Both over the parts of ``columns`` and the rows within them. Where the last one is masked it does not run.
+
+    Before: ``| b < P { = c { - i < C: s += where(i*P + b < R, x[i*P + b, c], 0) } }``
+    after:  ``| b < P { = c { - i < (R - b + P - 1)/P: s += x[i*P + b, c] } }``
+    """
+    down = {a for index in right if index.axes() & {*columns.spaces[0]} for a in index.axes()}
+    parted = [k for k, index in enumerate(right) if index.axes() & down]
+    sizes = tuple([shape[k] for k in parted])
+    place, end = linear(tuple([right[k] for k in parted]), sizes), product(sizes)
+    digits = radix(place, product([a.extent for a in place.axes()]))
+    if not parted or digits is None:
+        return None
+    shorter: dict[Atom, Index] = {}
+    if product([a.extent for a in digits]) is not end:
+        part, *others = digits
+        if others != [*columns.spaces[0]] or any(_masked_place(m) != (place, end) for m in columns.members):
+            return None
+        (row,) = others
+        rows_left = end - part.index() + (part.extent - 1)
+        shorter = {row: Axis(row.name, rows_left // part.extent).index()}
+        columns = replace(columns, members=tuple([_unmasked(m) for m in columns.members])).rewrite(shorter)
+    images: dict[Atom, Index] = {}
+    for index, to, extent in zip(left, right, shape, strict=True):
+        axes = radix(index, extent)
+        if axes is None or images.keys() & axes:
+            return None
+        images |= digits_of(substitute(to, shorter), axes[::-1])
+    if not images.keys() >= {*rows.outer, *rows.spaces[0]} or not all(_is_whole(a, images[a]) for a in rows.spaces[0]):
+        return None
+    outer = dict.fromkeys(axis for a in rows.outer for axis in images[a].axes())
+    return replace(replace(rows, outer=()).rewrite(images), outer=tuple(outer)), columns
+
+
+def _is_whole(axis: Axis, image: Index) -> bool:
+    return isinstance(image.atom, Axis) and image.atom.extent is axis.extent
+
+
+def _masked_place(member: Member) -> tuple[Index, Index] | None:
+    """Over the group's axes, the place before an end that alone a reduction counts, and the end."""
+    match _mask(member):
+        case Op("lt", (IndexValue(place), IndexValue(end))):
+            return substitute(place, member.at), end
+        case Op("lt", (IndexValue(place), Const(int() as end))):
+            return substitute(place, member.at), as_index(end)
+    return None
+
+
+def _mask(member: Member) -> Expr | None:
+    """What decides whether a reduction counts an element."""
+    match member.nest.root:
+        case Reduce(_, _, (Op("where", (mask, _, _)) | Load(_, _, mask), *_)):
+            return mask
+    return None
+
+
+def _unmasked(member: Member) -> Member:
+    """The member where its mask holds."""
+    mask = _mask(member)
+
+    def without(e: Expr) -> Expr | None:
+        match e:
+            case Load(value, index, found) if found is mask:
+                return Load(value, index)
+            case Op("where", (found, body, _)) if found is mask:
+                return body
+        return None
+
+    nest = member.nest.rewritten(without)
+    return replace(member, nest=nest, loads=loads(expressions(nest.root)))

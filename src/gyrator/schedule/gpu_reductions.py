@@ -16,7 +16,7 @@ from gyrator.schedule.gpu_shared import shared_blocks
 from gyrator.schedule.gpu_tiling import WHOLE_ROW
 from gyrator.schedule.group import Axes, singleton
 from gyrator.schedule.loops import SIMPLE
-from gyrator.schedule.split import Cut, even_cut, is_column, longest, split, uneven_cut
+from gyrator.schedule.split import Cut, cut_in_turns, even_cut, is_column, longest, split, uneven_cut
 
 COLUMNS, PER_PROCESSOR = 64, 4
 MIN_WORK = 1 << 16
@@ -25,6 +25,9 @@ MIN_ROW, MIN_ROWS = 1 << 11, 64
 
 ALIGNED = 16
 """A part of a row, but for the last, has a multiple of so many elements: loads may then be wide."""
+
+MIN_RUN = 128
+"""Elements that a program reads in one piece at least."""
 
 MIN_ROWS_MIXED, MOST_AT_ONCE = 16, 16
 """Where a tensor is summed both ways: rows that a program runs through at least, and programs of a
@@ -74,29 +77,25 @@ def _cut(nest: Nest, root: Reduce, gpu: Gpu, *, mixed: bool) -> Cut | None:
     if kept * row < MIN_WORK or root.kind not in (*SIMPLE, "argmax", "argmin", "welford"):
         return None
     column = is_column(nest, root)
-    if mixed and column and kept <= MAX_COLUMNS:
+    if mixed and column and kept <= MAX_COLUMNS and row >= 2 * MIN_ROWS_MIXED and root.kind in SIMPLE:
         at_once = max(1, min(MOST_AT_ONCE * max(512 // kept, 1), (1 << 14) // kept))
-        found = _even(root.reduced, min(gpu.processors * at_once, row // MIN_ROWS_MIXED), mixed=True)
-        if found is not None:
-            return found
+        return cut_in_turns(root.reduced, min(gpu.processors * at_once, row // MIN_ROWS_MIXED))
     programs, least = (-(-kept // COLUMNS), MIN_ROWS) if column else (kept, MIN_ROW)
     wanted = min(PER_PROCESSOR * gpu.processors // max(programs, 1), row // least)
     if programs >= gpu.processors or wanted < (2 if column else 4):
         return None
     unit = 1 if column else ALIGNED
-    return _even(root.reduced, wanted) or (
+    return _even(root.reduced, wanted, 1 if column else MIN_RUN) or (
         None if root.kind == "welford" else uneven_cut(longest(root.reduced), wanted, unit)
     )
 
 
-def _even(joint: Axes, wanted: int, *, mixed: bool = False) -> Cut | None:
-    """Equal parts, about as many as wanted: of one axis, or of several as one where no single one will do, or, first,
-    for rows that can be joined (``mixed``)."""
-    ways = [(joint, True), (joint[::-1], True)] if mixed else []
-    for axes, aligned in [*ways, *(((a,), True) for a in joint), (joint, False)] if wanted >= 2 else ():
-        fewest = wanted // (4 if mixed and len(axes) == 1 else 2)
-        found = even_cut(axes, wanted, range(max(fewest, 2), 2 * wanted + 1), aligned=aligned)
-        if found is not None:
+def _even(joint: Axes, wanted: int, run: int) -> Cut | None:
+    """Equal parts, about as many as wanted: of one axis, or of several as one where no single one will do. Parts of the
+    last axis have ``run`` iterations at least."""
+    for axes, aligned in (*(((a,), True) for a in joint), (joint, False)) if wanted >= 2 else ():
+        found = even_cut(axes, wanted, range(max(wanted // 2, 2), 2 * wanted + 1), aligned=aligned)
+        if found is not None and (axes != joint[-1:] or volume((found.step,)) >= run):
             return found
     return None
 

@@ -24,7 +24,7 @@ LONG_ROW = 1 << 11
 """Elements from which on a row may be faster in blocks than whole."""
 WHOLE_SCAN = 1 << 12
 WHOLE_COLUMN = 64
-"""Triton's limit on the elements of a tile."""
+SHORT_COLUMN = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +202,12 @@ def _looped_rows(row: int) -> list[tuple[int, int, int]]:
 
 
 def _looped_columns(row: int, points: int) -> list[tuple[int, int, int]]:
-    shapes = ((64, 64), (128, 32), (32, 64)) if points >= 64 * FEW_PROGRAMS else ((16, 128), (32, 64))
-    found = [(x, min(row, block), 8) for x, block in shapes]
-    return [(min(x, power(points)), block, warps) for x, block, warps in found]
+    """(columns, block of them, warps). Of few columns, or few rows as partial sums are, a program takes fewer, so that
+    there are more programs; it takes microseconds, in which no other shape can be told to be faster."""
+    shapes = [(64, 64, 8), (128, 32, 8), (32, 64, 8)]
+    if points < 64 * FEW_PROGRAMS or row <= SHORT_COLUMN:
+        shapes = [(8, 1024, 16)] if points < 32 * FEW_PROGRAMS else [(16, 256, 8)]
+    return [(min(x, power(points)), min(row, block), warps) for x, block, warps in shapes]
 
 
 def _is_whole(axis: Axis, loops: tuple[Loop, ...], *, columns: bool) -> bool:

@@ -22,11 +22,13 @@ MIN_WORK = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a reduction is split: ``axes`` of the reduced ones, as one, into ``parts`` of ``step`` iterations."""
+    """How a reduction is split: ``axes`` of the reduced ones, as one, into ``parts`` of ``step`` iterations, which
+    follow each other or, ``in_turns``, lie ``parts`` apart."""
 
     axes: tuple[Axis, ...]
     parts: int
     step: Index
+    in_turns: bool = False
 
     @property
     def length(self) -> Index:
@@ -81,6 +83,11 @@ def uneven_cut(axis: Axis, wanted: int, unit: int = 1) -> Cut | None:
     return None if parts is None or parts < 2 else Cut((axis,), parts, step)
 
 
+def cut_in_turns(axes: tuple[Axis, ...], parts: int) -> Cut:
+    """So many parts of the axes as one; some may have one iteration less than others."""
+    return Cut(axes, parts, (product([a.extent for a in axes]) + (parts - 1)) // parts, in_turns=True)
+
+
 def longest(axes: Iterable[Axis]) -> Axis:
     """The axis with the most iterations."""
     return max(axes, key=lambda a: volume((a.extent,)))
@@ -113,11 +120,12 @@ def split(nest: Nest, cut: Cut | None) -> list[Node]:
     root = nest.root
     if cut is None or not isinstance(root, Reduce):
         return [nest]
-    reach = reached(cut.axes, cut.step)
+    reach = [] if cut.in_turns else reached(cut.axes, cut.step)
     counts = [a.extent // n for a, n in zip(cut.axes, reach, strict=False)] or [const(cut.parts)]
     blocks = tuple(Axis(f"i{k}", n) for k, n in enumerate(counts))
     inner = tuple(Axis(f"r{k}", n) for k, n in enumerate(reach or [cut.step]))
-    place = blocks[0].index() * cut.step + inner[0].index()
+    block, within = blocks[0].index(), inner[0].index()
+    place = within * cut.parts + block if cut.in_turns else block * cut.step + within
     digits = zip(cut.axes, blocks, reach, inner, strict=False)
     at: dict[Atom, Index] = {axis: block.index() * n + r.index() for axis, block, n, r in digits}
     at = at or digits_of(place, cut.axes)

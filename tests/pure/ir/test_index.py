@@ -57,6 +57,13 @@ def test_bounds_hold(case: IndexCase) -> None:
         assert not high.axes() and evaluate(high, case.env) >= case.value
 
 
+@pytest.mark.parametrize("rows", [S.index(), const(300_017)])
+def test_parts_that_take_turns_end_with_the_last_row(rows: Index) -> None:
+    part = Axis("p", const(2112)).index()
+    turn = Axis("t", (rows - part + 2111) // 2112).index()
+    assert upper((turn * 2112 + part) * 64 + d) is rows * 64 - 1
+
+
 @many
 @given(st.data())
 def test_what_is_proved_is_true(data: st.DataObject) -> None:

@@ -50,6 +50,15 @@ def test_a_shifted_or_partial_read_is_refused() -> None:
     assert unify([i], [j], [const(5)]) is None
 
 
+def test_two_readers_in_the_same_way_share_their_loops() -> None:
+    """Whatever the coordinates are: rows of parts of which the last end early, or a window."""
+    i, j, p, q = axis("i", 100), axis("j", 21), axis("p", 100), axis("q", 21)
+    for read in (lambda a, b: [(b * 100 + a) // S, (b * 100 + a) % S], lambda a, b: [a + b]):
+        same = unify(read(i, j), read(p, q), [B, S])
+        assert same is not None and (same.left[atom(i)], same.left[atom(j)]) == (p, q)
+    assert unify([i + j], [p + axis("r", 20)], [const(120)]) is None
+
+
 def test_extents_that_do_not_divide_are_refused() -> None:
     assert unify([axis("i", 6) * 4 + axis("k", 4)], [axis("j", 4) * 6 + axis("l", 6)], [const(24)]) is None
 
