@@ -8,12 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gyrator.codegen.triton import print_triton
 from gyrator.config import Config
 from gyrator.ir.expr import Value
 from gyrator.schedule import gpu_gemm, pad
 from gyrator.schedule.plan import Allocate, Call
 from gyrator.session import Count
+from tests.pure.lowering.harness import lowered
 from tests.triton.emulated import Emulator
+from tests.triton.harness import gpu_plan, on_gpu
 from tests.triton.worker import Worker
 
 ROWS, WORDS = 12, 33  # 132 bytes a row
@@ -144,6 +147,20 @@ def test_large_products_that_the_caller_sees_are_a_templates_own_without_padding
     torch._dynamo.reset()
     torch.compile(nn.functional.linear, backend=emulator.backend)(x, w, b)
     assert any(isinstance(step, Call) for step in emulator.printed[1].plan.steps)
+
+
+def test_a_template_counts_any_number_of_rows(compiler: Worker) -> None:
+    """Positions then take 64 bits, of which descriptors take 32."""
+
+    def logits(x: Tensor, w: Tensor) -> Tensor:
+        assert (x.shape[1], *w.shape) == (768, 30_522, 768)
+        return x @ w.t()
+
+    x, w = torch.empty(16_384, 768, dtype=torch.bfloat16), torch.empty(30_522, 768, dtype=torch.bfloat16)
+    (kernel,) = gpu_plan(on_gpu(lowered(logits, x, w, dynamic=True).program)).kernels
+    printed = print_triton(kernel)
+    assert "gemm.described" in printed.source and kernel.tiling is not None and kernel.tiling.wide
+    assert compiler.compile(printed, printed.configs[0], 90).spills == 0
 
 
 def test_products_of_windows_and_what_other_operators_read_keep_their_sides(

@@ -71,9 +71,11 @@ def test_sizes_that_change(emulator: Emulator) -> None:
 
 
 def test_numbers_on_the_cpu_reach_kernels(emulator: Emulator) -> None:
+    """Each is copied once, and nothing waits for the GPU meanwhile, as for a copy of memory it would."""
     emulator.numbers_on_cpu = True
-    wrapper = check(emulator, lambda x, k: x * k + 1, torch.randn(20), torch.tensor(2.5))
-    assert '.to(torch.device("cuda:0"))' in wrapper
+    wrapper = check(emulator, lambda x, k: (x * k) @ x * k, torch.randn(8, 8), torch.tensor(2.5))
+    assert wrapper.count(".item(), dtype=torch.float32, device=torch.device") == 1 and ".to(" not in wrapper
+    assert wrapper.count("_gpu.data_ptr()") > 1
 
 
 def test_numbers_that_a_kernel_computes_on_the_cpu_reach_kernels(emulator: Emulator) -> None:

@@ -4,18 +4,21 @@
     attention(q, k, v, mask = arange(s)[None, :] <= arange(s)[:, None])  →  attention(q, k, v, is_causal=True)
 
 Models under a compiler build masks that an eager run leaves away. One that is made of constants alone is computed when
-the program is compiled. Of the others those whose rows are not contiguous are copied, because the fused kernels of
-GPUs refuse them and attention would be computed in float32, score by score. Those that have gradients stay: eager
-computes them that way, and more precisely than the fused kernels.
+the program is compiled. So is, for several sizes, one whose sizes vary, if it only compares sums of positions and
+constants: sizes beyond all the constants tell of all sizes. Of the others those whose rows are not contiguous are
+copied, because the fused kernels of GPUs refuse them and attention would be computed in float32, score by score. Those
+that have gradients stay: eager computes them that way, and more precisely than the fused kernels.
 """
 
+from collections.abc import Mapping
+from math import prod
 from typing import Any, Literal, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.fx import Node
-from torch.fx.node import map_arg
+from torch.fx.node import map_aggregate, map_arg
 
 from gyrator import torch_compat
 from gyrator.autograd.builder import ancestors
@@ -24,6 +27,14 @@ Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 _UPDATES = "setitem iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift".split()
+_COMPARE = frozenset("add sub diff cumsum eq ne le lt ge gt".split())
+_CHOOSE = frozenset(
+    "and_ or_ invert logical_and logical_or logical_not bitwise_and bitwise_or arange getitem unsqueeze expand to ones "
+    "zeros full new_ones new_zeros new_full tril triu where masked_fill".split()
+)
+_EXACT = (torch.bool, torch.int32, torch.int64)
+"""What a mask of any size may be made by: sums and comparisons of such numbers, and what no number decides."""
+
 _MOST_ELEMENTS = {"cpu": 1 << 26, "cuda": 1 << 30}
 """That are computed to know a mask, by the device on which it is: some 50 ms."""
 
@@ -66,55 +77,69 @@ class Masks:
             return None
         node, _ = self._makers[id(mask)]
         if node not in self._known:
-            self._known[node] = None
             sources = sorted(ancestors([node]))
-            if _are_computable(sources, mask.device):
-                with torch_compat.outside_tracing(), torch.no_grad():
-                    self._known[node] = _kind_of(_evaluated(sources))
+            with torch_compat.outside_tracing(), torch.no_grad():
+                kinds = {_kind_of(_evaluated(sources, sizes)) for sizes in _tried(sources, mask.device)}
+            self._known[node] = kinds.pop() if len(kinds) == 1 else None
         return self._known[node]
 
 
-def _are_computable(sources: list[Node], device: torch.device) -> bool:
-    """Whether nodes follow from constants alone, which nothing changes in place, at little cost."""
-    constant: set[Node] = set()
+def _tried(sources: list[Node], device: torch.device) -> list[dict[Node, int]]:
+    """Numbers for the sizes that the last node follows from. None at all where it does not follow from constants and
+    sizes alone, which nothing changes in place, at little cost, or not in a way that a few sizes tell of all."""
+    varying = [n for n in sources if n.op == "placeholder" and type(n.meta.get("example_value")) is torch.SymInt]
+    constant = set(varying)
     for other in sources[-1].graph.nodes:
         if other.op in ("call_function", "call_method") and constant.issuperset(other.all_input_nodes):
             constant.add(other)
         if _mutates(other) and any(argument in constant for argument in other.all_input_nodes):
-            return False
-    sizes = [size for size in map(_size, sources) if size is not None]
-    if sources[-1] not in constant or len(sizes) < len(sources):
-        return False
-    return sum(sizes) <= _MOST_ELEMENTS.get(device.type, 0)
+            return []
+    if sources[-1] not in constant or (varying and not all(n in varying or _is_positional(n) for n in sources)):
+        return []
+    numbers = [0]
+    for node in sources:
+        map_aggregate((node.args, node.kwargs), lambda x: numbers.append(abs(x)) if type(x) is int else None)
+    most = 2 * sum(numbers) + 9
+    if sum(_elements(node, most) for node in sources) > _MOST_ELEMENTS.get(device.type, 0):
+        return []
+    return [{size: n + k for k, size in enumerate(varying)} for n in ((2, 3, most) if varying else (0,))]
+
+
+def _is_positional(node: Node) -> bool:
+    given = [n.meta["example_value"] for n in node.all_input_nodes if "example_value" in n.meta]
+    exact = all(x.dtype in _EXACT for x in given if isinstance(x, Tensor))
+    return _name(node) in _CHOOSE or (_name(node) in _COMPARE and exact)
+
+
+def _name(node: Node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
 def _mutates(node: Node) -> bool:
     if "out" in node.kwargs:
         return True
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    name = _name(node)
     if getattr(node.target, "__module__", "") == "_operator":
         return name in _UPDATES
     return name.endswith("_") and not name.endswith("__")
 
 
-def _size(node: Node) -> int | None:
-    """Elements of the node's value, 0 if it is no tensor; None if they are not known."""
+def _elements(node: Node, most: int) -> int:
+    """Elements of the node's value, with ``most`` along a dimension whose size varies; 0 if it is no tensor."""
     value = node.meta.get("example_value", node.meta.get("val"))
-    if not isinstance(value, Tensor):
-        return 0
-    return value.numel() if all(type(size) is int for size in value.shape) else None
+    return prod(n if type(n) is int else most for n in value.shape) if isinstance(value, Tensor) else 0
 
 
-def _evaluated(sources: list[Node]) -> Tensor | None:
+def _evaluated(sources: list[Node], sizes: Mapping[Node, int]) -> Tensor | None:
     """Computes the last node on its device. None if that fails, or draws random numbers."""
-    values: dict[Node, Any] = {}
+    values: dict[Node, Any] = {**sizes}
     states = _random_states()
     try:
-        for source in sources:
+        for source in sources[len(sizes) :]:
             args, kwargs = map_arg((source.args, source.kwargs), values.__getitem__)
             call = getattr(type(args[0]), source.target) if isinstance(source.target, str) else source.target
             values[source] = call(*args, **kwargs)
-    except (RuntimeError, TypeError, ValueError):  # a GPU that is not here, for one
+    except (RuntimeError, TypeError, ValueError, IndexError):  # a GPU that is not here, for one
         return None
     if not all(map(torch.equal, states, _random_states())):
         for restore, state in zip((torch.set_rng_state, torch.cuda.set_rng_state), states, strict=False):

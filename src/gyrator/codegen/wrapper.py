@@ -116,6 +116,7 @@ class _Wrapper:
         self.often = {v for v, count in launches.items() if count > 1}
         self.kept = frozenset(c.value for c in plan.constants)
         self.pointers: dict[Value, str] = {}
+        self.copies: dict[Value, str] = {}
         self.freeing: list[str] = []
         self.tools: set[str] = set()
         self.operators: dict[str, str] = {}
@@ -295,13 +296,15 @@ class _Wrapper:
             self.emit(f"del {', '.join(own)}")
 
     def gpu_pointer(self, value: Value) -> str:
-        """The address of a value on the GPU; that of a copy for a number that lies on the CPU."""
+        """The address of a value on the GPU; that of a copy, for which nothing waits, for a number on the CPU."""
         if value.device == self.gpu:
             return self.pointer(value)
-        copy = self.names.fresh(f"{self.name(value)}_gpu")
-        assert self.gpu is not None
-        self.emit(f"{copy} = {self.name(value)}.to({device_text(self.gpu)})")
-        return f"{copy}.data_ptr()"
+        if value not in self.copies:
+            assert self.gpu is not None and not value.shape
+            self.copies[value] = self.names.fresh(f"{self.name(value)}_gpu")
+            made = f"{self.name(value)}.item(), dtype={value.dtype}, device={device_text(self.gpu)}"
+            self.emit(f"{self.copies[value]} = torch.full((), {made})")
+        return f"{self.copies[value]}.data_ptr()"
 
     def pointer(self, value: Value) -> str:
         """The address of a value; kept in a variable where several launches need it."""

@@ -145,11 +145,12 @@ def describe(
 
 @triton.jit
 def block_of(matrices, batch, row, column):
-    """A block of a described matrix."""
+    """A block of a described matrix; descriptors take numbers of 32 bits."""
+    row, column = tl.cast(row, tl.int32), tl.cast(column, tl.int32)
     if batch is None:
         return matrices.load([row, column])
     else:
-        block = matrices.load([batch, row, column])
+        block = matrices.load([tl.cast(batch, tl.int32), row, column])
         return block.reshape(block.shape[1], block.shape[2])
 
 

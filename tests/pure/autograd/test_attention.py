@@ -17,6 +17,7 @@ from gyrator.autograd.attention import Masks, in_rows
 from gyrator.autograd.interface import Compiled, GraphInfo
 
 L = 16
+FLASH = "aten._scaled_dot_product_flash_attention_for_cpu.default"
 
 
 def all_pass(q: Tensor) -> Tensor:
@@ -60,7 +61,7 @@ def attention(mask: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return lambda q: F.scaled_dot_product_attention(q, q, q, attn_mask=mask(q))
 
 
-def captured(fn: Callable[[Tensor], Tensor], q: Tensor) -> list[str]:
+def captured(fn: Callable[[Tensor], Tensor], q: Tensor, *, dynamic: bool = False) -> list[str]:
     """The operators of the graph that is compiled for ``fn``, which gives what eager gives."""
     ops: list[str] = []
 
@@ -72,8 +73,9 @@ def captured(fn: Callable[[Tensor], Tensor], q: Tensor) -> list[str]:
         return Compiled(lambda args: graph(*args), frozenset())
 
     torch._dynamo.reset()
-    compiled = torch.compile(fn, backend=lambda gm, x: aot_compile(gm, x, fw_compiler=keep), dynamic=False)
-    torch.testing.assert_close(compiled(q), fn(q))
+    compiled = torch.compile(fn, backend=lambda gm, x: aot_compile(gm, x, fw_compiler=keep), dynamic=dynamic)
+    for given in (q, q[:, :, :7].contiguous()) if dynamic else (q,):
+        torch.testing.assert_close(compiled(given), fn(given))
     return ops
 
 
@@ -84,8 +86,7 @@ def shaped() -> Tensor:
 @pytest.mark.parametrize("mask", [all_pass, causal, causal_numbers, packed])
 def test_a_mask_made_of_constants_is_left_away(mask: Callable[[Tensor], Tensor]) -> None:
     ops = captured(attention(mask), shaped())
-    name = "aten._scaled_dot_product_flash_attention_for_cpu.default"
-    assert [op for op in ops if "aten" in op] == [name if mask is all_pass else f"{name} causal"]
+    assert [op for op in ops if "aten" in op] == [FLASH if mask is all_pass else f"{FLASH} causal"]
 
 
 @pytest.mark.parametrize("mask", [window, of_data, changed_later])
@@ -108,17 +109,40 @@ def test_a_region_that_is_computed_again_gets_its_mask_from_outside() -> None:
     assert sum("causal" in op for op in ops) == 3 and not any("arange" in op for op in ops)
 
 
-def test_sizes_that_may_change_keep_the_mask() -> None:
-    def fn(q: Tensor) -> Tensor:
-        n = q.shape[2]
-        mask = torch.arange(n)[None, :] <= torch.arange(n)[:, None]
-        return F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+def positions(q: Tensor) -> Tensor:
+    return torch.arange(q.shape[2])
 
-    torch._dynamo.reset()
-    compiled = torch.compile(fn, backend="gyrator", dynamic=True)
-    for n in (16, 7):
-        q = torch.randn(2, 3, n, 8)
-        torch.testing.assert_close(compiled(q), fn(q))
+
+def triangle(at: Tensor) -> Tensor:
+    return at[None, :] <= at[:, None]
+
+
+OF_ANY_SIZE: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+    "all pass": ("", lambda q: (positions(q) >= 0)[None, :].expand(q.shape[2], -1)),
+    "causal": (" causal", lambda q: triangle(positions(q) + 3)),
+    "numbers": (
+        " causal",
+        lambda q: torch.where(triangle(positions(q)), torch.zeros(()), torch.full((), float("-inf"))),
+    ),
+    "packed": (
+        " causal",
+        lambda q: triangle(positions(q)) & triangle((torch.diff(positions(q), prepend=positions(q)[:1]) > 1).cumsum(0)),
+    ),
+    "window": ("?", lambda q: triangle(positions(q)) & (positions(q)[None, :] > positions(q)[:, None] - 40)),
+    "of few": ("?", lambda q: triangle(positions(q)) | (positions(q)[-1:] < 20)),
+    "small numbers": ("?", lambda q: triangle(positions(q).to(torch.int8))),
+    "rounded": ("?", lambda q: triangle(positions(q).to(torch.float16))),
+    "in turns": ("?", lambda q: triangle(positions(q)) & (positions(q)[None, :] // 64 == positions(q)[:, None] // 64)),
+}
+
+
+@pytest.mark.parametrize("name", OF_ANY_SIZE)
+def test_a_mask_is_left_away_if_it_is_the_same_for_all_sizes(name: str) -> None:
+    """Not where larger ones show something else: windows, positions that wrap or are rounded."""
+    kind, mask = OF_ANY_SIZE[name]
+    ops = captured(attention(mask), shaped(), dynamic=True)
+    calls = [op for op in ops if "aten" in op]
+    assert calls == [f"{FLASH}{kind}"] if kind != "?" else len(calls) > 2
 
 
 def test_a_value_that_is_known_keeps_its_place_in_memory() -> None:
