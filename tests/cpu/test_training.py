@@ -235,8 +235,8 @@ def test_results_without_gradients_of_parameters_that_have_them(
     assert not found.requires_grad
 
 
-@pytest.mark.parametrize("autocast", [False, True])
-def test_what_a_loss_was_computed_from_can_be_differentiated_too(autocast: bool, backend: str) -> None:
+@pytest.mark.parametrize(("autocast", "dynamic"), [(False, False), (True, False), (False, True)])
+def test_what_a_loss_was_computed_from_can_be_differentiated_too(autocast: bool, dynamic: bool, backend: str) -> None:
     """First by the loss alone, for which backward is compiled; then by the others; as they come, in turns."""
     torch.manual_seed(0)
 
@@ -259,7 +259,7 @@ def test_what_a_loss_was_computed_from_can_be_differentiated_too(autocast: bool,
 
         return run
 
-    compiled = torch.compile(outputs, backend=backend)
+    compiled = torch.compile(outputs, backend=backend, dynamic=dynamic)
     assert_none(expect(in_turns(outputs), (Columns(), torch.randn(6, 6))).mismatches(in_turns(compiled)))
 
 

@@ -182,8 +182,8 @@ def _differentiable(
     kept = halves.saved_values + halves.numbers
     info = GraphInfo("forward", _static(roles), _updates(joint), _strides(joint, halves.forward), kept)
     started_forward = compiled(halves.forward, info)
-    missing = behind_loss(roles.results, joint.tangents) if for_loss else ()
     tangents = dict(zip(joint.tangents, halves.tangents, strict=True))
+    missing = behind_loss(roles.results, tangents, halves.backward.find_nodes(op="placeholder")) if for_loss else ()
     without_zeros(halves.backward, {tangents.pop(result) for result in missing})
     static = tuple(
         halves.numbers + halves.saved_values + index

@@ -92,7 +92,7 @@ def _tried(sources: list[Node], device: torch.device) -> list[dict[Node, int]]:
     for other in sources[-1].graph.nodes:
         if other.op in ("call_function", "call_method") and constant.issuperset(other.all_input_nodes):
             constant.add(other)
-        if _mutates(other) and any(argument in constant for argument in other.all_input_nodes):
+        if _mutates(other) and any(n in constant and _elements(n, 1) for n in other.all_input_nodes):
             return []
     if sources[-1] not in constant or (varying and not all(n in varying or _is_positional(n) for n in sources)):
         return []

@@ -5,12 +5,14 @@ states. The caller differentiates by the loss. Gradients of the others are then 
     mm(add(d, tangent_logits), weight)      →     mm(d, weight)
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
 from gyrator.autograd.builder import ancestors
+from gyrator.autograd.symbols import SymbolTable, expression
 
 aten = torch.ops.aten
 
@@ -21,20 +23,27 @@ _LINEAR = frozenset({
 """Zeros where their first argument is zeros."""
 
 
-def behind_loss(results: Sequence[object], tangents: Sequence[int]) -> tuple[int, ...]:
+def behind_loss(results: Sequence[object], tangents: Mapping[int, Node], inputs: Iterable[Node]) -> tuple[int, ...]:
     """Which of the results with a tangent the loss is computed from: the only one that is a single number. None if
-    there is no such one, or if sizes are symbolic.
+    there is no such one, or if the other `inputs` of backward do not tell the sizes of theirs.
     """
     nodes = {at: node for at in tangents if isinstance(node := results[at], Node)}
     losses = [node for node in nodes.values() if node.meta["val"].dim() == 0]
-    if len(losses) != 1 or any(type(n) is not int for node in nodes.values() for n in node.meta["val"].shape):
+    if len(losses) != 1:
         return ()
     before = ancestors(losses) - set(losses)
-    return tuple(at for at, node in nodes.items() if node in before)
+    found = tuple(at for at, node in nodes.items() if node in before)
+    gone = {tangents[at] for at in found}
+    needed = {symbol for node in gone for size in _sizes(node) for symbol in getattr(size, "free_symbols", ())}
+    return found if needed <= {size for node in inputs if node not in gone for size in _sizes(node)} else ()
 
 
 def without_zeros(graph: Graph, zeros: set[Node]) -> None:
     """Removes inputs of a graph that are zeros, and what is computed from them alone."""
+    table = SymbolTable(graph)
+    for node in graph.find_nodes(op="placeholder"):
+        if node not in zeros:
+            table.bind(node.meta["val"], node)
     for node in list(graph.nodes):
         given = [source for source in node.all_input_nodes if source in zeros]
         packet = getattr(node.target, "overloadpacket", None)
@@ -51,7 +60,8 @@ def without_zeros(graph: Graph, zeros: set[Node]) -> None:
                 value = source.meta["val"]
                 like = {"dtype": value.dtype, "device": value.device}
                 with graph.inserting_before(node):
-                    made = graph.call_function(aten.full.default, (value.shape, 0), like)
+                    shape = [n if type(n) is int else table.node_of(n) for n in value.shape]
+                    made = graph.call_function(aten.full.default, (shape, 0), like)
                 made.meta = dict(source.meta)
                 node.replace_input_with(source, made)
     for node in reversed(list(graph.nodes)):
@@ -60,5 +70,10 @@ def without_zeros(graph: Graph, zeros: set[Node]) -> None:
 
 
 def _alike(one: Node, other: Node) -> bool:
-    left, right = one.meta["val"], other.meta["val"]
-    return bool(left.shape == right.shape and left.dtype == right.dtype)
+    return _sizes(one) == _sizes(other) and one.meta["val"].dtype == other.meta["val"].dtype
+
+
+def _sizes(node: Node) -> list[Any]:
+    """The sizes of a tensor, or a number, as expressions."""
+    value = node.meta.get("val")
+    return [expression(n) for n in (value.shape if isinstance(value, torch.Tensor) else (value,))]

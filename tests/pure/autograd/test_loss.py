@@ -39,16 +39,24 @@ def arguments() -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(6, 5), torch.randn(5, 5, requires_grad=True), torch.randint(0, 5, (6,))
 
 
-def inputs_of_backward(function: Any, args: Sequence[Tensor]) -> tuple[int, ...]:
+def inputs_of_backward(function: Any, args: Sequence[Tensor], *, dynamic: bool = False) -> tuple[int, ...]:
     """The results whose gradients backward reads, as `for_loss` compiles it."""
-    traced = aot_program(captured(function, *args), args, fw_compiler=interpret, for_loss=True)
-    assert isinstance(traced.run, Differentiable)
-    assert len(traced.run.tangents) + len(traced.run.missing) == len(function(*args))
-    return tuple(tangent.result for tangent in traced.run.tangents)
+    made: list[Any] = []
+
+    def backend(gm: GraphModule, examples: Sequence[Any]) -> Any:
+        made.append(aot_program(gm, examples, fw_compiler=interpret, for_loss=True).run)
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic)(*args)
+    assert isinstance(made[0], Differentiable)
+    assert len(made[0].tangents) + len(made[0].missing) == len(function(*args))
+    return tuple(tangent.result for tangent in made[0].tangents)
 
 
-def test_backward_of_a_loss_reads_no_gradient_of_what_lies_behind_it() -> None:
-    assert inputs_of_backward(classify, arguments()) == (0,)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_backward_of_a_loss_reads_no_gradient_of_what_lies_behind_it(dynamic: bool) -> None:
+    assert inputs_of_backward(classify, arguments(), dynamic=dynamic) == (0,)
 
 
 @pytest.mark.parametrize("function", [losses, beside])
