@@ -21,7 +21,7 @@ from torch.fx import Node
 from torch.fx.node import map_aggregate, map_arg
 
 from gyrator import torch_compat
-from gyrator.autograd.builder import ancestors
+from gyrator.autograd.symbols import expression
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -77,18 +77,34 @@ class Masks:
             return None
         node, _ = self._makers[id(mask)]
         if node not in self._known:
-            sources = sorted(ancestors([node]))
+            sources = _sources(node)
             with torch_compat.outside_tracing(), torch.no_grad():
                 kinds = {_kind_of(_evaluated(sources, sizes)) for sizes in _tried(sources, mask.device)}
             self._known[node] = kinds.pop() if len(kinds) == 1 else None
         return self._known[node]
 
 
+def _sources(node: Node) -> list[Node]:
+    """What a node follows from, in order, up to sizes: those count as given, wherever they are read."""
+    found: set[Node] = set()
+    waiting = [node]
+    while waiting:
+        last = waiting.pop()
+        if last not in found:
+            found.add(last)
+            waiting += () if _is_size(last) else last.all_input_nodes
+    return sorted(found)
+
+
+def _is_size(node: Node) -> bool:
+    return type(node.meta.get("example_value")) is torch.SymInt
+
+
 def _tried(sources: list[Node], device: torch.device) -> list[dict[Node, int]]:
     """Numbers for the sizes that the last node follows from. None at all where it does not follow from constants and
     sizes alone, which nothing changes in place, at little cost, or not in a way that a few sizes tell of all."""
-    varying = [n for n in sources if n.op == "placeholder" and type(n.meta.get("example_value")) is torch.SymInt]
-    constant = set(varying)
+    varying = {n: expression(n.meta["example_value"]) for n in sources if _is_size(n)}
+    constant = {n for n in sources[-1].graph.nodes if _is_size(n)}
     for other in sources[-1].graph.nodes:
         if other.op in ("call_function", "call_method") and constant.issuperset(other.all_input_nodes):
             constant.add(other)
@@ -96,13 +112,18 @@ def _tried(sources: list[Node], device: torch.device) -> list[dict[Node, int]]:
             return []
     if sources[-1] not in constant or (varying and not all(n in varying or _is_positional(n) for n in sources)):
         return []
-    numbers = [0]
+    numbers = [abs(int(n)) for size in varying.values() for n in size.atoms() if n.is_Integer]
     for node in sources:
         map_aggregate((node.args, node.kwargs), lambda x: numbers.append(abs(x)) if type(x) is int else None)
-    most = 2 * sum(numbers) + 9
-    if sum(_elements(node, most) for node in sources) > _MOST_ELEMENTS.get(device.type, 0):
+    symbols = sorted({s for size in varying.values() for s in size.free_symbols}, key=str)
+    far = 2 * sum(numbers) + 9
+    if sum(_elements(node, far * (len(symbols) + 1)) for node in sources) > _MOST_ELEMENTS.get(device.type, 0):
         return []
-    return [{size: n + k for k, size in enumerate(varying)} for n in ((2, 3, most) if varying else (0,))]
+    orders = (symbols, symbols[::-1])  # nothing says which of two numbers is larger
+    tried = [
+        {s: n + far * k for k, s in enumerate(order)} for order in orders for n in ((2, 3, far) if order else (0,))
+    ]
+    return [{node: int(size.subs(numbers)) for node, size in varying.items()} for numbers in tried]
 
 
 def _is_positional(node: Node) -> bool:
@@ -135,7 +156,7 @@ def _evaluated(sources: list[Node], sizes: Mapping[Node, int]) -> Tensor | None:
     values: dict[Node, Any] = {**sizes}
     states = _random_states()
     try:
-        for source in sources[len(sizes) :]:
+        for source in (n for n in sources if n not in sizes):
             args, kwargs = map_arg((source.args, source.kwargs), values.__getitem__)
             call = getattr(type(args[0]), source.target) if isinstance(source.target, str) else source.target
             values[source] = call(*args, **kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils.checkpoint import checkpoint
 
 from gyrator.autograd.aot import aot_compile
@@ -132,6 +135,7 @@ OF_ANY_SIZE: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "of few": ("?", lambda q: triangle(positions(q)) | (positions(q)[-1:] < 20)),
     "small numbers": ("?", lambda q: triangle(positions(q).to(torch.int8))),
     "rounded": ("?", lambda q: triangle(positions(q).to(torch.float16))),
+    "of a number": ("?", lambda q: triangle(positions(q)) | (positions(q) < q.shape[0])),
     "in turns": ("?", lambda q: triangle(positions(q)) & (positions(q)[None, :] // 64 == positions(q)[:, None] // 64)),
 }
 
@@ -143,6 +147,27 @@ def test_a_mask_is_left_away_if_it_is_the_same_for_all_sizes(name: str) -> None:
     ops = captured(attention(mask), shaped(), dynamic=True)
     calls = [op for op in ops if "aten" in op]
     assert calls == [f"{FLASH}{kind}"] if kind != "?" else len(calls) > 2
+
+
+def test_a_size_may_be_read_from_what_was_computed() -> None:
+    graph, masks, real = fx.Graph(), Masks(), shaped()
+    with FakeTensorMode(shape_env=ShapeEnv(), static_shapes=False) as mode:
+        q = mode.from_tensor(real, symbolic_context=StatelessSymbolicContext([DimDynamic.DYNAMIC] * 4))
+
+        def call(target: Callable[..., Any], *args: Any) -> fx.Node:
+            node = graph.call_function(target, args)
+            values = fx.node.map_arg(args, lambda n: n.meta["example_value"])
+            node.meta["example_value"] = target(*values)
+            return node
+
+        given = graph.placeholder("q")
+        given.meta["example_value"] = q
+        at = call(torch.arange, call(torch.Tensor.size, call(torch.sin, given), 2))
+        mask = call(operator.le, call(operator.getitem, at, (None,)), call(operator.getitem, at, (slice(None), None)))
+        masks.note(mask, mask.meta["example_value"])
+        attend = {"attn_mask": mask.meta["example_value"]}
+        _, simpler = masks.simplified(F.scaled_dot_product_attention, (q, q, q), attend)
+    assert simpler["is_causal"] and simpler["attn_mask"] is None
 
 
 def test_a_value_that_is_known_keeps_its_place_in_memory() -> None:
