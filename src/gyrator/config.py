@@ -70,7 +70,8 @@ class Config:
     )
     check: str = _setting(
         "borders",
-        "Which representations are checked against their spec: `off`, `borders` of stages, `every` (after each pass).",
+        "Which representations are checked against their spec: `off`, `borders` (between "
+        "stages), `every` (after each pass).",
         choices=("off", "borders", "every"),
     )
     validate: bool = _setting(
@@ -180,7 +181,8 @@ class Config:
     model_name: str = _setting("", "What the first column of metric tables says: the model that is compiled.")
     progress: str = _setting(
         "auto",
-        "`bar`: a progress bar. `lines`: one every 5 seconds. `off`: silence. `auto`: a bar on a terminal, else lines.",
+        "`bar`: a progress bar. `lines`: a line every 5 seconds. `off`: silence. `auto`: a bar "
+        "on a terminal, lines elsewhere.",
         choices=("auto", "bar", "lines", "off"),
     )
     benchmark_kernel: bool = _option(False, "Write a program for each kernel that times it, beside the wrapper.")

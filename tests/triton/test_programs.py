@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from gyrator.config import Config
-from tests.triton.emulated import Emulator
+from tests.pure.lowering.harness import trace
+from tests.triton.emulated import Emulator, on_gpu, print_for_gpu
 from tests.triton.worker import Worker
 
 
@@ -76,6 +77,16 @@ def test_numbers_on_the_cpu_reach_kernels(emulator: Emulator) -> None:
     wrapper = check(emulator, lambda x, k: (x * k) @ x * k, torch.randn(8, 8), torch.tensor(2.5))
     assert wrapper.count(".item(), dtype=torch.float32, device=torch.device") == 1 and ".to(" not in wrapper
     assert wrapper.count("_gpu.data_ptr()") > 1
+
+
+def test_indices_on_the_cpu_are_copied() -> None:
+    """As eager does for a tensor on a GPU; only a number can be handed over without waiting."""
+    x, at = torch.randn(20, 5), torch.tensor([3, 1, 4])
+    graph = trace(lambda x, at: x[at] * 2, (x, at))
+    _, indices = graph.graph.find_nodes(op="placeholder")
+    given, moved = indices.meta["val"], on_gpu(graph, (x, at))
+    indices.meta["val"] = given
+    assert '.to(torch.device("cuda:0"))' in print_for_gpu(graph, moved, Config(check="every")).wrapper
 
 
 def test_numbers_that_a_kernel_computes_on_the_cpu_reach_kernels(emulator: Emulator) -> None:

@@ -10,7 +10,7 @@ copied, because the fused kernels of GPUs refuse them and attention would be com
 that have gradients stay: eager computes them that way, and more precisely than the fused kernels.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from math import prod
 from typing import Any, Literal, TypeAlias
 
@@ -21,6 +21,7 @@ from torch.fx import Node
 from torch.fx.node import map_aggregate, map_arg
 
 from gyrator import torch_compat
+from gyrator.autograd.builder import ancestors
 from gyrator.autograd.symbols import expression
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
@@ -77,40 +78,25 @@ class Masks:
             return None
         node, _ = self._makers[id(mask)]
         if node not in self._known:
-            sources = _sources(node)
+            sizes = {n for n in node.graph.nodes if type(n.meta.get("example_value")) is torch.SymInt}
+            sources = sorted(ancestors([node], known=sizes))  # sizes count as given, wherever they are read
             with torch_compat.outside_tracing(), torch.no_grad():
-                kinds = {_kind_of(_evaluated(sources, sizes)) for sizes in _tried(sources, mask.device)}
+                kinds = {_kind_of(_evaluated(sources, given)) for given in _tried(sources, sizes, mask.device)}
             self._known[node] = kinds.pop() if len(kinds) == 1 else None
         return self._known[node]
 
 
-def _sources(node: Node) -> list[Node]:
-    """What a node follows from, in order, up to sizes: those count as given, wherever they are read."""
-    found: set[Node] = set()
-    waiting = [node]
-    while waiting:
-        last = waiting.pop()
-        if last not in found:
-            found.add(last)
-            waiting += () if _is_size(last) else last.all_input_nodes
-    return sorted(found)
-
-
-def _is_size(node: Node) -> bool:
-    return type(node.meta.get("example_value")) is torch.SymInt
-
-
-def _tried(sources: list[Node], device: torch.device) -> list[dict[Node, int]]:
-    """Numbers for the sizes that the last node follows from. None at all where it does not follow from constants and
-    sizes alone, which nothing changes in place, at little cost, or not in a way that a few sizes tell of all."""
-    varying = {n: expression(n.meta["example_value"]) for n in sources if _is_size(n)}
-    constant = {n for n in sources[-1].graph.nodes if _is_size(n)}
+def _tried(sources: list[Node], sizes: Set[Node], device: torch.device) -> list[dict[Node, int]]:
+    """Numbers for those of the ``sizes`` that the last node follows from. None at all where it does not follow from
+    them and constants alone, which nothing changes in place, at little cost, or not in a way that a few tell of all."""
+    varying = {n: expression(n.meta["example_value"]) for s in sources for n in s.all_input_nodes if n in sizes}
+    constant = set(sizes)
     for other in sources[-1].graph.nodes:
         if other.op in ("call_function", "call_method") and constant.issuperset(other.all_input_nodes):
             constant.add(other)
         if _mutates(other) and any(n in constant and _elements(n, 1) for n in other.all_input_nodes):
             return []
-    if sources[-1] not in constant or (varying and not all(n in varying or _is_positional(n) for n in sources)):
+    if sources[-1] not in constant or (varying and not all(map(_is_positional, sources))):
         return []
     numbers = [abs(int(n)) for size in varying.values() for n in size.atoms() if n.is_Integer]
     for node in sources:
@@ -120,16 +106,18 @@ def _tried(sources: list[Node], device: torch.device) -> list[dict[Node, int]]:
     if sum(_elements(node, far * (len(symbols) + 1)) for node in sources) > _MOST_ELEMENTS.get(device.type, 0):
         return []
     orders = (symbols, symbols[::-1])  # nothing says which of two numbers is larger
-    tried = [
-        {s: n + far * k for k, s in enumerate(order)} for order in orders for n in ((2, 3, far) if order else (0,))
+    tried = [{s: n + far * k for k, s in enumerate(order)} for order in orders for n in (2, 3, far)]
+    return [
+        {node: int(size.subs(each)) for node, size in varying.items()} for each in (tried if symbols else tried[:1])
     ]
-    return [{node: int(size.subs(numbers)) for node, size in varying.items()} for numbers in tried]
 
 
 def _is_positional(node: Node) -> bool:
-    given = [n.meta["example_value"] for n in node.all_input_nodes if "example_value" in n.meta]
+    """Whether positions in it are exact, or it is a mask of numbers, which only chooses among constants."""
+    here, *given = (n.meta.get("example_value") for n in (node, *node.all_input_nodes))
     exact = all(x.dtype in _EXACT for x in given if isinstance(x, Tensor))
-    return _name(node) in _CHOOSE or (_name(node) in _COMPARE and exact)
+    chosen = _name(node) in _CHOOSE and isinstance(here, Tensor) and (exact or here.dtype not in _EXACT)
+    return chosen or (_name(node) in _COMPARE and exact)
 
 
 def _name(node: Node) -> str:
@@ -156,7 +144,7 @@ def _evaluated(sources: list[Node], sizes: Mapping[Node, int]) -> Tensor | None:
     values: dict[Node, Any] = {**sizes}
     states = _random_states()
     try:
-        for source in (n for n in sources if n not in sizes):
+        for source in sources:
             args, kwargs = map_arg((source.args, source.kwargs), values.__getitem__)
             call = getattr(type(args[0]), source.target) if isinstance(source.target, str) else source.target
             values[source] = call(*args, **kwargs)

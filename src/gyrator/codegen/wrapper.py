@@ -296,14 +296,17 @@ class _Wrapper:
             self.emit(f"del {', '.join(own)}")
 
     def gpu_pointer(self, value: Value) -> str:
-        """The address of a value on the GPU; that of a copy, for which nothing waits, for a number on the CPU."""
+        """The address of a value on the GPU; that of a copy for what lies on the CPU. For numbers nothing waits."""
         if value.device == self.gpu:
             return self.pointer(value)
         if value not in self.copies:
-            assert self.gpu is not None and not value.shape
-            self.copies[value] = self.names.fresh(f"{self.name(value)}_gpu")
-            made = f"{self.name(value)}.item(), dtype={value.dtype}, device={device_text(self.gpu)}"
-            self.emit(f"{self.copies[value]} = torch.full((), {made})")
+            assert self.gpu is not None
+            name, device = self.name(value), device_text(self.gpu)
+            made = f"{name}.to({device})"  # indices, which may lie there too
+            if not value.shape:
+                made = f"torch.full((), {name}.item(), dtype={value.dtype}, device={device})"
+            self.copies[value] = self.names.fresh(f"{name}_gpu")
+            self.emit(f"{self.copies[value]} = {made}")
         return f"{self.copies[value]}.data_ptr()"
 
     def pointer(self, value: Value) -> str:

@@ -27,8 +27,8 @@ MAX_COLUMNS = WHOLE_ROW // 2
 def mix(
     rows: Group, columns: Group, left: tuple[Index, ...], right: tuple[Index, ...], shape: tuple[Index, ...]
 ) -> Group | Refused:
-    """One group of ``rows`` (outer rows, a space of columns) and ``columns`` (outer blocks and columns, a
-    space of the rows of a block), in which ``left`` and ``right`` are the same element of a value.
+    """One group of ``rows`` (outer rows, a space of columns) and ``columns`` (outer parts and columns, a
+    space of the rows of a part), in which ``left`` and ``right`` are the same element of a value.
 
     Refuses where a row does not fit in registers, and where a reduction down the columns keeps more than one number.
     """

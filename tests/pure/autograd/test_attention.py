@@ -135,6 +135,9 @@ OF_ANY_SIZE: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "of few": ("?", lambda q: triangle(positions(q)) | (positions(q)[-1:] < 20)),
     "small numbers": ("?", lambda q: triangle(positions(q).to(torch.int8))),
     "rounded": ("?", lambda q: triangle(positions(q).to(torch.float16))),
+    "rounded before": ("?", lambda q: triangle(positions(q).to(torch.float16).to(torch.int64))),
+    "small before": ("?", lambda q: triangle(torch.arange(q.shape[2]).to(torch.int8).to(torch.int64))),
+    "made small": ("?", lambda q: triangle(torch.arange(q.shape[2], dtype=torch.float16).to(torch.int32))),
     "of a number": ("?", lambda q: triangle(positions(q)) | (positions(q) < q.shape[0])),
     "in turns": ("?", lambda q: triangle(positions(q)) & (positions(q)[None, :] // 64 == positions(q)[:, None] // 64)),
 }
