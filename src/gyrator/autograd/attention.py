@@ -30,7 +30,7 @@ _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale
 _UPDATES = "setitem iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift".split()
 _COMPARE = frozenset("add sub diff cumsum eq ne le lt ge gt".split())
 _CHOOSE = frozenset(
-    "and_ or_ invert logical_and logical_or logical_not bitwise_and bitwise_or arange getitem unsqueeze expand to ones "
+    "and or invert logical_and logical_or logical_not bitwise_and bitwise_or arange getitem unsqueeze expand to ones "
     "zeros full new_ones new_zeros new_full tril triu where masked_fill".split()
 )
 _EXACT = (torch.bool, torch.int32, torch.int64)
@@ -116,8 +116,9 @@ def _is_positional(node: Node) -> bool:
     """Whether positions in it are exact, or it is a mask of numbers, which only chooses among constants."""
     here, *given = (n.meta.get("example_value") for n in (node, *node.all_input_nodes))
     exact = all(x.dtype in _EXACT for x in given if isinstance(x, Tensor))
-    chosen = _name(node) in _CHOOSE and isinstance(here, Tensor) and (exact or here.dtype not in _EXACT)
-    return chosen or (_name(node) in _COMPARE and exact)
+    name = _name(node).strip("_")  # ``__eq__`` is ``eq``, ``and_`` is ``and``
+    chosen = name in _CHOOSE and isinstance(here, Tensor) and (exact or here.dtype not in _EXACT)
+    return chosen or (name in _COMPARE and exact)
 
 
 def _name(node: Node) -> str:

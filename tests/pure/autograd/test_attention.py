@@ -123,6 +123,7 @@ def triangle(at: Tensor) -> Tensor:
 OF_ANY_SIZE: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "all pass": ("", lambda q: (positions(q) >= 0)[None, :].expand(q.shape[2], -1)),
     "causal": (" causal", lambda q: triangle(positions(q) + 3)),
+    "named as a method": (" causal", lambda q: positions(q)[None].__le__(positions(q)[:, None])),  # as torch 2.11 does
     "numbers": (
         " causal",
         lambda q: torch.where(triangle(positions(q)), torch.zeros(()), torch.full((), float("-inf"))),
