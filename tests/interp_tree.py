@@ -139,7 +139,8 @@ class _Machine:
         running = self.carries[update.carry]
         evaluator = self.evaluator()
         args = tuple(evaluator.value(a).broadcast_to(self.shape) for a in update.args)
-        state = reduce_dims(running.carry.kind, args, tuple(range(running.depth, self.depth)))
+        found = reduce_dims(running.carry.kind, args, running.depth)
+        state = tuple(r.reshape(*r.shape, *[1] * (len(self.shape) - running.depth)) for r in found)
         if running.state is not None:
             state = merge(running.carry.kind, running.state, state, last_wins=running.carry.last_wins)
         running.state = state
@@ -238,7 +239,7 @@ def merge(kind: str, a: State, b: State, *, last_wins: bool = False) -> State:
     if kind == "softmax":
         return _merge_softmax(a, b)
     pairs = [torch.stack(torch.broadcast_tensors(x, y), -1) for x, y in zip(a, b, strict=True)]
-    merged = tuple(r.squeeze(-1) for r in reduce_dims(kind, tuple(pairs), (pairs[0].dim() - 1,)))
+    merged = reduce_dims(kind, tuple(pairs), pairs[0].dim() - 1)
     if len(a) == 1:
         return merged
     first = equal(merged[0], a[0])

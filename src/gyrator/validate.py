@@ -6,6 +6,7 @@ reference interpreter), and the built code. Slow, and twice the memory; for find
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -78,17 +79,7 @@ def validated(
 
 def copies(args: Sequence[Any]) -> list[Any]:
     """Copies of the arguments with the same strides and offsets; tensors that share memory still do."""
-    storages: dict[int, torch.UntypedStorage] = {}
-
-    def copy(arg: Any) -> Any:
-        if not isinstance(arg, Tensor):
-            return arg
-        old = arg.untyped_storage()
-        new = storages.setdefault(old.data_ptr(), old.clone())
-        empty = torch.empty(0, dtype=arg.dtype, device=arg.device)
-        return empty.set_(new, arg.storage_offset(), arg.shape, arg.stride())
-
-    return [copy(arg) for arg in args]
+    return deepcopy([arg.detach() if isinstance(arg, Tensor) else arg for arg in args])
 
 
 def difference(value: Tensor, expected: Tensor, scale: float) -> str | None:

@@ -6,7 +6,7 @@ it reads it, so that each input is freed as soon as its last reader ran.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -75,14 +75,9 @@ Pending: TypeAlias = Callable[[], Compiled]
 """Waits for a graph that is being compiled."""
 
 
-class Compiler(Protocol):
-    """Compiles one functional graph; `example_inputs` are fake tensors, sizes (int or SymInt) and scalars."""
-
-    def __call__(
-        self, graph: torch.fx.GraphModule, example_inputs: Sequence[object], info: GraphInfo, /
-    ) -> Compiled | Pending:
-        """The compiled graph, or what waits for it: backward is compiled while forward's kernels are built. What it
-        does with `graph` is its own affair."""
+Compiler: TypeAlias = Callable[[torch.fx.GraphModule, Sequence[object], GraphInfo], Compiled | Pending]
+"""Compiles one functional graph, with which it does as it likes; its example inputs are fake tensors, sizes (int or
+SymInt) and scalars. It may give what waits for the graph: backward is compiled while forward's kernels are built."""
 
 
 def interpret(graph: torch.fx.GraphModule, example_inputs: Sequence[object], info: GraphInfo) -> Compiled:

@@ -26,17 +26,12 @@ def start(kind: str, dtype: torch.dtype) -> State:
     return (first, torch.zeros((), dtype=torch.int64)) if REDUCTIONS[kind].inputs == 2 else (first,)
 
 
-def reduce_dims(kind: str, args: State, dims: tuple[int, ...]) -> State:
-    """Reduce over ``dims``, which stay as dimensions of size 1. All of ``args`` have one shape."""
-    first = args[0]
-    shape = [1 if d in dims else n for d, n in enumerate(first.shape)]
-    if any(first.shape[d] == 0 for d in dims):
-        return tuple(s.expand(shape).clone() for s in start(kind, first.dtype))
-    order = [d for d in range(first.dim()) if d not in dims] + list(dims)
-    kept = [first.shape[d] for d in order[: first.dim() - len(dims)]]
-    elements = math.prod(first.shape[d] for d in dims)
-    flat = tuple(a.permute(order).reshape(*kept, elements) for a in args)
-    return tuple(r.reshape(shape) for r in _reduce_last(kind, flat))
+def reduce_dims(kind: str, args: State, first: int) -> State:
+    """Reduce over the dimensions from ``first`` on. All of ``args`` have one shape."""
+    shape, dtype = args[0].shape, args[0].dtype
+    if 0 in shape[first:]:
+        return tuple(s.expand(shape[:first]).clone() for s in start(kind, dtype))
+    return _reduce_last(kind, tuple(a.reshape(*shape[:first], math.prod(shape[first:])) for a in args))
 
 
 def _reduce_last(kind: str, args: State) -> State:

@@ -119,10 +119,8 @@ class _Machine:
         match root:
             case Pointwise(body):
                 results = (whole(body),)
-            case Reduce(kind, reduced, body):
-                dims = tuple(range(len(nest.axes), len(axes)))
-                found = reduce_dims(kind, tuple(whole(b) for b in body), dims)
-                results = tuple(r.reshape(shape[: len(shape) - len(reduced)]) for r in found)
+            case Reduce(kind, _, body):
+                results = reduce_dims(kind, tuple(whole(b) for b in body), len(nest.axes))
             case Scan(kind, axis, body):
                 results = scan_dim(kind, tuple(whole(b) for b in body), nest.axes.index(axis))
             case Scatter():
