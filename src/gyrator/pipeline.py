@@ -254,11 +254,8 @@ def device_of(values: Iterable[object]) -> torch.device:
 
 def tensors_of(graph: fx.GraphModule) -> Iterator[torch.Tensor]:
     """The results of all nodes."""
-    for node in graph.graph.nodes:
-        values = node.meta.get("val")
-        for value in values if isinstance(values, (list, tuple)) else (values,):
-            if isinstance(value, torch.Tensor):
-                yield value
+    values = (value for node in graph.graph.nodes for value in flatten(node.meta.get("val")))
+    yield from (value for value in values if isinstance(value, torch.Tensor))
 
 
 def gpu_of(targets: Targets, device: torch.device) -> Gpu | None:

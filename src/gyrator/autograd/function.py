@@ -78,9 +78,7 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
             ctx.set_materialize_grads(False)
             constants = [outputs[index] for index in constant_results]
             ctx.mark_non_differentiable(*[value for value in constants if isinstance(value, Tensor)])
-            if dynamic:
-                shapes = {index: tuple(outputs[index].shape) for index in dynamic}
-                ctx.layouts = {index: (shape, contiguous_strides(shape)) for index, shape in shapes.items()}
+            ctx.shapes = {index: tuple(outputs[index].shape) for index in dynamic}
             return tuple(outputs[:results])
 
         @staticmethod
@@ -93,10 +91,9 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
             del saved
             link = spec if all(gradients[index] is None for index in spec.missing) else completed()
             for tangent in link.tangents:
-                layout: tuple[Any, Any] = (
-                    ctx.layouts[tangent.result] if tangent.strides is None else (tangent.shape, tangent.strides)
-                )
-                boxed.append(_received(gradients[tangent.result], *layout, tangent))
+                shape = ctx.shapes[tangent.result] if tangent.shape is None else tangent.shape
+                strides = contiguous_strides(shape) if tangent.strides is None else tangent.strides
+                boxed.append(_received(gradients[tangent.result], shape, strides, tangent))
             torch_compat.release_saved(ctx)
             if not torch.is_grad_enabled():
                 computed = link.backward(boxed)

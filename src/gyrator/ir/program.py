@@ -260,21 +260,14 @@ def map_nests(program: Program, change: Callable[[Nest], Iterable[Node]]) -> Pro
 
 def views(node: Extern) -> tuple[View, ...]:
     """Every view among an extern's arguments."""
-    found: list[View] = []
-    stack: list[Arg] = [*node.args, *(a for _, a in node.kwargs)]
-    while stack:
-        arg = stack.pop()
-        if isinstance(arg, View):
-            found.append(arg)
-        elif isinstance(arg, Item):
-            found.append(arg.view)
-        elif isinstance(arg, ListArg):
-            stack.extend(arg.items)
-    return tuple(reversed(found))
+    args = [*node.args, *(a for _, a in node.kwargs)]
+    while any(isinstance(arg, ListArg) for arg in args):
+        args = [item for arg in args for item in (arg.items if isinstance(arg, ListArg) else (arg,))]
+    return shown_views(args)
 
 
-def shown_views(outputs: Iterable[Output]) -> tuple[View, ...]:
-    """The views that outputs are, or read a number from."""
+def shown_views(outputs: Iterable[Output | Arg]) -> tuple[View, ...]:
+    """The views that outputs, or arguments, are or read a number from."""
     shown = (output.view if isinstance(output, Item) else output for output in outputs)
     return tuple(view for view in shown if isinstance(view, View))
 

@@ -13,6 +13,8 @@ from typing import TypeAlias, cast
 
 import sympy
 import torch
+from sympy.printing.precedence import PRECEDENCE
+from sympy.printing.pycode import PythonCodePrinter
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
 
 from gyrator.ir.index import ONE, ZERO, Index, Size, const, evaluate, is_nonnegative, maximum, minimum, product
@@ -84,8 +86,8 @@ class Symbols:
             return self._rounded_quotient(name, expr.args[0])
         if isinstance(expr, sympy.Pow) and not isinstance(expr.exp, sympy.Integer):
             return None
-        if isinstance(expr, sympy.Mul) and any(_is_fraction(a) for a in expr.args):  # an exact division, if an integer
-            return _floordiv(tuple(map(self.from_sympy, expr.as_numer_denom()))) if expr.is_integer else None
+        if isinstance(expr, sympy.Mul) and (parts := expr.as_numer_denom())[1] != 1:  # exact, if it is an integer
+            return _floordiv(tuple(map(self.from_sympy, parts))) if expr.is_integer else None
         rule = _RULES.get(name)
         return None if rule is None else rule(tuple([self.from_sympy(a) for a in expr.args]))
 
@@ -124,7 +126,8 @@ class Symbols:
         """The size of that name, which stands for an expression, with what torch knows of its value."""
         env = self.shape_env
         bounds = None if env is None else env.bound_sympy(expr)
-        low, high = (_finite(getattr(bounds, end, None)) for end in ("lower", "upper"))
+        ends = (getattr(bounds, end, None) for end in ("lower", "upper"))
+        low, high = (int(n) if isinstance(n, sympy.Integer) and abs(int(n)) < -UNBOUNDED else None for n in ends)
         low = (0 if expr.is_nonnegative else UNBOUNDED) if low is None else low
         size = self._sizes[name] = Size(name, low, high, self._hint(expr))
         self._expressions[size] = expr
@@ -141,16 +144,6 @@ class Symbols:
 
 UNBOUNDED = -(1 << 62)
 """The lower bound of a number of which nothing is known."""
-
-
-def _finite(end: object) -> int | None:
-    return int(end) if isinstance(end, sympy.Integer) and abs(int(end)) < (1 << 62) else None
-
-
-def _is_fraction(factor: sympy.Basic) -> bool:
-    if isinstance(factor, sympy.Rational) and not isinstance(factor, sympy.Integer):
-        return True
-    return isinstance(factor, sympy.Pow) and isinstance(factor.exp, sympy.Integer) and int(factor.exp) < 0
 
 
 # -- rules: SymPy function → index algebra; None where it cannot be said exactly ---------------------------
@@ -186,24 +179,26 @@ _ROUNDING = frozenset({"TruncToInt", "FloorToInt", "CeilToInt"})
 
 
 # -- Python text of opaque expressions ---------------------------------------------------------------------
-_INFIX: Mapping[str, str] = {
-    "Add": "+", "Mul": "*", "And": "and", "Or": "or", "FloorDiv": "//", "CleanDiv": "//", "Mod": "%", "PythonMod": "%",
-    "PowByNatural": "**", "Pow": "**", "IntTrueDiv": "/", "FloatTrueDiv": "/", "LShift": "<<", "RShift": ">>",
-    "Equality": "==", "Unequality": "!=", "StrictLessThan": "<", "LessThan": "<=", "StrictGreaterThan": ">",
-    "GreaterThan": ">=",
-}  # fmt: skip
 _MATH = "sqrt cos cosh sin sinh tan tanh asin acos atan exp log asinh log2"
-_CALLED: Mapping[str, str] = {
-    "Max": "max", "Min": "min", "Abs": "abs", "ToFloat": "float", "RoundToInt": "round", "RoundDecimal": "round",
-    "TruncToInt": "math.trunc", "FloorToInt": "math.floor", "CeilToInt": "math.ceil", "floor": "math.floor",
-    "ceiling": "math.ceil", "exp": "math.exp", "log": "math.log",
-    **{f"OpaqueUnaryFn_{name}": f"math.{name}" for name in _MATH.split()},
-}  # fmt: skip
 _TEXT: Mapping[str, str] = {
-    "FloatPow": "(float({0}) ** {1})",
-    "TruncToFloat": "float(math.trunc({0}))",
-    "Not": "(not {0})",
-}
+    **dict.fromkeys(("FloorDiv", "CleanDiv"), "({} // {})"),
+    **dict.fromkeys(("Mod", "PythonMod"), "({} % {})"),
+    **dict.fromkeys(("IntTrueDiv", "FloatTrueDiv"), "({} / {})"),
+    "PowByNatural": "({} ** {})", "FloatPow": "(float({}) ** {})", "LShift": "({} << {})", "RShift": "({} >> {})",
+    "ToFloat": "float({})", "RoundToInt": "round({})", "RoundDecimal": "round({}, {})", "TruncToInt": "math.trunc({})",
+    "FloorToInt": "math.floor({})", "CeilToInt": "math.ceil({})", "TruncToFloat": "float(math.trunc({}))",
+    **{f"OpaqueUnaryFn_{name}": f"math.{name}({{}})" for name in _MATH.split()},
+}  # fmt: skip
+
+
+class _PythonText(PythonCodePrinter):  # type: ignore[misc]
+    """What SymPy prints as Python, with torch's functions, which it does not know."""
+
+    def _print_Function(self, expr: sympy.Function) -> str:
+        name = type(expr).__name__
+        if name not in _TEXT:
+            raise ValueError(f"no Python text for {name} in {expr}")
+        return _TEXT[name].format(*[self.parenthesize(arg, PRECEDENCE["Func"]) for arg in expr.args])
 
 
 def python_text(expr: sympy.Basic) -> str:
@@ -211,28 +206,4 @@ def python_text(expr: sympy.Basic) -> str:
 
     Raises: ValueError for a function that has no text.
     """
-    if isinstance(expr, sympy.Symbol):
-        return str(expr.name)
-    if isinstance(expr, sympy.Rational) and not isinstance(expr, sympy.Integer):
-        return f"({expr.p} / {expr.q})"
-    if isinstance(expr, sympy.Integer):
-        return str(int(expr)) if int(expr) >= 0 else f"({int(expr)})"
-    if isinstance(expr, sympy.Float):
-        return repr(float(expr))
-    if expr in (sympy.true, sympy.false):
-        return str(bool(expr))
-    name = type(expr).__name__
-    if isinstance(expr, sympy.Piecewise):
-        text = "None"
-        for value, condition in reversed(expr.args):
-            chosen = python_text(value)
-            text = chosen if condition == sympy.true else f"({chosen} if {python_text(condition)} else {text})"
-        return text
-    args = [python_text(a) for a in expr.args]
-    if name in _INFIX:
-        return f"({f' {_INFIX[name]} '.join(args)})"
-    if name in _CALLED:
-        return f"{_CALLED[name]}({', '.join(args)})"
-    if name not in _TEXT:
-        raise ValueError(f"no Python text for {name} in {expr}")
-    return _TEXT[name].format(*args)
+    return _PythonText().doprint(expr)

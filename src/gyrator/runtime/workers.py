@@ -144,8 +144,3 @@ class Workers:
             self._stops += 1
         for worker in ending:
             worker.end()
-
-    def running(self) -> int:
-        """How many workers there are."""
-        with self._lock:
-            return len(self._idle) + len(self._busy)
