@@ -272,7 +272,7 @@ class _KernelChecker:
         outer = set(self.visible)
         for item in body:
             what = f"loop over {item.axis}" if isinstance(item, Loop) else item
-            with _blame(f"{what} in kernel {self.kernel.name}", self.kernel.origins):
+            with _blame(what, self.kernel.origins, f" in kernel {self.kernel.name}"):
                 if isinstance(item, Loop):
                     self.loop(item)
                 else:
@@ -417,9 +417,9 @@ class _KernelChecker:
 
 
 @contextmanager
-def _blame(what: ir.Node | str, origins: tuple[Origin, ...] = ()) -> Iterator[None]:
+def _blame(what: ir.Node | Stage | str, origins: tuple[Origin, ...] = (), within: str = "") -> Iterator[None]:
     try:
         yield
     except RuleBroken as broken:
         where = next((o for o in origins if o.file), origins[0] if origins else None)
-        raise InternalCheckError("", str(broken), where=where, node=str(what)) from None
+        raise InternalCheckError("", str(broken), where=where, node=f"{what}{within}") from None

@@ -265,6 +265,19 @@ def test_a_broken_rule_of_kernels_is_named(problem: str, broken: Kernel) -> None
     assert problem in raised.value.problem
 
 
+def test_a_right_kernel_is_checked_without_printing_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text repeats what expressions share: that of forty doublings would never end."""
+
+    def printed(expr: Expr) -> str:
+        raise AssertionError("an expression was printed")
+
+    monkeypatch.setattr(Expr, "__repr__", printed)
+    body = x
+    for _ in range(40):
+        body = op("add", body, body)
+    check_kernel(kernel(rows(columns(Store(Y, put.index, body)))))
+
+
 def test_nothing_races_to_write_what_has_no_elements() -> None:
     empty = value("empty", 0)
     params = (Param(X, True, False), Param(empty, False, True))
