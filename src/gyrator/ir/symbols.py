@@ -17,7 +17,7 @@ from sympy.printing.precedence import PRECEDENCE
 from sympy.printing.pycode import PythonCodePrinter
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
 
-from gyrator.ir.index import ONE, ZERO, Index, Size, const, evaluate, is_nonnegative, maximum, minimum, product
+from gyrator.ir.index import ONE, ZERO, Index, Size, const, evaluate, exact_quotient, is_nonnegative, maximum, minimum
 from gyrator.ir.program import Derived
 from gyrator.torch_compat import symbol_hint
 
@@ -61,7 +61,8 @@ class Symbols:
         if is_nonnegative(index):
             return True
         env, hints = self.shape_env, {s: s.hint for s in self._expressions if s.hint is not None}
-        if env is None or env.frozen or not hints.keys() >= set(index.atoms()) or evaluate(index, hints) < 0:
+        known = hints.keys() >= index.sizes() and not index.axes() and not index.indirects()
+        if env is None or env.frozen or not known or evaluate(index, hints) < 0:
             return False
         sizes = {s: env.create_symintnode(self._expressions[s], hint=hint) for s, hint in hints.items()}
         return bool(evaluate(index, cast("Mapping[Size, int]", sizes)) >= 0)  # the truth value becomes a guard
@@ -82,6 +83,9 @@ class Symbols:
         if isinstance(expr, sympy.Symbol):
             return self._size(expr).index() if expr.is_integer is not False else None
         name = type(expr).__name__
+        if name == "Max" and sympy.S.One in expr.args and len(expr.args) == 2:  # as in strides, for sizes of 0
+            (size,) = (self.from_sympy(a) for a in expr.args if a != 1)
+            return size if self.nonnegative(size - 1) else maximum(ONE, size)
         if name in _ROUNDING:
             return self._rounded_quotient(name, expr.args[0])
         if isinstance(expr, sympy.Pow) and not isinstance(expr.exp, sympy.Integer):
@@ -149,6 +153,8 @@ UNBOUNDED = -(1 << 62)
 # -- rules: SymPy function → index algebra; None where it cannot be said exactly ---------------------------
 def _floordiv(args: tuple[Index, ...]) -> Index | None:
     num, den = args
+    if (exact := exact_quotient(num, den)) is not None:  # 0 / 0 was an error already
+        return exact
     if is_nonnegative(den - 1):
         return num // den
     return (-num) // (-den) if is_nonnegative(-den - 1) else None
@@ -156,7 +162,7 @@ def _floordiv(args: tuple[Index, ...]) -> Index | None:
 
 def _power(args: tuple[Index, ...]) -> Index | None:
     exponent = args[1].value
-    return None if exponent is None or not 0 <= exponent <= 8 else product([args[0]] * exponent)
+    return None if exponent is None or not 0 <= exponent <= 8 else reduce(Index.__mul__, [args[0]] * exponent, ONE)
 
 
 def _shifted(args: tuple[Index, ...], apply: Callable[[Index, int], Index]) -> Index | None:

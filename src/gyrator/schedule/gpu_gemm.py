@@ -19,6 +19,8 @@ from gyrator.schedule.products import Product, Templated, product_of
 GROUP_M = 8
 """Rows of tiles whose programs run at about the same time, so that they find each other's operands in the cache."""
 MOST_TILED, MOST_DESCRIBED, MOST_FEW = 6, 4, 3
+MOST_SUMMED = 1 << 16
+"""Products in a sum for few rows: 200,704 for each of 96 x 384 took 1.65 ms on an H200, and libraries split k."""
 ROW_BYTES = 16
 """Libraries are slow at rows that end between multiples of it."""
 WORTH = 1 << 33
@@ -85,11 +87,14 @@ def gpu_configs(product: Product, gpu: Gpu) -> Iterator[tuple[str, Config]]:
 
 def few_configs(product: Product, gpu: Gpu, made: Sequence[Group] = ()) -> tuple[Config, ...]:
     """Blocks of the template `tiled` for a product that is bound by reading an operand: programs for half of the
-    processors at least, or else for parts of k. None if neither can be. Groups, which are many, have any number.
-    Fewer stages where what an operand is computed from, by one of ``made``, would not fit.
+    processors at least, or else for parts of k. None if neither can be, or if k is far too long for one program, as for
+    gradients of weights. Groups, which are many, have any number. Fewer stages where what an operand is computed from,
+    by one of ``made``, would not fit.
     """
-    found = [config for name, config in gpu_configs(product, gpu) if name == "tiled"]
     count, m, n = _sides(product)
+    if volume(product.left.shape[-1:], 1) > MOST_SUMMED:
+        return ()
+    found = [config for name, config in gpu_configs(product, gpu) if name == "tiled"]
 
     def programs(config: Config) -> int:
         blocks = dict(config.blocks)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from gyrator.codegen.python_text import index_text
 from gyrator.ir.index import Axis, const
 from gyrator.ir.symbols import Symbols
 from tests.pure.ir.test_symbols import fake
@@ -38,6 +40,14 @@ def test_what_is_false_now_holds_in_no_call() -> None:
     n, m = symbols.shape((s, t))
     assert not symbols.nonnegative(m - n)
     assert env.guards == []
+
+
+@pytest.mark.parametrize(("size", "text"), [(16, "(s // 4)"), (3, "max((s // 4), 1)")])
+def test_strides_of_an_empty_tensor_are_for_a_call_that_has_one(size: int, text: str) -> None:
+    env, (s, _) = fake((size, 8))
+    index = Symbols(env).to_index(torch.sym_max(s // 4, 1))
+    assert index_text(index).replace(str(s), "s") == text
+    assert len(env.guards) == (size == 16)
 
 
 def test_no_guard_is_made_once_torch_has_frozen_them() -> None:

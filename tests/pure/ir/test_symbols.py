@@ -33,6 +33,7 @@ POLYNOMIAL: list[Callable[[SymInt, SymInt], SymInt]] = [
     lambda s, t: s**2,
     lambda s, t: s << 3,
     lambda s, t: (s * t) // t,
+    lambda s, t: (s // 2) ** 2 // (s // 2),
     lambda s, t: torch.sym_max(s, t),
     lambda s, t: torch.sym_min(s, 5),
     lambda s, t: torch.sym_sum([s, t, 3]),

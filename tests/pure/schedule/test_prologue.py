@@ -91,6 +91,7 @@ def test_of_few_rows_and_columns_parts_of_k_are_summed_at_the_same_time() -> Non
     (unit,) = default(layer, half(8, 8192), weights(64, 8192), half(64))
     assert isinstance(unit, Templated) and "SPLIT_K" in dict(unit.configs[0].blocks)
     assert kinds(default(layer, half(8, 64), weights(64, 64), half(64))) == [Group, Extern, Group]
+    assert kinds(default(layer, half(8, 1 << 17), weights(64, 1 << 17), half(64))) == [Group, Extern, Group]
 
 
 def read_twice(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
