@@ -33,7 +33,7 @@ def interned(cls: type[T]) -> type[T]:
     table: Table = {}
     scope: dict[str, object] = {"get": table.get, "put": _adder(table), "make": object.__new__, "defaults": defaults}
     scope.update({f"set_{n}": getattr(new, n).__set__ for n in (*fields, *caches)})
-    scope["bits"] = _bits
+    scope["bits"] = lambda x: (type(x), struct.pack("d", x) if isinstance(x, float) else x)
     params = ", ".join(f"{n}=defaults[{n!r}]" if n in defaults else n for n in fields)
     parts = [f"bits({n})" if names[n] == "Scalar" else n for n in fields]
     lines = [
@@ -59,10 +59,6 @@ def remember(node: object, slot: str, value: T) -> T:
     """``value``, now also in a cache slot of ``node``."""
     object.__setattr__(node, slot, value)
     return value
-
-
-def _bits(number: bool | int | float) -> tuple[object, ...]:
-    return type(number), struct.pack("d", number) if isinstance(number, float) else number
 
 
 def _adder(table: Table) -> Callable[[object, object], object]:

@@ -26,7 +26,6 @@ class CudaDriver:
         self._library = library
         self.launch_ex: Callable[..., int] = library.cuLaunchKernelEx
         library.cuLaunchKernelEx.argtypes = [ctypes.c_void_p] * 4
-        self.launch_cooperative: Callable[..., int] = library.cuLaunchCooperativeKernel
 
     def version(self) -> int:
         """The newest CUDA that it supports: 12040 for 12.4."""

@@ -4,8 +4,8 @@ A launch is one `struct` pack and one call of the driver. Both work on a block o
 
     0        28   32       40            56
     +--------+----+--------+-------------+-----------------+
-    | grid,  |    | stream | attributes: | the kernel's    |
-    | block  |    |        | none        | own arguments   |
+    | grid,  |    | stream | attribute,  | the kernel's    |
+    | block  |    |        | if any      | own arguments   |
     +--------+----+--------+-------------+-----------------+
       `CUlaunchConfig` of cuda.h           in C's layout
 
@@ -36,8 +36,9 @@ CODES = {
 }  # fmt: skip
 """Triton's names of argument types that are no pointers → codes of `struct`."""
 
-_HEAD, _FROM_STREAM = "7I4x", "Q16x"
-_STREAM_AT = calcsize(f"@{_HEAD}")
+_CONFIG = "7I4xQQI4x"
+_COOPERATIVE = Struct("@I4xi60x").pack(2, 1)
+"""A `CUlaunchAttribute`: all blocks run at once."""
 _SCRATCH = 2
 """Triton's kernels end with so many pointers that are null unless asked for."""
 
@@ -49,6 +50,7 @@ class _Block:
     memory: bytearray
     config: int
     arguments: int
+    attribute: int
     owners: tuple[object, ...]
 
 
@@ -72,25 +74,22 @@ def bind(
     Raises (when called): LaunchFailed. A launch of no blocks does nothing.
     """
     codes = "".join("Q" if kind.startswith("*") else CODES[kind] for kind in kinds)
-    whole = Struct(f"@{_HEAD}{_FROM_STREAM}{codes}0Q")
-    tail = Struct(f"@{_FROM_STREAM}{codes}0Q")
-    places = [calcsize(f"@{_HEAD}{_FROM_STREAM}{codes[: k + 1]}") - calcsize(f"@{c}") for k, c in enumerate(codes)]
-    threads = 32 * warps
-    fixed = programs if isinstance(programs, int) else 0
+    whole = Struct(f"@{_CONFIG}{codes}0Q")
+    places = [calcsize(f"@{_CONFIG}{codes[: k + 1]}") - calcsize(f"@{c}") for k, c in enumerate(codes)]
+    threads, count_of = 32 * warps, None if isinstance(programs, int) else programs
 
     def new_block() -> _Block:
-        memory = bytearray(whole.size + 8 * _SCRATCH)
+        memory = bytearray(whole.size + 8 * _SCRATCH) + _COOPERATIVE
         view = (ctypes.c_char * len(memory)).from_buffer(memory)
         start = ctypes.addressof(view)
         scratch = [whole.size + 8 * k for k in range(_SCRATCH)]
         pointers = (ctypes.c_void_p * (len(places) + _SCRATCH))(*[start + at for at in (*places, *scratch)])
-        Struct("@7I").pack_into(memory, 0, fixed, 1, 1, threads, 1, 1, shared)
-        return _Block(memory, start, ctypes.addressof(pointers), (view, pointers))
+        attribute = start + len(memory) - len(_COOPERATIVE)
+        return _Block(memory, start, ctypes.addressof(pointers), attribute, (view, pointers))
 
     blocks = [new_block()]
-    take, give = blocks.pop, blocks.append
-    pack_tail, pack_whole = tail.pack_into, whole.pack_into
-    start_kernel = _cooperative(driver) if cooperative else driver.launch_ex
+    take, give, pack = blocks.pop, blocks.append, whole.pack_into
+    start_kernel = driver.launch_ex
 
     def failed(status: int, block: _Block) -> None:
         if status == INVALID_CONTEXT and driver.enter_context():
@@ -100,46 +99,18 @@ def bind(
         driver.check(status, name)
 
     def launch(stream: int, *args: float) -> None:
-        try:
-            block = take()
-        except IndexError:
-            block = new_block()
-        pack_tail(block.memory, _STREAM_AT, stream, *args)
-        status = start_kernel(block.config, handle, block.arguments, None)
-        if status:
-            failed(status, block)
-        give(block)
-
-    if isinstance(programs, int):
-        return launch if programs else lambda stream, *args: None
-    count_of = programs
-
-    def launch_sized(stream: int, *args: float) -> None:
-        count = count_of(*args)
+        count = programs if count_of is None else count_of(*args)
         if not count:
             return
         try:
             block = take()
         except IndexError:
             block = new_block()
-        pack_whole(block.memory, 0, count, 1, 1, threads, 1, 1, shared, stream, *args)
+        pack(block.memory, 0, count, 1, 1, threads, 1, 1, shared, stream, block.attribute, cooperative, *args)
         status = start_kernel(block.config, handle, block.arguments, None)
         if status:
             failed(status, block)
         give(block)
-
-    return launch_sized
-
-
-def _cooperative(driver: CudaDriver) -> Callable[..., int]:
-    """The driver's cooperative launch with the arguments of the plain one."""
-    head = Struct("@7I4xQ")
-
-    def launch(config: int, handle: int, arguments: int, _: None) -> int:
-        *counts, stream = head.unpack(ctypes.string_at(config, head.size))
-        numbers = [ctypes.c_uint(n) for n in counts]
-        pointers = (ctypes.c_void_p(stream), ctypes.c_void_p(arguments))
-        return driver.launch_cooperative(ctypes.c_void_p(handle), *numbers, *pointers)
 
     return launch
 

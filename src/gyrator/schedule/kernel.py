@@ -97,7 +97,7 @@ class Writer:
         self.shape, self.levels, self.stored, self.rule = shape, levels, stored, rule
         self.members, self.on_gpu = shape.group.members, shape.style is Style.TILES
         self.made = {v: (m, k) for m in self.members for k, v in enumerate(m.nest.out) if v is not None}
-        self.memory = cache(_as_memory)
+        self.memory = cache(lambda v: Value(v.name, (v.span,), v.dtype, (ONE,), v.device))  # as kernels see it: a line
         self._rows: dict[tuple[Value, str], Value] = {}
         self._memo: dict[tuple[int, int], tuple[Expr, ...]] = {}
         self._loaded: dict[Value, None] = {}
@@ -433,11 +433,6 @@ class Writer:
         if isinstance(member.nest.root, Scan) and member.space is not None:
             scope |= set(self.shape.spaces[member.space])
         return Ref(value.name, value.dtype, frozenset(scope))
-
-
-def _as_memory(value: Value) -> Value:
-    """A tensor as its kernel sees it: one dimension, from its first element to its last."""
-    return Value(value.name, (value.span,), value.dtype, (ONE,), value.device)
 
 
 def _reduced(member: Member) -> tuple[str, Value]:

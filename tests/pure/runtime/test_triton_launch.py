@@ -25,7 +25,8 @@ class Noted:
         *self.blocks, self.threads, _, _, self.shared, self.stream = struct.unpack(
             "@7I4xQ", ctypes.string_at(config, 40)
         )
-        self.attributes = struct.unpack("@QI", ctypes.string_at(config + 40, 12))
+        at, count = struct.unpack("@QI", ctypes.string_at(config + 40, 12))
+        self.attributes = [struct.unpack("@I4xi", ctypes.string_at(at + 72 * k, 12)) for k in range(count)]
         pointers = (ctypes.c_void_p * (len(codes) + 2)).from_address(arguments)
         self.args = [
             struct.unpack(f"@{c}", ctypes.string_at(at, struct.calcsize(c)))[0]
@@ -48,10 +49,6 @@ class Library:
             return self.status
 
         self.cuLaunchKernelEx = cuLaunchKernelEx
-
-    def cuLaunchCooperativeKernel(self, *args: Any) -> int:
-        self.cooperative = [a.value for a in args]
-        return 0
 
     def cuDevicePrimaryCtxRetain(self, *_: Any) -> int:
         return 0
@@ -76,7 +73,7 @@ def test_a_launch_passes_the_grid_the_stream_and_every_argument() -> None:
     (seen,) = library.launches
     assert (seen.blocks, seen.threads, seen.shared, seen.stream) == ([5, 1, 1], 128, 96, 7)
     assert seen.args == [1 << 40, -3, 1 << 41, 0.5, True, 0, 0]
-    assert seen.handle == 4711 and seen.attributes == (0, 0)
+    assert seen.handle == 4711 and seen.attributes == []
 
 
 def test_a_number_of_programs_that_depends_on_sizes_is_computed_from_the_arguments() -> None:
@@ -95,10 +92,12 @@ def test_a_kernel_without_blocks_is_not_launched() -> None:
     assert library.launches == []
 
 
-def test_a_cooperative_kernel_goes_to_the_cooperative_launch() -> None:
+def test_a_cooperative_kernel_is_launched_with_that_attribute() -> None:
     library = Library("Q")
     launcher(library, ["*fp32"], cooperative=True)(9, 16)
-    assert library.cooperative[:9] == [4711, 5, 1, 1, 128, 1, 1, 96, 9]
+    (seen,) = library.launches
+    assert seen.attributes == [(2, 1)]  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+    assert (seen.blocks, seen.threads, seen.shared, seen.stream) == ([5, 1, 1], 128, 96, 9)
 
 
 def test_launches_at_the_same_time_do_not_share_memory() -> None:
