@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field
 
 from gyrator.config import MODES, OptionValue, env_name, info_of, option_fields, type_text
-from gyrator.inductor_names import INDUCTOR_NAMES, Counterpart
+from gyrator.inductor_names import INDUCTOR_NAMES
 
 SECTIONS: Mapping[str, str] = {
     "numerics": "Answers",
@@ -27,7 +27,7 @@ def config_page() -> str:
         else:
             parts[-1] += f"\n{_option_entry(option)}"
     parts.append(_modes_part())
-    parts.append(_inductor_part(options))
+    parts.append(_inductor_part())
     return "\n\n".join(parts) + "\n"
 
 
@@ -43,19 +43,15 @@ torch.compile(model, backend="gyrator", mode="default", options={"numerics": "ea
 
 A value comes from, first found first: `options`, `mode`, the environment variable, the default. An option
 that does not exist or a value of the wrong type is an error that lists what is valid. In environment
-variables, lists are separated by commas and flags are 1 or 0.
-
-*Not yet* marks an option that is accepted and checked but has no effect so far; setting it
-gives one warning."""
+variables, lists are separated by commas and flags are 1 or 0."""
 
 
 def _option_entry(option: Field[OptionValue]) -> str:
     info = info_of(option)
     assert option.default is not MISSING
     default = list(option.default) if isinstance(option.default, tuple) else option.default
-    mark = " *Not yet.*" if info.planned else ""
     facts = f"{type_text(option)}; default `{default!r}`; `{env_name(option)}`"
-    return f"- **`{option.name}`** ({facts})\n  {info.doc}{mark}"
+    return f"- **`{option.name}`** ({facts})\n  {info.doc}"
 
 
 def _modes_part() -> str:
@@ -66,19 +62,15 @@ def _modes_part() -> str:
     return "\n".join(["## Modes", "", "| mode | sets |", "|---|---|", *rows])
 
 
-def _inductor_part(options: Mapping[str, Field[OptionValue]]) -> str:
+def _inductor_part() -> str:
     rows = [
-        f"| `{c.inductor}` | " + (f"`{c.ours}`" if c.ours else "none") + f" | {_works(c, options)} | {c.note} |"
+        f"| `{c.inductor}` | "
+        + (f"`{c.ours}`" if c.ours else "none")
+        + f" | {'yes' if c.ours else 'not yet'} | {c.note} |"
         for c in INDUCTOR_NAMES
     ]
     head = ["## Inductor's names", "", "| TorchInductor | gyrator | works | note |", "|---|---|---|---|"]
     return "\n".join([*head, *rows])
-
-
-def _works(counterpart: Counterpart, options: Mapping[str, Field[OptionValue]]) -> str:
-    if counterpart.ours is None or info_of(options[counterpart.ours]).planned:
-        return "not yet"
-    return "yes"
 
 
 if __name__ == "__main__":

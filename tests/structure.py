@@ -45,7 +45,7 @@ CEILINGS = {
 }
 """Most lines of Python in each folder of src/gyrator ("" is the folder itself)."""
 
-OPTIONAL = {"triton", "redis", "cutlass", "transformers", "plotly"}
+OPTIONAL = {"triton", "redis", "transformers", "plotly"}
 """Third-party packages that only optional.py may import."""
 
 STABLE_TORCH = """

@@ -1,5 +1,6 @@
 """The backend that `torch.compile(backend="gyrator")` calls."""
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -18,12 +19,11 @@ from gyrator.autograd.inputs import Inputs, fake_inputs
 from gyrator.autograd.interface import Compiled, GraphInfo, Pending
 from gyrator.autograd.partition.min_cut import min_cut_with_budget
 from gyrator.autograd.partition.plan import JointGraph, Partition
-from gyrator.config import Config, notices
+from gyrator.config import Config, unknown_environment
 from gyrator.pipeline import Process, compile_graph, device_of, frozen_garbage, loaded
 from gyrator.report.dump import dump_graph, dump_partition
 from gyrator.report.record import ProgramRecord, from_json, to_json
 from gyrator.report.watch import GraphCompiled, program_compiled, program_record
-from gyrator.runtime.entries import open_stores
 from gyrator.runtime.load import WRAPPER
 from gyrator.runtime.programs import find_program, keep_program, program_key
 from gyrator.session import Session
@@ -86,13 +86,13 @@ def _compile(
     session = Session(config, device, f"{name}_program", told=process.told, why_missed=process.watch is not None)
     with session as program, ExitStack() as parts:
         process.counted.append(program.counters)
-        for text in notices(config):
+        for text in unknown_environment(os.environ):
             program.warn(text)
         if "recompiles" in config.logs and (why := recompile_reason()):
             print(f"gyrator: {name} compiles a function again: {why}")
         if program.dump is not None:
             dump_graph(program.dump, "captured", gm, inputs.values)
-        stores = open_stores(program, process.scratch_folder())
+        stores = process.stores(program)
         with program.stage("look up"):
             key = program_key(gm, inputs, args, shape_env, program, for_loss=for_loss)
             found = find_program(key, stores, inputs.values, program)

@@ -32,15 +32,13 @@ OptionValue = bool | int | float | str | Path | tuple[str, ...] | None
 class OptionInfo:
     """What the declaration of an option says beside its name, type and default.
 
-    `planned`: accepted and validated, without effect so far. `shapes_code`: the generated code depends on
-    it, so it is part of the cache's key.
+    `shapes_code`: the generated code depends on it, so it is part of the cache's key.
     """
 
     doc: str
     choices: tuple[str, ...] = ()
     low: float = -inf
     high: float = inf
-    planned: bool = False
     shapes_code: bool = True
 
 
@@ -168,7 +166,8 @@ class Config:
     )
     cache: bool = _setting(True, "Keep built kernels and compiled graphs on disk and take them from there.")
     cache_dir: Path | None = _setting(None, "Folder of the cache. None: the user's cache folder for gyrator.")
-    remote_cache: str | None = _setting(None, "URL of a Redis server that shares entries among machines.", planned=True)
+    remote_cache: str | None = _setting(None, "URL of a Redis server through which machines share their caches.")
+    remote_cache_secret: Path | None = _setting(None, "File with the secret that signs what is in `remote_cache`.")
 
     # --- seeing what happens
     dump: Path | None = _setting(None, "Folder that receives every stage as a numbered file.")
@@ -223,10 +222,6 @@ class Config:
         """A canonical text of the options on which generated code depends, for cache keys."""
         return ";".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if info_of(f).shapes_code)
 
-    def without_effect(self) -> tuple[str, ...]:
-        """The planned options that are not at their default: asked for, and not done yet."""
-        return tuple(f.name for f in fields(self) if info_of(f).planned and getattr(self, f.name) != f.default)
-
 
 PREFIX = "GYRATOR_"
 
@@ -265,12 +260,6 @@ def type_text(option: Field[OptionValue]) -> str:
     if info.low > -inf:
         text += f" ≥ {info.low:g}" if info.high == inf else f" in {info.low:g}…{info.high:g}"
     return text + (" or None" if optional else "")
-
-
-def notices(config: Config, env: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """What a user should be told once: options without effect so far, variables that name no option."""
-    planned = [f"option {name}={getattr(config, name)!r} has no effect yet" for name in config.without_effect()]
-    return (*planned, *unknown_environment(os.environ if env is None else env))
 
 
 def unknown_environment(env: Mapping[str, str]) -> tuple[str, ...]:

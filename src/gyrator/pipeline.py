@@ -32,6 +32,7 @@ from gyrator.autotune.subgraphs import with_subgraphs
 from gyrator.autotune.tuner import Tuner
 from gyrator.benchmark_fusion import slower_fusions
 from gyrator.cache.key import graph_key
+from gyrator.cache.remote import Remote, remote_of
 from gyrator.cache.store import Content, Json
 from gyrator.codegen.kernel_script import kernel_scripts
 from gyrator.codegen.wrapper import print_wrapper
@@ -48,7 +49,7 @@ from gyrator.report.dump import dump_compiled, dump_graph
 from gyrator.report.record import to_json
 from gyrator.report.watch import COUNTERS, RECORD, GraphCompiled, Watch, graph_compiled, kernel_tuned, traffic
 from gyrator.runtime.cuda_graphs import Roles, record_on_gpu, recordable, replayed
-from gyrator.runtime.entries import as_list, facts_of, find, keep, moved_places, numbered_places, open_stores
+from gyrator.runtime.entries import Stores, as_list, facts_of, find, keep, moved_places, numbered_places, open_stores
 from gyrator.runtime.gpu_kernels import GpuKernels
 from gyrator.runtime.load import WRAPPER, Runtime, constant_file, load
 from gyrator.runtime.pool import Pool
@@ -77,7 +78,7 @@ SUBGRAPHS = (decompositions, products_by_elements)
 @dataclass(frozen=True)
 class Process:
     """What the compilations of one process share: one compiles at a time, their code shares a memory pool,
-    `workers` compile their GPU kernels, and `sandboxes` time candidates.
+    `workers` compile their GPU kernels, `sandboxes` time candidates, and `remotes` share entries among machines.
 
     `watch` is told of every graph and program that is ready; `counted` are the counters of all sessions; `profile`
     collects for the option `profile_bandwidth`; `instead` takes captured programs in the backend's place.
@@ -87,6 +88,7 @@ class Process:
     pool: Pool = field(default_factory=Pool)
     workers: Workers = field(default_factory=Workers)
     sandboxes: Sandboxes = field(default_factory=Sandboxes)
+    remotes: dict[tuple[str, bytes], Remote] = field(default_factory=dict)
     told: set[str] = field(default_factory=set)
     watch: Watch | None = None
     instead: Instead | None = None
@@ -100,9 +102,14 @@ class Process:
             self.scratch.append(TemporaryDirectory(prefix="gyrator-"))
         return Path(self.scratch[0].name)
 
+    def stores(self, session: Session) -> Stores:
+        """The stores that a session's options name."""
+        remote = remote_of(session.config, self.remotes) if session.config.cache else None
+        return open_stores(session, self.scratch_folder(), remote)
+
     def gpu_kernels(self, folder: Path, session: Session, tuned: Tuned, moved: Mapping[Origin, Origin]) -> GpuKernels:
         """The GPU kernels in a compiled graph's folder, with the stores and workers that kernels share."""
-        kernels = open_stores(session, self.scratch_folder()).kernels
+        kernels = self.stores(session).kernels
         build = partial(rebuild, workers=self.workers, store=kernels, session=session)
         return GpuKernels(folder, kernels, build, moved, tuned=tuned)
 
@@ -147,7 +154,7 @@ def compile_graph(
     made = [n.meta["val"] for n in graph.graph.nodes if "unbacked_bindings" in n.meta]
     shape_env = shape_env_of((*example_inputs, *flatten(made)))
     guards = 0 if shape_env is None else len(shape_env.guards)
-    stores = open_stores(session, process.scratch_folder())
+    stores = process.stores(session)
     with session.stage("look up"):
         gpu = gpu_of(targets, device)
         config, target, key = session.config, f"{targets.key()} {gpu}", None

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.redis_server import serving
+
 SCRIPT = """
 import sys, torch, gyrator, warnings
 torch.manual_seed(0)
@@ -94,6 +96,19 @@ def test_dynamic_graph_is_found_for_other_sizes(world: dict[str, str], tmp_path:
     before = compiler_runs(tmp_path)
     assert "right 0" in run(world, tmp_path, "11", "dynamic")
     assert compiler_runs(tmp_path) == before
+
+
+def test_a_machine_runs_what_another_one_built(world: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("known to all the machines")
+    world["GYRATOR_REMOTE_CACHE_SECRET"] = str(tmp_path / "secret")
+    with serving() as world["GYRATOR_REMOTE_CACHE"]:
+        assert "right 0" in run(world, tmp_path)
+        before = compiler_runs(tmp_path)
+        world |= {name: str(tmp_path / "other" / name) for name in ("GYRATOR_CACHE_DIR", "GYRATOR_DUMP")}
+        assert "right 0" in run(world, tmp_path)
+    assert compiler_runs(tmp_path) == before > 0
+    (times,) = (path.read_text() for path in (tmp_path / "other").glob("GYRATOR_DUMP/*/*times.txt"))
+    assert times.count("load") == 2 and "lower" not in times
 
 
 @pytest.mark.parametrize("file", ["wrapper.py", "manifest.json"])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gyrator.config import MODES, Config, info_of, notices, option_fields, type_text, unknown_environment
+from gyrator.config import MODES, Config, option_fields, type_text, unknown_environment
 from gyrator.errors import InvalidOption, UnknownOption
 from gyrator.inductor_names import INDUCTOR_NAMES
 from tests.config_page import config_page
@@ -117,34 +117,14 @@ def test_the_cache_key_depends_on_what_shapes_code_only() -> None:
     assert config(dump="/tmp/x", progress="off").key() == config().key()
 
 
-def test_what_a_mode_cannot_do_yet_is_known() -> None:
-    assert config().without_effect() == ()
-    planned = {f.name for f in fields(Config) if info_of(f).planned}
-    for mode, values in MODES.items():
-        assert set(config(mode).without_effect()) == planned & values.keys()
-
-
-def test_a_user_is_told_what_has_no_effect_yet_and_what_is_misspelt() -> None:
-    assert notices(config(), {}) == ()
-    option = next(f.name for f in fields(Config) if info_of(f).planned)
-    told = notices(config(**{option: "somewhere"}), {"GYRATOR_FUSOIN": "0"})
-    assert told == (
-        f"option {option}='somewhere' has no effect yet",
-        "GYRATOR_FUSOIN names no option; did you mean GYRATOR_FUSION?",
-    )
-
-
-def test_an_option_is_marked_planned_exactly_while_no_code_reads_it() -> None:
-    """Keeps the documentation honest: remove `planned=True` when the option does something."""
+def test_code_reads_every_option() -> None:
     declaring = {"config.py", "inductor_names.py"}
     files = [p for p in (ROOT / "src/gyrator").rglob("*.py") if p.name not in declaring and p.parent.name != "cli"]
     text = "\n".join(p.read_text() for p in files)
     own = (ROOT / "src/gyrator/config.py").read_text()
     ways = (("config", text), ("_options", text), ("self", own))
     read = {f.name for f in fields(Config) if any(f"{holder}.{f.name}" in where for holder, where in ways)}
-    planned = {f.name for f in fields(Config) if info_of(f).planned}
-    assert read & planned == set(), "code reads these: remove planned=True"
-    assert {f.name for f in fields(Config)} - read - planned == set(), "no code reads these"
+    assert {f.name for f in fields(Config)} - read == set(), "no code reads these"
 
 
 def test_the_page_of_options_is_current() -> None:

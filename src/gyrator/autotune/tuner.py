@@ -18,7 +18,7 @@ from gyrator.autotune.candidates import Candidate, Choice, Trial, table
 from gyrator.autotune.parts import Builder, canonical_text
 from gyrator.autotune.sandbox import NO_ANSWER, Sandboxes
 from gyrator.cache.key import source_digest
-from gyrator.cache.store import Json, Store, digest
+from gyrator.cache.store import Json, digest
 from gyrator.ir.program import Extern
 from gyrator.ir.volume import count_of
 from gyrator.runtime.workers import WorkerEnded
@@ -82,8 +82,8 @@ class Tuner:
 
     def _trials(self, title: str, about: str, candidates: Sequence[Candidate]) -> tuple[bool, list[Trial]]:
         """What became of the candidates, best first, and whether that was known."""
-        config, root, on_gpu = self.builder.session.config, self.builder.stores.root, self.device.type == "cuda"
-        store, target = Store(root, "times"), self.builder.targets.key()
+        config, stores, on_gpu = self.builder.session.config, self.builder.stores, self.device.type == "cuda"
+        store, target = stores.times, self.builder.targets.key()
         device = torch.cuda.get_device_name(self.device) if on_gpu else torch.backends.cpu.get_cpu_capability()
         threads = min(config.threads or torch.get_num_threads(), torch.get_num_threads())
         settings = {"threads": threads, "precision": torch.get_float32_matmul_precision()}
@@ -101,7 +101,9 @@ class Tuner:
         folders = {name: folder for name, folder in built.items() if isinstance(folder, Path)}
         found: dict[str, Json] = {name: folder for name, folder in built.items() if isinstance(folder, str)}
         try:
-            took = self.sandboxes.time([*folders.values()], self.device, {**settings, "store": str(root)}, config)
+            took = self.sandboxes.time(
+                [*folders.values()], self.device, {**settings, "store": str(stores.root)}, config
+            )
         except WorkerEnded as problem:
             return False, _ranked(candidates, dict.fromkeys(built, str(problem)))
         found |= zip(folders, took, strict=True)

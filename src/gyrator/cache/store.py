@@ -1,4 +1,4 @@
-"""Folders of files under a key, on the local disk.
+"""Folders of files under a key, on the local disk, where other machines' entries come too if a server shares them.
 
 An entry is written beside its place and renamed into it, so that a reader sees all of it or nothing, whatever
 happens to the writer. Its manifest holds a digest of every file; an entry that does not match is removed and
@@ -14,12 +14,14 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
 from torch import Tensor
 
+from gyrator.cache.remote import Remote
 from gyrator.errors import CacheCorrupt
 from gyrator.torch_compat import raw_bytes
 
@@ -52,12 +54,12 @@ class Entry:
 class Store:
     """Entries of one kind in `root / kind`. Threads and processes may share a root."""
 
-    def __init__(self, root: Path, kind: str) -> None:
-        """Create the folders that are missing, with mode 0700.
+    def __init__(self, root: Path, kind: str, remote: Remote | None = None) -> None:
+        """Create the folders that are missing, with mode 0700; what is not in them is asked of ``remote``.
 
         Raises: PermissionError if the folder belongs to someone else or others may write into it.
         """
-        self._folder = root / kind
+        self._folder, self._remote, self._shared = root / kind, remote, f"gyrator:{FORMAT}:{kind}:"
         for folder in (root, self._folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _check_owner(folder)
@@ -65,6 +67,9 @@ class Store:
     def find(self, key: str, warn: Callable[[str], object]) -> Entry | None:
         """The entry of a key, or None. One that is damaged is removed, with a warning."""
         folder = self._place(key)
+        if self._remote is not None and not folder.exists():
+            with self._draft(folder) as draft:
+                self._remote.fetch(self._shared + key, draft)
         try:
             manifest = json.loads((folder / MANIFEST).read_text())
             if manifest["format"] != FORMAT:
@@ -82,24 +87,32 @@ class Store:
     def put(self, key: str, files: Mapping[str, Content], notes: Mapping[str, Json]) -> Entry:
         """Write an entry. If another writer was first, its entry stays."""
         place = self._place(key)
-        place.parent.mkdir(mode=0o700, exist_ok=True)
-        draft = self._folder / f"draft-{os.getpid()}-{secrets.token_hex(8)}"
-        draft.mkdir(mode=0o700)
-        try:
+        with self._draft(place) as draft:
             for name, content in files.items():
                 _write(draft / name, content)
             digests = {name: file_digest(draft / name) for name in files}
             manifest = {"format": FORMAT, "files": digests, "notes": dict(notes)}
             (draft / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
-            try:
-                draft.rename(place)
-            except OSError:  # not empty: it exists by now
-                if not (place / MANIFEST).exists():
-                    raise
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
+        if self._remote is not None:
+            self._remote.send(self._shared + key, place)
         self._sweep()
         return Entry(place, notes, key)
+
+    @contextmanager
+    def _draft(self, place: Path) -> Iterator[Path]:
+        """A folder to write to, which gets its place if there is a manifest in it."""
+        place.parent.mkdir(mode=0o700, exist_ok=True)
+        draft = self._folder / f"draft-{os.getpid()}-{secrets.token_hex(8)}"
+        draft.mkdir(mode=0o700)
+        try:
+            yield draft
+            if (draft / MANIFEST).exists():
+                draft.rename(place)
+        except OSError:  # not empty: it exists by now
+            if not (place / MANIFEST).exists():
+                raise
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
 
     def put_anonymous(self, files: Mapping[str, Content]) -> Entry:
         """Write an entry that nobody will look up."""

@@ -10,6 +10,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gyrator.cache.guards import all_hold, new_facts
 from gyrator.cache.key import Key, differing
+from gyrator.cache.remote import Remote
 from gyrator.cache.store import Content, Entry, Json, Store
 from gyrator.origin import Origin, origin_of
 from gyrator.session import Count, Session
@@ -17,28 +18,29 @@ from gyrator.session import Count, Session
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """Where programs, compiled graphs and kernels lie in `root`; `uncached` takes the graphs that have no key."""
+    """Where what is compiled, and times of candidates, lie in `root`; `uncached` takes the graphs that have no key."""
 
     root: Path
     programs: Store
     graphs: Store
     kernels: Store
+    times: Store
     uncached: Store
 
 
-def open_stores(session: Session, scratch: Path) -> Stores:
+def open_stores(session: Session, scratch: Path, remote: Remote | None) -> Stores:
     """The stores in the user's folder; in the folder `scratch` if that is not wanted or not safe."""
     root = session.config.cache_folder if session.config.cache else scratch
     try:
-        return _stores(root, scratch)
+        return _stores(root, scratch, remote)
     except OSError as problem:
         session.warn(f"compiled code is not kept: {problem}")
-        return _stores(scratch, scratch)
+        return _stores(scratch, scratch, remote)
 
 
-def _stores(root: Path, scratch: Path) -> Stores:
-    programs, graphs, kernels = (Store(root, kind) for kind in ("programs", "graphs", "kernels"))
-    return Stores(root, programs, graphs, kernels, Store(scratch, "uncached"))
+def _stores(root: Path, scratch: Path, remote: Remote | None) -> Stores:
+    programs, graphs, kernels, times = (Store(root, k, remote) for k in ("programs", "graphs", "kernels", "times"))
+    return Stores(root, programs, graphs, kernels, times, Store(scratch, "uncached"))
 
 
 def find(key: Key | None, store: Store, example_inputs: Sequence[object], session: Session) -> Entry | None:
