@@ -140,7 +140,7 @@ class _Machine:
         evaluator = self.evaluator()
         args = tuple(evaluator.value(a).broadcast_to(self.shape) for a in update.args)
         found = reduce_dims(running.carry.kind, args, running.depth)
-        state = tuple(r.reshape(*r.shape, *[1] * (len(self.shape) - running.depth)) for r in found)
+        state = tuple(r.reshape([*r.shape, *[1] * (len(self.shape) - running.depth)]) for r in found)
         if running.state is not None:
             state = merge(running.carry.kind, running.state, state, last_wins=running.carry.last_wins)
         running.state = state

@@ -35,3 +35,17 @@ def two_threads() -> Iterator[None]:
 def test_few_long_rows(name: str, shape: tuple[int, ...], backend: str) -> None:
     torch.manual_seed(0)
     check(PROGRAMS[name], (torch.randn(shape),), backend=backend)
+
+
+@pytest.mark.parametrize("shape", [(1_000_003,), (2, 300_001)], ids=["one row", "two rows"])
+def test_writes_that_collide_are_all_made(shape: tuple[int, ...], backend: str) -> None:
+    torch.manual_seed(0)
+    zeros, ones, index = (
+        torch.zeros(*shape[:-1], 4, dtype=torch.int64),
+        torch.ones(*shape, dtype=torch.int64),
+        torch.randint(4, shape),
+    )
+    compiled = torch.compile(lambda *args: zeros.scatter_add(-1, *args), backend=backend)
+    assert torch.equal(compiled(index, ones), zeros.scatter_add(-1, index, ones))
+    compiled = torch.compile(lambda ones: zeros.scatter_add(-1, torch.zeros_like(ones), ones), backend=backend)
+    assert torch.equal(compiled(ones)[..., 0], ones.sum(-1))

@@ -5,7 +5,6 @@ An entry is one value: a signature, then a ZIP archive of its files. Built code 
 counts as absent.
 """
 
-import hashlib
 import hmac
 import io
 import warnings
@@ -19,13 +18,8 @@ from gyrator.config import Config
 from gyrator.errors import CacheCorrupt, GyratorWarning, InvalidOption
 from gyrator.optional import require
 
-MOST_BYTES = 1 << 28
-"""Of an entry that is sent; larger ones (frozen weights) stay where they are."""
-
-SECONDS = 2.0
-"""That a server may take to answer."""
-
-_SIGNATURE = hashlib.sha256().digest_size
+MOST_BYTES, SECONDS = 1 << 28, 2.0
+"""Of an entry that is sent (larger ones, of frozen weights, stay here), and that a server may take to answer."""
 
 
 class Remote:
@@ -43,7 +37,7 @@ class Remote:
     def fetch(self, name: str, folder: Path) -> None:
         """Write the files of an entry into a folder; none if there is no entry, or it has another signature."""
         value = self._ask(lambda: self._server.get(name)) or b""
-        signature, archive = value[:_SIGNATURE], value[_SIGNATURE:]
+        signature, archive = value[:32], value[32:]
         if hmac.compare_digest(signature, self._signature(name, archive)):
             with ZipFile(io.BytesIO(archive)) as files:
                 files.extractall(folder)
@@ -89,7 +83,7 @@ def remote_of(config: Config, known: dict[tuple[str, bytes], Remote]) -> Remote 
     secret = file.expanduser().read_bytes().strip() if file is not None and file.expanduser().is_file() else b""
     if len(secret) < 16:
         wanted = "a file of 16 bytes or more that sign what is in remote_cache"
-        raise InvalidOption("remote_cache_secret", None if file is None else str(file), wanted)
+        raise InvalidOption("remote_cache_secret", file and str(file), wanted)
     try:
         return known.get((url, secret)) or known.setdefault((url, secret), Remote(url, secret))
     except ValueError as problem:

@@ -336,7 +336,7 @@ class _KernelChecker:
         self.exprs.coordinates(store.index, value, self.axes)
         if store.combine not in COMBINES:
             raise RuleBroken(f"no such way to combine: {store.combine}")
-        reached = frozenset[Axis]().union(*(i.axes() for i in store.index))
+        reached = {atom for i in store.index for atom in i.atoms()}  # what is read at run time may be the same
         if value in self.params and not store.atomic and ZERO not in value.shape:
             for axis in (loop.axis for loop in self.around if loop.kind is LoopKind.PARALLEL):
                 if axis not in reached and axis.extent.value != 1:

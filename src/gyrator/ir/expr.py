@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from hashlib import sha256
 from typing import TypeAlias
 
 import torch
@@ -50,13 +51,19 @@ class Value:
 class Expr:
     """Abstract: a typed scalar expression over loop axes."""
 
-    __slots__ = ("_axes", "_loads")
+    __slots__ = ("_axes", "_loads", "_text")
     dtype: torch.dtype
     _axes: frozenset[Axis] | None
     _loads: tuple[Load, ...] | None
+    _text: str | None
 
-    def __repr__(self) -> str:
-        return _plain(self)
+    def __repr__(self) -> str:  # of a long text its digest: text repeats what expressions share
+        if self._text is None:
+            text = expr_text(self, _operand, str, False)
+            return remember(
+                self, "_text", text if len(text) < 2000 else f"{text[:999]}{sha256(text.encode()).hexdigest()}"
+            )
+        return self._text
 
     def children(self) -> tuple[Expr, ...]:
         return ()
@@ -87,7 +94,7 @@ class Expr:
         return self._loads
 
     def sizes(self) -> frozenset[Size]:
-        return frozenset[Size]().union(*[i.sizes() for node in self.walk() for i in node.indices()])
+        return frozenset(a for node in self.walk() for i in node.indices() for a in i.atoms() if isinstance(a, Size))
 
     def walk(self) -> Iterator[Expr]:
         """Each distinct node once, children before parents, those within indirect indices included."""
@@ -304,8 +311,8 @@ def expr_text(expr: Expr, show: Callable[[Expr, bool], str], index: Callable[[In
     raise TypeError(type(expr).__name__)
 
 
-def _plain(expr: Expr, within: bool = False) -> str:
-    return expr_text(expr, _plain, str, within)
+def _operand(expr: Expr, within: bool) -> str:
+    return f"({expr})" if within and isinstance(expr, Op) and expr.name in _INFIX and len(expr.args) == 2 else str(expr)
 
 
 def _literal(value: Scalar, dtype: torch.dtype) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gyrator.ir.expr import IndexValue, Value
 from gyrator.ir.index import ONE, Atom, Axis, Index, as_index, minimum, substitute
-from gyrator.ir.program import Reduce, Scan
+from gyrator.ir.program import Reduce, Scan, Scatter
 from gyrator.ir.volume import at_most, volume
 from gyrator.schedule.group import Axes, Group
 from gyrator.schedule.layout import Access, accesses, coalesce, contiguous_axes, loop_order
@@ -73,7 +73,7 @@ SIMPLE = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "max",
 def choose_loops(group: Group, stored: frozenset[Value], *, phased: bool) -> Shape:
     """Order and merge the loops, then choose a style.
 
-    ``phased``: some member waits for a reduction of the group; neither then nor in a scan can threads share a row.
+    ``phased``: some member waits for a reduction of the group; then, and in scans and scatters, no threads share a row.
     """
     group = ordered(group, stored)
     found = accesses(group, stored)
@@ -82,7 +82,7 @@ def choose_loops(group: Group, stored: frozenset[Value], *, phased: bool) -> Sha
     column = _column(group, contiguous_axes((a.position, a.weight) for a in found))
     if column is not None:
         return _columns(group, column)
-    alone = len(group.spaces) > 1 or phased or any(isinstance(m.nest.root, Scan) for m in group.members)
+    alone = len(group.spaces) > 1 or phased or any(isinstance(m.nest.root, Scan | Scatter) for m in group.members)
     if _size(group.outer) < FEW_ROWS and _size(group.spaces[0]) > LONG_ROW and not alone:
         return _split_row(group)
     return Shape(group, Style.ROWS, group.outer, None, group.spaces, {})

@@ -210,6 +210,8 @@ def columns(*body: Loop | Stage, kind: LoopKind = L, **options: object) -> Loop:
 acc = Carry("acc", "sum", (total,))
 summed = columns(feed, put, carries=(acc,))
 
+FOUND = (Indirect(IndexValue(ROWS.index()), number(4)).index(),)
+
 BROKEN_KERNELS: list[tuple[str, Kernel]] = [
     ("x is read=True, loaded=False", kernel(rows(columns(Store(Y, put.index, const(0.0)))))),
     ("y is written=False, stored=True", kernel(rows(columns(put)), y_written=False)),
@@ -241,6 +243,7 @@ BROKEN_KERNELS: list[tuple[str, Kernel]] = [
     ("lacks axes", kernel(rows(columns(Let(Ref("d", F32, frozenset({ROWS})), x), put)))),
     ("scratch row is loaded before", kernel(rows(columns(put, Store(Y, put.index, load(ROW, COLS)))), scratch=True)),
     ("race to write out", kernel(rows(summed), Loop(ROWS, P, (Store(OUT, (ZERO,), const(1.0)),)), out_written=True)),
+    ("race to write out", kernel(rows(summed), Loop(ROWS, P, (Store(OUT, FOUND, const(1.0)),)), out_written=True)),
     ("masked expression", kernel(rows(columns(Store(Y, put.index, Masked(wide, x, const(0.0))))))),
     (
         "any has no running results",

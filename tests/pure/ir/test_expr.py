@@ -50,6 +50,16 @@ def test_an_expression_knows_its_axes_and_sizes() -> None:
     assert e.sizes() == {n}
 
 
+def test_what_is_shared_often_is_neither_printed_nor_searched_as_often() -> None:
+    e, at, n = load(idx, i), i.index(), Size("n", 1)
+    texts = [repr(e := op("mul", op("add", e, e), e)) for _ in range(60)]
+    assert len(set(texts)) == 60 and max(map(len, texts)) < 9000
+    for _ in range(60):
+        at = Indirect(op("add", op("mul", load(idx, at), load(idx, at + 1)), load(idx, at)), n.index()).index()
+    assert len(repr(at)) < 9000
+    assert load(idx, at + n.index()).sizes() == {n}
+
+
 def test_substitution_reaches_indirect_indices() -> None:
     at = Indirect(Checked(load(idx, i), number(6)), number(6)).index()
     moved = load(x, i, at).substitute({i: j.index() // 2})
