@@ -31,8 +31,7 @@ class Remote:
         once = retry.Retry(backoff.NoBackoff(), 0)
         self._server = redis.Redis.from_url(url, socket_timeout=SECONDS, socket_connect_timeout=SECONDS, retry=once)
         self._failure: type[Exception] = redis.RedisError
-        self._secret, self._failed = secret, False
-        self._sender = ThreadPoolExecutor(1, "gyrator-remote-cache")
+        self._secret, self._failed, self._sender = secret, False, ThreadPoolExecutor(1, "gyrator-remote-cache")
 
     def fetch(self, name: str, folder: Path) -> None:
         """Write the files of an entry into a folder; none if there is no entry, or it has another signature."""
@@ -82,8 +81,7 @@ def remote_of(config: Config, known: dict[tuple[str, bytes], Remote]) -> Remote 
         return None
     secret = file.expanduser().read_bytes().strip() if file is not None and file.expanduser().is_file() else b""
     if len(secret) < 16:
-        wanted = "a file of 16 bytes or more that sign what is in remote_cache"
-        raise InvalidOption("remote_cache_secret", file and str(file), wanted)
+        raise InvalidOption("remote_cache_secret", file and str(file), "a file of 16 bytes or more, for remote_cache")
     try:
         return known.get((url, secret)) or known.setdefault((url, secret), Remote(url, secret))
     except ValueError as problem:

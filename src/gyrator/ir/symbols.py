@@ -206,6 +206,9 @@ class _PythonText(PythonCodePrinter):  # type: ignore[misc]
             raise ValueError(f"no Python text for {name} in {expr}")
         return _TEXT[name].format(*[self.parenthesize(arg, PRECEDENCE["Func"]) for arg in expr.args])
 
+    def _print_Float(self, expr: sympy.Float) -> str:
+        return repr(float(expr))
+
 
 def python_text(expr: sympy.Basic) -> str:
     """A Python expression over the symbols' names, ``math`` and builtins.

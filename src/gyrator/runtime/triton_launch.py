@@ -88,8 +88,7 @@ def bind(
         return _Block(memory, start, ctypes.addressof(pointers), attribute, (view, pointers))
 
     blocks = [new_block()]
-    take, give, pack = blocks.pop, blocks.append, whole.pack_into
-    start_kernel = driver.launch_ex
+    take, give, pack, start_kernel = blocks.pop, blocks.append, whole.pack_into, driver.launch_ex
 
     def failed(status: int, block: _Block) -> None:
         if status == INVALID_CONTEXT and driver.enter_context():

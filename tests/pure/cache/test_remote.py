@@ -108,7 +108,7 @@ def test_the_secret_is_needed_and_a_url_of_a_server(tmp_path: Path, url: str) ->
 
     for file, named in ((None, "None"), (secret, "'.*/secret'")):
         with pytest.raises(
-            InvalidOption, match=rf"'remote_cache_secret' must be a file of 16 bytes or more .* not {named}"
+            InvalidOption, match=rf"'remote_cache_secret' must be a file of 16 bytes or more.* not {named}"
         ):
             asked(file=file)
     secret.write_bytes(b"short" + b"\n" * 20)

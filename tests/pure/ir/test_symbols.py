@@ -116,6 +116,11 @@ def test_a_head_split_divides_exactly() -> None:
     assert quotient is symbols.to_index(s) and rest.value == 0
 
 
+@pytest.mark.parametrize("number", [0.1 + 0.2, 1e-30 / 3, -2.0 / 3 * 1e22, 1e300])
+def test_the_text_of_a_float_is_that_float(number: float) -> None:
+    assert eval(python_text(sympy.Float(number))) == number
+
+
 def test_a_function_without_text_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="no Python text for unheard"):
         python_text(sympy.Function("unheard")(sympy.Symbol("s")))
