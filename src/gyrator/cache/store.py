@@ -55,7 +55,7 @@ class Store:
     """Entries of one kind in `root / kind`. Threads and processes may share a root."""
 
     def __init__(self, root: Path, kind: str, remote: Remote | None = None) -> None:
-        """Create the folders that are missing, with mode 0700; what is not in them is asked of ``remote``.
+        """Create the folders that are missing, with mode 0700; ``remote`` gives what they lack, and gets what is new.
 
         Raises: PermissionError if the folder belongs to someone else or others may write into it.
         """
