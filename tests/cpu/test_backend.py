@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import gyrator
 from gyrator.backend import gyrator as backend
 from gyrator.errors import IndexOutOfRange, KernelBuildError
 from gyrator.pipeline import frozen_garbage
+from tests.acceptance import check
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -157,3 +159,20 @@ def test_garbage_collection_is_restored() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_constants_of_one_shape_are_told_apart(backend: str) -> None:
+    def program(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        last = a[torch.tensor([-3])]
+        where = b.argmin(1)
+        where.index_add_(0, torch.tensor([0]), where[:1] * 1)
+        return last, where
+
+    check(program, (torch.randn(5), torch.randn(1, 6)), backend=backend)
+
+
+@pytest.mark.parametrize("columns", [257, 70_000])
+def test_an_identity_may_have_more_columns_than_bytes_count(columns: int, backend: str) -> None:
+    check(
+        lambda x: (torch.eye(3, columns, dtype=x.dtype) + x, torch.eye(257)), (torch.randn(columns),), backend=backend
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,10 @@ import torch
 from tests.acceptance import expect
 from tests.fuzz.harness import Settings, complaint, run
 from tests.fuzz.known import KNOWN
-from tests.fuzz.programs import DETACHING, Program, define, generate
+from tests.fuzz.programs import DETACHING, LONG, Program, define, generate
 from tests.fuzz.shrink import shrink
 
-IN_CI, DETACHING_IN_CI = 2000, 300
+IN_CI, DETACHING_IN_CI, LONG_IN_CI = 2000, 300, 200
 CHUNK = 100
 
 
@@ -23,10 +24,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         count = IN_CI if asked is None else asked
         start = metafunc.config.getoption("--fuzz-seed")
         detaching = range(DETACHING, DETACHING + DETACHING_IN_CI, CHUNK) if asked is None else ()
-        metafunc.parametrize("first_seed", [*range(start, start + count, CHUNK), *detaching])
+        long = range(LONG, LONG + LONG_IN_CI, CHUNK) if asked is None else ()
+        metafunc.parametrize("first_seed", [*range(start, start + count, CHUNK), *detaching, *long])
 
 
-def test_random_programs_match_eager(first_seed: int, backend: str, request: pytest.FixtureRequest) -> None:
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_random_programs_match_eager(
+    first_seed: int, backend: str, request: pytest.FixtureRequest, two_threads: None
+) -> None:
     settings = Settings(backend, Path(request.config.rootpath) / "fuzz_failures")
     seeds = [seed for seed in range(first_seed, first_seed + CHUNK) if seed not in KNOWN]
     failures = list(run(seeds, settings))

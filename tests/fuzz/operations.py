@@ -250,10 +250,11 @@ def pieces(s: Scope) -> str:
     """Several views of one tensor, combined."""
     x = s.ranked()
     d = s.dim(x)
+    size = s.values[x].shape[d]
     return s.choose(
         f"{x}.chunk(2, {d})[0]",
-        f"torch.stack({x}.unbind({d})[::-1], 0)",
-        f"torch.cat({x}.split(2, {d})[::-1], {d})",
+        f"torch.stack({x}.unbind({d})[::-1], 0)" if size <= 64 else f"torch.stack({x}.chunk(2, {d})[:1], 0)",
+        f"torch.cat({x}.split({max(2, size // 32)}, {d})[::-1], {d})",
         f"sum({x}.chunk(2, {d})[:1])",
         f"{x}.tensor_split(2, {d})[-1]",
     )

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from tests.fuzz.operations import (
     DETACHING_MUTATIONS,
@@ -32,12 +34,19 @@ from tests.fuzz.operations import (
 DETACHING = 100_000
 """From this seed on programs also detach values and write to them where autograd does not look; all run backward."""
 
-LARGEST_TENSOR = 2048
+LONG = 10_000_000
+"""From this seed on values have up to 400,000 elements: shared by threads, split into parts, in blocks with a tail."""
+
+LARGEST_TENSOR, LARGEST_LONG_TENSOR = 2048, 400_000
 LARGEST_VALUE = 1e4
 DTYPES = ("float32",) * 12 + ("float64", "bfloat16", "bfloat16", "int64", "int64", "int32", "bool", "uint8")
 SHAPES = (
     (3, 4), (5,), (2, 3, 4), (4, 4), (1, 6), (6, 1), (7, 3), (2, 1, 5), (33,), (3, 17), (2, 2, 3, 4), (16, 8),
     (), (0, 3), (1,), (40, 9), (4, 64), (2, 3, 8),
+)  # fmt: skip
+LONG_SHAPES = (
+    (200_003,), (3, 70_001), (70_001, 3), (131, 1027), (2, 300, 257), (257, 513), (4096, 33), (2, 65, 31, 33),
+    (1, 100_001), (40_000, 1), (64, 1024), (2, 8, 9000), (9000, 2, 8), (1027,), (5,), (1, 6), (),
 )  # fmt: skip
 
 
@@ -159,13 +168,13 @@ def generate(seed: int) -> Program:
     """The program of this seed; it is valid in eager, backward included."""
     rng = random.Random(seed)
     while True:
-        program = _Draft(rng, seed, backward=seed % 5 < 2 or seed >= DETACHING).finish()
+        program = _Draft(rng, seed, backward=seed % 5 < 2 or DETACHING <= seed < LONG).finish()
         if program is not None:
             return program
 
 
-def _acceptable(value: object) -> bool:
-    if not isinstance(value, Tensor) or value.numel() > LARGEST_TENSOR or value.ndim > 5:
+def _acceptable(value: object, most: int) -> bool:
+    if not isinstance(value, Tensor) or value.numel() > most or value.ndim > 5:
         return False
     if value.dtype not in (*FLOATS, torch.int64, torch.int32, torch.uint8, torch.bool):
         return False
@@ -183,12 +192,23 @@ def _overlaps(value: Tensor) -> bool:
     return False
 
 
+class _Small(TorchDispatchMode):
+    """Refuses operators whose result is far larger than a program's values may be."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if any(isinstance(x, Tensor) and x.numel() > 20 * LARGEST_LONG_TENSOR for x in tree_leaves(out)):
+            raise MemoryError
+        return out
+
+
 class _Draft:
     """A program being drawn, with the values that its variables have in eager."""
 
     def __init__(self, rng: random.Random, seed: int, *, backward: bool) -> None:
         self.rng, self.seed, self.backward = rng, seed, backward
-        detaching = seed >= DETACHING
+        detaching = DETACHING <= seed < LONG
+        self.shapes, self.most = (LONG_SHAPES, LARGEST_LONG_TENSOR) if seed >= LONG else (SHAPES, LARGEST_TENSOR)
         self.operations = DETACHING_OPERATIONS if detaching else OPERATIONS
         self.mutations = DETACHING_MUTATIONS if detaching else MUTATIONS
         self.arguments = self._draw_arguments()
@@ -210,10 +230,10 @@ class _Draft:
 
     def _draw_arguments(self) -> dict[str, str]:
         texts: dict[str, str] = {}
-        home = self.rng.choice(SHAPES)
+        home = self.rng.choice(self.shapes)
         for index in range(self.rng.randint(1, 4)):
             related = self.rng.choice(
-                [home, home[-1:], (*home[:-1], 1) if home else (), home[::-1], self.rng.choice(SHAPES)]
+                [home, home[-1:], (*home[:-1], 1) if home else (), home[::-1], self.rng.choice(self.shapes)]
             )
             shape = home if index == 0 else related
             text = f"draw({shape}, torch.{self.rng.choice(DTYPES)}, {self.rng.randrange(1000)})"
@@ -253,11 +273,25 @@ class _Draft:
 
     def _execute(self, statement: str) -> dict[str, Any] | None:
         scope = dict(NAMES) | self.values
+        if self.most > LARGEST_TENSOR and self._is_huge(statement):
+            return None
         try:
             exec(statement, scope)
         except (RuntimeError, IndexError, ValueError, TypeError, AttributeError, NotImplementedError):
             return None
         return scope
+
+    def _is_huge(self, statement: str) -> bool:
+        """Whether shapes alone tell that the statement would take gigabytes on its way."""
+        scope = dict(NAMES) | {name: torch.empty_like(value, device="meta") for name, value in self.values.items()}
+        try:
+            with torch.no_grad(), torch.device("meta"), _Small():
+                exec(statement, scope)
+        except MemoryError:
+            return True
+        except Exception:  # it reads values, or eager refuses it for another reason
+            return False
+        return False
 
     def _draw_from(self, table: Mapping[Operation, int]) -> str | None:
         operation = self.rng.choices(list(table), list(table.values()))[0]
@@ -270,7 +304,7 @@ class _Draft:
         expression = self._draw_from(self.operations)
         name = f"v{len(self.statements)}"
         scope = self._execute(f"{name} = {expression}") if expression else None
-        if scope is not None and _acceptable(scope[name]):
+        if scope is not None and _acceptable(scope[name], self.most):
             self.values[name] = scope[name]
             self.statements.append(f"{name} = {expression}")
 
@@ -280,7 +314,7 @@ class _Draft:
             return
         versions = {name: value._version for name, value in self.values.items()}
         try:
-            ran = self._execute(statement) is not None and all(map(_acceptable, self.values.values()))
+            ran = self._execute(statement) is not None and all(_acceptable(v, self.most) for v in self.values.values())
         except RuntimeError:  # a view that may not be used once its base was written to
             ran = False
         changed = [value for name, value in self.values.items() if value._version != versions[name]]

@@ -66,7 +66,7 @@ _FROM_TORCH = (
     "reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward reflection_pad3d reflection_pad3d_backward "
     "replication_pad1d replication_pad2d replication_pad3d max_unpool2d max_unpool3d "
     # creation
-    "empty_like new_empty new_full new_ones new_zeros ones ones_like zeros zeros_like zero fill eye linspace logspace "
+    "empty_like new_empty new_full new_ones new_zeros ones ones_like zeros zeros_like zero fill linspace logspace "
     "hann_window "
     # indexing
     "index_fill _unsafe_masked_index _unsafe_masked_index_put_accumulate "
@@ -146,14 +146,18 @@ def _linspace(
     """
     if dtype is None or dtype.is_floating_point or dtype.is_complex or steps < 2:
         return _LINSPACE(start, end, steps, dtype=dtype, device=device)
-    ends = (
-        x.to(dtype) if isinstance(x, Tensor) else torch.full((), x, dtype=dtype, device=device) for x in (start, end)
-    )
-    low, high = (x.to(torch.float64) for x in ends)
+    wide = partial(torch.full, (), dtype=torch.float64, device=device)
+    low, high = ((x if isinstance(x, Tensor) else wide(x)).to(dtype).to(torch.float64) for x in (start, end))
     index = torch.arange(steps, device=device)
     step = (high - low) / (steps - 1)
     value = torch.where(index < steps // 2, low + step * index, high - step * (steps - 1 - index))
     return value.to(dtype)
+
+
+def _eye(n: Any, m: Any = None, *, dtype: torch.dtype | None = None, device: Any = None, **_: object) -> Tensor:
+    """eye(n, m) → (i == j) as the dtype; torch's table counts in uint16, for which no kernel is."""
+    row, column = (torch.arange(size, device=device) for size in (n, n if m is None else m))
+    return (row[:, None] == column).to(dtype or torch.get_default_dtype())
 
 
 def _resized(torchs: Decomposition, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -263,6 +267,7 @@ _OURS: Mapping[OpOverload, Decomposition] = {
     aten.convolution_backward.default: _convolution_backward,
     aten.embedding_dense_backward.default: _embedding_dense_backward,
     **dict.fromkeys(list[Any](get_decompositions([aten.linspace])), _linspace),
+    **dict.fromkeys((aten.eye.default, aten.eye.m), _eye),
     **{op: partial(_resized, _RESIZED[op]) for op in _RESIZED},
     aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
     aten.silu_backward.default: _silu_backward,

@@ -72,10 +72,11 @@ class FakeResults:
             return aten.detach.default(tensor)
 
     def shared(self, tensor: Tensor) -> Tensor:
-        """The one tensor that stands for all with this metadata."""
+        """The one tensor that stands for all with this metadata, whatever value may be known of this one."""
         key = metadata_key(tensor)
         if key not in self._shared:
             self._shared[key] = self.alias(tensor)
+            self._shared[key].constant = None  # type: ignore[attr-defined]
         return self._shared[key]
 
     def _new(self, metadata: tuple[Any, ...], viewed: Tensor | None) -> FakeTensor:

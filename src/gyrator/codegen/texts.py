@@ -1,6 +1,7 @@
 """What C++, Triton and Python are printed with alike: comments, long lines, sums of indices."""
 
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from textwrap import TextWrapper
 
@@ -30,15 +31,13 @@ def broken(line: str, width: int) -> list[str]:
         return [line]
     places = [(m.end(), m.group()) for m in _BREAK.finditer(line) if m.group() in (", ", "(")]
     pieces, start, room = [], 0, width
-    while len(line) - start > room:
-        found = [(mark == ", ", end) for end, mark in places if start < end <= start + room]
-        if not found:
-            break
-        _, end = max(found)
+    while len(line) - start > room and (
+        within := places[bisect_left(places, (start + 1,)) : bisect_left(places, (start + room + 1,))]
+    ):
+        end = max(within, key=lambda place: (place[1] == ", ", place[0]))[0]
         pieces.append(line[start:end].rstrip())
         start, room = end, width - 4
-    rest = [*pieces, line[start:]]
-    return [rest[0], *(f"    {piece}" for piece in rest[1:])]
+    return "\n    ".join([*pieces, line[start:]]).split("\n")
 
 
 def checked_place(kernel: Kernel) -> Origin | None:

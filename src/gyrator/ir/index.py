@@ -149,13 +149,7 @@ class Index:
         return Index(tuple((m, -c) for m, c in self.terms))
 
     def __sub__(self, other: IndexLike) -> Index:
-        other = as_index(other)
-        if not other.terms:
-            return self
-        total = dict(self.terms)
-        for monomial, c in other.terms:
-            total[monomial] = total.get(monomial, 0) - c
-        return _canonical(total)
+        return self + -as_index(other)
 
     def __rsub__(self, other: IndexLike) -> Index:
         return as_index(other) - self

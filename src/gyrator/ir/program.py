@@ -143,8 +143,7 @@ class ListArg:
 
 
 _Torch: TypeAlias = "torch.dtype | torch.device | torch.layout | torch.memory_format"
-ConstantArg: TypeAlias = "bool | int | float | complex | str | _Torch | None"
-Arg: TypeAlias = "View | Item | Index | ListArg | ConstantArg"
+Arg: TypeAlias = "View | Item | Index | ListArg | bool | int | float | complex | str | _Torch | None"
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,6 @@ def describe(
         kind=kind,
         inputs=tuple(value.name for value in given),
         outputs=tuple(view.value.name for view in shown_views(plan.outputs)),
-        inputs_bytes=sum(value_bytes(v) for v in [*given, *(c.value for c in plan.constants)]),
         kernels=tuple(_kernel(k, facts[k.name], printed[k.name], launches[k.name]) for k in plan.kernels),
         steps=steps,
         nests=nests,

@@ -82,7 +82,7 @@ class GraphRecord:
     """A compiled graph.
 
     Attributes:
-        inputs, outputs: names of values. inputs_bytes: bytes of inputs and constants, not part of `memory`.
+        inputs, outputs: names of values.
         nests: elements and estimated nanoseconds of each nest before fusion.
         memory: bytes that the graph's own values hold after each step; `holders` are those at the peak.
         counters: as `Counters.about_code` writes them.
@@ -93,7 +93,6 @@ class GraphRecord:
     kind: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    inputs_bytes: int
     kernels: tuple[KernelRecord, ...]
     steps: tuple[StepRecord, ...]
     nests: Mapping[str, tuple[int, float]]

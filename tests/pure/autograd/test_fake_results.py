@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from gyrator.autograd.fake_results import FakeResults, metadata_key
 
@@ -68,3 +68,13 @@ def test_results_of_known_values_are_known(op: OpOverload, args: tuple[object, .
     with mode, torch.no_grad():
         given = [torch.tensor(arg) if isinstance(arg, list) else arg for arg in args]
         assert FakeResults(mode).call(op, given, {}).item() == value
+
+
+def test_what_stands_for_all_of_one_shape_has_no_value_of_its_own() -> None:
+    mode = FakeTensorMode()
+    with mode, torch.no_grad():
+        results = FakeResults(mode)
+        first, second = torch.tensor([-3]), torch.tensor([0])
+        assert results.shared(first) is results.shared(second)
+    assert isinstance(first, FakeTensor) and first.constant is not None
+    assert results.shared(first).constant is None  # type: ignore[attr-defined]
