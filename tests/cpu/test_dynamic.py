@@ -311,3 +311,16 @@ def test_a_sum_compiled_for_few_rows_is_exact_for_millions() -> None:
     few, many = (torch.rand(rows, 3, generator=torch.Generator().manual_seed(rows)) for rows in (70, 3_000_000))
     for x in (few, many):
         torch.testing.assert_close(total(x).double(), x.double().sum(0), rtol=1e-6, atol=0)
+
+
+def test_a_result_behind_a_loss_may_have_a_gradient_after_all(backend: str) -> None:
+    def step(x: Tensor) -> tuple[Tensor, Tensor]:
+        squares = (x * x).sum(-1)
+        return squares.mean(), squares
+
+    compiled = torch.compile(step, backend=backend, dynamic=True)
+    for rows in (5, 7):
+        for pick in (lambda out: out[0], lambda out: out[1].sum(), lambda out: out[0] + out[1].sin().sum()):
+            x = torch.randn(rows, 3, requires_grad=True)
+            found, expected = (torch.autograd.grad(pick(f(x)), x) for f in (compiled, step))
+            torch.testing.assert_close(found, expected)

@@ -321,6 +321,15 @@ def test_a_masked_gradient_is_kept_as_narrow_as_it_is() -> None:
     assert large == {BF16}
 
 
+def test_softmax_of_rows_that_are_all_alike(interpreter: Worker) -> None:
+    x = floats(2, 8, 900)
+    fn = lambda x: torch.softmax(torch.full_like(x, 2.0) * 3, 1) + x  # noqa: E731
+    plan = gpu_plan(on_gpu(lowered(fn, x, dynamic=True).program))
+    assert any("softmax_next" in print_triton(kernel).source for kernel in plan.kernels)
+    (got,) = run_plan(plan, [x], launch=runner(interpreter))
+    torch.testing.assert_close(got, fn(x))
+
+
 def test_softmax_of_a_long_row_reads_it_twice(interpreter: Worker) -> None:
     """Once for maximum and sum together, once for the result, which finds part of the row in the cache."""
 

@@ -110,3 +110,19 @@ def test_uneven_rows_are_summed_both_ways_in_one_kernel(
             found = run_plan(plan, [rows(n)], launch=launch)
             for got, wanted in zip(found, both(rows(n)), strict=True):
                 torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kept", [2, 3])
+def test_uneven_rows_of_which_some_are_kept_are_summed_apart(kept: int, interpreter: Worker) -> None:
+    """How many rows a program has depends on its part alone, which a place in a grid of parts and rows hides."""
+
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * (x * x).sum(-1, keepdim=True)
+        return y, x.abs().amax(0)
+
+    x = torch.randn(9001, kept, 8, generator=torch.Generator().manual_seed(0))
+    plan = gpu_plan(on_gpu(lowered(both, x).program), Gpu(processors=4))
+    assert len(plan.kernels) == 3
+    for launch in (run_kernel, runner(interpreter)):
+        for got, wanted in zip(run_plan(plan, [x.clone()], launch=launch), both(x), strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)

@@ -63,7 +63,7 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
     results, saved_end = spec.results, spec.results + spec.saved_values
     differentiable = {*spec.missing, *[tangent.result for tangent in spec.tangents]}
     constant_results = tuple(index for index in range(results) if index not in differentiable)
-    dynamic = tuple(tangent.result for tangent in spec.tangents if tangent.strides is None)
+    dynamic = (*spec.missing, *[tangent.result for tangent in spec.tangents if tangent.strides is None])
     position_of = {position: index for index, position in enumerate(spec.gradients)}
     order = tuple(position_of.get(position) for position in range(spec.inputs))
 

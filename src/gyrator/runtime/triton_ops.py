@@ -277,7 +277,7 @@ def softmax_next(top, total, x):
     if last == 0:
         x = tl.reshape(x, [top.shape[0], size])
     else:
-        x = tl.reshape(x, [top.shape[0], top.shape[1], size])
+        x = tl.reshape(tl.broadcast_to(x, [top.shape[0], x.shape[1]]), [top.shape[0], top.shape[1], size])
     new = maximum(top, tl.reduce(x, last + 1, maximum))
     base = tl.where(new == float("-inf"), 0.0, new).to(new.dtype)
     return new, total * tl.exp(top - base) + tl.sum(tl.exp(x - tl.expand_dims(base, last + 1)), last + 1)

@@ -42,6 +42,8 @@ def mix(
     shared = [x for x in a.outer if x in b.outer]
     if set(a.outer) != {*shared, *serial} or set(b.outer) != {*shared, *row} or not shared:
         return Refused("they are no rows and columns of one tensor")
+    if len(shared) > 1 and any(x.extent.axes() for x in serial):
+        return Refused("programs end by their part, of which the grid has other rows too")
     softmax = any(isinstance(m.nest.root, Reduce) and m.nest.root.kind == "softmax" for m in a.members)
     if softmax or any(x.extent.value is None for x in row) or volume(x.extent for x in row) > MAX_COLUMNS:
         return Refused("a row does not fit in registers")
