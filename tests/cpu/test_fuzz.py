@@ -94,3 +94,9 @@ def test_shrinking_keeps_only_what_fails() -> None:
     assert small.statements == ("v0 = a0 * 2", "v2 = v0.sum()") or small.statements == ("v2 = v0.sum()",)
     assert list(small.arguments) == ["a0"] and not small.backward
     assert define(small.source())(*small.make_arguments())
+
+
+def test_a_complete_backward_gets_the_numbers_that_forward_handed_on(backend: str) -> None:
+    """Some of them were found to be equal after forward was compiled, and are one when backward is compiled again."""
+    batch = [generate(seed) for seed in (10_004_955, 10_004_960, 10_004_966)]
+    assert complaint(batch, backend, dynamic=True) is None

@@ -381,3 +381,12 @@ def test_logits_of_an_odd_vocabulary() -> None:
         return nn.functional.cross_entropy(logits.float(), words), logits
 
     check(loss, [x], backend="gyrator", backward=True)
+
+
+def test_a_product_is_rounded_wherever_it_is_used() -> None:
+    def program(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        product = x * y
+        return product - product, x * y - product, torch.nn.functional.silu(x).var(-1, correction=0)
+
+    found = torch.compile(program, backend="gyrator")(random(4099, 1), random(4099, 1))
+    assert not any(result.any() for result in found)

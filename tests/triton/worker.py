@@ -263,6 +263,7 @@ def _compile(path: Path, kernel: TritonKernel, config: Config, arch: int) -> Bui
     source = kind(function, kernel.signature(config), constexprs=dict(config.blocks), attrs=aligned)
     target = triton.backends.compiler.GPUTarget("cuda", arch, 32)
     options = {**OPTIONS, "num_warps": config.num_warps, "num_stages": config.num_stages, "debug": kernel.asserts}
+    options["enable_fp_fusion"] = kernel.category == "template"
     options |= {"maxnreg": config.registers} if config.registers else {}
     compiled = triton.compile(source, target=target, options=options)
     cubin = path.with_suffix(".cubin")

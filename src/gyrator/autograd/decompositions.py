@@ -29,8 +29,6 @@ aten = torch.ops.aten
 prims = torch.ops.prims
 
 LOW_PRECISION = (torch.bfloat16, torch.float16)
-MEAN = 1
-"""The code of reduction="mean" among a loss's arguments."""
 
 
 # --- from torch's table ----------------------------------------------------------------------------
@@ -132,10 +130,10 @@ def _native_dropout_backward(grad: Tensor, mask: Tensor, scale: float) -> Tensor
 
 
 def _soft_margin_loss_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Tensor:
-    """soft_margin_loss_backward(g, x, t) → −t·g·sigmoid(−t·x); sigmoid(t·x) − 1 would cancel."""
+    """soft_margin_loss_backward(g, x, t) → −t·g·sigmoid(−t·x); sigmoid(t·x) − 1 would cancel. Reduction 1: the mean."""
     wide_target = _widen(target)
     value = -wide_target * _widen(grad) * torch.sigmoid(-wide_target * _widen(x))
-    return (value / x.numel() if reduction == MEAN else value).to(x.dtype)
+    return (value / x.numel() if reduction == 1 else value).to(x.dtype)
 
 
 def _linspace(

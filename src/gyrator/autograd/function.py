@@ -33,7 +33,7 @@ class Differentiable:
     """What the Function needs.
 
     Attributes:
-        forward: boxed; returns results, saved values, numbers.
+        forward: boxed; returns results, saved values, and what `numbers` names.
         backward: boxed; takes numbers, saved values, saved inputs, tangents; returns a gradient per entry of
             `gradients`.
         results: number of results.
@@ -49,6 +49,7 @@ class Differentiable:
     backward: Callable[[list[Any]], Sequence[Any]]
     results: int
     saved_values: int
+    numbers: tuple[str, ...]
     saved_inputs: tuple[int, ...]
     tangents: tuple[Tangent, ...]
     missing: tuple[int, ...]
@@ -64,8 +65,7 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
     differentiable = {*spec.missing, *[tangent.result for tangent in spec.tangents]}
     constant_results = tuple(index for index in range(results) if index not in differentiable)
     dynamic = (*spec.missing, *[tangent.result for tangent in spec.tangents if tangent.strides is None])
-    position_of = {position: index for index, position in enumerate(spec.gradients)}
-    order = tuple(position_of.get(position) for position in range(spec.inputs))
+    order = tuple(map({position: index for index, position in enumerate(spec.gradients)}.get, range(spec.inputs)))
 
     class Compiled(torch.autograd.Function):
         """One compiled program."""
@@ -76,8 +76,7 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
             ctx.save_for_backward(*outputs[results:saved_end], *[args[index] for index in spec.saved_inputs])
             ctx.numbers = outputs[saved_end:]
             ctx.set_materialize_grads(False)
-            constants = [outputs[index] for index in constant_results]
-            ctx.mark_non_differentiable(*[value for value in constants if isinstance(value, Tensor)])
+            ctx.mark_non_differentiable(*[x for at in constant_results if isinstance(x := outputs[at], Tensor)])
             ctx.shapes = {index: tuple(outputs[index].shape) for index in dynamic}
             return tuple(outputs[:results])
 
@@ -87,9 +86,10 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
         def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
             saved = ctx.saved_tensors
             inputs = saved[spec.saved_values :] if torch.is_grad_enabled() else ()
-            boxed = [*ctx.numbers, *saved]
-            del saved
             link = spec if all(gradients[index] is None for index in spec.missing) else completed()
+            numbers = dict(zip(spec.numbers, ctx.numbers, strict=True))
+            boxed = [*[numbers[name] for name in link.numbers], *saved]
+            del saved
             for tangent in link.tangents:
                 shape = ctx.shapes[tangent.result] if tangent.shape is None else tangent.shape
                 strides = contiguous_strides(shape) if tangent.strides is None else tangent.strides

@@ -83,10 +83,11 @@ def _version(text: str) -> tuple[int, ...]:
 # -- what is asked for ---------------------------------------------------------------------------------------
 def request_for(kernel: TritonKernel, config: int, aligned: frozenset[int], capability: int) -> dict[str, Any]:
     """What a worker is asked for: a kernel for one of its variants. `aligned` are the positions of arguments
-    that are multiples of 16.
+    that are multiples of 16. But for templates, products within sums are rounded too, so that x*y - x*y is 0.
     """
     written, chosen = kernel.variants[config]
-    options = {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages}
+    fused = kernel.category == "template"
+    options = {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages, "enable_fp_fusion": fused}
     options |= {"maxnreg": chosen.registers} if chosen.registers else {}
     waits = any(isinstance(p, Workspace) and p.zeroed for p in kernel.params)  # its programs do, for each other
     together = waits and kernel.category != "split scan"

@@ -29,7 +29,7 @@ class Halves:
         backward: placeholders are the numbers, saved values, saved primals, tangents; outputs are gradients.
         saved_values: how many values forward returns for backward.
         saved_primals: positions of primals that backward reads.
-        numbers: how many numbers forward returns for backward.
+        numbers: the expressions of what forward returns for backward after them.
         tangents: the placeholders of backward for the tangents.
     """
 
@@ -37,7 +37,7 @@ class Halves:
     backward: Graph
     saved_values: int
     saved_primals: tuple[int, ...]
-    numbers: int
+    numbers: tuple[str, ...]
     tangents: tuple[Node, ...]
 
 
@@ -52,7 +52,8 @@ def split(joint: JointGraph, saved: Sequence[Node]) -> Halves:
     backward = _backward_graph(joint, {node: handed[node] for node in (*numbers, *values, *primals)})
     inputs = backward.find_nodes(op="placeholder")
     tangents = tuple(inputs[len(inputs) - len(joint.tangents) :])
-    return Halves(forward, backward, len(values), tuple(positions[node] for node in primals), len(numbers), tangents)
+    named = tuple(str(expression(node.meta["val"])) for node in numbers)
+    return Halves(forward, backward, len(values), tuple(positions[node] for node in primals), named, tangents)
 
 
 def inference_graph(joint: JointGraph) -> Graph:
