@@ -36,6 +36,15 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     torch._dynamo.reset()
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Kernels share their work, as they do where users run them; tests run with one thread otherwise."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(autouse=True)
 def grad_mode_is_left_on() -> Iterator[None]:
     """A test that leaves gradients switched off fails itself, instead of those after it on its worker."""

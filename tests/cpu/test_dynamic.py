@@ -324,3 +324,30 @@ def test_a_result_behind_a_loss_may_have_a_gradient_after_all(backend: str) -> N
             x = torch.randn(rows, 3, requires_grad=True)
             found, expected = (torch.autograd.grad(pick(f(x)), x) for f in (compiled, step))
             torch.testing.assert_close(found, expected)
+
+
+def test_sizes_that_are_found_to_be_equal_after_forward_was_compiled(backend: str) -> None:
+    """Backward is compiled again for the results behind a mean, and reads fewer numbers than forward handed on."""
+
+    def norm(x: Tensor) -> tuple[Tensor, ...]:
+        pooled = F.max_pool1d(x.chunk(2, 0)[0], 2)
+        every = pooled[::2]
+        return F.layer_norm(pooled, pooled.shape[-1:]).squeeze(-2), 3 - every.mean(), x, every
+
+    def products(x: Tensor) -> tuple[Tensor, ...]:
+        return (x @ x.mT) * 0.125, x
+
+    def filled(x: Tensor) -> tuple[Tensor, ...]:
+        part = x[:, 1:]
+        x.scatter_(2, torch.zeros_like(x, dtype=torch.int64), 2)
+        part.fill_(2)
+        return (part[:, :, :-1],)
+
+    def program(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+        return (*norm(a * 1), *products(b * 1), *filled(c * 1))
+
+    torch.manual_seed(0)
+    args = [x.requires_grad_() for x in (torch.randn(3, 701).t(), torch.randn(90, 2, 8), torch.randn(90, 2, 8))]
+    compiled = torch.compile(program, backend=backend, dynamic=True)
+    found, expected = (torch.autograd.grad(sum(out.sin().sum() for out in f(*args)), args) for f in (compiled, program))
+    torch.testing.assert_close(found, expected)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,14 +25,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         detaching = range(DETACHING, DETACHING + DETACHING_IN_CI, CHUNK) if asked is None else ()
         long = range(LONG, LONG + LONG_IN_CI, CHUNK) if asked is None else ()
         metafunc.parametrize("first_seed", [*range(start, start + count, CHUNK), *detaching, *long])
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_random_programs_match_eager(
@@ -94,9 +85,3 @@ def test_shrinking_keeps_only_what_fails() -> None:
     assert small.statements == ("v0 = a0 * 2", "v2 = v0.sum()") or small.statements == ("v2 = v0.sum()",)
     assert list(small.arguments) == ["a0"] and not small.backward
     assert define(small.source())(*small.make_arguments())
-
-
-def test_a_complete_backward_gets_the_numbers_that_forward_handed_on(backend: str) -> None:
-    """Some of them were found to be equal after forward was compiled, and are one when backward is compiled again."""
-    batch = [generate(seed) for seed in (10_004_955, 10_004_960, 10_004_966)]
-    assert complaint(batch, backend, dynamic=True) is None

@@ -287,10 +287,8 @@ class _Draft:
         try:
             with torch.no_grad(), torch.device("meta"), _Small():
                 exec(statement, scope)
-        except MemoryError:
-            return True
-        except Exception:  # it reads values, or eager refuses it for another reason
-            return False
+        except Exception as refusal:  # others: it reads values, or eager refuses it
+            return isinstance(refusal, MemoryError)
         return False
 
     def _draw_from(self, table: Mapping[Operation, int]) -> str | None:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,10 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gyrator.codegen.triton_source import OPTIONS, Config, SizeArgument, TritonKernel, Workspace
+from gyrator.codegen.triton_source import Config, SizeArgument, TritonKernel, Workspace
 from gyrator.ir.index import Atom, Size, evaluate
 from gyrator.ir.ops import OPS
 from gyrator.optional import require
+from gyrator.runtime.triton_build import request_for
 
 ROOT = Path(__file__).parents[2]
 _WAITS = re.compile(r"\brt\.(?:wait|meet)\(")
@@ -262,9 +263,7 @@ def _compile(path: Path, kernel: TritonKernel, config: Config, arch: int) -> Bui
     kind = triton.experimental.gluon._runtime.GluonASTSource if function.is_gluon() else triton.compiler.ASTSource
     source = kind(function, kernel.signature(config), constexprs=dict(config.blocks), attrs=aligned)
     target = triton.backends.compiler.GPUTarget("cuda", arch, 32)
-    options = {**OPTIONS, "num_warps": config.num_warps, "num_stages": config.num_stages, "debug": kernel.asserts}
-    options["enable_fp_fusion"] = kernel.category == "template"
-    options |= {"maxnreg": config.registers} if config.registers else {}
+    options = request_for(replace(kernel, configs=(config,)), 0, frozenset(), arch)["options"]
     compiled = triton.compile(source, target=target, options=options)
     cubin = path.with_suffix(".cubin")
     cubin.write_bytes(compiled.asm["cubin"])

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -216,9 +217,8 @@ def _completed(
     """The halves of the program with a complete backward, which gets what the forward of `link` saves."""
     with torch.enable_grad(), autocast():  # both are off while autograd runs backward
         found = complete().run
-    assert isinstance(found, Differentiable)
-    same = (found.saved_values, found.saved_inputs) == (link.saved_values, link.saved_inputs)
-    if same and {*found.numbers} <= {*link.numbers}:  # fewer where sizes were found to be equal since
+    saved = attrgetter("saved_values", "saved_inputs")  # and numbers, fewer where sizes were found to be equal since
+    if isinstance(found, Differentiable) and saved(found) == saved(link) and {*found.numbers} <= {*link.numbers}:
         return found
     raise InternalCheckError("complete backward", "it reads other values than forward saved")
 

@@ -153,7 +153,7 @@ def _linspace(
 
 
 def _eye(n: Any, m: Any = None, *, dtype: torch.dtype | None = None, device: Any = None, **_: object) -> Tensor:
-    """eye(n, m) → (i == j) as the dtype; torch's table counts in uint16, for which no kernel is."""
+    """eye(n, m) → (i == j) as the dtype; torch's table counts in uint16, which no kernel does."""
     row, column = (torch.arange(size, device=device) for size in (n, n if m is None else m))
     return (row[:, None] == column).to(dtype or torch.get_default_dtype())
 

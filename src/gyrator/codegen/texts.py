@@ -37,7 +37,8 @@ def broken(line: str, width: int) -> list[str]:
         end = max(within, key=lambda place: (place[1] == ", ", place[0]))[0]
         pieces.append(line[start:end].rstrip())
         start, room = end, width - 4
-    return "\n    ".join([*pieces, line[start:]]).split("\n")
+    pieces.append(line[start:])
+    return [pieces[0], *(f"    {piece}" for piece in pieces[1:])]
 
 
 def checked_place(kernel: Kernel) -> Origin | None:

@@ -60,9 +60,8 @@ class Expr:
     def __repr__(self) -> str:  # of a long text its digest: text repeats what expressions share
         if self._text is None:
             text = expr_text(self, _operand, str, False)
-            return remember(
-                self, "_text", text if len(text) < 2000 else f"{text[:999]}{sha256(text.encode()).hexdigest()}"
-            )
+            short = text if len(text) < 2000 else f"{text[:999]}{sha256(text.encode()).hexdigest()}"
+            return remember(self, "_text", short)
         return self._text
 
     def children(self) -> tuple[Expr, ...]:

@@ -86,9 +86,8 @@ def request_for(kernel: TritonKernel, config: int, aligned: frozenset[int], capa
     that are multiples of 16. But for templates, products within sums are rounded too, so that x*y - x*y is 0.
     """
     written, chosen = kernel.variants[config]
-    fused = kernel.category == "template"
-    options = {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages, "enable_fp_fusion": fused}
-    options |= {"maxnreg": chosen.registers} if chosen.registers else {}
+    options = {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages, "maxnreg": chosen.registers or None}
+    options["enable_fp_fusion"] = kernel.category == "template"
     waits = any(isinstance(p, Workspace) and p.zeroed for p in kernel.params)  # its programs do, for each other
     together = waits and kernel.category != "split scan"
     return {

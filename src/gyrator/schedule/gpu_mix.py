@@ -30,7 +30,8 @@ def mix(
     """One group of ``rows`` (outer rows, a space of columns) and ``columns`` (outer parts and columns, a
     space of the rows of a part), in which ``left`` and ``right`` are the same element of a value.
 
-    Refuses where a row does not fit in registers, and where a reduction down the columns keeps more than one number.
+    Refuses where a row does not fit in registers, where a reduction down the columns keeps more than one number, and
+    where some programs end before others in a grid of more than one axis.
     """
     if len(rows.spaces) != 1 or len(columns.spaces) != 1 or rows.serial or columns.serial:
         return Refused("they are no rows and columns of one tensor")
@@ -43,7 +44,7 @@ def mix(
     if set(a.outer) != {*shared, *serial} or set(b.outer) != {*shared, *row} or not shared:
         return Refused("they are no rows and columns of one tensor")
     if len(shared) > 1 and any(x.extent.axes() for x in serial):
-        return Refused("programs end by their part, of which the grid has other rows too")
+        return Refused("parts have different numbers of rows, and the grid is of more than parts")
     softmax = any(isinstance(m.nest.root, Reduce) and m.nest.root.kind == "softmax" for m in a.members)
     if softmax or any(x.extent.value is None for x in row) or volume(x.extent for x in row) > MAX_COLUMNS:
         return Refused("a row does not fit in registers")
