@@ -5,7 +5,7 @@ functional_form(add_.Tensor) → add.Tensor        the new value is the last res
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum
 from functools import cache
 from typing import Any
 
@@ -18,17 +18,8 @@ from gyrator.autograd.views import METADATA_OPS, is_view
 aten = torch.ops.aten
 
 
-class Effect(Enum):
-    """What recording must do about an operator."""
-
-    PURE = auto()
-    VIEW = auto()
-    WRITES = auto()
-    METADATA = auto()
-    BATCH_NORM = auto()
-    NUMBER = auto()
-    STATEMENT = auto()
-    REFUSED = auto()
+Effect = Enum("Effect", "PURE VIEW WRITES METADATA BATCH_NORM NUMBER STATEMENT REFUSED")
+"""What recording must do about an operator."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@
     seeds(n, device)                   n new random seeds from torch's generator, int64[n]
     rand(size, seeds, slot, ...)       uniform numbers in [0, 1): a function of seeds[slot] and the position
     randn(size, seeds, slot, ...)      standard normal numbers, likewise
+    grouped_mm.out(input, weight, offs, out)   transformers' grouped_mm_fallback, into given memory
 
 Random numbers are Philox's (see `gyrator.ir.philox`): element k of a draw is counter k under the key seeds[slot].
 """
@@ -37,6 +38,17 @@ def _draw_fake(size: Sequence[int], seeds: Tensor, slot: int, dtype: torch.dtype
     return torch.empty(size, dtype=dtype, device=device)
 
 
+def _grouped_mm(input: Tensor, weight: Tensor, offs: Tensor, *, out: Tensor) -> Tensor:
+    """The rows of each group times its matrix; zeros behind the last group. Group g ends before row offs[g]."""
+    start = 0
+    for matrix, end in zip(weight, offs.tolist(), strict=True):
+        if end > start:
+            torch.mm(input[start:end], matrix, out=out[start:end])
+            start = end
+    out[start:].zero_()
+    return out
+
+
 _LIBRARY = torch.library.Library("gyrator", "FRAGMENT")
 
 
@@ -53,6 +65,8 @@ _define("restride(Tensor x, SymInt[] stride) -> Tensor", copied, copied)
 _define("seeds(SymInt n, Device device) -> Tensor", _seeds, _seeds, torch.Tag.nondeterministic_seeded)
 _define("rand" + _DRAWN, partial(_draw, philox.uniform), _draw_fake)
 _define("randn" + _DRAWN, partial(_draw, philox.normal), _draw_fake)
+_GROUPED = "(Tensor input, Tensor weight, Tensor offs, *, Tensor(a!) out) -> Tensor(a!)"
+_define("grouped_mm.out" + _GROUPED, _grouped_mm, lambda *_, out: out)
 
 restride = torch.ops.gyrator.restride.default
 seeds = torch.ops.gyrator.seeds.default

@@ -2,7 +2,8 @@
 
 The system hands out large blocks as pages that fault at first touch, anew for every call; writing 64 MiB into
 fresh pages takes twice as long as into pages that are mapped already. A pool keeps such blocks. A block is
-taken again only when nobody else holds its storage: no tensor, view, autograd node, array or storage object.
+taken again only when nobody else holds its storage: no tensor, view, autograd node, array or storage object. A new
+block takes the place of idle ones of at least half its size, as it serves for them from then on.
 
 A pool holds at most twice what was in use at once some time before: a call takes blocks of many sizes one after the
 other, and where only the most at once were kept, each call would find some of them gone. Of idle blocks those go first
@@ -11,7 +12,8 @@ that were not taken for the longest time; all go when a compiled function dies, 
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -32,7 +34,7 @@ _KEPT = 2
 """Bytes of all blocks, by those that were in use at once."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Block:
     """A storage, seen through one flat tensor for each dtype in which it was ever taken."""
 
@@ -59,11 +61,14 @@ class _Block:
         return self.bases[dtype]
 
 
+_size = attrgetter("nbytes")
+
+
 class Pool:
     """Blocks of one process's CPU memory, shared by all its compiled functions and threads."""
 
     def __init__(self, available: Callable[[], int] | None = None) -> None:
-        self._blocks: dict[int, list[_Block]] = {}
+        self._blocks: list[_Block] = []  # by size
         self._lock = threading.RLock()  # a finalizer may call compiled code in the middle of a take
         self._available = available or available_memory
         self._most = 0  # bytes in use at once
@@ -75,11 +80,14 @@ class Pool:
         """A tensor of undefined contents that needs `nbytes` bytes, on memory that nobody else holds."""
         with self._lock:
             self._takes += 1
-            for block in self._candidates(nbytes, _LASTING_SLACK if lasting else _SLACK):
+            most = (_LASTING_SLACK if lasting else _SLACK) * nbytes
+            for block in self._blocks[bisect_left(self._blocks, nbytes, key=_size) :]:
+                if block.nbytes > most:
+                    break
                 if not block.is_idle():
                     continue
                 if not block.is_intact():
-                    self._blocks[block.nbytes].remove(block)
+                    self._blocks.remove(block)
                     continue
                 base = block.base(dtype)
                 tensor = reinterpret(base, shape, strides, 0)
@@ -93,14 +101,11 @@ class Pool:
         """Give idle blocks back to the system, the longest idle first, until `enough` bytes (None: all); how many."""
         freed = 0
         with self._lock:
-            blocks = [block for same in self._blocks.values() for block in same if block.is_idle()]
-            for block in sorted(blocks, key=attrgetter("taken")):
+            for block in sorted(filter(_Block.is_idle, self._blocks), key=attrgetter("taken")):
                 if enough is not None and freed >= enough:
                     break
                 freed += block.nbytes
-                self._blocks[block.nbytes].remove(block)
-                if not self._blocks[block.nbytes]:
-                    del self._blocks[block.nbytes]
+                self._blocks.remove(block)
         return freed
 
     def clear(self) -> None:
@@ -111,16 +116,11 @@ class Pool:
     def held(self) -> tuple[int, int]:
         """Bytes of all blocks, and bytes of the idle ones."""
         with self._lock:
-            blocks = [b for same in self._blocks.values() for b in same]
-            return sum(b.nbytes for b in blocks), sum(b.nbytes for b in blocks if b.is_idle())
-
-    def _candidates(self, nbytes: int, slack: float) -> Iterator[_Block]:
-        """Blocks of exactly this size, then larger ones, the smallest first."""
-        yield from list(self._blocks.get(nbytes, ()))
-        for size in sorted(size for size in self._blocks if nbytes < size <= slack * nbytes):
-            yield from list(self._blocks[size])
+            return sum(map(_size, self._blocks)), sum(map(_size, filter(_Block.is_idle, self._blocks)))
 
     def _new_block(self, nbytes: int) -> _Block:
+        for block in [b for b in self._blocks if b.nbytes < nbytes <= _SLACK * b.nbytes and b.is_idle()]:
+            self._blocks.remove(block)
         total, idle = self.held()
         self._most = max(self._most, total - idle + nbytes)
         self.trim(total + nbytes - _KEPT * self._most)
@@ -135,7 +135,7 @@ class Pool:
         block = _Block(nbytes, memory.data_ptr(), holders, {torch.uint8: memory}, taken=self._takes)
         del memory
         block.own = holders()
-        self._blocks.setdefault(nbytes, []).append(block)
+        insort(self._blocks, block, key=_size)
         return block
 
 

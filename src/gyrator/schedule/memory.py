@@ -184,6 +184,7 @@ class _Planner:
     # -- externs -------------------------------------------------------------------------------------------
     def _call(self, extern: Extern, position: int) -> Iterator[Step]:
         into = extern.op in OUT_VARIANTS and all(v is not None for v in extern.out)
+        into = into and (extern.op.startswith("aten.") or not self._life.forever.intersection(extern.out))
         if into:
             yield from (Allocate(v) for v in extern.out if v is not None)
         for old, new in extern.mutates:

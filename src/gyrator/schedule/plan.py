@@ -138,10 +138,11 @@ def held(plan: Plan, size_of: Callable[[Value], int]) -> Iterator[tuple[int, Col
 
 OUT_VARIANTS: Mapping[str, str] = {
     f"aten.{op}.default": f"aten.{op}.out" for op in ("mm", "addmm", "_addmm_activation", "bmm", "baddbmm")
-}
+} | {"transformers.grouped_mm_fallback.default": "gyrator.grouped_mm.out"}
 """Ops with one result whose variant writes into given memory of any strides without a temporary of that size.
 
-``aten.convolution.out`` is not among them: it computes into memory of its own and copies.
+``aten.convolution.out`` is not among them: it computes into memory of its own and copies. The last is for results that
+end within the program alone: what is saved for gradients that operators allocate should not come from the pool.
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers.integrations.moe  # noqa: F401 - defines transformers::grouped_mm_fallback
 
 from gyrator.autograd.builder import flatten
 from gyrator.errors import OutputMismatch, UnsupportedOperator
@@ -42,3 +43,12 @@ def test_other_strides_are_made_right() -> None:
 def test_a_broken_promise_names_the_operator(result: object) -> None:
     with pytest.raises(OutputMismatch, match=r"my::op promised torch\.float32 of shape \(2, 3\) but returned"):
         checked(result, (2, 3), (3, 1), torch.float32, "my::op")
+
+
+@pytest.mark.parametrize("ends", [(2, 2, 7), (0, 3, 5), (0, 0, 0)])
+def test_groups_of_rows_are_multiplied_where_told(ends: tuple[int, ...]) -> None:
+    """Rows of no group are zeros, whatever lay there before."""
+    rows, matrices, offs = torch.randn(7, 4), torch.randn(3, 5, 4).mT, torch.tensor(ends, dtype=torch.int32)
+    out = torch.full((7, 5), torch.nan)
+    operator("gyrator.grouped_mm.out")(rows, matrices, offs=offs, out=out)
+    assert torch.equal(out, operator("transformers.grouped_mm_fallback.default")(rows, matrices, offs=offs))

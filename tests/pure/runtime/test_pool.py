@@ -102,7 +102,30 @@ def test_of_idle_blocks_the_longest_idle_go_first() -> None:
     pool = Pool()
     for size in (4, 3, 4, 2):  # at most 4 MiB at once: 8 are kept
         take(pool, nbytes=size * MIB, lasting=True)
-    assert sorted(pool._blocks) == [2 * MIB, 4 * MIB]
+    assert [block.nbytes for block in pool._blocks] == [2 * MIB, 4 * MIB]
+
+
+def test_a_new_block_takes_the_place_of_idle_ones_that_it_serves_for() -> None:
+    pool = Pool()
+    held = take(pool, nbytes=3 * MIB)
+    for size in (MIB, 2 * MIB, 3 * MIB, 4 * MIB):
+        take(pool, nbytes=size)
+    assert [block.nbytes for block in pool._blocks] == [3 * MIB, 4 * MIB]
+    assert held.untyped_storage().nbytes() == 3 * MIB
+    address = take(pool, nbytes=4 * MIB).data_ptr()
+    assert take(pool, nbytes=2 * MIB).data_ptr() == address
+
+
+def test_blocks_that_grow_come_to_rest() -> None:
+    """Calls that take several sizes at once and one after the other make no block after the second."""
+    pool, blocks = Pool(), list[int]()
+    for _ in range(4):
+        first = [take(pool, nbytes=size * MIB) for size in (2, 3)]
+        del first
+        second = [take(pool, nbytes=size * MIB, lasting=size == 3) for size in (4, 3, 2)]
+        del second
+        blocks.append(pool.held()[0])
+    assert blocks[1:] == [blocks[1]] * 3
 
 
 def test_idle_memory_goes_when_memory_is_short() -> None:

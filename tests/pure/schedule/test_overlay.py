@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import transformers.integrations.moe  # noqa: F401 - defines transformers::grouped_mm_fallback
 from torch import Tensor
 
 from gyrator.ir.expr import Value
@@ -45,6 +46,18 @@ def test_what_is_there_at_the_same_time_lies_apart_by_cache_lines() -> None:
 
     offsets = {name: offset for name, _, offset in overlaid(scheduled(both, (X, W, torch.randn(5, 100))).plan)}
     assert sorted(offsets.values()) == [0, 48]  # 40 elements of 4 bytes, rounded up to 64 bytes
+
+
+def test_products_of_experts_lie_in_the_result_unless_they_are_results() -> None:
+    def experts(x: Tensor, w: Tensor, ends: Tensor, head: Tensor) -> tuple[Tensor, Tensor]:
+        inner = torch.ops.transformers.grouped_mm_fallback(x, w, ends)
+        saved = torch.ops.transformers.grouped_mm_fallback(x, w.mT, ends)
+        return saved, (inner + saved) @ x.mT @ x @ head
+
+    inputs = (X, torch.randn(2, 8, 8), torch.tensor([2, 5], dtype=torch.int32), HEAD)
+    plan = scheduled(experts, inputs).plan
+    assert [step.into for step in plan.steps if isinstance(step, Call)] == [True, False, True, True, True]
+    assert [name for name, _, _ in overlaid(plan)] == ["grouped_mm_fallback", "mm"]
 
 
 def test_an_overlaid_plan_stays_as_it_is() -> None:

@@ -10,7 +10,7 @@ others                   matrix products, convolutions, attention, sorts: not by
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum
 from functools import cache
 from math import prod
 from typing import Any
@@ -31,15 +31,8 @@ REDUCTION_RATIO = 4
 """A reduction whose result is this many times smaller than its input is saved rather than repeated."""
 
 
-class Cost(Enum):
-    """What it takes to compute a node again."""
-
-    VIEW = auto()
-    POINTWISE = auto()
-    REDUCTION = auto()
-    HEAVY = auto()
-    RANDOM = auto()
-    NUMBER = auto()
+Cost = Enum("Cost", "VIEW POINTWISE REDUCTION HEAVY RANDOM NUMBER")
+"""What it takes to compute a node again."""
 
 
 _POINTWISE = frozenset(
