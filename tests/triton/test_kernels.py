@@ -172,6 +172,15 @@ def test_kernels_compile_without_spilling(fn: Callable[..., Any], compiler: Work
         assert built.shared <= 48 << 10
 
 
+@pytest.mark.parametrize(("arch", "early"), [(90, True), (90, False), (80, False)])
+def test_early_kernels_wait_for_what_was_launched_before(arch: int, early: bool, compiler: Worker) -> None:
+    kernels = gpu_plan(on_gpu(lowered(lambda x: (x * 2, x.sum(0)), half(512, 4096)).program)).kernels
+    for kernel in kernels:
+        printed = print_triton(kernel, early=early)
+        assert printed.early is early
+        assert ("griddepcontrol.wait" in compiler.compile(printed, printed.configs[0], arch).ptx) is early
+
+
 def test_a_row_that_fits_is_read_once(compiler: Worker) -> None:
     (kernel,) = gpu_plan(on_gpu(lowered(lambda x: torch.softmax(x, -1), half(512, 16384)).program)).kernels
     printed = print_triton(kernel)

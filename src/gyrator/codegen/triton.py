@@ -62,8 +62,10 @@ _REDUCE = {"sum": "sum", "any": "max", "all": "min"}
 """What Triton itself reduces by; the rest is in our library."""
 
 
-def print_triton(kernel: Kernel, *, descriptors: bool = True) -> TritonKernel:
-    """Print a kernel that has a tiling; without ``descriptors`` of tensors, templates load by addresses instead.
+def print_triton(kernel: Kernel, *, descriptors: bool = True, early: bool = False) -> TritonKernel:
+    """Print a kernel that has a tiling; without ``descriptors`` of tensors, templates load by addresses instead. An
+    ``early`` one, for capability 9.0 on, may be launched before earlier launches are done, for which it waits; not if
+    it is written in Gluon.
 
     Raises: UnsupportedInput for an element type that kernels for GPUs do not handle; InternalCheckError for
     a tree that has no Triton.
@@ -71,7 +73,7 @@ def print_triton(kernel: Kernel, *, descriptors: bool = True) -> TritonKernel:
     if kernel.tiling is None:
         raise InternalCheckError("print", f"kernel {kernel.name} was scheduled for a CPU")
     if kernel.tiling.category == "foreach":
-        return _print_foreach(kernel, kernel.tiling)
+        return _print_foreach(kernel, kernel.tiling, early=early)
     names = Names((*_RESERVED, kernel.name))
     printer = Printer(kernel, kernel.tiling, names)
     printer.descriptors = descriptors
@@ -91,15 +93,18 @@ def print_triton(kernel: Kernel, *, descriptors: bool = True) -> TritonKernel:
     printer.rows |= {value: names.fresh(value.name) for value in kernel.scratch}
     blocks = [name for name, _ in kernel.tiling.configs[0].blocks]
     grid = printer.grid()
+    early = early and not (printer.described and isinstance(kernel.body[0], Attend))
+    lines = ["rt.after_launches()"] * early + printer.block.lines
     return TritonKernel(
         kernel.name,
-        _module(kernel, printer.block.lines, [p.name for p in params], blocks, printer.functions),
+        _module(kernel, lines, [p.name for p in params], blocks, printer.functions),
         tuple(params),
         grid,
         kernel.tiling.configs,
         kernel.tiling.category,
         printer.asserts,
-        plain=print_triton(kernel, descriptors=False).source if printer.described else "",
+        early,
+        plain=print_triton(kernel, descriptors=False, early=early).source if printer.described else "",
     )
 
 
@@ -135,7 +140,7 @@ def _scans(kernel: Kernel) -> tuple[int, int]:
     return len(found), max((working(s.args[0].dtype).itemsize // 4 + 2 * (len(s.args) - 1) for s in found), default=0)
 
 
-def _print_foreach(kernel: Kernel, tiling: Tiling) -> TritonKernel:
+def _print_foreach(kernel: Kernel, tiling: Tiling, *, early: bool) -> TritonKernel:
     """A kernel of loops side by side: each program runs a block of one of them."""
     params = {p.value: Pointer(p.value.name, p.value.dtype, p.written) for p in kernel.params}
     taken = (*_RESERVED, kernel.name, *(p.name for p in params.values()))
@@ -153,9 +158,10 @@ def _print_foreach(kernel: Kernel, tiling: Tiling) -> TritonKernel:
         pointers = tuple((name, params[v]) for v, name in printer.pointers.items())
         parts.append(Part(tuple(printer.block.lines), pointers, count, -(-count // size)))
     lines, programs = side_by_side(parts)
+    lines = ["rt.after_launches()"] * early + lines
     source = _module(kernel, lines, [p.name for p in params.values()], [block])
     grid = (GridAxis(as_index(programs)),)
-    return TritonKernel(kernel.name, source, tuple(params.values()), grid, tiling.configs, tiling.category)
+    return TritonKernel(kernel.name, source, tuple(params.values()), grid, tiling.configs, tiling.category, early=early)
 
 
 def _module(

@@ -75,8 +75,9 @@ class TritonKernel:
     """A printed kernel.
 
     ``configs`` are alternatives, the best guess first; all give the same results. ``asserts``: it checks indices by
-    device asserts, which Triton keeps only when it compiles with ``debug=True``. ``category`` is one of ``pointwise |
-    persistent | looped | cooperative | scan | split scan | foreach | template``, for metrics and autotuning. ``other``
+    device asserts, which Triton keeps only when it compiles with ``debug=True``. ``early``: it waits itself until what
+    was launched before is done. ``category`` is one of ``pointwise | persistent | looped | cooperative | scan | split
+    scan | foreach | template``, for metrics and autotuning. ``other``
     is the same function written in another way, with configs of its own, ``plain`` its text for arguments that are not
     aligned, if ``source`` cannot do without. ``room``, for coordinate descent: how large each of the blocks may get
     that may be any power of two.
@@ -89,6 +90,7 @@ class TritonKernel:
     configs: tuple[Config, ...]
     category: str
     asserts: bool = False
+    early: bool = False
     other: TritonKernel | None = None
     plain: str = ""
     room: tuple[tuple[str, int], ...] | None = None

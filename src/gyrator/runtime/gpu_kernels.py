@@ -19,7 +19,7 @@ from gyrator.ir.tree import Config
 from gyrator.origin import Origin
 from gyrator.runtime.cuda_driver import CudaDriver, cuda_driver
 from gyrator.runtime.triton_build import Binary, Wanted, request_for
-from gyrator.runtime.triton_launch import Launch, Programs, bind, guarded
+from gyrator.runtime.triton_launch import EARLY, TOGETHER, Launch, Programs, bind, guarded
 from gyrator.runtime.triton_tune import Candidate, Tuned, descend, times
 
 DESCRIPTION = "kernels.json"
@@ -53,7 +53,8 @@ def describe(built: Sequence[tuple[Wanted, Mapping[int, Binary]]], capability: i
         variants = []
         for k, b in found.items():
             written, config = kernel.variants[k]
-            more = {"file": binary_file(b.key), "blocks": dict(config.blocks), "category": written.category}
+            more: dict[str, Any] = {"file": binary_file(b.key), "blocks": dict(config.blocks)}
+            more |= {"category": written.category, "early": written.early}
             if written.room is not None:
                 more |= {"request": request_for(kernel, k, wanted.relied, capability), "room": dict(written.room)}
             variants.append({**b.notes, **more})
@@ -227,8 +228,9 @@ class GpuKernels:
         handle = driver.load(binary, variant["function"], variant["shared"])
         count, scratch = _programs(programs, about["sizes"], variant["blocks"]), variant.get("scratch", 0)
         kinds = [*about["kinds"], "*i8"] if scratch else about["kinds"]
-        block = variant["warps"], variant["shared"], variant["cooperative"]
-        launch = bind(driver, handle, about["name"], kinds, count, *block, self._on_assert)
+        block = variant["warps"], variant["shared"]
+        attribute = TOGETHER if variant["cooperative"] else EARLY if variant.get("early") else b""
+        launch = bind(driver, handle, about["name"], kinds, count, *block, attribute, self._on_assert)
         return _with_scratch(launch, count, scratch) if scratch else launch
 
     def _on_assert(self) -> NoReturn:

@@ -94,7 +94,8 @@ def start_kernels(plan: Plan, targets: Targets, store: Store, session: Session, 
     on_cpu = [kernel for kernel in plan.kernels if kernel.tiling is None]
     with session.stage("print kernels"):
         both = session.config.multi_kernel or session.config.max_autotune
-        forms = print_forms if both else print_triton
+        early = targets.gpu is not None and targets.gpu.capability >= 90
+        forms = partial(print_forms if both else print_triton, early=early)
         own = partial(print_with_room, forms) if session.config.coordinate_descent else forms
         triton = {kernel.name: own(kernel) for kernel in on_gpu}
         cpp = {kernel.name: print_kernel(kernel) for kernel in on_cpu}
@@ -118,12 +119,12 @@ def start_kernels(plan: Plan, targets: Targets, store: Store, session: Session, 
     return Kernels(built, texts, align, frozenset(p for p in sites if p is not None), build, triton_build)
 
 
-def print_forms(kernel: Kernel) -> TritonKernel:
+def print_forms(kernel: Kernel, *, early: bool = False) -> TritonKernel:
     """A kernel on a GPU with both its forms, if it has two: rows whole, and rows in blocks."""
-    whole = print_triton(kernel)
+    whole = print_triton(kernel, early=early)
     if kernel.tiling is None or kernel.tiling.other is None:
         return whole
-    return replace(whole, other=print_triton(replace(kernel, tiling=kernel.tiling.other)))
+    return replace(whole, other=print_triton(replace(kernel, tiling=kernel.tiling.other), early=early))
 
 
 def print_with_room(forms: Callable[[Kernel], TritonKernel], kernel: Kernel) -> TritonKernel:

@@ -37,8 +37,11 @@ CODES = {
 """Triton's names of argument types that are no pointers → codes of `struct`."""
 
 _CONFIG = "7I4xQQI4x"
-_COOPERATIVE = Struct("@I4xi60x").pack(2, 1)
-"""A `CUlaunchAttribute`: all blocks run at once."""
+_ATTRIBUTE = Struct("@I4xi60x")
+TOGETHER = _ATTRIBUTE.pack(2, 1)
+"""A `CUlaunchAttribute`: all blocks run at once, as they wait for each other."""
+EARLY = _ATTRIBUTE.pack(6, 1)
+"""As TOGETHER: blocks may start before earlier launches are done, for which the kernel waits itself."""
 _SCRATCH = 2
 """Triton's kernels end with so many pointers that are null unless asked for."""
 
@@ -62,13 +65,13 @@ def bind(
     programs: Programs,
     warps: int,
     shared: int,
-    cooperative: bool = False,
+    attribute: bytes = b"",
     on_assert: Callable[[], object] = lambda: None,
 ) -> Launch:
     """The function that launches a kernel.
 
     `driver` loaded it under `handle`; `name` is for messages, `kinds` are the types of arguments. A block has `warps`
-    of 32 threads and `shared` bytes of memory. `cooperative`: all blocks wait for each other, so they must run at once.
+    of 32 threads and `shared` bytes of memory. `attribute` is TOGETHER or EARLY, if the launch has one.
     `on_assert` is called when a check of an earlier kernel had failed; it may raise a better error.
 
     Raises (when called): LaunchFailed. A launch of no blocks does nothing.
@@ -79,15 +82,15 @@ def bind(
     threads, count_of = 32 * warps, None if isinstance(programs, int) else programs
 
     def new_block() -> _Block:
-        memory = bytearray(whole.size + 8 * _SCRATCH) + _COOPERATIVE
+        memory = bytearray(whole.size + 8 * _SCRATCH) + attribute
         view = (ctypes.c_char * len(memory)).from_buffer(memory)
         start = ctypes.addressof(view)
         scratch = [whole.size + 8 * k for k in range(_SCRATCH)]
         pointers = (ctypes.c_void_p * (len(places) + _SCRATCH))(*[start + at for at in (*places, *scratch)])
-        attribute = start + len(memory) - len(_COOPERATIVE)
-        return _Block(memory, start, ctypes.addressof(pointers), attribute, (view, pointers))
+        end = start + whole.size + 8 * _SCRATCH
+        return _Block(memory, start, ctypes.addressof(pointers), end, (view, pointers))
 
-    blocks = [new_block()]
+    blocks, attributes = [new_block()], int(bool(attribute))
     take, give, pack, start_kernel = blocks.pop, blocks.append, whole.pack_into, driver.launch_ex
 
     def failed(status: int, block: _Block) -> None:
@@ -105,7 +108,7 @@ def bind(
             block = take()
         except IndexError:
             block = new_block()
-        pack(block.memory, 0, count, 1, 1, threads, 1, 1, shared, stream, block.attribute, cooperative, *args)
+        pack(block.memory, 0, count, 1, 1, threads, 1, 1, shared, stream, block.attribute, attributes, *args)
         status = start_kernel(block.config, handle, block.arguments, None)
         if status:
             failed(status, block)

@@ -50,7 +50,8 @@ class Fused:
 def fuse(program: Program, most: int, slower: Slower | None = None, gpu: Gpu | None = None) -> Fused:
     """Join nests into groups of ``most`` nests at most, greedily by bytes saved, then nearness.
 
-    Candidates are a producer with a reader of its result, and two readers of one value. A join is legal
+    Candidates are a producer with a reader of its result, two readers of one value, and on a GPU reductions of two
+    results of one group that have one shape, as last steps of sums: they save a launch. A join is legal
     where the iteration spaces unify (see :mod:`align`), every read of a result within the group is at the
     reader's own iteration, and no other unit lies between the two; it is refused where it would serialise a
     long row, or stride through memory, or make a kernel too large, or where ``slower`` says so.
@@ -65,6 +66,8 @@ def fuse(program: Program, most: int, slower: Slower | None = None, gpu: Gpu | N
         on_gpu = decision.first.on_gpu and decision.second.on_gpu
         if decision.verdict is not None and on_gpu and state.attempt(p, q, value, mixing=True) is None:
             decisions[p, q, value] = replace(decision, verdict=None)
+    for (p, value), (q, other) in state.reductions_alike():
+        state.attempt(p, q, value, other)
     return Fused(tuple(state.steps()), tuple(decisions.values()))
 
 
@@ -94,16 +97,31 @@ class _State:
         self._groups = {p: singleton(n, p) for p, n in enumerate(program.nodes) if isinstance(n, Nest)}
         self._units = Units(len(program.nodes), edges(program))
 
-    def attempt(self, p: int, q: int, value: Value, *, mixing: bool = False) -> Refused | None:
-        """Join the units of two nests that share a value if that is legal and good; None on success. ``mixing``
-        joins rows with columns."""
+    def reductions_alike(self) -> Iterator[tuple[tuple[int, Value], tuple[int, Value]]]:
+        """Pairs of reductions on a GPU, with what they read: two results of one group, of one shape."""
+        group_of = {v: unit for unit, group in self._groups.items() for m in group.members for v in m.nest.out}
+        last: dict[tuple[int, Indices], tuple[int, Value]] = {}
+        for position, node in enumerate(self._program.nodes):
+            if isinstance(node, Nest) and isinstance(node.root, Reduce) and node.on_gpu:
+                for value in sorted(uses(node) & group_of.keys(), key=lambda v: v.name):
+                    key = group_of[value], value.shape
+                    if key in last and last[key][1] is not value:
+                        yield last[key], (position, value)
+                    last[key] = position, value
+
+    def attempt(
+        self, p: int, q: int, value: Value, other: Value | None = None, *, mixing: bool = False
+    ) -> Refused | None:
+        """Join the units of two nests that share a value, or read two values alike, if that is legal and good; None on
+        success. ``mixing`` joins rows with columns."""
         a, b = self._units.find(p), self._units.find(q)
         if a == b:
             return None
         first, second = self._groups[a], self._groups[b]
         if len(first.members) + len(second.members) > self._most:
             return Refused(f"the kernel would have more than {self._most} parts")
-        joined = _join(first, second, _places(first, p, value), _places(second, q, value), value.shape, mixing)
+        places = _places(first, p, value), _places(second, q, other or value)
+        joined = _join(first, second, *places, value.shape, mixing)
         if isinstance(joined, Refused):
             return joined
         shared = bool(shared_blocks(joined, self._gpu))

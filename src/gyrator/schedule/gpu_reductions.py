@@ -13,7 +13,7 @@ from gyrator.ir.volume import volume
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_mix import MAX_COLUMNS
 from gyrator.schedule.gpu_shared import shared_blocks
-from gyrator.schedule.gpu_tiling import WHOLE_ROW
+from gyrator.schedule.gpu_tiling import WHOLE_ROW, power
 from gyrator.schedule.group import Axes, singleton
 from gyrator.schedule.loops import SIMPLE
 from gyrator.schedule.split import Cut, cut_in_turns, even_cut, is_column, longest, split, uneven_cut
@@ -29,9 +29,10 @@ ALIGNED = 16
 MIN_RUN = 128
 """Elements that a program reads in one piece at least."""
 
-MIN_ROWS_MIXED, MOST_AT_ONCE = 16, 16
-"""Where a tensor is summed both ways: rows that a program runs through at least, and programs of a
-multiprocessor at once."""
+MIN_ROWS_MIXED, MOST_AT_ONCE, BYTES_AT_ONCE = 16, 16, 1 << 14
+"""Where a tensor is summed both ways: rows that a program runs through at least; programs of a multiprocessor at once,
+and bytes of all their rows: with two tensors, and rows that begin to be loaded two iterations early, 64 KiB are on
+their way, which an H200 needs and of which it has no use for more."""
 
 
 # -- splitting ---------------------------------------------------------------------------------------------
@@ -52,7 +53,7 @@ def split_on_gpu(program: Program, gpu: Gpu | None) -> Program:
         read = {load.value for load in loads(root.body)}
         if (root.kind == "softmax" or read & again) and shared_blocks(singleton(nest, 0), gpu):
             return None
-        return _cut(nest, root, gpu, mixed=bool(read & by_rows))
+        return _cut(nest, root, gpu, max((by_rows.get(v, 0) for v in read), default=0))
 
     return map_nests(program, lambda nest: split(nest, cut(nest)))
 
@@ -63,22 +64,26 @@ def _read_again(program: Program) -> set[Value]:
     return {value for value, count in readers.items() if count > 1}
 
 
-def _read_by_rows(program: Program) -> set[Value]:
-    """Large values along whose rows something is reduced: column sums of them may join (see gpu_mix)."""
-    found: set[Value] = set()
+def _read_by_rows(program: Program) -> dict[Value, int]:
+    """Large values along whose rows something is reduced: column sums of them may join (see gpu_mix). With the bytes of
+    an element, of the widest for values of one size: sums that may join each other are then cut alike."""
+    found: dict[Value, int] = {}
     for node in program.nodes:
         if isinstance(node, Nest) and isinstance(node.root, Reduce) and not is_column(node, node.root):
-            found |= {load.value for load in loads(node.root.body) if volume(load.value.shape) >= MIN_WORK}
-    return found
+            size = max(volume(a.extent for a in (*node.axes, *node.root.reduced)), MIN_WORK)
+            read = {load.value for load in loads(node.root.body)}
+            found |= {value: value.dtype.itemsize for value in read if volume(value.shape) >= size}
+    return {v: max(size for w, size in found.items() if volume(w.shape) == volume(v.shape)) for v in found}
 
 
-def _cut(nest: Nest, root: Reduce, gpu: Gpu, *, mixed: bool) -> Cut | None:
+def _cut(nest: Nest, root: Reduce, gpu: Gpu, mixed: int) -> Cut | None:
+    """``mixed`` are the bytes of an element where rows of what is reduced are read, too, else 0."""
     kept, row = volume(a.extent for a in nest.axes), volume(a.extent for a in root.reduced)
     if kept * row < MIN_WORK or root.kind not in (*SIMPLE, "argmax", "argmin", "welford"):
         return None
     column = is_column(nest, root)
     if mixed and column and kept <= MAX_COLUMNS and row >= 2 * MIN_ROWS_MIXED and root.kind in SIMPLE:
-        at_once = max(1, min(MOST_AT_ONCE * max(512 // kept, 1), (1 << 14) // kept))
+        at_once = max(1, min(MOST_AT_ONCE * max(512 // kept, 1), power(BYTES_AT_ONCE // (mixed * kept) + 1) // 2))
         return cut_in_turns(root.reduced, min(gpu.processors * at_once, row // MIN_ROWS_MIXED))
     programs, least = (-(-kept // COLUMNS), MIN_ROWS) if column else (kept, MIN_ROW)
     wanted = min(PER_PROCESSOR * gpu.processors // max(programs, 1), row // least)

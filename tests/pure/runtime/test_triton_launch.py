@@ -13,7 +13,7 @@ import pytest
 from gyrator.errors import DeviceUnsupported, LaunchFailed
 from gyrator.runtime import cuda_driver
 from gyrator.runtime.cuda_driver import CudaDriver
-from gyrator.runtime.triton_launch import Launch, bind, guarded
+from gyrator.runtime.triton_launch import EARLY, TOGETHER, Launch, bind, guarded
 
 FUNCTION = 4711
 
@@ -94,10 +94,18 @@ def test_a_kernel_without_blocks_is_not_launched() -> None:
 
 def test_a_cooperative_kernel_is_launched_with_that_attribute() -> None:
     library = Library("Q")
-    launcher(library, ["*fp32"], cooperative=True)(9, 16)
+    launcher(library, ["*fp32"], attribute=TOGETHER)(9, 16)
     (seen,) = library.launches
     assert seen.attributes == [(2, 1)]  # CU_LAUNCH_ATTRIBUTE_COOPERATIVE
     assert (seen.blocks, seen.threads, seen.shared, seen.stream) == ([5, 1, 1], 128, 96, 9)
+
+
+def test_a_kernel_that_waits_itself_may_start_early() -> None:
+    library = Library("Qi")
+    launcher(library, ["*fp32", "i32"], attribute=EARLY)(9, 16, 3)
+    (seen,) = library.launches
+    assert seen.attributes == [(6, 1)]  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    assert seen.args == [16, 3, 0, 0]
 
 
 def test_launches_at_the_same_time_do_not_share_memory() -> None:
