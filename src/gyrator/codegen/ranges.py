@@ -26,13 +26,14 @@ def index_ranges(plan: Plan) -> Mapping[Value, tuple[str, Index]]:
         if known is None or is_nonnegative(known[1] - size):
             found[value] = word, size
 
-    kernels = {k.name: (k, dict(_ranges_of(k))) for k in plan.kernels}
+    kernels = {k.name: (k, tuple(_ranges_of(k))) for k in plan.kernels}
     for step in plan.steps:
         if isinstance(step, Launch):
             kernel, ranges = kernels[step.kernel]
-            for param, value in zip(kernel.params, step.args, strict=True):
-                if param.value in ranges:
-                    note(value, *ranges[param.value])
+            given = dict(zip([param.value for param in kernel.params], step.args, strict=True))
+            for value, (word, size) in ranges:
+                if value in given:
+                    note(given[value], word, size)
         elif isinstance(step, Call) and step.extern.op == "aten.embedding.default":
             table, index = step.extern.args[:2]
             if isinstance(table, View) and isinstance(index, View):
