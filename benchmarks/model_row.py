@@ -36,6 +36,7 @@ from torch.utils import _pytree as pytree
 import gyrator.backend
 from benchmarks import full_size, measure, zoo
 from tests.acceptance import SLACK, ZERO_GRADIENT, double_precision
+from tests.model_steps import exact_experts
 
 Step = Callable[[], object]
 WARMUP, ROUND, LEAST_ROUNDS, MOST_ROUNDS = 5, 5, 2, 20
@@ -212,6 +213,8 @@ def reference(task: Task, given: zoo.Workload) -> dict[str, Tensor]:
     narrow = getattr(torch, task.dtype)
     wide = torch.float64 if narrow == torch.float32 else torch.float32
     model = copy.deepcopy(given.model).to(wide)
+    if wide == torch.float64:
+        exact_experts(model)
     with double_precision() if wide == torch.float64 else nullcontext():
         return observed(model, model, in_dtype(given.batch, wide), task.mode)
 

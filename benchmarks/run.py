@@ -80,7 +80,8 @@ def run_isolated(options: argparse.Namespace) -> int:
         options.row_timeout,
         options.kernels,
     )
-    measured = limits(1) if options.device == "cpu" else isolated.device_limits(options.device)
+    on_cpu = options.device == "cpu"
+    measured = limits(torch.get_num_threads()) if on_cpu else isolated.device_limits(options.device)
     torch.cuda.empty_cache()
     say(f"{measured.bandwidth / 1e9:.0f} GB/s, {measured.flops / 1e12:.1f} TFLOP/s; {options.jobs} rows at a time")
     found: list[Row] = []
