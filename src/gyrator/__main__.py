@@ -25,7 +25,6 @@ app = typer.Typer(
 )
 app.add_typer(cache.app, name="cache")
 
-
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
@@ -38,7 +37,7 @@ def demo(context: typer.Context) -> None:
 @app.command()
 def doctor() -> None:
     """Show the toolchain and devices found, what will be used, and what is wrong."""
-    raise typer.Exit(run_doctor(Config.from_options(), Console(width=None)))
+    raise typer.Exit(run_doctor(Config.from_options(), Console()))
 
 
 @app.command(context_settings=_PASSED_ON)

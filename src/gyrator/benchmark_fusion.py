@@ -10,7 +10,7 @@ from typing import NamedTuple
 from gyrator.autotune.parts import Builder
 from gyrator.errors import GyratorError
 from gyrator.ir.program import Program
-from gyrator.metrics.tables import Row, add_rows
+from gyrator.metrics.tables import Cell, add_rows
 from gyrator.runtime.load import Runtime
 from gyrator.runtime.pool import Pool
 from gyrator.runtime.profile import step_times
@@ -56,12 +56,9 @@ def slower_fusions(builder: Builder) -> Slower:
         ratio = both.milliseconds / (one.milliseconds + two.milliseconds)
         if ratio <= NOISE:
             return None
-        kernels = {"kernel1": one, "kernel2": two, "fused_kernel": both}
-        row: Row = {
-            **{f"{name}_path": str(kernel.folder) for name, kernel in kernels.items()},
-            **{f"{name}_latency": kernel.milliseconds for name, kernel in kernels.items()},
-            "slow_down_ratio": ratio,
-        }
+        row: dict[str, Cell] = {"slow_down_ratio": ratio}
+        for name, kernel in (("kernel1", one), ("kernel2", two), ("fused_kernel", both)):
+            row |= {f"{name}_path": str(kernel.folder), f"{name}_latency": kernel.milliseconds}
         add_rows(builder.session.config, "slow_fusion", lambda: [row])
         return Refused(f"together they were measured to take {ratio:.2f} times as long as apart")
 

@@ -25,7 +25,14 @@ class GyratorError(Exception, ABC):
         if type(self) is GyratorError:
             raise TypeError("GyratorError is abstract; raise one of its subclasses")
         self.message, self.where, self.node, self.hint = message, where, node, hint
-        super().__init__(_compose(message, where, node, hint))
+        parts = [message]
+        if where is not None:
+            parts.append(f"  at: {where}" + (f" ({where.op})" if where.op else ""))
+        if node:
+            parts.append("  node: " + indent(node, "        ").lstrip())
+        if hint:
+            parts.append(f"  try: {hint}")
+        super().__init__("\n".join(parts))
 
 
 # --- what the user asked for ------------------------------------------------------------------------------
@@ -59,9 +66,9 @@ class InvalidOption(GyratorError):
 class UnsupportedInput(GyratorError):
     """A tensor of a kind that gyrator does not compile: sparse, quantised, nested, a subclass. Names torch's path."""
 
-    def __init__(self, what: str, *, where: Origin | None = None, hint: str | None = None) -> None:
+    def __init__(self, what: str, *, hint: str | None = None) -> None:
         default = 'run this part with torch.compiler.disable, or with torch.compile(backend="eager")'
-        super().__init__(f"{what} cannot be compiled", where=where, hint=hint or default)
+        super().__init__(f"{what} cannot be compiled", hint=hint or default)
 
 
 class UnsupportedOperator(GyratorError):
@@ -88,9 +95,9 @@ class IndexOutOfRange(GyratorError, IndexError, RuntimeError):
 class OutputMismatch(GyratorError, RuntimeError):
     """An operator returned a tensor or number that differs from what its fake kernel or `torch._check` promised."""
 
-    def __init__(self, op: str, promised: str, got: str, *, where: Origin | None = None) -> None:
+    def __init__(self, op: str, promised: str, got: str) -> None:
         hint = "what torch._check was told must hold; a custom operator's torch.library.register_fake must be right"
-        super().__init__(f"{op} promised {promised} but returned {got}", where=where, hint=hint)
+        super().__init__(f"{op} promised {promised} but returned {got}", hint=hint)
 
 
 # --- what the machine lacks -------------------------------------------------------------------------------
@@ -158,14 +165,3 @@ class WrongResult(GyratorError):
     def __init__(self, stage: str, result: str, difference: str, *, where: Origin | None = None) -> None:
         super().__init__(f"stage {stage!r} changed {result}: {difference}", where=where, hint=_OUR_BUG)
         self.stage = stage
-
-
-def _compose(message: str, where: Origin | None, node: str | None, hint: str | None) -> str:
-    parts = [message]
-    if where is not None:
-        parts.append(f"  at: {where}" + (f" ({where.op})" if where.op else ""))
-    if node:
-        parts.append("  node: " + indent(node, "        ").lstrip())
-    if hint:
-        parts.append(f"  try: {hint}")
-    return "\n".join(parts)

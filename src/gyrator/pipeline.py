@@ -7,8 +7,6 @@ Autograd has run before: `backend.py` calls `compile_graph` for each forward, ba
 on the work waits in a function that it returns, so that backward is compiled while forward's kernels are built.
 """
 
-from __future__ import annotations
-
 import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

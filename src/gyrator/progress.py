@@ -57,19 +57,17 @@ class Bar(Progress):
         columns = (TextColumn(f"{title}: {{task.description}}"), BarColumn(bar_width=30), MofNCompleteColumn())
         self._bar = RichProgress(*columns, TimeElapsedColumn(), console=console, transient=True)
         self._task = self._bar.add_task("", total=None)
-        self._start, self._shown = time.monotonic(), False
+        self._start = time.monotonic()
 
     def update(self, stage: str, done: int = 0, total: int | None = None) -> None:
         """Move the bar, showing it if it is time."""
         self._bar.update(self._task, description=stage, completed=done, total=total)
-        if not self._shown and time.monotonic() - self._start >= QUIET_SECONDS:
-            self._bar.start()
-            self._shown = True
+        if time.monotonic() - self._start >= QUIET_SECONDS:
+            self._bar.start()  # once more is without effect
 
     def close(self) -> None:
         """Remove the bar."""
-        if self._shown:
-            self._shown = False
+        if self._bar.live.is_started:
             self._bar.stop()
 
 

@@ -146,12 +146,11 @@ class DumpWriter:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._next = 0
+        self._numbers = count()
 
     def write(self, name: str, text: str, suffix: str = "txt") -> Path:
         """Write the next file and return its path."""
-        path = self.folder / f"{self._next:02d}_{name.replace(' ', '_').replace('/', '_')}.{suffix}"
-        self._next += 1
+        path = self.folder / f"{next(self._numbers):02d}_{name.replace(' ', '_').replace('/', '_')}.{suffix}"
         path.write_text(text if text.endswith("\n") else text + "\n")
         return path
 

@@ -71,7 +71,6 @@ def append_node(graph: Graph, op: str, target: Any, args: Any, kwargs: Any, name
 _guards: Any = torch._C._dynamo.guards
 
 EmptyStrided = Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]
-Reinterpret = Callable[[torch.Tensor, Sequence[int], Sequence[int], int], torch.Tensor]
 
 empty_strided_cpu: EmptyStrided = _guards._empty_strided_cpu
 """(shape, strides, dtype) → new memory on the CPU, in half the time of `torch.empty_strided`."""
@@ -79,7 +78,7 @@ empty_strided_cpu: EmptyStrided = _guards._empty_strided_cpu
 empty_strided_cuda: EmptyStrided = _guards._empty_strided_cuda
 """The same on the current GPU, from torch's caching allocator."""
 
-reinterpret: Reinterpret = _guards._reinterpret_tensor
+reinterpret: Callable[[torch.Tensor, Sequence[int], Sequence[int], int], torch.Tensor] = _guards._reinterpret_tensor
 """(base, shape, strides, offset) → another tensor on the memory of `base`, `offset` elements after its first;
 autograd sees no view."""
 
@@ -285,19 +284,11 @@ def by_rules_if_data_is_read(run: Callable[[Node], Any], node: Node) -> Any:
             return run(node)
 
 
-@contextmanager
-def tracing_under(mode: Any) -> Iterator[None]:
+def tracing_under(mode: Any) -> AbstractContextManager[None]:
     """Within it `mode` is the fake mode of the trace: of another one, which capture may have left behind, torch 2.11
     takes the tensors when it traces the bodies of higher-order operators."""
-    context = torch._guards.TracingContext.try_get()
-    if context is None:
-        yield
-        return
-    before, context.fake_mode = context.fake_mode, mode
-    try:
-        yield
-    finally:
-        context.fake_mode = before
+    context = torch._guards.TracingContext
+    return nullcontext() if context.try_get() is None else context.patch(fake_mode=mode)
 
 
 def release_saved(ctx: Any) -> None:

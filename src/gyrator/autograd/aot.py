@@ -76,10 +76,10 @@ def assemble(
     """The callable that the user calls; `gm` itself where inputs that are written share memory. `complete` compiles a
     program `for_loss` without that, in case that other results are differentiated after all.
     """
-    program = traced.program
-    if overlapping((*example_inputs, *program.constants), [update.input for update in program.forward.updates]):
+    program, run = traced.program, traced.run
+    given = (*example_inputs, *program.constants)
+    if overlapping(given, [update.input for update in program.forward.updates]):
         return gm.forward
-    run, given = traced.run, (*example_inputs, *program.constants)
     if isinstance(run, Differentiable):
         run = make_function(run, partial(_completed, run, complete, torch_compat.autocast_again()))
     elif torch.is_grad_enabled() and any(isinstance(value, Tensor) and value.requires_grad for value in given):

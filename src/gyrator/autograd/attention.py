@@ -39,7 +39,6 @@ _EXACT = (torch.bool, torch.int32, torch.int64)
 _MOST_ELEMENTS = {"cpu": 1 << 26, "cuda": 1 << 30}
 """That are computed to know a mask, by the device on which it is: some 50 ms."""
 
-
 Kind: TypeAlias = Literal["open", "causal"]
 """What a known mask lets pass: all scores, or those of keys that are not after the query."""
 

@@ -88,8 +88,6 @@ _EMBEDDING: Decomposition = get_decompositions([aten.embedding_dense_backward])[
 
 
 # --- ours ------------------------------------------------------------------------------------------
-
-
 def _widen(x: Tensor) -> Tensor:
     """x in the precision its computation runs in: float32 for bfloat16 and float16, else unchanged."""
     return x.to(torch.float32) if x.dtype in LOW_PRECISION else x
@@ -239,15 +237,11 @@ _EACH: Mapping[str, Decomposition] = {
 """What a `_foreach_` operator does with one tensor of its lists."""
 
 
-def _foreach(each: Decomposition) -> Decomposition:
+def _foreach(each: Decomposition, *args: Any, **kwargs: Any) -> list[Tensor]:
     """_foreach_add([x, y], [a, b]) → [x + a, y + b]; what is no list is the same for all."""
-
-    def decomposed(*args: Any, **kwargs: Any) -> list[Tensor]:
-        count = next(len(a) for a in args if isinstance(a, (list, tuple)))
-        columns = [a if isinstance(a, (list, tuple)) else [a] * count for a in args]
-        return [each(*row, **kwargs) for row in zip(*columns, strict=True)]
-
-    return decomposed
+    count = next(len(a) for a in args if isinstance(a, (list, tuple)))
+    columns = [a if isinstance(a, (list, tuple)) else [a] * count for a in args]
+    return [each(*row, **kwargs) for row in zip(*columns, strict=True)]
 
 
 def _foreach_table() -> dict[OpOverload, Decomposition]:
@@ -256,7 +250,7 @@ def _foreach_table() -> dict[OpOverload, Decomposition]:
     for name, each in _EACH.items():
         for packet in packets([f"_foreach_{name}"]):
             overloads = [getattr(packet, o) for o in packet.overloads() if name[:4] != "addc" or o != "Tensor"]
-            found |= {o: _foreach(each) for o in overloads if not o._schema.is_mutable}
+            found |= {o: partial(_foreach, each) for o in overloads if not o._schema.is_mutable}
     return found
 
 

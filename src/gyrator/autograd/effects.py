@@ -17,7 +17,6 @@ from gyrator.autograd.views import METADATA_OPS, is_view
 
 aten = torch.ops.aten
 
-
 Effect = Enum("Effect", "PURE VIEW WRITES METADATA BATCH_NORM NUMBER STATEMENT REFUSED")
 """What recording must do about an operator."""
 
@@ -89,11 +88,7 @@ def _functional_form(op: OpOverload) -> OpOverload | None:
     if op in _RENAMED:
         return _RENAMED[op]
     schema = op._schema
-    wanted = [
-        (argument.name, str(argument.type))
-        for argument in schema.arguments
-        if not (argument.kwarg_only and argument.alias_info is not None and argument.alias_info.is_write)
-    ]
+    wanted = [(argument.name, str(argument.type)) for argument in schema.arguments if not argument.is_out]
     name = schema.name.partition("::")[2]
     names = [name[:-1]] if name.endswith("_") and not name.endswith("__") else [name, name + "_functional"]
     library = getattr(torch.ops, op.namespace)

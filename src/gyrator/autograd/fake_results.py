@@ -122,8 +122,6 @@ def metadata_key(value: Tensor) -> tuple[Any, ...]:
 
 
 # --- results that torch states otherwise --------------------------------------------------------------
-
-
 def _pointwise(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """A dimension that an operand lacks has stride 0 in eager's kernels; fake ones state another and count it."""
     rank = max([x.ndim for x in args if isinstance(x, Tensor)], default=0)

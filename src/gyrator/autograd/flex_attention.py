@@ -18,7 +18,6 @@ from torch import Tensor
 INDICES = ((0, None, None, None), (None, 0, None, None), (None, None, 0, None), (None, None, None, 0))
 """For each vmap from the outermost, batch, to the innermost, key: which of (b, h, i, j) it runs over."""
 
-
 Call = Callable[[Any, Sequence[Any]], Any]
 
 

@@ -21,7 +21,7 @@ from torch.fx import Node
 
 from gyrator.autograd.builder import GraphBuilder, mapped
 from gyrator.autograd.symbols import expression
-from gyrator.autograd.views import IDENTITY_VIEWS, PARENT, WRITTEN, Call, View, inverse, strided_inverse
+from gyrator.autograd.views import IDENTITY_VIEWS, PARENT, WRITTEN, Call, Slot, View, inverse, strided_inverse
 from gyrator.errors import UnsupportedOperator
 
 aten = torch.ops.aten
@@ -139,7 +139,7 @@ def _emit(call: Call, old: Node, written: Node, build: GraphBuilder) -> Node:
     if op in IDENTITY_VIEWS:
         return written
     slots = {PARENT: old, WRITTEN: written}
-    nodes = tuple(slots[arg] if arg is PARENT or arg is WRITTEN else mapped(arg, build.number) for arg in args)
+    nodes = tuple(slots[arg] if isinstance(arg, Slot) else mapped(arg, build.number) for arg in args)
     return _call_view(op, nodes, {}, build)
 
 

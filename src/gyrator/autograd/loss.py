@@ -6,13 +6,12 @@ states. The caller differentiates by the loss. Gradients of the others are then 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
 from gyrator.autograd.builder import ancestors
-from gyrator.autograd.symbols import SymbolTable, expression
+from gyrator.autograd.symbols import SymbolTable, sizes_of
 
 aten = torch.ops.aten
 
@@ -34,8 +33,8 @@ def behind_loss(results: Sequence[object], tangents: Mapping[int, Node], inputs:
     before = ancestors(losses) - set(losses)
     found = tuple(at for at, node in nodes.items() if node in before)
     gone = {tangents[at] for at in found}
-    needed = {symbol for node in gone for size in _sizes(node) for symbol in getattr(size, "free_symbols", ())}
-    return found if needed <= {size for node in inputs if node not in gone for size in _sizes(node)} else ()
+    needed = {symbol for node in gone for size in sizes_of(node) for symbol in getattr(size, "free_symbols", ())}
+    return found if needed <= {size for node in inputs if node not in gone for size in sizes_of(node)} else ()
 
 
 def without_zeros(graph: Graph, zeros: set[Node]) -> None:
@@ -70,10 +69,4 @@ def without_zeros(graph: Graph, zeros: set[Node]) -> None:
 
 
 def _alike(one: Node, other: Node) -> bool:
-    return _sizes(one) == _sizes(other) and one.meta["val"].dtype == other.meta["val"].dtype
-
-
-def _sizes(node: Node) -> list[Any]:
-    """The sizes of a tensor, or a number, as expressions."""
-    value = node.meta.get("val")
-    return [expression(n) for n in (value.shape if isinstance(value, torch.Tensor) else (value,))]
+    return sizes_of(one) == sizes_of(other) and one.meta["val"].dtype == other.meta["val"].dtype

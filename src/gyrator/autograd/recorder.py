@@ -32,10 +32,9 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """An operator that ran: how it behaves, its arguments and its results."""
+    """An operator that ran, its arguments and its results."""
 
-    func: OpOverload
-    how: Behaviour
+    func: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     out: Any
@@ -83,7 +82,7 @@ class Recorder(TorchDispatchMode):
         if given and not any(id(x) in self._aliases for x in given):
             return func(*args, **kwargs)  # torch's own: it makes the backward of `scan` from them
         out = self.build.results.call(func, args, kwargs)
-        call = _Call(func, how, args, kwargs, out)
+        call = _Call(func, args, kwargs, out)
         if how.effect is Effect.NUMBER:
             return self._number(call) if type(out) in SYMBOLIC_TYPES else out
         self._take_origin()
@@ -99,14 +98,13 @@ class Recorder(TorchDispatchMode):
 
     # --- inputs, reads -----------------------------------------------------------------------------
 
-    def add_input(self, name: str, value: Any, position: int | None = None) -> Node:
+    def add_input(self, name: str, value: Any, position: int | None = None) -> None:
         """A placeholder for `value`; a tensor becomes a root."""
         node = self.build.placeholder(name, value)
         self._last_input = node
         self._inputs += 1
         if isinstance(value, Tensor):
             self._bind(value, new_root(node, value, position))
-        return node
 
     def add_tangent(self, name: str, value: Tensor) -> None:
         """A placeholder for a gradient; inputs and constants, also those that backward brings, stand before it."""
@@ -194,7 +192,7 @@ class Recorder(TorchDispatchMode):
             self.add_constant(call.args[0], call.out, literal=True)
             return
         bindings = torch_compat.fresh_symbols(self.build.fake_mode, call.out)
-        self._define(call.func, call.args, call.kwargs, call.out, bindings)
+        self._define(call, bindings)
 
     def _number(self, call: _Call) -> Any:
         """A number read from data is recorded where its symbol is new; sizes are known without a node. A float of the
@@ -203,18 +201,16 @@ class Recorder(TorchDispatchMode):
         if not bindings and call.func is aten._local_scalar_dense.default and expression(call.out).is_number:
             return torch_compat.plain_number(expression(call.out))
         if bindings or type(call.out) is torch.SymFloat:
-            self._define(call.func, call.args, call.kwargs, call.out, bindings)
+            self._define(call, bindings)
         return call.out
 
-    def _define(
-        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, bindings: Mapping[Any, Any] | None
-    ) -> None:
+    def _define(self, call: _Call, bindings: Mapping[Any, Any] | None) -> None:
         """Appends a call and binds its results, and the symbols that it makes, by `bindings`, to nodes."""
-        node = self._append(func, args, kwargs, out)
-        self._results(node, out)
+        node = self._append(call.func, call.args, call.kwargs, call.out)
+        self._results(node, call.out)
         if bindings:
             node.meta["unbacked_bindings"] = bindings
-            for item in flatten(out):
+            for item in flatten(call.out):
                 if isinstance(item, Tensor):
                     self.build.symbols.bind(item, self.alias_of(item).node)
 
@@ -248,7 +244,8 @@ class Recorder(TorchDispatchMode):
         self._bind(target, Alias(parent.root, parent, view, node, torch.is_grad_enabled()))
 
     def _writes(self, call: _Call) -> None:
-        func, how, out = call.func, call.how, call.out
+        func, out = call.func, call.out
+        how = behaviour(func)
         given = arguments(func, call.args, call.kwargs)
         targets: list[Any] = [given.get(name) for name in how.written]
         if how.functional is not None:
@@ -306,9 +303,9 @@ class Recorder(TorchDispatchMode):
         out = call.out
         if call.args[3] is None:  # without running statistics
             args = (*call.args[:3], *call.args[5:8])
-            self._pure(_Call(_LEGIT.no_stats, call.how, args, {}, tuple(out[:3])))
+            self._pure(_Call(_LEGIT.no_stats, args, {}, tuple(out[:3])))
         else:
-            self._writes(_Call(_LEGIT.default, behaviour(_LEGIT.default), call.args[:8], {}, tuple(out[:3])))
+            self._writes(_Call(_LEGIT.default, call.args[:8], {}, tuple(out[:3])))
         for reserve in out[3:]:
             like = {"dtype": reserve.dtype, "device": reserve.device}
             self._results(self.build.append(aten.empty.memory_format, (list(reserve.shape),), like, reserve), reserve)
@@ -318,7 +315,7 @@ class Recorder(TorchDispatchMode):
         name = func.name()
         if name == "triton_kernel_wrapper_mutation":
             op, given = launch(**kwargs)
-            return self._writes(_Call(op, behaviour(op), given, {}, None))
+            return self._writes(_Call(op, given, {}, None))
         calls = RECORDED.get(name.removesuffix("_stack_output"))  # of a while_loop that keeps its steps
         if calls is None and name not in PASSED:
             raise UnsupportedOperator(name, "it takes a graph, and gyrator does not trace into it")
@@ -327,7 +324,7 @@ class Recorder(TorchDispatchMode):
         passed = list(args)
         for position, operands in (calls(args) if calls is not None else {}).items():
             passed[position] = self.body(name, args[position], operands)
-        self._define(func, tuple(passed), kwargs, out, bindings)
+        self._define(_Call(func, tuple(passed), kwargs, out), bindings)
         return out
 
     def body(self, name: str, function: Callable[..., Any], operands: Sequence[Any]) -> Node:

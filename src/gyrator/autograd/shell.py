@@ -22,6 +22,7 @@ from gyrator.autograd.inputs import overlapping
 from gyrator.autograd.interface import BoxedCallable, Update
 
 _NUMBERS = count()
+_overwrite = torch.no_grad()(Tensor.copy_)
 
 
 @dataclass(frozen=True)
@@ -158,8 +159,3 @@ class _Writer:
         linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
         exec(compile(source, filename, "exec"), self._names)
         return self._names["call"]
-
-
-def _overwrite(target: Tensor, value: Tensor) -> None:
-    with torch.no_grad():
-        target.copy_(value)

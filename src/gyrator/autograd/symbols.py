@@ -31,6 +31,12 @@ def expression(value: Any) -> Any:
     return value.node.expr if isinstance(value, SYMBOLIC_TYPES) else value
 
 
+def sizes_of(node: Node) -> list[Any]:
+    """The sizes of a tensor, or a number, as expressions."""
+    value = node.meta.get("val")
+    return [expression(n) for n in (value.shape if isinstance(value, torch.Tensor) else (value,))]
+
+
 class SymbolTable:
     """Maps expressions to the nodes of one graph that compute them, and makes those nodes on demand."""
 

@@ -6,6 +6,7 @@ For `v = p[:, 2]; v.mul_(3)` that is `p' = select_scatter(p, v * 3, 1, 2)`.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import torch
@@ -17,14 +18,10 @@ aten = torch.ops.aten
 Call = tuple[OpOverload, tuple[Any, ...]]
 """An operator with its arguments; `PARENT` and `WRITTEN` stand for the two tensors."""
 
+Slot = Enum("Slot", "PARENT WRITTEN")
+"""The old value of the viewed tensor, the new value of the view."""
 
-@dataclass(frozen=True)
-class _Slot:
-    name: str
-
-
-PARENT = _Slot("the old value of the viewed tensor")
-WRITTEN = _Slot("the new value of the view")
+PARENT, WRITTEN = Slot
 
 
 @dataclass(frozen=True)

@@ -69,20 +69,18 @@ def all_hold(facts: Iterable[object], symbols: Mapping[str, str], inputs: Sequen
 
 def _value(node: ast.expr, sizes: Mapping[str, object]) -> object:
     match node:
-        case ast.Constant(value=bool() | int() | float()):
+        case ast.Constant(bool() | int() | float()):
             return node.value
-        case ast.Name(id=name) if name in sizes:
+        case ast.Name(name) if name in sizes:
             return sizes[name]
-        case ast.UnaryOp(op=op, operand=inner) if type(op) in _OPERATORS:
+        case ast.UnaryOp(op, inner) if type(op) in _OPERATORS:
             return _OPERATORS[type(op)](_value(inner, sizes))
-        case ast.BinOp(left=left, op=op, right=right) | ast.Compare(left=left, ops=[op], comparators=[right]) if (
-            type(op) in _OPERATORS
-        ):
+        case ast.BinOp(left, op, right) | ast.Compare(left, [op], [right]) if type(op) in _OPERATORS:
             return _OPERATORS[type(op)](_value(left, sizes), _value(right, sizes))
-        case ast.BoolOp(op=ast.And(), values=values):
+        case ast.BoolOp(ast.And(), values):
             return all(bool(_value(v, sizes)) for v in values)
-        case ast.BoolOp(op=ast.Or(), values=values):
+        case ast.BoolOp(ast.Or(), values):
             return any(bool(_value(v, sizes)) for v in values)
-        case ast.Call(func=func, args=args, keywords=[]) if ast.unparse(func) in _CALLS:
+        case ast.Call(func, args, []) if ast.unparse(func) in _CALLS:
             return _CALLS[ast.unparse(func)](*(_value(a, sizes) for a in args))
     raise ValueError(f"{ast.unparse(node)} is no fact about sizes")

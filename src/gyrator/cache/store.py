@@ -14,7 +14,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -132,11 +132,8 @@ class Store:
         """The notes of the entries that were written last."""
         manifests = sorted(self._folder.glob(f"??/*/{MANIFEST}"), key=_age)
         for manifest in manifests[:limit]:
-            try:
-                notes = json.loads(manifest.read_text())["notes"]
-            except (OSError, ValueError, KeyError):
-                continue
-            yield notes
+            with suppress(OSError, ValueError, KeyError):
+                yield json.loads(manifest.read_text())["notes"]
 
     def _place(self, key: str) -> Path:
         return self._folder / key[:2] / key

@@ -31,12 +31,11 @@ from gyrator.pipeline import Process
 from gyrator.report.dump import graph_program
 from gyrator.report.record import GraphRecord, from_json
 from gyrator.report.watch import RECORD, Event, GraphCompiled, Watch
-from gyrator.validate import difference
+from gyrator.validate import SEED, difference
 
 SECONDS = 120.0
 """How long a failing program is made smaller."""
 
-SEED = 20
 VARYING = "varying"
 """Under which a placeholder notes its dimensions that are symbols, where it has no fake value."""
 
@@ -177,14 +176,13 @@ def _outcome(function: Callable[..., Any], inputs: Sequence[Any]) -> list[Tensor
     outputs = [r for r in torch.utils._pytree.tree_leaves(results) if isinstance(r, Tensor)]
     smooth = [r for r in outputs if r.requires_grad]
     wanted = [x for x in given if isinstance(x, Tensor) and x.requires_grad and x.is_leaf]
-    gradients: Sequence[Tensor | None] = ()
+    gradients: Sequence[Tensor] = ()
     if smooth and wanted:
         torch.manual_seed(SEED)
         weights = [torch.randn_like(r, memory_format=torch.preserve_format) for r in smooth]
-        gradients = torch.autograd.grad(smooth, wanted, weights, allow_unused=True)
+        gradients = torch.autograd.grad(smooth, wanted, weights, materialize_grads=True)
     after = [x for x in given if isinstance(x, Tensor)]
-    grads = [torch.zeros_like(x) if g is None else g for x, g in zip(wanted, gradients, strict=bool(gradients))]
-    return [x.detach() for x in (*outputs, *grads, *after)]
+    return [x.detach() for x in (*outputs, *gradients, *after)]
 
 
 def _differences(found: Sequence[Tensor], expected: Sequence[Tensor]) -> str | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from gyrator.config import Config, unknown_environment
 from gyrator.errors import DeviceUnsupported, ToolchainMissing
@@ -37,10 +37,7 @@ class Finding:
 def run_doctor(config: Config, console: Console) -> int:
     """Print the findings. Returns the exit status: 1 if something is wrong."""
     found = tuple(findings(config))
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column()
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    table = Table("", Column(no_wrap=True), Column(overflow="fold"), show_header=False, box=None, pad_edge=False)
     for finding in found:
         style, mark = ("red", "!!") if finding.advice else ("dim", "-") if finding.absent else ("green", "ok")
         table.add_row(f"[{style}]{mark}[/]", finding.topic, finding.found)

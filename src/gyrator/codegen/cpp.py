@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from gyrator.codegen.cpp_expr import Term
 from gyrator.codegen.cpp_loops import Loops
-from gyrator.codegen.cpp_names import Names, legal, type_name
+from gyrator.codegen.cpp_names import legal, type_name
 from gyrator.codegen.texts import WIDTH, broken, origin_comments
 from gyrator.ir.expr import Checked
 from gyrator.ir.tree import Contract, Kernel, walk_stages
@@ -38,17 +38,16 @@ def print_kernel(kernel: Kernel) -> CppKernel:
     Raises: UnsupportedInput for an element type that C++ kernels do not handle; InternalCheckError for a tree that
     ``check_kernel`` refuses.
     """
-    names = Names()
     function = legal(kernel.name)
-    printer = Loops(kernel, names)
+    printer = Loops(kernel)
     arguments = []
     for param in kernel.params:
-        name = names.fresh(param.value.name)
+        name = printer.fresh(param.value.name)
         printer.pointers[param.value] = Term(name, 0, name=True)
         const, restrict = "" if param.written else "const ", "" if param.alias is not None else " __restrict__"
         arguments.append(f"{const}{type_name(param.value.dtype)}*{restrict} {name}")
     for size in kernel.sizes:
-        name = names.fresh(size.name)
+        name = printer.fresh(size.name)
         printer.bind(size, Term(name, 0, name=True))
         arguments.append(f"int64_t {name}")
     arguments.append("int32_t threads")

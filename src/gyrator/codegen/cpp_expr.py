@@ -10,10 +10,11 @@ the lanes; all others are ``gy::Vec<T, 1>``, computed as far out as possible and
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import reduce
 
 from gyrator.codegen.blocks import Blocks, Key, Lines, Printed
-from gyrator.codegen.cpp_names import Names, literal, type_name
+from gyrator.codegen.cpp_names import legal, literal, type_name
 from gyrator.codegen.texts import WIDTH, ordered_terms, sum_text
 from gyrator.errors import InternalCheckError
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Ref, Value, indirect_values
@@ -21,8 +22,9 @@ from gyrator.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Indirect, M
 from gyrator.ir.ops import OPS
 from gyrator.ir.tree import Kernel
 
-_STEM = 24  # of a value's name, for what is loaded from it
+_LONGEST, _STEM = 32, 24  # of a name, but for its number; of a value's name, for what is loaded from it
 _NAMING = len("const auto = ;") + 8  # what a line that names an expression needs besides it
+_OURS = frozenset({"threads", "status", "failed", "lanes"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,8 @@ class Block(Lines[Term]):
 
     ``skippable``: the block may run zero times, so what could fault must not be moved out of it.
     ``writes``: the values stored anywhere in it, whose loads must not be moved out of it. ``extents``: how
-    often each of its loops runs.
+    often each of its loops runs. ``by_team``: each thread of a team runs it. ``names``, and the next ``numbers`` by
+    stems, are free again when it ends.
     """
 
     head: str = "{"
@@ -51,6 +54,9 @@ class Block(Lines[Term]):
     writes: frozenset[Value] = frozenset()
     skippable: bool = False
     extents: tuple[Index, ...] = ()
+    by_team: bool = False
+    names: set[str] = field(default_factory=set)
+    numbers: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +83,8 @@ class Expressions(Blocks[Term, Block]):
     ``width`` lie, if any does here.
     """
 
-    def __init__(self, kernel: Kernel, names: Names) -> None:
-        super().__init__(kernel.body, Block(0))
-        self.names = names
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel.body, Block(0, names={*_OURS}))
         self.lanes: Axis | None = None
         self.width = 1
         self.pointers: dict[Value, Term] = {}
@@ -96,6 +101,27 @@ class Expressions(Blocks[Term, Block]):
             holds = {k: t for k, t in block.terms.items() if isinstance(k, Ref) or changed.isdisjoint(_reads(k))}
             block.terms = holds
 
+    # -- names ---------------------------------------------------------------------------------------------
+    def fresh(self, wish: str, depth: int = -1) -> str:
+        """A name in the block at ``depth``: ``wish`` or the first of ``wish_2``, ``wish_3``, … that no open one has."""
+        name = legal(wish[:_LONGEST])
+        if self._is_taken(name):
+            return self._numbered(f"{name}_", depth, 2)
+        self.blocks[depth].names.add(name)
+        return name
+
+    def _numbered(self, stem: str, depth: int, start: int = 0) -> str:
+        """The first of ``stem0``, ``stem1``, … that no open block has."""
+        number = max([start, *(block.numbers.get(stem, start) for block in self.blocks)])
+        while self._is_taken(f"{stem}{number}"):
+            number += 1
+        self.blocks[depth].names.add(f"{stem}{number}")
+        self.blocks[depth].numbers[stem] = number + 1
+        return f"{stem}{number}"
+
+    def _is_taken(self, name: str) -> bool:
+        return any(name in block.names for block in self.blocks)
+
     # -- values --------------------------------------------------------------------------------------------
     def value(self, e: Expr, wish: str | None = None) -> Term:
         """Print ``e``: a ``gy::Vec`` with one lane, or with ``width`` lanes if it depends on the lanes.
@@ -110,7 +136,7 @@ class Expressions(Blocks[Term, Block]):
             return known
         match e:
             case Load():
-                return self._named(e, self._load(e), f"{e.value.name[:_STEM]}_", wish)
+                return self._named(e, self._load(e), legal(f"{e.value.name[:_STEM]}_"), wish)
             case IndexValue(index):
                 term = self.vector_index(index) if self.varies(index) else self._index_value(index)
             case Checked():
@@ -168,7 +194,7 @@ class Expressions(Blocks[Term, Block]):
 
     def _named(self, e: Expr | Index, term: Term, stem: str, wish: str | None = None) -> Term:
         """Make ``term`` a local of its block, called like ``wish`` or else ``stem`` with a number."""
-        name = self.names.numbered(stem, term.depth) if wish is None else self.names.fresh(wish, term.depth)
+        name = self._numbered(stem, term.depth) if wish is None else self.fresh(wish, term.depth)
         self.blocks[term.depth].lines.append(f"const auto {name} = {term.text};")
         local = Term(name, term.depth, term.vector, name=True)
         self.bind(e, local)
@@ -322,28 +348,26 @@ class Expressions(Blocks[Term, Block]):
                 a, b = self._operand(num), self._operand(den)
                 sign, name = ("/", "floor_div") if isinstance(atom, FloorDiv) else ("%", "floor_mod")
                 text = f"{a.text} {sign} {b.text}" if is_nonnegative(num) else f"gy::{name}({a.text}, {b.text})"
-                return self._named_index(atom, text, a, b)
             case Min(left, right) | Max(left, right):
                 a, b = self.index(left), self.index(right)
                 name = "min_index" if isinstance(atom, Min) else "max_index"
-                return self._named_index(atom, f"gy::{name}({a.text}, {b.text})", a, b)
+                text = f"gy::{name}({a.text}, {b.text})"
             case Indirect(value):
                 term = self.value(value)
                 return Term(f"gy::scalar({term.text})", term.depth, name=True)
-        raise InternalCheckError("print", f"{type(atom).__name__} {atom} has no value here")
+            case _:
+                raise InternalCheckError("print", f"{type(atom).__name__} {atom} has no value here")
+        term = self.integer(text, max(a.depth, b.depth), "k")
+        self.bind(atom, term)
+        return term
 
     def _operand(self, index: Index) -> Term:
         term = self.index(index)
         return term if term.name else replace(term, text=f"({term.text})")
 
-    def _named_index(self, atom: Atom, text: str, *operands: Term) -> Term:
-        term = self.integer(text, max(t.depth for t in operands), "k")
-        self.bind(atom, term)
-        return term
-
     def integer(self, text: str, depth: int, stem: str) -> Term:
         """Name an ``int64_t`` in the block at ``depth``."""
-        name = self.names.numbered(stem, depth)
+        name = self._numbered(stem, depth)
         self.blocks[depth].lines.append(f"const int64_t {name} = {text};")
         return Term(name, depth, name=True)
 
@@ -355,26 +379,20 @@ class Expressions(Blocks[Term, Block]):
         parts: list[Term] = []
         if slope.terms:
             text = f"gy::iota<{self.width}>({first.text}, {step.text})"
-            parts.append(Term(text, max(first.depth, step.depth)))
+            parts.append(Term(text, max(first.depth, step.depth), vector=True))
         elif first.text != "0" or not rest.terms:
-            parts.append(Term(f"gy::broadcast<{self.width}>(int64_t({first.text}))", first.depth))
+            parts.append(self._spread(first))
         parts += [self._vector_monomial(monomial, c) for monomial, c in rest.terms]
-        text = parts[0].text
-        for part in parts[1:]:
-            text = f"gy::add({text}, {part.text})"
-        return Term(text, max(p.depth for p in parts), vector=True)
+        return _combined("add", parts)
 
     def _vector_monomial(self, monomial: tuple[Atom, ...], c: int) -> Term:
-        steps = [self._step(a) for a in monomial]
-        varying = [self._vector_atom(a) for a, step in zip(monomial, steps, strict=True) if step is not ZERO]
-        fixed = tuple(a for a, step in zip(monomial, steps, strict=True) if step is ZERO)
+        fixed = tuple(a for a in monomial if self._step(a) is ZERO)
+        factors = [self._vector_atom(a) for a in monomial if a not in fixed]
         factor = self.index(Index(((fixed, c),)))
-        text, depth = varying[0].text, max([factor.depth, *(v.depth for v in varying)])
-        for other in varying[1:]:
-            text = f"gy::mul({text}, {other.text})"
-        if factor.text != "1":
-            text = f"gy::mul({text}, gy::broadcast<{self.width}>(int64_t({factor.text})))"
-        return Term(text, depth, vector=True)
+        return _combined("mul", factors if factor.text == "1" else [*factors, self._spread(factor)])
+
+    def _spread(self, index: Term) -> Term:
+        return Term(f"gy::broadcast<{self.width}>(int64_t({index.text}))", index.depth, vector=True)
 
     def _vector_atom(self, atom: Atom) -> Term:
         match atom:
@@ -383,16 +401,13 @@ class Expressions(Blocks[Term, Block]):
                 if is_nonnegative(num) and not self.varies(den):
                     a, d = self.vector_index(num), self.index(den)
                     return Term(f"gy::{uniform}({a.text}, {d.text})", max(a.depth, d.depth), vector=True)
-                return self._vector_pair(name, num, den)
-            case Min(a_, b_) | Max(a_, b_):
-                return self._vector_pair("minimum" if isinstance(atom, Min) else "maximum", a_, b_)
+                return _combined(name, [self.vector_index(num), self.vector_index(den)])
+            case Min(left, right) | Max(left, right):
+                name = "minimum" if isinstance(atom, Min) else "maximum"
+                return _combined(name, [self.vector_index(left), self.vector_index(right)])
             case Indirect(value):
-                return self.value(value)
+                return replace(self.value(value), name=False)
         return self.vector_index(atom.index())
-
-    def _vector_pair(self, op: str, a: Index, b: Index) -> Term:
-        x, y = self.vector_index(a), self.vector_index(b)
-        return Term(f"gy::{op}({x.text}, {y.text})", max(x.depth, y.depth), vector=True)
 
 
 def plus(pointer: str, offset: Term) -> str:
@@ -400,6 +415,11 @@ def plus(pointer: str, offset: Term) -> str:
     if offset.text == "0":
         return pointer
     return f"{pointer} - {offset.text[1:]}" if offset.text.startswith("-") else f"{pointer} + {offset.text}"
+
+
+def _combined(op: str, terms: Sequence[Term]) -> Term:
+    """Vectors by a function of two, from left to right."""
+    return reduce(lambda a, b: Term(f"gy::{op}({a.text}, {b.text})", max(a.depth, b.depth), vector=True), terms)
 
 
 def _reads(key: Key) -> frozenset[Value]:

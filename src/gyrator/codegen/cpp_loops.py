@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 
 from gyrator.codegen.cpp_expr import Address, Block, Expressions, Term, plus
-from gyrator.codegen.cpp_names import Names, type_name
+from gyrator.codegen.cpp_names import type_name
 from gyrator.errors import InternalCheckError
 from gyrator.ir import tree
 from gyrator.ir.expr import Expr, Load, Ref, Value
@@ -49,11 +49,10 @@ class Reducer:
 class Loops(Expressions):
     """Prints the loops and stages of one kernel."""
 
-    def __init__(self, kernel: Kernel, names: Names) -> None:
-        super().__init__(kernel, names)
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel)
         self._kernel = kernel
         self._reducers: dict[str, Reducer] = {}
-        self._in_region = False
         self._tile: tuple[Contract, str] | None = None  # of the product at hand, with the name of its sums
         self._ends: dict[Axis, tuple[str, str]] = {}
 
@@ -82,10 +81,9 @@ class Loops(Expressions):
             inner.skippable = not all(is_nonnegative(extent - 1) for extent in inner.extents)
             self.forget(inner.writes)
         self.blocks.append(inner)
-        self.names.enter()
         yield inner
         self.blocks.pop()
-        self.names.leave()
+        self.pointers = {v: p for v, p in self.pointers.items() if p.depth < inner.depth}
         self.block.lines += inner.head.splitlines()
         self.block.lines.extend(f"  {line}" for line in inner.lines)
         self.emit(inner.tail)
@@ -96,7 +94,7 @@ class Loops(Expressions):
         if contract is not None and self._tile is None:
             self._product(loop, contract)
             return
-        threads = loop.kind is LoopKind.PARALLEL and not self._in_region
+        threads = loop.kind is LoopKind.PARALLEL and not any(block.by_team for block in self.blocks)
         if threads and self.lanes is None and not _is_small(loop):
             self._region(loop)
             return
@@ -118,7 +116,7 @@ class Loops(Expressions):
 
     def _variable(self, loop: Loop) -> str:
         """Name the loop's variable in the innermost block, its body."""
-        name = self.names.fresh(loop.axis.name)
+        name = self.fresh(loop.axis.name)
         self.bind(loop.axis, Term(name, self.block.depth, name=True))
         return name
 
@@ -146,10 +144,13 @@ class Loops(Expressions):
         ``for p: for q: to[q, p] = from[p, q]`` → ``gy::transpose_block(from, …, to, …, rows, columns)``.
         Refuses masks, conversions, and extents that depend on the nest.
         """
-        copy = _copy_nest(outer)
-        if copy is None:
-            return False
-        (p, q), store, load = copy
+        p = outer.axis
+        match outer.body:
+            case (Loop(q, body=(Store(expr=Load(mask=None) as load, combine="set") as store,), carries=()),):
+                if outer.carries or outer.kind is LoopKind.LANES or load.value is store.value or p in q.extent.axes():
+                    return False
+            case _:
+                return False
         target, source = dot(store.index, store.value.strides), dot(load.index, load.value.strides)
         if source.coefficient(q) is not ONE:
             p, q = q, p
@@ -171,7 +172,7 @@ class Loops(Expressions):
         """The tiles of a product, shared among threads; in each, the template's sums and then the loops over them."""
         blocks = dict(contract.blocks)
         names = ("tiles", "team", "mine", "product", "tile", "step", "sums")
-        tiles, team, mine, product, tile, step, sums = (self.names.fresh(n) for n in names)
+        tiles, team, mine, product, tile, step, sums = (self.fresh(n) for n in names)
         extents = [self.index(a.extent).text for a in (contract.row, contract.column)]
         batch = self.index(contract.batch[0].extent).text if contract.batch else "1"
         sizes = ", ".join(str(blocks[b]) for b in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
@@ -185,10 +186,9 @@ class Loops(Expressions):
             self.emit(f"const gy::TilesOfGroups {tiles}({{{first}, {lie}}}, {extents[1]}, {{{sizes}}});")
             groups = (Axis("group", ends.shape[0]),)
         self.emit(f"const int {team} = gy::team_size(threads, {tiles}.count, {grain});")
-        self._in_region = True
         with self._nested() as region:
             region.head = f"#pragma omp parallel num_threads({team})\n{{"
-            region.writes = tree.written((outer,))
+            region.writes, region.by_team = tree.written((outer,)), True
             kind = ", ".join([type_name(contract.left.value.dtype), *(str(blocks[b]) for b in ("MR", "V", "TAIL"))])
             packed = "true" if blocks.get("PACKED") else "false"
             depth = self.index(contract.left.shape[-1]).text
@@ -208,8 +208,6 @@ class Loops(Expressions):
                 self.body(outer.body if contract.batch else (outer,))
                 self._tile = None
                 self._ends.clear()
-        self._in_region = False
-        self.pointers = {v: p for v, p in self.pointers.items() if p.depth <= self.block.depth}
 
     def _side(self, contract: Contract, view: View, batch: Sequence[Axis]) -> str:
         """An operand by its first element and the distances of rows (of the right one: columns) and along k; or what
@@ -231,9 +229,9 @@ class Loops(Expressions):
         lies = [load.index[0].coefficient(outer) for load in expr.loads() if {outer, inner} <= load.index[0].axes()]
         along_k, depth, element = ONE not in lies, blocks["BLOCK_K"], type_name(view.value.dtype)
         count = blocks["BLOCK_N"] if is_right and not along_k else count
-        function, operand = self.names.fresh("fill"), self.names.fresh("right" if is_right else "left")
+        function, operand = self.fresh("fill"), self.fresh("right" if is_right else "left")
         with self._nested() as block:
-            to, *ends = (self.names.fresh(n) for n in ("to", "i", "i_end", "k", "k_end"))
+            to, *ends = (self.fresh(n) for n in ("to", "i", "i_end", "k", "k_end"))
             self._ends = {outer: (ends[0], ends[1]), inner: (ends[2], ends[3])}
             arguments = ", ".join(f"int64_t {name}" for name in ends)
             block.head, block.tail = f"const auto {function} = [=]({element}* {to}, {arguments}) {{", "};"
@@ -258,7 +256,7 @@ class Loops(Expressions):
         assert self._tile is not None
         contract, sums = self._tile
         row, column = (self.index(axis.index()).text for axis in (contract.row, contract.column))
-        local = self.names.fresh(name.name)
+        local = self.fresh(name.name)
         self.emit(f"const auto {local} = gy::load(lanes, {sums}.row({row}) + {column});")
         self.bind(name, Term(local, self.block.depth, vector=True, name=True))
 
@@ -267,15 +265,14 @@ class Loops(Expressions):
         """Threads over the flat range of ``outer`` and the parallel loops right inside it."""
         nest = _perfect_nest(outer)
         inner, total = nest[-1], product([loop.axis.extent for loop in nest])
-        steps, team, mine = (self.names.fresh(n) for n in ("steps", "team", "mine"))
+        steps, team, mine = (self.fresh(n) for n in ("steps", "team", "mine"))
         self.emit(f"const int64_t {steps} = {self.index(total).text};")
         self.emit(f"const int {team} = gy::team_size(threads, {steps}, {inner.grain});")
         shared = [self._declare(c, outer, per_thread=team) for c in outer.carries]
-        self._in_region = True
         guard = "" if is_nonnegative(total - 1) else f"if ({steps} > 0)\n"
         with self._nested() as region:
             region.head = f"{guard}#pragma omp parallel num_threads({team})\n{{"
-            region.writes = tree.written(outer.body)
+            region.writes, region.by_team = tree.written(outer.body), True
             self._scratch(outer)
             self.emit(f"const gy::Range {mine} = gy::share({steps});")
             local = [self._declare(c, outer) for c in outer.carries]
@@ -285,20 +282,18 @@ class Loops(Expressions):
                 self._flat(nest, mine)
             for own, parts in zip(local, shared, strict=True):
                 self.emit(f"{parts.name}.mine() = {own.name};")
-        self._in_region = False
-        self.pointers = {v: p for v, p in self.pointers.items() if p.depth <= self.block.depth}
         for parts in shared:
             self._bind_results(parts.carry, parts.carry.results, f"{parts.name}.merged()")
 
     def _flat(self, nest: tuple[Loop, ...], mine: str) -> None:
         """``for step``: the axes start where this thread's share begins and count on like digits."""
-        names = [self.names.fresh(loop.axis.name) for loop in nest]
+        names = [self.fresh(loop.axis.name) for loop in nest]
         sizes = [self.index(loop.axis.extent) for loop in nest]
         extents = [size.text if size.name else self.integer(size.text, size.depth, "n").text for size in sizes]
         for k, name in enumerate(names):
             below = "".join(f" / {extent}" for extent in reversed(extents[k + 1 :]))
             self.emit(f"int64_t {name} = {mine}.begin{below}{f' % {extents[k]}' if k else ''};")
-        step = self.names.fresh("step")
+        step = self.fresh("step")
         with self._nested(*nest) as block:
             block.head = f"for (int64_t {step} = {mine}.begin; {step} < {mine}.end; ++{step}) {{"
             for loop, name in zip(nest, names, strict=True):
@@ -315,7 +310,7 @@ class Loops(Expressions):
         for value in self._kernel.scratch:
             if value not in used or value in self.pointers:
                 continue
-            name, element = self.names.fresh(value.name), type_name(value.dtype)
+            name, element = self.fresh(value.name), type_name(value.dtype)
             count = value.span
             if count.value is not None and count.value * value.dtype.itemsize <= _STACK_BYTES:
                 whole = -(-max(count.value, 1) // _MOST_LANES) * _MOST_LANES  # masked steps stay within it
@@ -338,7 +333,7 @@ class Loops(Expressions):
         last = "Last" if carry.last_wins else ""
         kind = f"gy::{per_lane}{last}{REDUCTIONS[carry.kind].cpp}<{element}, {width}>"
         taken = any(r is not None and r.name == carry.name for r in carry.results)
-        name = self.names.fresh(f"{carry.name}{f'_{carry.kind}' if taken else ''}{'_parts' if per_thread else ''}")
+        name = self.fresh(f"{carry.name}{f'_{carry.kind}' if taken else ''}{'_parts' if per_thread else ''}")
         self.emit(f"gy::PerThread<{kind}> {name}({per_thread});" if per_thread else f"{kind} {name};")
         reducer = Reducer(name, carry, across=self.lanes is None)
         self._reducers[carry.name] = reducer
@@ -364,7 +359,7 @@ class Loops(Expressions):
         if not wanted:
             return
         vector, depth, fields = self.lanes is not None, self.block.depth, _FIELDS.get(carry.kind)
-        name = self.names.fresh(wanted[0][1].name if fields is None else carry.name)
+        name = self.fresh(wanted[0][1].name if fields is None else carry.name)
         self.emit(f"const auto {name} = {text}.result();")
         for k, ref in wanted:
             field = name if fields is None else f"{name}.{fields[k]}"
@@ -373,7 +368,6 @@ class Loops(Expressions):
             self.bind(ref, Term(field, depth, vector, name=True))
 
     # -- stages --------------------------------------------------------------------------------------------
-
     def _update(self, stage: Update) -> None:
         reducer = self._reducers[stage.carry]
         terms = [self.value(a) for a in stage.args]
@@ -414,7 +408,7 @@ class Loops(Expressions):
             lanes = "lanes" if vector else "gy::lanes<1>()"
             self.emit(f"gy::combine<gy::by_{op}, gy::{how}>({lanes}, {at.pointer}, {at.offsets or offsets}, {text});")
             return
-        target = self.names.fresh("to")
+        target = self.fresh("to")
         self.emit(f"{type_name(dtype)}* const {target} = {at.pointer};")
         at = replace(at, pointer=target)
         old = self.access("load", at, "", vector=vector)
@@ -423,16 +417,6 @@ class Loops(Expressions):
         else:
             total = f"gy::{op}({old}, {text})"
         self._write(at, total)
-
-
-def _copy_nest(outer: Loop) -> tuple[tuple[Axis, Axis], Store, Load] | None:
-    """The axes, store and load of two nested loops that do nothing but ``a[…] = b[…]``, else None."""
-    match outer.body:
-        case (Loop(body=(Store(expr=Load(mask=None) as load, combine="set") as store,), carries=()) as inner,):
-            apart = outer.axis not in inner.axis.extent.axes() and load.value is not store.value
-            if apart and not outer.carries and outer.kind is not LoopKind.LANES:
-                return (outer.axis, inner.axis), store, load
-    return None
 
 
 def _is_small(loop: Loop) -> bool:
@@ -444,14 +428,10 @@ def _is_small(loop: Loop) -> bool:
 
 def _perfect_nest(outer: Loop) -> tuple[Loop, ...]:
     """``outer`` and the parallel loops below it, each all of its parent's body, without carries, of a fixed extent."""
-    nest = [outer]
-    while not outer.carries:
-        match nest[-1].body:
-            case (Loop(kind=LoopKind.PARALLEL, carries=()) as inner,) if not inner.axis.extent.axes():
-                nest.append(inner)
-            case _:
-                break
-    return tuple(nest)
+    match outer.body:
+        case (Loop(kind=LoopKind.PARALLEL, carries=()) as inner,) if not outer.carries and not inner.axis.extent.axes():
+            return outer, *_perfect_nest(inner)
+    return (outer,)
 
 
 def _updates(loop: Loop, carry: Carry) -> bool:

@@ -11,7 +11,6 @@ import torch
 from gyrator.errors import UnsupportedInput
 from gyrator.ir.expr import Scalar
 
-_INTEGERS = ("int8", "int16", "int32", "int64", "uint8")
 TYPES: Mapping[torch.dtype, str] = MappingProxyType({
     torch.float32: "float",
     torch.float64: "double",
@@ -20,7 +19,7 @@ TYPES: Mapping[torch.dtype, str] = MappingProxyType({
     torch.float8_e4m3fn: "gy::f8e4m3fn",
     torch.float8_e5m2: "gy::f8e5m2",
     torch.bool: "bool",
-    **{getattr(torch, name): f"{name}_t" for name in _INTEGERS},
+    **{getattr(torch, name): f"{name}_t" for name in ("int8", "int16", "int32", "int64", "uint8")},
 })  # fmt: skip
 """Element type → its name in C++."""
 
@@ -34,49 +33,6 @@ _KEYWORDS = frozenset(
     thread_local throw true try typedef typeid typename uint8_t uint16_t uint32_t uint64_t union
     unsigned using virtual void volatile wchar_t while xor xor_eq main linux unix gy""".split()
 )
-_LONGEST = 32
-_OURS = ("threads", "status", "failed", "lanes")
-
-
-class Names:
-    """The identifiers of the open blocks. A name is free again when its block ends."""
-
-    def __init__(self) -> None:
-        self._open: list[set[str]] = [set(_OURS)]
-        self._next: list[dict[str, int]] = [{}]
-
-    def enter(self) -> None:
-        """A block begins."""
-        self._open.append(set())
-        self._next.append({})
-
-    def leave(self) -> None:
-        """The innermost block ends."""
-        self._open.pop()
-        self._next.pop()
-
-    def fresh(self, wish: str, depth: int = -1) -> str:
-        """``wish`` or the first of ``wish_2``, ``wish_3``, … that no open block has."""
-        base = legal(wish[:_LONGEST])
-        if not self._taken(base):
-            self._open[depth].add(base)
-            return base
-        return self._first(f"{base}_", 2, depth)
-
-    def numbered(self, stem: str, depth: int) -> str:
-        """The first of ``stem0``, ``stem1``, … that no open block has."""
-        return self._first(legal(stem), 0, depth)
-
-    def _first(self, stem: str, start: int, depth: int) -> str:
-        number = max([start, *(counts.get(stem, start) for counts in self._next)])
-        while self._taken(f"{stem}{number}"):
-            number += 1
-        self._open[depth].add(f"{stem}{number}")
-        self._next[depth][stem] = number + 1
-        return f"{stem}{number}"
-
-    def _taken(self, name: str) -> bool:
-        return any(name in names for names in self._open)
 
 
 def legal(wish: str) -> str:

@@ -106,11 +106,10 @@ class _Wrapper:
         self.gpu = gpu_of(plan)
         read = (size for step in plan.steps if isinstance(step, Call) for size in step.extern.scalars)
         given = (i.size for i in plan.inputs if i.size is not None)
-        self.symbols = frozenset(size.name for size in (*given, *(d.size for d in plan.derived), *read))
-        self.names = Names((*_RESERVED, *self.symbols))
+        self.unbound = {size.name for size in (*given, *(d.size for d in plan.derived), *read)}
+        self.names = Names((*_RESERVED, *self.unbound))
         self.by_name = {i.value.name: i.value for i in plan.inputs if i.value is not None}
         self.lines: list[str] = []
-        self.bound: set[str] = set()
         self.waiting = list(plan.derived)
         launches = Counter(v for s in plan.steps if isinstance(s, Launch) for v in s.args)
         self.often = {v for v, count in launches.items() if count > 1}
@@ -160,8 +159,7 @@ class _Wrapper:
     def setup(self) -> list[str]:
         """The lines of `bind` before `call`."""
         lines = [f"{tool} = runtime.{tool}" for tool in sorted(self.tools)]
-        for op, name in self.operators.items():
-            lines.append(f'{name} = runtime.operator("{op}")')
+        lines += [f'{name} = runtime.operator("{op}")' for op, name in self.operators.items()]
         for constant in self.plan.constants:
             v = constant.value
             where = f"{tuple_text(v.shape)}, {tuple_text(v.strides)}, {v.dtype}"
@@ -195,7 +193,7 @@ class _Wrapper:
                 names.append(self.name(given.value))
             elif given.size is not None:
                 names.append(given.size.name)
-                self.bound.add(given.size.name)
+                self.unbound.discard(given.size.name)
             else:
                 names.append("_")
         self.emit(f"{tuple_of(names)} = args" if names else "assert not args")
@@ -221,13 +219,13 @@ class _Wrapper:
             text = derived.text
             if derived.source:  # ``shape[0]`` or ``stride[1]``, which tensors have as ``stride(1)``
                 text = f"{self.name(self.by_name[derived.source])}." + re.sub(r"^stride\[(\d+)\]$", r"stride(\1)", text)
-            if derived.source or self.symbols.intersection(re.findall(r"\w+", text)) <= self.bound:
+            if derived.source or self.unbound.isdisjoint(re.findall(r"\w+", text)):
                 self.waiting.remove(derived)
                 self.bind_size(derived.size, text)
 
     def bind_size(self, size: Size, text: str) -> None:
         self.emit(f"{size.name} = {text}")
-        self.bound.add(size.name)
+        self.unbound.discard(size.name)
 
     # -- steps -----------------------------------------------------------------------------------------------
     def step(self, step: Step) -> None:

@@ -20,17 +20,16 @@ import torch
 
 from gyrator.errors import InternalCheckError
 from gyrator.ir import program as ir
-from gyrator.ir.check_expr import COMBINES, ExprChecker, RuleBroken, check_combine
+from gyrator.ir.check_expr import ExprChecker, RuleBroken, check_combine
 from gyrator.ir.expr import Expr, Load, Ref, Value, short
 from gyrator.ir.index import ZERO, Axis, Index, Size
 from gyrator.ir.ops import REDUCTIONS
-from gyrator.ir.text import declared, listed
+from gyrator.ir.text import COMBINES, declared, listed
 from gyrator.ir.tree import Attend, Contract, Kernel, Let, Loop, LoopKind, Stage, Store, Update, stage_exprs, windows
 from gyrator.origin import Origin
 
+
 # -- programs ----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class ProgramSpec:
     """A level of the IR. ``masked``: ``Masked`` may occur; ``dead``: nodes that nothing needs may occur."""
@@ -219,8 +218,6 @@ def _check_no_dead(program: ir.Program) -> None:
 
 
 # -- loop trees --------------------------------------------------------------------------------------------
-
-
 def check_kernel(kernel: Kernel) -> None:
     """Check the rules of loop trees.
 
@@ -232,7 +229,6 @@ def check_kernel(kernel: Kernel) -> None:
 class _KernelChecker:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self.sizes = frozenset(kernel.sizes)
         self.params = {p.value: p for p in kernel.params}
         self.scratch = frozenset(kernel.scratch)
         self.refs: dict[str, Ref] = {}
@@ -242,7 +238,7 @@ class _KernelChecker:
         self.stored: set[Value] = set()
         self.updated: set[str] = set()
         self.around: tuple[Loop, ...] = ()
-        self.exprs = ExprChecker(self.sizes, masked=False, locals=True)
+        self.exprs = ExprChecker(frozenset(kernel.sizes), masked=False, locals=True)
 
     def run(self) -> None:
         kernel = self.kernel
@@ -414,8 +410,6 @@ class _KernelChecker:
 
 
 # -- blame -------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def _blame(what: ir.Node | Stage | str, origins: tuple[Origin, ...] = (), within: str = "") -> Iterator[None]:
     try:

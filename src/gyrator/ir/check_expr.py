@@ -14,7 +14,6 @@ from gyrator.ir.index import Axis, Index, Indirect, Size, is_nonnegative, lower,
 from gyrator.ir.ops import OPS, REDUCTIONS, Rule
 
 RANDOM_KINDS = frozenset({"rand", "randn", "randint64"})
-COMBINES = frozenset({"set", "add", "mul", "max", "min"})
 
 
 class RuleBroken(Exception):

@@ -6,6 +6,7 @@ dimension ``k``. Every expression then is a tensor that broadcasts to the grid's
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from operator import floordiv, mod
 from typing import TypeAlias
 
@@ -39,22 +40,16 @@ class Evaluator:
     axes: Mapping[Axis, IntOrTensor] = field(default_factory=dict)
     refs: Mapping[str, Tensor] = field(default_factory=dict)
     row: tuple[Tensor, ...] = ()
-    _memo: dict[tuple[Expr, int], Tensor] = field(default_factory=dict)
-    _indices: dict[tuple[Index, int], IntOrTensor] = field(default_factory=dict)
-    _guards: dict[int, Tensor] = field(default_factory=dict)
+    _memo: dict[tuple[Expr, Tensor | None], Tensor] = field(default_factory=dict)
+    _indices: dict[tuple[Index, Tensor | None], IntOrTensor] = field(default_factory=dict)
 
     # -- indices -------------------------------------------------------------------------------------------
     def index(self, index: Index, guard: Tensor | None = None) -> IntOrTensor:
         """The value of ``index``: an int if no axis is a tensor."""
-        key = (index, self._id(guard))
+        key = (index, guard)  # tensors are told apart by identity
         if key not in self._indices:
-            total: IntOrTensor = 0
-            for monomial, c in index.terms:
-                part: IntOrTensor = c
-                for atom in monomial:
-                    part = part * self._atom(atom, guard)
-                total = total + part
-            self._indices[key] = total
+            terms = (prod([self._atom(a, guard) for a in monomial], start=c) for monomial, c in index.terms)
+            self._indices[key] = sum(terms)
         return self._indices[key]
 
     def _atom(self, atom: Atom, guard: Tensor | None) -> IntOrTensor:
@@ -69,10 +64,6 @@ class Evaluator:
                 return self.value(value, guard)
         raise TypeError(f"{type(atom).__name__} is no atom")
 
-    def _id(self, guard: Tensor | None) -> int:
-        """A key for ``guard``, which is kept alive so that the key stays its own."""
-        return 0 if guard is None else id(self._guards.setdefault(id(guard), guard))
-
     # -- expressions ---------------------------------------------------------------------------------------
     def value(self, expr: Expr, guard: Tensor | None = None) -> Tensor:
         """The value of ``expr`` at every iteration, as a tensor that broadcasts to the grid.
@@ -81,7 +72,7 @@ class Evaluator:
 
         Raises: IndexOutOfRange for a ``Checked`` index; OutOfRange for a load outside its value.
         """
-        key = (expr, self._id(guard))
+        key = (expr, guard)
         if key not in self._memo:
             self._memo[key] = self._compute(expr, guard)
         return self._memo[key]

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import torch
 
-from gyrator.ir.index import ZERO, Atom, Axis, Index, Indirect, Size, const, dot, substitute
+from gyrator.ir.index import ZERO, Atom, Axis, Index, Indirect, Size, const, contiguous_strides, dot, substitute
 from gyrator.ir.intern import interned, remember
 
 Scalar: TypeAlias = "bool | int | float"
@@ -46,6 +46,10 @@ class Value:
     def nbytes(self) -> Index:
         """Bytes from the first to the last element in memory, gaps included."""
         return self.span * self.dtype.itemsize
+
+    def derived(self, suffix: str, shape: tuple[Index, ...], dtype: torch.dtype) -> Value:
+        """Another value on the same device, contiguous, named after this one."""
+        return Value(f"{self.name}_{suffix}", shape, dtype, contiguous_strides(shape), self.device)
 
 
 class Expr:

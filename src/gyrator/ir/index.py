@@ -671,10 +671,7 @@ def contiguous_strides(shape: tuple[Index, ...]) -> tuple[Index, ...]:
 @lru_cache(maxsize=1 << 14)
 def dot(coords: tuple[Index, ...], strides: tuple[Index, ...]) -> Index:
     """``Σ coords[k]·strides[k]``: the linear position of a coordinate."""
-    total = ZERO
-    for c, s in zip(coords, strides, strict=True):
-        total = total + c * s
-    return total
+    return sum((c * s for c, s in zip(coords, strides, strict=True)), ZERO)
 
 
 def linear(coords: tuple[Index, ...], shape: tuple[Index, ...]) -> Index:

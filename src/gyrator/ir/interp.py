@@ -133,11 +133,10 @@ class _Machine:
         result = self.values[root.into].clone(memory_format=torch.contiguous_format)
         if 0 in shape:
             return result
-        coords = [c.broadcast_to(shape) for c in evaluator.coordinates(root.index, root.into)]
-        source = evaluator.value(root.body).broadcast_to(shape)
         linear = torch.zeros(shape, dtype=torch.int64)
-        for coordinate, stride in zip(coords, result.stride(), strict=True):
+        for coordinate, stride in zip(evaluator.coordinates(root.index, root.into), result.stride(), strict=True):
             linear = linear + coordinate * stride
+        source = evaluator.value(root.body).broadcast_to(shape)
         combine_into(result.view(-1), linear.reshape(-1), source.reshape(-1), root.combine)
         return result
 

@@ -149,7 +149,6 @@ ROWS = (
     _row("bitcast", 1, Rule.CONVERT, torch.Tensor.view, "{0}.to({dtype}, bitcast=True)", element="<{dtype}>"),
 )
 
-
 OPS: Mapping[str, ScalarOp] = MappingProxyType({row.name: row for row in ROWS})
 """Name → row."""
 

@@ -21,9 +21,8 @@ from gyrator.ir.expr import Expr, Load, Value, indirect_values, map_indirect, re
 from gyrator.ir.index import Axis, Index, Size
 from gyrator.origin import Origin
 
+
 # -- roots -------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Pointwise:
     """``out[axes] = body``."""

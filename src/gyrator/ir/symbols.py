@@ -8,7 +8,7 @@ SymPy functions are told apart by name: torch's own classes are private and diff
 """
 
 from collections.abc import Callable, Mapping
-from functools import reduce
+from functools import partial, reduce
 from typing import TypeAlias, cast
 
 import sympy
@@ -21,7 +21,7 @@ from gyrator.ir.index import ONE, ZERO, Index, Size, const, evaluate, exact_quot
 from gyrator.ir.program import Derived
 from gyrator.torch_compat import symbol_hint
 
-Rule: TypeAlias = "Callable[[tuple[Index, ...]], Index | None]"
+Rule: TypeAlias = "Callable[..., Index | None]"
 
 
 class Symbols:
@@ -91,9 +91,9 @@ class Symbols:
         if isinstance(expr, sympy.Pow) and not isinstance(expr.exp, sympy.Integer):
             return None
         if isinstance(expr, sympy.Mul) and (parts := expr.as_numer_denom())[1] != 1:  # exact, if it is an integer
-            return _floordiv(tuple(map(self.from_sympy, parts))) if expr.is_integer else None
+            return _floordiv(*map(self.from_sympy, parts)) if expr.is_integer else None
         rule = _RULES.get(name)
-        return None if rule is None else rule(tuple([self.from_sympy(a) for a in expr.args]))
+        return None if rule is None else rule(*[self.from_sympy(a) for a in expr.args])
 
     def _rounded_quotient(self, rounding: str, quotient: sympy.Basic) -> Index | None:
         """``trunc(a / b)`` of a true division, which is exact floor division for sizes below 2**53."""
@@ -151,8 +151,7 @@ UNBOUNDED = -(1 << 62)
 
 
 # -- rules: SymPy function → index algebra; None where it cannot be said exactly ---------------------------
-def _floordiv(args: tuple[Index, ...]) -> Index | None:
-    num, den = args
+def _floordiv(num: Index, den: Index) -> Index | None:
     if (exact := exact_quotient(num, den)) is not None:  # 0 / 0 was an error already
         return exact
     if is_nonnegative(den - 1):
@@ -160,26 +159,26 @@ def _floordiv(args: tuple[Index, ...]) -> Index | None:
     return (-num) // (-den) if is_nonnegative(-den - 1) else None
 
 
-def _power(args: tuple[Index, ...]) -> Index | None:
-    exponent = args[1].value
-    return None if exponent is None or not 0 <= exponent <= 8 else reduce(Index.__mul__, [args[0]] * exponent, ONE)
+def _power(base: Index, exponent: Index) -> Index | None:
+    times = exponent.value
+    return None if times is None or not 0 <= times <= 8 else reduce(Index.__mul__, [base] * times, ONE)
 
 
-def _shifted(args: tuple[Index, ...], apply: Callable[[Index, int], Index]) -> Index | None:
-    by = args[1].value
-    return None if by is None or not 0 <= by < 62 else apply(args[0], 1 << by)
+def _shifted(index: Index, by: Index, apply: Callable[[Index, int], Index]) -> Index | None:
+    bits = by.value
+    return None if bits is None or not 0 <= bits < 62 else apply(index, 1 << bits)
 
 
 _RULES: Mapping[str, Rule] = {
-    "Add": lambda args: reduce(Index.__add__, args, ZERO),
-    "Mul": lambda args: reduce(Index.__mul__, args, ONE),
+    "Add": lambda *args: reduce(Index.__add__, args, ZERO),
+    "Mul": lambda *args: reduce(Index.__mul__, args, ONE),
     **dict.fromkeys(("FloorDiv", "CleanDiv"), _floordiv),
-    **dict.fromkeys(("Mod", "PythonMod"), lambda args: args[0] % args[1] if is_nonnegative(args[1] - 1) else None),
-    "Max": lambda args: reduce(maximum, args),
-    "Min": lambda args: reduce(minimum, args),
+    **dict.fromkeys(("Mod", "PythonMod"), lambda a, b: a % b if is_nonnegative(b - 1) else None),
+    "Max": lambda *args: reduce(maximum, args),
+    "Min": lambda *args: reduce(minimum, args),
     **dict.fromkeys(("Pow", "PowByNatural"), _power),
-    "LShift": lambda args: _shifted(args, Index.__mul__),
-    "RShift": lambda args: _shifted(args, Index.__floordiv__),
+    "LShift": partial(_shifted, apply=Index.__mul__),
+    "RShift": partial(_shifted, apply=Index.__floordiv__),
 }
 _ROUNDING = frozenset({"TruncToInt", "FloorToInt", "CeilToInt"})
 

@@ -24,7 +24,8 @@ from gyrator.ir.index import Atom, Index, Indirect, Size, atom_text, contiguous_
 from gyrator.ir.tree import Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, walk_exprs
 from gyrator.origin import Origins, places_of
 
-_COMBINES = {"set": "=", "add": "+=", "mul": "*=", "max": "max=", "min": "min="}
+COMBINES = {"set": "=", "add": "+=", "mul": "*=", "max": "max=", "min": "min="}
+"""The ways to combine what is stored with what was there, and their text."""
 
 
 # -- programs ----------------------------------------------------------------------------------------------
@@ -89,7 +90,7 @@ def _root_text(root: ir.Root, names: _Names) -> str:
         case ir.Scan(kind, axis, body):
             return f"scan {kind} along {axis} of {', '.join(map(names.expr, body))}"
         case ir.Scatter(into, index, body, combine):
-            return f"{into} with [{names.indices(index)}] {_COMBINES[combine]} {names.expr(body)}"
+            return f"{into} with [{names.indices(index)}] {COMBINES[combine]} {names.expr(body)}"
 
 
 def _extern_text(node: ir.Extern, results: str) -> str:
@@ -161,7 +162,7 @@ def _stage_text(stage: Stage, names: _Names) -> str:
         case Let(name, expr):
             return f"{name}: {short(name.dtype)} = {names.expr(expr)}"
         case Store(value, index, expr, combine, atomic):
-            text = f"{value}[{names.indices(index)}] {_COMBINES[combine]} {names.expr(expr)}"
+            text = f"{value}[{names.indices(index)}] {COMBINES[combine]} {names.expr(expr)}"
             return f"atomic {text}" if atomic else text
         case Update(carry, args, running):
             text = f"update {carry} with {', '.join(map(names.expr, args))}"

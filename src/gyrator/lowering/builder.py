@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import count
 
 import torch
 from torch import fx
 
-from gyrator.ir.expr import Const, Expr, Load, Value
-from gyrator.ir.index import ONE, ZERO, Axis, Index, const, contiguous_strides, dot
-from gyrator.ir.program import Extern, Nest, Node, Pointwise, Root, View
+from gyrator.ir.expr import Expr, Load, Value
+from gyrator.ir.index import ONE, ZERO, Index, const, contiguous_strides, dot
+from gyrator.ir.program import Extern, Nest, Node, Pointwise, View
 from gyrator.ir.symbols import Symbols
 from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, view_coords, whole
 from gyrator.lowering.typed import COMPUTED, Operand, cast, compute_dtype, element
@@ -52,9 +53,8 @@ class Builder:
         self._names: set[str] = set()
         self._copies: dict[tuple[TensorRef, tuple[Index, ...]], Value] = {}
         self._storage_offsets: dict[Value, Index] = {}
-        self._metas: dict[object, Meta] = {}
         self._draws = draws
-        self._drawn = 0
+        self._drawn = count()
         self._seeds: dict[torch.device, Value] = {}
         self._prefix = "v"
         self._origins: tuple[Origin, ...] = ()
@@ -67,17 +67,8 @@ class Builder:
 
     def meta(self, tensor: torch.Tensor) -> Meta:
         """The metadata of a traced tensor."""
-        key = None
-        if all(type(s) is int for s in (*tensor.shape, *tensor.stride())):
-            key = (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-            known = self._metas.get(key)
-            if known is not None:
-                return known
-        shape = self.symbols.shape(tensor.shape)
-        meta = Meta(shape, tensor.dtype, self.symbols.shape(tensor.stride()), tensor.device)
-        if key is not None:
-            self._metas[key] = meta
-        return meta
+        shape, strides = self.symbols.shape(tensor.shape), self.symbols.shape(tensor.stride())
+        return Meta(shape, tensor.dtype, strides, tensor.device)
 
     def value(self, meta: Meta, suffix: str = "") -> Value:
         """A new value, named after the node. Strides that make elements overlap become contiguous ones."""
@@ -95,10 +86,10 @@ class Builder:
         return value
 
     def _unique(self, stem: str) -> str:
-        name, count = stem, 1
+        name, number = stem, 1
         while name in self._names:
-            name = f"{stem}_{count}"
-            count += 1
+            name = f"{stem}_{number}"
+            number += 1
         self._names.add(name)
         return name
 
@@ -106,16 +97,16 @@ class Builder:
         """How many elements into its storage ``value`` begins."""
         return self._storage_offsets.get(value, ZERO)
 
-    # -- nests ----------------------------------------------------------------------------------------------
-    def nest(self, out: Sequence[Value | None], axes: tuple[Axis, ...], root: Root) -> None:
-        """Append a nest that defines ``out``."""
-        self.nodes.append(Nest(tuple(out), axes, root, self._origins))
+    # -- nodes ----------------------------------------------------------------------------------------------
+    def add(self, node: Node) -> None:
+        """Append a node as it is, with the current origin."""
+        self.nodes.append(replace(node, origins=self._origins))
 
     def pointwise(self, out: Meta, body: Callable[[Coords], Expr], suffix: str = "") -> TensorRef:
         """``out[i0, i1, …] = body((i0, i1, …))``, cast to the result's dtype."""
         axes = axes_of("i", out.shape)
         value = self.value(out, suffix)
-        self.nest((value,), axes, Pointwise(cast(body(coords_of(axes)), out.dtype)))
+        self.add(Nest((value,), axes, Pointwise(cast(body(coords_of(axes)), out.dtype))))
         return whole(value)
 
     def elementwise(
@@ -127,9 +118,9 @@ class Builder:
         dtype = compute_dtype(out.dtype)
         return self.pointwise(out, lambda at: function(*[element(o, at, dtype) for o in operands]), suffix)
 
-    def full(self, out: Meta, value: Const, suffix: str = "") -> TensorRef:
-        """A tensor filled with one literal."""
-        return self.pointwise(out, lambda at: value, suffix)
+    def full(self, out: Meta, value: Operand, suffix: str = "") -> TensorRef:
+        """A tensor filled with one number."""
+        return self.pointwise(out, lambda at: element(value, at, out.dtype), suffix)
 
     def copy(self, ref: TensorRef, out: Meta, suffix: str = "") -> TensorRef:
         """A new value with ``ref``'s elements, broadcast and cast to ``out``."""
@@ -144,11 +135,9 @@ class Builder:
         seeds = self._seeds.get(device)
         if seeds is None:
             shape = (const(self._draws),)
-            seeds = Value(self._unique("seeds"), shape, torch.int64, (ONE,), device)
-            self._seeds[device] = seeds
+            seeds = self._seeds[device] = Value(self._unique("seeds"), shape, torch.int64, (ONE,), device)
             self.add(Extern((seeds,), "gyrator.seeds.default", (shape[0], device), effects=True))
-        self._drawn += 1
-        return Load(seeds, (const(self._drawn - 1),))
+        return Load(seeds, (const(next(self._drawn)),))
 
     # -- values and views of what is viewed -----------------------------------------------------------------
     def materialise(self, ref: TensorRef, strides: tuple[Index, ...] | None = None) -> Value:
@@ -183,11 +172,7 @@ class Builder:
         value = self.materialise(ref, strides)
         return View(value, value.shape, value.strides, ZERO)
 
-    # -- extern calls ---------------------------------------------------------------------------------------
-    def add(self, node: Extern) -> None:
-        """Append an extern call as it is, with the current origin."""
-        self.nodes.append(replace(node, origins=self._origins))
-
+    # -- regions --------------------------------------------------------------------------------------------
     def region(self, graph: fx.GraphModule) -> str:
         """The name by which a graph is called that runs op by op."""
         name = f"gyrator.region_{len(self.regions)}.default"

@@ -16,18 +16,14 @@ from gyrator.ir.index import Index, IndexLike, as_index, linear
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.family import Family, named_rows, rows
 from gyrator.lowering.refs import Coords, TensorRef
-from gyrator.lowering.typed import Operand, cast, constant, element, number, op
+from gyrator.lowering.typed import Operand, cast, element, number, op
 
 prims = torch.ops.prims
 
 
-def _scalar(b: Builder, out: Meta, value: Operand, **_: Any) -> TensorRef:
-    return b.pointwise(out, lambda at: element(value, at, out.dtype))
-
-
 def _empty(b: Builder, out: Meta, *_: Any, **__: Any) -> TensorRef:
     """Zeros, which cost nothing where they are inlined."""
-    return b.full(out, constant(0, out.dtype))
+    return b.full(out, 0)
 
 
 def _range(b: Builder, out: Meta, start: Operand = 0, step: Operand = 1) -> TensorRef:
@@ -80,8 +76,8 @@ RANDOM: Family = {
 
 LOWERINGS: Family = {
     **RANDOM,
-    **rows(lambda b, out, size, value, **_: _scalar(b, out, value), "full full_like"),
-    **rows(_scalar, "scalar_tensor"),
+    **rows(lambda b, out, size, value, **_: b.full(out, value), "full full_like"),
+    **rows(lambda b, out, value, **_: b.full(out, value), "scalar_tensor"),
     **rows(_empty, "empty empty_strided new_empty_strided empty_permuted", "default memory_format"),
     **rows(_empty, "_efficientzerotensor"),
     **rows(lambda b, out, end, **_: _range(b, out), "arange"),

@@ -21,7 +21,7 @@ from gyrator.lowering.pointwise import REGISTERED_LATE
 from gyrator.lowering.refs import TensorRef, whole
 from gyrator.lowering.symbolic import number_of, read_number
 from gyrator.lowering.table import LOWERINGS, RANDOM, VIEWS
-from gyrator.lowering.typed import COMPUTED, constant
+from gyrator.lowering.typed import COMPUTED
 from gyrator.origin import origin_of
 from gyrator.passes import blame
 
@@ -203,7 +203,7 @@ class _Lowering:
         meta = self.b.meta(tensor)
         literal = _literal(tensor)
         if literal is not None:
-            return self.b.full(meta, constant(literal, tensor.dtype))
+            return self.b.full(meta, literal)
         known = next((c for c in self.held if self.constants[c.key] is tensor), None)
         if known is None:
             value = self.b.given(meta, str(node.target).replace(".", "_").lstrip("_"))

@@ -29,7 +29,7 @@ def _cat(b: Builder, out: Meta, tensors: Sequence[TensorRef], dim: int = 0) -> A
     if len(parts) > MANY:
         return NotImplemented
     if not parts:
-        return b.full(out, constant(0, out.dtype))
+        return b.full(out, 0)
     starts = [*accumulate((part.shape[d] for part in parts), initial=ZERO)]
     return b.pointwise(out, lambda at: _joined(out.dtype, parts, starts, d, at))
 
@@ -48,7 +48,7 @@ def _joined(dtype: torch.dtype, parts: Sequence[TensorRef], starts: Sequence[Ind
 def _pad(b: Builder, out: Meta, x: TensorRef, pad: Sequence[IndexLike], value: Operand = 0) -> TensorRef:
     """Pairs of (before, after) from the last dimension on; negative ones cut off."""
     if ZERO in x.shape:
-        return b.pointwise(out, lambda at: element(value, at, out.dtype))
+        return b.full(out, value)
     before = [ZERO] * x.rank
     for k in range(len(pad) // 2):
         before[x.rank - 1 - k] = before[x.rank - 1 - k] + pad[2 * k]
@@ -69,7 +69,7 @@ def _repeat(b: Builder, out: Meta, x: TensorRef, repeats: Sequence[IndexLike]) -
         return x.load(tuple([div_mod(i, size)[1] for i, size in zip(inner, x.shape, strict=True)]))
 
     if ZERO in out.shape:
-        return b.full(out, constant(0, out.dtype))
+        return b.full(out, 0)
     return b.pointwise(out, body)
 
 

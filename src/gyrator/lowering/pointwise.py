@@ -10,14 +10,13 @@ from typing import Any
 import torch
 
 from gyrator.autograd import ops
-from gyrator.ir.expr import Const, Expr, Scalar
+from gyrator.ir.expr import Expr, Scalar
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.family import Family, Lowering, named_rows, rows
 from gyrator.lowering.refs import Coords, TensorRef
 from gyrator.lowering.typed import HALF, Operand, cast, compute_dtype, constant, element, like, op, result_type
 
 aten, prims = torch.ops.aten, torch.ops.prims
-
 
 _WHOLE: Mapping[str, str] = dict.fromkeys(("floor", "ceil", "trunc", "round"), "")
 _ON_BOOLS: Mapping[str, str] = {
@@ -201,7 +200,7 @@ def _clamp(b: Builder, out: Meta, x: TensorRef, low: Operand | None = None, high
 def _float_test(name: str, b: Builder, out: Meta, x: TensorRef) -> TensorRef:
     """isnan and the like: false for integers."""
     if not x.dtype.is_floating_point:
-        return b.full(out, Const(False, torch.bool))
+        return b.full(out, False)
     return b.pointwise(out, lambda at: op(name, cast(x.load(at), compute_dtype(x.dtype))))
 
 
@@ -222,27 +221,24 @@ def _copy(b: Builder, out: Meta, into: TensorRef, x: Operand, *_: Any) -> Any:
     return b.pointwise(out, lambda at: element(x, at, out.dtype))
 
 
-_UNARY = (
+_PLAIN = (
     "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh sigmoid"
-    " erf erfc erfinv lgamma digamma sqrt rsqrt reciprocal neg"
+    " erf erfc erfinv lgamma digamma sqrt rsqrt reciprocal neg floor ceil trunc round abs sign bitwise_not"
+    " logical_and logical_or logical_xor logical_not maximum minimum fmax fmin"
 )
-_SHIFTS = "Tensor Scalar Tensor_Scalar Scalar_Tensor"
-_BITS = "Tensor Scalar Scalar_Tensor"
+_BITS = "Tensor Scalar Tensor_Scalar Scalar_Tensor"
 
 REGISTERED_LATE: Mapping[str, Lowering] = {"prims.fma.default": partial(_elementwise, "fma")}
 """Operators that torch registers when its capture first writes them (`addcmul_` of an optimizer), by name."""
 
 LOWERINGS: Family = {
-    **named_rows(_elementwise, _UNARY),
+    **named_rows(_elementwise, _PLAIN),
     **named_rows(_of_rounded, "atan2 hypot copysign fmod remainder", "default Tensor Scalar"),
-    **named_rows(_elementwise, "floor ceil trunc round abs sign"),
     **named_rows(_comparison, "eq ne lt le gt ge", "Tensor Scalar"),
-    **named_rows(_elementwise, "logical_and logical_or logical_xor logical_not"),
     **named_rows(_float_test, "isnan isinf"),
-    **rows(partial(_elementwise, "lshift"), "bitwise_left_shift __lshift__", _SHIFTS),
-    **rows(partial(_elementwise, "rshift"), "bitwise_right_shift __rshift__", _SHIFTS),
+    **rows(partial(_elementwise, "lshift"), "bitwise_left_shift __lshift__", _BITS),
+    **rows(partial(_elementwise, "rshift"), "bitwise_right_shift __rshift__", _BITS),
     **named_rows(_elementwise, "mul div", "Tensor Scalar"),
-    **named_rows(_elementwise, "maximum minimum fmax fmin bitwise_not"),
     **named_rows(_elementwise, "bitwise_and bitwise_or bitwise_xor", _BITS),
     **rows(partial(_addc, "mul"), "addcmul"),
     **rows(partial(_addc, "div"), "addcdiv"),
@@ -259,11 +255,9 @@ LOWERINGS: Family = {
     aten.signbit.default: _signbit,
     aten.polygamma.default: _polygamma,
     aten.angle.default: _angle,
-    aten.clone.default: _clone,
-    aten.lift_fresh_copy.default: _clone,
-    ops.restride: _clone,
+    **rows(_clone, "clone lift_fresh_copy"),
+    **dict.fromkeys((ops.restride, prims.convert_element_type.default), _clone),
     aten.copy.default: _copy,
-    prims.convert_element_type.default: _clone,
     prims.add.default: partial(_sum, "add"),
     prims.where.default: _where,
     **{getattr(prims, n).default: partial(_elementwise, n) for n in "mul sub div maximum minimum pow neg".split()},

@@ -12,10 +12,10 @@ from typing import Any, TypeAlias
 
 import torch
 
-from gyrator.ir.expr import Const, Expr, IndexValue
+from gyrator.ir.expr import Expr, IndexValue
 from gyrator.ir.index import ONE, ZERO, Axis, Index, is_nonnegative, linear, product
 from gyrator.ir.ops import REDUCTIONS
-from gyrator.ir.program import Reduce, Scan
+from gyrator.ir.program import Nest, Reduce, Scan
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.family import Family, named_rows, rows
 from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, whole
@@ -64,7 +64,7 @@ def reduction(
     body = bodies(coords_of(axes), coords_of(reduced))
     dtypes = [d or body[min(k, len(body) - 1)].dtype for k, d in enumerate(REDUCTIONS[kind].results)]
     values = [b.value(out.with_dtype(d), suffix) if use else None for d, use in zip(dtypes, wanted, strict=False)]
-    b.nest(values, axes, Reduce(kind, reduced or (Axis("r0", ONE),), body))
+    b.add(Nest(tuple(values), axes, Reduce(kind, reduced or (Axis("r0", ONE),), body)))
     return [whole(v) for v in values if v is not None]
 
 
@@ -171,7 +171,7 @@ def scan(
     body = bodies(coords_of(axes))
     dtypes = [d or body[k].dtype for k, d in enumerate(REDUCTIONS[kind].results)]
     values = [b.value(out.with_dtype(d), suffix) for d in dtypes]
-    b.nest(values, axes, Scan(kind, axes[dim], body))
+    b.add(Nest(tuple(values), axes, Scan(kind, axes[dim], body)))
     return [whole(v) for v in values]
 
 
@@ -187,7 +187,7 @@ def _running(kind: str, b: Builder, out: Meta, x: TensorRef, dim: int, **_: Any)
 def _running_extreme(kind: str, b: Builder, out: tuple[Meta, Meta], x: TensorRef, dim: int) -> Sequence[TensorRef]:
     values, indices = out
     if x.rank == 0:
-        return b.copy(x, values), b.full(indices, Const(0, torch.int64))
+        return b.copy(x, values), b.full(indices, 0)
     d = dimension(dim, x.rank)
     wide = torch.uint8 if x.dtype == torch.bool else compute_dtype(x.dtype)
     best, where = scan(b, values, d, kind, lambda at: (cast(x.load(at), wide), IndexValue(at[d])), kind)

@@ -31,15 +31,11 @@ Share: TypeAlias = Callable[[Index, Index, Expr], Expr]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """How the gradient flows along one dimension: input ``i`` asks ``count`` outputs from ``first(i)`` on.
-
-    ``certain``: all of these exist.
-    """
+    """How the gradient flows along one dimension: input ``i`` asks ``count`` outputs from ``first(i)`` on."""
 
     count: Index
     first: Callable[[Index], Index]
     share: Share
-    certain: bool = False
 
 
 def _gathered(b: Builder, out: Meta, grad: TensorRef, lines: Sequence[Line]) -> TensorRef:
@@ -56,8 +52,7 @@ def _along(b: Builder, out: Meta, grad: TensorRef, dim: int, line: Line) -> Tens
     def body(at: Coords, inner: Coords) -> Expr:
         source = line.first(at[dim]) + inner[0]
         given = cast(grad.load((*at[:dim], source, *at[dim + 1 :])), compute_dtype(out.dtype))
-        conditions = [] if line.certain else between(source, ZERO, grad.shape[dim])
-        return masked(conditions, line.share(source, at[dim], given))
+        return masked(between(source, ZERO, grad.shape[dim]), line.share(source, at[dim], given))
 
     return summed(b, out, (line.count,), body)
 
@@ -81,7 +76,7 @@ def _nearest(size: Resize, exact: bool) -> Line:
     """Each output is its source's."""
     times = _even(size)
     if times is not None:
-        return Line(as_index(times), lambda i: i * times, lambda o, i, g: g, certain=True)
+        return Line(as_index(times), lambda i: i * times, lambda o, i, g: g)
 
     def share(output: Index, i: Index, given: Expr) -> Expr:
         source = _nearest_source(size, exact, output)
@@ -151,7 +146,7 @@ def _padded(before: int, after: int, size: Index) -> Line:
     left, right = max(before, 0), max(after, 0)
     span = max(left, right) if is_nonnegative(size - 2) else left + right
     if before == after == 0:
-        return Line(ONE, lambda i: i, lambda o, i, g: g, certain=True)
+        return Line(ONE, lambda i: i, lambda o, i, g: g)
 
     def share(output: Index, i: Index, given: Expr) -> Expr:
         source = clamp(output - before, ZERO, size - 1)

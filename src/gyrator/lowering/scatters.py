@@ -18,7 +18,7 @@ import torch
 from gyrator.ir.expr import Checked, Expr, IndexValue
 from gyrator.ir.index import ONE, ZERO, Index, IndexLike, Indirect, as_index, div_mod, dot, linear, product
 from gyrator.ir.ops import identity
-from gyrator.ir.program import Scatter
+from gyrator.ir.program import Nest, Scatter
 from gyrator.lowering.builder import Builder, Meta, same_strides
 from gyrator.lowering.family import Family, rows
 from gyrator.lowering.gathers import Indices, advanced, along, indexed_coords, indirect, is_plain
@@ -62,7 +62,7 @@ def scatter(b: Builder, out: Meta, into: TensorRef, points: Points, source: Oper
     axes = axes_of("i", points.shape)
     at = coords_of(axes)
     value = b.value(wide, "wide" if dtype != out.dtype else "")
-    b.nest((value,), axes, Scatter(target, points.place(at), element(source, at, dtype), combine))
+    b.add(Nest((value,), axes, Scatter(target, points.place(at), element(source, at, dtype), combine)))
     return b.narrowed(whole(value), out)
 
 
@@ -159,7 +159,7 @@ def _reduce(
 def _counts(b: Builder, out: Meta, points: Points, start: int) -> TensorRef:
     """How often each element is written to, ``start`` included."""
     whole_numbers = out.with_dtype(torch.int32 if out.dtype.is_floating_point else out.dtype)
-    none = b.full(whole_numbers, constant(start, whole_numbers.dtype), "none")
+    none = b.full(whole_numbers, start, "none")
     return scatter(b, whole_numbers, none, points, constant(1, whole_numbers.dtype), "add")
 
 

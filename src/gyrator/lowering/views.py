@@ -75,10 +75,11 @@ def _groups(new: Sequence[Index], old: Sequence[Index]) -> list[tuple[list[int],
     return groups
 
 
-def expanded(x: TensorRef, shape: tuple[Index, ...]) -> TensorRef:
-    """``x`` broadcast to ``shape``."""
-    at = view_coords(shape)[len(shape) - x.rank :]
-    return x.view(shape, tuple([ZERO if extent is ONE else i for extent, i in zip(x.shape, at, strict=True)]))
+def expanded(x: TensorRef, shape: tuple[Index, ...], dims: Sequence[int] | None = None) -> TensorRef:
+    """``x`` broadcast to ``shape``; its own dimensions become ``dims``, by default the last ones."""
+    at = view_coords(shape)
+    places = at[len(shape) - x.rank :] if dims is None else [at[d] for d in dims]
+    return x.view(shape, tuple([ZERO if extent is ONE else i for extent, i in zip(x.shape, places, strict=True)]))
 
 
 def slice_start(b: Builder, start: IndexLike | None, size: Index) -> Index:
@@ -204,11 +205,6 @@ def _bits(b: Builder, out: Meta, x: TensorRef, dtype: torch.dtype) -> Any:
     return TensorRef(x.value, x.shape, x.coords, dtype)
 
 
-def _broadcast_in_dim(b: Builder, out: Meta, x: TensorRef, shape: object, dims: Sequence[int]) -> TensorRef:
-    at = view_coords(out.shape)
-    return x.view(out.shape, tuple([ZERO if x.shape[k] is ONE else at[d] for k, d in enumerate(dims)]))
-
-
 LOWERINGS: Family = {
     **rows(_view, "view reshape unsqueeze"),
     **rows(_view, "squeeze", "default dim dims"),
@@ -221,10 +217,8 @@ LOWERINGS: Family = {
     **rows(_diagonal, "diagonal"),
     **rows(_as_strided, "as_strided"),
     **rows(_bits, "view", "dtype"),
-    prims.split_dim.default: _view,
-    prims.collapse_view.default: _view,
+    **dict.fromkeys((prims.split_dim.default, prims.collapse_view.default, prims.squeeze.default), _view),
     prims.view_of.default: _same,
     prims.transpose.default: _permute,
-    prims.squeeze.default: _view,
-    prims.broadcast_in_dim.default: _broadcast_in_dim,
+    prims.broadcast_in_dim.default: lambda b, out, x, shape, dims: expanded(x, out.shape, dims),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
@@ -181,7 +180,7 @@ class _Walk:
         written = tuple(min(n, most) for n, most in zip(self.written, whole, strict=True))
         kept = list(self.kept.values()) or [1]
         elements = sum(n // param.value.dtype.itemsize for n, param in zip(written, self.kernel.params, strict=True))
-        inner = [len(list(_loops_in(loop))) for loop in self.kernel.body if isinstance(loop, Loop)]
+        inner = [_inner_loops(loop) for loop in self.kernel.body if isinstance(loop, Loop)]
         return KernelFacts(
             kind=self.kind(),
             vectorised=self.vectors,
@@ -222,10 +221,9 @@ class _Walk:
         return KernelKind.FOREACH if several else KernelKind.POINTWISE
 
 
-def _loops_in(loop: Loop) -> Iterator[Loop]:
-    """The loops in which the outermost ones, a chain of single loops, meet the first several."""
-    inner = [item for item in loop.body if isinstance(item, Loop)]
-    if len(inner) == 1 and len(loop.body) == 1:
-        yield from _loops_in(inner[0])
-    else:
-        yield from inner
+def _inner_loops(loop: Loop) -> int:
+    """How many loops there are where the outermost ones, a chain of single loops, meet the first several."""
+    match loop.body:
+        case (Loop() as inner,):
+            return _inner_loops(inner)
+    return sum(isinstance(item, Loop) for item in loop.body)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from gyrator.report.record import GraphRecord, KernelRecord, ProgramRecord, StepRecord
 from gyrator.runtime.profile import Peaks
@@ -100,7 +99,7 @@ class ReportData:
 
 
 def _within(
-    path: Sequence[str], stages: Iterable[Timing], inner: Mapping[str, Sequence[Timing]] = MappingProxyType({})
+    path: Sequence[str], stages: Iterable[Timing], inner: Mapping[str, Sequence[Timing]]
 ) -> Iterator[tuple[str, Timing]]:
     """Stages within `path`, each with its own path; `inner` are those of a graph, by the stage that they are in."""
     below = list(path)
@@ -108,7 +107,7 @@ def _within(
         below[len(path) + stage.depth :] = []
         yield "/".join(below), Timing(stage.name, len(path) + stage.depth, stage.seconds)
         below.append(stage.name)
-        yield from _within(below, inner.get(stage.name, ()))
+        yield from _within(below, inner.get(stage.name, ()), {})
 
 
 def size_text(count: int) -> str:

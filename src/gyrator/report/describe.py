@@ -33,18 +33,16 @@ def describe(
     facts = {kernel.name: facts_of(kernel) for kernel in plan.kernels}
     steps = tuple(_steps(made, facts))
     launches = Counter(step.name for step in steps if step.kind == "kernel")
-    nests = {_value_name(node): _nest(node) for node in made.program.nodes if isinstance(node, Nest)}
     _count(lowered, made, facts, launches, session.counters)
     memory, holders = _memory(plan, made.program)
-    given = [i.value for i in plan.inputs if i.value is not None]
     return GraphRecord(
         name=session.name,
         kind=kind,
-        inputs=tuple(value.name for value in given),
+        inputs=tuple(given.value.name for given in plan.inputs if given.value is not None),
         outputs=tuple(view.value.name for view in shown_views(plan.outputs)),
         kernels=tuple(_kernel(k, facts[k.name], printed[k.name], launches[k.name]) for k in plan.kernels),
         steps=steps,
-        nests=nests,
+        nests={_value_name(node): _nest(node) for node in made.program.nodes if isinstance(node, Nest)},
         unfused=tuple(_unfused(made)),
         memory=memory,
         holders=holders,

@@ -3,8 +3,6 @@
 `pipeline.py` and `backend.py` call these functions; with nothing switched on they cost next to nothing.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,9 +47,9 @@ class GraphCompiled:
     moved: Mapping[Origin, Origin] = field(default_factory=dict)
 
 
-Event: TypeAlias = "GraphCompiled | ProgramReport"
+Event: TypeAlias = GraphCompiled | ProgramReport
 """A graph or a captured program is ready; the report on a program lacks those on its graphs."""
-Watch: TypeAlias = "Callable[[Event], None]"
+Watch: TypeAlias = Callable[[Event], None]
 
 
 def graph_compiled(ready: GraphCompiled, watch: Watch | None) -> None:
@@ -126,8 +124,6 @@ def program_record(partition: Partition) -> ProgramRecord:
 
 
 # -- rows of metric tables -----------------------------------------------------------------------------------
-
-
 def kernel_tuned(config: Config, folder: Path, name: str, candidates: Sequence[Candidate], new: bool) -> None:
     """A kernel of the graph in `folder` was tuned: write tables and logs, unless an earlier process took the times."""
     if new:

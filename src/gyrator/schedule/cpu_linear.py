@@ -3,8 +3,6 @@
 mm(x, w') + b; relu    →    mkldnn._linear_pointwise(x, w, b, "relu", [], "")        w of N x K, a constant
 """
 
-from types import MappingProxyType
-
 import torch
 
 from gyrator.ir.expr import Const, Expr, Load, Op
@@ -12,8 +10,6 @@ from gyrator.ir.index import ONE, contiguous_strides
 from gyrator.ir.program import Extern, ListArg, Program, View, bodies, shown_values, uses
 from gyrator.schedule.group import Group
 from gyrator.schedule.products import Product
-
-_UNARY = MappingProxyType({"maximum": "relu", "sigmoid": "sigmoid", "tanh": "tanh"})
 
 
 def linear_unary(call: Extern, product: Product, group: Group, program: Program) -> Extern | None:
@@ -45,6 +41,8 @@ def _unary(expr: Expr, product: Product) -> str | None:
             return "" if value is product.out and mask is None else None
         case Op("cast", (inner,)):
             return _unary(inner, product)
-        case Op("sigmoid" | "tanh" as name, (inner,)) | Op("maximum" as name, (inner, Const(0))):
-            return _UNARY[name] if _unary(inner, product) == "" else None
+        case Op("sigmoid" | "tanh" as name, (inner,)) if _unary(inner, product) == "":
+            return name
+        case Op("maximum", (inner, Const(0))) if _unary(inner, product) == "":
+            return "relu"
     return None

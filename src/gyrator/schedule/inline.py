@@ -18,7 +18,6 @@ BALANCE = 4.0
 SPARE = 16
 """Cheap instructions for an element that a GPU does while it waits for memory anyway."""
 
-
 ROW = 32
 """Elements of a row from which on what is the same for all of them costs nothing."""
 
@@ -151,7 +150,7 @@ def _measure(body: Expr, nest: Nest) -> _Shape:
                 one = 40
             case Load(_, index):
                 n_loads += 1
-                axes = frozenset().union(*(i.axes() for i in index)) if index else frozenset()
+                axes = frozenset().union(*(i.axes() for i in index))
                 big += len(axes) == len(wide)
                 one = 20 if any(i.indirects() for i in index) else 0
         if row is None or row in node.axes():

@@ -1,6 +1,6 @@
 """From groups in order to a plan: kernels, placements, and when each value's name ends."""
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Value, indirect_values
@@ -73,7 +73,6 @@ class _Planner:
         self._outputs = output_values(program)
         self._updates = {u.value.value: u for u in program.updates if is_full(u.value)}
         self._updated: set[Update] = set()
-        self._ended: set[Value] = set()
         self._built: dict[Hashable, Built] = {}
         self.kernels: dict[str, Kernel] = {}
 
@@ -197,13 +196,7 @@ class _Planner:
         read = sorted(uses_of(unit).difference(made), key=lambda v: v.name)
         # what a kernel makes has a name only if a later unit reads it
         named = [*read, *made] if isinstance(unit, Extern) else read
-        yield from self._free(v for v in named if self._life.dies_at(v, position))
-
-    def _free(self, values: Iterable[Value]) -> Iterator[Step]:
-        for value in dict.fromkeys(values):
-            if value not in self._ended:
-                self._ended.add(value)
-                yield Free(value)
+        yield from (Free(v) for v in named if self._life.dies_at(v, position))
 
     def _write_back(self) -> Iterator[Step]:
         pending = [u for u in self._program.updates if u not in self._updated]
@@ -220,7 +213,7 @@ class _Planner:
             yield Copy(full_view(update.target), replace(view, value=moved.get(view.value, view.value)))
         updates = self._program.updates
         values = (*(u.value.value for u in updates), *(u.target for u in updates), *moved.values())
-        yield from self._free(v for v in values if v not in self._outputs)
+        yield from (Free(v) for v in dict.fromkeys(values) if v not in self._outputs)
 
 
 def _group_of(unit: Templated) -> Group:

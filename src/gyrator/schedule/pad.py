@@ -105,10 +105,6 @@ def _needed(program: Program, matrices: Mapping[Extern, Sequence[View]]) -> set[
     return found
 
 
-def _resized(value: Value, shape: Shape, strides: Shape, suffix: str = "padded") -> Value:
-    return Value(f"{value.name}_{suffix}", shape, value.dtype, strides, value.device)
-
-
 # -- longer sides ------------------------------------------------------------------------------------------
 def _longer_sides(program: Program, unpadded: Collection[Value]) -> _Plan:
     """The products that are worth it, with their results and those arguments that can be made longer at once."""
@@ -127,7 +123,7 @@ def _longer_sides(program: Program, unpadded: Collection[Value]) -> _Plan:
     for node, args in products.items():
         shapes = {a.view.value: a.shape for a in args if a.view.value in free and not a.of_more_rows}
         shapes |= dict.fromkeys(defines(node), (args[-2].sides[0], args[-1].sides[1]))
-        long.values |= {v: _resized(v, n, contiguous_strides(n)) for v, n in shapes.items() if n != v.shape}
+        long.values |= {v: v.derived("padded", n, v.dtype) for v, n in shapes.items() if n != v.shape}
     return long
 
 
@@ -203,7 +199,7 @@ def _stepped(value: Value) -> Value | None:
     if value.strides != contiguous_strides(value.shape) or bytes_of(value) < LARGE:
         return None
     longer = contiguous_strides((*value.shape[:-1], _even(row, value.dtype.itemsize)))
-    return _resized(value, value.shape, longer)
+    return Value(f"{value.name}_padded", value.shape, value.dtype, longer, value.device)
 
 
 def _moved(view: View, new: Value) -> View | None:
@@ -254,7 +250,7 @@ def _call(node: Extern, long: _Plan) -> Iterator[Nest | Extern]:
 def _copy(value: Value, shape: Shape, long: _Plan, origins: Origins) -> Generator[Nest, None, Value]:
     """The copy of ``value`` with zeros up to ``shape``, which is made unless there is one."""
     if (value, shape) not in long.copies:
-        new = _resized(value, shape, contiguous_strides(shape), f"filled{len(long.copies)}")
+        new = value.derived(f"filled{len(long.copies)}", shape, value.dtype)
         long.copies[value, shape] = new
         yield _copied(value.shape, long.values.get(value, value), new, origins)
     return long.copies[value, shape]

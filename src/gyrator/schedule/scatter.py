@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from gyrator.ir.expr import Const, Expr, IndexValue, Load, Op, Value
-from gyrator.ir.index import ZERO, Atom, Axis, Index, Indirect, contiguous_strides
+from gyrator.ir.index import ZERO, Atom, Axis, Index, Indirect
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Scatter, map_nests
 from gyrator.ir.volume import volume
@@ -113,7 +113,7 @@ def _sums(nest: Nest) -> list[Node]:
     before, body = _stored(nest, root.body, out)
     hit, nothing = hits(axes[position], chosen, at), Const(identity("sum", body.dtype), body.dtype)
     part = Op("where", (hit, body.substitute(at), nothing), body.dtype)
-    total = Value(f"{out.name}_sums", into.shape, body.dtype, contiguous_strides(into.shape), out.device)
+    total = out.derived("sums", into.shape, body.dtype)
     here = tuple(axis.index() for axis in axes)
     whole = Op("add", (Load(into, here), Load(total, here)), body.dtype)
     return [
@@ -128,6 +128,6 @@ def _stored(nest: Nest, body: Expr, out: Value) -> tuple[list[Node], Expr]:
     if sum(1 for _ in body.walk()) <= SIMPLE:
         return [], body
     shape = tuple(axis.extent for axis in nest.axes)
-    value = Value(f"{out.name}_source", shape, body.dtype, contiguous_strides(shape), out.device)
+    value = out.derived("source", shape, body.dtype)
     made = replace(nest, out=(value,), root=Pointwise(body))
     return [made], Load(value, tuple(axis.index() for axis in nest.axes))

@@ -7,7 +7,7 @@ from math import gcd
 import torch
 
 from gyrator.ir.expr import Const, Expr, IndexValue, Load, Masked, Op, Value
-from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, const, contiguous_strides, dot, exact_quotient, product
+from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, const, dot, exact_quotient, product
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Root, defines, loads, map_nests
 from gyrator.ir.volume import volume
@@ -141,10 +141,7 @@ def split(nest: Nest, cut: Cut | None) -> list[Node]:
     shape = (*(b.extent for b in blocks), *(a.extent for a in nest.axes))
     dtypes = [b.dtype for b in body] if root.kind != "welford" else [body[0].dtype] * 3
     whole, *_ = defines(nest)
-    partial = tuple(
-        Value(f"{whole.name}_part{k or ''}", shape, dtype, contiguous_strides(shape), whole.device)
-        for k, dtype in enumerate(dtypes)
-    )
+    partial = tuple(whole.derived(f"part{k or ''}", shape, dtype) for k, dtype in enumerate(dtypes))
     first = replace(nest, out=partial, axes=(*blocks, *kept), root=Reduce(root.kind, (*inner, *rest), body, True))
     rows = tuple(Axis(f"r{k}", b.extent) for k, b in enumerate(blocks))
     coords = (*(r.index() for r in rows), *(a.index() for a in nest.axes))
@@ -161,18 +158,15 @@ def _welford(nest: Nest, rows: tuple[Axis, ...], parted: tuple[Load, ...], parts
     ``mean = Σ mean_b / P``; ``m2 = Σ (m2_b + count·(mean_b - mean)²)``
     """
     means, m2s, _ = parted
-    dtype, device = means.dtype, means.value.device
+    dtype = means.dtype
     shape = tuple(a.extent for a in nest.axes)
     here = tuple(a.index() for a in nest.axes)
-
-    def fresh(suffix: str) -> Value:
-        return Value(f"{whole.name}_{suffix}", shape, dtype, contiguous_strides(shape), device)
 
     def op(kind: str, a: Expr, b: Expr) -> Op:
         return Op(kind, (a, b), dtype)
 
     whole, *_ = defines(nest)
-    total, mean = fresh("means"), nest.out[0] or fresh("mean")
+    total, mean = whole.derived("means", shape, dtype), nest.out[0] or whole.derived("mean", shape, dtype)
     average = op("mul", Load(total, here), Const(1.0 / parts, dtype))
     off = op("sub", means, Load(mean, here))
     deviation = op("add", m2s, op("mul", op("mul", off, off), cast(IndexValue(count), dtype)))

@@ -4,7 +4,7 @@ The order is maintained as by Pearce and Kelly, "A dynamic topological sort algo
 graphs" (2007): a merge looks only at units ranked between the two.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 
 class Units:
@@ -30,10 +30,10 @@ class Units:
     def merge(self, a: int, b: int) -> bool:
         """Make b part of a; False, and nothing changes, if another unit lies on a path between them."""
         first, last = (a, b) if self._rank[a] < self._rank[b] else (b, a)
-        after = self._reach(first, self._succ, last, lambda r: r < self._rank[last])
+        after = self._between(first, last, self._succ)
         if after is None:
             return False
-        before = self._reach(last, self._pred, first, lambda r: r > self._rank[first])
+        before = self._between(last, first, self._pred)
         assert before is not None
         earlier, later = (sorted(some, key=self._rank.__getitem__) for some in (before, after))
         members = [*earlier, first, last, *later]
@@ -47,21 +47,18 @@ class Units:
         """The remaining units in a topological order."""
         return sorted((u for u in range(len(self._into)) if self._into[u] == u), key=lambda u: self._rank[u])
 
-    def _reach(self, start: int, edges: list[set[int]], goal: int, within: Callable[[int], bool]) -> set[int] | None:
-        """Units reachable from ``start``, other than by the direct edge to ``goal``; None if one of them
-        leads to ``goal``."""
+    def _between(self, start: int, goal: int, edges: list[set[int]]) -> set[int] | None:
+        """Units ranked between the two that ``start`` leads to; None if one of them leads to ``goal``."""
+        low, high = sorted((self._rank[start], self._rank[goal]))
         seen: set[int] = set()
-        stack = [u for u in edges[start] if u != goal and within(self._rank[u])]
+        stack = [start]
         while stack:
             unit = stack.pop()
-            if unit in seen:
-                continue
-            seen.add(unit)
-            for u in edges[unit]:
-                if u == goal:
-                    return None
-                if u not in seen and within(self._rank[u]):
-                    stack.append(u)
+            if unit != start and goal in edges[unit]:
+                return None
+            new = {u for u in edges[unit] if low < self._rank[u] < high} - seen
+            seen |= new
+            stack += new
         return seen
 
     def _join(self, a: int, b: int) -> None:

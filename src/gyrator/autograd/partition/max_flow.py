@@ -62,15 +62,12 @@ class FlowNetwork:
             if vertex == sink:
                 flow = min(residual[edge] for edge in path)
                 total += flow
-                cut = 0
-                for position in range(len(path) - 1, -1, -1):
-                    edge = path[position]
+                for edge in path:
                     residual[edge] -= flow
                     residual[edge ^ 1] += flow
-                    if residual[edge] == 0:
-                        cut = position
                 if total >= UNBOUNDED:
                     return total
+                cut = next(position for position, edge in enumerate(path) if residual[edge] == 0)
                 vertex = heads[path[cut] ^ 1]
                 del path[cut:]
                 continue

@@ -78,8 +78,6 @@ min_cut = min_cut_with_budget(1)
 
 
 # --- what may be recomputed ------------------------------------------------------------------------
-
-
 def _problem(joint: JointGraph) -> _Problem:
     forward = (node for node in joint.graph.nodes if node in joint.needed and node not in joint.backward_nodes)
     candidates = tuple(node for node in forward if not is_number(node))
@@ -196,8 +194,6 @@ def _copies_input(node: Node) -> bool:
 
 
 # --- the cut ---------------------------------------------------------------------------------------
-
-
 def _price(node: Node, joint: JointGraph) -> int:
     """What saving a value costs, in parts of bytes: a little more where forward would not have written it to
     memory otherwise. Of views only those of a small part are saved, as copies, so that the whole is freed.
@@ -252,8 +248,6 @@ def _without_bans(problem: _Problem, nodes: Iterable[Node]) -> _Problem:
 
 
 # --- the explanation -------------------------------------------------------------------------------
-
-
 def _described(problem: _Problem, saved: tuple[Node, ...]) -> Partition:
     """The partition with its reasons: for what is saved why it was not recomputed, for what is recomputed from what."""
     joint = problem.joint

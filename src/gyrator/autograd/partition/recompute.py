@@ -30,24 +30,18 @@ UNKNOWN_SIZE = 4096
 REDUCTION_RATIO = 4
 """A reduction whose result is this many times smaller than its input is saved rather than repeated."""
 
-
 Cost = Enum("Cost", "VIEW POINTWISE REDUCTION HEAVY RANDOM NUMBER")
 """What it takes to compute a node again."""
 
-
 _POINTWISE = frozenset(
-    """
-    clone copy where full full_like zeros ones zeros_like ones_like empty empty_like new_zeros new_full
-    scalar_tensor arange iota fill constant_pad_nd cat index gather _unsafe_index embedding select_scatter
-    slice_scatter triu tril repeat flip lift_fresh_copy convert_element_type restride masked_fill empty_strided
-    eye index_select _to_copy
-    """.split()
+    "clone copy where full full_like zeros ones zeros_like ones_like empty empty_like new_zeros new_full "
+    "scalar_tensor arange iota fill constant_pad_nd cat index gather _unsafe_index embedding select_scatter "
+    "slice_scatter triu tril repeat flip lift_fresh_copy convert_element_type restride masked_fill empty_strided "
+    "eye index_select _to_copy".split()
 )
 _REDUCTIONS = frozenset(
-    """
-    sum mean var var_mean std std_mean amax amin prod any all argmax argmin logsumexp aminmax max min
-    linalg_vector_norm
-    """.split()
+    "sum mean var var_mean std std_mean amax amin prod any all argmax argmin logsumexp aminmax max min "
+    "linalg_vector_norm".split()
 )
 _SEEDED = frozenset({"gyrator::rand", "gyrator::randn"})
 _OF_NUMBERS = frozenset({"_operator", "math", "builtins", "torch", "torch.fx.experimental.sym_node"})

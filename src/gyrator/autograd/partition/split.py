@@ -14,7 +14,7 @@ from gyrator.autograd.builder import ancestors, copy_node
 from gyrator.autograd.effects import is_statement
 from gyrator.autograd.partition.plan import JointGraph, is_number
 from gyrator.autograd.partition.recompute import is_copyless
-from gyrator.autograd.symbols import expression
+from gyrator.autograd.symbols import expression, sizes_of
 from gyrator.errors import InternalCheckError
 
 aten = torch.ops.aten
@@ -73,11 +73,7 @@ def _numbers(joint: JointGraph, saved: set[Node]) -> list[Node]:
 def _unreadable(joint: JointGraph, nodes: Iterable[Node], given: Iterable[Node]) -> set[Node]:
     """Forward's numbers that are symbols which sizes of `nodes` mention and no size of a `given` node is alone; new
     ones where only tensors have them."""
-    readable: set[Any] = set()
-    for node in given:
-        value = node.meta.get("val")
-        sizes = tuple(value.shape) if isinstance(value, Tensor) else (value,)
-        readable.update(expression(size) for size in sizes if isinstance(size, torch.SymInt))
+    readable = {size for node in given for size in sizes_of(node)}
     mentioned = {symbol for node in nodes for symbol in _symbols(node.meta.get("val"))}
     forward = [node for node in joint.graph.nodes if node not in joint.backward_nodes]
     numbers = {expression(node.meta["val"]): node for node in reversed(forward) if is_number(node)}
