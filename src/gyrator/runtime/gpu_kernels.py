@@ -19,7 +19,7 @@ from gyrator.ir.tree import Config
 from gyrator.origin import Origin
 from gyrator.runtime.cuda_driver import CudaDriver, cuda_driver
 from gyrator.runtime.triton_build import Binary, Wanted, request_for
-from gyrator.runtime.triton_launch import EARLY, TOGETHER, Launch, Programs, bind, guarded
+from gyrator.runtime.triton_launch import EARLY, RECORDS_EARLY, TOGETHER, Launch, Programs, bind, guarded
 from gyrator.runtime.triton_tune import Candidate, Tuned, descend, times
 
 DESCRIPTION = "kernels.json"
@@ -229,7 +229,8 @@ class GpuKernels:
         count, scratch = _programs(programs, about["sizes"], variant["blocks"]), variant.get("scratch", 0)
         kinds = [*about["kinds"], "*i8"] if scratch else about["kinds"]
         block = variant["warps"], variant["shared"]
-        attribute = TOGETHER if variant["cooperative"] else EARLY if variant.get("early") else b""
+        early = variant.get("early") and driver.version() >= RECORDS_EARLY
+        attribute = TOGETHER if variant["cooperative"] else EARLY if early else b""
         launch = bind(driver, handle, about["name"], kinds, count, *block, attribute, self._on_assert)
         return _with_scratch(launch, count, scratch) if scratch else launch
 

@@ -42,6 +42,8 @@ TOGETHER = _ATTRIBUTE.pack(2, 1)
 """A `CUlaunchAttribute`: all blocks run at once, as they wait for each other."""
 EARLY = _ATTRIBUTE.pack(6, 1)
 """As TOGETHER: blocks may start before earlier launches are done, for which the kernel waits itself."""
+RECORDS_EARLY = 12030
+"""The first version of the driver that also records such launches in a CUDA graph."""
 _SCRATCH = 2
 """Triton's kernels end with so many pointers that are null unless asked for."""
 

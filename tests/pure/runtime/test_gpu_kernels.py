@@ -35,6 +35,11 @@ class Driver(CudaDriver):
         self.loaded.append(binary.decode())
         return len(self.loaded)
 
+    def version(self) -> int:
+        return self.cuda
+
+    cuda = 13000
+
 
 def same(driver: Driver) -> Driver:
     return driver
@@ -85,6 +90,26 @@ def test_one_config_is_loaded_at_the_first_launch(library: Library, tmp_path: Pa
     launch(7, SUM, SUM + 64, 1024)
     assert driver.loaded == ["a"]
     assert [seen.blocks for seen in library.launches] == [[2, 1, 1], [4, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("about", "cuda", "attributes"),
+    [
+        ({"early": True}, 12030, [(6, 1)]),
+        ({"early": True}, 12020, []),
+        ({"early": False}, 13000, []),
+        ({}, 13000, []),
+        ({"early": True, "cooperative": True}, 13000, [(2, 1)]),
+    ],
+)
+def test_kernels_that_wait_themselves_are_launched_early_where_recordings_know_that(
+    about: dict[str, bool], cuda: int, attributes: list[tuple[int, int]], library: Library, tmp_path: Path
+) -> None:
+    driver = Driver(library)
+    driver.cuda = cuda
+    kernels = GpuKernels(folder(tmp_path, variants=[variant("a.cubin", 256) | about]), driver=lambda: driver)
+    kernels.kernel("add_0", programs)(7, SUM, SUM + 64, 512)
+    assert [seen.attributes for seen in library.launches] == [attributes]
 
 
 def test_tritons_own_scratch_memory_is_an_argument_after_the_kernels(
