@@ -168,6 +168,13 @@ def test_the_partition_says_why() -> None:
     assert partition.saved_bytes <= partition.default_bytes
 
 
+def test_what_is_recomputed_is_told_in_the_order_of_the_graph() -> None:
+    partition = partitioned(lambda x, w: ((x @ w).relu().sin().exp() * 2 + 1).tanh().cos(), leaf(8, 8), leaf(8, 8))
+    again = [node for node, reason in partition.reasons.items() if reason.startswith("recomputed")]
+    assert len(again) > 3
+    assert again == [node for node in again[0].graph.nodes if node in set(again)]
+
+
 def test_backward_is_given_every_symbol_that_its_sizes_mention() -> None:
     def halves(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         part = x.chunk(2, 0)[0].clone()

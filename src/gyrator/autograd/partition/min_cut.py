@@ -253,7 +253,8 @@ def _described(problem: _Problem, saved: tuple[Node, ...]) -> Partition:
     joint = problem.joint
     free = Ban("the cheapest value to start again from", True)
     reasons = {node: f"saved: {problem.bans.get(node, free).reason}" for node in saved}
-    again = ((n, cost(n)) for n in ancestors(problem.read, known={*saved, *filter(is_number, joint.needed)}))
+    recomputed = ancestors(problem.read, known={*saved, *filter(is_number, joint.needed)})
+    again = ((n, cost(n)) for n in joint.graph.nodes if n in recomputed)
     reasons |= {n: f"recomputed: {c.name.lower()}, cheaper than its bytes" for n, c in again if c is not Cost.VIEW}
     return Partition(saved, reasons, _saved_bytes(joint, saved), _saved_bytes(joint, save_all(joint).saved))
 
