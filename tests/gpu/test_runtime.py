@@ -390,3 +390,25 @@ def test_a_product_is_rounded_wherever_it_is_used() -> None:
 
     found = torch.compile(program, backend="gyrator")(random(4099, 1), random(4099, 1))
     assert not any(result.any() for result in found)
+
+
+def test_kernels_that_are_launched_early_read_what_earlier_ones_wrote() -> None:
+    """Large kernels before small ones, one for each operator, in a stream and in a recording."""
+
+    def chain(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        for _ in range(4):
+            x, y = x * 1.01 + y[:1], y * 0.5 + x.mean(0)
+        return x, y
+
+    torch._dynamo.reset()
+    function = torch.compile(chain, backend="gyrator", dynamic=False, options={"fusion": False})
+    args = [random(16384, 1024), random(8, 1024)]
+    wanted = chain(*args)
+    for _ in range(20):
+        torch.testing.assert_close(function(*args), wanted, rtol=1e-4, atol=1e-4)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        recorded = function(*args)
+    for _ in range(20):
+        graph.replay()
+        torch.testing.assert_close(recorded, wanted, rtol=1e-4, atol=1e-4)

@@ -94,10 +94,9 @@ def print_triton(kernel: Kernel, *, descriptors: bool = True, early: bool = Fals
     blocks = [name for name, _ in kernel.tiling.configs[0].blocks]
     grid = printer.grid()
     early = early and not (printer.described and isinstance(kernel.body[0], Attend))
-    lines = ["rt.after_launches()"] * early + printer.block.lines
     return TritonKernel(
         kernel.name,
-        _module(kernel, lines, [p.name for p in params], blocks, printer.functions),
+        _module(kernel, printer.block.lines, [p.name for p in params], blocks, printer.functions, early=early),
         tuple(params),
         grid,
         kernel.tiling.configs,
@@ -158,15 +157,21 @@ def _print_foreach(kernel: Kernel, tiling: Tiling, *, early: bool) -> TritonKern
         pointers = tuple((name, params[v]) for v, name in printer.pointers.items())
         parts.append(Part(tuple(printer.block.lines), pointers, count, -(-count // size)))
     lines, programs = side_by_side(parts)
-    lines = ["rt.after_launches()"] * early + lines
-    source = _module(kernel, lines, [p.name for p in params.values()], [block])
+    source = _module(kernel, lines, [p.name for p in params.values()], [block], early=early)
     grid = (GridAxis(as_index(programs)),)
     return TritonKernel(kernel.name, source, tuple(params.values()), grid, tiling.configs, tiling.category, early=early)
 
 
 def _module(
-    kernel: Kernel, lines: Sequence[str], params: Sequence[str], blocks: Sequence[str], functions: Sequence[str] = ()
+    kernel: Kernel,
+    lines: Sequence[str],
+    params: Sequence[str],
+    blocks: Sequence[str],
+    functions: Sequence[str] = (),
+    *,
+    early: bool,
 ) -> str:
+    lines = [*(["rt.after_launches()"] if early else []), *lines]
     libraries = {name for line in (*functions, *lines) for name in _LIBRARY.findall(line)}
     imports = ["import triton", "import triton.language as tl"]
     if "libdevice" in libraries:

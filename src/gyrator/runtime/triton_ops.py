@@ -334,13 +334,13 @@ def pick(x, here, axis: tl.constexpr, keep: tl.constexpr):
     return tl.sum(tl.where(here, x, 0), axis, keep_dims=keep).to(x.dtype)
 
 
+# -- programs that wait for each other -----------------------------------------------------------------------
 @triton.jit
 def after_launches():
     """Until all that was launched before on the stream is done; from capability 9.0 on."""
     tl.inline_asm_elementwise("griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 
 
-# -- programs that wait for each other -----------------------------------------------------------------------
 @triton.jit
 def acquired(counter):
     """What a counter says; what others stored before they changed it can be read from then on."""

@@ -67,13 +67,16 @@ def _read_again(program: Program) -> set[Value]:
 def _read_by_rows(program: Program) -> dict[Value, int]:
     """Large values along whose rows something is reduced: column sums of them may join (see gpu_mix). With the bytes of
     an element, of the widest for values of one size: sums that may join each other are then cut alike."""
-    found: dict[Value, int] = {}
+    elements: dict[Value, int] = {}
     for node in program.nodes:
         if isinstance(node, Nest) and isinstance(node.root, Reduce) and not is_column(node, node.root):
             size = max(volume(a.extent for a in (*node.axes, *node.root.reduced)), MIN_WORK)
             read = {load.value for load in loads(node.root.body)}
-            found |= {value: value.dtype.itemsize for value in read if volume(value.shape) >= size}
-    return {v: max(size for w, size in found.items() if volume(w.shape) == volume(v.shape)) for v in found}
+            elements |= {value: count for value in read if (count := volume(value.shape)) >= size}
+    widest: dict[int, int] = {}
+    for value, count in elements.items():
+        widest[count] = max(widest.get(count, 0), value.dtype.itemsize)
+    return {value: widest[count] for value, count in elements.items()}
 
 
 def _cut(nest: Nest, root: Reduce, gpu: Gpu, mixed: int) -> Cut | None:
