@@ -140,7 +140,7 @@ class Config:
     cpu_isa: str = _option(
         "auto",
         "Instruction set of CPU kernels; `auto` asks the processor.",
-        choices=("auto", "scalar", "avx2", "avx512", "amx"),
+        choices=("auto", "scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"),
     )
     cxx: str | None = _option(None, "The C++ compiler. None: $CXX, then g++, then clang++.")
     threads: int = _setting(0, "Most threads of a CPU kernel. 0: torch.get_num_threads(), read at each call.", low=0)

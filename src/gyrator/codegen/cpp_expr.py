@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 
+import torch
+
 from gyrator.codegen.blocks import Blocks, Key, Lines, Printed
 from gyrator.codegen.cpp_names import legal, literal, type_name
 from gyrator.codegen.texts import WIDTH, ordered_terms, sum_text
@@ -64,13 +66,14 @@ class Address:
     """Where a load or store goes: a pointer, and how the lanes lie from there.
 
     ``stride`` is the C++ text of the distance between lanes (``"0"``: all lanes hit one element), or None
-    where ``offsets`` holds a vector of element offsets.
+    where ``offsets`` holds a vector of element offsets, or where ``repeats`` lanes hit one element, as many the next.
     """
 
     pointer: str
     depth: int
     stride: str | None
     offsets: str | None = None
+    repeats: int = 1
 
     @property
     def vector(self) -> bool:
@@ -206,7 +209,7 @@ class Expressions(Blocks[Term, Block]):
         return replace(term, text=f"gy::broadcast<1>(int64_t({term.text}))", name=False)
 
     def _load(self, e: Load) -> Term:
-        at = self.address(e.value, e.index)
+        at = (self._repeated(e) if e.mask is None else None) or self.address(e.value, e.index)
         mask = None if e.mask is None else self.value(e.mask)
         vector = at.vector or (mask is not None and mask.vector)
         depth = max(at.depth, 0 if mask is None else mask.depth)
@@ -224,6 +227,8 @@ class Expressions(Blocks[Term, Block]):
             return f"gy::{verb}{'<1>' if verb == 'load' else ''}({at.pointer}{tail})"
         if at.stride == "1":
             return f"gy::{verb}(lanes, {at.pointer}{tail})"
+        if at.repeats > 1:
+            return f"gy::{verb}_repeated<{at.repeats}>(lanes, {at.pointer})"
         if at.stride is not None:
             return f"gy::{verb}_strided(lanes, {at.pointer}, {at.stride}{tail})"
         return f"gy::{'gather' if verb == 'load' else 'scatter'}(lanes, {at.pointer}, {at.offsets}{tail})"
@@ -282,6 +287,18 @@ class Expressions(Blocks[Term, Block]):
         depth = max(pointer.depth, at.depth, offsets.depth)
         return Address(plus(pointer.text, at), depth, None, offsets.text)
 
+    def _repeated(self, e: Load) -> Address | None:
+        """The address of a load whose element is the same for some lanes at a time, as in ``x[j // 2]``."""
+        flat = dot(e.index, e.value.strides)
+        match self._by_lanes(flat):
+            case (Index(terms=()), Index(terms=(((FloorDiv(num, den),), 1),))) if self._steps(num, den) == 1:
+                repeats = den.value or 0
+                if e.dtype == torch.bool or repeats > self.width:
+                    return None
+                pointer, at = self.pointers[e.value], self.index(flat)
+                return Address(plus(pointer.text, at), max(pointer.depth, at.depth), None, repeats=repeats)
+        return None
+
     def _by_lanes(self, index: Index) -> tuple[Index, Index]:
         """``(slope, rest)``: from lane to lane all of ``index`` but ``rest`` grows by ``slope``."""
         slope = rest = ZERO
@@ -316,6 +333,17 @@ class Expressions(Blocks[Term, Block]):
             case Indirect(value):
                 return None if self.value(value).vector else ZERO
         return ZERO
+
+    def _steps(self, num: Index, den: Index) -> int | None:
+        """``s`` where ``num = s·lanes + rest`` is a multiple of ``den`` for the first lane of each vector, so that
+        ``num // den`` is that lane's plus ``s·lane // den``; None where it may be no multiple.
+        """
+        slope, rest = self._by_lanes(num)
+        s, d = slope.value, den.value
+        if self.lanes is None or rest.terms or not s or not d or num.coefficient(self.lanes) is not slope:
+            return None
+        start = num - slope * self.lanes.index()
+        return s if s > 0 and s * self.width % d == 0 and start % den is ZERO else None
 
     def _stride_in_blocks(self, num: Index, den: Index) -> Index | None:
         """``s`` where ``num = s·lanes + rest`` and no vector crosses a multiple of ``den``; None if one may.
@@ -396,6 +424,12 @@ class Expressions(Blocks[Term, Block]):
 
     def _vector_atom(self, atom: Atom) -> Term:
         match atom:
+            case FloorDiv(num, den) if (s := self._steps(num, den)) is not None:
+                first = self.index(atom.index())
+                text = f"gy::iota_div<{self.width}, {s}, {den.value}>({first.text})"
+                return Term(text, first.depth, vector=True)
+            case Mod(num, den) if (s := self._steps(num, den)) is not None:
+                return Term(f"gy::iota_mod<{self.width}, {s}, {den.value}>()", 0, vector=True)
             case FloorDiv(num, den) | Mod(num, den):
                 uniform, name = ("div_index", "floordiv") if isinstance(atom, FloorDiv) else ("mod_index", "remainder")
                 if is_nonnegative(num) and not self.varies(den):

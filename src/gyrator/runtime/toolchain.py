@@ -25,12 +25,26 @@ _AVX2 = ("avx2", "fma", "f16c", "bmi2")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
 _WIDE = (*(f"-m{feature}" for feature in _AVX512), "-mprefer-vector-width=512")
 
+_VNNI = (*_WIDE, "-mavx512vnni")
+
 ISA_FLAGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"scalar": (), "avx2": tuple(f"-m{feature}" for feature in _AVX2), "avx512": _WIDE, "amx": (*_WIDE, "-DGY_AMX")}
+    {
+        "scalar": (),
+        "avx2": tuple(f"-m{feature}" for feature in _AVX2),
+        "avx512": _WIDE,
+        "avx512_vnni": _VNNI,
+        "avx512_bf16": (*_VNNI, "-mavx512bf16"),
+        "amx": (*_WIDE, "-DGY_AMX"),
+    }
 )
+"""Flags by instruction set, from the least to the most. The two between avx512 and amx multiply and add up groups of
+int8, and of bfloat16 too; all else is as with avx512.
+"""
 
 _NEEDED = {
     "amx": {*_AVX512, "amx_tile", "amx_bf16", "amx_int8"},
+    "avx512_bf16": {*_AVX512, "avx512_vnni", "avx512_bf16"},
+    "avx512_vnni": {*_AVX512, "avx512_vnni"},
     "avx512": {*_AVX512},
     "avx2": {*_AVX2},
     "scalar": set[str](),
@@ -55,8 +69,7 @@ class Toolchain:
     @property
     def flags(self) -> tuple[str, ...]:
         """What the compiler is given beside the files."""
-        vnni = self.isa == "avx512" and "avx512_vnni" in cpu_features()
-        return (*FLAGS, *ISA_FLAGS[self.isa], *(("-mavx512vnni",) if vnni else ()))
+        return (*FLAGS, *ISA_FLAGS[self.isa])
 
     @property
     def vectors(self) -> str:
@@ -111,7 +124,7 @@ def cpu_features() -> frozenset[str]:
 
 @lru_cache(maxsize=1)
 def cpu_isa() -> str:
-    """The best of `scalar`, `avx2`, `avx512` and `amx` that the processor and the system support."""
-    found = next(isa for isa, needed in _NEEDED.items() if needed <= cpu_features())
-    granted = found != "amx" or ctypes.CDLL(None).syscall(*_ASK_FOR_TILES) == 0
-    return found if granted else "avx512"
+    """The best of `ISA_FLAGS` that the processor and the system support."""
+    found = [isa for isa, needed in _NEEDED.items() if needed <= cpu_features()]
+    granted = found[0] != "amx" or ctypes.CDLL(None).syscall(*_ASK_FOR_TILES) == 0
+    return found[0 if granted else 1]

@@ -163,6 +163,15 @@ def embedding(rows: IndexLike, columns: IndexLike, vocabulary: int) -> Kernel:
     return kernel("embedding", [table, idx], [y], parallel(i, lanes(j, store(y, (i, j), load(table, at, j)))))
 
 
+def repeated(rows: IndexLike, columns: int, times: int, dtype: torch.dtype) -> Kernel:
+    """``y[i, j] = x[i, j // times]`` where ``j % times < 1``, elsewhere ``j // times`` less that."""
+    x, y = tensor("x", rows, -(-columns // times), dtype=dtype), tensor("y", rows, columns, dtype=dtype)
+    i, j = axis("i", rows), axis("j", columns)
+    found, first = load(x, i, j.index() // times), op("lt", IndexValue(j.index() % times), 1)
+    value = op("where", first, found, op("sub", cast(IndexValue(j.index() // times), dtype), found))
+    return kernel("repeated", [x], [y], parallel(i, lanes(j, store(y, (i, j), value))))
+
+
 def scatter_add(rows: IndexLike, columns: IndexLike, vocabulary: int, *, along: str = "j") -> Kernel:
     """``table[idx[i], j] += src[i, j]`` with the lanes along the columns or along the rows."""
     table, idx, src = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gyrator.codegen.cpp import print_kernel
 from gyrator.runtime.toolchain import ISA_FLAGS, cpu_isa
 from tests.cpu.codegen.harness import BF16, I64, check
 from tests.cpu.codegen.kernels import (
@@ -14,6 +15,7 @@ from tests.cpu.codegen.kernels import (
     full_sum,
     gelu_bias,
     layer_norm,
+    repeated,
     scatter_add,
     softmax,
 )
@@ -39,3 +41,18 @@ def test_typical_kernels(isa: str, shape: tuple[int, int]) -> None:
     for along in "ij":
         table = sample(5, shape[1])
         check(scatter_add(*shape, 5, along=along), {"table": table, "idx": idx, "src": x}, isa=isa)
+
+
+@pytest.mark.parametrize("isa", _HERE)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32, torch.bfloat16])
+def test_neighbours_that_read_the_same_element(isa: str, dtype: torch.dtype) -> None:
+    for times, columns in ((2, 64), (2, 37), (4, 48), (8, 23), (16, 40), (3, 21), (32, 70)):
+        x = (torch.arange(3 * columns).view(3, columns) % 11).to(dtype)[:, : -(-columns // times)].contiguous()
+        y = torch.empty(3, columns, dtype=dtype)
+        check(repeated(3, columns, times, dtype), {"x": x, "y": y}, isa=isa)
+
+
+def test_neighbours_that_read_the_same_element_load_it_once() -> None:
+    text = print_kernel(repeated(3, 64, 2, torch.uint8)).text
+    assert "load_repeated<2>" in text
+    assert "gather" not in text and "div_index" not in text and "mod_index" not in text

@@ -66,7 +66,7 @@ def test_instruction_sets_are_part_of_the_key() -> None:
     assert "-mavx2" in toolchain.flags
     assert "-mavx512f" in replace(toolchain, isa="avx512").flags
     assert not any(flag.startswith("-m") for flag in replace(toolchain, isa="scalar").flags)
-    assert len({replace(toolchain, isa=isa).key() for isa in ISA_FLAGS}) == 4
+    assert len({replace(toolchain, isa=isa).key() for isa in ISA_FLAGS}) == len(ISA_FLAGS)
 
 
 def test_clang_links_its_own_openmp() -> None:

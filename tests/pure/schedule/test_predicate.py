@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from gyrator.ir.check import PREDICATED, check_program
-from gyrator.ir.expr import Masked
+from gyrator.ir.expr import Masked, Op
 from gyrator.ir.program import Input, Nest, Pointwise, Program
+from gyrator.ir.tree import walk_exprs
 from gyrator.schedule.predicate import predicate
 from gyrator.schedule.simplify import simplifier
 from tests.pure.ir.examples import axis, between, const, load, op, value, whole
@@ -54,3 +55,14 @@ def test_what_a_kernel_joins_and_reads_again_under_masks_has_its_type(dtype: tor
         return flat.slice_scatter(flat[3:].logical_not().to(flat.dtype), 0, 3).view(joined.shape)
 
     scheduled(fn, [(torch.arange(24) % 3).to(dtype).view(2, 3, 4)], dynamic=True)
+
+
+def test_parts_of_a_concatenation_are_chosen_once_each() -> None:
+    def fn(x: Tensor) -> Tensor:
+        return torch.cat([x * 2, x * 3, x * 4, x * 5], -1)
+
+    found = scheduled(fn, [torch.randn(4, 5)])
+    (kernel,) = found.plan.kernels
+    choices = {e for root in walk_exprs(kernel.body) for e in root.walk() if isinstance(e, Op) and e.name == "where"}
+    assert len(choices) == 3
+    assert all(isinstance(e.args[0], Op) and e.args[0].name == "lt" for e in choices)

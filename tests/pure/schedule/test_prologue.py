@@ -148,8 +148,12 @@ def test_what_a_template_computes_operands_from_is_not_overwritten_by_its_result
     assert placed == [None, None]
 
 
-@pytest.mark.parametrize(("isa", "rows", "template"), [("amx", 8, True), ("amx", 300, False), ("avx512", 8, False)])
-def test_on_a_processor_with_tiles_few_rows_compute_weights_of_bytes(isa: str, rows: int, template: bool) -> None:
+@pytest.mark.parametrize(
+    ("isa", "rows", "template"), [("amx", 8, True), ("amx", 300, False), ("avx512_bf16", 8, True), ("avx512", 8, False)]
+)
+def test_on_a_processor_that_multiplies_bfloat16_few_rows_compute_weights_of_bytes(
+    isa: str, rows: int, template: bool
+) -> None:
     low = lowered(lambda x, w: torch.relu(x @ w.bfloat16().t()), torch.randn(rows, 128).bfloat16(), weights(256, 128))
     found = schedule(low.program, Session(Config(check="every"), torch.device("cpu")), cpu=Cpu(isa, 1))
     assert kinds(found.units) == ([Templated] if template else [Group, Extern, Group])

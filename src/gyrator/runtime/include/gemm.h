@@ -52,6 +52,29 @@ template <class T, bool AlongK, int Count, int Depth, class Fill> struct Compute
 };
 
 // ---- panels -----------------------------------------------------------------------------------------------
+#if defined(GY_SIMD)
+// to[k * W + i] = row(i)[k].
+template <int W, class To, class From, class Row>
+static void turn_panel(To* to, Row row, int64_t count, int64_t depth) {
+  constexpr int L = gemm_lanes;
+  for (int i = 0; i < W; i += L)
+    for (int64_t k = 0; k < depth; k += L) {
+      const int64_t rows = count - i, left = depth - k;
+      native<float, L> turned[L];
+      GY_UNROLL for (int r = 0; r < L; ++r) {
+        turned[r] = native<float, L>{};
+        if (r >= rows) continue;
+        const From* const at = row(i + r) + k;
+        const auto v = left >= L ? load<L>(at) : load<L>(at, first_lanes<L>(left), From{});
+        turned[r] = cast<float>(v).p[0];
+      }
+      transpose_rows<1>(turned);
+      GY_UNROLL for (int r = 0; r < L; ++r)
+        if (r < left) store(to + (k + r) * W + i, cast<To>(Vec<float, L>{{turned[r]}}));
+    }
+}
+#endif
+
 // to[k * W + i] = source(i, k) for k < depth and i < count; 0 for the other i < W. Writes up to gemm_lanes elements past
 // the end.
 template <int W, class To, class From>
@@ -68,24 +91,7 @@ static void pack_panel(To* to, Lying<From> source, int64_t count, int64_t depth)
       }
     return;
   }
-  if (sk == 1) {
-    for (int i = 0; i < W; i += L)
-      for (int64_t k = 0; k < depth; k += L) {
-        const int64_t rows = count - i, left = depth - k;
-        native<float, L> row[L];
-        GY_UNROLL for (int r = 0; r < L; ++r) {
-          row[r] = native<float, L>{};
-          if (r >= rows) continue;
-          const From* at = from + (i + r) * si + k;
-          const auto v = left >= L ? load<L>(at) : load<L>(at, first_lanes<L>(left), From{});
-          row[r] = cast<float>(v).p[0];
-        }
-        transpose_rows<1>(row);
-        GY_UNROLL for (int r = 0; r < L; ++r)
-          if (r < left) store(to + (k + r) * W + i, cast<To>(Vec<float, L>{{row[r]}}));
-      }
-    return;
-  }
+  if (sk == 1) return turn_panel<W, To, From>(to, [&](int64_t i) { return from + i * si; }, count, depth);
 #endif
   for (int64_t k = 0; k < depth; ++k)
     for (int i = 0; i < W; ++i)
@@ -103,9 +109,9 @@ static void pack_groups(T* to, Lying<T> source, int64_t count, int64_t depth, in
   constexpr int L = gemm_lanes;
   using U = uint<sizeof(T)>;
   const int64_t whole = depth / G * G;
-  if (sk == 1 && sc % G == 0) {
-    const Lying<float> groups{reinterpret_cast<const float*>(from), sc / G, 1};
-    pack_panel<W>(reinterpret_cast<float*>(to), groups, count, whole / G);
+  if (sk == 1) {
+    const auto row = [&](int64_t c) { return reinterpret_cast<const float*>(from + c * sc); };
+    turn_panel<W, float, float>(reinterpret_cast<float*>(to), row, count, whole / G);
     done = whole;
   } else if (sc == 1) {
     for (; done < whole; done += G)
@@ -291,7 +297,7 @@ template <class T, int MR, int V, int Tail, bool Packed> struct Product {
 
 }  // namespace gy
 
-#include "gemm_bytes.h"
+#include "gemm_groups.h"
 #if defined(GY_AMX)
 #include "amx.h"
 #endif

@@ -57,6 +57,27 @@ template <int L, class T>
 GY_FN Vec<T, L> load_strided(some_lanes<L> some, const T* from, int64_t stride, Vec<bool, L> m, T other) {
   return load_strided<L>(from, stride, on(some, m), other);
 }
+// Lane i reads from[i / D], for D that divides L.
+template <int D, int L, class T> GY_FN Vec<T, L> load_repeated(lanes<L>, const T* from) {
+  using V = Vec<T, L>;
+  using E = typename V::element;
+  V r;
+  const auto* q = reinterpret_cast<const E*>(from);
+  if constexpr (V::lanes <= D) { GY_EACH(V, r.p[i] = q[i * V::lanes / D] - typename V::P{};) }
+#if defined(GY_SIMD)
+  else {
+    using Few = native<E, V::lanes / D>;
+    GY_EACH(V, r.p[i] = spread_lanes<D>(read_as<Few>(q + i * V::lanes / D), indices<V::lanes>{});)
+  }
+#endif
+  return r;
+}
+template <int D, int L, class T> GY_FN Vec<T, L> load_repeated(some_lanes<L> some, const T* from) {
+  const uint64_t bits = mask_bits(some.on);
+  Lanes<T, L> r;
+  for (int i = 0; i < L; ++i) r.at[i] = bits >> i & 1 ? from[i / D] : T{};
+  return pack(r);
+}
 template <int L, class T> GY_FN Vec<T, L> gather(lanes<L>, const T* from, Vec<int64_t, L> offset) {
   return gather<L>(from, offset);
 }
@@ -169,6 +190,18 @@ GY_FN constexpr int64_t min_index(int64_t a, int64_t b) { return a < b ? a : b; 
 // Rounded down; d > 0.
 GY_FN int64_t floor_div(int64_t a, int64_t d) { return a / d - (a % d < 0); }
 GY_FN int64_t floor_mod(int64_t a, int64_t d) { return a % d + (a % d < 0 ? d : 0); }
+
+// first + i * S / D and i * S % D for lane i, rounded down.
+template <int L, int S, int D> GY_FN Vec<int64_t, L> iota_div(int64_t first) {
+  Lanes<int64_t, L> r;
+  GY_UNROLL for (int i = 0; i < L; ++i) r.at[i] = i * S / D;
+  return add(pack(r), broadcast<L>(first));
+}
+template <int L, int S, int D> GY_FN Vec<int64_t, L> iota_mod() {
+  Lanes<int64_t, L> r;
+  GY_UNROLL for (int i = 0; i < L; ++i) r.at[i] = i * S % D;
+  return pack(r);
+}
 
 // a / d and a % d for 0 <= a < 2^52 and one divisor d > 0 for all lanes. The quotient of doubles is never
 // rounded up to the next integer: that is at least 1/d away, more than half a unit in the last place of a

@@ -148,6 +148,10 @@ template <int... I, class V> GY_FN auto join_lanes(V a, V b, sequence<I...>) {
 template <int K, int... I, class V> GY_FN V exchange_within(V v, sequence<I...>) {
   return __builtin_shufflevector(v, v, (I ^ K)...);
 }
+// Each lane of v D times.
+template <int D, int... I, class V> GY_FN auto spread_lanes(V v, sequence<I...>) {
+  return __builtin_shufflevector(v, v, (I / D)...);
+}
 // The k-th piece of To's size inside v.
 template <class To, int K, class V> GY_FN To piece(V v) {
   if constexpr (sizeof(To) == sizeof(V)) return (To)v;

@@ -1,5 +1,5 @@
-"""Products of bfloat16 on AMX tiles: on the processor's, where it has them, and on a model of them anywhere; and of
-int8 with every instruction set."""
+"""Products of bfloat16 by dot products and on AMX tiles, the processor's and a model of them; and of int8 with every
+instruction set."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gyrator.ir.index import ZERO, as_index
 from gyrator.ir.program import View
 from gyrator.ir.tree import Config
 from gyrator.runtime.build import INCLUDE
-from gyrator.runtime.toolchain import FLAGS, ISA_FLAGS, cpu_features, cpu_isa, find_toolchain
+from gyrator.runtime.toolchain import FLAGS, ISA_FLAGS, cpu_isa, find_toolchain
 from gyrator.schedule.cpu_gemm import Cpu, packed_constants, packing_of
 
 HERE = Path(__file__).parent
@@ -49,39 +49,43 @@ FUNCTION(packed_bytes, int8_t, int32_t, 32, true)
 #else
 FUNCTION(plain_bytes, int8_t, int32_t, 4, false)
 FUNCTION(packed_bytes, int8_t, int32_t, 4, true)
+#if defined(GY_DOT_BF16)
+FUNCTION(plain, gy::bf16, float, 14, false)
+FUNCTION(packed, gy::bf16, float, 14, true)
+#endif
 #endif
 """
 
 SIZES = [(64, 64, 96), (1, 33, 7), (16, 40, 64), (100, 130, 200), (37, 96, 33), (130, 70, 256)]
 
 
-def built(folder: Path, isa: str, *more: str, first: str = "") -> ctypes.CDLL:
+def built(folder: Path, isa: str, *, first: str = "") -> ctypes.CDLL:
     """The kernels for an instruction set; skips the test if the processor lacks it."""
     order = tuple(ISA_FLAGS)
-    if order.index(isa) > order.index(cpu_isa()) and not (first and cpu_isa() == "avx512"):
+    if order.index(isa) > order.index(cpu_isa()) and not (first and "avx512" in cpu_isa()):
         pytest.skip(f"the processor has {cpu_isa()}")
     source = folder / "kernel.cpp"
     source.write_text(first + KERNEL)
-    command = [str(find_toolchain(Options()).compiler), *FLAGS, *ISA_FLAGS[isa], *more, f"-I{INCLUDE}", f"-I{HERE}"]
+    command = [str(find_toolchain(Options()).compiler), *FLAGS, *ISA_FLAGS[isa], f"-I{INCLUDE}", f"-I{HERE}"]
     subprocess.run([*command, str(source), "-o", str(folder / "kernel.so")], check=True)
     return ctypes.CDLL(str(folder / "kernel.so"))
 
 
-@pytest.fixture(scope="module", params=["model", "processor"])
-def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    model = '#include "modelled_tiles.h"\n' if request.param == "model" else ""
-    return built(tmp_path_factory.mktemp("amx"), "amx", first=model)
+@pytest.fixture(scope="module", params=["avx512_bf16", "amx", "model"])
+def of_bfloat16(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ctypes.CDLL, Cpu]:
+    """The kernels of bfloat16 where it is multiplied as it is, and what they are built for."""
+    return built_for(request.param, tmp_path_factory.mktemp("bfloat16"))
 
 
-@pytest.fixture(scope="module", params=["scalar", "avx2", "avx512", "vnni", "amx", "model"])
+@pytest.fixture(scope="module", params=[*ISA_FLAGS, "model"])
 def of_bytes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ctypes.CDLL, Cpu]:
     """The kernels of int8, and what they are built for."""
-    isa = {"vnni": "avx512", "model": "amx"}.get(request.param, request.param)
-    if request.param == "vnni" and "avx512_vnni" not in cpu_features():
-        pytest.skip("the processor has no VNNI")
-    more = ["-mavx512vnni"] if request.param == "vnni" else []
-    model = '#include "modelled_tiles.h"\n' if request.param == "model" else ""
-    return built(tmp_path_factory.mktemp("bytes"), isa, *more, first=model), Cpu(isa, 1)
+    return built_for(request.param, tmp_path_factory.mktemp("bytes"))
+
+
+def built_for(target: str, folder: Path) -> tuple[ctypes.CDLL, Cpu]:
+    isa = "amx" if target == "model" else target
+    return built(folder, isa, first='#include "modelled_tiles.h"\n' if target == "model" else ""), Cpu(isa, 1)
 
 
 def call(function: ctypes._CFuncPtr, x: Tensor, w: Tensor, matrix: Tensor) -> Tensor:
@@ -115,15 +119,16 @@ def panels(w: Tensor, cpu: Cpu) -> Tensor:
 
 @pytest.mark.parametrize("lies", ["rows", "columns", "gaps"])
 @pytest.mark.parametrize(("m", "n", "k"), SIZES)
-def test_operands_as_they_lie(library: ctypes.CDLL, m: int, n: int, k: int, lies: str) -> None:
+def test_operands_as_they_lie(of_bfloat16: tuple[ctypes.CDLL, Cpu], m: int, n: int, k: int, lies: str) -> None:
     x, w = lying(torch.randn(m, k).bfloat16(), torch.randn(k, n).bfloat16(), lies)
-    close(call(library.plain, x, w, w), x, w)
+    close(call(of_bfloat16[0].plain, x, w, w), x, w)
 
 
 @pytest.mark.parametrize(("m", "n", "k"), SIZES)
-def test_packed_weights(library: ctypes.CDLL, m: int, n: int, k: int) -> None:
+def test_packed_weights(of_bfloat16: tuple[ctypes.CDLL, Cpu], m: int, n: int, k: int) -> None:
+    library, cpu = of_bfloat16
     x, w = torch.randn(m, k).bfloat16(), torch.randn(k, n).bfloat16()
-    close(call(library.packed, x, panels(w, Cpu("amx", 1)), w), x, w)
+    close(call(library.packed, x, panels(w, cpu), w), x, w)
 
 
 @pytest.mark.parametrize("lies", ["rows", "columns", "gaps", "packed"])
