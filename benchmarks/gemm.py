@@ -31,6 +31,7 @@ from gyrator.cache.store import Store
 from gyrator.codegen.wrapper import print_wrapper
 from gyrator.config import Config
 from gyrator.errors import GyratorError
+from gyrator.ir.simplify import simplifier
 from gyrator.ir.symbols import Symbols
 from gyrator.lowering.graph import lower
 from gyrator.pipeline import gpu_of, shape_env_of
@@ -42,7 +43,6 @@ from gyrator.runtime.workers import Workers
 from gyrator.schedule.memory import plan_memory
 from gyrator.schedule.plan import Plan
 from gyrator.schedule.products import Alternative, Question
-from gyrator.schedule.simplify import simplifier
 from gyrator.schedule.stage import schedule
 from gyrator.session import Session
 

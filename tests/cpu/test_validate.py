@@ -16,11 +16,11 @@ from gyrator.codegen.cpp import CppKernel, print_kernel
 from gyrator.errors import WrongResult
 from gyrator.ir.expr import Op
 from gyrator.ir.program import Nest, Node, Pointwise, Program
+from gyrator.ir.simplify import Rule
 from gyrator.ir.tree import Kernel
 from gyrator.passes import Pass
 from gyrator.runtime import targets
 from gyrator.schedule import stage
-from gyrator.schedule.simplify import Rule
 from gyrator.session import Count, Session
 from gyrator.validate import copies, difference
 

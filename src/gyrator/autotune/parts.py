@@ -11,6 +11,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gyrator.codegen.wrapper import print_wrapper
 from gyrator.ir.program import Program, defines
+from gyrator.ir.simplify import simplifier
 from gyrator.ir.symbols import Symbols
 from gyrator.ir.text import program_text
 from gyrator.lowering.graph import lower
@@ -24,7 +25,6 @@ from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.memory import plan_memory
 from gyrator.schedule.plan import Plan
 from gyrator.schedule.products import Ask, Unit
-from gyrator.schedule.simplify import simplifier
 from gyrator.schedule.stage import schedule
 from gyrator.session import Session
 

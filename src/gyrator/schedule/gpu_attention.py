@@ -20,6 +20,7 @@ from gyrator.ir.expr import Expr, IndexValue, Load, Masked, Op, Ref, Value, rewr
 from gyrator.ir.index import ONE, ZERO, Axis, dot
 from gyrator.ir.ops import OPS
 from gyrator.ir.program import Arg, Extern, ListArg, Nest, Pointwise, Program, View
+from gyrator.ir.simplify import Rule
 from gyrator.ir.tree import Attend, Config, Kernel, Param, Tile, Tiling
 from gyrator.ir.volume import volume
 from gyrator.schedule.canonical import named, stem_of
@@ -29,7 +30,6 @@ from gyrator.schedule.kernel import Built
 from gyrator.schedule.plan import full_view
 from gyrator.schedule.products import Templated, Unit
 from gyrator.schedule.prologue import DEAR
-from gyrator.schedule.simplify import Rule
 
 _OPERANDS = ("query", "key", "value", "grad", "sums", "delta")
 _LISTS = ("counts", "blocks", "whole_counts", "whole_blocks")

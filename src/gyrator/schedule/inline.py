@@ -7,10 +7,10 @@ from gyrator.ir.expr import Checked, Const, Expr, Load, Masked, Op, Random, Valu
 from gyrator.ir.index import Atom, Index
 from gyrator.ir.ops import OPS
 from gyrator.ir.program import Nest, Pointwise, Program, Reduce, addressed, expressions, loads, map_nests, shown_values
+from gyrator.ir.simplify import Rule
 from gyrator.ir.volume import volume
 from gyrator.origin import merge
 from gyrator.schedule.layout import transposes
-from gyrator.schedule.simplify import Rule
 
 MAX_NODES, MAX_LOADS = 64, 8
 BALANCE = 4.0

@@ -18,6 +18,7 @@ from gyrator.ir.expr import Const, Expr, Load, Op, Random, Ref, Value, map_indir
 from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, dot, substitute, upper
 from gyrator.ir.ops import OPS, REDUCTIONS, identity
 from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, bodies, defines
+from gyrator.ir.simplify import Rule
 from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, loads_in
 from gyrator.ir.volume import volume
 from gyrator.lowering.typed import cast
@@ -29,7 +30,6 @@ from gyrator.schedule.gpu_shared import shared_blocks
 from gyrator.schedule.gpu_tiling import tile_kernel
 from gyrator.schedule.group import Axes, Group, Member, is_atomic
 from gyrator.schedule.loops import PART, SIMPLE, Shape, Style, choose_loops
-from gyrator.schedule.simplify import Rule
 
 CHEAP = 6
 MAX_SCRATCH = 1 << 20

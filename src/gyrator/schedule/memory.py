@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from gyrator.ir.expr import Value, indirect_values
 from gyrator.ir.index import Index, Size, contiguous_strides, dot, product, substitute
 from gyrator.ir.program import Extern, Pointwise, Program, Reduce, Scatter, Update, defines, output_values, shown_values
+from gyrator.ir.simplify import Rule
 from gyrator.ir.tree import Kernel
 from gyrator.origin import Origins, merge
 from gyrator.schedule.canonical import Canonical, canonicalise
@@ -16,7 +17,6 @@ from gyrator.schedule.group import Group, Member
 from gyrator.schedule.kernel import Built, build_kernel, levels_of
 from gyrator.schedule.plan import OUT_VARIANTS, Allocate, Call, Copy, Free, Launch, Plan, Step, full_view, is_full
 from gyrator.schedule.products import Templated, Unit, defines_of, nodes_of, product_of, uses_of, whole_of
-from gyrator.schedule.simplify import Rule
 from gyrator.schedule.templated import build_templated, contract_of
 
 

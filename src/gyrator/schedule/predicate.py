@@ -8,8 +8,8 @@ from gyrator.ir.expr import Checked, Expr, Load, Masked, Op, map_indirect
 from gyrator.ir.index import Index
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Program, map_nests
+from gyrator.ir.simplify import Rule
 from gyrator.lowering.typed import within
-from gyrator.schedule.simplify import Rule
 
 
 def predicate(program: Program, rule: Rule) -> Program:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from gyrator.ir.check import PREDICATED, SCHEDULED, check_kernel, check_program
 from gyrator.ir.program import Constant, Extern, Nest, Program
+from gyrator.ir.simplify import Rule, simplifier, simplify
 from gyrator.ir.text import program_text
 from gyrator.passes import Pass, run_passes
 from gyrator.schedule.bias import add_biases_later
@@ -28,7 +29,6 @@ from gyrator.schedule.plan import Plan
 from gyrator.schedule.predicate import predicate
 from gyrator.schedule.products import Ask, Unit
 from gyrator.schedule.scatter import scatters_to_selects, scatters_to_sums
-from gyrator.schedule.simplify import Rule, simplifier, simplify
 from gyrator.schedule.split import split_reductions
 from gyrator.session import Count, Session
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from gyrator.ir.expr import Expr, Load, Ref, Value, reading, rewrite
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, dot, substitute
 from gyrator.ir.program import View
+from gyrator.ir.simplify import Rule
 from gyrator.ir.tree import Config, Contract, Kernel, Let, Loop, Param, Store, touched
 from gyrator.origin import merge
 from gyrator.schedule.align import digits_of, radix
@@ -23,7 +24,6 @@ from gyrator.schedule.kernel import Body, Built, Writer, levels_of, title_of
 from gyrator.schedule.loops import Shape, Style
 from gyrator.schedule.products import Templated, product_of
 from gyrator.schedule.prologue import element
-from gyrator.schedule.simplify import Rule
 
 
 def contract_of(unit: Templated, common: Canonical, rule: Rule) -> tuple[Contract, Value, dict[Value, Value]]:

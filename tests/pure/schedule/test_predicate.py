@@ -9,9 +9,9 @@ from torch import Tensor
 from gyrator.ir.check import PREDICATED, check_program
 from gyrator.ir.expr import Masked, Op
 from gyrator.ir.program import Input, Nest, Pointwise, Program
+from gyrator.ir.simplify import simplifier
 from gyrator.ir.tree import walk_exprs
 from gyrator.schedule.predicate import predicate
-from gyrator.schedule.simplify import simplifier
 from tests.pure.ir.examples import axis, between, const, load, op, value, whole
 from tests.pure.schedule.harness import scheduled
 

@@ -9,11 +9,11 @@ from gyrator.config import Config
 from gyrator.ir.check import LOWERED, PREDICATED, SCHEDULED
 from gyrator.ir.interp import run_program
 from gyrator.ir.program import Program
+from gyrator.ir.simplify import simplifier, simplify
 from gyrator.schedule.dce import remove_dead
 from gyrator.schedule.inline import inline
 from gyrator.schedule.predicate import predicate
 from gyrator.schedule.scatter import scatters_to_selects
-from gyrator.schedule.simplify import simplifier, simplify
 from gyrator.schedule.split import split_reductions
 from gyrator.schedule.stage import schedule
 from gyrator.session import Session
