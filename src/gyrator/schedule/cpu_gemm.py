@@ -79,15 +79,16 @@ def cpu_configs(product: Product, cpu: Cpu) -> Iterator[tuple[str, Config]]:
 
 
 def few_rows(product: Product, cpu: Cpu) -> tuple[Config, ...]:
-    """How to compute the right operand of a product of few rows, element by element. None where storing it first is as
-    fast: halves that no instruction multiplies, and on AMX tiles columns that do not lie along k.
+    """How to compute the right operand of a product of few rows, element by element. None where storing it first (of
+    groups, the library) is as fast: halves that no instruction multiplies, on AMX tiles columns that do not lie along k.
 
     4096x4096 weights of 8 bits on one core of a Sapphire Rapids: 1 to 32 rows take 4.6 ms, as long as the library's
     product of bfloat16 weights of twice the size, converted first 10.5; 128 rows 10.5, converted first 16. On a Zen 5
     without tiles 16 rows take 5.4 ms, converted first 6.8; of float32 9.5 and 14.8.
     """
     dtype, tall = product.right.value.dtype, product.right.strides[-2] is ONE
-    fast = tall if _on_tiles(dtype, cpu) else dtype == torch.float32 or _has_dots(dtype, cpu)
+    widened = dtype == torch.float32 or _has_dots(dtype, cpu)
+    fast = tall if _on_tiles(dtype, cpu) else widened and product.ends is None
     return tuple(config for _, config in cpu_configs(product, cpu))[:1] if fast else ()
 
 
