@@ -80,7 +80,7 @@ def cpu_configs(product: Product, cpu: Cpu) -> Iterator[tuple[str, Config]]:
 
 def few_rows(product: Product, cpu: Cpu) -> tuple[Config, ...]:
     """How to compute the right operand of a product of few rows, element by element. None where storing it first (of
-    groups, the library) is as fast: halves that no instruction multiplies, on AMX tiles columns that do not lie along k.
+    groups, the library) is as fast: halves that nothing multiplies, on AMX tiles columns that do not lie along k.
 
     4096x4096 weights of 8 bits on one core of a Sapphire Rapids: 1 to 32 rows take 4.6 ms, as long as the library's
     product of bfloat16 weights of twice the size, converted first 10.5; 128 rows 10.5, converted first 16. On a Zen 5
