@@ -66,14 +66,14 @@ class Address:
     """Where a load or store goes: a pointer, and how the lanes lie from there.
 
     ``stride`` is the C++ text of the distance between lanes (``"0"``: all lanes hit one element), or None
-    where ``offsets`` holds a vector of element offsets, or where ``repeats`` lanes hit one element, as many the next.
+    where ``offsets`` holds a vector of element offsets, or where there is a ``way`` to load lanes in another pattern.
     """
 
     pointer: str
     depth: int
     stride: str | None
     offsets: str | None = None
-    repeats: int = 1
+    way: str = ""
 
     @property
     def vector(self) -> bool:
@@ -209,7 +209,7 @@ class Expressions(Blocks[Term, Block]):
         return replace(term, text=f"gy::broadcast<1>(int64_t({term.text}))", name=False)
 
     def _load(self, e: Load) -> Term:
-        at = (self._repeated(e) if e.mask is None else None) or self.address(e.value, e.index)
+        at = (self._periodic(e) if e.mask is None else None) or self.address(e.value, e.index)
         mask = None if e.mask is None else self.value(e.mask)
         vector = at.vector or (mask is not None and mask.vector)
         depth = max(at.depth, 0 if mask is None else mask.depth)
@@ -225,10 +225,10 @@ class Expressions(Blocks[Term, Block]):
         """``verb`` is ``load`` or ``store``; ``tail`` is the text of the further arguments, commas included."""
         if not vector:
             return f"gy::{verb}{'<1>' if verb == 'load' else ''}({at.pointer}{tail})"
+        if at.way:
+            return f"gy::{verb}{at.way}(lanes, {at.pointer})"
         if at.stride == "1":
             return f"gy::{verb}(lanes, {at.pointer}{tail})"
-        if at.repeats > 1:
-            return f"gy::{verb}_repeated<{at.repeats}>(lanes, {at.pointer})"
         if at.stride is not None:
             return f"gy::{verb}_strided(lanes, {at.pointer}, {at.stride}{tail})"
         return f"gy::{'gather' if verb == 'load' else 'scatter'}(lanes, {at.pointer}, {at.offsets}{tail})"
@@ -287,16 +287,18 @@ class Expressions(Blocks[Term, Block]):
         depth = max(pointer.depth, at.depth, offsets.depth)
         return Address(plus(pointer.text, at), depth, None, offsets.text)
 
-    def _repeated(self, e: Load) -> Address | None:
-        """The address of a load whose element is the same for some lanes at a time, as in ``x[j // 2]``."""
+    def _periodic(self, e: Load) -> Address | None:
+        """The address of a load of one element by a few lanes at a time, as in ``x[j // 2]``, or of a few elements in
+        turns, as in ``x[j % 2]``.
+        """
         flat = dot(e.index, e.value.strides)
         match self._by_lanes(flat):
-            case (Index(terms=()), Index(terms=(((FloorDiv(num, den),), 1),))) if self._steps(num, den) == 1:
-                repeats = den.value or 0
-                if e.dtype == torch.bool or repeats > self.width:
+            case (Index(terms=()), Index(terms=(((FloorDiv(num, den) | Mod(num, den) as atom,), c),))):
+                if self._steps(num, den) != 1 or e.dtype == torch.bool or (den.value or 0) > self.width:
                     return None
                 pointer, at = self.pointers[e.value], self.index(flat)
-                return Address(plus(pointer.text, at), max(pointer.depth, at.depth), None, repeats=repeats)
+                way = f"_{'repeated' if isinstance(atom, FloorDiv) else 'cycled'}<{den.value}, {c}>"
+                return Address(plus(pointer.text, at), max(pointer.depth, at.depth), None, way=way)
         return None
 
     def _by_lanes(self, index: Index) -> tuple[Index, Index]:
@@ -429,7 +431,7 @@ class Expressions(Blocks[Term, Block]):
                 text = f"gy::iota_div<{self.width}, {s}, {den.value}>({first.text})"
                 return Term(text, first.depth, vector=True)
             case Mod(num, den) if (s := self._steps(num, den)) is not None:
-                return Term(f"gy::iota_mod<{self.width}, {s}, {den.value}>()", 0, vector=True)
+                return Term(f"gy::iota_mod<{self.width}, {s}, {den.value}>()", self.index(num).depth, vector=True)
             case FloorDiv(num, den) | Mod(num, den):
                 uniform, name = ("div_index", "floordiv") if isinstance(atom, FloorDiv) else ("mod_index", "remainder")
                 if is_nonnegative(num) and not self.varies(den):

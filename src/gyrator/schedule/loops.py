@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gyrator.ir.expr import IndexValue, Value
-from gyrator.ir.index import ONE, Atom, Axis, Index, as_index, minimum, substitute
+from gyrator.ir.index import ONE, Atom, Axis, Index, as_index, minimum, product, substitute
 from gyrator.ir.program import Reduce, Scan, Scatter
 from gyrator.ir.volume import at_most, volume
 from gyrator.schedule.group import Axes, Group
@@ -15,6 +15,8 @@ LANES = 16
 BLOCK = 2048
 FEW_ROWS = 8
 LONG_ROW = 1 << 15
+TINY = 8
+"""Elements of rows that are walked one by one, with a row in each lane."""
 TILE_ROWS, TILE_COLUMNS, TILE_BYTES = 64, 64, 1 << 16
 """Rows and columns of the tile through which a transposed access of a larger tensor goes: runs of several
 cache lines both ways, and the tile stays in the first cache."""
@@ -130,6 +132,15 @@ def _points(group: Group, found: list[Access]) -> Shape:
     *parallel, last = group.outer
     blocks: dict[Atom, Index] = {}
     across = crossing(parallel, last, found)
+    if 1 < (last.extent.value or 0) <= TINY:
+        near = next((a for a in parallel if _follows(a, last, found)), None)
+        if across is None and near is not None and LANES % volume((last.extent,)) == 0:
+            return _merged(group, near, last)
+        lane = across or near
+        if lane is not None:
+            others = [a for a in parallel if a is not lane]
+            block, inner = _blocked(lane, BLOCK // 4, blocks)
+            return Shape(group, Style.POINTS, (*others, block, last), inner, (), blocks)
     if across is not None:
         rows, row = _blocked(across, TILE_ROWS, blocks)
         columns, last = _blocked(last, TILE_COLUMNS, blocks)
@@ -139,6 +150,23 @@ def _points(group: Group, found: list[Access]) -> Shape:
         block, last = _blocked(last, BLOCK, blocks)
         parallel.append(block)
     return Shape(group, Style.POINTS, tuple(parallel), last, (), blocks)
+
+
+def _follows(outer: Axis, last: Axis, found: list[Access]) -> bool:
+    """Whether steps of ``outer`` go on in memory where ``last`` ends."""
+    positions = [a.position for a in found if a.position.coefficient(last) is ONE]
+    return any(p.coefficient(outer) is last.extent for p in positions)
+
+
+def _merged(group: Group, outer: Axis, last: Axis) -> Shape:
+    """Vectors along two axes as one, where the last alone would fill but a part of them."""
+    both, blocks = Axis(outer.name, outer.extent * last.extent), dict[Atom, Index]()
+    parallel, at = [a for a in group.outer if a is not outer and a is not last], both.index()
+    if _size(parallel) < 64 and volume((both.extent,), 1 << 20) > 2 * BLOCK:
+        block, both = _blocked(both, BLOCK, blocks)
+        (at,) = blocks.values()
+        parallel.append(block)
+    return Shape(group, Style.POINTS, tuple(parallel), both, (), {outer: at // last.extent, last: at % last.extent})
 
 
 def crossing(parallel: list[Axis], last: Axis, found: list[Access]) -> Axis | None:
@@ -153,10 +181,20 @@ def crossing(parallel: list[Axis], last: Axis, found: list[Access]) -> Axis | No
 
 def _column(group: Group, unit: set[Axis]) -> Axis | None:
     """The outer axis along which memory is contiguous, unless rows are contiguous too."""
+    if _are_tiny(group):
+        return group.outer[-1]
     scanned = {m.space for m in group.members if isinstance(m.nest.root, Scan)}
     if any(s and s[-1] in unit and k not in scanned for k, s in enumerate(group.spaces)):
         return None
     return next((a for a in reversed(group.outer) if a in unit), None)
+
+
+def _are_tiny(group: Group) -> bool:
+    """Whether rows would fill but a part of a vector, and there are many of them."""
+    if not group.outer or volume((group.outer[-1].extent,)) < 4 * LANES:
+        return False
+    sizes = [at_most(product([a.extent for a in space])) for space in group.spaces]
+    return all(n is not None and n <= TINY for n in sizes)
 
 
 def _columns(group: Group, column: Axis) -> Shape:
@@ -165,6 +203,7 @@ def _columns(group: Group, column: Axis) -> Shape:
         m.nest.root.kind in SIMPLE if isinstance(m.nest.root, Reduce) else not isinstance(m.nest.root, Scan)
         for m in group.members
     )
+    simple = simple and not _are_tiny(group)
     style = Style.SHEET if simple else Style.STRIPS
     width = volume((column.extent,), 1 << 12)
     block = _sheet_width(width, _size(others)) if simple else 4 * LANES

@@ -19,7 +19,6 @@ from gyrator.schedule.gpu_attention import attention_units
 from gyrator.schedule.gpu_combo import combine
 from gyrator.schedule.gpu_gemm import shown_unpadded
 from gyrator.schedule.gpu_reductions import online_softmax, split_on_gpu
-from gyrator.schedule.gpu_windows import unroll_windows
 from gyrator.schedule.inline import inline
 from gyrator.schedule.memory import plan_memory
 from gyrator.schedule.order import order_products
@@ -30,6 +29,7 @@ from gyrator.schedule.predicate import predicate
 from gyrator.schedule.products import Ask, Unit
 from gyrator.schedule.scatter import scatters_to_selects, scatters_to_sums
 from gyrator.schedule.split import split_reductions
+from gyrator.schedule.windows import unroll_windows
 from gyrator.session import Count, Session
 
 
@@ -59,7 +59,6 @@ def program_passes(
         return program if as_called else add_biases_later(program)
 
     on_gpu: tuple[Pass[Program], ...] = (
-        Pass("unroll windows", lambda p, s: unroll_windows(p), check_program),
         Pass("scatters to sums", lambda p, s: scatters_to_sums(p), check_program),
         Pass("online softmax", lambda p, s: online_softmax(p, gpu), check_program),
         Pass("split on GPU", lambda p, s: split_on_gpu(p, gpu), check_program),
@@ -74,6 +73,7 @@ def program_passes(
         Pass("biases", biases, check_program),
         # before masks are pushed down: a producer read under a mask takes the mask with it
         *((Pass("inline", lambda p, s: inline(p, rule), check_program),) if inlining else ()),
+        Pass("unroll windows", lambda p, s: unroll_windows(p), check_program),
         *(on_gpu if gpu is not None else ()),
         Pass("split reductions", lambda p, s: split_reductions(p), check_program),
         Pass("predicate", lambda p, s: predicate(p, rule), lambda p: check_program(p, PREDICATED)),

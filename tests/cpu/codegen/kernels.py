@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from gyrator.ir.expr import Checked, Expr, IndexValue
@@ -163,13 +165,28 @@ def embedding(rows: IndexLike, columns: IndexLike, vocabulary: int) -> Kernel:
     return kernel("embedding", [table, idx], [y], parallel(i, lanes(j, store(y, (i, j), load(table, at, j)))))
 
 
-def repeated(rows: IndexLike, columns: int, times: int, dtype: torch.dtype) -> Kernel:
-    """``y[i, j] = x[i, j // times]`` where ``j % times < 1``, elsewhere ``j // times`` less that."""
-    x, y = tensor("x", rows, -(-columns // times), dtype=dtype), tensor("y", rows, columns, dtype=dtype)
+def repeated(rows: IndexLike, columns: int, times: int, step: int, dtype: torch.dtype) -> Kernel:
+    """``y[i, j] = x[i, j // times * step]`` where ``j % times < 1``, elsewhere ``j // times`` less that."""
+    x = tensor("x", rows, (-(-columns // times) - 1) * step + 1, dtype=dtype)
+    y = tensor("y", rows, columns, dtype=dtype)
     i, j = axis("i", rows), axis("j", columns)
-    found, first = load(x, i, j.index() // times), op("lt", IndexValue(j.index() % times), 1)
+    found, first = load(x, i, j.index() // times * step), op("lt", IndexValue(j.index() % times), 1)
     value = op("where", first, found, op("sub", cast(IndexValue(j.index() // times), dtype), found))
     return kernel("repeated", [x], [y], parallel(i, lanes(j, store(y, (i, j), value))))
+
+
+def strided(columns: int, steps: Sequence[int], dtype: torch.dtype) -> Kernel:
+    """For each step ``y[j] = x[j * step + 1]`` and ``z[j * step] = x[j] + x[j % 4]``."""
+    x, j = tensor("x", columns * max(steps) + 2, dtype=dtype), axis("j", columns)
+    outputs, stages = [], []
+    for step in steps:
+        y, z = tensor(f"y{step}", columns, dtype=dtype), tensor(f"z{step}", (columns - 1) * step + 1, dtype=dtype)
+        outputs += [y, z]
+        stages += [
+            store(y, (j,), load(x, j.index() * step + 1)),
+            store(z, (j.index() * step,), op("add", load(x, j), load(x, j.index() % 4))),
+        ]
+    return kernel("strided", [x], outputs, lanes(j, *stages))
 
 
 def scatter_add(rows: IndexLike, columns: IndexLike, vocabulary: int, *, along: str = "j") -> Kernel:

@@ -18,6 +18,7 @@ from tests.cpu.codegen.kernels import (
     repeated,
     scatter_add,
     softmax,
+    strided,
 )
 from tests.cpu.codegen.test_pointwise import S0, sample
 
@@ -47,12 +48,24 @@ def test_typical_kernels(isa: str, shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32, torch.bfloat16])
 def test_neighbours_that_read_the_same_element(isa: str, dtype: torch.dtype) -> None:
     for times, columns in ((2, 64), (2, 37), (4, 48), (8, 23), (16, 40), (3, 21), (32, 70)):
-        x = (torch.arange(3 * columns).view(3, columns) % 11).to(dtype)[:, : -(-columns // times)].contiguous()
-        y = torch.empty(3, columns, dtype=dtype)
-        check(repeated(3, columns, times, dtype), {"x": x, "y": y}, isa=isa)
+        for step in (1, times, times + 1):
+            x = (torch.arange(3 * (-(-columns // times) - 1) * step + 3).view(3, -1) % 11).to(dtype)
+            y = torch.empty(3, columns, dtype=dtype)
+            check(repeated(3, columns, times, step, dtype), {"x": x, "y": y}, isa=isa)
+
+
+@pytest.mark.parametrize("isa", [isa for isa in _HERE if "_" not in isa])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.float64])
+def test_lanes_that_are_a_few_elements_apart(isa: str, dtype: torch.dtype) -> None:
+    for columns in (48, 37):
+        steps = range(2, 10)
+        x = (torch.arange(columns * 9 + 2) % 23).to(dtype)
+        y = {f"y{step}": torch.zeros(columns, dtype=dtype) for step in steps}
+        z = {f"z{step}": torch.zeros((columns - 1) * step + 1, dtype=dtype) for step in steps}
+        check(strided(columns, steps, dtype), {"x": x, **y, **z}, isa=isa)
 
 
 def test_neighbours_that_read_the_same_element_load_it_once() -> None:
-    text = print_kernel(repeated(3, 64, 2, torch.uint8)).text
-    assert "load_repeated<2>" in text
+    text = print_kernel(repeated(3, 64, 2, 1, torch.uint8)).text
+    assert "load_repeated<2, 1>" in text
     assert "gather" not in text and "div_index" not in text and "mod_index" not in text

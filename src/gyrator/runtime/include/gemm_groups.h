@@ -70,14 +70,14 @@ template <int V> static void sum_shift(int32_t* shift, const int8_t* panel, int6
   v16si sum[V] = {};
   for (int64_t k = 0; k < depth; k += 4, panel += V * 64)
     _Pragma("GCC unroll 8") for (int j = 0; j < V; ++j)
-      sum[j] = add_groups(sum[j], v16si{} + int(0x80808080), read_as<v16si>(reinterpret_cast<const int32_t*>(panel + j * 64)));
+      sum[j] = add_groups(sum[j], v16si{} + int(0x80808080), read_as<v16si>((const int32_t*)(panel + j * 64)));
   for (int j = 0; j < V; ++j) store(shift + j * 16, Vec<int32_t, 16>{{sum[j]}});
 }
 
 // total[i, j] (+)= sum over k of a[k, i] * b[k, j] - shift[j] for M rows and V registers of columns.
 template <int M, int V, class Left, class T, class Sum>
-static __attribute__((noinline)) void multiply_groups(Sum* total, int64_t stride, const Left* a, const T* b, int64_t depth,
-                                                      const Sum* shift, bool fresh) {
+static __attribute__((noinline)) void multiply_groups(Sum* total, int64_t stride, const Left* a, const T* b,
+                                                      int64_t depth, const Sum* shift, bool fresh) {
   using S = native<Sum, 16>;
   S sum[M][V];
   _Pragma("GCC unroll 64") for (int i = 0; i < M; ++i)

@@ -57,26 +57,77 @@ template <int L, class T>
 GY_FN Vec<T, L> load_strided(some_lanes<L> some, const T* from, int64_t stride, Vec<bool, L> m, T other) {
   return load_strided<L>(from, stride, on(some, m), other);
 }
-// Lane i reads from[i / D], for D that divides L.
-template <int D, int L, class T> GY_FN Vec<T, L> load_repeated(lanes<L>, const T* from) {
+// Lane i reads *at(i).
+template <int L, class T, class At> GY_FN Vec<T, L> load_lanes(lanes<L>, const T*, At at) {
+  Lanes<T, L> r;
+  GY_UNROLL for (int i = 0; i < L; ++i) r.at[i] = *at(i);
+  return pack(r);
+}
+template <int L, class T, class At> GY_FN Vec<T, L> load_lanes(some_lanes<L> some, const T*, At at) {
+  const uint64_t bits = mask_bits(some.on);
+  Lanes<T, L> r;
+  for (int i = 0; i < L; ++i) r.at[i] = bits >> i & 1 ? *at(i) : T{};
+  return pack(r);
+}
+#if defined(GY_SIMD)
+// N elements in the first lanes of a register; what is in the others does not matter.
+template <class P, int N, class E> GY_FN P read_low(const E* from) {
+  constexpr int bytes = N * int(sizeof(E));
+  if constexpr (bytes == sizeof(P)) return read_as<P>(from);
+  else if constexpr (bytes < 16) {
+    using word = uint<bytes>;
+    const native<word, 16 / bytes> low{*reinterpret_cast<const native_unaligned<word, 1>*>(from)};
+    if constexpr (sizeof(P) == 16) return (P)low;
+    else return read_low<P, 16 / int(sizeof(E))>(reinterpret_cast<const E*>(&low));
+  } else if constexpr (bytes == 16 && sizeof(P) == 32)
+    return (P)__builtin_ia32_ps256_ps(read_as<v4sf>((const float*)from));
+#if defined(GY_AVX512)
+  else if constexpr (bytes == 16) return (P)__builtin_ia32_ps512_ps(read_as<v4sf>((const float*)from));
+  else return (P)__builtin_ia32_ps512_256ps(read_as<v8sf>((const float*)from));
+#endif
+}
+#endif
+// Lane i reads from[i / D * S], for D that divides L.
+template <int D, int S, int L, class T> GY_FN Vec<T, L> load_repeated(lanes<L> all, const T* from) {
   using V = Vec<T, L>;
   using E = typename V::element;
   V r;
   const auto* q = reinterpret_cast<const E*>(from);
-  if constexpr (V::lanes <= D) { GY_EACH(V, r.p[i] = q[i * V::lanes / D] - typename V::P{};) }
+  if constexpr (V::lanes <= D) { GY_EACH(V, r.p[i] = q[i * V::lanes / D * S] - typename V::P{};) }
 #if defined(GY_SIMD)
-  else {
-    using Few = native<E, V::lanes / D>;
-    GY_EACH(V, r.p[i] = spread_lanes<D>(read_as<Few>(q + i * V::lanes / D), indices<V::lanes>{});)
+  else if constexpr (S == 1) {
+    GY_EACH(V, const auto some = read_low<typename V::P, V::lanes / D>(q + i * V::lanes / D);
+            r.p[i] = spread_lanes<D>(some, indices<V::lanes>{});)
+  } else if constexpr (S == D) {
+    using Half = native<E, V::lanes / 2>;  // two, without what lies behind the last element
+    GY_EACH(V, const auto* at = q + i * V::lanes;
+            const auto both = join_lanes(read_as<Half>(at), read_as<Half>(at + V::lanes / 2 - 1), indices<V::lanes>{});
+            r.p[i] = spread_first<D>(both, indices<V::lanes>{});)
   }
 #endif
+  else return load_lanes(all, from, [=](int i) { return from + i / D * S; });
   return r;
 }
-template <int D, int L, class T> GY_FN Vec<T, L> load_repeated(some_lanes<L> some, const T* from) {
-  const uint64_t bits = mask_bits(some.on);
-  Lanes<T, L> r;
-  for (int i = 0; i < L; ++i) r.at[i] = bits >> i & 1 ? from[i / D] : T{};
-  return pack(r);
+template <int D, int S, int L, class T> GY_FN Vec<T, L> load_repeated(some_lanes<L> some, const T* from) {
+  return load_lanes(some, from, [=](int i) { return from + i / D * S; });
+}
+// Lane i reads from[i % D * S], for D that divides L.
+template <int D, int S, int L, class T> GY_FN Vec<T, L> load_cycled(lanes<L> all, const T* from) {
+#if defined(GY_SIMD)
+  using V = Vec<T, L>;
+  using E = typename V::element;
+  if constexpr (S == 1 && V::lanes > 1) {
+    V r;
+    const auto* q = reinterpret_cast<const E*>(from);
+    if constexpr (V::lanes <= D) { GY_EACH(V, r.p[i] = read_as<typename V::P>(q + i * V::lanes % D);) }
+    else { GY_EACH(V, r.p[i] = cycle_lanes<D>(read_low<typename V::P, D>(q), indices<V::lanes>{});) }
+    return r;
+  }
+#endif
+  return load_lanes(all, from, [=](int i) { return from + i % D * S; });
+}
+template <int D, int S, int L, class T> GY_FN Vec<T, L> load_cycled(some_lanes<L> some, const T* from) {
+  return load_lanes(some, from, [=](int i) { return from + i % D * S; });
 }
 template <int L, class T> GY_FN Vec<T, L> gather(lanes<L>, const T* from, Vec<int64_t, L> offset) {
   return gather<L>(from, offset);

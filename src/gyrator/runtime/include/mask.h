@@ -362,6 +362,7 @@ template <class T, int L> GY_FN void store(T* to, Vec<T, L> v, Vec<bool, L> m) {
 template <int L, class T>
 GY_FN Vec<T, L> load_strided(const T* from, int64_t stride, Vec<bool, L> m, T other) {
   const uint64_t bits = mask_bits(m);
+  if (bits == ~uint64_t(0) >> (64 - L)) return load_strided<L>(from, stride);
   Lanes<T, L> r;
   GY_UNROLL for (int i = 0; i < L; ++i) r.at[i] = bits >> i & 1 ? from[i * stride] : other;
   return pack(r);

@@ -148,9 +148,16 @@ template <int... I, class V> GY_FN auto join_lanes(V a, V b, sequence<I...>) {
 template <int K, int... I, class V> GY_FN V exchange_within(V v, sequence<I...>) {
   return __builtin_shufflevector(v, v, (I ^ K)...);
 }
-// Each lane of v D times.
-template <int D, int... I, class V> GY_FN auto spread_lanes(V v, sequence<I...>) {
+// Each lane D times; the first D lanes in turns; the first of each D lanes D times, where the upper half begins with
+// the last lane of the lower one.
+template <int D, int... I, class V> GY_FN V spread_lanes(V v, sequence<I...>) {
   return __builtin_shufflevector(v, v, (I / D)...);
+}
+template <int D, int... I, class V> GY_FN V cycle_lanes(V v, sequence<I...>) {
+  return __builtin_shufflevector(v, v, (I % D)...);
+}
+template <int D, int... I, class V> GY_FN V spread_first(V v, sequence<I...>) {
+  return __builtin_shufflevector(v, v, (I / D * D + (I / D * D >= int(sizeof...(I)) / 2))...);
 }
 // The k-th piece of To's size inside v.
 template <class To, int K, class V> GY_FN To piece(V v) {
@@ -267,12 +274,70 @@ template <class To, class F, class T, class S, int L> GY_FN Vec<To, L> map(Vec<T
   }
 }
 
+#if defined(GY_SIMD)
+// Each S-th element, in registers: of S registers side by side the last begins earlier, so that it ends with the last
+// element. Lanes of the K-th are put where they belong.
+template <int S, int K, int... I, class V> GY_FN V put_each(V r, V v, sequence<I...>) {
+  constexpr int P = sizeof...(I), start = K < S - 1 ? K * P : (P - 1) * (S - 1);
+  return __builtin_shufflevector(r, v, ((I * S / P < S - 1 ? I * S / P : S - 1) == K ? P + I * S - start : I)...);
+}
+template <int S, int K, class V, class E> GY_FN V each(V r, const E* from) {
+  if constexpr (K == S) return r;
+  else {
+    constexpr int P = sizeof(V) / sizeof(E), start = K < S - 1 ? K * P : (P - 1) * (S - 1);
+    return each<S, K + 1>(put_each<S, K>(r, read_as<V>(from + start), indices<P>{}), from);
+  }
+}
+template <int S, class V, class E> GY_FN V load_each(const E* from) {
+  V r;
+  GY_EACH(V, r.p[i] = each<S, 0>(typename V::P{}, from + i * S * V::lanes);)
+  return r;
+}
+#endif
 template <int L, class T> GY_FN Vec<T, L> load_strided(const T* from, int64_t stride) {
+  using V = Vec<T, L>;
+#if defined(GY_SIMD)
+  if constexpr (V::lanes > 1 && !same<T, bool>)
+    if (__builtin_constant_p(stride) && stride > 1 && stride <= 8) {
+      const auto* q = reinterpret_cast<const typename V::element*>(from);
+      switch (stride) {
+        case 2: return load_each<2, V>(q);
+        case 3: return load_each<3, V>(q);
+        case 4: return load_each<4, V>(q);
+        case 5: return load_each<5, V>(q);
+        case 6: return load_each<6, V>(q);
+        case 7: return load_each<7, V>(q);
+        default: return load_each<8, V>(q);
+      }
+    }
+#endif
   Lanes<T, L> r;
   GY_UNROLL for (int i = 0; i < L; ++i) r.at[i] = from[i * stride];
   return pack(r);
 }
+template <class T, int L> GY_FN void store(T* to, Vec<T, L> v, Vec<bool, L> m);      // mask.h
+#if defined(GY_AVX512)
+// The same way back: register K of S side by side has each S-th element alone.
+template <int S, int K, class T, int P, int... I> GY_FN void store_kth(T* to, Vec<T, P> v, sequence<I...>) {
+  constexpr uint64_t bits = ((uint64_t((K * P + I) % S == 0) << I) | ...);
+  const Vec<T, P> spread{{__builtin_shufflevector(v.p[0], v.p[0], ((K * P + I) / S)...)}};
+  store(to + K * P, spread, Vec<bool, P>{typename Vec<bool, P>::bits_type(bits)});
+}
+template <int S, class T, int L, int... K> GY_FN void store_each(T* to, Vec<T, L> v, sequence<K...>) {
+  using V = Vec<T, L>;
+  GY_EACH(V, (store_kth<S, K>(to + i * S * V::lanes, Vec<T, V::lanes>{{v.p[i]}}, indices<V::lanes>{}), ...);)
+}
+#endif
 template <class T, int L> GY_FN void store_strided(T* to, int64_t stride, Vec<T, L> v) {
+#if defined(GY_AVX512)
+  if constexpr (Vec<T, L>::lanes > 1) {
+    if (__builtin_constant_p(stride) && stride > 1 && stride <= 4) {
+      if (stride == 2) return store_each<2>(to, v, indices<2>{});
+      if (stride == 3) return store_each<3>(to, v, indices<3>{});
+      return store_each<4>(to, v, indices<4>{});
+    }
+  }
+#endif
   const auto a = unpack(v);
   GY_UNROLL for (int i = 0; i < L; ++i) to[i * stride] = a.at[i];
 }

@@ -1,6 +1,6 @@
-"""Reductions over small windows on a GPU, as in pooling: the window is written out, and a thread has one of its own.
+"""Reductions over small windows, as in pooling: the window is written out, and a thread or a lane has one of its own.
 
-As rows of a tile its few elements would fill a part of a warp, and neighbours in memory would lie in other tiles.
+As a row its few elements would fill a part of a warp or a vector, and neighbours in memory would lie in other rows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,7 +44,7 @@ def _fits(nest: Nest, root: Reduce) -> bool:
 def _unrolled(nest: Nest) -> Iterator[Nest]:
     """The result, and for argmax and argmin the lowest number of the elements that are the result."""
     root = nest.root
-    if not isinstance(root, Reduce) or not nest.on_gpu or not _fits(nest, root):
+    if not isinstance(root, Reduce) or not _fits(nest, root):
         yield nest
         return
     places: list[dict[Atom, Index]] = [
