@@ -218,7 +218,7 @@ class Expressions(Blocks[Term, Block]):
                 depth = block.depth
         tail = ""
         if mask is not None and e.mask is not None:
-            tail = f", {self._fit(e.mask, mask, depth, vector).text}, {literal(e.other, e.dtype)}"
+            tail = f", {self._fit(e.mask, mask, depth, mask.vector).text}, {literal(e.other, e.dtype)}"
         return Term(self.access("load", at, tail, vector=vector), depth, vector)
 
     def access(self, verb: str, at: Address, tail: str, *, vector: bool) -> str:

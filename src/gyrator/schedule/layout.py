@@ -37,6 +37,20 @@ def _own_accesses(group: Group, stored: frozenset[Value] | None = None) -> Itera
         yield from ((member, access) for access in written if stored is None or access.value in stored)
 
 
+def lane_cost(group: Group, stored: frozenset[Value], lanes: Mapping[int | None, Axis | None], width: int) -> int:
+    """About how many instructions load and store where vectors of ``width`` lie along an axis for each space, None for
+    what is in no space: one for each element that is not beside the last one.
+    """
+    cost = 0
+    for member, access in _own_accesses(group, stored):
+        lane, position = lanes[member.space], substitute(access.position, member.at)
+        near = lane is not None and position.coefficient(lane) in (ZERO, ONE)
+        space = group.spaces[member.space] if member.space is not None else ()
+        times = volume(a.extent for a in (*group.outer, *space))
+        cost += times // width if near else times
+    return cost
+
+
 def across_rows(group: Group) -> bool:
     """Whether memory is contiguous along outer axes alone, so that a row is read with a stride."""
     own = [(_unit(access.position), member, access.weight) for member, access in _own_accesses(group)]

@@ -9,12 +9,14 @@ from gyrator.ir.index import ONE, Atom, Axis, Index, as_index, minimum, product,
 from gyrator.ir.program import Reduce, Scan, Scatter
 from gyrator.ir.volume import at_most, volume
 from gyrator.schedule.group import Axes, Group
-from gyrator.schedule.layout import Access, accesses, coalesce, contiguous_axes, loop_order
+from gyrator.schedule.layout import Access, accesses, coalesce, contiguous_axes, lane_cost, loop_order
 
 LANES = 16
 BLOCK = 2048
 FEW_ROWS = 8
 LONG_ROW = 1 << 15
+FEW_TERMS = 32
+"""Rows that are summed in registers, column by column: as many streams the processor reads ahead."""
 TINY = 8
 """Elements of rows that are walked one by one, with a row in each lane."""
 TILE_ROWS, TILE_COLUMNS, TILE_BYTES = 64, 64, 1 << 16
@@ -82,7 +84,7 @@ def choose_loops(group: Group, stored: frozenset[Value], *, phased: bool) -> Sha
     if group.pointwise:
         return _points(group, found)
     column = _column(group, contiguous_axes((a.position, a.weight) for a in found))
-    if column is not None:
+    if column is not None and (_are_tiny(group) or not _rows_are_cheaper(group, stored, column)):
         return _columns(group, column)
     alone = len(group.spaces) > 1 or phased or any(isinstance(m.nest.root, Scan | Scatter) for m in group.members)
     if _size(group.outer) < FEW_ROWS and _size(group.spaces[0]) > LONG_ROW and not alone:
@@ -197,13 +199,22 @@ def _are_tiny(group: Group) -> bool:
     return all(n is not None and n <= TINY for n in sizes)
 
 
+def _rows_are_cheaper(group: Group, stored: frozenset[Value], column: Axis) -> bool:
+    """Whether more is read beside each other along rows, as where a small table is read again for each row."""
+    rows: dict[int | None, Axis | None] = {None: None}
+    rows.update((k, space[-1] if space else None) for k, space in enumerate(group.spaces))
+    columns = dict.fromkeys(rows, column)
+    return lane_cost(group, stored, rows, LANES) < lane_cost(group, stored, columns, LANES)
+
+
 def _columns(group: Group, column: Axis) -> Shape:
     others, spaces = [a for a in group.outer if a is not column], list(group.spaces)
     simple = all(
         m.nest.root.kind in SIMPLE if isinstance(m.nest.root, Reduce) else not isinstance(m.nest.root, Scan)
         for m in group.members
     )
-    simple = simple and not _are_tiny(group)
+    short = all((at_most(product([a.extent for a in space])) or FEW_TERMS + 1) <= FEW_TERMS for space in spaces)
+    simple = simple and not short
     style = Style.SHEET if simple else Style.STRIPS
     width = volume((column.extent,), 1 << 12)
     block = _sheet_width(width, _size(others)) if simple else 4 * LANES

@@ -144,6 +144,19 @@ GY_FN Vec<T, L> gather(some_lanes<L> some, const T* from, Vec<int64_t, L> offset
   return gather<L>(from, offset, on(some, m), other);
 }
 
+// With one mask for all lanes nothing is read where it does not hold.
+template <class Some, class T> GY_FN auto load(Some some, const T* from, Vec<bool, 1> m, T other) {
+  return scalar(m) ? load(some, from) : broadcast<Some::value>(other);
+}
+template <class Some, class T>
+GY_FN auto load_strided(Some some, const T* from, int64_t stride, Vec<bool, 1> m, T other) {
+  return scalar(m) ? load_strided(some, from, stride) : broadcast<Some::value>(other);
+}
+template <class Some, class T, int L>
+GY_FN auto gather(Some some, const T* from, Vec<int64_t, L> offset, Vec<bool, 1> m, T other) {
+  return scalar(m) ? gather(some, from, offset) : broadcast<L>(other);
+}
+
 template <int L, class T> GY_FN void store(lanes<L>, T* to, Vec<T, L> v) { store(to, v); }
 template <int L, class T> GY_FN void store(some_lanes<L> some, T* to, Vec<T, L> v) { store(to, v, some.on); }
 template <int L, class T> GY_FN void store(lanes<L>, T* to, Vec<T, L> v, Vec<bool, L> m) { store(to, v, m); }
