@@ -20,7 +20,21 @@ from gyrator.codegen.cpp_names import legal, literal, type_name
 from gyrator.codegen.texts import WIDTH, ordered_terms, sum_text
 from gyrator.errors import InternalCheckError
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Ref, Value, indirect_values
-from gyrator.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, dot, is_nonnegative
+from gyrator.ir.index import (
+    ONE,
+    ZERO,
+    Atom,
+    Axis,
+    FloorDiv,
+    Index,
+    Indirect,
+    Max,
+    Min,
+    Mod,
+    dot,
+    is_nonnegative,
+    substitute,
+)
 from gyrator.ir.ops import OPS
 from gyrator.ir.tree import Kernel
 
@@ -67,6 +81,7 @@ class Address:
 
     ``stride`` is the C++ text of the distance between lanes (``"0"``: all lanes hit one element), or None
     where ``offsets`` holds a vector of element offsets, or where there is a ``way`` to load lanes in another pattern.
+    ``ends``: the first and the last offset, where lanes lie beside each other if these are as far apart as they.
     """
 
     pointer: str
@@ -74,6 +89,7 @@ class Address:
     stride: str | None
     offsets: str | None = None
     way: str = ""
+    ends: str = ""
 
     @property
     def vector(self) -> bool:
@@ -209,7 +225,7 @@ class Expressions(Blocks[Term, Block]):
         return replace(term, text=f"gy::broadcast<1>(int64_t({term.text}))", name=False)
 
     def _load(self, e: Load) -> Term:
-        at = (self._periodic(e) if e.mask is None else None) or self.address(e.value, e.index)
+        at = (self._periodic(e) if e.mask is None else None) or self.address(e.value, e.index, loading=True)
         mask = None if e.mask is None else self.value(e.mask)
         vector = at.vector or (mask is not None and mask.vector)
         depth = max(at.depth, 0 if mask is None else mask.depth)
@@ -227,6 +243,8 @@ class Expressions(Blocks[Term, Block]):
             return f"gy::{verb}{'<1>' if verb == 'load' else ''}({at.pointer}{tail})"
         if at.way:
             return f"gy::{verb}{at.way}(lanes, {at.pointer})"
+        if at.ends:
+            return f"gy::{verb}_near(lanes, {at.pointer}, {at.ends}, {at.offsets}{tail})"
         if at.stride == "1":
             return f"gy::{verb}(lanes, {at.pointer}{tail})"
         if at.stride is not None:
@@ -273,7 +291,7 @@ class Expressions(Blocks[Term, Block]):
         return Term(text, max(offset.depth, *(t.depth for t in terms)), vector)
 
     # -- addresses -----------------------------------------------------------------------------------------
-    def address(self, value: Value, index: tuple[Index, ...]) -> Address:
+    def address(self, value: Value, index: tuple[Index, ...], *, loading: bool = False) -> Address:
         """The address of ``value[index]``, for the first lane, and how the other lanes follow."""
         pointer = self.pointers[value]
         flat = dot(index, value.strides)
@@ -285,7 +303,8 @@ class Expressions(Blocks[Term, Block]):
         at, moving = self.index(fixed), flat - fixed
         offsets = self.find(moving) or self._named(moving, self.vector_index(moving), "offset")
         depth = max(pointer.depth, at.depth, offsets.depth)
-        return Address(plus(pointer.text, at), depth, None, offsets.text)
+        ends = self._first_and_last(moving) if loading else ""
+        return Address(plus(pointer.text, at), depth, None, offsets.text, ends=ends)
 
     def _periodic(self, e: Load) -> Address | None:
         """The address of a load of one element by a few lanes at a time, as in ``x[j // 2]``, or of a few elements in
@@ -300,6 +319,36 @@ class Expressions(Blocks[Term, Block]):
                 way = f"_{'repeated' if isinstance(atom, FloorDiv) else 'cycled'}<{den.value}, {c}>"
                 return Address(plus(pointer.text, at), max(pointer.depth, at.depth), None, way=way)
         return None
+
+    def _first_and_last(self, index: Index) -> str:
+        """The first and the last lane's index, if lanes lie beside each other where these are as far apart as they, as
+        positions that are clamped, mirrored, or begin anew at the end do; else nothing.
+        """
+        near = self._steepness(index) == 1
+        match self._by_lanes(index):
+            case (Index(terms=()), Index(terms=(((Mod(num, den),), 1),))):
+                near = self._by_lanes(num) == (ONE, ZERO) and is_nonnegative(den - self.width)
+        if not near or self.lanes is None:
+            return ""
+        last = substitute(index, {self.lanes: self.lanes.index() + (self.width - 1)})
+        return f"{self.index(index).text}, {self.index(last).text}"
+
+    def _steepness(self, index: Index) -> int | None:
+        """The most that ``index`` changes from lane to lane; None if that is not known."""
+        slope, rest = self._by_lanes(index)
+        if slope.value is None:
+            return None
+        total = abs(slope.value)
+        for monomial, c in rest.terms:
+            match monomial:
+                case (Min(a, b) | Max(a, b),):
+                    inner = self._steepness(a), self._steepness(b)
+                    if None in inner:
+                        return None
+                    total += abs(c) * max(n or 0 for n in inner)
+                case _:
+                    return None
+        return total
 
     def _by_lanes(self, index: Index) -> tuple[Index, Index]:
         """``(slope, rest)``: from lane to lane all of ``index`` but ``rest`` grows by ``slope``."""

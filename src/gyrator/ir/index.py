@@ -444,8 +444,10 @@ def _atom_bounds(atom: Atom) -> tuple[Index, Index | None]:
         case Min(a, b):
             return _pick(lower(a), lower(b), smallest=True) or _LOWEST, upper(a) or upper(b)
         case Max(a, b):
-            low = _pick(lower(a), lower(b), smallest=False) or lower(a)
-            return low or _LOWEST, _pick(upper(a), upper(b), smallest=False)
+            low = _pick(lower(a), lower(b), smallest=False) or lower(a) or _LOWEST
+            both = (a + b).value  # of -x and x one is not below 0
+            low = low if both is None else _pick(low, const(-(-both // 2)), smallest=False) or low
+            return low, _pick(upper(a), upper(b), smallest=False)
     raise TypeError(atom)
 
 
@@ -562,7 +564,8 @@ def _is_nonnegative_atom(atom: Atom) -> bool:
         case Min(a, b):
             return is_nonnegative(a) and is_nonnegative(b)
         case Max(a, b):
-            return is_nonnegative(a) or is_nonnegative(b)
+            both = (a + b).value
+            return is_nonnegative(a) or is_nonnegative(b) or (both is not None and both >= 0)
     return True
 
 

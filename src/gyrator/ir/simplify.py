@@ -34,6 +34,10 @@ def simplifier(*, exact_rounding: bool) -> Rule:
                 a.dtype == b.dtype == torch.int64
             ):
                 return _on_indices(name, _index(a), _index(b))
+            case Op("abs", (IndexValue(index),)):
+                return IndexValue(maximum(index, -index))
+            case Op("neg", (IndexValue(index),)):
+                return IndexValue(-index)
             case Op(_, args) if all(isinstance(a, Const) for a in args):
                 return _folded(expr)
             case Op("logical_and", (a, b)):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from gyrator.ir.expr import Checked, Expr, IndexValue
-from gyrator.ir.index import Axis, Index, IndexLike, Indirect, as_index, minimum
+from gyrator.ir.index import Axis, Index, IndexLike, Indirect, as_index, maximum, minimum
 from gyrator.ir.tree import Carry, Kernel, Let, Update
 from tests.cpu.codegen.harness import (
     BF16,
@@ -187,6 +187,16 @@ def strided(columns: int, steps: Sequence[int], dtype: torch.dtype) -> Kernel:
             store(z, (j.index() * step,), op("add", load(x, j), load(x, j.index() % 4))),
         ]
     return kernel("strided", [x], outputs, lanes(j, *stages))
+
+
+def turned(columns: int, shift: int, dtype: torch.dtype) -> Kernel:
+    """Positions that begin anew, are mirrored or clamped: ``x[(j + s) % n] + x[|j - s|] - x[clamp(s - j, 0, 3)]``."""
+    x, y, j = tensor("x", columns, dtype=dtype), tensor("y", columns, dtype=dtype), axis("j", columns)
+    at = j.index()
+    mirrored = load(x, maximum(at - shift, shift - at))
+    clamped = load(x, minimum(maximum(shift - at, as_index(0)), as_index(3)))
+    value = op("sub", op("add", load(x, (at + shift) % columns), mirrored), clamped)
+    return kernel("turned", [x], [y], lanes(j, store(y, (j,), value)))
 
 
 def scatter_add(rows: IndexLike, columns: IndexLike, vocabulary: int, *, along: str = "j") -> Kernel:

@@ -19,6 +19,7 @@ from tests.cpu.codegen.kernels import (
     scatter_add,
     softmax,
     strided,
+    turned,
 )
 from tests.cpu.codegen.test_pointwise import S0, sample
 
@@ -63,6 +64,14 @@ def test_lanes_that_are_a_few_elements_apart(isa: str, dtype: torch.dtype) -> No
         y = {f"y{step}": torch.zeros(columns, dtype=dtype) for step in steps}
         z = {f"z{step}": torch.zeros((columns - 1) * step + 1, dtype=dtype) for step in steps}
         check(strided(columns, steps, dtype), {"x": x, **y, **z}, isa=isa)
+
+
+@pytest.mark.parametrize("isa", [isa for isa in _HERE if "_" not in isa])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float32, torch.float64])
+def test_lanes_that_lie_beside_each_other_in_most_places(isa: str, dtype: torch.dtype) -> None:
+    for columns, shift in ((64, 5), (37, 20), (30, 15), (17, 16), (9, 4)):
+        x = (torch.arange(columns) * 7 % 31).to(dtype)
+        check(turned(columns, shift, dtype), {"x": x, "y": torch.zeros(columns, dtype=dtype)}, isa=isa)
 
 
 def test_neighbours_that_read_the_same_element_load_it_once() -> None:

@@ -221,3 +221,12 @@ def test_products_of_quotients_are_not_negative() -> None:
     step, block = (N.index() + 15) // 16, Axis("b", const(16))
     assert is_nonnegative(step) and is_nonnegative(step * block.index())
     assert not is_nonnegative(step * block.index() - 1)
+
+
+def test_of_a_number_and_its_negative_one_is_not_below_zero() -> None:
+    """A mirrored position, as padding by reflection reads, is within the input."""
+    i = Axis("i", const(58)).index()
+    once = maximum(i - 1, 1 - i)
+    assert is_nonnegative(once) and is_nonnegative(55 - maximum(55 - once, once - 55))
+    assert is_less(55 - maximum(55 - once, once - 55), 56)
+    assert not is_nonnegative(maximum(i - 3, 1 - i))

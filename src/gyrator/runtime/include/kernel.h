@@ -144,6 +144,11 @@ GY_FN Vec<T, L> gather(some_lanes<L> some, const T* from, Vec<int64_t, L> offset
   return gather<L>(from, offset, on(some, m), other);
 }
 
+// A gather whose lanes lie beside each other if the last one is L - 1 elements behind the first.
+template <class Some, class T, int L, class... Mask>
+GY_FN auto load_near(Some some, const T* from, int64_t first, int64_t last, Vec<int64_t, L> offset, Mask... mask) {
+  return last - first == L - 1 ? load(some, from + first, mask...) : gather(some, from, offset, mask...);
+}
 // With one mask for all lanes nothing is read where it does not hold.
 template <class Some, class T> GY_FN auto load(Some some, const T* from, Vec<bool, 1> m, T other) {
   return scalar(m) ? load(some, from) : broadcast<Some::value>(other);
