@@ -429,8 +429,26 @@ GY_FN Vec<T, L> gather(const T* from, Vec<int64_t, L> offset, Vec<bool, L> m, T 
   for (int i = 0; i < L; ++i) r.at[i] = bits >> i & 1 ? from[at.at[i]] : other;
   return pack(r);
 }
+#if defined(GY_SIMD)
+template <class P, class E, int... I> GY_FN P gather_part(const E* from, const int64_t* at, sequence<I...>) {
+  return P{from[at[I]]...};
+}
+#endif
+// Without a mask one by one: gathering instructions take as long or longer, on some processors several times as long.
 template <int L, class T> GY_FN Vec<T, L> gather(const T* from, Vec<int64_t, L> offset) {
-  return gather<L>(from, offset, broadcast<L>(true), T{});
+  const auto at = unpack(offset);
+#if defined(GY_SIMD)
+  using V = Vec<T, L>;
+  if constexpr (!is_bool<T> && V::lanes > 1) {
+    V r;
+    const auto* q = reinterpret_cast<const typename V::element*>(from);
+    GY_EACH(V, r.p[i] = gather_part<typename V::P>(q, at.at + i * V::lanes, indices<V::lanes>{});)
+    return r;
+  }
+#endif
+  Lanes<T, L> r;
+  GY_UNROLL for (int i = 0; i < L; ++i) r.at[i] = from[at.at[i]];
+  return pack(r);
 }
 // Lanes are stored in order: the last of equal offsets stays.
 template <class T, int L> GY_FN void scatter(T* to, Vec<int64_t, L> offset, Vec<T, L> v, Vec<bool, L> m) {
