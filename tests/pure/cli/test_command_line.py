@@ -89,6 +89,14 @@ def test_clearing_the_cache_follows_no_links(tmp_path: Path) -> None:
     assert not os.path.lexists(cache / "link")
 
 
+def test_a_script_that_is_bisected_imports_its_neighbours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "beside_the_script.py").write_text("NAME = 'neighbour'")
+    (tmp_path / "script.py").write_text("from beside_the_script import NAME\nprint(f'{NAME} found')")
+    done = RUN.invoke(app, ["bisect", str(tmp_path / "script.py")], catch_exceptions=False)
+    assert done.exit_code == 0 and "neighbour found" in done.stdout
+
+
 def test_bench_needs_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(checkout, "__file__", str(tmp_path / "a/b/c/d.py"))
     monkeypatch.chdir(tmp_path)
