@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gyrator import torch_compat
 from gyrator.autograd.inputs import of_subclass
 from gyrator.autograd.layout import contiguous_strides, copied
 from gyrator.errors import UnsupportedOperator
@@ -94,7 +93,7 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
                 shape = ctx.shapes[tangent.result] if tangent.shape is None else tangent.shape
                 strides = contiguous_strides(shape) if tangent.strides is None else tangent.strides
                 boxed.append(_received(gradients[tangent.result], shape, strides, tangent))
-            torch_compat.release_saved(ctx)
+            ctx.maybe_clear_saved_tensors()  # unless backward may run again
             if not torch.is_grad_enabled():
                 computed = link.backward(boxed)
             else:
