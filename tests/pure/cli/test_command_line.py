@@ -16,6 +16,7 @@ from gyrator.cli import checkout, doctor
 from gyrator.cli.doctor import Finding, findings
 from gyrator.config import Config
 from gyrator.errors import ToolchainMissing
+from gyrator.runtime import toolchain
 
 RUN = CliRunner()
 
@@ -46,8 +47,10 @@ def test_doctor_tries_the_compiler(version: str, problem: str, tmp_path: Path) -
 
 
 def test_doctor_reports_an_instruction_set_that_the_processor_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "cpu_isa", lambda: "avx2")
+    for module in (doctor, toolchain):
+        monkeypatch.setattr(module, "cpu_isa", lambda: "avx2")
     assert found("instruction set", Config(cpu_isa="avx512")).advice
+    assert not found("C++ compiler", Config(cpu_isa="avx512")).advice
     assert found("instruction set", Config(cpu_isa="scalar")).found == "avx2; kernels use scalar"
 
 
