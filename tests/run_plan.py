@@ -12,9 +12,10 @@ from torch import Tensor
 from gyrator.ir.evaluate import allocate
 from gyrator.ir.expr import Value
 from gyrator.ir.index import Index, Size, evaluate
-from gyrator.ir.interp import Result, derive, resolve, solve
+from gyrator.ir.interp import Result, derive, solve
 from gyrator.ir.program import Arg, Extern, Input, Item, ListArg, Output, View
 from gyrator.ir.tree import Kernel
+from gyrator.runtime.externs import operator
 from gyrator.schedule.plan import OUT_VARIANTS, Allocate, Call, Copy, Free, Launch, Plan, Step
 from tests.interp_tree import run_kernel
 
@@ -97,9 +98,9 @@ class _Machine:
         if into:
             (value,) = extern.out
             assert value is not None
-            resolve(OUT_VARIANTS[extern.op])(*args, **kwargs, out=self.memory[value])
+            operator(OUT_VARIANTS[extern.op])(*args, **kwargs, out=self.memory[value])
             return
-        result = resolve(extern.op)(*args, **kwargs)
+        result = operator(extern.op)(*args, **kwargs)
         results = list(result) if isinstance(result, tuple | list) else [result]
         numbers = [r for r in results if isinstance(r, int | float)]
         self.sizes |= {size: int(n) for size, n in zip(extern.scalars, numbers, strict=False)}

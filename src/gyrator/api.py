@@ -28,33 +28,17 @@ def compile(model: None = None, **options: Unpack[_Options]) -> Callable[[Callab
 
 
 def compile(
-    model: Callable[P, R] | None = None,
-    *,
-    fullgraph: bool = False,
-    dynamic: bool | None = None,
-    mode: str | None = None,
-    options: Mapping[str, object] | None = None,
-    disable: bool = False,
+    model: Callable[P, R] | None = None, **options: Unpack[_Options]
 ) -> Callable[P, R] | Callable[[Callable[P, R]], Callable[P, R]]:
     """Compile a function or module; without one, a decorator that does. The same as `torch.compile(backend="gyrator")`,
     except that a wrong mode or option is reported at once instead of at the first call.
 
     Raises: UnknownOption, InvalidOption.
     """
-    Config.from_options(mode, options)
-
-    def compiled(function: Callable[P, R]) -> Callable[P, R]:
-        return torch.compile(
-            function,
-            backend="gyrator",
-            fullgraph=fullgraph,
-            dynamic=dynamic,
-            mode=mode,
-            options=dict(options) if options else None,  # type: ignore[arg-type]
-            disable=disable,
-        )
-
-    return compiled if model is None else compiled(model)
+    given = options.get("options")
+    Config.from_options(options.get("mode"), given)
+    options["options"] = dict(given) if given else None
+    return torch.compile(model, backend="gyrator", **options)  # type: ignore[arg-type]
 
 
 def reset() -> None:

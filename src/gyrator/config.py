@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
 from functools import lru_cache, partial
@@ -23,7 +23,6 @@ from gyrator.errors import InvalidOption, UnknownOption
 from gyrator.inductor_names import hint_for
 from gyrator.metric_tables import TABLES
 
-P = typing.ParamSpec("P")
 OptionValue = bool | int | float | str | Path | tuple[str, ...] | None
 """What an option can hold."""
 
@@ -42,17 +41,13 @@ class OptionInfo:
     shapes_code: bool = True
 
 
-def _declares(info: Callable[P, OptionInfo]) -> Callable[typing.Concatenate[OptionValue, P], typing.Any]:
-    """What declares an option by its default and the arguments of `info` (typed like `dataclasses.field`)."""
-
-    def declared(default: OptionValue, /, *args: P.args, **kwargs: P.kwargs) -> typing.Any:
-        return field(default=default, metadata={"option": info(*args, **kwargs)})
-
-    return declared
+def _option(default: OptionValue, doc: str, **about: typing.Any) -> typing.Any:
+    """Declares an option by its default and the fields of its `OptionInfo` (typed like `dataclasses.field`)."""
+    return field(default=default, metadata={"option": OptionInfo(doc, **about)})
 
 
-_option, _setting = _declares(OptionInfo), _declares(partial(OptionInfo, shapes_code=False))
-"""Of an option on which generated code depends, and of any other."""
+_setting = partial(_option, shapes_code=False)
+"""Declares an option on which generated code does not depend."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -291,13 +291,6 @@ def tracing_under(mode: Any) -> AbstractContextManager[None]:
     return nullcontext() if context.try_get() is None else context.patch(fake_mode=mode)
 
 
-def release_saved(ctx: Any) -> None:
-    """Free what a Function's context saved, once backward has it in hand, unless backward may run again."""
-    clear = getattr(ctx, "maybe_clear_saved_tensors", None)
-    if clear is not None:
-        clear()
-
-
 def qualified_name(function: object) -> str | None:
     """`torch.nn.functional.gelu` and so on, also for functions written in C; None if it has no name."""
     try:

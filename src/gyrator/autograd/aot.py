@@ -273,6 +273,6 @@ def _outputs(graph: Graph) -> tuple[Any, ...]:
 
 def _tangent(result: int, node: Node) -> Tangent:
     value = node.meta["val"]
-    shape, strides = tuple(value.shape), tuple(value.stride())
-    static = all(type(size) is int for size in (*shape, *strides))
-    return Tangent(result, shape if static else None, strides if static else None, value.dtype, value.device)
+    layout = tuple(value.shape), tuple(value.stride())
+    static = all(type(size) is int for sizes in layout for size in sizes)
+    return Tangent(result, layout if static else None, value.dtype, value.device)

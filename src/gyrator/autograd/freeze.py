@@ -26,7 +26,7 @@ def freeze(graph: Graph, values: Mapping[int, Tensor]) -> dict[str, Tensor]:
     """
     inputs = graph.find_nodes(op="placeholder")
     known = {inputs[position]: value.detach() for position, value in values.items()}
-    held: dict[str, Tensor] = {}
+    held: dict[Node, Tensor] = {}
     for node in list(graph.nodes):
         if node.op == "call_function" and all(i in known for i in node.all_input_nodes):
             value = _computed(node, known)
@@ -38,18 +38,16 @@ def freeze(graph: Graph, values: Mapping[int, Tensor]) -> dict[str, Tensor]:
             del known[node]
     for node in list(known):
         if not (isinstance(node.target, OpOverload) and is_view(node.target)):
-            name = f"frozen_{len(held)}"
             with graph.inserting_after(node):
-                constant = graph.get_attr(name)
+                constant = graph.get_attr(f"frozen_{len(held)}")
             constant.meta = dict(node.meta)
-            if node.replace_all_uses_with(constant, delete_user_cb=lambda user: user.op != "output"):
-                held[name] = known[node]
+            node.replace_all_uses_with(constant, delete_user_cb=lambda user: user.op != "output")
+            held[constant] = known[node]
     for node in reversed(list(graph.nodes)):
-        dead = node.op == "get_attr" and (node.target in held or str(node.target).startswith("frozen_"))
-        if not node.users and (dead or (node in known and node.op != "placeholder")):
-            held.pop(str(node.target), None)
+        if not node.users and (node in held or (node in known and node.op != "placeholder")):
+            held.pop(node, None)
             graph.erase_node(node)
-    return held
+    return {str(constant.target): value for constant, value in held.items()}
 
 
 def _is_made_of_bytes(node: Node) -> bool:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gyrator import torch_compat
 from gyrator.autograd.inputs import of_subclass
 from gyrator.autograd.layout import contiguous_strides, copied
 from gyrator.errors import UnsupportedOperator
@@ -16,14 +15,12 @@ from gyrator.errors import UnsupportedOperator
 
 @dataclass(frozen=True)
 class Tangent:
-    """A gradient that backward expects: for result `result`, with the given strides; None where sizes are
-    symbolic, and strides then contiguous. `shape`, `dtype` and `device` describe the zeros that
-    stand in for a missing one.
+    """A gradient that backward expects: for result `result`, with this shape and strides, or None where sizes are
+    symbolic, and strides then contiguous. `dtype` and `device` describe the zeros that stand in for a missing one.
     """
 
     result: int
-    shape: tuple[int, ...] | None
-    strides: tuple[int, ...] | None
+    layout: tuple[tuple[int, ...], tuple[int, ...]] | None
     dtype: torch.dtype
     device: torch.device
 
@@ -64,7 +61,7 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
     results, saved_end = spec.results, spec.results + spec.saved_values
     differentiable = {*spec.missing, *[tangent.result for tangent in spec.tangents]}
     constant_results = tuple(index for index in range(results) if index not in differentiable)
-    dynamic = (*spec.missing, *[tangent.result for tangent in spec.tangents if tangent.strides is None])
+    dynamic = (*spec.missing, *[tangent.result for tangent in spec.tangents if tangent.layout is None])
     order = tuple(map({position: index for index, position in enumerate(spec.gradients)}.get, range(spec.inputs)))
 
     class Compiled(torch.autograd.Function):
@@ -91,10 +88,10 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
             boxed = [*[numbers[name] for name in link.numbers], *saved]
             del saved
             for tangent in link.tangents:
-                shape = ctx.shapes[tangent.result] if tangent.shape is None else tangent.shape
-                strides = contiguous_strides(shape) if tangent.strides is None else tangent.strides
-                boxed.append(_received(gradients[tangent.result], shape, strides, tangent))
-            torch_compat.release_saved(ctx)
+                at = tangent.result
+                shape, strides = tangent.layout or (ctx.shapes[at], contiguous_strides(ctx.shapes[at]))
+                boxed.append(_received(gradients[at], shape, strides, tangent))
+            ctx.maybe_clear_saved_tensors()  # unless backward may run again
             if not torch.is_grad_enabled():
                 computed = link.backward(boxed)
             else:

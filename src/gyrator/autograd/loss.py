@@ -23,8 +23,8 @@ _LINEAR = frozenset({
 
 
 def behind_loss(results: Sequence[object], tangents: Mapping[int, Node], inputs: Iterable[Node]) -> tuple[int, ...]:
-    """Which of the results with a tangent the loss is computed from: the only one that is a single number. None if
-    there is no such one, or if the other `inputs` of backward do not tell the sizes of theirs.
+    """Which of the results with a tangent the loss is computed from: the only one that is a single number. Nothing
+    if there is no such one, or if the other `inputs` of backward do not tell the sizes of theirs.
     """
     nodes = {at: node for at in tangents if isinstance(node := results[at], Node)}
     losses = [node for node in nodes.values() if node.meta["val"].dim() == 0]

@@ -1,1 +1,1 @@
-"""What `python -m gyrator` does: demo, doctor, bench, cache."""
+"""What `python -m gyrator` does: demo, doctor, bench, bisect, cache."""

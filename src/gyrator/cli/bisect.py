@@ -75,6 +75,7 @@ class _Caught(BaseException):
 
 def run_bisect(script: Path, arguments: Sequence[str], folder: Path, console: Console) -> int:
     """Run the script; 1 if a program failed, whose repro then lies in `folder`, else 0."""
+    sys.path.insert(0, str(script.resolve().parent))  # as Python does for a script: it may import its neighbours
     case = failing_program(lambda: runpy.run_path(str(script), run_name="__main__"), [str(script), *arguments])
     if case is None:
         console.print("every program that was captured gives eager's answers")
@@ -207,31 +208,25 @@ def smaller(case: Case, seconds: float = SECONDS) -> Case:
     values = _Values(case.graph)
     torch.manual_seed(SEED)
     values.run(*_copies(case.inputs))
-    best = case
 
-    def fails(kept: Sequence[fx.Node]) -> bool:
-        nonlocal best
+    def failing(kept: Sequence[fx.Node]) -> Case | None:
         if not kept or time.monotonic() > deadline:
-            return False
+            return None
         try:
             graph, inputs = _part(case.graph, kept, values.seen)
             failure = check(graph, inputs, case.config)
         except Exception:  # the piece cannot run alone
-            return False
-        if not case.failure.like(failure):
-            return False
-        assert failure is not None
-        best = replace(best, graph=graph, inputs=inputs, failure=failure)
-        return True
+            return None
+        return None if failure is None or not failure.like(case.failure) else Case(graph, inputs, case.config, failure)
 
-    kept = _calls(case.graph)
+    best, kept = case, _calls(case.graph)
     size = len(kept) // 2
     while size:
         at = 0
         while at < len(kept):
             rest = kept[:at] + kept[at + size :]
-            if fails(rest):
-                kept = rest
+            if (found := failing(rest)) is not None:
+                best, kept = found, rest
             else:
                 at += size
         size //= 2

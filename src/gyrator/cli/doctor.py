@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -88,7 +88,7 @@ def _backend() -> Finding:
 
 def _compiler(config: Config) -> Finding:
     try:
-        compiler = find_toolchain(config).compiler
+        compiler = find_toolchain(replace(config, cpu_isa="auto")).compiler
     except ToolchainMissing as error:
         return Finding("C++ compiler", error.message, f"{error.hint}; until then CPU graphs run as library calls")
     _, version = _run(str(compiler), "-dumpfullversion", "-dumpversion")

@@ -149,7 +149,7 @@ class _Machine:
         args = [self.arg(a, written) for a in node.args]
         kwargs = {name: self.arg(a, written) for name, a in node.kwargs}
         with torch.no_grad():
-            result = (self.externs.get(node.op) or resolve(node.op))(*args, **kwargs)
+            result = (self.externs.get(node.op) or attrgetter(node.op)(torch.ops))(*args, **kwargs)
         results = list(result) if isinstance(result, (tuple, list)) else [result]
         scalars = [r for r in results if isinstance(r, int | float)]
         for size, scalar in zip(node.scalars, scalars, strict=False):
@@ -192,11 +192,6 @@ def derive(text: str, sizes: Mapping[Size, int]) -> int:
     names = {size.name: value for size, value in sizes.items()}
     code = compile(text, "<derived size>", "eval")
     return int(eval(code, {"__builtins__": _DERIVED_BUILTINS, "math": math}, names))
-
-
-def resolve(op: str) -> Callable[..., Any]:
-    """The torch operator of that name: ``aten.mm.default``."""
-    return attrgetter(op)(torch.ops)
 
 
 _DERIVED_BUILTINS = {"min": min, "max": max, "abs": abs, "round": round, "float": float, "int": int}

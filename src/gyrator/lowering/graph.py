@@ -229,17 +229,14 @@ class _Lowering:
     def _derived(self) -> tuple[Derived, ...]:
         """Sizes that no input passes: read off the shapes of inputs, then those computed from other sizes."""
         known = {i.size for i in self.inputs if i.size is not None}
-        found: list[Derived] = []
-        for given in self.inputs:
-            if given.value is None:
-                continue
-            for what, indices in (("shape", given.value.shape), ("stride", given.value.strides)):
-                for k, index in enumerate(indices):
-                    size = _plain_size(index)
+        found: dict[Size, Derived] = {}
+        for value in (i.value for i in self.inputs if i.value is not None):
+            for what, indices in (("shape", value.shape), ("stride", value.strides)):
+                for k, size in enumerate(map(_plain_size, indices)):
                     if size is not None and size not in known:
-                        known.add(size)
-                        found.append(Derived(size, given.value.name, f"{what}[{k}]"))
-        return (*found, *[derived for derived in self.symbols.derived if derived.size not in known])
+                        found.setdefault(size, Derived(size, value.name, f"{what}[{k}]"))
+        known |= found.keys()
+        return (*found.values(), *[derived for derived in self.symbols.derived if derived.size not in known])
 
 
 def _literal(tensor: torch.Tensor) -> bool | int | float | None:

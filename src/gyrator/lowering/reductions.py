@@ -135,7 +135,7 @@ def _mean_of(b: Builder, out: Meta, mean: TensorRef, n: Index) -> TensorRef:
 
 
 def _any_all(kind: str, b: Builder, out: Meta, x: TensorRef, dims: Dims = None, keepdim: bool = False) -> TensorRef:
-    over = frozenset[int]() if dims == [] and isinstance(dims, list) else reduced_dims(dims, x.rank)
+    over = frozenset[int]() if dims == [] else reduced_dims(dims, x.rank)
     return reduce_one(b, out, x, over, kind, torch.bool)
 
 

@@ -16,6 +16,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import inf
 from operator import attrgetter
 
 import torch
@@ -97,16 +98,15 @@ class Pool:
             block = self._new_block(nbytes)
             return reinterpret(block.base(dtype), shape, strides, 0)
 
-    def trim(self, enough: int | None = None) -> int:
-        """Give idle blocks back to the system, the longest idle first, until `enough` bytes (None: all); how many."""
+    def trim(self, enough: float = inf) -> None:
+        """Give idle blocks back to the system, the longest idle first, until `enough` bytes."""
         freed = 0
         with self._lock:
             for block in sorted(filter(_Block.is_idle, self._blocks), key=attrgetter("taken")):
-                if enough is not None and freed >= enough:
+                if freed >= enough:
                     break
                 freed += block.nbytes
                 self._blocks.remove(block)
-        return freed
 
     def clear(self) -> None:
         """Forget every block: idle ones are freed now, those in use when their last holder goes."""

@@ -110,7 +110,7 @@ def start_kernels(plan: Plan, targets: Targets, store: Store, session: Session, 
     if on_gpu:
         assert targets.gpu is not None
         sure = argument_alignment(plan, triton, align)
-        wanted = [Wanted.by_hints(triton[k.name], sure[k.name], checked_place(k)) for k in on_gpu]
+        wanted = [Wanted(triton[k.name], sure[k.name], checked_place(k)) for k in on_gpu]
         triton_build = start_triton_build(wanted, targets.gpu, workers, store, session)
     texts = {name: (kernel.name, kernel.source) for name, kernel in triton.items()}
     texts |= {name: (kernel.name, kernel.text) for name, kernel in cpp.items()}

@@ -113,19 +113,18 @@ class Binary:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A kernel to be built. Launches make sure that the arguments at the positions ``relied`` are multiples of 16,
-    those at ``sure`` always are; ``place`` is the user's, to be named when an index is out of range."""
+    """A kernel to be built. The arguments at the positions ``sure`` are always multiples of 16; ``place`` is the
+    user's, to be named when an index is out of range."""
 
     kernel: TritonKernel
-    relied: frozenset[int]
     sure: frozenset[int]
     place: Origin | None
 
-    @staticmethod
-    def by_hints(kernel: TritonKernel, sure: frozenset[int], place: Origin | None) -> "Wanted":
-        """A kernel that relies on all addresses, and on the sizes that are such multiples by their hints."""
-        odd = {at for at, p in enumerate(kernel.params) if isinstance(p, SizeArgument) and (p.size.hint or 1) % 16}
-        return Wanted(kernel, frozenset(range(len(kernel.params))) - odd, sure, place)
+    @property
+    def relied(self) -> frozenset[int]:
+        """Arguments that launches make sure are multiples of 16: addresses, and sizes that are by their hints."""
+        odd = [isinstance(p, SizeArgument) and (p.size.hint or 1) % 16 for p in self.kernel.params]
+        return frozenset(at for at, is_odd in enumerate(odd) if not is_odd)
 
 
 @dataclass(frozen=True)

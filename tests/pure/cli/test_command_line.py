@@ -16,6 +16,7 @@ from gyrator.cli import checkout, doctor
 from gyrator.cli.doctor import Finding, findings
 from gyrator.config import Config
 from gyrator.errors import ToolchainMissing
+from gyrator.runtime import toolchain
 
 RUN = CliRunner()
 
@@ -46,8 +47,10 @@ def test_doctor_tries_the_compiler(version: str, problem: str, tmp_path: Path) -
 
 
 def test_doctor_reports_an_instruction_set_that_the_processor_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "cpu_isa", lambda: "avx2")
+    for module in (doctor, toolchain):
+        monkeypatch.setattr(module, "cpu_isa", lambda: "avx2")
     assert found("instruction set", Config(cpu_isa="avx512")).advice
+    assert not found("C++ compiler", Config(cpu_isa="avx512")).advice
     assert found("instruction set", Config(cpu_isa="scalar")).found == "avx2; kernels use scalar"
 
 
@@ -87,6 +90,14 @@ def test_clearing_the_cache_follows_no_links(tmp_path: Path) -> None:
     RUN.invoke(app, ["cache", "clear"], env={"GYRATOR_CACHE_DIR": str(cache)})
     assert (outside / "kept").exists()
     assert not os.path.lexists(cache / "link")
+
+
+def test_a_script_that_is_bisected_imports_its_neighbours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "beside_the_script.py").write_text("NAME = 'neighbour'")
+    (tmp_path / "script.py").write_text("from beside_the_script import NAME\nprint(f'{NAME} found')")
+    done = RUN.invoke(app, ["bisect", str(tmp_path / "script.py")], catch_exceptions=False)
+    assert done.exit_code == 0 and "neighbour found" in done.stdout
 
 
 def test_bench_needs_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
