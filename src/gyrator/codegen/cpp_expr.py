@@ -31,6 +31,7 @@ from gyrator.ir.index import (
     Max,
     Min,
     Mod,
+    as_index,
     dot,
     is_nonnegative,
     substitute,
@@ -385,30 +386,29 @@ class Expressions(Blocks[Term, Block]):
                 return None if self.value(value).vector else ZERO
         return ZERO
 
+    def _along(self, num: Index) -> tuple[int, Index] | None:
+        """``(s, start)`` where ``num = s·lanes + start`` with a number ``s > 0``; None for anything else."""
+        slope, rest = self._by_lanes(num)
+        s = slope.value
+        if self.lanes is None or rest.terms or s is None or s <= 0 or num.coefficient(self.lanes) is not slope:
+            return None
+        return s, num - slope * self.lanes.index()
+
     def _steps(self, num: Index, den: Index) -> int | None:
         """``s`` where ``num = s·lanes + rest`` is a multiple of ``den`` for the first lane of each vector, so that
         ``num // den`` is that lane's plus ``s·lane // den``; None where it may be no multiple.
         """
-        slope, rest = self._by_lanes(num)
-        s, d = slope.value, den.value
-        if self.lanes is None or rest.terms or not s or not d or num.coefficient(self.lanes) is not slope:
-            return None
-        start = num - slope * self.lanes.index()
-        return s if s > 0 and s * self.width % d == 0 and start % den is ZERO else None
+        s, start = self._along(num) or (0, ZERO)
+        return s if s and den.value and s * self.width % den.value == 0 and start % den is ZERO else None
 
     def _stride_in_blocks(self, num: Index, den: Index) -> Index | None:
         """``s`` where ``num = s·lanes + rest`` and no vector crosses a multiple of ``den``; None if one may.
 
         Vectors start at multiples of their width: with width 16 ``(j + 64·i) // 32`` is one number in each.
         """
-        slope, rest = self._by_lanes(num)
-        span = (slope.value or 0) * self.width
-        if self.lanes is None or rest.terms or span <= 0 or num.coefficient(self.lanes) is not slope:
-            return None
-        start = num - slope * self.lanes.index()
-        if den.value is None or den.value % span or start % span is not ZERO:
-            return None
-        return slope
+        s, start = self._along(num) or (0, ZERO)
+        span = s * self.width
+        return as_index(s) if span and den.value and den.value % span == 0 and start % span is ZERO else None
 
     # -- indices as int64_t --------------------------------------------------------------------------------
     def index(self, index: Index) -> Term:

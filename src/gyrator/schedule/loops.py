@@ -3,6 +3,7 @@
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
 
 from gyrator.ir.expr import IndexValue, Value
 from gyrator.ir.index import ONE, Atom, Axis, Index, as_index, minimum, product, substitute
@@ -135,7 +136,8 @@ def _points(group: Group, found: list[Access]) -> Shape:
     blocks: dict[Atom, Index] = {}
     across = crossing(parallel, last, found)
     if 1 < (last.extent.value or 0) <= TINY:
-        near = next((a for a in parallel if _follows(a, last, found)), None)
+        ends = [a.position for a in found if a.position.coefficient(last) is ONE]
+        near = next((a for a in parallel if any(p.coefficient(a) is last.extent for p in ends)), None)
         if across is None and near is not None and LANES % volume((last.extent,)) == 0:
             return _merged(group, near, last)
         lane = across or near
@@ -152,12 +154,6 @@ def _points(group: Group, found: list[Access]) -> Shape:
         block, last = _blocked(last, BLOCK, blocks)
         parallel.append(block)
     return Shape(group, Style.POINTS, tuple(parallel), last, (), blocks)
-
-
-def _follows(outer: Axis, last: Axis, found: list[Access]) -> bool:
-    """Whether steps of ``outer`` go on in memory where ``last`` ends."""
-    positions = [a.position for a in found if a.position.coefficient(last) is ONE]
-    return any(p.coefficient(outer) is last.extent for p in positions)
 
 
 def _merged(group: Group, outer: Axis, last: Axis) -> Shape:
@@ -195,8 +191,13 @@ def _are_tiny(group: Group) -> bool:
     """Whether rows would fill but a part of a vector, and there are many of them."""
     if not group.outer or volume((group.outer[-1].extent,)) < 4 * LANES:
         return False
+    return _longest(group) <= TINY
+
+
+def _longest(group: Group) -> float:
+    """The most elements that a row can have."""
     sizes = [at_most(product([a.extent for a in space])) for space in group.spaces]
-    return all(n is not None and n <= TINY for n in sizes)
+    return max(inf if n is None else n for n in sizes)
 
 
 def _rows_are_cheaper(group: Group, stored: frozenset[Value], column: Axis) -> bool:
@@ -213,8 +214,7 @@ def _columns(group: Group, column: Axis) -> Shape:
         m.nest.root.kind in SIMPLE if isinstance(m.nest.root, Reduce) else not isinstance(m.nest.root, Scan)
         for m in group.members
     )
-    short = all((at_most(product([a.extent for a in space])) or FEW_TERMS + 1) <= FEW_TERMS for space in spaces)
-    simple = simple and not short
+    simple = simple and _longest(group) > FEW_TERMS
     style = Style.SHEET if simple else Style.STRIPS
     width = volume((column.extent,), 1 << 12)
     block = _sheet_width(width, _size(others)) if simple else 4 * LANES
