@@ -3,7 +3,6 @@
 import math
 import operator
 from collections.abc import Callable, Mapping
-from typing import TypeGuard
 
 import torch
 
@@ -45,7 +44,10 @@ def simplifier(*, exact_rounding: bool) -> Rule:
             case Op("logical_or", (a, b)):
                 return _TRUE if _TRUE in (a, b) else b if a is _FALSE else a if b is _FALSE or a is b else None
             case Op("where", (mask, a, b)):
-                return a if mask is _TRUE or a is b else b if mask is _FALSE else _where(mask, a, b)
+                if mask in (_TRUE, _FALSE) or a is b:
+                    return b if mask is _FALSE else a
+                simple = _within(expr, frozenset())
+                return None if simple is expr else simple
             case Op("mul" | "div", (a, Const(value))) | Op("mul", (Const(value), a)) if value == 1:
                 return a
             case Op("add" | "sub", (a, Const(value))) if value == 0 and not expr.dtype.is_floating_point:
@@ -65,38 +67,23 @@ def simplifier(*, exact_rounding: bool) -> Rule:
     return rule
 
 
-def _where(mask: Expr, a: Expr, b: Expr) -> Expr | None:
-    """The choice with what is chosen within its branches, as the parts of a concatenation are: ``where(i < 2, a,
-    where(i >= 2 and i < 4, b, c))`` becomes ``where(i < 2, a, where(i < 4, b, c))``.
+def _within(expr: Expr, holds: frozenset[Expr]) -> Expr:
+    """``expr`` where these masks hold: what is chosen within the branches of a choice, as the parts of a concatenation
+    are, is not asked again.
+
+    ``where(i < 2, a, where(i >= 2 and i < 4, b, c))``  →  ``where(i < 2, a, where(i < 4, b, c))``
     """
-    parts = _conjuncts(mask)
-    inner = _within(a, parts, frozenset()), _within(b, frozenset(), parts if len(parts) == 1 else frozenset())
-    return None if inner == (a, b) else Op("where", (mask, *inner), a.dtype)
-
-
-def _within(expr: Expr, holds: frozenset[Expr], fails: frozenset[Expr]) -> Expr:
-    """``expr`` where these masks hold and those do not."""
     if not isinstance(expr, Op) or expr.name != "where":
         return expr
     mask, a, b = expr.args
-    asked = [m for m in (mask.args if _is_and(mask) else (mask,)) if m not in holds and _opposite(m) not in fails]
-    if any(m in fails or _opposite(m) in holds for m in asked):
-        return _within(b, holds, fails)
+    parts = mask.args if isinstance(mask, Op) and mask.name == "logical_and" else (mask,)
+    asked = [m for m in parts if m not in holds]
+    if any(_opposite(m) in holds for m in asked):
+        return _within(b, holds)
     if not asked:
-        return _within(a, holds, fails)
-    if len(asked) == 1:
-        mask, fails_else = asked[0], fails | {asked[0]}
-    else:
-        fails_else = fails
-    return Op("where", (mask, _within(a, holds | _conjuncts(mask), fails), _within(b, holds, fails_else)), expr.dtype)
-
-
-def _is_and(mask: Expr) -> TypeGuard[Op]:
-    return isinstance(mask, Op) and mask.name == "logical_and"
-
-
-def _conjuncts(mask: Expr) -> frozenset[Expr]:
-    return frozenset(mask.args) if _is_and(mask) else frozenset({mask})
+        return _within(a, holds)
+    mask, other = (asked[0], {_opposite(asked[0])}) if len(asked) == 1 else (mask, set[Expr]())
+    return Op("where", (mask, _within(a, holds | {*parts}), _within(b, holds | other)), expr.dtype)
 
 
 _OPPOSITE = {"lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}

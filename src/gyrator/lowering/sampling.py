@@ -1,4 +1,4 @@
-"""Resampling to the nearest element, its gradient, and that of padding with an image's own elements.
+"""Resampling to the nearest element, and its gradient.
 
 Eager adds each output's gradient to the inputs it came from. Here each input asks which outputs used it, one
 dimension after the other, so nothing is scattered. Doubling a row by ``nearest``:
@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from gyrator.ir.expr import Checked, Expr, IndexValue
-from gyrator.ir.index import ONE, ZERO, Index, IndexLike, Indirect, as_index, clamp, is_nonnegative, minimum
+from gyrator.ir.expr import Checked, Expr
+from gyrator.ir.index import ZERO, Index, Indirect, as_index
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.family import Family, rows
 from gyrator.lowering.joins import masked
@@ -141,40 +141,12 @@ def _nearest_backward(
     return _gathered(b, out, grad, [_nearest(s, exact) for s in sizes])
 
 
-def _padded(before: int, after: int, size: Index) -> Line:
-    """Output ``o`` is a copy of input ``o - before``, or of the nearest one that there is."""
-    left, right = max(before, 0), max(after, 0)
-    span = max(left, right) if is_nonnegative(size - 2) else left + right
-    if before == after == 0:
-        return Line(ONE, lambda i: i, lambda o, i, g: g)
-
-    def share(output: Index, i: Index, given: Expr) -> Expr:
-        source = clamp(output - before, ZERO, size - 1)
-        return op("where", op("eq", IndexValue(source), IndexValue(i)), given, like(given, 0))
-
-    return Line(as_index(1 + span), lambda i: i + minimum(i, ONE) * left + (before - left), share)
-
-
-def _replication_pad_backward(
-    b: Builder, out: Meta, grad: TensorRef, x: TensorRef, padding: Sequence[IndexLike]
-) -> Any:
-    sides = [p for p in padding if isinstance(p, int)]
-    if len(sides) != len(padding) or ZERO in out.shape or ZERO in grad.shape:
-        return NotImplemented
-    pairs = list(zip(sides[::2], sides[1::2], strict=True))[::-1]
-    sizes = out.shape[len(out.shape) - len(pairs) :]
-    lines = [_padded(before, after, n) for (before, after), n in zip(pairs, sizes, strict=True)]
-    return _gathered(b, out, grad, lines)
-
-
 _NEAREST = "upsample_nearest1d upsample_nearest2d upsample_nearest3d"
 _EXACT = "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d"
-_REPLICATED = "replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward"
 
 LOWERINGS: Family = {
     **rows(partial(_nearest_forward, False), _NEAREST),
     **rows(partial(_nearest_forward, True), _EXACT),
     **rows(partial(_nearest_backward, False), " ".join(f"{name}_backward" for name in _NEAREST.split())),
     **rows(partial(_nearest_backward, True), " ".join(f"{name}_backward" for name in _EXACT.split())),
-    **rows(_replication_pad_backward, _REPLICATED),
 }

@@ -21,12 +21,12 @@ from gyrator.ir.ops import identity
 from gyrator.ir.program import Nest, Scatter
 from gyrator.lowering.builder import Builder, Meta, same_strides
 from gyrator.lowering.family import Family, rows
-from gyrator.lowering.gathers import Indices, advanced, along, indexed_coords, indirect, is_plain
+from gyrator.lowering.gathers import Indices, advanced, along, indexed_coords, is_plain
 from gyrator.lowering.joins import masked
 from gyrator.lowering.reductions import scan
 from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, whole
 from gyrator.lowering.typed import Operand, between, both, cast, compute_dtype, constant, element, like, number, op
-from gyrator.lowering.views import dimension, expanded, nested_order, reshape, slice_start, split_position, wrap
+from gyrator.lowering.views import dimension, expanded, nested_order, reshape, slice_start, wrap
 
 COMBINES: Mapping[str, str] = {
     "sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": "max", "amin": "min",
@@ -182,19 +182,6 @@ def _masked_scatter(b: Builder, out: Meta, x: TensorRef, mask: TensorRef, source
     return b.pointwise(out, body)
 
 
-def _put(b: Builder, out: Meta, x: TensorRef, index: TensorRef, source: TensorRef, accumulate: bool = False) -> Any:
-    """``x.flatten()[index] = source``."""
-    if ZERO in x.shape or (accumulate and out.dtype == torch.bool):
-        return NotImplemented
-    count = product(index.shape)
-    indices, values = reshape(index, (count,)), reshape(source, (count,))
-
-    def place(at: Coords) -> Coords:
-        return tuple(split_position(indirect(indices, at, product(x.shape), wraps=True), x.shape))
-
-    return scatter(b, out, x, Points((count,), place), values, "add" if accumulate else "set")
-
-
 def _select_scatter(b: Builder, out: Meta, x: TensorRef, source: TensorRef, dim: int, index: IndexLike) -> Any:
     d = dimension(dim, x.rank)
     chosen = wrap(as_index(index), x.shape[d])
@@ -287,7 +274,6 @@ LOWERINGS: Family = {
     **rows(lambda *args, reduce: _scatter(COMBINES[reduce], *args), "scatter", "reduce value_reduce"),
     **rows(partial(_reduce, False), "scatter_reduce", "two"),
     **rows(_masked_scatter, "masked_scatter"),
-    **rows(_put, "put"),
     **rows(_index_add, "index_add"),
     **rows(lambda b, out, x, d, i, new: scatter(b, out, x, _points(x, d, i, new), new), "index_copy"),
     **rows(partial(_reduce, True), "index_reduce"),

@@ -1,12 +1,9 @@
-"""Nearest upsampling, and the gradients of resampling and of replicating pads, against eager."""
+"""Nearest upsampling and its gradient, against eager."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 import torch
-import torch.nn.functional as F
 
 from tests.pure.lowering.harness import check, tensor
 
@@ -38,13 +35,3 @@ def test_a_doubled_size_is_doubled_whatever_the_factor() -> None:
     x, size, factors = tensor(2, 3, 2, 6), (4, 12), (2.3, 2.0)
     check(lambda x: aten.upsample_nearest2d.default(x, size, *factors), x)
     check(lambda g: aten.upsample_nearest2d_backward.default(g, size, x.shape, *factors), tensor(2, 3, *size))
-
-
-@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
-@pytest.mark.parametrize("pads", [(1, 2, 3, 0), (0, 4, -1, 2), (0, 0, 0, 0)], ids=str)
-@pytest.mark.parametrize("size", [(4, 5), (2, 1)], ids=str)
-def test_gradient_of_replicating_pads(size: Pair, pads: Sequence[int], dynamic: bool) -> None:
-    x = tensor(2, 3, *size)
-    padded = F.pad(x, pads, mode="replicate")
-    backward = aten.replication_pad2d_backward.default
-    check(lambda g, x: backward(g, x, pads), tensor(*padded.shape), x, dynamic=dynamic)
