@@ -134,6 +134,36 @@ def doubles_a_row_behind_autograd(x):
     return row
 
 
+class _Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
+class _Flat(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view(-1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 5 * gradient.view(3, 4)
+
+
+def returns_its_input_through_a_function(x):
+    return _Reversed.apply(x)
+
+
+def returns_views_through_functions(x):
+    y = x * 2
+    flat = _Flat.apply(x)
+    return flat, flat[1:], _Reversed.apply(flat[2:]), x, y, _Flat.apply(y)[1:], _Reversed.apply(y)
+
+
 def _base_and_view():
     base = _x()
     return base, base[1]
@@ -217,6 +247,8 @@ CASES: dict[Callable[..., Any], Callable[[], tuple[Any, ...]]] = {
     detaches: lambda: (_x(),),
     zeroes_behind_autograd: lambda: (_x(),),
     doubles_a_row_behind_autograd: lambda: (_x(),),
+    returns_its_input_through_a_function: lambda: (_x(),),
+    returns_views_through_functions: lambda: (_x(),),
 }
 
 
@@ -235,6 +267,8 @@ def test_is_seen_as_in_eager(fn: Callable[..., Any], dynamic: bool, backend: str
         detaches,
         zeroes_behind_autograd,
         doubles_a_row_behind_autograd,
+        returns_its_input_through_a_function,
+        returns_views_through_functions,
     ],
     ids=lambda fn: fn.__name__,
 )

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
@@ -216,7 +217,7 @@ def _bases(recorder: Recorder, flat: Sequence[Any], results: _Results) -> _Bases
 
 def _base(recorder: Recorder, values: Sequence[Tensor], results: _Results) -> tuple[int, Alias | None]:
     root = recorder.alias_of(values[0]).root
-    owners = [_owner(recorder.alias_of(value)) for value in values if value.requires_grad]
+    owners = [_owner(recorder, recorder.alias_of(value)) for value in values if value.requires_grad]
     if any(owner.parent is None for owner in owners):
         return results.tensor(root.tensor, True), None
     for owner in owners:
@@ -225,13 +226,16 @@ def _base(recorder: Recorder, values: Sequence[Tensor], results: _Results) -> tu
     return results.value(root.node, True), None
 
 
-def _owner(alias: Alias) -> Alias:
+def _owner(recorder: Recorder, alias: Alias) -> Alias:
     """The alias of whose gradients this one has its own: the root, or the last one on the way that was detached.
 
     A detached tensor shares memory but not history: a write of what requires grad makes it and its views
-    differentiable, whereas the gradients of what it was detached from do not see the write.
+    differentiable, whereas the gradients of what it was detached from do not see the write. Likewise a view that an
+    autograd.Function returns has the gradients that its backward says.
     """
     while alias.parent is not None and alias.view is not None and alias.view.op is not aten.detach.default:
+        if isinstance(recorder.tensor_of(alias).grad_fn, BackwardCFunction):
+            return alias
         alias = alias.parent
     return alias
 
@@ -257,15 +261,17 @@ def _chain(recorder: Recorder, value: Tensor, start: Alias | None, results: _Res
     """The views that lead from `start`, a detached root, or else from the root to `value`.
 
     A detached tensor among them that a write made differentiable gets its gradients as in eager: its value, a result
-    of the graph, is written to it. ``v = y.detach(); v.mul_(x)`` → ``v = y.detach(); v.copy_(result)``.
+    of the graph, is written to it. ``v = y.detach(); v.mul_(x)`` → ``v = y.detach(); v.copy_(result)``. So does a view
+    that an autograd.Function returns: ``v = F.apply(y)`` → ``v = y[0].detach(); v.copy_(result)``.
     """
     views: list[ReplayedView] = []
     link = recorder.alias_of(value)
-    tied = _owner(link) if value.requires_grad else None
+    tied = _owner(recorder, link) if value.requires_grad else None
     while link.parent is not None and link is not start and link.view is not None:
         if link is tied:
             written = Number(results.tensor(recorder.tensor_of(link), False))
             views.append(ReplayedView(View(aten.copy_.default, (written,), {}), True))
+            views.append(ReplayedView(View(aten.detach.default, (), {}), True))
         view = link.view
         args, kwargs = mapped((view.args, dict(view.kwargs)), results.number)
         views.append(ReplayedView(View(view.op, args, kwargs, view.index), link.tracks_grad))
