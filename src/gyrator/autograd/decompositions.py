@@ -42,9 +42,8 @@ _FROM_TORCH = (
     "rrelu_with_noise_backward rsub sgn sigmoid_backward silu sinc softplus softplus_backward softshrink special_entr "
     "special_log_ndtr special_xlog1py tanh_backward threshold threshold_backward xlogy lcm gcd isin ldexp "
     # losses
-    "binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits huber_loss "
-    "huber_loss_backward mse_loss mse_loss_backward multi_margin_loss multilabel_margin_loss_forward "
-    "nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward smooth_l1_loss smooth_l1_loss_backward "
+    "binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits huber_loss mse_loss "
+    "multi_margin_loss nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward smooth_l1_loss "
     "soft_margin_loss soft_margin_loss_backward "
     # normalisation
     "_native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training "
@@ -84,6 +83,9 @@ def packets(names: Iterable[str]) -> list[OpOverloadPacket]:
 
 _LINSPACE: Decomposition = get_decompositions([aten.linspace])[aten.linspace.default]
 _RESIZED: Mapping[Any, Decomposition] = get_decompositions([aten.upsample_bilinear2d, aten.upsample_bicubic2d])
+_OF_MEANS: Mapping[Any, Decomposition] = get_decompositions(
+    [aten.huber_loss_backward, aten.mse_loss_backward, aten.smooth_l1_loss_backward]
+)
 _EMBEDDING: Decomposition = get_decompositions([aten.embedding_dense_backward])[aten.embedding_dense_backward.default]
 
 
@@ -159,6 +161,11 @@ def _eye(n: Any, m: Any = None, *, dtype: torch.dtype | None = None, device: Any
 def _resized(torchs: Decomposition, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Whole for bytes on a processor, which eager weights in integers."""
     return NotImplemented if x.dtype == torch.uint8 and x.device.type == "cpu" else torchs(x, *args, **kwargs)
+
+
+def _of_a_mean(torchs: Decomposition, grad: Tensor, x: Tensor, *args: Any) -> Tensor:
+    """Whole for no elements, by whose number torch's table divides."""
+    return NotImplemented if 0 in map(size_hint, x.shape) else torchs(grad, x, *args)
 
 
 def _convolution(x: Tensor, w: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
@@ -261,6 +268,7 @@ _OURS: Mapping[OpOverload, Decomposition] = {
     **dict.fromkeys(list[Any](get_decompositions([aten.linspace])), _linspace),
     **dict.fromkeys((aten.eye.default, aten.eye.m), _eye),
     **{op: partial(_resized, _RESIZED[op]) for op in _RESIZED},
+    **{op: partial(_of_a_mean, _OF_MEANS[op]) for op in _OF_MEANS},
     aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
     aten.silu_backward.default: _silu_backward,
     aten.gelu.default: _gelu,
