@@ -317,15 +317,8 @@ def uncaptured_backward() -> AbstractContextManager[None]:
     return nullcontext() if module is None else cast("AbstractContextManager[None]", module._disable())
 
 
-@contextmanager
-def without_saved_hooks() -> Iterator[None]:
-    """Autograd saves tensors as they are, whatever the caller's hooks (those of a checkpoint, say) do to them."""
-    before = torch._C._autograd._saved_tensors_hooks_set_tracing(True)
-    try:
-        yield
-    finally:
-        torch._C._autograd._saved_tensors_hooks_set_tracing(before)
-
+ignore_saved_hooks: Callable[[bool], bool] = torch._C._autograd._saved_tensors_hooks_set_tracing
+"""Says whether autograd saves tensors as they are, whatever the caller's hooks; gives what was said before."""
 
 outside_tracing: Callable[[], AbstractContextManager[None]] = torch.utils._python_dispatch._disable_current_modes
 """Inside, tensors are real even while torch traces with fake ones around it."""

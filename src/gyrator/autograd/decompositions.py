@@ -19,6 +19,7 @@ from torch import Tensor
 from torch._decomp import get_decompositions
 from torch._ops import OpOverload, OpOverloadPacket
 
+from gyrator.autograd.fake_results import OF_MEANS, of_a_mean
 from gyrator.autograd.partition.recompute import size_hint
 
 Decomposition = Callable[..., Any]
@@ -83,9 +84,6 @@ def packets(names: Iterable[str]) -> list[OpOverloadPacket]:
 
 _LINSPACE: Decomposition = get_decompositions([aten.linspace])[aten.linspace.default]
 _RESIZED: Mapping[Any, Decomposition] = get_decompositions([aten.upsample_bilinear2d, aten.upsample_bicubic2d])
-_OF_MEANS: Mapping[Any, Decomposition] = get_decompositions(
-    [aten.huber_loss_backward, aten.mse_loss_backward, aten.smooth_l1_loss_backward]
-)
 _EMBEDDING: Decomposition = get_decompositions([aten.embedding_dense_backward])[aten.embedding_dense_backward.default]
 
 
@@ -161,11 +159,6 @@ def _eye(n: Any, m: Any = None, *, dtype: torch.dtype | None = None, device: Any
 def _resized(torchs: Decomposition, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Whole for bytes on a processor, which eager weights in integers."""
     return NotImplemented if x.dtype == torch.uint8 and x.device.type == "cpu" else torchs(x, *args, **kwargs)
-
-
-def _of_a_mean(torchs: Decomposition, grad: Tensor, x: Tensor, *args: Any) -> Tensor:
-    """Whole for no elements, by whose number torch's table divides."""
-    return NotImplemented if 0 in map(size_hint, x.shape) else torchs(grad, x, *args)
 
 
 def _convolution(x: Tensor, w: Tensor, bias: Tensor | None, *options: Any) -> Tensor:
@@ -268,7 +261,7 @@ _OURS: Mapping[OpOverload, Decomposition] = {
     **dict.fromkeys(list[Any](get_decompositions([aten.linspace])), _linspace),
     **dict.fromkeys((aten.eye.default, aten.eye.m), _eye),
     **{op: partial(_resized, _RESIZED[op]) for op in _RESIZED},
-    **{op: partial(_of_a_mean, _OF_MEANS[op]) for op in _OF_MEANS},
+    **{op: partial(of_a_mean, get_decompositions([op])[op]) for op in OF_MEANS},
     aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
     aten.silu_backward.default: _silu_backward,
     aten.gelu.default: _gelu,
