@@ -310,6 +310,9 @@ def uncaptured_backward() -> AbstractContextManager[None]:
     return nullcontext() if module is None else cast("AbstractContextManager[None]", module._disable())
 
 
+ignore_saved_hooks: Callable[[bool], bool] = torch._C._autograd._saved_tensors_hooks_set_tracing
+"""Says whether autograd saves tensors as they are, whatever the caller's hooks; gives what was said before."""
+
 outside_tracing: Callable[[], AbstractContextManager[None]] = torch.utils._python_dispatch._disable_current_modes
 """Inside, tensors are real even while torch traces with fake ones around it."""
 

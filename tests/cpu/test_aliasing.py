@@ -134,6 +134,60 @@ def doubles_a_row_behind_autograd(x):
     return row
 
 
+class _Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
+class _Flat(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view(-1)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 5 * gradient.view(3, 4)
+
+
+class _Rows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.unbind(0)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return torch.stack([3 * gradient for gradient in gradients])
+
+
+class _Repeated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.expand(2, *x.shape)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 7 * gradient.sum(0)
+
+
+def returns_its_input_through_a_function(x):
+    return _Reversed.apply(x)
+
+
+def returns_rows_and_repeats_through_functions(x):
+    return _Rows.apply(x * 2), _Rows.apply(x), _Repeated.apply(x + 1)
+
+
+def returns_views_through_functions(x):
+    y = x * 2
+    flat = _Flat.apply(x)
+    return flat, flat[1:], _Reversed.apply(flat[2:]), x, y, _Flat.apply(y)[1:], _Reversed.apply(y)
+
+
 def _base_and_view():
     base = _x()
     return base, base[1]
@@ -217,6 +271,9 @@ CASES: dict[Callable[..., Any], Callable[[], tuple[Any, ...]]] = {
     detaches: lambda: (_x(),),
     zeroes_behind_autograd: lambda: (_x(),),
     doubles_a_row_behind_autograd: lambda: (_x(),),
+    returns_its_input_through_a_function: lambda: (_x(),),
+    returns_views_through_functions: lambda: (_x(),),
+    returns_rows_and_repeats_through_functions: lambda: (_x(),),
 }
 
 
@@ -235,6 +292,9 @@ def test_is_seen_as_in_eager(fn: Callable[..., Any], dynamic: bool, backend: str
         detaches,
         zeroes_behind_autograd,
         doubles_a_row_behind_autograd,
+        returns_its_input_through_a_function,
+        returns_views_through_functions,
+        returns_rows_and_repeats_through_functions,
     ],
     ids=lambda fn: fn.__name__,
 )

@@ -186,6 +186,18 @@ def test_three_steps_with_activation_checkpoints(dynamic: bool, backend: str) ->
     check_training(Words(checkpointed=True), words(sizes), "AdamW", backend, dynamic=dynamic)
 
 
+def test_a_checkpoint_around_compiled_code_runs_it_again_in_backward(backend: str) -> None:
+    torch.manual_seed(0)
+    layer = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+    def around(call: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+        return lambda x: checkpoint(call, x, use_reentrant=False)
+
+    x = torch.randn(3, 4, requires_grad=True)
+    compiled = torch.compile(layer, backend=backend)
+    assert_none(expect(around(layer), (x,), backward=True).mismatches(around(compiled)))
+
+
 def test_backward_twice_through_a_retained_graph(backend: str) -> None:
     torch.manual_seed(0)
     model, batches = Columns(), columns([6])

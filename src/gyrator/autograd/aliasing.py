@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
@@ -23,6 +24,7 @@ from gyrator.autograd.views import View
 from gyrator.errors import UnsupportedOperator
 
 aten = torch.ops.aten
+DETACH = View(aten.detach.default, (), {})
 
 
 @dataclass(frozen=True)
@@ -216,22 +218,24 @@ def _bases(recorder: Recorder, flat: Sequence[Any], results: _Results) -> _Bases
 
 def _base(recorder: Recorder, values: Sequence[Tensor], results: _Results) -> tuple[int, Alias | None]:
     root = recorder.alias_of(values[0]).root
-    owners = [_owner(recorder.alias_of(value)) for value in values if value.requires_grad]
+    owners = [_owner(recorder, recorder.alias_of(value)) for value in values if value.requires_grad]
     if any(owner.parent is None for owner in owners):
         return results.tensor(root.tensor, True), None
     for owner in owners:
-        if owner.parent is not None and owner.parent.parent is None:
+        if owner.parent is not None and owner.parent.parent is None and owner.view == DETACH:
             return results.tensor(recorder.tensor_of(owner), True), owner
     return results.value(root.node, True), None
 
 
-def _owner(alias: Alias) -> Alias:
-    """The alias of whose gradients this one has its own: the root, or the last one on the way that was detached.
+def _owner(recorder: Recorder, alias: Alias) -> Alias:
+    """The alias of whose gradients this one has its own: the root, or the last on the way detached or by a Function.
 
     A detached tensor shares memory but not history: a write of what requires grad makes it and its views
     differentiable, whereas the gradients of what it was detached from do not see the write.
     """
-    while alias.parent is not None and alias.view is not None and alias.view.op is not aten.detach.default:
+    while alias.parent is not None and alias.view not in (None, DETACH):
+        if isinstance(recorder.tensor_of(alias).grad_fn, BackwardCFunction):
+            return alias
         alias = alias.parent
     return alias
 
@@ -245,6 +249,8 @@ def _source(recorder: Recorder, value: Any, positions: dict[int, int], bases: _B
     if not isinstance(value, Tensor):
         return Literal(value)
     alias = recorder.alias_of(value)
+    if value.requires_grad and (owner := _owner(recorder, alias)).parent and 0 in recorder.tensor_of(owner).stride():
+        return FromGraph(results.tensor(value, True))  # its elements share memory: nothing can be written to it
     if alias.root.input is not None:
         return FromInput(alias.root.input, _chain(recorder, value, None, results))
     if id(alias.root) in bases:
@@ -256,20 +262,20 @@ def _source(recorder: Recorder, value: Any, positions: dict[int, int], bases: _B
 def _chain(recorder: Recorder, value: Tensor, start: Alias | None, results: _Results) -> tuple[ReplayedView, ...]:
     """The views that lead from `start`, a detached root, or else from the root to `value`.
 
-    A detached tensor among them that a write made differentiable gets its gradients as in eager: its value, a result
-    of the graph, is written to it. ``v = y.detach(); v.mul_(x)`` → ``v = y.detach(); v.copy_(result)``.
+    A detached tensor among them that a write made differentiable, or a Function's view, gets its gradients as in eager:
+    its value, a result, is written to it. ``v = y.detach(); v.mul_(x)`` → ``v = y.detach(); v.copy_(result)``.
     """
     views: list[ReplayedView] = []
     link = recorder.alias_of(value)
-    tied = _owner(link) if value.requires_grad else None
+    tied = _owner(recorder, link) if value.requires_grad else None
     while link.parent is not None and link is not start and link.view is not None:
         if link is tied:
             written = Number(results.tensor(recorder.tensor_of(link), False))
-            views.append(ReplayedView(View(aten.copy_.default, (written,), {}), True))
+            views += [ReplayedView(View(aten.copy_.default, (written,), {}), True), ReplayedView(DETACH, True)]
         view = link.view
         args, kwargs = mapped((view.args, dict(view.kwargs)), results.number)
         views.append(ReplayedView(View(view.op, args, kwargs, view.index), link.tracks_grad))
         link = link.parent
     if start is not None and link is not start:
-        views.append(ReplayedView(View(aten.detach.default, (), {}), True))
+        views.append(ReplayedView(DETACH, True))
     return tuple(reversed(views))

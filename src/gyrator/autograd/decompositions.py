@@ -19,6 +19,7 @@ from torch import Tensor
 from torch._decomp import get_decompositions
 from torch._ops import OpOverload, OpOverloadPacket
 
+from gyrator.autograd.fake_results import OF_MEANS, of_a_mean
 from gyrator.autograd.partition.recompute import size_hint
 
 Decomposition = Callable[..., Any]
@@ -42,9 +43,8 @@ _FROM_TORCH = (
     "rrelu_with_noise_backward rsub sgn sigmoid_backward silu sinc softplus softplus_backward softshrink special_entr "
     "special_log_ndtr special_xlog1py tanh_backward threshold threshold_backward xlogy lcm gcd isin ldexp "
     # losses
-    "binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits huber_loss "
-    "huber_loss_backward mse_loss mse_loss_backward multi_margin_loss multilabel_margin_loss_forward "
-    "nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward smooth_l1_loss smooth_l1_loss_backward "
+    "binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits huber_loss mse_loss "
+    "multi_margin_loss nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward smooth_l1_loss "
     "soft_margin_loss soft_margin_loss_backward "
     # normalisation
     "_native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training "
@@ -261,6 +261,7 @@ _OURS: Mapping[OpOverload, Decomposition] = {
     **dict.fromkeys(list[Any](get_decompositions([aten.linspace])), _linspace),
     **dict.fromkeys((aten.eye.default, aten.eye.m), _eye),
     **{op: partial(_resized, _RESIZED[op]) for op in _RESIZED},
+    **{op: partial(of_a_mean, get_decompositions([op])[op]) for op in OF_MEANS},
     aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
     aten.silu_backward.default: _silu_backward,
     aten.gelu.default: _gelu,

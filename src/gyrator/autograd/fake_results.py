@@ -154,11 +154,17 @@ def _roll(x: Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Tensor:
     return x
 
 
+def of_a_mean(op: Callable[..., Any], grad: Tensor, x: Tensor, *args: Any) -> Tensor:
+    """Torch divides by the number of elements, even by none."""
+    return torch.empty_like(x) if any(type(n) is int and n == 0 for n in x.shape) else op(grad, x, *args)
+
+
 def _unique(*args: Any, **kwargs: Any) -> Any:
     """Sizes are known from the values alone, though torch 2.11 states one element."""
     raise DynamicOutputShapeException(aten._unique.default)
 
 
+OF_MEANS = aten.huber_loss_backward.default, aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default
 _ROWS = aten.log_sigmoid_forward.default, aten.nll_loss2d_forward.default, aten.pow.Scalar
 _LEGIT = aten._native_batch_norm_legit
 _CHANNELS_LAST = (
@@ -180,6 +186,11 @@ _STAND_INS: Mapping[OpOverload, Callable[..., Any]] = {
     **{op: partial(_dense, op, True) for op in _CHANNELS_LAST},
     **{op: partial(_like_a_sum, op) for op in _LIKE_SUMS},
     aten.ldexp.Tensor: lambda x, y: _pointwise(aten.mul.Tensor, x, torch.pow(2.0, y).contiguous()),
+    **{op: partial(of_a_mean, op) for op in OF_MEANS},
+    # of a vector there is one loss, a scalar, which torch states as a vector
+    aten.multilabel_margin_loss_forward.default: lambda x, target, reduction: tuple(
+        x.new_empty(shape) for shape in (() if reduction else x.shape[:-1], target.shape)
+    ),
     aten.roll.default: _roll,
     aten._unique.default: _unique,
 }

@@ -68,6 +68,7 @@ def trace(gm: GraphModule, inputs: Inputs) -> Joint:
     recorder = Recorder(build)
     with ExitStack() as stack:
         stack.enter_context(torch_compat.replayed_views())
+        stack.callback(torch_compat.ignore_saved_hooks, torch_compat.ignore_saved_hooks(True))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(torch_compat.rules_for_sizes(inputs.values))
         stack.enter_context(torch_compat.tracing_under(inputs.mode))

@@ -142,6 +142,19 @@ def test_dropout_backward_promotes_integers() -> None:
     same_as_eager(lambda g: op(g, mask, 2.0), torch.arange(3), backward=False)
 
 
+@pytest.mark.parametrize("loss", [F.mse_loss, F.smooth_l1_loss, F.huber_loss], ids=lambda loss: loss.__name__)
+def test_the_mean_loss_of_nothing_is_nan(loss: Callable[..., Any]) -> None:
+    same_as_eager(loss, torch.zeros(0, 3).requires_grad_(), torch.zeros(0, 3))
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_multilabel_margin_loss_ignores_what_follows_the_end_of_the_labels(reduction: str) -> None:
+    labels = torch.tensor([[1, 2, -1, 0, 3], [4, -1, -1, -1, -1]])
+    for target in (labels, labels[0]):
+        x = torch.randn(target.shape).requires_grad_()
+        same_as_eager(lambda x, t: F.multilabel_margin_loss(x, t, reduction=reduction), x, target)
+
+
 def test_equal_calls_are_decomposed_once() -> None:
     calls = []
 
