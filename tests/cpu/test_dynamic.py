@@ -286,6 +286,28 @@ def test_sizes_from_values(fn, captured, backend):
         assert count_compiles(fn, calls, backend) <= allowed
 
 
+def test_slices_and_rows_at_numbers_of_unknown_sign(backend: str) -> None:
+    def pieces(x: Tensor, at: Tensor) -> tuple[Tensor, ...]:
+        n = (at * 1).item()
+        kept = x * 1
+        kept[:n] = 0
+        return x[:n].exp(), x[n:] * 2, x[:, n : n + 2].sum(1), x[n % 4] + 1, kept + x[n // 9]
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        calls = [(torch.randn(4, 5, requires_grad=True), torch.tensor(n)) for n in (2, 0, -1, -4, 7, -9)]
+        count_compiles(pieces, calls, backend)
+
+
+@pytest.mark.parametrize("n", [4, -5, 10**9])
+@pytest.mark.parametrize("step", [1, 3])
+def test_a_row_that_does_not_exist_is_an_error(n: int, step: int, backend: str) -> None:
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        compiled = torch.compile(lambda x, at: x[(at * 1).item() * step] + 1, backend=backend)
+        compiled(torch.randn(4, 5), torch.tensor(-1))
+        with pytest.raises((IndexError, RuntimeError), match=r"out of range|promised a number"):
+            compiled(torch.randn(4, 5), torch.tensor(n))
+
+
 def test_a_graph_that_takes_sizes_alone(backend: str) -> None:
     """Its symbols are those of capture, though no tensor brings them: torch's cache of fake results met others."""
 

@@ -22,7 +22,7 @@ from gyrator.autograd.fake_results import metadata_key
 from gyrator.autograd.functionalize import Alias, Root, new_root, read, write
 from gyrator.autograd.higher_order import PASSED, RECORDED
 from gyrator.autograd.inputs import of_subclass, reaches_outside
-from gyrator.autograd.symbols import SYMBOLIC_TYPES, expression
+from gyrator.autograd.symbols import SYMBOLIC_TYPES, counted_from_start, expression, is_told_by_run
 from gyrator.autograd.triton_kernels import launch
 from gyrator.autograd.views import IDENTITY_VIEWS, METADATA_OPS, View
 from gyrator.errors import InternalCheckError, UnsupportedOperator
@@ -81,6 +81,11 @@ class Recorder(TorchDispatchMode):
         given = [x for x in flatten(args) if type(x) is FakeTensor]
         if given and not any(id(x) in self._aliases for x in given):
             return func(*args, **kwargs)  # torch's own: it makes the backward of `scan` from them
+        if func is aten.select.int and is_told_by_run(args[2]):  # kernels read there without asking
+            size = args[0].shape[args[1]]
+            inside = (args[2] >= -size) & (args[2] < size), "select(): index out of range"
+            self.__torch_dispatch__(aten._assert_scalar.default, (), inside)
+        args = counted_from_start(func, args)
         out = self.build.results.call(func, args, kwargs)
         call = _Call(func, args, kwargs, out)
         if how.effect is Effect.NUMBER:

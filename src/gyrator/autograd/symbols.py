@@ -37,6 +37,20 @@ def sizes_of(node: Node) -> list[Any]:
     return [expression(n) for n in (value.shape if isinstance(value, torch.Tensor) else (value,))]
 
 
+def is_told_by_run(number: Any) -> bool:
+    """Whether `number` has no value in the call that is compiled."""
+    return isinstance(number, torch.SymInt) and not number.node.has_hint()
+
+
+def counted_from_start(op: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of `op`. What a slice or select takes of unknown sign counts from the start, as torch would call
+    the result's size by a name that nothing defines: x[:n] → x[:max(n - x.shape[0] * (n // 2**62), 0)]."""
+    for k, n in enumerate(args[2:4] if op in (aten.slice.Tensor, aten.select.int) else (), 2):
+        if is_told_by_run(n) and not torch_compat.in_bounds(n >= 0):
+            args = (*args[:k], torch.sym_max(n - args[0].shape[args[1]] * (n // 2**62), 0), *args[k + 1 :])
+    return args
+
+
 class SymbolTable:
     """Maps expressions to the nodes of one graph that compute them, and makes those nodes on demand."""
 

@@ -176,15 +176,16 @@ def repeated(rows: IndexLike, columns: int, times: int, step: int, dtype: torch.
 
 
 def strided(columns: int, steps: Sequence[int], dtype: torch.dtype) -> Kernel:
-    """For each step ``y[j] = x[j * step + 1]`` and ``z[j * step] = x[j] + x[j % 4]``."""
+    """For each step ``y[j] = x[j * step + 1]`` and ``z[j * step] = x[j] + x[j % 4]``, of booleans or."""
     x, j = tensor("x", columns * max(steps) + 2, dtype=dtype), axis("j", columns)
+    either = "logical_or" if dtype == torch.bool else "add"
     outputs, stages = [], []
     for step in steps:
         y, z = tensor(f"y{step}", columns, dtype=dtype), tensor(f"z{step}", (columns - 1) * step + 1, dtype=dtype)
         outputs += [y, z]
         stages += [
             store(y, (j,), load(x, j.index() * step + 1)),
-            store(z, (j.index() * step,), op("add", load(x, j), load(x, j.index() % 4))),
+            store(z, (j.index() * step,), op(either, load(x, j), load(x, j.index() % 4))),
         ]
     return kernel("strided", [x], outputs, lanes(j, *stages))
 

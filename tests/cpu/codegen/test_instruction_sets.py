@@ -56,7 +56,7 @@ def test_neighbours_that_read_the_same_element(isa: str, dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize("isa", [isa for isa in _HERE if "_" not in isa])
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.bfloat16, torch.float32, torch.float64])
 def test_lanes_that_are_a_few_elements_apart(isa: str, dtype: torch.dtype) -> None:
     for columns in (48, 37):
         steps = range(2, 10)

@@ -439,7 +439,7 @@ template <int L, class T> GY_FN Vec<T, L> gather(const T* from, Vec<int64_t, L> 
   const auto at = unpack(offset);
 #if defined(GY_SIMD)
   using V = Vec<T, L>;
-  if constexpr (!is_bool<T> && V::lanes > 1) {
+  if constexpr (in_registers<V>) {
     V r;
     const auto* q = reinterpret_cast<const typename V::element*>(from);
     GY_EACH(V, r.p[i] = gather_part<typename V::P>(q, at.at + i * V::lanes, indices<V::lanes>{});)

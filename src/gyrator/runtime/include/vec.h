@@ -126,6 +126,9 @@ template <int L> struct Vec<bool, L> {
 };
 template <> struct Vec<bool, 1> { bool bits; };
 
+// Whether a vector's registers hold several numbers each; masks have none.
+template <class V> constexpr bool in_registers = requires { requires V::lanes > 1; };
+
 template <int L> struct lanes { static constexpr int value = L; };
 
 template <class To, class From> GY_FN To bits_as(From from) {
@@ -297,7 +300,7 @@ template <int S, class V, class E> GY_FN V load_each(const E* from) {
 template <int L, class T> GY_FN Vec<T, L> load_strided(const T* from, int64_t stride) {
   using V = Vec<T, L>;
 #if defined(GY_SIMD)
-  if constexpr (V::lanes > 1 && !same<T, bool>)
+  if constexpr (in_registers<V>)
     if (__builtin_constant_p(stride) && stride > 1 && stride <= 8) {
       const auto* q = reinterpret_cast<const typename V::element*>(from);
       switch (stride) {
@@ -330,7 +333,7 @@ template <int S, class T, int L, int... K> GY_FN void store_each(T* to, Vec<T, L
 #endif
 template <class T, int L> GY_FN void store_strided(T* to, int64_t stride, Vec<T, L> v) {
 #if defined(GY_AVX512)
-  if constexpr (Vec<T, L>::lanes > 1) {
+  if constexpr (in_registers<Vec<T, L>>) {
     if (__builtin_constant_p(stride) && stride > 1 && stride <= 4) {
       if (stride == 2) return store_each<2>(to, v, indices<2>{});
       if (stride == 3) return store_each<3>(to, v, indices<3>{});
