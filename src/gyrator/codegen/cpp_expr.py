@@ -12,6 +12,7 @@ the lanes; all others are ``gy::Vec<T, 1>``, computed as far out as possible and
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from math import inf
 
 import torch
 
@@ -334,21 +335,16 @@ class Expressions(Blocks[Term, Block]):
         last = substitute(index, {self.lanes: self.lanes.index() + (self.width - 1)})
         return f"{self.index(index).text}, {self.index(last).text}"
 
-    def _steepness(self, index: Index) -> int | None:
-        """The most that ``index`` changes from lane to lane; None if that is not known."""
+    def _steepness(self, index: Index) -> float:
+        """The most that ``index`` changes from lane to lane; infinity if that is not known."""
         slope, rest = self._by_lanes(index)
-        if slope.value is None:
-            return None
-        total = abs(slope.value)
+        total = inf if slope.value is None else abs(slope.value)
         for monomial, c in rest.terms:
             match monomial:
                 case (Min(a, b) | Max(a, b),):
-                    inner = self._steepness(a), self._steepness(b)
-                    if None in inner:
-                        return None
-                    total += abs(c) * max(n or 0 for n in inner)
+                    total += abs(c) * max(self._steepness(a), self._steepness(b))
                 case _:
-                    return None
+                    return inf
         return total
 
     def _by_lanes(self, index: Index) -> tuple[Index, Index]:
