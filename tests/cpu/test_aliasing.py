@@ -182,6 +182,11 @@ def returns_rows_and_repeats_through_functions(x):
     return _Rows.apply(x * 2), _Rows.apply(x), _Repeated.apply(x + 1)
 
 
+def returns_a_view_that_took_another_shape(x):
+    y = (x * 2).unsqueeze_(0)
+    return y[:, 1:].squeeze_(0), y
+
+
 def returns_views_through_functions(x):
     y = x * 2
     flat = _Flat.apply(x)
@@ -273,6 +278,7 @@ CASES: dict[Callable[..., Any], Callable[[], tuple[Any, ...]]] = {
     doubles_a_row_behind_autograd: lambda: (_x(),),
     returns_its_input_through_a_function: lambda: (_x(),),
     returns_views_through_functions: lambda: (_x(),),
+    returns_a_view_that_took_another_shape: lambda: (_x(),),
     returns_rows_and_repeats_through_functions: lambda: (_x(),),
 }
 
@@ -294,6 +300,7 @@ def test_is_seen_as_in_eager(fn: Callable[..., Any], dynamic: bool, backend: str
         doubles_a_row_behind_autograd,
         returns_its_input_through_a_function,
         returns_views_through_functions,
+        returns_a_view_that_took_another_shape,
         returns_rows_and_repeats_through_functions,
     ],
     ids=lambda fn: fn.__name__,

@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.autograd.function import BackwardCFunction
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
@@ -234,7 +233,7 @@ def _owner(recorder: Recorder, alias: Alias) -> Alias:
     differentiable, whereas the gradients of what it was detached from do not see the write.
     """
     while alias.parent is not None and alias.view not in (None, DETACH):
-        if isinstance(recorder.tensor_of(alias).grad_fn, BackwardCFunction):
+        if recorder.is_of_function(alias):
             return alias
         alias = alias.parent
     return alias

@@ -38,8 +38,7 @@ ISA_FLAGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 """Flags by instruction set, from the least to the most. The two between avx512 and amx multiply and add up groups of
-int8, and of bfloat16 too; all else is as with avx512.
-"""
+int8, and of bfloat16 too; all else is as with avx512."""
 
 _NEEDED = {
     "amx": {*_AVX512, "amx_tile", "amx_bf16", "amx_int8"},
@@ -126,5 +125,4 @@ def cpu_features() -> frozenset[str]:
 def cpu_isa() -> str:
     """The best of `ISA_FLAGS` that the processor and the system support."""
     found = [isa for isa, needed in _NEEDED.items() if needed <= cpu_features()]
-    granted = found[0] != "amx" or ctypes.CDLL(None).syscall(*_ASK_FOR_TILES) == 0
-    return found[0 if granted else 1]
+    return found[0] if found[0] != "amx" or ctypes.CDLL(None).syscall(*_ASK_FOR_TILES) == 0 else found[1]

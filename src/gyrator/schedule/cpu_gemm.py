@@ -87,8 +87,8 @@ def few_rows(product: Product, cpu: Cpu) -> tuple[Config, ...]:
     without tiles 16 rows take 5.4 ms, converted first 6.8; of float32 9.5 and 14.8.
     """
     dtype, tall = product.right.value.dtype, product.right.strides[-2] is ONE
-    widened = dtype == torch.float32 or _has_dots(dtype, cpu)
-    fast = tall if _on_tiles(dtype, cpu) else widened and product.ends is None
+    widened = product.ends is None and (dtype == torch.float32 or _has_dots(dtype, cpu))
+    fast = tall if _on_tiles(dtype, cpu) else widened
     return tuple(config for _, config in cpu_configs(product, cpu))[:1] if fast else ()
 
 

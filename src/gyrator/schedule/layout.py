@@ -45,8 +45,7 @@ def lane_cost(group: Group, stored: frozenset[Value], lanes: Mapping[int | None,
     for member, access in _own_accesses(group, stored):
         lane, position = lanes[member.space], substitute(access.position, member.at)
         near = lane is not None and position.coefficient(lane) in (ZERO, ONE)
-        space = group.spaces[member.space] if member.space is not None else ()
-        times = volume(a.extent for a in (*group.outer, *space))
+        times = volume(a.extent for a in (*group.outer, *([] if member.space is None else group.spaces[member.space])))
         cost += times // width if near else times
     return cost
 

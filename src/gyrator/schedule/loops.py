@@ -142,9 +142,8 @@ def _points(group: Group, found: list[Access]) -> Shape:
             return _merged(group, near, last)
         lane = across or near
         if lane is not None:
-            others = [a for a in parallel if a is not lane]
             block, inner = _blocked(lane, BLOCK // 4, blocks)
-            return Shape(group, Style.POINTS, (*others, block, last), inner, (), blocks)
+            return Shape(group, Style.POINTS, (*(a for a in parallel if a is not lane), block, last), inner, (), blocks)
     if across is not None:
         rows, row = _blocked(across, TILE_ROWS, blocks)
         columns, last = _blocked(last, TILE_COLUMNS, blocks)
