@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
@@ -219,10 +220,14 @@ def _base(recorder: Recorder, values: Sequence[Tensor], results: _Results) -> tu
     root = recorder.alias_of(values[0]).root
     owners = [_owner(recorder, recorder.alias_of(value)) for value in values if value.requires_grad]
     if any(owner.parent is None for owner in owners):
-        return results.tensor(root.tensor, True), None
+        tensor, shape = root.tensor, root.node.meta["val"]
+        if recorder.alias_of(tensor).parent is not None:  # it took another shape in place
+            with recorder:
+                tensor = tensor.as_strided(shape.shape, shape.stride(), shape.storage_offset())
+        return results.tensor(tensor, True), None
     for owner in owners:
         if owner.parent is not None and owner.parent.parent is None and owner.view == DETACH:
-            return results.tensor(recorder.tensor_of(owner), True), owner
+            return results.tensor(recorder.tensors_of(owner)[0], True), owner
     return results.value(root.node, True), None
 
 
@@ -233,7 +238,7 @@ def _owner(recorder: Recorder, alias: Alias) -> Alias:
     differentiable, whereas the gradients of what it was detached from do not see the write.
     """
     while alias.parent is not None and alias.view not in (None, DETACH):
-        if recorder.is_of_function(alias):
+        if any(isinstance(tensor.grad_fn, BackwardCFunction) for tensor in recorder.tensors_of(alias)):
             return alias
         alias = alias.parent
     return alias
@@ -248,7 +253,8 @@ def _source(recorder: Recorder, value: Any, positions: dict[int, int], bases: _B
     if not isinstance(value, Tensor):
         return Literal(value)
     alias = recorder.alias_of(value)
-    if value.requires_grad and (owner := _owner(recorder, alias)).parent and 0 in recorder.tensor_of(owner).stride():
+    owner = _owner(recorder, alias)
+    if value.requires_grad and owner.parent and 0 in recorder.tensors_of(owner)[0].stride():
         return FromGraph(results.tensor(value, True))  # its elements share memory: nothing can be written to it
     if alias.root.input is not None:
         return FromInput(alias.root.input, _chain(recorder, value, None, results))
@@ -269,7 +275,7 @@ def _chain(recorder: Recorder, value: Tensor, start: Alias | None, results: _Res
     tied = _owner(recorder, link) if value.requires_grad else None
     while link.parent is not None and link is not start and link.view is not None:
         if link is tied:
-            written = Number(results.tensor(recorder.tensor_of(link), False))
+            written = Number(results.tensor(recorder.tensors_of(link)[0], False))
             views += [ReplayedView(View(aten.copy_.default, (written,), {}), True), ReplayedView(DETACH, True)]
         view = link.view
         args, kwargs = mapped((view.args, dict(view.kwargs)), results.number)

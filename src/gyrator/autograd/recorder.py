@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.autograd.function import BackwardCFunction
 from torch.fx import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -178,14 +177,9 @@ class Recorder(TorchDispatchMode):
     def _bind(self, tensor: Tensor, alias: Alias) -> None:
         self._aliases[id(tensor)] = tensor, alias  # the tensor lives on: none other gets its id
 
-    def tensor_of(self, alias: Alias) -> Tensor:
-        """The tensor that has this alias."""
-        return next(tensor for tensor, known in self._aliases.values() if known is alias)
-
-    def is_of_function(self, alias: Alias) -> bool:
-        """Whether an autograd.Function returned the tensor that has this alias, if any still has it."""
-        found = (tensor.grad_fn for tensor, known in self._aliases.values() if known is alias)
-        return any(isinstance(grad_fn, BackwardCFunction) for grad_fn in found)
+    def tensors_of(self, alias: Alias) -> list[Tensor]:
+        """The tensor that has this alias; none if it took another shape in place."""
+        return [tensor for tensor, known in self._aliases.values() if known is alias]
 
     def _results(self, node: Node, out: Any) -> None:
         """Binds the results of a call to nodes."""

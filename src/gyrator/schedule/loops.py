@@ -203,8 +203,7 @@ def _rows_are_cheaper(group: Group, stored: frozenset[Value], column: Axis) -> b
     """Whether more is read beside each other along rows, as where a small table is read again for each row."""
     rows: dict[int | None, Axis | None] = {None: None}
     rows.update((k, space[-1] if space else None) for k, space in enumerate(group.spaces))
-    columns = dict.fromkeys(rows, column)
-    return lane_cost(group, stored, rows, LANES) < lane_cost(group, stored, columns, LANES)
+    return lane_cost(group, stored, rows, LANES) < lane_cost(group, stored, dict.fromkeys(rows, column), LANES)
 
 
 def _columns(group: Group, column: Axis) -> Shape:
