@@ -83,7 +83,7 @@ def few_rows(product: Product, cpu: Cpu) -> tuple[Config, ...]:
     groups, the library) is as fast: halves that nothing multiplies, on AMX tiles columns that do not lie along k.
 
     4096x4096 weights of 8 bits on one core of a Sapphire Rapids: 1 to 32 rows take 4.6 ms, as long as the library's
-    product of bfloat16 weights of twice the size, converted first 10.5; 128 rows 10.5, converted first 16. On a Zen 5
+    product of bfloat16 weights of twice the size, converted first 10.5; 128 rows 10.5, converted first 16. On an EPYC
     without tiles 16 rows take 5.4 ms, converted first 6.8; of float32 9.5 and 14.8.
     """
     dtype, tall = product.right.value.dtype, product.right.strides[-2] is ONE
