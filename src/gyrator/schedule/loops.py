@@ -3,7 +3,6 @@
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import inf
 
 from gyrator.ir.expr import IndexValue, Value
 from gyrator.ir.index import ONE, Atom, Axis, Index, as_index, minimum, product, substitute
@@ -16,8 +15,6 @@ LANES = 16
 BLOCK = 2048
 FEW_ROWS = 8
 LONG_ROW = 1 << 15
-FEW_TERMS = 32
-"""Rows that are summed in registers, column by column: as many streams the processor reads ahead."""
 TINY = 8
 """Elements of rows that are walked one by one, with a row in each lane."""
 TILE_ROWS, TILE_COLUMNS, TILE_BYTES = 64, 64, 1 << 16
@@ -85,8 +82,10 @@ def choose_loops(group: Group, stored: frozenset[Value], *, phased: bool) -> Sha
     if group.pointwise:
         return _points(group, found)
     column = _column(group, contiguous_axes((a.position, a.weight) for a in found))
-    if column is not None and (_are_tiny(group) or not _rows_are_cheaper(group, stored, column)):
+    if column is not None and not _rows_are_cheaper(group, stored, column):
         return _columns(group, column)
+    if _are_tiny(group):
+        return _columns(group, group.outer[-1], tiny=True)
     alone = len(group.spaces) > 1 or phased or any(isinstance(m.nest.root, Scan | Scatter) for m in group.members)
     if _size(group.outer) < FEW_ROWS and _size(group.spaces[0]) > LONG_ROW and not alone:
         return _split_row(group)
@@ -178,8 +177,6 @@ def crossing(parallel: list[Axis], last: Axis, found: list[Access]) -> Axis | No
 
 def _column(group: Group, unit: set[Axis]) -> Axis | None:
     """The outer axis along which memory is contiguous, unless rows are contiguous too."""
-    if _are_tiny(group):
-        return group.outer[-1]
     scanned = {m.space for m in group.members if isinstance(m.nest.root, Scan)}
     if any(s and s[-1] in unit and k not in scanned for k, s in enumerate(group.spaces)):
         return None
@@ -190,13 +187,8 @@ def _are_tiny(group: Group) -> bool:
     """Whether rows would fill but a part of a vector, and there are many of them."""
     if not group.outer or volume((group.outer[-1].extent,)) < 4 * LANES:
         return False
-    return _longest(group) <= TINY
-
-
-def _longest(group: Group) -> float:
-    """The most elements that a row can have."""
     sizes = [at_most(product([a.extent for a in space])) for space in group.spaces]
-    return max(inf if n is None else n for n in sizes)
+    return all(n is not None and n <= TINY for n in sizes)
 
 
 def _rows_are_cheaper(group: Group, stored: frozenset[Value], column: Axis) -> bool:
@@ -206,13 +198,12 @@ def _rows_are_cheaper(group: Group, stored: frozenset[Value], column: Axis) -> b
     return lane_cost(group, stored, rows, LANES) < lane_cost(group, stored, dict.fromkeys(rows, column), LANES)
 
 
-def _columns(group: Group, column: Axis) -> Shape:
+def _columns(group: Group, column: Axis, *, tiny: bool = False) -> Shape:
     others, spaces = [a for a in group.outer if a is not column], list(group.spaces)
-    simple = all(
+    simple = not tiny and all(
         m.nest.root.kind in SIMPLE if isinstance(m.nest.root, Reduce) else not isinstance(m.nest.root, Scan)
         for m in group.members
     )
-    simple = simple and _longest(group) > FEW_TERMS
     style = Style.SHEET if simple else Style.STRIPS
     width = volume((column.extent,), 1 << 12)
     block = _sheet_width(width, _size(others)) if simple else 4 * LANES

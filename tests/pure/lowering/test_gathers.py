@@ -46,8 +46,6 @@ WRITES: dict[str, Callable[[Tensor], Any]] = {
     "index_reduce mean of new values": lambda t: t.index_reduce(1, DISTINCT[0], t[:, :3], "mean", include_self=False),
     "index_reduce prod": lambda t: t.index_reduce(0, WRAPPING[1], t[:3], "prod"),
     "masked_scatter": lambda t: t.masked_scatter(t[0] > 0, t.flip(0)),
-    "put": lambda t: t.put(WRAPPING, t[:2, :3]),
-    "put, accumulating": lambda t: t.mT.put(WRAPPING, t[:2, :3], accumulate=True),
     "select_scatter": lambda t: t.select_scatter(t[0], 0, -1),
     "slice_scatter with a step": lambda t: t.slice_scatter(t[:2], 0, 1, 5, 2),
     "slice_scatter from the end": lambda t: t.slice_scatter(t[:, :2], 1, -2),
