@@ -33,7 +33,7 @@ class Style(enum.Enum):
     in order, an accumulator per column in a scratch row. Measured 3 to 5 times faster than ``STRIPS`` on a
     matrix larger than the caches.
     ``STRIPS``: ``| block { = columns { - reduced } }`` — as SHEET for what keeps more state than one number
-    (Welford, scans).
+    (Welford, scans); and for rows of a few elements, of which each lane has one.
     ``SPLIT``: ``| block of the row, merged { = part }`` — few, long rows: all threads work on one.
     ``TILES``: ``| outer { = row }`` — on a GPU: one loop per space, no scratch rows; what a later loop needs
     is recomputed, or still in registers where a tile covers the row.
