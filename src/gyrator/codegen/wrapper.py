@@ -38,10 +38,7 @@ from gyrator.ir.tree import Kernel
 from gyrator.ir.volume import count_of
 from gyrator.lowering.extern import COPIES
 from gyrator.origin import Origin, merge
-from gyrator.schedule.plan import OUT_VARIANTS, Allocate, Call, Copy, Free, Launch, Plan, Step, is_full
-
-POOLED_BYTES = 1 << 20
-"""Values of at least so many bytes are taken from the pool."""
+from gyrator.schedule.plan import OUT_VARIANTS, POOLED_BYTES, Allocate, Call, Copy, Free, Launch, Plan, Step, is_full
 
 _RESERVED = (
     "torch math runtime call bind args inputs main random_tensor empty take allocate reinterpret"

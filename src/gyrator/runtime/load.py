@@ -18,8 +18,9 @@ from gyrator.origin import Origin
 from gyrator.runtime import externs
 from gyrator.runtime.gpu_kernels import GpuKernels, Sized
 from gyrator.runtime.launch import Bind, Launch, address_of, bind_by_ctypes, index_error, load_launcher
-from gyrator.runtime.pool import SMALLEST, Pool
+from gyrator.runtime.pool import Pool
 from gyrator.runtime.workspaces import Workspaces
+from gyrator.schedule.plan import POOLED_BYTES
 
 WRAPPER = "wrapper.py"
 LAUNCHER = "launcher.so"
@@ -93,7 +94,7 @@ class Runtime:
         """Memory for a value whose size is known only now: from the pool if it is large."""
         last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
         nbytes = 0 if 0 in shape else (last + 1) * dtype.itemsize
-        if nbytes < SMALLEST:
+        if nbytes < POOLED_BYTES:
             return torch_compat.empty_strided_cpu(shape, strides, dtype)
         return self.take(nbytes, shape, strides, dtype, lasting=lasting)
 
@@ -133,7 +134,18 @@ class Runtime:
         return self._watched(name, _in_range(name, launch) if self.named else launch, gpu=True)
 
     def _watched(self, name: str, function: Callable[..., T], gpu: bool = False) -> Callable[..., T]:
-        return function if self.note is None else _timed(name, function, self.note, gpu)
+        """`function`, after each call of which `note` is told the time of its work: on a GPU if operands are there."""
+        note = self.note
+        if note is None:
+            return function
+
+        def timed(*args: Any, **kwargs: Any) -> T:
+            on_gpu = gpu or any(isinstance(arg, torch.Tensor) and arg.is_cuda for arg in flatten(args))
+            result, seconds = measured(partial(function, *args, **kwargs), on_gpu)
+            note(name, seconds)
+            return result
+
+        return timed
 
     def constant(self, key: str, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor of the compiled graph: as given, or read from its file, which holds its elements row by row.
@@ -183,18 +195,6 @@ def load(text: str, runtime: Runtime) -> BoxedCall:
         return plain(args)
 
     return call
-
-
-def _timed(name: str, function: Callable[..., T], note: Note, gpu: bool) -> Callable[..., T]:
-    """`function`, after each call of which `note` is told the time of its work, which is on a GPU if operands are."""
-
-    def timed(*args: Any, **kwargs: Any) -> T:
-        on_gpu = gpu or any(isinstance(arg, torch.Tensor) and arg.is_cuda for arg in flatten(args))
-        result, seconds = measured(partial(function, *args, **kwargs), on_gpu)
-        note(name, seconds)
-        return result
-
-    return timed
 
 
 def measured(function: Callable[[], T], gpu: bool) -> tuple[T, float]:

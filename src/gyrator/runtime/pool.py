@@ -23,9 +23,6 @@ import torch
 
 from gyrator.torch_compat import reinterpret, storage_holders
 
-SMALLEST = 1 << 20
-"""Tensors of fewer bytes come from torch's allocator, which keeps such memory itself."""
-
 _SLACK, _LASTING_SLACK = 2, 1.125
 """A block may be so many times as large as what it is taken for, and as a result, of which the caller may keep many."""
 

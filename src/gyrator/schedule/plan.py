@@ -136,6 +136,9 @@ def held(plan: Plan, size_of: Callable[[Value], int]) -> Iterator[tuple[int, Col
                 yield total, names.keys()
 
 
+POOLED_BYTES = 1 << 20
+"""A CPU's values of at least so many bytes come from the pool; torch's allocator keeps the memory of smaller ones."""
+
 OUT_VARIANTS: Mapping[str, str] = {
     f"aten.{op}.default": f"aten.{op}.out" for op in ("mm", "addmm", "_addmm_activation", "bmm", "baddbmm")
 } | {"transformers.grouped_mm_fallback.default": "gyrator.grouped_mm.out"}
