@@ -136,9 +136,9 @@ def ancestors(nodes: Iterable[Node], known: Container[Node] = ()) -> set[Node]:
     return found
 
 
-def origin_of(meta: Meta) -> Meta:
-    """The part of a captured node's metadata that its ATen nodes inherit."""
-    return {key: meta[key] for key in ORIGIN_KEYS if key in meta}
+def inherited(meta: Meta, keys: Iterable[str] = ORIGIN_KEYS) -> dict[str, Any]:
+    """The part of a node's metadata that the nodes made of it get."""
+    return {key: meta[key] for key in keys if key in meta}
 
 
 def flatten(value: Any) -> Sequence[Any]:

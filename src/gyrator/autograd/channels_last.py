@@ -24,7 +24,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from gyrator.autograd.builder import ORIGIN_KEYS, GraphBuilder, flatten, values_of
+from gyrator.autograd.builder import ORIGIN_KEYS, GraphBuilder, flatten, inherited, values_of
 from gyrator.autograd.layout import contiguous_strides
 from gyrator.autograd.partition.recompute import size_hint
 from gyrator.autograd.symbols import expression
@@ -181,7 +181,7 @@ class _Rewriter:
     ) -> Node:
         """A new call before ``user``, of the same origin as ``like``, or as ``user`` where that is an input."""
         meta = (user if like.op == "placeholder" else like).meta
-        self._build.origin = {k: v for k, v in meta.items() if k in (*ORIGIN_KEYS, "backward")}
+        self._build.origin = inherited(meta, (*ORIGIN_KEYS, "backward"))
         kwargs = {} if layout is None else {"memory_format": layout}
         with self._build.graph.inserting_before(user):
             return self._build.call(op, args, kwargs)

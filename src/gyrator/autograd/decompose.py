@@ -26,7 +26,7 @@ from torch.fx.experimental.symbolic_shapes import guard_or_true
 from torch.fx.node import map_aggregate, map_arg
 
 from gyrator import torch_compat
-from gyrator.autograd.builder import ORIGIN_KEYS, GraphBuilder, ancestors, copy_node, mapped, values_of
+from gyrator.autograd.builder import ORIGIN_KEYS, GraphBuilder, ancestors, copy_node, inherited, mapped, values_of
 from gyrator.autograd.decompositions import DecompositionTable
 from gyrator.autograd.effects import is_statement
 from gyrator.autograd.fake_results import metadata_key
@@ -146,7 +146,7 @@ class _Pass:
 
     def _paste(self, template: Graph, inputs: Sequence[Any], node: Node) -> Any:
         """Appends a template's calls; the nodes of its results."""
-        meta = {key: node.meta[key] for key in INHERITED_KEYS if key in node.meta}
+        meta = inherited(node.meta, INHERITED_KEYS)
         graph = self._new.graph
         values: dict[Node, Any] = dict(zip(template.find_nodes(op="placeholder"), inputs, strict=True))
 

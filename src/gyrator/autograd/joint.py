@@ -25,7 +25,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from gyrator import torch_compat
 from gyrator.autograd.aliasing import Forward, Result, describe_outputs, generations, pinned_offsets
 from gyrator.autograd.attention import Masks
-from gyrator.autograd.builder import GraphBuilder, Meta, origin_of
+from gyrator.autograd.builder import GraphBuilder, Meta, inherited
 from gyrator.autograd.fake_results import FakeResults
 from gyrator.autograd.flex_attention import index
 from gyrator.autograd.fused_attention import attention
@@ -166,7 +166,7 @@ class _Runner(Interpreter):
     def run_node(self, node: Node) -> Any:
         """Runs one node. Autograd nodes made by it carry sequence numbers from here on."""
         if node.op not in ("placeholder", "output", "get_attr"):
-            origin = {**origin_of(node.meta), **self._region}
+            origin = {**inherited(node.meta), **self._region}
             self._recorder.build.origin = origin
             self._made.append((torch_compat.next_autograd_sequence(), {**origin, "backward": True}))
         value = torch_compat.by_rules_if_data_is_read(super().run_node, node)
