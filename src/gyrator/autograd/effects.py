@@ -13,7 +13,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from gyrator.autograd.views import METADATA_OPS, is_view
+from gyrator.autograd.views import METADATA_OPS
 
 aten = torch.ops.aten
 
@@ -63,7 +63,7 @@ def behaviour(op: OpOverload) -> Behaviour:
         written = tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
         plain = sum(result.alias_info is None for result in schema.returns)
         return Behaviour(Effect.WRITES, written, _functional_form(op), plain)
-    if is_view(op):
+    if op.is_view:
         return Behaviour(Effect.VIEW)
     if not schema.returns:
         return Behaviour(Effect.STATEMENT)

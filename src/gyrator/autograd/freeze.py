@@ -11,8 +11,6 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Graph, Node, map_arg
 
-from gyrator.autograd.views import is_view
-
 MOST_GROWTH = 2
 """How many times larger than its operands a result may be: what is only repeated is cheaper made anew."""
 LEAST = 65536
@@ -37,7 +35,7 @@ def freeze(graph: Graph, values: Mapping[int, Tensor]) -> dict[str, Tensor]:
         if node.op == "call_function" and bytes_alone and all(_is_made_of_bytes(user) for user in node.users):
             del known[node]
     for node in list(known):
-        if not (isinstance(node.target, OpOverload) and is_view(node.target)):
+        if not (isinstance(node.target, OpOverload) and node.target.is_view):
             with graph.inserting_after(node):
                 constant = graph.get_attr(f"frozen_{len(held)}")
             constant.meta = dict(node.meta)

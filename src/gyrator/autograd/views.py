@@ -59,14 +59,6 @@ METADATA_OPS: Mapping[OpOverload, OpOverload] = {
 """In-place operators that turn a tensor into a view of what it was."""
 
 
-def is_view(op: OpOverload) -> bool:
-    """Whether results of `op` share memory with an argument that it does not write."""
-    schema = op._schema
-    return not schema.is_mutable and any(
-        result.alias_info is not None and not result.alias_info.is_write for result in schema.returns
-    )
-
-
 def inverse(view: View, parent: Tensor, written: Tensor) -> Call | None:
     """The call that gives the parent's new value from its old one and the view's new one, whose metadata these are.
 
