@@ -3,12 +3,9 @@
 bmm(a: [B, M, K], b: [B, K, N])   →   sum over k of a[:, :, k, None] * b[:, None, k, :]
 """
 
-from functools import partial
-from typing import Any
-
 from torch import Tensor, fx
 
-from gyrator.autotune.decompose_k import operands, scaled
+from gyrator.autotune.decompose_k import operands, template
 from gyrator.autotune.subgraphs import SubgraphTemplate
 
 MANY_ROWS, MANY_PRODUCTS = 4096, 256
@@ -31,12 +28,9 @@ def products_by_elements(node: fx.Node) -> tuple[SubgraphTemplate, ...]:
     many = batch[0] >= MANY_PRODUCTS if batch else m >= MANY_ROWS
     if not many or not 0 < max(small) <= LONGEST or small[0] * small[1] * small[2] > MOST_MULTIPLIED:
         return ()
-    scales: Any = node.kwargs
-    return (SubgraphTemplate("by_elements", partial(_by_elements, **scales)),)
+    return (template(node, "by_elements", _by_elements),)
 
 
-def _by_elements(*inputs: Tensor, alpha: float = 1, beta: float = 1) -> Tensor:
-    """``alpha · left @ right (+ beta · bias)``, multiplied and summed in float32."""
-    *bias, left, right = inputs
-    total = (left.float().unsqueeze(-1) * right.float().unsqueeze(-3)).sum(-2)
-    return scaled(total, bias, alpha, beta, left.dtype)
+def _by_elements(left: Tensor, right: Tensor) -> Tensor:
+    """``left @ right``, multiplied and summed in float32."""
+    return (left.float().unsqueeze(-1) * right.float().unsqueeze(-3)).sum(-2)

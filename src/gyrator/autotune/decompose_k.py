@@ -3,7 +3,7 @@
 mm(a: [M, K], b: [K, N])   →   sum over s of bmm(a as [S, M, K/S], b as [S, K/S, N])
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from functools import partial
 from math import log2
 from typing import Any
@@ -40,13 +40,12 @@ def decompositions(node: fx.Node) -> tuple[SubgraphTemplate, ...]:
         return ()
     lengths = [length for length in range(SHORTEST, k // 2 + 1) if k % length == 0]
     lengths.sort(key=lambda length: (length & (length - 1) != 0, abs(log2(length / PART))))
-    scales: Any = node.kwargs
-    return tuple(SubgraphTemplate(f"decompose_k_{k // p}", partial(_split, k // p, **scales)) for p in lengths[:MOST])
+    splits = (k // length for length in lengths[:MOST])
+    return tuple(template(node, f"decompose_k_{parts}", partial(_split, parts)) for parts in splits)
 
 
-def _split(splits: int, *inputs: Tensor, alpha: float = 1, beta: float = 1) -> Tensor:
-    """``alpha · left @ right (+ beta · bias)`` by ``splits`` partial products in float32."""
-    *bias, left, right = inputs
+def _split(splits: int, left: Tensor, right: Tensor) -> Tensor:
+    """``left @ right`` by ``splits`` partial products in float32."""
     *batch, m, k = left.shape
     n = right.shape[-1]
     a = left.view(*batch, m, splits, k // splits).transpose(-2, -3)
@@ -57,10 +56,17 @@ def _split(splits: int, *inputs: Tensor, alpha: float = 1, beta: float = 1) -> T
         partials = torch.ops.aten.bmm.dtype(a, b, torch.float32)
     else:  # the processor's bmm would round partial products to the inputs' dtype
         partials = torch.bmm(a.float(), b.float())
-    total = partials.view(*batch, splits, m, n).sum(len(batch))
-    return scaled(total, bias, alpha, beta, left.dtype)
+    return partials.view(*batch, splits, m, n).sum(len(batch))
 
 
-def scaled(total: Tensor, bias: Sequence[Tensor], alpha: float, beta: float, dtype: torch.dtype) -> Tensor:
-    """What addmm makes of a product, which is all that there is without a bias."""
-    return (beta * bias[0].float() + alpha * total if bias else total).to(dtype)
+def template(node: fx.Node, name: str, product: Callable[[Tensor, Tensor], Tensor]) -> SubgraphTemplate:
+    """mm, addmm or bmm by ``product``, which gives ``left @ right`` in float32."""
+    scales: Any = node.kwargs
+    return SubgraphTemplate(name, partial(_added, product, **scales))
+
+
+def _added(product: Callable[[Tensor, Tensor], Tensor], *inputs: Tensor, alpha: float = 1, beta: float = 1) -> Tensor:
+    """``alpha · left @ right (+ beta · bias)``; there are no scales without a bias."""
+    *bias, left, right = inputs
+    total = product(left, right)
+    return (beta * bias[0].float() + alpha * total if bias else total).to(left.dtype)
