@@ -74,8 +74,9 @@ def _points(report: ReportData) -> Plot:
     points = [
         (number, kernel, seconds)
         for number, graph in enumerate(report.graphs())
+        for took in [graph.kernel_seconds()]
         for kernel in graph.record.kernels
-        if (seconds := graph.kernel_seconds().get(kernel.name)) and kernel.bytes and kernel.facts.operations
+        if (seconds := took.get(kernel.name)) and kernel.bytes and kernel.facts.operations
     ]
     return {
         "x": [kernel.facts.operations / kernel.bytes for _, kernel, _ in points],
