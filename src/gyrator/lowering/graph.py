@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 from gyrator import torch_compat
 from gyrator.autograd.builder import flatten, mapped
 from gyrator.autograd.decompositions import Numerics
-from gyrator.ir.index import ZERO, Index, Size
+from gyrator.ir.index import ZERO, Size
 from gyrator.ir.program import Constant, Derived, Input, Output, Program, Update, View
 from gyrator.ir.symbols import Symbols
 from gyrator.lowering import extern, higher_order
@@ -183,7 +183,7 @@ class _Lowering:
             return whole(value)
         if isinstance(example, torch.SymInt):
             index = self.symbols.to_index(example)
-            self.inputs.append(Input(size=_plain_size(index)))
+            self.inputs.append(Input(size=index.atom if isinstance(index.atom, Size) else None))
             return index
         if isinstance(example, (torch.SymFloat, torch.SymBool)):
             dtype = torch.bool if isinstance(example, torch.SymBool) else torch.float64
@@ -232,8 +232,8 @@ class _Lowering:
         found: dict[Size, Derived] = {}
         for value in (i.value for i in self.inputs if i.value is not None):
             for what, indices in (("shape", value.shape), ("stride", value.strides)):
-                for k, size in enumerate(map(_plain_size, indices)):
-                    if size is not None and size not in known:
+                for k, index in enumerate(indices):
+                    if isinstance(size := index.atom, Size) and size not in known:
                         found.setdefault(size, Derived(size, value.name, f"{what}[{k}]"))
         known |= found.keys()
         return (*found.values(), *[derived for derived in self.symbols.derived if derived.size not in known])
@@ -246,11 +246,6 @@ def _literal(tensor: torch.Tensor) -> bool | int | float | None:
         return None
     with torch_compat.outside_tracing():
         return tensor.item()
-
-
-def _plain_size(index: Index) -> Size | None:
-    """The symbol that ``index`` is, or None if it is an expression or a number."""
-    return index.atom if isinstance(index.atom, Size) else None
 
 
 def _computable(traced: object, args: Sequence[Result], computed: frozenset[torch.dtype]) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.torch_version import TorchVersion
 
 from gyrator.cache.store import Json, Store, digest
 from gyrator.codegen.triton_source import OPTIONS, SizeArgument, TritonKernel, Workspace
@@ -57,7 +58,7 @@ def find_target(config: Config, device: torch.device) -> GpuTarget:
         hint = "install the Triton that torch pins, or move the model to the CPU"
         raise ToolchainMissing("Triton, which kernels for GPUs need,", hint)
     triton = importlib.metadata.version("triton")
-    if _version(triton) < _version(OLDEST_TRITON):
+    if TorchVersion(triton) < OLDEST_TRITON:
         needed, hint = f"{OLDEST_TRITON} or later", f"pip install 'triton>={OLDEST_TRITON}'"
         raise DeviceUnsupported(f"Triton {triton}", needed, hint)
     return GpuTarget(config.cuda_capability or _capability(device), triton)
@@ -74,10 +75,6 @@ def _capability(device: torch.device) -> int:
         hint = "move the model to the CPU, or leave it uncompiled"
         raise DeviceUnsupported(f"{name} has compute capability {major}.{minor}", needed, hint)
     return 10 * major + minor
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split("+")[0].split(".")[:2] if part.isdigit())
 
 
 # -- what is asked for ---------------------------------------------------------------------------------------
