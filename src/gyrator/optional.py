@@ -18,8 +18,6 @@ _INSTALL = {
 
 def available(package: str) -> bool:
     """Whether an optional package can be imported, without importing it."""
-    if package not in _INSTALL:
-        raise KeyError(package)
     return importlib.util.find_spec(package) is not None
 
 

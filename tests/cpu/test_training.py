@@ -237,6 +237,31 @@ def test_two_losses_of_one_forward_have_a_backward_each(backend: str) -> None:
     assert_none(expect(separately(outputs), (Columns(), torch.randn(6, 6))).mismatches(separately(compiled)))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("largest", [
+    lambda y: y.amax(-1),
+    lambda y: y.max(),
+    lambda y: torch.linalg.vector_norm(y, ord=float("inf"), dim=0),
+    lambda y: (y * 1.7).sin().amax(0),
+])  # fmt: skip
+def test_the_largest_of_computed_and_widened_numbers_has_a_gradient(
+    largest: Callable[[Tensor], Tensor], dtype: torch.dtype, backend: str
+) -> None:
+    """The largest is found in forward and looked for in backward: among the same rounded numbers."""
+
+    def run(function: Callable[[Tensor], Tensor]) -> Tensor:
+        x = torch.linspace(-2, 3, 6 * 37).view(6, 37).to(dtype).requires_grad_()
+        function(x).sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    def function(x: Tensor) -> Tensor:
+        return largest(torch.exp(torch.atan(x).clamp(max=1.2)).float())
+
+    found = run(torch.compile(function, backend=backend))
+    torch.testing.assert_close(found, run(function), rtol=0.02, atol=0.01)
+
+
 @pytest.mark.parametrize("choose", [lambda y: y.argmax(-1), lambda y: y.detach()], ids=["argmax", "detach"])
 def test_results_without_gradients_of_parameters_that_have_them(
     choose: Callable[[Tensor], Tensor], backend: str

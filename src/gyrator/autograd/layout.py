@@ -1,6 +1,8 @@
 """Strides: which are dense, which ones a gradient is expected with, and copies with given ones."""
 
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 import torch
@@ -29,12 +31,8 @@ def is_dense(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
 
 def contiguous_strides(shape: Sequence[Any]) -> tuple[Any, ...]:
     """Row-major strides; a dimension of size 0 counts as 1, as in torch."""
-    strides: list[Any] = []
-    step: Any = 1
-    for size in reversed(shape):
-        strides.append(step)
-        step = step * (size if not isinstance(size, int) else max(size, 1))
-    return tuple(reversed(strides))
+    counts = [max(size, 1) if isinstance(size, int) else size for size in reversed(shape[1:])]
+    return tuple(reversed([*accumulate(counts, mul, initial=1)][: len(shape)]))
 
 
 def copied(x: Tensor, strides: Sequence[Any]) -> Tensor:

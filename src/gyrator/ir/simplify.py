@@ -99,7 +99,7 @@ def _opposite(mask: Expr) -> Expr:
 def _folded(op: Op) -> Const | None:
     """The value of an op on literals, by its reference."""
     args = [torch.tensor(a.value, dtype=a.dtype) for a in op.args if isinstance(a, Const)]
-    result = OPS[op.name].reference(*args)
+    result = OPS[op.name].reference(*args, *([op.dtype] if op.name == "bitcast" else []))
     value = result.item()
     return Const(value, op.dtype) if result.dtype == op.dtype and isinstance(value, bool | int | float) else None
 

@@ -21,5 +21,4 @@ def rows(lowering: Lowering, names: str, overloads: str = "default") -> Family:
 
 def named_rows(lowering: Lowering, names: str, overloads: str = "default") -> Family:
     """The same with the operator's own name as the first argument."""
-    found = [rows(partial(lowering, name), name, overloads) for name in names.split()]
-    return {op: row for family in found for op, row in family.items()}
+    return {op: row for n in names.split() for op, row in rows(partial(lowering, n), n, overloads).items()}

@@ -1,7 +1,7 @@
 """From a functional ATen graph to a :class:`~gyrator.ir.program.Program`, node by node."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter, getitem, truediv
 
 import torch
@@ -19,6 +19,7 @@ from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.extern import Result
 from gyrator.lowering.pointwise import REGISTERED_LATE
 from gyrator.lowering.refs import TensorRef, whole
+from gyrator.lowering.rounding import rounding_nodes
 from gyrator.lowering.symbolic import number_of, read_number
 from gyrator.lowering.table import LOWERINGS, RANDOM, VIEWS
 from gyrator.lowering.typed import COMPUTED
@@ -81,6 +82,7 @@ class _Lowering:
         self.random = numerics == "fast"
         draws = sum(n.target in RANDOM for n in graph.graph.nodes) if self.random else 0
         self.b = Builder(symbols, draws, computed, deterministic=torch.are_deterministic_algorithms_enabled())
+        self.rounding = rounding_nodes(graph.graph) if numerics == "fast" else frozenset[fx.Node]()
         self.env: dict[fx.Node, Result] = {}
         self.inputs: list[Input] = []
         self.held: list[Constant] = []
@@ -142,6 +144,8 @@ class _Lowering:
         lowering = lowering or REGISTERED_LATE.get(str(op))
         if lowering is not None and (op in VIEWS or _computable(traced, args, self.b.computed)):
             out = mapped(traced, lambda t: self.b.meta(t) if isinstance(t, torch.Tensor) else None)
+            if node in self.rounding and op not in VIEWS:
+                args = mapped(args, lambda a: replace(a, rounded=True) if isinstance(a, TensorRef) else a)
             result: Result = lowering(self.b, out, *args, **kwargs)
             if result is not NotImplemented:
                 return result

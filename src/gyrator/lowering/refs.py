@@ -23,13 +23,15 @@ class TensorRef:
     """``value`` seen through an index map.
 
     ``coords`` has one index per dimension of ``value``, in the view's axes ``d0 < shape[0]``, ``d1 < shape[1]``, ….
-    A ``dtype`` other than the value's, of the same width, reinterprets the bits.
+    A ``dtype`` other than the value's, of the same width, reinterprets the bits. If ``rounded``, a 16-bit float is
+    reinterpreted as what it is: what is computed in place of the load keeps no digits beyond it.
     """
 
     value: Value
     shape: tuple[Index, ...]
     coords: Coords
     dtype: torch.dtype
+    rounded: bool = False
 
     @property
     def device(self) -> torch.device:
@@ -58,7 +60,8 @@ class TensorRef:
         """The element at ``where``, broadcast as torch does: missing leading dimensions, and those of size 1."""
         skip = len(where) - len(self.shape)
         loaded = Load(self.value, self.at(where[skip:] if skip else where))
-        return loaded if self.dtype == self.value.dtype else Op("bitcast", (loaded,), self.dtype)
+        rounded = self.rounded and self.dtype in (torch.bfloat16, torch.float16)
+        return Op("bitcast", (loaded,), self.dtype) if rounded or self.dtype != self.value.dtype else loaded
 
 
 def whole(value: Value) -> TensorRef:

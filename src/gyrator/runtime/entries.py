@@ -15,6 +15,9 @@ from gyrator.cache.store import Content, Entry, Json, Store
 from gyrator.origin import Origin, origin_of
 from gyrator.session import Count, Session
 
+KINDS = ("programs", "graphs", "kernels", "times")
+"""The folders that the cache keeps."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stores:
@@ -39,7 +42,7 @@ def open_stores(session: Session, scratch: Path, remote: Remote | None) -> Store
 
 
 def _stores(root: Path, scratch: Path, remote: Remote | None) -> Stores:
-    programs, graphs, kernels, times = (Store(root, k, remote) for k in ("programs", "graphs", "kernels", "times"))
+    programs, graphs, kernels, times = (Store(root, kind, remote) for kind in KINDS)
     return Stores(root, programs, graphs, kernels, times, Store(scratch, "uncached"))
 
 

@@ -104,6 +104,11 @@ def test_a_matrix_product_is_not_computed_again() -> None:
     assert "mm.default" in saved_ops(partition)
 
 
+def test_where_the_largest_is_equal_is_saved_rather_than_compared_again() -> None:
+    saved = saved_ops(partitioned(lambda x: torch.layer_norm(x, (64,)).amax(-1), leaf(16, 64)))
+    assert "eq.Tensor" in saved
+
+
 def test_a_small_reduction_is_saved_rather_than_repeated() -> None:
     run, graphs = compiled(lambda x: torch.nn.functional.layer_norm(x.sin(), (64,)).sin())
     run(leaf(16, 64)).sum().backward()

@@ -74,10 +74,11 @@ def test_doctor_reports_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch)
 def test_the_cache_is_described_and_cleared(tmp_path: Path) -> None:
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "ab.so").write_bytes(b"x" * 2**20)
+    (tmp_path / "letter.txt").write_text("the user's own")
     env = {"GYRATOR_CACHE_DIR": str(tmp_path), "COLUMNS": "200"}
     assert "kernels: 1 files, 1.0 MiB" in RUN.invoke(app, ["cache", "info"], env=env).stdout
     assert RUN.invoke(app, ["cache", "clear"], env=env).exit_code == 0
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
     assert "empty" in RUN.invoke(app, ["cache", "info"], env=env).stdout
 
 
@@ -86,10 +87,9 @@ def test_clearing_the_cache_follows_no_links(tmp_path: Path) -> None:
     outside.mkdir()
     cache.mkdir()
     (outside / "kept").write_text("x")
-    (cache / "link").symlink_to(outside)
+    (cache / "kernels").symlink_to(outside)
     RUN.invoke(app, ["cache", "clear"], env={"GYRATOR_CACHE_DIR": str(cache)})
     assert (outside / "kept").exists()
-    assert not os.path.lexists(cache / "link")
 
 
 def test_a_script_that_is_bisected_imports_its_neighbours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

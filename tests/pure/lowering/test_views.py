@@ -30,6 +30,7 @@ CASES: dict[str, Callable[..., Any]] = {
     "as_strided of a result": lambda x: (x + 1).as_strided((3, 4), (2, 3), 5) + 1,
     "as_strided of a transposed tensor": lambda x: x.transpose(0, 2).as_strided((3, 2), (2, 1), 1) + 1,
     "bits": lambda x: x.view(torch.int32) + 1,
+    "bits of a constant": lambda x: x.view(torch.int32) + torch.full((10,), 1.5).view(torch.int32),
     "expand and merge": lambda x: x.reshape(4, -1, 1, 3).expand(4, 20, 2, 3).reshape(8, 60) + 0,
     "views that leave": lambda x: (
         x.view(torch.int32),

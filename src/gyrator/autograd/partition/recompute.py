@@ -3,6 +3,7 @@
 view                     free, never saved
 pointwise, fill, gather  free where it fuses into its reader
 reduction                only if its result is not far smaller than what it reads
+equality of floats       never: other numbers may be equal when they are computed again
 random                   never, unless its seed is a value of the graph
 others                   matrix products, convolutions, attention, sorts: not by default
 """
@@ -30,7 +31,7 @@ UNKNOWN_SIZE = 4096
 REDUCTION_RATIO = 4
 """A reduction whose result is this many times smaller than its input is saved rather than repeated."""
 
-Cost = Enum("Cost", "VIEW POINTWISE REDUCTION HEAVY RANDOM NUMBER")
+Cost = Enum("Cost", "VIEW POINTWISE EQUALITY REDUCTION HEAVY RANDOM NUMBER")
 """What it takes to compute a node again."""
 
 _POINTWISE = frozenset(
@@ -66,6 +67,8 @@ def _cost_of(target: Any) -> Cost:
     if name.startswith(("aten::", "prims::", "gyrator::")):
         if base in _REDUCTIONS:
             return Cost.REDUCTION
+        if base in ("eq", "ne"):
+            return Cost.EQUALITY
         if base in _POINTWISE or torch.Tag.pointwise in target.tags:
             return Cost.POINTWISE
     return Cost.HEAVY
@@ -76,6 +79,9 @@ def cost(node: Node) -> Cost:
     if node.op != "call_function":
         return Cost.VIEW
     kind = _cost_of(node.target)
+    if kind is Cost.EQUALITY:
+        values = [source.meta.get("val") for source in node.all_input_nodes]
+        return kind if any(isinstance(v, Tensor) and v.is_floating_point() for v in values) else Cost.POINTWISE
     return Cost.HEAVY if kind is Cost.RANDOM and _drops_nothing(node) else kind
 
 
@@ -92,7 +98,7 @@ def is_copyless(node: Node) -> bool:
 
 def fusible(node: Node) -> bool:
     """Whether a node can be part of its readers' kernel."""
-    return cost(node) in (Cost.VIEW, Cost.POINTWISE, Cost.REDUCTION)
+    return cost(node) in (Cost.VIEW, Cost.POINTWISE, Cost.EQUALITY, Cost.REDUCTION)
 
 
 def size_hint(size: Any) -> int:

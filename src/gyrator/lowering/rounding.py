@@ -1,0 +1,27 @@
+"""Where a 16-bit float must be rounded though a kernel widens it again.
+
+Else it keeps the digits that eager rounds away, which is faster and closer to the exact result. But in
+``y = x.float(); y == y.amax()`` both sides must be rounded alike, whichever kernels compute them, or none is equal.
+"""
+
+import torch
+from torch import fx
+
+from gyrator.autograd.partition.recompute import Cost, cost
+
+aten = torch.ops.aten
+_CHOOSES = (aten.argmax.default, aten.argmin.default)
+_LARGEST = (aten.amax.default, aten.amin.default, aten.max.default, aten.min.default)
+
+
+def rounding_nodes(graph: fx.Graph) -> frozenset[fx.Node]:
+    """The nodes that take 16-bit floats as rounded: tests for equality, choices of the largest, and what computes
+    operands of these element by element.
+    """
+    found: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        asks = node.target in _CHOOSES or cost(node) is Cost.EQUALITY
+        follows = node.target in _LARGEST or cost(node) in (Cost.VIEW, Cost.POINTWISE)
+        if asks or (follows and not found.isdisjoint(node.users)):
+            found.add(node)
+    return frozenset(found)
