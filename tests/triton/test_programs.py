@@ -64,6 +64,14 @@ def test_an_update_of_an_input(emulator: Emulator) -> None:
     check(emulator, lambda x, y: x.mul_(2).add_(y).sum(), torch.randn(40), torch.randn(40))
 
 
+def test_the_bits_of_a_choice_between_literals(emulator: Emulator) -> None:
+    def bits(x: Tensor) -> Tensor:
+        one, two = (torch.full((), value, dtype=torch.bfloat16) for value in (1.1, 2.2))
+        return torch.where(x > 0, one, two).view(torch.int16) + 1
+
+    check(emulator, bits, torch.randn(40))
+
+
 def test_sizes_that_change(emulator: Emulator) -> None:
     compiled = torch.compile(lambda x: torch.softmax(x * 2, -1), backend=emulator.backend, dynamic=True)
     for shape in ((3, 20), (5, 33), (1, 16)):

@@ -16,12 +16,9 @@ def info() -> None:
     """Show the cache's folder, and files and bytes of each kind."""
     folder, console = Config.from_options().cache_folder, Console()
     console.print(str(folder), highlight=False)
-    kinds = [folder / kind for kind in KINDS if (folder / kind).is_dir()]
-    for kind in kinds:
-        sizes = [p.stat().st_size for p in kind.rglob("*") if p.is_file()]
-        console.print(f"  {kind.name}: {len(sizes)} files, {sum(sizes) / 2**20:.1f} MiB", highlight=False)
-    if not kinds:
-        console.print("  empty")
+    for kind in KINDS:
+        sizes = [p.stat().st_size for p in (folder / kind).rglob("*") if p.is_file()]
+        console.print(f"  {kind}: {len(sizes)} files, {sum(sizes) / 2**20:.1f} MiB", highlight=False)
 
 
 @app.command()

@@ -151,7 +151,7 @@ class Expressions(Blocks[Term, Block]):
 
     def _op(self, e: Op) -> Term:
         row = OPS[e.name]
-        if e.name == "cast":
+        if e.name in ("cast", "bitcast"):
             return self._cast(e)
         template = _BOOLEAN.get(e.name, row.triton) if all(a.dtype == torch.bool for a in e.args) else row.triton
         if self.narrow and e.dtype != torch.float64:
@@ -198,6 +198,9 @@ class Expressions(Blocks[Term, Block]):
     def _cast(self, e: Op) -> Term:
         arg = self.value(e.args[0])
         source, target = e.args[0].dtype, e.dtype
+        if e.name == "bitcast":  # of what may be computed in a wider type
+            steps = [type_name(source), f"{type_name(target)}, bitcast=True"][isinstance(e.args[0], Load) :]
+            return replace(arg, text=arg.operand + "".join(f".to({s})" for s in steps), atom=True, name=False)
         if target == torch.bool:
             return replace(arg, text=f"({arg.operand} != 0)", atom=True, name=False)
         if is_small(target) and target.itemsize == 1:
