@@ -117,6 +117,48 @@ def test_memory_access_of_every_kind(mode: str) -> None:
                 assert same(y, want).all(), f"{kind} of {t}"
 
 
+SPILLED = """#include "kernel.h"
+extern "C" void used() { volatile char stack[1 << 16]; for (auto& byte : stack) byte = -1; }
+extern "C" void spilled(const float* __restrict__ x, const float* __restrict__ w, const float* __restrict__ s,
+                        const float* __restrict__ u, const float* __restrict__ p, const float* __restrict__ q,
+                        float* __restrict__ y, int64_t rows) {
+  const gy::Range mine = gy::share(rows * 2);
+  int64_t i = mine.begin / 2 / 16, part = mine.begin / 2 % 16, b = mine.begin % 2;
+  for (int64_t step = mine.begin; step < mine.end; ++step) {
+    gy::for_lanes<64>(0, gy::min_index(65 - b * 64, 64), [=](auto lanes, int64_t t) GY_INLINE {
+      gy::VSum<float, 64> sum;
+      const auto at = gy::iota<64>(b * 64 + t, 1);
+      const auto rest = gy::ge(at, gy::broadcast<64>(int64_t(1))), first = gy::lt(at, gy::broadcast<64>(int64_t(1)));
+      const auto p0 = gy::load(lanes, p + i * 65 + b * 64 + t), q0 = gy::load(lanes, q + i * 65 + b * 64 + t);
+      for (int64_t k = 0; k < 6; ++k) {
+        const auto x0 = gy::load(lanes, x + i * 6240 + part * 390 + k * 65 + b * 64 + t);
+        const auto xw = gy::mul(x0, gy::broadcast<64>(gy::load<1>(w + part * 6 + k)));
+        const auto s0 = gy::broadcast<64>(gy::load<1>(s + i * 96 + part * 6 + k));
+        const auto u0 = gy::load_strided(lanes, u + i * 6144 + b * 6144 + t * 96 + part * 6 + k - 96, 96, rest, 0.0f);
+        sum.update(gy::mul(xw, gy::mul(gy::sub(gy::where(first, s0, u0), p0), q0)));
+      }
+      gy::store(lanes, y + part * 1040 + i * 65 + b * 64 + t, sum.result());
+    });
+    if (++b == 2) { b = 0; if (++part == 16) { part = 0; ++i; } }
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_masks_survive_a_lack_of_registers(mode: str) -> None:
+    """GCC 12 spilled the first 8 of 64 lanes' bits as a byte and loaded 8 bytes: lanes that are off were stored."""
+    library, g = load(SPILLED, mode), torch.Generator().manual_seed(6)
+    sizes = ((16, 96, 65), (96,), (16, 1, 96), (16, 64, 96), (16, 65), (16, 65))
+    x, w, s, u, p, q = (torch.randn(size, generator=g) for size in sizes)
+    y = torch.zeros(16 * 16 * 65 + 64)
+    invoke(library, "used")
+    invoke(library, "spilled", x, w, s, u, p, q, y, 256)
+    products = x.mT * w * ((torch.cat([s, u], 1) - p[..., None]) * q[..., None])
+    want = products.unflatten(-1, (16, 6)).sum(-1).movedim(-1, 0).flatten()
+    torch.testing.assert_close(y, torch.cat([want, torch.zeros(64)]), atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_masked_loads_touch_nothing_where_the_mask_is_false(mode: str) -> None:
     """The address is 0: any access ends the process."""

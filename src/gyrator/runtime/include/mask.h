@@ -111,6 +111,15 @@ template <class M, class V> GY_FN V select_lanes(M m, V yes, V no) {
 }
 #endif
 
+// Bits of a mask as a wider number. A comparison that GCC 12 extends itself may be spilled narrow and loaded wide, with
+// garbage beyond: the extension is of bits of which it knows nothing.
+template <class B> GY_FN uint64_t widen(B bits) {
+#if defined(GY_AVX512)
+  if constexpr (!is_bool<B>) asm("" : "+k"(bits));
+#endif
+  return bits;
+}
+
 template <Cmp C, class T, int L> GY_FN Vec<bool, L> compare(Vec<T, L> a, Vec<T, L> b) {
   using V = Vec<T, L>;
   if constexpr (is_small<T>) return compare<C>(convert<float>(a), convert<float>(b));
@@ -127,7 +136,11 @@ template <Cmp C, class T, int L> GY_FN Vec<bool, L> compare(Vec<T, L> a, Vec<T, 
     uint64_t bits = 0;
     if constexpr (V::lanes == 1) { GY_EACH(V, bits |= uint64_t(compare_native<C>(a.p[i], b.p[i])) << i;) }
 #if defined(GY_AVX512)
-    else { GY_EACH(V, bits |= (compare_bits<C, T>(a.p[i], b.p[i])) << (i * V::lanes);) }
+    else if constexpr (V::parts == 1) bits = compare_bits<C, T>(a.p[0], b.p[0]);
+    else {
+      using Part = typename Vec<bool, V::lanes>::bits_type;
+      GY_EACH(V, bits |= widen(Part(compare_bits<C, T>(a.p[i], b.p[i]))) << (i * V::lanes);)
+    }
 #endif
     return {typename Vec<bool, L>::bits_type(bits)};
   }
@@ -179,7 +192,12 @@ template <int L> GY_FN uint64_t mask_bits(Vec<bool, L> m) {
     return bits;
   } else
 #endif
-    return m.bits;
+    return widen(m.bits);
+}
+// Those for register i of a V.
+template <class V, int L> GY_FN uint64_t part_bits(Vec<bool, L> m, int i) {
+  if constexpr (V::parts == 1) return m.bits;
+  else return widen(m.bits) >> (i * V::lanes);
 }
 template <int L> GY_FN Vec<bool, L> mask_from_bits(uint64_t bits) {
 #if defined(GY_AVX2)
@@ -201,7 +219,7 @@ template <int K, int L> GY_FN Vec<bool, L> exchange_lanes(Vec<bool, L> m) {
   return {exchange_lanes<K>(m.m)};
 #else
   constexpr uint64_t low = ~uint64_t(0) / ((uint64_t(1) << K) + 1);  // blocks of K bits, every other one
-  const uint64_t bits = m.bits;
+  const uint64_t bits = mask_bits(m);
   return mask_from_bits<L>((bits >> K & low) | (bits & low) << K);
 #endif
 }
@@ -225,7 +243,7 @@ template <class T, int L> GY_FN Vec<T, L> where(Vec<bool, L> m, Vec<T, L> yes, V
 #else
   else if constexpr (V::lanes == 1) { GY_EACH(V, r.p[i] = uint64_t(m.bits) >> i & 1 ? yes.p[i] : no.p[i];) }
 #if defined(GY_AVX512)
-  else { GY_EACH(V, r.p[i] = select_bits<sizeof(T)>(uint64_t(m.bits) >> (i * V::lanes), yes.p[i], no.p[i]);) }
+  else { GY_EACH(V, r.p[i] = select_bits<sizeof(T)>(part_bits<V>(m, i), yes.p[i], no.p[i]);) }
 #endif
 #endif
   return r;
@@ -290,7 +308,7 @@ template <int L, class T> GY_FN Vec<T, L> load(const T* from, Vec<bool, L> m, T 
   else if constexpr (V::bytes == 32) { GY_MASKED(name, 256, scalar, b) }    \
   else { GY_MASKED(name, 128, scalar, c) }
       GY_UNROLL for (int i = 0; i < V::parts; ++i) {
-        const uint64_t bits = uint64_t(m.bits) >> (i * V::lanes);
+        const uint64_t bits = part_bits<V>(m, i);
         if constexpr (sizeof(T) == 1) { GY_MASKED_WIDTHS(qi, char, v64qi, v32qi, v16qi) }
         else if constexpr (sizeof(T) == 2) { GY_MASKED_WIDTHS(hi, short, v32hi, v16hi, v8hi) }
         else if constexpr (sizeof(T) == 4) { GY_MASKED_WIDTHS(si, int, v16si, v8si, v4si) }
@@ -341,7 +359,7 @@ template <class T, int L> GY_FN void store(T* to, Vec<T, L> v, Vec<bool, L> m) {
   else if constexpr (V::bytes == 32) { GY_MASKED(name, 256, scalar, b) }    \
   else { GY_MASKED(name, 128, scalar, c) }
       GY_UNROLL for (int i = 0; i < V::parts; ++i) {
-        const uint64_t bits = uint64_t(m.bits) >> (i * V::lanes);
+        const uint64_t bits = part_bits<V>(m, i);
         if constexpr (sizeof(T) == 1) { GY_MASKED_WIDTHS(qi, char, v64qi, v32qi, v16qi) }
         else if constexpr (sizeof(T) == 2) { GY_MASKED_WIDTHS(hi, short, v32hi, v16hi, v8hi) }
         else if constexpr (sizeof(T) == 4) { GY_MASKED_WIDTHS(si, int, v16si, v8si, v4si) }
@@ -382,14 +400,14 @@ GY_FN Vec<T, L> gather(const T* from, Vec<int64_t, L> offset, Vec<bool, L> m, T 
   if constexpr (!is_bool<T> && sizeof(T) >= 4 && L % 8 == 0) {
     V r = broadcast<L>(other);
     GY_UNROLL for (int i = 0; i < L / 8; ++i) {
-      const uint8_t bits = uint64_t(m.bits) >> (8 * i);
+      const uint8_t bits = mask_bits(m) >> (8 * i);
       if constexpr (sizeof(T) == 8)
         r.p[i] = (typename V::P)__builtin_ia32_gatherdiv8di((v8di)r.p[i], from, (v8di)offset.p[i], bits, 8);
       else if constexpr (L == 8)
         r.p[0] = (typename V::P)__builtin_ia32_gatherdiv16si((v8si)r.p[0], from, (v8di)offset.p[0], bits, 4);
     }
     if constexpr (sizeof(T) == 4 && L >= 16) GY_UNROLL for (int i = 0; i < L / 16; ++i) {
-      const uint64_t bits = uint64_t(m.bits) >> (16 * i);
+      const uint64_t bits = mask_bits(m) >> (16 * i);
       const v8si rest = piece<v8si, 0>(r.p[i]);
       const v8si low = __builtin_ia32_gatherdiv16si(rest, from, (v8di)offset.p[2 * i], uint8_t(bits), 4);
       const v8si high =
