@@ -46,7 +46,6 @@ class UnknownOption(GyratorError):
         listing = "\n".join(f"  {key}: {type_}" for key, type_ in valid.items())
         suggestion = hint or (f"did you mean {close[0]!r}?" if close else None)
         super().__init__(f"unknown {kind} {name!r}; valid {kind}s are\n{listing}", hint=suggestion)
-        self.name = name
 
 
 class InvalidOption(GyratorError):
@@ -57,7 +56,6 @@ class InvalidOption(GyratorError):
             f"option {name!r} must be {expected}, not {value!r} (from {source})",
             hint="docs/config.md lists every option with its type and default",
         )
-        self.name, self.value = name, value
 
 
 # --- what the user gave -----------------------------------------------------------------------------------
@@ -79,7 +77,6 @@ class UnsupportedOperator(GyratorError):
             "register a fake kernel with torch.library.register_fake, or exclude the call with torch.compiler.disable"
         )
         super().__init__(f"operator {op} cannot be compiled: {reason}", where=where, node=node, hint=hint)
-        self.op = op
 
 
 class IndexOutOfRange(GyratorError, IndexError, RuntimeError):
@@ -126,7 +123,6 @@ class LaunchFailed(GyratorError):
             f"{kernel} was not launched: {status}",
             hint="GPUs report late: with CUDA_LAUNCH_BLOCKING=1 the kernel at fault is named",
         )
-        self.kernel, self.status = kernel, status
 
 
 class KernelBuildError(GyratorError):

@@ -85,3 +85,8 @@ def test_shrinking_keeps_only_what_fails() -> None:
     assert small.statements == ("v0 = a0 * 2", "v2 = v0.sum()") or small.statements == ("v2 = v0.sum()",)
     assert list(small.arguments) == ["a0"] and not small.backward
     assert define(small.source())(*small.make_arguments())
+
+
+def test_views_whose_sizes_become_known_do_not_shift_the_results_after_them(backend: str) -> None:
+    """Backward was compiled again, for gradients that were missing, and looked for them at other positions."""
+    assert complaint([generate(seed) for seed in (890393, 890397, 890398)], backend, dynamic=True) is None

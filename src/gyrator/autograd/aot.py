@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from operator import attrgetter
 from types import MappingProxyType
@@ -20,7 +20,7 @@ from gyrator.autograd.decompose import decompose
 from gyrator.autograd.decompositions import SAVED_NARROW, DecompositionTable, decomposition_table
 from gyrator.autograd.equal_calls import merge_equal_calls
 from gyrator.autograd.freeze import freeze
-from gyrator.autograd.function import Differentiable, Tangent, make_function
+from gyrator.autograd.function import Differentiable, Tangent, differentiable, make_function
 from gyrator.autograd.inputs import Inputs, fake_inputs, overlapping
 from gyrator.autograd.interface import BoxedCallable, Compiled, Compiler, GraphInfo, Pending, Size, Update
 from gyrator.autograd.joint import Joint, trace
@@ -217,9 +217,11 @@ def _completed(
     """The halves of the program with a complete backward, which gets what the forward of `link` saves."""
     with torch.enable_grad(), autocast():  # both are off while autograd runs backward
         found = complete().run
-    saved = attrgetter("saved_values", "saved_inputs")  # and numbers, fewer where sizes were found to be equal since
+    saved = attrgetter("saved_values", "saved_inputs", "gradients")
+    # and numbers, fewer where sizes were found to be equal since, as are those among the results
     if isinstance(found, Differentiable) and saved(found) == saved(link) and {*found.numbers} <= {*link.numbers}:
-        return found
+        places = dict(zip(differentiable(found), differentiable(link), strict=True))
+        return replace(found, tangents=tuple([replace(t, result=places[t.result]) for t in found.tangents]))
     raise InternalCheckError("complete backward", "it reads other values than forward saved")
 
 

@@ -54,13 +54,17 @@ class Differentiable:
     inputs: int
 
 
+def differentiable(spec: Differentiable) -> tuple[int, ...]:
+    """The results that may have a gradient, in order."""
+    return tuple(sorted({*spec.missing, *[tangent.result for tangent in spec.tangents]}))
+
+
 def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) -> Callable[[list[Any]], Sequence[Any]]:
     """A boxed callable that runs forward and links its results to backward. `complete` compiles the program once more,
     with a backward that misses no tangent; it is called when one is there after all."""
     forward, completed = spec.forward, cache(complete)
     results, saved_end = spec.results, spec.results + spec.saved_values
-    differentiable = {*spec.missing, *[tangent.result for tangent in spec.tangents]}
-    constant_results = tuple(index for index in range(results) if index not in differentiable)
+    constant_results = tuple(sorted({*range(results)} - {*differentiable(spec)}))
     dynamic = (*spec.missing, *[tangent.result for tangent in spec.tangents if tangent.layout is None])
     order = tuple(map({position: index for index, position in enumerate(spec.gradients)}.get, range(spec.inputs)))
 

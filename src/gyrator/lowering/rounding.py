@@ -15,9 +15,7 @@ _LARGEST = (aten.amax.default, aten.amin.default, aten.max.default, aten.min.def
 
 
 def rounding_nodes(graph: fx.Graph) -> frozenset[fx.Node]:
-    """The nodes that take 16-bit floats as rounded: tests for equality, choices of the largest, and what computes
-    operands of these element by element.
-    """
+    """The nodes that read 16-bit floats as rounded: that test equality or choose, and what computes their operands."""
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         asks = node.target in _CHOOSES or cost(node) is Cost.EQUALITY
