@@ -1,7 +1,4 @@
-"""Every optional third-party package, imported here and nowhere else.
-
-`available` asks without importing; `require` imports, or raises `ToolchainMissing` with the command that installs it.
-"""
+"""Every optional third-party package, imported here and nowhere else."""
 
 import importlib
 import importlib.util

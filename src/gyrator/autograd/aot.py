@@ -74,8 +74,7 @@ def assemble(
     traced: Traced, gm: GraphModule, example_inputs: Sequence[Any], complete: Callable[[], Traced]
 ) -> Callable[..., Any]:
     """The callable that the user calls; `gm` itself where inputs that are written share memory. `complete` compiles a
-    program `for_loss` without that, in case that other results are differentiated after all.
-    """
+    program `for_loss` without that, in case that other results are differentiated after all."""
     program, run = traced.program, traced.run
     given = (*example_inputs, *program.constants)
     if overlapping(given, [update.input for update in program.forward.updates]):

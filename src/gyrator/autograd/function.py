@@ -16,8 +16,7 @@ from gyrator.errors import UnsupportedOperator
 @dataclass(frozen=True)
 class Tangent:
     """A gradient that backward expects: for result `result`, with this shape and strides, or None where sizes are
-    symbolic, and strides then contiguous. `dtype` and `device` describe the zeros that stand in for a missing one.
-    """
+    symbolic, and strides then contiguous. `dtype` and `device` describe the zeros that stand in for a missing one."""
 
     result: int
     layout: tuple[tuple[int, ...], tuple[int, ...]] | None

@@ -15,8 +15,7 @@ from gyrator.cache.store import Content, Entry, Json, Store
 from gyrator.origin import Origin, origin_of
 from gyrator.session import Count, Session
 
-KINDS = ("programs", "graphs", "kernels", "times")
-"""The folders that the cache keeps."""
+KINDS = ("programs", "graphs", "kernels", "times")  # the folders that the cache keeps
 
 
 @dataclass(frozen=True, slots=True)

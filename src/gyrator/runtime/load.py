@@ -180,8 +180,7 @@ def names_of(text: str, folder: Path) -> dict[str, Any]:
 def load(text: str, runtime: Runtime) -> BoxedCall:
     """Run a wrapper's program and bind it to a runtime.
 
-    While a profiler records, calls go through a second binding whose launches are named ranges.
-    """
+    While a profiler records, calls go through a second binding whose launches are named ranges."""
     bind: Callable[[Runtime], BoxedCall] = names_of(text, runtime.folder)["bind"]
     with torch_compat.outside_tracing():
         plain = bind(runtime)
@@ -199,8 +198,7 @@ def load(text: str, runtime: Runtime) -> BoxedCall:
 
 def measured(function: Callable[[], T], gpu: bool) -> tuple[T, float]:
     """What `function` returns, and the seconds that its work took: on a GPU, those between its first kernel and
-    its last, without the processor's time to launch them.
-    """
+    its last, without the processor's time to launch them."""
     if not gpu:
         start = time.perf_counter()
         return function(), time.perf_counter() - start

@@ -2,19 +2,20 @@
 
     python triton_worker.py FOLDER
 
-It runs on its own, beside the process that wants the kernels: Triton holds the interpreter's lock while it
-compiles. It imports neither torch nor the rest of gyrator, so it is ready after half a second. FOLDER takes
-what it writes; whoever started it removes it.
+It runs on its own, beside the process that wants the kernels: Triton holds the interpreter's lock while it compiles. It
+imports neither torch nor the rest of gyrator, so it is ready after half a second. FOLDER takes what it writes; whoever
+started it removes it.
 """
 
 import importlib
 import importlib.util
 import json
 import os
+import re
 import select
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TextIO
@@ -23,6 +24,10 @@ IDLE_SECONDS = 120.0
 """A worker that nobody asks for anything ends, and gives its memory back."""
 
 ROOT = Path(__file__).resolve().parents[1]
+
+_PACKED_ADDITION = re.compile(r"add\.[su]16x2\s+(%r\d+), (%r\d+), (%r\d+);")
+_TWO_ADDITIONS = r"""{ .reg .b16 a, b, c, d; mov.b32 {a, b}, \2; mov.b32 {c, d}, \3;
+\tadd.s16 a, a, c; add.s16 b, b, d; mov.b32 \1, {a, b}; }"""
 
 
 def main(folder: Path) -> None:
@@ -52,11 +57,9 @@ def compile_kernel(request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     target = importlib.import_module("triton.backends.compiler").GPUTarget
     function = getattr(_module(request["source"], folder), request["function"])
     aligned = {(at,): [["tt.divisibility", 16]] for at in request["aligned"]}
-    if function.is_gluon():
-        compile_source = importlib.import_module("triton.experimental.gluon._runtime").GluonASTSource
-    else:
-        compile_source = compiler.ASTSource
-    source = compile_source(function, request["signature"], request["constants"], aligned)
+    gluon = "triton.experimental.gluon._runtime"
+    kind = importlib.import_module(gluon).GluonASTSource if function.is_gluon() else compiler.ASTSource
+    source = kind(function, request["signature"], request["constants"], aligned)
     built = compiler.compile(source, target=target("cuda", request["capability"], 32), options=request["options"])
     handle, path = tempfile.mkstemp(suffix=".cubin", dir=folder)
     with os.fdopen(handle, "wb") as stream:
@@ -72,6 +75,17 @@ def compile_kernel(request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         "cooperative": bool(found.launch_cooperative_grid),
         "scratch": found.global_scratch_size,
     }
+
+
+def without_packed_additions(ptx: str) -> str:
+    """Adds 16-bit integers one by one: where half of a sum of pairs is read, ptxas (12.8 to 13.0) takes a constant for
+    0. LLVM makes such pairs of small indices on GPUs from 9.0 on, as of ``(tl.arange(0, 2048) + 2) % 3``."""
+    return _PACKED_ADDITION.sub(_TWO_ADDITIONS, ptx)
+
+
+def _mend(backend: object, stages: dict[str, Callable[..., Any]], *about: object) -> None:
+    make = stages["ptx"]
+    stages["ptx"] = lambda *given: without_packed_additions(make(*given))
 
 
 def _module(source: str, folder: Path) -> ModuleType:
@@ -103,9 +117,9 @@ def _prepare(folder: Path) -> None:
     package.__path__ = [str(ROOT)]
     sys.modules["gyrator"] = package
     importlib.import_module("triton.compiler")
+    importlib.import_module("triton.knobs").runtime.add_stages_inspection_hook = _mend
     cache: Any = importlib.import_module("triton.runtime.cache")
-    if hasattr(cache, "triton_key"):  # Triton's own cache is not used: no need to digest its 300 MB for it
-        cache.triton_key = lambda: ""
+    cache.triton_key = lambda: ""  # Triton's own cache is not used: no need to digest its 300 MB for it
 
 
 def requests(stream: TextIO) -> Iterator[dict[str, Any]]:

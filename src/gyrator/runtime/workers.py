@@ -39,14 +39,8 @@ class Worker:
         and arguments after its folder, `more` are variables of its environment."""
         folder = tempfile.TemporaryDirectory(prefix="gyrator-worker-")
         environment = {**os.environ, **(more or {}), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-        process = subprocess.Popen(
-            [sys.executable, "-P", program[0], folder.name, *program[1:]],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-            start_new_session=True,
-        )
+        command, pipe = [sys.executable, "-P", program[0], folder.name, *program[1:]], subprocess.PIPE
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment, start_new_session=True)
         return Worker(process, folder)
 
     def ask(self, request: Mapping[str, object] | None, seconds: float | None = None) -> dict[str, Any]:
