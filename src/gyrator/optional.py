@@ -15,7 +15,7 @@ _INSTALL = {
 
 def available(package: str) -> bool:
     """Whether an optional package can be imported, without importing it."""
-    return importlib.util.find_spec(package) is not None
+    return bool(_INSTALL[package]) and importlib.util.find_spec(package) is not None
 
 
 def require(package: str, module: str = "") -> ModuleType:

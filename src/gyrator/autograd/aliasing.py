@@ -80,8 +80,7 @@ class MetadataChange:
 @dataclass(frozen=True)
 class Result:
     """A result of the forward half as it was traced: its node, the tensor that autograd knows (None for what it does
-    not see), and whether the user sees its strides.
-    """
+    not see), and whether the user sees its strides."""
 
     node: Node
     tensor: Tensor | None = None

@@ -216,11 +216,12 @@ def _completed(
     """The halves of the program with a complete backward, which gets what the forward of `link` saves."""
     with torch.enable_grad(), autocast():  # both are off while autograd runs backward
         found = complete().run
-    saved = attrgetter("saved_values", "saved_inputs", "gradients")
-    # and numbers, fewer where sizes were found to be equal since, as are those among the results
+    saved = attrgetter("saved_values", "saved_inputs", "gradients")  # numbers, among results too, may have become known
     if isinstance(found, Differentiable) and saved(found) == saved(link) and {*found.numbers} <= {*link.numbers}:
-        places = dict(zip(differentiable(found), differentiable(link), strict=True))
-        return replace(found, tangents=tuple([replace(t, result=places[t.result]) for t in found.tangents]))
+        new, old = differentiable(found), differentiable(link)
+        if len(new) == len(old):
+            places = dict(zip(new, old, strict=True))
+            return replace(found, tangents=tuple([replace(t, result=places[t.result]) for t in found.tangents]))
     raise InternalCheckError("complete backward", "it reads other values than forward saved")
 
 

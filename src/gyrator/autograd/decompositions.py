@@ -138,8 +138,7 @@ def _linspace(
     start: Any, end: Any, steps: int, *, dtype: torch.dtype | None = None, device: Any = None, **_: object
 ) -> Tensor:
     """linspace(a, b, n) of integers → a + s·i before the middle and b − s·(n − 1 − i) from there on, with
-    s = (b − a)/(n − 1), in float64 and truncated, as eager computes it; torch's table does it in float32.
-    """
+    s = (b − a)/(n − 1), in float64 and truncated, as eager computes it; torch's table does it in float32."""
     if dtype is None or dtype.is_floating_point or dtype.is_complex or steps < 2:
         return _LINSPACE(start, end, steps, dtype=dtype, device=device)
     wide = partial(torch.full, (), dtype=torch.float64, device=device)
@@ -179,8 +178,7 @@ def _convolution_backward(g: Tensor, x: Tensor, *options: Any) -> tuple[Tensor |
 
 def _embedding_dense_backward(g: Tensor, indices: Tensor, rows: int, *options: Any) -> Tensor:
     """Whole on a GPU where few rows of a large table have gradients of 16 bits: the library writes the table once. On
-    an H200 512 of 30,522 rows of 768 take 40 µs and 45 MB; in float32 first, with a cast after it, 64 µs and 135 MB.
-    """
+    an H200 512 of 30,522 rows of 768 take 40 µs and 45 MB; in float32 first, with a cast after it, 64 µs and 135 MB."""
     few = math.prod(map(size_hint, indices.shape)) <= min(size_hint(rows) // 32, 1024)
     if few and g.device.type == "cuda" and g.dtype in LOW_PRECISION:
         return NotImplemented

@@ -25,6 +25,9 @@ def info() -> None:
 def clear() -> None:
     """Remove what the cache keeps, and nothing else in its folder. Running processes keep what they have loaded."""
     folder = Config.from_options().cache_folder
-    for kind in KINDS:
-        shutil.rmtree(folder / kind, ignore_errors=True)  # which follows no links
+    for path in map(folder.joinpath, KINDS):
+        if path.is_symlink():
+            path.unlink()
+        elif path.exists():
+            shutil.rmtree(path)
     Console().print(f"{folder} is cleared", highlight=False)

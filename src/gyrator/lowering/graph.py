@@ -82,7 +82,7 @@ class _Lowering:
         self.random = numerics == "fast"
         draws = sum(n.target in RANDOM for n in graph.graph.nodes) if self.random else 0
         self.b = Builder(symbols, draws, computed, deterministic=torch.are_deterministic_algorithms_enabled())
-        self.rounding = rounding_nodes(graph.graph) if numerics == "fast" else frozenset[fx.Node]()
+        self.rounding = rounding_nodes(graph.graph) if self.random else frozenset[fx.Node]()
         self.env: dict[fx.Node, Result] = {}
         self.inputs: list[Input] = []
         self.held: list[Constant] = []

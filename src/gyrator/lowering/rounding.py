@@ -18,8 +18,8 @@ def rounding_nodes(graph: fx.Graph) -> frozenset[fx.Node]:
     """The nodes that read 16-bit floats as rounded: that test equality or choose, and what computes their operands."""
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):
-        asks = node.target in _CHOOSES or cost(node) is Cost.EQUALITY
-        follows = node.target in _LARGEST or cost(node) in (Cost.VIEW, Cost.POINTWISE)
-        if asks or (follows and not found.isdisjoint(node.users)):
+        kind = cost(node)
+        follows = node.target in _LARGEST or kind in (Cost.VIEW, Cost.POINTWISE)
+        if kind is Cost.EQUALITY or node.target in _CHOOSES or (follows and not found.isdisjoint(node.users)):
             found.add(node)
     return frozenset(found)

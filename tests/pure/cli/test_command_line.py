@@ -90,6 +90,7 @@ def test_clearing_the_cache_follows_no_links(tmp_path: Path) -> None:
     (cache / "kernels").symlink_to(outside)
     RUN.invoke(app, ["cache", "clear"], env={"GYRATOR_CACHE_DIR": str(cache)})
     assert (outside / "kept").exists()
+    assert not os.path.lexists(cache / "kernels")
 
 
 def test_a_script_that_is_bisected_imports_its_neighbours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def _ban(node: Node, joint: JointGraph, stages: Mapping[Node, int]) -> Ban | Non
     if node.meta.get("region") is not None and node in joint.forward_nodes:
         return _region_ban(node)
     if kind is Cost.EQUALITY and not any(source.meta.get("recompute") for source in node.all_input_nodes):
-        return Ban("other numbers may be equal when they are computed again", True)
+        return Ban("other numbers may be equal when they are computed again", False)
     if node.op != "call_function" or node.meta.get("backward"):
         return None
     if kind is Cost.RANDOM:
