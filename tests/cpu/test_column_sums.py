@@ -40,6 +40,16 @@ def test_error_is_at_most_twice_eagers(
             assert ours.isnan().equal(eager.isnan())
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(512, 7), (509, 3), (2048, 20), (37, 5)])
+@pytest.mark.parametrize("mean", [0.0, 100.0])
+def test_columns_narrower_than_vectors(rows: int, columns: int, mean: float, backend: str) -> None:
+    torch._dynamo.reset()
+    x = torch.randn(100, rows, columns, generator=torch.Generator().manual_seed(rows)) + mean
+    found = torch.compile(lambda x: x.sum(1), backend=backend)(x)
+    exact = x.double().sum(1)
+    assert rms(found - exact) <= 2 * rms(x.sum(1) - exact) + 1e-9 * rms(exact)
+
+
 def test_variance_after_an_outlier_in_the_first_row(backend: str) -> None:
     """Around which the values are summed."""
     torch._dynamo.reset()

@@ -22,8 +22,9 @@ CASES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def inputs(rows: int) -> tuple[Tensor, Tensor]:
-    made = (torch.randn(n, generator=torch.Generator().manual_seed(rows)).cuda() for n in (rows * COLUMNS, COLUMNS))
-    x, w = made
+    """Numbers around 1: sums that cancel would have larger errors than their size allows, by the order of adding."""
+    made = (torch.randn(n, generator=torch.Generator().manual_seed(rows)) + 1 for n in (rows * COLUMNS, COLUMNS))
+    x, w = (t.cuda() for t in made)
     return x.view(rows, COLUMNS).requires_grad_(), w.requires_grad_()
 
 

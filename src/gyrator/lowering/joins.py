@@ -14,7 +14,7 @@ from gyrator.lowering.refs import Coords, TensorRef
 from gyrator.lowering.typed import Operand, between, both, cast, constant, element, number, op, within
 from gyrator.lowering.views import dimension
 
-MANY = 32
+MANY = 8
 """With more inputs, cat stays a library call: each would be a branch in the body."""
 
 

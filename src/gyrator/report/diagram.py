@@ -4,9 +4,10 @@ layers from top to bottom. Plain SVG.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 
+import networkx as nx
 from jinja2 import Environment, StrictUndefined
 
 from gyrator.report.record import GraphRecord, StepRecord
@@ -41,8 +42,7 @@ class _Box:
 def diagram(record: GraphRecord, link: str = "") -> str:
     """The SVG of a graph. `link` is put before a kernel's name to make what a click on it leads to."""
     boxes, edges = _boxes(record, link)
-    depth = _depths(len(boxes), edges)
-    layers = _layers(depth, edges)
+    layers = _layers(len(boxes), edges)
     at = _positions(boxes, layers)
     width = max((x + boxes[b].width for b, (x, _) in at.items()), default=0) + GAP_X
     height = max((y + boxes[b].height for b, (_, y) in at.items()), default=0) + GAP_X
@@ -81,26 +81,14 @@ def _box(step: StepRecord, link: str) -> _Box:
     return _Box(lines, step.kind, href, "\n".join([step.name, step.why, *step.places]).strip())
 
 
-def _depths(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    """Each box below all that it reads; edges are in the order of the boxes that read."""
-    depth = [0] + [1] * (count - 1)
-    for first, second in edges:
-        depth[second] = max(depth[second], depth[first] + 1)
-    return depth
-
-
-def _layers(depth: Sequence[int], edges: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Boxes of each depth, moved so that neighbours stand near each other (the mean of their places)."""
-    order = sorted(range(len(depth)), key=lambda box: depth[box])
-    layers = [list(boxes) for _, boxes in groupby(order, key=lambda box: depth[box])]
-    near: dict[int, list[int]] = {}
-    for first, second in edges:
-        near.setdefault(first, []).append(second)
-        near.setdefault(second, []).append(first)
+def _layers(count: int, edges: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """Each box below all that it reads, moved so that neighbours stand near each other (the mean of their places)."""
+    graph = nx.DiGraph([*((0, box) for box in range(1, count)), *edges])
+    layers, near = [sorted(layer) for layer in nx.topological_generations(graph)], nx.Graph(edges).adj
     place = {box: float(k) for layer in layers for k, box in enumerate(layer)}
     for sweep in range(SWEEPS):
         for layer in layers if sweep % 2 == 0 else reversed(layers):
-            wish = {b: sum(place[n] for n in near.get(b, [b])) / len(near.get(b, [b])) for b in layer}
+            wish = {b: fmean(place[n] for n in near.get(b, [b])) for b in layer}
             layer.sort(key=lambda box: wish[box])
             place |= {box: float(k) for k, box in enumerate(layer)}
     return layers

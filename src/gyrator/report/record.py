@@ -4,21 +4,18 @@ so that a graph from the cache can be explained like a new one.
 Sizes that are symbols count as the hints that the graph was compiled with.
 """
 
-import dataclasses
-import json
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
-from functools import cache
-from typing import Any, TypeVar
+from typing import TypeAlias, TypeVar
+
+import msgspec
 
 from gyrator.autotune.candidates import Choice
 from gyrator.metrics.kernels import KernelFacts
 
 T = TypeVar("T")
 
-Places: typing.TypeAlias = "tuple[str, ...]"
+Places: TypeAlias = "tuple[str, ...]"
 """Lines like ``model.py:12 in forward: aten.mm.default``."""
 
 
@@ -129,33 +126,9 @@ class ProgramRecord:
 
 def to_json(record: GraphRecord | ProgramRecord) -> str:
     """A record as JSON text."""
-    # dataclasses.asdict copies every number: a tenth of describing a graph
-    return json.dumps(record, default=lambda part: {n: getattr(part, n) for n in part.__slots__}, separators=(",", ":"))
+    return msgspec.json.encode(record).decode()
 
 
 def from_json(kind: type[T], text: str) -> T:
-    """The record that `to_json` wrote.
-
-    Raises: KeyError, TypeError, ValueError for a text of another version.
-    """
-    return _read(kind, json.loads(text))
-
-
-def _read(kind: Any, data: Any) -> Any:
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        hints = _hints(kind)
-        return kind(**{f.name: _read(hints[f.name], data[f.name]) for f in dataclasses.fields(kind)})
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if origin is tuple:
-        kinds = [args[0]] * len(data) if args[-1] is Ellipsis else args
-        return tuple(_read(k, item) for k, item in zip(kinds, data, strict=True))
-    if origin is not None and issubclass(origin, Mapping):
-        return {key: _read(args[1], value) for key, value in data.items()}
-    if isinstance(kind, type) and issubclass(kind, StrEnum):
-        return kind(data)
-    if not isinstance(data, (kind, int)):
-        raise TypeError(f"{data!r} is no {kind}")
-    return data
-
-
-_hints = cache(typing.get_type_hints)
+    """The record that `to_json` wrote. Raises: msgspec.MsgspecError for a text of another version."""
+    return msgspec.json.decode(text, type=kind)

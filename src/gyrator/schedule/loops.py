@@ -82,10 +82,14 @@ def choose_loops(group: Group, stored: frozenset[Value], *, phased: bool) -> Sha
     if group.pointwise:
         return _points(group, found)
     column = _column(group, contiguous_axes((a.position, a.weight) for a in found))
-    if column is not None and not _rows_are_cheaper(group, stored, column):
+    narrow = column is not None and volume((column.extent,)) <= TINY and all(m.space is not None for m in group.members)
+    rows = [a for a in group.outer if not (narrow and a is column)]
+    many = bool(rows) and volume((rows[-1].extent,)) >= 4 * LANES
+    short = many and _have_at_most(BLOCK if narrow else TINY, group.spaces)  # or columns are, of no long rows
+    if column is not None and not (narrow and short) and not _rows_are_cheaper(group, stored, column):
         return _columns(group, column)
-    if _are_tiny(group):
-        return _columns(group, group.outer[-1], tiny=True)
+    if short:
+        return _columns(group, rows[-1], tiny=True)
     alone = len(group.spaces) > 1 or phased or any(isinstance(m.nest.root, Scan | Scatter) for m in group.members)
     if _size(group.outer) < FEW_ROWS and _size(group.spaces[0]) > LONG_ROW and not alone:
         return _split_row(group)
@@ -135,7 +139,7 @@ def _points(group: Group, found: list[Access]) -> Shape:
     blocks: dict[Atom, Index] = {}
     across = crossing(parallel, last, found)
     if 1 < (last.extent.value or 0) <= TINY:
-        ends = [a.position for a in found if a.position.coefficient(last) is ONE]
+        ends = [p for p in _large(found) if p.coefficient(last) is ONE]
         near = next((a for a in parallel if any(p.coefficient(a) is last.extent for p in ends)), None)
         if across is None and near is not None and LANES % volume((last.extent,)) == 0:
             return _merged(group, near, last)
@@ -167,12 +171,16 @@ def _merged(group: Group, outer: Axis, last: Axis) -> Shape:
 
 def crossing(parallel: list[Axis], last: Axis, found: list[Access]) -> Axis | None:
     """An axis along which a large access is contiguous while the vectors lie along another: a transpose."""
-    heavy = max((a.weight for a in found), default=0)
-    if heavy < TILE_BYTES:
+    if max((a.weight for a in found), default=0) < TILE_BYTES:
         return None
-    large = [a.position for a in found if a.weight * 4 >= heavy]
-    across = [p for p in large if last in p.axes() and p.coefficient(last) is not ONE]
+    across = [p for p in _large(found) if last in p.axes() and p.coefficient(last) is not ONE]
     return next((axis for p in across for axis in parallel if p.coefficient(axis) is ONE), None)
+
+
+def _large(found: list[Access]) -> list[Index]:
+    """Where the largest accesses are, which decide."""
+    heavy = max((a.weight for a in found), default=0)
+    return [a.position for a in found if a.weight * 4 >= heavy]
 
 
 def _column(group: Group, unit: set[Axis]) -> Axis | None:
@@ -183,12 +191,10 @@ def _column(group: Group, unit: set[Axis]) -> Axis | None:
     return next((a for a in reversed(group.outer) if a in unit), None)
 
 
-def _are_tiny(group: Group) -> bool:
-    """Whether rows would fill but a part of a vector, and there are many of them."""
-    if not group.outer or volume((group.outer[-1].extent,)) < 4 * LANES:
-        return False
-    sizes = [at_most(product([a.extent for a in space])) for space in group.spaces]
-    return all(n is not None and n <= TINY for n in sizes)
+def _have_at_most(most: int, spaces: Iterable[Axes]) -> bool:
+    """Whether rows have so few elements, whatever symbols are."""
+    sizes = [at_most(product([a.extent for a in space])) for space in spaces]
+    return all(n is not None and n <= most for n in sizes)
 
 
 def _rows_are_cheaper(group: Group, stored: frozenset[Value], column: Axis) -> bool:
@@ -204,8 +210,9 @@ def _columns(group: Group, column: Axis, *, tiny: bool = False) -> Shape:
         m.nest.root.kind in SIMPLE if isinstance(m.nest.root, Reduce) else not isinstance(m.nest.root, Scan)
         for m in group.members
     )
-    style = Style.SHEET if simple else Style.STRIPS
     width = volume((column.extent,), 1 << 12)
+    simple = simple and (width < BLOCK or not _have_at_most(PART // 2, spaces))  # so few streams a processor follows
+    style = Style.SHEET if simple else Style.STRIPS
     block = _sheet_width(width, _size(others)) if simple else 4 * LANES
     blocks: dict[Atom, Index] = {}
     if width > block:

@@ -1,6 +1,6 @@
 """Reductions in two steps that all cores, or all multiprocessors, share."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import gcd
 
@@ -13,22 +13,25 @@ from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Root, def
 from gyrator.ir.volume import volume
 from gyrator.lowering.typed import cast
 from gyrator.schedule.align import digits_of
-from gyrator.schedule.loops import SIMPLE
+from gyrator.schedule.loops import LANES, SIMPLE
 
 PARTS = 16
 WIDE = 2048
 MIN_WORK = 1 << 16
+FILLED, SHORT = 128, 4
+"""Elements that rows have at most which fill vectors; how many vectors take as long as one that is not full."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
     """How a reduction is split: ``axes`` of the reduced ones, as one, into ``parts`` of ``step`` iterations, which
-    follow each other or, ``in_turns``, lie ``parts`` apart."""
+    follow each other or, ``in_turns``, lie ``parts`` apart. A ``column`` is the kept axis that parts come before."""
 
     axes: tuple[Axis, ...]
     parts: int
     step: Index
     in_turns: bool = False
+    column: Axis | None = None
 
     @property
     def length(self) -> Index:
@@ -46,19 +49,41 @@ def split_reductions(program: Program) -> Program:
     Only where columns are contiguous and too few to occupy the cores (under 2,048), and there are about 65,536
     elements at least. Where the parts are not even, the last ones are masked. Variances too, if they are even: of
     parts, then of all. The result does not depend on the number of threads.
+
+    Before that, where columns are no whole vectors, rows that fill some are summed apart:
+    ``s = nest[j<2] reduce sum over i<R  x[i, j]`` → ``p = nest[b<32, j<2] reduce sum over i<R/32  x[i*32 + b, j]; …``
     """
-    return map_nests(program, lambda nest: split(nest, _cut(nest)))
+    filled = map_nests(program, lambda nest: split(nest, _cut(nest, _rows_for_vectors)))
+    return map_nests(filled, lambda nest: split(nest, _cut(nest, _rows_for_cores)))
 
 
-def _cut(nest: Nest) -> Cut | None:
+def _cut(nest: Nest, choose: Callable[[Nest, Reduce], Cut | None]) -> Cut | None:
     root = nest.root
-    if not isinstance(root, Reduce) or root.kind not in (*SIMPLE, "welford") or nest.on_gpu:
+    if not isinstance(root, Reduce) or root.kind not in (*SIMPLE, "welford") or nest.on_gpu or not nest.axes:
         return None
-    if not nest.axes or not is_column(nest, root):
+    return None if volume(a.extent for a in (*nest.axes, *root.reduced)) < MIN_WORK else choose(nest, root)
+
+
+def _rows_for_vectors(nest: Nest, root: Reduce) -> Cut | None:
+    """In turns. None where columns fill vectors alone, where anything is loaded that does not lie as they do, and for
+    variances, which would be less exact."""
+    positions = [dot(load.index, load.value.strides) for load in loads(root.body)]
+    column = next((a for a in nest.axes if positions and all(p.coefficient(a) is ONE for p in positions)), None)
+    width = column.extent if column else ZERO
+    row = next((a for a in root.reduced if all(p.coefficient(a) is width for p in positions)), None)
+    rows, columns = row.extent.value if row else None, width.value
+    if row is None or rows is None or not columns or rows < LANES or root.kind == "welford":
         return None
-    columns = volume(a.extent for a in nest.axes)
-    rows = volume(a.extent for a in root.reduced)
-    if columns >= WIDE or rows * columns < MIN_WORK:
+
+    def vectors(n: int) -> int:
+        return n * columns // LANES + (SHORT if n * columns % LANES else 0)
+
+    best = min(range(1, FILLED // columns + 1), key=lambda n: -(-rows // n) * vectors(n) + n * vectors(1), default=1)
+    return None if best == 1 else replace(cut_in_turns((row,), best), column=column)
+
+
+def _rows_for_cores(nest: Nest, root: Reduce) -> Cut | None:
+    if not is_column(nest, root) or volume(a.extent for a in nest.axes) >= WIDE:
         return None
     parts = range(PARTS // 2, 2 * PARTS + 1)
     cuts = (even_cut(root.reduced[: k + 1], PARTS, parts) for k in range(len(root.reduced)))
@@ -122,29 +147,34 @@ def split(nest: Nest, cut: Cut | None) -> list[Node]:
         return [nest]
     reach = [] if cut.in_turns else reached(cut.axes, cut.step)
     counts = [a.extent // n for a, n in zip(cut.axes, reach, strict=False)] or [const(cut.parts)]
-    blocks = tuple(Axis(f"i{k}", n) for k, n in enumerate(counts))
+    sizes, before = [a.extent for a in nest.axes], nest.axes.index(cut.column) if cut.column else 0
+    sizes[before:before] = counts
+    axes, end = tuple(Axis(f"i{k}", n) for k, n in enumerate(sizes)), before + len(counts)
+    blocks, kept = axes[before:end], axes[:before] + axes[end:]
     inner = tuple(Axis(f"r{k}", n) for k, n in enumerate(reach or [cut.step]))
     block, within = blocks[0].index(), inner[0].index()
     place = within * cut.parts + block if cut.in_turns else block * cut.step + within
     digits = zip(cut.axes, blocks, reach, inner, strict=False)
     at: dict[Atom, Index] = {axis: block.index() * n + r.index() for axis, block, n, r in digits}
     at = at or digits_of(place, cut.axes)
-    kept = tuple(Axis(f"i{k + len(blocks)}", a.extent) for k, a in enumerate(nest.axes))
     others = [a for a in root.reduced if a not in cut.axes]
     rest = tuple(Axis(f"r{k + len(inner)}", a.extent) for k, a in enumerate(others))
     at |= {old: new.index() for old, new in zip((*nest.axes, *others), (*kept, *rest), strict=True)}
     body = tuple(b.substitute(at) for b in root.body)
     if cut.step * cut.parts is not cut.length:  # the last part is shorter
-        inside = Op("lt", (IndexValue(place), IndexValue(cut.length)), torch.bool)
+        end_place = cut.length
+        if cut.column is not None:  # as positions, which let the two axes be one
+            place, end_place = place * cut.column.extent + at[cut.column], cut.length * cut.column.extent
+        inside = Op("lt", (IndexValue(place), IndexValue(end_place)), torch.bool)
         starts = [identity(root.kind, body[0].dtype), torch.iinfo(torch.int64).max]
         body = tuple(Masked(inside, b, Const(s, b.dtype)) for b, s in zip(body, starts, strict=False))
-    shape = (*(b.extent for b in blocks), *(a.extent for a in nest.axes))
     dtypes = [b.dtype for b in body] if root.kind != "welford" else [body[0].dtype] * 3
     whole, *_ = defines(nest)
-    partial = tuple(whole.derived(f"part{k or ''}", shape, dtype) for k, dtype in enumerate(dtypes))
-    first = replace(nest, out=partial, axes=(*blocks, *kept), root=Reduce(root.kind, (*inner, *rest), body, True))
+    partial = tuple(whole.derived(f"part{k or ''}", tuple(sizes), dtype) for k, dtype in enumerate(dtypes))
+    first = replace(nest, out=partial, axes=axes, root=Reduce(root.kind, (*inner, *rest), body, True))
     rows = tuple(Axis(f"r{k}", b.extent) for k, b in enumerate(blocks))
-    coords = (*(r.index() for r in rows), *(a.index() for a in nest.axes))
+    here = [a.index() for a in nest.axes]
+    coords = (*here[:before], *(r.index() for r in rows), *here[before:])
     parts = tuple(Load(p, coords) for p in partial)
     if root.kind != "welford":
         return [first, replace(nest, root=Reduce(root.kind, rows, parts))]

@@ -45,7 +45,7 @@ CASES: dict[str, tuple[tuple[str, ...], str, str, str, str]] = {
     "narrow_doubles": (("double",), "float", "gy::cast<float>(a)", "vcvtpd2ps:2", "vcvtpd2psy:4"),
     "store_mask": (("float",) * 2, "bool", "gy::lt(a, b)", "vcmplt_oqps:1 vmovdqu8:1", "vcmpltps:2"),
     "load_mask": (("bool", "float"), "float", "gy::where(a, b, gy::mul(b, b))", "vpcmpnequb:1", "vblendvps:2"),
-    "maximum": (("float",) * 2, "float", "gy::maximum(a, b)", "vmaxps:1 vpblendmd:1", "vmaxps:2 vblendvps:2"),
+    "maximum": (("float",) * 2, "float", "gy::maximum(a, b)", "vmaxps:1 vblendmps:1", "vmaxps:2 vblendvps:2"),
     "gather": (("int64_t",), "float", "gy::gather<L>((const float*)x0, a)", "vinsertps:8", "vinsertps:8"),
     "exp": (("float",), "float", "gy::exp(a)", "vscalefps:1", "vpslld:2"),
     "erf": (("float",), "float", "gy::erf(a)", "vfmadd:15", "vfmadd:30"),

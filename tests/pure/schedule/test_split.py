@@ -1,4 +1,5 @@
-"""Sums of few columns over many rows are shared by all cores, also where the number of rows is a symbol or odd."""
+"""Sums of few columns over many rows are shared by all cores, also where the number of rows is a symbol or odd; where
+columns are no whole vectors, several rows fill some together."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gyrator.ir.tree import LoopKind
+from gyrator.ir.tree import LoopKind, walk_loops
+from gyrator.ir.volume import at_most
 from gyrator.schedule.plan import Plan
 from tests.pure.schedule.harness import scheduled
 from tests.run_plan import run_plan
@@ -53,3 +55,36 @@ def test_a_variance_is_split_only_where_parts_are_even(dynamic: bool) -> None:
 
 def test_few_rows_are_not_split_though_their_number_is_a_symbol() -> None:
     assert not is_shared(scheduled(SUMS["sum"], [matrix(70)], dynamic=True).plan)
+
+
+@pytest.mark.parametrize("name", SUMS)
+@pytest.mark.parametrize(("rows", "columns"), [(512, 7), (512, 2), (509, 3), (1000, 12), (210, 20)])
+def test_rows_fill_vectors_together(rows: int, columns: int, name: str) -> None:
+    """Of an odd number of rows, the last vector is masked."""
+
+    def inner(x: Tensor) -> Tensor:
+        return SUMS[name](x.transpose(0, 1))
+
+    x = torch.randn(150, rows, columns, generator=torch.Generator().manual_seed(rows))
+    made = scheduled(inner, [x], dynamic=False)
+    assert max(vector_lengths(made.plan)) >= 2 * columns
+    (got,) = run_plan(made.plan, [x], ())
+    torch.testing.assert_close(got, inner(x), rtol=1e-4, atol=1e-4)
+
+
+def vector_lengths(plan: Plan) -> list[int]:
+    """How long loops in vectors are at most."""
+    loops = (loop for kernel in plan.kernels for loop in walk_loops(kernel.body) if loop.kind is LoopKind.LANES)
+    return [at_most(loop.axis.extent) or 0 for loop in loops]
+
+
+@pytest.mark.parametrize("shape", [(40, 512, 64), (40, 8, 3)])
+def test_rows_do_not_where_vectors_are_full_or_rows_are_few(shape: tuple[int, ...]) -> None:
+    assert len(scheduled(lambda x: x.sum(1), [torch.randn(shape)], dynamic=False).plan.kernels) == 1
+
+
+def test_vectors_lie_along_the_largest_tensor() -> None:
+    """Not along an axis on which a small operand is contiguous and each lane of the others is in another row."""
+    made = scheduled(lambda x, y: x / y, [torch.randn(300, 512, 7), torch.randn(300, 1, 7)], dynamic=False)
+    (loop,) = (p for k in made.plan.kernels for p in walk_loops(k.body) if p.kind is LoopKind.LANES)
+    assert loop.axis.extent.value == 512

@@ -156,38 +156,24 @@ template <class T, int L> GY_FN Vec<bool, L> isfinite(Vec<T, L> a) {
 }
 
 // ---- minimum and maximum ----------------------------------------------------------------------------------
-template <class T, int L> GY_FN Vec<T, L> raw_max(Vec<T, L> a, Vec<T, L> b) {
-  using V = Vec<T, L>;
-  GY_EACH(V, a.p[i] = part::max(a.p[i], b.p[i]);)
-  return a;
-}
-template <class T, int L> GY_FN Vec<T, L> raw_min(Vec<T, L> a, Vec<T, L> b) {
-  using V = Vec<T, L>;
-  GY_EACH(V, a.p[i] = part::min(a.p[i], b.p[i]);)
-  return a;
-}
+// Register by register: the masks of several would be gathered first. The instruction gives its second operand where
+// either is NaN.
+#define GY_EXTREME(name, instruction, of_integers, nan, other)                                          \
+  template <class T, int L> GY_FN Vec<T, L> name(Vec<T, L> a, Vec<T, L> b) {                            \
+    GY_SMALL_FLOATS(name, a, b)                                                                         \
+    else if constexpr (is_float<T>) {                                                                   \
+      using V = Vec<T, L>;                                                                              \
+      GY_EACH(V, a.p[i] = nan.p[i] != nan.p[i] ? other.p[i] : part::instruction(a.p[i], b.p[i]);)       \
+      return a;                                                                                         \
+    } else return where(of_integers(a, b), a, b);                                                       \
+  }
 // NaN if either is NaN.
-template <class T, int L> GY_FN Vec<T, L> maximum(Vec<T, L> a, Vec<T, L> b) {
-  GY_SMALL_FLOATS(maximum, a, b)
-  else if constexpr (is_float<T>) return where(isnan(a), a, raw_max(a, b));
-  else return where(gt(a, b), a, b);
-}
-template <class T, int L> GY_FN Vec<T, L> minimum(Vec<T, L> a, Vec<T, L> b) {
-  GY_SMALL_FLOATS(minimum, a, b)
-  else if constexpr (is_float<T>) return where(isnan(a), a, raw_min(a, b));
-  else return where(lt(a, b), a, b);
-}
+GY_EXTREME(maximum, max, gt, a, a)
+GY_EXTREME(minimum, min, lt, a, a)
 // NaN only if both are.
-template <class T, int L> GY_FN Vec<T, L> fmax(Vec<T, L> a, Vec<T, L> b) {
-  GY_SMALL_FLOATS(fmax, a, b)
-  else if constexpr (is_float<T>) return where(isnan(b), a, raw_max(a, b));
-  else return maximum(a, b);
-}
-template <class T, int L> GY_FN Vec<T, L> fmin(Vec<T, L> a, Vec<T, L> b) {
-  GY_SMALL_FLOATS(fmin, a, b)
-  else if constexpr (is_float<T>) return where(isnan(b), a, raw_min(a, b));
-  else return minimum(a, b);
-}
+GY_EXTREME(fmax, max, gt, b, a)
+GY_EXTREME(fmin, min, lt, b, a)
+#undef GY_EXTREME
 
 // ---- fused multiply-add, square root, rounding ------------------------------------------------------------
 // a * b + c, rounded once.

@@ -377,19 +377,24 @@ template <class T, int L> GY_FN void store(T* to, Vec<T, L> v, Vec<bool, L> m) {
   }
 }
 
+// Loops over the lanes that are on, not unrolled: text for each lane takes the compiler seconds.
 template <int L, class T>
 GY_FN Vec<T, L> load_strided(const T* from, int64_t stride, Vec<bool, L> m, T other) {
   const uint64_t bits = mask_bits(m);
   if (bits == ~uint64_t(0) >> (64 - L)) return load_strided<L>(from, stride);
-  Lanes<T, L> r;
-  GY_UNROLL for (int i = 0; i < L; ++i) r.at[i] = bits >> i & 1 ? from[i * stride] : other;
+  auto r = unpack(broadcast<L>(other));
+  for (uint64_t rest = bits; rest; rest &= rest - 1) {
+    const int i = __builtin_ctzll(rest);
+    r.at[i] = from[i * stride];
+  }
   return pack(r);
 }
 template <class T, int L> GY_FN void store_strided(T* to, int64_t stride, Vec<T, L> v, Vec<bool, L> m) {
-  const uint64_t bits = mask_bits(m);
   const auto a = unpack(v);
-  GY_UNROLL for (int i = 0; i < L; ++i)
-    if (bits >> i & 1) to[i * stride] = a.at[i];
+  for (uint64_t rest = mask_bits(m); rest; rest &= rest - 1) {
+    const int i = __builtin_ctzll(rest);
+    to[i * stride] = a.at[i];
+  }
 }
 
 // ---- gather and scatter: element offsets, not bytes -------------------------------------------------------

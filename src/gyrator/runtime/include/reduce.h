@@ -66,7 +66,7 @@ template <class T> constexpr T highest_value = highest_of<T>();
   template <class T, int L> struct V##name {                                                   \
     static constexpr T neutral = T(start);                                                     \
     Vec<T, L> value = broadcast<L>(neutral);                                                   \
-    GY_FN void update(Vec<T, L> v) { value = operation(value, v); }                            \
+    GY_FN void update(Vec<T, L> v) { value = operation(v, value); }                            \
     GY_FN void merge(const V##name& other) { update(other.value); }                            \
     GY_FN Vec<T, L> result() const { return value; }                                           \
     GY_FN V##name<T, 1> across() const {                                                       \
@@ -241,7 +241,7 @@ template <class T, int L> struct VChunks {
   GY_FN Moments<T, L> chunk() const {
     const auto inverse = broadcast<L>(T(1) / T(pending > 0 ? pending : 1));
     const auto mean = mul(sum, inverse);
-    return {add(shift, mean), raw_max(broadcast<L>(T(0)), sub(squares, mul(sum, mean))), pending};
+    return {add(shift, mean), maximum(broadcast<L>(T(0)), sub(squares, mul(sum, mean))), pending};
   }
   GY_FN void flush() {
     middle.merge(chunk());
@@ -298,7 +298,7 @@ template <int L> struct VWide {
   }
   GY_FN Moments<float, L> result() const {
     const auto mean = mul(sum, broadcast<L>(1.0 / double(count > 0 ? count : 1)));
-    const auto m2 = raw_max(broadcast<L>(0.0), sub(squares, mul(sum, mean)));
+    const auto m2 = maximum(broadcast<L>(0.0), sub(squares, mul(sum, mean)));
     return {cast<float>(add(shift, mean)), cast<float>(m2), count};
   }
 };
