@@ -81,6 +81,8 @@ def assemble(
         return gm.forward
     if isinstance(run, Differentiable):
         run = make_function(run, partial(_completed, run, complete, torch_compat.autocast_again()))
+        if not torch.is_grad_enabled():  # the program itself enables gradients
+            return torch.enable_grad()(make_shell(program, run, torch.no_grad()(gm.forward)))
     elif torch.is_grad_enabled() and any(isinstance(value, Tensor) and value.requires_grad for value in given):
         # else operators that write into given memory refuse, and autograd sees a copy into an input
         run = torch.no_grad()(run)

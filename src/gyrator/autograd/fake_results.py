@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch._prims_common import suggest_memory_format
+from torch._prims_common import is_contiguous_or_false, suggest_memory_format
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
@@ -24,6 +24,8 @@ from gyrator.autograd.symbols import expression
 from gyrator.errors import UnsupportedInput
 
 aten = torch.ops.aten
+
+ROWS = torch.contiguous_format
 
 _UNKNOWN_SIZES = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
 
@@ -123,11 +125,18 @@ def metadata_key(value: Tensor) -> tuple[Any, ...]:
 
 # --- results that torch states otherwise --------------------------------------------------------------
 def _pointwise(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """A dimension that an operand lacks has stride 0 in eager's kernels; fake ones state another and count it."""
+    """A dimension that an operand lacks has stride 0 in eager's kernels; fake ones state another and count it. Operands
+    of one shape that all lie in rows have a result in rows, also where channels could be said to lie last."""
     rank = max([x.ndim for x in args if isinstance(x, Tensor)], default=0)
     lacks = [x.ndim and rank - x.ndim if isinstance(x, Tensor) else 0 for x in args]
     given = zip(args, lacks, strict=True)
-    return op(*[x.new_empty_strided((1,) * n + x.shape, (0,) * n + x.stride()) if n else x for x, n in given], **kwargs)
+    full = [x.new_empty_strided((1,) * n + x.shape, (0,) * n + x.stride()) if n else x for x, n in given]
+    out, tensors = op(*full, **kwargs), [x for x in args if isinstance(x, Tensor)]
+    number = op._overloadname in ("Tensor", "Scalar") and len(tensors) < 2  # an operand without dimensions
+    if number or op is aten.clone.default or not isinstance(out, Tensor):
+        return out
+    rows = all(_metadata(x) and x.shape == out.shape and x.is_contiguous() for x in tensors)
+    return torch.empty_like(out, memory_format=ROWS) if rows else out
 
 
 def _like_a_sum(op: OpOverload, x: Any, y: Any, **kwargs: Any) -> Tensor:
@@ -135,13 +144,17 @@ def _like_a_sum(op: OpOverload, x: Any, y: Any, **kwargs: Any) -> Tensor:
     return torch.empty_like(_pointwise(aten.add.Tensor, x, y), dtype=op(x, y, **kwargs).dtype)
 
 
-def _dense(op: OpOverload, last: bool, *args: Any, **kwargs: Any) -> Any:
-    """The CPU kernel writes rows, with `last` channels last where its argument suggests that."""
+def _dense(op: OpOverload, layout: Callable[[Tensor], torch.memory_format], *args: Any, **kwargs: Any) -> Any:
+    """The CPU kernel writes results with as many dimensions as its argument in the `layout` of that, others in rows."""
     out, x = op(*args, **kwargs), next(arg for arg in args if isinstance(arg, Tensor))
-    rows = torch.contiguous_format
-    layouts = {x.ndim: suggest_memory_format(x) if last else rows}
-    found = [y.contiguous(memory_format=layouts.get(y.ndim, rows)) for y in tree_leaves(out)]
+    layouts = {x.ndim: layout(x)}
+    found = [torch.empty_like(y, memory_format=layouts.get(y.ndim, ROWS)) for y in tree_leaves(out)]
     return out if x.device.type != "cpu" else tuple(found) if isinstance(out, tuple) else found[0]
+
+
+def _rows_if_possible(x: Tensor) -> torch.memory_format:
+    """Where channels may be said to lie last too, as of a single channel, the argument lies in rows."""
+    return ROWS if is_contiguous_or_false(x) else suggest_memory_format(x)
 
 
 def _roll(x: Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Tensor:
@@ -167,11 +180,14 @@ def _unique(*args: Any, **kwargs: Any) -> Any:
 OF_MEANS = aten.huber_loss_backward.default, aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default
 _ROWS = aten.log_sigmoid_forward.default, aten.nll_loss2d_forward.default, aten.pow.Scalar
 _LEGIT = aten._native_batch_norm_legit
-_CHANNELS_LAST = (
+_BATCH_NORMS = (
     *(aten.native_batch_norm.default, aten._native_batch_norm_legit_no_training.default),
     *(_LEGIT.default, _LEGIT.no_stats, aten._native_batch_norm_legit_functional.default),
+)
+_CHANNELS_LAST = (
     *(aten.max_unpool2d.default, aten.reflection_pad3d.default, aten.replication_pad3d.default),
-    aten.channel_shuffle.default,
+    *(aten.upsample_bilinear2d.default, aten.upsample_nearest2d.default, aten.upsample_bicubic2d.default),
+    *(aten.channel_shuffle.default, aten.native_group_norm.default),
 )
 _LIKE_SUMS = (
     *(aten.copysign.Tensor, aten.div.Tensor_mode, aten.floor_divide.default, aten.heaviside.default),
@@ -180,10 +196,11 @@ _LIKE_SUMS = (
 )
 
 _STAND_INS: Mapping[OpOverload, Callable[..., Any]] = {
-    **{op: partial(_dense, op, False) for op in _ROWS},
+    **{op: partial(_dense, op, lambda x: ROWS) for op in _ROWS},
     # a filled clone lies in memory as a clone does
     **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), lambda x, *_, **__: torch.clone(x)),
-    **{op: partial(_dense, op, True) for op in _CHANNELS_LAST},
+    **{op: partial(_dense, op, suggest_memory_format) for op in _CHANNELS_LAST},
+    **{op: partial(_dense, op, _rows_if_possible) for op in _BATCH_NORMS},
     **{op: partial(_like_a_sum, op) for op in _LIKE_SUMS},
     aten.ldexp.Tensor: lambda x, y: _pointwise(aten.mul.Tensor, x, torch.pow(2.0, y).contiguous()),
     **{op: partial(of_a_mean, op) for op in OF_MEANS},

@@ -221,6 +221,10 @@ class Recorder(TorchDispatchMode):
 
     def _view(self, call: _Call) -> None:
         func, (source, *others), out = call.func, call.args, call.out
+        if isinstance(source, complex):  # derivatives take the conjugate of a number of the program
+            number = (source.conjugate(),)
+            self._results(self._append(aten.scalar_tensor.default, number, {"dtype": out.dtype}, out), out)
+            return
         if not isinstance(source, FakeTensor):
             self.add_constant(source, out, literal=func is aten.lift_fresh.default)
             return

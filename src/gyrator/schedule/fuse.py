@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from gyrator.ir.expr import Value
 from gyrator.ir.index import Index, substitute
-from gyrator.ir.program import Extern, Nest, Program, Reduce, Scan, Scatter, defines, edges, uses
+from gyrator.ir.program import Extern, Nest, Program, Reduce, Scan, Scatter, bodies, defines, edges, uses
 from gyrator.ir.volume import bytes_of
 from gyrator.schedule.gpu import Gpu, gpu_refusal
 from gyrator.schedule.gpu_mix import mix
@@ -22,6 +22,8 @@ from gyrator.schedule.units import Units
 MAX_VALUES = 48
 MIN_ROWS = 8
 BIG_ROW = 1 << 15
+DEEPEST = 100
+"""Operations one after another from which on arithmetic takes longer than moving a result through memory."""
 
 
 Indices: TypeAlias = tuple[Index, ...]
@@ -173,6 +175,8 @@ def _check(group: Group, first: Group, second: Group, *, shared: bool) -> Refuse
         return problem
     if len({v for m in group.members for v in (*uses(m.nest), *m.nest.out)}) > MAX_VALUES:
         return Refused(f"the kernel would touch more than {MAX_VALUES} tensors")
+    if _depth(group) > DEEPEST:
+        return Refused(f"more than {DEEPEST} operations would follow each other")
     if len({m.nest.on_gpu for m in group.members}) > 1:
         return Refused("they run on different devices")
     if group.members[0].nest.on_gpu:
@@ -192,3 +196,16 @@ def _check(group: Group, first: Group, second: Group, *, shared: bool) -> Refuse
     if strided and (phased or (demoted and not reduces)):
         return Refused("the rows would be read with a stride")
     return None
+
+
+def _depth(group: Group) -> int:
+    """The most nodes on a way from what is loaded, or reduced before, to a result."""
+    below: dict[Value, int] = {}
+    longest = 0
+    for member in group.members:
+        root = member.nest.root
+        own = max(e.depth() for e in bodies(root)) + max([below.get(load.value, 0) for load in member.loads], default=0)
+        longest = max(longest, own)
+        if not isinstance(root, Reduce | Scan):
+            below |= dict.fromkeys(defines(member.nest), own)
+    return longest

@@ -6,16 +6,16 @@ As a row its few elements would fill a part of a warp or a vector, and neighbour
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
-from itertools import product
+from itertools import product as grid
 
 import torch
 
 from gyrator.ir.expr import Const, Expr, Load, Op, Value
-from gyrator.ir.index import Atom, Index, const
+from gyrator.ir.index import Atom, Index, const, contiguous_strides, dot, exact_quotient, product
 from gyrator.ir.program import Nest, Pointwise, Program, Reduce, loads, map_nests
 from gyrator.ir.volume import volume
 
-MOST = 32
+MOST, ROW = 32, 8
 _STEPS = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "argmax": "maximum", "argmin": "minimum"}
 
 
@@ -24,7 +24,8 @@ def unroll_windows(program: Program) -> Program:
 
     Before: ``y = nest[i<N] reduce max over a<2  x[2*i + a]``;  after: ``y = nest[i<N] maximum(x[2*i], x[2*i + 1])``
 
-    Refuses windows of more than 32 elements or unknown size, and sums in 16 bits.
+    On a processor also for the position of the largest of any few elements. Refuses windows of more than 32 elements
+    or unknown size, sums in 16 bits, and rows of more than 8 that lie one after another.
     """
     return map_nests(program, _unrolled)
 
@@ -37,8 +38,21 @@ def _fits(nest: Nest, root: Reduce) -> bool:
         return False
     if root.kind in ("sum", "prod") and dtype.is_floating_point and dtype.itemsize < 4:
         return False
+    if root.kind in ("argmax", "argmin") and not nest.on_gpu:
+        return True
+    if volume(a.extent for a in root.reduced) > ROW and all(_is_row(load, nest, root) for load in loads(root.body)):
+        return False
     inner, kept = set(root.reduced), set(nest.axes)
     return any(inner & i.axes() and kept & i.axes() for load in loads(root.body) for i in load.index)
+
+
+def _is_row(load: Load, nest: Nest, root: Reduce) -> bool:
+    """Whether the elements lie side by side in memory, and begin where those of another result end."""
+    place, sizes = dot(load.index, load.value.strides), tuple(a.extent for a in root.reduced)
+    steps = [place.coefficient(a) for a in (*root.reduced, *nest.axes)]
+    inner, outer = steps[: len(sizes)], steps[len(sizes) :]
+    beside = all(step is size for step, size in zip(inner, contiguous_strides(sizes), strict=True))
+    return beside and all(step is not None and exact_quotient(step, product(sizes)) is not None for step in outer)
 
 
 def _unrolled(nest: Nest) -> Iterator[Nest]:
@@ -49,7 +63,7 @@ def _unrolled(nest: Nest) -> Iterator[Nest]:
         return
     places: list[dict[Atom, Index]] = [
         {axis: const(k) for axis, k in zip(root.reduced, at, strict=True)}
-        for at in product(*(range(a.extent.value or 0) for a in root.reduced))
+        for at in grid(*(range(a.extent.value or 0) for a in root.reduced))
     ]
     elements = [[body.substitute(at) for at in places] for body in root.body]
     best = nest.out[0]

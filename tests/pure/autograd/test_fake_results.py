@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._pytree import tree_leaves
 
 from gyrator.autograd.fake_results import FakeResults, metadata_key
 
@@ -68,6 +69,34 @@ def test_results_of_known_values_are_known(op: OpOverload, args: tuple[object, .
     with mode, torch.no_grad():
         given = [torch.tensor(arg) if isinstance(arg, list) else arg for arg in args]
         assert FakeResults(mode).call(op, given, {}).item() == value
+
+
+ONES = torch.ones(8)
+AMBIGUOUS = [
+    (aten.add.Tensor, (1,)),
+    (aten.relu.default, ()),
+    (aten.clone.default, ()),
+    (aten.native_batch_norm.default, (ONES, ONES, ONES, ONES, False, 0.1, 1e-5)),
+    (aten.upsample_bilinear2d.default, ([8, 8], False)),
+]
+
+
+@pytest.mark.parametrize(
+    ("op", "args"), AMBIGUOUS, ids=lambda value: str(value) if isinstance(value, OpOverload) else ""
+)
+@pytest.mark.parametrize("shape", [(2, 8, 1, 1), (2, 1, 4, 4)])
+def test_where_channels_may_be_said_to_lie_last_results_lie_as_real_ones(
+    op: OpOverload, args: tuple[object, ...], shape: tuple[int, ...]
+) -> None:
+    x = torch.randn(shape).to(memory_format=torch.channels_last)
+    args = tuple(arg[: shape[1]] if isinstance(arg, Tensor) else arg for arg in args)
+    mode = FakeTensorMode()
+    fake = FakeResults(mode)
+    with mode:
+        given = [mode.from_tensor(arg) if isinstance(arg, Tensor) else arg for arg in (x, *args)]
+        found = fake.call(op, given, {})
+    real = op(x, *args)
+    assert [y.stride() for y in tree_leaves(found)] == [y.stride() for y in tree_leaves(real)]
 
 
 def test_what_stands_for_all_of_one_shape_has_no_value_of_its_own() -> None:

@@ -77,6 +77,26 @@ def test_integer_and_detached_outputs_require_no_grad() -> None:
     assert (a.requires_grad, b.requires_grad, c.requires_grad) == (True, False, False)
 
 
+def test_a_program_may_enable_gradients_where_its_caller_has_them_disabled() -> None:
+    def both(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        plain = x * 3
+        with torch.enable_grad():
+            tracked = x * 2
+            return plain, tracked, tracked.view(2, 2)
+
+    run, _ = compiled(both)
+    x = leaf(4)
+    with torch.no_grad():
+        plain, tracked, view = run(x)
+    assert not plain.requires_grad
+    assert torch.equal(torch.autograd.grad(tracked.sum() + view.sum(), x)[0], torch.full((4,), 4.0))
+
+
+@pytest.mark.parametrize("part", [torch.real, torch.abs])
+def test_a_real_input_times_a_complex_number_has_eagers_gradient(part: Any) -> None:
+    same_as_eager(lambda x: part(x * (2 + 1j)).sum(), leaf(4))
+
+
 def test_other_backends_find_what_they_need_in_the_package() -> None:
     given = inspect.signature(autograd.aot_compile).parameters
     assert [*given] == [

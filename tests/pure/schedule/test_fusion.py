@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gyrator.ir.program import Nest, Reduce
 from gyrator.ir.tree import Loop, LoopKind
 from tests.pure.schedule.harness import gradients, kernels, scheduled
 
@@ -141,3 +144,31 @@ def test_large_images_are_scaled_by_all_cores_not_where_their_few_channels_are_a
     x = torch.randn(2, 24, 60, 60).to(memory_format=torch.channels_last)
     *_, scaled = scheduled(norm, (x,)).plan.kernels
     assert [loop.kind for loop in scaled.body if isinstance(loop, Loop)] == [LoopKind.PARALLEL]
+
+
+def test_a_chain_is_cut_where_arithmetic_takes_longer_than_memory() -> None:
+    def chain(a: Tensor) -> Tensor:
+        for _ in range(200):
+            a = a.sin() + 0.5
+        return a
+
+    result = scheduled(chain, (x(64),))
+    assert any("follow each other" in d.verdict.reason for d in result.decisions if d.verdict is not None)
+    assert 4 <= len(result.units) <= 14
+
+
+def reductions(fn: Callable[[Tensor], Tensor], a: Tensor) -> int:
+    nodes = scheduled(fn, (a,)).program.nodes
+    return sum(isinstance(node, Nest) and isinstance(node.root, Reduce) for node in nodes)
+
+
+def test_windows_are_written_out_and_rows_are_not() -> None:
+    assert reductions(lambda a: F.max_pool1d(a, 3, 2), x(1, 2, 99)) == 0
+    assert reductions(lambda a: a.view(10, 10).amax(-1), x(100)) == 1
+    assert reductions(lambda a: a.view(-1, 4).amax(-1), x(100)) == 0
+
+
+def test_the_position_of_the_largest_of_few_is_found_without_a_loop() -> None:
+    assert reductions(lambda a: a.argmax(-1), x(50, 10)) == 0
+    assert reductions(lambda a: a.argmax(1), x(50, 10, 3)) == 0
+    assert reductions(lambda a: a.argmax(-1), x(50, 33)) == 1
