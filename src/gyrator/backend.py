@@ -109,7 +109,7 @@ def _compile(
             args,
             fw_compiler=compiler,
             partition_fn=partition,
-            decompositions=decomposition_table(numerics="eager" if config.numerics == "eager" else "fast"),
+            decompositions=decomposition_table(numerics=config.numerics),
             channels_last={"on": True, "off": False}.get(config.channels_last, device.type == "cuda" or None),
             frozen=config.freezing,
             for_loss=for_loss,

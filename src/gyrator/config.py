@@ -8,16 +8,17 @@ generated from this file: `python -m tests.config_page > docs/config.md`.
 from __future__ import annotations
 
 import os
-import types
-import typing
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
 from functools import lru_cache, partial
-from math import inf
 from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
+import msgspec
 import platformdirs
+from msgspec import Meta
 
 from gyrator.errors import InvalidOption, UnknownOption
 from gyrator.inductor_names import hint_for
@@ -25,6 +26,10 @@ from gyrator.metric_tables import TABLES
 
 OptionValue = bool | int | float | str | Path | tuple[str, ...] | None
 """What an option can hold."""
+
+Positive: TypeAlias = Annotated[int, Meta(ge=1)]
+Natural: TypeAlias = Annotated[int, Meta(ge=0)]
+Seconds: TypeAlias = Annotated[float, Meta(ge=0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +40,12 @@ class OptionInfo:
     """
 
     doc: str
-    choices: tuple[str, ...] = ()
-    low: float = -inf
-    high: float = inf
     shapes_code: bool = True
 
 
-def _option(default: OptionValue, doc: str, **about: typing.Any) -> typing.Any:
-    """Declares an option by its default and the fields of its `OptionInfo` (typed like `dataclasses.field`)."""
-    return field(default=default, metadata={"option": OptionInfo(doc, **about)})
+def _option(default: OptionValue, doc: str, *, shapes_code: bool = True) -> Any:
+    """Declares an option by its default and its `OptionInfo` (typed like `dataclasses.field`)."""
+    return field(default=default, metadata={"option": OptionInfo(doc, shapes_code)})
 
 
 _setting = partial(_option, shapes_code=False)
@@ -55,17 +57,15 @@ class Config:
     """All options of one compilation. Build it with `Config.from_options`, which validates."""
 
     # --- answers
-    numerics: str = _option(
+    numerics: Literal["fast", "eager"] = _option(
         "fast",
         "`fast`: low-precision intermediates inside a kernel stay in float32. `eager`: they are rounded as "
         "eager rounds them, and random operators draw eager's numbers.",
-        choices=("fast", "eager"),
     )
-    check: str = _setting(
+    check: Literal["off", "borders", "every"] = _setting(
         "borders",
         "Which representations are checked against their spec: `off`, `borders` (between "
         "stages), `every` (after each pass).",
-        choices=("off", "borders", "every"),
     )
     validate: bool = _setting(
         False,
@@ -76,26 +76,23 @@ class Config:
     # --- fusion and memory
     fusion: bool = _option(True, "Fuse nests into common kernels.")
     inline: bool = _option(True, "Copy cheap producers into their readers.")
-    max_fused_nodes: int = _option(48, "Most nests that one kernel may hold.", low=1)
+    max_fused_nodes: Positive = _option(48, "Most nests that one kernel may hold.")
     combo_kernels: bool = _option(True, "On a GPU, run small kernels that do not depend on each other in one launch.")
     inplace: bool = _option(True, "Let a result take the memory of a tensor that nobody reads later.")
     reuse_buffers: bool = _option(True, "Keep the memory of large dead buffers for new values and later calls.")
-    memory_budget: float = _option(
+    memory_budget: Annotated[float, Meta(ge=0, le=1)] = _option(
         1.0,
         "Share of eager's saved activations that backward may keep; less recomputes more, 1.0 only what costs nothing.",
-        low=0.0,
-        high=1.0,
     )
     freezing: bool = _option(
         False,
         "Under no_grad, take parameters as constants: fold and pre-pack them. Later changes of "
         "a parameter are not seen, and the graph is compiled anew in each process.",
     )
-    channels_last: str = _option(
+    channels_last: Literal["auto", "on", "off"] = _option(
         "auto",
         "Whether 2-D convolutions of large images get channels-last operands, and what norms read along rows "
         "lies in rows. `auto`: on a GPU, and on a CPU with many depthwise convolutions.",
-        choices=("auto", "on", "off"),
     )
     pad_strides: bool = _option(
         False,
@@ -105,18 +102,17 @@ class Config:
 
     # --- choosing kernels
     max_autotune: bool = _option(False, "Time candidates for matrix products, keep the fastest: docs/autotuning.md.")
-    gemm_backends: tuple[str, ...] = _option(
+    gemm_backends: tuple[Literal["aten", "triton", "cpp", "subgraph"], ...] = _option(
         ("aten", "triton", "cpp", "subgraph"),
         "Families of candidates that compete. `cpp` or `subgraph` alone is taken without timing where it can be.",
-        choices=("aten", "triton", "cpp", "subgraph"),
     )
-    triton_min_gemm_size: int = _option(1, "Smallest M·N·K for which Triton templates compete.", low=1)
-    cpp_min_gemm_size: int = _option(1, "Smallest M·N·K for which C++ templates compete.", low=1)
-    subgraph_min_gemm_size: int = _option(1, "Smallest M·N·K for which subgraphs compete.", low=1)
-    max_epilogue_benchmarked_choices: int = _option(6, "Most templates that are timed with their epilogue.", low=1)
-    autotune_timeout: float = _setting(3.0, "Seconds in which a candidate must answer.", low=0.0)
-    autotune_grace: float = _setting(0.5, "Seconds after that, before SIGTERM.", low=0.0)
-    autotune_kill_grace: float = _setting(0.5, "Seconds after SIGTERM, before SIGKILL.", low=0.0)
+    triton_min_gemm_size: Positive = _option(1, "Smallest M·N·K for which Triton templates compete.")
+    cpp_min_gemm_size: Positive = _option(1, "Smallest M·N·K for which C++ templates compete.")
+    subgraph_min_gemm_size: Positive = _option(1, "Smallest M·N·K for which subgraphs compete.")
+    max_epilogue_benchmarked_choices: Positive = _option(6, "Most templates that are timed with their epilogue.")
+    autotune_timeout: Seconds = _setting(3.0, "Seconds in which a candidate must answer.")
+    autotune_grace: Seconds = _setting(0.5, "Seconds after that, before SIGTERM.")
+    autotune_kill_grace: Seconds = _setting(0.5, "Seconds after SIGTERM, before SIGKILL.")
     autotune_silent: bool = _setting(False, "Print no table for a choice.")
     autotune_log: Path | None = _setting(None, "File for a line of JSON for each candidate timed.")
     benchmark_fusion: bool = _option(False, "Time a fusion against its parts and drop it when it is slower.")
@@ -132,17 +128,13 @@ class Config:
     )
 
     # --- target
-    cpu_isa: str = _option(
-        "auto",
-        "Instruction set of CPU kernels; `auto` asks the processor.",
-        choices=("auto", "scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"),
+    cpu_isa: Literal["auto", "scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx"] = _option(
+        "auto", "Instruction set of CPU kernels; `auto` asks the processor."
     )
     cxx: str | None = _option(None, "The C++ compiler. None: $CXX, then g++, then clang++.")
-    threads: int = _setting(0, "Most threads of a CPU kernel. 0: torch.get_num_threads(), read at each call.", low=0)
-    cuda_capability: int = _option(
-        0,
-        "Compute capability of the GPU that kernels are built for, 90 for 9.0. 0: that of the tensors' device.",
-        low=0,
+    threads: Natural = _setting(0, "Most threads of a CPU kernel. 0: torch.get_num_threads(), read at each call.")
+    cuda_capability: Natural = _option(
+        0, "Compute capability of the GPU that kernels are built for, 90 for 9.0. 0: that of the tensors' device."
     )
     assume_aligned_inputs: bool = _option(
         False,
@@ -156,8 +148,8 @@ class Config:
     )
 
     # --- building and caching
-    build_threads: int = _setting(
-        0, "Compiler runs, or processes that compile GPU kernels, at the same time. 0: one for each core.", low=0
+    build_threads: Natural = _setting(
+        0, "Compiler runs, or processes that compile GPU kernels, at the same time. 0: one for each core."
     )
     cache: bool = _setting(True, "Keep built kernels and compiled graphs on disk and take them from there.")
     cache_dir: Path | None = _setting(None, "Folder of the cache. None: the user's cache folder for gyrator.")
@@ -166,18 +158,17 @@ class Config:
 
     # --- seeing what happens
     dump: Path | None = _setting(None, "Folder that receives every stage as a numbered file.")
-    logs: tuple[str, ...] = _setting(
-        (), "What to print.", choices=("output_code", "schedule", "fusion", "autotune", "cache", "recompiles")
+    logs: tuple[Literal["output_code", "schedule", "fusion", "autotune", "cache", "recompiles"], ...] = _setting(
+        (), "What to print."
     )
-    metrics: tuple[str, ...] = _setting(
-        (), "Metric tables to write, as `metric_table_NAME.csv` in the working directory.", choices=tuple(TABLES)
+    metrics: tuple[Literal[*TABLES], ...] = _setting(  # type: ignore[valid-type]
+        (), "Metric tables to write, as `metric_table_NAME.csv` in the working directory."
     )
     model_name: str = _setting("", "What the first column of metric tables says: the model that is compiled.")
-    progress: str = _setting(
+    progress: Literal["auto", "bar", "lines", "off"] = _setting(
         "auto",
         "`bar`: a progress bar. `lines`: a line every 5 seconds. `off`: silence. `auto`: a bar "
         "on a terminal, lines elsewhere.",
-        choices=("auto", "bar", "lines", "off"),
     )
     benchmark_kernel: bool = _option(False, "Write a program for each kernel that times it, beside the wrapper.")
     profile_bandwidth: bool = _setting(False, "Time each kernel of real runs and print its GB/s when the process ends.")
@@ -197,7 +188,7 @@ class Config:
         given = os.environ if env is None else env
         for name, option in known.items():
             if (text := given.get(env_name(option))) is not None:
-                values[name] = _parse(option, text, source=env_name(option))
+                values[name] = _parse(option, text)
         if (mode or "default") not in MODES:
             raise UnknownOption(str(mode), {m: ", ".join(v) or "no option" for m, v in MODES.items()}, kind="mode")
         values |= MODES[mode or "default"]
@@ -205,7 +196,8 @@ class Config:
             if name not in known:
                 valid = {n: type_text(option) for n, option in known.items()}
                 raise UnknownOption(name, valid, hint=hint_for(name))
-            values[name] = _convert(known[name], value, source="options")
+            bad = InvalidOption(name, value, type_text(known[name]))
+            values[name] = _convert(value, _types()[name], bad)
         return Config(**values)  # type: ignore[arg-type]
 
     @property
@@ -245,16 +237,21 @@ def env_name(option: Field[OptionValue]) -> str:
 
 def type_text(option: Field[OptionValue]) -> str:
     """The type of an option as a reader wants it: `"fast" | "eager"`, `int ≥ 1`, `list of ...`."""
-    info, kind, optional = info_of(option), *_kinds()[option.name]
-    if kind is tuple:
-        text = "list of " + " | ".join(info.choices)
-    elif info.choices:
-        text = " | ".join(f'"{choice}"' for choice in info.choices)
-    else:
-        text = "path" if kind is Path else kind.__name__
-    if info.low > -inf:
-        text += f" ≥ {info.low:g}" if info.high == inf else f" in {info.low:g}…{info.high:g}"
-    return text + (" or None" if optional else "")
+    return _type_text(_types()[option.name])
+
+
+def _type_text(kind: Any) -> str:
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return " | ".join(f'"{choice}"' for choice in parts)
+    if origin is tuple:
+        return "list of " + " | ".join(get_args(parts[0]))
+    if origin is UnionType:
+        return " or ".join(map(_type_text, parts))
+    if origin is Annotated:
+        plain, limits = parts
+        return f"{plain.__name__} " + (f"≥ {limits.ge}" if limits.le is None else f"in {limits.ge}…{limits.le}")
+    return {Path: "path", NoneType: "None"}.get(kind, kind.__name__)
 
 
 def unknown_environment(env: Mapping[str, str]) -> tuple[str, ...]:
@@ -269,63 +266,43 @@ def unknown_environment(env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1)
-def _kinds() -> Mapping[str, tuple[type, bool]]:
-    """Each option's plain type, and whether None is allowed too."""
-    kinds: dict[str, tuple[type, bool]] = {}
-    for name, hint in typing.get_type_hints(Config).items():
-        members = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        plain = next(m for m in members if m is not type(None))
-        kinds[name] = (typing.get_origin(plain) or plain, type(None) in members)
-    return kinds
+def _types() -> Mapping[str, Any]:
+    """Each option's type, its choices and range included."""
+    return get_type_hints(Config, include_extras=True)
 
 
-_WORDS = {"1": True, "true": True, "on": True, "yes": True, "0": False, "false": False, "off": False, "no": False}
+_FLAGS = {"on": "1", "yes": "1", "off": "0", "no": "0"}
+"""What a flag may be in the environment beside 1, 0, true and false."""
 
 
-def _parse(option: Field[OptionValue], text: str, source: str) -> OptionValue:
+def _parse(option: Field[OptionValue], text: str) -> OptionValue:
     """The value that an environment variable's text stands for."""
-    kind, optional = _kinds()[option.name]
-    plain = text.strip()
-    if optional and plain.lower() in ("", "none"):
+    kind, plain = _types()[option.name], text.strip()
+    if NoneType in get_args(kind) and plain.lower() in ("", "none"):
         return None
+    expected = "1 or 0" if kind is bool else type_text(option)
+    bad = InvalidOption(option.name, text, expected, source=env_name(option))
+    return _convert(_FLAGS.get(plain.lower(), plain) if kind is bool else plain, kind, bad, strict=False)
+
+
+def _convert(value: object, kind: Any, bad: InvalidOption, *, strict: bool = True) -> OptionValue:
+    """The value in an option's own type; not `strict`: a text may stand for it.
+
+    Raises: `bad` for a value of another type, or outside of its choices or range.
+    """
     try:
-        value = _WORDS[plain.lower()] if kind is bool else kind(plain) if kind in (int, float) else plain
-    except (KeyError, ValueError):
-        expected = "1 or 0" if kind is bool else type_text(option)
-        raise InvalidOption(option.name, text, expected, source=source) from None
-    return _convert(option, value, source)
+        if get_origin(kind) is tuple:
+            return _names(value, kind)
+        return msgspec.convert(value, kind, strict=strict, dec_hook=lambda _, path: Path(path).expanduser())
+    except msgspec.ValidationError:
+        raise bad from None
 
 
-def _convert(option: Field[OptionValue], value: object, source: str) -> OptionValue:
-    """The value in the option's own type, checked against its choices and range."""
-    kind, optional = _kinds()[option.name]
-    info = info_of(option)
-    bad = InvalidOption(option.name, value, type_text(option), source=source)
-    if value is None and optional:
-        return None
-    if kind is tuple:
-        return _convert_names(value, info, bad)
-    if kind is Path and isinstance(value, str | os.PathLike):
-        return Path(value).expanduser()
-    if kind is float and type(value) is int:
-        value = float(value)
-    if type(value) is not kind:
-        raise bad
-    if isinstance(value, str) and info.choices and value not in info.choices:
-        raise bad
-    if isinstance(value, int | float) and not info.low <= value <= info.high:
-        raise bad
-    assert isinstance(value, bool | int | float | str)
-    return value
+def _names(value: object, kind: Any) -> tuple[str, ...]:
+    """Allowed names in their own order, from an iterable or a comma-separated text; case and repetition don't matter.
 
-
-def _convert_names(value: object, info: OptionInfo, bad: InvalidOption) -> tuple[str, ...]:
-    """A tuple of the allowed names, from an iterable or a comma-separated text; case and repetition don't matter."""
-    if isinstance(value, str):
-        value = value.split(",")
-    if not isinstance(value, list | tuple | set | frozenset) or not all(isinstance(v, str) for v in value):
-        raise bad
-    names = [name for v in value if (name := v.strip().lower())]
-    if any(name not in info.choices for name in names):
-        raise bad
-    return tuple(choice for choice in info.choices if choice in names)
+    Raises: msgspec.ValidationError.
+    """
+    listed = msgspec.convert(value.split(",") if isinstance(value, str) else value, list[str])
+    names = msgspec.convert({name.strip().lower() for name in listed} - {""}, kind)
+    return tuple(choice for choice in get_args(get_args(kind)[0]) if choice in names)

@@ -183,7 +183,7 @@ def compile_graph(
             symbols=symbols,
             name=session.name,
             updates=updates,
-            numerics="eager" if session.config.numerics == "eager" else "fast",
+            numerics=session.config.numerics,
             computed=builder.computed,
         )
     session.keep("lower", lowered.program)
