@@ -1,58 +1,57 @@
-"""Partitioning: the flow, the cut against brute force, what is saved, budgets, explanations."""
+"""Partitioning: the cut against brute force, what is saved, budgets, explanations."""
 
 from __future__ import annotations
 
 import itertools
 import random
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.fx import Graph, Node
 
+from gyrator.autograd.builder import ancestors
 from gyrator.autograd.decompositions import decomposition_table
-from gyrator.autograd.partition.max_flow import UNBOUNDED, FlowNetwork
-from gyrator.autograd.partition.min_cut import min_cut, min_cut_with_budget
+from gyrator.autograd.partition.min_cut import _Problem, _solve, min_cut, min_cut_with_budget
 from gyrator.autograd.partition.plan import JointGraph, Partition, save_all
-from gyrator.autograd.partition.recompute import operations
+from gyrator.autograd.partition.recompute import Ban, operations
+from gyrator.errors import InternalCheckError
 from tests.pure.autograd.harness import compiled, leaf
 
 
-def cheapest_cut(vertices: int, edges: list[tuple[int, int, int]], source: int, sink: int) -> int:
-    """The least capacity that separates source and sink, over all sets of vertices."""
-    inner = [vertex for vertex in range(vertices) if vertex not in (source, sink)]
-    best = UNBOUNDED
-    for count in range(len(inner) + 1):
-        for chosen in itertools.combinations(inner, count):
-            side = {source, *chosen}
-            best = min(best, sum(c for tail, head, c in edges if tail in side and head not in side))
+def cheapest(nodes: list[Node], prices: dict[Node, float], bans: set[Node], read: set[Node]) -> float:
+    """The least price of values from which those that are read can be computed, over all sets of values."""
+    best = inf
+    for count in range(len(nodes) + 1):
+        for saved in itertools.combinations(nodes, count):
+            needed = ancestors(read, known=saved)
+            if needed.isdisjoint(bans):
+                best = min(best, sum(prices[node] for node in saved))
     return best
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_flow_equals_the_cheapest_cut(seed: int) -> None:
-    rng = random.Random(seed)
-    vertices = rng.randint(2, 8)
-    edges = [
-        (tail, head, rng.randint(0, 20))
-        for tail in range(vertices)
-        for head in range(vertices)
-        if tail != head and rng.random() < 0.5
-    ]
-    network = FlowNetwork(vertices)
-    for tail, head, capacity in edges:
-        network.add_edge(tail, head, capacity)
-    flow, behind = network.maximise(0, vertices - 1)
-    assert flow == cheapest_cut(vertices, edges, 0, vertices - 1)
-    assert flow == sum(c for tail, head, c in edges if not behind[tail] and behind[head])
-
-
-def test_without_a_finite_cut_the_flow_is_unbounded() -> None:
-    network = FlowNetwork(3)
-    network.add_edge(0, 1, UNBOUNDED)
-    network.add_edge(1, 2, UNBOUNDED)
-    assert network.maximise(0, 2)[0] >= UNBOUNDED
+def test_the_cut_is_the_cheapest(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, graph = random.Random(seed), Graph()
+    nodes: list[Node] = []
+    for _ in range(rng.randint(1, 8)):
+        sources = rng.sample(nodes, min(len(nodes), rng.randint(0, 2)))
+        nodes.append(graph.call_function(torch.stack, (sources,)))
+    prices = {node: rng.choice((0, *range(1, 20), inf, inf)) for node in nodes}
+    bans, read = ({node for node in nodes if rng.random() < 0.4} for _ in range(2))
+    monkeypatch.setattr("gyrator.autograd.partition.min_cut._price", lambda node, joint: prices[node])
+    joint = JointGraph(graph, (), (), (), ())
+    problem = _Problem(joint, tuple(nodes), frozenset(read), dict.fromkeys(bans, Ban("", True)))
+    if (least := cheapest(nodes, prices, bans, read)) == inf:
+        with pytest.raises(InternalCheckError, match="neither be saved nor recomputed"):
+            _solve(problem)
+    else:
+        saved = _solve(problem)
+        assert ancestors(read, known=saved).isdisjoint(bans)
+        assert sum(prices[node] for node in saved) == least
 
 
 def partitioned(

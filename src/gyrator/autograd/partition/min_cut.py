@@ -10,14 +10,16 @@ import operator
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
+import networkx as nx
 import torch
+from networkx.algorithms.flow import boykov_kolmogorov
 from torch import Tensor
 from torch.fx import Node
 
 from gyrator.autograd.builder import ancestors
-from gyrator.autograd.partition.max_flow import UNBOUNDED, FlowNetwork
 from gyrator.autograd.partition.plan import JointGraph, Partition, PartitionFunction, is_number, save_all
 from gyrator.autograd.partition.recompute import Ban, Cost, cost, fusible, is_copyless, reduces, tensor_bytes, work
 from gyrator.errors import InternalCheckError
@@ -26,6 +28,9 @@ aten = torch.ops.aten
 
 WIDE_READ_RATIO = 4
 """A value read across a heavy operator ties its reader down unless it is this many times smaller than the reader."""
+
+_SOURCE, _SINK = -1, -2
+"""Vertices of the network; the others are numbered from 0."""
 
 PRICE_OF_AN_INPUT, PRICE_OF_A_BYTE, PRICE_OF_A_WRITE, PRICE_OF_A_COPY = 31, 32, 33, 64
 """Prices of a byte that the caller may hold too, that is in memory anyway, that must be written, and that must be read
@@ -196,22 +201,23 @@ def _copies_input(node: Node) -> bool:
 
 
 # --- the cut ---------------------------------------------------------------------------------------
-def _price(node: Node, joint: JointGraph) -> int:
+def _price(node: Node, joint: JointGraph) -> float:
     """What saving a value costs, in parts of bytes: a little more where forward would not have written it to
-    memory otherwise. Of views only those of a small part are saved, as copies, so that the whole is freed.
+    memory otherwise. Of views only those of a small part are saved, as copies, so that the whole is freed. Infinity
+    for what is never saved.
     """
     value = node.meta.get("val")
     if not isinstance(value, Tensor):
-        return UNBOUNDED
+        return inf
     if node.meta.get("recompute") and not _random(node) and not _leaves_region(node):
-        return UNBOUNDED
+        return inf
     size = tensor_bytes(value)
     if node.op == "placeholder":
         if node in joint.updated:
             return size * PRICE_OF_A_COPY
         return 0 if node in joint.static else size * PRICE_OF_AN_INPUT
     if is_copyless(node):
-        return size * PRICE_OF_A_COPY if reduces(node) else UNBOUNDED
+        return size * PRICE_OF_A_COPY if reduces(node) else inf
     written = any(not fusible(user) for user in node.users) or not fusible(_through_views(node))
     return size * (PRICE_OF_A_BYTE if written else PRICE_OF_A_WRITE)
 
@@ -223,25 +229,28 @@ def _random(node: Node) -> bool:
 
 
 def _solve(problem: _Problem) -> tuple[Node, ...]:
-    """The values to save."""
-    candidates = problem.candidates
-    index = {node: position for position, node in enumerate(candidates)}
-    source, sink = 2 * len(candidates), 2 * len(candidates) + 1
-    network = FlowNetwork(2 * len(candidates) + 2)
-    for node, position in index.items():
-        network.add_edge(2 * position, 2 * position + 1, _price(node, problem.joint))
-        if node in problem.bans:
-            network.add_edge(source, 2 * position, UNBOUNDED)
-        if node in problem.read:
-            network.add_edge(2 * position + 1, sink, UNBOUNDED)
-        for user in node.users:
-            reader = index.get(user)
-            if reader is not None:
-                network.add_edge(2 * position + 1, 2 * reader, UNBOUNDED)
-    flow, behind = network.maximise(source, sink)
-    if flow >= UNBOUNDED:
-        raise InternalCheckError("partition", "backward needs a value that can neither be saved nor recomputed")
-    return tuple(node for node, position in index.items() if behind[2 * position + 1] and not behind[2 * position])
+    """The values to save: the cheapest cut, of several the one nearest to what backward reads.
+
+    Only what there is a choice about has vertices of its own: what is not recomputed begins at the source, what is read
+    ends at the sink if it does not begin at the source, and what is not saved ends where it begins.
+    """
+    entries = {node: _SOURCE if node in problem.bans else 2 * k for k, node in enumerate(problem.candidates)}
+    exits: dict[Node, int] = {}
+    graph = nx.DiGraph()
+    graph.add_nodes_from((_SOURCE, _SINK))
+    for k, (node, entry) in enumerate(entries.items()):
+        price, read = _price(node, problem.joint), node in problem.read
+        exits[node] = end = _SINK if read and entry != _SOURCE else entry if price == inf else 2 * k + 1
+        graph.add_edge(entry, end, capacity=price)
+        if end != _SINK:  # edges without a capacity are unbounded
+            graph.add_edges_from((end, entries[user]) for user in node.users if entries.get(user, _SOURCE) != _SOURCE)
+            graph.add_edges_from([(end, _SINK)] * read)
+    try:
+        _, (_, behind) = nx.minimum_cut(graph, _SOURCE, _SINK, flow_func=boykov_kolmogorov)
+    except nx.NetworkXUnbounded:
+        text = "backward needs a value that can neither be saved nor recomputed"
+        raise InternalCheckError("partition", text) from None
+    return tuple(node for node in entries if exits[node] in behind and entries[node] not in behind)
 
 
 def _without_bans(problem: _Problem, nodes: Iterable[Node]) -> _Problem:
