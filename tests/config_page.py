@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import MISSING, Field
 
-from gyrator.config import MODES, OptionValue, env_name, info_of, option_fields, type_text
+from gyrator.config import MODES, OptionValue, env_name, option_fields, type_text
 from gyrator.inductor_names import INDUCTOR_NAMES
 
 SECTIONS: Mapping[str, str] = {
@@ -47,11 +47,10 @@ variables, lists are separated by commas and flags are 1 or 0."""
 
 
 def _option_entry(option: Field[OptionValue]) -> str:
-    info = info_of(option)
     assert option.default is not MISSING
     default = list(option.default) if isinstance(option.default, tuple) else option.default
     facts = f"{type_text(option)}; default `{default!r}`; `{env_name(option)}`"
-    return f"- **`{option.name}`** ({facts})\n  {info.doc}"
+    return f"- **`{option.name}`** ({facts})\n  {option.metadata['doc']}"
 
 
 def _modes_part() -> str:

@@ -32,20 +32,10 @@ Natural: TypeAlias = Annotated[int, Meta(ge=0)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0)]
 
 
-@dataclass(frozen=True, slots=True)
-class OptionInfo:
-    """What the declaration of an option says beside its name, type and default.
-
-    `shapes_code`: the generated code depends on it, so it is part of the cache's key.
-    """
-
-    doc: str
-    shapes_code: bool = True
-
-
 def _option(default: OptionValue, doc: str, *, shapes_code: bool = True) -> Any:
-    """Declares an option by its default and its `OptionInfo` (typed like `dataclasses.field`)."""
-    return field(default=default, metadata={"option": OptionInfo(doc, shapes_code)})
+    """Declares an option (typed like `dataclasses.field`). `shapes_code`: the generated code depends on it, so it is
+    part of the cache's key."""
+    return field(default=default, metadata={"doc": doc, "shapes_code": shapes_code})
 
 
 _setting = partial(_option, shapes_code=False)
@@ -207,7 +197,7 @@ class Config:
 
     def key(self) -> str:
         """A canonical text of the options on which generated code depends, for cache keys."""
-        return ";".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if info_of(f).shapes_code)
+        return ";".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.metadata["shapes_code"])
 
 
 PREFIX = "GYRATOR_"
@@ -223,11 +213,6 @@ MODES: Mapping[str, Mapping[str, OptionValue]] = {
 def option_fields() -> Mapping[str, Field[OptionValue]]:
     """Every option's dataclass field, by name, in the order of declaration."""
     return {f.name: f for f in fields(Config)}
-
-
-def info_of(option: Field[OptionValue]) -> OptionInfo:
-    """What an option's declaration says beside its name, type and default."""
-    return option.metadata["option"]
 
 
 def env_name(option: Field[OptionValue]) -> str:
