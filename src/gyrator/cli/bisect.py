@@ -127,7 +127,8 @@ def check(gm: fx.GraphModule, inputs: Sequence[Any], config: Config, watch: Watc
     Results, gradients and new contents of inputs are compared. Programs that draw random numbers are
     compiled with numerics="eager".
     """
-    random = any(_draws(node) for node in gm.graph.nodes)
+    words = ("rand", "dropout", "bernoulli", "multinomial", "normal_")
+    random = any(word in str(node.target) for node in gm.graph.nodes for word in words)
     numerics = "eager" if random else config.numerics
     strict = replace(config, cache=False, validate=True, check="every", progress="off", numerics=numerics)
     expected = _outcome(gm, inputs)
@@ -298,11 +299,6 @@ def _symbolic(mode: FakeTensorMode, given: Any, dims: Collection[int]) -> Tensor
     kinds = [DimDynamic.DUCK if dim in dims else DimDynamic.STATIC for dim in range(like.dim())]
     fake: Tensor = mode.from_tensor(like, symbolic_context=StatelessSymbolicContext(dynamic_sizes=kinds))
     return fake if isinstance(given, Tensor) else fake.shape[0]
-
-
-def _draws(node: fx.Node) -> bool:
-    name = str(node.target)
-    return any(word in name for word in ("rand", "dropout", "bernoulli", "multinomial", "normal_"))
 
 
 def _copies(values: Sequence[Any]) -> list[Any]:
