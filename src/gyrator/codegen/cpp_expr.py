@@ -165,7 +165,7 @@ class Expressions(Blocks[Term, Block]):
             case Random():
                 term = self._random(e)
             case Op():
-                term = self._op(e)
+                term = self._first_lanes(e) or self._op(e)
             case _:
                 raise InternalCheckError("print", f"{type(e).__name__} {e} cannot be printed as C++")
         if wish is not None or self._uses[e] > 1:
@@ -176,6 +176,19 @@ class Expressions(Blocks[Term, Block]):
         terms = self.together(e.args, len(e.name) + len("gy::(, )") + len(type_name(e.dtype)))
         text = OPS[e.name].cpp.format(*(t.text for t in terms), dtype=type_name(e.dtype))
         return Term(text, max((t.depth for t in terms), default=0), any(t.vector for t in terms))
+
+    def _first_lanes(self, e: Op) -> Term | None:
+        """Numbers that grow by one from lane to lane, compared with one number: it holds for so many lanes."""
+        match e:
+            case Op("lt" | "ge", (IndexValue(index), Const(int(end)) | IndexValue(end))) if self.varies(index):
+                slope, rest = self._by_lanes(index)
+                count = as_index(end) - index
+                if slope is not ONE or rest.terms or self.varies(count + index):
+                    return None
+                term = self.index(count)
+                text = f"gy::first_lanes<{self.width}>({term.text})"
+                return Term(text if e.name == "lt" else f"gy::logical_not({text})", term.depth, vector=True)
+        return None
 
     def room(self, depth: int) -> int:
         """Columns for an expression that is named in the block at ``depth``."""

@@ -2,11 +2,12 @@
 
 import enum
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from gyrator.ir.expr import IndexValue, Value
+from gyrator.ir.expr import Checked, Expr, IndexValue, Load, Op, Value
 from gyrator.ir.index import ONE, Atom, Axis, Index, as_index, minimum, product, substitute
-from gyrator.ir.program import Reduce, Scan, Scatter
+from gyrator.ir.ops import OPS
+from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, defines
 from gyrator.ir.volume import at_most, volume
 from gyrator.schedule.group import Axes, Group
 from gyrator.schedule.layout import Access, accesses, coalesce, contiguous_axes, lane_cost, loop_order
@@ -15,6 +16,7 @@ LANES = 16
 BLOCK = 2048
 FEW_ROWS = 8
 LONG_ROW = 1 << 15
+DEAR = 8
 TINY = 8
 """Elements of rows that are walked one by one, with a row in each lane."""
 TILE_ROWS, TILE_COLUMNS, TILE_BYTES = 64, 64, 1 << 16
@@ -137,6 +139,12 @@ def _points(group: Group, found: list[Access]) -> Shape:
         return Shape(group, Style.POINTS, (), None, (), {}, lanes=1)
     *parallel, last = group.outer
     blocks: dict[Atom, Index] = {}
+    if (inner := next((a for a in parallel if _is_repeated(group, a, last)), None)) is not None:
+        block, inside = _blocked(inner, LANES, blocks)
+        members = tuple([replace(m, space=0) for m in group.members])
+        parallel = [a for a in parallel if a is not inner]
+        group = Group((*parallel, last), ((inner,),), members)
+        return Shape(group, Style.STRIPS, (*parallel, block), last, ((inside,),), blocks)
     across = crossing(parallel, last, found)
     if 1 < (last.extent.value or 0) <= TINY:
         ends = [p for p in _large(found) if p.coefficient(last) is ONE]
@@ -156,6 +164,31 @@ def _points(group: Group, found: list[Access]) -> Shape:
         block, last = _blocked(last, BLOCK, blocks)
         parallel.append(block)
     return Shape(group, Style.POINTS, tuple(parallel), last, (), blocks)
+
+
+def _is_repeated(group: Group, axis: Axis, lane: Axis) -> bool:
+    """Whether most of the work is the same along an axis, as that of finding where to read is for all channels: vectors
+    then compute it once, before an innermost loop along that axis."""
+    work, varying = {False: 0, True: 0}, set[Value]()
+    made = {v for m in group.members for v in m.nest.out}
+    for member in group.members:
+        if not isinstance(member.nest.root, Pointwise) or volume((axis.extent,)) < TINY // 2:
+            return False
+        along = {of: {a for a, index in member.at.items() if of in index.axes()} for of in (axis, lane)}
+        found = set[Expr]()
+        for node in member.nest.root.body.walk():
+            if isinstance(node, Load) and node.value in made:
+                varies = node.value in varying
+            else:
+                own = {a for index in node.indices() for a in index.axes()}
+                varies = not (along[axis].isdisjoint(own) and found.isdisjoint(node.operands()))
+            if varies:
+                found.add(node)
+            if along[lane] & node.axes():
+                work[varies] += OPS[node.name].cost if isinstance(node, Op) else DEAR * isinstance(node, Checked)
+        if member.nest.root.body in found:
+            varying.update(defines(member.nest))
+    return work[False] > max(2 * work[True], 2 * LANES)
 
 
 def _merged(group: Group, outer: Axis, last: Axis) -> Shape:
@@ -217,7 +250,7 @@ def _columns(group: Group, column: Axis, *, tiny: bool = False) -> Shape:
     blocks: dict[Atom, Index] = {}
     if width > block:
         outside, column = _blocked(column, block, blocks)
-        others.append(outside)
+        others.insert(0 if tiny else len(others), outside)
     if simple:
         for k, space in enumerate(spaces):
             if space and ((most := at_most(space[-1].extent)) is None or most > 2 * PART):

@@ -50,6 +50,18 @@ def test_casts_give_torchs_bits(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("bits", [8, 24, 31, 32, 51, 53, 54, 62])
+def test_64_bit_integers_and_floats_of_any_size(mode: str, bits: int) -> None:
+    pairs = [p for real in ("float", "double") for p in ((real, "int64_t"), ("int64_t", real))]
+    text = "".join(elementwise(name_of("to", a, b), [a], b, f"gy::cast<{b}>(a)", 16) for a, b in pairs)
+    library, numbers = load(text, mode), torch.Generator().manual_seed(bits)
+    whole = torch.randint(-(2**bits), 2**bits, (320,), generator=numbers)
+    for a, b in pairs:
+        x = whole if a == "int64_t" else whole.to(DTYPES[a]) + (0.75 if bits < 20 else 0.0)
+        assert same(apply(library, name_of("to", a, b), DTYPES[b], x), x.to(DTYPES[b])).all(), (a, b)
+
+
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("half", ["gy::bf16", "gy::f16"])
 def test_every_16_bit_float_survives_a_round_trip(mode: str, half: str) -> None:
     library = load(elementwise("trip", [half], half, f"gy::cast<{half}>(gy::cast<float>(a))"), mode)

@@ -273,6 +273,62 @@ constexpr bool has_int64_float = true;
 constexpr bool has_int64_float = false;
 #endif
 
+#if defined(GY_SIMD) && !defined(GY_AVX512)
+template <class P> GY_FN bool all_zero(P bits) {
+  if constexpr (sizeof(P) == 32) return __builtin_ia32_ptestz256((v4di)bits, (v4di)bits);
+  else return __builtin_ia32_ptestz128((v2di)bits, (v2di)bits);
+}
+// int64 to double: 2^84 with the upper half in its last bits, and 2^52 with the lower.
+template <int L> GY_FN Vec<double, L> int64_to_double(Vec<int64_t, L> v) {
+  using V = Vec<double, L>;
+  V r;
+  GY_EACH(V, const auto bits = (typename V::B)v.p[i];
+             const auto high = (typename V::P)(bits >> 32 ^ 0x4530000080000000u),
+                        low = (typename V::P)((bits & 0xffffffffu) | 0x4330000000000000u);
+             r.p[i] = (high - 0x1.00000801p84) + low;)
+  return r;
+}
+// int64 to float: by way of double, where that is exact.
+template <int L> GY_FN Vec<float, L> int64_to_float(Vec<int64_t, L> v) {
+  typename Vec<double, L>::B large{};
+  GY_EACH(decltype(v), large |= ((decltype(large))v.p[i] + (uint64_t(1) << 52)) >> 53;)
+  return __builtin_expect(all_zero(large), 1) ? step<float>(int64_to_double(v)) : convert_lanes<float>(v);
+}
+// float to int64: by way of int32, where no lane is beyond it.
+template <int L> GY_FN Vec<int64_t, L> float_to_int64(Vec<float, L> v) {
+  const auto n = step<int32_t>(v);
+  auto beyond = n.p[0] == (-2147483647 - 1);
+  GY_EACH(decltype(n), beyond |= n.p[i] == (-2147483647 - 1);)
+  return __builtin_expect(all_zero(beyond), 1) ? step<int64_t>(n) : convert_lanes<int64_t>(v);
+}
+// double to int64: as the last bits of 1.5 * 2^52, where no lane is beyond 2^51.
+template <int L> GY_FN Vec<int64_t, L> double_to_int64(Vec<double, L> v) {
+  using V = Vec<double, L>;
+  Vec<int64_t, L> r;
+  typename V::B beyond{};
+  GY_EACH(V, typename V::P whole;
+             if constexpr (V::bytes == 32) whole = __builtin_ia32_roundpd256(v.p[i], 3);
+             else whole = __builtin_ia32_roundpd(v.p[i], 3);
+             beyond |= ~(typename V::B)(whole < 0x1p51 & whole > -0x1p51);
+             r.p[i] = (typename Vec<int64_t, L>::P)((typename V::B)(whole + 0x1.8p52) - 0x4338000000000000u);)
+  return __builtin_expect(all_zero(beyond), 1) ? r : convert_lanes<int64_t>(v);
+}
+#endif
+
+// One step between 64-bit integers and floats; a vector too short for registers goes lane by lane.
+template <class To, class From, int L> GY_FN Vec<To, L> step_64(Vec<From, L> v) {
+  if constexpr (has_int64_float) return step<To>(v);
+#if defined(GY_SIMD) && !defined(GY_AVX512)
+  else if constexpr (Vec<To, L>::lanes == 1 || Vec<From, L>::lanes == 1) return convert_lanes<To>(v);
+  else if constexpr (same<To, double>) return int64_to_double(v);
+  else if constexpr (same<To, float>) return int64_to_float(v);
+  else if constexpr (same<From, float>) return float_to_int64(v);
+  else return double_to_int64(v);
+#else
+  else return convert_lanes<To>(v);
+#endif
+}
+
 template <class To, class From, int L> GY_FN Vec<To, L> convert(Vec<From, L> v) {
   if constexpr (same<To, From>) return v;
   else if constexpr (L == 1 || register_bytes == 0 || is_f8<To> || is_f8<From>) return convert_lanes<To>(v);
@@ -311,14 +367,14 @@ template <class To, class From, int L> GY_FN Vec<To, L> convert(Vec<From, L> v) 
     if constexpr (sizeof(From) < 4) return step<To>(convert<int32_t>(v));
     else if constexpr (same<From, int32_t>) return step<To>(v);
     else if constexpr (same<From, uint32_t>) return convert<To>(step<int64_t>(v));
-    else if constexpr (same<From, uint64_t> || !has_int64_float) return convert_lanes<To>(v);
-    else return step<To>(v);
+    else if constexpr (same<From, uint64_t>) return convert_lanes<To>(v);
+    else return step_64<To>(v);
   } else {                                                     // float or double to integer
     if constexpr (sizeof(To) < 4) return convert<To>(step<int32_t>(v));
     else if constexpr (same<To, int32_t>) return step<To>(v);
-    else if constexpr (same<To, uint64_t> || !has_int64_float) return convert_lanes<To>(v);
-    else if constexpr (same<To, uint32_t>) return convert<To>(step<int64_t>(v));
-    else return step<To>(v);
+    else if constexpr (same<To, uint64_t>) return convert_lanes<To>(v);
+    else if constexpr (same<To, uint32_t>) return convert<To>(step_64<int64_t>(v));
+    else return step_64<To>(v);
   }
 }
 

@@ -226,7 +226,15 @@ template <int K, int L> GY_FN Vec<bool, L> exchange_lanes(Vec<bool, L> m) {
 template <int L> GY_FN Vec<bool, 1> first_lane(Vec<bool, L> m) { return {bool(mask_bits(m) & 1)}; }
 // The first n lanes.
 template <int L> GY_FN Vec<bool, L> first_lanes(int64_t n) {
-  return lt(iota<L>(0, 1), broadcast<L>(n));
+  if constexpr (L == 1) return {n > 0};
+  else {
+    const int64_t some = n < 0 ? 0 : n < L ? n : L;
+#if defined(GY_AVX2)
+    return lt(convert<int32_t>(iota<L>(0, 1)), broadcast<L>(int32_t(some)));
+#else
+    return {typename Vec<bool, L>::bits_type(some == 64 ? ~uint64_t(0) : (uint64_t(1) << some) - 1)};
+#endif
+  }
 }
 
 // ---- select -----------------------------------------------------------------------------------------------

@@ -150,30 +150,27 @@ template <class T, int L, bool Largest> struct VArgExtreme {
   // Indices first, first + 1, ...
   GY_FN void update(Vec<T, L> v, int64_t first) { update(v, iota<L>(first, 1)); }
   GY_FN void merge(const VArgExtreme& other) {
-    auto same_value = eq(other.value, value);
-    if constexpr (is_real<T>)
-      same_value = logical_or(same_value, logical_and(isnan(other.value), isnan(value)));
-    const auto earlier = logical_and(same_value, lt(other.index, index));
+    const auto earlier = logical_and(same_as(other.value), lt(other.index, index));
     const auto m = logical_or(broadcast<L>(empty), logical_or(better(other.value, value), earlier));
     take(logical_and(m, broadcast<L>(!other.empty)), other.value, other.index);
     empty = empty && other.empty;
   }
   GY_FN VArgExtreme result() const { return *this; }  // members value and index
   GY_FN VArgExtreme<T, 1, Largest> across() const {
-    const auto all = fold_lanes<L / 2>(*this, [](VArgExtreme a, const VArgExtreme& b) {
-      a.merge(b);
-      return a;
-    });
-    return {first_lane(all.value), first_lane(all.index), empty};
+    const auto best = fold(value, [](auto a, auto b) { return Largest ? maximum(a, b) : minimum(a, b); });
+    const auto last = broadcast<L>(highest_value<int64_t>);
+    const auto at = where(same_as(broadcast<L>(best)), index, last);
+    return {best, fold(at, [](auto a, auto b) { return minimum(a, b); }), empty};
   }
-  template <int K> friend GY_FN VArgExtreme exchange_lanes(const VArgExtreme& r) {
-    return {exchange_lanes<K>(r.value), exchange_lanes<K>(r.index), r.empty};
-  }
-
  private:
   static GY_FN Vec<bool, L> better(Vec<T, L> a, Vec<T, L> b) {
     if constexpr (is_real<T>) return logical_and(logical_not(Largest ? le(a, b) : ge(a, b)), eq(b, b));
     else return Largest ? gt(a, b) : lt(a, b);
+  }
+  GY_FN Vec<bool, L> same_as(Vec<T, L> other) const {
+    const auto equal = eq(other, value);
+    if constexpr (is_real<T>) return logical_or(equal, logical_and(isnan(other), isnan(value)));
+    else return equal;
   }
   GY_FN void take(Vec<bool, L> m, Vec<T, L> v, Vec<int64_t, L> at) {
     value = where(m, v, value);
