@@ -255,7 +255,7 @@ def _columns(group: Group, column: Axis, *, tiny: bool = False) -> Shape:
         for k, space in enumerate(spaces):
             if space and ((most := at_most(space[-1].extent)) is None or most > 2 * PART):
                 spaces[k] = (*space[:-1], *_blocked(space[-1], PART, blocks))
-    lanes = 4 * LANES if not simple and width >= 4 * LANES else LANES
+    lanes = 4 * LANES if not simple and not tiny and width >= 4 * LANES else LANES
     return Shape(group, style, tuple(others), column, tuple(spaces), blocks, lanes)
 
 

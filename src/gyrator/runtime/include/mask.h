@@ -230,7 +230,7 @@ template <int L> GY_FN Vec<bool, L> first_lanes(int64_t n) {
   else {
     const int64_t some = n < 0 ? 0 : n < L ? n : L;
 #if defined(GY_AVX2)
-    return lt(convert<int32_t>(iota<L>(0, 1)), broadcast<L>(int32_t(some)));
+    return lt(iota<L, int32_t>(0, 1), broadcast<L>(int32_t(some)));
 #else
     return {typename Vec<bool, L>::bits_type(some == 64 ? ~uint64_t(0) : (uint64_t(1) << some) - 1)};
 #endif

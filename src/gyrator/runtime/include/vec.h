@@ -228,8 +228,8 @@ template <int L, class T> GY_FN Vec<T, L> broadcast(Vec<T, 1> v) { return broadc
 template <int L> GY_FN Vec<bool, L> broadcast(Vec<bool, 1> v) { return broadcast<L>(v.bits); }
 
 // start, start + step, ..., start + (L-1) * step.
-template <int L> GY_FN Vec<int64_t, L> iota(int64_t start, int64_t step) {
-  using V = Vec<int64_t, L>;
+template <int L, class T = int64_t> GY_FN Vec<T, L> iota(T start, T step) {
+  using V = Vec<T, L>;
   V r;
   GY_UNROLL for (int i = 0; i < V::parts; ++i) {
     if constexpr (V::lanes == 1) r.p[i] = start + i * step;
