@@ -185,6 +185,16 @@ def _embedding_dense_backward(g: Tensor, indices: Tensor, rows: int, *options: A
     return _EMBEDDING(g, indices, rows, *options)
 
 
+def _bmm(a: Tensor, b: Tensor) -> Tensor:
+    """bmm(a, b) → sum over k of a·bᵀ where b is a column, and a·b where there is one k, on a processor: so it is fused
+    with what makes and reads its operands. Other products stay whole."""
+    if a.device.type != "cpu" or not a.is_floating_point() or 1 not in [n for n in b.shape[1:] if type(n) is int]:
+        return NotImplemented
+    column = type(b.shape[2]) is int and b.shape[2] == 1
+    product = _widen(a) * (_widen(b).transpose(-1, -2) if column else _widen(b))
+    return (product.sum(-1, keepdim=True) if column else product).to(a.dtype)
+
+
 def _max_pool2d_backward(g: Tensor, x: Tensor, *options: Any) -> Tensor:
     """max_pool2d_backward(g, x, …, where) with `where` through 16 or 32 bits, which is what is saved for it then."""
     *others, where = options
@@ -253,6 +263,7 @@ def _foreach_table() -> dict[OpOverload, Decomposition]:
 
 
 _OURS: Mapping[OpOverload, Decomposition] = {
+    aten.bmm.default: _bmm,
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
     aten.embedding_dense_backward.default: _embedding_dense_backward,

@@ -240,7 +240,7 @@ class Expressions(Blocks[Term, Block]):
         return replace(term, text=f"gy::broadcast<1>(int64_t({term.text}))", name=False)
 
     def _load(self, e: Load) -> Term:
-        at = (self._periodic(e) if e.mask is None else None) or self.address(e.value, e.index, loading=True)
+        at = self._periodic(e) or self.address(e.value, e.index, loading=True)
         mask = None if e.mask is None else self.value(e.mask)
         vector = at.vector or (mask is not None and mask.vector)
         depth = max(at.depth, 0 if mask is None else mask.depth)
@@ -257,7 +257,7 @@ class Expressions(Blocks[Term, Block]):
         if not vector:
             return f"gy::{verb}{'<1>' if verb == 'load' else ''}({at.pointer}{tail})"
         if at.way:
-            return f"gy::{verb}{at.way}(lanes, {at.pointer})"
+            return f"gy::{verb}{at.way}(lanes, {at.pointer}{tail})"
         if at.ends:
             return f"gy::{verb}_near(lanes, {at.pointer}, {at.ends}, {at.offsets}{tail})"
         if at.stride == "1":
@@ -322,18 +322,23 @@ class Expressions(Blocks[Term, Block]):
         return Address(plus(pointer.text, at), depth, None, offsets.text, ends=ends)
 
     def _periodic(self, e: Load) -> Address | None:
-        """The address of a load of one element by a few lanes at a time, as in ``x[j // 2]``, or of a few elements in
-        turns, as in ``x[j % 2]``.
+        """The address of a load of one element by a few lanes at a time, as in ``x[j // 2]``, of a few elements in
+        turns, as in ``x[j % 2]``, or of runs of a few, as in ``x[j // 8 * 32 + j % 8]``.
         """
         flat = dot(e.index, e.value.strides)
-        match self._by_lanes(flat):
-            case (Index(terms=()), Index(terms=(((FloorDiv(num, den) | Mod(num, den) as atom,), c),))):
-                if self._steps(num, den) != 1 or e.dtype == torch.bool or (den.value or 0) > self.width:
-                    return None
-                pointer, at = self.pointers[e.value], self.index(flat)
-                way = f"_{'repeated' if isinstance(atom, FloorDiv) else 'cycled'}<{den.value}, {c}>"
-                return Address(plus(pointer.text, at), max(pointer.depth, at.depth), None, way=way)
-        return None
+        slope, rest = self._by_lanes(flat)
+        parts = {(type(a), a.num, a.den): c for (a, *_), c in rest.terms if isinstance(a, FloorDiv | Mod)}
+        if slope.terms or len(parts) < len(rest.terms) or len({key[1:] for key in parts}) != 1 or e.dtype == torch.bool:
+            return None
+        (num, den), steps = next(iter(parts))[1:], {kind: c for (kind, *_), c in parts.items()}
+        way = "repeated" if Mod not in steps else "cycled" if FloorDiv not in steps else "runs"
+        if self._steps(num, den) != 1 or (den.value or 0) > self.width or any(len(m) > 1 for m, _ in rest.terms):
+            return None
+        if (way == "runs" and steps[Mod] != 1) or (e.mask is not None and way != "runs"):
+            return None
+        pointer, at = self.pointers[e.value], self.index(flat)
+        step = steps.get(FloorDiv) or steps[Mod]
+        return Address(plus(pointer.text, at), max(pointer.depth, at.depth), None, way=f"_{way}<{den.value}, {step}>")
 
     def _first_and_last(self, index: Index) -> str:
         """The first and the last lane's index, if lanes lie beside each other where these are as far apart as they, as

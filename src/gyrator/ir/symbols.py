@@ -205,6 +205,8 @@ class _PythonText(PythonCodePrinter):  # type: ignore[misc]
             raise ValueError(f"no Python text for {name} in {expr}")
         return _TEXT[name].format(*[self.parenthesize(arg, PRECEDENCE["Func"]) for arg in expr.args])
 
+    _print_Mod = _print_Function  # SymPy's own would print the Mod of torch without the parentheses of a sum
+
     def _print_Float(self, expr: sympy.Float) -> str:
         return repr(float(expr))
 

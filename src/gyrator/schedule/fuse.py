@@ -20,11 +20,9 @@ from gyrator.schedule.split import WIDE
 from gyrator.schedule.units import Units
 
 MAX_VALUES = 48
-MIN_ROWS = 8
-BIG_ROW = 1 << 15
+MIN_ROWS, BIG_ROW = 8, 1 << 15
 DEEPEST = 100
 """Operations one after another from which on arithmetic takes longer than moving a result through memory."""
-
 
 Indices: TypeAlias = tuple[Index, ...]
 Slower: TypeAlias = "Callable[[Program, Group, Group, Group], Refused | None]"

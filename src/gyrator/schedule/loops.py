@@ -14,9 +14,9 @@ from gyrator.schedule.layout import Access, accesses, coalesce, contiguous_axes,
 
 LANES = 16
 BLOCK = 2048
-FEW_ROWS = 8
-LONG_ROW = 1 << 15
-DEAR = 8
+FEW_ROWS, LONG_ROW = 8, 1 << 15
+CHECKED = 8
+"""Cheap instructions of a check that a position is in range, about."""
 TINY = 8
 """Elements of rows that are walked one by one, with a row in each lane."""
 TILE_ROWS, TILE_COLUMNS, TILE_BYTES = 64, 64, 1 << 16
@@ -185,7 +185,7 @@ def _is_repeated(group: Group, axis: Axis, lane: Axis) -> bool:
             if varies:
                 found.add(node)
             if along[lane] & node.axes():
-                work[varies] += OPS[node.name].cost if isinstance(node, Op) else DEAR * isinstance(node, Checked)
+                work[varies] += OPS[node.name].cost if isinstance(node, Op) else CHECKED * isinstance(node, Checked)
         if member.nest.root.body in found:
             varying.update(defines(member.nest))
     return work[False] > max(2 * work[True], 2 * LANES)

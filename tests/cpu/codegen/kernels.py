@@ -175,6 +175,19 @@ def repeated(rows: IndexLike, columns: int, times: int, step: int, dtype: torch.
     return kernel("repeated", [x], [y], parallel(i, lanes(j, store(y, (i, j), value))))
 
 
+def runs(columns: int, length: int, apart: int, start: int, end: int, dtype: torch.dtype) -> Kernel:
+    """``y[j] = x[j // length * apart + j % length]``, and ``z`` likewise where ``start <= j < end``, elsewhere 1."""
+    x, j = tensor("x", -(-columns // length) * apart + length, dtype=dtype), axis("j", columns)
+    y, z = tensor("y", columns, dtype=dtype), tensor("z", columns, dtype=dtype)
+    at, number = j.index() // length * apart + j.index() % length, IndexValue(j.index())
+    inside = op("logical_and", op("ge", number, start), op("lt", number, end))
+    stages = (
+        store(y, (j,), load(x, at)),
+        store(z, (j,), load(x, at, mask=inside, other=1.0 if dtype.is_floating_point else 1)),
+    )
+    return kernel("runs", [x], [y, z], lanes(j, *stages))
+
+
 def strided(columns: int, steps: Sequence[int], dtype: torch.dtype) -> Kernel:
     """For each step ``y[j] = x[j * step + 1]`` and ``z[j * step] = x[j] + x[j % 4]``, of booleans or."""
     x, j = tensor("x", columns * max(steps) + 2, dtype=dtype), axis("j", columns)

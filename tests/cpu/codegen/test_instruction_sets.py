@@ -16,6 +16,7 @@ from tests.cpu.codegen.kernels import (
     gelu_bias,
     layer_norm,
     repeated,
+    runs,
     scatter_add,
     softmax,
     strided,
@@ -56,6 +57,20 @@ def test_neighbours_that_read_the_same_element(isa: str, dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize("isa", [isa for isa in _HERE if "_" not in isa])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.int64])
+def test_runs_of_a_few_elements_some_of_them_masked(isa: str, dtype: torch.dtype) -> None:
+    for columns, length, apart, start, end in (
+        (64, 8, 32, 3, 50),
+        (56, 8, 9, 0, 16),
+        (41, 4, 6, 17, 99),
+        (48, 16, 20, 9, 9),
+    ):
+        x = (torch.arange(-(-columns // length) * apart + length) % 29).to(dtype)
+        y = torch.zeros(columns, dtype=dtype)
+        check(runs(columns, length, apart, start, end, dtype), {"x": x, "y": y, "z": y.clone()}, isa=isa)
+
+
+@pytest.mark.parametrize("isa", [isa for isa in _HERE if "_" not in isa])
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.bfloat16, torch.float32, torch.float64])
 def test_lanes_that_are_a_few_elements_apart(isa: str, dtype: torch.dtype) -> None:
     for columns in (48, 37):
@@ -78,3 +93,9 @@ def test_neighbours_that_read_the_same_element_load_it_once() -> None:
     text = print_kernel(repeated(3, 64, 2, 1, torch.uint8)).text
     assert "load_repeated<2, 1>" in text
     assert "gather" not in text and "div_index" not in text and "mod_index" not in text
+
+
+def test_runs_are_loads_and_positions_are_counted() -> None:
+    text = print_kernel(runs(64, 8, 32, 3, 50, torch.float32)).text
+    assert text.count("load_runs<8, 32>") == 2
+    assert "gather" not in text and "first_lanes<16>(50 - j)" in text

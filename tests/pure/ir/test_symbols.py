@@ -11,6 +11,7 @@ import torch
 from torch import SymInt
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils._sympy.functions import Mod
 
 from gyrator.ir.index import Size, div_mod, evaluate, is_nonnegative
 from gyrator.ir.symbols import Symbols, python_text
@@ -119,6 +120,13 @@ def test_a_head_split_divides_exactly() -> None:
 @pytest.mark.parametrize("number", [0.1 + 0.2, 1e-30 / 3, -2.0 / 3 * 1e22, 1e300])
 def test_the_text_of_a_float_is_that_float(number: float) -> None:
     assert eval(python_text(sympy.Float(number))) == number
+
+
+def test_a_remainder_of_a_difference_keeps_its_parentheses() -> None:
+    size = sympy.Symbol("s", integer=True, positive=True)
+    padding = Mod(4 - Mod(size, 4), 4)
+    for value in range(1, 9):
+        assert eval(python_text(padding), {"s": value}) == -value % 4
 
 
 def test_a_function_without_text_is_refused_by_name() -> None:

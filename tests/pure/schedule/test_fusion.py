@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gyrator.ir.program import Nest, Reduce
-from gyrator.ir.tree import Loop, LoopKind
+from gyrator.ir.tree import Loop, LoopKind, walk_loops
 from tests.pure.schedule.harness import gradients, kernels, scheduled
 
 
@@ -172,3 +172,15 @@ def test_the_position_of_the_largest_of_few_is_found_without_a_loop() -> None:
     assert reductions(lambda a: a.argmax(-1), x(50, 10)) == 0
     assert reductions(lambda a: a.argmax(1), x(50, 10, 3)) == 0
     assert reductions(lambda a: a.argmax(-1), x(50, 33)) == 1
+
+
+def test_where_to_read_is_found_once_for_all_channels() -> None:
+    sample = lambda a, grid: F.grid_sample(a, grid, align_corners=False)  # noqa: E731
+    (kernel,) = scheduled(sample, (x(2, 20, 6, 32), x(2, 5, 32, 2).tanh())).plan.kernels
+    loops = list(walk_loops(kernel.body))
+    assert [loop.kind for loop in loops[-2:]] == [LoopKind.LANES, LoopKind.SERIAL]
+    assert loops[-1].axis.extent.value != 32
+
+
+def test_a_product_with_a_column_is_part_of_a_kernel() -> None:
+    assert kernels(lambda a, b: ((a * 2) @ b).relu(), x(6, 5, 7), x(6, 7, 1)) == 1

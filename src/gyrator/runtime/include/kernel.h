@@ -129,6 +129,46 @@ template <int D, int S, int L, class T> GY_FN Vec<T, L> load_cycled(lanes<L> all
 template <int D, int S, int L, class T> GY_FN Vec<T, L> load_cycled(some_lanes<L> some, const T* from) {
   return load_lanes(some, from, [=](int i) { return from + i % D * S; });
 }
+// Lane i reads from[i / D * S + i % D], for D that divides L: runs of D elements.
+template <int D, int S, int L, class T> GY_FN Vec<T, L> load_runs(lanes<L> all, const T* from) {
+#if defined(GY_SIMD)
+  using V = Vec<T, L>;
+  using E = typename V::element;
+  if constexpr (V::lanes > 1 && (V::lanes <= D || V::lanes == 2 * D && V::bytes >= 32)) {
+    V r;
+    const auto* q = reinterpret_cast<const E*>(from);
+    if constexpr (V::lanes <= D) {
+      GY_EACH(V, r.p[i] = read_as<typename V::P>(q + i * V::lanes / D * S + i * V::lanes % D);)
+    } else {
+      using Run = native<E, D>;
+      GY_EACH(V, const auto* at = q + 2 * i * S; r.p[i] = join<typename V::P>(read_as<Run>(at), read_as<Run>(at + S));)
+    }
+    return r;
+  }
+#endif
+  return load_lanes(all, from, [=](int i) { return from + i / D * S + i % D; });
+}
+template <int D, int S, int L, class T> GY_FN Vec<T, L> load_runs(some_lanes<L> some, const T* from) {
+  return load_lanes(some, from, [=](int i) { return from + i / D * S + i % D; });
+}
+template <int D, int S, int L, class T>
+GY_FN Vec<T, L> load_runs(lanes<L>, const T* from, Vec<bool, L> m, T other) {
+#if defined(GY_AVX2)
+  using V = Vec<T, L>;
+  if constexpr (sizeof(T) == 4 && V::lanes > 1 && V::lanes <= D) {
+    V r;
+    GY_EACH(V, const auto* at = from + i * V::lanes / D * S + i * V::lanes % D;
+               r.p[i] = load<V::lanes>(at, Vec<bool, V::lanes>{{{m.m.p[i]}}}, other).p[0];)
+    return r;
+  }
+#endif
+  const auto lane = iota<L>(0, 1);
+  return gather<L>(from, add(mul(div_index(lane, D), broadcast<L>(int64_t(S))), mod_index(lane, D)), m, other);
+}
+template <int D, int S, int L, class T>
+GY_FN Vec<T, L> load_runs(some_lanes<L> some, const T* from, Vec<bool, L> m, T other) {
+  return load_runs<D, S>(lanes<L>{}, from, on(some, m), other);
+}
 template <int L, class T> GY_FN Vec<T, L> gather(lanes<L>, const T* from, Vec<int64_t, L> offset) {
   return gather<L>(from, offset);
 }
@@ -156,6 +196,10 @@ template <class Some, class T> GY_FN auto load(Some some, const T* from, Vec<boo
 template <class Some, class T>
 GY_FN auto load_strided(Some some, const T* from, int64_t stride, Vec<bool, 1> m, T other) {
   return scalar(m) ? load_strided(some, from, stride) : broadcast<Some::value>(other);
+}
+template <int D, int S, class Some, class T>
+GY_FN auto load_runs(Some some, const T* from, Vec<bool, 1> m, T other) {
+  return scalar(m) ? load_runs<D, S>(some, from) : broadcast<Some::value>(other);
 }
 template <class Some, class T, int L>
 GY_FN auto gather(Some some, const T* from, Vec<int64_t, L> offset, Vec<bool, 1> m, T other) {

@@ -227,8 +227,9 @@ template <int L> GY_FN Vec<bool, L> broadcast(bool value) {
 template <int L, class T> GY_FN Vec<T, L> broadcast(Vec<T, 1> v) { return broadcast<L>(bits_as<T>(v.p[0])); }
 template <int L> GY_FN Vec<bool, L> broadcast(Vec<bool, 1> v) { return broadcast<L>(v.bits); }
 
-// start, start + step, ..., start + (L-1) * step.
-template <int L, class T = int64_t> GY_FN Vec<T, L> iota(T start, T step) {
+// start, start + step, ..., start + (L-1) * step; T is not deduced.
+template <class T> struct given { using type = T; };
+template <int L, class T = int64_t> GY_FN Vec<T, L> iota(typename given<T>::type start, typename given<T>::type step) {
   using V = Vec<T, L>;
   V r;
   GY_UNROLL for (int i = 0; i < V::parts; ++i) {
