@@ -44,7 +44,7 @@ def recorded() -> dict[str, Mapping[str, Any]]:
 def _report(name: str, report: Mapping[str, Any]) -> str:
     machine = report["machine"]
     where = f"{machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}, {machine['compiler']}"
-    where = f"{machine['gpu']}, torch {machine['torch']}" if "gpu" in machine else where
+    where = f"{machine['gpu']}, torch {machine['torch']}" if machine.get("gpu") else where
     head = f"{where} ([{name}](benchmarks/results/{name}), {machine['date'][:10]}, commit {machine['commit']}):"
     return "\n\n".join([head, _summary(report), *_cases(report["rows"])])
 
