@@ -14,9 +14,7 @@ from gyrator.schedule.layout import Access, accesses, coalesce, contiguous_axes,
 
 LANES = 16
 BLOCK = 2048
-FEW_ROWS, LONG_ROW = 8, 1 << 15
-CHECKED = 8
-"""Cheap instructions of a check that a position is in range, about."""
+FEW_ROWS, LONG_ROW, CHECKED = 8, 1 << 15, 8
 TINY = 8
 """Elements of rows that are walked one by one, with a row in each lane."""
 TILE_ROWS, TILE_COLUMNS, TILE_BYTES = 64, 64, 1 << 16

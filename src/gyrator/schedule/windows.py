@@ -15,7 +15,7 @@ from gyrator.ir.index import Atom, Index, const, contiguous_strides, dot, exact_
 from gyrator.ir.program import Nest, Pointwise, Program, Reduce, loads, map_nests
 from gyrator.ir.volume import volume
 
-MOST, ROW = 32, 8
+MOST, ROW, LARGEST = 32, 8, 1024
 _STEPS = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "argmax": "maximum", "argmin": "minimum"}
 
 
@@ -25,7 +25,7 @@ def unroll_windows(program: Program) -> Program:
     Before: ``y = nest[i<N] reduce max over a<2  x[2*i + a]``;  after: ``y = nest[i<N] maximum(x[2*i], x[2*i + 1])``
 
     On a processor also for the position of the largest of any few elements. Refuses windows of more than 32 elements
-    or unknown size, sums in 16 bits, and rows of more than 8 that lie one after another.
+    or unknown size, or of long code, sums in 16 bits, and rows of more than 8 that lie one after another.
     """
     return map_nests(program, _unrolled)
 
@@ -34,7 +34,9 @@ def _fits(nest: Nest, root: Reduce) -> bool:
     if any(a.extent.value is None for a in root.reduced) or not 0 < volume(a.extent for a in root.reduced) <= MOST:
         return False
     dtype = root.body[0].dtype
-    if root.kind not in _STEPS or dtype == torch.bool:
+    parts = [1 + sum(1 for i in node.indices() for _ in i.atoms()) for node in root.body[0].walk()]
+    long = sum(parts) * volume(a.extent for a in root.reduced) > LARGEST
+    if long or root.kind not in _STEPS or dtype == torch.bool:
         return False
     if root.kind in ("sum", "prod") and dtype.is_floating_point and dtype.itemsize < 4:
         return False
@@ -49,10 +51,9 @@ def _fits(nest: Nest, root: Reduce) -> bool:
 def _is_row(load: Load, nest: Nest, root: Reduce) -> bool:
     """Whether the elements lie side by side in memory, and begin where those of another result end."""
     place, sizes = dot(load.index, load.value.strides), tuple(a.extent for a in root.reduced)
-    steps = [place.coefficient(a) for a in (*root.reduced, *nest.axes)]
-    inner, outer = steps[: len(sizes)], steps[len(sizes) :]
-    beside = all(step is size for step, size in zip(inner, contiguous_strides(sizes), strict=True))
-    return beside and all(step is not None and exact_quotient(step, product(sizes)) is not None for step in outer)
+    beside = [place.coefficient(a) for a in root.reduced] == list(contiguous_strides(sizes))
+    steps = [place.coefficient(a) for a in nest.axes]
+    return beside and all(step is not None and exact_quotient(step, product(sizes)) is not None for step in steps)
 
 
 def _unrolled(nest: Nest) -> Iterator[Nest]:

@@ -278,6 +278,10 @@ template <class P> GY_FN bool all_zero(P bits) {
   if constexpr (sizeof(P) == 32) return __builtin_ia32_ptestz256((v4di)bits, (v4di)bits);
   else return __builtin_ia32_ptestz128((v2di)bits, (v2di)bits);
 }
+// Lane by lane, apart from the code that seldom needs it.
+template <class To, class From, int L> __attribute__((noinline, cold)) Vec<To, L> each_lane(const Vec<From, L>& v) {
+  return convert_lanes<To>(v);
+}
 // int64 to double: 2^84 with the upper half in its last bits, and 2^52 with the lower.
 template <int L> GY_FN Vec<double, L> int64_to_double(Vec<int64_t, L> v) {
   using V = Vec<double, L>;
@@ -292,26 +296,32 @@ template <int L> GY_FN Vec<double, L> int64_to_double(Vec<int64_t, L> v) {
 template <int L> GY_FN Vec<float, L> int64_to_float(Vec<int64_t, L> v) {
   typename Vec<double, L>::B large{};
   GY_EACH(decltype(v), large |= ((decltype(large))v.p[i] + (uint64_t(1) << 52)) >> 53;)
-  return __builtin_expect(all_zero(large), 1) ? step<float>(int64_to_double(v)) : convert_lanes<float>(v);
+  return __builtin_expect(all_zero(large), 1) ? step<float>(int64_to_double(v)) : each_lane<float>(v);
 }
 // float to int64: by way of int32, where no lane is beyond it.
 template <int L> GY_FN Vec<int64_t, L> float_to_int64(Vec<float, L> v) {
   const auto n = step<int32_t>(v);
   auto beyond = n.p[0] == (-2147483647 - 1);
   GY_EACH(decltype(n), beyond |= n.p[i] == (-2147483647 - 1);)
-  return __builtin_expect(all_zero(beyond), 1) ? step<int64_t>(n) : convert_lanes<int64_t>(v);
+  return __builtin_expect(all_zero(beyond), 1) ? step<int64_t>(n) : each_lane<int64_t>(v);
 }
 // double to int64: as the last bits of 1.5 * 2^52, where no lane is beyond 2^51.
-template <int L> GY_FN Vec<int64_t, L> double_to_int64(Vec<double, L> v) {
+template <int L> GY_FN Vec<int64_t, L> whole_to_int64(Vec<double, L> v, bool& beyond) {
   using V = Vec<double, L>;
   Vec<int64_t, L> r;
-  typename V::B beyond{};
+  typename V::B outside{};
   GY_EACH(V, typename V::P whole;
              if constexpr (V::bytes == 32) whole = __builtin_ia32_roundpd256(v.p[i], 3);
              else whole = __builtin_ia32_roundpd(v.p[i], 3);
-             beyond |= ~(typename V::B)(whole < 0x1p51 & whole > -0x1p51);
+             outside |= ~(typename V::B)(whole < 0x1p51 & whole > -0x1p51);
              r.p[i] = (typename Vec<int64_t, L>::P)((typename V::B)(whole + 0x1.8p52) - 0x4338000000000000u);)
-  return __builtin_expect(all_zero(beyond), 1) ? r : convert_lanes<int64_t>(v);
+  beyond = !all_zero(outside);
+  return r;
+}
+template <int L> GY_FN Vec<int64_t, L> double_to_int64(Vec<double, L> v) {
+  bool beyond;
+  const auto r = whole_to_int64(v, beyond);
+  return __builtin_expect(beyond, 0) ? each_lane<int64_t>(v) : r;
 }
 #endif
 

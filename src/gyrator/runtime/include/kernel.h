@@ -322,6 +322,11 @@ template <int L, int S, int D> GY_FN Vec<int64_t, L> iota_mod() {
 template <int L> GY_FN Vec<int64_t, L> div_index(Vec<int64_t, L> a, int64_t d) {
 #if defined(GY_AVX512)
   if constexpr (L > 1) return cast<int64_t>(div(cast<double>(a), broadcast<L>(double(d))));
+#elif defined(GY_SIMD)
+  if constexpr (Vec<double, L>::lanes > 1) {
+    bool beyond;
+    return whole_to_int64(div(int64_to_double(a), broadcast<L>(double(d))), beyond);
+  }
 #endif
   return map<int64_t>(a, [d](int64_t x) { return x / d; });
 }
