@@ -25,8 +25,6 @@ from gyrator.errors import UnsupportedInput
 
 aten = torch.ops.aten
 
-ROWS = torch.contiguous_format
-
 _UNKNOWN_SIZES = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
 
 _PLAIN_TYPES = frozenset(
@@ -136,7 +134,7 @@ def _pointwise(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     if number or op is aten.clone.default or not isinstance(out, Tensor):
         return out
     rows = all(_metadata(x) and x.shape == out.shape and x.is_contiguous() for x in tensors)
-    return torch.empty_like(out, memory_format=ROWS) if rows else out
+    return torch.empty_like(out, memory_format=torch.contiguous_format) if rows else out
 
 
 def _like_a_sum(op: OpOverload, x: Any, y: Any, **kwargs: Any) -> Tensor:
@@ -148,13 +146,13 @@ def _dense(op: OpOverload, layout: Callable[[Tensor], torch.memory_format], *arg
     """The CPU kernel writes results with as many dimensions as its argument in the `layout` of that, others in rows."""
     out, x = op(*args, **kwargs), next(arg for arg in args if isinstance(arg, Tensor))
     layouts = {x.ndim: layout(x)}
-    found = [torch.empty_like(y, memory_format=layouts.get(y.ndim, ROWS)) for y in tree_leaves(out)]
+    found = [torch.empty_like(y, memory_format=layouts.get(y.ndim, torch.contiguous_format)) for y in tree_leaves(out)]
     return out if x.device.type != "cpu" else tuple(found) if isinstance(out, tuple) else found[0]
 
 
 def _rows_if_possible(x: Tensor) -> torch.memory_format:
     """Where channels may be said to lie last too, as of a single channel, the argument lies in rows."""
-    return ROWS if is_contiguous_or_false(x) else suggest_memory_format(x)
+    return torch.contiguous_format if is_contiguous_or_false(x) else suggest_memory_format(x)
 
 
 def _roll(x: Tensor, shifts: Sequence[Any], dims: Sequence[int] = ()) -> Tensor:
@@ -196,7 +194,7 @@ _LIKE_SUMS = (
 )
 
 _STAND_INS: Mapping[OpOverload, Callable[..., Any]] = {
-    **{op: partial(_dense, op, lambda x: ROWS) for op in _ROWS},
+    **{op: partial(_dense, op, lambda x: torch.contiguous_format) for op in _ROWS},
     # a filled clone lies in memory as a clone does
     **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), lambda x, *_, **__: torch.clone(x)),
     **{op: partial(_dense, op, suggest_memory_format) for op in _CHANNELS_LAST},

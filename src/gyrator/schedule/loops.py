@@ -4,17 +4,17 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from gyrator.ir.expr import Checked, Expr, IndexValue, Load, Op, Value
+from gyrator.ir.expr import Expr, IndexValue, Load, Op, Value
 from gyrator.ir.index import ONE, Atom, Axis, Index, as_index, minimum, product, substitute
 from gyrator.ir.ops import OPS
-from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, defines
+from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, bodies, defines
 from gyrator.ir.volume import at_most, volume
 from gyrator.schedule.group import Axes, Group
 from gyrator.schedule.layout import Access, accesses, coalesce, contiguous_axes, lane_cost, loop_order
 
 LANES = 16
 BLOCK = 2048
-FEW_ROWS, LONG_ROW, CHECKED = 8, 1 << 15, 8
+FEW_ROWS, LONG_ROW = 8, 1 << 15
 TINY = 8
 """Elements of rows that are walked one by one, with a row in each lane."""
 TILE_ROWS, TILE_COLUMNS, TILE_BYTES = 64, 64, 1 << 16
@@ -33,7 +33,7 @@ class Style(enum.Enum):
     in order, an accumulator per column in a scratch row. Measured 3 to 5 times faster than ``STRIPS`` on a
     matrix larger than the caches.
     ``STRIPS``: ``| block { = columns { - reduced } }`` — as SHEET for what keeps more state than one number
-    (Welford, scans); and for rows of a few elements, of which each lane has one.
+    (Welford, scans), for rows of a few elements, one in each lane, and where most work is the same along an axis.
     ``SPLIT``: ``| block of the row, merged { = part }`` — few, long rows: all threads work on one.
     ``TILES``: ``| outer { = row }`` — on a GPU: one loop per space, no scratch rows; what a later loop needs
     is recomputed, or still in registers where a tile covers the row.
@@ -167,14 +167,15 @@ def _points(group: Group, found: list[Access]) -> Shape:
 def _is_repeated(group: Group, axis: Axis, lane: Axis) -> bool:
     """Whether most of the work is the same along an axis, as that of finding where to read is for all channels: vectors
     then compute it once, before an innermost loop along that axis."""
+    if volume((axis.extent,)) < TINY // 2 or not all(isinstance(m.nest.root, Pointwise) for m in group.members):
+        return False
     work, varying = {False: 0, True: 0}, set[Value]()
     made = {v for m in group.members for v in m.nest.out}
     for member in group.members:
-        if not isinstance(member.nest.root, Pointwise) or volume((axis.extent,)) < TINY // 2:
-            return False
+        (body,) = bodies(member.nest.root)
         along = {of: {a for a, index in member.at.items() if of in index.axes()} for of in (axis, lane)}
         found = set[Expr]()
-        for node in member.nest.root.body.walk():
+        for node in body.walk():
             if isinstance(node, Load) and node.value in made:
                 varies = node.value in varying
             else:
@@ -182,9 +183,9 @@ def _is_repeated(group: Group, axis: Axis, lane: Axis) -> bool:
                 varies = not (along[axis].isdisjoint(own) and found.isdisjoint(node.operands()))
             if varies:
                 found.add(node)
-            if along[lane] & node.axes():
-                work[varies] += OPS[node.name].cost if isinstance(node, Op) else CHECKED * isinstance(node, Checked)
-        if member.nest.root.body in found:
+            if isinstance(node, Op) and along[lane] & node.axes():
+                work[varies] += OPS[node.name].cost
+        if body in found:
             varying.update(defines(member.nest))
     return work[False] > max(2 * work[True], 2 * LANES)
 

@@ -3,19 +3,19 @@
 As a row its few elements would fill a part of a warp or a vector, and neighbours in memory would lie in other rows.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
-from itertools import product as grid
 
 import torch
 
 from gyrator.ir.expr import Const, Expr, Load, Op, Value
-from gyrator.ir.index import Atom, Index, const, contiguous_strides, dot, exact_quotient, product
+from gyrator.ir.index import Atom, FloorDiv, Index, Mod, const, contiguous_strides, dot, exact_quotient, product
 from gyrator.ir.program import Nest, Pointwise, Program, Reduce, loads, map_nests
 from gyrator.ir.volume import volume
 
-MOST, ROW, LARGEST = 32, 8, 1024
+MOST, ROW, DIVISIONS = 32, 8, 64
 _STEPS = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "argmax": "maximum", "argmin": "minimum"}
 
 
@@ -25,34 +25,35 @@ def unroll_windows(program: Program) -> Program:
     Before: ``y = nest[i<N] reduce max over a<2  x[2*i + a]``;  after: ``y = nest[i<N] maximum(x[2*i], x[2*i + 1])``
 
     On a processor also for the position of the largest of any few elements. Refuses windows of more than 32 elements
-    or unknown size, or of long code, sums in 16 bits, and rows of more than 8 that lie one after another.
+    or unknown size, or of which positions would take more than 64 divisions, sums in 16 bits, and rows of more than 8
+    that lie one after another.
     """
     return map_nests(program, _unrolled)
 
 
 def _fits(nest: Nest, root: Reduce) -> bool:
-    if any(a.extent.value is None for a in root.reduced) or not 0 < volume(a.extent for a in root.reduced) <= MOST:
+    elements, dtype = volume(a.extent for a in root.reduced), root.body[0].dtype
+    if any(a.extent.value is None for a in root.reduced) or not 0 < elements <= MOST:
         return False
-    dtype = root.body[0].dtype
-    parts = [1 + sum(1 for i in node.indices() for _ in i.atoms()) for node in root.body[0].walk()]
-    long = sum(parts) * volume(a.extent for a in root.reduced) > LARGEST
-    if long or root.kind not in _STEPS or dtype == torch.bool:
+    if root.kind not in _STEPS or dtype == torch.bool:
         return False
     if root.kind in ("sum", "prod") and dtype.is_floating_point and dtype.itemsize < 4:
         return False
-    if root.kind in ("argmax", "argmin") and not nest.on_gpu:
-        return True
-    if volume(a.extent for a in root.reduced) > ROW and all(_is_row(load, nest, root) for load in loads(root.body)):
-        return False
-    inner, kept = set(root.reduced), set(nest.axes)
-    return any(inner & i.axes() and kept & i.axes() for load in loads(root.body) for i in load.index)
+    read, inner, kept = loads(root.body), set(root.reduced), set(nest.axes)
+    if nest.on_gpu or root.kind not in ("argmax", "argmin"):
+        slides = any(inner & i.axes() and kept & i.axes() for load in read for i in load.index)
+        if not slides or (elements > ROW and all(_is_row(load, nest, root) for load in read)):
+            return False
+    indices = {index for node in root.body[0].walk() for index in node.indices()}
+    divisions = {atom for index in indices for atom in index.atoms() if isinstance(atom, FloorDiv | Mod)}
+    return len(divisions) * elements <= DIVISIONS
 
 
 def _is_row(load: Load, nest: Nest, root: Reduce) -> bool:
     """Whether the elements lie side by side in memory, and begin where those of another result end."""
     place, sizes = dot(load.index, load.value.strides), tuple(a.extent for a in root.reduced)
     beside = [place.coefficient(a) for a in root.reduced] == list(contiguous_strides(sizes))
-    steps = [place.coefficient(a) for a in nest.axes]
+    steps = map(place.coefficient, nest.axes)
     return beside and all(step is not None and exact_quotient(step, product(sizes)) is not None for step in steps)
 
 
@@ -64,7 +65,7 @@ def _unrolled(nest: Nest) -> Iterator[Nest]:
         return
     places: list[dict[Atom, Index]] = [
         {axis: const(k) for axis, k in zip(root.reduced, at, strict=True)}
-        for at in grid(*(range(a.extent.value or 0) for a in root.reduced))
+        for at in itertools.product(*(range(a.extent.value or 0) for a in root.reduced))
     ]
     elements = [[body.substitute(at) for at in places] for body in root.body]
     best = nest.out[0]

@@ -78,6 +78,9 @@ AMBIGUOUS = [
     (aten.clone.default, ()),
     (aten.native_batch_norm.default, (ONES, ONES, ONES, ONES, False, 0.1, 1e-5)),
     (aten.upsample_bilinear2d.default, ([8, 8], False)),
+    (aten.upsample_bicubic2d.default, ([8, 8], False)),
+    (aten.upsample_nearest2d.default, ([8, 8],)),
+    (aten.channel_shuffle.default, (1,)),
 ]
 
 

@@ -168,10 +168,19 @@ def test_windows_are_written_out_and_rows_are_not() -> None:
     assert reductions(lambda a: a.view(-1, 4).amax(-1), x(100)) == 0
 
 
+def test_windows_whose_positions_take_many_divisions_stay_loops() -> None:
+    backward, large = torch.ops.aten._adaptive_avg_pool3d_backward, x(2, 3, 10, 8, 8)
+    assert reductions(lambda g: backward(g, large), x(2, 3, 3, 3, 3)) == 1
+    assert reductions(lambda g: torch.ops.aten._adaptive_avg_pool2d_backward(g, x(2, 3, 8, 8)), x(2, 3, 3, 3)) == 0
+
+
 def test_the_position_of_the_largest_of_few_is_found_without_a_loop() -> None:
     assert reductions(lambda a: a.argmax(-1), x(50, 10)) == 0
     assert reductions(lambda a: a.argmax(1), x(50, 10, 3)) == 0
     assert reductions(lambda a: a.argmax(-1), x(50, 33)) == 1
+    ties = x(50, 10).round()
+    ties[3, 4:6] = float("nan")
+    assert reductions(lambda a: a.argmax(-1), ties) == reductions(lambda a: a.argmin(-1), ties) == 0
 
 
 def test_where_to_read_is_found_once_for_all_channels() -> None:
@@ -184,3 +193,6 @@ def test_where_to_read_is_found_once_for_all_channels() -> None:
 
 def test_a_product_with_a_column_is_part_of_a_kernel() -> None:
     assert kernels(lambda a, b: ((a * 2) @ b).relu(), x(6, 5, 7), x(6, 7, 1)) == 1
+    assert kernels(lambda a, b: ((a * 2) @ b).relu(), x(6, 5, 1), x(6, 1, 9)) == 1
+    assert kernels(lambda a, b: ((a * 2) @ b).relu(), x(6, 5, 7).bfloat16(), x(6, 7, 1).bfloat16()) == 1
+    assert kernels(lambda a, b: (a * 2) @ b, x(6, 5, 7), x(6, 7, 2)) == 1  # the other one is a library's

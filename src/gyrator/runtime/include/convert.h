@@ -305,23 +305,20 @@ template <int L> GY_FN Vec<int64_t, L> float_to_int64(Vec<float, L> v) {
   GY_EACH(decltype(n), beyond |= n.p[i] == (-2147483647 - 1);)
   return __builtin_expect(all_zero(beyond), 1) ? step<int64_t>(n) : each_lane<int64_t>(v);
 }
-// double to int64: as the last bits of 1.5 * 2^52, where no lane is beyond 2^51.
-template <int L> GY_FN Vec<int64_t, L> whole_to_int64(Vec<double, L> v, bool& beyond) {
+// double to int64, lanes below 2^51: as the last bits of 1.5 * 2^52.
+template <int L> GY_FN Vec<int64_t, L> small_to_int64(Vec<double, L> v) {
   using V = Vec<double, L>;
   Vec<int64_t, L> r;
-  typename V::B outside{};
   GY_EACH(V, typename V::P whole;
              if constexpr (V::bytes == 32) whole = __builtin_ia32_roundpd256(v.p[i], 3);
              else whole = __builtin_ia32_roundpd(v.p[i], 3);
-             outside |= ~(typename V::B)(whole < 0x1p51 & whole > -0x1p51);
              r.p[i] = (typename Vec<int64_t, L>::P)((typename V::B)(whole + 0x1.8p52) - 0x4338000000000000u);)
-  beyond = !all_zero(outside);
   return r;
 }
 template <int L> GY_FN Vec<int64_t, L> double_to_int64(Vec<double, L> v) {
-  bool beyond;
-  const auto r = whole_to_int64(v, beyond);
-  return __builtin_expect(beyond, 0) ? each_lane<int64_t>(v) : r;
+  typename Vec<double, L>::B beyond{};
+  GY_EACH(decltype(v), beyond |= ~(decltype(beyond))(v.p[i] < 0x1p51 & v.p[i] > -0x1p51);)
+  return __builtin_expect(all_zero(beyond), 1) ? small_to_int64(v) : each_lane<int64_t>(v);
 }
 #endif
 

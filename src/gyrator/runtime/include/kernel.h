@@ -129,7 +129,8 @@ template <int D, int S, int L, class T> GY_FN Vec<T, L> load_cycled(lanes<L> all
 template <int D, int S, int L, class T> GY_FN Vec<T, L> load_cycled(some_lanes<L> some, const T* from) {
   return load_lanes(some, from, [=](int i) { return from + i % D * S; });
 }
-// Lane i reads from[i / D * S + i % D], for D that divides L: runs of D elements.
+// Lane i reads from[run_at<D, S>(i)], for D that divides L: runs of D elements, S apart.
+template <int D, int S> GY_FN constexpr int64_t run_at(int i) { return i / D * S + i % D; }
 template <int D, int S, int L, class T> GY_FN Vec<T, L> load_runs(lanes<L> all, const T* from) {
 #if defined(GY_SIMD)
   using V = Vec<T, L>;
@@ -138,7 +139,7 @@ template <int D, int S, int L, class T> GY_FN Vec<T, L> load_runs(lanes<L> all, 
     V r;
     const auto* q = reinterpret_cast<const E*>(from);
     if constexpr (V::lanes <= D) {
-      GY_EACH(V, r.p[i] = read_as<typename V::P>(q + i * V::lanes / D * S + i * V::lanes % D);)
+      GY_EACH(V, r.p[i] = read_as<typename V::P>(q + run_at<D, S>(i * V::lanes));)
     } else {
       using Run = native<E, D>;
       GY_EACH(V, const auto* at = q + 2 * i * S; r.p[i] = join<typename V::P>(read_as<Run>(at), read_as<Run>(at + S));)
@@ -146,10 +147,10 @@ template <int D, int S, int L, class T> GY_FN Vec<T, L> load_runs(lanes<L> all, 
     return r;
   }
 #endif
-  return load_lanes(all, from, [=](int i) { return from + i / D * S + i % D; });
+  return load_lanes(all, from, [=](int i) { return from + run_at<D, S>(i); });
 }
 template <int D, int S, int L, class T> GY_FN Vec<T, L> load_runs(some_lanes<L> some, const T* from) {
-  return load_lanes(some, from, [=](int i) { return from + i / D * S + i % D; });
+  return load_lanes(some, from, [=](int i) { return from + run_at<D, S>(i); });
 }
 template <int D, int S, int L, class T>
 GY_FN Vec<T, L> load_runs(lanes<L>, const T* from, Vec<bool, L> m, T other) {
@@ -157,13 +158,14 @@ GY_FN Vec<T, L> load_runs(lanes<L>, const T* from, Vec<bool, L> m, T other) {
   using V = Vec<T, L>;
   if constexpr (sizeof(T) == 4 && V::lanes > 1 && V::lanes <= D) {
     V r;
-    GY_EACH(V, const auto* at = from + i * V::lanes / D * S + i * V::lanes % D;
-               r.p[i] = load<V::lanes>(at, Vec<bool, V::lanes>{{{m.m.p[i]}}}, other).p[0];)
+    GY_EACH(V, const Vec<bool, V::lanes> some{{{m.m.p[i]}}};
+               r.p[i] = load<V::lanes>(from + run_at<D, S>(i * V::lanes), some, other).p[0];)
     return r;
   }
 #endif
-  const auto lane = iota<L>(0, 1);
-  return gather<L>(from, add(mul(div_index(lane, D), broadcast<L>(int64_t(S))), mod_index(lane, D)), m, other);
+  Lanes<int64_t, L> at;
+  GY_UNROLL for (int i = 0; i < L; ++i) at.at[i] = run_at<D, S>(i);
+  return gather<L>(from, pack(at), m, other);
 }
 template <int D, int S, int L, class T>
 GY_FN Vec<T, L> load_runs(some_lanes<L> some, const T* from, Vec<bool, L> m, T other) {
@@ -316,17 +318,15 @@ template <int L, int S, int D> GY_FN Vec<int64_t, L> iota_mod() {
   return pack(r);
 }
 
-// a / d and a % d for 0 <= a < 2^52 and one divisor d > 0 for all lanes. The quotient of doubles is never
+// a / d and a % d for 0 <= a < 2^51 and one divisor d > 0 for all lanes. The quotient of doubles is never
 // rounded up to the next integer: that is at least 1/d away, more than half a unit in the last place of a
 // number below 2^52 / d.
 template <int L> GY_FN Vec<int64_t, L> div_index(Vec<int64_t, L> a, int64_t d) {
 #if defined(GY_AVX512)
   if constexpr (L > 1) return cast<int64_t>(div(cast<double>(a), broadcast<L>(double(d))));
 #elif defined(GY_SIMD)
-  if constexpr (Vec<double, L>::lanes > 1) {
-    bool beyond;
-    return whole_to_int64(div(int64_to_double(a), broadcast<L>(double(d))), beyond);
-  }
+  if constexpr (Vec<double, L>::lanes > 1)
+    return small_to_int64(div(int64_to_double(a), broadcast<L>(double(d))));
 #endif
   return map<int64_t>(a, [d](int64_t x) { return x / d; });
 }

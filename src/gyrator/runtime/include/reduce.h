@@ -162,6 +162,7 @@ template <class T, int L, bool Largest> struct VArgExtreme {
     const auto at = where(same_as(broadcast<L>(best)), index, last);
     return {best, fold(at, [](auto a, auto b) { return minimum(a, b); }), empty};
   }
+
  private:
   static GY_FN Vec<bool, L> better(Vec<T, L> a, Vec<T, L> b) {
     if constexpr (is_real<T>) return logical_and(logical_not(Largest ? le(a, b) : ge(a, b)), eq(b, b));
