@@ -42,7 +42,7 @@ from gyrator.schedule.plan import OUT_VARIANTS, POOLED_BYTES, Allocate, Call, Co
 
 _RESERVED = (
     "torch math runtime call bind args inputs main random_tensor empty take allocate reinterpret"
-    " retype checked leaves num_threads threads Runtime min max abs int float bool round"
+    " as_reals as_complex checked leaves num_threads threads Runtime min max abs int float bool round"
     " stream current_stream empty_cuda workspace aligned"
 ).split()
 
@@ -199,6 +199,8 @@ class _Wrapper:
             if given.value is not None and given.number:
                 name = self.name(given.value)
                 self.emit(f"{name} = torch.tensor({name}, dtype={given.value.dtype})")
+            if given.value is not None and given.complex:
+                self.emit(f"{self.name(given.value)} = {self.tool('as_reals')}({self.name(given.value)})")
         launched = {step.kernel for step in self.plan.steps if isinstance(step, Launch)}
         if any(isinstance(self.kernels[name], BuiltKernel) for name in launched):
             self.emit(f"threads = {self.tool('num_threads')}()")
@@ -390,6 +392,8 @@ class _Wrapper:
 
     # -- views -----------------------------------------------------------------------------------------------
     def view(self, view: View) -> str:
+        if view.dtype is not None and view.dtype.is_complex:
+            return f"{self.tool('as_complex')}({self.view(replace(view, dtype=None))}, {view.dtype})"
         if is_full(view):
             return self.name(view.value)
         where = f"{tuple_text(view.shape)}, {tuple_text(view.strides)}, {index_text(view.offset)}"
@@ -404,7 +408,8 @@ class _Wrapper:
             return "None" if given.size is None else str(count_of(given.size.index()))
         if given.number:
             return "True" if value.dtype == torch.bool else "1.5"
-        return random_tensor(value, value.device, ranges)
+        made = random_tensor(value, value.device, ranges)
+        return f"torch.view_as_complex({made})" if given.complex else made
 
 
 _TEMPLATE = '''"""Graph {name!r}, compiled by gyrator. As a script it runs on random inputs, timed."""

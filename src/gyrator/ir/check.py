@@ -22,7 +22,7 @@ from gyrator.errors import InternalCheckError
 from gyrator.ir import program as ir
 from gyrator.ir.check_expr import ExprChecker, RuleBroken, check_combine
 from gyrator.ir.expr import Expr, Load, Ref, Value, short
-from gyrator.ir.index import ZERO, Axis, Index, Size
+from gyrator.ir.index import ONE, ZERO, Axis, Index, Size
 from gyrator.ir.ops import REDUCTIONS
 from gyrator.ir.text import COMBINES, declared, listed
 from gyrator.ir.tree import Attend, Contract, Kernel, Let, Loop, LoopKind, Stage, Store, Update, stage_exprs, windows
@@ -201,7 +201,9 @@ class _ProgramChecker:
         self.defined(view.value)
         if len(view.shape) != len(view.strides):
             raise RuleBroken(f"view of {view.value} has {len(view.shape)} sizes and {len(view.strides)} strides")
-        if view.dtype is not None and view.dtype.itemsize != view.value.dtype.itemsize:
+        own = view.value.dtype
+        pairs = view.dtype is not None and view.dtype.is_complex and view.strides[-1:] == (ONE,)
+        if view.dtype is not None and (view.dtype.to_real() != own if pairs else view.dtype.itemsize != own.itemsize):
             raise RuleBroken(f"view of {view.value} reinterprets {short(view.value.dtype)} as {short(view.dtype)}")
         for index in (*view.shape, *view.strides, view.offset):
             self.uniform(index)

@@ -178,6 +178,11 @@ def allocate(value: Value, sizes: Mapping[Size, int]) -> Tensor:
     return torch.empty_strided(shape, strides, dtype=value.dtype)
 
 
+def as_reals(numbers: Tensor) -> Tensor:
+    """Complex numbers as a program sees them: pairs of reals, in the same memory unless a conjugation is due."""
+    return torch.view_as_real(numbers.resolve_conj())
+
+
 def place(value: Value, data: Tensor, sizes: Mapping[Size, int]) -> Tensor:
     """``data`` broadcast to the shape of ``value`` and laid out by its strides."""
     tensor = allocate(value, sizes)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gyrator.ir.combine import State, combine_into, reduce_dims, scan_dim
-from gyrator.ir.evaluate import Evaluator, allocate, grid, place
+from gyrator.ir.evaluate import Evaluator, allocate, as_reals, grid, place
 from gyrator.ir.expr import Expr, Value
 from gyrator.ir.index import Index, Size, evaluate
 from gyrator.ir.program import Arg, Extern, Item, ListArg, Nest, Pointwise, Program, Reduce, Scan, Scatter, View
@@ -83,7 +83,7 @@ class _Machine:
                     given = torch.tensor(given, dtype=declared.value.dtype)
                 if not isinstance(given, Tensor):
                     raise ValueError(f"input {declared.value} is no tensor")
-                tensors.append((declared.value, given.detach()))
+                tensors.append((declared.value, as_reals(given.detach()) if declared.complex else given.detach()))
         for value, tensor in tensors:
             solve(value.shape, tensor.shape, self.sizes)
         for value, tensor in tensors:
@@ -156,6 +156,7 @@ class _Machine:
             self.sizes[size] = int(scalar)
         for value, given in zip(node.out, results, strict=False):
             if value is not None:
+                given = as_reals(given) if given.is_complex() else given
                 solve(value.shape, given.shape, self.sizes)
                 self.check(value, given)
                 self.values[value] = place(value, given, self.sizes)
@@ -176,6 +177,8 @@ class _Machine:
         base = written.get(view.value, self.values[view.value])
         shape, strides = ([evaluate(i, self.sizes) for i in part] for part in (view.shape, view.strides))
         offset = base.storage_offset() + evaluate(view.offset, self.sizes)
+        if view.dtype is not None and view.dtype.is_complex:
+            return torch.view_as_complex(base.as_strided(shape, strides, offset))
         base = base if view.dtype is None else base.view(view.dtype)
         return base.as_strided(shape, strides, offset)
 

@@ -124,7 +124,7 @@ class View:
     shape: tuple[Index, ...]
     strides: tuple[Index, ...]
     offset: Index
-    dtype: torch.dtype | None = None  # None: the value's; another one of the same width reinterprets the bits
+    dtype: torch.dtype | None = None  # None: the value's; another of the same width, or complex for pairs, its bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +174,14 @@ Node: TypeAlias = "Nest | Extern"
 class Input:
     """A graph input: a tensor (``value``), a symbolic int (``size``), or one the program ignores (both None).
 
-    With ``number`` the caller passes a Python float or bool, which becomes the 0-d ``value``.
+    With ``number`` the caller passes a Python float or bool, which becomes the 0-d ``value``; with ``complex`` a tensor
+    of complex numbers, seen as pairs of reals in a last dimension.
     """
 
     value: Value | None = None
     size: Size | None = None
     number: bool = False
+    complex: bool = False
 
 
 @dataclass(frozen=True, slots=True)

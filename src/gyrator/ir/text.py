@@ -48,7 +48,7 @@ def node_text(node: ir.Node) -> str:
 
 def _input_text(given: ir.Input) -> str:
     if given.value is not None:
-        return declared(given.value) + (" (a number)" if given.number else "")
+        return declared(given.value) + (" (a number)" if given.number else " (complex)" if given.complex else "")
     return "_" if given.size is None else _size_text(given.size)
 
 

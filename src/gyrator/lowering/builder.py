@@ -14,7 +14,7 @@ from gyrator.ir.expr import Expr, Load, Value
 from gyrator.ir.index import ONE, ZERO, Index, const, contiguous_strides, dot
 from gyrator.ir.program import Extern, Nest, Node, Pointwise, View
 from gyrator.ir.symbols import Symbols
-from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, view_coords, whole
+from gyrator.lowering.refs import TWO, Coords, TensorRef, axes_of, coords_of, reals, view_coords, whole
 from gyrator.lowering.typed import COMPUTED, Operand, cast, compute_dtype, element
 from gyrator.origin import Origin
 
@@ -31,6 +31,11 @@ class Meta:
     def with_dtype(self, dtype: torch.dtype) -> Meta:
         """Another dtype."""
         return replace(self, dtype=dtype)
+
+    def reals(self) -> Meta:
+        """That of the pairs of reals that complex numbers are."""
+        shape, strides = (*self.shape, TWO), (*[2 * stride for stride in self.strides], ONE)
+        return Meta(shape, self.dtype.to_real(), strides, self.device)
 
     def with_shape(self, shape: tuple[Index, ...]) -> Meta:
         """Another shape, contiguous."""
@@ -71,7 +76,9 @@ class Builder:
         return Meta(shape, tensor.dtype, strides, tensor.device)
 
     def value(self, meta: Meta, suffix: str = "") -> Value:
-        """A new value, named after the node. Strides that make elements overlap become contiguous ones."""
+        """A new value, named after the node. Strides that make elements overlap become contiguous ones. For complex
+        numbers it holds their pairs of reals."""
+        meta = meta.reals() if meta.dtype.is_complex else meta
         strides = meta.strides
         if any(s is ZERO and e is not ONE for s, e in zip(strides, meta.shape, strict=True)):
             strides = contiguous_strides(meta.shape)
@@ -80,6 +87,8 @@ class Builder:
 
     def given(self, meta: Meta, name: str, storage_offset: Index = ZERO) -> Value:
         """A value that comes from outside, with its own strides, ``storage_offset`` elements into its storage."""
+        if meta.dtype.is_complex:
+            return self.given(meta.reals(), name, 2 * storage_offset)
         value = Value(self._unique(name), meta.shape, meta.dtype, meta.strides, meta.device)
         if storage_offset is not ZERO:
             self._storage_offsets[value] = storage_offset
@@ -124,6 +133,8 @@ class Builder:
 
     def copy(self, ref: TensorRef, out: Meta, suffix: str = "") -> TensorRef:
         """A new value with ``ref``'s elements, broadcast and cast to ``out``."""
+        if ref.dtype.is_complex:
+            return whole(self.copy(reals(ref), out.reals(), suffix).value, out.dtype)
         return self.pointwise(out, ref.load, suffix)
 
     def narrowed(self, ref: TensorRef, out: Meta, suffix: str = "") -> TensorRef:
@@ -160,6 +171,9 @@ class Builder:
 
         Raises: ValueError if a copy is needed and impossible.
         """
+        if ref.dtype.is_complex:
+            wanted = None if strides is None else (*[2 * stride for stride in strides], ONE)
+            return replace(self.as_view(reals(ref), wanted), dtype=ref.dtype)
         window = strided(ref)
         if window is not None:
             given = ref.dtype if ref.dtype != ref.value.dtype else None

@@ -36,12 +36,8 @@ STRIDES_FREE = frozenset({
 """Ops that take any strides. All others get exactly the traced ones."""
 
 COPIES: Mapping[OpOverload, OpOverload] = {
-    aten.view_as_real.default: aten.view_as_real_copy.default,
-    aten.view_as_complex.default: aten.view_as_complex_copy.default,
     aten.view.dtype: aten.view_copy.dtype,
     aten.as_strided.default: aten.as_strided_copy.default,
-    aten._conj.default: aten.conj_physical.default,
-    aten._neg_view.default: aten._neg_view_copy.default,
 }
 """Views that are no index maps → the op that copies, since a call's result must be memory of its own."""
 
@@ -139,8 +135,8 @@ def _structured(b: Builder, traced: object, values: Iterator[Value | None]) -> R
     if isinstance(traced, (list, tuple)):
         return [_structured(b, item, values) for item in traced]
     value = next(values)
-    if value is not None:
-        return whole(value)
+    if value is not None and isinstance(traced, torch.Tensor):
+        return whole(value, traced.dtype)
     if isinstance(traced, torch.SymInt):
         return b.symbols.to_index(traced)
     return traced if isinstance(traced, (bool, int, float)) else None

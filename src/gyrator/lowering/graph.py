@@ -11,11 +11,13 @@ from torch._ops import OpOverload
 from gyrator import torch_compat
 from gyrator.autograd.builder import flatten, mapped
 from gyrator.autograd.decompositions import Numerics
+from gyrator.ir.evaluate import as_reals
 from gyrator.ir.index import ZERO, Size
 from gyrator.ir.program import Constant, Derived, Input, Output, Program, Update, View
 from gyrator.ir.symbols import Symbols
 from gyrator.lowering import extern, higher_order
 from gyrator.lowering.builder import Builder, Meta
+from gyrator.lowering.complex_numbers import LOWERINGS as COMPLEX
 from gyrator.lowering.extern import Result
 from gyrator.lowering.pointwise import REGISTERED_LATE
 from gyrator.lowering.refs import TensorRef, whole
@@ -140,9 +142,11 @@ class _Lowering:
             if not self.roots.isdisjoint(made):  # the host reads it, too
                 extern.call(self.b, node, op, args, kwargs)
             return read_number(node, args)
-        lowering = LOWERINGS.get(op) if self.random or op not in RANDOM else None
+        dtypes = _dtypes([traced, *args])
+        table = COMPLEX if op not in VIEWS and any(dtype.is_complex for dtype in dtypes) else LOWERINGS
+        lowering = table.get(op) if self.random or op not in RANDOM else None
         lowering = lowering or REGISTERED_LATE.get(str(op))
-        if lowering is not None and (op in VIEWS or _computable(traced, args, self.b.computed)):
+        if lowering is not None and (op in VIEWS or {dtype.to_real() for dtype in dtypes} <= self.b.computed):
             out = mapped(traced, lambda t: self.b.meta(t) if isinstance(t, torch.Tensor) else None)
             if node in self.rounding and op not in VIEWS:
                 args = mapped(args, lambda a: replace(a, rounded=True) if isinstance(a, TensorRef) else a)
@@ -183,8 +187,8 @@ class _Lowering:
         if isinstance(example, torch.Tensor):
             offset = self.symbols.to_index(example.storage_offset())
             value = self.b.given(self.b.meta(example), str(node.target), offset)
-            self.inputs.append(Input(value=value))
-            return whole(value)
+            self.inputs.append(Input(value=value, complex=example.is_complex()))
+            return whole(value, example.dtype)
         if isinstance(example, torch.SymInt):
             index = self.symbols.to_index(example)
             self.inputs.append(Input(size=index.atom if isinstance(index.atom, Size) else None))
@@ -213,8 +217,8 @@ class _Lowering:
             value = self.b.given(meta, str(node.target).replace(".", "_").lstrip("_"))
             known = Constant(value, value.name)
             self.held.append(known)
-            self.constants[known.key] = tensor
-        return whole(known.value)
+            self.constants[known.key] = as_reals(tensor) if tensor.is_complex() else tensor
+        return whole(known.value, tensor.dtype)
 
     # -- where it ends --------------------------------------------------------------------------------------
     def _output(self, traced: object, end: fx.Node) -> Output:
@@ -226,7 +230,7 @@ class _Lowering:
         for position, output in pairs:
             target, new = self.inputs[position].value, outputs[output]
             assert target is not None and isinstance(new, View)
-            changed.append(Update(target, new))
+            changed.append(Update(target, replace(new, dtype=None) if new.dtype and new.dtype.is_complex else new))
             outputs[output] = None
         return tuple(changed)
 
@@ -252,8 +256,8 @@ def _literal(tensor: torch.Tensor) -> bool | int | float | None:
         return tensor.item()
 
 
-def _computable(traced: object, args: Sequence[Result], computed: frozenset[torch.dtype]) -> bool:
-    """Whether nests compute in all dtypes that occur in a call."""
-    leaves = flatten([traced, *args])
-    dtypes = {leaf.dtype for leaf in leaves if isinstance(leaf, (torch.Tensor, TensorRef))}
-    return dtypes <= computed and not any(isinstance(leaf, complex) for leaf in leaves)
+def _dtypes(values: list[object]) -> set[torch.dtype]:
+    """All dtypes that occur in a call."""
+    leaves = flatten(values)
+    numbers = {torch.complex64 for leaf in leaves if isinstance(leaf, complex)}
+    return {leaf.dtype for leaf in leaves if isinstance(leaf, (torch.Tensor, TensorRef))} | numbers

@@ -8,6 +8,7 @@ others with subgraphs  one call of the whole operator (a region), which runs its
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -42,8 +43,8 @@ def auto_functionalized(b: Builder, node: fx.Node, kwargs: Mapping[str, Result])
     outs = extern.results(b, list(node.meta["val"])[: max(1, len(op._schema.returns))])
     b.fallbacks.append(str(op))
     b.add(Extern(outs, str(op), positional, named, tuple(new.items())))
-    updated = [mapped(given[name], lambda r: r and whole(new[r.value])) for name in written]
-    return [*[v and whole(v) for v in outs], *updated]
+    updated = [mapped(given[name], lambda r: r and replace(r, value=new[r.value])) for name in written]
+    return [*[v and whole(v, t.dtype) for v, t in zip(outs, node.meta["val"], strict=False)], *updated]
 
 
 def _own_memory(b: Builder, name: str, arguments: Mapping[str, Any], given: Any, traced: Any) -> Any:

@@ -256,6 +256,7 @@ LOWERINGS: Family = {
     aten.polygamma.default: _polygamma,
     aten.angle.default: _angle,
     **rows(_clone, "clone lift_fresh_copy"),
+    **rows(partial(_elementwise, "neg"), "_neg_view"),
     **dict.fromkeys((ops.restride, prims.convert_element_type.default), _clone),
     aten.copy.default: _copy,
     prims.add.default: partial(_sum, "add"),

@@ -13,9 +13,11 @@ from typing import TypeAlias
 import torch
 
 from gyrator.ir.expr import Expr, Load, Op, Value
-from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, substitute
+from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, const, substitute
 
 Coords: TypeAlias = "tuple[Index, ...]"
+
+TWO = const(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,8 @@ class TensorRef:
     ``coords`` has one index per dimension of ``value``, in the view's axes ``d0 < shape[0]``, ``d1 < shape[1]``, ….
     A ``dtype`` other than the value's, of the same width, reinterprets the bits. If ``rounded``, a 16-bit float is
     reinterpreted as what it is: what is computed in place of the load keeps no digits beyond it.
+
+    A view of complex numbers has a value of reals whose last dimension is (real, imaginary); ``coords`` lacks that one.
     """
 
     value: Value
@@ -64,9 +68,18 @@ class TensorRef:
         return Op("bitcast", (loaded,), self.dtype) if rounded or self.dtype != self.value.dtype else loaded
 
 
-def whole(value: Value) -> TensorRef:
-    """The view of all of ``value``."""
-    return TensorRef(value, value.shape, view_coords(value.shape), value.dtype)
+def whole(value: Value, dtype: torch.dtype | None = None) -> TensorRef:
+    """The view of all of ``value``; with a complex ``dtype``, of the numbers whose pairs of reals it holds."""
+    if dtype is None or not dtype.is_complex:
+        return TensorRef(value, value.shape, view_coords(value.shape), value.dtype)
+    shape = value.shape[:-1]
+    return TensorRef(value, shape, view_coords(shape), dtype)
+
+
+def reals(x: TensorRef) -> TensorRef:
+    """``view_as_real(x)``: complex numbers as pairs in a last dimension."""
+    at = view_coords((*x.shape, TWO))
+    return TensorRef(x.value, (*x.shape, TWO), (*x.coords, at[-1]), x.value.dtype)
 
 
 @lru_cache(maxsize=4096)

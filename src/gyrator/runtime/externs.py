@@ -8,6 +8,7 @@ import torch
 
 from gyrator.autograd.layout import copied
 from gyrator.errors import OutputMismatch, UnsupportedOperator
+from gyrator.ir.evaluate import as_reals
 from gyrator.torch_compat import reinterpret
 
 Operator: TypeAlias = Callable[..., object]
@@ -36,6 +37,13 @@ def operator(name: str) -> Operator:
         raise UnsupportedOperator(name, "no library that is loaded defines it") from None
 
 
+def as_complex(reals: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Pairs of reals as complex numbers on the same memory; autograd sees no view."""
+    shape, strides = reals.shape[:-1], [stride // 2 for stride in reals.stride()[:-1]]
+    made = torch.empty(0, dtype=dtype, device=reals.device)
+    return made.set_(reals.untyped_storage(), reals.storage_offset() // 2, shape, strides)
+
+
 def checked(
     result: object, shape: Sequence[int], strides: Sequence[int] | None, dtype: torch.dtype, op: str
 ) -> torch.Tensor:
@@ -47,6 +55,7 @@ def checked(
     Raises: OutputMismatch if the shape or dtype differ, or if it is no tensor.
     """
     if isinstance(result, torch.Tensor):
+        result = as_reals(result) if result.is_complex() else result
         if result.shape == shape and result.dtype == dtype:
             if strides is None or result.stride() == strides:
                 return result

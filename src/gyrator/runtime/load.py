@@ -14,6 +14,7 @@ import torch
 from gyrator import torch_compat
 from gyrator.autograd.builder import flatten
 from gyrator.errors import CacheCorrupt
+from gyrator.ir.evaluate import as_reals
 from gyrator.origin import Origin
 from gyrator.runtime import externs
 from gyrator.runtime.gpu_kernels import GpuKernels, Sized
@@ -80,6 +81,8 @@ class Runtime:
     current_stream = staticmethod(torch_compat.raw_stream)
     on_device = staticmethod(torch_compat.on_device)
     aligned = staticmethod(externs.aligned)
+    as_reals = staticmethod(as_reals)
+    as_complex = staticmethod(externs.as_complex)
 
     @property
     def take(self) -> Callable[..., torch.Tensor]:

@@ -82,6 +82,10 @@ def choose_loops(group: Group, stored: frozenset[Value], *, phased: bool) -> Sha
     if group.pointwise:
         return _points(group, found)
     column = _column(group, contiguous_axes((a.position, a.weight) for a in found))
+    if column is not None and column.extent.value in (2, 4, 8):
+        beside = _beside(group, column, found)
+        if beside is not None:
+            return _columns(group, column, beside, tiny=_have_at_most(TINY, group.spaces))
     narrow = column is not None and volume((column.extent,)) <= TINY and all(m.space is not None for m in group.members)
     rows = [a for a in group.outer if not (narrow and a is column)]
     many = bool(rows) and volume((rows[-1].extent,)) >= 4 * LANES
@@ -145,8 +149,7 @@ def _points(group: Group, found: list[Access]) -> Shape:
         return Shape(group, Style.STRIPS, (*parallel, block), last, ((inside,),), blocks)
     across = crossing(parallel, last, found)
     if 1 < (last.extent.value or 0) <= TINY:
-        ends = [p for p in _large(found) if p.coefficient(last) is ONE]
-        near = next((a for a in parallel if any(p.coefficient(a) is last.extent for p in ends)), None)
+        near = _beside(group, last, found)
         if across is None and near is not None and LANES % volume((last.extent,)) == 0:
             return _merged(group, near, last)
         lane = across or near
@@ -188,6 +191,12 @@ def _is_repeated(group: Group, axis: Axis, lane: Axis) -> bool:
         if body in found:
             varying.update(defines(member.nest))
     return work[False] > max(2 * work[True], 2 * LANES)
+
+
+def _beside(group: Group, last: Axis, found: list[Access]) -> Axis | None:
+    """The axis that goes on in memory where the innermost one ends."""
+    ends = [p for p in _large(found) if p.coefficient(last) is ONE]
+    return next((a for a in group.outer if any(p.coefficient(a) is last.extent for p in ends)), None)
 
 
 def _merged(group: Group, outer: Axis, last: Axis) -> Shape:
@@ -236,8 +245,11 @@ def _rows_are_cheaper(group: Group, stored: frozenset[Value], column: Axis) -> b
     return lane_cost(group, stored, rows, LANES) < lane_cost(group, stored, dict.fromkeys(rows, column), LANES)
 
 
-def _columns(group: Group, column: Axis, *, tiny: bool = False) -> Shape:
-    others, spaces = [a for a in group.outer if a is not column], list(group.spaces)
+def _columns(group: Group, column: Axis, beside: Axis | None = None, *, tiny: bool = False) -> Shape:
+    """Vectors along ``column``, or along it and the axis ``beside`` it as one."""
+    others, spaces = [a for a in group.outer if a not in (column, beside)], list(group.spaces)
+    inner = column
+    both = column = inner if beside is None else Axis(beside.name, beside.extent * inner.extent)
     simple = not tiny and all(
         m.nest.root.kind in SIMPLE if isinstance(m.nest.root, Reduce) else not isinstance(m.nest.root, Scan)
         for m in group.members
@@ -254,6 +266,9 @@ def _columns(group: Group, column: Axis, *, tiny: bool = False) -> Shape:
         for k, space in enumerate(spaces):
             if space and ((most := at_most(space[-1].extent)) is None or most > 2 * PART):
                 spaces[k] = (*space[:-1], *_blocked(space[-1], PART, blocks))
+    if beside is not None:
+        at = blocks.get(both, both.index())
+        blocks |= {beside: at // inner.extent, inner: at % inner.extent}
     lanes = 4 * LANES if not simple and not tiny and width >= 4 * LANES else LANES
     return Shape(group, style, tuple(others), column, tuple(spaces), blocks, lanes)
 

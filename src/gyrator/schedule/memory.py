@@ -15,7 +15,7 @@ from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_attention import build_attention
 from gyrator.schedule.group import Group, Member
 from gyrator.schedule.kernel import Built, build_kernel, levels_of
-from gyrator.schedule.plan import OUT_VARIANTS, Allocate, Call, Copy, Free, Launch, Plan, Step, full_view, is_full
+from gyrator.schedule.plan import Allocate, Call, Copy, Free, Launch, Plan, Step, full_view, has_out_variant, is_full
 from gyrator.schedule.products import Templated, Unit, defines_of, nodes_of, product_of, uses_of, whole_of
 from gyrator.schedule.templated import build_templated, contract_of
 
@@ -182,7 +182,7 @@ class _Planner:
 
     # -- externs -------------------------------------------------------------------------------------------
     def _call(self, extern: Extern, position: int) -> Iterator[Step]:
-        into = extern.op in OUT_VARIANTS and all(v is not None for v in extern.out)
+        into = has_out_variant(extern)
         into = into and (extern.op.startswith("aten.") or not self._life.forever.intersection(extern.out))
         if into:
             yield from (Allocate(v) for v in extern.out if v is not None)

@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 from gyrator.ir.expr import Value
 from gyrator.ir.index import ZERO, Index
-from gyrator.ir.program import Constant, Derived, Extern, Input, Output, View
+from gyrator.ir.program import Constant, Derived, Extern, Input, Output, View, views
 from gyrator.ir.tree import Kernel
 from gyrator.origin import Origin
 
@@ -147,6 +147,12 @@ OUT_VARIANTS: Mapping[str, str] = {
 ``aten.convolution.out`` is not among them: it computes into memory of its own and copies. The last is for results that
 end within the program alone: what is saved for gradients that operators allocate should not come from the pool.
 """
+
+
+def has_out_variant(extern: Extern) -> bool:
+    """Whether a call can write into given memory; that of complex numbers would be named by their reals."""
+    numbers = any(view.dtype is not None and view.dtype.is_complex for view in views(extern))
+    return extern.op in OUT_VARIANTS and all(value is not None for value in extern.out) and not numbers
 
 
 def full_view(value: Value) -> View:

@@ -1,0 +1,201 @@
+"""Complex numbers: values are pairs of reals, on which these operators compute. Others are calls of the library's.
+
+a * b: complex64   →   v[i0, i1] = where(i1 < 1, a₀·b₀ − a₁·b₁, a₀·b₁ + a₁·b₀): f32 with a₀ = a[i0, 0], a₁ = a[i0, 1], …
+view_as_real, view_as_complex and what views either are index maps.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial, reduce
+from typing import Any, TypeAlias
+
+import torch
+from torch._ops import OpOverload
+
+from gyrator.autograd import ops
+from gyrator.autograd.builder import flatten, mapped
+from gyrator.ir.expr import Expr, IndexValue
+from gyrator.ir.index import ONE
+from gyrator.lowering import gathers, joins, pointwise, reductions, scatters
+from gyrator.lowering.builder import Builder, Meta
+from gyrator.lowering.family import Family, Lowering, rows
+from gyrator.lowering.reductions import reduced_dims
+from gyrator.lowering.refs import TWO, Coords, TensorRef, reals, view_coords, whole
+from gyrator.lowering.typed import Operand, compute_dtype, constant, element, op
+from gyrator.lowering.views import dimension
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+Pair: TypeAlias = "tuple[Expr, Expr]"
+Number: TypeAlias = "Operand | complex"
+
+
+def _pair(x: Number, at: Coords, dtype: torch.dtype) -> Pair:
+    """Real and imaginary part of an operand at ``at``; those of ±∞ and NaN times a real number are eager's if that one
+    has a part of 0."""
+    if isinstance(x, TensorRef) and x.dtype.is_complex:
+        pairs = reals(x)
+        return element(pairs, (*at, TWO * 0), dtype), element(pairs, (*at, ONE), dtype)
+    if isinstance(x, complex):
+        return constant(x.real, dtype), constant(x.imag, dtype)
+    return element(x, at, dtype), constant(0, dtype)
+
+
+def _numbers(b: Builder, out: Meta, x: TensorRef) -> TensorRef:
+    """``view_as_complex(x)``: a view where ``x`` has all pairs of a value, else of a copy."""
+    *coords, last = x.coords
+    axis = view_coords(x.shape)[-1]
+    apart = last is axis and not any(axis.axes() & c.axes() for c in coords)
+    value = x.value if apart and x.value.shape[-1] is TWO and x.value.strides[-1] is ONE else None
+    if value is None or value.dtype != x.dtype:
+        value, coords = b.copy(x, out.reals()).value, [*view_coords(out.shape)]
+    return TensorRef(value, out.shape, tuple(coords), out.dtype)
+
+
+def _is_real(at: Coords) -> Expr:
+    """Whether the element of a pair at ``at`` is the real part."""
+    return op("lt", IndexValue(at[-1]), constant(1, torch.int64))
+
+
+def _to_pairs(function: Callable[..., Pair], b: Builder, out: Meta, *operands: Number, **options: Any) -> TensorRef:
+    """Complex numbers by a function of pairs."""
+    meta = out.reals()
+    dtype = compute_dtype(meta.dtype)
+
+    def body(at: Coords) -> Expr:
+        real, imaginary = function(*[_pair(x, at[:-1], dtype) for x in operands], **options)
+        return op("where", _is_real(at), real, imaginary)
+
+    return whole(b.pointwise(meta, body).value, out.dtype)
+
+
+def _to_reals(function: Callable[..., Expr], b: Builder, out: Meta, *operands: Number) -> TensorRef:
+    """Reals or bools by a function of pairs."""
+    dtype = reduce(torch.promote_types, [x.dtype for x in operands if isinstance(x, TensorRef)]).to_real()
+    return b.pointwise(out, lambda at: function(*[_pair(x, at, compute_dtype(dtype)) for x in operands]))
+
+
+# -- arithmetic --------------------------------------------------------------------------------------------
+def _each(name: str, *pairs: Pair) -> Pair:
+    first, second = ([pair[k] for pair in pairs] for k in (0, 1))
+    return op(name, *first), op(name, *second)
+
+
+def _sum(
+    name: str, of_reals: Lowering, b: Builder, out: Meta, x: Number, y: Number, alpha: Number = 1
+) -> TensorRef:  # fmt: skip
+    """add and sub: x ± alpha·y."""
+    tensors = [reals(z) for z in (x, y) if isinstance(z, TensorRef) and z.dtype.is_complex]
+    if len(tensors) == 2 and not isinstance(alpha, complex):
+        return _numbers(b, out, of_reals(b, out.reals(), *tensors, alpha=alpha))
+    return _to_pairs(lambda p, q, a: _each(name, p, q if alpha == 1 else _product(a, q)), b, out, x, y, alpha)
+
+
+def _product(x: Pair, y: Pair) -> Pair:
+    (a, b), (c, d) = x, y
+    return op("sub", op("mul", a, c), op("mul", b, d)), op("add", op("mul", a, d), op("mul", b, c))
+
+
+def _quotient(x: Pair, y: Pair) -> Pair:
+    """x·conj(y)/|y|², with y scaled so that its square is a number."""
+    c, d = y
+    scale = op("maximum", op("abs", c), op("abs", d))
+    c_scaled, d_scaled = op("div", c, scale), op("div", d, scale)
+    norm = op("add", op("mul", c, c_scaled), op("mul", d, d_scaled))
+    real, imaginary = _product(x, (c_scaled, op("neg", d_scaled)))
+    return op("div", real, norm), op("div", imaginary, norm)
+
+
+def _turned(size: Expr, angle: Expr) -> Pair:
+    return op("mul", size, op("cos", angle)), op("mul", size, op("sin", angle))
+
+
+def _conjugate(b: Builder, out: Meta, x: TensorRef) -> TensorRef:
+    def body(at: Coords) -> Expr:
+        part = reals(x).load(at)
+        return op("where", _is_real(at), part, op("neg", part))
+
+    return whole(b.pointwise(out.reals(), body).value, out.dtype)
+
+
+def _converted(b: Builder, out: Meta, x: TensorRef, *_: Any, **__: Any) -> TensorRef:
+    """A copy, of another type or in another order; the real part for a type of reals, for bools whether either is."""
+    if out.dtype.is_complex:
+        return b.copy(x, out) if x.dtype.is_complex else _to_pairs(lambda pair: pair, b, out, x)
+    if out.dtype == torch.bool:
+        return _to_reals(partial(_compared, "ne", "logical_or"), b, out, x, 0)
+    return _to_reals(lambda pair: pair[0], b, out, x)
+
+
+def _compared(name: str, both: str, x: Pair, y: Pair) -> Expr:
+    return op(both, *_each(name, x, y))
+
+
+def _where(b: Builder, out: Meta, condition: TensorRef, x: Number, y: Number) -> TensorRef:
+    def choice(c: Pair, p: Pair, q: Pair) -> Pair:
+        chosen = op("ne", c[0], constant(0, c[0].dtype))
+        return op("where", chosen, p[0], q[0]), op("where", chosen, p[1], q[1])
+
+    return _to_pairs(choice, b, out, condition, x, y)
+
+
+# -- both parts alike --------------------------------------------------------------------------------------
+def _alike(lowering: Lowering, dim: int | None, b: Builder, out: Meta, *args: Any, **kwargs: Any) -> Any:
+    """An operator that does the same to both parts, on pairs; its argument number ``dim`` counts dimensions."""
+
+    def of_pairs(number: int, arg: Any) -> Any:
+        if number == dim:
+            rank = len(out.shape)
+            return [dimension(d, rank) for d in arg] if isinstance(arg, list) else dimension(arg, rank)
+        return mapped(arg, lambda leaf: reals(leaf) if isinstance(leaf, TensorRef) and leaf.dtype.is_complex else leaf)
+
+    if any(isinstance(leaf, TensorRef) and leaf.dtype.is_floating_point for leaf in flatten(args)):
+        return NotImplemented
+    made = lowering(b, out.reals(), *[of_pairs(k, arg) for k, arg in enumerate(args)], **kwargs)
+    return made if made is NotImplemented else _numbers(b, out, made)
+
+
+def _reduced(lowering: Lowering, b: Builder, out: Meta, x: TensorRef, dims: Any = None, *args: Any, **_: Any) -> Any:
+    """sum and mean."""
+    if not x.rank or not x.dtype.is_complex:
+        return NotImplemented
+    return _numbers(b, out, lowering(b, out.reals(), reals(x), sorted(reduced_dims(dims, x.rank)), *args))
+
+
+_ALIKE: Mapping[OpOverload, tuple[Lowering, int | None]] = {
+    aten.neg.default: (pointwise.LOWERINGS[aten.neg.default], None),
+    aten._neg_view.default: (pointwise.LOWERINGS[aten.neg.default], None),
+    aten.cat.default: (joins.LOWERINGS[aten.cat.default], 1),
+    aten.flip.default: (joins.LOWERINGS[aten.flip.default], 1),
+    aten.index.Tensor: (gathers.LOWERINGS[aten.index.Tensor], None),
+    aten.index_select.default: (gathers.LOWERINGS[aten.index_select.default], 1),
+    aten.index_put.default: (scatters.LOWERINGS[aten.index_put.default], None),
+    aten.select_scatter.default: (scatters.LOWERINGS[aten.select_scatter.default], 2),
+    aten.slice_scatter.default: (scatters.LOWERINGS[aten.slice_scatter.default], 2),
+}
+"""The lowering on pairs, and the place of the argument that counts dimensions."""
+
+LOWERINGS: Family = {
+    **rows(_numbers, "view_as_complex"),
+    **rows(lambda b, out, x: reals(x), "view_as_real"),
+    **rows(_converted, "clone lift_fresh_copy"),
+    **rows(lambda b, out, into, x, *_: _converted(b, out, x) if x.device == out.device else NotImplemented, "copy"),
+    **dict.fromkeys((ops.restride, prims.convert_element_type.default), _converted),
+    **rows(_conjugate, "_conj conj_physical"),
+    **rows(partial(_sum, "add", pointwise.LOWERINGS[aten.add.Tensor]), "add", "Tensor Scalar"),
+    **rows(partial(_sum, "sub", pointwise.LOWERINGS[aten.sub.Tensor]), "sub", "Tensor Scalar"),
+    **rows(partial(_to_pairs, _product), "mul", "Tensor Scalar"),
+    **rows(partial(_to_pairs, _quotient), "div", "Tensor Scalar"),
+    **rows(partial(_to_pairs, lambda x: _turned(op("exp", x[0]), x[1])), "exp"),
+    **rows(partial(_to_pairs, lambda size, angle: _turned(size[0], angle[0])), "polar"),
+    **rows(partial(_to_pairs, lambda real, imaginary: (real[0], imaginary[0])), "complex"),
+    **rows(lambda b, out, size, value, **_: _to_pairs(lambda x: x, b, out, value), "full full_like"),
+    **rows(lambda b, out, value, **_: _to_pairs(lambda x: x, b, out, value), "scalar_tensor"),
+    **rows(partial(_to_reals, lambda x: op("hypot", *x)), "abs"),
+    **rows(partial(_to_reals, lambda x: op("atan2", x[1], x[0])), "angle"),
+    **rows(partial(_to_reals, partial(_compared, "eq", "logical_and")), "eq", "Tensor Scalar"),
+    **rows(partial(_to_reals, partial(_compared, "ne", "logical_or")), "ne", "Tensor Scalar"),
+    **rows(_where, "where", "self ScalarSelf ScalarOther"),
+    **{op: partial(_reduced, reductions.LOWERINGS[op]) for op in (aten.sum.default, aten.sum.dim_IntList)},
+    **{op: partial(_reduced, reductions.LOWERINGS[op]) for op in (aten.mean.default, aten.mean.dim)},
+    **{op: partial(_alike, row, place) for op, (row, place) in _ALIKE.items()},
+}
