@@ -78,13 +78,15 @@ def exceptions() -> dict[str, str]:
 def tasks(
     op: OpInfo, *, full: bool, device: str = "cpu", strided: bool = False, dtypes: Sequence[torch.dtype] = FORWARD
 ) -> Iterator[Task]:
-    """The tasks of one op. Without ``full``: float32 with backward if there is one, and one other dtype."""
+    """The tasks of one op. Without ``full``: float32 with backward if there is one, and one other dtype. A complex one
+    takes float32's place in backward."""
     forward = [dtype for dtype in dtypes if dtype in op.supported_dtypes(device)]
-    backward = op.supports_autograd and torch.float32 in op.supported_backward_dtypes(device)
+    trained = next((dtype for dtype in dtypes if dtype.is_complex), torch.float32)
+    backward = op.supports_autograd and trained in op.supported_backward_dtypes(device)
     if not full:
-        others = [dtype for dtype in forward if dtype != torch.float32 or not backward]
+        others = [dtype for dtype in forward if dtype != trained or not backward]
         forward = [others[sum(map(ord, op.name)) % len(others)]] if others else []
-    wanted = [(dtype, False) for dtype in forward] + [(torch.float32, True)] * backward
+    wanted = [(dtype, False) for dtype in forward] + [(trained, True)] * backward
     for dtype, with_backward in wanted:
         samples = _samples(op, dtype, with_backward, device, strided=strided)
         if samples:

@@ -50,6 +50,24 @@ def test_columns_narrower_than_vectors(rows: int, columns: int, mean: float, bac
     assert rms(found - exact) <= 2 * rms(x.sum(1) - exact) + 1e-9 * rms(exact)
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(1000, 37), (5, 4096), (300, 1)])
+@pytest.mark.parametrize("width", [2, 8])
+def test_the_last_two_dimensions_differ_but_follow_one_another_in_memory(
+    rows: int, columns: int, width: int, backend: str
+) -> None:
+    """As real and imaginary parts do, whose vectors hold both."""
+    x = torch.randn(rows, columns, width, generator=torch.Generator().manual_seed(0))
+
+    def turned(x: Tensor) -> tuple[Tensor, ...]:
+        y = x * torch.where(torch.arange(width) < 1, 1, -2)
+        return y.sum(0), x.flip(2).sum(0), (y + x[..., :1]).amax(0)
+
+    for ours, eager, exact in zip(
+        torch.compile(turned, backend=backend)(x), turned(x), turned(x.double()), strict=True
+    ):
+        assert rms(ours - exact) <= 2 * rms(eager - exact) + 1e-7
+
+
 def test_variance_after_an_outlier_in_the_first_row(backend: str) -> None:
     """Around which the values are summed."""
     torch._dynamo.reset()

@@ -322,6 +322,36 @@ def test_complex_input(backend):
     )
 
 
+@pytest.mark.parametrize("step", [lambda z: z * 2, lambda z: z.add_(1), lambda z: (z.mul_(2), z.sin())])
+def test_inputs_whose_memory_holds_another_value(step, backend):
+    """A conjugate and its imaginary part are views with a flag."""
+    check(step, (torch.randn(4, dtype=torch.complex64).conj(),), backend=backend)
+    check(step, (torch.randn(4, dtype=torch.complex64).conj().imag,), backend=backend)
+
+
+def test_complex_inputs_are_written_to(backend):
+    def rotated(z, w):
+        z.mul_(1j)
+        torch.view_as_real(w).add_(1)
+        return z[1:], w.real, z * w
+
+    check(
+        rotated, (torch.randn(3, 4, dtype=torch.complex64), torch.randn(8, dtype=torch.complex64)[::2]), backend=backend
+    )
+
+
+def test_rotary_embedding_by_complex_numbers(backend):
+    def rotated(q, turns):
+        pairs = torch.view_as_complex(q.float().reshape(*q.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * turns).flatten(3).type_as(q)
+
+    turns = torch.polar(torch.ones(7, 8), torch.randn(7, 8))[None, :, None]
+    for dtype in (torch.float32, torch.bfloat16):
+        q = torch.randn(2, 7, 3, 16, dtype=dtype, requires_grad=True)
+        fn = torch.compile(rotated, backend=backend)
+        assert_none(expect(rotated, (q, turns.requires_grad_()), backward=True).mismatches(fn))
+
+
 @pytest.mark.filterwarnings("ignore:stft")
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_numbers_seen_in_a_complex_result_have_its_strides(dynamic, backend):

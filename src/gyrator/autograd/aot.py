@@ -21,7 +21,7 @@ from gyrator.autograd.decompositions import SAVED_NARROW, DecompositionTable, de
 from gyrator.autograd.equal_calls import merge_equal_calls
 from gyrator.autograd.freeze import freeze
 from gyrator.autograd.function import Differentiable, Tangent, differentiable, make_function
-from gyrator.autograd.inputs import Inputs, fake_inputs, overlapping
+from gyrator.autograd.inputs import Inputs, fake_inputs, negated, overlapping
 from gyrator.autograd.interface import BoxedCallable, Compiled, Compiler, GraphInfo, Pending, Size, Update
 from gyrator.autograd.joint import Joint, trace
 from gyrator.autograd.loss import behind_loss, without_zeros
@@ -73,11 +73,13 @@ class Traced:
 def assemble(
     traced: Traced, gm: GraphModule, example_inputs: Sequence[Any], complete: Callable[[], Traced]
 ) -> Callable[..., Any]:
-    """The callable that the user calls; `gm` itself where inputs that are written share memory. `complete` compiles a
-    program `for_loss` without that, in case that other results are differentiated after all."""
+    """The callable that the user calls; `gm` itself where inputs that are written share memory, or memory holds the
+    negative of an input. `complete` compiles a program `for_loss` without that, in case that other results are
+    differentiated after all."""
     program, run = traced.program, traced.run
     given = (*example_inputs, *program.constants)
-    if overlapping(given, [update.input for update in program.forward.updates]):
+    written = [update.input for update in program.forward.updates]
+    if overlapping(given, written) or negated(given, written):
         return gm.forward
     if isinstance(run, Differentiable):
         run = make_function(run, partial(_completed, run, complete, torch_compat.autocast_again()))

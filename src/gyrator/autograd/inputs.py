@@ -79,6 +79,12 @@ def overlapping(values: Sequence[Any], written: Sequence[int]) -> bool:
     return any(at != other and _meet(tensors[at], tensors[other]) for at in targets for other in tensors)
 
 
+def negated(values: Sequence[Any], written: Sequence[int]) -> bool:
+    """Whether memory holds another value than a tensor has: one to be negated, or to be conjugated and `written`."""
+    tensors = {position: value for position, value in enumerate(values) if isinstance(value, Tensor)}
+    return any(t.is_neg() or (t.is_conj() and position in written) for position, t in tensors.items())
+
+
 def reaches_outside(view: Tensor, owner: Tensor) -> bool:
     """Whether a view of `owner` leaves the memory that `owner` spans; of symbolic sizes it is taken not to."""
     places = (*view.shape, *view.stride(), *owner.shape, *owner.stride())

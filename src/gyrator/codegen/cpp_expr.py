@@ -334,7 +334,7 @@ class Expressions(Blocks[Term, Block]):
         way = "repeated" if Mod not in steps else "cycled" if FloorDiv not in steps else "runs"
         if self._steps(num, den) != 1 or (den.value or 0) > self.width or any(len(m) > 1 for m, _ in rest.terms):
             return None
-        if (way == "runs" and steps[Mod] != 1) or (e.mask is not None and way != "runs"):
+        if (way == "runs" and steps[Mod] != 1) or (e.mask is not None and way == "cycled"):
             return None
         pointer, at = self.pointers[e.value], self.index(flat)
         step = steps.get(FloorDiv) or steps[Mod]

@@ -148,7 +148,8 @@ def _alike(lowering: Lowering, dim: int | None, b: Builder, out: Meta, *args: An
             return [dimension(d, rank) for d in arg] if isinstance(arg, list) else dimension(arg, rank)
         return mapped(arg, lambda leaf: reals(leaf) if isinstance(leaf, TensorRef) and leaf.dtype.is_complex else leaf)
 
-    if any(isinstance(leaf, TensorRef) and leaf.dtype.is_floating_point for leaf in flatten(args)):
+    refs = [leaf for leaf in flatten(args) if isinstance(leaf, TensorRef)]
+    if (dim is not None and not refs[0].rank) or any(ref.dtype.is_floating_point for ref in refs):
         return NotImplemented
     made = lowering(b, out.reals(), *[of_pairs(k, arg) for k, arg in enumerate(args)], **kwargs)
     return made if made is NotImplemented else _numbers(b, out, made)
@@ -180,11 +181,12 @@ LOWERINGS: Family = {
     **rows(_converted, "clone lift_fresh_copy"),
     **rows(lambda b, out, into, x, *_: _converted(b, out, x) if x.device == out.device else NotImplemented, "copy"),
     **dict.fromkeys((ops.restride, prims.convert_element_type.default), _converted),
-    **rows(_conjugate, "_conj conj_physical"),
+    **rows(_conjugate, "_conj _conj_physical conj_physical"),
     **rows(partial(_sum, "add", pointwise.LOWERINGS[aten.add.Tensor]), "add", "Tensor Scalar"),
     **rows(partial(_sum, "sub", pointwise.LOWERINGS[aten.sub.Tensor]), "sub", "Tensor Scalar"),
     **rows(partial(_to_pairs, _product), "mul", "Tensor Scalar"),
     **rows(partial(_to_pairs, _quotient), "div", "Tensor Scalar"),
+    **rows(lambda b, out, x: _to_pairs(_quotient, b, out, 1, x), "reciprocal"),
     **rows(partial(_to_pairs, lambda x: _turned(op("exp", x[0]), x[1])), "exp"),
     **rows(partial(_to_pairs, lambda size, angle: _turned(size[0], angle[0])), "polar"),
     **rows(partial(_to_pairs, lambda real, imaginary: (real[0], imaginary[0])), "complex"),

@@ -167,11 +167,13 @@ def _as_strided(
 ) -> Any:
     """A window on the memory of the value that ``x`` views. It is an index map where that value fills its memory."""
     value = x.value
+    if x.dtype != value.dtype:
+        return NotImplemented
     begin = dot(x.at((ZERO,) * x.rank), value.strides)
     start = begin if offset is None else as_index(offset) - b.storage_offset(value)
     order = nested_order(value.shape, value.strides)
     last = dot(tuple([extent - 1 for extent in value.shape]), value.strides)
-    if x.dtype != value.dtype or order is None or last + 1 is not product(value.shape):  # it has gaps
+    if order is None or last + 1 is not product(value.shape):  # it has gaps
         return NotImplemented
     position = dot(view_coords(out.shape), tuple([as_index(s) for s in stride])) + start
     found = split_position(position, [value.shape[k] for k in order])

@@ -166,13 +166,19 @@ def embedding(rows: IndexLike, columns: IndexLike, vocabulary: int) -> Kernel:
 
 
 def repeated(rows: IndexLike, columns: int, times: int, step: int, dtype: torch.dtype) -> Kernel:
-    """``y[i, j] = x[i, j // times * step]`` where ``j % times < 1``, elsewhere ``j // times`` less that."""
+    """``y[i, j] = x[i, j // times * step]`` where ``j % times < 1``, elsewhere ``j // times`` less that; ``z[j]`` is
+    ``x[rows - 1, j // times * step]`` where ``2 <= j < columns - 3``, else 1.
+    """
     x = tensor("x", rows, (-(-columns // times) - 1) * step + 1, dtype=dtype)
     y = tensor("y", rows, columns, dtype=dtype)
     i, j = axis("i", rows), axis("j", columns)
     found, first = load(x, i, j.index() // times * step), op("lt", IndexValue(j.index() % times), 1)
     value = op("where", first, found, op("sub", cast(IndexValue(j.index() // times), dtype), found))
-    return kernel("repeated", [x], [y], parallel(i, lanes(j, store(y, (i, j), value))))
+    z, number = tensor("z", columns, dtype=dtype), IndexValue(j.index())
+    inside = op("logical_and", op("ge", number, 2), op("lt", number, columns - 3))
+    some = load(x, rows - 1, j.index() // times * step, mask=inside, other=1.0 if dtype.is_floating_point else 1)
+    rows_stage = parallel(i, lanes(j, store(y, (i, j), value)))
+    return kernel("repeated", [x], [y, z], rows_stage, lanes(j, store(z, (j,), some)))
 
 
 def runs(columns: int, length: int, apart: int, start: int, end: int, dtype: torch.dtype) -> Kernel:

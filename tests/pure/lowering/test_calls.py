@@ -61,11 +61,6 @@ def test_library_calls() -> None:
     )
 
 
-def test_complex_numbers_stay_with_the_library() -> None:
-    check(lambda x: torch.fft.rfft(x).abs(), tensor(3, 8), externs=None)
-    check(lambda x: torch.view_as_complex(x).conj() * 2, tensor(5, 2), externs=None)
-
-
 def test_a_result_that_nobody_reads_gets_no_value() -> None:
     low = lowered(lambda x: x.sort(1)[1], tensor(3, 4))
     (call,) = low.program.nodes

@@ -111,6 +111,19 @@ template <int D, int S, int L, class T> GY_FN Vec<T, L> load_repeated(lanes<L> a
 template <int D, int S, int L, class T> GY_FN Vec<T, L> load_repeated(some_lanes<L> some, const T* from) {
   return load_lanes(some, from, [=](int i) { return from + i / D * S; });
 }
+template <int D, int S, int L, class T>
+GY_FN Vec<T, L> load_repeated(lanes<L> all, const T* from, Vec<bool, L> m, T other) {
+  const uint64_t bits = mask_bits(m);
+  if (bits == ~uint64_t(0) >> (64 - L)) return load_repeated<D, S>(all, from);
+  if (bits == 0) return broadcast<L>(other);
+  Lanes<int64_t, L> at;
+  GY_UNROLL for (int i = 0; i < L; ++i) at.at[i] = i / D * S;
+  return gather<L>(from, pack(at), m, other);
+}
+template <int D, int S, int L, class T>
+GY_FN Vec<T, L> load_repeated(some_lanes<L> some, const T* from, Vec<bool, L> m, T other) {
+  return load_repeated<D, S>(lanes<L>{}, from, on(some, m), other);
+}
 // Lane i reads from[i % D * S], for D that divides L.
 template <int D, int S, int L, class T> GY_FN Vec<T, L> load_cycled(lanes<L> all, const T* from) {
 #if defined(GY_SIMD)
@@ -198,6 +211,10 @@ template <class Some, class T> GY_FN auto load(Some some, const T* from, Vec<boo
 template <class Some, class T>
 GY_FN auto load_strided(Some some, const T* from, int64_t stride, Vec<bool, 1> m, T other) {
   return scalar(m) ? load_strided(some, from, stride) : broadcast<Some::value>(other);
+}
+template <int D, int S, class Some, class T>
+GY_FN auto load_repeated(Some some, const T* from, Vec<bool, 1> m, T other) {
+  return scalar(m) ? load_repeated<D, S>(some, from) : broadcast<Some::value>(other);
 }
 template <int D, int S, class Some, class T>
 GY_FN auto load_runs(Some some, const T* from, Vec<bool, 1> m, T other) {
