@@ -392,7 +392,7 @@ class _Wrapper:
 
     # -- views -----------------------------------------------------------------------------------------------
     def view(self, view: View) -> str:
-        if view.dtype is not None and view.dtype.is_complex:
+        if view.complex:
             return f"{self.tool('as_complex')}({self.view(replace(view, dtype=None))}, {view.dtype})"
         if is_full(view):
             return self.name(view.value)

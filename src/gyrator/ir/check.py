@@ -202,9 +202,9 @@ class _ProgramChecker:
         if len(view.shape) != len(view.strides):
             raise RuleBroken(f"view of {view.value} has {len(view.shape)} sizes and {len(view.strides)} strides")
         own = view.value.dtype
-        pairs = view.dtype is not None and view.dtype.is_complex and view.strides[-1:] == (ONE,)
-        if view.dtype is not None and (view.dtype.to_real() != own if pairs else view.dtype.itemsize != own.itemsize):
-            raise RuleBroken(f"view of {view.value} reinterprets {short(view.value.dtype)} as {short(view.dtype)}")
+        shown = view.dtype.to_real() if view.dtype is not None and view.strides[-1:] == (ONE,) else view.dtype
+        if shown is not None and shown.itemsize != own.itemsize:
+            raise RuleBroken(f"view of {view.value} reinterprets {short(view.value.dtype)} as {short(shown)}")
         for index in (*view.shape, *view.strides, view.offset):
             self.uniform(index)
 

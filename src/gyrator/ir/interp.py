@@ -177,7 +177,7 @@ class _Machine:
         base = written.get(view.value, self.values[view.value])
         shape, strides = ([evaluate(i, self.sizes) for i in part] for part in (view.shape, view.strides))
         offset = base.storage_offset() + evaluate(view.offset, self.sizes)
-        if view.dtype is not None and view.dtype.is_complex:
+        if view.complex:
             return torch.view_as_complex(base.as_strided(shape, strides, offset))
         base = base if view.dtype is None else base.view(view.dtype)
         return base.as_strided(shape, strides, offset)

@@ -124,7 +124,12 @@ class View:
     shape: tuple[Index, ...]
     strides: tuple[Index, ...]
     offset: Index
-    dtype: torch.dtype | None = None  # None: the value's; another of the same width, or complex for pairs, its bits
+    dtype: torch.dtype | None = None  # None: the value's; another one of the same width reinterprets the bits
+
+    @property
+    def complex(self) -> bool:
+        """Whether it shows pairs of reals, its last dimension, as complex numbers."""
+        return self.dtype is not None and self.dtype.is_complex
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ a * b: complex64   →   v[i0, i1] = where(i1 < 1, a₀·b₀ − a₁·b₁, a�
 view_as_real, view_as_complex and what views either are index maps.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial, reduce
 from typing import Any, TypeAlias
 
@@ -17,7 +17,7 @@ from gyrator.ir.expr import Expr, IndexValue
 from gyrator.ir.index import ONE
 from gyrator.lowering import gathers, joins, pointwise, reductions, scatters
 from gyrator.lowering.builder import Builder, Meta
-from gyrator.lowering.family import Family, Lowering, rows
+from gyrator.lowering.family import Family, Lowering, named_rows, rows
 from gyrator.lowering.reductions import reduced_dims
 from gyrator.lowering.refs import TWO, Coords, TensorRef, reals, view_coords, whole
 from gyrator.lowering.typed import Operand, compute_dtype, constant, element, op
@@ -27,6 +27,10 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 Pair: TypeAlias = "tuple[Expr, Expr]"
 Number: TypeAlias = "Operand | complex"
+
+_OF_REALS: Family = {
+    **gathers.LOWERINGS, **joins.LOWERINGS, **pointwise.LOWERINGS, **reductions.LOWERINGS, **scatters.LOWERINGS
+}  # fmt: skip
 
 
 def _pair(x: Number, at: Coords, dtype: torch.dtype) -> Pair:
@@ -80,13 +84,11 @@ def _each(name: str, *pairs: Pair) -> Pair:
     return op(name, *first), op(name, *second)
 
 
-def _sum(
-    name: str, of_reals: Lowering, b: Builder, out: Meta, x: Number, y: Number, alpha: Number = 1
-) -> TensorRef:  # fmt: skip
+def _sum(name: str, b: Builder, out: Meta, x: Number, y: Number, alpha: Number = 1) -> TensorRef:
     """add and sub: x ± alpha·y."""
     tensors = [reals(z) for z in (x, y) if isinstance(z, TensorRef) and z.dtype.is_complex]
     if len(tensors) == 2 and not isinstance(alpha, complex):
-        return _numbers(b, out, of_reals(b, out.reals(), *tensors, alpha=alpha))
+        return _numbers(b, out, _OF_REALS[getattr(aten, name).Tensor](b, out.reals(), *tensors, alpha=alpha))
     return _to_pairs(lambda p, q, a: _each(name, p, q if alpha == 1 else _product(a, q)), b, out, x, y, alpha)
 
 
@@ -109,12 +111,8 @@ def _turned(size: Expr, angle: Expr) -> Pair:
     return op("mul", size, op("cos", angle)), op("mul", size, op("sin", angle))
 
 
-def _conjugate(b: Builder, out: Meta, x: TensorRef) -> TensorRef:
-    def body(at: Coords) -> Expr:
-        part = reals(x).load(at)
-        return op("where", _is_real(at), part, op("neg", part))
-
-    return whole(b.pointwise(out.reals(), body).value, out.dtype)
+def _differ(x: Pair, y: Pair) -> Expr:
+    return op("logical_or", *_each("ne", x, y))
 
 
 def _converted(b: Builder, out: Meta, x: TensorRef, *_: Any, **__: Any) -> TensorRef:
@@ -122,12 +120,8 @@ def _converted(b: Builder, out: Meta, x: TensorRef, *_: Any, **__: Any) -> Tenso
     if out.dtype.is_complex:
         return b.copy(x, out) if x.dtype.is_complex else _to_pairs(lambda pair: pair, b, out, x)
     if out.dtype == torch.bool:
-        return _to_reals(partial(_compared, "ne", "logical_or"), b, out, x, 0)
+        return _to_reals(_differ, b, out, x, 0)
     return _to_reals(lambda pair: pair[0], b, out, x)
-
-
-def _compared(name: str, both: str, x: Pair, y: Pair) -> Expr:
-    return op(both, *_each(name, x, y))
 
 
 def _where(b: Builder, out: Meta, condition: TensorRef, x: Number, y: Number) -> TensorRef:
@@ -139,7 +133,7 @@ def _where(b: Builder, out: Meta, condition: TensorRef, x: Number, y: Number) ->
 
 
 # -- both parts alike --------------------------------------------------------------------------------------
-def _alike(lowering: Lowering, dim: int | None, b: Builder, out: Meta, *args: Any, **kwargs: Any) -> Any:
+def _alike(dim: int | None, lowering: Lowering, b: Builder, out: Meta, *args: Any, **kwargs: Any) -> Any:
     """An operator that does the same to both parts, on pairs; its argument number ``dim`` counts dimensions."""
 
     def of_pairs(number: int, arg: Any) -> Any:
@@ -162,18 +156,9 @@ def _reduced(lowering: Lowering, b: Builder, out: Meta, x: TensorRef, dims: Any 
     return _numbers(b, out, lowering(b, out.reals(), reals(x), sorted(reduced_dims(dims, x.rank)), *args))
 
 
-_ALIKE: Mapping[OpOverload, tuple[Lowering, int | None]] = {
-    aten.neg.default: (pointwise.LOWERINGS[aten.neg.default], None),
-    aten._neg_view.default: (pointwise.LOWERINGS[aten.neg.default], None),
-    aten.cat.default: (joins.LOWERINGS[aten.cat.default], 1),
-    aten.flip.default: (joins.LOWERINGS[aten.flip.default], 1),
-    aten.index.Tensor: (gathers.LOWERINGS[aten.index.Tensor], None),
-    aten.index_select.default: (gathers.LOWERINGS[aten.index_select.default], 1),
-    aten.index_put.default: (scatters.LOWERINGS[aten.index_put.default], None),
-    aten.select_scatter.default: (scatters.LOWERINGS[aten.select_scatter.default], 2),
-    aten.slice_scatter.default: (scatters.LOWERINGS[aten.slice_scatter.default], 2),
-}
-"""The lowering on pairs, and the place of the argument that counts dimensions."""
+def _from_reals(how: Callable[..., Any], *operators: OpOverload) -> Family:
+    return {operator: partial(how, _OF_REALS[operator]) for operator in operators}
+
 
 LOWERINGS: Family = {
     **rows(_numbers, "view_as_complex"),
@@ -181,9 +166,8 @@ LOWERINGS: Family = {
     **rows(_converted, "clone lift_fresh_copy"),
     **rows(lambda b, out, into, x, *_: _converted(b, out, x) if x.device == out.device else NotImplemented, "copy"),
     **dict.fromkeys((ops.restride, prims.convert_element_type.default), _converted),
-    **rows(_conjugate, "_conj _conj_physical conj_physical"),
-    **rows(partial(_sum, "add", pointwise.LOWERINGS[aten.add.Tensor]), "add", "Tensor Scalar"),
-    **rows(partial(_sum, "sub", pointwise.LOWERINGS[aten.sub.Tensor]), "sub", "Tensor Scalar"),
+    **rows(partial(_to_pairs, lambda x: (x[0], op("neg", x[1]))), "_conj _conj_physical conj_physical"),
+    **named_rows(_sum, "add sub", "Tensor Scalar"),
     **rows(partial(_to_pairs, _product), "mul", "Tensor Scalar"),
     **rows(partial(_to_pairs, _quotient), "div", "Tensor Scalar"),
     **rows(lambda b, out, x: _to_pairs(_quotient, b, out, 1, x), "reciprocal"),
@@ -194,10 +178,12 @@ LOWERINGS: Family = {
     **rows(lambda b, out, value, **_: _to_pairs(lambda x: x, b, out, value), "scalar_tensor"),
     **rows(partial(_to_reals, lambda x: op("hypot", *x)), "abs"),
     **rows(partial(_to_reals, lambda x: op("atan2", x[1], x[0])), "angle"),
-    **rows(partial(_to_reals, partial(_compared, "eq", "logical_and")), "eq", "Tensor Scalar"),
-    **rows(partial(_to_reals, partial(_compared, "ne", "logical_or")), "ne", "Tensor Scalar"),
+    **rows(partial(_to_reals, lambda x, y: op("logical_and", *_each("eq", x, y))), "eq", "Tensor Scalar"),
+    **rows(partial(_to_reals, _differ), "ne", "Tensor Scalar"),
     **rows(_where, "where", "self ScalarSelf ScalarOther"),
-    **{op: partial(_reduced, reductions.LOWERINGS[op]) for op in (aten.sum.default, aten.sum.dim_IntList)},
-    **{op: partial(_reduced, reductions.LOWERINGS[op]) for op in (aten.mean.default, aten.mean.dim)},
-    **{op: partial(_alike, row, place) for op, (row, place) in _ALIKE.items()},
+    **_from_reals(_reduced, aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim),
+    **_from_reals(partial(_alike, None), aten.neg.default, aten._neg_view.default, aten.index.Tensor),
+    **_from_reals(partial(_alike, None), aten.index_put.default),
+    **_from_reals(partial(_alike, 1), aten.cat.default, aten.flip.default, aten.index_select.default),
+    **_from_reals(partial(_alike, 2), aten.select_scatter.default, aten.slice_scatter.default),
 }

@@ -230,7 +230,7 @@ class _Lowering:
         for position, output in pairs:
             target, new = self.inputs[position].value, outputs[output]
             assert target is not None and isinstance(new, View)
-            changed.append(Update(target, replace(new, dtype=None) if new.dtype and new.dtype.is_complex else new))
+            changed.append(Update(target, replace(new, dtype=None) if new.complex else new))
             outputs[output] = None
         return tuple(changed)
 

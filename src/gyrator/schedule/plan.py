@@ -150,9 +150,9 @@ end within the program alone: what is saved for gradients that operators allocat
 
 
 def has_out_variant(extern: Extern) -> bool:
-    """Whether a call can write into given memory; that of complex numbers would be named by their reals."""
-    numbers = any(view.dtype is not None and view.dtype.is_complex for view in views(extern))
-    return extern.op in OUT_VARIANTS and all(value is not None for value in extern.out) and not numbers
+    """Whether a call can write into given memory, which holds reals."""
+    known = extern.op in OUT_VARIANTS and all(value is not None for value in extern.out)
+    return known and not any(view.complex for view in views(extern))
 
 
 def full_view(value: Value) -> View:
