@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -118,6 +119,25 @@ def test_only_large_images_are_moved_and_an_option_switches_it_off(
     (wrapper,) = tmp_path.glob("graphs/??/*/wrapper.py")
     channels = 24
     assert (f", 1, {33 * channels}, {channels})" in wrapper.read_text()) is found
+
+
+def test_padded_images_of_symbolic_sizes_that_are_halved_are_moved(tmp_path: Path) -> None:
+    """Strides of the same layout are written in other ways: (n + 1)² and n² + 2n + 1, n // 2 and max(1, n // 2)."""
+    torch._dynamo.reset()
+
+    halved = torch.nn.Sequential(
+        torch.nn.ZeroPad2d((0, 1, 0, 1)), torch.nn.Conv2d(6, 24, 3, stride=2), torch.nn.ReLU(),
+        torch.nn.ZeroPad2d(1), torch.nn.Conv2d(24, 24, 3, groups=24), torch.nn.ReLU(),
+        torch.nn.ZeroPad2d((0, 1, 0, 1)), torch.nn.Conv2d(24, 24, 3, stride=2, groups=24),
+    )  # fmt: skip
+    run = torch.compile(halved, backend="gyrator", dynamic=True, options={"cache_dir": tmp_path})
+    with torch.no_grad():
+        for size in (96, 80):
+            x = torch.randn(4, 6, size, size)
+            torch.testing.assert_close(run(x), halved(x), rtol=1e-4, atol=1e-5)
+    (wrapper,) = tmp_path.glob("graphs/??/*/wrapper.py")
+    calls = re.findall(r"checked\(aten_conv.*", " ".join(wrapper.read_text().split()).replace("checked", "\nchecked"))
+    assert len(calls) == 3 and all(re.search(r", 1, 24\*\(s\d+ // [24]\), 24\)", call) for call in calls)
 
 
 @pytest.mark.parametrize("option", ["on", "off"])

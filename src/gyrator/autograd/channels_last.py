@@ -17,8 +17,10 @@ stream that begins with a transposed view has such strides in eager up to its en
 
 import operator
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
@@ -198,7 +200,16 @@ def _strides(value: Any) -> list[list[Any]]:
 
 def _steps(shape: Sequence[Any], strides: Sequence[Any]) -> list[Any]:
     """The strides of the dimensions that are not known to have one element."""
-    return [expression(step) for size, step in zip(shape, strides, strict=True) if type(size) is not int or size != 1]
+    both = zip(shape, strides, strict=True)
+    return [_multiplied(expression(step)) for size, step in both if type(size) is not int or size != 1]
+
+
+@lru_cache(maxsize=1024)
+def _multiplied(step: Any) -> Any:
+    """A stride as a sum of products of sizes; ``max(1, n)``, where a size may be 0, as ``n``."""
+    if not isinstance(step, sympy.Expr):
+        return step
+    return sympy.expand(step.replace(lambda e: e.func.__name__ == "Max" and 1 in e.args, lambda e: sympy.Mul(*e.args)))
 
 
 def _is_contiguous(value: Tensor) -> bool:
