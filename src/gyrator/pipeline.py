@@ -22,9 +22,8 @@ from torch import fx
 
 from gyrator.autograd.builder import flatten
 from gyrator.autograd.interface import BoxedCallable, Compiled, GraphInfo, Pending, interpret
-from gyrator.autotune.by_elements import products_by_elements
-from gyrator.autotune.decompose_k import decompositions
 from gyrator.autotune.parts import Builder
+from gyrator.autotune.product_graphs import subgraphs_of
 from gyrator.autotune.sandbox import Sandboxes
 from gyrator.autotune.subgraphs import with_subgraphs
 from gyrator.autotune.tuner import Tuner
@@ -69,8 +68,6 @@ Instead: TypeAlias = Callable[[fx.GraphModule, Sequence[object], Config], Callab
 RECORDED = "recorded"
 """What an entry notes of a graph whose calls can be recorded: its GPU, how many inputs lie in forward's recording and
 how many outputs in its own, and the inputs that stay in place."""
-SUBGRAPHS = (decompositions, products_by_elements)
-"""What has graphs of other operators to offer for a product."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +171,7 @@ def compile_graph(
             process.sandboxes.prepare(device)  # starts while the graph is lowered
         tuner = Tuner(builder, device, process.sandboxes)
         if "subgraph" in session.config.gemm_backends:
-            chosen = with_subgraphs(graph, SUBGRAPHS, tuner)
+            chosen = with_subgraphs(graph, subgraphs_of, tuner)
     elif device.type == "cuda":
         chosen = with_activations(graph)
     with session.stage("lower"):

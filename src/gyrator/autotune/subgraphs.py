@@ -38,14 +38,14 @@ class SubgraphTemplate:
 
 
 def with_subgraphs(
-    graph: fx.GraphModule, templates: Sequence[Callable[[fx.Node], Sequence[SubgraphTemplate]]], tuner: Tuner
+    graph: fx.GraphModule, templates: Callable[[fx.Node], Sequence[SubgraphTemplate]], tuner: Tuner
 ) -> fx.GraphModule:
     """A copy of the graph with operators replaced by what ``templates`` has for them, where that was measured to be
     faster than the best of all other families."""
     new, env = fx.Graph(), dict[fx.Node, fx.Node]()
     asked: dict[str, SubgraphTemplate | None] = {}
     for node in graph.graph.nodes:
-        offered = [t for found in templates for t in found(node)] if node.op == "call_function" else ()
+        offered = templates(node) if node.op == "call_function" else ()
         inputs = [arg.meta["val"] for arg in node.args if isinstance(arg, fx.Node)] if offered else []
         question = f"{node.target} {inputs} {node.kwargs}"
         if offered and question not in asked:

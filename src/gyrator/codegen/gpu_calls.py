@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from gyrator.codegen.python_text import index_text
 from gyrator.codegen.triton_source import GridAxis, Pointer, SizeArgument, TritonKernel, Workspace
 from gyrator.ir.expr import Value
 from gyrator.ir.program import View, views
@@ -63,7 +62,7 @@ def programs_text(kernel: TritonKernel) -> str:
 
 
 def _count_text(axis: GridAxis) -> str:
-    extent = index_text(axis.extent)
+    extent = str(axis.extent)
     if axis.block is None:
         return extent if axis.extent.value is not None else f"({extent})"
     inner = extent if extent.isalnum() else f"({extent})"
@@ -88,5 +87,5 @@ def updated_text(tree: Kernel, kernel: TritonKernel) -> str:
     for at, param in zip(pointers, tree.params, strict=True):
         if param.value.name in changing:
             nbytes = param.value.shape[0] * param.value.dtype.itemsize
-            entries.append(f"{at}: lambda {names}: {index_text(nbytes)}")
+            entries.append(f"{at}: lambda {names}: {nbytes}")
     return "{" + ", ".join(entries).replace("lambda :", "lambda:") + "}" if entries else ""

@@ -1,4 +1,4 @@
-"""How sizes, shapes, constants and names are written in Python."""
+"""How shapes, constants and names are written in Python. The text of a size, ``2*s0 + (s0 // 3)``, is Python too."""
 
 import keyword
 import math
@@ -37,19 +37,9 @@ class Names:
         return name
 
 
-def index_text(index: Index) -> str:
-    """A Python expression over the names of sizes: ``2*s0 + s0 // 3``."""
-    return repr(index)
-
-
-def tuple_text(items: Iterable[Index]) -> str:
-    """``(8, s0)``, ``(8,)``, ``()``."""
-    return tuple_of(map(index_text, items))
-
-
-def tuple_of(items: Iterable[str]) -> str:
-    """A tuple of expressions."""
-    texts = [*items]
+def tuple_of(items: Iterable[Index | str]) -> str:
+    """A tuple of expressions: ``(8, s0)``, ``(8,)``, ``()``."""
+    texts = [*map(str, items)]
     return f"({', '.join(texts)}{',' * (len(texts) == 1)})"
 
 

@@ -26,7 +26,7 @@ from types import MappingProxyType
 import torch
 
 from gyrator.codegen.gpu_calls import programs_text, updated_text
-from gyrator.codegen.python_text import Names, constant_text, device_text, index_text, tuple_of, tuple_text
+from gyrator.codegen.python_text import Names, constant_text, device_text, tuple_of
 from gyrator.codegen.ranges import index_ranges, random_tensor
 from gyrator.codegen.texts import WIDTH, broken, origin_comments
 from gyrator.codegen.triton_source import Pointer, SizeArgument, TritonKernel, Workspace
@@ -159,7 +159,7 @@ class _Wrapper:
         lines += [f'{name} = runtime.operator("{op}")' for op, name in self.operators.items()]
         for constant in self.plan.constants:
             v = constant.value
-            where = f"{tuple_text(v.shape)}, {tuple_text(v.strides)}, {v.dtype}"
+            where = f"{tuple_of(v.shape)}, {tuple_of(v.strides)}, {v.dtype}"
             lines.append(f'{self.name(v)} = runtime.constant("{constant.key}", {where})')
         origins = {k.name: k.origins for k in self.plan.kernels}
         for step in self.plan.steps:
@@ -255,7 +255,7 @@ class _Wrapper:
         self.freeing.clear()
 
     def fresh(self, value: Value) -> str:
-        where = f"{tuple_text(value.shape)}, {tuple_text(value.strides)}, {value.dtype}"
+        where = f"{tuple_of(value.shape)}, {tuple_of(value.strides)}, {value.dtype}"
         if value.device == self.gpu:
             return f"{self.tool('empty_cuda')}({where})"
         nbytes, lasting = value.nbytes.value, ", lasting=True" * (value in self.lasting)
@@ -270,7 +270,7 @@ class _Wrapper:
         if isinstance(built, TritonKernel):
             self.launch_on_gpu(step, name, built)
             return
-        args = [self.pointer(v) for v in step.args] + [index_text(s) for s in step.sizes]
+        args = [self.pointer(v) for v in step.args] + [*map(str, step.sizes)]
         self.emit(f"{name}({', '.join([*args, 'threads'])})")
 
     def launch_on_gpu(self, step: Launch, name: str, kernel: TritonKernel) -> None:
@@ -282,10 +282,10 @@ class _Wrapper:
                 case Pointer():
                     args.append(self.gpu_pointer(next(values)))
                 case SizeArgument():
-                    args.append(index_text(next(sizes)))
+                    args.append(str(next(sizes)))
                 case Workspace(_, nbytes, zeroed):
                     own.append(self.names.fresh("space"))
-                    amount = index_text(substitute(nbytes, known))
+                    amount = str(substitute(nbytes, known))
                     self.emit(f"{own[-1]} = {self.tool('workspace')}({amount}, {zeroed}, stream)")
                     args.append(f"{own[-1]}.data_ptr()")
         self.emit(f"{name}({', '.join(args)})")
@@ -372,8 +372,8 @@ class _Wrapper:
             self.bind_size(size, at)
 
     def checked(self, value: Value, text: str, op: str) -> str:
-        strides = "None" if value in self.free_strides else tuple_text(value.strides)
-        where = f"{tuple_text(value.shape)}, {strides}, {value.dtype}"
+        strides = "None" if value in self.free_strides else tuple_of(value.strides)
+        where = f"{tuple_of(value.shape)}, {strides}, {value.dtype}"
         return f'{self.tool("checked")}({text}, {where}, "{op}")'
 
     def argument(self, arg: Arg, new: Mapping[Value, Value] = MappingProxyType({})) -> str:
@@ -384,7 +384,7 @@ class _Wrapper:
             case Item(view):
                 return f"{self.view(view)}.item()"
             case Index():
-                return index_text(arg)
+                return str(arg)
             case ListArg(items):
                 return f"[{', '.join(self.argument(item, new) for item in items)}]"
             case _:
@@ -396,7 +396,7 @@ class _Wrapper:
             return f"{self.tool('as_complex')}({self.view(replace(view, dtype=None))}, {view.dtype})"
         if is_full(view):
             return self.name(view.value)
-        where = f"{tuple_text(view.shape)}, {tuple_text(view.strides)}, {index_text(view.offset)}"
+        where = f"{tuple_of(view.shape)}, {tuple_of(view.strides)}, {view.offset}"
         window = f"{self.tool('reinterpret')}({self.name(view.value)}, {where})"
         return window if view.dtype in (None, view.value.dtype) else f"{window}.view({view.dtype})"
 

@@ -232,7 +232,7 @@ class Index:
                 total[rest] = total.get(rest, 0) + c
         return _canonical(total)
 
-    def __repr__(self) -> str:
+    def __repr__(self) -> str:  # a Python expression over the names of sizes, too
         return self.text(repr)
 
     def text(self, atom: Callable[[Atom], str]) -> str:

@@ -16,7 +16,6 @@ from torch import fx
 
 from gyrator.autograd.partition.plan import JointGraph, Partition
 from gyrator.cache.store import Entry
-from gyrator.codegen.python_text import index_text
 from gyrator.ir.program import Extern
 from gyrator.ir.text import kernel_text, node_text
 from gyrator.origin import origin_of
@@ -177,7 +176,7 @@ def _step_text(step: Step) -> str:
             where = "in place of" if offset is None else f"{offset} elements into"
             return f"allocate {value.name}  {'fresh' if upon is None else f'{where} {upon.name}'}"
         case Launch(kernel, args, sizes):
-            given = ", ".join([*(value.name for value in args), *(index_text(s) for s in sizes)])
+            given = ", ".join([*(value.name for value in args), *map(str, sizes)])
             return f"launch {kernel}({given})"
         case Call(extern, into):
             return f"call {node_text(extern).splitlines()[-1].strip()}{'  into its result' if into else ''}"

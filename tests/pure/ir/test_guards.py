@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from gyrator.codegen.python_text import index_text
 from gyrator.ir.index import Axis, const
 from gyrator.ir.symbols import Symbols
 from tests.pure.ir.test_symbols import fake
@@ -46,7 +45,7 @@ def test_what_is_false_now_holds_in_no_call() -> None:
 def test_strides_of_an_empty_tensor_are_for_a_call_that_has_one(size: int, text: str) -> None:
     env, (s, _) = fake((size, 8))
     index = Symbols(env).to_index(torch.sym_max(s // 4, 1))
-    assert index_text(index).replace(str(s), "s") == text
+    assert str(index).replace(str(s), "s") == text
     assert len(env.guards) == (size == 16)
 
 
