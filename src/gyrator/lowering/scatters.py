@@ -112,7 +112,10 @@ def _points(x: TensorRef, dim: int, index: TensorRef, slices_of: TensorRef | Non
     return Points(shape or (ONE,), lambda at: along(x, dim, index, at, slices=slices_of is not None))
 
 
-def _scatter(combine: str, b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, source: Operand) -> Any:
+def scatter_along(
+    combine: str, b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, source: Operand
+) -> Any:  # fmt: skip
+    """scatter and scatter_add: each element of ``source`` goes to where ``index`` says along ``dim``."""
     if out.dtype == torch.bool and combine != "set":
         return NotImplemented
     return scatter(b, out, x, _points(x, dim, index), source, combine)
@@ -269,9 +272,9 @@ def _as_strided_scatter(
 
 LOWERINGS: Family = {
     **rows(_index_put, "index_put _unsafe_index_put"),
-    **rows(partial(_scatter, "set"), "scatter", "src value"),
-    **rows(partial(_scatter, "add"), "scatter_add"),
-    **rows(lambda *args, reduce: _scatter(COMBINES[reduce], *args), "scatter", "reduce value_reduce"),
+    **rows(partial(scatter_along, "set"), "scatter", "src value"),
+    **rows(partial(scatter_along, "add"), "scatter_add"),
+    **rows(lambda *args, reduce: scatter_along(COMBINES[reduce], *args), "scatter", "reduce value_reduce"),
     **rows(partial(_reduce, False), "scatter_reduce", "two"),
     **rows(_masked_scatter, "masked_scatter"),
     **rows(_index_add, "index_add"),

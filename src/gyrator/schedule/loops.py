@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Expr, IndexValue, Load, Op, Value
-from gyrator.ir.index import ONE, Atom, Axis, Index, as_index, minimum, product, substitute
+from gyrator.ir.index import ONE, Atom, Axis, FloorDiv, Index, Mod, as_index, minimum, product, substitute
 from gyrator.ir.ops import OPS
 from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, bodies, defines
 from gyrator.ir.volume import at_most, volume
@@ -20,6 +20,8 @@ TINY = 8
 TILE_ROWS, TILE_COLUMNS, TILE_BYTES = 64, 64, 1 << 16
 """Rows and columns of the tile through which a transposed access of a larger tensor goes: runs of several
 cache lines both ways, and the tile stays in the first cache."""
+DIVISION = 8
+"""The cost of dividing an index, in additions."""
 PART = 64
 """Rows that a sheet sums apart in float32, and adds up in float64: errors do not grow with the number of rows."""
 
@@ -170,7 +172,8 @@ def _points(group: Group, found: list[Access]) -> Shape:
 def _is_repeated(group: Group, axis: Axis, lane: Axis) -> bool:
     """Whether most of the work is the same along an axis, as that of finding where to read is for all channels: vectors
     then compute it once, before an innermost loop along that axis."""
-    if volume((axis.extent,)) < TINY // 2 or not all(isinstance(m.nest.root, Pointwise) for m in group.members):
+    few = volume((axis.extent,)) < TINY // 2 or volume((lane.extent,)) < LANES
+    if few or not all(isinstance(m.nest.root, Pointwise) for m in group.members):
         return False
     work, varying = {False: 0, True: 0}, set[Value]()
     made = {v for m in group.members for v in m.nest.out}
@@ -186,6 +189,11 @@ def _is_repeated(group: Group, axis: Axis, lane: Axis) -> bool:
                 varies = not (along[axis].isdisjoint(own) and found.isdisjoint(node.operands()))
             if varies:
                 found.add(node)
+            divided = [
+                atom.num for index in node.indices() for atom in index.atoms() if isinstance(atom, FloorDiv | Mod)
+            ]
+            for axes in [number.axes() for number in divided]:
+                work[not along[axis].isdisjoint(axes)] += DIVISION * (not along[lane].isdisjoint(axes))
             if isinstance(node, Op) and along[lane] & node.axes():
                 work[varies] += OPS[node.name].cost
         if body in found:

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from gyrator.ir.program import Nest, Scatter
 from tests.pure.lowering.harness import check, tensor
 
 aten = torch.ops.aten
@@ -27,6 +29,17 @@ def test_max_pool(case: str, dtype: torch.dtype) -> None:
     check(lambda x: aten.max_pool2d_with_indices(x, *window), x)
     grad = tensor(*values.shape, dtype=dtype)
     check(lambda g, x, i: aten.max_pool2d_with_indices_backward(g, x, *window, i), grad, x, indices)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_gradients_of_maxima_are_added_where_they_belong(layout: torch.memory_format) -> None:
+    x = tensor(2, 3, 8, 9).contiguous(memory_format=layout)
+    values, indices = F.max_pool2d(x, 3, 2, 1, return_indices=True)
+    window = ([3, 3], [2, 2], [1, 1], [1, 1], False)
+    low = check(lambda g, x, i: aten.max_pool2d_with_indices_backward(g, x, *window, i), values, x, indices)
+    (scatter,) = [n.root for n in low.program.nodes if isinstance(n, Nest) and isinstance(n.root, Scatter)]
+    assert scatter.combine == "add" and [str(n) for n in scatter.into.shape] == ["2", "3", "72"]
+    assert len(low.program.nodes) == 2  # the zeros and the sum: no copy to eager's strides
 
 
 def test_max_pool_finds_nan_and_the_first_of_equals() -> None:
