@@ -2,8 +2,8 @@
 
 A window reads ``x`` at ``stride·o − padding + dilation·r``; outside the input a maximum sees the smallest number and
 an average sees 0. Backward passes, but that of maxima on a processor, ask the other way round, for each input element
-which windows held it, so that nothing is scattered: with kernel ``k`` and stride ``s`` these are ``⌈k/s⌉`` windows at most, from ``⌊(p +
-padding)/s⌋`` downwards. Adaptive pooling cuts the input into parts instead, as equal as they can be.
+which windows held it, so that nothing is scattered: with kernel ``k`` and stride ``s`` these are ``⌈k/s⌉`` windows at
+most, from ``⌊(p + padding)/s⌋`` downwards. Adaptive pooling cuts the input into parts instead, as equal as they can be.
 """
 
 from collections.abc import Callable, Sequence
