@@ -20,7 +20,7 @@ from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.family import Family, Lowering, rows
 from gyrator.lowering.joins import masked
 from gyrator.lowering.reductions import reduction, summed
-from gyrator.lowering.refs import Coords, TensorRef
+from gyrator.lowering.refs import Coords, TensorRef, view_coords
 from gyrator.lowering.scatters import scatter_along
 from gyrator.lowering.typed import between, both, cast, compute_dtype, like, number, op, within
 from gyrator.lowering.views import reshape
@@ -183,17 +183,20 @@ def _mean_of(windows: Windows, b: Builder, out: Meta, x: TensorRef) -> Any:
 
 
 def _mean_backward(windows: Windows, b: Builder, out: Meta, grad: TensorRef) -> Any:
-    """Each element's sum of the shares that windows give it."""
+    """Each element's sum of the shares that windows give it. Where these differ in size a processor, which divides
+    slowly, computes them before."""
     rank, wide = windows.rank, compute_dtype(out.dtype)
-    shares = b.pointwise(
-        out.with_dtype(wide).with_shape(grad.shape),
-        lambda at: _quotient(cast(grad.load(at), wide), windows.count(at[-rank:])),
-        "shares",
-    )
+
+    def share(at: Coords) -> Expr:
+        return _quotient(cast(grad.load(at), wide), windows.count(at[-rank:]))
+
+    known = windows.count(view_coords(grad.shape)[-rank:]).value is not None
+    inline = known or out.device.type != "cpu"
+    given = share if inline else b.pointwise(out.with_dtype(wide).with_shape(grad.shape), share, "shares").load
 
     def body(at: Coords, back: Coords) -> Expr:
         holder, conditions = windows.holder(at[-rank:], back)
-        return masked([*conditions, *windows.holds(at[-rank:], holder)], shares.load((*at[:-rank], *holder)))
+        return masked([*conditions, *windows.holds(at[-rank:], holder)], given((*at[:-rank], *holder)))
 
     return summed(b, out, windows.holders, body)
 
