@@ -67,6 +67,11 @@ def gelu(x: Tensor, b: Tensor, r: Tensor) -> Tensor:
     return F.gelu(x + b) * 0.5 + r
 
 
+def rotary(q: Tensor, turns: Tensor) -> Tensor:
+    pairs = torch.view_as_complex(q.float().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * torch.view_as_complex(turns)).flatten(-2).type_as(q)
+
+
 def cases(scale: float) -> Iterator[Case]:
     """All cases; ``scale`` shrinks the number of rows."""
 
@@ -97,6 +102,8 @@ def cases(scale: float) -> Iterator[Case]:
     yield Case("RMS norm fwd+bwd 8192", rms_norm, norm(16384, 8192, bias=False), True, 5 * n)
     yield Case("GELU(x+b)*0.5+r", gelu, (two(32768, 4096), ((4096,), BF16), two(32768, 4096)))
     yield Case("SwiGLU", lambda a, b: F.silu(a) * b, (two(8192, 14336), two(8192, 14336)))
+    places = rows(32768)
+    yield Case("rotary, complex", rotary, (((places, 32, 128), BF16), ((places, 1, 64, 2), F32)))
     yield Case("transpose + add", lambda x, y: x.t() + y, (((wide, wide), BF16), ((wide, wide), BF16)))
     yield Case("sum of all", lambda x: x.sum(), (two(65536, 4096, F32),))
     yield Case("sum of columns", lambda x: x.sum(0), (two(65536, 4096, F32),))

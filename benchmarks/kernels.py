@@ -72,6 +72,15 @@ def rope(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return q * cos + torch.cat([-b, a], -1) * sin
 
 
+def rope_complex(q: Tensor, turns: Tensor) -> Tensor:
+    pairs = torch.view_as_complex(q.unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * torch.view_as_complex(turns)).flatten(-2)
+
+
+def max_pool(x: Tensor) -> Tensor:
+    return F.max_pool2d(x, 3, 2, 1)
+
+
 def column_sum(x: Tensor) -> Tensor:
     return x.sum(0)
 
@@ -103,6 +112,15 @@ def _rotation() -> tuple[Tensor, ...]:
     return q, angles.cos(), angles.sin()
 
 
+def _turns() -> tuple[Tensor, ...]:
+    q, cos, sin = _rotation()
+    return q, torch.stack([cos[:, :64], sin[:, :64]], -1)
+
+
+def _images() -> tuple[Tensor, ...]:
+    return (_matrix(2, 4096, 4096).view(32, 128, 64, 64),)
+
+
 CELL = 4 * CELLS
 KERNELS: dict[str, Kernel] = {
     "layer_norm": Kernel(layer_norm, lambda: (_matrix(), _vector(), _vector()), 2 * CELL),
@@ -121,6 +139,9 @@ KERNELS: dict[str, Kernel] = {
     "swiglu": Kernel(swiglu, lambda: (_matrix(), _matrix(1)), 3 * CELL),
     "swiglu_fwd_bwd": Kernel(swiglu, lambda: (_matrix(), _matrix(1)), 8 * CELL, backward=True),
     "rope": Kernel(rope, _rotation, 2 * CELL),
+    "rope_complex": Kernel(rope_complex, _turns, 2 * CELL),
+    "rope_complex_fwd_bwd": Kernel(rope_complex, _turns, 5 * CELL, backward=True),
+    "max_pool_fwd_bwd": Kernel(max_pool, _images, 3 * CELL, backward=True),
     "column_sum": Kernel(column_sum, lambda: (_matrix(),), CELL),
     "transpose_add": Kernel(transpose_add, lambda: (_matrix(), _matrix(1, COLUMNS, ROWS)), 3 * CELL),
     "cumsum": Kernel(cumsum, lambda: (_matrix(),), 2 * CELL),
