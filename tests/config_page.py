@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, Field
 
 from gyrator.config import MODES, OptionValue, env_name, option_fields, type_text
-from gyrator.inductor_names import INDUCTOR_NAMES
+from gyrator.inductor_names import OTHER_NAMES, SAME_NAMES
 
 SECTIONS: Mapping[str, str] = {
     "numerics": "Answers",
@@ -63,10 +63,8 @@ def _modes_part() -> str:
 
 def _inductor_part() -> str:
     rows = [
-        f"| `{c.inductor}` | "
-        + (f"`{c.ours}`" if c.ours else "none")
-        + f" | {'yes' if c.ours else 'not yet'} | {c.note} |"
-        for c in INDUCTOR_NAMES
+        f"| `{inductor}` | " + (f"`{ours}` | yes" if ours else "none | not yet") + f" | {note} |"
+        for inductor, (ours, note) in ({name: (name, "") for name in SAME_NAMES} | OTHER_NAMES).items()
     ]
     head = ["## Inductor's names", "", "| TorchInductor | gyrator | works | note |", "|---|---|---|---|"]
     return "\n".join([*head, *rows])
