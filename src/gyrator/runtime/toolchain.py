@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from types import MappingProxyType
 
 from gyrator.config import Config
 from gyrator.errors import ToolchainMissing
@@ -23,32 +22,27 @@ LIBRARIES = ("-nostartfiles", "-nodefaultlibs", "-lgomp", "-lm", "-lc", "-lgcc")
 
 _AVX2 = ("avx2", "fma", "f16c", "bmi2")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
-_WIDE = (*(f"-m{feature}" for feature in _AVX512), "-mprefer-vector-width=512")
-
-_VNNI = (*_WIDE, "-mavx512vnni")
-
-ISA_FLAGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "scalar": (),
-        "avx2": tuple(f"-m{feature}" for feature in _AVX2),
-        "avx512": _WIDE,
-        "avx512_vnni": _VNNI,
-        "avx512_bf16": (*_VNNI, "-mavx512bf16"),
-        "amx": (*_WIDE, "-DGY_AMX"),
-    }
-)
-"""Flags by instruction set, from the least to the most. The two between avx512 and amx multiply and add up groups of
-int8, and of bfloat16 too; all else is as with avx512."""
-
+_VNNI = (*_AVX512, "avx512_vnni")
 _NEEDED = {
-    "amx": {*_AVX512, "amx_tile", "amx_bf16", "amx_int8"},
-    "avx512_bf16": {*_AVX512, "avx512_vnni", "avx512_bf16"},
-    "avx512_vnni": {*_AVX512, "avx512_vnni"},
-    "avx512": {*_AVX512},
-    "avx2": {*_AVX2},
-    "scalar": set[str](),
+    "scalar": (),
+    "avx2": _AVX2,
+    "avx512": _AVX512,
+    "avx512_vnni": _VNNI,
+    "avx512_bf16": (*_VNNI, "avx512_bf16"),
+    "amx": (*_AVX512, "amx_tile", "amx_bf16", "amx_int8"),
 }
-"""What the processor must have for each instruction set, by its names in /proc/cpuinfo; the best set first."""
+"""What the processor must have for each instruction set, by its names in /proc/cpuinfo, from the least to the most. The
+two between avx512 and amx multiply and add up groups of int8, and of bfloat16 too; all else is as with avx512."""
+
+
+def _flags_of(features: tuple[str, ...]) -> tuple[str, ...]:
+    """The compiler's flags; tiles are used without its help."""
+    flags = (f"-m{feature.replace('_', '')}" for feature in features if not feature.startswith("amx"))
+    wide, tiles = "avx512f" in features, "amx_tile" in features
+    return (*flags, *(["-mprefer-vector-width=512"] * wide), *(["-DGY_AMX"] * tiles))
+
+
+ISA_FLAGS: Mapping[str, tuple[str, ...]] = {isa: _flags_of(features) for isa, features in _NEEDED.items()}
 
 _ASK_FOR_TILES = (158, 0x1023, 18)
 """The call arch_prctl(ARCH_REQ_XCOMP_PERM, XTILE_DATA), without which Linux refuses AMX tiles."""
@@ -124,5 +118,5 @@ def cpu_features() -> frozenset[str]:
 @lru_cache(maxsize=1)
 def cpu_isa() -> str:
     """The best of `ISA_FLAGS` that the processor and the system support."""
-    found = [isa for isa, needed in _NEEDED.items() if needed <= cpu_features()]
-    return found[0] if found[0] != "amx" or ctypes.CDLL(None).syscall(*_ASK_FOR_TILES) == 0 else found[1]
+    found = [isa for isa, needed in _NEEDED.items() if cpu_features().issuperset(needed)]
+    return found[-1] if found[-1] != "amx" or ctypes.CDLL(None).syscall(*_ASK_FOR_TILES) == 0 else found[-2]
