@@ -1,6 +1,10 @@
 """The command line: `python -m gyrator demo | doctor | bench | bisect | cache`."""
 
+import os
+import shutil
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -8,12 +12,11 @@ import torch
 import typer
 from rich.console import Console
 
-from gyrator.cli import cache
 from gyrator.cli.bisect import run_bisect
-from gyrator.cli.checkout import run_module
 from gyrator.cli.doctor import run_doctor
 from gyrator.config import Config
-from gyrator.errors import GyratorError
+from gyrator.errors import GyratorError, ToolchainMissing
+from gyrator.runtime.entries import KINDS
 from gyrator.version import __version__
 
 app = typer.Typer(
@@ -23,7 +26,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.add_typer(cache.app, name="cache")
+cache = typer.Typer(help="What the cache on disk holds.", no_args_is_help=True)
+app.add_typer(cache, name="cache")
 
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
@@ -56,10 +60,47 @@ def bisect(
     raise typer.Exit(run_bisect(script, context.args, out, Console()))
 
 
+@cache.command()
+def info() -> None:
+    """Show the cache's folder, and files and bytes of each kind."""
+    folder, console = Config.from_options().cache_folder, Console()
+    console.print(str(folder), highlight=False)
+    for kind in KINDS:
+        sizes = [p.stat().st_size for p in (folder / kind).rglob("*") if p.is_file()]
+        console.print(f"  {kind}: {len(sizes)} files, {sum(sizes) / 2**20:.1f} MiB", highlight=False)
+
+
+@cache.command()
+def clear() -> None:
+    """Remove what the cache keeps, and nothing else in its folder. Running processes keep what they have loaded."""
+    folder = Config.from_options().cache_folder
+    for path in map(folder.joinpath, KINDS):
+        if path.is_symlink():
+            path.unlink()
+        elif path.exists():
+            shutil.rmtree(path)
+    Console().print(f"{folder} is cleared", highlight=False)
+
+
 @app.command()
 def version() -> None:
     """Print the versions of gyrator, torch and Python."""
     print(f"gyrator {__version__}, torch {torch.__version__}, Python {sys.version.split()[0]}")
+
+
+def run_module(module: str, arguments: Sequence[str]) -> int:
+    """Run a module of the checkout around the package or in the working directory. Returns its exit status.
+
+    Raises: ToolchainMissing without one.
+    """
+    places = (Path(__file__).parents[2], Path.cwd())
+    root = next((place for place in places if (place / "benchmarks" / "run.py").exists()), None)
+    if root is None:
+        hint = "run this from a checkout of gyrator; the installed package does not carry it"
+        raise ToolchainMissing("the folder benchmarks/", hint)
+    path = os.pathsep.join(filter(None, [str(root / "src"), str(root), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False).returncode
 
 
 def main() -> None:

@@ -1,1 +1,1 @@
-"""What `python -m gyrator` does: demo, doctor, bench, bisect, cache."""
+"""Long commands of `python -m gyrator`: doctor, bisect."""

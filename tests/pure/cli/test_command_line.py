@@ -11,8 +11,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from gyrator import __main__ as command_line
 from gyrator.__main__ import app, main
-from gyrator.cli import checkout, doctor
+from gyrator.cli import doctor
 from gyrator.cli.doctor import Finding, findings
 from gyrator.config import Config
 from gyrator.errors import ToolchainMissing
@@ -102,10 +103,10 @@ def test_a_script_that_is_bisected_imports_its_neighbours(monkeypatch: pytest.Mo
 
 
 def test_bench_needs_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(checkout, "__file__", str(tmp_path / "a/b/c/d.py"))
+    monkeypatch.setattr(command_line, "__file__", str(tmp_path / "a/b/c.py"))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ToolchainMissing, match=r"benchmarks/ not found\n  try: run this from a checkout"):
-        checkout.run_module("benchmarks.run", [])
+        command_line.run_module("benchmarks.run", [])
 
 
 def test_an_error_is_printed_without_a_traceback(
