@@ -2,8 +2,8 @@
 
 import sys
 import time
-from abc import ABC, abstractmethod
-from typing import TextIO
+from math import inf
+from typing import TextIO, TypeAlias
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -16,41 +16,26 @@ LINE_SECONDS = 5.0
 """Least time between two lines."""
 
 
-class Progress(ABC):
-    """Where long work reports how far it is."""
+class Lines:
+    """Writes a line when so many seconds have passed since the last one (or since the start)."""
 
-    @abstractmethod
-    def update(self, stage: str, done: int = 0, total: int | None = None) -> None:
-        """The work is in `stage`, with `done` of `total` parts finished (None: not countable)."""
-
-    def close(self) -> None:  # noqa: B027  # most show nothing that must go
-        """The work is over; remove what is shown."""
-
-
-class Silent(Progress):
-    """Shows nothing."""
-
-    def update(self, stage: str, done: int = 0, total: int | None = None) -> None:
-        """Nothing."""
-
-
-class Lines(Progress):
-    """Writes a line when at least 5 seconds have passed since the last one (or since the start)."""
-
-    def __init__(self, title: str, stream: TextIO) -> None:
-        self._title, self._stream = title, stream
+    def __init__(self, title: str, stream: TextIO, seconds: float = LINE_SECONDS) -> None:
+        self._title, self._stream, self._seconds = title, stream, seconds
         self._start = self._last = time.monotonic()
 
     def update(self, stage: str, done: int = 0, total: int | None = None) -> None:
-        """Write the stage and the counts, if it is time."""
+        """Write, if it is time: the work is in `stage`, `done` of `total` parts (None: not countable) are finished."""
         now = time.monotonic()
-        if now - self._last >= LINE_SECONDS:
+        if now - self._last >= self._seconds:
             self._last = now
             parts = f" {done} of {total}" if total is not None else ""
             print(f"{self._title}: {stage}{parts}, {now - self._start:.0f} s", file=self._stream, flush=True)
 
+    def close(self) -> None:
+        """The work is over; lines stay."""
 
-class Bar(Progress):
+
+class Bar:
     """A bar on a terminal, shown once the work has taken a second and removed when it ends."""
 
     def __init__(self, title: str, console: Console) -> None:
@@ -71,11 +56,15 @@ class Bar(Progress):
             self._bar.stop()
 
 
+Progress: TypeAlias = Lines | Bar
+"""Where long work reports how far it is."""
+
+
 def progress_for(kind: str, title: str, stream: TextIO | None = None) -> Progress:
     """The reporter for the option `progress` (auto, bar, lines, off), writing to `stream` (stderr by default)."""
     out = sys.stderr if stream is None else stream
     if kind == "off":
-        return Silent()
+        return Lines(title, out, inf)
     if kind == "bar" or (kind == "auto" and out.isatty()):
         return Bar(title, Console(file=out))
     return Lines(title, out)

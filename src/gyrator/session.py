@@ -178,7 +178,7 @@ class Session:
         self.device = device
         self.name = name
         self.counters = Counters()
-        self.progress = progress_for(config.progress, f"gyrator {name}") if progress is None else progress
+        self.progress = progress or progress_for(config.progress, f"gyrator {name}")
         self.dump = DumpWriter(_new_folder(config.dump, name)) if config.dump is not None else None
         self.programs: list[tuple[str, object]] = []
         self.builds: list[BuildTime] = []

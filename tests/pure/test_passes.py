@@ -11,7 +11,6 @@ from gyrator.config import Config
 from gyrator.errors import InternalCheckError, UnsupportedInput
 from gyrator.origin import Origin
 from gyrator.passes import Pass, blame, run_passes
-from gyrator.progress import Silent
 from gyrator.session import Session
 
 Numbers = tuple[int, ...]
@@ -19,7 +18,7 @@ PLACE = Origin("model.py", 7, "forward", "aten.add")
 
 
 def session(check: str = "every", dump: Path | None = None) -> Session:
-    return Session(Config(check=check, dump=dump), torch.device("cpu"), progress=Silent())
+    return Session(Config(check=check, dump=dump, progress="off"), torch.device("cpu"))
 
 
 def positive(program: Numbers) -> None:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from gyrator import progress
-from gyrator.progress import Bar, Lines, Silent, progress_for
+from gyrator.progress import Bar, Lines, progress_for
 
 
 @final
@@ -31,7 +31,6 @@ def test_the_kind_follows_the_option_and_the_stream() -> None:
     assert isinstance(progress_for("auto", "gyrator", io.StringIO()), Lines)
     assert isinstance(progress_for("bar", "gyrator", io.StringIO()), Bar)
     assert isinstance(progress_for("lines", "gyrator", Terminal()), Lines)
-    assert isinstance(progress_for("off", "gyrator", Terminal()), Silent)
 
 
 def test_a_line_is_written_every_five_seconds(clock: list[float]) -> None:
@@ -41,6 +40,15 @@ def test_a_line_is_written_every_five_seconds(clock: list[float]) -> None:
         clock[0] = 100.0 + second
         lines.update("building", second, 20)
     assert out.getvalue() == "gyrator graph: building 5 of 20, 5 s\ngyrator graph: building 10 of 20, 10 s\n"
+
+
+def test_silence_on_request(clock: list[float]) -> None:
+    out = Terminal()
+    silent = progress_for("off", "gyrator graph", out)
+    clock[0] += 3600.0
+    silent.update("building", 1, 20)
+    silent.close()
+    assert out.getvalue() == ""
 
 
 def test_short_work_shows_no_bar(clock: list[float]) -> None:

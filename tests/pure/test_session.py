@@ -11,12 +11,11 @@ import torch
 
 from gyrator.config import Config
 from gyrator.errors import GyratorWarning
-from gyrator.progress import Silent
 from gyrator.session import Count, Session
 
 
 def session(dump: Path | None = None) -> Session:
-    return Session(Config(dump=dump), torch.device("cpu"), name="forward", progress=Silent())
+    return Session(Config(dump=dump, progress="off"), torch.device("cpu"), name="forward")
 
 
 def test_two_sessions_share_nothing() -> None:
@@ -95,7 +94,7 @@ def test_sessions_of_one_process_say_nothing_twice() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for name in ("first", "second"):
-            Session(Config(), torch.device("cpu"), name, Silent(), told).warn("CUDA graphs do not work yet")
+            Session(Config(progress="off"), torch.device("cpu"), name, told=told).warn("CUDA graphs do not work yet")
     assert [str(warning.message) for warning in caught] == ["CUDA graphs do not work yet"]
 
 
