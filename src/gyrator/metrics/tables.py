@@ -3,7 +3,7 @@
 import csv
 import fcntl
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
@@ -25,7 +25,12 @@ def add_rows(config: Config, name: str, rows: Callable[[], Iterable[Row]]) -> No
     columns = TABLES[name]
     if name not in config.metrics:
         return
-    found = [_cells(name, columns, row, config.model_name) for row in rows()]
+    found = []
+    for row in rows():
+        if odd := sorted(row.keys() ^ {*columns}):
+            raise InternalCheckError("metrics", f"a row of table {name} differs in columns {odd}")
+        cells = (row[column] for column in columns)
+        found.append([config.model_name, *(f"{cell:.6f}" if isinstance(cell, float) else cell for cell in cells)])
     if found:
         _append(name, found)
 
@@ -43,18 +48,10 @@ def _file(name: str) -> Path:
     return Path(f"metric_table_{name}.csv")
 
 
-def _append(name: str, rows: list[list[Cell]]) -> None:
+def _append(name: str, rows: Iterable[Iterable[Cell]]) -> None:
     with _file(name).open("a", newline="") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         writer = csv.writer(stream, lineterminator="\n")
         if stream.seek(0, io.SEEK_END) == 0:
             writer.writerow(["model_name", *TABLES[name]])
         writer.writerows(rows)
-
-
-def _cells(name: str, columns: Sequence[str], row: Row, model: str) -> list[Cell]:
-    if set(row) != set(columns):
-        odd = sorted(set(row) ^ set(columns))
-        raise InternalCheckError("metrics", f"a row of table {name} differs in columns {odd}")
-    cells = [row[column] for column in columns]
-    return [model, *(f"{cell:.6f}" if isinstance(cell, float) else cell for cell in cells)]
