@@ -25,9 +25,6 @@ from gyrator.runtime.entries import Stores, explain_miss, facts_of
 from gyrator.runtime.targets import find_targets
 from gyrator.session import Session
 
-ABOUT = "record.json"
-"""The file of what is known of a program beside its code."""
-
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -74,10 +71,10 @@ def find_program(key: Key | None, stores: Stores, inputs: Sequence[object], sess
     entry = stores.programs.find(key.digest, session.warn)
     notes = {} if entry is None else entry.notes
     names, facts, description = (notes.get(name) for name in ("graphs", "facts", "program"))
-    if entry is not None and isinstance(names, list) and isinstance(facts, list) and isinstance(description, dict):
+    if isinstance(names, list) and isinstance(facts, list) and isinstance(description, dict):
         graphs = [graph for name in names if (graph := stores.graphs.find(str(name), session.warn)) is not None]
         if len(graphs) == len(names) and all_hold(facts, key.symbols, inputs):
-            return Found(description, tuple(graphs), entry.text(ABOUT))
+            return Found(description, tuple(graphs), str(notes["about"]))
     explain_miss(key, stores.programs, session)
     return None
 
@@ -92,5 +89,5 @@ def keep_program(
     facts = facts_of(env, guards, key)
     if facts is not None:
         with suppress(Unrecordable):
-            notes: dict[str, Json] = {"program": to_json(traced), "graphs": [*graphs], "facts": facts}
-            programs.put(key.digest, {ABOUT: about}, {**notes, "key": {**key.fields}})
+            notes: dict[str, Json] = {"program": to_json(traced), "graphs": [*graphs], "facts": facts, "about": about}
+            programs.put(key.digest, {}, {**notes, "key": {**key.fields}})
