@@ -11,6 +11,7 @@ import runpy
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -69,9 +70,6 @@ class Case:
 class _Caught(BaseException):
     """Ends the script at the first program that fails."""
 
-    def __init__(self, case: Case) -> None:
-        self.case = case
-
 
 def run_bisect(script: Path, arguments: Sequence[str], folder: Path, console: Console) -> int:
     """Run the script; 1 if a program failed, whose repro then lies in `folder`, else 0."""
@@ -94,6 +92,7 @@ def run_bisect(script: Path, arguments: Sequence[str], folder: Path, console: Co
 def failing_program(run: Callable[[], object], argv: Sequence[str]) -> Case | None:
     """The first captured program that fails while `run` runs; None if none does."""
     before, arguments = gyrator.process, sys.argv
+    found: list[Case] = []
 
     def checked(gm: fx.GraphModule, _: Sequence[object], config: Config) -> Callable[..., object]:
         pending = [True]
@@ -103,21 +102,19 @@ def failing_program(run: Callable[[], object], argv: Sequence[str]) -> Case | No
                 pending.clear()
                 failure = check(gm, args, config)
                 if failure is not None:
-                    raise _Caught(Case(gm, _copies(args), config, failure))
+                    found.append(Case(gm, _copies(args), config, failure))
+                    raise _Caught
             return gm(*args)
 
         return call
 
     gyrator.process, sys.argv = replace(before, instead=checked), list(argv)
     try:
-        run()
-    except _Caught as caught:
-        return caught.case
-    except SystemExit:
-        return None
+        with suppress(_Caught, SystemExit):
+            run()
     finally:
         gyrator.process, sys.argv = before, arguments
-    return None
+    return found[0] if found else None
 
 
 # -- does it fail? -------------------------------------------------------------------------------------------
