@@ -24,8 +24,8 @@ from gyrator.pipeline import Process, compile_graph, device_of, frozen_garbage, 
 from gyrator.report.dump import dump_graph, dump_partition
 from gyrator.report.record import ProgramRecord, from_json, to_json
 from gyrator.report.watch import GraphCompiled, program_compiled, program_record
+from gyrator.runtime.entries import find_program, keep_program, program_key
 from gyrator.runtime.load import WRAPPER
-from gyrator.runtime.programs import find_program, keep_program, program_key
 from gyrator.session import Session
 from gyrator.torch_compat import recompile_reason, shape_env_of
 
