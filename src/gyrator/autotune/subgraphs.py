@@ -9,9 +9,8 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from gyrator.autograd.decompositions import decomposition_table
-from gyrator.autotune.candidates import Candidate
 from gyrator.autotune.parts import Builder
-from gyrator.autotune.tuner import Tuner
+from gyrator.autotune.tuner import Candidate, Tuner
 from gyrator.schedule.products import Ask
 from gyrator.torch_compat import graph_module
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
-from gyrator.autotune.candidates import Candidate, Choice, Trial, table
 from gyrator.autotune.parts import Builder, canonical_text
 from gyrator.autotune.sandbox import NO_ANSWER, Sandboxes
 from gyrator.cache.key import source_digest
@@ -25,9 +24,44 @@ from gyrator.runtime.workers import WorkerEnded
 from gyrator.schedule.products import Alternative, Question, product_of
 
 T = TypeVar("T")
+Parameters: TypeAlias = "Mapping[str, str | int | bool]"
 
 UNTIMED = (("cpp",), ("subgraph",))
 """Families that are taken without timing if no other may compete: the first candidate, the best guess."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One way to compute what a choice is about. ``backend`` is its family; ``key`` says what name and parameters do
+    not; ``start`` begins to build it and returns what waits for the folder of its wrapper. The others must agree with
+    the results of that which is ``plain``, by default the first."""
+
+    name: str
+    backend: str
+    key: str
+    parameters: Parameters
+    start: Callable[[], Callable[[], Path]]
+    plain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What became of a candidate: milliseconds of a call, or why there are none. Neither: it was taken untimed."""
+
+    name: str
+    backend: str
+    parameters: Parameters
+    milliseconds: float | None = None
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a choice was about, and all trials: the best first, those that failed last. ``known``: from the records."""
+
+    title: str
+    trials: tuple[Trial, ...]
+    known: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,3 +179,18 @@ def _ranked(candidates: Sequence[Candidate], found: Mapping[str, Any]) -> list[T
 def _trial(candidate: Candidate, found: float | str | None = None) -> Trial:
     took, failure = (None, found) if isinstance(found, str) else (found, "")
     return Trial(candidate.name, candidate.backend, candidate.parameters, took, failure)
+
+
+def table(choice: Choice) -> str:
+    """A choice for the terminal: ``AUTOTUNE op(shapes)``, rows best first, then what failed and why."""
+    best = next((trial.milliseconds for trial in choice.trials if trial.milliseconds), 0.0)
+    width = max((len(trial.name) for trial in choice.trials), default=0)
+    lines = [f"AUTOTUNE {choice.title}" + (" (times of an earlier run)" if choice.known else "")]
+    for trial in choice.trials:
+        took = trial.milliseconds
+        result = trial.failure.partition("\n")[0] or "taken untimed"
+        if took:
+            parameters = ", ".join(f"{name}={value}" for name, value in trial.parameters.items())
+            result = f"{took:.4f} ms {100 * best / took:5.1f}%  {parameters}".rstrip()
+        lines.append(f"  {trial.name:{width}} {result}")
+    return "\n".join(lines)

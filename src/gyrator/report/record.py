@@ -10,7 +10,7 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
-from gyrator.autotune.candidates import Choice
+from gyrator.autotune.tuner import Choice
 from gyrator.metrics.kernels import KernelFacts
 
 T = TypeVar("T")
