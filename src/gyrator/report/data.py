@@ -110,14 +110,6 @@ def _within(
         yield from _within(below, inner.get(stage.name, ()), {})
 
 
-def size_text(count: int) -> str:
-    """Bytes as people read them: ``1.5 MB``."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} B"
-
-
 def roofline(kernel: KernelRecord, seconds: float, peaks: Peaks) -> float:
     """Which share of what the machine reaches a kernel reaches, by bytes or operations, whichever binds."""
     least = max(kernel.bytes / peaks.bytes, kernel.facts.operations / peaks.operations)

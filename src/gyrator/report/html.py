@@ -9,9 +9,10 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
+from rich.filesize import decimal as size_text
 
 from gyrator.optional import require
-from gyrator.report.data import ReportData, roofline, size_text
+from gyrator.report.data import ReportData, roofline
 from gyrator.report.diagram import diagram
 from gyrator.report.record import Places
 

@@ -4,10 +4,11 @@ import io
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
+from rich.filesize import decimal as size_text
 from rich.markup import escape
 from rich.table import Table
 
-from gyrator.report.data import GraphReport, ProgramReport, ReportData, roofline, size_text
+from gyrator.report.data import GraphReport, ProgramReport, ReportData, roofline
 
 ROWS = 12
 """Most rows of a table; the rest is counted."""
