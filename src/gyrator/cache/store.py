@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
 from torch import Tensor
@@ -102,17 +103,14 @@ class Store:
     def _draft(self, place: Path) -> Iterator[Path]:
         """A folder to write to, which gets its place if there is a manifest in it."""
         place.parent.mkdir(mode=0o700, exist_ok=True)
-        draft = self._folder / f"draft-{os.getpid()}-{secrets.token_hex(8)}"
-        draft.mkdir(mode=0o700)
-        try:
-            yield draft
-            if (draft / MANIFEST).exists():
-                draft.rename(place)
-        except OSError:  # not empty: it exists by now
-            if not (place / MANIFEST).exists():
-                raise
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
+        with self._temporary() as draft:
+            try:
+                yield Path(draft)
+                if Path(draft, MANIFEST).exists():
+                    os.rename(draft, place)
+            except OSError:  # not empty: it exists by now
+                if not (place / MANIFEST).exists():
+                    raise
 
     def put_anonymous(self, files: Mapping[str, Content]) -> Entry:
         """Write an entry that nobody will look up."""
@@ -120,13 +118,8 @@ class Store:
 
     def remove(self, key: str) -> None:
         """Forget an entry. Processes that run its code keep it."""
-        place = self._place(key)
-        grave = self._folder / f"draft-{os.getpid()}-{secrets.token_hex(8)}"
-        try:
-            place.rename(grave)
-        except FileNotFoundError:
-            return
-        shutil.rmtree(grave, ignore_errors=True)
+        with self._temporary() as grave, suppress(FileNotFoundError):
+            self._place(key).rename(grave)
 
     def newest(self, limit: int) -> Iterator[Mapping[str, Json]]:
         """The notes of the entries that were written last."""
@@ -137,6 +130,9 @@ class Store:
 
     def _place(self, key: str) -> Path:
         return self._folder / key[:2] / key
+
+    def _temporary(self) -> TemporaryDirectory[str]:
+        return TemporaryDirectory(prefix="draft-", dir=self._folder, ignore_cleanup_errors=True)
 
     def _sweep(self) -> None:
         """Remove what writers that were killed left behind."""

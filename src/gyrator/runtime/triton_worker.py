@@ -61,14 +61,13 @@ def compile_kernel(request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     kind = importlib.import_module(gluon).GluonASTSource if function.is_gluon() else compiler.ASTSource
     source = kind(function, request["signature"], request["constants"], aligned)
     built = compiler.compile(source, target=target("cuda", request["capability"], 32), options=request["options"])
-    handle, path = tempfile.mkstemp(suffix=".cubin", dir=folder)
-    with os.fdopen(handle, "wb") as stream:
+    with tempfile.NamedTemporaryFile(suffix=".cubin", dir=folder, delete=False) as stream:
         stream.write(built.asm["cubin"])
     found = built.metadata
     if found.profile_scratch_size:
         raise ValueError("the kernel wants scratch memory for Triton's profiler")
     return {
-        "binary": path,
+        "binary": stream.name,
         "function": found.name,
         "shared": found.shared,
         "warps": found.num_warps,
@@ -90,10 +89,9 @@ def _mend(backend: object, stages: dict[str, Callable[..., Any]], *about: object
 
 def _module(source: str, folder: Path) -> ModuleType:
     """A module from its text, in a file of its own, where Triton reads the kernel's lines."""
-    handle, path = tempfile.mkstemp(prefix="kernel_", suffix=".py", dir=folder)
-    with os.fdopen(handle, "w") as stream:
+    with tempfile.NamedTemporaryFile("w", prefix="kernel_", suffix=".py", dir=folder, delete=False) as stream:
         stream.write(source)
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    spec = importlib.util.spec_from_file_location(Path(stream.name).stem, stream.name)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

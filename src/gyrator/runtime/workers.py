@@ -62,13 +62,8 @@ class Worker:
 
     def end(self) -> None:
         """End the process and remove its files."""
-        if self.process.poll() is None:
+        with contextlib.suppress(OSError), self.process:  # closes its streams, and waits
             self.process.kill()
-        for stream in (self.process.stdin, self.process.stdout):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
-        self.process.wait()
         self.folder.cleanup()
 
 
