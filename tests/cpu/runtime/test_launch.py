@@ -15,7 +15,7 @@ from gyrator.config import Config
 from gyrator.errors import IndexOutOfRange
 from gyrator.origin import Origin
 from gyrator.runtime.build import LAUNCHER_SOURCE
-from gyrator.runtime.launch import MOST_ARGUMENTS, Bind, address_of, bind_by_ctypes, index_error, load_launcher
+from gyrator.runtime.load import MOST_ARGUMENTS, Bind, address_of, bind_by_ctypes, index_error, load_launcher
 from gyrator.runtime.toolchain import find_toolchain
 
 KERNELS = """
