@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
 
 from gyrator.ir import tree
-from gyrator.ir.expr import Expr, Load, Op, Random, walk_all
+from gyrator.ir.expr import Expr, Load, Op, Random, Value, walk_all
 from gyrator.ir.index import Axis
 from gyrator.ir.ops import OPS
 from gyrator.ir.tree import Attend, Contract, Kernel, Loop, LoopKind, Stage, Store, Update, walk_stages
@@ -94,10 +95,9 @@ class _Walk:
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self.params = {param.value: k for k, param in enumerate(kernel.params)}
-        self.read = [0] * len(kernel.params)
-        self.written = [0] * len(kernel.params)
-        self.strides: list[tuple[int, ...]] = [()] * len(kernel.params)
+        self.values = [param.value for param in kernel.params]
+        self.read, self.written = Counter[Value](), Counter[Value]()
+        self.strides: dict[Value, tuple[int, ...]] = {}
         self.loads = self.stores = self.atomics = self.casts = self.operations = self.loops = 0
         self.carried = self.running = self.shared = self.columns = self.vectors = self.scattered = self.partial = False
         self.depth = 1  # of a template's product
@@ -141,23 +141,22 @@ class _Walk:
         for view in tree.windows(stage):
             moved = self.written if isinstance(stage, Attend) and view in stage.results else self.read
             elements = prod(count_of(n) for n in view.shape)
-            moved[self.params[view.value]] += elements * view.value.dtype.itemsize
+            moved[view.value] += elements * view.value.dtype.itemsize
 
     def store(self, store: Store, around: tuple[Loop, ...], trips: int) -> None:
         self.stores += 1
         self.atomics += store.atomic
-        position = self.params.get(store.value)
         combined = store.combine != "set"
         self.operations += trips * combined
-        if position is None:
+        if store.value not in self.values:
             self.columns |= combined
             return
         self.scattered |= combined or any(i.indirects() for i in store.index)
-        self.written[position] += trips * store.value.dtype.itemsize
-        self.read[position] += trips * store.value.dtype.itemsize * combined
+        self.written[store.value] += trips * store.value.dtype.itemsize
+        self.read[store.value] += trips * store.value.dtype.itemsize * combined
         if len(store.index) == 1:
             steps = [store.index[0].coefficient(loop.axis) for loop in around]
-            self.strides[position] = tuple(count_of(s) for s in steps if s is not None)
+            self.strides[store.value] = tuple(count_of(s) for s in steps if s is not None)
 
     def exprs(self, exprs: tuple[Expr, ...], trips: int, seen: set[Expr]) -> None:
         for root in exprs:
@@ -165,8 +164,7 @@ class _Walk:
                 match node:
                     case Load(value):
                         self.loads += 1
-                        if value in self.params:
-                            self.read[self.params[value]] += trips * value.dtype.itemsize
+                        self.read[value] += trips * value.dtype.itemsize
                     case Op("cast"):
                         self.casts += 1
                     case Op(name):
@@ -175,11 +173,10 @@ class _Walk:
                         self.operations += trips * RANDOM_OPERATIONS
 
     def facts(self) -> KernelFacts:
-        whole = [value_bytes(param.value) for param in self.kernel.params]
-        read = tuple(min(n, most) for n, most in zip(self.read, whole, strict=True))
-        written = tuple(min(n, most) for n, most in zip(self.written, whole, strict=True))
+        read = tuple(min(self.read[value], value_bytes(value)) for value in self.values)
+        written = tuple(min(self.written[value], value_bytes(value)) for value in self.values)
         kept = list(self.kept.values()) or [1]
-        elements = sum(n // param.value.dtype.itemsize for n, param in zip(written, self.kernel.params, strict=True))
+        elements = sum(n // value.dtype.itemsize for n, value in zip(written, self.values, strict=True))
         inner = [_inner_loops(loop) for loop in self.kernel.body if isinstance(loop, Loop)]
         return KernelFacts(
             kind=self.kind(),
@@ -197,7 +194,7 @@ class _Walk:
             operations=self.operations,
             read=read,
             written=written,
-            strides=tuple(self.strides),
+            strides=tuple(self.strides.get(value, ()) for value in self.values),
         )
 
     def kind(self) -> KernelKind:
