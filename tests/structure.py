@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "gyrator"
 
 ORDER = """
-    version origin errors inductor_names metric_tables config optional torch_compat api
+    version origin errors inductor_names config optional torch_compat api
     ir progress session metrics passes cache
     capture graph autograd lowering schedule codegen templates runtime
     autotune validate benchmark_fusion report pipeline backend insight worker cli __main__

@@ -22,7 +22,6 @@ from msgspec import Meta
 
 from gyrator.errors import InvalidOption, UnknownOption
 from gyrator.inductor_names import hint_for
-from gyrator.metric_tables import TABLES
 
 OptionValue = bool | int | float | str | Path | tuple[str, ...] | None
 """What an option can hold."""
@@ -30,6 +29,21 @@ OptionValue = bool | int | float | str | Path | tuple[str, ...] | None
 Positive: TypeAlias = Annotated[int, Meta(ge=1)]
 Natural: TypeAlias = Annotated[int, Meta(ge=0)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0)]
+
+_COLUMNS = {
+    "slow_fusion": "kernel1_path kernel1_latency kernel2_path kernel2_latency fused_kernel_path "
+    "fused_kernel_latency slow_down_ratio",
+    "graph_stats": "graph_id num_nodes_before_fusion num_nodes_after_fusion",
+    "persistent_red_perf": "kernel0_path kernel1_path kernel2_path kernel3_path kernel0_latency kernel1_latency "
+    "kernel2_latency kernel3_latency size_hints reduction_hint",
+    "fusion_failure_due_to_indexing_mismatch": "pre_grad_graph_id post_grad_graph_id node1_name node2_name "
+    "node1_debug_str node2_debug_str common_buffer_names failure_reason",
+    "kernel_metadata": "kernel_name kernel_path kernel_category size_hints reduction_hint line_of_code num_load "
+    "num_store num_for_loop num_atomic_add num_args xnumel ynumel rnumel kernel_args_num_gb",
+    "kernel_autotune": "kernel_path kernel_name triton_config latency_ms",
+}
+TABLES: Mapping[str, tuple[str, ...]] = {name: tuple(columns.split()) for name, columns in _COLUMNS.items()}
+"""The columns of all metric tables (`metrics/tables.py` writes them), by name, after the first one, `model_name`."""
 
 
 def _option(default: OptionValue, doc: str, *, shapes_code: bool = True) -> Any:

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TypeAlias
 
-from gyrator.config import Config
+from gyrator.config import TABLES, Config
 from gyrator.errors import InternalCheckError
-from gyrator.metric_tables import TABLES
 
 Cell: TypeAlias = "str | int | float | None"
 Row: TypeAlias = "Mapping[str, Cell]"

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gyrator.config import Config
+from gyrator.config import TABLES, Config
 from gyrator.errors import InternalCheckError, InvalidOption
-from gyrator.metric_tables import TABLES
 from gyrator.metrics.tables import add_rows, start_tables
 from gyrator.report.watch import kernel_tuned
 from gyrator.runtime.triton_tune import Candidate
