@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import MISSING, Field
 
-from gyrator.config import MODES, OptionValue, env_name, option_fields, type_text
+from gyrator.config import MODES, OptionValue, env_name, option_fields, option_types, type_text
 from gyrator.inductor_names import OTHER_NAMES, SAME_NAMES
 
 SECTIONS: Mapping[str, str] = {
@@ -49,7 +49,7 @@ variables, lists are separated by commas and flags are 1 or 0."""
 def _option_entry(option: Field[OptionValue]) -> str:
     assert option.default is not MISSING
     default = list(option.default) if isinstance(option.default, tuple) else option.default
-    facts = f"{type_text(option)}; default `{default!r}`; `{env_name(option)}`"
+    facts = f"{type_text(option_types()[option.name])}; default `{default!r}`; `{env_name(option)}`"
     return f"- **`{option.name}`** ({facts})\n  {option.metadata['doc']}"
 
 

@@ -198,10 +198,10 @@ class Config:
         values |= MODES[mode or "default"]
         for name, value in (options or {}).items():
             if name not in known:
-                valid = {n: type_text(option) for n, option in known.items()}
+                valid = {n: type_text(kind) for n, kind in option_types().items()}
                 raise UnknownOption(name, valid, hint=hint_for(name))
-            bad = InvalidOption(name, value, type_text(known[name]))
-            values[name] = _convert(value, _types()[name], bad)
+            kind = option_types()[name]
+            values[name] = _convert(value, kind, InvalidOption(name, value, type_text(kind)))
         return Config(**values)  # type: ignore[arg-type]
 
     @property
@@ -234,19 +234,15 @@ def env_name(option: Field[OptionValue]) -> str:
     return PREFIX + option.name.upper()
 
 
-def type_text(option: Field[OptionValue]) -> str:
-    """The type of an option as a reader wants it: `"fast" | "eager"`, `int ≥ 1`, `list of ...`."""
-    return _type_text(_types()[option.name])
-
-
-def _type_text(kind: Any) -> str:
+def type_text(kind: Any) -> str:
+    """An option's type as a reader wants it: `"fast" | "eager"`, `int ≥ 1`, `list of ...`."""
     origin, parts = get_origin(kind), get_args(kind)
     if origin is Literal:
         return " | ".join(f'"{choice}"' for choice in parts)
     if origin is tuple:
         return "list of " + " | ".join(get_args(parts[0]))
     if origin is UnionType:
-        return " or ".join(map(_type_text, parts))
+        return " or ".join(map(type_text, parts))
     if origin is Annotated:
         plain, limits = parts
         return f"{plain.__name__} " + (f"≥ {limits.ge}" if limits.le is None else f"in {limits.ge}…{limits.le}")
@@ -265,7 +261,7 @@ def unknown_environment(env: Mapping[str, str]) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1)
-def _types() -> Mapping[str, Any]:
+def option_types() -> Mapping[str, Any]:
     """Each option's type, its choices and range included."""
     return get_type_hints(Config, include_extras=True)
 
@@ -276,10 +272,10 @@ _FLAGS = {"on": "1", "yes": "1", "off": "0", "no": "0"}
 
 def _parse(option: Field[OptionValue], text: str) -> OptionValue:
     """The value that an environment variable's text stands for."""
-    kind, plain = _types()[option.name], text.strip()
+    kind, plain = option_types()[option.name], text.strip()
     if NoneType in get_args(kind) and plain.lower() in ("", "none"):
         return None
-    expected = "1 or 0" if kind is bool else type_text(option)
+    expected = "1 or 0" if kind is bool else type_text(kind)
     bad = InvalidOption(option.name, text, expected, source=env_name(option))
     return _convert(_FLAGS.get(plain.lower(), plain) if kind is bool else plain, kind, bad, strict=False)
 

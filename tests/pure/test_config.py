@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gyrator.config import MODES, Config, option_fields, type_text, unknown_environment
+from gyrator.config import MODES, Config, option_fields, option_types, type_text, unknown_environment
 from gyrator.errors import InvalidOption, UnknownOption
 from gyrator.inductor_names import OTHER_NAMES, SAME_NAMES
 from tests.config_page import config_page
@@ -48,8 +48,8 @@ def test_an_unknown_option_lists_the_valid_ones_with_types_and_suggests_the_clos
         config(max_autotun=True)
     text = str(caught.value)
     assert "did you mean 'max_autotune'?" in text
-    for name, option in option_fields().items():
-        assert f"{name}: {type_text(option)}" in text
+    for name, kind in option_types().items():
+        assert f"{name}: {type_text(kind)}" in text
 
 
 def test_one_of_inductors_names_is_answered_with_ours() -> None:
