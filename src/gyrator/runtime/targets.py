@@ -23,7 +23,7 @@ from gyrator.runtime.build import Build, start_build
 from gyrator.runtime.gpu_kernels import describe
 from gyrator.runtime.load import library_file
 from gyrator.runtime.toolchain import Toolchain, find_toolchain
-from gyrator.runtime.triton_build import GpuTarget, TritonBuild, Wanted, find_target, start_triton_build
+from gyrator.runtime.triton_build import GpuTarget, Wanted, find_target, start_triton_build
 from gyrator.runtime.workers import Workers
 from gyrator.schedule.plan import Plan
 from gyrator.session import Session
@@ -68,20 +68,14 @@ class Kernels:
     texts: Mapping[str, tuple[str, str]]
     align: tuple[Value, ...]
     places: frozenset[Origin]
-    _build: Build | None
-    _triton_build: TritonBuild | None
+    _waits: Sequence[Callable[[], Mapping[str, str | Path]]]
 
     def wait(self) -> dict[str, str | Path]:
         """The files that the graph's folder needs, when they are there.
 
         Raises: KernelBuildError, KeyboardInterrupt.
         """
-        files: dict[str, str | Path] = {}
-        if self._build is not None:
-            files |= {library_file(name): path for name, path in self._build.wait().items()}
-        if self._triton_build is not None:
-            files |= describe(self._triton_build.wait(), self._triton_build.target.capability)
-        return files
+        return {name: file for wait in self._waits for name, file in wait().items()}
 
 
 def start_kernels(plan: Plan, targets: Targets, store: Store, session: Session, workers: Workers) -> Kernels:
@@ -101,22 +95,24 @@ def start_kernels(plan: Plan, targets: Targets, store: Store, session: Session, 
         cpp = {kernel.name: print_kernel(kernel) for kernel in on_cpu}
     align = inputs_to_align(plan) if on_gpu and session.config.assume_aligned_inputs else ()
     built: dict[str, BuiltKernel | TritonKernel] = {**triton}
-    build = triton_build = None
+    waits: list[Callable[[], Mapping[str, str | Path]]] = []
     places = {k.name: k.origins[0] for k in plan.kernels if k.origins}
     if on_cpu or targets.gpu is None:
         toolchain = targets.cpu or find_toolchain(session.config)
         build = start_build(list(cpp.values()), toolchain, store, session, places)
         built |= built_kernels(on_cpu, list(cpp.values()), build)
+        waits.append(lambda: {library_file(name): path for name, path in build.wait().items()})
     if on_gpu:
         assert targets.gpu is not None
         sure = argument_alignment(plan, triton, align)
         wanted = [Wanted(triton[k.name], sure[k.name], checked_place(k)) for k in on_gpu]
-        triton_build = start_triton_build(wanted, targets.gpu, workers, store, session)
+        gpu_build = start_triton_build(wanted, targets.gpu, workers, store, session)
+        waits.append(lambda: describe(gpu_build.wait(), gpu_build.target.capability))
     texts = {name: (kernel.name, kernel.source) for name, kernel in triton.items()}
     texts |= {name: (kernel.name, kernel.text) for name, kernel in cpp.items()}
     sites = {place for b in built.values() if isinstance(b, BuiltKernel) for _, place in b.sites}
     sites |= {checked_place(k) for k in on_gpu if triton[k.name].asserts}
-    return Kernels(built, texts, align, frozenset(p for p in sites if p is not None), build, triton_build)
+    return Kernels(built, texts, align, frozenset(p for p in sites if p is not None), waits)
 
 
 def print_forms(kernel: Kernel, *, early: bool = False) -> TritonKernel:
