@@ -13,12 +13,12 @@ from torch.utils import _pytree as pytree
 
 from gyrator.autograd.aot import Traced, aot_program, assemble
 from gyrator.autograd.decompositions import decomposition_table
-from gyrator.autograd.flat_inputs import flattened, taking_lists
 from gyrator.autograd.function import Differentiable
 from gyrator.autograd.inputs import Inputs, fake_inputs
 from gyrator.autograd.interface import Compiled, GraphInfo, Pending
 from gyrator.autograd.partition.min_cut import min_cut_with_budget
 from gyrator.autograd.partition.plan import JointGraph, Partition
+from gyrator.autograd.shell import flattened, taking_lists
 from gyrator.config import Config, unknown_environment
 from gyrator.pipeline import Process, compile_graph, device_of, frozen_garbage, loaded
 from gyrator.report.dump import dump_graph, dump_partition

@@ -16,9 +16,8 @@ from torch.fx import Graph, GraphModule, Node
 
 from gyrator import torch_compat
 from gyrator.autograd.channels_last import prefer_layouts
-from gyrator.autograd.decompose import decompose
+from gyrator.autograd.decompose import decompose, merge_equal_calls
 from gyrator.autograd.decompositions import SAVED_NARROW, DecompositionTable, decomposition_table
-from gyrator.autograd.equal_calls import merge_equal_calls
 from gyrator.autograd.freeze import freeze
 from gyrator.autograd.function import Differentiable, Tangent, differentiable, make_function
 from gyrator.autograd.inputs import Inputs, fake_inputs, negated, overlapping

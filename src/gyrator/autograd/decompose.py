@@ -28,7 +28,7 @@ from torch.fx.node import map_aggregate, map_arg
 from gyrator import torch_compat
 from gyrator.autograd.builder import ORIGIN_KEYS, GraphBuilder, ancestors, copy_node, inherited, mapped, values_of
 from gyrator.autograd.decompositions import DecompositionTable
-from gyrator.autograd.effects import is_statement
+from gyrator.autograd.effects import Effect, behaviour, is_statement
 from gyrator.autograd.fake_results import metadata_key
 from gyrator.autograd.recorder import Recorder
 from gyrator.autograd.symbols import SYMBOLIC_TYPES, Held, expression
@@ -187,3 +187,29 @@ def _key(argument: Any, tensors: list[Node]) -> Any:
     if isinstance(argument, dict):
         return tuple([(name, _key(item, tensors)) for name, item in argument.items()])
     return type(argument), argument
+
+
+def merge_equal_calls(graph: Graph) -> None:
+    """Replaces each call of a pure operator by an earlier one with the same arguments.
+
+    Refuses random draws, sizes that come from data (each has its name), constants (cheaper to write anew than to copy
+    where two scatters start from one), calls whose results are the graph's, calls in other regions of activation
+    checkpoints or in the other half of the program, and graphs in which a call writes to its arguments.
+    """
+    calls = [node for node in graph.nodes if node.op == "call_function" and isinstance(node.target, OpOverload)]
+    if any(node.target._schema.is_mutable for node in calls):
+        return
+    results = graph.output_node().all_input_nodes
+    shown = {*results, *(node.args[0] for node in results if node.target is operator.getitem)}
+    first: dict[str, Node] = {}
+    for node in calls:
+        op = node.target
+        pure = op.namespace in ("aten", "prims") and behaviour(op).effect in (Effect.PURE, Effect.VIEW)
+        fresh = "unbacked_bindings" in node.meta or torch.Tag.nondeterministic_seeded in op.tags
+        if node in shown or not node.all_input_nodes or not pure or fresh:
+            continue
+        about = [node.meta.get(key) for key in ("backward", "region", "recompute")]
+        known = first.setdefault(repr((op, node.args, node.kwargs, about)), node)  # 1, 1.0 and True differ
+        if known is not node:
+            node.replace_all_uses_with(known)
+            graph.erase_node(node)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from gyrator import torch_compat
@@ -159,3 +160,31 @@ class _Writer:
         linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
         exec(compile(source, filename, "exec"), self._names)
         return self._names["call"]
+
+
+def flattened(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModule:
+    """`gm` with a placeholder per item of its lists:  f([a, b])  →  f(a, b)."""
+    graph, new = Graph(), dict[Node, Any]()
+    examples, numbers = iter(example_inputs), count()
+    for node in gm.graph.nodes:
+        if node.op != "placeholder":
+            new[node] = graph.node_copy(node, new.__getitem__)
+            continue
+        new[node] = pytree.tree_map(lambda _: graph.placeholder(f"input_{next(numbers)}"), next(examples))
+        values = pytree.tree_leaves(node.meta.get("example_value"))
+        for placeholder, value in zip(pytree.tree_leaves(new[node]), values, strict=False):
+            placeholder.meta["example_value"] = value
+    return GraphModule(gm, graph)
+
+
+def taking_lists(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, called with lists of its arguments, which are emptied first so that it can free them early."""
+
+    def call(*args: Any) -> Any:
+        leaves = pytree.tree_leaves(args)
+        for arg in args:
+            if isinstance(arg, list):
+                arg.clear()
+        return run(*leaves)
+
+    return call

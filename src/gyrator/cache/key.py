@@ -106,7 +106,7 @@ def source_digest() -> str:
     """A digest of gyrator's own sources and headers: another compiler makes other code."""
     root = Path(__file__).resolve().parent.parent
     total = hashlib.sha256()
-    for path in sorted(p for p in root.rglob("*") if p.suffix in (".py", ".h", ".cpp")):
+    for path in sorted(p for p in root.rglob("*") if p.suffix in (".py", ".h", ".cpp", ".txt")):
         total.update(str(path.relative_to(root)).encode())
         total.update(path.read_bytes())
     return total.hexdigest()

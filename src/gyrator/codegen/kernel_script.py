@@ -1,6 +1,7 @@
 """The option `benchmark_kernel`: for each kernel a program that times it on random inputs."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import torch
 
@@ -11,6 +12,8 @@ from gyrator.codegen.wrapper import BuiltKernel
 from gyrator.ir.volume import count_of
 from gyrator.metrics.kernels import facts_of
 from gyrator.schedule.plan import Launch, Plan
+
+_FRAME = Path(__file__).with_name("kernel_script.txt").read_text()
 
 
 def kernel_scripts(plan: Plan, kernels: Mapping[str, BuiltKernel | TritonKernel]) -> Iterator[tuple[str, str]]:
@@ -32,27 +35,5 @@ def kernel_scripts(plan: Plan, kernels: Mapping[str, BuiltKernel | TritonKernel]
         sizes = ", ".join(str(count_of(n)) for n in launch.sizes)
         places = "\n".join(f"    {origin}: {origin.op}" for origin in kernel.origins)
         made, nbytes = "\n".join(f"        {tensor}," for tensor in tensors), facts_of(kernel).bytes
-        text = _TEMPLATE.format(name=name, load=load, places=places, tensors=made, sizes=sizes, nbytes=nbytes)
+        text = _FRAME.format(name=name, load=load, places=places, tensors=made, sizes=sizes, nbytes=nbytes)
         yield f"kernel_{name}.py", text
-
-
-_TEMPLATE = '''"""Times the kernel {name} on random inputs: ms, GB, GB/s. It comes from
-
-{places}
-"""
-
-import torch
-
-from gyrator.runtime.standalone import benchmark_kernel, random_tensor
-
-
-def tensors():
-    """One tensor for each pointer that the kernel takes."""
-    return [
-{tensors}
-    ]
-
-
-if __name__ == "__main__":
-    benchmark_kernel(__file__, "{name}", lambda runtime: runtime.{load}, tensors, [{sizes}], {nbytes})
-'''

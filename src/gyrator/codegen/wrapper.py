@@ -21,6 +21,7 @@ import re
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 
 import torch
@@ -50,6 +51,7 @@ _FOR_VIEWS = frozenset(map(str, COPIES.values()))
 """Operators that may stand for a view; their results get its strides, which are not their own."""
 
 _FREES_PER_LINE = 6
+_FRAME = Path(__file__).with_name("wrapper.txt").read_text()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,7 @@ class _Wrapper:
         made = "\n".join(f"        {self.made_input(given, ranges)}," for given in self.plan.inputs)
         call = "call" if self.gpu is None else f"runtime.on_device({self.gpu.index}, call)"
         math = "import math\n\n" if "math." in body else ""
-        return _TEMPLATE.format(name=self.plan.name, setup=setup, body=body, call=call, made=made, math=math)
+        return _FRAME.format(name=self.plan.name, setup=setup, body=body, call=call, made=made, math=math)
 
     def emit(self, line: str) -> None:
         self.lines += broken(line, WIDTH - 8)
@@ -410,36 +412,6 @@ class _Wrapper:
             return "True" if value.dtype == torch.bool else "1.5"
         made = random_tensor(value, value.device, ranges)
         return f"torch.view_as_complex({made})" if given.complex else made
-
-
-_TEMPLATE = '''"""Graph {name!r}, compiled by gyrator. As a script it runs on random inputs, timed."""
-
-{math}import torch
-
-from gyrator.runtime.load import Runtime
-from gyrator.runtime.standalone import main, random_tensor
-
-
-def bind(runtime: Runtime):
-    """The graph as a function of one list of inputs, which it empties."""
-{setup}
-
-    def call(args):
-{body}
-
-    return {call}
-
-
-def inputs():
-    """Inputs of the kind that the graph was compiled for."""
-    return [
-{made}
-    ]
-
-
-if __name__ == "__main__":
-    main(__file__, bind, inputs)
-'''
 
 
 def gpu_of(plan: Plan) -> torch.device | None:

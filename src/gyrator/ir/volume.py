@@ -4,11 +4,19 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from math import prod
 
-from gyrator.ir.expr import Value
+from gyrator.ir.expr import Checked, Expr, Op, Random, Value
 from gyrator.ir.index import Atom, Index, Size, evaluate, upper
+from gyrator.ir.ops import OPS
 
 UNKNOWN_SIZE = 64
 """What a size without a hint counts as."""
+
+
+def cost_of(node: Expr) -> int:
+    """About how many cheap instructions an expression's own node takes, its operands apart."""
+    if isinstance(node, Op):
+        return OPS[node.name].cost
+    return 40 if isinstance(node, Random | Checked) else 0
 
 
 def volume(shape: Iterable[Index], unknown: int = UNKNOWN_SIZE) -> int:

@@ -11,6 +11,7 @@ from torch._ops import OpOverload
 from gyrator import torch_compat
 from gyrator.autograd.builder import flatten, mapped
 from gyrator.autograd.decompositions import Numerics
+from gyrator.autograd.partition.recompute import Cost, cost
 from gyrator.ir.evaluate import as_reals
 from gyrator.ir.index import ZERO, Size
 from gyrator.ir.program import Constant, Derived, Input, Output, Program, Update, View
@@ -21,7 +22,6 @@ from gyrator.lowering.complex_numbers import LOWERINGS as COMPLEX
 from gyrator.lowering.extern import Result
 from gyrator.lowering.pointwise import REGISTERED_LATE
 from gyrator.lowering.refs import TensorRef, whole
-from gyrator.lowering.rounding import rounding_nodes
 from gyrator.lowering.symbolic import number_of, read_number
 from gyrator.lowering.table import LOWERINGS, RANDOM, VIEWS
 from gyrator.lowering.typed import COMPUTED
@@ -261,3 +261,19 @@ def _dtypes(values: list[object]) -> set[torch.dtype]:
     leaves = flatten(values)
     numbers = {torch.complex64 for leaf in leaves if isinstance(leaf, complex)}
     return {leaf.dtype for leaf in leaves if isinstance(leaf, (torch.Tensor, TensorRef))} | numbers
+
+
+aten = torch.ops.aten
+_CHOOSES = (aten.argmax.default, aten.argmin.default)
+_LARGEST = (aten.amax.default, aten.amin.default, aten.max.default, aten.min.default)
+
+
+def rounding_nodes(graph: fx.Graph) -> frozenset[fx.Node]:
+    """The nodes that read 16-bit floats as rounded: that test equality or choose, and what computes their operands."""
+    found: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        kind = cost(node)
+        follows = node.target in _LARGEST or kind in (Cost.VIEW, Cost.POINTWISE)
+        if kind is Cost.EQUALITY or node.target in _CHOOSES or (follows and not found.isdisjoint(node.users)):
+            found.add(node)
+    return frozenset(found)

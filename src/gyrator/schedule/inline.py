@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from gyrator.ir.expr import Checked, Const, Expr, Load, Masked, Op, Random, Value, rewrite
+from gyrator.ir.expr import Const, Expr, Load, Masked, Op, Value, rewrite
 from gyrator.ir.index import Atom, Index
-from gyrator.ir.ops import OPS
 from gyrator.ir.program import Nest, Pointwise, Program, Reduce, addressed, expressions, loads, map_nests, shown_values
 from gyrator.ir.simplify import Rule
-from gyrator.ir.volume import volume
+from gyrator.ir.volume import cost_of, volume
 from gyrator.origin import merge
 from gyrator.schedule.layout import transposes
 
@@ -142,17 +141,12 @@ def _measure(body: Expr, nest: Nest) -> _Shape:
     row = wide[-1] if wide and volume([wide[-1].extent]) >= ROW else None
     for node in body.walk():
         count += 1
-        one = 0
-        match node:
-            case Op(name):
-                one = OPS[name].cost
-            case Random() | Checked():
-                one = 40
-            case Load(_, index):
-                n_loads += 1
-                axes = frozenset().union(*(i.axes() for i in index))
-                big += len(axes) == len(wide)
-                one = 20 if any(i.indirects() for i in index) else 0
+        one = cost_of(node)
+        if isinstance(node, Load):
+            n_loads += 1
+            axes = frozenset().union(*(i.axes() for i in node.index))
+            big += len(axes) == len(wide)
+            one = 20 if any(i.indirects() for i in node.index) else 0
         if row is None or row in node.axes():
             cost, dear = cost + one, dear or one > 8
     return _Shape(cost, count, n_loads, big, dear)

@@ -14,22 +14,21 @@ from typing import TypeAlias
 
 import torch
 
-from gyrator.ir.expr import Const, Expr, Load, Op, Random, Ref, Value, map_indirect, rewrite
+from gyrator.ir.expr import Const, Expr, Load, Op, Ref, Value, map_indirect, rewrite
 from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, dot, substitute, upper
-from gyrator.ir.ops import OPS, REDUCTIONS, identity
+from gyrator.ir.ops import REDUCTIONS, identity
 from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, bodies, defines
 from gyrator.ir.simplify import Rule
 from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, loads_in
-from gyrator.ir.volume import volume
+from gyrator.ir.volume import cost_of, volume
 from gyrator.lowering.typed import cast
 from gyrator.origin import merge
 from gyrator.schedule.canonical import named, stem_of
 from gyrator.schedule.gpu import Gpu
-from gyrator.schedule.gpu_loops import gpu_loops
 from gyrator.schedule.gpu_shared import shared_blocks
 from gyrator.schedule.gpu_tiling import tile_kernel
 from gyrator.schedule.group import Axes, Group, Member, is_atomic
-from gyrator.schedule.loops import PART, SIMPLE, Shape, Style, choose_loops
+from gyrator.schedule.loops import PART, SIMPLE, Shape, Style, choose_loops, gpu_loops
 
 CHEAP = 6
 MAX_SCRATCH = 1 << 20
@@ -478,16 +477,7 @@ def _bound(axis: Axis) -> Index:
 
 def _work(exprs: tuple[Expr, ...]) -> int:
     """Cheap instructions to compute the expressions once, about."""
-    total = 0
-    for node in {n for e in exprs for n in e.walk()}:
-        match node:
-            case Op(name):
-                total += OPS[name].cost
-            case Load():
-                total += 1
-            case Random():
-                total += 40
-    return total
+    return sum(cost_of(node) + isinstance(node, Load) for node in {n for e in exprs for n in e.walk()})
 
 
 def _cost(stages: Body) -> int:

@@ -4,11 +4,11 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from gyrator.ir.expr import Expr, IndexValue, Load, Op, Value
-from gyrator.ir.index import ONE, Atom, Axis, FloorDiv, Index, Mod, as_index, minimum, product, substitute
-from gyrator.ir.ops import OPS
+from gyrator.ir.expr import Expr, IndexValue, Load, Value
+from gyrator.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Mod, as_index, minimum, product, substitute
 from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, bodies, defines
-from gyrator.ir.volume import at_most, volume
+from gyrator.ir.volume import at_most, cost_of, volume
+from gyrator.schedule.align import digits_of
 from gyrator.schedule.group import Axes, Group
 from gyrator.schedule.layout import Access, accesses, coalesce, contiguous_axes, lane_cost, loop_order
 
@@ -194,8 +194,8 @@ def _is_repeated(group: Group, axis: Axis, lane: Axis) -> bool:
             ]
             for axes in [number.axes() for number in divided]:
                 work[not along[axis].isdisjoint(axes)] += DIVISION * (not along[lane].isdisjoint(axes))
-            if isinstance(node, Op) and along[lane] & node.axes():
-                work[varies] += OPS[node.name].cost
+            if along[lane] & node.axes():
+                work[varies] += cost_of(node)
         if body in found:
             varying.update(defines(member.nest))
     return work[False] > max(2 * work[True], 2 * LANES)
@@ -308,3 +308,48 @@ def _blocked(axis: Axis, size: int, blocks: dict[Atom, Index]) -> tuple[Axis, Ax
     inner = Axis(axis.name + "t", minimum(as_index(size), axis.extent - block.index() * size))
     blocks[axis] = block.index() * size + inner.index()
     return block, inner
+
+
+# -- on a GPU ---------------------------------------------------------------------------------------------
+MIN_SIDE = 2
+"""Tiles over two axes pay where both are at least this long: three channels of an image are."""
+
+
+def gpu_loops(group: Group, stored: frozenset[Value]) -> Shape:
+    """Flatten the outer axes into one axis of the grid, and each space into one row.
+
+    A pointwise group that reads along one axis what it writes along another keeps the two apart, so that both
+    become sides of a tile, with the other axes in front:
+
+        y[b, i, j] = x[b, j, i]   →   | b { | i tiled { | j tiled { y[…] = x[…] } } }
+
+    If it reads along a third axis too, that is the third side.
+    """
+    group = ordered(group, stored)
+    blocks: dict[Atom, Index] = {}
+    spaces = tuple([(_flat(f"row{n}", space, blocks),) for n, space in enumerate(group.spaces)])
+    parallel = tuple(_grid(group, stored, blocks))
+    return Shape(group, Style.TILES, parallel, None, spaces, blocks, lanes=1)
+
+
+def _grid(group: Group, stored: frozenset[Value], blocks: dict[Atom, Index]) -> list[Axis]:
+    if not group.outer:
+        return []
+    *others, last = group.outer
+    side = crossing(others, last, accesses(group, stored)) if group.pointwise else None
+    if side is None or min(volume((a.extent,)) for a in (side, last)) < MIN_SIDE:
+        return [_flat("point", group.outer, blocks)]
+    rest = [a for a in others if a is not side]
+    third = crossing(rest, last, accesses(group, stored))
+    rest = [a for a in rest if a is not third]
+    return [*([_flat("plane", tuple(rest), blocks)] if rest else []), *([third] if third else []), side, last]
+
+
+def _flat(name: str, axes: Axes, blocks: dict[Atom, Index]) -> Axis:
+    """One axis in place of several; ``blocks`` notes each as a digit of it."""
+    if len(axes) == 1:
+        return axes[0]
+    flat = Axis(name, product([a.extent for a in axes]))
+    # where nothing runs digits would divide by zero
+    blocks |= dict.fromkeys(axes, flat.index()) if flat.extent is ZERO else digits_of(flat.index(), axes)
+    return flat

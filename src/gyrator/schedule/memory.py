@@ -8,6 +8,7 @@ from gyrator.ir.index import Index, Size, contiguous_strides, dot, product, subs
 from gyrator.ir.program import Extern, Pointwise, Program, Reduce, Scatter, Update, defines, output_values, shown_values
 from gyrator.ir.simplify import Rule
 from gyrator.ir.tree import Kernel
+from gyrator.ir.volume import bytes_of
 from gyrator.origin import Origins, merge
 from gyrator.schedule.canonical import Canonical, canonicalise
 from gyrator.schedule.epilogue import product_group
@@ -15,7 +16,19 @@ from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_attention import build_attention
 from gyrator.schedule.group import Group, Member
 from gyrator.schedule.kernel import Built, build_kernel, levels_of
-from gyrator.schedule.plan import Allocate, Call, Copy, Free, Launch, Plan, Step, full_view, has_out_variant, is_full
+from gyrator.schedule.plan import (
+    OUT_VARIANTS,
+    Allocate,
+    Call,
+    Copy,
+    Free,
+    Launch,
+    Plan,
+    Step,
+    full_view,
+    has_out_variant,
+    is_full,
+)
 from gyrator.schedule.products import Templated, Unit, defines_of, nodes_of, product_of, uses_of, whole_of
 from gyrator.schedule.templated import build_templated, contract_of
 
@@ -271,3 +284,37 @@ def _elementwise(here: _Here, writer: Member, old: Value, new: Value) -> bool:
         if isinstance(member.nest.root, Scatter) or any(at is not place for at in places):
             return False
     return True
+
+
+# -- the order of products -----------------------------------------------------------------------------------
+def order_products(units: Sequence[Unit], program: Program) -> tuple[Unit, ...]:
+    """The units with products moved up past other products where that holds less memory."""
+    order = list(units)
+    life = life_of(program, units)
+    last = {**life.last, **dict.fromkeys(life.forever, len(order))}
+    for k in range(len(order) - 1):
+        at = k
+        while at >= 0 and _is_better(order[at + 1], order[at], at + 1, last):
+            order[at], order[at + 1] = order[at + 1], order[at]
+            for unit, place in ((order[at], at), (order[at + 1], at + 1)):  # the later one ends what both read
+                last |= {v: place for v in uses_of(unit) if last[v] in (at, at + 1)}
+            at -= 1
+    return tuple(order)
+
+
+def _is_better(second: Unit, first: Unit, end: int, last: dict[Value, int]) -> bool:
+    """Whether two neighbours, up to the place ``end``, hold less if they change places."""
+    if not (_is_product(first) and _is_product(second)) or uses_of(second) & set(defines_of(first)):
+        return False
+    return _most(second, first, end, last) < _most(first, second, end, last)
+
+
+def _is_product(unit: Unit) -> bool:
+    return isinstance(unit, Extern) and unit.op in OUT_VARIANTS
+
+
+def _most(first: Unit, second: Unit, end: int, last: dict[Value, int]) -> int:
+    """Bytes that two units, run in this order, need at most at once beyond what is held before."""
+    ended = {v for v in uses_of(first) - uses_of(second) if last[v] in (end - 1, end)}
+    made = sum(map(bytes_of, defines_of(first)))
+    return max(made, made - sum(map(bytes_of, ended)) + sum(map(bytes_of, defines_of(second))))

@@ -9,9 +9,9 @@ from gyrator.ir.program import Constant, Extern, Nest, Program
 from gyrator.ir.simplify import Rule, simplifier, simplify
 from gyrator.ir.text import program_text
 from gyrator.passes import Pass, run_passes
-from gyrator.schedule.bias import add_biases_later
 from gyrator.schedule.choose import choose_products
 from gyrator.schedule.cpu_gemm import Cpu, Packing
+from gyrator.schedule.cpu_linear import add_biases_later
 from gyrator.schedule.dce import fill_empty, remove_dead
 from gyrator.schedule.fuse import Decision, Slower, fuse
 from gyrator.schedule.gpu import Gpu
@@ -20,8 +20,7 @@ from gyrator.schedule.gpu_combo import combine
 from gyrator.schedule.gpu_gemm import shown_unpadded
 from gyrator.schedule.gpu_reductions import online_softmax, split_on_gpu
 from gyrator.schedule.inline import inline
-from gyrator.schedule.memory import plan_memory
-from gyrator.schedule.order import order_products
+from gyrator.schedule.memory import order_products, plan_memory
 from gyrator.schedule.overlay import overlay
 from gyrator.schedule.pad import pad_rows
 from gyrator.schedule.plan import Plan
