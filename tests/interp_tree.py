@@ -16,8 +16,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from gyrator.ir.combine import State, combine_into, equal, reduce_dims, start
-from gyrator.ir.evaluate import Evaluator, IntOrTensor
+from gyrator.ir.evaluate import Evaluator, IntOrTensor, State, combine_into, equal, reduce_dims, start
 from gyrator.ir.expr import Ref, Value
 from gyrator.ir.index import Axis, Size, evaluate
 from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Stage, Store, Update

@@ -23,11 +23,10 @@ from gyrator.autograd.function import Differentiable, Tangent, differentiable, m
 from gyrator.autograd.inputs import Inputs, fake_inputs, negated, overlapping
 from gyrator.autograd.interface import BoxedCallable, Compiled, Compiler, GraphInfo, Pending, Size, Update
 from gyrator.autograd.joint import Joint, trace
-from gyrator.autograd.loss import behind_loss, without_zeros
 from gyrator.autograd.partition.min_cut import min_cut
 from gyrator.autograd.partition.plan import JointGraph, PartitionFunction
-from gyrator.autograd.partition.split import Halves, inference_graph, split
-from gyrator.autograd.rng import seed_recomputed
+from gyrator.autograd.partition.recompute import seed_recomputed
+from gyrator.autograd.partition.split import Halves, behind_loss, inference_graph, split, without_zeros
 from gyrator.autograd.shell import Program, make_shell
 from gyrator.errors import InternalCheckError
 

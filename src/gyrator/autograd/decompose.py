@@ -190,7 +190,8 @@ def _key(argument: Any, tensors: list[Node]) -> Any:
 
 
 def merge_equal_calls(graph: Graph) -> None:
-    """Replaces each call of a pure operator by an earlier one with the same arguments.
+    """Replaces each call of a pure operator by an earlier one with the same arguments, as layers of T5 add one mask to
+    one position bias:  a = add(bias, mask);  …  b = add(bias, mask)   →   a = add(bias, mask);  …
 
     Refuses random draws, sizes that come from data (each has its name), constants (cheaper to write anew than to copy
     where two scatters start from one), calls whose results are the graph's, calls in other regions of activation

@@ -163,7 +163,7 @@ class _Writer:
 
 
 def flattened(gm: GraphModule, example_inputs: Sequence[Any]) -> GraphModule:
-    """`gm` with a placeholder per item of its lists:  f([a, b])  →  f(a, b)."""
+    """`gm` with a placeholder per item of the lists that compiled autograd passes:  f([a, b])  →  f(a, b)."""
     graph, new = Graph(), dict[Node, Any]()
     examples, numbers = iter(example_inputs), count()
     for node in gm.graph.nodes:

@@ -4,10 +4,13 @@ Nodes are numbered and symbols renamed in the order of their appearance, so that
 happened to choose do not matter; neither do the user's file names and lines.
 """
 
+import ast
 import hashlib
+import math
+import operator
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
@@ -20,9 +23,10 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gyrator.cache.store import digest
 from gyrator.config import Config
+from gyrator.ir.symbols import python_text
 from gyrator.ir.volume import rounded_hint
 from gyrator.origin import origin_of
-from gyrator.torch_compat import float_behind, plain_number, qualified_name, raw_bytes, symbol_hint
+from gyrator.torch_compat import float_behind, plain_number, qualified_name, raw_bytes, symbol_hint, symbolic_numbers
 from gyrator.version import __version__
 
 _PLAIN = (bool, int, str, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -241,3 +245,74 @@ def _content(tensor: torch.Tensor) -> str:
     if isinstance(tensor, torch._subclasses.FakeTensor) or tensor.device.type != "cpu":
         raise _Uncacheable(f"a constant on {tensor.device}")
     return hashlib.sha256(raw_bytes(tensor)).hexdigest()
+
+
+# -- facts about sizes -------------------------------------------------------------------------------------
+_NAME = re.compile(r"\b[A-Za-z_]\w*\b")
+
+_OPERATORS: Mapping[type[ast.AST], Callable[..., object]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
+    ast.USub: operator.neg, ast.Not: operator.not_,
+    ast.Eq: operator.eq, ast.NotEq: operator.ne,
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+}  # fmt: skip
+_CALLS: Mapping[str, Callable[..., object]] = {
+    "max": torch.sym_max, "min": torch.sym_min, "abs": abs,
+    "math.trunc": math.trunc, "math.floor": math.floor, "math.ceil": math.ceil,
+}  # fmt: skip
+
+
+def new_facts(shape_env: ShapeEnv, before: int, canonical: Mapping[str, str]) -> list[str]:
+    """The guards that were added since there were `before` of them, as text over canonical names of symbols.
+
+    Raises: ValueError if one has no text, or speaks of a symbol without a canonical name.
+    """
+    facts = []
+    for guard in shape_env.guards[before:]:
+        unknown = [s.name for s in guard.expr.free_symbols if s.name not in canonical]
+        if unknown:
+            raise ValueError(f"{guard.expr} speaks of {unknown[0]}")
+        text = python_text(guard.expr)
+        facts.append(_NAME.sub(lambda match: canonical.get(match.group(), match.group()), text))
+    return facts
+
+
+def holds(fact: str, sizes: Mapping[str, object]) -> bool:
+    """Whether a fact is true of these sizes; if they are symbolic, torch guards it from now on.
+
+    Raises: ValueError for a text that is no arithmetic on known sizes.
+    """
+    return bool(_value(ast.parse(fact, mode="eval").body, sizes))
+
+
+def all_hold(facts: Iterable[object], symbols: Mapping[str, str], inputs: Sequence[object]) -> bool:
+    """Whether every fact is true of a graph's inputs; False also for a text that cannot be read.
+
+    `symbols` gives for the names in the facts the inputs' own.
+    """
+    known = {n.node.expr.name: n for n in symbolic_numbers(inputs) if n.node.expr.is_symbol}
+    sizes = {new: known[old] for new, old in symbols.items() if old in known}
+    try:
+        return all(holds(str(fact), sizes) for fact in facts)
+    except (ValueError, SyntaxError, TypeError, ZeroDivisionError):
+        return False
+
+
+def _value(node: ast.expr, sizes: Mapping[str, object]) -> object:
+    match node:
+        case ast.Constant(bool() | int() | float()):
+            return node.value
+        case ast.Name(name) if name in sizes:
+            return sizes[name]
+        case ast.UnaryOp(op, inner) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_value(inner, sizes))
+        case ast.BinOp(left, op, right) | ast.Compare(left, [op], [right]) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_value(left, sizes), _value(right, sizes))
+        case ast.BoolOp(ast.And(), values):
+            return all(bool(_value(v, sizes)) for v in values)
+        case ast.BoolOp(ast.Or(), values):
+            return any(bool(_value(v, sizes)) for v in values)
+        case ast.Call(func, args, []) if ast.unparse(func) in _CALLS:
+            return _CALLS[ast.unparse(func)](*(_value(a, sizes) for a in args))
+    raise ValueError(f"{ast.unparse(node)} is no fact about sizes")

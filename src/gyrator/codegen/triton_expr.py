@@ -15,9 +15,8 @@ from typing import TypeAlias
 import torch
 
 from gyrator.codegen.blocks import Blocks, Key, Lines, Printed
-from gyrator.codegen.python_text import Names, constant_text
+from gyrator.codegen.python_text import Names, constant_text, is_small, scalar, type_name, typed_literal
 from gyrator.codegen.texts import checked_place, ordered_terms, sum_text
-from gyrator.codegen.triton_names import is_small, scalar, type_name, typed_literal
 from gyrator.errors import InternalCheckError
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Value
 from gyrator.ir.index import Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, dot, is_nonnegative

@@ -13,9 +13,8 @@ from types import MappingProxyType
 import torch
 
 from gyrator.codegen.blocks import Key
-from gyrator.codegen.python_text import Names, tuple_of
+from gyrator.codegen.python_text import Names, is_small, tuple_of
 from gyrator.codegen.triton_expr import Expressions, Term
-from gyrator.codegen.triton_names import is_small
 from gyrator.ir.expr import Expr, Ref
 from gyrator.ir.index import Axis
 from gyrator.ir.tree import Let, Loop, LoopKind, Stage, Tile, loads_in, stage_exprs

@@ -16,8 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from gyrator.ir.combine import State, combine_into, reduce_dims, scan_dim
-from gyrator.ir.evaluate import Evaluator, allocate, as_reals, grid, place
+from gyrator.ir.evaluate import Evaluator, State, allocate, as_reals, combine_into, grid, place, reduce_dims, scan_dim
 from gyrator.ir.expr import Expr, Value
 from gyrator.ir.index import Index, Size, evaluate
 from gyrator.ir.program import Arg, Extern, Item, ListArg, Nest, Pointwise, Program, Reduce, Scan, Scatter, View

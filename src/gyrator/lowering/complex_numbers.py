@@ -60,13 +60,13 @@ def _is_real(at: Coords) -> Expr:
     return op("lt", IndexValue(at[-1]), constant(1, torch.int64))
 
 
-def _to_pairs(function: Callable[..., Pair], b: Builder, out: Meta, *operands: Number, **options: Any) -> TensorRef:
+def _to_pairs(function: Callable[..., Pair], b: Builder, out: Meta, *operands: Number) -> TensorRef:
     """Complex numbers by a function of pairs."""
     meta = out.reals()
     dtype = compute_dtype(meta.dtype)
 
     def body(at: Coords) -> Expr:
-        real, imaginary = function(*[_pair(x, at[:-1], dtype) for x in operands], **options)
+        real, imaginary = function(*[_pair(x, at[:-1], dtype) for x in operands])
         return op("where", _is_real(at), real, imaginary)
 
     return whole(b.pointwise(meta, body).value, out.dtype)

@@ -1,8 +1,11 @@
 """From a functional ATen graph to a :class:`~gyrator.ir.program.Program`, node by node."""
 
-from collections.abc import Mapping, Sequence
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter, getitem, truediv
+from typing import TypeAlias
 
 import torch
 from torch import fx
@@ -13,20 +16,24 @@ from gyrator.autograd.builder import flatten, mapped
 from gyrator.autograd.decompositions import Numerics
 from gyrator.autograd.partition.recompute import Cost, cost
 from gyrator.ir.evaluate import as_reals
-from gyrator.ir.index import ZERO, Size
+from gyrator.ir.expr import Expr, Scalar
+from gyrator.ir.index import ZERO, Index, Size
 from gyrator.ir.program import Constant, Derived, Input, Output, Program, Update, View
 from gyrator.ir.symbols import Symbols
 from gyrator.lowering import extern, higher_order
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.complex_numbers import LOWERINGS as COMPLEX
-from gyrator.lowering.extern import Result
+from gyrator.lowering.extern import Result, refused
 from gyrator.lowering.pointwise import REGISTERED_LATE
 from gyrator.lowering.refs import TensorRef, whole
-from gyrator.lowering.symbolic import number_of, read_number
 from gyrator.lowering.table import LOWERINGS, RANDOM, VIEWS
-from gyrator.lowering.typed import COMPUTED
+from gyrator.lowering.typed import COMPUTED, number, op
+from gyrator.lowering.views import reshape
 from gyrator.origin import origin_of
 from gyrator.passes import blame
+from gyrator.torch_compat import functions_of_numbers
+
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -263,13 +270,16 @@ def _dtypes(values: list[object]) -> set[torch.dtype]:
     return {leaf.dtype for leaf in leaves if isinstance(leaf, (torch.Tensor, TensorRef))} | numbers
 
 
-aten = torch.ops.aten
 _CHOOSES = (aten.argmax.default, aten.argmin.default)
 _LARGEST = (aten.amax.default, aten.amin.default, aten.max.default, aten.min.default)
 
 
 def rounding_nodes(graph: fx.Graph) -> frozenset[fx.Node]:
-    """The nodes that read 16-bit floats as rounded: that test equality or choose, and what computes their operands."""
+    """The nodes that read 16-bit floats as rounded: that test equality or choose, and what computes their operands.
+
+    Elsewhere a kernel that widens them keeps the digits that eager rounds away, which is faster and closer to the exact
+    result. But in ``y = x.float(); y == y.amax()`` both sides must be rounded alike, or none is equal.
+    """
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         kind = cost(node)
@@ -277,3 +287,72 @@ def rounding_nodes(graph: fx.Graph) -> frozenset[fx.Node]:
         if kind is Cost.EQUALITY or node.target in _CHOOSES or (follows and not found.isdisjoint(node.users)):
             found.add(node)
     return frozenset(found)
+
+
+# -- numbers -----------------------------------------------------------------------------------------------
+Number: TypeAlias = "Expr | Index | Scalar"
+Rule: TypeAlias = Callable[[Sequence[Number]], Expr]
+
+
+def number_of(target: object, args: Sequence[object]) -> Expr | None:
+    """The float or bool that ``target`` computes from numbers, ``div(cast<f64>(index(s0)), 2.0)`` for ``s0 / 2``; None
+    if it is no such function. Integers are indices by what they were traced to mean."""
+    numbers = [a for a in args if isinstance(a, (Expr, Index, bool, int, float))]
+    rule = _RULES.get(target)
+    return None if rule is None or len(numbers) != len(args) else rule(numbers)
+
+
+def read_number(node: fx.Node, args: Sequence[object]) -> Expr:
+    """An op that gives a float or bool to Python: ``item`` becomes a load wherever the number is used.
+
+    Raises: UnsupportedOperator for any other op.
+    """
+    source = args[0] if args else None
+    if isinstance(source, TensorRef) and node.target in (aten._local_scalar_dense.default, aten.item.default):
+        return reshape(source, ()).load(())
+    found = number_of(node.target, args)
+    if found is None:
+        raise refused(node.target, node, "it returns a float or bool that only a call can know")
+    return found
+
+
+def _common(values: Sequence[Number]) -> torch.dtype:
+    """float64 if any number is a float, bool if all are bools, else int64."""
+    kinds = [v.dtype if isinstance(v, Expr) else _KINDS.get(type(v), torch.int64) for v in values]
+    floats = any(kind.is_floating_point for kind in kinds)
+    return torch.float64 if floats else torch.bool if set(kinds) == {torch.bool} else torch.int64
+
+
+_KINDS: Mapping[type, torch.dtype] = {float: torch.float64, bool: torch.bool}
+
+
+def _same(name: str, on_bools: str = "") -> Rule:
+    """An op whose arguments are widened to one dtype, bools to integers unless an op is given for them."""
+
+    def rule(values: Sequence[Number]) -> Expr:
+        dtype = _common(values if on_bools else (*values, 0))
+        return op(on_bools if dtype == torch.bool else name, *[number(v, dtype) for v in values])
+
+    return rule
+
+
+def _float(name: str) -> Rule:
+    return lambda values: op(name, *[number(v, torch.float64) for v in values])
+
+
+def _ite(values: Sequence[Number]) -> Expr:
+    condition, *results = values
+    dtype = _common(results)
+    return op("where", number(condition, torch.bool), *[number(v, dtype) for v in results])
+
+
+_RULES: Mapping[object, Rule] = {
+    **{getattr(operator, name): _same(name) for name in "add sub mul floordiv neg abs eq ne lt le gt ge".split()},
+    operator.truediv: _float("div"), operator.mod: _same("remainder"), operator.pow: _float("pow"),
+    operator.and_: _same("bitwise_and", "logical_and"), operator.or_: _same("bitwise_or", "logical_or"),
+    **dict.fromkeys((operator.not_, torch.sym_not), lambda v: op("logical_not", number(v[0], torch.bool))),
+    torch.sym_float: lambda v: number(v[0], torch.float64),
+    torch.sym_max: _same("maximum"), torch.sym_min: _same("minimum"), torch.sym_ite: _ite,
+    **{function: _float(name) for name, function in functions_of_numbers().items()},
+    **{getattr(math, name): _float(name) for name in "sqrt exp log floor ceil".split()},
+}  # fmt: skip

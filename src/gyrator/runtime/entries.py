@@ -18,8 +18,7 @@ from gyrator.autograd.aot import Traced
 from gyrator.autograd.inputs import Inputs
 from gyrator.autograd.interface import BoxedCallable
 from gyrator.autograd.record import Unrecordable, from_json, to_json
-from gyrator.cache.guards import all_hold, new_facts
-from gyrator.cache.key import Key, differing, graph_key
+from gyrator.cache.key import Key, all_hold, differing, graph_key, new_facts
 from gyrator.cache.remote import Remote
 from gyrator.cache.store import Content, Entry, Json, Store
 from gyrator.errors import ToolchainMissing

@@ -1,4 +1,5 @@
-"""oneDNN's linear layer with a unary function, the library's rival of a template with an epilogue.
+"""Linear layers of a processor: biases that the readers of products add, and oneDNN's linear layer with a unary
+function, the library's rival of a template with an epilogue.
 
 mm(x, w') + b; relu    →    mkldnn._linear_pointwise(x, w, b, "relu", [], "")        w of N x K, a constant
 """

@@ -13,7 +13,7 @@ from torch.fx import Graph, GraphModule
 from gyrator.autograd.aot import aot_program, assemble
 from gyrator.autograd.function import Differentiable
 from gyrator.autograd.interface import Compiled, GraphInfo, interpret
-from gyrator.autograd.loss import without_zeros
+from gyrator.autograd.partition.split import without_zeros
 from tests.pure.autograd.test_record import captured
 
 aten = torch.ops.aten

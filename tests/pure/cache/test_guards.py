@@ -8,7 +8,7 @@ from torch._dynamo.source import ConstantSource
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from gyrator.cache.guards import all_hold, holds, new_facts
+from gyrator.cache.key import all_hold, holds, new_facts
 
 
 @pytest.mark.parametrize(

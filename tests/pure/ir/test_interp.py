@@ -12,8 +12,7 @@ from torch import Tensor
 
 from gyrator.errors import IndexOutOfRange
 from gyrator.ir.check import check_kernel, check_program
-from gyrator.ir.combine import reduce_dims, scan_dim, start
-from gyrator.ir.evaluate import OutOfRange
+from gyrator.ir.evaluate import OutOfRange, reduce_dims, scan_dim, start
 from gyrator.ir.expr import Checked, Expr, IndexValue, Load, Masked, Random, Ref, Value
 from gyrator.ir.index import ONE, ZERO, Axis, Indirect, Size
 from gyrator.ir.index import const as number

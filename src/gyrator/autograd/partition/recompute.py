@@ -21,7 +21,8 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from gyrator.autograd.builder import flatten
+from gyrator.autograd import ops
+from gyrator.autograd.builder import GraphBuilder, flatten
 from gyrator.autograd.effects import Effect, arguments, behaviour
 from gyrator.autograd.symbols import SYMBOLIC_TYPES
 
@@ -158,3 +159,29 @@ def reduces(node: Node) -> bool:
     """Whether a node's result is far smaller than what it reads."""
     read = sum(tensor_bytes(source.meta.get("val")) for source in node.all_input_nodes)
     return tensor_bytes(node.meta.get("val")) * REDUCTION_RATIO < read
+
+
+# -- random numbers ----------------------------------------------------------------------------------------
+_PURE = {getattr(torch.ops.aten, name).default: getattr(ops, name) for name in ("rand", "randn")}
+
+
+def seed_recomputed(build: GraphBuilder) -> None:
+    """Rewrites the draws that backward is to repeat, in a region that it computes again, as functions of a saved seed:
+
+    r = aten.rand([4, 8])     →     s = gyrator.seeds(1, cpu);  r = gyrator.rand([4, 8], s, 0, float32, cpu)
+    """
+    draws: dict[torch.device, list[Node]] = {}
+    for node in build.graph.nodes:
+        if node.op == "call_function" and node.target in _PURE and node.meta.get("recompute"):
+            draws.setdefault(node.meta["val"].device, []).append(node)
+    build.origin = {}
+    for device, nodes in draws.items():
+        with build.graph.inserting_before(nodes[0]):
+            seeds = build.call(ops.seeds, (len(nodes), device), {})
+        for slot, node in enumerate(nodes):
+            args: tuple[Any, ...] = (node.args[0], seeds, slot, node.meta["val"].dtype, device)
+            with build.graph.inserting_before(node):
+                seeded = build.graph.call_function(_PURE[node.target], args)
+            seeded.meta = node.meta
+            node.replace_all_uses_with(seeded)
+            build.graph.erase_node(node)
