@@ -61,3 +61,11 @@ def test_inputs_are_written_to() -> None:
     ours = x.clone(), y.clone()
     torch.testing.assert_close(torch.compile(written, backend="gyrator")(*ours), written(x, y))
     torch.testing.assert_close(ours, (x, y))
+
+
+def test_calls_can_be_recorded() -> None:
+    x, w = normal(8, 16, 1000, dtype=torch.float32), normal(16, 501)
+    compiled = torch.compile(filtered, backend="gyrator", mode="reduce-overhead")
+    with torch.no_grad():
+        for scale in (1, 2, 3):
+            torch.testing.assert_close(compiled(x * scale, w), filtered(x * scale, w))
