@@ -60,7 +60,9 @@ def run_program(
         else:
             machine.extern(node)
     outputs = tuple(machine.arg(o, {}) for o in program.outputs)
-    updates = tuple(machine.view(u.value, {}) for u in program.updates)
+    numbers = {given.value for given in program.inputs if given.complex}
+    changed = [(u.target in numbers, machine.view(u.value, {})) for u in program.updates]
+    updates = tuple([torch.view_as_complex(new) if pairs else new for pairs, new in changed])
     return Run(outputs, updates, MappingProxyType({v.name: t for v, t in machine.values.items()}))
 
 

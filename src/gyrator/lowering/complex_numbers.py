@@ -47,10 +47,9 @@ def _pair(x: Number, at: Coords, dtype: torch.dtype) -> Pair:
 def _numbers(b: Builder, out: Meta, x: TensorRef) -> TensorRef:
     """``view_as_complex(x)``: a view where ``x`` has all pairs of a value, else of a copy."""
     *coords, last = x.coords
-    axis = view_coords(x.shape)[-1]
+    value, axis = x.value, view_coords(x.shape)[-1]
     apart = last is axis and not any(axis.axes() & c.axes() for c in coords)
-    value = x.value if apart and x.value.shape[-1] is TWO and x.value.strides[-1] is ONE else None
-    if value is None or value.dtype != x.dtype:
+    if not apart or value.shape[-1] is not TWO or value.strides[-1] is not ONE or value.dtype != x.dtype:
         value, coords = b.copy(x, out.reals()).value, [*view_coords(out.shape)]
     return TensorRef(value, out.shape, tuple(coords), out.dtype)
 
@@ -174,8 +173,7 @@ LOWERINGS: Family = {
     **rows(partial(_to_pairs, lambda x: _turned(op("exp", x[0]), x[1])), "exp"),
     **rows(partial(_to_pairs, lambda size, angle: _turned(size[0], angle[0])), "polar"),
     **rows(partial(_to_pairs, lambda real, imaginary: (real[0], imaginary[0])), "complex"),
-    **rows(lambda b, out, size, value, **_: _to_pairs(lambda x: x, b, out, value), "full full_like"),
-    **rows(lambda b, out, value, **_: _to_pairs(lambda x: x, b, out, value), "scalar_tensor"),
+    **rows(lambda b, out, *given, **_: _to_pairs(lambda x: x, b, out, given[-1]), "full full_like scalar_tensor"),
     **rows(partial(_to_reals, lambda x: op("hypot", *x)), "abs"),
     **rows(partial(_to_reals, lambda x: op("atan2", x[1], x[0])), "angle"),
     **rows(partial(_to_reals, lambda x, y: op("logical_and", *_each("eq", x, y))), "eq", "Tensor Scalar"),

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.pure.lowering.harness import check, lowered
+from gyrator.lowering.graph import lower
+from tests.pure.lowering.harness import check, lowered, run, symbols_of, trace
 
 C64, C128 = torch.complex64, torch.complex128
 
@@ -78,3 +79,11 @@ def test_the_library_works_on_the_memory_of_pairs() -> None:
 def test_a_chain_is_one_value_after_fusion_of_index_maps() -> None:
     low = lowered(lambda x: torch.view_as_real(torch.view_as_complex(x)).flatten(), torch.randn(3, 2))
     assert not low.program.nodes
+
+
+def test_new_contents_of_inputs_are_complex_to_the_interpreter() -> None:
+    x = numbers(3, 4)
+    graph = trace(lambda x: (x * 2j,), (x,))
+    low = lower(graph, symbols=symbols_of(graph), updates=[(0, 0)])
+    (new,) = run(low, (x,)).updates
+    torch.testing.assert_close(new, x * 2j)
