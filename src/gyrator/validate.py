@@ -79,7 +79,9 @@ def validated(
 
 def copies(args: Sequence[Any]) -> list[Any]:
     """Copies of the arguments with the same strides and offsets; tensors that share memory still do."""
-    return deepcopy([arg.detach() if isinstance(arg, Tensor) else arg for arg in args])
+    made = deepcopy([arg.detach() if isinstance(arg, Tensor) else arg for arg in args])
+    lazy = [isinstance(arg, Tensor) and arg.is_conj() for arg in args]  # which a deep copy is not, and graphs count on
+    return [new.conj_physical().conj() if flag else new for new, flag in zip(made, lazy, strict=True)]
 
 
 def difference(value: Tensor, expected: Tensor, scale: float) -> str | None:

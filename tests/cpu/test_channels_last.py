@@ -7,11 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import sympy
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._sympy.functions import Max
 
 import gyrator
+from gyrator.autograd.channels_last import _multiplied
 from tests.acceptance import check
 
 torch.manual_seed(0)
@@ -138,6 +141,12 @@ def test_padded_images_of_symbolic_sizes_that_are_halved_are_moved(tmp_path: Pat
     (wrapper,) = tmp_path.glob("graphs/??/*/wrapper.py")
     calls = re.findall(r"checked\(aten_conv.*", " ".join(wrapper.read_text().split()).replace("checked", "\nchecked"))
     assert len(calls) == 3 and all(re.search(r", 1, 24\*\(s\d+ // [24]\), 24\)", call) for call in calls)
+
+
+def test_a_maximum_of_several_sizes_is_no_product_of_them() -> None:
+    m, n = sympy.symbols("m n", integer=True)
+    assert _multiplied(Max(1, n) * (m + 1)) == m * n + n
+    assert _multiplied(Max(1, m, n)) == Max(1, m, n) != m * n
 
 
 @pytest.mark.parametrize("option", ["on", "off"])

@@ -329,6 +329,14 @@ def test_inputs_whose_memory_holds_another_value(step, backend):
     check(step, (torch.randn(4, dtype=torch.complex64).conj().imag,), backend=backend)
 
 
+def test_levels_agree_on_a_conjugated_input():
+    def parts(z):
+        return z.real + z.imag, z * 2
+
+    z = torch.randn(4, dtype=torch.complex64).conj()
+    torch.testing.assert_close(torch.compile(parts, backend="gyrator", options={"validate": True})(z), parts(z))
+
+
 def test_complex_inputs_are_written_to(backend):
     def rotated(z, w):
         z.mul_(1j)

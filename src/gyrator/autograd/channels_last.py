@@ -209,7 +209,8 @@ def _multiplied(step: Any) -> Any:
     """A stride as a sum of products of sizes; ``max(1, n)``, where a size may be 0, as ``n``."""
     if not isinstance(step, sympy.Expr):
         return step
-    return sympy.expand(step.replace(lambda e: e.func.__name__ == "Max" and 1 in e.args, lambda e: sympy.Mul(*e.args)))
+    of_size = lambda e: e.func.__name__ == "Max" and 1 in e.args and len(e.args) == 2  # noqa: E731
+    return sympy.expand(step.replace(of_size, lambda e: sympy.Mul(*e.args)))
 
 
 def _is_contiguous(value: Tensor) -> bool:

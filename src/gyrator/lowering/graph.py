@@ -265,9 +265,8 @@ def _literal(tensor: torch.Tensor) -> bool | int | float | None:
 
 def _dtypes(values: list[object]) -> set[torch.dtype]:
     """All dtypes that occur in a call."""
-    leaves = flatten(values)
-    numbers = {torch.complex64 for leaf in leaves if isinstance(leaf, complex)}
-    return {leaf.dtype for leaf in leaves if isinstance(leaf, (torch.Tensor, TensorRef))} | numbers
+    leaves = [leaf for leaf in flatten(values) if isinstance(leaf, (torch.Tensor, TensorRef, complex))]
+    return {torch.complex64 if isinstance(leaf, complex) else leaf.dtype for leaf in leaves}
 
 
 _CHOOSES = (aten.argmax.default, aten.argmin.default)

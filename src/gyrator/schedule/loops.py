@@ -189,10 +189,8 @@ def _is_repeated(group: Group, axis: Axis, lane: Axis) -> bool:
                 varies = not (along[axis].isdisjoint(own) and found.isdisjoint(node.operands()))
             if varies:
                 found.add(node)
-            divided = [
-                atom.num for index in node.indices() for atom in index.atoms() if isinstance(atom, FloorDiv | Mod)
-            ]
-            for axes in [number.axes() for number in divided]:
+            atoms = [atom for index in node.indices() for atom in index.atoms()]
+            for axes in [atom.num.axes() for atom in atoms if isinstance(atom, FloorDiv | Mod)]:
                 work[not along[axis].isdisjoint(axes)] += DIVISION * (not along[lane].isdisjoint(axes))
             if along[lane] & node.axes():
                 work[varies] += cost_of(node)

@@ -171,6 +171,7 @@ def test_windows_are_written_out_and_rows_are_not() -> None:
 def test_windows_whose_positions_take_many_divisions_stay_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     backward = lambda g: torch.ops.aten._adaptive_avg_pool3d_backward(g, x(2, 3, 10, 8, 8))  # noqa: E731
     assert reductions(backward, x(2, 3, 3, 3, 3)) == 0
+    assert reductions(lambda g: torch.ops.aten._adaptive_avg_pool2d_backward(g, x(2, 3, 8, 8)), x(2, 3, 3, 3)) == 0
     monkeypatch.setattr("gyrator.schedule.windows.DIVISIONS", 8)
     assert reductions(backward, x(2, 3, 3, 3, 3)) == 1
 
