@@ -247,7 +247,7 @@ def _content(tensor: torch.Tensor) -> str:
     return hashlib.sha256(raw_bytes(tensor)).hexdigest()
 
 
-# -- facts about sizes -------------------------------------------------------------------------------------
+# -- facts about sizes: texts of arithmetic, read as syntax trees; nothing is evaluated as Python ----------------------
 _NAME = re.compile(r"\b[A-Za-z_]\w*\b")
 
 _OPERATORS: Mapping[type[ast.AST], Callable[..., object]] = {
