@@ -16,19 +16,7 @@ from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_attention import build_attention
 from gyrator.schedule.group import Group, Member
 from gyrator.schedule.kernel import Built, build_kernel, levels_of
-from gyrator.schedule.plan import (
-    OUT_VARIANTS,
-    Allocate,
-    Call,
-    Copy,
-    Free,
-    Launch,
-    Plan,
-    Step,
-    full_view,
-    has_out_variant,
-    is_full,
-)
+from gyrator.schedule.plan import Allocate, Call, Copy, Free, Launch, Plan, Step, full_view, has_out_variant, is_full
 from gyrator.schedule.products import Templated, Unit, defines_of, nodes_of, product_of, uses_of, whole_of
 from gyrator.schedule.templated import build_templated, contract_of
 
@@ -314,7 +302,7 @@ def _is_better(second: Unit, first: Unit, end: int, last: dict[Value, int]) -> b
 
 
 def _is_product(unit: Unit) -> bool:
-    return isinstance(unit, Extern) and unit.op in OUT_VARIANTS
+    return isinstance(unit, Extern) and has_out_variant(unit)
 
 
 def _most(first: Unit, second: Unit, end: int, last: dict[Value, int]) -> int:
