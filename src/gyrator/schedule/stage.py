@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from gyrator.config import Config
 from gyrator.ir.check import PREDICATED, SCHEDULED, check_kernel, check_program
 from gyrator.ir.program import Constant, Extern, Nest, Program
 from gyrator.ir.simplify import Rule, simplifier, simplify
@@ -44,19 +45,14 @@ class Scheduled:
     packings: tuple[Packing, ...] = ()
 
 
-def program_passes(
-    rule: Rule, *, inlining: bool = True, gpu: Gpu | None = None, padding: bool = False
-) -> tuple[Pass[Program], ...]:
-    """What happens to a program before its nests are grouped. ``padding`` is for all rows, not for matrices alone."""
+def program_passes(rule: Rule, config: Config, gpu: Gpu | None) -> tuple[Pass[Program], ...]:
+    """What happens to a program before its nests are grouped."""
 
     def pad(program: Program, session: Session) -> Program:
-        unpadded = shown_unpadded(program, gpu, session.config.gemm_backends)
-        return pad_rows(program, session.counters, everywhere=padding, unpadded=unpadded)
+        unpadded = shown_unpadded(program, gpu, config.gemm_backends)
+        return pad_rows(program, session.counters, everywhere=config.pad_strides, unpadded=unpadded)
 
-    def biases(program: Program, session: Session) -> Program:
-        as_called = gpu is not None or session.config.max_autotune or session.config.numerics == "eager"
-        return program if as_called else add_biases_later(program)
-
+    as_called = gpu is not None or config.max_autotune or config.numerics == "eager"
     on_gpu: tuple[Pass[Program], ...] = (
         Pass("scatters to sums", lambda p, s: scatters_to_sums(p), check_program),
         Pass("online softmax", lambda p, s: online_softmax(p, gpu), check_program),
@@ -69,9 +65,9 @@ def program_passes(
         Pass("simplify", lambda p, s: simplify(p, rule), check_program),
         # before inlining, which removes the constants it looks for
         Pass("scatters to selects", lambda p, s: scatters_to_selects(p), check_program),
-        Pass("biases", biases, check_program),
+        *(() if as_called else (Pass("biases", lambda p, s: add_biases_later(p), check_program),)),
         # before masks are pushed down: a producer read under a mask takes the mask with it
-        *((Pass("inline", lambda p, s: inline(p, rule), check_program),) if inlining else ()),
+        *((Pass("inline", lambda p, s: inline(p, rule), check_program),) if config.inline else ()),
         Pass("unroll windows", lambda p, s: unroll_windows(p), check_program),
         *(on_gpu if gpu is not None else ()),
         Pass("split reductions", lambda p, s: split_reductions(p), check_program),
@@ -99,8 +95,7 @@ def schedule(
     config = session.config
     rule = simplifier(exact_rounding=config.numerics == "eager")
     session.counters.add(Count.NESTS_BEFORE_FUSION, sum(isinstance(node, Nest) for node in program.nodes))
-    passes = program_passes(rule, inlining=config.inline, gpu=gpu, padding=config.pad_strides)
-    program = run_passes(program, passes, session, text=program_text)
+    program = run_passes(program, program_passes(rule, config, gpu), session, text=program_text)
     with session.stage("fuse"):
         fused = fuse(program, config.max_fused_nodes if config.fusion else 1, slower, gpu)
     with session.stage("choose products"):
