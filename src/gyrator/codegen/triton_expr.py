@@ -252,9 +252,9 @@ class Expressions(Blocks[Term, Block]):
         return at
 
     def _random(self, e: Random) -> Term:
-        name = e.kind if e.kind == "randint64" else f"{e.kind}_{type_name(e.dtype).removeprefix('tl.')}"
         terms = [self.value(e.seed), self._int64(e.offset), *(self.value(a) for a in e.args)]
-        return made_of(f"rt.{name}({', '.join(t.text for t in terms)})", *terms)
+        texts = [*(t.text for t in terms), *([] if e.kind == "randint64" else [type_name(e.dtype)])]
+        return made_of(f"rt.{e.kind}({', '.join(texts)})", *terms)
 
     # -- addresses -----------------------------------------------------------------------------------------
     def address(self, value: Value, index: tuple[Index, ...]) -> Term:

@@ -644,52 +644,28 @@ def unit_double(low, high):
 
 
 @triton.jit
-def rand_float32(seed, offset):
-    w0, _, _, _ = words(seed, offset)
-    return (w0 >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
+def unit_float(word, BITS: tl.constexpr):
+    return (word >> (32 - BITS)).to(tl.int32).to(tl.float32) * 2.0**-BITS
 
 
 @triton.jit
-def rand_float16(seed, offset):
-    w0, _, _, _ = words(seed, offset)
-    return ((w0 >> 21).to(tl.int32).to(tl.float32) * 0.00048828125).to(tl.float16)
-
-
-@triton.jit
-def rand_bfloat16(seed, offset):
-    w0, _, _, _ = words(seed, offset)
-    return ((w0 >> 24).to(tl.int32).to(tl.float32) * 0.00390625).to(tl.bfloat16)
-
-
-@triton.jit
-def rand_float64(seed, offset):
+def rand(seed, offset, kind: tl.constexpr):
     w0, w1, _, _ = words(seed, offset)
-    return unit_double(w0, w1)
+    if kind == tl.float64:
+        return unit_double(w0, w1)
+    else:
+        BITS: tl.constexpr = 24 if kind == tl.float32 else 11 if kind == tl.float16 else 8
+        return unit_float(w0, BITS).to(kind)
 
 
 @triton.jit
-def randn_float32(seed, offset):
-    w0, w1, _, _ = words(seed, offset)
-    u = (w0 >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
-    v = (w1 >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08
-    return sqrt(-2.0 * tl.log(1.0 - u)) * tl.cos(6.283185307179586 * v)
-
-
-@triton.jit
-def randn_float16(seed, offset):
-    return randn_float32(seed, offset).to(tl.float16)
-
-
-@triton.jit
-def randn_bfloat16(seed, offset):
-    return randn_float32(seed, offset).to(tl.bfloat16)
-
-
-@triton.jit
-def randn_float64(seed, offset):
+def randn(seed, offset, kind: tl.constexpr):
     w0, w1, w2, w3 = words(seed, offset)
-    radius = tl.sqrt(-2.0 * tl.log(1.0 - unit_double(w0, w1)))
-    return radius * tl.cos(6.283185307179586 * unit_double(w2, w3))
+    if kind == tl.float64:
+        u, v = unit_double(w0, w1), unit_double(w2, w3)
+    else:
+        u, v = unit_float(w0, 24), unit_float(w1, 24)
+    return (sqrt(-2.0 * tl.log(1.0 - u)) * tl.cos(6.283185307179586 * v)).to(kind)
 
 
 @triton.jit
