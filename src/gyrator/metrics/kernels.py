@@ -10,15 +10,11 @@ from math import prod
 from gyrator.ir import tree
 from gyrator.ir.expr import Expr, Load, Op, Random, Value, walk_all
 from gyrator.ir.index import Axis
-from gyrator.ir.ops import OPS
 from gyrator.ir.tree import Attend, Contract, Kernel, Loop, LoopKind, Stage, Store, Update, walk_stages
-from gyrator.ir.volume import count_of, value_bytes
+from gyrator.ir.volume import cost_of, count_of, value_bytes
 
 BYTES_PER_SECOND, OPERATIONS_PER_SECOND = 10e9, 50e9
 """The machine of estimated run times: about one core of a server. Only ratios of estimates mean much."""
-
-RANDOM_OPERATIONS = 40
-"""What a random number takes, about."""
 
 
 class KernelKind(StrEnum):
@@ -167,10 +163,8 @@ class _Walk:
                         self.read[value] += trips * value.dtype.itemsize
                     case Op("cast"):
                         self.casts += 1
-                    case Op(name):
-                        self.operations += trips * OPS[name].cost
-                    case Random():
-                        self.operations += trips * RANDOM_OPERATIONS
+                    case Op() | Random():
+                        self.operations += trips * cost_of(node)
 
     def facts(self) -> KernelFacts:
         read = tuple(min(self.read[value], value_bytes(value)) for value in self.values)
