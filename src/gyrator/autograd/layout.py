@@ -20,13 +20,8 @@ def tangent_strides(shape: Sequence[Any], strides: Sequence[Any]) -> tuple[Any, 
 
 def is_dense(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
     """Whether elements fill their memory without gaps and without overlap, in some order of dimensions."""
-    expected: Any = 1
-    steps = [(stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1]
-    for stride, size in sorted(steps, key=lambda pair: pair[0]):
-        if stride != expected:
-            return False
-        expected = expected * size
-    return True
+    steps = sorted([(step, size) for size, step in zip(shape, strides, strict=True) if size != 1], reverse=True)
+    return tuple(step for step, _ in steps) == contiguous_strides([size for _, size in steps])
 
 
 def contiguous_strides(shape: Sequence[Any]) -> tuple[Any, ...]:
