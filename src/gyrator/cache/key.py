@@ -248,8 +248,6 @@ def _content(tensor: torch.Tensor) -> str:
 
 
 # -- facts about sizes: texts of arithmetic, read as syntax trees; nothing is evaluated as Python ----------------------
-_NAME = re.compile(r"\b[A-Za-z_]\w*\b")
-
 _OPERATORS: Mapping[type[ast.AST], Callable[..., object]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
@@ -274,7 +272,7 @@ def new_facts(shape_env: ShapeEnv, before: int, canonical: Mapping[str, str]) ->
         if unknown:
             raise ValueError(f"{guard.expr} speaks of {unknown[0]}")
         text = python_text(guard.expr)
-        facts.append(_NAME.sub(lambda match: canonical.get(match.group(), match.group()), text))
+        facts.append(_SYMBOL.sub(lambda match: canonical.get(match.group(), match.group()), text))
     return facts
 
 
