@@ -175,13 +175,11 @@ class Writer:
         here = [m for m in self.members if m.space == space and self.levels[m.position] == level]
         stages: list[Loop | Stage] = []
         carries: list[Carry] = []
-        starts: list[Loop | Stage] = []
         sums: list[tuple[str, Value]] = []
         for member in here:
             root = member.nest.root
             if member.down or (isinstance(root, Reduce) and self.shape.style is Style.SHEET):
                 kind, value = _reduced(member)
-                starts.append(self._fresh(kind, value))
                 sums.append((kind, value))
                 row = self._row(value, self._part(space))
                 stages.append(Store(*row, cast(self._exprs(member, level)[0], row[0].dtype), SIMPLE[kind]))
@@ -195,7 +193,7 @@ class Writer:
             return []
         stages = _stores_last(stages, self._rows.values())
         if self.shape.style is Style.SHEET:
-            return self._sheet(space, stages, starts, sums)
+            return self._sheet(space, stages, sums)
         scans = any(isinstance(m.nest.root, Scan) for m in here)
         return list(self._row_loops(space, tuple(stages), tuple(carries), vector=not scans))
 
@@ -261,9 +259,7 @@ class Writer:
         few = volume(a.extent for a in self.shape.spaces[space]) <= PART // 2  # these are parts, made elsewhere
         return torch.float64 if self._part(space) or few else value.dtype
 
-    def _sheet(
-        self, space: int, stages: list[Loop | Stage], starts: list[Loop | Stage], sums: list[tuple[str, Value]]
-    ) -> list[Loop | Stage]:
+    def _sheet(self, space: int, stages: list[Loop | Stage], sums: list[tuple[str, Value]]) -> list[Loop | Stage]:
         """All rows in order. With two loops or more, each round of the outer ones sums apart and is added at its
         end: of one alone, or of all but the innermost where that makes parts of many rows."""
         axes = self.shape.spaces[space]
@@ -276,7 +272,7 @@ class Writer:
                 parts = [(kind, self._row(value), self._row(value, "_part")) for kind, value in sums]
                 sheet = [Store(*row, cast(Load(*part), row[0].dtype), SIMPLE[kind]) for kind, row, part in parts]
                 body = [*fresh, *body, *self._columns([*sheet])]
-        return [*self._columns(starts), *body]
+        return [*self._columns([self._fresh(kind, value) for kind, value in sums]), *body]
 
     # -- stages of one level -------------------------------------------------------------------------------
     def _outer_stages(self, level: int) -> list[Loop | Stage]:
