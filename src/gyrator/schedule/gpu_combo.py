@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gyrator.ir.expr import Checked, Expr, Load, Ref, Value, rewrite
+from gyrator.ir.expr import Checked, Expr, Ref, Value, reading, rewrite
 from gyrator.ir.index import ONE, Axis
 from gyrator.ir.program import defines, shown_views, uses
 from gyrator.ir.tree import Config, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Tile, Tiling, walk_exprs
@@ -208,18 +208,16 @@ def _side_by_side(
 def _renamed(loop: Loop, values: Mapping[Value, Value], number: int) -> Loop:
     """A loop over other values, its locals numbered."""
 
-    def swap(expr: Expr) -> Expr | None:
-        if isinstance(expr, Load):
-            return Load(values[expr.value], expr.index, expr.mask, expr.other)
-        return local(expr) if isinstance(expr, Ref) else None
-
     def local(ref: Ref) -> Ref:
         return Ref(f"{ref.name}_{number}", ref.dtype, ref.scope)
 
+    def swap(expr: Expr) -> Expr:
+        return rewrite(reading(expr, values), lambda e: local(e) if isinstance(e, Ref) else None)
+
     def moved(stage: Loop | Stage) -> Stage:
         if isinstance(stage, Let):
-            return Let(local(stage.name), rewrite(stage.expr, swap))
+            return Let(local(stage.name), swap(stage.expr))
         assert isinstance(stage, Store)
-        return replace(stage, value=values[stage.value], expr=rewrite(stage.expr, swap))
+        return replace(stage, value=values[stage.value], expr=swap(stage.expr))
 
     return replace(loop, body=tuple(moved(stage) for stage in loop.body))
