@@ -187,14 +187,8 @@ def _masked_scatter(b: Builder, out: Meta, x: TensorRef, mask: TensorRef, source
 
 def _select_scatter(b: Builder, out: Meta, x: TensorRef, source: TensorRef, dim: int, index: IndexLike) -> Any:
     d = dimension(dim, x.rank)
-    chosen = wrap(as_index(index), x.shape[d])
-
-    def body(at: Coords) -> Expr:
-        inner = (*at[:d], *at[d + 1 :])
-        here = op("eq", IndexValue(at[d]), number(chosen, torch.int64))
-        return op("where", here, element(source, inner, out.dtype), x.load(at))
-
-    return b.pointwise(out, body)
+    chosen = number(wrap(as_index(index), x.shape[d]), torch.int64)
+    return _replaced(b, out, x, source, lambda at: ((*at[:d], *at[d + 1 :]), [op("eq", IndexValue(at[d]), chosen)]))
 
 
 def _replaced(
