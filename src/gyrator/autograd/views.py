@@ -83,10 +83,6 @@ def _permute_back(view: View, parent: Tensor, written: Tensor) -> Call:
     return aten.permute.default, (WRITTEN, [dims.index(dim) for dim in range(parent.dim())])
 
 
-def _unbind_back(view: View, parent: Tensor, written: Tensor) -> Call:
-    return aten.select_scatter.default, (PARENT, WRITTEN, *(view.args or (0,)), view.index)
-
-
 def _split_back(view: View, parent: Tensor, written: Tensor) -> Call:
     size, dim = (*view.args, 0)[:2]
     assert view.index is not None
@@ -116,7 +112,7 @@ _INVERSES: Mapping[OpOverload, Inverse] = {
     aten.select.int: _scattered(aten.select_scatter.default),
     aten.slice.Tensor: _scattered(aten.slice_scatter.default),
     aten.diagonal.default: _scattered(aten.diagonal_scatter.default),
-    aten.unbind.int: _unbind_back,
+    aten.unbind.int: lambda view, *_: (aten.select_scatter.default, (PARENT, WRITTEN, (*view.args, 0)[0], view.index)),
     aten.split.Tensor: _split_back,
     aten.split_with_sizes.default: _split_back,
     aten.view.dtype: lambda view, parent, written: (aten.view.dtype, (WRITTEN, parent.dtype)),
