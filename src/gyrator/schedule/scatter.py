@@ -2,7 +2,7 @@
 into few elements on a GPU a reduction for each, where atomic additions would wait for each other.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -12,6 +12,7 @@ from gyrator.ir.index import ZERO, Atom, Axis, Index, Indirect
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Scatter, map_nests
 from gyrator.ir.volume import volume
+from gyrator.lowering.refs import axes_of
 
 LEAST_CROWD = 512
 """Additions to one element that are worth another kernel."""
@@ -42,34 +43,33 @@ def _select(nest: Nest, constants: Mapping[Value, Const]) -> Nest | None:
     base = constants.get(root.into) if isinstance(root, Scatter) else None
     if base is None or not isinstance(root, Scatter) or root.combine not in ("set", "add"):
         return None
-    axes = tuple(Axis(f"i{k}", extent) for k, extent in enumerate(root.into.shape))
-    found = coordinates(nest, root, axes)
-    if found is None or len(found[0]) != len(nest.axes):
+    found = coordinates(nest, root)
+    if found is None or len(found[1]) != len(nest.axes):
         return None
-    at, position, chosen = found
-    hit = hits(axes[position], chosen, at)
+    axes, at, axis, chosen = found
     value = root.body.substitute(at)
     if root.combine == "add":
         value = Op("add", (base, value), value.dtype)
-    body = Op("where", (hit, value, base), value.dtype)
+    body = Op("where", (hits(axis, chosen, at), value, base), value.dtype)
     return replace(nest, axes=axes, root=Pointwise(body))
 
 
-def coordinates(nest: Nest, root: Scatter, axes: Sequence[Axis]) -> tuple[dict[Atom, Index], int, Expr] | None:
-    """The one coordinate that is chosen at run time, and each iteration axis that is another one as an axis of the
-    result; None where two are chosen, or one is neither an axis nor a single element.
+def coordinates(nest: Nest, root: Scatter) -> tuple[tuple[Axis, ...], dict[Atom, Index], Axis, Expr] | None:
+    """The axes of the result, as which of them iteration axes run, and the one whose coordinate is chosen at run time,
+    by what; None where two are chosen, or one is neither an axis nor a single element.
     """
+    axes = axes_of("i", root.into.shape)
     at: dict[Atom, Index] = {a: ZERO for a in nest.axes if a.extent.value == 1}
-    position, chosen = -1, None
-    for k, index in enumerate(root.index):
+    chosen: tuple[Axis, Expr] | None = None
+    for axis, index in zip(axes, root.index, strict=True):
         atom = index.atom
         if isinstance(atom, Indirect) and chosen is None:
-            position, chosen = k, atom.value
-        elif isinstance(atom, Axis) and atom not in at and atom.extent is axes[k].extent:
-            at[atom] = axes[k].index()
-        elif not (index is ZERO and axes[k].extent.value == 1):
+            chosen = axis, atom.value
+        elif isinstance(atom, Axis) and atom not in at and atom.extent is axis.extent:
+            at[atom] = axis.index()
+        elif not (index is ZERO and axis.extent.value == 1):
             return None
-    return None if chosen is None else (at, position, chosen)
+    return None if chosen is None else (axes, at, *chosen)
 
 
 def hits(axis: Axis, chosen: Expr, at: Mapping[Atom, Index]) -> Expr:
@@ -96,25 +96,23 @@ def _sums(nest: Nest) -> list[Node]:
     root, out = nest.root, nest.out[0]
     if not isinstance(root, Scatter) or not nest.on_gpu:
         return [nest]
-    into = root.into
-    axes = tuple(Axis(f"i{k}", extent) for k, extent in enumerate(into.shape))
-    found = coordinates(nest, root, axes)
+    into, found = root.into, coordinates(nest, root)
     static = all(extent.value is not None for extent in (*into.shape, *(axis.extent for axis in nest.axes)))
     if out is None or found is None or root.combine != "add" or not static or into.dtype == torch.bool:
         return [nest]
-    at, position, chosen = found
-    rows = [axis for axis in nest.axes if axis not in at]
-    cells = max(volume((into.shape[position],)), 1)
+    axes, at, axis, chosen = found
+    rows = [a for a in nest.axes if a not in at]
+    cells = max(volume((axis.extent,)), 1)
     crowd, source = volume(a.extent for a in rows) // cells, volume(a.extent for a in nest.axes) * into.dtype.itemsize
     if crowd < LEAST_CROWD or cells * source > crowd * BYTES_IN_A_WAIT:
         return [nest]
-    reduced = tuple(Axis(f"r{k}", axis.extent) for k, axis in enumerate(rows))
+    reduced = axes_of("r", tuple(a.extent for a in rows))
     at |= {old: new.index() for old, new in zip(rows, reduced, strict=True)}
     before, body = _stored(nest, root.body, out)
-    hit, nothing = hits(axes[position], chosen, at), Const(identity("sum", body.dtype), body.dtype)
+    hit, nothing = hits(axis, chosen, at), Const(identity("sum", body.dtype), body.dtype)
     part = Op("where", (hit, body.substitute(at), nothing), body.dtype)
     total = out.derived("sums", into.shape, body.dtype)
-    here = tuple(axis.index() for axis in axes)
+    here = tuple(a.index() for a in axes)
     whole = Op("add", (Load(into, here), Load(total, here)), body.dtype)
     return [
         *before,
