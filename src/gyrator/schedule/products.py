@@ -251,8 +251,7 @@ def part_of(program: Program, units: Iterable[Unit]) -> Program:
     inside = {id(node) for unit in units for node in nodes_of(unit)}
     nodes = [node for node in program.nodes if id(node) in inside]
     own = {value for node in nodes for value in defines(node)}
-    needed: set[Value] = set(shown_values(program))
-    needed |= {value for node in program.nodes if id(node) not in inside for value in uses(node)}
+    needed = shown_values(program).union(*(uses(node) for node in program.nodes if id(node) not in inside))
     read = {value: None for node in nodes for value in uses(node) if value not in own}
     given = [i for i in program.inputs if i.value is None or i.value in read or any(n.sizes() for n in i.value.shape)]
     fresh = [Input(value) for value in read if value not in {i.value for i in program.inputs}]
