@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gyrator.ir.expr import Load, Value
 from gyrator.ir.index import ONE, ZERO, Index, contiguous_strides, dot, product
-from gyrator.ir.program import Arg, Extern, ListArg, View
+from gyrator.ir.program import Extern, ListArg, View
 from gyrator.lowering.typed import both, within
 from gyrator.lowering.views import split_position
 from gyrator.schedule.plan import is_full
@@ -60,7 +60,8 @@ def window_of(call: Extern) -> tuple[Window, View, View] | None:
     if out is None or not (_has_channels_last(images) and _has_channels_last(filters)):
         return None
     (batch, channels, *_), (columns, _, *taps) = images.shape, filters.shape
-    sides, steps = out.shape[2:], [_numbers(arg) for arg in (stride, padding, dilation)]
+    given = [arg.items for arg in (stride, padding, dilation) if isinstance(arg, ListArg)]
+    sides, steps = out.shape[2:], [tuple(n for n in items if isinstance(n, int)) for items in given]
     if any(len(numbers) != len(sides) for numbers in steps):
         return None
     window = Window(images.value, sides, tuple(taps), *steps)
@@ -75,8 +76,3 @@ def _has_channels_last(view: View) -> bool:
     order = (batch, *sides, channels)
     lies = zip(order, (outer, *steps, inner), contiguous_strides(order), strict=True)
     return is_full(view) and all(step is wanted or n is ONE for n, step, wanted in lies)
-
-
-def _numbers(arg: Arg) -> tuple[int, ...]:
-    assert isinstance(arg, ListArg)
-    return tuple(n for n in arg.items if isinstance(n, int))
