@@ -14,6 +14,7 @@ gives four 32-bit words ``w0 … w3``.
 """
 
 import math
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import torch
@@ -49,20 +50,18 @@ def _multiply(constant: int, x: Tensor) -> tuple[Tensor, Tensor]:
 _BITS = {torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
 
-def uniform(words: Words, dtype: torch.dtype) -> Tensor:
-    """``rand``: numbers in [0, 1), every one exact in ``dtype``."""
+def uniform(words: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """``rand``: numbers in [0, 1), each exact in ``dtype``; of the first word, for float64 of the first two."""
     if dtype == torch.float64:
-        return _uniform64(words[0], words[1])
+        return ((words[1] << 21) | (words[0] >> 11)).to(torch.float64) * 2.0**-53
     bits = _BITS[dtype]
     return ((words[0] >> (32 - bits)).to(torch.float32) * 2.0**-bits).to(dtype)
 
 
 def normal(words: Words, dtype: torch.dtype) -> Tensor:
     """``randn`` by the Box-Muller transform."""
-    if dtype == torch.float64:
-        u, v = _uniform64(words[0], words[1]), _uniform64(words[2], words[3])
-    else:
-        u, v = (w.bitwise_right_shift(8).to(torch.float32) * 2.0**-24 for w in words[:2])
+    wide, taken = (torch.float64, 2) if dtype == torch.float64 else (torch.float32, 1)
+    u, v = uniform(words, wide), uniform(words[taken:], wide)
     radius = torch.sqrt(-2.0 * torch.log(1.0 - u))
     return (radius * torch.cos(2.0 * math.pi * v)).to(dtype)
 
@@ -75,7 +74,3 @@ def integers(words: Words, low: Tensor, high: Tensor) -> Tensor:
     twice = (half % span) * 2 + (bits & 1)  # < 2·span, perhaps wrapped past 2**63
     over = (twice < 0) | (twice >= span)
     return low + torch.where(over, twice - span, twice)
-
-
-def _uniform64(low: Tensor, high: Tensor) -> Tensor:
-    return ((high << 21) | (low >> 11)).to(torch.float64) * 2.0**-53
