@@ -38,17 +38,9 @@ class Line:
     share: Share
 
 
-def _gathered(b: Builder, out: Meta, grad: TensorRef, lines: Sequence[Line]) -> TensorRef:
-    """``grad`` summed along the last dimensions by ``lines``; each sum in the compute dtype."""
-    wide = out.with_dtype(compute_dtype(out.dtype))
-    for back, line in enumerate(reversed(lines), 1):
-        done = back == len(lines)
-        shape = (*grad.shape[: grad.rank - back], *out.shape[grad.rank - back :])
-        grad = _along(b, out if done else wide.with_shape(shape), grad, grad.rank - back, line)
-    return grad
-
-
 def _along(b: Builder, out: Meta, grad: TensorRef, dim: int, line: Line) -> TensorRef:
+    """``grad`` summed along a dimension by ``line``, in the compute dtype."""
+
     def body(at: Coords, inner: Coords) -> Expr:
         source = line.first(at[dim]) + inner[0]
         given = cast(grad.load((*at[:dim], source, *at[dim + 1 :])), compute_dtype(out.dtype))
@@ -138,7 +130,11 @@ def _nearest_backward(
     if ZERO in out.shape or ZERO in grad.shape:
         return NotImplemented
     sizes = _resized(out.shape, grad.shape, factors, doubled=out.device.type == "cpu" and not exact)
-    return _gathered(b, out, grad, [_nearest(s, exact) for s in sizes])
+    wide = out.with_dtype(compute_dtype(out.dtype))
+    for dim in range(grad.rank - 1, 1, -1):  # the last sum is that of dimension 2
+        made = out if dim == 2 else wide.with_shape((*grad.shape[:dim], *out.shape[dim:]))
+        grad = _along(b, made, grad, dim, _nearest(sizes[dim - 2], exact))
+    return grad
 
 
 _NEAREST = "upsample_nearest1d upsample_nearest2d upsample_nearest3d"
