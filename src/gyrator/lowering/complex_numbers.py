@@ -54,11 +54,6 @@ def _numbers(b: Builder, out: Meta, x: TensorRef) -> TensorRef:
     return TensorRef(value, out.shape, tuple(coords), out.dtype)
 
 
-def _is_real(at: Coords) -> Expr:
-    """Whether the element of a pair at ``at`` is the real part."""
-    return op("lt", IndexValue(at[-1]), constant(1, torch.int64))
-
-
 def _to_pairs(function: Callable[..., Pair], b: Builder, out: Meta, *operands: Number) -> TensorRef:
     """Complex numbers by a function of pairs."""
     meta = out.reals()
@@ -66,7 +61,7 @@ def _to_pairs(function: Callable[..., Pair], b: Builder, out: Meta, *operands: N
 
     def body(at: Coords) -> Expr:
         real, imaginary = function(*[_pair(x, at[:-1], dtype) for x in operands])
-        return op("where", _is_real(at), real, imaginary)
+        return op("where", op("lt", IndexValue(at[-1]), constant(1, torch.int64)), real, imaginary)
 
     return whole(b.pointwise(meta, body).value, out.dtype)
 
