@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from operator import attrgetter
 from pathlib import Path
 
@@ -171,9 +171,7 @@ class _Writer:
         name = qualified_name(target) or ""
         name = name if "." in name else f"builtins.{name}"
         root, _, rest = name.partition(".")
-        found: object = sys.modules.get(root)
-        for part in rest.split("."):
-            found = getattr(found, part, None)
+        found = reduce(lambda outer, part: getattr(outer, part, None), rest.split("."), sys.modules.get(root))
         if root not in _LIBRARIES or found is not target:
             raise _Uncacheable(f"a call of {target}")
         return name
