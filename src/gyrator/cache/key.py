@@ -305,10 +305,8 @@ def _value(node: ast.expr, sizes: Mapping[str, object]) -> object:
             return _OPERATORS[type(op)](_value(inner, sizes))
         case ast.BinOp(left, op, right) | ast.Compare(left, [op], [right]) if type(op) in _OPERATORS:
             return _OPERATORS[type(op)](_value(left, sizes), _value(right, sizes))
-        case ast.BoolOp(ast.And(), values):
-            return all(bool(_value(v, sizes)) for v in values)
-        case ast.BoolOp(ast.Or(), values):
-            return any(bool(_value(v, sizes)) for v in values)
+        case ast.BoolOp(op, values):
+            return (all if isinstance(op, ast.And) else any)(_value(v, sizes) for v in values)
         case ast.Call(func, args, []) if ast.unparse(func) in _CALLS:
             return _CALLS[ast.unparse(func)](*(_value(a, sizes) for a in args))
     raise ValueError(f"{ast.unparse(node)} is no fact about sizes")
