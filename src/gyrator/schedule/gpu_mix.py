@@ -110,9 +110,7 @@ def _is_whole(axis: Axis, image: Index) -> bool:
 def _masked_place(member: Member) -> tuple[Index, Index] | None:
     """Over the group's axes, the place before an end that alone a reduction counts, and the end."""
     match _mask(member):
-        case Op("lt", (IndexValue(place), IndexValue(end))):
-            return substitute(place, member.at), end
-        case Op("lt", (IndexValue(place), Const(int() as end))):
+        case Op("lt", (IndexValue(place), IndexValue(end) | Const(int(end)))):
             return substitute(place, member.at), as_index(end)
     return None
 
