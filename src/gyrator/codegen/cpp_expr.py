@@ -21,22 +21,7 @@ from gyrator.codegen.cpp_names import legal, literal, type_name
 from gyrator.codegen.texts import WIDTH, ordered_terms, sum_text
 from gyrator.errors import InternalCheckError
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Ref, Value, indirect_values
-from gyrator.ir.index import (
-    ONE,
-    ZERO,
-    Atom,
-    Axis,
-    FloorDiv,
-    Index,
-    Indirect,
-    Max,
-    Min,
-    Mod,
-    as_index,
-    dot,
-    is_nonnegative,
-    substitute,
-)
+from gyrator.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, is_nonnegative, substitute
 from gyrator.ir.ops import OPS
 from gyrator.ir.tree import Kernel
 
@@ -182,7 +167,7 @@ class Expressions(Blocks[Term, Block]):
         match e:
             case Op("lt" | "ge", (IndexValue(index), Const(int(end)) | IndexValue(end))) if self.varies(index):
                 slope, rest = self._by_lanes(index)
-                count = as_index(end) - index
+                count = end - index
                 if slope is not ONE or rest.terms or self.varies(count + index):
                     return None
                 term = self.index(count)
@@ -309,7 +294,7 @@ class Expressions(Blocks[Term, Block]):
     def address(self, value: Value, index: tuple[Index, ...], *, loading: bool = False) -> Address:
         """The address of ``value[index]``, for the first lane, and how the other lanes follow."""
         pointer = self.pointers[value]
-        flat = dot(index, value.strides)
+        flat = value.position(index)
         slope, rest = self._by_lanes(flat)
         if not rest.terms:
             at, stride = self.index(flat), self.index(slope)
@@ -325,7 +310,7 @@ class Expressions(Blocks[Term, Block]):
         """The address of a load of one element by a few lanes at a time, as in ``x[j // 2]``, of a few elements in
         turns, as in ``x[j % 2]``, or of runs of a few, as in ``x[j // 8 * 32 + j % 8]``.
         """
-        flat = dot(e.index, e.value.strides)
+        flat = e.value.position(e.index)
         slope, rest = self._by_lanes(flat)
         parts = {(type(a), a.num, a.den): c for (a, *_), c in rest.terms if isinstance(a, FloorDiv | Mod)}
         if slope.terms or len(parts) < len(rest.terms) or len({key[1:] for key in parts}) != 1 or e.dtype == torch.bool:
@@ -422,7 +407,7 @@ class Expressions(Blocks[Term, Block]):
         """
         s, start = self._along(num) or (0, ZERO)
         span = s * self.width
-        return as_index(s) if span and den.value and den.value % span == 0 and start % span is ZERO else None
+        return ONE * s if span and den.value and den.value % span == 0 and start % span is ZERO else None
 
     # -- indices as int64_t --------------------------------------------------------------------------------
     def index(self, index: Index) -> Term:

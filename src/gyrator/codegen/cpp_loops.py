@@ -151,7 +151,7 @@ class Loops(Expressions):
                     return False
             case _:
                 return False
-        target, source = dot(store.index, store.value.strides), dot(load.index, load.value.strides)
+        target, source = store.value.position(store.index), load.value.position(load.index)
         if source.coefficient(q) is not ONE:
             p, q = q, p
         steps = [i.coefficient(a) for i in (target, source) for a in (p, q)]

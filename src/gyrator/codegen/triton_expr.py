@@ -19,7 +19,7 @@ from gyrator.codegen.python_text import Names, constant_text, is_small, scalar, 
 from gyrator.codegen.texts import checked_place, ordered_terms, sum_text
 from gyrator.errors import InternalCheckError
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Value
-from gyrator.ir.index import Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, dot, is_nonnegative
+from gyrator.ir.index import Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, is_nonnegative
 from gyrator.ir.ops import OPS, Rule
 from gyrator.ir.tree import Kernel, Loop, LoopKind, Store, Tile, Tiling, Update, loads_in, walk_loops, walk_stages
 
@@ -259,7 +259,7 @@ class Expressions(Blocks[Term, Block]):
     # -- addresses -----------------------------------------------------------------------------------------
     def address(self, value: Value, index: tuple[Index, ...]) -> Term:
         """A pointer to ``value[index]``: what is the same for the whole tile is added first."""
-        flat = dot(index, value.strides)
+        flat = value.position(index)
         moves = [(bool(self.index(Index((term,))).axes), term) for term in flat.terms]
         halves = [tuple(term for moving, term in moves if moving is half) for half in (False, True)]
         terms = [self.index(Index(half)) for half in halves if half]

@@ -37,10 +37,14 @@ class Value:
     def __repr__(self) -> str:
         return self.name
 
+    def position(self, coords: tuple[Index, ...]) -> Index:
+        """Where the element at these coordinates lies in memory, in elements from the first one."""
+        return dot(coords, self.strides)
+
     @property
     def span(self) -> Index:
         """How many elements lie from the first to the last in memory, gaps included."""
-        return ZERO if ZERO in self.shape else dot(tuple([n - 1 for n in self.shape]), self.strides) + 1
+        return ZERO if ZERO in self.shape else self.position(tuple([n - 1 for n in self.shape])) + 1
 
     @property
     def nbytes(self) -> Index:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from gyrator.ir.expr import Checked, Expr, IndexValue
-from gyrator.ir.index import ONE, ZERO, Index, IndexLike, Indirect, as_index, div_mod, dot, linear, product
+from gyrator.ir.index import ONE, ZERO, Index, IndexLike, Indirect, as_index, div_mod, linear, product
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Nest, Scatter
 from gyrator.lowering.builder import Builder, Meta, same_strides
@@ -254,7 +254,7 @@ def _as_strided_scatter(
 
     def place(at: Coords) -> tuple[Coords, list[Expr]]:
         inner = [ZERO] * source.rank
-        left = dot(at, x.value.strides) - start
+        left = x.value.position(at) - start
         conditions: list[Expr] = []
         for k in order:
             inner[k], left = div_mod(left, strides[k])

@@ -169,10 +169,10 @@ def _as_strided(
     value = x.value
     if x.dtype != value.dtype:
         return NotImplemented
-    begin = dot(x.at((ZERO,) * x.rank), value.strides)
+    begin = value.position(x.at((ZERO,) * x.rank))
     start = begin if offset is None else as_index(offset) - b.storage_offset(value)
     order = nested_order(value.shape, value.strides)
-    last = dot(tuple([extent - 1 for extent in value.shape]), value.strides)
+    last = value.position(tuple([extent - 1 for extent in value.shape]))
     if order is None or last + 1 is not product(value.shape):  # it has gaps
         return NotImplemented
     position = dot(view_coords(out.shape), tuple([as_index(s) for s in stride])) + start

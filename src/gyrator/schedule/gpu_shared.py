@@ -1,7 +1,7 @@
 """Long rows that programs of a GPU share: each takes a part, and they exchange what they reduce within one launch."""
 
 from gyrator.ir.expr import Value
-from gyrator.ir.index import Index, dot, substitute
+from gyrator.ir.index import Index, substitute
 from gyrator.ir.program import Reduce, Scan, Scatter
 from gyrator.ir.volume import volume
 from gyrator.schedule.gpu import SHORT_ROW, Gpu
@@ -54,7 +54,7 @@ def _kept(group: Group) -> int:
     waiting: set[Value | None] = set()
     first, later = set[tuple[Value, Index]](), set[tuple[Value, Index]]()
     for member in group.members:
-        places = [(x.value, substitute(dot(x.index, x.value.strides), member.at)) for x in member.loads]
+        places = [(x.value, substitute(x.value.position(x.index), member.at)) for x in member.loads]
         own = frozenset((v, at) for v, at in places if v not in needs and at.axes() & set(group.spaces[0]))
         own = own.union(*(needs[v] for v, _ in places if v in needs))
         waits, reduces = any(v in waiting for v, _ in places), isinstance(member.nest.root, Reduce)

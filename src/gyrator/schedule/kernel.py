@@ -15,7 +15,7 @@ from typing import TypeAlias
 import torch
 
 from gyrator.ir.expr import Const, Expr, Load, Op, Ref, Value, map_indirect, rewrite
-from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, dot, substitute, upper
+from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, substitute, upper
 from gyrator.ir.ops import REDUCTIONS, identity
 from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, bodies, defines
 from gyrator.ir.simplify import Rule
@@ -355,7 +355,7 @@ class Writer:
 
     # -- memory: every tensor is addressed by the position of an element in it -----------------------------
     def _position(self, value: Value, index: tuple[Index, ...]) -> tuple[Index, ...]:
-        return (substitute(dot(index, value.strides), self.shape.blocks),)
+        return (substitute(value.position(index), self.shape.blocks),)
 
     def _place(self, value: Value, member: Member) -> tuple[Index, ...]:
         """The position of the element that one iteration of ``member`` defines."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from gyrator.ir.expr import IndexValue, Load, Random, Value
-from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, dot, substitute
+from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, substitute
 from gyrator.ir.program import Nest, Pointwise, Scatter, defines, expressions, loads
 from gyrator.ir.volume import volume
 from gyrator.schedule.group import Axes, Group, Member
@@ -73,7 +73,7 @@ def member_accesses(nest: Nest) -> tuple[tuple[Access, ...], tuple[Access, ...]]
 
 
 def _access(value: Value, index: tuple[Index, ...]) -> Access:
-    position = dot(index, value.strides)
+    position = value.position(index)
     return Access(value, position, volume(a.extent for a in position.axes()) * value.dtype.itemsize)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Value, indirect_values
-from gyrator.ir.index import Index, Size, contiguous_strides, dot, product, substitute
+from gyrator.ir.index import Index, Size, contiguous_strides, product, substitute
 from gyrator.ir.program import Extern, Pointwise, Program, Reduce, Scatter, Update, defines, output_values, shown_values
 from gyrator.ir.simplify import Rule
 from gyrator.ir.tree import Kernel
@@ -254,7 +254,7 @@ def _elementwise(here: _Here, writer: Member, old: Value, new: Value) -> bool:
     """
     if not isinstance(writer.nest.root, Pointwise) or old in here.whole:
         return False
-    place = substitute(dot(tuple(a.index() for a in writer.nest.axes), new.strides), writer.at)
+    place = substitute(new.position(tuple(a.index() for a in writer.nest.axes)), writer.at)
     last = here.levels[writer.position]
     tainted: set[Value] = set()
     for member in here.group.members:
@@ -268,7 +268,7 @@ def _elementwise(here: _Here, writer: Member, old: Value, new: Value) -> bool:
         own = here.levels[member.position]
         if own > last or (own == last and member.space not in (None, writer.space)):
             return False
-        places = [substitute(dot(load.index, old.strides), member.at) for load in found]
+        places = [substitute(old.position(load.index), member.at) for load in found]
         if isinstance(member.nest.root, Scatter) or any(at is not place for at in places):
             return False
     return True

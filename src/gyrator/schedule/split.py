@@ -7,7 +7,7 @@ from math import gcd
 import torch
 
 from gyrator.ir.expr import Const, Expr, IndexValue, Load, Masked, Op, Value
-from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, const, dot, exact_quotient, product
+from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, const, exact_quotient, product
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Root, defines, loads, map_nests
 from gyrator.ir.volume import volume
@@ -67,7 +67,7 @@ def _cut(nest: Nest, choose: Callable[[Nest, Reduce], Cut | None]) -> Cut | None
 def _rows_for_vectors(nest: Nest, root: Reduce) -> Cut | None:
     """In turns. None where columns fill vectors alone, where anything is loaded that does not lie as they do, and for
     variances, which would be less exact."""
-    positions = [dot(load.index, load.value.strides) for load in loads(root.body)]
+    positions = [load.value.position(load.index) for load in loads(root.body)]
     column = next((a for a in nest.axes if positions and all(p.coefficient(a) is ONE for p in positions)), None)
     width = column.extent if column else ZERO
     row = next((a for a in root.reduced if all(p.coefficient(a) is width for p in positions)), None)
@@ -120,7 +120,7 @@ def longest(axes: Iterable[Axis]) -> Axis:
 
 def is_column(nest: Nest, root: Reduce) -> bool:
     """Whether the largest loads are contiguous along a kept axis."""
-    positions = [dot(load.index, load.value.strides) for load in loads(root.body)]
+    positions = [load.value.position(load.index) for load in loads(root.body)]
     largest = max(positions, key=lambda position: volume(a.extent for a in position.axes()), default=ZERO)
     return any(largest.coefficient(axis) is ONE for axis in nest.axes)
 

@@ -9,7 +9,7 @@ parallel row < M
 from dataclasses import replace
 
 from gyrator.ir.expr import Expr, Load, Ref, Value, reading, rewrite
-from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, dot, substitute
+from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, substitute
 from gyrator.ir.program import View
 from gyrator.ir.simplify import Rule
 from gyrator.ir.tree import Config, Contract, Kernel, Let, Loop, Param, Store, touched
@@ -83,7 +83,7 @@ def build_templated(
     def flat(e: Expr) -> Expr:
         if not isinstance(e, Load):
             return rule(e) or e
-        return Load(writer.memory(e.value), (dot(e.index, e.value.strides),), e.mask, e.other)
+        return Load(writer.memory(e.value), (e.value.position(e.index),), e.mask, e.other)
 
     elements = tuple(rewrite(e, flat) for e in contract.elements)
     contract = replace(contract, left=moved(contract.left), right=moved(contract.right), elements=elements)

@@ -11,7 +11,7 @@ from functools import reduce
 import torch
 
 from gyrator.ir.expr import Const, Expr, Load, Op, Value
-from gyrator.ir.index import Atom, FloorDiv, Index, Mod, const, contiguous_strides, dot, exact_quotient, product
+from gyrator.ir.index import Atom, FloorDiv, Index, Mod, const, contiguous_strides, exact_quotient, product
 from gyrator.ir.program import Nest, Pointwise, Program, Reduce, loads, map_nests
 from gyrator.ir.volume import volume
 
@@ -51,7 +51,7 @@ def _fits(nest: Nest, root: Reduce) -> bool:
 
 def _is_row(load: Load, nest: Nest, root: Reduce) -> bool:
     """Whether the elements lie side by side in memory, and begin where those of another result end."""
-    place, sizes = dot(load.index, load.value.strides), tuple(a.extent for a in root.reduced)
+    place, sizes = load.value.position(load.index), tuple(a.extent for a in root.reduced)
     beside = [place.coefficient(a) for a in root.reduced] == list(contiguous_strides(sizes))
     steps = map(place.coefficient, nest.axes)
     return beside and all(step is not None and exact_quotient(step, product(sizes)) is not None for step in steps)
