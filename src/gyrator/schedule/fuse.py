@@ -8,13 +8,13 @@ from itertools import pairwise, product
 from typing import TypeAlias
 
 from gyrator.ir.expr import Value
-from gyrator.ir.index import Index, substitute
+from gyrator.ir.index import substitute
 from gyrator.ir.program import Extern, Nest, Program, Reduce, Scan, Scatter, bodies, defines, edges, uses
 from gyrator.ir.volume import bytes_of
 from gyrator.schedule.gpu import Gpu, gpu_refusal
 from gyrator.schedule.gpu_mix import mix
 from gyrator.schedule.gpu_shared import shared_blocks
-from gyrator.schedule.group import Group, Refused, crossing_reads, depends_on_reduction, join, singleton
+from gyrator.schedule.group import Group, Indices, Refused, crossing_reads, depends_on_reduction, join, singleton
 from gyrator.schedule.layout import across_rows
 from gyrator.schedule.split import WIDE
 from gyrator.schedule.units import Units
@@ -24,7 +24,6 @@ MIN_ROWS, BIG_ROW = 8, 1 << 15
 DEEPEST = 100
 """Operations one after another from which on arithmetic takes longer than moving a result through memory."""
 
-Indices: TypeAlias = tuple[Index, ...]
 Slower: TypeAlias = "Callable[[Program, Group, Group, Group], Refused | None]"
 """Refuses to make a third group of two if that was measured to be slower."""
 

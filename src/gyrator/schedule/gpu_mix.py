@@ -19,14 +19,12 @@ from gyrator.ir.program import Pointwise, Reduce, expressions, loads
 from gyrator.ir.volume import volume
 from gyrator.schedule.align import digits_of, radix
 from gyrator.schedule.gpu_tiling import WHOLE_ROW
-from gyrator.schedule.group import Group, Member, Refused, crossing_reads
+from gyrator.schedule.group import Group, Indices, Member, Refused, crossing_reads
 
 MAX_COLUMNS = WHOLE_ROW // 2
 
 
-def mix(
-    rows: Group, columns: Group, left: tuple[Index, ...], right: tuple[Index, ...], shape: tuple[Index, ...]
-) -> Group | Refused:
+def mix(rows: Group, columns: Group, left: Indices, right: Indices, shape: Indices) -> Group | Refused:
     """One group of ``rows`` (outer rows, a space of columns) and ``columns`` (outer parts and columns, a
     space of the rows of a part), in which ``left`` and ``right`` are the same element of a value.
 

@@ -20,6 +20,7 @@ from gyrator.ir.volume import volume
 from gyrator.schedule.align import Unification, axes_of, compose, linear_terms, unify
 
 Axes: TypeAlias = "tuple[Axis, ...]"
+Indices: TypeAlias = "tuple[Index, ...]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Member:
     loads: tuple[Load, ...]
     down: bool = False
 
-    def coordinates(self) -> tuple[Index, ...]:
+    def coordinates(self) -> Indices:
         """Where, over the group's axes, the element that one iteration defines lies in the result."""
         return tuple(substitute(a.index(), self.at) for a in self.nest.axes)
 
@@ -148,9 +149,7 @@ def _images(axes: Axes, mapping: Mapping[Atom, Index]) -> Axes:
 
 
 # -- joining -----------------------------------------------------------------------------------------------
-def join(
-    first: Group, second: Group, left: tuple[Index, ...], right: tuple[Index, ...], shape: tuple[Index, ...]
-) -> Group | Refused:
+def join(first: Group, second: Group, left: Indices, right: Indices, shape: Indices) -> Group | Refused:
     """One group of both, in which ``left`` (over first's axes) and ``right`` (over second's) are the same element.
 
     Both address a value of the given shape. If the outer axes differ, a purely pointwise group may take part of its
