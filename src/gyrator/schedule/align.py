@@ -160,9 +160,7 @@ def unify(left: Sequence[Index], right: Sequence[Index], extents: Sequence[Index
 
 def _renaming(left: Sequence[Index], right: Sequence[Index]) -> dict[Atom, Index] | None:
     """The axes of ``right`` in place of those of ``left``, where that alone makes them equal."""
-    ours, others = (
-        [a for a in dict.fromkeys(a for i in x for a in i.atoms()) if isinstance(a, Axis)] for x in (left, right)
-    )
+    ours, others = (dict.fromkeys(a for i in x for a in i.atoms() if isinstance(a, Axis)) for x in (left, right))
     found: dict[Atom, Index] = {a: b.index() for a, b in zip(ours, others, strict=False) if a.extent is b.extent}
     whole = len(ours) == len(found) == len(others)
     return found if whole and all(substitute(a, found) is b for a, b in zip(left, right, strict=True)) else None
