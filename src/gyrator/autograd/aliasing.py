@@ -152,12 +152,8 @@ class _Results:
 def describe_outputs(
     recorder: Recorder, inputs: Sequence[Any], grad_fns: Sequence[Any], outputs: Any
 ) -> tuple[Forward, tuple[Result, ...]]:
-    """Describes what a traced program did to its inputs and returned; the results that its graph must give for that.
-
-    Args:
-        inputs: the tensors that it ran on.
-        grad_fns: their autograd nodes before the run.
-        outputs: what it returned.
+    """Describes what a traced program did to the inputs that it ran on, which had these autograd nodes before, and what
+    it returned; the results that its graph must give for that.
 
     Raises: UnsupportedOperator for an input that took other memory, where its own was written to.
     """

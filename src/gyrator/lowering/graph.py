@@ -67,8 +67,6 @@ def lower(
     Args:
         graph: functional ATen ops after decomposition. Shapes, dtypes and strides come from ``meta["val"]``.
             Its only mutations are auto_functionalized ops and effectful calls.
-        symbols: the size symbols of this compilation.
-        name: the program's name.
         numerics: "eager" leaves random ops to the library, so that they draw eager's own numbers.
         computed: the dtypes of kernels; operators on others stay calls.
         updates: pairs (input, output): that output is the input's new value; the program returns None there.

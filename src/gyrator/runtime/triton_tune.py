@@ -79,7 +79,6 @@ def times(
 
     Args:
         launches: of candidates, forms of one kernel that give the same results.
-        args: what each takes.
         updated: (address, bytes) of memory whose contents matter afterwards and must not change here.
 
     Returns None where nothing can be timed: while a graph is recorded, or without memory for the copies.
