@@ -199,7 +199,7 @@ def same_strides(shape: Sequence[Index], a: Sequence[Index], b: Sequence[Index])
     return ZERO in shape or all(x is y or extent is ONE for extent, x, y in zip(shape, a, b, strict=True))
 
 
-def strided(ref: TensorRef) -> tuple[tuple[Index, ...], Index] | None:
+def strided(ref: TensorRef) -> tuple[Coords, Index] | None:
     """``(strides, offset)`` of ``ref`` in its value's memory; None if it is no strided window."""
     if ref.coords == view_coords(ref.shape) and ref.shape == ref.value.shape:
         return ref.value.strides, ZERO
@@ -207,9 +207,7 @@ def strided(ref: TensorRef) -> tuple[tuple[Index, ...], Index] | None:
 
 
 @lru_cache(maxsize=1024)
-def _window(
-    shape: tuple[Index, ...], coords: Coords, memory: tuple[Index, ...]
-) -> tuple[tuple[Index, ...], Index] | None:
+def _window(shape: Coords, coords: Coords, memory: Coords) -> tuple[Coords, Index] | None:
     position = dot(coords, memory)
     strides: list[Index] = []
     for axis, fallback in zip(axes_of("d", shape), contiguous_strides(shape), strict=True):
