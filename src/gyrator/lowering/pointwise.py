@@ -74,10 +74,6 @@ def _sum(name: str, b: Builder, out: Meta, x: Operand, y: Operand, alpha: Operan
     return b.elementwise(out, (x, y), lambda p, q: op(name, p, _scaled(q, alpha)))
 
 
-def _div_mode(b: Builder, out: Meta, x: Operand, y: Operand, *, rounding_mode: str | None) -> TensorRef:
-    return _elementwise({None: "div", "floor": "floordiv", "trunc": "truncdiv"}[rounding_mode], b, out, x, y)
-
-
 def _round_decimals(b: Builder, out: Meta, x: TensorRef, *, decimals: int = 0) -> TensorRef:
     if not out.dtype.is_floating_point:
         return b.copy(x, out)
@@ -227,6 +223,7 @@ _PLAIN = (
     " logical_and logical_or logical_xor logical_not maximum minimum fmax fmin"
 )
 _BITS = "Tensor Scalar Tensor_Scalar Scalar_Tensor"
+_BY_MODE: Mapping[str | None, str] = {None: "div", "floor": "floordiv", "trunc": "truncdiv"}
 
 REGISTERED_LATE: Mapping[str, Lowering] = {"prims.fma.default": partial(_elementwise, "fma")}
 """Operators that torch registers when its capture first writes them (`addcmul_` of an optimizer), by name."""
@@ -243,7 +240,7 @@ LOWERINGS: Family = {
     **rows(partial(_addc, "mul"), "addcmul"),
     **rows(partial(_addc, "div"), "addcdiv"),
     **named_rows(_sum, "add sub", "Tensor Scalar"),
-    **rows(_div_mode, "div", "Tensor_mode Scalar_mode"),
+    **rows(lambda *args, rounding_mode: _elementwise(_BY_MODE[rounding_mode], *args), "div", "Tensor_mode Scalar_mode"),
     **rows(_pow, "pow", "Tensor_Tensor Tensor_Scalar Scalar"),
     **rows(_clamp, "clamp clamp_min", "default Tensor"),
     **rows(lambda b, out, x, high: _clamp(b, out, x, None, high), "clamp_max", "default Tensor"),
