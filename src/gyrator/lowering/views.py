@@ -210,8 +210,7 @@ def _bits(b: Builder, out: Meta, x: TensorRef, dtype: torch.dtype) -> Any:
 
 
 LOWERINGS: Family = {
-    **rows(_view, "view reshape unsqueeze"),
-    **rows(_view, "squeeze", "default dim dims"),
+    **rows(_view, "view reshape unsqueeze squeeze", "default dim dims"),
     **rows(_same, "alias detach lift lift_fresh"),
     **rows(lambda b, out, x, *_, **__: expanded(x, out.shape), "expand"),
     **rows(_permute, "permute"),
