@@ -113,10 +113,6 @@ def _view(b: Builder, out: Meta, x: TensorRef, *_: Any, **__: Any) -> TensorRef:
     return reshape(x, out.shape)
 
 
-def _same(b: Builder, out: Meta, x: TensorRef, *_: Any) -> TensorRef:
-    return x
-
-
 def _permute(b: Builder, out: Meta, x: TensorRef, dims: Sequence[int]) -> TensorRef:
     order = [dimension(d, x.rank) for d in dims]
     at = view_coords(out.shape)
@@ -211,7 +207,7 @@ def _bits(b: Builder, out: Meta, x: TensorRef, dtype: torch.dtype) -> Any:
 
 LOWERINGS: Family = {
     **rows(_view, "view reshape unsqueeze squeeze", "default dim dims"),
-    **rows(_same, "alias detach lift lift_fresh"),
+    **rows(lambda b, out, x, *_: x, "alias detach lift lift_fresh"),
     **rows(lambda b, out, x, *_, **__: expanded(x, out.shape), "expand"),
     **rows(_permute, "permute"),
     **rows(_slice, "slice", "Tensor"),
@@ -221,7 +217,7 @@ LOWERINGS: Family = {
     **rows(_as_strided, "as_strided"),
     **rows(_bits, "view", "dtype"),
     **dict.fromkeys((prims.split_dim.default, prims.collapse_view.default, prims.squeeze.default), _view),
-    prims.view_of.default: _same,
+    prims.view_of.default: lambda b, out, x: x,
     prims.transpose.default: _permute,
     prims.broadcast_in_dim.default: lambda b, out, x, shape, dims: expanded(x, out.shape, dims),
 }
