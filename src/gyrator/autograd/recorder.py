@@ -196,8 +196,7 @@ class Recorder(TorchDispatchMode):
         if call.func is aten.lift_fresh_copy.default and not isinstance(call.args[0], FakeTensor):
             self.add_constant(call.args[0], call.out, literal=True)
             return
-        bindings = torch_compat.fresh_symbols(self.build.fake_mode, call.out)
-        self._define(call, bindings)
+        self._define(call, torch_compat.fresh_symbols(self.build.fake_mode, call.out))
 
     def _number(self, call: _Call) -> Any:
         """A number read from data is recorded where its symbol is new; sizes are known without a node. A float of the

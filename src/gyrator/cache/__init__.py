@@ -1,1 +1,1 @@
-"""Compiled graphs on disk: what identifies one (`key`), where it lies (`store`), what must hold again (`guards`)."""
+"""Compiled graphs on disk: what identifies one and must hold again (`key`), where it lies (`store`, `remote`)."""
