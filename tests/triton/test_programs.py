@@ -60,6 +60,12 @@ def test_a_bert_layer_training(emulator: Emulator) -> None:
     check(emulator, layer, torch.randn(2, 8, 32, requires_grad=True), backward=True)
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_scan_beside_a_sum_that_it_is_scaled_by(emulator: Emulator, rows: int) -> None:
+    """What is computed from the sum, once for a row, keeps the scan in a kernel of its own."""
+    check(emulator, lambda x: x.cumsum(-1) * x.sum(-1, keepdim=True).sin().exp(), torch.randn(rows, 5))
+
+
 def test_an_update_of_an_input(emulator: Emulator) -> None:
     check(emulator, lambda x, y: x.mul_(2).add_(y).sum(), torch.randn(40), torch.randn(40))
 

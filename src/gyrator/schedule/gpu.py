@@ -40,7 +40,7 @@ def gpu_refusal(group: Group) -> Refused | None:
     if any(isinstance(m.nest.root, Scatter) and not is_atomic(m.nest) for m in group.members):
         return Refused("a scatter without atomics runs in order")
     scanned = {v for m in group.members if isinstance(m.nest.root, Scan) for v in m.nest.out}
-    if scanned and depends_on_reduction(group):
+    if scanned and depends_on_reduction(group, indirectly=True):
         return Refused("a scan and what waits for a reduction need separate passes over the row")
     rows, row = group.sides
     programs, work = (rows // COLUMNS, row * COLUMNS) if across_rows(group) else (rows, row)

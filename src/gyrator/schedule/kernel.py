@@ -375,7 +375,7 @@ class Writer:
         if value in self.stored and not self.on_gpu:
             self._loaded[value] = None
             return Load(self.memory(value), self._place(value, member))
-        if isinstance(root, Scan) and not self.on_gpu:  # read where another value is computed again
+        if isinstance(root, Scan):  # on a CPU; read where another value is computed again
             return Load(*self._row(value))
         return self._exprs(member, level)[k]
 
