@@ -25,14 +25,19 @@ BATCH = 10
 class Settings:
     """How programs are compiled, where the scripts of failing ones are written, and on which device they run.
 
-    A seed is one program on any device: those that eager refuses there are left out.
+    A seed is one program on any device: those that eager refuses there are left out. Scripts name the compiler
+    "gyrator" where ``backend`` is a function.
     """
 
-    backend: str
+    backend: str | Callable[..., Any]
     folder: Path
     batch: int = BATCH
     shrink: bool = True
     device: str = "cpu"
+
+    @property
+    def name(self) -> str:
+        return self.backend if isinstance(self.backend, str) else "gyrator"
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ def run(seeds: Sequence[int], settings: Settings) -> Iterator[Failure]:
 
 
 def _run_batch(batch: Sequence[Program], dynamic: bool, settings: Settings) -> Iterator[Failure]:
-    _write(settings.folder / "running.py", "\n\n".join(program.script(settings.backend, dynamic) for program in batch))
+    _write(settings.folder / "running.py", "\n\n".join(program.script(settings.name, dynamic) for program in batch))
     if complaint(batch, settings.backend, dynamic) is None:
         return
     found = False
@@ -89,11 +94,11 @@ def _failure(program: Program, message: str, dynamic: bool, settings: Settings) 
         program = shrink(program, fails_alike)
         message = complaint([program], settings.backend, dynamic) or message
     path = settings.folder / f"program_{program.seed}.py"
-    _write(path, program.script(settings.backend, dynamic))
+    _write(path, program.script(settings.name, dynamic))
     return Failure(program, message, path)
 
 
-def complaint(batch: Sequence[Program], backend: str, dynamic: bool) -> str | None:
+def complaint(batch: Sequence[Program], backend: str | Callable[..., Any], dynamic: bool) -> str | None:
     """What is wrong with the programs compiled together, or None."""
     functions = [define(program.source(f"program{i}"), f"program{i}") for i, program in enumerate(batch)]
 

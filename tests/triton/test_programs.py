@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from gyrator.config import Config
 from tests.pure.lowering.harness import trace
@@ -64,6 +65,16 @@ def test_a_bert_layer_training(emulator: Emulator) -> None:
 def test_a_scan_beside_a_sum_that_it_is_scaled_by(emulator: Emulator, rows: int) -> None:
     """What is computed from the sum, once for a row, keeps the scan in a kernel of its own."""
     check(emulator, lambda x: x.cumsum(-1) * x.sum(-1, keepdim=True).sin().exp(), torch.randn(rows, 5))
+
+
+@pytest.mark.parametrize("sizes", [(0, 1), (2, 0), (0, -1)])
+def test_sums_down_more_or_fewer_columns_than_rows_have(emulator: Emulator, sizes: tuple[int, int]) -> None:
+    """Rows and columns of one tensor share a kernel, those of a padding do not."""
+
+    def sums(x: Tensor) -> Tensor:
+        return torch.cat([x.sum(-2).flatten(), F.pad(x.sin(), sizes, value=0.5).sum(1).flatten()])
+
+    check(emulator, sums, torch.randn(2, 2, 3, 4))
 
 
 def test_an_update_of_an_input(emulator: Emulator) -> None:

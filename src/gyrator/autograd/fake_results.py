@@ -124,12 +124,14 @@ def metadata_key(value: Tensor) -> tuple[Any, ...]:
 # --- results that torch states otherwise --------------------------------------------------------------
 def _pointwise(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """A dimension that an operand lacks has stride 0 in eager's kernels; fake ones state another and count it. Operands
-    of one shape that all lie in rows have a result in rows, also where channels could be said to lie last."""
+    of one shape that all lie in rows have a result in rows, also where channels could be said to lie last. Fake sums
+    with a factor `alpha`, which changes neither type nor layout, lie otherwise than sums."""
     rank = max([x.ndim for x in args if isinstance(x, Tensor)], default=0)
     lacks = [x.ndim and rank - x.ndim if isinstance(x, Tensor) else 0 for x in args]
     given = zip(args, lacks, strict=True)
     full = [x.new_empty_strided((1,) * n + x.shape, (0,) * n + x.stride()) if n else x for x, n in given]
-    out, tensors = op(*full, **kwargs), [x for x in args if isinstance(x, Tensor)]
+    out = op(*full, **{key: arg for key, arg in kwargs.items() if key != "alpha"})
+    tensors = [x for x in args if isinstance(x, Tensor)]
     number = op._overloadname in ("Tensor", "Scalar") and len(tensors) < 2  # an operand without dimensions
     if number or op is aten.clone.default or not isinstance(out, Tensor):
         return out
@@ -137,9 +139,9 @@ def _pointwise(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     return torch.empty_like(out, memory_format=torch.contiguous_format) if rows else out
 
 
-def _like_a_sum(op: OpOverload, x: Any, y: Any, **kwargs: Any) -> Tensor:
+def _like_a_sum(op: OpOverload, x: Any, y: Any, *args: Any, **kwargs: Any) -> Tensor:
     """Kernels lay the results of all functions of two operands in memory alike; fake ones of some do not."""
-    return torch.empty_like(_pointwise(aten.add.Tensor, x, y), dtype=op(x, y, **kwargs).dtype)
+    return torch.empty_like(_pointwise(aten.add.Tensor, x, y), dtype=op(x, y, *args, **kwargs).dtype)
 
 
 def _dense(op: OpOverload, layout: Callable[[Tensor], torch.memory_format], *args: Any, **kwargs: Any) -> Any:
@@ -190,7 +192,8 @@ _CHANNELS_LAST = (
 _LIKE_SUMS = (
     *(aten.copysign.Tensor, aten.div.Tensor_mode, aten.floor_divide.default, aten.heaviside.default),
     *(aten.logaddexp.default, aten.logaddexp2.default, aten.special_xlog1py.default, aten.xlogy.Tensor),
-    *(aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default),
+    *(aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default, aten.lcm.default),
+    *(aten.gelu_backward.default, aten.logit_backward.default, aten.silu_backward.default, aten.tanh_backward.default),
 )
 
 _STAND_INS: Mapping[OpOverload, Callable[..., Any]] = {

@@ -90,10 +90,10 @@ def _aligned(
         shorter = {row: Axis(row.name, rows_left // part.extent).index()}
         columns = replace(columns, members=tuple([_unmasked(m) for m in columns.members])).rewrite(shorter)
     images: dict[Atom, Index] = {}
-    for index, to, extent in zip(left, right, shape, strict=True):
+    for k, (index, to, extent) in enumerate(zip(left, right, shape, strict=True)):
         axes = radix(index, extent)
-        if axes is None or images.keys() & axes:
-            return None
+        if axes is None or images.keys() & axes or (k not in parted and radix(to, extent) is None):
+            return None  # as where columns count elements of a padding, too
         images |= digits_of(substitute(to, shorter), axes[::-1])
     if not images.keys() >= {*rows.outer, *rows.spaces[0]} or not all(_is_whole(a, images[a]) for a in rows.spaces[0]):
         return None

@@ -42,6 +42,16 @@ def test_the_second_call_has_results_like_the_first(op: OpOverload, args: tuple[
         assert described(second) == described(first) == described(op(y, *args))
 
 
+@pytest.mark.parametrize("op", [aten.add.Tensor, aten.lcm.default, aten.tanh_backward.default, aten.logaddexp.default])
+def test_results_of_two_operands_lie_as_those_of_kernels(op: OpOverload) -> None:
+    x = torch.ones(4, 4, dtype=torch.int64 if op is aten.lcm.default else torch.float32)
+    operands = x.t()[1:, :2], x.t()[1:, None, :2]
+    factor = {"alpha": 2} if op is aten.add.Tensor else {}
+    mode = FakeTensorMode()
+    given = tuple(mode.from_tensor(operand) for operand in operands)
+    assert FakeResults(mode).call(op, given, factor).stride() == op(*operands, **factor).stride()
+
+
 @pytest.mark.parametrize("op", [aten.t.default, aten.detach.default])
 def test_a_view_lies_in_the_memory_of_its_own_operand(op: OpOverload) -> None:
     mode = FakeTensorMode()
