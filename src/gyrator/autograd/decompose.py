@@ -186,7 +186,7 @@ def _key(argument: Any, tensors: list[Node]) -> Any:
         return tuple([_key(item, tensors) for item in argument])
     if isinstance(argument, dict):
         return tuple([(name, _key(item, tensors)) for name, item in argument.items()])
-    return type(argument), argument
+    return type(argument), repr(argument) if isinstance(argument, (float, complex)) else argument  # 0.0 and -0.0 differ
 
 
 def merge_equal_calls(graph: Graph) -> None:

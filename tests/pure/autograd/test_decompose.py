@@ -233,3 +233,8 @@ def test_positions_of_max_pooling_are_saved_in_16_bits_and_given_to_the_operator
     assert torch.equal(x.grad, y.grad)  # type: ignore[arg-type]
     saved = [node.meta["val"].dtype for node in graphs.modules["backward"].graph.find_nodes(op="placeholder")]
     assert torch.int16 in saved and torch.int64 not in saved
+
+
+def test_zeros_of_either_sign_are_arguments_of_their_own() -> None:
+    x = torch.tensor([-1.0, 2.0])
+    same_as_eager(lambda x: [1 / x.masked_fill(x > 0, zero) for zero in (0.0, -0.0)], x, backward=False)
