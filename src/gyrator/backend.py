@@ -1,9 +1,11 @@
 """The backend that `torch.compile(backend="gyrator")` calls."""
 
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import count
 from types import FunctionType
 from typing import Any
@@ -29,14 +31,19 @@ from gyrator.runtime.load import WRAPPER
 from gyrator.session import Session
 from gyrator.torch_compat import recompile_reason, shape_env_of
 
+MOST_WEIGHTS = 64
+"""For how many sets of weights one captured graph is compiled with them as constants."""
+
 
 def compile_program(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], config: Config, name: str, process: Process
+    gm: fx.GraphModule, example_inputs: Sequence[Any], config: Config, name: str, process: Process, sets: int = 1
 ) -> Callable[..., Any]:
-    """Compile a captured graph, or take it from the cache: then it is neither traced nor compiled.
+    """Compile a captured graph, or take it from the cache: then it is neither traced nor compiled. With `freezing`
+    weights are constants, and those of this call are the set number `sets`.
 
     The callable's attribute `wrappers` has the files of its graphs' programs.
     """
+    config = replace(config, freezing=config.freezing and sets <= MOST_WEIGHTS)
     inputs = fake_inputs(gm, example_inputs)
     traced, wrappers = _compile(gm, inputs, example_inputs, config, name, process, for_loss=True)
 
@@ -45,9 +52,35 @@ def compile_program(
             return _compile(gm, inputs, inputs.values, config, f"{name}_complete", process, for_loss=False)[0]
 
     call = assemble(traced, gm, example_inputs, complete)
+    if config.freezing and inputs.static and not isinstance(traced.run, Differentiable):
+
+        def again(given: Sequence[Any]) -> Callable[..., Any]:
+            with process.lock, frozen_garbage():
+                return compile_program(gm, given, config, f"{name}_weights{sets}", process, sets + 1)
+
+        call = _of_weights(call, {k: example_inputs[k] for k in inputs.static}, again)
     if isinstance(call, FunctionType):  # no method of a module that runs uncompiled
         call.__dict__["wrappers"] = tuple(wrappers)
     return call
+
+
+def _of_weights(
+    call: Callable[..., Any], weights: Mapping[int, object], again: Callable[[Sequence[Any]], Callable[..., Any]]
+) -> Callable[..., Any]:
+    """`call` for inputs among which are these `weights`, by position; for others what compiles it `again` for them. One
+    captured graph serves modules of a class, and new parameters of a module."""
+    others: list[Callable[..., Any]] = []
+    lock = threading.Lock()
+
+    def chosen(*args: Any) -> Any:
+        if all(args[k] is weight for k, weight in weights.items()):
+            return call(*args)
+        with lock:
+            if not others:
+                others.append(again(args))
+        return others[0](*args)
+
+    return chosen
 
 
 def _compile(

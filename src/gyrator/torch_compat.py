@@ -59,6 +59,11 @@ graph_module: Callable[[Any, Graph], GraphModule] = _LazyGraphModule
 """`GraphModule(root, graph)` that writes its Python code when that is asked for, which of most graphs it never is."""
 
 
+def is_buffer(placeholder: Node) -> bool:
+    """Whether capture took an input from a module's buffers: its name alone is one that arguments may have, too."""
+    return "_dynamo_static_input_type" in placeholder.meta.get("tensor_dict", ()) and "_buffers_" in placeholder.name
+
+
 def append_node(graph: Graph, op: str, target: Any, args: Any, kwargs: Any, name: str | None = None) -> Node:
     """`graph.create_node`, in half the time: torch 2.13 searches the arguments for numbers that no graph holds."""
     node = graph.create_node(op, target, name=name)

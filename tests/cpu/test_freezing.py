@@ -186,3 +186,41 @@ def test_a_program_with_gradients_is_not_frozen(options: dict[str, Any]) -> None
     with torch.no_grad():
         net.down.weight.zero_()
     assert compiled(x).abs().max() == 0
+
+
+class Scaled(nn.Module):
+    """Modules of this class are one captured graph to Dynamo."""
+
+    def __init__(self, weight: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((3,), weight))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+def test_each_module_of_a_class_and_each_new_parameter_has_its_own_weights() -> None:
+    torch._dynamo.reset()
+    modules, x = [Scaled(k) for k in (2.0, 3.0, 4.0)], torch.ones(3)
+    for module in modules:
+        module.compile(backend="gyrator", options={"freezing": True})
+    with torch.no_grad():
+        for _ in range(2):
+            assert [module(x)[0].item() for module in modules] == [2.0, 3.0, 4.0]
+        modules[1].weight = nn.Parameter(torch.full((3,), 5.0))
+        assert [module(x)[0].item() for module in modules] == [2.0, 5.0, 4.0]
+
+
+def test_many_sets_of_weights_are_computed_with_as_arguments() -> None:
+    torch._dynamo.reset()
+    compiled = gyrator.compile(lambda module, x: module(x), options={"freezing": True})
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gyrator.backend.MOST_WEIGHTS", 2)
+        assert [compiled(Scaled(k), torch.ones(3))[0].item() for k in (1.0, 2.0, 3.0, 4.0)] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_an_argument_with_the_name_of_a_parameter_is_an_argument() -> None:
+    torch._dynamo.reset()
+    compiled = gyrator.compile(lambda x, my_parameters_w: x * my_parameters_w, options={"freezing": True})
+    with torch.no_grad():
+        assert [compiled(torch.ones(3), torch.full((3,), k))[0].item() for k in (2.0, 3.0)] == [2.0, 3.0]

@@ -11,7 +11,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gyrator.errors import UnsupportedInput
-from gyrator.torch_compat import shape_env_of
+from gyrator.torch_compat import is_buffer, shape_env_of
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def fake_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> Inputs:
         tuple(
             position
             for position, (tensor, node) in enumerate(zip(tensors, placeholders, strict=True))
-            if isinstance(tensor, torch.nn.Parameter) or "_buffers_" in node.name or "_parameters_" in node.name
+            if isinstance(tensor, (torch.nn.Parameter, torch.nn.Buffer)) or is_buffer(node)
         ),
     )
 
