@@ -149,7 +149,7 @@ class _Machine:
     def store(self, store: Store) -> None:
         evaluator = self.evaluator()
         coords = evaluator.coordinates(store.index, store.value)
-        source = evaluator.value(store.expr).broadcast_to(self.shape)
+        source = evaluator.value(store.expr).broadcast_to(self.shape).clone()  # it may be read from the target
         target = self.target(store.value)
         if target.dim() > len(coords):
             coords = (*evaluator.row, *coords)

@@ -51,12 +51,11 @@ from gyrator.runtime.gpu_kernels import GpuKernels
 from gyrator.runtime.load import WRAPPER, Runtime, constant_file, load
 from gyrator.runtime.pool import Pool
 from gyrator.runtime.profile import BandwidthProfile
-from gyrator.runtime.targets import Targets, find_targets, start_kernels
+from gyrator.runtime.targets import find_targets, start_kernels
 from gyrator.runtime.triton_build import rebuild
 from gyrator.runtime.triton_tune import Tuned
 from gyrator.runtime.workers import Workers
-from gyrator.schedule.cpu_gemm import Cpu, packed_constants
-from gyrator.schedule.gpu import Gpu
+from gyrator.schedule.cpu_gemm import packed_constants
 from gyrator.schedule.plan import Call
 from gyrator.schedule.stage import schedule
 from gyrator.session import Counters, Session
@@ -151,20 +150,17 @@ def compile_graph(
     guards = 0 if shape_env is None else len(shape_env.guards)
     stores = process.stores(session)
     with session.stage("look up"):
-        gpu = gpu_of(targets, device)
-        config, target, key = session.config, f"{targets.key()} {gpu}", None
+        key = None
         if not info.frozen:
             roles = repr((updates, shown, results))
-            key = graph_key(graph, config, roles, shape_env=shape_env, target=target)
+            key = graph_key(graph, session.config, roles, shape_env=shape_env, target=targets.key())
         entry = find(key, stores.graphs, example_inputs, session)
     if entry is not None and not session.config.validate:
         ready = GraphCompiled(entry, True, session, moved=moved_places(entry, graph))
         return partial(_compiled, ready, process, written)
 
     symbols = Symbols(shape_env)
-    threads = session.config.threads or torch.get_num_threads()
-    cpu = Cpu(targets.cpu.vectors, threads) if targets.cpu is not None else None
-    builder = Builder(targets, stores, session, process.workers, shape_env, gpu, cpu)
+    builder = Builder(targets, stores, session, process.workers, shape_env)
     chosen, tuner = graph, None
     if session.config.max_autotune and (device.type == "cpu" or torch.cuda.is_available()):
         if len(session.config.gemm_backends) > 1:
@@ -189,7 +185,9 @@ def compile_graph(
     with session.stage("schedule"):
         slower = slower_fusions(builder) if session.config.benchmark_fusion else None
         ask = tuner.ask if tuner else None
-        scheduled = schedule(lowered.program, session, gpu, slower, ask, cpu, overlays=info.kind == "inference")
+        scheduled = schedule(
+            lowered.program, session, targets.gpu, slower, ask, targets.cpu, overlays=info.kind == "inference"
+        )
         plan = scheduled.plan
         for op in called(lowered.fallbacks, scheduled):
             session.counters.add_extern(op)
@@ -258,16 +256,6 @@ def tensors_of(graph: fx.GraphModule) -> Iterator[torch.Tensor]:
     """The results of all nodes."""
     values = (value for node in graph.graph.nodes for value in flatten(node.meta.get("val")))
     yield from (value for value in values if isinstance(value, torch.Tensor))
-
-
-def gpu_of(targets: Targets, device: torch.device) -> Gpu | None:
-    """What the schedule knows of the GPU; of one that is not here, that it is like an H100."""
-    if targets.gpu is None:
-        return None
-    arch = divmod(targets.gpu.capability, 10)
-    if not torch.cuda.is_available():
-        return Gpu(arch)
-    return Gpu(arch, torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 # -- between the stages --------------------------------------------------------------------------------------

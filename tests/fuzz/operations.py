@@ -578,7 +578,10 @@ def untracked(s: Scope) -> str:
     write = s.choose("{0}.mul_(2)", "{0}.add_(1)", "{0}.add_({1})", "{0}.view(-1)[:1].fill_(1)")
     within = s.choose("with torch.no_grad(): ", "")
     target = s.pick()
-    return within + write.format(target if within else f"{target}.detach()", s.like(target))
+    other = s.like(target)
+    if "{1}" in write and other in s.values and meets(s.values[target], s.values[other]):
+        raise Impossible
+    return within + write.format(target if within else f"{target}.detach()", other)
 
 
 DETACHING_OPERATIONS: Mapping[Operation, int] = {**OPERATIONS, detached: 16}

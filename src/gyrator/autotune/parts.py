@@ -20,8 +20,6 @@ from gyrator.runtime.entries import Stores
 from gyrator.runtime.load import WRAPPER
 from gyrator.runtime.targets import Targets, start_kernels
 from gyrator.runtime.workers import Workers
-from gyrator.schedule.cpu_gemm import Cpu
-from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.memory import plan_memory
 from gyrator.schedule.plan import Plan
 from gyrator.schedule.products import Ask, Unit
@@ -38,13 +36,11 @@ class Builder:
     session: Session
     workers: Workers
     shape_env: ShapeEnv | None
-    gpu: Gpu | None
-    cpu: Cpu | None = None
 
     @property
     def computed(self) -> frozenset[torch.dtype]:
         """The dtypes that kernels compute in."""
-        return COMPUTED if self.gpu is None or self.gpu.has_float8 else COMPUTED.difference(FLOAT8)
+        return COMPUTED if self.targets.gpu is None or self.targets.gpu.has_float8 else COMPUTED.difference(FLOAT8)
 
     def start(self, plan: Plan) -> Callable[[], Path]:
         """Begin to build a plan; what waits for its folder. Raises: GyratorError, both times."""
@@ -56,13 +52,13 @@ class Builder:
     def start_units(self, part: Program, units: Sequence[Unit]) -> Callable[[], Path]:
         """Begin to build a program that units compute. Raises: GyratorError."""
         rule = simplifier(exact_rounding=self.session.config.numerics == "eager")
-        return self.start(plan_memory(part, tuple(units), rule, in_place=False, gpu=self.gpu))
+        return self.start(plan_memory(part, tuple(units), rule, in_place=False, gpu=self.targets.gpu))
 
     def start_graph(self, graph: fx.GraphModule, name: str, ask: Ask | None) -> Callable[[], Path]:
         """Begin to build an ATen graph, whose products are chosen by ``ask``. Raises: GyratorError."""
         symbols, session = Symbols(self.shape_env), self.session.child(name)
         lowered = lower(graph, symbols=symbols, name=name, computed=self.computed)
-        made = schedule(lowered.program, session, self.gpu, None, ask, self.cpu)
+        made = schedule(lowered.program, session, self.targets.gpu, None, ask, self.targets.cpu)
         return self.start(made.plan)
 
 

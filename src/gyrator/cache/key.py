@@ -26,7 +26,15 @@ from gyrator.config import Config
 from gyrator.ir.symbols import python_text
 from gyrator.ir.volume import rounded_hint
 from gyrator.origin import origin_of
-from gyrator.torch_compat import float_behind, plain_number, qualified_name, raw_bytes, symbol_hint, symbolic_numbers
+from gyrator.torch_compat import (
+    float_behind,
+    functions_of_numbers,
+    plain_number,
+    qualified_name,
+    raw_bytes,
+    symbol_hint,
+    symbolic_numbers,
+)
 from gyrator.version import __version__
 
 _PLAIN = (bool, int, str, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -256,21 +264,25 @@ _OPERATORS: Mapping[type[ast.AST], Callable[..., object]] = {
 _CALLS: Mapping[str, Callable[..., object]] = {
     "max": torch.sym_max, "min": torch.sym_min, "abs": abs,
     "math.trunc": math.trunc, "math.floor": math.floor, "math.ceil": math.ceil,
+    "float": torch.sym_float, "round": round, **{f"math.{name}": call for name, call in functions_of_numbers().items()},
 }  # fmt: skip
 
 
 def new_facts(shape_env: ShapeEnv, before: int, canonical: Mapping[str, str]) -> list[str]:
     """The guards that were added since there were `before` of them, as text over canonical names of symbols.
 
-    Raises: ValueError if one has no text, or speaks of a symbol without a canonical name.
+    Raises: ValueError if one has no text that can be read again, or speaks of a symbol without a canonical name.
     """
     facts = []
     for guard in shape_env.guards[before:]:
         unknown = [s.name for s in guard.expr.free_symbols if s.name not in canonical]
         if unknown:
             raise ValueError(f"{guard.expr} speaks of {unknown[0]}")
-        text = python_text(guard.expr)
-        facts.append(_SYMBOL.sub(lambda match: canonical.get(match.group(), match.group()), text))
+        text = _SYMBOL.sub(lambda m: canonical.get(m.group(), m.group()), python_text(guard.expr))
+        hints = {canonical[s.name]: symbol_hint(shape_env, s) for s in guard.expr.free_symbols}
+        if None in hints.values() or not holds(text, hints):
+            raise ValueError(f"{text} reads otherwise than {guard.expr}")
+        facts.append(text)
     return facts
 
 

@@ -86,8 +86,11 @@ class Store:
             return None
 
     def put(self, key: str, files: Mapping[str, Content], notes: Mapping[str, Json]) -> Entry:
-        """Write an entry. If another writer was first, its entry stays."""
+        """Write an entry. If another writer was first, its entry stays, unless its notes are other ones."""
         place = self._place(key)
+        with suppress(OSError, ValueError, KeyError):
+            if json.loads((place / MANIFEST).read_text())["notes"] != json.loads(json.dumps(notes)):
+                self.remove(key)
         with self._draft(place) as draft:
             for name, content in files.items():
                 _write(draft / name, content)

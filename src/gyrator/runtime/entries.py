@@ -176,7 +176,7 @@ def find_program(key: Key | None, stores: Stores, inputs: Sequence[object], sess
         graphs = [graph for name in names if (graph := stores.graphs.find(str(name), session.warn)) is not None]
         if len(graphs) == len(names) and all_hold(facts, key.symbols, inputs):
             return Found(description, tuple(graphs), str(notes["about"]))
-    explain_miss(key, stores.programs, session)
+    explain_miss(key, stores.programs, session, damaged_or_guarded=entry is not None)
     return None
 
 

@@ -25,37 +25,49 @@ from gyrator.runtime.load import library_file
 from gyrator.runtime.toolchain import Toolchain, find_toolchain
 from gyrator.runtime.triton_build import GpuTarget, Wanted, find_target, start_triton_build
 from gyrator.runtime.workers import Workers
+from gyrator.schedule.cpu_gemm import Cpu
+from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.plan import Plan
 from gyrator.session import Session
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What a graph's kernels are built for: a GPU, this machine's processor, or both.
+    """What kernels of a graph are built for: a GPU, this machine's processor, or both; what the schedule knows of each.
 
-    A graph on a GPU seldom has kernels for the processor, so `cpu` may be None for it.
+    A graph on a GPU seldom has kernels for the processor, so `toolchain` may be None for it.
     """
 
-    cpu: Toolchain | None
-    gpu: GpuTarget | None = None
+    toolchain: Toolchain | None
+    cpu: Cpu | None
+    gpu_target: GpuTarget | None = None
+    gpu: Gpu | None = None
 
     def key(self) -> str:
         """A text for keys of the cache."""
-        return "\n".join(target.key() for target in (self.cpu, self.gpu) if target is not None)
+        built = [target.key() for target in (self.toolchain, self.gpu_target) if target is not None]
+        return "\n".join((*built, repr(self.gpu or self.cpu)))
 
 
 def find_targets(config: Config, device: torch.device) -> Targets:
-    """The targets of graphs on `device`.
+    """The targets of graphs on `device`. A GPU that is not here is like an H100.
 
     Raises: ToolchainMissing; DeviceUnsupported for a GPU that is missing or too old.
     """
-    if device.type != "cuda":
-        return Targets(find_toolchain(config))
-    gpu = find_target(config, device)
     try:
-        return Targets(find_toolchain(config), gpu)
+        toolchain = find_toolchain(config)
     except ToolchainMissing:
-        return Targets(None, gpu)
+        if device.type != "cuda":
+            raise
+        toolchain = None
+    cpu = None if toolchain is None else Cpu(toolchain.vectors, config.threads or torch.get_num_threads())
+    if device.type != "cuda":
+        return Targets(toolchain, cpu)
+    target = find_target(config, device)
+    gpu = Gpu(divmod(target.capability, 10))
+    if torch.cuda.is_available():
+        gpu = replace(gpu, processors=torch.cuda.get_device_properties(device).multi_processor_count)
+    return Targets(toolchain, cpu, target, gpu)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +100,7 @@ def start_kernels(plan: Plan, targets: Targets, store: Store, session: Session, 
     on_cpu = [kernel for kernel in plan.kernels if kernel.tiling is None]
     with session.stage("print kernels"):
         both = session.config.multi_kernel or session.config.max_autotune
-        early = targets.gpu is not None and targets.gpu.capability >= 90
+        early = targets.gpu_target is not None and targets.gpu_target.capability >= 90
         forms = partial(print_forms if both else print_triton, early=early)
         own = partial(print_with_room, forms) if session.config.coordinate_descent else forms
         triton = {kernel.name: own(kernel) for kernel in on_gpu}
@@ -97,16 +109,16 @@ def start_kernels(plan: Plan, targets: Targets, store: Store, session: Session, 
     built: dict[str, BuiltKernel | TritonKernel] = {**triton}
     waits: list[Callable[[], Mapping[str, str | Path]]] = []
     places = {k.name: k.origins[0] for k in plan.kernels if k.origins}
-    if on_cpu or targets.gpu is None:
-        toolchain = targets.cpu or find_toolchain(session.config)
+    if on_cpu or targets.gpu_target is None:
+        toolchain = targets.toolchain or find_toolchain(session.config)
         build = start_build(list(cpp.values()), toolchain, store, session, places)
         built |= built_kernels(on_cpu, list(cpp.values()), build)
         waits.append(lambda: {library_file(name): path for name, path in build.wait().items()})
     if on_gpu:
-        assert targets.gpu is not None
+        assert targets.gpu_target is not None
         sure = argument_alignment(plan, triton, align)
         wanted = [Wanted(triton[k.name], sure[k.name], checked_place(k)) for k in on_gpu]
-        gpu_build = start_triton_build(wanted, targets.gpu, workers, store, session)
+        gpu_build = start_triton_build(wanted, targets.gpu_target, workers, store, session)
         waits.append(lambda: describe(gpu_build.wait(), gpu_build.target.capability))
     texts = {name: (kernel.name, kernel.source) for name, kernel in triton.items()}
     texts |= {name: (kernel.name, kernel.text) for name, kernel in cpp.items()}

@@ -69,5 +69,5 @@ def asker(folder: Path, sandboxes: Sandboxes, **options: object) -> Iterator[tup
     config = Config.from_options(options={"max_autotune": True, "cache_dir": folder, **options}, env={})
     with Session(config, CPU, "asked") as session:
         targets, stores = find_targets(config, CPU), open_stores(session, folder / "scratch", None)
-        tuner = Tuner(Builder(targets, stores, session, Workers(), None, {}, None), CPU, sandboxes)
+        tuner = Tuner(Builder(targets, stores, session, Workers(), None), CPU, sandboxes)
         yield tuner.ask, tuner

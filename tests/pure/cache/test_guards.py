@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch._dynamo.source import ConstantSource
@@ -21,6 +23,9 @@ from gyrator.cache.key import all_hold, holds, new_facts
         ("max(s0, 2*s1) >= 16", True),
         ("-s0 + 16 == 0", True),
         ("math.floor(s0 / 3) == 5", True),
+        ("max(1, math.trunc((0.5*float(s0)))) != 8", False),
+        ("round(s0 / 3) == s1", True),
+        ("math.sqrt(s0) == 4", True),
     ],
 )
 def test_facts_are_arithmetic(fact: str, truth: bool) -> None:
@@ -67,6 +72,14 @@ def test_facts_found_while_compiling_become_guards_again() -> None:
 
     _, x = fresh((17, 3))
     assert not all_hold(facts, dict(zip(["c_0", "c_1"], map(str, x.shape), strict=True)), [x])
+
+
+def test_a_fact_that_cannot_be_read_again_cannot_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    env, x = fresh((24, 5))
+    assert bool(math.floor(x.shape[0] / 5) == 4)
+    monkeypatch.setattr("gyrator.cache.key._CALLS", {})
+    with pytest.raises(ValueError, match="no fact about sizes"):
+        new_facts(env, 0, {str(s): f"c_{k}" for k, s in enumerate(x.shape)})
 
 
 def test_fact_about_an_unknown_symbol_cannot_be_kept() -> None:

@@ -57,6 +57,14 @@ def test_first_writer_wins(tmp_path: Path) -> None:
     store = Store(tmp_path, "graphs")
     store.put(KEY, {"a": "first"}, {})
     assert store.put(KEY, {"a": "second"}, {}).text("a") == "first"
+
+
+def test_an_entry_for_other_facts_takes_the_place_of_one_that_is_there(tmp_path: Path) -> None:
+    store = Store(tmp_path, "graphs")
+    store.put(KEY, {"a": "first"}, {"facts": ["s_0 >= 30"]})
+    assert store.put(KEY, {"a": "second"}, {"facts": ["s_0 < 30"]}).text("a") == "second"
+    found = store.find(KEY, pytest.fail)
+    assert found is not None and found.notes == {"facts": ["s_0 < 30"]}
     assert not list((tmp_path / "graphs").glob("draft-*"))
 
 
