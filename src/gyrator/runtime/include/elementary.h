@@ -50,75 +50,101 @@ template <class P> GY_FN P exp(P x) {
                                   : clamp(x, element<P>(-750), element<P>(715)));
 }
 
-// 2^x. float: 0.9 ulp.
+// 2^x. 0.9 ulp.
 template <class P> GY_FN P exp2(P x) {
-  x = clamp(x, -152.0f, 130.0f);
-  const auto n = round_to_integer(x, 1.0f);
-  const P r = (x - n.value) * 0x1.62e430p-1f;
-  return scale(polynomial(r, 0x1.6abf44p-10f, 0x1.123e36p-7f, 0x1.555858p-5f, 0x1.55548cp-3f, 0x1.fffffcp-2f,
-                          1.0f, 1.0f),
-               n);
+  if constexpr (of_float<P>) {
+    x = clamp(x, -152.0f, 130.0f);
+    const auto n = round_to_integer(x, 1.0f);
+    const P r = (x - n.value) * 0x1.62e430p-1f;
+    return scale(polynomial(r, 0x1.6abf44p-10f, 0x1.123e36p-7f, 0x1.555858p-5f, 0x1.55548cp-3f, 0x1.fffffcp-2f,
+                            1.0f, 1.0f),
+                 n);
+  } else {
+    x = clamp(x, -1080.0, 1030.0);
+    const auto n = round_to_integer(x, 1.0);
+    return scale(
+        polynomial(x - n.value, 0x1.f0ceccca1b397p-32, 0x1.e63bb26aa6a48p-28, 0x1.b52092a4d7439p-24,
+                   0x1.62bfb48e05b2bp-20, 0x1.ffcbfe5f6a00dp-17, 0x1.4309131683d3bp-13, 0x1.5d87fe7846bd6p-10,
+                   0x1.3b2ab6fb9daa8p-7, 0x1.c6b08d704a26bp-5, 0x1.ebfbdff82c5b3p-3, 0x1.62e42fefa39efp-1, 1.0),
+        n);
+  }
 }
 
-// e^x - 1 = 2^n (e + 1) - 1.
-template <class P> struct Expm1Parts { P e; Rounded<P> n; };
+// e^x - 1 = 2^n (1 + r + tail) - 1, with |tail| far below |r|.
+template <class P> struct Expm1Parts { P r, tail; Rounded<P> n; };
 template <class P> GY_FN Expm1Parts<P> expm1_parts(P x) {
-  const auto n = round_to_integer(x, 0x1.715476p+0f);
-  P r = fma(n.value, all<P>(-0x1.62e4p-1f), x);
-  r = fma(n.value, all<P>(-0x1.7f7d1cp-20f), r);
-  const P p =
-      polynomial(r, 0x1.3b17bap-13f, 0x1.6d2e58p-10f, 0x1.1155aap-7f, 0x1.555502p-5f, 0x1.55552cp-3f, 0.5f);
-  return {fma(r * r, p, r), n};
+  if constexpr (of_float<P>) {
+    const auto n = round_to_integer(x, 0x1.715476p+0f);
+    P r = fma(n.value, all<P>(-0x1.62e4p-1f), x);
+    r = fma(n.value, all<P>(-0x1.7f7d1cp-20f), r);
+    const P p = polynomial(r, 0x1.3b17bap-13f, 0x1.6d2e58p-10f, 0x1.1155aap-7f, 0x1.555502p-5f, 0x1.55552cp-3f,
+                           0.5f);
+    return {r, r * r * p, n};
+  } else {
+    const auto n = round_to_integer(x, 0x1.71547652b82fep+0);
+    const P exact = fma(n.value, all<P>(-0x1.62e42fefa3800p-1), x), low = all<P>(-0x1.ef35793c76730p-45);
+    const P r = fma(n.value, low, exact), lost = fma(n.value, low, exact - r);
+    const P p = polynomial(r, 0x1.1e480b1b50cb0p-29, 0x1.af53d2dd9719ap-26, 0x1.27e5542db1910p-22,
+                           0x1.71ddfcedca464p-19, 0x1.a01a018d7823ep-16, 0x1.a01a01aed2a13p-13,
+                           0x1.6c16c16c16cc9p-10, 0x1.111111110f79ap-7, 0x1.5555555555559p-5,
+                           0x1.5555555555559p-3, 0.5);
+    return {r, fma(r * r, p, lost), n};
+  }
 }
-// float: 1.5 ulp.
+// 1.5 ulp.
 template <class P> GY_FN P expm1(P x) {
-  const auto parts = expm1_parts(clamp(x, -30.0f, 88.8f));
+  using T = element<P>;
+  const auto parts = expm1_parts(of_float<P> ? clamp(x, T(-30), T(88.8)) : clamp(x, T(-45), T(709.9)));
   const P t = power_of_two<P>(parts.n.integer - 1);  // half: the largest results must not overflow early
-  const P r = fma(t, parts.e, t - 0.5f);
-  return x == 0.0f ? x : r + r;                                // -0 stays -0
+  const P r = fma(t, parts.tail, fma(t, parts.r, t - T(0.5)));  // in this order nothing is lost where 2^n > 1
+  return x == T(0) ? x : r + r;                                // -0 stays -0
 }
 
 // a / (b + b_low) within 1 ulp for finite a, normal b of moderate size and tiny b_low; with AVX-512 by an
-// approximate reciprocal and Newton's step, for the divide of a whole register costs 16 cycles.
+// approximate reciprocal and Newton's steps, for the divide of a whole register costs 16 cycles.
 template <class P> GY_FN P moderate_div(P a, P b, P b_low) {
 #if defined(GY_AVX512)
   P y;
-  if constexpr (is_scalar<P>) y = __builtin_ia32_rcp14ss(v4sf{b}, v4sf{b})[0];
-  else if constexpr (sizeof(P) == 64) y = (P)__builtin_ia32_rcp14ps512_mask((v16sf)b, v16sf{}, no_mask);
-  else if constexpr (sizeof(P) == 32) y = (P)__builtin_ia32_rcp14ps256_mask((v8sf)b, v8sf{}, no_mask);
-  else y = (P)__builtin_ia32_rcp14ps128_mask((v4sf)b, v4sf{}, no_mask);
-  y = fma(y, fma(-b, y, all<P>(1)), y);
+  if constexpr (is_scalar<P> && of_float<P>) y = __builtin_ia32_rcp14ss(v4sf{b}, v4sf{b})[0];
+  else if constexpr (is_scalar<P>) y = __builtin_ia32_rcp14sd(v2df{b}, v2df{b})[0];
+  else if constexpr (sizeof(P) == 64 && of_float<P>)
+    y = (P)__builtin_ia32_rcp14ps512_mask((v16sf)b, v16sf{}, no_mask);
+  else if constexpr (sizeof(P) == 64) y = (P)__builtin_ia32_rcp14pd512_mask((v8df)b, v8df{}, no_mask);
+  else if constexpr (sizeof(P) == 32 && of_float<P>)
+    y = (P)__builtin_ia32_rcp14ps256_mask((v8sf)b, v8sf{}, no_mask);
+  else if constexpr (sizeof(P) == 32) y = (P)__builtin_ia32_rcp14pd256_mask((v4df)b, v4df{}, no_mask);
+  else if constexpr (of_float<P>) y = (P)__builtin_ia32_rcp14ps128_mask((v4sf)b, v4sf{}, no_mask);
+  else y = (P)__builtin_ia32_rcp14pd128_mask((v2df)b, v2df{}, no_mask);
+  const P error = fma(-b, y, all<P>(1));
+  if constexpr (of_float<P>) y = fma(y, error, y);
+  else y = fma(y, fma(error, error, error), y);                // 42 bits; the step of the quotient doubles them
 #else
-  const P y = 1.0f / b;
+  const P y = element<P>(1) / b;
 #endif
   const P q = a * y;
   return fma(fma(-b_low, q, fma(-b, q, a)), y, q);
 }
 
-// 1 / (1 + e^-x). float: 1.5 ulp, double: 2 ulp, down to the smallest results.
+// 1 / (1 + e^-x). 1.5 ulp, down to the smallest results.
 template <class P> GY_FN P sigmoid(P x) {
-  const P size = abs(x);
-  if constexpr (of_float<P>) {
-    const P e = exp_in_range(-min(all<P>(105), size));
-    const P below = e + 1.0f;
-    return moderate_div(x < 0.0f ? e : all<P>(1), below, e - (below - 1.0f));
-  } else {
-    const P e = exp_in_range(-min(all<P>(750), size));
-    return (x < 0.0 ? e : all<P>(1)) / (e + 1.0);
-  }
+  using T = element<P>;
+  const P e = exp_in_range(-min(all<P>(of_float<P> ? T(105) : T(750)), abs(x)));
+  const P below = e + T(1);
+  return moderate_div(x < T(0) ? e : all<P>(1), below, e - (below - T(1)));
 }
 
-// float: 2 ulp. From e^(-2|x|) - 1, whose relative accuracy near 0 carries over.
+// 2 ulp. From e^(-2|x|) - 1, whose relative accuracy near 0 carries over.
 template <class P> GY_FN P tanh(P x) {
-  const auto parts = expm1_parts(min(all<P>(9.5f), abs(x)) * -2.0f);          // tanh is 1 beyond
+  using T = element<P>;
+  const auto parts = expm1_parts(min(all<P>(of_float<P> ? T(9.5) : T(20)), abs(x)) * T(-2));  // 1 beyond
   const P t = power_of_two<P>(parts.n.integer);
-  const P e = fma(t, parts.e, t - 1.0f), below = e + 2.0f;
-  return copysign(moderate_div(e, below, e - (below - 2.0f)), x);
+  const P e = fma(t, parts.r + parts.tail, t - T(1)), below = e + T(2);
+  return copysign(moderate_div(e, below, e - (below - T(2))), x);
 }
 
 // ---- logarithms -------------------------------------------------------------------------------------------
 // x = 2^k (1 + f) with 1 + f in [sqrt(1/2), sqrt(2)), for positive x, subnormal ones too.
-template <class P> struct LogParts { P k, f; };
+template <class P> struct LogParts { P k, f; Bits<P> normal_k; };    // normal_k: k, but of normal numbers only
 template <class P> GY_FN LogParts<P> log_parts(P x) {
   using T = element<P>;
   constexpr T smallest_normal = of_float<P> ? T(0x1p-126) : T(0x1p-1022),
@@ -131,14 +157,27 @@ template <class P> GY_FN LogParts<P> log_parts(P x) {
   else if constexpr (of_float<P> || has_int64_float) power = __builtin_convertvector(k, P);
   else power = from_bits<P>(k + bits_as<int64_t>(0x1.8p52)) - 0x1.8p52;
   return {x < smallest_normal ? power - T(of_float<P> ? 24 : 54) : power,
-          from_bits<P>(b - shift_left<P>(k, mantissa_bits<P>)) - T(1)};
+          from_bits<P>(b - shift_left<P>(k, mantissa_bits<P>)) - T(1), k};
 }
-// log(1 + f) - f for float.
+// log(1 + f) - f. double: from s = f / (2 + f), log(1 + f) = f - (f^2/2 - s (f^2/2 + s^2 R(s^2))).
+template <class P> struct LogSeries { P s, half_square, r; };
+template <class P> GY_FN LogSeries<P> log_series(P f) {
+  const P s = moderate_div(f, f + 2.0, P{}), z = s * s;
+  const P r = z * polynomial(z, 0x1.2f04f647763c2p-3, 0x1.39a1cf4bee076p-3, 0x1.74663db237dd1p-3,
+                             0x1.c71c52119c7bbp-3, 0x1.24924941e3616p-2, 0x1.999999997ff0ap-2,
+                             0x1.5555555555592p-1);
+  return {s, f * f * 0.5, r};
+}
 template <class P> GY_FN P log_tail(P f) {
-  const P p = polynomial(f, -0x1.38e3b4p-4f, 0x1.0590a0p-3f, -0x1.0d89b6p-3f, 0x1.22d450p-3f, -0x1.547168p-3f,
-                         0x1.99a03cp-3f, -0x1.00022ap-2f, 0x1.555554p-2f);
-  const P f2 = f * f;
-  return fma(f * p, f2, f2 * -0.5f);
+  if constexpr (of_float<P>) {
+    const P p = polynomial(f, -0x1.38e3b4p-4f, 0x1.0590a0p-3f, -0x1.0d89b6p-3f, 0x1.22d450p-3f, -0x1.547168p-3f,
+                           0x1.99a03cp-3f, -0x1.00022ap-2f, 0x1.555554p-2f);
+    const P f2 = f * f;
+    return fma(f * p, f2, f2 * -0.5f);
+  } else {
+    const auto [s, half_square, r] = log_series(f);
+    return fma(s, half_square + r, -half_square);
+  }
 }
 // NaN below zero, -inf at zero, x itself at +inf and NaN.
 template <class P> GY_FN P log_edges(P x, P r) {
@@ -147,49 +186,50 @@ template <class P> GY_FN P log_edges(P x, P r) {
   r = x == T(0) ? all<P>(-infinity<T>) : r;
   return x < T(0) ? all<P>(quiet_nan<T>) : r;
 }
-// float: 1.1 ulp; double: 0.8 ulp, from s = f / (2 + f): log(1 + f) = f - (f^2/2 - s (f^2/2 + s^2 R(s^2))).
+// float: 1.1 ulp; double: 0.8 ulp.
 template <class P> GY_FN P log(P x) {
-  const auto [k, f] = log_parts(x);
+  const auto [k, f, _] = log_parts(x);
   if constexpr (of_float<P>) {
     const P tail = fma(k, all<P>(0x1.7f7d1cp-20f), log_tail(f));
     return log_edges(x, fma(k, all<P>(0x1.62e4p-1f), f + tail));
   } else {
-    const P s = f / (f + 2.0), z = s * s;
-    const P r = z * polynomial(z, 0x1.2f04f647763c2p-3, 0x1.39a1cf4bee076p-3, 0x1.74663db237dd1p-3,
-                               0x1.c71c52119c7bbp-3, 0x1.24924941e3616p-2, 0x1.999999997ff0ap-2,
-                               0x1.5555555555592p-1);
-    const P half_square = f * f * 0.5;
+    const auto [s, half_square, r] = log_series(f);
     const P low = fma(s, half_square + r, k * 0x1.ef35793c76730p-45);
     return log_edges(x, fma(k, all<P>(0x1.62e42fefa3800p-1), f - (half_square - low)));
   }
 }
-// float: 1.5 ulp; exact at powers of two.
+// 1.5 ulp; exact at powers of two. log2(e) in two parts.
 template <class P> GY_FN P log2(P x) {
-  const auto [k, f] = log_parts(x);
-  const P low = fma(f, all<P>(0x1.4ae0cp-26f), log_tail(f) * 0x1.715476p+0f);
-  return log_edges(x, k + fma(f, all<P>(0x1.715476p+0f), low));
+  const auto [k, f, _] = log_parts(x);
+  constexpr bool single = of_float<P>;
+  const P high = all<P>(single ? element<P>(0x1.715476p+0f) : element<P>(0x1.71547652b82fep+0));
+  const P rest = all<P>(single ? element<P>(0x1.4ae0cp-26f) : element<P>(0x1.777d0ffda0d24p-56));
+  return log_edges(x, k + fma(f, high, fma(f, rest, log_tail(f) * high)));
 }
-// float: 1.1 ulp.
+// 1.1 ulp. log10(e) and log10(2) in two parts.
 template <class P> GY_FN P log10(P x) {
-  const auto [k, f] = log_parts(x);
-  const P low =
-      fma(f, all<P>(-0x1.5b235ep-27f), fma(log_tail(f), all<P>(0x1.bcb7b2p-2f), k * 0x1.3509f8p-18f));
-  return log_edges(x, fma(k, all<P>(0x1.344p-2f), fma(f, all<P>(0x1.bcb7b2p-2f), low)));
+  const auto [k, f, _] = log_parts(x);
+  constexpr bool single = of_float<P>;
+  const P high = all<P>(single ? element<P>(0x1.bcb7b2p-2f) : element<P>(0x1.bcb7b1526e50ep-2));
+  const P rest = all<P>(single ? element<P>(-0x1.5b235ep-27f) : element<P>(0x1.95355baaafad3p-57));
+  const P two = all<P>(single ? element<P>(0x1.344p-2f) : element<P>(0x1.34413509f7800p-2));
+  const P two_rest = k * (single ? element<P>(0x1.3509f8p-18f) : element<P>(0x1.fef311f12b358p-46));
+  const P low = fma(f, rest, fma(log_tail(f), high, two_rest));
+  return log_edges(x, fma(k, two, fma(f, high, low)));
 }
-// log(1 + x). float: 1.5 ulp.
+// log(1 + x). 1.5 ulp.
 template <class P> GY_FN P log1p(P x) {
-  const P u = x + 1.0f;
-  auto [k, f] = log_parts(u);
+  using T = element<P>;
+  const P u = x + T(1);
+  auto [k, f, whole] = log_parts(u);
   // what rounding 1 + x lost, scaled like the mantissa of u; beyond 2^60 it is far below half an ulp
-  const P lost = x > 1.0f ? 1.0f - (u - x) : x - (u - 1.0f);
-  P k_small = min(all<P>(60), k);
-  Bits<P> down;
-  if constexpr (is_scalar<P>) down = Bits<P>(k_small);
-  else down = __builtin_convertvector(k_small, Bits<P>);
-  f = f + lost * power_of_two<P>(-down);
-  const P tail = fma(k, all<P>(0x1.7f7d1cp-20f), log_tail(f));
-  const P r = log_edges(u, fma(k, all<P>(0x1.62e4p-1f), f + tail));
-  return x == 0.0f ? x : r;
+  const P lost = x > T(1) ? T(1) - (u - x) : x - (u - T(1));
+  whole = whole > 60 ? 60 : whole;
+  f = f + lost * power_of_two<P>(-whole);
+  constexpr bool single = of_float<P>;
+  const P tail = fma(k, all<P>(single ? T(0x1.7f7d1cp-20f) : T(0x1.ef35793c76730p-45)), log_tail(f));
+  const P r = log_edges(u, fma(k, all<P>(single ? T(0x1.62e4p-1f) : T(0x1.62e42fefa3800p-1)), f + tail));
+  return x == T(0) ? x : r;
 }
 
 }  // namespace part
@@ -207,8 +247,8 @@ template <class T> constexpr bool own_real = register_bytes > 0 && is_float<T>;
       return x;                                                             \
     } else return map<T>(x, libm::name<T>);                                 \
   }
-GY_MATH(exp, own_real) GY_MATH(exp2, own_float) GY_MATH(expm1, own_float) GY_MATH(tanh, own_float)
-GY_MATH(log, own_real) GY_MATH(log2, own_float) GY_MATH(log10, own_float) GY_MATH(log1p, own_float)
+GY_MATH(exp, own_real) GY_MATH(exp2, own_real) GY_MATH(expm1, own_real) GY_MATH(tanh, own_real)
+GY_MATH(log, own_real) GY_MATH(log2, own_real) GY_MATH(log10, own_real) GY_MATH(log1p, own_real)
 
 template <class T, int L> GY_FN Vec<T, L> sigmoid(Vec<T, L> x) {
   using V = Vec<T, L>;
