@@ -115,6 +115,7 @@ def double_arguments() -> torch.Tensor:
     """Bit patterns, grids, neighbours of where methods change and functions are 0, multiples of pi / 2, the edges."""
     g, f64 = torch.Generator().manual_seed(0), torch.float64
     bits = torch.randint(-(2**63), 2**63 - 1, (60_000,), generator=g).view(f64)
+    bits[bits.isnan()] = math.nan  # no signalling one, for which the library has rules of its own
     grids = [torch.linspace(-r, r, 20_003, dtype=f64) for r in (0.02, 0.55, 1.02, 5.0, 30.0, 180.0, 760.0, 1e5, 2e9)]
     centres = torch.tensor([0.0, 0.5, 1.0, 2.0, 2.5, 8.0, -1.0, -0.5, math.pi / 2, math.pi, 1e4], dtype=f64)
     near = [(torch.randn(2000, 1, generator=g, dtype=f64) * s + centres).flatten() for s in (1e-2, 1e-7, 1e-15)]

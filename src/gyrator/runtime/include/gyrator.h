@@ -8,6 +8,7 @@
 #include "elementary.h"
 #include "trig.h"
 #include "special.h"
+#include "gamma.h"
 #include "reduce.h"
 #include "random.h"
 #include "tile.h"
