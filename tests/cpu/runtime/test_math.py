@@ -148,6 +148,8 @@ def test_double_functions_keep_their_bounds(mode: str) -> None:
         types = ["double"] * (2 if name in BINARY else 1)
         call = elementwise(f"d_{name}", types, "double", f"gy::{name}({'a, b' if name in BINARY else 'a'})")
         library, inputs = load(call + long_double(name), mode), (bases, others) if name in BINARY else (x,)
+        if name == "lgamma":
+            inputs = (torch.cat([x[~(x < 0)], torch.linspace(0, 12, 40_003, dtype=torch.float64)]),)
         want, rest = torch.empty_like(inputs[0]), torch.empty_like(inputs[0])
         invoke(library, f"long_{name}", want, rest, *inputs, len(want))
         error = double_ulps(apply(library, f"d_{name}", torch.float64, *inputs), want, rest)
@@ -169,6 +171,28 @@ def test_double_functions_that_the_library_lacks_keep_their_bounds(mode: str) ->
                 want = exact(mpmath.mpf(at))
                 unit = mpmath.mpf(2) ** (math.frexp(float(want))[1] - 53)
                 assert abs(value - want) <= bound * unit, f"{name}({at}) = {value}"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gamma_functions_of_doubles_near_their_zeros_and_at_their_edges(mode: str) -> None:
+    names = {"lgamma": mpmath.loggamma, "digamma": mpmath.digamma}
+    library = load("".join(elementwise(f"d_{n}", ["double"], "double", f"gy::{n}(a)") for n in names), mode)
+    g, f64 = torch.Generator().manual_seed(0), torch.float64
+    zeros = torch.tensor([1.0, 2.0, 1.4616321449683623, -2.4570247382208006, -0.504083008264455], dtype=f64)
+    around = (torch.randn(40, 1, generator=g, dtype=f64) * 1e-3 + zeros).flatten()
+    x = torch.cat([torch.rand(200, generator=g, dtype=f64) * 32 - 20, around])
+    inf = math.inf
+    edges = [0.0, -0.0, 1.0, -1.0, -7.0, inf, -inf, math.nan, 1e-310, -1e-310, 5e-324, 1e300, -1e300]
+    ends = torch.tensor(edges, dtype=f64)
+    for name, exact in names.items():
+        got, at_ends = (apply(library, f"d_{name}", f64, v) for v in (x, ends))
+        with mpmath.workdps(40):
+            for at, value in zip(x.tolist(), got.tolist(), strict=True):
+                want = mpmath.re(exact(mpmath.mpf(at)))
+                assert abs(value - want) <= 12 * 2.0**-52 * max(1, abs(want)), f"{name}({at}) = {value}"
+        eager = getattr(torch, name)(ends)
+        assert torch.equal(eager.isnan(), at_ends.isnan()), (eager, at_ends)
+        torch.testing.assert_close(at_ends, eager, rtol=1e-15, atol=0, equal_nan=True)
 
 
 def test_every_bound_in_the_documentation_is_measured() -> None:
