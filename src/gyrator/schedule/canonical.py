@@ -61,7 +61,7 @@ def canonicalise(group: Group, stored: frozenset[Value]) -> Canonical:
 def stem_of(name: str) -> str:
     """What a value holds, without the numbers that tell it from others: ``var_mean_10_welford`` →
     ``var_mean_welford``."""
-    return re.sub(r"_?\d+", "", name).strip("_") or "t"
+    return re.sub(r"_\d+(?=_|$)|(?<=^arg)\d+", "", name).strip("_") or "t"
 
 
 def _slots_of(group: Group) -> dict[Load, Size]:

@@ -156,8 +156,11 @@ def _points(group: Group, found: list[Access]) -> Shape:
             return _merged(group, near, last)
         lane = across or near
         if lane is not None:
+            others = tuple([a for a in parallel if a is not lane])
+            if 0 < (lane.extent.value or 0) <= BLOCK // 4:  # one block
+                return Shape(group, Style.POINTS, (*others, last), lane, (), blocks)
             block, inner = _blocked(lane, BLOCK // 4, blocks)
-            return Shape(group, Style.POINTS, (*(a for a in parallel if a is not lane), block, last), inner, (), blocks)
+            return Shape(group, Style.POINTS, (*others, block, last), inner, (), blocks)
     if across is not None:
         rows, row = _blocked(across, TILE_ROWS, blocks)
         columns, last = _blocked(last, TILE_COLUMNS, blocks)
