@@ -146,20 +146,28 @@ template <class ToE, class FromE, class To, class From> GY_FN To widen(From v) {
   }
 }
 
-#if defined(GY_AVX512)
 // Bytes to 32-bit integers in one instruction per register of the result.
 template <class From, int L> GY_FN Vec<int32_t, L> bytes_to_int32(Vec<From, L> v) {
   Vec<int32_t, L> r;
+  using P = typename Vec<int32_t, L>::P;
+#if defined(GY_AVX512)
   constexpr int pieces = Vec<From, L>::bytes / 16;
   GY_UNROLL for (int i = 0; i < r.parts; ++i) {
     const auto bytes = nth_piece<v16qi, pieces>(v.p[i / pieces], i % pieces);
-    if constexpr (is_signed<From>)
-      r.p[i] = (typename Vec<int32_t, L>::P)__builtin_ia32_pmovsxbd512_mask(bytes, v16si{}, no_mask);
-    else r.p[i] = (typename Vec<int32_t, L>::P)__builtin_ia32_pmovzxbd512_mask(bytes, v16si{}, no_mask);
+    if constexpr (is_signed<From>) r.p[i] = (P)__builtin_ia32_pmovsxbd512_mask(bytes, v16si{}, no_mask);
+    else r.p[i] = (P)__builtin_ia32_pmovzxbd512_mask(bytes, v16si{}, no_mask);
   }
+#else
+  constexpr int pieces = Vec<From, L>::bytes / 16;              // of two results each
+  GY_UNROLL for (int i = 0; i < r.parts; ++i) {
+    auto bytes = nth_piece<v2di, pieces>(v.p[i / 2 / pieces], i / 2 % pieces);
+    if (i % 2) bytes = __builtin_ia32_psrldqi128(bytes, 64);
+    if constexpr (is_signed<From>) r.p[i] = (P)__builtin_ia32_pmovsxbd256((v16qi)bytes);
+    else r.p[i] = (P)__builtin_ia32_pmovzxbd256((v16qi)bytes);
+  }
+#endif
   return r;
 }
-#endif
 
 // Integer elements of half the size, keeping the low bits.
 template <class To, int FromSize, class From> GY_FN To truncate(From v) {
@@ -187,6 +195,43 @@ template <class To, int FromSize, class From> GY_FN To truncate(From v) {
     return piece<To, 0>(__builtin_ia32_permdi256((v4di)s, 0x08));
   }
 #endif
+}
+#endif
+
+#if defined(GY_AVX2)
+// The same from two registers into one. These instructions work on halves of registers: a's and b's come out in turns.
+template <class To, int FromSize, class From> GY_FN To truncate_two(From a, From b) {
+  v4di turns;
+  if constexpr (FromSize == 8) turns = (v4di)__builtin_ia32_shufps256((v8sf)a, (v8sf)b, 0x88);
+  else if constexpr (FromSize == 4)
+    turns = (v4di)__builtin_ia32_packusdw256((v8si)a & 0xffff, (v8si)b & 0xffff);
+  else turns = (v4di)__builtin_ia32_packuswb256((v16hi)a & (short)0xff, (v16hi)b & (short)0xff);
+  return (To)__builtin_ia32_permdi256(turns, 0xd8);
+}
+// Integers of half the size that hold the values as they are: nothing has to be cut off first.
+template <class To, class From, int L> GY_FN Vec<To, L> pack_small(Vec<From, L> v) {
+  using VT = Vec<To, L>;
+  using VF = Vec<From, L>;
+  static_assert(VT::lanes > 1 && VF::bytes == 32 && 2 * sizeof(To) == sizeof(From) && sizeof(From) <= 4);
+  const auto pack = [](auto a, auto b) {
+    if constexpr (sizeof(a) == 16) {
+      if constexpr (sizeof(From) == 2) return __builtin_ia32_packsswb128((v8hi)a, (v8hi)b);
+      else if constexpr (is_signed<To>) return __builtin_ia32_packssdw128((v4si)a, (v4si)b);
+      else return __builtin_ia32_packusdw128((v4si)a, (v4si)b);
+    } else {
+      if constexpr (sizeof(From) == 2) return (v4di)__builtin_ia32_packsswb256((v16hi)a, (v16hi)b);
+      else if constexpr (is_signed<To>) return (v4di)__builtin_ia32_packssdw256((v8si)a, (v8si)b);
+      else return (v4di)__builtin_ia32_packusdw256((v8si)a, (v8si)b);
+    }
+  };
+  VT r;
+  using P = typename VT::P;
+  if constexpr (VT::parts == VF::parts) {
+    GY_EACH(VT, r.p[i] = (P)pack(piece<v2di, 0>(v.p[i]), piece<v2di, 1>(v.p[i]));)
+  } else {
+    GY_EACH(VT, r.p[i] = (P)__builtin_ia32_permdi256(pack(v.p[2 * i], v.p[2 * i + 1]), 0xd8);)
+  }
+  return r;
 }
 #endif
 
@@ -227,7 +272,13 @@ template <class To, class From, int L> GY_FN Vec<To, L> step(Vec<From, L> v) {
     VT r;
     if constexpr (VT::parts == VF::parts) {
       GY_EACH(VT, r.p[i] = narrow(v.p[i]);)
-    } else {
+    }
+#if defined(GY_AVX2)
+    else if constexpr (is_int<From>) {
+      GY_EACH(VT, r.p[i] = (truncate_two<typename VT::P, int(sizeof(From))>(v.p[2 * i], v.p[2 * i + 1]));)
+    }
+#endif
+    else {
       GY_EACH(VT, r.p[i] = join<typename VT::P>(narrow(v.p[2 * i]), narrow(v.p[2 * i + 1]));)
     }
     return r;
@@ -249,19 +300,29 @@ template <int L> GY_FN Vec<float, L> bf16_to_float(Vec<bf16, L> v) {
   return bitcast<float>(wide);
 }
 template <class V> GY_FN V round_to_bf16(V x) {
-  const V rounded = (x + 0x7fff + (x >> 16 & 1)) >> 16, quiet = x >> 16 | 0x40;
+#if defined(GY_AVX2)
+  const V even = x + 0x7fff + (x >> 16 & 1), quiet = x | 0x400000;
+  if constexpr (sizeof(V) == 32) {
+    const auto nan = __builtin_ia32_cmpps256((v8sf)x, (v8sf)x, 3);
+    return (V)__builtin_ia32_blendvps256((v8sf)even, (v8sf)quiet, nan) >> 16;
+  }
+#endif
+  const V rounded = (x + 0x7fff + (x >> 16 & 1)) >> 16, quiet_half = x >> 16 | 0x40;
 #if defined(GY_AVX512)
   if constexpr (sizeof(V) == 64) {
     const auto nan = __builtin_ia32_cmpps512_mask((v16sf)x, (v16sf)x, 3, no_mask, current_rounding);
-    return (V)__builtin_ia32_blendmd_512_mask((v16si)rounded, (v16si)quiet, nan);
+    return (V)__builtin_ia32_blendmd_512_mask((v16si)rounded, (v16si)quiet_half, nan);
   }
 #endif
-  return (x & 0x7fffffff) > 0x7f800000 ? quiet : rounded;
+  return (x & 0x7fffffff) > 0x7f800000 ? quiet_half : rounded;
 }
 template <int L> GY_FN Vec<bf16, L> float_to_bf16(Vec<float, L> v) {
   auto u = bitcast<uint32_t>(v);
   using V = Vec<uint32_t, L>;
   GY_EACH(V, u.p[i] = round_to_bf16(u.p[i]);)
+#if defined(GY_AVX2)
+  if constexpr (V::bytes == 32) return bitcast<bf16>(pack_small<uint16_t>(u));
+#endif
   return bitcast<bf16>(step<uint16_t>(u));
 }
 #endif
@@ -359,7 +420,7 @@ template <class To, class From, int L> GY_FN Vec<To, L> convert(Vec<From, L> v) 
   else if constexpr (is_int<From> && is_int<To>) {
     if constexpr (sizeof(To) == sizeof(From)) return bitcast<To>(v);
     else if constexpr (sizeof(To) > sizeof(From)) {
-#if defined(GY_AVX512)
+#if defined(GY_SIMD)
       if constexpr (sizeof(From) == 1 && sizeof(To) >= 4 && L % 16 == 0) {
         return convert<To>(bytes_to_int32(v));
       } else

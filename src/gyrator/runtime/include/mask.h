@@ -237,6 +237,20 @@ template <int L> GY_FN Vec<bool, L> first_lanes(int64_t n) {
   }
 }
 
+#if defined(GY_AVX2)
+// 0 or -1 in lanes of another size.
+template <int Size, int L> GY_FN Vec<sint<Size>, L> mask_lanes(Vec<bool, L> m) {
+  using V = Vec<sint<Size>, L>;
+  if constexpr (Size >= 4 || V::lanes == 1) return convert<sint<Size>>(m.m);
+  else if constexpr (Size == 2) return pack_small<int16_t>(m.m);
+  else if constexpr (L == 16) {                                // both packings first, then four lanes at a time in order
+    const auto half = __builtin_ia32_packssdw256((v8si)m.m.p[0], (v8si)m.m.p[1]);
+    const auto quarter = (v8si)__builtin_ia32_packsswb256(half, half);
+    return {{piece<typename V::P, 0>(__builtin_ia32_permvarsi256(quarter, v8si{0, 4, 1, 5, 0, 4, 1, 5}))}};
+  } else return pack_small<int8_t>(mask_lanes<2>(m));
+}
+#endif
+
 // ---- select -----------------------------------------------------------------------------------------------
 template <class T, int L> GY_FN Vec<T, L> where(Vec<bool, L> m, Vec<T, L> yes, Vec<T, L> no) {
   using V = Vec<T, L>;
@@ -244,7 +258,7 @@ template <class T, int L> GY_FN Vec<T, L> where(Vec<bool, L> m, Vec<T, L> yes, V
   if constexpr (L == 1) r.p[0] = m.bits ? yes.p[0] : no.p[0];
 #if defined(GY_AVX2)
   else {
-    const auto wide = convert<sint<sizeof(T)>>(m.m);
+    const auto wide = mask_lanes<sizeof(T)>(m);
     if constexpr (V::lanes == 1) { GY_EACH(V, r.p[i] = wide.p[i] ? yes.p[i] : no.p[i];) }
     else { GY_EACH(V, r.p[i] = select_lanes(wide.p[i], yes.p[i], no.p[i]);) }
   }
@@ -279,6 +293,13 @@ template <int L> GY_FN Vec<bool, L> load(const bool* from) {
     const v2di x = {*reinterpret_cast<const native_unaligned<long long, 1>*>(bytes), 0};
     return {uint8_t(compare_bits<Cmp::ne, uint8_t>((v16qi)x, v16qi{}))};
   } else
+#elif defined(GY_AVX2)
+  if constexpr (L % 8 == 0) {
+    Vec<bool, L> r;
+    GY_EACH(decltype(r.m), const v2di x = {*reinterpret_cast<const native_unaligned<long long, 1>*>(bytes + 8 * i), 0};
+            r.m.p[i] = (typename decltype(r.m)::P)(__builtin_ia32_pmovzxbd256((v16qi)x) != 0);)
+    return r;
+  } else
 #endif
     return ne(load<L>(bytes), broadcast<L>(uint8_t(0)));
 }
@@ -289,6 +310,12 @@ template <int L> GY_FN void store(bool* to, Vec<bool, L> v) {
     const v2di ones = {0x0101010101010101, 0};
     *reinterpret_cast<native_unaligned<long long, 1>*>(bytes) =
         ((v2di)select_bits<1>(v.bits, (v16qi)ones, v16qi{}))[0];
+  } else
+#elif defined(GY_AVX2)
+  if constexpr (L >= 16) {
+    auto lanes = mask_lanes<1>(v);
+    GY_EACH(decltype(lanes), lanes.p[i] = lanes.p[i] & 1;)
+    store(reinterpret_cast<int8_t*>(to), lanes);
   } else
 #endif
     store(bytes, cast<uint8_t>(v));
