@@ -84,9 +84,9 @@ template <class P> GY_FN Expm1Parts<P> expm1_parts(P x) {
     const auto n = round_to_integer(x, 0x1.71547652b82fep+0);
     const P exact = fma(n.value, all<P>(-0x1.62e42fefa3800p-1), x), low = all<P>(-0x1.ef35793c76730p-45);
     const P r = fma(n.value, low, exact), lost = fma(n.value, low, exact - r);
-    const P p = polynomial(r, 0x1.1e480b1b50cb0p-29, 0x1.af53d2dd9719ap-26, 0x1.27e5542db1910p-22,
-                           0x1.71ddfcedca464p-19, 0x1.a01a018d7823ep-16, 0x1.a01a01aed2a13p-13,
-                           0x1.6c16c16c16cc9p-10, 0x1.111111110f79ap-7, 0x1.5555555555559p-5,
+    const P p = polynomial(r, 0x1.1ec96ac075a2cp-29, 0x1.af595baed80fap-26, 0x1.27e52aa764cb0p-22,
+                           0x1.71ddfafc56fbbp-19, 0x1.a01a0192d84dep-16, 0x1.a01a01af2541ep-13,
+                           0x1.6c16c16c16a90p-10, 0x1.111111110f75dp-7, 0x1.5555555555559p-5,
                            0x1.5555555555559p-3, 0.5);
     return {r, fma(r * r, p, lost), n};
   }

@@ -45,7 +45,7 @@ template <class P> GY_FN P lgamma_positive(P x) {
                                 -0x1.13e001a55755ep-4, 0x1.4a34cc4a60fa8p-2, 0x1.b0ee6072093cep-2);
   const auto far = x >= 8.0;
   const P l = log(far ? x : product), inverse = 1.0 / (far ? x : all<P>(8)), z = inverse * inverse;
-  const P series = polynomial(z, -0x1.a5bf43eba2880p-10, 0x1.b5f1bc9cb8013p-11, -0x1.380a545dc34bbp-11,
+  const P series = polynomial(z, -0x1.a5bf43eb94841p-10, 0x1.b5f1bc9cb6d03p-11, -0x1.380a545dc346fp-11,
                               0x1.a019f4b6dc834p-11, -0x1.6c16c169f1b01p-9, 0x1.5555555555516p-4) * inverse;
   const P stirling = fma(x - 0.5, l - 1.0, series + 0x1.acfe390c97d6ap-2);    // + (log(2 pi) - 1) / 2
   return far ? stirling : near + (whole < 2.0 ? -l : l);
@@ -69,8 +69,8 @@ template <class P> GY_FN P digamma_positive(P x) {
   const P steps = x < 8.0 ? above / below : P{};
   x = x < 8.0 ? x + 8.0 : x;
   const P inverse = 1.0 / x, z = inverse * inverse;
-  const P series = z * polynomial(z, -0x1.19d1f27ac0d4ep-6, 0x1.eb45a37f4e733p-8, -0x1.11032d42607f3p-8,
-                                  0x1.04102de96ba3cp-8, -0x1.1111110ae62afp-7, 0x1.5555555555299p-4);
+  const P series = z * polynomial(z, -0x1.19d1f27ad145bp-6, 0x1.eb45a37f5125ap-8, -0x1.11032d4260896p-8,
+                                  0x1.04102de96ba3dp-8, -0x1.1111110ae62afp-7, 0x1.5555555555299p-4);
   return (log(x) - fma(inverse, all<P>(0.5), series)) - steps;
 }
 // psi(x) = psi(1 - x) - pi / tan(pi x).

@@ -177,8 +177,8 @@ template <class P> GY_FN P pow_positive(P x, P y) {
   const P den = f + 2.0, den_low = f - (den - 2.0), inverse = moderate_div(all<P>(1), den, P{});
   const P s = f * inverse, s_low = fma(-den_low, s, fma(-den, s, f)) * inverse;
   const P z = s * s, z_low = fma(s + s, s_low, fma(s, s, -z));
-  const P q = z * polynomial(z, 0x1.e7e1ea90db0ffp-4, 0x1.de9e4eae25894p-4, 0x1.111dcf7c203d8p-3,
-                             0x1.3b13782efda4cp-3, 0x1.745d17d76eb37p-3, 0x1.c71c71c65a03dp-3,
+  const P q = z * polynomial(z, 0x1.e7e0e40a7e056p-4, 0x1.de9e6b8dbc7ddp-4, 0x1.111dced76fcf7p-3,
+                             0x1.3b137832c395ep-3, 0x1.745d17d76304ep-3, 0x1.c71c71c65a147p-3,
                              0x1.24924924927cdp-2);
   const P c = 0x1.999999999999ap-2 + q, c_low = ((0x1.999999999999ap-2 - c) + q) - 0x1.999999999999ap-56;
   const P p = z * c, p_low = fma(z, c, -p) + fma(z, c_low, z_low * c);
