@@ -10,6 +10,7 @@ import torch
 import triton.language as tl
 from torch import Tensor, fx
 from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table, triton_kernel_wrapper_mutation
+from triton.language import store as keep
 from triton.runtime.interpreter import InterpretedFunction
 
 from gyrator.autograd.triton_kernels import stored
@@ -36,6 +37,11 @@ def add_to_columns(x, row, column, n):
     tl.atomic_add(x + i * row + tl.program_id(0) * column, i + n)
 
 
+def add_by_another_name(x, y):
+    i = tl.arange(0, 4)
+    keep(y + i, tl.load(x + i) + 1)
+
+
 def launched(kernel: Callable[..., Any], grid: tuple[Any, ...], **kwargs: Any) -> dict[str, Any]:
     """What capture records for a launch; what is written in capitals is constant."""
     constants = {name: kwargs.pop(name) for name in list(kwargs) if name.isupper()}
@@ -52,6 +58,7 @@ def test_what_a_kernel_stores_to_is_read_from_its_source() -> None:
     tensors = {"x", "index", "out", "marks"}
     assert stored(gather_scaled) & tensors == {"out", "marks"}
     assert stored(add_to_columns) & {"x"} == {"x"}
+    assert stored(add_by_another_name) == {"y"}
 
 
 def test_a_launch_writes_new_values_of_its_arguments() -> None:

@@ -104,7 +104,11 @@ class _Source:
         """The parameters that an expression may point to."""
         if isinstance(node, ast.Name):
             return self.points.get(node.id, set())
-        if isinstance(node, ast.Call) and self.of_user(node) is None and _name(node).startswith(("load", "atomic_")):
+        if (
+            isinstance(node, ast.Call)
+            and self.of_user(node) is None
+            and self.name(node).startswith(("load", "atomic_"))
+        ):
             return set()
         return {name for child in ast.iter_child_nodes(node) for name in self.pointed(child)}
 
@@ -115,16 +119,19 @@ class _Source:
             into, given = stored(called, callers), inspect.signature(called).bind_partial(*call.args, **named).arguments
             return {p for name, value in given.items() if name in into for p in self.pointed(value)}
         values = [*call.args, *named.values()]
-        if _name(call).startswith(("store", "atomic_")):
+        if self.name(call).startswith(("store", "atomic_")):
             return self.pointed(call.func) | self.pointed(values[0])
-        return {p for v in values for p in self.pointed(v)} if _name(call).startswith("inline_asm") else set()
+        return {p for v in values for p in self.pointed(v)} if self.name(call).startswith("inline_asm") else set()
 
     def of_user(self, call: ast.Call) -> Any:
         """The user's function that is called; None for Triton's own, and for methods."""
-        first, *path = ast.unparse(call.func).split(".")
-        called = _python_function(reduce(lambda found, part: getattr(found, part, None), path, self.outer.get(first)))
+        called = _python_function(self._called(call))
         return called if inspect.isfunction(called) and not called.__module__.startswith("triton.") else None
 
+    def name(self, call: ast.Call) -> str:
+        """The name of a function of Triton, whatever the user imports it as, or of a method."""
+        return getattr(self._called(call), "__name__", None) or ast.unparse(call.func).rpartition(".")[2]
 
-def _name(call: ast.Call) -> str:
-    return ast.unparse(call.func).rpartition(".")[2]
+    def _called(self, call: ast.Call) -> Any:
+        first, *path = ast.unparse(call.func).split(".")
+        return reduce(lambda found, part: getattr(found, part, None), path, self.outer.get(first))
