@@ -243,7 +243,7 @@ template <int Size, int L> GY_FN Vec<sint<Size>, L> mask_lanes(Vec<bool, L> m) {
   using V = Vec<sint<Size>, L>;
   if constexpr (Size >= 4 || V::lanes == 1) return convert<sint<Size>>(m.m);
   else if constexpr (Size == 2) return pack_small<int16_t>(m.m);
-  else if constexpr (L == 16) {                                // both packings first, then four lanes at a time in order
+  else if constexpr (L == 16) {                                // both packings, then four lanes at a time in order
     const auto half = __builtin_ia32_packssdw256((v8si)m.m.p[0], (v8si)m.m.p[1]);
     const auto quarter = (v8si)__builtin_ia32_packsswb256(half, half);
     return {{piece<typename V::P, 0>(__builtin_ia32_permvarsi256(quarter, v8si{0, 4, 1, 5, 0, 4, 1, 5}))}};

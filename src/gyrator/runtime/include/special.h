@@ -47,7 +47,7 @@ template <class P> GY_FN P erf(P x) {
 template <class P> GY_FN P erfc(P x) {
   using T = element<P>;
   const P a = min(all<P>(of_float<P> ? T(10.1) : T(27.3)), abs(x)), square = a * a;    // 0 from there on
-  const P above = a + T(2), y = moderate_div(all<P>(1), above, P{}), t = (a - T(2)) * y;
+  const P above = a + T(2), y = all<P>(1) / above, t = (a - T(2)) * y;
   P g;
   if constexpr (of_float<P>)
     g = polynomial(t, 0x1.f13734p-14f, -0x1.1daac8p-11f, -0x1.d41e6ep-11f, 0x1.905f9ep-9f, 0x1.a98702p-8f,
@@ -174,7 +174,7 @@ template <class P> struct Pair { P high, low; };
 // s = (m - 1) / (m + 1) in pairs, as far as the terms matter: 65 bits of it, for the exponent has ten bits of its own.
 template <class P> GY_FN P pow_positive(P x, P y) {
   const auto [k, f, _] = log_parts(x);
-  const P den = f + 2.0, den_low = f - (den - 2.0), inverse = moderate_div(all<P>(1), den, P{});
+  const P den = f + 2.0, den_low = f - (den - 2.0), inverse = 1.0 / den;
   const P s = f * inverse, s_low = fma(-den_low, s, fma(-den, s, f)) * inverse;
   const P z = s * s, z_low = fma(s + s, s_low, fma(s, s, -z));
   const P q = z * polynomial(z, 0x1.e7e0e40a7e056p-4, 0x1.de9e6b8dbc7ddp-4, 0x1.111dced76fcf7p-3,
