@@ -135,8 +135,8 @@ template <class P> GY_FN P sigmoid(P x) {
   else return above / below;
 }
 
-// float: 2 ulp, double: 1.8 ulp. From e = e^(-2|x|) - 1, whose relative accuracy near 0 carries over: q = e / (2 + e). In
-// double, what rounding e and 2 + e lost is made good with 1 / (2 + e) = (1 - q) / 2.
+// float: 2 ulp, double: 1.8 ulp. From e = e^(-2|x|) - 1, whose relative accuracy near 0 carries over: q = e / (2 + e).
+// In double, what rounding e and 2 + e lost is made good with 1 / (2 + e) = (1 - q) / 2.
 template <class P> GY_FN P tanh(P x) {
   using T = element<P>;
   const auto parts = expm1_parts(min(all<P>(of_float<P> ? T(9.5) : T(20)), abs(x)) * T(-2));  // 1 beyond
