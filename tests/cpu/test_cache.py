@@ -11,7 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from gyrator.config import Config
+from gyrator.runtime.targets import find_targets
 from tests.redis_server import serving
 
 SCRIPT = """
@@ -156,3 +159,9 @@ def test_folder_that_others_may_write_is_not_used(world: dict[str, str], tmp_pat
     (tmp_path / "cache").chmod(0o777)
     assert "right 0" in run(world, tmp_path)
     assert not list((tmp_path / "cache").iterdir())
+
+
+def test_keys_say_for_how_many_threads_work_is_shared() -> None:
+    one, two, as_torch = (find_targets(Config(threads=n), torch.device("cpu")).key() for n in (1, 2, 0))
+    assert one != two
+    assert as_torch == find_targets(Config(threads=torch.get_num_threads()), torch.device("cpu")).key()

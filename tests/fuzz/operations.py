@@ -480,6 +480,14 @@ def meets(x: Tensor, y: Tensor) -> bool:
     return bool(torch.isin(read[read != mine], mine).any())
 
 
+def apart(s: Scope, target: str) -> str:
+    """What may be written into ``target``: eager's result depends on its order where the two meet in memory."""
+    other = s.like(target)
+    if other in s.values and meets(s.values[target], s.values[other]):
+        raise Impossible
+    return other
+
+
 def update(s: Scope) -> str:
     x = s.pick()
     text = s.choose(
@@ -496,10 +504,7 @@ def update(s: Scope) -> str:
         "{0} *= 2",
         "{0}.neg_()",
     )
-    y = s.like(x)
-    if "{1}" in text and y in s.values and meets(s.values[x], s.values[y]):
-        raise Impossible
-    return text.format(x, y)
+    return text.format(x, apart(s, x) if "{1}" in text else s.like(x))
 
 
 def update_float(s: Scope) -> str:
@@ -578,9 +583,7 @@ def untracked(s: Scope) -> str:
     write = s.choose("{0}.mul_(2)", "{0}.add_(1)", "{0}.add_({1})", "{0}.view(-1)[:1].fill_(1)")
     within = s.choose("with torch.no_grad(): ", "")
     target = s.pick()
-    other = s.like(target)
-    if "{1}" in write and other in s.values and meets(s.values[target], s.values[other]):
-        raise Impossible
+    other = apart(s, target) if "{1}" in write else s.like(target)
     return within + write.format(target if within else f"{target}.detach()", other)
 
 

@@ -51,7 +51,7 @@ def simplifier(*, exact_rounding: bool) -> Rule:
             case Op("mul" | "div", (a, Const(value))) | Op("mul", (Const(value), a)) if value == 1:
                 return a
             case Op("mul" | "div", (Op("cast", (mask,)), Const() as c), dtype) if (
-                mask.dtype == torch.bool and dtype in _EXACT[2:]
+                mask.dtype == torch.bool and dtype in (torch.float32, torch.float64)
             ):  # dropout's mask / 0.9  →  where(mask, 1.11, 0.0)
                 yes, no = (_folded(Op(expr.name, (Const(value, dtype), c), dtype)) for value in (1.0, 0.0))
                 return None if yes is None or no is None else Op("where", (mask, yes, no), dtype)

@@ -59,8 +59,8 @@ def canonicalise(group: Group, stored: frozenset[Value]) -> Canonical:
 
 
 def stem_of(name: str) -> str:
-    """What a value holds, without the numbers that tell it from others: ``var_mean_10_welford`` →
-    ``var_mean_welford``."""
+    """What a value holds, without the numbers that tell it from others: ``log2_default_10`` → ``log2_default``,
+    ``var_mean_10_welford`` → ``var_mean_welford``, ``arg3`` → ``arg``."""
     return re.sub(r"_\d+(?=_|$)|(?<=^arg)\d+", "", name).strip("_") or "t"
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from gyrator.config import Config
 from gyrator.ir.index import const
 from gyrator.ir.program import Program
+from gyrator.schedule.canonical import stem_of
 from gyrator.schedule.plan import Launch, Plan
 from gyrator.schedule.stage import schedule
 from gyrator.session import Session
@@ -51,3 +52,9 @@ def test_a_kernel_that_draws_twice_is_told_both_places() -> None:
     plan = plan_of(low.program)
     (launch,) = (step for step in plan.steps if isinstance(step, Launch))
     assert launch.sizes == (const(0), const(1))
+
+
+def test_names_keep_the_digits_of_operators_and_lose_those_that_count() -> None:
+    names = ["log2_default_10", "max_pool2d_with_indices_3_argmax", "var_mean_10_welford", "arg12", "tangent_0", "_7"]
+    wanted = ["log2_default", "max_pool2d_with_indices_argmax", "var_mean_welford", "arg", "tangent", "t"]
+    assert [stem_of(name) for name in names] == wanted
