@@ -61,6 +61,8 @@ class _Machine:
 
     def step(self, step: Step) -> None:
         match step:
+            case Allocate(value, Value() as upon, _, Index() as needs) if not self.has(upon, needs):
+                self.memory[value] = self.place(value, None)
             case Allocate(value, upon, offset):
                 self.memory[value] = self.place(value, upon) if offset is None else self.within(value, upon, offset)
             case Launch(name, args, sizes, _):
@@ -75,6 +77,9 @@ class _Machine:
             case Free(value):
                 del self.memory[value]
 
+    def has(self, value: Value, needs: Index) -> bool:
+        return evaluate(needs, self.sizes) <= evaluate(value.nbytes, self.sizes)
+
     def place(self, value: Value, upon: Value | None) -> Tensor:
         if upon is None:
             return _poison(allocate(value, self.sizes))
@@ -85,11 +90,13 @@ class _Machine:
         )
         return old.as_strided(new.shape, new.stride(), old.storage_offset())
 
-    def within(self, value: Value, host: Value | None, offset: int) -> Tensor:
+    def within(self, value: Value, host: Value | None, offset: Index) -> Tensor:
         assert host is not None and value.dtype == host.dtype
         whole, new = self.memory[host], allocate(value, self.sizes)
-        assert offset * whole.itemsize % 64 == 0
-        return _poison(whole.as_strided(new.shape, new.stride(), whole.storage_offset() + offset))
+        start = evaluate(offset, self.sizes)
+        assert start * whole.itemsize % 64 == 0
+        assert (start * whole.itemsize) + evaluate(value.nbytes, self.sizes) <= evaluate(host.nbytes, self.sizes)
+        return _poison(whole.as_strided(new.shape, new.stride(), whole.storage_offset() + start))
 
     def call(self, extern: Extern, *, into: bool) -> None:
         mutated = dict(extern.mutates)

@@ -348,6 +348,17 @@ def test_a_result_behind_a_loss_may_have_a_gradient_after_all(backend: str) -> N
             torch.testing.assert_close(found, expected)
 
 
+@torch.no_grad()
+def test_intermediates_lie_in_the_result_only_in_calls_where_they_fit() -> None:
+    def decode(x: Tensor, y: Tensor) -> Tensor:
+        return y @ (x @ torch.ones(8, 8)).sum(0).expand(100, 8).T
+
+    compiled = torch.compile(decode, backend="gyrator", dynamic=True)
+    for rows in (6, 900):
+        x, y = torch.randn(rows, 8), torch.randn(5, 8)
+        torch.testing.assert_close(compiled(x, y), decode(x, y))
+
+
 def test_sizes_that_are_found_to_be_equal_after_forward_was_compiled(backend: str) -> None:
     """Backward is compiled again for the results behind a mean, and reads fewer numbers than forward handed on."""
 

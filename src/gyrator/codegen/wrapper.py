@@ -32,7 +32,7 @@ from gyrator.codegen.ranges import index_ranges, random_tensor
 from gyrator.codegen.texts import WIDTH, broken, origin_comments
 from gyrator.codegen.triton_source import Pointer, SizeArgument, TritonKernel, Workspace
 from gyrator.ir.expr import Value
-from gyrator.ir.index import ZERO, Atom, Index, Size, const, substitute
+from gyrator.ir.index import ZERO, Atom, Index, Size, substitute
 from gyrator.ir.program import Arg, Extern, Input, Item, ListArg, View, shown_views, views
 from gyrator.ir.symbols import UNBOUNDED
 from gyrator.ir.tree import Kernel
@@ -238,9 +238,11 @@ class _Wrapper:
                 if upon in self.pointers:
                     self.pointers[value] = self.pointers[upon]
                     self.often.add(value)
-            case Allocate(value, upon, int(offset)) if upon is not None:
-                view = View(upon, value.shape, value.strides, const(offset))
-                self.emit(f"{self.name(value)} = {self.view(view)}  # not written yet")
+            case Allocate(value, upon, Index() as offset, needs) if upon is not None:
+                there = self.view(View(upon, value.shape, value.strides, offset))
+                if needs is not None:
+                    there += f" if {needs} <= {upon.nbytes} else {self.fresh(value)}"
+                self.emit(f"{self.name(value)} = {there}  # not written yet")
             case Launch():
                 self.launch(step)
             case Call():

@@ -172,9 +172,10 @@ def groups_text(scheduled: Scheduled) -> str:
 
 def _step_text(step: Step) -> str:
     match step:
-        case Allocate(value, upon, offset):
+        case Allocate(value, upon, offset, needs):
             where = "in place of" if offset is None else f"{offset} elements into"
-            return f"allocate {value.name}  {'fresh' if upon is None else f'{where} {upon.name}'}"
+            asked = "" if needs is None else f", which has {needs} bytes or not at all"
+            return f"allocate {value.name}  {'fresh' if upon is None else f'{where} {upon.name}{asked}'}"
         case Launch(kernel, args, sizes):
             given = ", ".join([*(value.name for value in args), *map(str, sizes)])
             return f"launch {kernel}({given})"

@@ -13,7 +13,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Value
+from gyrator.ir.index import ZERO, Index, is_nonnegative
 from gyrator.ir.program import shown_views, views
+from gyrator.ir.volume import count_of
 from gyrator.schedule.plan import Allocate, Call, Free, Plan, Step, held
 
 _ALIGN = 64
@@ -22,43 +24,56 @@ _ALIGN = 64
 
 @dataclass(frozen=True, slots=True)
 class _Guest:
-    """A value whose memory is in use, under whatever names, from step `start` to step `end`; `size` is in bytes."""
+    """A value whose memory is in use, under whatever names, from step `start` to step `end`."""
 
     value: Value
     start: int
     end: int
-    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Bytes `begin` to `after` of the host, in use until step `end`."""
+
+    begin: Index
+    after: Index
+    end: int
 
 
 def overlay(plan: Plan) -> Plan:
     """The plan with an overlay on its largest result, offsets at multiples of 64 bytes.
 
-    Leaves the plan as it is where a size is a symbol, where nothing of the result's dtype ends before it is written,
-    and where over 1% more would be held at once because the result is allocated earlier (a pool keeps more without it).
+    Where symbolic sizes need not fit, each call asks. Leaves the plan as it is where nothing of the result's dtype ends
+    before it is written, and where over 1% more would be held at once because the result is allocated earlier (a pool
+    keeps more without it).
     """
     fresh = {s.value: at for at, s in enumerate(plan.steps) if isinstance(s, Allocate) and s.upon is None}
     shown = {view.value for view in shown_views(plan.outputs)}
-    host = max((v for v in fresh if v in shown), key=_bytes, default=None)
-    if host is None or host.device.type != "cpu" or min(map(_bytes, fresh)) < 0:
+    host = max((v for v in fresh if v in shown and _is_known(v)), key=_bytes, default=None)
+    if host is None or host.device.type != "cpu":
         return plan
     before = plan.steps[: fresh[host]]
-    guests = [guest for guest in _guests(before) if guest.value.dtype == host.dtype]
-    offsets = _offsets(guests, _bytes(host))
-    if not offsets:
+    guests = [guest for guest in _guests(before) if guest.value.dtype == host.dtype and _is_known(guest.value)]
+    lies = _overlaid(guests, host)
+    if not lies:
         return plan
     steps = [s for s in plan.steps if not isinstance(s, Allocate) or s.value is not host]
-    steps.insert(min(fresh[value] for value in offsets), Allocate(host))
+    steps.insert(min(fresh[value] for value in lies), Allocate(host))
     for at, step in enumerate(steps):
-        if isinstance(step, Allocate) and step.value in offsets:
-            steps[at] = Allocate(step.value, host, offsets[step.value] // host.dtype.itemsize)
+        if isinstance(step, Allocate) and step.value in lies:
+            steps[at] = lies[step.value]
     found = replace(plan, steps=tuple(steps))
     return found if _peak(found) <= 1.01 * _peak(plan) else plan
 
 
 def _bytes(value: Value) -> int:
-    """Bytes from a value's first to its last element; -1 where that is not known."""
-    nbytes = value.nbytes.value
-    return -1 if nbytes is None else nbytes
+    """Bytes from a value's first to its last element, in the call that is compiled for."""
+    return count_of(value.nbytes)
+
+
+def _is_known(value: Value) -> bool:
+    """Whether the value's size is known before the first step: one that an operator tells has no hint."""
+    return all(size.hint is not None for size in value.nbytes.sizes())
 
 
 def _peak(plan: Plan) -> int:
@@ -85,24 +100,30 @@ def _guests(steps: Sequence[Step]) -> Iterator[_Guest]:
                 for memory in lies.pop(value, ()):
                     names[memory] -= 1
                     if not names[memory]:
-                        yield _Guest(memory, start[memory], at, _bytes(memory))
+                        yield _Guest(memory, start[memory], at)
         lies |= new
         names.update(memory for memories in new.values() for memory in memories)
 
 
-def _offsets(guests: Iterable[_Guest], room: int) -> dict[Value, int]:
-    """Where each guest lies, in bytes: in the lowest gap between those there at the same time. One that fits in no gap
-    is left out."""
-    offsets: dict[Value, int] = {}
-    here: list[tuple[int, int, int]] = []  # first byte, byte after the last, last step
+def _overlaid(guests: Iterable[_Guest], host: Value) -> dict[Value, Allocate]:
+    """Each guest in the lowest gap between those there at the same time. One that fits in no gap is left out."""
+    lies: dict[Value, Allocate] = {}
+    here: list[_Place] = []
+    room = host.nbytes
     for guest in sorted(guests, key=lambda guest: guest.start):
-        here = sorted(place for place in here if place[2] > guest.start)
-        at = 0
-        for begin, end, _ in here:
-            if begin - at >= guest.size:
+        here = [place for place in here if place.end > guest.start]
+        for at in sorted({ZERO, *(place.after for place in here)}, key=count_of):
+            after = at + guest.value.nbytes
+            place = _Place(at, _aligned(after), guest.end)
+            apart = (is_nonnegative(p.begin - after) or is_nonnegative(at - p.after) for p in here)
+            if count_of(after) <= count_of(room) and is_nonnegative(place.after - after) and all(apart):
+                needs = None if is_nonnegative(room - after) else after
+                lies[guest.value] = Allocate(guest.value, host, at // host.dtype.itemsize, needs)
+                here.append(place)
                 break
-            at = max(at, end)
-        if at + guest.size <= room:
-            offsets[guest.value] = at
-            here.append((at, -(-(at + guest.size) // _ALIGN) * _ALIGN, guest.end))
-    return offsets
+    return lies
+
+
+def _aligned(end: Index) -> Index:
+    """A multiple of 64 whatever the sizes are, and no less if none is negative: 16·s + 64 → 64·s + 64."""
+    return end + Index(tuple((monomial, -times % _ALIGN) for monomial, times in end.terms if times % _ALIGN))

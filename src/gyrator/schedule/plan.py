@@ -35,12 +35,14 @@ class Allocate:
 
     The latter has the same dtype and either the same shape and strides or as many elements without gaps, and the
     step that defines ``value`` is the last to read it (an elementwise kernel, an op that mutates). With an ``offset``
-    in elements, ``value`` begins there in ``upon``, which has the same dtype and is written when ``value`` has ended.
+    in elements, ``value`` begins there in ``upon``, which has the same dtype and is written when ``value`` has ended;
+    in a call where ``upon`` has fewer bytes than it ``needs``, it has memory of its own.
     """
 
     value: Value
     upon: Value | None = None
-    offset: int | None = None
+    offset: Index | None = None
+    needs: Index | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,7 +113,7 @@ def test_a_value_in_place_of_another_has_its_memory() -> None:
 
 def test_a_value_within_another_begins_at_its_offset() -> None:
     x, result, early = value("x", 4), value("result", 20), value("early", 4)
-    steps = (Allocate(result), Allocate(early, result, 16), Launch("add_0", (x, early)), Free(x), Free(early))
+    steps = (Allocate(result), Allocate(early, result, const(16)), Launch("add_0", (x, early)), Free(x), Free(early))
     text, call = bound(Plan("g", (Input(x),), steps, (full_view(result),), (add_kernel(const(4)),)))
     (found,) = call([torch.zeros(4)])
     assert torch.equal(found[16:], torch.ones(4))

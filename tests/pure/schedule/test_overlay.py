@@ -6,12 +6,17 @@ import torch
 import transformers.integrations.moe  # noqa: F401 - defines transformers::grouped_mm_fallback
 from torch import Tensor
 
+from gyrator.config import Config
 from gyrator.ir.expr import Value
 from gyrator.ir.index import ONE, const
 from gyrator.ir.program import Extern
 from gyrator.schedule.overlay import overlay
 from gyrator.schedule.plan import Allocate, Call, Free, Launch, Plan, Step, full_view
+from gyrator.schedule.stage import schedule
+from gyrator.session import Session
+from tests.pure.lowering.harness import lowered
 from tests.pure.schedule.harness import scheduled
+from tests.run_plan import run_plan
 
 
 def layers(x: Tensor, w: Tensor, head: Tensor) -> Tensor:
@@ -23,9 +28,9 @@ def layers(x: Tensor, w: Tensor, head: Tensor) -> Tensor:
 X, W, HEAD = torch.randn(5, 8), torch.randn(8, 8), torch.randn(8, 100)
 
 
-def overlaid(plan: Plan) -> list[tuple[str, str, int]]:
+def overlaid(plan: Plan) -> list[tuple[str, str, str]]:
     steps = (step for step in plan.steps if isinstance(step, Allocate) and step.upon is not None)
-    return [(s.value.name, s.upon.name, s.offset) for s in steps if s.upon is not None and s.offset is not None]
+    return [(s.value.name, s.upon.name, str(s.offset)) for s in steps if s.upon is not None and s.offset is not None]
 
 
 def allocated(step: Step) -> str:
@@ -45,7 +50,7 @@ def test_what_is_there_at_the_same_time_lies_apart_by_cache_lines() -> None:
         return (a @ b.T) @ head
 
     offsets = {name: offset for name, _, offset in overlaid(scheduled(both, (X, W, torch.randn(5, 100))).plan)}
-    assert sorted(offsets.values()) == [0, 48]  # 40 elements of 4 bytes, rounded up to 64 bytes
+    assert sorted(offsets.values()) == ["0", "48"]  # 40 elements of 4 bytes, rounded up to 64 bytes
 
 
 def test_products_of_experts_lie_in_the_result_unless_they_are_results() -> None:
@@ -74,8 +79,29 @@ def test_another_dtype_lies_apart() -> None:
     assert not overlaid(plan)
 
 
-def test_symbolic_sizes_lie_apart() -> None:
-    assert not overlaid(scheduled(layers, (X, W, HEAD), dynamic=True).plan)
+def test_symbolic_sizes_lie_in_the_result_one_after_the_other() -> None:
+    def both(x: Tensor) -> Tensor:
+        a, b = x @ torch.ones(16, 32), x @ torch.ones(16, 48)
+        return torch.cat((a @ torch.ones(32, 16), b @ torch.ones(48, 16)), 1) @ torch.ones(32, 900)
+
+    plan = scheduled(both, (torch.randn(5, 16),), dynamic=True).plan
+    lies = [step for step in plan.steps if isinstance(step, Allocate) and step.offset is not None]
+    assert any(step.offset.sizes() for step in lies if step.offset)
+    assert all(step.needs is None for step in lies)
+
+
+def test_each_call_asks_whether_symbolic_sizes_fit_that_need_not() -> None:
+    def encode(x: Tensor, y: Tensor) -> Tensor:
+        return y @ (x @ torch.ones(8, 8)).sum(0).expand(100, 8).T
+
+    x, y = torch.randn(6, 8), torch.randn(5, 8)
+    low = lowered(encode, x, y, dynamic=True)
+    plan = schedule(low.program, Session(Config(), torch.device("cpu")), overlays=True).plan
+    (asked,) = (step for step in plan.steps if isinstance(step, Allocate) and step.needs is not None)
+    assert asked.upon is not None and asked.upon.shape[0] is not asked.value.shape[0]
+    for rows in (6, 900):
+        (result,) = run_plan(plan, [x := torch.randn(rows, 8), y], low.constants)
+        torch.testing.assert_close(result, encode(x, y))
 
 
 def test_no_more_is_held_at_once() -> None:
@@ -101,4 +127,4 @@ def test_what_an_operator_returns_may_lie_in_its_arguments() -> None:
         Allocate(d), Launch("k", (x, d)), Allocate(result), Launch("k", (d, result)), Free(d),
     )  # fmt: skip
     plan = overlay(Plan("p", (), steps, (full_view(result),), ()))
-    assert overlaid(plan) == [("a", "result", 0), ("c", "result", 16)]
+    assert overlaid(plan) == [("a", "result", "0"), ("c", "result", "16")]
