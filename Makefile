@@ -52,7 +52,7 @@ format: $(STAMPS)-dev  ## rewrite to the project's style
 	$(PY) -m ruff format src tests benchmarks
 	$(PY) -m ruff check --fix src tests benchmarks
 
-docs: $(STAMPS)-base  ## regenerate docs/config.md and the tables of the README
+docs: $(STAMPS)-base  ## regenerate docs/config.md, docs/measured.md and the README's table
 	$(PY) -m tests.config_page > docs/config.md
 	$(PY) -m benchmarks.readme_table
 

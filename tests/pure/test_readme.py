@@ -1,10 +1,10 @@
-"""The README says what was measured and nothing else."""
+"""The README and docs/measured.md say what was measured and nothing else."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.readme_table import BEGIN, END, NOTHING, README, recorded, tables, with_tables
+from benchmarks.readme_table import BEGIN, END, MEASURED, NOTHING, README, cases, recorded, tables, with_tables
 
 REPORT = {
     "machine": {
@@ -23,6 +23,7 @@ REPORT = {
             "inductor_over_eager": None,
             "gyrator_over_eager": 2.5,
             "gyrator_over_inductor": 1.25,
+            "first_call_over_inductor": 0.2,
         }
     ],
     "rows": [
@@ -39,10 +40,12 @@ REPORT = {
 }
 
 
-def test_a_report_becomes_a_summary_and_a_table_of_cases() -> None:
-    text = tables({"cpu.json": REPORT})
-    assert "Some CPU, 2 cores, torch 2.13.0, g++ 12.2.0 ([cpu.json](benchmarks/results/cpu.json), 2026-01-02" in text
-    assert "| kernels | 1 | static | 1 | 2.50× | 1.25× |  |" in text
+def test_a_report_becomes_rows_of_means_and_a_table_of_cases() -> None:
+    row = "| Some CPU, 2 cores | [kernels](docs/measured.md#cpu) | 1 | static | 1 | 2.50× | 1.25× | 0.20 |  |"
+    assert row in tables({"cpu.json": REPORT})
+    text = cases({"cpu.json": REPORT})
+    where = "[cpu.json](../benchmarks/results/cpu.json), 2026-01-02, commit abc1234"
+    assert f"## cpu\n\nSome CPU, 2 cores, torch 2.13.0, g++ 12.2.0 ({where})." in text
     assert "| softmax | 1 | 5 | 2 | failed | 0.1 | 1.5 | failed |" in text
 
 
@@ -56,6 +59,7 @@ def test_only_the_part_between_the_marks_is_replaced() -> None:
         with_tables("a\nb\n", "new")
 
 
-def test_the_readme_is_current() -> None:
+def test_both_are_current() -> None:
     readme = README.read_text()
     assert readme == with_tables(readme, tables(recorded())), "run: python -m benchmarks.readme_table"
+    assert MEASURED.read_text() == cases(recorded()), "run: python -m benchmarks.readme_table"
