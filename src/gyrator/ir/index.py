@@ -278,10 +278,9 @@ def _canonical(total: dict[Monomial, int]) -> Index:
     if len(items) > 1:
         items.sort(key=lambda term: _key(term[0]))
     index = Index(tuple(items))
-    merged = index._merged
-    if merged is None:
-        merged = remember(index, "_merged", _recombine(items) or False) if len(items) > 1 else False
-    return merged or index
+    if index._merged is None and len(items) > 1:
+        remember(index, "_merged", _recombine(items) or False)
+    return index._merged or index
 
 
 def _recombine(items: list[tuple[Monomial, int]]) -> Index | None:
@@ -465,17 +464,13 @@ def _pick(a: Index | None, b: Index | None, *, smallest: bool) -> Index | None:
 def lower(index: Index) -> Index | None:
     """A lower bound as a polynomial in size symbols alone, or None if none is known."""
     known = index._lower
-    if known is None:
-        known = remember(index, "_lower", _bound(index, low=True) or False)
-    return known or None
+    return (remember(index, "_lower", _bound(index, low=True) or False) if known is None else known) or None
 
 
 def upper(index: Index) -> Index | None:
     """An upper bound as a polynomial in size symbols alone, or None if none is known."""
     known = index._upper
-    if known is None:
-        known = remember(index, "_upper", _bound(index, low=False) or False)
-    return known or None
+    return (remember(index, "_upper", _bound(index, low=False) or False) if known is None else known) or None
 
 
 def _bound(index: Index, *, low: bool) -> Index | None:
