@@ -65,6 +65,7 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
     results, saved_end = spec.results, spec.results + spec.saved_values
     constant_results = tuple(sorted({*range(results)} - {*differentiable(spec)}))
     dynamic = (*spec.missing, *[tangent.result for tangent in spec.tangents if tangent.layout is None])
+    hidden = spec.tangents[:1] if spec.saved_values and {*spec.gradients} - {*spec.saved_inputs} else ()
     order = tuple(map({position: index for index, position in enumerate(spec.gradients)}.get, range(spec.inputs)))
 
     class Compiled(torch.autograd.Function):
@@ -73,12 +74,14 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
         @staticmethod
         def forward(ctx: Any, *args: Any) -> tuple[Any, ...]:
             outputs = forward(list(args))
-            ctx.save_for_backward(*outputs[results:saved_end], *[args[index] for index in spec.saved_inputs])
+            # Saved, this result leads from what forward computed to the inputs, for gradients that have gradients.
+            origin = [torch.empty(0, device=tangent.device) for tangent in hidden]
+            ctx.save_for_backward(*outputs[results:saved_end], *[args[index] for index in spec.saved_inputs], *origin)
             ctx.numbers = outputs[saved_end:]
             ctx.set_materialize_grads(False)
             ctx.mark_non_differentiable(*[x for at in constant_results if isinstance(x := outputs[at], Tensor)])
             ctx.shapes = {index: tuple(outputs[index].shape) for index in dynamic}
-            return tuple(outputs[:results])
+            return (*outputs[:results], *origin)
 
         @staticmethod
         # a compiled function that calls `loss.backward()` would capture this code
@@ -88,7 +91,7 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
             inputs = saved[spec.saved_values :] if torch.is_grad_enabled() else ()
             link = spec if all(gradients[index] is None for index in spec.missing) else completed()
             numbers = dict(zip(spec.numbers, ctx.numbers, strict=True))
-            boxed = [*[numbers[name] for name in link.numbers], *saved]
+            boxed = [*[numbers[name] for name in link.numbers], *saved[: len(saved) - len(hidden)]]
             del saved
             for tangent in link.tangents:
                 at = tangent.result
@@ -103,7 +106,7 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
                 computed = _SecondDerivative.apply(len(values), *values, *inputs, *gradients)
             return tuple([None if index is None else computed[index] for index in order])
 
-    return lambda args: Compiled.apply(*args)
+    return lambda args: Compiled.apply(*args)[:results]
 
 
 class _SecondDerivative(torch.autograd.Function):

@@ -43,8 +43,14 @@ def test_backward_may_run_again_where_the_graph_is_retained() -> None:
         torch.autograd.grad(loss, x)
 
 
-def test_a_second_derivative_is_refused_with_a_clear_error() -> None:
-    run, _ = compiled(cube)
+def exponential_of_a_product(x: Tensor) -> Tensor:
+    return (x @ torch.eye(4)).exp().sum()
+
+
+@pytest.mark.parametrize("function", [cube, exponential_of_a_product])
+def test_a_second_derivative_is_refused_with_a_clear_error(function: Any) -> None:
+    """Whether backward reads inputs or what was computed from them."""
+    run, _ = compiled(function)
     x = leaf(4)
     (gradient,) = torch.autograd.grad(run(x), x, create_graph=True)
     with pytest.raises(UnsupportedOperator, match="first derivative only"):
