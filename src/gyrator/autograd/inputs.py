@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -12,6 +13,9 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gyrator.errors import UnsupportedInput
 from gyrator.torch_compat import is_buffer, shape_env_of
+
+_OVERRIDES = attrgetter("__torch_function__", "__torch_dispatch__")
+"""Through which a subclass of Tensor changes operators; a subclass of Parameter may add to it and change none."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,7 @@ def of_subclass(tensor: Tensor) -> UnsupportedInput:
 def _check(example: Any) -> None:
     if not isinstance(example, Tensor) or isinstance(example, FakeTensor):
         return
-    if type(example) not in (Tensor, torch.nn.Parameter, torch.nn.Buffer):
+    if type(example) is not Tensor and _OVERRIDES(type(example)) != _OVERRIDES(torch.nn.Parameter):
         raise of_subclass(example)
     if example.layout is not torch.strided or example.is_quantized:
         raise UnsupportedInput(f"a tensor of layout {example.layout}" + (", quantised" * example.is_quantized))

@@ -337,6 +337,17 @@ def test_subclasses_and_sparse_tensors_are_refused() -> None:
         aot_compile(gm, [torch.ones(3).as_subclass(Special)], fw_compiler=interpret)
 
 
+def test_parameters_of_a_subclass_that_changes_no_operator_are_parameters() -> None:
+    class Named(torch.nn.Parameter):
+        pass
+
+    weight = Named(torch.ones(3))
+    run, _ = compiled(lambda x: ((x * weight).sum(), weight))
+    total, same = run(torch.arange(3.0))
+    total.backward()
+    assert same is weight and weight.grad.tolist() == [0, 1, 2]
+
+
 def test_a_subclass_that_the_program_makes_is_refused_too() -> None:
     gm = torch.fx.symbolic_trace(lambda x: (make_two(x) * 2,))
     with pytest.raises(UnsupportedInput, match=r"subclass TwoTensor(.|\n)*torch\.compile\(backend=\"inductor\""):
