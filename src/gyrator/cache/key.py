@@ -27,6 +27,7 @@ from gyrator.ir.symbols import python_text
 from gyrator.ir.volume import rounded_hint
 from gyrator.origin import origin_of
 from gyrator.torch_compat import (
+    checkpoint_policy,
     float_behind,
     functions_of_numbers,
     plain_number,
@@ -160,6 +161,8 @@ class _Writer:
     def attribute(self, module: fx.GraphModule, path: str) -> Iterator[str]:
         found = attrgetter(path)(module)
         if isinstance(found, fx.GraphModule):
+            if self.captured and checkpoint_policy(found) is not None:
+                raise _Uncacheable("a checkpoint's policy, a function of the user's")
             yield from ("{", *self.graph(found), "}")
         elif isinstance(found, torch.Tensor):
             self.constants.append(f"{path} {self.meta(found)} {_content(found)}")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from gyrator.cache.key import Key, graph_key
 from gyrator.config import Config
@@ -78,3 +80,16 @@ def test_operators_that_are_not_torchs_have_none() -> None:
         library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
         library.impl("twice", lambda x: torch.empty_like(x), "Meta")
         assert key_of(lambda x: torch.ops.gyrator_key_test.twice(x), X) is None
+
+
+def test_a_checkpoint_whose_policy_is_the_users_has_none() -> None:
+    def save_nothing(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+    def region(x: torch.Tensor) -> torch.Tensor:
+        return x.sin().cos()
+
+    contexts = partial(create_selective_checkpoint_contexts, save_nothing)
+    x = X.clone().requires_grad_()
+    assert key_of(lambda x: checkpoint(region, x, use_reentrant=False), x) is not None
+    assert key_of(lambda x: checkpoint(region, x, use_reentrant=False, context_fn=contexts), x) is None
