@@ -98,6 +98,7 @@ class Forward:
         structure: how flat outputs are arranged.
         offsets: inputs whose storage offset the graphs rely on, with that offset.
         moves: inputs that take the memory of another tensor (`x.data = y`), after all else, and where that comes from.
+        grad_mode: whether the program leaves autograd on.
     """
 
     updates: tuple[Update, ...]
@@ -106,6 +107,7 @@ class Forward:
     structure: pytree.TreeSpec
     offsets: tuple[tuple[int, int], ...] = ()
     moves: tuple[tuple[int, Source], ...] = ()
+    grad_mode: bool = True
 
 
 def generations(recorder: Recorder, inputs: Sequence[Any]) -> list[int]:

@@ -1,8 +1,8 @@
 """READ THIS FIRST: `aot_compile`, the whole of gyrator.autograd as one straight line."""
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from operator import attrgetter
@@ -79,14 +79,23 @@ def assemble(
     written = [update.input for update in program.forward.updates]
     if overlapping(given, written) or negated(given, written):
         return gm.forward
+    enabled, after = torch.is_grad_enabled(), program.forward.grad_mode
+    within = enabled or isinstance(run, Differentiable)  # the program itself enables gradients
     if isinstance(run, Differentiable):
         run = make_function(run, partial(_completed, run, complete, torch_compat.autocast_again()))
-        if not torch.is_grad_enabled():  # the program itself enables gradients
-            return torch.enable_grad()(make_shell(program, run, torch.no_grad()(gm.forward)))
-    elif torch.is_grad_enabled() and any(isinstance(value, Tensor) and value.requires_grad for value in given):
+    elif enabled and any(isinstance(value, Tensor) and value.requires_grad for value in given):
         # else operators that write into given memory refuse, and autograd sees a copy into an input
         run = torch.no_grad()(run)
-    return make_shell(program, run, gm.forward)
+    call = make_shell(program, run, gm.forward if within == enabled else torch.no_grad()(gm.forward))
+    return call if within == enabled == after else _grad_mode(within, after)(call)
+
+
+@contextmanager
+def _grad_mode(within: bool, after: bool) -> Iterator[None]:
+    """Whether autograd is on within a call of a program, and after it."""
+    with torch.set_grad_enabled(within):
+        yield
+    torch.set_grad_enabled(after)
 
 
 def aot_program(

@@ -70,6 +70,7 @@ def trace(gm: GraphModule, inputs: Inputs) -> Joint:
         stack.enter_context(torch_compat.replayed_views())
         stack.callback(torch_compat.ignore_saved_hooks, torch_compat.ignore_saved_hooks(True))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))  # undoes what the program leaves
         stack.enter_context(torch_compat.rules_for_sizes(inputs.values))
         stack.enter_context(torch_compat.tracing_under(inputs.mode))
         stack.enter_context(inputs.mode)
@@ -87,7 +88,7 @@ def trace(gm: GraphModule, inputs: Inputs) -> Joint:
             gradients, gradient_nodes = _backward(runner, recorder, leaves, [*tracked.values()])
             nodes += gradient_nodes
         build.graph.output(tuple(nodes))
-        forward = replace(forward, offsets=pinned_offsets(recorder, leaves))
+        forward = replace(forward, offsets=pinned_offsets(recorder, leaves), grad_mode=torch.is_grad_enabled())
     constants = tuple(value for _, value in recorder.constants)
     return Joint(build, len(arguments), constants, results, forward, tuple(tracked), gradients)
 

@@ -98,6 +98,24 @@ def test_a_program_may_enable_gradients_where_its_caller_has_them_disabled() -> 
     assert torch.equal(torch.autograd.grad(tracked.sum() + view.sum(), x)[0], torch.full((4,), 4.0))
 
 
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("after", [True, False])
+def test_a_program_leaves_gradients_enabled_or_not_as_in_eager(before: bool, after: bool) -> None:
+    def switches(x: Tensor) -> tuple[Tensor, Tensor]:
+        first = x * 2
+        torch.set_grad_enabled(not after)
+        second = x * 3
+        torch.set_grad_enabled(after)
+        return first, second
+
+    run, _ = compiled(switches)
+    for _ in range(2):
+        with torch.set_grad_enabled(before):
+            first, second = run(leaf(4))
+            assert torch.is_grad_enabled() == after
+        assert (first.requires_grad, second.requires_grad) == (before, not after)
+
+
 @pytest.mark.parametrize("part", [torch.real, torch.abs])
 def test_a_real_input_times_a_complex_number_has_eagers_gradient(part: Any) -> None:
     same_as_eager(lambda x: part(x * (2 + 1j)).sum(), leaf(4))
