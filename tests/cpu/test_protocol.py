@@ -260,6 +260,34 @@ def test_a_false_assertion_raises(backend):
         compiled(-torch.ones(3))
 
 
+@pytest.mark.parametrize("factor", [torch.linalg.cholesky, torch.linalg.inv], ids=["cholesky", "inv"])
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_a_matrix_without_the_wanted_factor_raises(factor, training, backend):
+    compiled = torch.compile(lambda x: factor(x) * 2, backend=backend)
+    torch.testing.assert_close(compiled(torch.eye(3).requires_grad_(training)), torch.eye(3) * 2, check_stride=False)
+    with pytest.raises(torch.linalg.LinAlgError):
+        compiled(torch.zeros(3, 3).requires_grad_(training))
+
+
+def test_an_operator_without_results_runs_at_each_call():
+    seen = []
+
+    @torch.library.custom_op("gyrator_tests::note", mutates_args=())
+    def note(x: Tensor) -> None:
+        seen.append(x.sum().item())
+
+    note.register_fake(lambda x: None)
+
+    def fn(x):
+        note(x * 2)
+        return x + 1
+
+    compiled = torch.compile(fn, backend="gyrator")
+    for k in (1, 2):
+        compiled(torch.full((3,), k))
+    assert seen == [6, 12]
+
+
 def test_a_false_check_of_an_unbacked_size_raises(backend):
     def fn(x):
         size = x.item()

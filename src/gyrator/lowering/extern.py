@@ -41,12 +41,6 @@ COPIES: Mapping[OpOverload, OpOverload] = {
 }
 """Views that are no index maps → the op that copies, since a call's result must be memory of its own."""
 
-EFFECTS = frozenset({
-    aten._assert_async.default, aten._assert_async.msg, aten._functional_assert_async.msg,
-    aten._print.default,
-})  # fmt: skip
-"""Calls that matter though nobody reads a result. So do draws from torch's generators: their order counts."""
-
 
 def refused(op: object, node: fx.Node, reason: str) -> UnsupportedOperator:
     """The error for an operator that can neither be lowered nor called where ``node`` stands."""
@@ -64,7 +58,9 @@ def call(b: Builder, node: fx.Node, op: OpOverload, args: Sequence[Result], kwar
     exact = op not in STRIDES_FREE
     positional = [argument(b, node, a, t, exact=exact) for a, t in zip(args, node.args, strict=True)]
     named = [(k, argument(b, node, a, node.kwargs.get(k), exact=exact)) for k, a in kwargs.items()]
-    effects = op in EFFECTS or torch.Tag.nondeterministic_seeded in op.tags
+    # Some calls matter though nobody reads a result: checks and prints, and draws, whose order counts.
+    silent = not op._schema.returns or op is aten._functional_assert_async.msg
+    effects = silent or torch.Tag.nondeterministic_seeded in op.tags
     return append(b, node, Extern((), str(op), tuple(positional), tuple(named), effects=effects))
 
 
@@ -144,5 +140,6 @@ def _structured(b: Builder, traced: object, values: Iterator[Value | None]) -> R
 
 LOWERINGS: Family = {
     **rows(_assertion, "_assert_scalar"),
-    **rows(lambda *_, **__: None, "sym_constrain_range sym_constrain_range_for_size"),  # the symbols' bounds hold it
+    # the symbols' bounds hold it
+    **rows(lambda *_, **__: None, "sym_constrain_range sym_constrain_range_for_size _assert_tensor_metadata"),
 }
