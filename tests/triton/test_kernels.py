@@ -6,6 +6,7 @@ compute capabilities 8.0 and 9.0 with registers and spills counted. Triton runs 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gyrator.codegen.triton import print_triton
 from gyrator.ir.text import kernel_text
@@ -292,6 +294,16 @@ def test_rows_of_several_dimensions_are_run_through_in_one_loop(interpreter: Wor
     for got, wanted in zip(results, backward(*small), strict=True):
         assert isinstance(got, Tensor)
         torch.testing.assert_close(got, wanted, rtol=1e-2, atol=2e-2)
+
+
+def test_places_in_large_tensors_are_computed_in_64_bits_from_a_loop_over_rows() -> None:
+    """Triton counts such a loop in 32 bits, and the element where a row begins needs more."""
+    with FakeTensorMode():
+        x = torch.empty(132 * 4600, 4096, dtype=BF16)
+        low = lowered(lambda x: (x.sum(0), x - x.float().mean(1, keepdim=True)), x)
+    (kernel,) = [k for k in gpu_plan(on_gpu(low.program)).kernels if k.scratch]
+    (row,) = re.findall(r"for (\w+) in tl.range", source := print_triton(kernel).source)
+    assert f"{row}.to(tl.int64) * " in source and f"{row} *" not in source
 
 
 def test_a_transposition_before_norms_is_a_kernel_with_a_tile_of_two_sides() -> None:
