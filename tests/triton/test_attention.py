@@ -52,14 +52,16 @@ def window(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return (i >= j) & (i - j < 36) & (i >= 20)
 
 
-def attention(score: Mod, keep: Mod | None, m: int, n: int, reads: tuple[Tensor, ...] = (), side: int = 16) -> Program:
+def attention(
+    score: Mod, keep: Mod | None, m: int, n: int, reads: tuple[Tensor, ...] = (), side: int = 16, scale: float = 0.3
+) -> Program:
     """The operator itself, since torch's function refuses gradients on CPUs; capture finds the reads by itself."""
     mask = create_block_mask(keep or everything, None, None, m, n, device="cpu", BLOCK_SIZE=side).as_tuple()
     mask = mask if keep is not None else (*mask[:-3], 1 << 30, 1 << 30, mask[-1])  # as where there is none
 
     def run(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
         given = () if torch.compiler.is_compiling() else (reads, ())
-        return flex_attention(query, key, value, score, mask, 0.3, {}, *given)
+        return flex_attention(query, key, value, score, mask, scale, {}, *given)
 
     return run
 
@@ -111,6 +113,20 @@ def test_programs_share_the_keys_of_few_rows(
     tensors = [made(2, 4, rows, 16), made(2, 2, keys, 16), made(1, 2, keys, 24)]
     kernels = assert_right(fn, tensors, interpreter, tmp_path)
     assert {"attention_decode", "attention_rows", "attention_columns"} <= {*kernels}
+
+
+def test_a_share_of_keys_behind_the_last_one_adds_nothing(interpreter: Worker, tmp_path: Path) -> None:
+    """Blocks of a mask that keeps all may be so large that programs find no key in their part of the last one."""
+    fn, tensors = attention(unchanged, everything, 5, 1100, side=1024), [made(1, 1, n, 16) for n in (5, 1100, 1100)]
+    out, *_ = torch.compile(fn, backend=Emulator(tmp_path, interpreter).backend)(*tensors)
+    torch.testing.assert_close(out, fn(*tensors)[0])
+
+
+@pytest.mark.parametrize("scale", [-0.3, 0.0])
+def test_scales_that_are_not_positive(scale: float, interpreter: Worker, tmp_path: Path) -> None:
+    """What is masked is left out however scores are scaled, and the greatest score is that of the least product."""
+    fn = attention(unchanged, window, 40, 40, scale=scale)
+    assert_right(fn, [made(1, 2, 40, 16) * 9, made(1, 1, 40, 16) * 9, made(1, 1, 40, 16)], interpreter, tmp_path)
 
 
 def test_functions_that_read_tensors(interpreter: Worker, tmp_path: Path) -> None:

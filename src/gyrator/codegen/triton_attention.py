@@ -57,12 +57,13 @@ def attention_arguments(printer: Expressions, stage: Attend) -> list[str]:
     for axis, name, side in zip((row, column), ("BLOCK_M", "BLOCK_N"), stage.sides, strict=True):
         steps = [*(b[name] for b in blocks), *([side] if stage.lists else [])]
         even.append(axis.extent.value is not None and all(axis.extent.value % step == 0 for step in steps))
+    plain = isinstance(stage.functions[0], Ref) and stage.scale > 0  # else the greatest product is no greatest score
     return [
         *(tuple_of(map(tensor, views)) for views in (stage.operands, stage.lists, stage.results)),
         tuple_of(printer.index(axis.extent).text for axis in (head, row, column)),
         *(repr(stage.scale), "score", "keep", "slope" if len(stage.functions) > 2 else "None"),
         tuple_of(reads_of(printer, stage)),
-        *map(str, (*even, isinstance(stage.functions[0], Ref), stage.functions[1] == Const(True, torch.bool))),
+        *map(str, (*even, plain, stage.functions[1] == Const(True, torch.bool))),
         *map(str, (query.shape[3], value.shape[3], head.extent // key.shape[1], *stage.sides, *blocks[0])),
         *(["space", "counters"] if blocks[0].get("SPLIT", 1) > 1 else ["None"] * 2 * ("SPLIT" in blocks[0])),
     ]

@@ -165,7 +165,7 @@ def walk(
         scores, raw = scored(raw, b, h, i, j, m, n, scale, score, keep, reads, KEPT, True, EVEN_N, PLAIN)
         new = tl.maximum(top, tl.max(scores, 1) * factor)
         safe = new
-        if not (KEPT and PLAIN):
+        if not (KEPT and PLAIN and (EVEN_N or PARTS == 1)):  # a share may begin behind the last key, in a large block
             safe = tl.where(new == float("-inf"), 0.0, new)
         power = tl.math.exp2(scores * factor - safe[:, None])
         shrink = tl.math.exp2(top - safe)
