@@ -77,6 +77,18 @@ def test_sums_down_more_or_fewer_columns_than_rows_have(emulator: Emulator, size
     check(emulator, sums, torch.randn(2, 2, 3, 4))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("reduce", ["amax", "amin"])
+def test_nan_is_the_extreme_of_what_is_scattered(emulator: Emulator, reduce: str, dtype: torch.dtype) -> None:
+    """Wherever it comes from and whatever its sign is; atomics of floats leave it out."""
+    nan = torch.tensor([torch.nan, 1, 2, -1, 3, -torch.inf, torch.inf, -0.5], dtype=dtype)
+    into, source, at = nan[:6], torch.cat([-nan, nan, nan.roll(3)]), torch.arange(24) % 5
+    extremes = torch.compile(lambda x, i, y: x.scatter_reduce(0, i, y, reduce), backend=emulator.backend)
+    wanted = into.scatter_reduce(0, at, source, reduce)
+    torch.testing.assert_close(extremes(into, at, source), wanted, equal_nan=True, rtol=0, atol=0)
+    assert 0 < wanted.isnan().sum() < 5
+
+
 def test_an_update_of_an_input(emulator: Emulator) -> None:
     check(emulator, lambda x, y: x.mul_(2).add_(y).sum(), torch.randn(40), torch.randn(40))
 

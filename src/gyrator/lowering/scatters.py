@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gyrator.ir.expr import Checked, Expr, IndexValue
+from gyrator.ir.expr import Checked, Expr, IndexValue, Op
 from gyrator.ir.index import ONE, ZERO, Index, IndexLike, Indirect, as_index, div_mod, linear, product
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Nest, Scatter
@@ -58,12 +58,34 @@ def scatter(b: Builder, out: Meta, into: TensorRef, points: Points, source: Oper
         return NotImplemented
     dtype = out.dtype if combine == "set" else compute_dtype(out.dtype)
     wide = out.with_dtype(dtype)
+    if combine in ("max", "min") and dtype.is_floating_point and out.device.type == "cuda":
+        return _extremes(b, out, into, points, source, combine)
     target = b.materialise(into, out.strides) if into.dtype == dtype else b.copy(into, wide, "into").value
     axes = axes_of("i", points.shape)
     at = coords_of(axes)
     value = b.value(wide, "wide" if dtype != out.dtype else "")
     b.add(Nest((value,), axes, Scatter(target, points.place(at), element(source, at, dtype), combine)))
     return b.narrowed(whole(value), out)
+
+
+def _extremes(b: Builder, out: Meta, into: TensorRef, points: Points, source: Operand, combine: str) -> TensorRef:
+    """Those of floats on a GPU, whose atomics leave NaN out: as those of integers in the same order, with NaN last."""
+    wide = compute_dtype(out.dtype)
+    keys = out.with_dtype(torch.int64 if wide == torch.float64 else torch.int32)
+    limits = torch.iinfo(keys.dtype)
+    most, nan = constant(limits.max, keys.dtype), constant(limits.max if combine == "max" else limits.min, keys.dtype)
+
+    def turned(bits: Expr) -> Expr:
+        return op("where", op("lt", bits, like(bits, 0)), op("bitwise_xor", bits, most), bits)
+
+    def key(x: Expr) -> Expr:
+        return op("where", op("isnan", x), nan, turned(Op("bitcast", (x,), keys.dtype)))
+
+    assert isinstance(source, TensorRef)
+    start = b.pointwise(keys, lambda at: key(element(into, at, wide)), "keys")
+    given = b.pointwise(keys.with_shape(source.shape), lambda at: key(element(source, at, wide)), "keys")
+    found = scatter(b, keys, start, points, given, combine)
+    return b.pointwise(out, lambda at: cast(Op("bitcast", (turned(found.load(at)),), wide), out.dtype))
 
 
 def _index_put(
