@@ -67,6 +67,16 @@ def test_a_scan_beside_a_sum_that_it_is_scaled_by(emulator: Emulator, rows: int)
     check(emulator, lambda x: x.cumsum(-1) * x.sum(-1, keepdim=True).sin().exp(), torch.randn(rows, 5))
 
 
+def test_sums_down_columns_of_a_scan_that_sums_along_rows_scale(emulator: Emulator) -> None:
+    """What waits for the sums cannot find the scan again, in a kernel of rows and columns either."""
+
+    def sums(x: Tensor) -> Tensor:
+        rows, scanned = x.sum(-1, keepdim=True), x.cumsum(-1)
+        return torch.cat([(scanned * rows).sum(1).flatten(), scanned.flatten(), rows.flatten()])
+
+    check(emulator, sums, torch.randn(3, 5, 4))
+
+
 @pytest.mark.parametrize("sizes", [(0, 1), (2, 0), (0, -1)])
 def test_sums_down_more_or_fewer_columns_than_rows_have(emulator: Emulator, sizes: tuple[int, int]) -> None:
     """Rows and columns of one tensor share a kernel, those of a padding do not."""

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from gyrator.ir.expr import Const, Expr, IndexValue, Load, Op
 from gyrator.ir.index import Atom, Axis, Index, as_index, linear, product, substitute
-from gyrator.ir.program import Pointwise, Reduce, expressions, loads
+from gyrator.ir.program import Pointwise, Reduce, Scan, expressions, loads
 from gyrator.ir.volume import volume
 from gyrator.schedule.align import digits_of, radix
 from gyrator.schedule.gpu_tiling import WHOLE_ROW
@@ -28,8 +28,8 @@ def mix(rows: Group, columns: Group, left: Indices, right: Indices, shape: Indic
     """One group of ``rows`` (outer rows, a space of columns) and ``columns`` (outer parts and columns, a
     space of the rows of a part), in which ``left`` and ``right`` are the same element of a value.
 
-    Refuses where a row does not fit in registers, where a reduction down the columns keeps more than one number, and
-    where some programs end before others in a grid of more than one axis.
+    Refuses where a row is scanned or does not fit in registers, where a reduction down the columns keeps more than one
+    number, and where some programs end before others in a grid of more than one axis.
     """
     if len(rows.spaces) != 1 or len(columns.spaces) != 1 or rows.serial or columns.serial:
         return Refused("they are no rows and columns of one tensor")
@@ -43,8 +43,10 @@ def mix(rows: Group, columns: Group, left: Indices, right: Indices, shape: Indic
         return Refused("they are no rows and columns of one tensor")
     if len(shared) > 1 and any(x.extent.axes() for x in serial):
         return Refused("parts have different numbers of rows, and the grid is of more than parts")
-    softmax = any(isinstance(m.nest.root, Reduce) and m.nest.root.kind == "softmax" for m in a.members)
-    if softmax or any(x.extent.value is None for x in row) or volume(x.extent for x in row) > MAX_COLUMNS:
+    roots = [m.nest.root for m in a.members]
+    if any(isinstance(root, Scan) or (isinstance(root, Reduce) and root.kind == "softmax") for root in roots):
+        return Refused("rows are scanned or need several passes")
+    if any(x.extent.value is None for x in row) or volume(x.extent for x in row) > MAX_COLUMNS:
         return Refused("a row does not fit in registers")
     if not all(_runs_down(m) for m in b.members):
         return Refused("a reduction down the columns keeps more than one number")
