@@ -67,6 +67,13 @@ def test_a_scan_beside_a_sum_that_it_is_scaled_by(emulator: Emulator, rows: int)
     check(emulator, lambda x: x.cumsum(-1) * x.sum(-1, keepdim=True).sin().exp(), torch.randn(rows, 5))
 
 
+@pytest.mark.parametrize("shape", [(3, 0), (1, 0), (0, 3)])
+def test_variances_of_no_elements_read_nothing(emulator: Emulator, shape: tuple[int, int]) -> None:
+    statistics = torch.compile(lambda x: (x.var(1), x.std(0)), backend=emulator.backend)
+    x = torch.empty(shape)
+    torch.testing.assert_close(statistics(x), (x.var(1), x.std(0)), equal_nan=True)
+
+
 def test_sums_down_columns_of_a_scan_that_sums_along_rows_scale(emulator: Emulator) -> None:
     """What waits for the sums cannot find the scan again, in a kernel of rows and columns either."""
 
