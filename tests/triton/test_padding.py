@@ -73,6 +73,18 @@ def test_logits_that_the_caller_sees_keep_their_strides(emulator: Emulator) -> N
     assert all(kernel.origins for kernel in emulator.printed[0].plan.kernels)  # the copy too
 
 
+@pytest.mark.parametrize("shape", [(6, 66), (3, 2, 66), (36, 11)])
+def test_products_read_rows_of_another_length_than_the_value_has(emulator: Emulator, shape: tuple[int, ...]) -> None:
+    """Two of the value's rows are one of theirs, without a step between them, or parts of one are several."""
+
+    def product(x: Tensor, w: Tensor) -> Tensor:
+        return x.sin().view(shape) @ w
+
+    args = torch.randn(ROWS, WORDS), torch.randn(*shape[:-2], shape[-1], 5)
+    actual = torch.compile(product, backend=emulator.backend)(*args)
+    torch.testing.assert_close(actual, product(*args), rtol=1e-4, atol=1e-5)
+
+
 def test_what_only_kernels_read_is_padded_on_demand(emulator: Emulator) -> None:
     def twice(x: Tensor) -> Tensor:
         y = torch.softmax(x, 0)

@@ -17,7 +17,7 @@ import torch
 
 from gyrator.ir import program as ir
 from gyrator.ir.expr import Const, IndexValue, Load, Masked, Op, Value
-from gyrator.ir.index import ONE, ZERO, Axis, Index, const, contiguous_strides, product
+from gyrator.ir.index import ONE, ZERO, Axis, Index, const, contiguous_strides, is_less, product
 from gyrator.ir.program import Extern, Nest, Pointwise, Program, Scatter, View, addressed, defines, shown_values, views
 from gyrator.ir.volume import bytes_of, volume
 from gyrator.origin import Origins
@@ -206,7 +206,10 @@ def _moved(view: View, new: Value) -> View | None:
     """The same window on a value with longer steps between its rows; None for one that does not follow the rows."""
     row, step = view.value.shape[-1], new.strides[-2]
     places = (*view.strides, view.offset)
-    if any(i is not ONE and i // row * row is not i for i in places) or view.dtype not in (None, view.value.dtype):
+    within = sum((n - 1 for n, i in zip(view.shape, view.strides, strict=True) if i is ONE), ZERO)
+    if not is_less(within, row) or view.dtype not in (None, view.value.dtype):
+        return None
+    if any(i is not ONE and i // row * row is not i for i in places):
         return None
     *strides, offset = (i if i is ONE else i // row * step for i in places)
     return None if offset is ONE else replace(view, value=new, strides=tuple(strides), offset=offset)
