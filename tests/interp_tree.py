@@ -71,7 +71,9 @@ class _Machine:
                 case _ if 0 in self.shape:
                     pass  # no iteration comes here
                 case Let(name, expr):
-                    self.refs[name.name] = self.evaluator().value(expr)
+                    self.refs[name.name] = (
+                        self.evaluator().value(expr).clone()
+                    )  # what torch reads of one place is a view
                 case Store():
                     self.store(item)
                 case Update():
