@@ -125,9 +125,10 @@ def _name(node: Node) -> str:
 
 
 def _mutates(node: Node) -> bool:
-    if "out" in node.kwargs:
-        return True
     name = _name(node)
+    schema = getattr(getattr(node.target, "default", node.target), "_schema", None)
+    if "out" in node.kwargs or name == "triton_kernel_wrapper_mutation" or (schema is not None and schema.is_mutable):
+        return True
     if getattr(node.target, "__module__", "") == "_operator":
         return name in _UPDATES
     return name.endswith("_") and not name.endswith("__")

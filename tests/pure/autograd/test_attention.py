@@ -60,6 +60,20 @@ def changed_later(q: Tensor) -> Tensor:
     return mask
 
 
+@torch.library.custom_op("mask_tests::shut", mutates_args=("mask",))
+def shut(mask: Tensor) -> None:
+    mask[..., L // 2 :] = False
+
+
+shut.register_fake(lambda mask: None)
+
+
+def changed_by_an_operator(q: Tensor) -> Tensor:
+    mask = torch.ones(L, L, dtype=torch.bool)
+    shut(mask)
+    return mask
+
+
 def attention(mask: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return lambda q: F.scaled_dot_product_attention(q, q, q, attn_mask=mask(q))
 
@@ -92,7 +106,7 @@ def test_a_mask_made_of_constants_is_left_away(mask: Callable[[Tensor], Tensor])
     assert [op for op in ops if "aten" in op] == [FLASH if mask is all_pass else f"{FLASH} causal"]
 
 
-@pytest.mark.parametrize("mask", [window, of_data, changed_later])
+@pytest.mark.parametrize("mask", [window, of_data, changed_later, changed_by_an_operator])
 def test_a_mask_that_says_something_stays(mask: Callable[[Tensor], Tensor]) -> None:
     assert len(captured(attention(mask), shaped())) > 2
 
