@@ -180,6 +180,13 @@ def fresh_symbols(fake_mode: Any, value: object) -> Mapping[Any, Any] | None:
     return module.compute_unbacked_bindings(fake_mode.shape_env, value)
 
 
+def of_any_step(carried: object) -> Any:
+    """What a loop carries, an integer as one that changes from step to step, for the fake mode that is on."""
+    env = cast(Any, torch._guards.detect_fake_mode()).shape_env
+    with env.ignore_fresh_unbacked_symbols():
+        return env.create_unbacked_symint() if isinstance(carried, (int, torch.SymInt)) else carried
+
+
 def in_bounds(condition: "bool | torch.SymBool") -> bool:
     """Whether a condition is true for all numbers within the bounds that torch knows of its symbols so far."""
     if isinstance(condition, bool):

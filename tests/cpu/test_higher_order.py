@@ -27,6 +27,15 @@ def loop(x: Tensor) -> tuple[Tensor, Tensor]:
     return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2 + 1), (torch.tensor(0), x))
 
 
+def loop_with_numbers(x: Tensor) -> tuple[int, int, Tensor, Tensor]:
+    """The numbers are 3 and 0, and the items that the body reads 1, in the first step alone."""
+    return while_loop(
+        lambda n, i, t, x: i < n,
+        lambda n, i, t, x: (n + 0, i + 1, t * 2, x * t.item() + i),
+        (3, x.shape[0] - 4, torch.tensor(1), x),
+    )
+
+
 def scanned(x: Tensor) -> tuple[Tensor, Tensor]:
     return scan(lambda carry, row: (carry + row, carry * row), torch.ones(x.shape[1]), x, dim=0)
 
@@ -193,6 +202,12 @@ def test_runs(fn, backend):
     for sign in (1, -1):
         x = sign * torch.arange(1.0, 17.0).reshape(4, 4) / 8
         check(fn, (x,), backend=backend)
+
+
+@torch._dynamo.config.patch(capture_scalar_outputs=True)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_a_loop_carries_changes_from_step_to_step(dynamic, backend):
+    check(loop_with_numbers, (torch.arange(1.0, 17.0).reshape(4, 4),), backend=backend, dynamic=dynamic)
 
 
 @pytest.mark.parametrize("fn", [fn for fn in TRAINED if fn not in REFUSED], ids=lambda fn: fn.__name__)

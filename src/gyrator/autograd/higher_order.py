@@ -14,6 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
+from gyrator import torch_compat
+
 Bodies = Mapping[int, Sequence[Any]]
 """For the position of each body among the operator's arguments, what it is called with."""
 
@@ -24,7 +26,7 @@ def _parts(tensors: Sequence[Any]) -> list[Any]:
 
 RECORDED: Mapping[str, Callable[[Sequence[Any]], Bodies]] = {
     "cond": lambda args: {1: args[3], 2: args[3]},
-    "while_loop": lambda args: dict.fromkeys((0, 1), (*args[2], *args[3])),
+    "while_loop": lambda args: dict.fromkeys((0, 1), (*map(torch_compat.of_any_step, args[2]), *args[3])),
     "map_impl": lambda args: {0: (*_parts(args[1]), *args[2])},
     "scan": lambda args: {0: (*args[1], *_parts(args[2]), *args[3])},
     "associative_scan": lambda args: {0: (*_parts(args[1]), *_parts(args[1]), *args[2])},

@@ -342,7 +342,10 @@ class Recorder(TorchDispatchMode):
         inputs = []
         with torch.no_grad():
             for index, operand in enumerate(operands):
-                value = aten.alias.default(operand) if isinstance(operand, Tensor) else operand
+                value = operand
+                if isinstance(operand, Tensor):
+                    value = aten.alias.default(operand)
+                    value.constant = None  # a loop's body meets other values too
                 recorder.add_input(f"x{index}", value, index)
                 inputs.append(value)
             with recorder:
