@@ -277,10 +277,11 @@ def autocast_again() -> Callable[[], AbstractContextManager[None]]:
     return again
 
 
-def rules_for_sizes(values: Iterable[object]) -> Any:
-    """Where a graph's inputs are symbolic, a context in which torch's Python rules, which know symbolic sizes, take
-    composite operators apart; else one without effect."""
-    return nullcontext() if shape_env_of(values) is None else _python_rules()
+def rules_for_sizes(gm: GraphModule, values: Iterable[object]) -> Any:
+    """Where the inputs `values` of a captured graph or sizes that it makes are symbolic, a context in which torch's
+    Python rules, which know symbolic sizes, take composite operators apart; else one without effect."""
+    makes_symbols = any("unbacked_bindings" in node.meta for node in gm.graph.nodes)
+    return _python_rules() if makes_symbols or shape_env_of(values) is not None else nullcontext()
 
 
 def _python_rules() -> Any:
@@ -288,9 +289,11 @@ def _python_rules() -> Any:
 
 
 def by_rules_if_data_is_read(run: Callable[[Node], Any], node: Node) -> Any:
-    """`run(node)`; once more under torch's Python rules where a composite operator reads data, as istft's checks do."""
+    """`run(node)`; under torch's Python rules where a composite operator reads data, as istft's checks do, or leaves
+    checks of data out, as one_hot does."""
     try:
-        return run(node)
+        with _python_rules() if node.target is torch._C._nn.one_hot else nullcontext():
+            return run(node)
     except DataDependentOutputException:
         with _python_rules():
             return run(node)

@@ -286,6 +286,15 @@ def test_sizes_from_values(fn, captured, backend):
         assert count_compiles(fn, calls, backend) <= allowed
 
 
+def test_padding_of_what_has_an_unknown_size_among_known_ones(backend: str) -> None:
+    def padded(x: Tensor) -> Tensor:
+        return torch.nn.functional.pad(x[x > 0].sin(), (1, 2)) * 2
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        calls = [(torch.randn(4, 3, requires_grad=True),), (-torch.ones(4, 3),)]
+        count_compiles(padded, calls, backend, dynamic=False)
+
+
 def test_slices_and_rows_at_numbers_of_unknown_sign(backend: str) -> None:
     def pieces(x: Tensor, at: Tensor) -> tuple[Tensor, ...]:
         n = (at * 1).item()

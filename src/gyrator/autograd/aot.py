@@ -136,7 +136,7 @@ def aot_program(
     with stage("trace"):
         inputs = fake_inputs(gm, example_inputs)
         joint = trace(gm, inputs)
-    with stage("decompose"), torch_compat.rules_for_sizes(inputs.values):
+    with stage("decompose"), torch_compat.rules_for_sizes(gm, inputs.values):
         build = decompose(joint.build, {**SAVED_NARROW, **table})
         merge_equal_calls(build.graph)
         if channels_last is not False:
