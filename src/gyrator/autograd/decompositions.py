@@ -67,7 +67,7 @@ _FROM_TORCH = (
     "empty_like new_empty new_full new_ones new_zeros ones ones_like zeros zeros_like zero fill linspace logspace "
     "hann_window "
     # indexing
-    "index_fill _unsafe_masked_index _unsafe_masked_index_put_accumulate "
+    "_unsafe_masked_index _unsafe_masked_index_put_accumulate "
     # sampling
     "upsample_linear1d upsample_trilinear3d grid_sampler_2d "
     # products

@@ -93,8 +93,14 @@ def _index_put(
 ) -> Any:
     if not is_plain(indices):
         return NotImplemented if accumulate else _masked_put(b, out, x, indices, values)
-    points = Points(_indexed_shape(indices, x.shape), lambda at: indexed_coords(indices, x.shape, at))
-    return scatter(b, out, x, points, values, "add" if accumulate else "set")
+    return scatter(b, out, x, _indexed(x, indices), values, "add" if accumulate else "set")
+
+
+def _index_fill(b: Builder, out: Meta, x: TensorRef, dim: int, index: TensorRef, value: Operand) -> Any:
+    """Here negative indices wrap, unlike in index_copy."""
+    if x.rank == 0:
+        return NotImplemented
+    return scatter(b, out, x, _indexed(x, [*[None] * dimension(dim, x.rank), index]), value)
 
 
 def _masked_put(b: Builder, out: Meta, x: TensorRef, indices: Indices, values: TensorRef) -> Any:
@@ -110,12 +116,12 @@ def _masked_put(b: Builder, out: Meta, x: TensorRef, indices: Indices, values: T
     return b.pointwise(out, body)
 
 
-def _indexed_shape(indices: Indices, shape: Sequence[Index]) -> tuple[Index, ...]:
-    """The shape of ``x[indices]``."""
+def _indexed(x: TensorRef, indices: Indices) -> Points:
+    """The elements of ``x[indices]``."""
     joint = broadcast_shapes([i.shape for i in indices if i is not None])
     start, _ = advanced(indices)
-    others = [s for k, s in enumerate(shape) if k >= len(indices) or indices[k] is None]
-    return (*others[:start], *joint, *others[start:])
+    others = [s for k, s in enumerate(x.shape) if k >= len(indices) or indices[k] is None]
+    return Points((*others[:start], *joint, *others[start:]), lambda at: indexed_coords(indices, x.shape, at))
 
 
 def broadcast_shapes(shapes: Sequence[Sequence[Index]]) -> tuple[Index, ...]:
@@ -293,6 +299,7 @@ LOWERINGS: Family = {
     **rows(lambda *args, reduce: scatter_along(COMBINES[reduce], *args), "scatter", "reduce value_reduce"),
     **rows(partial(_reduce, False), "scatter_reduce", "two"),
     **rows(_masked_scatter, "masked_scatter"),
+    **rows(_index_fill, "index_fill", "int_Scalar int_Tensor"),
     **rows(_index_add, "index_add"),
     **rows(lambda b, out, x, d, i, new: scatter(b, out, x, _points(x, d, i, new), new), "index_copy"),
     **rows(partial(_reduce, True), "index_reduce"),

@@ -34,7 +34,7 @@ WRITES: dict[str, Callable[[Tensor], Any]] = {
     "index_put, accumulating": lambda t: t.index_put((WRAPPING[0],), t[WRAPPING[1]], accumulate=True),
     "index_put of one number": lambda t: t.index_put((WRAPPING[0],), torch.ones((), dtype=t.dtype)),
     "index_put by a mask": lambda t: t.index_put((t > 0,), torch.ones((), dtype=t.dtype)),
-    "index_fill": lambda t: t.index_fill(0, DISTINCT[0], 2),
+    "index_fill": lambda t: t.index_fill(0, WRAPPING[0], 2),
     "index_copy": lambda t: t.index_copy(0, DISTINCT[0], t[:3]),
     "index_add": lambda t: t.index_add(0, WRAPPING[1], t[:3], alpha=2),
     "scatter of a number": lambda t: t.scatter(0, ALONG_ROWS, 1),
