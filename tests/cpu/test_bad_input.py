@@ -149,6 +149,24 @@ def test_an_index_out_of_range_is_an_error_and_the_process_lives(name, tmp_path)
     assert done.stdout.split().count("refused") == 3 and "alive" in done.stdout, done.stdout + done.stderr
 
 
+REFUSED = {
+    "the largest of none": lambda x: x[:0].max(),
+    "the smallest of empty columns": lambda x: x[:0].min(0)[0] + 1,
+    "the largest of what a mask chooses": lambda x: x[x > 9].max(0),
+    "an integer to a negative power": lambda x: x.int() ** -1,
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_eager_refuses_to_compute_is_an_error(name):
+    torch._dynamo.reset()
+    x, fn = torch.arange(6.0), REFUSED[name]
+    with pytest.raises((RuntimeError, IndexError)):
+        fn(x)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True), pytest.raises((RuntimeError, IndexError)):
+        torch.compile(fn, backend="gyrator")(x)
+
+
 def test_sizes_that_do_not_fit_are_refused_as_in_eager():
     torch._dynamo.reset()
     with pytest.raises(RuntimeError):

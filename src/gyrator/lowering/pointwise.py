@@ -105,8 +105,10 @@ def _lerp(b: Builder, out: Meta, start: TensorRef, end: TensorRef, weight: Opera
     return b.elementwise(out, (start, end, weight), body)
 
 
-def _pow(b: Builder, out: Meta, x: Operand, exponent: Operand) -> TensorRef:
+def _pow(b: Builder, out: Meta, x: Operand, exponent: Operand) -> Any:
     if isinstance(exponent, (bool, int, float)):
+        if exponent < 0 and not out.dtype.is_floating_point:
+            return NotImplemented  # the library refuses
         return b.elementwise(out, (x,), lambda a: power(a, exponent))
     if isinstance(x, (int, float)) and x == 2 and out.dtype.is_floating_point:
         return _elementwise("exp2", b, out, exponent)
