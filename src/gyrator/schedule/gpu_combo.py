@@ -10,17 +10,17 @@ more is held than at the plan's peak (``MOST_EARLY``).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gyrator.ir.expr import Checked, Expr, Ref, Value, reading, rewrite
 from gyrator.ir.index import ONE, Axis
-from gyrator.ir.program import defines, shown_views, uses
+from gyrator.ir.program import shown_views
 from gyrator.ir.tree import Config, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Tile, Tiling, walk_exprs
 from gyrator.ir.volume import bytes_of
 from gyrator.origin import merge
 from gyrator.schedule.canonical import named, stem_of
-from gyrator.schedule.plan import Allocate, Call, Copy, Free, Launch, Plan, Step, held
+from gyrator.schedule.plan import Allocate, Call, Copy, Free, Launch, Plan, Step, held, touched
 
 MOST_POINTERS = 480
 """Of one launch: a driver takes 4,096 bytes of arguments."""
@@ -116,7 +116,7 @@ def _slots(plan: Plan, kernels: Mapping[str, Kernel]) -> tuple[list[_Slot], dict
             case Free(value):
                 slots[mentioned.get(value, -1)].after.append(step)
             case _:
-                reads, writes = _touched(step, kernels)
+                reads, writes = touched(step, kernels)
                 memory = {owner.get(v, v): v in writes for v in (*reads, *writes)}
                 last = [written.get(v, -1) for v in memory] + [read.get(v, -1) for v, w in memory.items() if w]
                 first = max(last, default=-1) + 1
@@ -138,18 +138,6 @@ def _slots(plan: Plan, kernels: Mapping[str, Kernel]) -> tuple[list[_Slot], dict
                 written |= {v: at for v, writing in memory.items() if writing}
                 before, names, early, made = [], [], 0, 0
     return slots, owner
-
-
-def _touched(step: Launch | Call | Copy, kernels: Mapping[str, Kernel]) -> tuple[Collection[Value], Collection[Value]]:
-    """The values that a step reads, and those that it writes."""
-    match step:
-        case Launch(name, args):
-            both = list(zip(kernels[name].params, args, strict=True))
-            return [v for p, v in both if p.read], [v for p, v in both if p.written]
-        case Call(extern):
-            return uses(extern), defines(extern)
-        case Copy(into, source):
-            return [source.value], [into.value]
 
 
 def _forms(kernel: Kernel | None) -> set[Hashable]:

@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 from gyrator.ir.expr import Value
 from gyrator.ir.index import ZERO, Index
-from gyrator.ir.program import Constant, Derived, Extern, Input, Output, View, views
+from gyrator.ir.program import Constant, Derived, Extern, Input, Output, View, defines, uses, views
 from gyrator.ir.tree import Kernel
 from gyrator.origin import Origin
 
@@ -136,6 +136,19 @@ def held(plan: Plan, size_of: Callable[[Value], int]) -> Iterator[tuple[int, Col
                 names.update(new)
                 total += sum(map(size_of, new))
                 yield total, names.keys()
+
+
+def touched(step: Step, kernels: Mapping[str, Kernel]) -> tuple[Collection[Value], Collection[Value]]:
+    """The values that a launch, call or copy reads, and those that it writes."""
+    match step:
+        case Launch(name, args):
+            both = list(zip(kernels[name].params, args, strict=True))
+            return [v for p, v in both if p.read], [v for p, v in both if p.written]
+        case Call(extern):
+            return uses(extern), defines(extern)
+        case Copy(into, source):
+            return [source.value], [into.value]
+    return (), ()
 
 
 POOLED_BYTES = 1 << 20

@@ -10,6 +10,7 @@ from gyrator.ir.program import Constant, Extern, Nest, Program
 from gyrator.ir.simplify import Rule, simplifier, simplify
 from gyrator.ir.text import program_text
 from gyrator.passes import Pass, run_passes
+from gyrator.schedule.check_plan import check_plan
 from gyrator.schedule.choose import choose_products
 from gyrator.schedule.cpu_gemm import Cpu, Packing
 from gyrator.schedule.cpu_linear import add_biases_later
@@ -112,8 +113,9 @@ def schedule(
         if overlays and config.inplace:
             plan = overlay(plan)
     if config.check != "off":
-        with session.stage("check kernels"):
+        with session.stage("check plan"):
             for kernel in plan.kernels:
                 check_kernel(kernel)
+            check_plan(plan)
     session.counters.add(Count.NESTS_AFTER_FUSION, sum(not isinstance(unit, Extern) for unit in units))
     return Scheduled(plan, program, units, fused.decisions, packings)

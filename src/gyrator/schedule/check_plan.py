@@ -1,0 +1,119 @@
+"""The specification of plans as code: names are there while they are used, and so are the contents of their memory."""
+
+from collections.abc import Iterable
+
+from gyrator.errors import InternalCheckError
+from gyrator.ir.check_expr import RuleBroken
+from gyrator.ir.expr import Value
+from gyrator.ir.index import Index, is_nonnegative
+from gyrator.ir.program import defines, shown_views
+from gyrator.schedule.plan import Allocate, Call, Free, Plan, Step, touched
+
+
+def check_plan(plan: Plan) -> None:
+    """Check that each step reads what was written before, and neither freed nor overwritten since by what was placed
+    upon it; that what lies within a value has ended when a step names that value, and does not meet there; that a name
+    is given and freed once, and that outputs, and inputs that nobody reads, are all that is left.
+
+    Raises: InternalCheckError naming the first step that breaks a rule.
+    """
+    checker = _Checker(plan)
+    for number, step in enumerate(plan.steps):
+        try:
+            checker.step(step)
+        except RuleBroken as broken:
+            raise InternalCheckError("memory", str(broken), node=f"step {number} of {plan.name}: {step}") from None
+    try:
+        checker.end()
+    except RuleBroken as broken:
+        raise InternalCheckError("memory", str(broken), node=f"the end of {plan.name}") from None
+
+
+class _Checker:
+    """Walks a plan once."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._kernels = {kernel.name: kernel for kernel in plan.kernels}
+        self._given = {i.value for i in plan.inputs if i.value is not None} | {c.value for c in plan.constants}
+        self._shown = {view.value for view in shown_views(plan.outputs)}
+        self._named = set(self._given)
+        self._empty: set[Value] = set()  # not written yet
+        self._lost: dict[Value, Value] = {}  # overwritten, and by what
+        self._upon: dict[Value, Value] = {}
+        self._within: dict[Value, tuple[Value, Index]] = {}  # the host, and where in it
+
+    def step(self, step: Step) -> None:
+        match step:
+            case Allocate(value, None):
+                self._name([value])
+                self._empty.add(value)
+            case Allocate(value, upon) if upon is not None:
+                self._name([value])
+                self._readable([upon] if step.offset is None else [], "place a value upon")
+                if step.offset is None:
+                    self._upon[value] = upon
+                else:
+                    self._lie(value, upon, step.offset, step.needs)
+            case Free(value):
+                self._known([value])
+                self._named.discard(value)
+                self._within.pop(value, None)
+            case _:
+                reads, writes = touched(step, self._kernels)
+                self._readable([v for v in reads if v not in writes], "read")  # else the kernel may write first
+                if isinstance(step, Call) and not step.into:
+                    allocated = {new for _, new in step.extern.mutates}
+                    self._name(value for value in defines(step.extern) if value not in allocated)
+                self._write(writes)
+
+    def end(self) -> None:
+        self._readable(self._shown, "show")
+        left = self._named - self._given - self._shown
+        if left:
+            raise RuleBroken(f"{', '.join(sorted(value.name for value in left))} is never freed")
+
+    def _name(self, values: Iterable[Value]) -> None:
+        for value in values:
+            if value in self._named:
+                raise RuleBroken(f"{value} is named twice")
+            self._named.add(value)
+            self._lost.pop(value, None)
+
+    def _known(self, values: Iterable[Value]) -> None:
+        for value in values:
+            if value not in self._named:
+                raise RuleBroken(f"{value} has no memory here: it is not allocated yet, or freed already")
+
+    def _readable(self, values: Iterable[Value], what: str) -> None:
+        self._known(values)
+        for value in values:
+            if value in self._lost:
+                raise RuleBroken(f"cannot {what} {value}: {self._lost[value]} was written over it")
+            if value in self._empty:
+                raise RuleBroken(f"cannot {what} {value}: nothing was written there")
+
+    def _write(self, values: Iterable[Value]) -> None:
+        self._known(values)
+        for value in values:
+            if value in self._lost:
+                raise RuleBroken(f"{value} is written over {self._lost[value]}")
+            guest = next((guest for guest, (host, _) in self._within.items() if host is value), None)
+            if guest is not None:
+                raise RuleBroken(f"{value} is written while {guest} lies in it")
+            self._empty.discard(value)
+            old = self._upon.get(value)
+            while old is not None:
+                self._lost[old] = value
+                old = self._upon.get(old)
+
+    def _lie(self, value: Value, host: Value, at: Index, needs: Index | None) -> None:
+        if host not in self._empty:
+            raise RuleBroken(f"{value} is to lie in {host}, which is written already")
+        end = at + value.span
+        if needs is None and not is_nonnegative(host.span - end):
+            raise RuleBroken(f"{value} need not fit into {host}")
+        for other, (there, start) in self._within.items():
+            if there is host and not is_nonnegative(start - end) and not is_nonnegative(at - start - other.span):
+                raise RuleBroken(f"{value} and {other} may meet in {host}")
+        self._within[value] = (host, at)
+        self._empty.add(value)

@@ -1,0 +1,81 @@
+"""A plan that gets memory wrong is refused, with the step and the reason."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gyrator.errors import InternalCheckError
+from gyrator.ir.expr import Value
+from gyrator.ir.index import ONE, Index, Size, const
+from gyrator.ir.program import Extern, Input
+from gyrator.schedule.check_plan import check_plan
+from gyrator.schedule.plan import Allocate, Call, Copy, Free, Plan, Step, full_view
+
+
+def value(name: str, count: int | Index = 16) -> Value:
+    extent = const(count) if isinstance(count, int) else count
+    return Value(name, (extent,), torch.float32, (ONE,), torch.device("cpu"))
+
+
+X, A, B, RESULT = value("x"), value("a"), value("b"), value("result", 64)
+
+
+def copy(into: Value, source: Value) -> Copy:
+    return Copy(full_view(into), full_view(source))
+
+
+def plan(*steps: Step, shown: Value = RESULT) -> Plan:
+    return Plan("p", (Input(X),), steps, (full_view(shown),), ())
+
+
+MADE = (Allocate(RESULT), copy(RESULT, X))
+
+RIGHT = {
+    "one after the other": plan(Allocate(A), copy(A, X), *MADE, copy(RESULT, A), Free(A)),
+    "in place": plan(Allocate(A), copy(A, X), Allocate(B, A), copy(B, A), Free(A), *MADE, copy(RESULT, B), Free(B)),
+    "within": plan(Allocate(RESULT), Allocate(A, RESULT, const(0)), copy(A, X), Free(A), copy(RESULT, X)),
+    "a call's result": plan(Call(Extern((RESULT,), "mylib.f.default", (full_view(X),)))),
+}
+
+WRONG = {
+    "read before it is written": (plan(Allocate(A), *MADE, copy(RESULT, A), Free(A)), "nothing was written there"),
+    "read before it is allocated": (plan(*MADE, copy(RESULT, A)), "not allocated yet"),
+    "read after its end": (plan(Allocate(A), copy(A, X), Free(A), *MADE, copy(RESULT, A)), "freed already"),
+    "freed twice": (plan(Allocate(A), copy(A, X), Free(A), Free(A), *MADE), "freed already"),
+    "never freed": (plan(Allocate(A), copy(A, X), *MADE), "a is never freed"),
+    "named twice": (plan(Allocate(RESULT), *MADE), "named twice"),
+    "a result that is freed": (plan(*MADE, Free(RESULT)), "freed already"),
+    "read after it was overwritten": (
+        plan(Allocate(A), copy(A, X), Allocate(B, A), copy(B, X), *MADE, copy(RESULT, A), Free(A), Free(B)),
+        "cannot read a: b was written over it",
+    ),
+    "an input that is overwritten and shown": (plan(Allocate(B, X), copy(B, X), Free(B), shown=X), "written over it"),
+    "written while another lies in it": (
+        plan(Allocate(RESULT), Allocate(A, RESULT, const(0)), copy(A, X), copy(RESULT, X), Free(A)),
+        "result is written while a lies in it",
+    ),
+    "within what is written": (plan(*MADE, Allocate(A, RESULT, const(0)), Free(A)), "which is written already"),
+    "two that meet": (
+        plan(Allocate(RESULT), Allocate(A, RESULT, const(0)), Allocate(B, RESULT, const(8)), Free(A), Free(B)),
+        "b and a may meet in result",
+    ),
+    "beyond the end": (plan(Allocate(RESULT), Allocate(A, RESULT, const(60)), Free(A)), "a need not fit into result"),
+    "a symbol that need not fit": (
+        plan(Allocate(wide := value("wide", Size("s0", 2).index())), Allocate(A, wide, const(0))),
+        "a need not fit into wide",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_plans_pass(name: str) -> None:
+    check_plan(RIGHT[name])
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_plans_are_refused(name: str) -> None:
+    wrong, why = WRONG[name]
+    with pytest.raises(InternalCheckError, match="memory") as caught:
+        check_plan(wrong)
+    assert why in str(caught.value)
