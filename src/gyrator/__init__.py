@@ -1,7 +1,6 @@
 """gyrator: a compiler for PyTorch programs.
 
-`torch.compile(f, backend="gyrator")` and `gyrator.compile(f)` are its two doors. Importing the package is cheap.
-"""
+`torch.compile(f, backend="gyrator")` and `gyrator.compile(f)` are its two doors. Importing the package is cheap."""
 
 import importlib
 from typing import TYPE_CHECKING

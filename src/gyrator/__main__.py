@@ -91,8 +91,7 @@ def version() -> None:
 def run_module(module: str, arguments: Sequence[str]) -> int:
     """Run a module of the checkout around the package or in the working directory. Returns its exit status.
 
-    Raises: ToolchainMissing without one.
-    """
+    Raises: ToolchainMissing without one."""
     places = (Path(__file__).parents[2], Path.cwd())
     root = next((place for place in places if (place / "benchmarks" / "run.py").exists()), None)
     if root is None:

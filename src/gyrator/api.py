@@ -33,8 +33,7 @@ def compile(
     """Compile a function or module; without one, a decorator that does. The same as `torch.compile(backend="gyrator")`,
     except that a wrong mode or option is reported at once instead of at the first call.
 
-    Raises: UnknownOption, InvalidOption.
-    """
+    Raises: UnknownOption, InvalidOption."""
     given = options.get("options")
     Config.from_options(options.get("mode"), given)
     options["options"] = dict(given) if given else None

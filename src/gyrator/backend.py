@@ -41,8 +41,7 @@ def compile_program(
     """Compile a captured graph, or take it from the cache: then it is neither traced nor compiled. With `freezing`
     weights are constants, and those of this call are the set number `sets`.
 
-    The callable's attribute `wrappers` has the files of its graphs' programs.
-    """
+    The callable's attribute `wrappers` has the files of its graphs' programs."""
     config = replace(config, freezing=config.freezing and sets <= MOST_WEIGHTS)
     inputs = fake_inputs(gm, example_inputs)
     traced, wrappers = _compile(gm, inputs, example_inputs, config, name, process, for_loss=True)
@@ -176,8 +175,7 @@ class Backend:
     ) -> Callable[..., Any]:
         """Compile a captured graph of torch operators, its backward included.
 
-        Raises: UnknownOption, InvalidOption; UnsupportedInput, UnsupportedOperator for what cannot be compiled.
-        """
+        Raises: UnknownOption, InvalidOption; UnsupportedInput, UnsupportedOperator for what cannot be compiled."""
         config = Config.from_options(mode, options)
         if self.process.instead is not None:
             return self.process.instead(gm, example_inputs, config)

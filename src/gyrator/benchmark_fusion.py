@@ -1,8 +1,7 @@
 """The option `benchmark_fusion`: a fused kernel is timed against its parts, and refused if it is slower.
 
 Parts and whole become programs of their own, built like any other and run on random inputs. Kernels that all
-layers of a model share are built once; a fusion costs about half a second the first time.
-"""
+layers of a model share are built once; a fusion costs about half a second the first time."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -35,8 +34,7 @@ class Timed(NamedTuple):
 def slower_fusions(builder: Builder) -> Slower:
     """What `fuse` asks about two groups and what they would become: refused if that was measured to be slower.
 
-    A fusion with a part that random inputs make fail (an index into a table) is not refused.
-    """
+    A fusion with a part that random inputs make fail (an index into a table) is not refused."""
     known: dict[tuple[tuple[int, ...], bool], Timed | None] = {}
 
     def timed(program: Program, group: Group) -> Timed | None:

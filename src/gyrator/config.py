@@ -2,8 +2,7 @@
 
 A value comes from, first found first: the options given in code, the mode, the environment
 (`GYRATOR_NAME`), the default. Equal settings give equal (and equally hashed) `Config`s. `docs/config.md` is
-generated from this file: `python -m tests.config_page > docs/config.md`.
-"""
+generated from this file: `python -m tests.config_page > docs/config.md`."""
 
 from __future__ import annotations
 
@@ -283,8 +282,7 @@ def _parse(option: Field[OptionValue], text: str) -> OptionValue:
 def _convert(value: object, kind: Any, bad: InvalidOption, *, strict: bool = True) -> OptionValue:
     """The value in an option's own type; not `strict`: a text may stand for it.
 
-    Raises: `bad` for a value of another type, or outside of its choices or range.
-    """
+    Raises: `bad` for a value of another type, or outside of its choices or range."""
     try:
         if get_origin(kind) is tuple:
             return _names(value, kind)
@@ -296,8 +294,7 @@ def _convert(value: object, kind: Any, bad: InvalidOption, *, strict: bool = Tru
 def _names(value: object, kind: Any) -> tuple[str, ...]:
     """Allowed names in their own order, from an iterable or a comma-separated text; case and repetition don't matter.
 
-    Raises: msgspec.ValidationError.
-    """
+    Raises: msgspec.ValidationError."""
     listed = msgspec.convert(value.split(",") if isinstance(value, str) else value, list[str])
     names = msgspec.convert({name.strip().lower() for name in listed} - {""}, kind)
     return tuple(choice for choice in get_args(get_args(kind)[0]) if choice in names)

@@ -41,8 +41,7 @@ class Report:
     def html(self, path: str | Path | None = None) -> str:
         """One page with plots that needs no other file; also written to `path` if one is given.
 
-        Raises: ToolchainMissing without the package plotly (`pip install 'gyrator[report]'`).
-        """
+        Raises: ToolchainMissing without the package plotly (`pip install 'gyrator[report]'`)."""
         written = page(self.data)
         if path is not None:
             Path(path).write_text(written)
@@ -69,8 +68,7 @@ def explain(
         mode, options, dynamic: as for `gyrator.compile`.
         timing: also run every kernel on random inputs to see what it takes, about half a second a graph.
 
-    Raises: UnknownOption, InvalidOption for a wrong mode or option. What compiling or calling the function raises.
-    """
+    Raises: UnknownOption, InvalidOption for a wrong mode or option. What compiling or calling the function raises."""
     Config.from_options(mode, options)
     events: list[tuple[Event, float]] = []
     watcher = Backend(replace(gyrator.process, watch=lambda event: events.append((event, time.perf_counter()))))

@@ -21,8 +21,7 @@ def available(package: str) -> bool:
 def require(package: str, module: str = "") -> ModuleType:
     """Import an optional package, or a module of it.
 
-    Raises: ToolchainMissing if it is not installed; the hint is the command that installs it.
-    """
+    Raises: ToolchainMissing if it is not installed; the hint is the command that installs it."""
     if not available(package):
         raise ToolchainMissing(f"the package {package}", _INSTALL[package])
     return importlib.import_module(f"{package}.{module}" if module else package)

@@ -1,7 +1,6 @@
 """Where a node comes from in the user's program: file, line, function and operator.
 
-Every nest, kernel and error carries origins, so that generated code and reports can name the user's lines.
-"""
+Every nest, kernel and error carries origins, so that generated code and reports can name the user's lines."""
 
 import re
 import sysconfig
@@ -37,8 +36,7 @@ _LIBRARIES = (str(Path(torch.__file__).resolve().parent) + "/", _PACKAGE + "/", 
 
 def origin_of(node: fx.Node) -> Origin:
     """The origin of an FX node: the innermost frame of its stack that lies outside torch, gyrator and Python's own
-    library. Without a recorded stack, the innermost module that the node ran in stands for the function.
-    """
+    library. Without a recorded stack, the innermost module that the node ran in stands for the function."""
     file, line, function = _innermost_user_frame(node.meta.get("stack_trace") or "")
     modules = node.meta.get("nn_module_stack")
     if modules and not file:

@@ -1,8 +1,7 @@
 """The pass runner: run, time, check, dump what changed, and blame.
 
 Every stage is a list of named passes over one data type. A pass is a pure function; it declares the spec
-that its result satisfies, and the runner checks that it does.
-"""
+that its result satisfies, and the runner checks that it does."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,8 +35,7 @@ def run_passes(program: P, passes: Sequence[Pass[P]], session: Session, *, text:
     the last one. `text` prints a program for dumps, which are written after a pass that changed it.
 
     Raises: InternalCheckError if a pass failed or broke its spec; it names the pass, and node and line where known. Any
-    other GyratorError that a pass raised, as it was.
-    """
+    other GyratorError that a pass raised, as it was."""
     last = len(passes) - 1
     for position, step in enumerate(passes):
         before = program

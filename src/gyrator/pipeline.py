@@ -4,8 +4,7 @@
                          └──no──▶ lower ─▶ schedule ─▶ print kernels ─▶ build, print wrapper ─▶ store ─▶ load
 
 Autograd has run before: `backend.py` calls `compile_graph` for each forward, backward and inference graph. From "build"
-on the work waits in a function that it returns, so that backward is compiled while forward's kernels are built.
-"""
+on the work waits in a function that it returns, so that backward is compiled while forward's kernels are built."""
 
 import gc
 import threading
@@ -75,8 +74,7 @@ class Process:
     `workers` compile their GPU kernels, `sandboxes` time candidates, and `remotes` share entries among machines.
 
     `watch` is told of every graph and program that is ready; `counted` are the counters of all sessions; `profile`
-    collects for the option `profile_bandwidth`; `instead` takes captured programs in the backend's place.
-    """
+    collects for the option `profile_bandwidth`; `instead` takes captured programs in the backend's place."""
 
     lock: threading.RLock = field(default_factory=threading.RLock)
     pool: Pool = field(default_factory=Pool)
@@ -122,8 +120,7 @@ def compile_graph(
     warning.
 
     Raises: UnsupportedOperator, UnsupportedInput; DeviceUnsupported, ToolchainMissing if the GPU, its driver or Triton
-    is missing or too old; KernelBuildError; InternalCheckError if a stage broke its own rules.
-    """
+    is missing or too old; KernelBuildError; InternalCheckError if a stage broke its own rules."""
     by_operators = partial(interpret, graph, example_inputs, info)
 
     def without_compiler(missing: ToolchainMissing) -> Pending:

@@ -124,8 +124,7 @@ _EXTERN = "extern "
 @dataclass(frozen=True, slots=True)
 class Timing:
     """A finished stage or pass: its name, how deep it lay in others, how long it took, and when it began (seconds
-    after the session did).
-    """
+    after the session did)."""
 
     name: str
     depth: int
@@ -162,8 +161,7 @@ class Session:
     had; sessions that share it say nothing twice. `programs` are the results of passes by name,
     kept with the option `validate`; `builds` the compiler runs; `missed` says why the cache did not have it,
     if `why_missed` asks. Use as a context manager; `stops` are called if an exception ends it, or a session that it
-    is a part of: they end what was begun and is not waited for any more.
-    """
+    is a part of: they end what was begun and is not waited for any more."""
 
     def __init__(
         self,

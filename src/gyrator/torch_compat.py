@@ -1,8 +1,7 @@
 """The one file that touches torch's private interfaces. Works on torch 2.11 to 2.13.
 
 Everything else in gyrator uses torch's public or stable parts (torch.fx, torch.library, FakeTensorMode,
-make_fx, ShapeEnv, decomposition tables, pytree).
-"""
+make_fx, ShapeEnv, decomposition tables, pytree)."""
 
 import importlib
 import math
@@ -32,8 +31,7 @@ def register_backend(name: str, target: str) -> None:
     """Let `torch.compile(backend=name)` find `target` ("module:function"), which is imported on first use.
 
     torch reads of it in the metadata of the package, which a source tree has too (`src/gyrator.dist-info`). Here it is
-    put into torch's table, in case torch looked for backends before the package was on Python's path.
-    """
+    put into torch's table, in case torch looked for backends before the package was on Python's path."""
     registry = sys.modules.get("torch._dynamo.backends.registry")
     if registry is not None:
         registry._BACKENDS.setdefault(name, EntryPoint(name, target, "torch_dynamo_backends"))
@@ -117,8 +115,7 @@ def on_device(index: int, call: Callable[[T], R]) -> Callable[[T], R]:
 def storage_holders(storage: torch.UntypedStorage) -> Callable[[], int]:
     """A function that counts who holds a storage: tensors, and Python objects of it.
 
-    Only differences between two calls mean something: the storage's own Python object counts too.
-    """
+    Only differences between two calls mean something: the storage's own Python object counts too."""
     count, address, references = torch._C._storage_Use_Count, storage._cdata, sys.getrefcount
     return lambda: count(address) + references(storage)
 
@@ -139,8 +136,7 @@ def functions_of_numbers() -> Mapping[str, Callable[..., object]]:
 def build_expression(expr: Any, graph: Graph, symbols: Mapping[Any, Node]) -> Node | int | float | bool:
     """Append nodes to `graph` that compute `expr` with Python's own arithmetic; each carries its `val`.
 
-    torch walks its own expression language, whose functions (FloorDiv, Mod, ...) are private.
-    """
+    torch walks its own expression language, whose functions (FloorDiv, Mod, ...) are private."""
     interp = importlib.import_module("torch.utils._sympy.interp").sympy_interp
     reference = importlib.import_module("torch.utils._sympy.reference").PythonReferenceAnalysis
     to_int = (("trunc", math.trunc), ("floor", math.floor), ("ceil", math.ceil), ("round", round))

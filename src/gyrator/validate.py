@@ -2,8 +2,7 @@
 first level whose answer differs is named.
 
 The levels are the ATen graph (torch's operators), the program after lowering and after each pass (the
-reference interpreter), and the built code. Slow, and twice the memory; for finding out who is to blame.
-"""
+reference interpreter), and the built code. Slow, and twice the memory; for finding out who is to blame."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -29,8 +28,7 @@ SEED = 20
 @dataclass(frozen=True, slots=True)
 class Level:
     """What one level computed: tensors by the names "output 0", "update of input 2", ...; of programs also
-    every intermediate value, in the order of its definition, with the user's line.
-    """
+    every intermediate value, in the order of its definition, with the user's line."""
 
     name: str
     results: Mapping[str, Tensor]
@@ -44,14 +42,12 @@ def validated(
     as lowered and after each pass, with the name of the pass; they refer to constants and regions of `lowered`.
 
     The call raises WrongResult, naming the first level that differs from the one before, and the first
-    value (in program order) that has the same name in both and differs.
-    """
+    value (in program order) that has the same name in both and differs."""
     pending = [True]
 
     def levels(args: Sequence[Any]) -> Iterator[Level]:
         """On copies of the arguments, with the same random seed. A graph that draws random numbers is left out:
-        torch's operators draw others than kernels do.
-        """
+        torch's operators draw others than kernels do."""
         if not any(isinstance(node, Extern) and node.op == SEEDS for node in lowered.program.nodes):
             torch.manual_seed(SEED)
             outputs = fx.Interpreter(graph).run(*copies(args))
@@ -87,8 +83,7 @@ def copies(args: Sequence[Any]) -> list[Any]:
 def difference(value: Tensor, expected: Tensor, scale: float) -> str | None:
     """How two tensors differ, or None. Floats may differ by the square root of their precision relative to the RMS of
     what is expected (far more than rounding, far less than a mistake), and by 16 units of rounding relative to
-    `scale`, the RMS of what they are made from: a sum that cancels is nothing but rounding. Integers are equal.
-    """
+    `scale`, the RMS of what they are made from: a sum that cancels is nothing but rounding. Integers are equal."""
     if (value.shape, value.dtype) != (expected.shape, expected.dtype):
         return f"{value.dtype}{list(value.shape)} instead of {expected.dtype}{list(expected.shape)}"
     if not (value.is_floating_point() or value.is_complex()):

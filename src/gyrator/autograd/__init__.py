@@ -2,8 +2,7 @@
 
     gm, inputs ──joint trace──▶ ATen ──decompose──▶ joint graph ──partition──▶ forward, backward ──▶ shell
 
-`aot.py` is the whole as one straight line; docs/autograd.md tells how it works.
-"""
+`aot.py` is the whole as one straight line; docs/autograd.md tells how it works."""
 
 from gyrator.autograd.aot import aot_compile as aot_compile
 from gyrator.autograd.decompositions import decomposition_table as decomposition_table

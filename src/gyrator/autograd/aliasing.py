@@ -2,8 +2,7 @@
 
 An output that shares memory with an input or with another output is not returned by the compiled graph: the
 shell rebuilds it by repeating its views on the tensor that owns the memory, outside the graph, so that
-autograd and later in-place writes see the same aliasing as in eager.
-"""
+autograd and later in-place writes see the same aliasing as in eager."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -157,8 +156,7 @@ def describe_outputs(
     """Describes what a traced program did to the inputs that it ran on, which had these autograd nodes before, and what
     it returned; the results that its graph must give for that.
 
-    Raises: UnsupportedOperator for an input that took other memory, where its own was written to.
-    """
+    Raises: UnsupportedOperator for an input that took other memory, where its own was written to."""
     results = _Results(recorder)
     updates = tuple(_updates(recorder, inputs, grad_fns, results))
     flat, structure = pytree.tree_flatten(outputs)
@@ -204,8 +202,7 @@ def _bases(recorder: Recorder, flat: Sequence[Any], results: _Results) -> _Bases
 
     ``y = zeros_like(x); y.mul_(x); return y[0], y[1]``: autograd knows y as a detached root, which the write made
     differentiable, while the root is not. Then y is where to start from; where no output has the gradients of either,
-    the root's value is, which has none.
-    """
+    the root's value is, which has none."""
     views: dict[int, dict[int, Tensor]] = {}
     for value in flat:
         if isinstance(value, Tensor) and recorder.alias_of(value).root.input is None:
@@ -232,8 +229,7 @@ def _owner(recorder: Recorder, alias: Alias) -> Alias:
     """The alias of whose gradients this one has its own: the root, or the last on the way detached or by a Function.
 
     A detached tensor shares memory but not history: a write of what requires grad makes it and its views
-    differentiable, whereas the gradients of what it was detached from do not see the write.
-    """
+    differentiable, whereas the gradients of what it was detached from do not see the write."""
     while alias.parent is not None and alias.view not in (None, DETACH):
         if any(isinstance(tensor.grad_fn, BackwardCFunction) for tensor in recorder.tensors_of(alias)):
             return alias
@@ -265,8 +261,7 @@ def _chain(recorder: Recorder, value: Tensor, start: Alias | None, results: _Res
     """The views that lead from `start`, a detached root, or else from the root to `value`.
 
     A detached tensor among them that a write made differentiable, or a Function's view, gets its gradients as in eager:
-    its value, a result, is written to it. ``v = y.detach(); v.mul_(x)`` → ``v = y.detach(); v.copy_(result)``.
-    """
+    its value, a result, is written to it. ``v = y.detach(); v.mul_(x)`` → ``v = y.detach(); v.copy_(result)``."""
     views: list[ReplayedView] = []
     link = recorder.alias_of(value)
     tied = _owner(recorder, link) if value.requires_grad else None

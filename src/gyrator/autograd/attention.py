@@ -7,8 +7,7 @@ Models under a compiler build masks that an eager run leaves away. One that is m
 the program is compiled. So is, for several sizes, one whose sizes vary, if it only compares sums of positions and
 constants: sizes beyond all the constants tell of all sizes. Of the others those whose rows are not contiguous are
 copied, because the fused kernels of GPUs refuse them and attention would be computed in float32, score by score. Those
-that have gradients stay: eager computes them that way, and more precisely than the fused kernels.
-"""
+that have gradients stay: eager computes them that way, and more precisely than the fused kernels."""
 
 from collections.abc import Mapping, Set
 from math import prod

@@ -2,8 +2,7 @@
 
 `node.meta["val"]` is a fake tensor (or symbolic number, or a tuple of them) that states size, strides, dtype
 and device as eager would have them. It states metadata only: nodes with equal metadata share one fake
-tensor, so its identity and storage mean nothing.
-"""
+tensor, so its identity and storage mean nothing."""
 
 import operator
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -28,8 +27,7 @@ ORIGIN_KEYS = ("stack_trace", "nn_module_stack", "source_fn_stack")
 class GraphBuilder:
     """Appends nodes to `graph`; `origin` is the metadata that new nodes inherit.
 
-    With `keep_numbers`, symbolic numbers stay in the arguments as they are: for a graph that is a template.
-    """
+    With `keep_numbers`, symbolic numbers stay in the arguments as they are: for a graph that is a template."""
 
     def __init__(self, results: FakeResults, keep_numbers: bool = False) -> None:
         self._keep_numbers = keep_numbers

@@ -62,8 +62,7 @@ def prefer_layouts(build: GraphBuilder, *, always: bool) -> None:
 
     Touched are 2-D convolutions, not transposed ones, of large enough images whose operands are contiguous:
     on a CPU, and of 16-bit numbers on a GPU. The outputs of the graph keep their strides. Unless ``always``, graphs are
-    left in which fewer than a quarter of the convolutions are depthwise.
-    """
+    left in which fewer than a quarter of the convolutions are depthwise."""
     images = [node for node in build.graph.nodes if _gains(node)]
     forward = [node.args[8] for node in images if len(node.args) == 9]
     if not always and (not forward or 4 * sum(groups != 1 for groups in forward) < len(forward)):

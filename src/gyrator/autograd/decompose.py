@@ -7,8 +7,7 @@ repeats its layers, so few distinct calls stand for thousands of nodes.
     silu(x: bf16)   →   a = convert(x, float32); b = sigmoid(a); c = mul(a, b); convert(c, bfloat16)
 
 A result whose strides differ from those of the operator itself is restrided, so that every other node keeps
-the metadata it was traced with.
-"""
+the metadata it was traced with."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ INHERITED_KEYS = (*ORIGIN_KEYS, "backward", "recompute", "region")
 def decompose(build: GraphBuilder, table: DecompositionTable) -> GraphBuilder:
     """A new graph with every call of an operator in `table` replaced.
 
-    Raises: InternalCheckError for a decomposition whose result has another size or dtype than the operator.
-    """
+    Raises: InternalCheckError for a decomposition whose result has another size or dtype than the operator."""
     return _Pass(table, GraphBuilder(build.results)).run(build.graph, build.bodies)
 
 
@@ -195,8 +193,7 @@ def merge_equal_calls(graph: Graph) -> None:
 
     Refuses random draws, sizes that come from data (each has its name), constants (cheaper to write anew than to copy
     where two scatters start from one), calls whose results are the graph's, calls in other regions of activation
-    checkpoints or in the other half of the program, and graphs in which a call writes to its arguments.
-    """
+    checkpoints or in the other half of the program, and graphs in which a call writes to its arguments."""
     calls = [node for node in graph.nodes if node.op == "call_function" and isinstance(node.target, OpOverload)]
     if any(node.target._schema.is_mutable for node in calls):
         return

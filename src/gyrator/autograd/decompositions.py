@@ -6,8 +6,7 @@ cumulative sum, a gather), when a library has a kernel for it (a matrix product)
 loops at all (a sort). Few nodes matter: each one costs compile time in every later stage.
 
 Low precision: every decomposition here computes bfloat16 and float16 inputs in float32 and rounds once, at
-its end, as eager's own kernels do inside one op.
-"""
+its end, as eager's own kernels do inside one op."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -207,8 +206,7 @@ def _max_pool2d_backward(g: Tensor, x: Tensor, *options: Any) -> Tensor:
 
 def _bernoulli(x: Tensor, p: Tensor | float | None = None, generator: torch.Generator | None = None) -> Tensor:
     """bernoulli(x, p) → (rand < p) as x's dtype, bernoulli(x) likewise with x for p; a generator of the user's own
-    leaves the op whole.
-    """
+    leaves the op whole."""
     if generator is not None:
         return NotImplemented
     return (aten.rand.default(x.shape, dtype=torch.float32, device=x.device) < (x if p is None else p)).to(x.dtype)

@@ -1,7 +1,6 @@
 """What an operator does besides returning values, read from its schema: views, writes, effects, and how to undo writes.
 
-functional_form(add_.Tensor) → add.Tensor        the new value is the last result
-"""
+functional_form(add_.Tensor) → add.Tensor        the new value is the last result"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

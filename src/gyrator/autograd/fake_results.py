@@ -4,8 +4,7 @@ A traced graph promises the strides of its fake tensors, and what the user sees 
 operators whose fake kernels state other strides, or sizes, than their real ones return, functions here stand in.
 
 A model repeats its layers: most calls are like an earlier one, and what torch's fake mode does for a call,
-its own cache included, costs ten times as much as making a tensor of known metadata.
-"""
+its own cache included, costs ten times as much as making a tensor of known metadata."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -5,8 +5,7 @@
         softmax(s) @ v,  log2(sum(exp(s))),  max(s) / log(2)
 
 `score_mod` and `mask_mod` say what happens to one score, so they run under vmap over batch, head, query and
-key. Gradients are autograd's own. The score matrix is a tensor of the graph, which `fused_attention.py` avoids.
-"""
+key. Gradients are autograd's own. The score matrix is a tensor of the graph, which `fused_attention.py` avoids."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,8 +1,7 @@
 """Freezing: parameters and buffers become constants of the graph; what follows from constants alone is computed now.
 
 %w = placeholder; %b = to(%w, bf16); %t = permute(%b, …); mm(%x, %t)
-→   %b = constant; %t = permute(%b, …); mm(%x, %t)          the placeholder stays, unread
-"""
+→   %b = constant; %t = permute(%b, …); mm(%x, %t)          the placeholder stays, unread"""
 
 from collections.abc import Mapping
 
@@ -20,8 +19,7 @@ LEAST = 65536
 def freeze(graph: Graph, values: Mapping[int, Tensor]) -> dict[str, Tensor]:
     """Put `values`, by their position, in the place of inputs of a functional graph; the constants by their name in it.
 
-    Refuses draws of random numbers, views, and what goes to an output, which the caller may write into.
-    """
+    Refuses draws of random numbers, views, and what goes to an output, which the caller may write into."""
     inputs = graph.find_nodes(op="placeholder")
     known = {inputs[position]: value.detach() for position, value in values.items()}
     held: dict[Node, Tensor] = {}

@@ -46,8 +46,7 @@ class Root:
 @dataclass(slots=True, eq=False)
 class Alias:
     """A tensor of the program: a root, or a view of another alias. `node` holds its value as of `generation`; it was
-    made with gradient tracking on or off, which a rebuild of it must repeat.
-    """
+    made with gradient tracking on or off, which a rebuild of it must repeat."""
 
     root: Root
     parent: Alias | None
@@ -118,8 +117,7 @@ def _sized_like(value: Node, old: Node, build: GraphBuilder) -> Node:
 
 def _moved(view: View, root: Root) -> View:
     """`as_strided` names a place by its distance from the start of the memory: the root's new values have
-    memory of their own, in which they are the first.
-    """
+    memory of their own, in which they are the first."""
     offset = view.args[2] if view.op is aten.as_strided.default and len(view.args) > 2 else None
     if offset is None:
         return view

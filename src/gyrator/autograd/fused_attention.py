@@ -6,8 +6,7 @@
     d_key, d_value    = gyrator_attention("columns", ...)
 
 The user's functions are bodies on one score: `slope` is the derivative of `score` times a gradient. `lists` say which
-blocks of `sides` rows and columns the masks keep: counts and numbers, then of those that they keep whole.
-"""
+blocks of `sides` rows and columns the masks keep: counts and numbers, then of those that they keep whole."""
 
 import math
 from collections.abc import Sequence

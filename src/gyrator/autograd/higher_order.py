@@ -6,8 +6,7 @@
     passed    auto_functionalized and others without bodies: one node
     refused   the rest
 
-How each body is called is said here; `recorder.py` traces it.
-"""
+How each body is called is said here; `recorder.py` traces it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -40,8 +40,7 @@ class Inputs:
 def fake_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> Inputs:
     """The inputs of `gm` as fake tensors: those that capture made, which know the symbolic sizes, or new ones.
 
-    Raises: UnsupportedInput for tensor subclasses and for tensors that are not strided.
-    """
+    Raises: UnsupportedInput for tensor subclasses and for tensors that are not strided."""
     placeholders = gm.graph.find_nodes(op="placeholder")
     for example in example_inputs:
         _check(example)

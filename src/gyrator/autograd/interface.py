@@ -1,8 +1,7 @@
 """What `aot_compile` and the compilers it is given say to each other.
 
 A compiler turns one functional ATen graph into a boxed callable: a function of one list, which it empties as
-it reads it, so that each input is freed as soon as its last reader ran.
-"""
+it reads it, so that each input is freed as soon as its last reader ran."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,8 +21,7 @@ class Update:
     """Output `output` of the graph is the new value of its input `input`, to be written into that input's memory.
 
     The graph itself is functional: it computes the new value and mutates nothing. Every reader of the old
-    value in the graph reads it before the update. ``tracked``: autograd must see it, so that the caller does it.
-    """
+    value in the graph reads it before the update. ``tracked``: autograd must see it, so that the caller does it."""
 
     input: int
     output: int

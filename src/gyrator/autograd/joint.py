@@ -62,8 +62,7 @@ def trace(gm: GraphModule, inputs: Inputs) -> Joint:
     """Traces `gm` and, where autograd is on and an output depends on an input that requires grad, its backward.
 
     Raises: UnsupportedOperator for a program that changes what memory a tensor owns (`set_`, `resize_`), or mutates an
-    input while its backward runs.
-    """
+    input while its backward runs."""
     build = GraphBuilder(FakeResults(inputs.mode))
     recorder = Recorder(build)
     with ExitStack() as stack:

@@ -6,8 +6,7 @@
     randn(size, seeds, slot, ...)      standard normal numbers, likewise
     grouped_mm.out(input, weight, offs, out)   transformers' grouped_mm_fallback, into given memory
 
-Random numbers are Philox's (see `gyrator.ir.philox`): element k of a draw is counter k under the key seeds[slot].
-"""
+Random numbers are Philox's (see `gyrator.ir.philox`): element k of a draw is counter k under the key seeds[slot]."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,8 +1,7 @@
 """A traced program as JSON, without its code: what the shell does and how the halves are joined.
 
 With the compiled graphs, which lie in the cache anyway, a later process has the program without tracing it.
-Plain values stand for themselves, all others are an object of one key: {"tuple": [...]}, {"Number": [3]}.
-"""
+Plain values stand for themselves, all others are an object of one key: {"tuple": [...]}, {"Number": [3]}."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -36,8 +35,7 @@ def to_json(traced: Traced) -> dict[str, Json]:
 def from_json(data: Mapping[str, Any], forward: BoxedCallable, backward: BoxedCallable | None) -> Traced:
     """The program that `to_json` wrote, with its compiled graphs.
 
-    Raises: KeyError, TypeError, ValueError, AttributeError for a text of another version, or without its operators.
-    """
+    Raises: KeyError, TypeError, ValueError, AttributeError for a text of another version, or without its operators."""
     program: Program = _decode(data["program"])
     if data["halves"] is None:
         return Traced(program, forward)

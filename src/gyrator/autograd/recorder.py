@@ -1,8 +1,7 @@
 """Records the operators of a run on fake tensors as one functional graph.
 
 The recorder is a dispatch mode below autograd: it sees ATen operators of the forward run and of the backward run that
-torch.autograd makes of it, with composite operators already taken apart. Mutation is functionalised on the way.
-"""
+torch.autograd makes of it, with composite operators already taken apart. Mutation is functionalised on the way."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

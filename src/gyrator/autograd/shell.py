@@ -47,8 +47,7 @@ class Program:
 
 def make_shell(program: Program, run: BoxedCallable, fallback: Callable[..., Any]) -> Callable[..., Any]:
     """The callable that the user calls. `run` takes the list of inputs and constants and returns the results;
-    `fallback` is the uncompiled program, for inputs that share memory or begin in it as the trace did not assume.
-    """
+    `fallback` is the uncompiled program, for inputs that share memory or begin in it as the trace did not assume."""
     return _Writer(program, run, fallback).compiled()
 
 

@@ -1,8 +1,7 @@
 """Symbolic sizes as nodes of a graph.
 
 While tracing, sizes are `torch.SymInt` objects that carry an expression over symbols. A graph needs nodes for them: a
-symbol is a placeholder or a size of a tensor, an expression is arithmetic on those. Equal expressions share nodes.
-"""
+symbol is a placeholder or a size of a tensor, an expression is arithmetic on those. Equal expressions share nodes."""
 
 from dataclasses import dataclass
 from typing import Any, TypeAlias

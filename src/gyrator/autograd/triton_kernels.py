@@ -33,8 +33,7 @@ def launch(
 ) -> tuple[OpOverload, tuple[Any, ...]]:
     """The operator for a launch that torch.compile captured, and its arguments. `grid` has one entry per config.
 
-    Raises: UnsupportedOperator for tensor descriptors made by the host, and arguments of other types.
-    """
+    Raises: UnsupportedOperator for tensor descriptors made by the host, and arguments of other types."""
     kernel, constants = torch_compat.triton_kernel(kernel_idx, constant_args_idx)
     function = _python_function(kernel)
     types = {name: next((t for kind, t in _TYPES if isinstance(v, kind)), "") for name, v in kwargs.items()}
@@ -75,8 +74,7 @@ def stored(function: Any, callers: tuple[Any, ...] = ()) -> frozenset[str]:
     """The parameters of a Triton function to whose memory it, or a function that it calls, may store.
 
     What a name may point to is collected without regard to order; what `tl.load` returns points nowhere. A function
-    that calls itself may store to all its parameters.
-    """
+    that calls itself may store to all its parameters."""
     parameters, variables = inspect.signature(function).parameters, inspect.getclosurevars(function)
     if function in callers:
         return frozenset(parameters)

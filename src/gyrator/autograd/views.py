@@ -1,8 +1,7 @@
 """View operators: what each one's inverse is, and which in-place operators only change a tensor's metadata.
 
 A write to a view becomes a new value of the tensor it views: `inverse(old parent, new view) → new parent`.
-For `v = p[:, 2]; v.mul_(3)` that is `p' = select_scatter(p, v * 3, 1, 2)`.
-"""
+For `v = p[:, 2]; v.mul_(3)` that is `p' = select_scatter(p, v * 3, 1, 2)`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,8 +61,7 @@ METADATA_OPS: Mapping[OpOverload, OpOverload] = {
 def inverse(view: View, parent: Tensor, written: Tensor) -> Call | None:
     """The call that gives the parent's new value from its old one and the view's new one, whose metadata these are.
 
-    None where the operator is not known; `as_strided_scatter` on the root serves then.
-    """
+    None where the operator is not known; `as_strided_scatter` on the root serves then."""
     rule = _INVERSES.get(view.op)
     return rule(view, parent, written) if rule is not None else None
 

@@ -60,8 +60,7 @@ def load(folder: Path, device: str, store: Path, given: list[Any], wanted: list[
     """A candidate after one call to warm up. The first of a choice fills `given` and `wanted`. On a GPU calls are
     replayed from a recording if they can, so that small kernels do not wait for the processor.
 
-    Raises: ValueError for results that are not `wanted`. What a candidate raises.
-    """
+    Raises: ValueError for results that are not `wanted`. What a candidate raises."""
     program = names_of((folder / WRAPPER).read_text(), folder)
     if not given:
         torch.manual_seed(0)

@@ -2,8 +2,7 @@
 the partial products. By elements: what is bound by memory is multiplied and summed in one kernel, without matrix units.
 
 mm(a: [M, K], b: [K, N])          →   sum over s of bmm(a as [S, M, K/S], b as [S, K/S, N])
-bmm(a: [B, M, K], b: [B, K, N])   →   sum over k of a[:, :, k, None] * b[:, None, k, :]
-"""
+bmm(a: [B, M, K], b: [B, K, N])   →   sum over k of a[:, :, k, None] * b[:, None, k, :]"""
 
 from collections.abc import Callable
 from functools import partial
@@ -30,8 +29,7 @@ def subgraphs_of(node: fx.Node) -> tuple[SubgraphTemplate, ...]:
 
     Refuses (none) other dtypes than fp32, fp16 and bf16, and sizes that are not static. K is split from 32 · max(M, N)
     on. By elements are many rows with a small matrix, and many small matrices; not few rows, and so not the gradient of
-    a linear layer's input for a small batch.
-    """
+    a linear layer's input for a small batch."""
     if node.target not in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default):
         return ()
     left, right = (arg.meta["val"] for arg in node.args[-2:] if isinstance(arg, fx.Node))

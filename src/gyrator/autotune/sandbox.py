@@ -46,8 +46,7 @@ class Sandbox:
     def ask(self, request: Mapping[str, object], config: Config) -> float | str:
         """Milliseconds of a candidate, or why it has none; ``config`` says how long to wait.
 
-        Raises: WorkerEnded if no process can be started. What interrupts the wait, after the process is ended.
-        """
+        Raises: WorkerEnded if no process can be started. What interrupts the wait, after the process is ended."""
         worker, seconds = self.prepare(), config.autotune_timeout
         try:
             if worker is not self._ready:
@@ -121,8 +120,7 @@ class Sandboxes:
 
         Rounds go over all candidates, so that what changes on the machine meets them alike. With several GPUs each
         times its share at first; those that come near the best meet on one. The lower quartile counts: other work on
-        the machine only ever adds. Raises: WorkerEnded if no process starts.
-        """
+        the machine only ever adds. Raises: WorkerEnded if no process starts."""
         sandboxes = self.prepare(device, max(1, len(folders) // SHARE))
         about = {**settings, "choice": next(self._choices)}
         times, failed = [list[float]() for _ in folders], dict[int, str]()

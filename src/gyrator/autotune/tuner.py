@@ -91,8 +91,7 @@ class Tuner:
         """The candidates that can be used, best first; they are given the best guess first.
 
         ``title`` names op and shapes, ``about`` all else that times depend on beside the machine and the candidates.
-        ``size`` is M·N·K: a family does not compete below the least that its option says.
-        """
+        ``size`` is M·N·K: a family does not compete below the least that its option says."""
         session, config = self.builder.session, self.builder.session.config
         least = {"triton": config.triton_min_gemm_size, "cpp": config.cpp_min_gemm_size}
         least["subgraph"] = config.subgraph_min_gemm_size

@@ -1,8 +1,7 @@
 """What identifies a compiled graph: everything on which the generated code depends, by named fields.
 
 Nodes are numbered and symbols renamed in the order of their appearance, so that the names that a trace
-happened to choose do not matter; neither do the user's file names and lines.
-"""
+happened to choose do not matter; neither do the user's file names and lines."""
 
 import ast
 import hashlib
@@ -53,8 +52,7 @@ class _Uncacheable(Exception):
 class Key:
     """The fields of a graph's identity, each as a digest, and the digest of them all.
 
-    `symbols` maps the canonical names of the graph's size symbols to those of the trace.
-    """
+    `symbols` maps the canonical names of the graph's size symbols to those of the trace."""
 
     fields: Mapping[str, str]
     digest: str
@@ -274,8 +272,7 @@ _CALLS: Mapping[str, Callable[..., object]] = {
 def new_facts(shape_env: ShapeEnv, before: int, canonical: Mapping[str, str]) -> list[str]:
     """The guards that were added since there were `before` of them, as text over canonical names of symbols.
 
-    Raises: ValueError if one has no text that can be read again, or speaks of a symbol without a canonical name.
-    """
+    Raises: ValueError if one has no text that can be read again, or speaks of a symbol without a canonical name."""
     facts = []
     for guard in shape_env.guards[before:]:
         unknown = [s.name for s in guard.expr.free_symbols if s.name not in canonical]
@@ -292,16 +289,14 @@ def new_facts(shape_env: ShapeEnv, before: int, canonical: Mapping[str, str]) ->
 def holds(fact: str, sizes: Mapping[str, object]) -> bool:
     """Whether a fact is true of these sizes; if they are symbolic, torch guards it from now on.
 
-    Raises: ValueError for a text that is no arithmetic on known sizes.
-    """
+    Raises: ValueError for a text that is no arithmetic on known sizes."""
     return bool(_value(ast.parse(fact, mode="eval").body, sizes))
 
 
 def all_hold(facts: Iterable[object], symbols: Mapping[str, str], inputs: Sequence[object]) -> bool:
     """Whether every fact is true of a graph's inputs; False also for a text that cannot be read.
 
-    `symbols` gives for the names in the facts the inputs' own.
-    """
+    `symbols` gives for the names in the facts the inputs' own."""
     known = {n.node.expr.name: n for n in symbolic_numbers(inputs) if n.node.expr.is_symbol}
     sizes = {new: known[old] for new, old in symbols.items() if old in known}
     try:

@@ -2,8 +2,7 @@
 
 An entry is one value: a signature, then a ZIP archive of its files. Built code runs, so the signature is an HMAC-SHA256
 (RFC 2104) of the entry's name and archive, by a secret that the machines have in a file: what others put on the server
-counts as absent.
-"""
+counts as absent."""
 
 import hmac
 import io
@@ -74,8 +73,7 @@ class Remote:
 def remote_of(config: Config, known: dict[tuple[str, bytes], Remote]) -> Remote | None:
     """The server that the options name, if any; from those `known`, to which a new one is added.
 
-    Raises: InvalidOption for a URL or a secret that is of no use; ToolchainMissing without the client.
-    """
+    Raises: InvalidOption for a URL or a secret that is of no use; ToolchainMissing without the client."""
     url, file = config.remote_cache, config.remote_cache_secret
     if url is None:
         return None

@@ -3,8 +3,7 @@
 An entry is written beside its place and renamed into it, so that a reader sees all of it or nothing, whatever
 happens to the writer. Its manifest holds a digest of every file; an entry that does not match is removed and
 counts as absent. Entries are text, JSON, raw tensors and shared libraries: nothing is unpickled. Since built
-code runs, the folder must belong to the user and be writable by nobody else.
-"""
+code runs, the folder must belong to the user and be writable by nobody else."""
 
 import hashlib
 import json
@@ -58,8 +57,7 @@ class Store:
     def __init__(self, root: Path, kind: str, remote: Remote | None = None) -> None:
         """Create the folders that are missing, with mode 0700; ``remote`` gives what they lack, and gets what is new.
 
-        Raises: PermissionError if the folder belongs to someone else or others may write into it.
-        """
+        Raises: PermissionError if the folder belongs to someone else or others may write into it."""
         self._folder, self._remote, self._shared = root / kind, remote, f"gyrator:{FORMAT}:{kind}:"
         for folder in (root, self._folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)

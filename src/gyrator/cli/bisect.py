@@ -2,8 +2,7 @@
 
 The script runs as it is, but each program that torch.compile captures is checked when it is first called:
 compiled with every level compared, against eager. The first that fails is made smaller while it still fails
-in the same way, and written as a program of its own.
-"""
+in the same way, and written as a program of its own."""
 
 from __future__ import annotations
 
@@ -122,8 +121,7 @@ def check(gm: fx.GraphModule, inputs: Sequence[Any], config: Config, watch: Watc
     """How the compiled program fails on these inputs; None if all its levels agree with eager.
 
     Results, gradients and new contents of inputs are compared. Programs that draw random numbers are
-    compiled with numerics="eager".
-    """
+    compiled with numerics="eager"."""
     words = ("rand", "dropout", "bernoulli", "multinomial", "normal_")
     random = any(word in str(node.target) for node in gm.graph.nodes for word in words)
     numerics = "eager" if random else config.numerics
@@ -200,8 +198,7 @@ def smaller(case: Case, seconds: float = SECONDS) -> Case:
     """The case with as few operators as can be found in the time, failing in the same way.
 
     Pieces are left out one after the other: first halves, then quarters, at last single operators. Values that come
-    from what is left out become inputs.
-    """
+    from what is left out become inputs."""
     deadline = time.monotonic() + seconds
     values = _Values(case.graph)
     torch.manual_seed(SEED)
@@ -332,8 +329,7 @@ def write_repro(case: Case, folder: Path) -> Path:
 
 def reproduce(module: torch.nn.Module, inputs: Callable[[], Sequence[Any]], varying: Sequence[tuple[int, ...]]) -> None:
     """What a repro does: check the program, print how it fails, and end with status 1 if it does. `varying` has for
-    each input the dimensions whose sizes are symbols.
-    """
+    each input the dimensions whose sizes are symbols."""
     gm = fx.symbolic_trace(module)
     for node, dims in zip(gm.graph.find_nodes(op="placeholder"), varying, strict=True):
         node.meta = {VARYING: dims}

@@ -24,8 +24,7 @@ class CppKernel:
     """A printed kernel.
 
     It takes a pointer for each of ``Kernel.params``, an ``int64_t`` for each of ``Kernel.sizes`` and the number of
-    threads it may use, in this order. It returns 0, or the number of an index out of range: ``checks[number - 1]``.
-    """
+    threads it may use, in this order. It returns 0, or the number of an index out of range: ``checks[number - 1]``."""
 
     name: str
     text: str
@@ -36,8 +35,7 @@ def print_kernel(kernel: Kernel) -> CppKernel:
     """Print ``kernel``.
 
     Raises: UnsupportedInput for an element type that C++ kernels do not handle; InternalCheckError for a tree that
-    ``check_kernel`` refuses.
-    """
+    ``check_kernel`` refuses."""
     function = legal(kernel.name)
     printer = Loops(kernel)
     arguments = []

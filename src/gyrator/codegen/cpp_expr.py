@@ -49,8 +49,7 @@ class Block(Lines[Term]):
     ``skippable``: the block may run zero times, so what could fault must not be moved out of it.
     ``writes``: the values stored anywhere in it, whose loads must not be moved out of it. ``extents``: how
     often each of its loops runs. ``by_team``: each thread of a team runs it. ``names``, and the next ``numbers`` by
-    stems, are free again when it ends.
-    """
+    stems, are free again when it ends."""
 
     head: str = "{"
     tail: str = "}"
@@ -68,8 +67,7 @@ class Address:
 
     ``stride`` is the C++ text of the distance between lanes (``"0"``: all lanes hit one element), or None
     where ``offsets`` holds a vector of element offsets, or where there is a ``way`` to load lanes in another pattern.
-    ``ends``: the first and the last offset, where lanes lie beside each other if these are as far apart as they.
-    """
+    ``ends``: the first and the last offset, where lanes lie beside each other if these are as far apart as they."""
 
     pointer: str
     depth: int
@@ -86,8 +84,7 @@ class Address:
 
 class Expressions(Blocks[Term, Block]):
     """Abstract: prints expressions into a stack of blocks. ``lanes`` is the axis along which vectors of
-    ``width`` lie, if any does here.
-    """
+    ``width`` lie, if any does here."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel.body, Block(0, names={*_OURS}))
@@ -132,8 +129,7 @@ class Expressions(Blocks[Term, Block]):
     def value(self, e: Expr, wish: str | None = None) -> Term:
         """Print ``e``: a ``gy::Vec`` with one lane, or with ``width`` lanes if it depends on the lanes.
 
-        With a ``wish`` the result is a name like it, unless ``e`` has a name already.
-        """
+        With a ``wish`` the result is a name like it, unless ``e`` has a name already."""
         if isinstance(e, Const):
             text = literal(e.value, e.dtype)
             return Term(f"gy::broadcast<1>({text})", 0, name=True, literal=text)
@@ -183,8 +179,7 @@ class Expressions(Blocks[Term, Block]):
         """Print expressions that one statement combines: all vectors if one is.
 
         Those known further out get names there; so do the longest while the line, with ``around`` columns
-        of other text, is too long.
-        """
+        of other text, is too long."""
         terms = [self.value(e) for e in exprs]
         depth = max((t.depth for t in terms), default=0)
         wide = any(t.vector for t in terms)
@@ -198,8 +193,7 @@ class Expressions(Blocks[Term, Block]):
 
     def fitted(self, e: Expr, term: Term, *, vector: bool, room: int = WIDTH) -> Term:
         """``e``, printed as ``term``, for a statement of the innermost block: broadcast if ``vector``,
-        named if too long.
-        """
+        named if too long."""
         if len(term.text) > room and not term.name:
             term = self._named(e, term, "t")
         return self._fit(e, term, self.block.depth, vector)
@@ -308,8 +302,7 @@ class Expressions(Blocks[Term, Block]):
 
     def _periodic(self, e: Load) -> Address | None:
         """The address of a load of one element by a few lanes at a time, as in ``x[j // 2]``, of a few elements in
-        turns, as in ``x[j % 2]``, or of runs of a few, as in ``x[j // 8 * 32 + j % 8]``.
-        """
+        turns, as in ``x[j % 2]``, or of runs of a few, as in ``x[j // 8 * 32 + j % 8]``."""
         flat = e.value.position(e.index)
         slope, rest = self._by_lanes(flat)
         parts = {(type(a), a.num, a.den): c for (a, *_), c in rest.terms if isinstance(a, FloorDiv | Mod)}
@@ -327,8 +320,7 @@ class Expressions(Blocks[Term, Block]):
 
     def _first_and_last(self, index: Index) -> str:
         """The first and the last lane's index, if lanes lie beside each other where these are as far apart as they, as
-        positions that are clamped, mirrored, or begin anew at the end do; else nothing.
-        """
+        positions that are clamped, mirrored, or begin anew at the end do; else nothing."""
         near = self._steepness(index) == 1
         match self._by_lanes(index):
             case (Index(terms=()), Index(terms=(((Mod(num, den),), 1),))):
@@ -395,16 +387,14 @@ class Expressions(Blocks[Term, Block]):
 
     def _steps(self, num: Index, den: Index) -> int | None:
         """``s`` where ``num = s·lanes + rest`` is a multiple of ``den`` for the first lane of each vector, so that
-        ``num // den`` is that lane's plus ``s·lane // den``; None where it may be no multiple.
-        """
+        ``num // den`` is that lane's plus ``s·lane // den``; None where it may be no multiple."""
         s, start = self._along(num) or (0, ZERO)
         return s if s and den.value and s * self.width % den.value == 0 and start % den is ZERO else None
 
     def _stride_in_blocks(self, num: Index, den: Index) -> Index | None:
         """``s`` where ``num = s·lanes + rest`` and no vector crosses a multiple of ``den``; None if one may.
 
-        Vectors start at multiples of their width: with width 16 ``(j + 64·i) // 32`` is one number in each.
-        """
+        Vectors start at multiples of their width: with width 16 ``(j + 64·i) // 32`` is one number in each."""
         s, start = self._along(num) or (0, ZERO)
         span = s * self.width
         return ONE * s if span and den.value and den.value % span == 0 and start % span is ZERO else None

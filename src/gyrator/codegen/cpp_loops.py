@@ -2,8 +2,7 @@
 
 A ``LANES`` loop becomes a generic lambda, called with ``gy::lanes<L>`` for full steps and once with
 ``gy::some_lanes<L>`` for the rest; without a rest it is a plain loop. A nest of ``PARALLEL`` loops becomes one flat
-range that each thread takes a fixed share of, so that runs with equal thread counts give equal bits.
-"""
+range that each thread takes a fixed share of, so that runs with equal thread counts give equal bits."""
 
 from __future__ import annotations
 
@@ -142,8 +141,7 @@ class Loops(Expressions):
         """One call for a nest that only copies, and reads along one axis what it writes along the other.
 
         ``for p: for q: to[q, p] = from[p, q]`` → ``gy::transpose_block(from, …, to, …, rows, columns)``.
-        Refuses masks, conversions, and extents that depend on the nest.
-        """
+        Refuses masks, conversions, and extents that depend on the nest."""
         p = outer.axis
         match outer.body:
             case (Loop(q, body=(Store(expr=Load(mask=None) as load, combine="set") as store,), carries=()),):

@@ -44,8 +44,7 @@ def legal(wish: str) -> str:
 def type_name(dtype: torch.dtype) -> str:
     """``float`` for torch.float32, and so on.
 
-    Raises: UnsupportedInput for an element type that kernels have no arithmetic for (complex, quantised).
-    """
+    Raises: UnsupportedInput for an element type that kernels have no arithmetic for (complex, quantised)."""
     if dtype not in TYPES:
         raise UnsupportedInput(f"an element of type {dtype}")
     return TYPES[dtype]
@@ -54,8 +53,7 @@ def type_name(dtype: torch.dtype) -> str:
 def literal(value: Scalar, dtype: torch.dtype) -> str:
     """A C++ expression of exactly the type of ``dtype``; the value is rounded as torch rounds a Python scalar.
 
-    ``0.1`` as float32 is ``0.1f``, as bfloat16 ``gy::bf16{0x3dcd}``; integers outside the type wrap.
-    """
+    ``0.1`` as float32 is ``0.1f``, as bfloat16 ``gy::bf16{0x3dcd}``; integers outside the type wrap."""
     if dtype == torch.bool:
         return "true" if value else "false"
     if dtype == torch.float64:

@@ -13,8 +13,7 @@ def argument_alignment(
     plan: Plan, kernels: Mapping[str, TritonKernel], inputs: Iterable[Value] = ()
 ) -> dict[str, frozenset[int]]:
     """The positions of the arguments of each kernel, by its name, that surely lie at multiples of 16 bytes at all its
-    launches. `inputs` are those that the wrapper aligns; what an operator returns may be a view of anything.
-    """
+    launches. `inputs` are those that the wrapper aligns; what an operator returns may be a view of anything."""
     found: dict[str, frozenset[int]] = {}
     known = set(inputs)
     for step in plan.steps:
@@ -32,8 +31,7 @@ def argument_alignment(
 
 def inputs_to_align(plan: Plan) -> tuple[Value, ...]:
     """The inputs that a wrapper may replace by an aligned copy: kernels read them, and nothing writes into
-    them or returns them.
-    """
+    them or returns them."""
     read = {v for step in plan.steps if isinstance(step, Launch) for v in step.args}
     kept = {value for step in plan.steps for value in _in_place(step)}
     kept |= {output.value for output in plan.outputs if isinstance(output, View)}
@@ -77,8 +75,7 @@ def size_names(kernel: TritonKernel) -> list[str]:
 
 def updated_text(tree: Kernel, kernel: TritonKernel) -> str:
     """The bytes of each argument that a launch changes from what it finds there, so that running it again
-    would change it again: ``{2: lambda s0: 4 * s0}``; empty if there are none.
-    """
+    would change it again: ``{2: lambda s0: 4 * s0}``; empty if there are none."""
     changing = {p.value.name for p in tree.params if p.read and p.written}
     changing |= {p.value.name for p in tree.params if p.alias is not None}
     changing |= {s.value.name for s in walk_stages(tree.body) if isinstance(s, Store) and s.combine != "set"}

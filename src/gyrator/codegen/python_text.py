@@ -50,8 +50,7 @@ def tuple_of(items: Iterable[Index | str]) -> str:
 def constant_text(value: Arg) -> str:
     """A literal for an argument of an operator that is neither a tensor nor a size.
 
-    Raises: TypeError for a value of another kind.
-    """
+    Raises: TypeError for a value of another kind."""
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
     if isinstance(value, complex):
@@ -81,8 +80,7 @@ _PLAIN = (torch.float32, torch.int32, torch.bool)
 def type_name(dtype: torch.dtype) -> str:
     """The element type's name in Triton.
 
-    Raises: UnsupportedInput for a type that kernels do not handle.
-    """
+    Raises: UnsupportedInput for a type that kernels do not handle."""
     if dtype not in TYPES:
         raise UnsupportedInput(f"a tensor of {dtype} on a GPU")
     return TYPES[dtype]

@@ -17,8 +17,7 @@ def index_ranges(plan: Plan) -> Mapping[Value, tuple[str, Index]]:
     """Integer values whose elements are checked to lie ``below`` a size, with the smallest such size known, or that
     are ``ends`` of groups of so many rows.
 
-    Found in kernels (`Checked` loads, products of groups) and in calls.
-    """
+    Found in kernels (`Checked` loads, products of groups) and in calls."""
     found: dict[Value, tuple[str, Index]] = {}
 
     def note(value: Value, word: str, size: Index) -> None:

@@ -25,8 +25,7 @@ def broken(line: str, width: int) -> list[str]:
     """A line as several, broken after commas within its brackets, or else after an opening one; each further line
     starts with four spaces.
 
-    Comments and deletions stay as they are, and so does a piece without a place to break at.
-    """
+    Comments and deletions stay as they are, and so does a piece without a place to break at."""
     if len(line) <= width or line.startswith(("#", "del ")):
         return [line]
     places = [(m.end(), m.group()) for m in _BREAK.finditer(line) if m.group() in (", ", "(")]

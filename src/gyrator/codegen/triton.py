@@ -9,8 +9,7 @@
         …
 
 A loop over a row that a tile covers is no loop in the text: its values stay known to the loops over the same
-row that follow. Another one runs in steps of its block, with an accumulator per element of a tile.
-"""
+row that follow. Another one runs in steps of its block, with an accumulator per element of a tile."""
 
 from __future__ import annotations
 
@@ -67,8 +66,7 @@ def print_triton(kernel: Kernel, *, descriptors: bool = True, early: bool = Fals
     it is written in Gluon.
 
     Raises: UnsupportedInput for an element type that kernels for GPUs do not handle; InternalCheckError for
-    a tree that has no Triton.
-    """
+    a tree that has no Triton."""
     if kernel.tiling is None:
         raise InternalCheckError("print", f"kernel {kernel.name} was scheduled for a CPU")
     if kernel.tiling.category == "foreach":

@@ -39,8 +39,7 @@ _NONE: Axes = frozenset()
 class Term(Printed):
     """A printed value, and the tiles along which it varies.
 
-    ``atom``: the text binds tighter than any operator. ``name``: it is a name, so repeating it costs nothing.
-    """
+    ``atom``: the text binds tighter than any operator. ``name``: it is a name, so repeating it costs nothing."""
 
     axes: Axes = _NONE
     atom: bool = True

@@ -10,8 +10,7 @@ Loops whose text differs in pointers and extents alone share it. Which are meant
         i = (pid - first) * XBLOCK + tl.arange(0, XBLOCK)
         tl.store(y + i, tl.exp(tl.load(x + i, i < n)), i < n)
 
-Branches would not be faster: compilers turn them into selections, and hold all pointers in registers for these.
-"""
+Branches would not be faster: compilers turn them into selections, and hold all pointers in registers for these."""
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass

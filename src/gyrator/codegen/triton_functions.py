@@ -43,8 +43,7 @@ def function_lines(
     """A function of ``arguments`` and the tuple ``reads``, by which axes and more is ``known``.
 
     ``tiles`` are the kernel's own by default, ``bounds`` where it loads along an axis. ``element`` is the type of the
-    tensors it works for: functions are cheaper where that is small.
-    """
+    tensors it works for: functions are cheaper where that is small."""
     body: Loop | Let = Let(Ref("result", expr.dtype, expr.axes()), expr)
     for axis in reversed([key for key in known if isinstance(key, Axis)]):
         body = Loop(axis, LoopKind.PARALLEL, (body,))

@@ -4,8 +4,7 @@ The module's text defines ``@triton.jit def <name>(<params>, <blocks>: tl.conste
 the order of ``TritonKernel.params`` and then the block sizes in the order of ``Config.blocks``. It imports
 ``triton``, ``triton.language``, the device library ``gyrator.runtime.triton_ops`` and ``gyrator.templates``.
 
-A launch runs in one dimension as many programs as the axes of ``TritonKernel.grid`` come to, none if that is 0.
-"""
+A launch runs in one dimension as many programs as the axes of ``TritonKernel.grid`` come to, none if that is 0."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ class Workspace:
 
     If ``zeroed``, it is for 32-bit counters that are 0 at first, of which a launch changes the sign or nothing:
     programs use it to wait for each other (those of a split scan for earlier ones), and so run at the same time, or to
-    know which of them is last.
-    """
+    know which of them is last."""
 
     name: str
     nbytes: Index
@@ -80,8 +78,7 @@ class TritonKernel:
     scan | foreach | template``, for metrics and autotuning. ``other``
     is the same function written in another way, with configs of its own, ``plain`` its text for arguments that are not
     aligned, if ``source`` cannot do without. ``room``, for coordinate descent: how large each of the blocks may get
-    that may be any power of two.
-    """
+    that may be any power of two."""
 
     name: str
     source: str

@@ -14,8 +14,7 @@
         return call
 
 The program finds its kernels and constants in its own folder, by name of content, so that the folder can
-move. Run as a script it calls itself on random inputs and prints the time.
-"""
+move. Run as a script it calls itself on random inputs and prints the time."""
 
 import re
 from collections import Counter
@@ -58,8 +57,7 @@ _FRAME = Path(__file__).with_name("wrapper.txt").read_text()
 class BuiltKernel:
     """Where a kernel of the plan is found: its library's name, its symbol there, and its checked indices.
 
-    `sites` describes each `Checked` index of the kernel: the size it must stay below, and the user's place.
-    """
+    `sites` describes each `Checked` index of the kernel: the size it must stay below, and the user's place."""
 
     library: str
     symbol: str
@@ -81,8 +79,7 @@ def print_wrapper(
     positions in `results`, gets memory of hardly more than its size.
 
     `kernels` has an entry for each kernel of the plan. Inputs in `align` are replaced by aligned
-    copies if they are not aligned.
-    """
+    copies if they are not aligned."""
     return _Wrapper(plan, kernels, _free_strides(plan, shown), _lasting(plan, results), align).text()
 
 

@@ -7,8 +7,7 @@
 ``check_kernel``  a loop tree: locals and carries in scope, loops nested legally, parameters complete
 ================  ======================================================================================
 
-A broken rule raises :class:`~gyrator.errors.InternalCheckError` with the node's text and the user's line.
-"""
+A broken rule raises :class:`~gyrator.errors.InternalCheckError` with the node's text and the user's line."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ SCHEDULED = ProgramSpec(masked=False, dead=False)
 def check_program(program: ir.Program, spec: ProgramSpec = LOWERED) -> None:
     """Check every rule of ``spec``.
 
-    Raises: InternalCheckError naming the first node that breaks a rule.
-    """
+    Raises: InternalCheckError naming the first node that breaks a rule."""
     _ProgramChecker(program, spec).run()
     if not spec.dead:
         _check_no_dead(program)
@@ -223,8 +221,7 @@ def _check_no_dead(program: ir.Program) -> None:
 def check_kernel(kernel: Kernel) -> None:
     """Check the rules of loop trees.
 
-    Raises: InternalCheckError naming the kernel, the loop or stage, and the user's line.
-    """
+    Raises: InternalCheckError naming the kernel, the loop or stage, and the user's line."""
     _KernelChecker(kernel).run()
 
 

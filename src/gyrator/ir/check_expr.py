@@ -1,8 +1,7 @@
 """The rules of value expressions, as code: dtypes, ranks, ranges, scopes.
 
 An :class:`ExprChecker` visits each interned node once per program or kernel, so checking costs time in the
-number of distinct nodes. Problems are raised as :class:`RuleBroken`; the caller knows the node and the line.
-"""
+number of distinct nodes. Problems are raised as :class:`RuleBroken`; the caller knows the node and the line."""
 
 from collections.abc import Container
 from dataclasses import dataclass, field
@@ -24,8 +23,7 @@ class RuleBroken(Exception):
 class ExprChecker:
     """Checks expressions of one program or kernel, but not whether the values and locals in them exist.
 
-    ``sizes`` are the symbols that are bound so far. ``masked`` allows ``Masked``, ``locals`` allows ``Ref``.
-    """
+    ``sizes`` are the symbols that are bound so far. ``masked`` allows ``Masked``, ``locals`` allows ``Ref``."""
 
     sizes: Container[Size]
     masked: bool

@@ -1,8 +1,7 @@
 """Evaluating indices and expressions on whole grids of iterations at once, with torch.
 
 :func:`grid` gives each axis a tensor that broadcasts: axis ``k`` of ``n`` is ``arange(extent)`` along
-dimension ``k``. Every expression then is a tensor that broadcasts to the grid's shape, in the IR's dtype.
-"""
+dimension ``k``. Every expression then is a tensor that broadcasts to the grid's shape, in the IR's dtype."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -33,8 +32,7 @@ class Evaluator:
 
     ``fetch`` gives the tensor of a value, whose last dimensions are the value's; before them it may have one
     dimension per grid dimension (scratch rows), which are then indexed by ``row``. Results are memoised: use
-    a new evaluator when a value, axis or local has changed.
-    """
+    a new evaluator when a value, axis or local has changed."""
 
     fetch: Callable[[Value], Tensor]
     sizes: Mapping[Size, int]
@@ -71,8 +69,7 @@ class Evaluator:
 
         Where ``guard`` is false the result is unspecified and nothing is read or checked.
 
-        Raises: IndexOutOfRange for a ``Checked`` index; OutOfRange for a load outside its value.
-        """
+        Raises: IndexOutOfRange for a ``Checked`` index; OutOfRange for a load outside its value."""
         key = (expr, guard)
         if key not in self._memo:
             self._memo[key] = self._compute(expr, guard)
@@ -123,8 +120,7 @@ class Evaluator:
     def coordinates(self, index: tuple[Index, ...], value: Value, guard: Tensor | None = None) -> tuple[Tensor, ...]:
         """Coordinates of ``value``, 0 where ``guard`` is false.
 
-        Raises: OutOfRange if one lies outside.
-        """
+        Raises: OutOfRange if one lies outside."""
         found = []
         for i, extent in zip(index, value.shape, strict=True):
             at = torch.as_tensor(self.index(i, guard), dtype=torch.int64)

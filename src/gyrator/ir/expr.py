@@ -2,8 +2,7 @@
 
 ``Const``, ``IndexValue``, ``Load``, ``Op``, ``Masked``, ``Checked`` and ``Random`` are what lowering writes; ``Ref``
 names a local of a kernel and appears only in loop trees. Expressions are strictly typed: an ``Op``'s arguments have
-the dtypes its row in :mod:`gyrator.ir.ops` asks for, and every conversion is an explicit ``cast``.
-"""
+the dtypes its row in :mod:`gyrator.ir.ops` asks for, and every conversion is an explicit ``cast``."""
 
 # ruff: noqa: D102  (methods that implement what the base class documents)
 from __future__ import annotations
@@ -25,8 +24,7 @@ Scalar: TypeAlias = "bool | int | float"
 class Value:
     """An SSA value: a tensor that exactly one node defines (or an input). Names are unique within a program.
 
-    ``strides`` (in elements) say how it lies in memory once placed; loads address it by logical coordinates.
-    """
+    ``strides`` (in elements) say how it lies in memory once placed; loads address it by logical coordinates."""
 
     name: str
     shape: tuple[Index, ...]
@@ -168,8 +166,7 @@ class Load(Expr):
     """The element of ``value`` at logical coordinates ``index``.
 
     With a ``mask`` the element is read only where the mask holds, and is ``other`` elsewhere, a literal of its dtype;
-    without one the coordinates are within the value's shape for every iteration.
-    """
+    without one the coordinates are within the value's shape for every iteration."""
 
     value: Value
     index: tuple[Index, ...]
@@ -209,8 +206,7 @@ class Op(Expr):
 class Masked(Expr):
     """``body`` where ``mask`` holds, ``other`` elsewhere; no load within ``body`` happens where the mask is false.
 
-    Pass ``predicate`` turns it into masked loads and a ``where``; code generators never see it.
-    """
+    Pass ``predicate`` turns it into masked loads and a ``where``; code generators never see it."""
 
     mask: Expr
     body: Expr
@@ -231,8 +227,7 @@ class Masked(Expr):
 class Checked(Expr):
     """An int64 index read at run time: negatives wrap by ``size``; out of ``[0, size)`` the call raises IndexError.
 
-    Under a ``mask`` it is checked only where the mask holds.
-    """
+    Under a ``mask`` it is checked only where the mask holds."""
 
     dtype = torch.int64
     arg: Expr
@@ -254,8 +249,7 @@ class Random(Expr):
     """A counter-based random number (Philox 4x32-10): kind ``rand`` in [0, 1), ``randn`` or ``randint64``.
 
     ``seed`` is an int64 expression, ``offset`` numbers the element, so a draw does not depend on the loop order.
-    ``args`` of ``randint64`` are the int64 bounds ``(low, high)``.
-    """
+    ``args`` of ``randint64`` are the int64 bounds ``(low, high)``."""
 
     kind: str
     seed: Expr
@@ -295,8 +289,7 @@ _INFIX = {
 
 def expr_text(expr: Expr, show: Callable[[Expr, bool], str], index: Callable[[Index], str], within: bool) -> str:
     """An expression, in parentheses ``within`` another infix operator; ``show`` prints those in it, likewise, and
-    ``index`` indices. Literals show their dtype where it is not the usual one: ``2.0`` is f32, ``2`` is i64.
-    """
+    ``index`` indices. Literals show their dtype where it is not the usual one: ``2.0`` is f32, ``2`` is i64."""
     match expr:
         case Const(value, dtype):
             return _literal(value, dtype)
@@ -341,8 +334,7 @@ def rewrite(expr: Expr, replace: Callable[[Expr], Expr | None], mapping: Mapping
     """Rebuild bottom-up: substitute ``mapping`` in indices, then replace each rebuilt node by
     ``replace(node)`` unless None.
 
-    Expressions within indirect indices are rewritten too. Shared nodes are rewritten once.
-    """
+    Expressions within indirect indices are rewritten too. Shared nodes are rewritten once."""
     memo: dict[Expr, Expr] = {}
     moved: dict[Index, Index] = {}
     atoms = mapping or {}

@@ -12,8 +12,7 @@ An :class:`Index` is a polynomial with integer coefficients over *atoms*:
 =============  ==========================================================================================
 
 ``(b*S + s)*C + c`` with symbolic ``S`` divides by ``C`` exactly as with constants. All results are exact: a
-rule fires only if it holds for every value of the sizes within their bounds.
-"""
+rule fires only if it holds for every value of the sizes within their bounds."""
 
 # ruff: noqa: D102  (methods that implement what the base class documents)
 from __future__ import annotations
@@ -59,8 +58,7 @@ class Atom:
 @interned
 class Size(Atom):
     """A symbolic size with proven bounds: ``lo ≤ size`` and, if ``hi`` is given, ``size ≤ hi``. ``hint`` is its value
-    in the call that is compiled for, if that is known: it steers what is fast, never what is right.
-    """
+    in the call that is compiled for, if that is known: it steers what is fast, never what is right."""
 
     name: str
     lo: int = 0
@@ -362,8 +360,7 @@ def div_mod(num: Index, den: Index) -> tuple[Index, Index]:
 
     ``(b*S + s)*768 + 64*h + d`` by 768 gives ``(b*S + s, 64*h + d)`` since ``0 ≤ 64*h + d < 768``.
 
-    Raises: ZeroDivisionError if ``den`` is the constant 0.
-    """
+    Raises: ZeroDivisionError if ``den`` is the constant 0."""
     if den is ZERO:
         raise ZeroDivisionError(f"{num} // 0")
     n, d = num.value, den.value
@@ -396,8 +393,7 @@ def _split_by_factor(num: Index, den: Index) -> tuple[Index, Index] | None:
     that divides ``den`` and a term: the largest of which ``r // g`` is known, else the largest but ``den``.
 
     So all quotients of one flat index share their parts: with ``f = 2048·b + t``, both ``f // 4224`` and ``f // 128 %
-    33`` are of ``16·b + t // 128``, and ``4224·(f // 4224) + 128·(f // 128 % 33) + f % 128`` is ``f`` again.
-    """
+    33`` are of ``16·b + t // 128``, and ``4224·(f // 4224) + 128·(f // 128 % 33) + f % 128`` is ``f`` again."""
     found, d = None, den.value or 1
     for g in sorted({gcd(c, d) for m, c in num.terms if m} - {1}, reverse=True):
         whole = _canonical({m: c // g for m, c in num.terms if c % g == 0})
@@ -485,8 +481,7 @@ def _bound_ragged(rest: Index, axis: Axis, factor: Index, *, low: bool) -> Index
     """Bounds of ``factor·axis + rest`` where the axis's extent depends on other axes, as in ``t < min(T, n - T·b)``.
 
     Put in ``n - T·b - 1`` for t and the b's of ``T·b + t`` cancel; both arms of the min bound t, the better one counts.
-    So do they in ``T·t + b`` for ``t < (n - b)//T + 1``, since ``T·((n - b)//T)`` is at most ``n - b``.
-    """
+    So do they in ``T·t + b`` for ``t < (n - b)//T + 1``, since ``T·((n - b)//T)`` is at most ``n - b``."""
     if is_nonnegative(factor if low else -factor):
         return _bound(rest, low=low)
     if not is_nonnegative(-factor if low else factor):
@@ -585,8 +580,7 @@ def is_less(a: IndexLike, b: IndexLike) -> bool:
 def substitute(index: Index, mapping: Mapping[Atom, Index]) -> Index:
     """Replace atoms by indices everywhere, simplifying again: ``{i: 4*a + b}`` in ``i // 4`` gives ``a``.
 
-    Extents within axes are left as they are; an indirect value is rewritten with the same mapping.
-    """
+    Extents within axes are left as they are; an indirect value is rewritten with the same mapping."""
     if not mapping or not index.terms:
         return index
     total: dict[Monomial, int] = {}

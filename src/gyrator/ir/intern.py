@@ -1,8 +1,7 @@
 """Interning (hash-consing): building the same immutable node twice gives the same object.
 
 Equality of interned nodes is identity, so a comparison costs nothing, a dictionary keyed by nodes never
-walks a tree, and an analysis may be memoised on the node itself.
-"""
+walks a tree, and an analysis may be memoised on the node itself."""
 
 import struct
 from collections.abc import Callable
@@ -21,8 +20,7 @@ def interned(cls: type[T]) -> type[T]:
 
     Fields take defaults as in a dataclass. Numbers that are equal yet different (``1`` and ``True``, ``0.0`` and
     ``-0.0``) are told apart in fields annotated as ``Scalar``. A name that starts with ``_`` (annotated as ClassVar for
-    type checkers) is a cache slot, not a field: it begins as None. So do those slots of base classes.
-    """
+    type checkers) is a cache slot, not a field: it begins as None. So do those slots of base classes."""
     names = get_annotations(cls)
     fields = [n for n in names if not n.startswith("_")]
     caches = [n for c in cls.__mro__ for n in get_annotations(c) if n.startswith("_")]
@@ -64,8 +62,7 @@ def remember(node: object, slot: str, value: T) -> T:
 def _adder(table: Table) -> Callable[[object, object], object]:
     """A function that enters a node under its key, or gives the one that another thread entered first.
 
-    The table holds nodes weakly. A plain dictionary of references is twice as fast as WeakValueDictionary.
-    """
+    The table holds nodes weakly. A plain dictionary of references is twice as fast as WeakValueDictionary."""
 
     def forget(key: object, dead: ref[object]) -> None:
         if table.get(key) is dead:

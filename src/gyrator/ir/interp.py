@@ -1,8 +1,7 @@
 """The reference interpreter: the definition of what a program means.
 
 It runs programs with torch operators only, a nest at a time, whole grids at once. It is written to be
-obviously right, not fast: every pass and every backend is compared with it.
-"""
+obviously right, not fast: every pass and every backend is compared with it."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ Result: TypeAlias = "Tensor | int | float | None"
 class Run:
     """What a run gives: the outputs, and for each update the new contents of its target.
 
-    ``values`` holds every value by name, intermediates included.
-    """
+    ``values`` holds every value by name, intermediates included."""
 
     outputs: tuple[Result, ...]
     updates: tuple[Tensor, ...]
@@ -50,8 +48,7 @@ def run_program(
     values lie in memory exactly as their strides say.
 
     Raises: IndexOutOfRange where a ``Checked`` index is out of range; OutOfRange where the program
-    itself is wrong; ValueError where inputs do not fit the program.
-    """
+    itself is wrong; ValueError where inputs do not fit the program."""
     machine = _Machine({}, {}, externs or {})
     machine.bind(program, inputs, constants or {})
     for node in program.nodes:

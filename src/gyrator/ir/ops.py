@@ -1,8 +1,7 @@
 """The scalar operations: one row each, with everything the compiler needs to know about it.
 
 A row holds the arity, the dtype rule, the reference (torch), the text for each target, and what it costs. A missing
-column fails at import. The C++ names are functions of the kernel header, overloaded for scalars and vectors.
-"""
+column fails at import. The C++ names are functions of the kernel header, overloaded for scalars and vectors."""
 
 import enum
 import math
@@ -161,8 +160,7 @@ class Reduction:
 
     ``argmax``/``argmin`` take (value, int64 index) and give (value, index): NaN is extreme, the lowest index wins.
     ``welford`` takes a value and gives (mean, sum of squared deviations, count); ``softmax`` takes a value and gives
-    (maximum, sum of exp(value - maximum)).
-    """
+    (maximum, sum of exp(value - maximum))."""
 
     name: str
     inputs: int

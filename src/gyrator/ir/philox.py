@@ -10,8 +10,7 @@ gives four 32-bit words ``w0 … w3``.
 ``randn``      ``sqrt(-2 ln(1 - u)) · cos(2π v)`` in f32, then rounded; ``u, v`` are the f32 ``rand`` of w0
                and of w1; f64: with the f64 ``rand`` of (w0, w1) and of (w2, w3)
 ``randint64``  ``low + (w1·2**32 + w0) mod (high - low)``, unsigned
-=============  =========================================================================================
-"""
+=============  ========================================================================================="""
 
 import math
 from collections.abc import Sequence

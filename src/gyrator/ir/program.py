@@ -6,8 +6,7 @@ or an update of an input is ``x@1``, never ``x`` again), so order carries no mea
 ============  ================================================================================================
 ``Nest``      a loop nest with one root: ``Pointwise | Reduce | Scan | Scatter``
 ``Extern``    a call of a library op on strided views of values
-============  ================================================================================================
-"""
+============  ================================================================================================"""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ class Pointwise:
 class Reduce:
     """``out[axes] = kind over reduced of body``; the row of ``REDUCTIONS`` says how many bodies and results.
 
-    ``partial``: of a part of what is to be reduced; another nest combines the parts.
-    """
+    ``partial``: of a part of what is to be reduced; another nest combines the parts."""
 
     kind: str
     reduced: tuple[Axis, ...]
@@ -47,8 +45,7 @@ class Reduce:
 class Scan:
     """``out[…, k, …] = kind over j ≤ k of body[…, j, …]`` along ``axis``, one of the nest's axes.
 
-    A scan of ``argmax``/``argmin`` gives (value, index); on ties the later index wins (torch's cummax).
-    """
+    A scan of ``argmax``/``argmin`` gives (value, index); on ties the later index wins (torch's cummax)."""
 
     kind: str
     axis: Axis
@@ -60,8 +57,7 @@ class Scatter:
     """A copy of ``into`` in which, for every point of the axes, element ``index`` is combined with ``body``.
 
     ``combine`` is ``set`` (when several points hit one element any of them may win), ``add``, ``mul``, ``max`` or
-    ``min``. The result has ``into``'s shape and dtype.
-    """
+    ``min``. The result has ``into``'s shape and dtype."""
 
     into: Value
     index: tuple[Index, ...]
@@ -78,8 +74,7 @@ class Nest:
     """One root over ``axes``. ``out`` has a value per result, None where nobody wants it.
 
     The shape of a result is the extents of ``axes`` in order (of ``into`` for a scatter). Axes are named
-    ``i0, i1, …`` and reduced ones ``r0, r1, …`` so that equal nests have equal bodies.
-    """
+    ``i0, i1, …`` and reduced ones ``r0, r1, …`` so that equal nests have equal bodies."""
 
     out: tuple[Value | None, ...]
     axes: tuple[Axis, ...]
@@ -117,8 +112,7 @@ class Nest:
 class View:
     """A strided window on a value: what an extern call receives and what a graph returns. Units are elements.
 
-    ``offset`` is relative to the value's own first element.
-    """
+    ``offset`` is relative to the value's own first element."""
 
     value: Value
     shape: tuple[Index, ...]
@@ -157,8 +151,7 @@ class Extern:
     ``out`` has a value per tensor result in order, None for results that are not tensors or not wanted. ``mutates``
     lists, for ops that write into arguments, (the value that an argument is a view of, its new version). ``effects``
     keeps the call alive and in order with other effects. ``scalars`` are size symbols the call defines (``item``).
-    ``functions`` are those of attention on one score, for a template (:mod:`gyrator.schedule.gpu_attention`).
-    """
+    ``functions`` are those of attention on one score, for a template (:mod:`gyrator.schedule.gpu_attention`)."""
 
     out: tuple[Value | None, ...]
     op: str
@@ -180,8 +173,7 @@ class Input:
     """A graph input: a tensor (``value``), a symbolic int (``size``), or one the program ignores (both None).
 
     With ``number`` the caller passes a Python float or bool, which becomes the 0-d ``value``; with ``complex`` a tensor
-    of complex numbers, seen as pairs of reals in a last dimension.
-    """
+    of complex numbers, seen as pairs of reals in a last dimension."""
 
     value: Value | None = None
     size: Size | None = None
@@ -303,8 +295,7 @@ def uses(node: Node) -> frozenset[Value]:
 
 def edges(program: Program) -> Iterator[tuple[int, int]]:
     """Pairs of nodes, by position, of which the second must run later: it reads what the first defines, values or
-    sizes, or both have effects. A size that a call tells may be any call's argument, and part of any derived size.
-    """
+    sizes, or both have effects. A size that a call tells may be any call's argument, and part of any derived size."""
     producer: dict[Value | Size, int] = {}
     effect: int | None = None
     telling = any(isinstance(node, Extern) and node.scalars for node in program.nodes)

@@ -22,8 +22,7 @@ def simplifier(*, exact_rounding: bool) -> Rule:
     """The rule that rewrites one node whose children are simple already, or None to leave it.
 
     With ``exact_rounding`` an intermediate that eager would round to bf16 or fp16 is rounded; without it, a
-    conversion down and up again disappears (the result is closer to the exact one).
-    """
+    conversion down and up again disappears (the result is closer to the exact one)."""
 
     def rule(expr: Expr) -> Expr | None:
         match expr:
@@ -76,8 +75,7 @@ def _within(expr: Expr, holds: frozenset[Expr]) -> Expr:
     """``expr`` where these masks hold: what is chosen within the branches of a choice, as the parts of a concatenation
     are, is not asked again.
 
-    ``where(i < 2, a, where(i >= 2 and i < 4, b, c))``  →  ``where(i < 2, a, where(i < 4, b, c))``
-    """
+    ``where(i < 2, a, where(i >= 2 and i < 4, b, c))``  →  ``where(i < 2, a, where(i < 4, b, c))``"""
     if not isinstance(expr, Op) or expr.name != "where":
         return expr
     mask, a, b = expr.args

@@ -4,8 +4,7 @@ Polynomials, floor division, remainder, minimum and maximum become the same thin
 Whatever else (``round``, ``sqrt``, a float in between) becomes one opaque size symbol, computed at the start
 of a call by a line of Python over the other symbols (:class:`~gyrator.ir.program.Derived`).
 
-SymPy functions are told apart by name: torch's own classes are private and differ between versions.
-"""
+SymPy functions are told apart by name: torch's own classes are private and differ between versions."""
 
 from collections.abc import Callable, Mapping
 from functools import partial, reduce
@@ -27,8 +26,7 @@ Rule: TypeAlias = "Callable[..., Index | None]"
 class Symbols:
     """The size symbols of one compilation. Equal SymPy expressions give the identical index.
 
-    ``shape_env`` is where the symbols' bounds and hints come from; None stands for a program of plain ints.
-    """
+    ``shape_env`` is where the symbols' bounds and hints come from; None stands for a program of plain ints."""
 
     def __init__(self, shape_env: ShapeEnv | None = None) -> None:
         self.shape_env = shape_env
@@ -56,8 +54,7 @@ class Symbols:
         """Whether ``index ≥ 0`` in every call that reaches this code: it is proved, or torch now guards it.
 
         False where it is false for the sizes compiled with, or has no value there: an axis, or a size that only a run
-        tells. Once torch's guards are frozen it would drop a new one silently.
-        """
+        tells. Once torch's guards are frozen it would drop a new one silently."""
         if is_nonnegative(index):
             return True
         env, hints = self.shape_env, {s: s.hint for s in self._expressions if s.hint is not None}
@@ -214,6 +211,5 @@ class _PythonText(PythonCodePrinter):  # type: ignore[misc]
 def python_text(expr: sympy.Basic) -> str:
     """A Python expression over the symbols' names, ``math`` and builtins.
 
-    Raises: ValueError for a function that has no text.
-    """
+    Raises: ValueError for a function that has no text."""
     return _PythonText().doprint(expr)

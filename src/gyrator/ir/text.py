@@ -8,8 +8,7 @@
     }
 
 A value's strides are written where they are not row-major. An expression that is used more than once in a
-nest gets a name (``%0``), so the text is as long as the data.
-"""
+nest gets a name (``%0``), so the text is as long as the data."""
 
 from __future__ import annotations
 

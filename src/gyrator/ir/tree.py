@@ -48,8 +48,7 @@ class Let:
 class Store:
     """``value[index] = expr`` or, with ``combine`` other than ``set``, ``value[index] combine= expr``.
 
-    ``atomic``: other iterations of a parallel loop may hit the same element.
-    """
+    ``atomic``: other iterations of a parallel loop may hit the same element."""
 
     value: Value
     index: tuple[Index, ...]
@@ -62,8 +61,7 @@ class Store:
 class Update:
     """Feed one iteration's ``args`` to the carry named ``carry``.
 
-    ``running`` names the carry's results just after this update (a scan reads them; otherwise empty).
-    """
+    ``running`` names the carry's results just after this update (a scan reads them; otherwise empty)."""
 
     carry: str
     args: tuple[Expr, ...]
@@ -78,8 +76,7 @@ class Contract:
     local ``name``, whose dtype is the accumulator's. ``batch`` (none or one), ``row`` and ``column`` are axes of loops.
     ``blocks`` are a C++ template's numbers (see :mod:`cpu_gemm`); a GPU kernel has them in its tiling. ``elements``, if
     there are any, say what an element of each operand is, over ``inner`` (k) and these axes; then ``left`` and
-    ``right`` lie nowhere. ``ends`` are those of groups, of k if there is a batch of as many results, else of rows.
-    """
+    ``right`` lie nowhere. ``ends`` are those of groups, of k if there is a batch of as many results, else of rows."""
 
     name: Ref
     left: View
@@ -104,8 +101,7 @@ class Attend:
     """Attention by the template of that name (see :mod:`gyrator.schedule.gpu_attention`), a whole kernel.
 
     ``axes`` are batch, head, row and column of the scores, ``functions`` expressions over them and the locals ``score``
-    and ``grad``. ``results`` are None where nobody wants them.
-    """
+    and ``grad``. ``results`` are None where nobody wants them."""
 
     template: str
     axes: tuple[Axis, ...]
@@ -123,8 +119,7 @@ class Carry:
 
     If the vectors lie along an axis *outside* the carrying loop, each lane has its own accumulator.
     ``last_wins``: an equal later element replaces the extreme (cummax), otherwise the first stays (argmax).
-    ``partial``: another kernel combines the results.
-    """
+    ``partial``: another kernel combines the results."""
 
     name: str
     kind: str
@@ -138,8 +133,7 @@ class Loop:
     """``for axis in range(extent)``.
 
     ``lanes`` is the vector length of a ``LANES`` loop. ``grain`` is the estimated cost of one iteration of a
-    ``PARALLEL`` loop, in cheap instructions, by which it decides at run time whether threads pay.
-    """
+    ``PARALLEL`` loop, in cheap instructions, by which it decides at run time whether threads pay."""
 
     axis: Axis
     kind: LoopKind
@@ -173,8 +167,7 @@ class Config:
 
     Among the blocks, ``STAGES`` says over how many iterations of a serial loop the loads of one are spread, ``PARTS``
     how many programs share a row. ``registers``: the most that a thread has on average, of a text whose warps have
-    roles of their own and share them out (:mod:`gyrator.templates.hopper`); 0 for all other texts.
-    """
+    roles of their own and share them out (:mod:`gyrator.templates.hopper`); 0 for all other texts."""
 
     blocks: tuple[tuple[str, int], ...]
     num_warps: int
@@ -187,8 +180,7 @@ class Tile:
     """A program handles ``block`` (a name in ``Config.blocks``) iterations of the loop over ``axis`` at once.
 
     ``whole``: the block covers the axis, so the loop is one step and its values stay in registers for the
-    loops over the same axis that follow.
-    """
+    loops over the same axis that follow."""
 
     axis: Axis
     block: str
@@ -202,8 +194,7 @@ class Tiling:
     ``PARALLEL`` loops form the grid, one program per iteration unless tiled; tiled ``LANES`` loops run
     within a program. ``wide``: positions may pass 2³¹ and need 64 bits. ``category`` names the kind of
     kernel and ``hint`` is about how many elements it handles. ``other`` is another way to compute the same: rows in
-    blocks where whole ones are not surely faster, a text for all GPUs where there is one for this.
-    """
+    blocks where whole ones are not surely faster, a text for all GPUs where there is one for this."""
 
     tiles: tuple[Tile, ...]
     configs: tuple[Config, ...]

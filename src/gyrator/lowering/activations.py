@@ -18,8 +18,7 @@ def with_activations(graph: fx.GraphModule) -> fx.GraphModule:
     after:  ``y = _addmm_activation(b, x, w); z = view(y)``
 
     Refuses where a kernel reads what relu gives, so that it costs nothing there; a bias that is no vector of the
-    columns; and sides that are no multiples of 16 bytes, which have no fast kernels.
-    """
+    columns; and sides that are no multiples of 16 bytes, which have no fast kernels."""
     new, env = fx.Graph(), dict[fx.Node, fx.Node]()
     ending = {p: node for node in graph.graph.nodes if (p := _product_before(node)) is not None}
     over = set(ending.values())

@@ -122,8 +122,7 @@ class Builder:
         self, out: Meta, operands: Sequence[Operand], function: Callable[..., Expr], suffix: str = ""
     ) -> TensorRef:
         """``out = function(*operands)`` element by element, operands broadcast and cast to the dtype that arithmetic
-        for the result runs in.
-        """
+        for the result runs in."""
         dtype = compute_dtype(out.dtype)
         return self.pointwise(out, lambda at: function(*[element(o, at, dtype) for o in operands]), suffix)
 
@@ -154,8 +153,7 @@ class Builder:
     def materialise(self, ref: TensorRef, strides: tuple[Index, ...] | None = None) -> Value:
         """A value whose elements are ``ref``'s: the one it views if it views all of it, else a copy.
 
-        With ``strides`` the value has these (where a dimension has more than one element).
-        """
+        With ``strides`` the value has these (where a dimension has more than one element)."""
         if ref.is_whole() and (strides is None or same_strides(ref.shape, ref.value.strides, strides)):
             return ref.value
         wanted = strides if strides is not None else contiguous_strides(ref.shape)
@@ -169,8 +167,7 @@ class Builder:
         With ``strides`` the window has exactly these, by a copy if need be. A dtype that nests do not compute in
         cannot be copied: its own strides then stand.
 
-        Raises: ValueError if a copy is needed and impossible.
-        """
+        Raises: ValueError if a copy is needed and impossible."""
         if ref.dtype.is_complex:
             wanted = None if strides is None else (*[2 * stride for stride in strides], ONE)
             return replace(self.as_view(reals(ref), wanted), dtype=ref.dtype)

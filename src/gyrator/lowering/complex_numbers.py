@@ -1,8 +1,7 @@
 """Complex numbers: values are pairs of reals, on which these operators compute. Others are calls of the library's.
 
 a * b: complex64   →   v[i0, i1] = where(i1 < 1, a₀·b₀ − a₁·b₁, a₀·b₁ + a₁·b₀): f32 with a₀ = a[i0, 0], a₁ = a[i0, 1], …
-view_as_real, view_as_complex and what views either are index maps.
-"""
+view_as_real, view_as_complex and what views either are index maps."""
 
 from collections.abc import Callable
 from functools import partial, reduce

@@ -2,8 +2,7 @@
 
 Random numbers are counter-based, element ``k`` of a draw being a function of the draw's seed and ``k``. All seeds of a
 graph come from one call at its first draw, ``gyrator.seeds.default(n, device) → int64[n]``: a run draws from torch's
-generator once, and draws at different places of a program have equal text.
-"""
+generator once, and draws at different places of a program have equal text."""
 
 from functools import partial
 from typing import Any

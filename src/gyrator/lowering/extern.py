@@ -50,8 +50,7 @@ def refused(op: object, node: fx.Node, reason: str) -> UnsupportedOperator:
 def call(b: Builder, node: fx.Node, op: OpOverload, args: Sequence[Result], kwargs: Mapping[str, Result]) -> Result:
     """Lower ``node`` as a call of ``op``; the result has the structure of the traced one.
 
-    Raises: UnsupportedOperator for a traced result or an argument that a call cannot have.
-    """
+    Raises: UnsupportedOperator for a traced result or an argument that a call cannot have."""
     op = COPIES.get(op, op)
     if op._schema.is_mutable:
         raise refused(op, node, "it writes into its arguments, and the graph should have been functional")

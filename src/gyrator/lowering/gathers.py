@@ -2,8 +2,7 @@
 
 An index tensor's element becomes an atom of the index algebra, checked against the dimension it addresses:
 ``x[idx]`` → ``load x[<checked(idx[i0], N)>, i1]``. Out-of-range indices raise. As in eager, negative ones
-wrap between Python's brackets, and raise in the named operators (gather, index_select, embedding, scatter).
-"""
+wrap between Python's brackets, and raise in the named operators (gather, index_select, embedding, scatter)."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -26,8 +25,7 @@ Indices: TypeAlias = "Sequence[TensorRef | None]"
 def indirect(index: TensorRef, at: Sequence[Index], size: Index, *, wraps: bool = False) -> Index:
     """The element of ``index`` at ``at`` as a coordinate of a dimension of ``size`` elements.
 
-    Unless it ``wraps``, a negative one is moved to ``size``, which is out of range: -1 → checked(size, size).
-    """
+    Unless it ``wraps``, a negative one is moved to ``size``, which is out of range: -1 → checked(size, size)."""
     place = element(index, tuple(at), torch.int64)
     if not wraps and index.dtype != torch.uint8:
         place = op("where", op("lt", place, like(place, 0)), number(size, torch.int64), place)
@@ -37,8 +35,7 @@ def indirect(index: TensorRef, at: Sequence[Index], size: Index, *, wraps: bool 
 def advanced(indices: Indices) -> tuple[int, int]:
     """Of ``x[indices]``: where the joint dimensions of the tensors begin, and how many they are.
 
-    They take the place of the indexed dimensions where those are neighbours, else they come first.
-    """
+    They take the place of the indexed dimensions where those are neighbours, else they come first."""
     dims = [k for k, index in enumerate(indices) if index is not None]
     width = max(index.rank for index in indices if index is not None)
     neighbours = dims == list(range(dims[0], dims[-1] + 1))
@@ -68,8 +65,7 @@ def _index(b: Builder, out: Meta, x: TensorRef, indices: Indices) -> Any:
 def along(x: TensorRef, dim: int, index: TensorRef, at: Coords, *, slices: bool = False) -> Coords:
     """``at`` with its coordinate along ``dim`` of ``x`` replaced by the element of ``index`` there.
 
-    With ``slices`` the index tensor has that one dimension alone.
-    """
+    With ``slices`` the index tensor has that one dimension alone."""
     d = dimension(dim, x.rank)
     place = (at[d : d + 1] if slices else at) if index.rank else ()
     return (*at[:d], indirect(index, place, x.shape[d]), *at[d + 1 :])

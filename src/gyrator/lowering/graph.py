@@ -275,8 +275,7 @@ def rounding_nodes(graph: fx.Graph) -> frozenset[fx.Node]:
     """The nodes that read 16-bit floats as rounded: that test equality or choose, and what computes their operands.
 
     Elsewhere a kernel that widens them keeps the digits that eager rounds away, which is faster and closer to the exact
-    result. But in ``y = x.float(); y == y.amax()`` both sides must be rounded alike, or none is equal.
-    """
+    result. But in ``y = x.float(); y == y.amax()`` both sides must be rounded alike, or none is equal."""
     found: set[fx.Node] = set()
     for node in reversed(graph.nodes):
         kind = cost(node)
@@ -302,8 +301,7 @@ def number_of(target: object, args: Sequence[object]) -> Expr | None:
 def read_number(node: fx.Node, args: Sequence[object]) -> Expr:
     """An op that gives a float or bool to Python: ``item`` becomes a load wherever the number is used.
 
-    Raises: UnsupportedOperator for any other op.
-    """
+    Raises: UnsupportedOperator for any other op."""
     source = args[0] if args else None
     if isinstance(source, TensorRef) and node.target in (aten._local_scalar_dense.default, aten.item.default):
         return reshape(source, ()).load(())

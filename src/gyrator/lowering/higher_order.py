@@ -4,8 +4,7 @@
 auto_functionalized    a call of the op itself, which writes into new versions of its arguments
 gyrator_attention      likewise; a template may compute it
 others with subgraphs  one call of the whole operator (a region), which runs its subgraphs op by op
-=====================  ===============================================================================
-"""
+=====================  ==============================================================================="""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -66,8 +65,7 @@ def region(b: Builder, node: fx.Node, env: Mapping[fx.Node, Result]) -> Result:
 
     It is called by the name ``gyrator.region_k``; ``b.regions`` holds the graph that this name stands for.
 
-    Raises: UnsupportedOperator for what is no operator.
-    """
+    Raises: UnsupportedOperator for what is no operator."""
     if not isinstance(node.target, HigherOrderOperator):
         raise extern.refused(node.target, node, "it has no lowering")
     graph = fx.Graph()

@@ -37,8 +37,7 @@ def _elementwise(name: str, b: Builder, out: Meta, *operands: Operand, **_: Any)
 
 def _of_rounded(name: str, b: Builder, out: Meta, *operands: Operand) -> TensorRef:
     """The same where an operand is rounded to the result's dtype first, as eager does: in half precision
-    ``x % 0.1`` is a remainder by the nearest half number, which makes all the difference.
-    """
+    ``x % 0.1`` is a remainder by the nearest half number, which makes all the difference."""
     wide = compute_dtype(out.dtype)
     return b.pointwise(out, lambda at: op(name, *[cast(element(o, at, out.dtype), wide) for o in operands]))
 
@@ -52,8 +51,7 @@ def _comparison(name: str, b: Builder, out: Meta, x: Operand, y: Operand) -> Ten
     """Comparison in the dtype that both sides promote to; numbers are rounded to it first, as in eager.
 
     Half types are compared as they are: in float32 an intermediate would keep digits that eager rounds away,
-    and ``x == x.amax()`` could hold nowhere.
-    """
+    and ``x == x.amax()`` could hold nowhere."""
     common = result_type(x, y)
     wide = common if common in HALF else compute_dtype(common)
 
@@ -147,8 +145,7 @@ def _polygamma(b: Builder, out: Meta, n: int, x: TensorRef) -> Any:
 
 def _trigamma(x: Expr) -> Expr:
     """Reflected at ½, raised by six steps of ``ψ'(x) = ψ'(x + 1) + 1/x²``, then four terms of its series in
-    1/x (Abramowitz and Stegun 6.4.6, 6.4.7 and 6.4.12).
-    """
+    1/x (Abramowitz and Stegun 6.4.6, 6.4.7 and 6.4.12)."""
     small = op("lt", x, like(x, 0.5))
     sine = op("sin", op("mul", x, like(x, math.pi)))
     reflected = op("div", like(x, math.pi**2), op("mul", sine, sine))

@@ -150,8 +150,7 @@ def _max_of(windows: Windows, b: Builder, out: tuple[Meta, Meta], x: TensorRef) 
 
 def _max_backward(windows: Windows, b: Builder, out: Meta, grad: TensorRef, indices: TensorRef) -> Any:
     """Each element's sum of the gradients of the windows that chose it: on a processor by adding each gradient where
-    it belongs, up to 25 times as fast (images in rows) as looking for it in the windows of every element.
-    """
+    it belongs, up to 25 times as fast (images in rows) as looking for it in the windows of every element."""
     rank, wide = windows.rank, compute_dtype(out.dtype)
     if out.device.type == "cpu":
         outer = out.shape[:-rank]

@@ -1,7 +1,6 @@
 """Reductions and scans: one nest each, and a pointwise nest after it where the result is divided or gets another dtype.
 
-mean(x: bf16[R, C], dim=1)  →  v1[i0] = sum over r0<C of cast<f32>(x[i0, r0]);  v2[i0] = cast<bf16>(v1[i0] / C)
-"""
+mean(x: bf16[R, C], dim=1)  →  v1[i0] = sum over r0<C of cast<f32>(x[i0, r0]);  v2[i0] = cast<bf16>(v1[i0] / C)"""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ def reduce_several(
     """Append a reduction over ``dims`` of ``shape``; the ``wanted`` results have ``out``'s shape, which may keep
     reduced dimensions as 1.
 
-    ``bodies`` gives the expressions at a point of ``shape``; their dtypes decide those of the results.
-    """
+    ``bodies`` gives the expressions at a point of ``shape``; their dtypes decide those of the results."""
     keeps = len(out.shape) == len(shape)
 
     def inside(outer: Coords, inner: Coords) -> tuple[Expr, ...]:

@@ -6,8 +6,7 @@ dimension after the other, so nothing is scattered. Doubling a row by ``nearest`
     grad_x[i0] = sum over r0<2 of grad_y[2*i0 + r0]
 
 In general input ``i`` meets ``count`` outputs at most, from ``first(i)`` on; each says by eager's own formula
-what it took from ``i``, so a bound that is too wide costs time, never a wrong sum.
-"""
+what it took from ``i``, so a bound that is too wide costs time, never a wrong sum."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

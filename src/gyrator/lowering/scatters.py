@@ -2,8 +2,7 @@
 
 Each makes a new version of the tensor it writes into: ``index_add(x, 0, idx, src)`` is ``scatter add into x at
 (<checked(idx[i0], N)>, i1) of src[i0, i1]``. Where the place is no run-time value (select_scatter, slice_scatter) the
-result is a selection instead, which fuses like any pointwise op.
-"""
+result is a selection instead, which fuses like any pointwise op."""
 
 from __future__ import annotations
 
@@ -50,8 +49,7 @@ def scatter(b: Builder, out: Meta, into: TensorRef, points: Points, source: Oper
 
     Sums in half precision are kept in float32 and rounded once. NotImplemented where torch's deterministic mode is on
     and the result on a GPU would depend on which of the writes to an element comes first: the library's call sorts
-    them or raises, as in eager.
-    """
+    them or raises, as in eager."""
     one = not isinstance(source, TensorRef) or all(extent is ONE for extent in source.shape)
     ordered = (combine == "add" and out.dtype.is_floating_point) or (combine == "set" and not one)
     if b.deterministic and ordered and out.device.type == "cuda":
@@ -132,8 +130,7 @@ def broadcast_shapes(shapes: Sequence[Sequence[Index]]) -> tuple[Index, ...]:
 
 def _points(x: TensorRef, dim: int, index: TensorRef, slices_of: TensorRef | None = None) -> Points:
     """Where each element of ``index`` says, along ``dim``: for the element of a source at the same place (``scatter``),
-    or for a whole slice of the source ``slices_of`` (``index_add``).
-    """
+    or for a whole slice of the source ``slices_of`` (``index_add``)."""
     if x.rank == 0:
         return Points((), lambda at: ())
     shape = index.shape if slices_of is None else slices_of.shape
@@ -167,8 +164,7 @@ def _reduce(
     """scatter_reduce, and with ``slices`` index_reduce; a mean divides by how many there were.
 
     Without ``include_self`` the elements that are written to begin at the neutral element. Integer means are
-    rounded down, as in eager.
-    """
+    rounded down, as in eager."""
     points = _points(x, dim, index, source if slices else None)
     mean = reduce == "mean"
     if out.dtype == torch.bool:
@@ -272,8 +268,7 @@ def _as_strided_scatter(
     """``x`` with a window on its memory replaced: the element at position ``p`` comes from the window's
     coordinates ``p // stride[0], p % stride[0] // stride[1], …`` if all lie in it and nothing is left over.
 
-    Refused where ``x`` is a view, or elements of the window could overlap.
-    """
+    Refused where ``x`` is a view, or elements of the window could overlap."""
     strides = [as_index(s) for s in stride]
     order = nested_order(source.shape, strides)
     if not x.is_whole() or order is None or not same_strides(x.shape, x.value.strides, out.strides):

@@ -1,8 +1,7 @@
 """Typed scalar expressions: constants, casts and torch's dtype promotion.
 
 Half precision is computed in float32: an op casts its arguments up, computes, and casts its result down, one rounding
-per ATen op as in eager's own kernels.
-"""
+per ATen op as in eager's own kernels."""
 
 from __future__ import annotations
 

@@ -33,8 +33,7 @@ def reshaped_coords(shape: tuple[Index, ...], at: Coords, old: tuple[Index, ...]
     """Where the element ``at`` of ``shape`` lies in the shape ``old``, both in row-major order.
 
     Dimensions are matched in groups of equal size first, so that ``[B, S, H*D] → [B*S, H, D]`` divides only
-    in its first part.
-    """
+    in its first part."""
     if ZERO in shape:
         return (ZERO,) * len(old)
     coords: list[Index] = []
@@ -85,8 +84,7 @@ def expanded(x: TensorRef, shape: tuple[Index, ...], dims: Sequence[int] | None 
 def slice_start(b: Builder, start: IndexLike | None, size: Index) -> Index:
     """Python's normalised start of a slice: negatives count from the end; within ``[0, size]``.
 
-    That it lies there before it is cut off is guarded where it can be: tracing has asked, too.
-    """
+    That it lies there before it is cut off is guarded where it can be: tracing has asked, too."""
     index = ZERO if start is None else as_index(start)
     if is_nonnegative(-index - 1):
         index = index + size

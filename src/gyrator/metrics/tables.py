@@ -19,8 +19,7 @@ def add_rows(config: Config, name: str, rows: Callable[[], Iterable[Row]]) -> No
 
     A float has 6 decimals and None is empty. Several processes may append to one file; the first writes the header.
 
-    Raises: KeyError if no table has that name; InternalCheckError if a row has other columns than its table.
-    """
+    Raises: KeyError if no table has that name; InternalCheckError if a row has other columns than its table."""
     columns = TABLES[name]
     if name not in config.metrics:
         return
@@ -36,8 +35,7 @@ def add_rows(config: Config, name: str, rows: Callable[[], Iterable[Row]]) -> No
 
 def start_tables(config: Config) -> None:
     """Begin the tables that are on anew: files of earlier runs go, headers are written. For the process that
-    starts those which add rows.
-    """
+    starts those which add rows."""
     for name in config.metrics:
         _file(name).unlink(missing_ok=True)
         _append(name, [])

@@ -71,8 +71,7 @@ class ProgramReport:
 @dataclass(frozen=True, slots=True)
 class ReportData:
     """One call of a function: its programs, what capture took (torch.compile's own work), and what the
-    machine reaches where kernels were timed. `seconds` is the wall time until the last program was ready.
-    """
+    machine reaches where kernels were timed. `seconds` is the wall time until the last program was ready."""
 
     function: str
     seconds: float

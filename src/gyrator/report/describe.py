@@ -27,8 +27,7 @@ def describe(
     """The record of a graph; counts on the way what the code is like.
 
     `lowered` is the program before any pass; `printed` has for each kernel of the plan its symbol and its
-    source, by the kernel's name.
-    """
+    source, by the kernel's name."""
     plan = made.plan
     facts = {kernel.name: facts_of(kernel) for kernel in plan.kernels}
     steps = tuple(_steps(made, facts))

@@ -1,6 +1,5 @@
 """A compiled graph as a picture: a box for each launch and call, with the nests that were fused into it, in
-layers from top to bottom. Plain SVG.
-"""
+layers from top to bottom. Plain SVG."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,7 @@
 """The option `dump`: every stage as a numbered file of the session's folder.
 
 Graphs are Python programs that run by themselves on random inputs and print their time; nests, kernels and
-plans are text.
-"""
+plans are text."""
 
 import re
 import shutil
@@ -59,8 +58,7 @@ def dump_compiled(
     dump: DumpWriter, scheduled: Scheduled, record: GraphRecord, entry: Entry, sources: Sequence[str]
 ) -> None:
     """Write what became of a lowered program: groups, kernels, the plan, the wrapper with its libraries, and
-    the picture of the graph. `sources` are the kernels' texts.
-    """
+    the picture of the graph. `sources` are the kernels' texts."""
     dump.write("nests_after_fusion", groups_text(scheduled))
     plan = scheduled.plan
     dump.write("kernel_plans", "\n\n".join(kernel_text(kernel) for kernel in plan.kernels))
@@ -85,8 +83,7 @@ def graph_program(
     more: str = "",
 ) -> str:
     """An FX graph as a program that stands alone. Files beside it: `saved` has its constants, `given` its
-    inputs, which are random if there is none. `runner` is the function that runs it, with the arguments `more`.
-    """
+    inputs, which are random if there is none. `runner` is the function that runs it, with the arguments `more`."""
     imports: dict[str, None] = dict.fromkeys(["from pathlib import Path", "", "import torch", ""])
     body = "\n\n".join(_classes("Graph", gm, "", imports))
     if "torch.ops.gyrator." in body:

@@ -27,8 +27,7 @@ Plot = dict[str, Any]
 def page(report: ReportData) -> str:
     """The page.
 
-    Raises: ToolchainMissing without the package plotly.
-    """
+    Raises: ToolchainMissing without the package plotly."""
     plotly = require("plotly", "offline")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"size": size_text, "us": lambda s: "" if s is None else f"{s * 1e6:.1f}"}

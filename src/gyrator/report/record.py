@@ -1,8 +1,7 @@
 """What is known of a compiled graph: kernels, steps, fusions refused, memory. Stored beside its code as JSON,
 so that a graph from the cache can be explained like a new one.
 
-Sizes that are symbols count as the hints that the graph was compiled with.
-"""
+Sizes that are symbols count as the hints that the graph was compiled with."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,8 +37,7 @@ class KernelRecord:
 class StepRecord:
     """A launch of a kernel, or a call of an operator: what it computes, reads and writes (names of values).
 
-    `why` says for a call why no kernel was generated.
-    """
+    `why` says for a call why no kernel was generated."""
 
     kind: str
     name: str
@@ -116,8 +114,7 @@ class ProgramRecord:
     """What is known of a captured program beside its graphs: what forward keeps for backward.
 
     `saved_bytes` are those of values that would otherwise be freed, `default_bytes` the same if nothing
-    were recomputed.
-    """
+    were recomputed."""
 
     kept: tuple[Kept, ...] = ()
     saved_bytes: int = 0

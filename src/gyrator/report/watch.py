@@ -1,7 +1,6 @@
 """What a compilation tells about itself: counters, metric tables, and events for whoever explains it.
 
-`pipeline.py` and `backend.py` call these functions; with nothing switched on they cost next to nothing.
-"""
+`pipeline.py` and `backend.py` call these functions; with nothing switched on they cost next to nothing."""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

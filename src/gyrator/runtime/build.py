@@ -1,8 +1,7 @@
 """Building kernels: printed C++ into libraries, several kernels to a compiler run, several runs at once.
 
 Each kernel is known by a digest of its text without comments, the headers and the toolchain, and so is each
-library: a kernel that any graph built before is found in the store, whatever it was built together with.
-"""
+library: a kernel that any graph built before is found in the store, whatever it was built together with."""
 
 import os
 import signal
@@ -56,8 +55,7 @@ class CompilerRuns:
     def run(self, command: Sequence[str], folder: Path) -> tuple[int, str]:
         """Run a compiler that keeps its temporary files in `folder`; its exit status and messages.
 
-        Raises: _Stopped after `stop`.
-        """
+        Raises: _Stopped after `stop`."""
         environment = {**os.environ, "TMPDIR": str(folder), "LC_ALL": "C.UTF-8"}
         process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)
         self._running.add(process)
@@ -80,8 +78,7 @@ class CompilerRuns:
 @dataclass(frozen=True)
 class Build:
     """Libraries on their way: the one of each kernel, by the kernel's name, which is known at once, and their files,
-    which `jobs` make.
-    """
+    which `jobs` make."""
 
     library_of: Mapping[str, str]
     files: Mapping[str, Future[Path]]
@@ -91,8 +88,7 @@ class Build:
         """The files of all libraries, by name; the launcher is among them.
 
         Raises: KernelBuildError if the compiler refused a kernel. KeyboardInterrupt. The other compilers are
-        ended first.
-        """
+        ended first."""
         kernels = [job for name, job in self.files.items() if name != LAUNCHER]
         self.jobs.finish(kernels)  # a kernel that is refused says more than the launcher
         self.jobs.finish([self.files[LAUNCHER]])
@@ -138,8 +134,7 @@ class _Builder:
     def build(self, unit: _Unit) -> Path:
         """Build a unit's library and store it, unless another process did meanwhile.
 
-        Raises: KernelBuildError. _Stopped after the build was given up.
-        """
+        Raises: KernelBuildError. _Stopped after the build was given up."""
         present = self.store.find(unit.key, self.session.warn)  # also removes it if it is damaged
         if present is not None:
             return self.remember(unit, present)
@@ -263,8 +258,7 @@ class Jobs:
     def finish(self, jobs: Iterable[Future[T]]) -> None:
         """Wait until these have ended, showing how many have.
 
-        Raises: what a job raised, and KeyboardInterrupt, after the others were given up.
-        """
+        Raises: what a job raised, and KeyboardInterrupt, after the others were given up."""
         unfinished = every = set(jobs)
         try:
             while unfinished:

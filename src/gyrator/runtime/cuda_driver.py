@@ -1,7 +1,6 @@
 """The CUDA driver's library, as far as running kernels needs it: loading binaries and launching.
 
-It is called through ctypes, so that neither a C++ compiler nor a further package is needed.
-"""
+It is called through ctypes, so that neither a C++ compiler nor a further package is needed."""
 
 import ctypes
 from collections.abc import Callable
@@ -36,8 +35,7 @@ class CudaDriver:
     def load(self, binary: bytes, name: str, shared: int) -> int:
         """The driver's handle of the kernel `name` of a cubin, allowed to use `shared` bytes of memory per block.
 
-        Raises: LaunchFailed if the driver refuses it.
-        """
+        Raises: LaunchFailed if the driver refuses it."""
         module, handle = ctypes.c_void_p(), ctypes.c_void_p()
         self.check(self._in_context(lambda: self._library.cuModuleLoadData(ctypes.byref(module), binary)), name)
         self.check(self._library.cuModuleGetFunction(ctypes.byref(handle), module, name.encode()), name)
@@ -68,8 +66,7 @@ class CudaDriver:
         """Make device 0's context current on a thread that has none; whether that succeeded.
 
         torch makes the context of a device current when it is chosen; only a thread that never chose one, and
-        so stands on device 0, can lack it.
-        """
+        so stands on device 0, can lack it."""
         device, context = ctypes.c_int(0), ctypes.c_void_p()
         got = self._library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
         return got == 0 and self._library.cuCtxSetCurrent(context) == 0
@@ -79,8 +76,7 @@ class CudaDriver:
 def cuda_driver() -> CudaDriver:
     """The driver of this machine.
 
-    Raises: DeviceUnsupported if it has none.
-    """
+    Raises: DeviceUnsupported if it has none."""
     try:
         return CudaDriver(ctypes.CDLL(LIBRARY))
     except (OSError, AttributeError) as problem:

@@ -5,8 +5,7 @@ are copied into the recording's own memory before a replay, and outputs out of i
 returned stays as it is. The first call of each kind runs as usual, so that kernels are loaded and tuned.
 
 What forward saves for backward is not copied: it stays in forward's recording, where backward's recording finds it.
-While somebody holds what an earlier call saved, as two forwards before a backward do, calls run as usual.
-"""
+While somebody holds what an earlier call saved, as two forwards before a backward do, calls run as usual."""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence

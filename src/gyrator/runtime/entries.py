@@ -1,8 +1,7 @@
 """What is compiled, in the cache: where it lies, whether it fits what is at hand, and keeping it.
 
 Graphs are found by what they compute. A whole program, which is put together again without a trace, is found by what
-torch.compile captured, and names its graphs.
-"""
+torch.compile captured, and names its graphs."""
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -99,8 +98,7 @@ def keep(key: Key | None, files: Mapping[str, Content], notes: Mapping[str, Json
     """Store a compiled graph: its wrapper, kernels and constants, so that it can be loaded from its folder alone, and
     whatever else is said of it.
 
-    Without a key, or facts about sizes that can be written down, nobody will find it again.
-    """
+    Without a key, or facts about sizes that can be written down, nobody will find it again."""
     if key is None or notes["facts"] is None:
         return stores.uncached.put_anonymous(files)
     return stores.graphs.put(key.digest, files, {"key": dict(key.fields), **notes})
@@ -165,8 +163,7 @@ def sharing(values: Sequence[object]) -> list[int]:
 
 def find_program(key: Key | None, stores: Stores, inputs: Sequence[object], session: Session) -> Found | None:
     """The program of a key, if all its graphs are there and the facts about sizes that they rely on hold; otherwise the
-    session is told why, if it asks. A damaged entry counts as absent, after a warning.
-    """
+    session is told why, if it asks. A damaged entry counts as absent, after a warning."""
     if key is None:
         return None
     entry = stores.programs.find(key.digest, session.warn)
@@ -185,8 +182,7 @@ def keep_program(
 ) -> None:
     """Store a program whose graphs are stored under the keys `graphs`; not one that cannot be written down.
 
-    `guards` is how many facts about sizes were guarded before it was traced; `about` is kept with it.
-    """
+    `guards` is how many facts about sizes were guarded before it was traced; `about` is kept with it."""
     facts = facts_of(env, guards, key)
     if facts is not None:
         with suppress(Unrecordable):

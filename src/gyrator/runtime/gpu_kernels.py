@@ -1,7 +1,6 @@
 """The GPU kernels of a compiled graph, from its folder: loaded, and tuned, at their first launch.
 
-`kernels.json` in the folder describes them; a warm start needs neither Triton nor a compiler.
-"""
+`kernels.json` in the folder describes them; a warm start needs neither Triton nor a compiler."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -106,8 +105,7 @@ class GpuKernels:
             updated: for each argument whose memory a launch changes from what it finds there, its bytes, of
                 the kernel's sizes.
 
-        Raises: CacheCorrupt if the folder does not have the kernel.
-        """
+        Raises: CacheCorrupt if the folder does not have the kernel."""
         if name not in self._described:
             raise CacheCorrupt(str(self.folder / DESCRIPTION), f"it lacks {name}")
         about = {**self._described[name], "name": name}

@@ -2,8 +2,7 @@
 
 Each kernel of a library becomes a Python function, as cheap as a call from Python can be: a call through ctypes costs
 1 us, one through our launcher (`include/launch.cpp`) 0.14 us for five arguments. ctypes stands in for kernels with too
-many arguments, and where the launcher is missing.
-"""
+many arguments, and where the launcher is missing."""
 
 import ctypes
 import time
@@ -131,8 +130,7 @@ class Runtime:
     def kernel(self, library: str, symbol: str, count: int, sites: tuple[SiteText, ...] = ()) -> Launch:
         """The launch function of a kernel of `count` pointers and sizes; `sites` are its checked indices.
 
-        Raises: CacheCorrupt if the library does not load or lacks the symbol.
-        """
+        Raises: CacheCorrupt if the library does not load or lacks the symbol."""
         path = self.folder / library_file(library)
         try:
             if library not in self._libraries:
@@ -170,8 +168,7 @@ class Runtime:
     def constant(self, key: str, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor of the compiled graph: as given, or read from its file, which holds its elements row by row.
 
-        Raises: CacheCorrupt if the file is missing or of another size.
-        """
+        Raises: CacheCorrupt if the file is missing or of another size."""
         given = self.constants.get(key)
         if given is not None:
             return given
@@ -274,8 +271,7 @@ def bind_by_ctypes(address: int, count: int, on_error: OnError) -> Launch:
 def index_error(sites: tuple[Site, ...]) -> OnError:
     """What a kernel's status raises: its n-th checked index was out of range.
 
-    Raises (when called): IndexOutOfRange, which is both an IndexError and a RuntimeError.
-    """
+    Raises (when called): IndexOutOfRange, which is both an IndexError and a RuntimeError."""
 
     def raise_error(status: int) -> object:
         size, where = sites[status - 1] if 0 < status <= len(sites) else (None, None)

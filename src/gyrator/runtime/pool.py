@@ -8,8 +8,7 @@ block takes the place of idle ones of at least half its size, as it serves for t
 A pool holds at most twice what was in use at once some time before: a call takes blocks of many sizes one after the
 other, and where only the most at once were kept, each call would find some of them gone. Of idle blocks those go first
 that were not taken for the longest time; all go when a compiled function dies, when free memory runs short, and on
-:meth:`Pool.clear`.
-"""
+:meth:`Pool.clear`."""
 
 import threading
 from bisect import bisect_left, insort

@@ -39,8 +39,7 @@ class Peaks:
 
 def machine_peaks(device: str = "cpu") -> Peaks:
     """Measured on a copy of 64 MiB and a product of 768x768 matrices: the best of a few. On a GPU, whose caches and
-    units are larger, on 512 MiB and a product of 8192x8192 matrices in bfloat16.
-    """
+    units are larger, on 512 MiB and a product of 8192x8192 matrices in bfloat16."""
     gpu = device != "cpu"
     source = torch.ones(1 << (27 if gpu else 24), device=device)
     size, dtype = (8192, torch.bfloat16) if gpu else (768, torch.float32)

@@ -35,8 +35,7 @@ from gyrator.session import Session
 class Targets:
     """What kernels of a graph are built for: a GPU, this machine's processor, or both; what the schedule knows of each.
 
-    A graph on a GPU seldom has kernels for the processor, so `toolchain` may be None for it.
-    """
+    A graph on a GPU seldom has kernels for the processor, so `toolchain` may be None for it."""
 
     toolchain: Toolchain | None
     cpu: Cpu | None
@@ -52,8 +51,7 @@ class Targets:
 def find_targets(config: Config, device: torch.device) -> Targets:
     """The targets of graphs on `device`. A GPU that is not here is like an H100.
 
-    Raises: ToolchainMissing; DeviceUnsupported for a GPU that is missing or too old.
-    """
+    Raises: ToolchainMissing; DeviceUnsupported for a GPU that is missing or too old."""
     try:
         toolchain = find_toolchain(config)
     except ToolchainMissing:
@@ -73,8 +71,7 @@ def find_targets(config: Config, device: torch.device) -> Targets:
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """The kernels of a plan, printed and on their way: where the wrapper finds each, by its name in the plan, and its
-    symbol and text; inputs that the wrapper aligns; the user's places, for indices out of range.
-    """
+    symbol and text; inputs that the wrapper aligns; the user's places, for indices out of range."""
 
     built: Mapping[str, BuiltKernel | TritonKernel]
     texts: Mapping[str, tuple[str, str]]
@@ -85,8 +82,7 @@ class Kernels:
     def wait(self) -> dict[str, str | Path]:
         """The files that the graph's folder needs, when they are there.
 
-        Raises: KernelBuildError, KeyboardInterrupt.
-        """
+        Raises: KernelBuildError, KeyboardInterrupt."""
         return {name: file for wait in self._waits for name, file in wait().items()}
 
 
@@ -94,8 +90,7 @@ def start_kernels(plan: Plan, targets: Targets, store: Store, session: Session, 
     """Print a plan's kernels and begin to build them; returns at once.
 
     Raises: ToolchainMissing if a kernel runs on the processor and there is no compiler. UnsupportedInput,
-    InternalCheckError for a kernel that cannot be printed.
-    """
+    InternalCheckError for a kernel that cannot be printed."""
     on_gpu = [kernel for kernel in plan.kernels if kernel.tiling is not None]
     on_cpu = [kernel for kernel in plan.kernels if kernel.tiling is None]
     with session.stage("print kernels"):
@@ -137,8 +132,7 @@ def print_forms(kernel: Kernel, *, early: bool = False) -> TritonKernel:
 
 def print_with_room(forms: Callable[[Kernel], TritonKernel], kernel: Kernel) -> TritonKernel:
     """A kernel on a GPU whose text holds for blocks of the grid and of looped rows up to four times as large as any of
-    its configs has. Templates and loops side by side are printed as they are.
-    """
+    its configs has. Templates and loops side by side are printed as they are."""
     tiling = kernel.tiling
     if tiling is None or tiling.category in ("template", "foreach"):
         return forms(kernel)

@@ -52,8 +52,7 @@ _ASK_FOR_TILES = (158, 0x1023, 18)
 class Toolchain:
     """A compiler that exists, and an instruction set that the processor has.
 
-    `identity` changes when the compiler is replaced; it is found without running it.
-    """
+    `identity` changes when the compiler is replaced; it is found without running it."""
 
     compiler: Path
     isa: str
@@ -82,8 +81,7 @@ class Toolchain:
 def find_toolchain(config: Config) -> Toolchain:
     """The toolchain that the options ask for.
 
-    Raises: ToolchainMissing without a C++ compiler, or for an instruction set that this processor lacks.
-    """
+    Raises: ToolchainMissing without a C++ compiler, or for an instruction set that this processor lacks."""
     isa = cpu_isa()
     wanted = isa if config.cpu_isa == "auto" else config.cpu_isa
     order = tuple(ISA_FLAGS)

@@ -2,8 +2,7 @@
 
 A binary is known by a digest of all that it depends on: the text without comments, the choice, what is taken
 for granted of its arguments, the GPU's capability, Triton's version and the device library. One that any
-graph built before is taken from the store; then Triton is not even imported.
-"""
+graph built before is taken from the store; then Triton is not even imported."""
 
 import importlib.metadata
 import json
@@ -52,8 +51,7 @@ class GpuTarget:
 def find_target(config: Config, device: torch.device) -> GpuTarget:
     """What kernels for `device` are built for: its own capability, or the one that an option names.
 
-    Raises: ToolchainMissing without Triton; DeviceUnsupported without a GPU, or if it or Triton is too old.
-    """
+    Raises: ToolchainMissing without Triton; DeviceUnsupported without a GPU, or if it or Triton is too old."""
     if not available("triton"):
         hint = "install the Triton that torch pins, or move the model to the CPU"
         raise ToolchainMissing("Triton, which kernels for GPUs need,", hint)
@@ -80,8 +78,7 @@ def _capability(device: torch.device) -> int:
 # -- what is asked for ---------------------------------------------------------------------------------------
 def request_for(kernel: TritonKernel, config: int, aligned: frozenset[int], capability: int) -> dict[str, Any]:
     """What a worker is asked for: a kernel for one of its variants. `aligned` are the positions of arguments
-    that are multiples of 16. But for templates, products within sums are rounded too, so that x*y - x*y is 0.
-    """
+    that are multiples of 16. But for templates, products within sums are rounded too, so that x*y - x*y is 0."""
     written, chosen = kernel.variants[config]
     options = {"num_warps": chosen.num_warps, "num_stages": chosen.num_stages, "maxnreg": chosen.registers or None}
     options["enable_fp_fusion"] = kernel.category == "template"
@@ -135,8 +132,7 @@ class TritonBuild:
     def wait(self) -> list[tuple[Wanted, dict[int, Binary]]]:
         """For each kernel the binaries of the configs that the GPU can run.
 
-        Raises: KernelBuildError if there is none. KeyboardInterrupt; the workers at work are ended first.
-        """
+        Raises: KernelBuildError if there is none. KeyboardInterrupt; the workers at work are ended first."""
         self.jobs.finish(job for _, configs in self.binaries for job in configs)
         return [(wanted, self._usable(wanted, [job.result() for job in configs])) for wanted, configs in self.binaries]
 

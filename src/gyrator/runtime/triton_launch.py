@@ -10,8 +10,7 @@ A launch is one `struct` pack and one call of the driver. Both work on a block o
       `CUlaunchConfig` of cuda.h           in C's layout
 
 A thread takes the block for as long as its call of the driver lasts, since the driver runs without the
-interpreter's lock; a second thread makes itself another one.
-"""
+interpreter's lock; a second thread makes itself another one."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -76,8 +75,7 @@ def bind(
     of 32 threads and `shared` bytes of memory. `attribute` is TOGETHER or EARLY, if the launch has one.
     `on_assert` is called when a check of an earlier kernel had failed; it may raise a better error.
 
-    Raises (when called): LaunchFailed. A launch of no blocks does nothing.
-    """
+    Raises (when called): LaunchFailed. A launch of no blocks does nothing."""
     codes = "".join("Q" if kind.startswith("*") else CODES[kind] for kind in kinds)
     whole = Struct(f"@{_CONFIG}{codes}0Q")
     places = [calcsize(f"@{_CONFIG}{codes[: k + 1]}") - calcsize(f"@{c}") for k, c in enumerate(codes)]
@@ -123,8 +121,7 @@ def guarded(current: list[Launch], checked: Sequence[int], otherwise: Callable[[
     """A function that calls the one launch in `current`, which may be exchanged.
 
     Its kernel relies on arguments that are multiples of 16: those at `checked`. Where one is not, the kernel
-    that `otherwise` makes at the first need runs, which relies on none of them.
-    """
+    that `otherwise` makes at the first need runs, which relies on none of them."""
     places = tuple(checked)
     made: list[Launch] = []
 

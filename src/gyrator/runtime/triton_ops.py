@@ -1,8 +1,7 @@
 """The device library of Triton kernels: what generated kernels call by the name ``rt``.
 
 Only generated kernels import this module. Integer division by zero gives 0, as in the reference
-interpreter; comparisons and extremes treat NaN as torch does.
-"""
+interpreter; comparisons and extremes treat NaN as torch does."""
 
 # ruff: noqa: D103  (named after the rows of the op table, where they are described)
 # mypy: ignore-errors
@@ -270,8 +269,7 @@ def welford_next(mean, m2, n, x, ok):
 def softmax_next(top, total, x):
     """The states (maximum, sum of exp(x - maximum)) after one more element each, or after as many neighbours in a
     row as there are elements for a state: what a thread loads at once needs one exponential more, not one for each.
-    -inf adds nothing.
-    """
+    -inf adds nothing."""
     last: tl.constexpr = len(x.shape) - 1
     size: tl.constexpr = x.shape[last] // top.shape[last]
     if last == 0:
@@ -360,8 +358,7 @@ def arrive(counters, at, part, PARTS: tl.constexpr):
     """Count one of the programs that share a counter, after all that it stored: the ticket to wait with for the others.
 
     Together they add 2**31, so that the counter's sign changes when the last one is there, and all else is as before.
-    They may meet there any number of times: nobody comes to the next time before all came to this one.
-    """
+    They may meet there any number of times: nobody comes to the next time before all came to this one."""
     tl.debug_barrier()
     counter = counters.to(tl.pointer_type(tl.int32), bitcast=True) + at
     return tl.atomic_add(counter, counted(part, PARTS), sem="acq_rel")

@@ -1,8 +1,7 @@
 """Timing a kernel's configs on the arguments of the first call, so that the fastest is chosen.
 
 What the kernel would change twice is put aside before and put back after. The choice is kept in the store
-under the kernel, the GPU and the sizes, so that later processes load that one binary alone.
-"""
+under the kernel, the GPU and the sizes, so that later processes load that one binary alone."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,8 +28,7 @@ FASTER = 0.98
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """One of a kernel's configs, as ``XBLOCK: 512, num_warps: 4``, its category (see `TritonKernel`), its binary,
-    and milliseconds of a launch; None if the GPU lacks the registers or the shared memory for it.
-    """
+    and milliseconds of a launch; None if the GPU lacks the registers or the shared memory for it."""
 
     config: str
     category: str
@@ -59,8 +57,7 @@ def descend(config: Config, took: float, room: Mapping[str, int], measure: Calla
     """The config from which no neighbour is faster by 2%.
 
     From a config, which ``took`` so long, to the first neighbour that is faster, and on from there. What cannot run
-    has None.
-    """
+    has None."""
     found: dict[Config, float | None] = {config: took}
     while True:
         for other in neighbours(config, room):
@@ -83,8 +80,7 @@ def times(
 
     Returns None where nothing can be timed: while a graph is recorded, or without memory for the copies.
 
-    Raises: LaunchFailed if no candidate can be launched.
-    """
+    Raises: LaunchFailed if no candidate can be launched."""
     if torch.cuda.is_current_stream_capturing():
         return None
     try:

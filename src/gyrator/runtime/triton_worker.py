@@ -4,8 +4,7 @@
 
 It runs on its own, beside the process that wants the kernels: Triton holds the interpreter's lock while it compiles. It
 imports neither torch nor the rest of gyrator, so it is ready after half a second. FOLDER takes what it writes; whoever
-started it removes it.
-"""
+started it removes it."""
 
 import importlib
 import importlib.util
@@ -51,8 +50,7 @@ def compile_kernel(request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
     A request has: ``source`` (a module's text), ``function`` in it, ``signature`` (argument → type),
     ``constants`` (argument → value), ``aligned`` (positions of arguments that are multiples of 16),
-    ``options`` of the compiler and ``capability`` (80, 90, …) of the GPU.
-    """
+    ``options`` of the compiler and ``capability`` (80, 90, …) of the GPU."""
     compiler = importlib.import_module("triton.compiler")
     target = importlib.import_module("triton.backends.compiler").GPUTarget
     function = getattr(_module(request["source"], folder), request["function"])

@@ -71,8 +71,7 @@ class Workers:
     """The workers of one process. Threads may ask at the same time; each gets a worker of its own.
 
     Workers end with this process: their input ends. One that was idle for two minutes ends by itself, and
-    another takes its place when there is work again.
-    """
+    another takes its place when there is work again."""
 
     def __init__(self) -> None:
         self._idle: list[Worker] = []
@@ -89,8 +88,7 @@ class Workers:
     def ask(self, request: Mapping[str, object]) -> dict[str, Any]:
         """What a worker answers; a new one is asked if it ended before.
 
-        Raises: WorkerEnded if the new one ended too, or after `stop`.
-        """
+        Raises: WorkerEnded if the new one ended too, or after `stop`."""
         stops = self._stops
         try:
             return self._answer(self._take(), request)

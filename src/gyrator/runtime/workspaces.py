@@ -10,8 +10,7 @@ class Workspaces:
     for signs.
 
     Launches on one stream share the latter. One that is recorded has its own, as recordings may be replayed on several
-    streams at once; it comes from a reserve that was zeroed before, so that zeroing is not recorded.
-    """
+    streams at once; it comes from a reserve that was zeroed before, so that zeroing is not recorded."""
 
     def __init__(self) -> None:
         self._of_stream: dict[int, torch.Tensor] = {}

@@ -48,8 +48,7 @@ def radix(index: Index, extent: Index | None = None) -> list[Axis] | None:
     """The axes of a mixed-radix number that counts ``0 … extent-1`` once each, innermost first; None if it is none.
     Without ``extent`` it may count any number.
 
-    ``768*i + 64*h + d`` with ``h < 12``, ``d < 64`` and extent ``768*N`` gives ``[d, h, i]``.
-    """
+    ``768*i + 64*h + d`` with ``h < 12``, ``d < 64`` and extent ``768*N`` gives ``[d, h, i]``."""
     terms = linear_terms(index)
     if terms is None:
         return None
@@ -128,8 +127,7 @@ def unify(left: Sequence[Index], right: Sequence[Index], extents: Sequence[Index
     """Rewrite both spaces so that ``left[k] = right[k]`` for every k. ``extents[k]`` is how far coordinate k counts.
 
     Refuses (None) where a coordinate does not count its extent once, unless both count equally far, and where extents
-    do not divide each other.
-    """
+    do not divide each other."""
     renaming = _renaming(left, right)
     if renaming is not None:
         return Unification(renaming, {})

@@ -15,8 +15,7 @@ def check_plan(plan: Plan) -> None:
     upon it; that what lies within a value has ended when a step names that value, and does not meet there; that a name
     is given and freed once, and that outputs, and inputs that nobody reads, are all that is left.
 
-    Raises: InternalCheckError naming the first step that breaks a rule.
-    """
+    Raises: InternalCheckError naming the first step that breaks a rule."""
     checker = _Checker(plan)
     for number, step in enumerate(plan.steps):
         try:

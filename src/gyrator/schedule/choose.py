@@ -6,8 +6,7 @@
                               mm_1       0.070 ms           mm_1 with relu          0.072 ms
 
 The best few templates of the first question stand in the second one, against the best way without fusion. What makes an
-operand (:mod:`prologue`) is part of both, stored before the product or computed by the template.
-"""
+operand (:mod:`prologue`) is part of both, stored before the product or computed by the template."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
@@ -38,8 +37,7 @@ def choose_products(
     With them what constants they read in panels.
 
     Without ``ask``, which the option ``max_autotune`` provides, calls stay calls, but for what no library is fast at:
-    rows that end anywhere, few rows with an operand that is not stored yet, and groups of few rows.
-    """
+    rows that end anywhere, few rows with an operand that is not stored yet, and groups of few rows."""
     if ask is None:
         units = [(isinstance(u, Extern) and unpadded(u, gpu, options.gemm_backends)) or u for u in units]
         with_gpu, with_cpu = "triton" in options.gemm_backends, CPP in options.gemm_backends and gpu is None

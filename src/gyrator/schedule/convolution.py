@@ -2,8 +2,7 @@
 
     out[n, c, y, x] = Σ_k patches[(n, y, x), k] · filters[k, c]        k counts (row, column of the kernel, channel)
 
-With kernels of one element that step over nothing, the patches are the pixels of the images as they lie.
-"""
+With kernels of one element that step over nothing, the patches are the pixels of the images as they lie."""
 
 from dataclasses import dataclass
 
@@ -51,8 +50,7 @@ def window_of(call: Extern) -> tuple[Window, View, View] | None:
     """What a convolution slides over, its patches as a matrix, and its filters as one.
 
     Refuses (None) transposed and grouped ones, steps that are not given for each side as numbers, and images or
-    filters whose channels do not lie together.
-    """
+    filters whose channels do not lie together."""
     images, filters, _, stride, padding, dilation, transposed, _, groups = call.args
     if not isinstance(images, View) or not isinstance(filters, View) or transposed is not False or groups != 1:
         return None

@@ -50,8 +50,7 @@ class Cpu:
 def cpu_configs(product: Product, cpu: Cpu) -> Iterator[tuple[str, Config]]:
     """Templates and their numbers for a product, the likely best first.
 
-    MR rows and V registers of columns (NR in all) are summed in registers; TAIL is the height of the last panel.
-    """
+    MR rows and V registers of columns (NR in all) are summed in registers; TAIL is the height of the last panel."""
     dtype = product.left.value.dtype
     if dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.int8):
         return
@@ -84,8 +83,7 @@ def few_rows(product: Product, cpu: Cpu) -> tuple[Config, ...]:
 
     4096x4096 weights of 8 bits on one core of a Sapphire Rapids: 1 to 32 rows take 4.6 ms, as long as the library's
     product of bfloat16 weights of twice the size, converted first 10.5; 128 rows 10.5, converted first 16. On an EPYC
-    without tiles 16 rows take 5.4 ms, converted first 6.8; of float32 9.5 and 14.8.
-    """
+    without tiles 16 rows take 5.4 ms, converted first 6.8; of float32 9.5 and 14.8."""
     dtype, tall = product.right.value.dtype, product.right.strides[-2] is ONE
     widened = product.ends is None and (dtype == torch.float32 or _has_dots(dtype, cpu))
     fast = tall if _on_tiles(dtype, cpu) else widened

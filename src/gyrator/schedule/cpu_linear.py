@@ -1,8 +1,7 @@
 """Linear layers of a processor: biases that the readers of products add, and oneDNN's linear layer with a unary
 function, the library's rival of a template with an epilogue.
 
-mm(x, w') + b; relu    →    mkldnn._linear_pointwise(x, w, b, "relu", [], "")        w of N x K, a constant
-"""
+mm(x, w') + b; relu    →    mkldnn._linear_pointwise(x, w, b, "relu", [], "")        w of N x K, a constant"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,8 +19,7 @@ from gyrator.schedule.products import Product
 def linear_unary(call: Extern, product: Product, group: Group, program: Program) -> Extern | None:
     """One call for a linear layer with a constant weight and the unary function in ``group``.
 
-    Refuses a product that others read, scales, other functions, and a weight or result that does not lie row by row.
-    """
+    Refuses a product that others read, scales, other functions, and a weight or result that does not lie row by row."""
     right, out, nest = product.right, group.members[0].nest.out[0], group.members[0].nest
     read = sum(product.out in uses(node) for node in program.nodes) + (product.out in shown_values(program))
     frozen = right.value in {c.value for c in program.constants} and len(right.shape) == 2
@@ -62,8 +60,7 @@ def add_biases_later(program: Program) -> Program:
     The library copies the bias to each row of the result before it adds the product to them: 6% more time than the
     product alone (the median of five sizes from 512x256x256 to 64x768x3072, float32, 2 cores). Refuses where no nest
     reads the result, or a call does; narrower types, whose product is rounded before; and a GPU, whose library adds the
-    bias before it stores.
-    """
+    bias before it stores."""
     by_nests = {value for node in program.nodes if isinstance(node, Nest) for value in uses(node)}
     by_calls = {value for node in program.nodes if isinstance(node, Extern) for value in uses(node)}
 

@@ -13,8 +13,7 @@ def remove_dead(program: ir.Program) -> ir.Program:
     """Drop nodes that no output, update or effect needs, and single results that nobody reads.
 
     Before: ``v = nest…; mean, m2, count = reduce welford…; return mean``; after: ``mean, _, _ = reduce welford…; return
-    mean``. Nodes with effects or mutations stay.
-    """
+    mean``. Nodes with effects or mutations stay."""
     live = set(ir.shown_values(program))
     kept: list[ir.Node] = []
     for node in reversed(program.nodes):
@@ -33,8 +32,7 @@ def fill_empty(program: ir.Program) -> ir.Program:
     """Replace nests that compute nothing by constants, so that later passes meet no loop of extent 0.
 
     Before: ``s = nest[i<3] reduce sum over r<0  x[i, r]``; after: ``s = nest[i<3] 0.0``.
-    Scatters stay (they copy), and so do reductions without a single value to start from (Welford's).
-    """
+    Scatters stay (they copy), and so do reductions without a single value to start from (Welford's)."""
     return ir.map_nests(program, _filled)
 
 

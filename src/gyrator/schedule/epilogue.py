@@ -3,8 +3,7 @@
     y = mm(x, w); z = relu(y) + r    →    group (i, j): y = acc[i, j], z = relu(y) + r[i, j]
 
 The product is a nest like any other. What it reads, the *accumulator*, is a local of the kernel, which the template
-fills; it lies nowhere, so its device is "meta".
-"""
+fills; it lies nowhere, so its device is "meta"."""
 
 import torch
 
@@ -31,8 +30,7 @@ def accumulator(product: Product) -> Value:
 def product_group(product: Product, epilogue: Group | None, origins: tuple[Origin, ...] = ()) -> Group | Refused:
     """The product's nest, joined with the group that follows it.
 
-    Refuses a group that runs over more or other elements than the product's, or that reduces or scatters.
-    """
+    Refuses a group that runs over more or other elements than the product's, or that reduces or scatters."""
     nest = _nest(product, origins)
     group = singleton(nest, FIRST)
     if epilogue is None:

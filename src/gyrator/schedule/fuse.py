@@ -53,8 +53,7 @@ def fuse(program: Program, most: int, slower: Slower | None = None, gpu: Gpu | N
     results of one group that have one shape, as last steps of sums: they save a launch. A join is legal
     where the iteration spaces unify (see :mod:`align`), every read of a result within the group is at the
     reader's own iteration, and no other unit lies between the two; it is refused where it would serialise a
-    long row, or stride through memory, or make a kernel too large, or where ``slower`` says so.
-    """
+    long row, or stride through memory, or make a kernel too large, or where ``slower`` says so."""
     state = _State(program, most, slower, gpu)
     decisions: dict[tuple[int, int, Value], Decision] = {}
     for p, q, value in _candidates(program):

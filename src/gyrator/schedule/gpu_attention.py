@@ -6,8 +6,7 @@ First comes the template: ``forward``, ``rows`` (the gradient of queries) or ``c
 becomes ``decode`` where the rows of all heads with the same keys are one tile. Gradients also take that of the result,
 the sums, and what to subtract. ``lists`` say which blocks of ``sides`` rows and columns are walked: counts, numbers,
 the same of whole ones. The user's functions on one score (what becomes of it, whether it is kept, its gradient),
-programs of their own, become expressions over batch, head, row and column.
-"""
+programs of their own, become expressions over batch, head, row and column."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -52,8 +51,7 @@ FEW, FEW_KEYS = 16, 256
 def attention_units(units: Sequence[Unit], rule: Rule, gpu: Gpu, *, tune: bool) -> tuple[Unit, ...]:
     """The units with calls of attention as kernels, with several configs if the best is to be found by ``tune``.
 
-    A call stays whose functions are more than expressions, or whose tensors are views of other types or empty.
-    """
+    A call stays whose functions are more than expressions, or whose tensors are views of other types or empty."""
     return tuple(_unit(u, rule, gpu, tune) if isinstance(u, Extern) and u.functions else u for u in units)
 
 

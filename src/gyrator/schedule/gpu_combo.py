@@ -5,8 +5,7 @@
 
 A launch moves up to an earlier one if nothing from there on writes what it reads, or reads or writes what it writes.
 What it needs is allocated before the common launch, and what has had its last use is freed after it: only where hardly
-more is held than at the plan's peak (``MOST_EARLY``).
-"""
+more is held than at the plan's peak (``MOST_EARLY``)."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ BLOCK, WARPS = 2048, 4
 class _Slot:
     """Steps that run as one, with what is allocated before and freed after them. ``forms`` are what the kernels compute
     if others may join them, ``pointers`` where, ``elements`` how many, ``early`` the bytes that they allocate; ``room``
-    is how many bytes more may be held then.
-    """
+    is how many bytes more may be held then."""
 
     steps: list[Launch | Call | Copy]
     forms: set[Hashable]
@@ -171,8 +169,7 @@ def _side_by_side(
 ) -> tuple[Kernel, tuple[Value, ...]]:
     """One kernel for several, and its arguments, from theirs. Params in the same memory are one.
 
-    a[i] = f(x[i])   and   b[j] = f(y[j])   →   | i { a[i] = f(x[i]) } | j { b[j] = f(y[j]) }
-    """
+    a[i] = f(x[i])   and   b[j] = f(y[j])   →   | i { a[i] = f(x[i]) } | j { b[j] = f(y[j]) }"""
     params: dict[Value, Param] = {}
     given: dict[Value, Value] = {}
     body: list[Loop] = []

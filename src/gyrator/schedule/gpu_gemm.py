@@ -89,8 +89,7 @@ def few_configs(product: Product, gpu: Gpu, made: Sequence[Group] = ()) -> tuple
     """Blocks of the template `tiled` for a product that is bound by reading an operand: programs for half of the
     processors at least, or else for parts of k. None if neither can be, or if k is far too long for one program, as for
     gradients of weights. Groups, which are many, have any number. Fewer stages where what an operand is computed from,
-    by one of ``made``, would not fit.
-    """
+    by one of ``made``, would not fit."""
     count, m, n = _sides(product)
     if volume(product.left.shape[-1:], 1) > MOST_SUMMED:
         return ()
@@ -125,8 +124,7 @@ def _sides(product: Product) -> tuple[int, int, int]:
 def unpadded(call: Extern, gpu: Gpu | None, backends: Collection[str]) -> Templated | None:
     """A large product whose rows alone end where libraries are slow (logits of 30,522 words in bfloat16), by the
     template that loads by descriptors: 16384 x 768 x 30522 take 1.20 ms on an H200, a padded product and the copy
-    of what the caller sees 1.58 ms, and twice the memory; the library 3.24 ms.
-    """
+    of what the caller sees 1.58 ms, and twice the memory; the library 3.24 ms."""
     if gpu is None or "triton" not in backends:
         return None
     product = product_of(call)

@@ -7,8 +7,7 @@ The backward of a layer norm needs sums along each row (for the gradient of the 
             {  = c: p[b, c] = part[c] }
 
 and a small kernel adds up the P partial rows. Everything is read once. Where P does not divide R, some programs end a
-row before others.
-"""
+row before others."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,8 +28,7 @@ def mix(rows: Group, columns: Group, left: Indices, right: Indices, shape: Indic
     space of the rows of a part), in which ``left`` and ``right`` are the same element of a value.
 
     Refuses where a row is scanned or does not fit in registers, where a reduction down the columns keeps more than one
-    number, and where some programs end before others in a grid of more than one axis.
-    """
+    number, and where some programs end before others in a grid of more than one axis."""
     if len(rows.spaces) != 1 or len(columns.spaces) != 1 or rows.serial or columns.serial:
         return Refused("they are no rows and columns of one tensor")
     aligned = _aligned(rows, columns, left, right, shape)
@@ -73,8 +71,7 @@ def _aligned(
     """Both over the parts of ``columns`` and the rows within them. Where the last one is masked it does not run.
 
     Before: ``| b < P { = c { - i < C: s += where(i*P + b < R, x[i*P + b, c], 0) } }``
-    after:  ``| b < P { = c { - i < (R - b + P - 1)/P: s += x[i*P + b, c] } }``
-    """
+    after:  ``| b < P { = c { - i < (R - b + P - 1)/P: s += x[i*P + b, c] } }``"""
     down = {a for index in right if index.axes() & {*columns.spaces[0]} for a in index.axes()}
     parted = [k for k, index in enumerate(right) if index.axes() & down]
     sizes = tuple([shape[k] for k in parted])

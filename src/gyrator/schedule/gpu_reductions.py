@@ -42,8 +42,7 @@ def split_on_gpu(program: Program, gpu: Gpu | None) -> Program:
 
     There are as many parts as make four programs per multiprocessor. Where their number does not divide the extent the
     last ones are masked. Splits sums, products, extremes (with their numbers) and, where it divides, variances. Refuses
-    rows that programs can share within one launch and then need again: a sum alone is faster in two.
-    """
+    rows that programs can share within one launch and then need again: a sum alone is faster in two."""
     by_rows, again = _read_by_rows(program), _read_again(program)
 
     def cut(nest: Nest) -> Cut | None:
@@ -116,8 +115,7 @@ def online_softmax(program: Program, gpu: Gpu | None) -> Program:
     after:  ``m, s = reduce softmax over j of a[i, j]``
 
     Refuses rows of at most 16,384 elements, which stay in registers between two passes, and those of twice as many if
-    what follows needs them again; but not where programs share rows: then it saves an exchange.
-    """
+    what follows needs them again; but not where programs share rows: then it saves an exchange."""
     tops: dict[Value, tuple[int, Nest, Reduce]] = {}
     nests = [n for n in program.nodes if isinstance(n, Nest)]
     made = {n.out[0]: (n.axes, n.root.body) for n in nests if isinstance(n.root, Pointwise)}

@@ -24,8 +24,7 @@ def shared_blocks(group: Group, gpu: Gpu | None) -> tuple[int, ...]:
     Refuses scatters, transpositions, and sums down the columns beside those of rows.
 
     Scans share rows of any number and length, if there are at most twice as many rows as multiprocessors: a program
-    waits only for those before it. Refuses reductions beside them, and what is computed once for a row.
-    """
+    waits only for those before it. Refuses reductions beside them, and what is computed once for a row."""
     if gpu is None or not group.members[0].nest.on_gpu or group.serial or len(group.spaces) != 1:
         return ()
     roots = {type(m.nest.root) for m in group.members}

@@ -2,8 +2,7 @@
 
 The candidates follow from how the kernel walks through memory: a row that is contiguous is handled by a
 program of its own, whole if it fits in the registers of a block of threads; of columns a program takes as
-many as fill a memory transaction.
-"""
+many as fill a memory transaction."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -156,8 +155,7 @@ def _in_blocks(walk: _Walk, whole: Tiling) -> Tiling | None:
 
 def _whole_rows(row: int, points: int, gpu: Gpu, item: int) -> list[tuple[int, int]]:
     """(rows, warps) of a program. A thread has 64 bytes of a row or half of that. Warps do not share short rows:
-    what is loaded for all rows of a tile, as weights are, would then be laid out in another way than the rows.
-    """
+    what is loaded for all rows of a tile, as weights are, would then be laid out in another way than the rows."""
     most = power(max(1, points // (2 * gpu.processors)) + 1) // 2
     warp = 32 * 64 // item
     warps = min(max(row // warp, 1), 32)

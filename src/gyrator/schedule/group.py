@@ -2,8 +2,7 @@
 
 A group has *outer* axes, under which every member runs, and *spaces*: sets of inner axes, each the row over which
 some members reduce, scan or map. Softmax over ``x[i, j]`` is one group: outer ``(i,)``, one space ``(j,)``, five
-members. A purely pointwise group has outer axes alone.
-"""
+members. A purely pointwise group has outer axes alone."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ class Member:
 @dataclass(frozen=True, slots=True)
 class Group:
     """Nests in one kernel: ``outer`` axes are common to all; besides, each member runs over one of ``spaces``
-    or none. ``serial`` are outer axes that one program of a GPU runs through in order (see :mod:`gpu_mix`).
-    """
+    or none. ``serial`` are outer axes that one program of a GPU runs through in order (see :mod:`gpu_mix`)."""
 
     outer: Axes
     spaces: tuple[Axes, ...]
@@ -153,8 +151,7 @@ def join(first: Group, second: Group, left: Indices, right: Indices, shape: Indi
     """One group of both, in which ``left`` (over first's axes) and ``right`` (over second's) are the same element.
 
     Both address a value of the given shape. If the outer axes differ, a purely pointwise group may take part of its
-    axes as a space of the other. Refuses where the two iterate over the value in ways that do not match.
-    """
+    axes as a space of the other. Refuses where the two iterate over the value in ways that do not match."""
     same = unify(left, right, shape)
     if same is None:
         return Refused("they read the value at indices that do not match one to one")
@@ -241,8 +238,7 @@ def _all_axes(group: Group) -> set[Axis]:
 def crossing_reads(group: Group, first: frozenset[int]) -> Refused | None:
     """Whether members that read a result across the two halves of a join read the very element of their own iteration.
 
-    ``first`` are the positions of one half; reads within a half were checked when it was made.
-    """
+    ``first`` are the positions of one half; reads within a half were checked when it was made."""
     made: dict[Value, Member] = {v: m for m in group.members for v in m.nest.out if v is not None}
     for member in group.members:
         if isinstance(member.nest.root, Scatter) and member.nest.root.into in made:

@@ -52,8 +52,7 @@ def inline(program: Program, rule: Rule) -> Program:
     the extra work costs less than the memory traffic it saves: ``extra work < BALANCE · bytes saved``; a GPU has time
     for SPARE instructions. Refused for bodies over 64 nodes or 8 loads, for transcendental, random or indirect bodies
     that would be evaluated more often than P has elements, and into sorts. Sharing at the same index between
-    several readers is left to fusion.
-    """
+    several readers is left to fusion."""
     pinned, reads = shown_values(program).union(*map(addressed, program.nodes)), _reads(program)
     bodies_of: dict[Value, tuple[Nest, Expr]] = {}
 

@@ -2,8 +2,7 @@
 
 A group's outer axes become the outer loops, each space at each *level* a loop nest inside them. A member's
 level is how many reductions it must wait for. A value of one level that a later one needs is recomputed if
-that is cheap, read back if it is stored anyway, and otherwise kept in a scratch row.
-"""
+that is cheap, read back if it is stored anyway, and otherwise kept in a scratch row."""
 
 from __future__ import annotations
 
@@ -68,8 +67,7 @@ def title_of(group: Group) -> str:
 def levels_of(members: tuple[Member, ...]) -> dict[int, int]:
     """By each member's position how many reductions of the group must be complete before it.
 
-    It is as early as its reductions allow; then pointwise ones are as late as their first reader.
-    """
+    It is as early as its reductions allow; then pointwise ones are as late as their first reader."""
     made = {v: m for m in members for v in m.nest.out if v is not None}
     level: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
@@ -444,8 +442,7 @@ def _stores_last(stages: list[Loop | Stage], rows: Collection[Value]) -> list[Lo
         m[i] = f(old[i]); p[i] = g(old[i])   →   let m = f(old[i]); let p = g(old[i]); m[i] = %m; p[i] = %p
 
     What combines with memory, and what goes to scratch ``rows`` that later stages read, stays in its order
-    between the two.
-    """
+    between the two."""
     if len(stages) < 2:
         return stages
     named: dict[Expr, Ref] = {s.expr: s.name for s in stages if isinstance(s, Let)}

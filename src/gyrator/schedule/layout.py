@@ -39,8 +39,7 @@ def _own_accesses(group: Group, stored: frozenset[Value] | None = None) -> Itera
 
 def lane_cost(group: Group, stored: frozenset[Value], lanes: Mapping[int | None, Axis | None], width: int) -> int:
     """About how many instructions load and store where vectors of ``width`` lie along an axis for each space, None for
-    what is in no space: one for each element that is not beside the last one.
-    """
+    what is in no space: one for each element that is not beside the last one."""
     cost = 0
     for member, access in _own_accesses(group, stored):
         lane, position = lanes[member.space], substitute(access.position, member.at)
@@ -110,8 +109,7 @@ def loop_order(axes: Iterable[Axis], found: list[Access]) -> list[Axis]:
 def coalesce(group: Group, order: list[Axis], found: list[Access]) -> tuple[Group, list[Axis]]:
     """Merge neighbouring loops that walk through everything as one: ``i < 4, j < 9`` with strides 9, 1 → ``m < 36``.
 
-    Refuses a pair where some index uses the axes other than as ``i*extent(j) + j``.
-    """
+    Refuses a pair where some index uses the axes other than as ``i*extent(j) + j``."""
     raw = [a.position for a in found] + _raw_indices(group)
     merged: list[Axis] = []
     for axis in order:

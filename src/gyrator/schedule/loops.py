@@ -38,8 +38,7 @@ class Style(enum.Enum):
     (Welford, scans), for rows of a few elements, one in each lane, and where most work is the same along an axis.
     ``SPLIT``: ``| block of the row, merged { = part }`` — few, long rows: all threads work on one.
     ``TILES``: ``| outer { = row }`` — on a GPU: one loop per space, no scratch rows; what a later loop needs
-    is recomputed, or still in registers where a tile covers the row.
-    """
+    is recomputed, or still in registers where a tile covers the row."""
 
     ROWS = "rows"
     POINTS = "points"
@@ -57,8 +56,7 @@ class Shape:
     space from the outermost loop to the innermost. ``blocks`` gives each axis of the group that runs in
     blocks as an index over the loops' axes; positions in memory are computed over the group's axes first,
     where they are simple, and blocked then. ``tile`` is a short serial loop around the vectors, over rows of
-    a transposed access whose cache lines stay near.
-    """
+    a transposed access whose cache lines stay near."""
 
     group: Group
     style: Style
@@ -324,8 +322,7 @@ def gpu_loops(group: Group, stored: frozenset[Value]) -> Shape:
 
         y[b, i, j] = x[b, j, i]   →   | b { | i tiled { | j tiled { y[…] = x[…] } } }
 
-    If it reads along a third axis too, that is the third side.
-    """
+    If it reads along a third axis too, that is the third side."""
     group = ordered(group, stored)
     blocks: dict[Atom, Index] = {}
     spaces = tuple([(_flat(f"row{n}", space, blocks),) for n, space in enumerate(group.spaces)])

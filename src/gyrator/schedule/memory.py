@@ -41,8 +41,7 @@ def plan_memory(
 
     A result takes the memory of a value that dies in the same step where the step reads it element by element; the
     new contents of an input are written into the input itself under the same condition, else copied at the end.
-    Without ``in_place`` every result has memory of its own. ``gpu`` is what nests on "cuda" run on.
-    """
+    Without ``in_place`` every result has memory of its own. ``gpu`` is what nests on "cuda" run on."""
     planner = _Planner(program, units, rule, in_place, gpu)
     steps = tuple(planner.steps())
     kernels = tuple(planner.kernels.values())
@@ -53,8 +52,7 @@ def plan_memory(
 class _Here:
     """A group that becomes a launch: its place among the units, what it reads and makes, its members' levels.
 
-    ``whole`` is what a template reads rows and columns of: nothing is placed upon it.
-    """
+    ``whole`` is what a template reads rows and columns of: nothing is placed upon it."""
 
     group: Group
     position: int
@@ -250,8 +248,7 @@ def _elementwise(here: _Here, writer: Member, old: Value, new: Value) -> bool:
     An iteration reads before it writes, and the levels of a group follow each other within an outer
     iteration. So what depends on ``old``, other than through a reduction, must be of a lower level than
     ``writer``, or of the same level in the same loops; and it must read ``old`` at the place that is written. Indices
-    stay as they are: a kernel that is timed runs again, and what it wrote over them may point anywhere.
-    """
+    stay as they are: a kernel that is timed runs again, and what it wrote over them may point anywhere."""
     if not isinstance(writer.nest.root, Pointwise) or old in here.whole:
         return False
     place = substitute(new.position(tuple(a.index() for a in writer.nest.axes)), writer.at)
@@ -279,8 +276,7 @@ def order_products(units: Sequence[Unit], program: Program) -> tuple[Unit, ...]:
     """The units with products moved up past neighbours where that holds less memory: first the one that ends what is
     large.
 
-    dx = mm(g, w);  dw = mm(gᵀ, y)   →   dw = mm(gᵀ, y);  dx = mm(g, w)    # dx may take the place of y
-    """
+    dx = mm(g, w);  dw = mm(gᵀ, y)   →   dw = mm(gᵀ, y);  dx = mm(g, w)    # dx may take the place of y"""
     order = list(units)
     life = life_of(program, units)
     last = {**life.last, **dict.fromkeys(life.forever, len(order))}

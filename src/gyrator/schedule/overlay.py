@@ -5,8 +5,7 @@
     allocate y; allocate a  within y; launch f(x, a); b = mm(a, w); free a; launch g(b, y); return y
 
 Otherwise the layers of a language model leave blocks behind that are too small for its logits: a pool keeps them, and a
-call takes both.
-"""
+call takes both."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -45,8 +44,7 @@ def overlay(plan: Plan) -> Plan:
 
     Where symbolic sizes need not fit, each call asks. Leaves the plan as it is where nothing of the result's dtype ends
     before it is written, and where over 1% more would be held at once because the result is allocated earlier (a pool
-    keeps more without it).
-    """
+    keeps more without it)."""
     fresh = {s.value: at for at, s in enumerate(plan.steps) if isinstance(s, Allocate) and s.upon is None}
     shown = {view.value for view in shown_views(plan.outputs)}
     host = max((v for v in fresh if v in shown and _is_known(v)), key=_bytes, default=None)

@@ -78,8 +78,7 @@ def pad_rows(
 
     Refuses what a template makes (``unpadded``), what is no whole value, has symbolic sides, or is read by other
     operators; sides of products too small for their copies; steps in values of less than 1 MiB, of scatters, and of
-    what the caller sees and no product makes. ``everywhere`` lengthens steps also in what only nests read.
-    """
+    what the caller sees and no product makes. ``everywhere`` lengthens steps also in what only nests read."""
     long = _longer_sides(program, unpadded)
     long.values |= _longer_steps(program, long, everywhere, unpadded)
     if not long.values and not long.products:

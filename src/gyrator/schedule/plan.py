@@ -13,8 +13,7 @@ A plan is printed as the wrapper program, step by step, and nothing is decided a
       return c
 
 Names end by ``Free`` and in no other way: a value that another one was placed upon keeps its name until it is
-freed, inputs included. A plan frees every value but those that its outputs view.
-"""
+freed, inputs included. A plan frees every value but those that its outputs view."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -36,8 +35,7 @@ class Allocate:
     The latter has the same dtype and either the same shape and strides or as many elements without gaps, and the
     step that defines ``value`` is the last to read it (an elementwise kernel, an op that mutates). With an ``offset``
     in elements, ``value`` begins there in ``upon``, which has the same dtype and is written when ``value`` has ended;
-    in a call where ``upon`` has fewer bytes than it ``needs``, it has memory of its own.
-    """
+    in a call where ``upon`` has fewer bytes than it ``needs``, it has memory of its own."""
 
     value: Value
     upon: Value | None = None
@@ -50,8 +48,7 @@ class Launch:
     """Run the kernel of that name on one value per ``Kernel.params`` and one index per ``Kernel.sizes``.
 
     Equal kernels are one ``Kernel`` with several launches, so ``args`` need not have the names of the kernel's params,
-    but their shapes, strides and dtypes with ``Kernel.sizes`` := ``sizes``. Written params are allocated before.
-    """
+    but their shapes, strides and dtypes with ``Kernel.sizes`` := ``sizes``. Written params are allocated before."""
 
     kernel: str
     args: tuple[Value, ...]
@@ -99,8 +96,7 @@ Step: TypeAlias = "Allocate | Launch | Call | Copy | Free"
 class Plan:
     """A graph ready to be printed.
 
-    All updates of inputs are steps: in place of the input, or a ``Copy`` into it after its last reader.
-    """
+    All updates of inputs are steps: in place of the input, or a ``Copy`` into it after its last reader."""
 
     name: str
     inputs: tuple[Input, ...]
@@ -113,8 +109,7 @@ class Plan:
 
 def held(plan: Plan, size_of: Callable[[Value], int]) -> Iterator[tuple[int, Collection[Value]]]:
     """After each launch, call and copy: bytes held, those of inputs apart, and the values that were first in that
-    memory. ``size_of`` gives the bytes of a value. The collection changes when the iterator goes on.
-    """
+    memory. ``size_of`` gives the bytes of a value. The collection changes when the iterator goes on."""
     first: dict[Value, Value] = {}  # for each name the first value in its memory
     names = Counter[Value]()
     total = 0
@@ -160,8 +155,7 @@ OUT_VARIANTS: Mapping[str, str] = {
 """Ops with one result whose variant writes into given memory of any strides without a temporary of that size.
 
 ``aten.convolution.out`` is not among them: it computes into memory of its own and copies. The last is for results that
-end within the program alone: what is saved for gradients that operators allocate should not come from the pool.
-"""
+end within the program alone: what is saved for gradients that operators allocate should not come from the pool."""
 
 
 def has_out_variant(extern: Extern) -> bool:

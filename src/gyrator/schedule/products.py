@@ -23,8 +23,7 @@ class Product:
     is the result of a convolution, and ``left`` the patches it sees, which lie nowhere unless they are pixels.
     ``fast``: sums of 8-bit floats may be less precise than float32. With ``ends``, which rise, neighbours form groups:
     of rows, ``out[m, n] = Σ_k left[m, k] · right[group of m, k, n]``, or if ``right`` is one matrix,
-    ``out[g, m, n] = Σ_k left[m, k] · right[k, n]`` over the k of group g.
-    """
+    ``out[g, m, n] = Σ_k left[m, k] · right[k, n]`` over the k of group g."""
 
     left: View
     right: View
@@ -60,8 +59,7 @@ class Templated:
     ``epilogue`` is a pointwise group over the product's own elements, computed on each tile before it is stored; the
     product is stored too if others read it. ``prologue`` are groups that make operands, computed where the template
     loads them (:mod:`prologue`). ``configs`` are ways to run it, the best guess first. ``functions`` are those of
-    attention, which is no product and has no epilogue (:mod:`gpu_attention`).
-    """
+    attention, which is no product and has no epilogue (:mod:`gpu_attention`)."""
 
     call: Extern
     template: str
@@ -125,8 +123,7 @@ class Alternative:
 class Question:
     """A part of a program, which any of ``alternatives`` computes, the best guess first.
 
-    ``title`` names op and shapes, as in ``addmm(64x16, 16x32, 32)``.
-    """
+    ``title`` names op and shapes, as in ``addmm(64x16, 16x32, 32)``."""
 
     title: str
     program: Program
@@ -146,8 +143,7 @@ def product_of(call: Extern) -> Product | None:
     """What a call of mm, addmm, bmm, baddbmm, _int_mm, _grouped_mm or, on a GPU, convolution and _scaled_mm computes.
 
     Refuses (None) element types that differ or that no template has, sides of length 0 or not known to match, numbers
-    that only a run tells, and a call for other ops.
-    """
+    that only a run tells, and a call for other ops."""
     op, out = call.op.removeprefix("aten.").removesuffix(".default"), call.out[0] if call.out else None
     if op not in _OPS or out is None or call.mutates:
         return None
@@ -246,8 +242,7 @@ def _expanded(view: View, shape: tuple[Index, ...]) -> View | None:
 
 def part_of(program: Program, units: Iterable[Unit]) -> Program:
     """The part of a program that units compute; what they read of the rest are inputs, and what the rest reads of them
-    are outputs.
-    """
+    are outputs."""
     inside = {id(node) for unit in units for node in nodes_of(unit)}
     nodes = [node for node in program.nodes if id(node) in inside]
     own = {value for node in nodes for value in defines(node)}

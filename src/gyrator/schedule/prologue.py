@@ -2,8 +2,7 @@
 
     w[n, k] = cast(q[n, k]); y = mm(x, w')    →    y[m, n] = Σ_k x[m, k] · cast(q[n, k])
 
-Weights of 8 bits are so read once, as they lie; stored as 16 bits first, they cost five times the traffic.
-"""
+Weights of 8 bits are so read once, as they lie; stored as 16 bits first, they cost five times the traffic."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence

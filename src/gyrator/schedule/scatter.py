@@ -1,6 +1,5 @@
 """Scatters that need not scatter: onto a constant they become pointwise selects, which fuse with what follows; sums
-into few elements on a GPU a reduction for each, where atomic additions would wait for each other.
-"""
+into few elements on a GPU a reduction for each, where atomic additions would wait for each other."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,8 +28,7 @@ def scatters_to_selects(program: Program) -> Program:
     Before: ``t = full(0)[n, v];  u = scatter nest[n] into t at (n, load(idx, n)) value x[n]``
     after:  ``u = nest[n, v] where(v == load(idx, n), x[n], 0)``
 
-    Refuses where more than one coordinate is known only at run time, or two iterations could hit one element.
-    """
+    Refuses where more than one coordinate is known only at run time, or two iterations could hit one element."""
     constants: dict[Value, Const] = {}
     for node in program.nodes:
         if isinstance(node, Nest) and isinstance(node.root, Pointwise) and isinstance(node.root.body, Const):
@@ -56,8 +54,7 @@ def _select(nest: Nest, constants: Mapping[Value, Const]) -> Nest | None:
 
 def coordinates(nest: Nest, root: Scatter) -> tuple[tuple[Axis, ...], dict[Atom, Index], Axis, Expr] | None:
     """The axes of the result, as which of them iteration axes run, and the one whose coordinate is chosen at run time,
-    by what; None where two are chosen, or one is neither an axis nor a single element.
-    """
+    by what; None where two are chosen, or one is neither an axis nor a single element."""
     axes = axes_of("i", root.into.shape)
     at: dict[Atom, Index] = {a: ZERO for a in nest.axes if a.extent.value == 1}
     chosen: tuple[Axis, Expr] | None = None
@@ -87,8 +84,7 @@ def scatters_to_sums(program: Program) -> Program:
 
     So do the gradients of a table of position biases. Each element along the dimension that is chosen at run time reads
     the whole source: refuses where that takes longer than additions that wait for each other, or each gets fewer than
-    512; where more than one coordinate is known only at run time; and sizes that are not static.
-    """
+    512; where more than one coordinate is known only at run time; and sizes that are not static."""
     return map_nests(program, _sums)
 
 

@@ -127,8 +127,7 @@ def is_column(nest: Nest, root: Reduce) -> bool:
 
 def reached(axes: tuple[Axis, ...], step: Index) -> list[Index]:
     """How far parts of ``step`` iterations of the axes as one reach along each; nothing if they end within rows:
-    of 8 × 1,500 by 20 (1, 20), by 3,000 (2, 1,500), by 16 nothing.
-    """
+    of 8 × 1,500 by 20 (1, 20), by 3,000 (2, 1,500), by 16 nothing."""
     found: list[Index] = []
     for axis in reversed(axes):
         rows = exact_quotient(step, axis.extent)
@@ -185,8 +184,7 @@ def split(nest: Nest, cut: Cut | None) -> list[Node]:
 def _welford(nest: Nest, rows: tuple[Axis, ...], parted: tuple[Load, ...], parts: int, count: Index) -> list[Node]:
     """The variance of all from means and squared deviations of so many ``parts`` of ``count`` elements.
 
-    ``mean = Σ mean_b / P``; ``m2 = Σ (m2_b + count·(mean_b - mean)²)``
-    """
+    ``mean = Σ mean_b / P``; ``m2 = Σ (m2_b + count·(mean_b - mean)²)``"""
     means, m2s, _ = parted
     dtype = means.dtype
     shape = tuple(a.extent for a in nest.axes)

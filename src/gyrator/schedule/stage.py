@@ -91,8 +91,7 @@ def schedule(
     ``slower`` may refuse fusions; ``ask`` times ways to compute matrix products, for which ``cpu`` may have templates;
     ``overlays`` are for graphs whose memory no other graph takes after them, as backward does forward's.
 
-    Raises: InternalCheckError if a pass breaks its spec (checked as ``session.config.check`` says).
-    """
+    Raises: InternalCheckError if a pass breaks its spec (checked as ``session.config.check`` says)."""
     config = session.config
     rule = simplifier(exact_rounding=config.numerics == "eager")
     session.counters.add(Count.NESTS_BEFORE_FUSION, sum(isinstance(node, Nest) for node in program.nodes))

@@ -28,8 +28,7 @@ from gyrator.schedule.prologue import element
 
 def contract_of(unit: Templated, common: Canonical, rule: Rule) -> tuple[Contract, Value, dict[Value, Value]]:
     """The product under canonical names, the value that stands for its sums in the group, and the actual values of
-    all names, operands included.
-    """
+    all names, operands included."""
     product = product_of(unit.call)
     assert product is not None
     actual, patches = dict(common.actual), product.window if product.has_patches else None

@@ -1,7 +1,6 @@
 """Reductions over small windows, as in pooling: the window is written out, and a thread or a lane has one of its own.
 
-As a row its few elements would fill a part of a warp or a vector, and neighbours in memory would lie in other rows.
-"""
+As a row its few elements would fill a part of a warp or a vector, and neighbours in memory would lie in other rows."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -26,8 +25,7 @@ def unroll_windows(program: Program) -> Program:
 
     On a processor also for the position of the largest of any few elements. Refuses windows of more than 32 elements
     or unknown size, or of which positions would take more than 64 divisions, sums in 16 bits, and rows of more than 8
-    that lie one after another.
-    """
+    that lie one after another."""
     return map_nests(program, _unrolled)
 
 

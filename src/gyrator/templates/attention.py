@@ -9,8 +9,7 @@ No tensor holds the scores: a program walks the keys of its rows, or the rows of
 (pointer, steps of batch, head, row, column), sums of rows as (pointer, steps of batch, head, row). ``lists`` say which
 blocks of SIDE_M rows and SIDE_N columns are walked: (counts, numbers, counts of whole ones, their numbers), each with
 its steps. In whole ones everything is kept. PLAIN: there is no ``score``; OPEN: ``keep`` keeps all; EVEN_M,
-EVEN_N: tiles end where rows or columns do.
-"""
+EVEN_N: tiles end where rows or columns do."""
 
 # mypy: ignore-errors
 from __future__ import annotations

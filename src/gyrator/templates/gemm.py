@@ -1,8 +1,7 @@
 """Matrix products on a GPU: what generated kernels call by the name ``gemm``.
 
 A function here fills one tile of ``left @ right`` in registers; what follows (scaling, bias, what else is fused) and
-the stores are printed into the kernel. Only generated kernels import this module.
-"""
+the stores are printed into the kernel. Only generated kernels import this module."""
 
 # mypy: ignore-errors
 from __future__ import annotations

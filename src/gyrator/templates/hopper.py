@@ -2,8 +2,7 @@
 
 Four warps copy tiles of keys and values into shared memory. Twice four each own half of a program's rows: while tensor
 cores multiply the powers of one tile with its values, and the next tile's keys with the rows, they compute powers (Shah
-et al., "FlashAttention-3", 2024). What is computed, and what arguments mean, says `attention`.
-"""
+et al., "FlashAttention-3", 2024). What is computed, and what arguments mean, says `attention`."""
 
 # mypy: ignore-errors
 from __future__ import annotations

@@ -3,8 +3,7 @@
 Every forward value that backward may need is an edge (entry → exit) whose capacity is the price of saving
 it; values that cannot be recomputed hang on the source, values that backward reads hang on the sink. A cut is then a
 set of values to save that lets backward reach everything it reads, and the minimum cut is the cheapest one. (The
-formulation is known from T. Chen et al., arXiv:1604.06174 and from torch's partitioner; the bans below are ours.)
-"""
+formulation is known from T. Chen et al., arXiv:1604.06174 and from torch's partitioner; the bans below are ours.)"""
 
 import operator
 from bisect import bisect_left
@@ -52,8 +51,7 @@ def min_cut_with_budget(budget: float) -> PartitionFunction:
 
     It gives up bans in the order of least work per byte saved. 1 is `min_cut`; 0 recomputes all that is not random.
 
-    Raises: ValueError for a budget outside [0, 1].
-    """
+    Raises: ValueError for a budget outside [0, 1]."""
     if not 0 <= budget <= 1:
         raise ValueError(f"a memory budget lies between 0 and 1, not {budget}")
 
@@ -154,8 +152,7 @@ def _stages(joint: JointGraph) -> dict[Node, int]:
 def _reads_across(node: Node, stages: Mapping[Node, int]) -> bool:
     """Whether a node reads a fusible value from before a heavy operator that it also depends on, and others read that
     value before the operator: recomputing it for both would chain the stages of the whole model together, as the sums
-    of a residual stream do.
-    """
+    of a residual stream do."""
     size = tensor_bytes(node.meta.get("val"))
     for source in node.all_input_nodes:
         origin = _through_views(source)
@@ -204,8 +201,7 @@ def _copies_input(node: Node) -> bool:
 def _price(node: Node, joint: JointGraph) -> float:
     """What saving a value costs, in parts of bytes: a little more where forward would not have written it to
     memory otherwise. Of views only those of a small part are saved, as copies, so that the whole is freed. Infinity
-    for what is never saved.
-    """
+    for what is never saved."""
     value = node.meta.get("val")
     if not isinstance(value, Tensor):
         return inf
@@ -232,8 +228,7 @@ def _solve(problem: _Problem) -> tuple[Node, ...]:
     """The values to save: the cheapest cut, of several the one nearest to what backward reads.
 
     Only what there is a choice about has vertices of its own: what is not recomputed begins at the source, what is read
-    ends at the sink if it does not begin at the source, and what is not saved ends where it begins.
-    """
+    ends at the sink if it does not begin at the source, and what is not saved ends where it begins."""
     entries = {node: _SOURCE if node in problem.bans else 2 * k for k, node in enumerate(problem.candidates)}
     exits: dict[Node, int] = {}
     graph = nx.DiGraph()

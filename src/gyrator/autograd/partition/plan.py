@@ -1,6 +1,5 @@
 """What a partitioner gets and gives: a joint graph with its nodes by role; the values that forward saves for backward,
-and why. `save_all` is the plain one.
-"""
+and why. `save_all` is the plain one."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

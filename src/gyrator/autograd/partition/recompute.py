@@ -5,8 +5,7 @@ pointwise, fill, gather  free where it fuses into its reader
 reduction                only if its result is not far smaller than what it reads
 equality of floats       never: other numbers may be equal when they are computed again
 random                   never, unless its seed is a value of the graph
-others                   matrix products, convolutions, attention, sorts: not by default
-"""
+others                   matrix products, convolutions, attention, sorts: not by default"""
 
 import operator
 from collections.abc import Sequence
@@ -168,8 +167,7 @@ _PURE = {getattr(torch.ops.aten, name).default: getattr(ops, name) for name in (
 def seed_recomputed(build: GraphBuilder) -> None:
     """Rewrites the draws that backward is to repeat, in a region that it computes again, as functions of a saved seed:
 
-    r = aten.rand([4, 8])     →     s = gyrator.seeds(1, cpu);  r = gyrator.rand([4, 8], s, 0, float32, cpu)
-    """
+    r = aten.rand([4, 8])     →     s = gyrator.seeds(1, cpu);  r = gyrator.rand([4, 8], s, 0, float32, cpu)"""
     draws: dict[torch.device, list[Node]] = {}
     for node in build.graph.nodes:
         if node.op == "call_function" and node.target in _PURE and node.meta.get("recompute"):

@@ -120,8 +120,7 @@ def _forward_graph(joint: JointGraph, values: Sequence[Node], numbers: Sequence[
 
 def _backward_graph(joint: JointGraph, available: Mapping[Node, Node]) -> Graph:
     """The backward graph, each node after all that it needs and the graph lacks; `available` maps what forward hands
-    over to the node that describes it.
-    """
+    over to the node that describes it."""
     graph = Graph()
     copies: dict[Node, Node] = {}
     for node, described in {**available, **{node: node for node in joint.tangents}}.items():
@@ -185,8 +184,7 @@ _LINEAR = frozenset({
 
 def behind_loss(results: Sequence[object], tangents: Mapping[int, Node], inputs: Iterable[Node]) -> tuple[int, ...]:
     """Which of the results with a tangent the loss is computed from: the only one that is a single number. Nothing
-    if there is no such one, or if the other `inputs` of backward do not tell the sizes of theirs.
-    """
+    if there is no such one, or if the other `inputs` of backward do not tell the sizes of theirs."""
     nodes = {at: node for at in tangents if isinstance(node := results[at], Node)}
     losses = [node for node in nodes.values() if node.meta["val"].dim() == 0]
     if len(losses) != 1:
@@ -201,8 +199,7 @@ def behind_loss(results: Sequence[object], tangents: Mapping[int, Node], inputs:
 def without_zeros(graph: Graph, zeros: set[Node]) -> None:
     """Removes inputs of a graph that are zeros, as gradients of logits beside a loss, and what follows from them alone.
 
-    d = sub(softmax, target);  mm(add(d, tangent_logits), weight)   →   d = sub(softmax, target);  mm(d, weight)
-    """
+    d = sub(softmax, target);  mm(add(d, tangent_logits), weight)   →   d = sub(softmax, target);  mm(d, weight)"""
     table = SymbolTable(graph)
     for node in graph.find_nodes(op="placeholder"):
         if node not in zeros:
