@@ -1,4 +1,4 @@
-"""READ THIS FIRST: the whole compiler as one function, from an ATen graph to a callable.
+"""READ THIS FIRST: the whole compiler, from an ATen graph to a callable.
 
     graph ──key──▶ in the cache? ──yes─────────────────────────────────────────────────────────────▶ load
                          └──no──▶ lower ─▶ schedule ─▶ print kernels ─▶ build, print wrapper ─▶ store ─▶ load
@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gyrator.autograd.builder import flatten
 from gyrator.autograd.interface import BoxedCallable, Compiled, GraphInfo, Pending, interpret
@@ -25,9 +26,9 @@ from gyrator.autotune.parts import Builder
 from gyrator.autotune.product_graphs import subgraphs_of
 from gyrator.autotune.sandbox import Sandboxes
 from gyrator.autotune.subgraphs import with_subgraphs
-from gyrator.autotune.tuner import Tuner
+from gyrator.autotune.tuner import Choice, Tuner
 from gyrator.benchmark_fusion import slower_fusions
-from gyrator.cache.key import graph_key
+from gyrator.cache.key import Key, graph_key
 from gyrator.cache.remote import Remote, remote_of
 from gyrator.cache.store import Content, Json
 from gyrator.codegen.kernel_script import kernel_scripts
@@ -38,7 +39,7 @@ from gyrator.ir.program import Program
 from gyrator.ir.symbols import Symbols
 from gyrator.ir.text import program_text
 from gyrator.lowering.activations import with_activations
-from gyrator.lowering.graph import lower
+from gyrator.lowering.graph import Lowered, lower
 from gyrator.origin import Origin
 from gyrator.report.describe import called, describe
 from gyrator.report.dump import dump_compiled, dump_graph
@@ -50,13 +51,13 @@ from gyrator.runtime.gpu_kernels import GpuKernels
 from gyrator.runtime.load import WRAPPER, Runtime, constant_file, load
 from gyrator.runtime.pool import Pool
 from gyrator.runtime.profile import BandwidthProfile
-from gyrator.runtime.targets import find_targets, start_kernels
+from gyrator.runtime.targets import Targets, find_targets, start_kernels
 from gyrator.runtime.triton_build import rebuild
 from gyrator.runtime.triton_tune import Tuned
 from gyrator.runtime.workers import Workers
 from gyrator.schedule.cpu_gemm import packed_constants
 from gyrator.schedule.plan import Call
-from gyrator.schedule.stage import schedule
+from gyrator.schedule.stage import Scheduled, schedule
 from gyrator.session import Counters, Session
 from gyrator.torch_compat import on_device, shape_env_of
 from gyrator.validate import validated
@@ -106,6 +107,43 @@ class Process:
         return GpuKernels(folder, kernels, build, moved, tuned=tuned)
 
 
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A graph to compile: its roles (`info`), whose options it has, what it is built for, and where it is kept: under
+    `key`, if it has one. `guards` is how many facts about sizes were guarded before."""
+
+    graph: fx.GraphModule
+    info: GraphInfo
+    session: Session
+    process: Process
+    device: torch.device
+    targets: Targets
+    stores: Stores
+    shape_env: ShapeEnv | None
+    guards: int
+    key: Key | None = None
+
+    @property
+    def updates(self) -> list[tuple[int, int]]:
+        """The inputs that the graph updates, each with the output that is its new contents."""
+        return [(update.input, update.output) for update in self.info.updates]
+
+    @property
+    def written(self) -> frozenset[int]:
+        """The updates that compiled code writes itself: all."""
+        return frozenset(range(len(self.info.updates)))
+
+    @property
+    def results(self) -> range:
+        """The outputs that the caller may keep; the others are saved for backward."""
+        return range(len(self.info.strides) - self.info.saved)
+
+    @property
+    def shown(self) -> range:
+        """The outputs whose strides the user sees: gradients' he does not."""
+        return range(0) if self.info.kind == "backward" else self.results
+
+
 def compile_graph(
     graph: fx.GraphModule, example_inputs: Sequence[object], info: GraphInfo, session: Session, process: Process
 ) -> Pending:
@@ -122,92 +160,93 @@ def compile_graph(
     Raises: UnsupportedOperator, UnsupportedInput; DeviceUnsupported, ToolchainMissing if the GPU, its driver or Triton
     is missing or too old; KernelBuildError; InternalCheckError if a stage broke its own rules."""
     by_operators = partial(interpret, graph, example_inputs, info)
-
-    def without_compiler(missing: ToolchainMissing) -> Pending:
-        session.warn(f"graphs run operator by operator: {missing}")
-        return by_operators
-
     device = device_of(tensors_of(graph))
     foreign = without_kernels(graph, device)
     if foreign is not None:
         session.warn(f"{foreign}: the graph runs operator by operator")
         return by_operators
-    try:
-        targets = find_targets(session.config, device)
-    except ToolchainMissing as missing:
-        return without_compiler(missing)
-    if session.dump is not None:
-        dump_graph(session.dump, "aten", graph, example_inputs)
-    updates = [(update.input, update.output) for update in info.updates]
-    results = range(len(info.strides) - info.saved)
-    shown = results[:0] if info.kind == "backward" else results
-    written = frozenset(range(len(updates)))
     made = [n.meta["val"] for n in graph.graph.nodes if "unbacked_bindings" in n.meta]
     shape_env = shape_env_of((*example_inputs, *flatten(made)))
-    guards = 0 if shape_env is None else len(shape_env.guards)
-    stores = process.stores(session)
-    with session.stage("look up"):
-        key = None
-        if not info.frozen:
-            roles = repr((updates, shown, results))
-            key = graph_key(graph, session.config, roles, shape_env=shape_env, target=targets.key())
-        entry = find(key, stores.graphs, example_inputs, session)
-    if entry is not None and not session.config.validate:
-        ready = GraphCompiled(entry, True, session, moved=moved_places(entry, graph))
-        return partial(_compiled, ready, process, written)
+    guards, stores = 0 if shape_env is None else len(shape_env.guards), process.stores(session)
+    try:
+        targets = find_targets(session.config, device)
+        task = Task(graph, info, session, process, device, targets, stores, shape_env, guards)
+        if session.dump is not None:
+            dump_graph(session.dump, "aten", graph, example_inputs)
+        with session.stage("look up"):
+            if not info.frozen:
+                roles = repr((task.updates, task.shown, task.results))
+                key = graph_key(graph, session.config, roles, shape_env=shape_env, target=targets.key())
+                task = replace(task, key=key)
+            entry = find(task.key, stores.graphs, example_inputs, session)
+        if entry is not None and not session.config.validate:
+            ready = GraphCompiled(entry, True, session, moved=moved_places(entry, graph))
+            return partial(_compiled, ready, process, task.written)
+        lowered, scheduled, choices = _lower_and_schedule(task)
+        return _build(task, lowered, scheduled, choices)
+    except ToolchainMissing as missing:
+        session.warn(f"graphs run operator by operator: {missing}")
+        return by_operators
 
-    symbols = Symbols(shape_env)
-    builder = Builder(targets, stores, session, process.workers, shape_env)
-    chosen, tuner = graph, None
-    if session.config.max_autotune and (device.type == "cpu" or torch.cuda.is_available()):
-        if len(session.config.gemm_backends) > 1:
-            process.sandboxes.prepare(device)  # starts while the graph is lowered
-        tuner = Tuner(builder, device, process.sandboxes)
-        if "subgraph" in session.config.gemm_backends:
-            chosen = with_subgraphs(graph, subgraphs_of, tuner)
-    elif device.type == "cuda":
-        chosen = with_activations(graph)
+
+def _lower_and_schedule(task: Task) -> tuple[Lowered, Scheduled, Sequence[Choice]]:
+    """graph → program → plan, and what was chosen by measurement for it."""
+    session, config, targets = task.session, task.session.config, task.targets
+    symbols = Symbols(task.shape_env)
+    builder = Builder(targets, task.stores, session, task.process.workers, task.shape_env)
+    graph, tuner = task.graph, None
+    if config.max_autotune and (task.device.type == "cpu" or torch.cuda.is_available()):
+        if len(config.gemm_backends) > 1:
+            task.process.sandboxes.prepare(task.device)  # starts while the graph is lowered
+        tuner = Tuner(builder, task.device, task.process.sandboxes)
+        if "subgraph" in config.gemm_backends:
+            graph = with_subgraphs(graph, subgraphs_of, tuner)
+    elif task.device.type == "cuda":
+        graph = with_activations(graph)
     with session.stage("lower"):
         lowered = lower(
-            chosen,
+            graph,
             symbols=symbols,
             name=session.name,
-            updates=updates,
-            numerics=session.config.numerics,
+            updates=task.updates,
+            numerics=config.numerics,
             computed=builder.computed,
         )
     session.keep("lower", lowered.program)
     if session.dump is not None:
         session.dump.write("lowered", program_text(lowered.program))
     with session.stage("schedule"):
-        slower = slower_fusions(builder) if session.config.benchmark_fusion else None
+        slower = slower_fusions(builder) if config.benchmark_fusion else None
         ask = tuner.ask if tuner else None
-        scheduled = schedule(
-            lowered.program, session, targets.gpu, slower, ask, targets.cpu, overlays=info.kind == "inference"
-        )
-        plan = scheduled.plan
+        overlays = task.info.kind == "inference"
+        scheduled = schedule(lowered.program, session, targets.gpu, slower, ask, targets.cpu, overlays=overlays)
         for op in called(lowered.fallbacks, scheduled):
             session.counters.add_extern(op)
-        constants = {**lowered.constants, **packed_constants(scheduled.packings, lowered.constants)}
-    try:
-        kernels = start_kernels(plan, targets, stores.kernels, session, process.workers)
-    except ToolchainMissing as missing:
-        return without_compiler(missing)
+    return lowered, scheduled, () if tuner is None else tuner.choices
+
+
+def _build(task: Task, lowered: Lowered, scheduled: Scheduled, choices: Sequence[Choice]) -> Pending:
+    """plan → kernels and wrapper, which are on their way; what waits for them stores and loads them.
+
+    Raises: ToolchainMissing."""
+    session, info, plan = task.session, task.info, scheduled.plan
+    constants = {**lowered.constants, **packed_constants(scheduled.packings, lowered.constants)}
+    kernels = start_kernels(plan, task.targets, task.stores.kernels, session, task.process.workers)
     with session.stage("print wrapper"):
-        text = print_wrapper(plan, kernels.built, shown=shown, results=results, align=kernels.align)
+        text = print_wrapper(plan, kernels.built, shown=task.shown, results=task.results, align=kernels.align)
     with session.stage("record"):
         record = describe(session, info.kind, lowered.program, scheduled, kernels.texts)
-        record = replace(record, choices=() if tuner is None else tuple(tuner.choices))
+        record = replace(record, choices=tuple(choices))
         kept, saved = (info.saved, 0) if info.kind == "backward" else (0, info.saved)
         notes: dict[str, Json] = {
-            "facts": facts_of(shape_env, guards, key),
-            "places": numbered_places(graph, kernels.places),
+            "facts": facts_of(task.shape_env, task.guards, task.key),
+            "places": numbered_places(task.graph, kernels.places),
             COUNTERS: {**record.counters},
-            RECORDED: [device.index, kept, saved, *info.static_inputs] if recordable(plan, info) else None,
+            RECORDED: [task.device.index, kept, saved, *info.static_inputs] if recordable(plan, info) else None,
         }
         called_ops = {step.extern.op for step in plan.steps if isinstance(step, Call)}
         regions = {name: region for name, region in lowered.regions.items() if name in called_ops}
-        again = None if regions else key  # regions run from graphs that this process holds
+        again = None if regions else task.key  # regions run from graphs that this process holds
         files: dict[str, Content] = {WRAPPER: text, RECORD: to_json(record)}
         if not info.frozen:
             files |= {constant_file(name): tensor for name, tensor in constants.items()}
@@ -218,13 +257,14 @@ def compile_graph(
         with session.stage("build"):
             built = kernels.wait()
         with session.stage("store"):
-            entry = keep(again, {**built, **files}, notes, stores)
+            entry = keep(again, {**built, **files}, notes, task.stores)
         if session.dump is not None:
             dump_compiled(session.dump, scheduled, record, entry, [code for _, code in kernels.texts.values()])
-        compiled = _compiled(GraphCompiled(entry, False, session, regions, constants), process, written)
+        ready = GraphCompiled(entry, False, session, regions, constants)
+        compiled = _compiled(ready, task.process, task.written)
         if session.config.validate:
             programs = [(name, p) for name, p in session.programs if isinstance(p, Program)]
-            return validated(compiled, graph, info, programs, lowered)
+            return validated(compiled, task.graph, info, programs, lowered)
         return compiled
 
     return finish

@@ -75,7 +75,7 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
         def forward(ctx: Any, *args: Any) -> tuple[Any, ...]:
             outputs = forward(list(args))
             # Saved, this result leads from what forward computed to the inputs, for gradients that have gradients.
-            origin = [torch.empty(0, device=tangent.device) for tangent in hidden]
+            origin = [torch.empty(0, device="cpu") for _ in hidden]
             ctx.save_for_backward(*outputs[results:saved_end], *[args[index] for index in spec.saved_inputs], *origin)
             ctx.numbers = outputs[saved_end:]
             ctx.set_materialize_grads(False)
