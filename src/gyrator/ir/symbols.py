@@ -18,6 +18,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_tru
 
 from gyrator.ir.index import ONE, ZERO, Index, Size, const, evaluate, exact_quotient, is_nonnegative, maximum, minimum
 from gyrator.ir.program import Derived
+from gyrator.ir.volume import rounded_hint
 from gyrator.torch_compat import symbol_hint
 
 Rule: TypeAlias = "Callable[..., Index | None]"
@@ -130,17 +131,19 @@ class Symbols:
         ends = (getattr(bounds, end, None) for end in ("lower", "upper"))
         low, high = (int(n) if isinstance(n, sympy.Integer) and abs(int(n)) < -UNBOUNDED else None for n in ends)
         low = (0 if expr.is_nonnegative else UNBOUNDED) if low is None else low
-        size = self._sizes[name] = Size(name, low, high, self._hint(expr))
+        size = self._sizes[name] = Size(name, low, high, hint_of(expr, env))
         self._expressions[size] = expr
         return size
 
-    def _hint(self, expr: sympy.Basic) -> int | None:
-        """Its value in the call that is being compiled; None for what depends on unbacked sizes."""
-        known = {} if self.shape_env is None else {s: symbol_hint(self.shape_env, s) for s in expr.free_symbols}
-        if self.shape_env is None or None in known.values():
-            return None
-        value = expr.xreplace({s: sympy.sympify(number) for s, number in known.items()})
-        return int(value) if value.is_number else None
+
+def hint_of(expr: sympy.Basic, env: ShapeEnv | None, *, rounded: bool = False) -> int | None:
+    """Its value in the call that is being compiled, or with sizes as keys have them; None if it depends on unbacked."""
+    known = {} if env is None else {s: symbol_hint(env, s) for s in expr.free_symbols}
+    if env is None or None in known.values():
+        return None
+    numbers = {s: sympy.sympify(rounded_hint(n) if rounded and isinstance(n, int) else n) for s, n in known.items()}
+    value = expr.xreplace(numbers)
+    return int(value) if value.is_number else None
 
 
 UNBOUNDED = -(1 << 62)

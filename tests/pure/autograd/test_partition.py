@@ -205,3 +205,18 @@ def test_a_product_takes_two_operations_for_each_element_and_each_of_its_terms()
     assert operations("exp", 6, [[2, 3]]) == 6
     assert operations("_grouped_mm", 6, [[2, 8], [4, 8, 3], [4]]) == 2 * 6 * 8  # one matrix for each row
     assert operations("_grouped_mm", 24, [[2, 8], [8, 3], [4]]) == 2 * 6 * 8
+
+
+def test_sizes_that_are_alike_are_partitioned_alike() -> None:
+    """As keys have them: what one process compiled for a size, another finds in the cache and completes for another."""
+
+    def function(x: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        y = (x @ w).cumsum(0) * v.exp()
+        return y.square().mean(), y
+
+    saved = []
+    for rows in (3, 5, 60):
+        run, graphs = compiled(function, dynamic=True)
+        run(torch.randn(rows, 4), leaf(4, 4), leaf(4))
+        saved.append([str(node) for node in graphs.modules["forward"].graph.output_node().args[0]])
+    assert saved[0] == saved[1] == saved[2]

@@ -24,6 +24,7 @@ from gyrator.autograd import ops
 from gyrator.autograd.builder import GraphBuilder, flatten
 from gyrator.autograd.effects import Effect, arguments, behaviour
 from gyrator.autograd.symbols import SYMBOLIC_TYPES
+from gyrator.ir.symbols import hint_of
 
 UNKNOWN_SIZE = 4096
 """What an unbacked size counts as."""
@@ -102,11 +103,11 @@ def fusible(node: Node) -> bool:
 
 
 def size_hint(size: Any) -> int:
-    """A size as a number: its hint where it is symbolic."""
-    if isinstance(size, SYMBOLIC_TYPES):
-        hint = size.node.hint if size.node.has_hint() else None
-        return UNKNOWN_SIZE if hint is None else int(hint)
-    return int(size)
+    """A size as a number; a symbolic one of hints as keys have them, for choices that are the same for equal keys."""
+    if not isinstance(size, SYMBOLIC_TYPES):
+        return int(size)
+    hint = hint_of(size.node.expr, size.node.shape_env, rounded=True)
+    return UNKNOWN_SIZE if hint is None else hint
 
 
 def tensor_bytes(value: Any) -> int:
