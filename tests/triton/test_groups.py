@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gyrator.codegen.triton import print_triton
+from gyrator.codegen.triton_source import Pointer, TritonKernel
 from gyrator.config import Config as Options
 from gyrator.ir.tree import Config
 from gyrator.schedule.cpu_gemm import Cpu
@@ -23,6 +24,18 @@ from tests.run_plan import run_plan
 from tests.triton.harness import on_gpu, runner
 from tests.triton.test_products import blocks, plan_of, random, titles_of
 from tests.triton.worker import Worker
+
+SPANS = """import triton
+import triton.language as tl
+from gyrator.templates import gemm
+
+
+@triton.jit
+def spans(ends, places):
+    first, last = gemm.span_of_group(ends, 1, 2, 1 << 30, 1)
+    tl.store(places, first * 65536)
+    tl.store(places + 1, last * 65536)
+"""
 
 
 def check(
@@ -112,3 +125,11 @@ def test_groups_of_few_rows_need_no_choice() -> None:
         session = Session(Options(), torch.device("cuda"))
         plan = schedule(on_gpu(lowered(experts.up, *args).program), session, Gpu()).plan
         assert len(plan.kernels) == kernels
+
+
+def test_places_of_a_group_in_large_operands_are_computed_in_64_bits(interpreter: Worker) -> None:
+    ends, places = torch.tensor([100_000, 200_000], dtype=torch.int32), torch.zeros(2, dtype=torch.int64)
+    params = Pointer("ends", torch.int32, False), Pointer("places", torch.int64, True)
+    kernel = TritonKernel("spans", SPANS, params, (), (Config((), 4),), "template")
+    interpreter.run(kernel, {"ends": ends, "places": places}, {}, kernel.configs[0])
+    assert places.tolist() == [100_000 << 16, 200_000 << 16]

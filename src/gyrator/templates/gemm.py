@@ -95,9 +95,9 @@ def computed(
 # -- groups --------------------------------------------------------------------------------------------------
 @triton.jit
 def span_of_group(ends, step, groups, most, group):
-    """Where a group begins and ends, neither beyond ``most``."""
-    first = tl.load(ends + (group - 1) * step, group > 0, 0)
-    return tl.maximum(first, 0), tl.minimum(tl.load(ends + group * step), most)
+    """Where a group begins and ends, neither beyond ``most``; in 64 bits, as they are multiplied by steps."""
+    first = tl.load(ends + (group - 1) * step, group > 0, 0).to(tl.int64)
+    return tl.maximum(first, 0), tl.minimum(tl.load(ends + group * step).to(tl.int64), most)
 
 
 @triton.jit
