@@ -91,13 +91,14 @@ def _product(x: Pair, y: Pair) -> Pair:
 
 
 def _quotient(x: Pair, y: Pair) -> Pair:
-    """x·conj(y)/|y|², with y scaled so that its square is a number."""
+    """x·conj(y)/|y|² by Smith, with y divided by its larger part: no square is taken, by 0 and by ∞ it is eager's."""
     c, d = y
-    scale = op("maximum", op("abs", c), op("abs", d))
-    c_scaled, d_scaled = op("div", c, scale), op("div", d, scale)
-    norm = op("add", op("mul", c, c_scaled), op("mul", d, d_scaled))
-    real, imaginary = _product(x, (c_scaled, op("neg", d_scaled)))
-    return op("div", real, norm), op("div", imaginary, norm)
+    turn = op("lt", op("abs", c), op("abs", d))
+    large, small = op("where", turn, d, c), op("where", turn, c, d)
+    ratio = op("where", op("eq", large, constant(0, large.dtype)), large, op("div", small, large))
+    one, scale = constant(1, ratio.dtype), op("reciprocal", op("add", large, op("mul", small, ratio)))
+    real, imaginary = _product(x, (op("where", turn, ratio, one), op("neg", op("where", turn, one, ratio))))
+    return op("mul", real, scale), op("mul", imaginary, scale)
 
 
 def _turned(size: Expr, angle: Expr) -> Pair:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,16 @@ def test_computed_by_nests(name: str, dtype: torch.dtype, dynamic: bool) -> None
 )
 def test_numbers_that_lie_otherwise(x: Tensor) -> None:
     check(lambda x: (x * 2j, x.sum(0), x[:, 1:], torch.view_as_real(x)), x)
+
+
+def test_quotients_by_zero_infinity_and_what_has_no_square_are_eagers() -> None:
+    y = torch.tensor([0, complex(math.inf, 1), complex(1, -math.inf), 2e38 + 1e38j, 1e-38 - 2e-38j, math.nan])
+
+    def quotients(y: Tensor) -> tuple[Tensor, ...]:
+        return y.reciprocal(), (3 + 4j) / y, y / y.flip(0), y[3:] / 0
+
+    for made, wanted in zip(run(lowered(quotients, y), (y,)).outputs, quotients(y), strict=True):
+        torch.testing.assert_close(torch.view_as_real(made), torch.view_as_real(wanted), equal_nan=True)
 
 
 def test_a_number_without_dimensions() -> None:
