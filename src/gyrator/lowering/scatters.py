@@ -50,6 +50,8 @@ def scatter(b: Builder, out: Meta, into: TensorRef, points: Points, source: Oper
     Sums in half precision are kept in float32 and rounded once. NotImplemented where torch's deterministic mode is on
     and the result on a GPU would depend on which of the writes to an element comes first: the library's call sorts
     them or raises, as in eager."""
+    if ZERO in points.shape:
+        return b.copy(into, out)
     one = not isinstance(source, TensorRef) or all(extent is ONE for extent in source.shape)
     ordered = (combine == "add" and out.dtype.is_floating_point) or (combine == "set" and not one)
     if b.deterministic and ordered and out.device.type == "cuda":

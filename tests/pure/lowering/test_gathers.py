@@ -55,6 +55,18 @@ WRITES: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+@pytest.mark.parametrize("write", ["index_add", "index_copy", "scatter", "index_put"])
+def test_writes_of_no_elements_of_a_flattened_source(write: str) -> None:
+    def written(t: Tensor, none: Tensor, at: Tensor) -> Tensor:
+        source, index = none.flatten(0, 1), at.flatten()
+        if write == "index_put":
+            return t.index_put((index,), source)
+        dim_index = index[:, None].expand(0, 7) if write == "scatter" else index
+        return getattr(t, write)(0, dim_index, source) * 2
+
+    check(written, tensor(5, 7), tensor(0, 3, 7), torch.zeros(0, 3, dtype=torch.int64))
+
+
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
 @pytest.mark.parametrize("case", [*READS, *WRITES])
