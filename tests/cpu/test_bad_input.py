@@ -124,6 +124,7 @@ OUT_OF_RANGE = {
     "index_put": "x.clone().index_put_((i,), x[:3] + 1)",
     "scatter": "x.clone().scatter_(1, i[:, None], 1.0)",
     "embedding": "torch.nn.functional.embedding(i, x) + 1",
+    "max_unpool": "torch.nn.functional.max_unpool1d(x[:3, :1], i[:, None], 5)",
     "one_hot": "torch.nn.functional.one_hot(i, 5) + 1",
     "cross_entropy": "torch.nn.functional.cross_entropy(x[:3], i)",
 }

@@ -9,7 +9,7 @@ Low precision: every decomposition here computes bfloat16 and float16 inputs in 
 its end, as eager's own kernels do inside one op."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -61,7 +61,7 @@ _FROM_TORCH = (
     "t_copy take transpose transpose_copy tril triu tril_indices triu_indices unbind unbind_copy unfold_backward "
     "unfold_copy unsafe_split unsafe_split_with_sizes unsqueeze_copy view_copy reflection_pad1d "
     "reflection_pad1d_backward reflection_pad2d reflection_pad2d_backward reflection_pad3d reflection_pad3d_backward "
-    "replication_pad1d replication_pad2d replication_pad3d max_unpool2d max_unpool3d "
+    "replication_pad1d replication_pad2d replication_pad3d "
     # creation
     "empty_like new_empty new_full new_ones new_zeros ones ones_like zeros zeros_like zero fill linspace logspace "
     "hann_window "
@@ -103,8 +103,7 @@ def _gelu(x: Tensor, approximate: str = "none") -> Tensor:
     """gelu(x) → x/2·(1 + erf(x/√2)); for "tanh" x·sigmoid(2u), which is x/2·(1 + tanh(u)) without cancellation."""
     wide = _widen(x)
     if approximate == "tanh":
-        inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * (wide * wide * wide))
-        value = wide * torch.sigmoid(2 * inner)
+        value = wide * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (wide + 0.044715 * (wide * wide * wide)))
     else:
         value = 0.5 * wide * (1 + torch.erf(wide * math.sqrt(0.5)))
     return value.to(x.dtype)
@@ -204,6 +203,12 @@ def _max_pool2d_backward(g: Tensor, x: Tensor, *options: Any) -> Tensor:
     return aten.max_pool2d_with_indices_backward.default(g, x, *others, narrow.to(torch.int64))
 
 
+def _max_unpool(x: Tensor, where: Tensor, size: Sequence[Any], *_: Any) -> Tensor:
+    """max_unpool(x, where, [H, W]) → a scatter into planes of H·W; torch's table writes beside a plane, too."""
+    planes = x.new_zeros((*x.shape[: -len(size)], math.prod(size)))
+    return planes.scatter(-1, where.flatten(-len(size)), x.flatten(-len(size))).unflatten(-1, size)
+
+
 def _bernoulli(x: Tensor, p: Tensor | float | None = None, generator: torch.Generator | None = None) -> Tensor:
     """bernoulli(x, p) → (rand < p) as x's dtype, bernoulli(x) likewise with x for p; a generator of the user's own
     leaves the op whole."""
@@ -271,6 +276,7 @@ _OURS: Mapping[OpOverload, Decomposition] = {
     **{op: partial(of_a_mean, get_decompositions([op])[op]) for op in OF_MEANS},
     aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
     aten.silu_backward.default: _silu_backward,
+    **dict.fromkeys((aten.max_unpool2d.default, aten.max_unpool3d.default), _max_unpool),
     aten.gelu.default: _gelu,
     aten.native_dropout_backward.default: _native_dropout_backward,
 }
