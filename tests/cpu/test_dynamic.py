@@ -286,6 +286,15 @@ def test_sizes_from_values(fn, captured, backend):
         assert count_compiles(fn, calls, backend) <= allowed
 
 
+def test_a_row_first_beside_rows_that_a_mask_chose(backend: str) -> None:
+    def scaled(row: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        chosen = x[x[:, 0] > 0]
+        return row * chosen, chosen.tril()
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        count_compiles(scaled, [(torch.randn(1, 3), torch.randn(4, 3)) for _ in range(2)], backend, dynamic=False)
+
+
 def test_padding_of_what_has_an_unknown_size_among_known_ones(backend: str) -> None:
     def padded(x: Tensor) -> Tensor:
         return torch.nn.functional.pad(x[x > 0].sin(), (1, 2)) * 2

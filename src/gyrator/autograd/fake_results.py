@@ -134,7 +134,7 @@ def _pointwise(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     number = op._overloadname in ("Tensor", "Scalar") and len(tensors) < 2  # an operand without dimensions
     if number or op is aten.clone.default or not isinstance(out, Tensor):
         return out
-    rows = all(_metadata(x) and x.shape == out.shape and x.is_contiguous() for x in tensors)
+    rows = _metadata(out) and all(_metadata(x) and x.shape == out.shape and x.is_contiguous() for x in tensors)
     return torch.empty_like(out, memory_format=torch.contiguous_format) if rows else out
 
 
