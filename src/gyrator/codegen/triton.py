@@ -507,7 +507,8 @@ class Printer(Expressions):
         staged = any(block == tree.STAGES for block, _ in self.tiling.configs[0].blocks)
         steps = f"tl.range(0, {last}, num_stages={tree.STAGES})" if staged else f"range(0, {last})"
         with self._indented(f"for {name} in {steps}:"):
-            self.bind(loop.axis, Term(name + ".to(tl.int64)" * self.tiling.wide, self.block.depth, name=True))
+            number = f"tl.cast({name}, tl.int64)" if self.tiling.wide else name
+            self.bind(loop.axis, Term(number, self.block.depth, name=True))
             for axis in extent.axes:
                 ok = Term(f"{name} < {extent.text}", self.block.depth, extent.axes)
                 self.bounds = {**known, axis: self.named(ok, f"{name}_ok")}

@@ -72,11 +72,11 @@ def _extremes(b: Builder, out: Meta, into: TensorRef, points: Points, source: Op
     """Those of floats on a GPU, whose atomics leave NaN out: as those of integers in the same order, with NaN last."""
     wide = compute_dtype(out.dtype)
     keys = out.with_dtype(torch.int64 if wide == torch.float64 else torch.int32)
-    limits = torch.iinfo(keys.dtype)
-    most, nan = constant(limits.max, keys.dtype), constant(limits.max if combine == "max" else limits.min, keys.dtype)
+    least, most = torch.iinfo(keys.dtype).min, torch.iinfo(keys.dtype).max
+    nan = constant(most if combine == "max" else least, keys.dtype)
 
     def turned(bits: Expr) -> Expr:
-        return op("where", op("lt", bits, like(bits, 0)), op("bitwise_xor", bits, most), bits)
+        return op("where", op("lt", bits, like(bits, 0)), op("bitwise_xor", bits, like(bits, most)), bits)
 
     def key(x: Expr) -> Expr:
         return op("where", op("isnan", x), nan, turned(Op("bitcast", (x,), keys.dtype)))

@@ -41,11 +41,10 @@ def mix(rows: Group, columns: Group, left: Indices, right: Indices, shape: Indic
         return Refused("they are no rows and columns of one tensor")
     if len(shared) > 1 and any(x.extent.axes() for x in serial):
         return Refused("parts have different numbers of rows, and the grid is of more than parts")
-    roots = [m.nest.root for m in a.members]
-    if any(isinstance(root, Scan) or (isinstance(root, Reduce) and root.kind == "softmax") for root in roots):
-        return Refused("rows are scanned or need several passes")
-    if any(x.extent.value is None for x in row) or volume(x.extent for x in row) > MAX_COLUMNS:
-        return Refused("a row does not fit in registers")
+    roots = [m.nest.root for m in a.members if isinstance(m.nest.root, Reduce | Scan)]
+    passes = any(isinstance(root, Scan) or root.kind == "softmax" for root in roots)
+    if passes or any(x.extent.value is None for x in row) or volume(x.extent for x in row) > MAX_COLUMNS:
+        return Refused("a row is scanned or does not fit in registers")
     if not all(_runs_down(m) for m in b.members):
         return Refused("a reduction down the columns keeps more than one number")
     moved = tuple([replace(m, space=0, down=isinstance(m.nest.root, Reduce)) for m in b.members])

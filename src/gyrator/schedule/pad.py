@@ -206,9 +206,8 @@ def _moved(view: View, new: Value) -> View | None:
     row, step = view.value.shape[-1], new.strides[-2]
     places = (*view.strides, view.offset)
     within = sum((n - 1 for n, i in zip(view.shape, view.strides, strict=True) if i is ONE), ZERO)
-    if not is_less(within, row) or view.dtype not in (None, view.value.dtype):
-        return None
-    if any(i is not ONE and i // row * row is not i for i in places):
+    follows = is_less(within, row) and all(i is ONE or i // row * row is i for i in places)
+    if not follows or view.dtype not in (None, view.value.dtype):
         return None
     *strides, offset = (i if i is ONE else i // row * step for i in places)
     return None if offset is ONE else replace(view, value=new, strides=tuple(strides), offset=offset)
