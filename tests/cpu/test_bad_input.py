@@ -150,6 +150,24 @@ def test_an_index_out_of_range_is_an_error_and_the_process_lives(name, tmp_path)
     assert done.stdout.split().count("refused") == 3 and "alive" in done.stdout, done.stdout + done.stderr
 
 
+OF_ONE = {
+    "embedding": lambda x, i: torch.nn.functional.embedding(i, x[None]) + 1,
+    "gather": lambda x, i: x[None].gather(0, i[None]) * 2,
+    "a view": lambda x, i: x[None].T.index_select(1, i) * 2,
+    "cross entropy of one class": lambda x, i: torch.nn.functional.cross_entropy(x[:, None], i),
+}
+
+
+@pytest.mark.parametrize("name", OF_ONE)
+def test_an_index_into_a_dimension_of_one_element_is_checked(name):
+    torch._dynamo.reset()
+    compiled, x = torch.compile(OF_ONE[name], backend="gyrator", dynamic=False), torch.randn(3)
+    zeros = torch.zeros(3, dtype=torch.int64)
+    torch.testing.assert_close(compiled(x, zeros), OF_ONE[name](x, zeros))
+    with pytest.raises((IndexError, RuntimeError)):
+        compiled(x, torch.tensor([0, 1, 0]))
+
+
 REFUSED = {
     "the largest of none": lambda x: x[:0].max(),
     "the smallest of empty columns": lambda x: x[:0].min(0)[0] + 1,

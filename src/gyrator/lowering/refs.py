@@ -62,7 +62,12 @@ class TensorRef:
     def load(self, where: Coords) -> Expr:
         """The element at ``where``, broadcast as torch does: missing leading dimensions, and those of size 1."""
         skip = len(where) - len(self.shape)
-        loaded = Load(self.value, self.at(where[skip:] if skip else where))
+        where = where[skip:] if skip else where
+        at = self.at(where)
+        ones = [i for i, extent in zip(where, self.shape, strict=True) if extent is ONE and i.indirects()]
+        if ones and at:  # 0, but checks whether it is: an index into a dimension of size 1
+            at = (sum(ones, at[0]), *at[1:])
+        loaded = Load(self.value, at)
         rounded = self.rounded and self.dtype in (torch.bfloat16, torch.float16)
         return Op("bitcast", (loaded,), self.dtype) if rounded or self.dtype != self.value.dtype else loaded
 
