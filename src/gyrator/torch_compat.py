@@ -251,6 +251,9 @@ replayed_views: Callable[[], Any] = partial(torch.autograd._force_original_view_
 keep_gpu_busy: Callable[[], None] = partial(torch.cuda._sleep, 100_000)
 """Let the current stream wait for some 50 microseconds, in which the processor launches what is to be timed."""
 
+DUAL_LEVEL = "_current_level"
+"""The attribute of `torch.autograd.forward_ad` that is -1 where no tensor has a tangent."""
+
 without_autocast: Callable[[], Any] = torch._C._DisableAutocast
 """A context in which no operator is cast by autocast."""
 

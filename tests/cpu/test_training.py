@@ -16,6 +16,7 @@ import torch
 import torch._dynamo.compiled_autograd
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.zoo import MODELS, build
@@ -356,3 +357,19 @@ def test_compiled_autograd(captured_forward: bool, backend: str) -> None:
             other(x).square().sum().backward()
     for got, wanted in zip(model.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(got.grad, wanted.grad)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_tangents_of_forward_mode_are_eagers(requires_grad: bool, backend: str) -> None:
+    def step(x: Tensor) -> Tensor:
+        return (x.sin() * x).sum(-1)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(step, backend=backend)
+    x, direction = torch.randn(3, 4, requires_grad=requires_grad), torch.randn(3, 4)
+    for _ in range(2):  # whether or not it is compiled there
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x, direction)
+            found, wanted = (forward_ad.unpack_dual(f(dual)).tangent for f in (compiled, step))
+            torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(compiled(x), step(x))

@@ -3,7 +3,8 @@
 Which steps are needed is decided once. A program without mutation, aliased outputs or gradients gets
 
     def call(*args):
-        return compiled([*args])
+        if forward_ad._current_level >= 0: return fallback(*args)
+        return run([*args])
 """
 
 import linecache
@@ -65,10 +66,8 @@ class _Writer:
         constants = "".join(f", {self._name(value, 'constant')}" for value in program.constants)
         given = f"[*args{constants}]"
         call = f"run({given})"
-        surprises = self._surprises(given)
-        if surprises:
-            otherwise = self._name(self._fallback, "fallback")
-            self._lines.append(f"    if {' or '.join(surprises)}: return {otherwise}(*args)")
+        surprises, otherwise = self._surprises(given), self._name(self._fallback, "fallback")
+        self._lines.append(f"    if {' or '.join(surprises)}: return {otherwise}(*args)")
         within = f"with {self._name(torch_compat.without_autocast, 'no_autocast')}(): " if program.autocast else ""
         self._lines.append(f"    {within}results = {call}")
         for update in forward.updates:
@@ -81,8 +80,8 @@ class _Writer:
         flat = "(" + "".join(f"{output}, " for output in outputs) + ")"
         structure, leaves = forward.structure, len(outputs)
         is_flat = structure.type in (tuple, list) and structure.num_children == leaves == structure.num_leaves
-        if is_flat and len(self._lines) == 1 and outputs == [f"results[{k}]" for k in range(leaves)]:
-            self._lines = [f"    {within}return {call}"]  # nothing else happens
+        if is_flat and len(self._lines) == 2 and outputs == [f"results[{k}]" for k in range(leaves)]:
+            self._lines[1] = f"    {within}return {call}"  # nothing else happens
         else:
             if not is_flat:
                 flat = f"{self._name(pytree.tree_unflatten, 'unflatten')}({flat}, {self._name(structure, 'structure')})"
@@ -90,9 +89,10 @@ class _Writer:
         return self._built()
 
     def _surprises(self, given: str) -> list[str]:
-        """Conditions under which a call's inputs lie in memory as the trace did not assume."""
+        """Conditions under which a call's inputs lie in memory as the trace did not assume, or have tangents."""
         forward = self._program.forward
-        found = [f"args[{at}].storage_offset() != {offset}" for at, offset in forward.offsets]
+        found = [f"{self._name(torch.autograd.forward_ad, 'forward_ad')}.{torch_compat.DUAL_LEVEL} >= 0"]
+        found += [f"args[{at}].storage_offset() != {offset}" for at, offset in forward.offsets]
         written = tuple(update.input for update in forward.updates)
         if written:
             found.append(f"{self._name(overlapping, 'overlapping')}({given}, {written})")
