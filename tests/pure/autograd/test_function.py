@@ -311,10 +311,10 @@ def test_distributed_data_parallel_averages_gradients(tmp_path: Path) -> None:
 # --- the shell -------------------------------------------------------------------------------------
 
 
-def test_a_program_without_effects_costs_one_call() -> None:
+def test_a_program_without_effects_costs_one_call_and_a_look_for_tangents() -> None:
     gm = torch.fx.symbolic_trace(lambda x: (x + 1,))
     run = aot_compile(gm, [torch.randn(3)], fw_compiler=interpret)
-    assert run.__code__.co_names == ("run",)
+    assert run.__code__.co_names == ("forward_ad", "_current_level", "fallback", "run")
 
 
 def test_outputs_may_be_nested() -> None:
