@@ -60,7 +60,7 @@ class _ProgramChecker:
 
     def run(self) -> None:
         program = self.program
-        with _blame(f"signature of {program.name}"):
+        with blame(f"signature of {program.name}"):
             for size in [i.size for i in program.inputs] + [d.size for d in program.derived]:
                 if size is not None:
                     self.define_size(size)
@@ -68,7 +68,7 @@ class _ProgramChecker:
                 if given is not None:
                     self.define(given)
         for node in program.nodes:
-            with _blame(node, node.origins):
+            with blame(node, node.origins):
                 for value in ir.uses(node):
                     self.defined(value)
                 if isinstance(node, ir.Nest):
@@ -76,11 +76,11 @@ class _ProgramChecker:
                 else:
                     self.extern(node)
         for position, output in enumerate(program.outputs):
-            with _blame(f"output {position} of {program.name}: {output}"):
+            with blame(f"output {position} of {program.name}: {output}"):
                 self.arg(output)
         targets = {i.value for i in program.inputs}
         for update in program.updates:
-            with _blame(f"update of {update.target} by {update.value}"):
+            with blame(f"update of {update.target} by {update.value}"):
                 if update.target not in targets:
                     raise RuleBroken(f"{update.target} is not an input")
                 self.view(update.value)
@@ -212,7 +212,7 @@ def _check_no_dead(program: ir.Program) -> None:
     for node in reversed(program.nodes):
         effect = isinstance(node, ir.Extern) and (node.effects or node.scalars)
         if not effect and needed.isdisjoint(ir.defines(node)):
-            with _blame(node, node.origins):
+            with blame(node, node.origins):
                 raise RuleBroken("nothing needs what this node defines")
         needed |= ir.uses(node)
 
@@ -241,7 +241,7 @@ class _KernelChecker:
 
     def run(self) -> None:
         kernel = self.kernel
-        with _blame(f"signature of kernel {kernel.name}", kernel.origins):
+        with blame(f"signature of kernel {kernel.name}", kernel.origins):
             values = [*self.params, *kernel.scratch]
             names = [v.name for v in values] + [s.name for s in kernel.sizes]
             if len(set(names)) != len(names) or len(self.params) != len(kernel.params):
@@ -250,7 +250,7 @@ class _KernelChecker:
                 for index in (*value.shape, *value.strides):
                     self.exprs.index(index)
         self.block(kernel.body)
-        with _blame(f"signature of kernel {kernel.name}", kernel.origins):
+        with blame(f"signature of kernel {kernel.name}", kernel.origins):
             for value, param in self.params.items():
                 if param.read != (value in self.loaded):
                     raise RuleBroken(f"parameter {value} is read={param.read}, loaded={value in self.loaded}")
@@ -267,7 +267,7 @@ class _KernelChecker:
         outer = set(self.visible)
         for item in body:
             what = f"loop over {item.axis}" if isinstance(item, Loop) else item
-            with _blame(what, self.kernel.origins, f" in kernel {self.kernel.name}"):
+            with blame(what, self.kernel.origins, f" in kernel {self.kernel.name}"):
                 if isinstance(item, Loop):
                     self.loop(item)
                 else:
@@ -410,9 +410,11 @@ class _KernelChecker:
 
 # -- blame -------------------------------------------------------------------------------------------------
 @contextmanager
-def _blame(what: ir.Node | Stage | str, origins: tuple[Origin, ...] = (), within: str = "") -> Iterator[None]:
+def blame(what: object, origins: tuple[Origin, ...] = (), within: str = "", *, after: str = "") -> Iterator[None]:
+    """Around the check of a node, stage or step: a broken rule becomes an InternalCheckError that names it, the user's
+    line, and the pass ``after`` which it is broken."""
     try:
         yield
     except RuleBroken as broken:
         where = next((o for o in origins if o.file), origins[0] if origins else None)
-        raise InternalCheckError("", str(broken), where=where, node=f"{what}{within}") from None
+        raise InternalCheckError(after, str(broken), where=where, node=f"{what}{within}") from None

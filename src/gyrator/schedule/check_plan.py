@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable
 
-from gyrator.errors import InternalCheckError
+from gyrator.ir.check import blame
 from gyrator.ir.check_expr import RuleBroken
 from gyrator.ir.expr import Value
 from gyrator.ir.index import Index, is_nonnegative
 from gyrator.ir.program import defines, shown_views
-from gyrator.schedule.plan import Allocate, Call, Free, Plan, Step, touched
+from gyrator.origin import Origins
+from gyrator.schedule.plan import Allocate, Call, Free, Launch, Plan, Step, touched
 
 
 def check_plan(plan: Plan) -> None:
@@ -15,17 +16,17 @@ def check_plan(plan: Plan) -> None:
     upon it; that what lies within a value has ended when a step names that value, and does not meet there; that a name
     is given and freed once, and that outputs, and inputs that nobody reads, are all that is left.
 
-    Raises: InternalCheckError naming the first step that breaks a rule."""
+    Raises: InternalCheckError naming the first step that breaks a rule, and the user's line."""
     checker = _Checker(plan)
-    for number, step in enumerate(plan.steps):
-        try:
+    for step in plan.steps:
+        with blame(step, _origins(step), after="memory"):
             checker.step(step)
-        except RuleBroken as broken:
-            raise InternalCheckError("memory", str(broken), node=f"step {number} of {plan.name}: {step}") from None
-    try:
+    with blame(f"the end of {plan.name}", after="memory"):
         checker.end()
-    except RuleBroken as broken:
-        raise InternalCheckError("memory", str(broken), node=f"the end of {plan.name}") from None
+
+
+def _origins(step: Step) -> Origins:
+    return step.origins if isinstance(step, Launch) else step.extern.origins if isinstance(step, Call) else ()
 
 
 class _Checker:

@@ -9,6 +9,7 @@ from gyrator.errors import InternalCheckError
 from gyrator.ir.expr import Value
 from gyrator.ir.index import ONE, Index, Size, const
 from gyrator.ir.program import Extern, Input
+from gyrator.origin import Origin
 from gyrator.schedule.check_plan import check_plan
 from gyrator.schedule.plan import Allocate, Call, Copy, Free, Plan, Step, full_view
 
@@ -79,3 +80,10 @@ def test_wrong_plans_are_refused(name: str) -> None:
     with pytest.raises(InternalCheckError, match="memory") as caught:
         check_plan(wrong)
     assert why in str(caught.value)
+
+
+def test_a_refusal_names_the_users_line() -> None:
+    here = Origin("model.py", 12, "forward", "mylib.f.default")
+    call = Call(Extern((RESULT,), "mylib.f.default", (full_view(A),), origins=(here,)))
+    with pytest.raises(InternalCheckError, match=r"at: model\.py:12 in forward"):
+        check_plan(plan(call))
