@@ -108,7 +108,7 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class _Task:
     """A graph to compile: its roles (`info`), whose options it has, what it is built for, and where it is kept: under
     `key`, if it has one. `guards` is how many facts about sizes were guarded before."""
 
@@ -154,11 +154,10 @@ def compile_graph(
         example_inputs: fake tensors, sizes and scalars, one per placeholder.
 
     The result waits for the kernels, which are built meanwhile, stores and loads. The callable writes all updates into
-    the inputs. Where the processor's kernels lack a C++ compiler it calls torch's operators one by one, after one
-    warning.
+    the inputs. Where kernels lack a C++ compiler, or Triton, it calls torch's operators one by one, after one warning.
 
-    Raises: UnsupportedOperator, UnsupportedInput; DeviceUnsupported, ToolchainMissing if the GPU, its driver or Triton
-    is missing or too old; KernelBuildError; InternalCheckError if a stage broke its own rules."""
+    Raises: UnsupportedOperator, UnsupportedInput; DeviceUnsupported if the GPU is missing, or it, its driver or Triton
+    is too old; KernelBuildError; InternalCheckError if a stage broke its own rules."""
     by_operators = partial(interpret, graph, example_inputs, info)
     device = device_of(tensors_of(graph))
     foreign = without_kernels(graph, device)
@@ -170,7 +169,7 @@ def compile_graph(
     guards, stores = 0 if shape_env is None else len(shape_env.guards), process.stores(session)
     try:
         targets = find_targets(session.config, device)
-        task = Task(graph, info, session, process, device, targets, stores, shape_env, guards)
+        task = _Task(graph, info, session, process, device, targets, stores, shape_env, guards)
         if session.dump is not None:
             dump_graph(session.dump, "aten", graph, example_inputs)
         with session.stage("look up"):
@@ -189,7 +188,7 @@ def compile_graph(
         return by_operators
 
 
-def _lower_and_schedule(task: Task) -> tuple[Lowered, Scheduled, Sequence[Choice]]:
+def _lower_and_schedule(task: _Task) -> tuple[Lowered, Scheduled, Sequence[Choice]]:
     """graph → program → plan, and what was chosen by measurement for it."""
     session, config, targets = task.session, task.session.config, task.targets
     symbols = Symbols(task.shape_env)
@@ -225,7 +224,7 @@ def _lower_and_schedule(task: Task) -> tuple[Lowered, Scheduled, Sequence[Choice
     return lowered, scheduled, () if tuner is None else tuner.choices
 
 
-def _build(task: Task, lowered: Lowered, scheduled: Scheduled, choices: Sequence[Choice]) -> Pending:
+def _build(task: _Task, lowered: Lowered, scheduled: Scheduled, choices: Sequence[Choice]) -> Pending:
     """plan → kernels and wrapper, which are on their way; what waits for them stores and loads them.
 
     Raises: ToolchainMissing."""

@@ -103,7 +103,8 @@ def _gelu(x: Tensor, approximate: str = "none") -> Tensor:
     """gelu(x) → x/2·(1 + erf(x/√2)); for "tanh" x·sigmoid(2u), which is x/2·(1 + tanh(u)) without cancellation."""
     wide = _widen(x)
     if approximate == "tanh":
-        value = wide * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (wide + 0.044715 * (wide * wide * wide)))
+        inner = math.sqrt(2 / math.pi) * (wide + 0.044715 * (wide * wide * wide))
+        value = wide * torch.sigmoid(2 * inner)
     else:
         value = 0.5 * wide * (1 + torch.erf(wide * math.sqrt(0.5)))
     return value.to(x.dtype)

@@ -65,7 +65,7 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
     results, saved_end = spec.results, spec.results + spec.saved_values
     constant_results = tuple(sorted({*range(results)} - {*differentiable(spec)}))
     dynamic = (*spec.missing, *[tangent.result for tangent in spec.tangents if tangent.layout is None])
-    hidden = spec.tangents[:1] if spec.saved_values and {*spec.gradients} - {*spec.saved_inputs} else ()
+    leads_back = bool(spec.saved_values and {*spec.gradients} - {*spec.saved_inputs})
     order = tuple(map({position: index for index, position in enumerate(spec.gradients)}.get, range(spec.inputs)))
 
     class Compiled(torch.autograd.Function):
@@ -75,7 +75,7 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
         def forward(ctx: Any, *args: Any) -> tuple[Any, ...]:
             outputs = forward(list(args))
             # Saved, this result leads from what forward computed to the inputs, for gradients that have gradients.
-            origin = [torch.empty(0, device="cpu") for _ in hidden]
+            origin = [torch.empty(0, device="cpu")] if leads_back else []
             ctx.save_for_backward(*outputs[results:saved_end], *[args[index] for index in spec.saved_inputs], *origin)
             ctx.numbers = outputs[saved_end:]
             ctx.set_materialize_grads(False)
@@ -91,7 +91,7 @@ def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) 
             inputs = saved[spec.saved_values :] if torch.is_grad_enabled() else ()
             link = spec if all(gradients[index] is None for index in spec.missing) else completed()
             numbers = dict(zip(spec.numbers, ctx.numbers, strict=True))
-            boxed = [*[numbers[name] for name in link.numbers], *saved[: len(saved) - len(hidden)]]
+            boxed = [*[numbers[name] for name in link.numbers], *saved[: len(saved) - leads_back]]
             del saved
             for tangent in link.tangents:
                 at = tangent.result

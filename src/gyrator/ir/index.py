@@ -460,13 +460,17 @@ def _pick(a: Index | None, b: Index | None, *, smallest: bool) -> Index | None:
 def lower(index: Index) -> Index | None:
     """A lower bound as a polynomial in size symbols alone, or None if none is known."""
     known = index._lower
-    return (remember(index, "_lower", _bound(index, low=True) or False) if known is None else known) or None
+    if known is None:
+        known = remember(index, "_lower", _bound(index, low=True) or False)
+    return known or None
 
 
 def upper(index: Index) -> Index | None:
     """An upper bound as a polynomial in size symbols alone, or None if none is known."""
     known = index._upper
-    return (remember(index, "_upper", _bound(index, low=False) or False) if known is None else known) or None
+    if known is None:
+        known = remember(index, "_upper", _bound(index, low=False) or False)
+    return known or None
 
 
 def _bound(index: Index, *, low: bool) -> Index | None:

@@ -171,7 +171,7 @@ def _step_text(step: Step) -> str:
     match step:
         case Allocate(value, upon, offset, needs):
             where = "in place of" if offset is None else f"{offset} elements into"
-            asked = "" if needs is None else f", which has {needs} bytes or not at all"
+            asked = "" if needs is None else f" if it has {needs} bytes, else fresh"
             return f"allocate {value.name}  {'fresh' if upon is None else f'{where} {upon.name}{asked}'}"
         case Launch(kernel, args, sizes):
             given = ", ".join([*(value.name for value in args), *map(str, sizes)])
