@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -205,12 +206,16 @@ class _Rounded(TorchDispatchMode):
 
 
 _NARROWING = {"float", "half", "bfloat16"}
+_ROUGH_ON_CUDA = {F.hardswish: lambda x: x * (x + 3).clamp(0, 6) / 6, F.hardsigmoid: lambda x: (x + 3).clamp(0, 6) / 6}
+"""Functions whose kernels multiply by a sixth that was rounded to float32 (torch 2.11), in full precision."""
 
 
 class _DoublePrecision(TorchFunctionMode):
     """Replaces every request for a narrower floating-point dtype by float64 or complex128."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _ROUGH_ON_CUDA and args[0].is_cuda and not (kwargs or {}).get("inplace", False):
+            return _ROUGH_ON_CUDA[func](args[0])
         func = torch.Tensor.double if getattr(func, "__name__", "") in _NARROWING else func
         args, kwargs = pytree.tree_map_only(torch.dtype, lambda d: _WIDER.get(d, d), (args, kwargs or {}))
         return func(*args, **kwargs)
