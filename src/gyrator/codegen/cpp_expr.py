@@ -295,9 +295,13 @@ class Expressions(Blocks[Term, Block]):
             return Address(plus(pointer.text, at), max(pointer.depth, at.depth, stride.depth), stride.text)
         fixed = Index(tuple(t for t in flat.terms if all(self._step(a) is ZERO for a in t[0])))
         at, moving = self.index(fixed), flat - fixed
-        offsets = self.find(moving) or self._named(moving, self.vector_index(moving), "offset")
-        depth = max(pointer.depth, at.depth, offsets.depth)
         ends = self._first_and_last(moving) if loading else ""
+        offsets = self.vector_index(moving)
+        if ends:  # computed only where lanes do not lie beside each other
+            offsets = replace(offsets, text=f"[=]() GY_INLINE {{ return {offsets.text}; }}")
+        else:
+            offsets = self.find(moving) or self._named(moving, offsets, "offset")
+        depth = max(pointer.depth, at.depth, offsets.depth)
         return Address(plus(pointer.text, at), depth, None, offsets.text, ends=ends)
 
     def _periodic(self, e: Load) -> Address | None:

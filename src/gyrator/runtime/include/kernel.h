@@ -200,9 +200,9 @@ GY_FN Vec<T, L> gather(some_lanes<L> some, const T* from, Vec<int64_t, L> offset
 }
 
 // A gather whose lanes lie beside each other if the last one is L - 1 elements behind the first.
-template <class Some, class T, int L, class... Mask>
-GY_FN auto load_near(Some some, const T* from, int64_t first, int64_t last, Vec<int64_t, L> offset, Mask... mask) {
-  return last - first == L - 1 ? load(some, from + first, mask...) : gather(some, from, offset, mask...);
+template <class Some, class T, class Offset, class... Mask>
+GY_FN auto load_near(Some some, const T* from, int64_t first, int64_t last, Offset offset, Mask... mask) {
+  return last - first == Some::value - 1 ? load(some, from + first, mask...) : gather(some, from, offset(), mask...);
 }
 // With one mask for all lanes nothing is read where it does not hold.
 template <class Some, class T> GY_FN auto load(Some some, const T* from, Vec<bool, 1> m, T other) {

@@ -417,6 +417,7 @@ template <int L, class T>
 GY_FN Vec<T, L> load_strided(const T* from, int64_t stride, Vec<bool, L> m, T other) {
   const uint64_t bits = mask_bits(m);
   if (bits == ~uint64_t(0) >> (64 - L)) return load_strided<L>(from, stride);
+  if (bits == 0) return broadcast<L>(other);
   auto r = unpack(broadcast<L>(other));
   for (uint64_t rest = bits; rest; rest &= rest - 1) {
     const int i = __builtin_ctzll(rest);

@@ -292,6 +292,9 @@ template <int S, int K, class V, class E> GY_FN V each(V r, const E* from) {
     return each<S, K + 1>(put_each<S, K>(r, read_as<V>(from + start), indices<P>{}), from);
   }
 }
+template <class V, int... I> GY_FN V reversed(V v, sequence<I...>) {
+  return __builtin_shufflevector(v, v, (int(sizeof...(I)) - 1 - I)...);
+}
 template <int S, class V, class E> GY_FN V load_each(const E* from) {
   V r;
   GY_EACH(V, r.p[i] = each<S, 0>(typename V::P{}, from + i * S * V::lanes);)
@@ -302,9 +305,13 @@ template <int L, class T> GY_FN Vec<T, L> load_strided(const T* from, int64_t st
   using V = Vec<T, L>;
 #if defined(GY_SIMD)
   if constexpr (in_registers<V>)
-    if (__builtin_constant_p(stride) && stride > 1 && stride <= 8) {
+    if (__builtin_constant_p(stride) && (stride == -1 || (stride > 1 && stride <= 8))) {
       const auto* q = reinterpret_cast<const typename V::element*>(from);
+      V r;
       switch (stride) {
+        case -1:
+          GY_EACH(V, r.p[i] = reversed(read_as<typename V::P>(q - (i + 1) * V::lanes + 1), indices<V::lanes>{});)
+          return r;
         case 2: return load_each<2, V>(q);
         case 3: return load_each<3, V>(q);
         case 4: return load_each<4, V>(q);
