@@ -93,6 +93,31 @@ def cumsum(x: Tensor) -> Tensor:
     return x.cumsum(-1)
 
 
+def reflection_pad(x: Tensor) -> Tensor:
+    return F.pad(x, (2, 2, 2, 2), mode="reflect")
+
+
+def roll(x: Tensor) -> Tensor:
+    return x.roll((3, 5), (2, 3))
+
+
+def flip(x: Tensor) -> Tensor:
+    return x.flip(-1)
+
+
+def cache_update(cache: Tensor, token: Tensor) -> Tensor:
+    cache[:, 100:101] = token
+    return cache[:, 100] * 2
+
+
+def states(x: Tensor, w: Tensor) -> Tensor:
+    """A tensor that is filled row by row, each made of the one before."""
+    out = x.new_zeros(64, *x.shape)
+    for t in range(64):
+        out[t] = torch.tanh(out[t - 1] * w + x)
+    return out
+
+
 def bias_gelu_residual(x: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
     return F.gelu(x + bias, approximate="tanh") + residual
 
@@ -145,6 +170,13 @@ KERNELS: dict[str, Kernel] = {
     "column_sum": Kernel(column_sum, lambda: (_matrix(),), CELL),
     "transpose_add": Kernel(transpose_add, lambda: (_matrix(), _matrix(1, COLUMNS, ROWS)), 3 * CELL),
     "cumsum": Kernel(cumsum, lambda: (_matrix(),), 2 * CELL),
+    "reflection_pad": Kernel(reflection_pad, _images, 2 * CELL),
+    "roll": Kernel(roll, _images, 2 * CELL),
+    "flip": Kernel(flip, _images, 2 * CELL),
+    "cache_update": Kernel(
+        cache_update, lambda: (_matrix().view(8, 1024, COLUMNS), _matrix(1, 8).view(8, 1, -1)), 2**17
+    ),
+    "states": Kernel(states, lambda: (_matrix(0, 128), _vector()), 64 * 3 * 2**20),
 }
 QUICK = ("layer_norm", "softmax", "gelu_erf", "column_sum", "transpose_add")
 

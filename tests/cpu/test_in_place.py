@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,6 +84,116 @@ def test_updates(fn: Callable[..., Tensor | None], shape: tuple[int, int], tmp_p
         torch.testing.assert_close(returned, expected)
     (wrapper,) = tmp_path.glob("graphs/??/*/wrapper.py")
     assert (".copy_(" in wrapper.read_text()) is (fn in COPIED)
+
+
+def row(x: Tensor, p: Tensor) -> None:
+    x[1] = p[0] * 2
+
+
+def slice_of_columns(x: Tensor, p: Tensor) -> Tensor:
+    x[:, 1:3] = p[:, :2]
+    return x.sum(0)
+
+
+def every_third(x: Tensor, p: Tensor) -> None:
+    x[:, ::3] = p[:, ::3]
+
+
+def diagonal(x: Tensor, p: Tensor) -> None:
+    x.diagonal(1).zero_()
+
+
+def scaled_row(x: Tensor, p: Tensor) -> None:
+    x[-1:].mul_(3)
+
+
+def element_of_a_row(x: Tensor, p: Tensor) -> None:
+    x[2, 3] = p[0, 0]
+
+
+def rows_from_rows(x: Tensor, p: Tensor) -> Tensor:
+    x[0] = x[1] + p[0]
+    x[1] = x[0] * x[1]
+    x[2] = x.sum(0)
+    return x[0] - p[1]
+
+
+def part_of_a_part(x: Tensor, p: Tensor) -> None:
+    x[:4, 3:9] = p[:4, :6]
+    x[5:][1].mul_(2)
+    x[:8][torch.tensor([7, 5])] = p[:2]
+
+
+def indexed_and_known(x: Tensor, p: Tensor) -> None:
+    x[torch.tensor([0, 2])] = p[:2]
+    x[1] = p[2]
+
+
+PARTS = [
+    row, slice_of_columns, every_third, diagonal, scaled_row, element_of_a_row, part_of_a_part, rows_from_rows,
+    indexed_and_known,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("fn", PARTS, ids=lambda fn: fn.__name__)
+def test_parts_are_written_alone(fn: Callable[..., Tensor | None], dynamic: bool, tmp_path: Path) -> None:
+    """Nothing else is read or written: a token goes into its place of a cache however large that is."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    ours = [torch.randn(9, 40) for _ in range(2)]
+    eager = [x.clone() for x in ours]
+    returned = gyrator.compile(fn, dynamic=dynamic, options={"dump": tmp_path, "cache": False})(*ours)
+    expected = fn(*eager)
+    torch.testing.assert_close((ours, returned), (eager, expected))
+    (folder,) = tmp_path.glob("*_inference")
+    ((nests,), (wrapper,)) = (folder.glob(name) for name in ("*_nests_after_fusion.txt", "*_wrapper.py"))
+    assert all(" with [" in line for line in re.findall(r"f32\[\w+, \w+\] = nest.*", nests.read_text()))
+    assert ".copy_(" not in wrapper.read_text()
+
+
+def test_the_part_of_a_row_that_follows_is_read_before_it_is_written() -> None:
+    def shifted(x: Tensor) -> None:
+        x[0, 1:].copy_(x[0, :-1].clone())
+
+    torch._dynamo.reset()
+    ours, eager = torch.arange(60.0).view(4, 15), torch.arange(60.0).view(4, 15)
+    torch.compile(shifted, backend="gyrator")(ours)
+    shifted(eager)
+    assert torch.equal(ours, eager)
+
+
+def test_old_versions_outlive_parts_that_are_written() -> None:
+    def versions(x: Tensor, p: Tensor) -> tuple[Tensor, ...]:
+        before = x.clone()
+        x[0] = p[0]
+        between = x * 1
+        x[1] = p[1]
+        return before, between, x + 0, x
+
+    torch._dynamo.reset()
+    ours = torch.randn(6, 5), torch.randn(6, 5)
+    eager = ours[0].clone(), ours[1]
+    torch.testing.assert_close(torch.compile(versions, backend="gyrator")(*ours), versions(*eager))
+    assert torch.equal(ours[0], eager[0])
+
+
+def test_a_tensor_that_is_filled_row_by_row_is_not_copied_for_each(tmp_path: Path) -> None:
+    def states(x: Tensor, w: Tensor) -> Tensor:
+        out = x.new_zeros(12, *x.shape)
+        for t in range(12):
+            out[t] = torch.tanh((x if t == 0 else out[t - 1]) @ w)
+        return out
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    args = torch.randn(3, 8), torch.randn(8, 8)
+    compiled = gyrator.compile(states, options={"cache_dir": tmp_path})
+    torch.testing.assert_close(compiled(*args), states(*args))
+    (wrapper,) = tmp_path.glob("graphs/??/*/wrapper.py")
+    text = wrapper.read_text()
+    assert ".copy_(" not in text
+    assert text.count("# in place") == 12
 
 
 def test_two_scatters_into_one_tensor_in_one_kernel_have_memory_of_their_own() -> None:

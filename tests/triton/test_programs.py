@@ -110,6 +110,17 @@ def test_an_update_of_an_input(emulator: Emulator) -> None:
     check(emulator, lambda x, y: x.mul_(2).add_(y).sum(), torch.randn(40), torch.randn(40))
 
 
+def test_parts_of_an_input_are_written_alone(emulator: Emulator) -> None:
+    def step(cache: Tensor, token: Tensor) -> Tensor:
+        cache[:, 2:3] = token * 2
+        cache[1, 0] = cache[0, 2] + 1
+        cache[:2, 4:].mul_(3)
+        return cache.sum(-1)
+
+    wrapper = check(emulator, step, torch.randn(3, 9, 20), torch.randn(3, 1, 20))
+    assert ".copy_(" not in wrapper
+
+
 def test_the_bits_of_a_choice_between_literals(emulator: Emulator) -> None:
     def bits(x: Tensor) -> Tensor:
         one, two = (torch.full((), value, dtype=torch.bfloat16) for value in (1.1, 2.2))

@@ -3,6 +3,7 @@
 A write to a view becomes a new value of the tensor it views: `inverse(old parent, new view) → new parent`.
 For `v = p[:, 2]; v.mul_(3)` that is `p' = select_scatter(p, v * 3, 1, 2)`."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -88,6 +89,11 @@ def _split_back(view: View, parent: Tensor, written: Tensor) -> Call:
     return aten.slice_scatter.default, (PARENT, WRITTEN, dim, start, start + written.shape[dim], 1)
 
 
+def _slice_back(view: View, parent: Tensor, written: Tensor) -> Call | None:
+    whole = all(isinstance(n, int) for n in view.args) and view.args[1:] in ((0, sys.maxsize), (0, sys.maxsize, 1))
+    return (aten.alias.default, (WRITTEN,)) if whole else _scattered(aten.slice_scatter.default)(view, parent, written)
+
+
 def _by(op: OpOverload) -> Inverse:
     """The inverse by an operator that needs nothing but the view."""
     return lambda view, parent, written: (op, (WRITTEN,))
@@ -108,7 +114,7 @@ _INVERSES: Mapping[OpOverload, Inverse] = {
         (aten.transpose.int, (WRITTEN, *view.args)) if old.dim() else (aten.alias.default, (WRITTEN,))
     ),
     aten.select.int: _scattered(aten.select_scatter.default),
-    aten.slice.Tensor: _scattered(aten.slice_scatter.default),
+    aten.slice.Tensor: _slice_back,
     aten.diagonal.default: _scattered(aten.diagonal_scatter.default),
     aten.unbind.int: lambda view, *_: (aten.select_scatter.default, (PARENT, WRITTEN, (*view.args, 0)[0], view.index)),
     aten.split.Tensor: _split_back,

@@ -1,8 +1,7 @@
 """Writes at run-time indices, and updates of a part of a tensor.
 
 Each makes a new version of the tensor it writes into: ``index_add(x, 0, idx, src)`` is ``scatter add into x at
-(<checked(idx[i0], N)>, i1) of src[i0, i1]``. Where the place is no run-time value (select_scatter, slice_scatter) the
-result is a selection instead, which fuses like any pointwise op."""
+(<checked(idx[i0], N)>, i1) of src[i0, i1]``."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gyrator.ir.expr import Checked, Expr, IndexValue, Op
+from gyrator.ir.expr import Checked, Expr, Op
 from gyrator.ir.index import ONE, ZERO, Index, IndexLike, Indirect, as_index, div_mod, linear, product
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Nest, Scatter
@@ -24,7 +23,7 @@ from gyrator.lowering.gathers import Indices, advanced, along, indexed_coords, i
 from gyrator.lowering.joins import masked
 from gyrator.lowering.reductions import scan
 from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, whole
-from gyrator.lowering.typed import Operand, between, both, cast, compute_dtype, constant, element, like, number, op
+from gyrator.lowering.typed import Operand, between, both, cast, compute_dtype, constant, element, like, op
 from gyrator.lowering.views import dimension, expanded, nested_order, reshape, slice_start, wrap
 
 COMBINES: Mapping[str, str] = {
@@ -52,8 +51,12 @@ def scatter(b: Builder, out: Meta, into: TensorRef, points: Points, source: Oper
     them or raises, as in eager."""
     if ZERO in points.shape:
         return b.copy(into, out)
+    axes = axes_of("i", points.shape)
+    at = coords_of(axes)
+    place = points.place(at)
     one = not isinstance(source, TensorRef) or all(extent is ONE for extent in source.shape)
     ordered = (combine == "add" and out.dtype.is_floating_point) or (combine == "set" and not one)
+    ordered &= any(i.indirects() for i in place)
     if b.deterministic and ordered and out.device.type == "cuda":
         return NotImplemented
     dtype = out.dtype if combine == "set" else compute_dtype(out.dtype)
@@ -61,10 +64,8 @@ def scatter(b: Builder, out: Meta, into: TensorRef, points: Points, source: Oper
     if combine in ("max", "min") and dtype.is_floating_point and out.device.type == "cuda":
         return _extremes(b, out, into, points, source, combine)
     target = b.materialise(into, out.strides) if into.dtype == dtype else b.copy(into, wide, "into").value
-    axes = axes_of("i", points.shape)
-    at = coords_of(axes)
     value = b.value(wide, "wide" if dtype != out.dtype else "")
-    b.add(Nest((value,), axes, Scatter(target, points.place(at), element(source, at, dtype), combine)))
+    b.add(Nest((value,), axes, Scatter(target, place, element(source, at, dtype), combine)))
     return b.narrowed(whole(value), out)
 
 
@@ -213,21 +214,8 @@ def _masked_scatter(b: Builder, out: Meta, x: TensorRef, mask: TensorRef, source
 
 def _select_scatter(b: Builder, out: Meta, x: TensorRef, source: TensorRef, dim: int, index: IndexLike) -> Any:
     d = dimension(dim, x.rank)
-    chosen = number(wrap(as_index(index), x.shape[d]), torch.int64)
-    return _replaced(b, out, x, source, lambda at: ((*at[:d], *at[d + 1 :]), [op("eq", IndexValue(at[d]), chosen)]))
-
-
-def _replaced(
-    b: Builder, out: Meta, x: TensorRef, source: TensorRef, place: Callable[[Coords], tuple[Coords, list[Expr]]]
-) -> TensorRef:
-    """``x`` with elements of ``source``: ``place`` says which belongs at a point, and the conditions that one does."""
-
-    def body(at: Coords) -> Expr:
-        inner, conditions = place(at)
-        new = masked(conditions, element(source, inner, out.dtype))
-        return op("where", both(conditions), new, x.load(at)) if conditions else new
-
-    return b.copy(x, out) if ZERO in source.shape else b.pointwise(out, body)
+    chosen = wrap(as_index(index), x.shape[d])
+    return scatter(b, out, x, Points(source.shape, lambda at: (*at[:d], chosen, *at[d:])), source)
 
 
 def _slice_scatter(
@@ -236,31 +224,20 @@ def _slice_scatter(
 ) -> Any:  # fmt: skip
     d = dimension(dim, x.rank)
     first, by = slice_start(b, start, x.shape[d]), as_index(step)
-    last = first + (source.shape[d] - 1) * by + 1
-
-    def place(at: Coords) -> tuple[Coords, list[Expr]]:
-        k, off = div_mod(at[d] - first, by)
-        conditions = between(at[d], first, last)
-        if off is not ZERO:
-            conditions.append(op("eq", IndexValue(off), number(ZERO, torch.int64)))
-        return (*at[:d], k, *at[d + 1 :]), conditions
-
-    return _replaced(b, out, x, source, place)
+    points = Points(source.shape, lambda at: (*at[:d], first + at[d] * by, *at[d + 1 :]))
+    return scatter(b, out, x, points, source)
 
 
 def _diagonal_scatter(
     b: Builder, out: Meta, x: TensorRef, source: TensorRef, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Any:
-    first, second = dimension(dim1, x.rank), dimension(dim2, x.rank)
-    below, right = max(-offset, 0), max(offset, 0)
+    ends = {dimension(dim1, x.rank): max(-offset, 0), dimension(dim2, x.rank): max(offset, 0)}
 
-    def place(at: Coords) -> tuple[Coords, list[Expr]]:
-        k = at[first] - below
-        others = [i for n, i in enumerate(at) if n not in (first, second)]
-        diagonal = op("eq", IndexValue(k), IndexValue(at[second] - right))
-        return (*others, k), [diagonal, *between(k, ZERO, source.shape[-1])]
+    def place(at: Coords) -> Coords:
+        others = iter(at[:-1])
+        return tuple([at[-1] + ends[n] if n in ends else next(others) for n in range(x.rank)])
 
-    return _replaced(b, out, x, source, place)
+    return scatter(b, out, x, Points(source.shape, place), source)
 
 
 def _as_strided_scatter(
@@ -277,16 +254,18 @@ def _as_strided_scatter(
         return NotImplemented
     start = as_index(offset) - b.storage_offset(x.value) if offset is not None else ZERO
 
-    def place(at: Coords) -> tuple[Coords, list[Expr]]:
+    def body(at: Coords) -> Expr:
         inner = [ZERO] * source.rank
         left = x.value.position(at) - start
         conditions: list[Expr] = []
         for k in order:
             inner[k], left = div_mod(left, strides[k])
             conditions += between(inner[k], ZERO, source.shape[k])
-        return tuple(inner), [*conditions, *between(left, ZERO, ONE)]
+        conditions += between(left, ZERO, ONE)
+        new = masked(conditions, element(source, tuple(inner), out.dtype))
+        return op("where", both(conditions), new, x.load(at)) if conditions else new
 
-    return _replaced(b, out, x, source, place)
+    return b.copy(x, out) if ZERO in source.shape else b.pointwise(out, body)
 
 
 LOWERINGS: Family = {

@@ -95,8 +95,8 @@ class _Checker:
     def _write(self, values: Iterable[Value]) -> None:
         self._known(values)
         for value in values:
-            if value in self._lost:
-                raise RuleBroken(f"{value} is written over {self._lost[value]}")
+            if self._lost.pop(value, None) in self._named:
+                raise RuleBroken(f"{value} is written over what lies upon it")
             guest = next((guest for guest, (host, _) in self._within.items() if host is value), None)
             if guest is not None:
                 raise RuleBroken(f"{value} is written while {guest} lies in it")

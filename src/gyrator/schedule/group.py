@@ -109,7 +109,7 @@ def _inner_axes(nest: Nest) -> Axes:
         case Scan(_, axis):
             return (axis,)
         case Scatter() if not is_atomic(nest):
-            return tuple(a for a in nest.axes if a not in _exclusive_axes(nest.root))
+            return tuple(a for a in nest.axes if a not in exclusive_axes(nest.root))
     return ()
 
 
@@ -126,7 +126,7 @@ def is_atomic(nest: Nest) -> bool:
 _ATOMIC = (torch.float32, torch.float64, torch.int32, torch.int64)
 
 
-def _exclusive_axes(root: Scatter) -> set[Axis]:
+def exclusive_axes(root: Scatter) -> set[Axis]:
     """Axes by which iterations surely write different elements: plain digits of a coordinate with nothing indirect."""
     safe: set[Axis] = set()
     for index in root.index:
@@ -240,7 +240,10 @@ def crossing_reads(group: Group, first: frozenset[int]) -> Refused | None:
 
     ``first`` are the positions of one half; reads within a half were checked when it was made."""
     made: dict[Value, Member] = {v: m for m in group.members for v in m.nest.out if v is not None}
+    bases = {m.nest.root.into: m for m in group.members if isinstance(m.nest.root, Scatter)}
     for member in group.members:
+        if any(load.value in bases and bases[load.value] is not member for load in member.loads):
+            return Refused("what a scatter starts from is read before it is written")
         if isinstance(member.nest.root, Scatter) and member.nest.root.into in made:
             return Refused("a scatter needs its base complete")
         for load in member.loads:

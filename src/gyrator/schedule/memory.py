@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Value, indirect_values
-from gyrator.ir.index import Index, Size, contiguous_strides, product, substitute
+from gyrator.ir.index import ONE, Index, Size, contiguous_strides, is_less, lower, product, substitute, upper
 from gyrator.ir.program import Extern, Pointwise, Program, Reduce, Scatter, Update, defines, output_values, shown_values
 from gyrator.ir.simplify import Rule
 from gyrator.ir.tree import Kernel
@@ -14,7 +14,7 @@ from gyrator.schedule.canonical import Canonical, canonicalise
 from gyrator.schedule.epilogue import product_group
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_attention import build_attention
-from gyrator.schedule.group import Group, Member
+from gyrator.schedule.group import Group, Member, exclusive_axes
 from gyrator.schedule.kernel import Built, build_kernel, levels_of
 from gyrator.schedule.plan import Allocate, Call, Copy, Free, Launch, Plan, Step, full_view, has_out_variant, is_full
 from gyrator.schedule.products import Templated, Unit, defines_of, nodes_of, product_of, uses_of, whole_of
@@ -71,6 +71,8 @@ class _Planner:
         self._life = life_of(program, units)
         self._outputs = output_values(program)
         self._updates = {u.value.value: u for u in program.updates if is_full(u.value)}
+        self._becomes = _becomes(program, self._updates)
+        self._home: dict[Value, Value] = {}  # versions that lie in an input's memory, by the input
         self._updated: set[Update] = set()
         self._built: dict[Hashable, Built] = {}
         self.kernels: dict[str, Kernel] = {}
@@ -128,10 +130,14 @@ class _Planner:
     def _place(self, here: _Here, member: Member, value: Value, placed: dict[Value, Value]) -> Iterator[Step]:
         if isinstance(member.nest.root, Scatter):
             base = member.nest.root.into
-            read = any(load.value is base for m in here.group.members for load in m.loads)
-            roots = [m.nest.root for m in here.group.members if m is not member]
+            others = [m for m in here.group.members if m is not member]
+            read = any(load.value is base for m in others for load in m.loads) or not _reads_where_it_writes(member)
+            roots = [m.nest.root for m in others]
             shared = any(isinstance(root, Scatter) and root.into is base for root in roots)
-            yield from self._place_new_version(base, value, here.position, read=read or shared)
+            for step in self._place_new_version(base, value, here.position, read=read or shared):
+                if isinstance(step, Allocate) and step.upon is not None:
+                    placed[value] = base
+                yield step
             return
         old = None
         if self._in_place:
@@ -144,7 +150,8 @@ class _Planner:
         """In place of ``base`` where nothing needs its old contents: no later unit, and no ``read`` by this one."""
         if self._in_place and _same_memory(base, value) and not read:
             dies = base not in self._life.given and self._life.dies_at(base, position)
-            if self._updates_input(base, value, position) or dies:
+            home = self._home.get(base, base)
+            if (home is base or dies) and (self._updates_input(home, value, position) or (dies and home is base)):
                 yield Allocate(value, base)
                 return
         yield Allocate(value)
@@ -159,21 +166,25 @@ class _Planner:
         return target if self._updates_input(target, value, here.position) else None
 
     def _updates_input(self, target: Value, value: Value, position: int) -> bool:
-        """Whether ``value``, if it is the new contents of that input, may take its place, as nothing needs the old ones
-        after ``position``; then it is no longer to be copied at the end."""
-        update = self._updates.get(value)
+        """Whether ``value``, if it is the new contents of that input or a version on the way there, may take its place,
+        as nothing needs the old ones after ``position``; then the contents are no longer to be copied at the end."""
+        update = self._becomes.get(value)
         if update is None or update.target is not target or value in self._outputs or target in self._outputs:
             return False
         elsewhere = any(u.value.value is target for u in self._program.updates if u is not update)
         if elsewhere or self._life.last.get(target, -1) > position:
             return False
-        self._updated.add(update)
+        if update.value.value is value:
+            self._updated.add(update)
+        self._home[value] = target
         return True
 
     def _dying(self, here: _Here, member: Member, value: Value, placed: Mapping[Value, Value]) -> Value | None:
         for load in member.loads:
             old = load.value
-            if old in self._life.given or old in placed.values() or not self._life.dies_at(old, here.position):
+            if old in self._life.given or old in self._home or old in placed.values():
+                continue
+            if not self._life.dies_at(old, here.position):
                 continue
             if old not in here.made and _same_places(old, value) and _elementwise(here, member, old, value):
                 return old
@@ -213,6 +224,34 @@ class _Planner:
         updates = self._program.updates
         values = (*(u.value.value for u in updates), *(u.target for u in updates), *moved.values())
         yield from (Free(v) for v in dict.fromkeys(values) if v not in self._outputs)
+
+
+def _becomes(program: Program, updates: Mapping[Value, Update]) -> Mapping[Value, Update]:
+    """The new contents of inputs, and the versions from which scatters and calls make them, by what they lead to."""
+    found = dict(updates)
+    for node in reversed(program.nodes):
+        root = None if isinstance(node, Extern) else node.root
+        versions = node.mutates if isinstance(node, Extern) else ()
+        if isinstance(root, Scatter):
+            versions = tuple([(root.into, new) for new in defines(node)])
+        found |= {old: found[new] for old, new in versions if new in found and old is not found[new].target}
+    return found
+
+
+def _reads_where_it_writes(member: Member) -> bool:
+    """Whether a scatter reads of what it starts from only elements that it does not write, or the one that the same
+    iteration, and no other, writes."""
+    root, axes = member.nest.root, member.nest.axes
+    assert isinstance(root, Scatter)
+    places = [load.index for load in member.loads if load.value is root.into]
+    alone = exclusive_axes(root).union(a for a in axes if a.extent is ONE).issuperset(axes)
+    return all((alone and at == root.index) or _apart(at, root.index) for at in places)
+
+
+def _apart(a: Sequence[Index], b: Sequence[Index]) -> bool:
+    """Whether places differ in a coordinate, whatever the iterations are."""
+    ends = [(lower(i), upper(i), lower(j), upper(j)) for i, j in zip(a, b, strict=True)]
+    return any((q and r and is_less(q, r)) or (s and p and is_less(s, p)) for p, q, r, s in ends)
 
 
 def _group_of(unit: Templated) -> Group:

@@ -1,77 +1,165 @@
-"""Scatters that need not scatter: onto a constant they become pointwise selects, which fuse with what follows; sums
-into few elements on a GPU a reduction for each, where atomic additions would wait for each other."""
+"""Scatters that need not scatter: into a part that is known, or onto a constant, they become pointwise selects, which
+fuse with what follows; sums into few elements on a GPU a reduction for each, where atomic additions would wait for each
+other."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from gyrator.ir.expr import Const, Expr, IndexValue, Load, Op, Value
-from gyrator.ir.index import ZERO, Atom, Axis, Index, Indirect
+from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, Indirect, div_mod, is_nonnegative, substitute
 from gyrator.ir.ops import identity
-from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Scatter, map_nests
+from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Scatter, defines, map_nests, shown_values, uses
 from gyrator.ir.volume import volume
-from gyrator.lowering.refs import axes_of
+from gyrator.lowering.joins import masked
+from gyrator.lowering.refs import Coords, axes_of, coords_of
+from gyrator.lowering.typed import between, both, number, op
+from gyrator.schedule.plan import is_full
 
 LEAST_CROWD = 512
 """Additions to one element that are worth another kernel."""
 BYTES_IN_A_WAIT = 1 << 20
 """What an H200 reads while an addition waits for the one before it at the same element: 8,192 in turn took 2.8 ms."""
+MANY_PARTS = 8
+"""Parts of a tensor, written one after the other, from which on it is not made anew for each few of them."""
 SIMPLE = 4
 """Nodes of an expression that is rather computed again for each of those elements than stored."""
 
 
-# -- onto constants ----------------------------------------------------------------------------------------
+# -- to selects --------------------------------------------------------------------------------------------
 def scatters_to_selects(program: Program) -> Program:
-    """One write per element into a constant tensor is a choice per element.
+    """One write per element into a part of a tensor that is known, or into a constant, is a choice per element.
 
     Before: ``t = full(0)[n, v];  u = scatter nest[n] into t at (n, load(idx, n)) value x[n]``
     after:  ``u = nest[n, v] where(v == load(idx, n), x[n], 0)``
 
-    Refuses where more than one coordinate is known only at run time, or two iterations could hit one element."""
-    constants: dict[Value, Const] = {}
+    Before: ``u = scatter nest[n, j<2] into t at (n, j + 3) value x[n, j]``
+    after:  ``u = nest[n, v] where(3 <= v < 5, x[n, v - 3], t[n, v])``
+
+    Refuses where more than one coordinate is known only at run time, or two iterations could hit one element; and where
+    writing a part in place pays, as into a cache."""
+    makers: dict[Value, Nest] = {}
+    nodes: list[Node] = []
     for node in program.nodes:
-        if isinstance(node, Nest) and isinstance(node.root, Pointwise) and isinstance(node.root.body, Const):
-            constants |= {value: node.root.body for value in node.out if value is not None}
-    return map_nests(program, lambda nest: (_select(nest, constants) or nest,))
+        if isinstance(node, Nest):
+            node = _of_the_whole(node, makers)
+            makers |= dict.fromkeys(defines(node), node)
+        nodes.append(node)
+    program = replace(program, nodes=tuple(nodes))
+    kept = _written_in_place(program)
+    return map_nests(program, lambda n: ((None if kept.issuperset(defines(n)) else _select(n, makers)) or n,))
 
 
-def _select(nest: Nest, constants: Mapping[Value, Const]) -> Nest | None:
-    root = nest.root
-    base = constants.get(root.into) if isinstance(root, Scatter) else None
-    if base is None or not isinstance(root, Scatter) or root.combine not in ("set", "add"):
+def _of_the_whole(nest: Nest, makers: Mapping[Value, Nest]) -> Nest:
+    """A write into a part of a part as one into the whole.
+
+    Before: ``v = scatter nest[j] into x[2] at j + 3 value y[j];  u = scatter nest[i] into x at (2, i) value v[i]``
+    after:  ``u = scatter nest[j] into x at (2, j + 3) value y[j]``"""
+
+    def read(value: Value, at: Coords) -> Expr:
+        maker = makers.get(value)
+        if maker is None or not isinstance(maker.root, Pointwise) or not isinstance(maker.root.body, Load):
+            return Load(value, at)
+        return maker.root.body.substitute(dict(zip(maker.axes, at, strict=True)))
+
+    root, here = nest.root, coords_of(nest.axes)
+    if not isinstance(root, Scatter) or not isinstance(root.body, Load) or root.body != Load(root.body.value, here):
+        return nest
+    inner = makers[root.body.value].root if root.body.value in makers else None
+    if not isinstance(inner, Scatter) or {root.combine, inner.combine} != {"set"}:
+        return nest
+    if any(i.indirects() for i in root.index) or read(inner.into, here) != read(root.into, root.index):
+        return nest
+    at = dict[Atom, Index](zip(nest.axes, inner.index, strict=True))
+    index = tuple([substitute(i, at) for i in root.index])
+    return replace(nest, axes=makers[root.body.value].axes, root=Scatter(root.into, index, inner.body))
+
+
+def _written_in_place(program: Program) -> set[Value]:
+    """Results of scatters of which each takes the memory of the one before, into less than half of it: from an input to
+    its new contents, or many into one tensor."""
+    nests = [node for node in program.nodes if isinstance(node, Nest)]
+    into = {v: n.root.into for n in nests if isinstance(n.root, Scatter) and _is_small_part(n) for v in defines(n)}
+    last: dict[Value, Node] = {v: node for node in program.nodes for v in uses(node)}
+    maker = {v: node for node in program.nodes for v in defines(node)}
+    targets = {u.value.value: u.target for u in program.updates if is_full(u.value)}
+    found, shown = set[Value](), shown_values(program)
+    for end in into.keys() - into.values():
+        chain, value = [end], into[end]
+        while value in into and value not in shown and last[value] is maker[chain[-1]]:
+            chain.append(value)
+            value = into[value]
+        updates = targets.get(end) is value and last[value] is maker[chain[-1]]
+        found.update(chain if updates or len(chain) >= MANY_PARTS else ())
+    return found
+
+
+def _is_small_part(nest: Nest) -> bool:
+    return isinstance(nest.root, Scatter) and volume(a.extent for a in nest.axes) * 2 <= volume(nest.root.into.shape)
+
+
+def _select(nest: Nest, makers: Mapping[Value, Nest]) -> Nest | None:
+    """The choice in place of a scatter; None where it is none."""
+    root, found = nest.root, _inverse(nest)
+    if not isinstance(root, Scatter) or found is None or any(axis not in found.at for axis in nest.axes):
         return None
-    found = coordinates(nest, root)
-    if found is None or len(found[1]) != len(nest.axes):
+    maker = makers.get(root.into)
+    constant = maker.root.body if maker is not None and isinstance(maker.root, Pointwise) else None
+    base = constant if isinstance(constant, Const) else Load(root.into, coords_of(found.axes))
+    if root.combine not in ("set", "add") or (base is not constant and (found.chosen or root.combine != "set")):
         return None
-    axes, at, axis, chosen = found
-    value = root.body.substitute(at)
+    value = masked(found.known, root.body.substitute(found.at))
     if root.combine == "add":
-        value = Op("add", (base, value), value.dtype)
-    body = Op("where", (hits(axis, chosen, at), value, base), value.dtype)
-    return replace(nest, axes=axes, root=Pointwise(body))
+        value = op("add", base, value)
+    conditions = [*found.known, *([found.hits()] if found.chosen else [])]
+    body = op("where", both(conditions), value, base) if conditions else value
+    return replace(nest, axes=found.axes, root=Pointwise(body))
 
 
-def coordinates(nest: Nest, root: Scatter) -> tuple[tuple[Axis, ...], dict[Atom, Index], Axis, Expr] | None:
-    """The axes of the result, as which of them iteration axes run, and the one whose coordinate is chosen at run time,
-    by what; None where two are chosen, or one is neither an axis nor a single element."""
-    axes = axes_of("i", root.into.shape)
-    at: dict[Atom, Index] = {a: ZERO for a in nest.axes if a.extent.value == 1}
-    chosen: tuple[Axis, Expr] | None = None
-    for axis, index in zip(axes, root.index, strict=True):
-        atom = index.atom
-        if isinstance(atom, Indirect) and chosen is None:
-            chosen = axis, atom.value
-        elif isinstance(atom, Axis) and atom not in at and atom.extent is axis.extent:
-            at[atom] = axis.index()
-        elif not (index is ZERO and axis.extent.value == 1):
+@dataclass(frozen=True, slots=True)
+class _Inverse:
+    """Which iterations of a scatter write an element: ``axes`` are those of its coordinates, ``at`` what iteration axes
+    are there, under the conditions ``known``, and where the coordinate is ``chosen`` at run time."""
+
+    axes: tuple[Axis, ...]
+    at: Mapping[Atom, Index]
+    known: Sequence[Expr]
+    chosen: tuple[Axis, Expr] | None
+
+    def hits(self) -> Op:
+        """Whether an iteration, with its axes replaced, writes to the element along the axis that is chosen."""
+        assert self.chosen is not None
+        axis, index = self.chosen
+        return Op("eq", (IndexValue(axis.index()), index.substitute(self.at)), torch.bool)
+
+
+def _inverse(nest: Nest) -> _Inverse | None:
+    """None where two coordinates are chosen at run time, or one has more than one axis."""
+    if not isinstance(nest.root, Scatter):
+        return None
+    axes, known, chosen = axes_of("i", nest.root.into.shape), list[Expr](), list[tuple[Axis, Expr]]()
+    at: dict[Atom, Index] = {a: ZERO for a in nest.axes if a.extent is ONE}
+    for axis, index in zip(axes, nest.root.index, strict=True):
+        atom, here = index.atom, axis.index()
+        along = next(iter(index.axes()), None)
+        step = None if along is None else index.coefficient(along)
+        if isinstance(atom, Indirect) and not chosen:
+            chosen.append((axis, atom.value))
+        elif index.indirects() or len(index.axes()) > 1:
             return None
-    return None if chosen is None else (axes, at, *chosen)
-
-
-def hits(axis: Axis, chosen: Expr, at: Mapping[Atom, Index]) -> Expr:
-    """Whether an iteration, with its axes replaced, writes to the element of ``axis``."""
-    return Op("eq", (IndexValue(axis.index()), chosen.substitute(at)), torch.bool)
+        elif along is None:
+            known += [] if axis.extent is ONE else [op("eq", IndexValue(here), number(index, torch.int64))]
+        elif step is None or not is_nonnegative(step - 1):
+            return None
+        else:
+            first = index - along.index() * step
+            k, off = div_mod(here - first, step)
+            known += between(here, first, first + (along.extent - 1) * step + 1)
+            known += [] if off is ZERO else [op("eq", IndexValue(off), number(ZERO, torch.int64))]
+            known += [op("eq", IndexValue(k), IndexValue(at[along]))] if along in at else []
+            at[along] = k
+    return _Inverse(axes, at, known, chosen[0] if chosen else None)
 
 
 # -- into few elements -------------------------------------------------------------------------------------
@@ -92,23 +180,24 @@ def _sums(nest: Nest) -> list[Node]:
     root, out = nest.root, nest.out[0]
     if not isinstance(root, Scatter) or not nest.on_gpu:
         return [nest]
-    into, found = root.into, coordinates(nest, root)
+    into, found = root.into, _inverse(nest)
     static = all(extent.value is not None for extent in (*into.shape, *(axis.extent for axis in nest.axes)))
-    if out is None or found is None or root.combine != "add" or not static or into.dtype == torch.bool:
+    if found is None or found.chosen is None or found.known:
         return [nest]
-    axes, at, axis, chosen = found
-    rows = [a for a in nest.axes if a not in at]
-    cells = max(volume((axis.extent,)), 1)
+    if out is None or root.combine != "add" or not static or into.dtype == torch.bool:
+        return [nest]
+    rows = [a for a in nest.axes if a not in found.at]
+    cells = max(volume((found.chosen[0].extent,)), 1)
     crowd, source = volume(a.extent for a in rows) // cells, volume(a.extent for a in nest.axes) * into.dtype.itemsize
     if crowd < LEAST_CROWD or cells * source > crowd * BYTES_IN_A_WAIT:
         return [nest]
     reduced = axes_of("r", tuple(a.extent for a in rows))
-    at |= {old: new.index() for old, new in zip(rows, reduced, strict=True)}
+    at = dict(found.at) | {old: new.index() for old, new in zip(rows, reduced, strict=True)}
     before, body = _stored(nest, root.body, out)
-    hit, nothing = hits(axis, chosen, at), Const(identity("sum", body.dtype), body.dtype)
+    hit, nothing = replace(found, at=at).hits(), Const(identity("sum", body.dtype), body.dtype)
     part = Op("where", (hit, body.substitute(at), nothing), body.dtype)
-    total = out.derived("sums", into.shape, body.dtype)
-    here = tuple(a.index() for a in axes)
+    total, axes = out.derived("sums", into.shape, body.dtype), found.axes
+    here = coords_of(axes)
     whole = Op("add", (Load(into, here), Load(total, here)), body.dtype)
     return [
         *before,

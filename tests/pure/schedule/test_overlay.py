@@ -101,7 +101,7 @@ def test_each_call_asks_whether_symbolic_sizes_fit_that_need_not() -> None:
     assert asked.upon is not None and asked.upon.shape[0] is not asked.value.shape[0]
     for rows in (6, 900):
         (result,) = run_plan(plan, [x := torch.randn(rows, 8), y], low.constants)
-        torch.testing.assert_close(result, encode(x, y))
+        torch.testing.assert_close(result, encode(x, y), rtol=1e-4, atol=1e-3)  # sums of 900
 
 
 def test_no_more_is_held_at_once() -> None:
