@@ -199,6 +199,17 @@ def test_a_checkpoint_around_compiled_code_runs_it_again_in_backward(backend: st
     assert_none(expect(around(layer), (x,), backward=True).mismatches(around(compiled)))
 
 
+def test_a_gradient_that_is_not_a_number_is_detected_in_compiled_code(backend: str) -> None:
+    def root(x: Tensor) -> Tensor:
+        return (x * 0).sqrt() * x
+
+    x = torch.ones(4, requires_grad=True)
+    with torch.autograd.set_detect_anomaly(True):
+        result = torch.compile(root, backend=backend, fullgraph=True)(x)
+        with pytest.raises(RuntimeError, match="returned nan values"):
+            result.sum().backward()
+
+
 def test_backward_twice_through_a_retained_graph(backend: str) -> None:
     torch.manual_seed(0)
     model, batches = Columns(), columns([6])

@@ -69,6 +69,7 @@ def trace(gm: GraphModule, inputs: Inputs) -> Joint:
         stack.enter_context(torch_compat.replayed_views())
         stack.callback(torch_compat.ignore_saved_hooks, torch_compat.ignore_saved_hooks(True))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        stack.enter_context(torch.autograd.set_detect_anomaly(False))  # which reads gradients
         stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))  # undoes what the program leaves
         stack.enter_context(torch_compat.rules_for_sizes(gm, inputs.values))
         stack.enter_context(torch_compat.tracing_under(inputs.mode))
