@@ -137,7 +137,8 @@ class CacheCorrupt(GyratorError):
     """A cache entry whose digest does not match its content. The cache treats it as a miss, with one warning."""
 
     def __init__(self, path: str, reason: str) -> None:
-        super().__init__(f"cache entry {path} is damaged: {reason}", hint="`python -m gyrator cache clear` removes all")
+        hint = "`python -m gyrator cache clear` removes all; libraries are not loaded from a folder mounted noexec"
+        super().__init__(f"cache entry {path} is damaged: {reason}", hint=hint)
 
 
 # --- what gyrator did wrong -------------------------------------------------------------------------------

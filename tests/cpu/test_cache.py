@@ -37,6 +37,7 @@ expected.square().sum().backward()
 torch.testing.assert_close(result, expected)
 torch.testing.assert_close(gradient, w.grad)
 print("right", sum("damaged" in str(c.message) for c in caught))
+print("not kept", sum("is not kept" in str(c.message) for c in caught))
 """
 
 
@@ -159,6 +160,17 @@ def test_folder_that_others_may_write_is_not_used(world: dict[str, str], tmp_pat
     (tmp_path / "cache").chmod(0o777)
     assert "right 0" in run(world, tmp_path)
     assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_folder_that_takes_no_more_costs_what_it_keeps_and_one_warning(world: dict[str, str], tmp_path: Path) -> None:
+    run(world, tmp_path)
+    for kind in ("programs", "graphs", "kernels"):
+        for first in range(256):
+            folder = tmp_path / "cache" / kind / f"{first:02x}"
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.write_text("")
+    output = run(world, tmp_path)
+    assert "right 0" in output and "not kept 1" in output
 
 
 def test_keys_say_for_how_many_threads_work_is_shared() -> None:

@@ -54,11 +54,15 @@ class Entry:
 class Store:
     """Entries of one kind in `root / kind`. Threads and processes may share a root."""
 
-    def __init__(self, root: Path, kind: str, remote: Remote | None = None) -> None:
-        """Create the folders that are missing, with mode 0700; ``remote`` gives what they lack, and gets what is new.
+    def __init__(
+        self, root: Path, kind: str, remote: Remote | None = None, spare: "Callable[[OSError], Store] | None" = None
+    ) -> None:
+        """Create the folders that are missing, with mode 0700; ``remote`` gives what they lack, and gets what is new;
+        ``spare`` takes what they cannot take (they are read-only, or the disk is full).
 
         Raises: PermissionError if the folder belongs to someone else or others may write into it."""
         self._folder, self._remote, self._shared = root / kind, remote, f"gyrator:{FORMAT}:{kind}:"
+        self._spare = spare
         for folder in (root, self._folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _check_owner(folder)
@@ -67,7 +71,7 @@ class Store:
         """The entry of a key, or None. One that is damaged is removed, with a warning."""
         folder = self._place(key)
         if self._remote is not None and not folder.exists():
-            with self._draft(folder) as draft:
+            with suppress(OSError), self._draft(folder) as draft:
                 self._remote.fetch(self._shared + key, draft)
         try:
             manifest = json.loads((folder / MANIFEST).read_text())
@@ -85,6 +89,14 @@ class Store:
 
     def put(self, key: str, files: Mapping[str, Content], notes: Mapping[str, Json]) -> Entry:
         """Write an entry. If another writer was first, its entry stays, unless its notes are other ones."""
+        try:
+            return self._put(key, files, notes)
+        except OSError as problem:
+            if self._spare is None:
+                raise
+            return self._spare(problem).put(key, files, notes)
+
+    def _put(self, key: str, files: Mapping[str, Content], notes: Mapping[str, Json]) -> Entry:
         place = self._place(key)
         with suppress(OSError, ValueError, KeyError):
             if json.loads((place / MANIFEST).read_text())["notes"] != json.loads(json.dumps(notes)):
@@ -118,8 +130,8 @@ class Store:
         return Entry(self.put(secrets.token_hex(32), files, {}).folder, {})
 
     def remove(self, key: str) -> None:
-        """Forget an entry. Processes that run its code keep it."""
-        with self._temporary() as grave, suppress(FileNotFoundError):
+        """Forget an entry, if there is one that may be removed. Processes that run its code keep it."""
+        with suppress(OSError), self._temporary() as grave:
             self._place(key).rename(grave)
 
     def newest(self, limit: int) -> Iterator[Mapping[str, Json]]:

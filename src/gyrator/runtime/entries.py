@@ -6,6 +6,7 @@ torch.compile captured, and names its graphs."""
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +42,24 @@ class Stores:
 
 
 def open_stores(session: Session, scratch: Path, remote: Remote | None) -> Stores:
-    """The stores in the user's folder; in the folder `scratch` if that is not wanted or not safe."""
-    root = session.config.cache_folder if session.config.cache else scratch
+    """The stores in the user's folder; in the folder `scratch` if that is not wanted or not safe, and where it takes no
+    more (it is read-only, or its disk full)."""
+
+    def opened(root: Path) -> Stores:
+        programs, graphs, kernels, times = (Store(root, kind, remote, partial(spare, kind)) for kind in KINDS)
+        return Stores(root, programs, graphs, kernels, times, Store(scratch, "uncached"))
+
+    def spare(kind: str, problem: OSError) -> Store:
+        session.warn(f"compiled code is not kept: {problem.strerror}")
+        return Store(scratch, kind, remote)
+
+    if not session.config.cache:
+        return opened(scratch)
     try:
-        return _stores(root, scratch, remote)
+        return opened(session.config.cache_folder)
     except OSError as problem:
         session.warn(f"compiled code is not kept: {problem}")
-        return _stores(scratch, scratch, remote)
-
-
-def _stores(root: Path, scratch: Path, remote: Remote | None) -> Stores:
-    programs, graphs, kernels, times = (Store(root, kind, remote) for kind in KINDS)
-    return Stores(root, programs, graphs, kernels, times, Store(scratch, "uncached"))
+        return opened(scratch)
 
 
 def find(key: Key | None, store: Store, example_inputs: Sequence[object], session: Session) -> Entry | None:

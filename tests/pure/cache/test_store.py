@@ -59,6 +59,21 @@ def test_first_writer_wins(tmp_path: Path) -> None:
     assert store.put(KEY, {"a": "second"}, {}).text("a") == "first"
 
 
+def test_what_a_folder_cannot_take_the_spare_one_does(tmp_path: Path) -> None:
+    told: list[OSError] = []
+
+    def spare(problem: OSError) -> Store:
+        told.append(problem)
+        return Store(tmp_path / "spare", "graphs")
+
+    store = Store(tmp_path / "root", "graphs", spare=spare)
+    (tmp_path / "root" / "graphs" / KEY[:2]).write_text("")  # as root, a test may write wherever there is room
+    store.remove(KEY)
+    assert store.find(KEY, pytest.fail) is None
+    assert store.put(KEY, {"a": "kept"}, {}).text("a") == "kept"
+    assert len(told) == 1 and not list((tmp_path / "root" / "graphs").glob("draft-*"))
+
+
 def test_an_entry_for_other_facts_takes_the_place_of_one_that_is_there(tmp_path: Path) -> None:
     store = Store(tmp_path, "graphs")
     store.put(KEY, {"a": "first"}, {"facts": ["s_0 >= 30"]})
