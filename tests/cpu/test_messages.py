@@ -76,8 +76,17 @@ def test_a_compiler_that_cannot_run_is_an_error_not_a_crash(tmp_path: Path) -> N
     broken = tmp_path / "g++"
     broken.write_bytes(b"\x7fELF not a program")
     broken.chmod(0o755)
-    with pytest.raises((BackendCompilerFailed, KernelBuildError)):
+    with pytest.raises((BackendCompilerFailed, KernelBuildError), match="does not build") as caught:
         torch.compile(scaled_softmax, backend="gyrator", options={"cxx": str(broken)})(torch.randn(4, 5))
+    assert "Exec format error" in str(caught.value)
+
+
+@pytest.mark.parametrize(("program", "said"), [("exit 0", "status 0"), (r"printf '\377 wrong' >&2; exit 1", "wrong")])
+def test_whatever_a_broken_compiler_says_the_kernel_is_named(tmp_path: Path, program: str, said: str) -> None:
+    options = {"cxx": compiler(tmp_path, program)}
+    with pytest.raises((BackendCompilerFailed, KernelBuildError), match="does not build") as caught:
+        torch.compile(scaled_softmax, backend="gyrator", options=options)(torch.randn(4, 5))
+    assert said in str(caught.value)
 
 
 @pytest.mark.parametrize("index", [7, -8])

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gyrator.cache.store import Entry, Store, digest
 from gyrator.codegen.cpp import CppKernel
@@ -57,7 +57,11 @@ class CompilerRuns:
 
         Raises: _Stopped after `stop`."""
         environment = {**os.environ, "TMPDIR": str(folder), "LC_ALL": "C.UTF-8"}
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True)
+        settings: Any = {"env": environment, "encoding": "utf-8", "errors": "replace", "start_new_session": True}
+        try:
+            process = subprocess.Popen(command, stderr=subprocess.PIPE, **settings)
+        except OSError as problem:  # it is no program, or there are too many
+            return problem.errno or 1, str(problem)
         self._running.add(process)
         if self._stopped.is_set():
             self.stop()
@@ -162,7 +166,7 @@ class _Builder:
         compiler, flags = str(self.toolchain.compiler), self.toolchain.flags
         command = [compiler, *flags, f"-I{INCLUDE}", str(source), "-o", str(library), *link]
         status, messages = self.runs.run(command, library.parent)
-        return None if status == 0 else messages or f"the compiler ended with status {status}"
+        return None if status == 0 and library.exists() else messages or f"the compiler ended with status {status}"
 
     def refusal(self, unit: _Unit, messages: str) -> KernelBuildError:
         """The error for a unit that the compiler refused: it names the kernel, which is refused alone too, and keeps
