@@ -44,7 +44,7 @@ class Report:
         Raises: ToolchainMissing without the package plotly (`pip install 'gyrator[report]'`)."""
         written = page(self.data)
         if path is not None:
-            Path(path).write_text(written)
+            Path(path).write_text(written, "utf-8")
         return written
 
 

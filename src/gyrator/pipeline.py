@@ -6,6 +6,7 @@
 Autograd has run before: `backend.py` calls `compile_graph` for each forward, backward and inference graph. From "build"
 on the work waits in a function that it returns, so that backward is compiled while forward's kernels are built."""
 
+import atexit
 import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -93,6 +94,7 @@ class Process:
         """A folder that is removed when the process ends, for code that is not kept."""
         if not self.scratch:
             self.scratch.append(TemporaryDirectory(prefix="gyrator-"))
+            atexit.register(self.scratch[0].cleanup)  # else Python warns that it had to
         return Path(self.scratch[0].name)
 
     def stores(self, session: Session) -> Stores:

@@ -150,7 +150,7 @@ class DumpWriter:
     def write(self, name: str, text: str, suffix: str = "txt") -> Path:
         """Write the next file and return its path."""
         path = self.folder / f"{next(self._numbers):02d}_{name.replace(' ', '_').replace('/', '_')}.{suffix}"
-        path.write_text(text if text.endswith("\n") else text + "\n")
+        path.write_text(text if text.endswith("\n") else text + "\n", "utf-8")
         return path
 
 

@@ -173,6 +173,14 @@ def test_a_folder_that_takes_no_more_costs_what_it_keeps_and_one_warning(world: 
     assert "right 0" in output and "not kept 1" in output
 
 
+def test_neither_the_locale_nor_python_is_asked_how_texts_are_encoded(world: dict[str, str], tmp_path: Path) -> None:
+    world |= {"PYTHONWARNDEFAULTENCODING": "1", "PYTHONWARNINGS": "always::EncodingWarning,always::ResourceWarning"}
+    world |= {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C", "GYRATOR_LOGS": "output_code"}
+    output = run(world, tmp_path)
+    assert "right 0" in output
+    assert not [line for line in output.splitlines() if "Warning" in line and ("gyrator" in line or "tempfile" in line)]
+
+
 def test_keys_say_for_how_many_threads_work_is_shared() -> None:
     one, two, as_torch = (find_targets(Config(threads=n), torch.device("cpu")).key() for n in (1, 2, 0))
     assert one != two

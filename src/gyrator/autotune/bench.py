@@ -61,7 +61,7 @@ def load(folder: Path, device: str, store: Path, given: list[Any], wanted: list[
     replayed from a recording if they can, so that small kernels do not wait for the processor.
 
     Raises: ValueError for results that are not `wanted`. What a candidate raises."""
-    program = names_of((folder / WRAPPER).read_text(), folder)
+    program = names_of((folder / WRAPPER).read_text("utf-8"), folder)
     if not given:
         torch.manual_seed(0)
         given += program["inputs"]()

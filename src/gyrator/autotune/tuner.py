@@ -145,7 +145,7 @@ class Tuner:
         trials = _ranked(candidates, found)
         if config.autotune_log is not None:
             about_all = {"choice": title, "key": key, "device": device}
-            with config.autotune_log.open("a") as stream:
+            with config.autotune_log.open("a", encoding="utf-8") as stream:
                 stream.writelines(json.dumps({**about_all, **dataclasses.asdict(t)}) + "\n" for t in trials)
         return False, trials
 

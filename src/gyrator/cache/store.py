@@ -48,7 +48,7 @@ class Entry:
 
     def text(self, name: str) -> str:
         """The text of one of its files."""
-        return (self.folder / name).read_text()
+        return (self.folder / name).read_text("utf-8")
 
 
 class Store:
@@ -74,7 +74,7 @@ class Store:
             with suppress(OSError), self._draft(folder) as draft:
                 self._remote.fetch(self._shared + key, draft)
         try:
-            manifest = json.loads((folder / MANIFEST).read_text())
+            manifest = json.loads((folder / MANIFEST).read_text("utf-8"))
             if manifest["format"] != FORMAT:
                 return None
             for name, expected in manifest["files"].items():
@@ -99,14 +99,14 @@ class Store:
     def _put(self, key: str, files: Mapping[str, Content], notes: Mapping[str, Json]) -> Entry:
         place = self._place(key)
         with suppress(OSError, ValueError, KeyError):
-            if json.loads((place / MANIFEST).read_text())["notes"] != json.loads(json.dumps(notes)):
+            if json.loads((place / MANIFEST).read_text("utf-8"))["notes"] != json.loads(json.dumps(notes)):
                 self.remove(key)
         with self._draft(place) as draft:
             for name, content in files.items():
                 _write(draft / name, content)
             digests = {name: file_digest(draft / name) for name in files}
             manifest = {"format": FORMAT, "files": digests, "notes": dict(notes)}
-            (draft / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+            (draft / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", "utf-8")
         if self._remote is not None:
             self._remote.send(self._shared + key, place)
         self._sweep()
@@ -139,7 +139,7 @@ class Store:
         manifests = sorted(self._folder.glob(f"??/*/{MANIFEST}"), key=_age)
         for manifest in manifests[:limit]:
             with suppress(OSError, ValueError, KeyError):
-                yield json.loads(manifest.read_text())["notes"]
+                yield json.loads(manifest.read_text("utf-8"))["notes"]
 
     def _place(self, key: str) -> Path:
         return self._folder / key[:2] / key
@@ -167,7 +167,7 @@ def file_digest(path: Path) -> str:
 
 def _write(path: Path, content: Content) -> None:
     if isinstance(content, str):
-        path.write_text(content)
+        path.write_text(content, "utf-8")
     elif isinstance(content, Tensor):
         path.write_bytes(raw_bytes(content))
     else:

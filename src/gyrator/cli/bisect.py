@@ -323,7 +323,7 @@ def write_repro(case: Case, folder: Path) -> Path:
     runner = f"{__name__}.reproduce"
     dims = [varying(node) for node in case.graph.graph.find_nodes(op="placeholder")]
     text = graph_program("repro", case.graph, case.inputs, given="repro.pt", runner=runner, more=f", varying={dims}")
-    (folder / "repro.py").write_text(text)
+    (folder / "repro.py").write_text(text, "utf-8")
     return folder / "repro.py"
 
 

@@ -104,7 +104,7 @@ def _compiler(config: Config) -> Finding:
 def _run(*command: str, text: str = "") -> tuple[bool, str]:
     """Whether a program succeeds on a text, and what it prints."""
     try:
-        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, input=text, capture_output=True, encoding="utf-8", check=False)
     except OSError:
         return False, ""
     return done.returncode == 0, done.stdout.strip()

@@ -13,7 +13,7 @@ from gyrator.ir.volume import count_of
 from gyrator.metrics.kernels import facts_of
 from gyrator.schedule.plan import Launch, Plan
 
-_FRAME = Path(__file__).with_name("kernel_script.txt").read_text()
+_FRAME = Path(__file__).with_name("kernel_script.txt").read_text("utf-8")
 
 
 def kernel_scripts(plan: Plan, kernels: Mapping[str, BuiltKernel | TritonKernel]) -> Iterator[tuple[str, str]]:

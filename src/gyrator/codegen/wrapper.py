@@ -50,7 +50,7 @@ _FOR_VIEWS = frozenset(map(str, COPIES.values()))
 """Operators that may stand for a view; their results get its strides, which are not their own."""
 
 _FREES_PER_LINE = 6
-_FRAME = Path(__file__).with_name("wrapper.txt").read_text()
+_FRAME = Path(__file__).with_name("wrapper.txt").read_text("utf-8")
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ def _file(name: str) -> Path:
 
 
 def _append(name: str, rows: Iterable[Iterable[Cell]]) -> None:
-    with _file(name).open("a", newline="") as stream:
+    with _file(name).open("a", encoding="utf-8", newline="") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         writer = csv.writer(stream, lineterminator="\n")
         if stream.seek(0, io.SEEK_END) == 0:

@@ -47,7 +47,7 @@ def diagram(record: GraphRecord, link: str = "") -> str:
     height = max((y + boxes[b].height for b, (_, y) in at.items()), default=0) + GAP_X
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["px"] = lambda length: f"{length:.0f}"
-    return environment.from_string(TEMPLATE.read_text()).render(
+    return environment.from_string(TEMPLATE.read_text("utf-8")).render(
         name=record.name,
         width=width,
         height=height,

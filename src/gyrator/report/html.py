@@ -37,7 +37,7 @@ def page(report: ReportData) -> str:
         for n, g in enumerate(report.graphs())
     ]
     plots = {"time": _compile_time(report), "points": _points(report), "roof": _roof(report), "memory": _memory(report)}
-    return environment.from_string(TEMPLATE.read_text()).render(
+    return environment.from_string(TEMPLATE.read_text("utf-8")).render(
         report=report,
         graphs=graphs,
         plots=Markup(json.dumps(plots).replace("</", "<\\/")),

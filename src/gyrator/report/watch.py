@@ -150,7 +150,7 @@ def _persistent_red_perf(folder: Path, name: str, candidates: Sequence[Candidate
     for candidate in sorted(candidates, key=lambda c: (c.milliseconds is None, c.milliseconds)):
         best.setdefault(candidate.category, candidate)
     if {"persistent", "looped"} <= best.keys():
-        record = from_json(GraphRecord, (folder / RECORD).read_text())
+        record = from_json(GraphRecord, (folder / RECORD).read_text("utf-8"))
         facts = next(kernel.facts for kernel in record.kernels if kernel.symbol == name)
         found: list[Candidate | None] = [best["persistent"], best["looped"], None, None]
         paths = {f"kernel{k}_path": None if c is None else str(folder / c.file) for k, c in enumerate(found)}

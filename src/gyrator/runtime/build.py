@@ -162,7 +162,7 @@ class _Builder:
     def compile(self, text: str, library: Path, link: Sequence[str]) -> str | None:
         """Compile a text beside `library` and `link` it; the compiler's messages if it refused."""
         source = library.with_name(_SOURCE)
-        source.write_text(text)
+        source.write_text(text, "utf-8")
         compiler, flags = str(self.toolchain.compiler), self.toolchain.flags
         command = [compiler, *flags, f"-I{INCLUDE}", str(source), "-o", str(library), *link]
         status, messages = self.runs.run(command, library.parent)
@@ -179,7 +179,7 @@ class _Builder:
             if refused is not None:
                 guilty, text, messages = kernel.name, alone, refused
                 break
-        (folder / _SOURCE).write_text(text)
+        (folder / _SOURCE).write_text(text, "utf-8")
         return KernelBuildError(guilty, str(folder / _SOURCE), messages[-4000:], where=self.origins.get(guilty))
 
 
@@ -198,7 +198,7 @@ def start_build(
         store.remove(builder.kernel_key(kernel))  # where its library is gone
     session.counters.add(Count.KERNELS_CACHED, len(kernels) - len(missing))
     workers = session.config.build_threads or os.cpu_count() or 1
-    launcher = LAUNCHER_SOURCE.read_text()
+    launcher = LAUNCHER_SOURCE.read_text("utf-8")
     units = [*map(builder.unit, in_runs(missing, workers)), _Unit(LAUNCHER, builder.key(launcher), launcher, ())]
     files = {key[:20]: finished(library) for key, library in libraries.items()}
     jobs = Jobs(builder.runs.stop, session)
@@ -223,7 +223,7 @@ def in_runs(kernels: Sequence[CppKernel], workers: int) -> list[list[CppKernel]]
 @lru_cache(maxsize=1)
 def headers_digest() -> str:
     """A digest of all headers."""
-    return digest("\n".join(p.read_text() for p in sorted(INCLUDE.glob("*.h"))))
+    return digest("\n".join(p.read_text("utf-8") for p in sorted(INCLUDE.glob("*.h"))))
 
 
 def without_comments(text: str, mark: str) -> str:

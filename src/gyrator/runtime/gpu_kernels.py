@@ -93,7 +93,7 @@ class GpuKernels:
     @cached_property
     def _described(self) -> dict[str, Any]:
         try:
-            return json.loads((self.folder / DESCRIPTION).read_text())
+            return json.loads((self.folder / DESCRIPTION).read_text("utf-8"))
         except (OSError, ValueError) as error:
             raise CacheCorrupt(str(self.folder / DESCRIPTION), repr(error)) from error
 

@@ -17,7 +17,7 @@ from gyrator.torch_compat import outside_tracing
 
 def step_times(runtime: Runtime, seconds: float = 0.2) -> tuple[float, ...]:
     """Median seconds of each launch and call of a compiled graph on random inputs, in their order."""
-    program = names_of((runtime.folder / WRAPPER).read_text(), runtime.folder)
+    program = names_of((runtime.folder / WRAPPER).read_text("utf-8"), runtime.folder)
     calls: list[list[float]] = []
     with outside_tracing(), torch.no_grad(), torch.random.fork_rng(devices=[]):
         call: BoxedCall = program["bind"](replace(runtime, note=lambda _, took: calls[-1].append(took)))

@@ -107,7 +107,7 @@ def _toolchain(asked: str | None, variable: str | None, isa: str, path: str | No
 def cpu_features() -> frozenset[str]:
     """What the processor can do, by the names in /proc/cpuinfo; nothing where that does not say."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:
         return frozenset()
     return next((frozenset(line.split()) for line in lines if line.startswith("flags")), frozenset())

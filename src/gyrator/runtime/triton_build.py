@@ -142,7 +142,7 @@ class TritonBuild:
         if not good:
             failures = [b.failure or f"it needs more than {limit} bytes of shared memory" for b in built]
             folder = Path(tempfile.mkdtemp(prefix="gyrator-refused-"))
-            (folder / _SOURCE).write_text(kernel.source)
+            (folder / _SOURCE).write_text(kernel.source, "utf-8")
             raise KernelBuildError(kernel.name, str(folder / _SOURCE), failures[0][-4000:], where=wanted.place)
         return good
 
@@ -209,5 +209,5 @@ def binary_key(request: Mapping[str, Any], triton: str) -> str:
 @lru_cache(maxsize=1)
 def _library_digest() -> str:
     """Of the device library, of templates, and of the program that compiles."""
-    texts = [path.read_text() for path in (*_LIBRARY, PROGRAM) if path.exists()]
+    texts = [path.read_text("utf-8") for path in (*_LIBRARY, PROGRAM) if path.exists()]
     return digest("\n".join(texts))

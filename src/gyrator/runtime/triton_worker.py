@@ -40,7 +40,7 @@ def main(folder: Path) -> None:
             answer = compile_kernel(request, folder)
         except Exception as error:  # whatever Triton raises is the answer
             messages.flush()
-            said = (folder / "messages").read_text(errors="replace")[-4000:]
+            said = (folder / "messages").read_text("utf-8", "replace")[-4000:]
             answer = {"error": f"{type(error).__name__}: {error}\n{said}".strip()}
         print(json.dumps(answer), file=answers, flush=True)
 
@@ -87,8 +87,8 @@ def _mend(backend: object, stages: dict[str, Callable[..., Any]], *about: object
 
 def _module(source: str, folder: Path) -> ModuleType:
     """A module from its text, in a file of its own, where Triton reads the kernel's lines."""
-    with tempfile.NamedTemporaryFile("w", prefix="kernel_", suffix=".py", dir=folder, delete=False) as stream:
-        stream.write(source)
+    with tempfile.NamedTemporaryFile(prefix="kernel_", suffix=".py", dir=folder, delete=False) as stream:
+        stream.write(source.encode())
     spec = importlib.util.spec_from_file_location(Path(stream.name).stem, stream.name)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
