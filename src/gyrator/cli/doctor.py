@@ -104,7 +104,7 @@ def _compiler(config: Config) -> Finding:
 def _run(*command: str, text: str = "") -> tuple[bool, str]:
     """Whether a program succeeds on a text, and what it prints."""
     try:
-        done = subprocess.run(command, input=text, capture_output=True, encoding="utf-8", check=False)
+        done = subprocess.run(command, input=text, capture_output=True, encoding="utf-8", errors="replace", check=False)
     except OSError:
         return False, ""
     return done.returncode == 0, done.stdout.strip()
@@ -159,8 +159,10 @@ def _gpus() -> Iterator[Finding]:
 def _cache(config: Config) -> Finding:
     folder = config.cache_folder
     nearest = next(p for p in (folder, *folder.parents) if p.exists())
-    if not os.access(nearest, os.W_OK):
-        return Finding("cache", f"{folder} is not writable", "set GYRATOR_CACHE_DIR to a folder of yours")
+    usable = nearest.is_dir() and os.access(nearest, os.W_OK)
+    if not usable or os.statvfs(nearest).f_flag & os.ST_NOEXEC:  # whence no library can be loaded
+        why = "is mounted noexec" if usable else "is not writable"
+        return Finding("cache", f"{folder} {why}", "set GYRATOR_CACHE_DIR to a folder of yours")
     free = shutil.disk_usage(nearest).free
     text = f"{folder}, {free / 2**30:.0f} GiB free" + ("" if config.cache else " (switched off)")
     advice = "less than 1 GiB is free; set GYRATOR_CACHE_DIR to another disk" if free < 2**30 else ""

@@ -55,6 +55,14 @@ def test_doctor_reports_an_instruction_set_that_the_processor_lacks(monkeypatch:
     assert found("instruction set", Config(cpu_isa="scalar")).found == "avx2; kernels use scalar"
 
 
+def test_doctor_reports_a_cache_that_can_hold_no_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "is not writable" in found("cache", Config(cache_dir=tmp_path / "file")).found
+    given = os.statvfs(tmp_path)
+    monkeypatch.setattr(doctor.os, "statvfs", lambda path: os.statvfs_result([*given[:8], os.ST_NOEXEC, *given[9:]]))
+    assert "is mounted noexec" in found("cache", Config(cache_dir=tmp_path)).found
+
+
 def test_doctor_reports_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(doctor.os, "access", lambda path, mode: False)
     finding = found("cache", Config(cache_dir=tmp_path / "cache"))
