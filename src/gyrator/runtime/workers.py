@@ -3,6 +3,7 @@ time (`triton_worker.py` is their program), and those in which candidates are ti
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -41,7 +42,9 @@ class Worker:
         environment = {**os.environ, **(more or {}), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         command, pipe = [sys.executable, "-P", program[0], folder.name, *program[1:]], subprocess.PIPE
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment, start_new_session=True)
-        return Worker(process, folder)
+        worker = Worker(process, folder)
+        atexit.register(worker.end)  # before its folder goes, without which one that begins to start would fail, loudly
+        return worker
 
     def ask(self, request: Mapping[str, object] | None, seconds: float | None = None) -> dict[str, Any]:
         """The answer to a request, or to none what it says next. Raises: WorkerEnded; TimeoutError after `seconds`."""

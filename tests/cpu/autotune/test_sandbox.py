@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,3 +92,10 @@ def test_no_process_is_left_when_they_are_stopped(tmp_path: Path) -> None:
         os.kill(int((tmp_path / "pid").read_text()), 0)
     assert sandbox is mine.prepare(CPU)[0]
     mine.stop()
+
+
+def test_a_program_that_ends_while_they_start_ends_them_without_a_word() -> None:
+    program = "from gyrator.autotune.sandbox import *; kept = Sandboxes(); kept.prepare(torch.device('cpu'))"
+    command = [sys.executable, "-W", "always::ResourceWarning", "-c", program]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=True)  # waits for all who might write
+    assert done.stderr == ""
