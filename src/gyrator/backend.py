@@ -11,6 +11,7 @@ from types import FunctionType
 from typing import Any
 
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from gyrator.autograd.aot import Traced, aot_program, assemble
@@ -179,6 +180,8 @@ class Backend:
         config = Config.from_options(mode, options)
         if self.process.instead is not None:
             return self.process.instead(gm, example_inputs, config)
+        if any(isinstance(example, FakeTensor) for example in example_inputs):
+            return gm.forward  # called for shapes alone, in a FakeTensorMode of the user's: there is no memory
         name = f"graph{next(self._numbers)}"
         with self.process.lock, frozen_garbage():
             if not any(isinstance(example, (list, tuple)) for example in example_inputs):

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import gyrator
 from gyrator.backend import gyrator as backend
@@ -123,6 +124,14 @@ def test_large_outputs_are_never_overwritten(folder: Path) -> None:
         address = first.data_ptr()
         del first
         assert run(x).data_ptr() == address
+
+
+def test_under_a_fake_mode_shapes_alone_are_computed(folder: Path) -> None:
+    run = compiled(softmax, cache_dir=folder)
+    run(torch.randn(6, 10))
+    with FakeTensorMode():
+        result = run(torch.randn(6, 10))
+    assert isinstance(result, FakeTensor) and result.shape == (6, 10)
 
 
 def test_reset_gives_memory_back(folder: Path) -> None:
