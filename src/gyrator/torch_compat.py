@@ -314,6 +314,12 @@ def qualified_name(function: object) -> str | None:
     return name.replace("__torch__.", "")
 
 
+def is_batched(tensor: torch.Tensor) -> bool:
+    """Whether it stands for many tensors, without memory of its own."""
+    functorch = torch._C._functorch
+    return functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
+
+
 preserved_version = torch.autograd.grad_mode._unsafe_preserve_version_counter
 """Inside, autograd does not note that the tensor is written to."""
 

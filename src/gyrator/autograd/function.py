@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gyrator import torch_compat
 from gyrator.autograd.inputs import of_subclass
 from gyrator.autograd.layout import contiguous_strides, copied
-from gyrator.errors import UnsupportedOperator
+from gyrator.errors import UnsupportedInput, UnsupportedOperator
 
 
 @dataclass(frozen=True)
@@ -129,4 +130,8 @@ def _received(gradient: Any, shape: Any, strides: Any, tangent: Tangent) -> Tens
         return torch.empty_strided(shape, strides, dtype=tangent.dtype, device=tangent.device).zero_()
     if type(gradient) is not Tensor:
         raise of_subclass(gradient)
+    if torch_compat.is_batched(gradient):
+        hint = "take one gradient after the other (vectorize=False in torch.autograd.functional), or compile less"
+        raise UnsupportedInput("a batch of gradients (is_grads_batched, vmap)", hint=hint)
+    gradient = gradient.to_dense() if gradient.layout is not torch.strided else gradient
     return gradient if gradient.stride() == strides else copied(gradient, strides)

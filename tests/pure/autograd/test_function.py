@@ -372,6 +372,22 @@ def test_a_subclass_that_the_program_makes_is_refused_too() -> None:
         aot_compile(gm, [torch.ones(3)], fw_compiler=interpret)
 
 
+def test_a_sparse_gradient_counts_as_a_dense_one() -> None:
+    run, _ = compiled(lambda x: x * x)
+    x, g = leaf(4, 4), torch.eye(4)
+    assert torch.equal(torch.autograd.grad(run(x), x, g.to_sparse())[0], 2 * x * g)
+
+
+def test_a_batch_of_gradients_is_refused() -> None:
+    run, _ = compiled(lambda x: x * x)
+    x = leaf(4)
+    with pytest.raises(UnsupportedInput, match="batch of gradients"):
+        torch.autograd.grad(run(x), x, torch.eye(4), is_grads_batched=True)
+    result = run(x)
+    with pytest.raises(UnsupportedInput, match="batch of gradients"):
+        torch.vmap(lambda g: torch.autograd.grad(result, x, g))(torch.eye(4))
+
+
 def test_a_gradient_of_a_subclass_is_refused() -> None:
     gm = torch.fx.symbolic_trace(lambda x: (x * 2,))
     x = torch.ones(3, requires_grad=True)
