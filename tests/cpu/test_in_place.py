@@ -245,3 +245,13 @@ def test_indices_are_not_overwritten_by_what_is_read_through_them(tmp_path: Path
     torch.testing.assert_close(compiled(*args), repeated(*args))
     (wrapper,) = tmp_path.glob("graphs/??/*/wrapper.py")
     assert "# in place" not in wrapper.read_text()
+
+
+def test_a_tensor_of_inference_mode_is_written_in_that_mode_alone(tmp_path: Path) -> None:
+    with torch.inference_mode():
+        x = torch.ones(3)
+    run = gyrator.compile(lambda x: x.add_(1), options={"cache_dir": tmp_path})
+    with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
+        run(x)
+    with torch.inference_mode():
+        assert run(x) is x

@@ -71,13 +71,14 @@ class Traced:
 def assemble(
     traced: Traced, gm: GraphModule, example_inputs: Sequence[Any], complete: Callable[[], Traced]
 ) -> Callable[..., Any]:
-    """The callable that the user calls; `gm` itself where inputs that are written share memory, or memory holds the
-    negative of an input. `complete` compiles a program `for_loss` without that, in case that other results are
-    differentiated after all."""
+    """The callable that the user calls; `gm` itself where inputs that are written share memory, or may not be
+    (tensors of inference mode), or memory holds the negative of an input. `complete` compiles a program `for_loss`
+    without that, in case that other results are differentiated after all."""
     program, run = traced.program, traced.run
     given = (*example_inputs, *program.constants)
     written = [update.input for update in program.forward.updates]
-    if overlapping(given, written) or negated(given, written):
+    frozen = not torch.is_inference_mode_enabled() and any(given[position].is_inference() for position in written)
+    if overlapping(given, written) or negated(given, written) or frozen:
         return gm.forward
     enabled, after = torch.is_grad_enabled(), program.forward.grad_mode
     within = enabled or isinstance(run, Differentiable)  # the program itself enables gradients
