@@ -320,6 +320,9 @@ def is_batched(tensor: torch.Tensor) -> bool:
     return functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor)
 
 
+is_zero: Callable[[torch.Tensor], bool] = torch.Tensor._is_zerotensor
+"""Whether it stands for zeros, without memory of its own."""
+
 preserved_version = torch.autograd.grad_mode._unsafe_preserve_version_counter
 """Inside, autograd does not note that the tensor is written to."""
 

@@ -126,6 +126,13 @@ def test_large_outputs_are_never_overwritten(folder: Path) -> None:
         assert run(x).data_ptr() == address
 
 
+def test_zeros_that_have_no_memory_are_zeros(folder: Path) -> None:
+    run, zeros = compiled(lambda x: x * x + 1, cache_dir=folder), torch._efficientzerotensor((4, 3))
+    assert torch.equal(run(zeros), torch.ones(4, 3))
+    x = torch.randn(4, 3, requires_grad=True)
+    assert not torch.autograd.grad(run(x), x, zeros)[0].any()
+
+
 def test_under_a_fake_mode_shapes_alone_are_computed(folder: Path) -> None:
     run = compiled(softmax, cache_dir=folder)
     run(torch.randn(6, 10))

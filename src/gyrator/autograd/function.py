@@ -134,4 +134,5 @@ def _received(gradient: Any, shape: Any, strides: Any, tangent: Tangent) -> Tens
         hint = "take one gradient after the other (vectorize=False in torch.autograd.functional), or compile less"
         raise UnsupportedInput("a batch of gradients (is_grads_batched, vmap)", hint=hint)
     gradient = gradient.to_dense() if gradient.layout is not torch.strided else gradient
-    return gradient if gradient.stride() == strides else copied(gradient, strides)
+    fits = gradient.stride() == strides and not torch_compat.is_zero(gradient)
+    return gradient if fits else copied(gradient, strides)

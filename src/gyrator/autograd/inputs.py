@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gyrator.errors import UnsupportedInput
-from gyrator.torch_compat import is_buffer, shape_env_of
+from gyrator.torch_compat import is_buffer, is_zero, shape_env_of
 
 _OVERRIDES = attrgetter("__torch_function__", "__torch_dispatch__")
 """Through which a subclass of Tensor changes operators; a subclass of Parameter may add to it and change none."""
@@ -83,9 +83,10 @@ def overlapping(values: Sequence[Any], written: Sequence[int]) -> bool:
 
 
 def negated(values: Sequence[Any], written: Sequence[int]) -> bool:
-    """Whether memory holds another value than a tensor has: one to be negated, or to be conjugated and `written`."""
+    """Whether memory holds another value than a tensor has: one to be negated, or to be conjugated and `written`, or
+    none at all."""
     tensors = {position: value for position, value in enumerate(values) if isinstance(value, Tensor)}
-    return any(t.is_neg() or (t.is_conj() and position in written) for position, t in tensors.items())
+    return any(t.is_neg() or is_zero(t) or (t.is_conj() and position in written) for position, t in tensors.items())
 
 
 def reaches_outside(view: Tensor, owner: Tensor) -> bool:
