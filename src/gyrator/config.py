@@ -205,8 +205,10 @@ class Config:
 
     @property
     def cache_folder(self) -> Path:
-        """Where built kernels and compiled graphs lie. May not exist yet; who creates it gives it mode 0700."""
-        return self.cache_dir or Path(platformdirs.user_cache_dir("gyrator", appauthor=False))
+        """Where built kernels and compiled graphs lie. May not exist yet; who creates it gives it mode 0700.
+
+        Raises: RuntimeError for a user without a home."""
+        return self.cache_dir or Path(platformdirs.user_cache_dir("gyrator", appauthor=False)).expanduser()
 
     def key(self) -> str:
         """A canonical text of the options on which generated code depends, for cache keys."""

@@ -173,6 +173,15 @@ def test_a_folder_that_takes_no_more_costs_what_it_keeps_and_one_warning(world: 
     assert "right 0" in output and "not kept 1" in output
 
 
+def test_without_a_home_nothing_is_kept(world: dict[str, str], tmp_path: Path) -> None:
+    for name in ("HOME", "XDG_CACHE_HOME", "GYRATOR_CACHE_DIR"):
+        world.pop(name, None)
+    unknown = "import pwd\npwd.getpwuid = {}.__getitem__  # a container's user whom the system does not know\n"
+    (tmp_path / "script.py").write_text(unknown + SCRIPT)
+    output = run(world, tmp_path)
+    assert "right 0" in output and "not kept 1" in output
+
+
 def test_neither_the_locale_nor_python_is_asked_how_texts_are_encoded(world: dict[str, str], tmp_path: Path) -> None:
     world |= {"PYTHONWARNDEFAULTENCODING": "1", "PYTHONWARNINGS": "always::EncodingWarning,always::ResourceWarning"}
     world |= {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C", "GYRATOR_LOGS": "output_code"}

@@ -57,7 +57,7 @@ def open_stores(session: Session, scratch: Path, remote: Remote | None) -> Store
         return opened(scratch)
     try:
         return opened(session.config.cache_folder)
-    except OSError as problem:
+    except (OSError, RuntimeError) as problem:
         session.warn(f"compiled code is not kept: {problem}")
         return opened(scratch)
 
