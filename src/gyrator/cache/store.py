@@ -1,9 +1,9 @@
 """Folders of files under a key, on the local disk, where other machines' entries come too if a server shares them.
 
 An entry is written beside its place and renamed into it, so that a reader sees all of it or nothing, whatever
-happens to the writer. Its manifest holds a digest of every file; an entry that does not match is removed and
-counts as absent. Entries are text, JSON, raw tensors and shared libraries: nothing is unpickled. Since built
-code runs, the folder must belong to the user and be writable by nobody else."""
+happens to the writer. Its manifest holds a digest of every file, and of its notes; an entry that does not match is
+removed and counts as absent. Entries are text, JSON, raw tensors and shared libraries: nothing is unpickled. Since
+built code runs, the folder must belong to the user and be writable by nobody else."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ from gyrator.cache.remote import Remote
 from gyrator.errors import CacheCorrupt
 from gyrator.torch_compat import raw_bytes
 
-FORMAT = 1
+FORMAT = 2
 """Of the manifest; entries of another format count as absent."""
 
 MANIFEST = "manifest.json"
@@ -80,6 +80,8 @@ class Store:
             for name, expected in manifest["files"].items():
                 if file_digest(folder / name) != expected:
                     raise ValueError(f"{name} does not match its digest")
+            if _notes_digest(manifest["notes"]) != manifest["digest"]:
+                raise ValueError("its notes do not match their digest")
             return Entry(folder, manifest["notes"], key)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             if folder.exists():
@@ -98,14 +100,15 @@ class Store:
 
     def _put(self, key: str, files: Mapping[str, Content], notes: Mapping[str, Json]) -> Entry:
         place = self._place(key)
-        with suppress(OSError, ValueError, KeyError):
-            if json.loads((place / MANIFEST).read_text("utf-8"))["notes"] != json.loads(json.dumps(notes)):
+        with suppress(OSError, ValueError, AttributeError):
+            there = json.loads((place / MANIFEST).read_text("utf-8"))
+            if (there.get("format"), there.get("digest")) != (FORMAT, _notes_digest(notes)):
                 self.remove(key)
         with self._draft(place) as draft:
             for name, content in files.items():
                 _write(draft / name, content)
             digests = {name: file_digest(draft / name) for name in files}
-            manifest = {"format": FORMAT, "files": digests, "notes": dict(notes)}
+            manifest = {"format": FORMAT, "files": digests, "notes": dict(notes), "digest": _notes_digest(notes)}
             (draft / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", "utf-8")
         if self._remote is not None:
             self._remote.send(self._shared + key, place)
@@ -163,6 +166,10 @@ def file_digest(path: Path) -> str:
     """SHA-256 of a file's content."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _notes_digest(notes: Mapping[str, Json]) -> str:
+    return digest(json.dumps(notes, sort_keys=True))
 
 
 def _write(path: Path, content: Content) -> None:

@@ -9,13 +9,13 @@ import redis
 
 from gyrator.cache import remote as module
 from gyrator.cache.remote import Remote, remote_of
-from gyrator.cache.store import Store
+from gyrator.cache.store import FORMAT, Store
 from gyrator.config import Config
 from gyrator.errors import GyratorWarning, InvalidOption
 from tests.redis_server import serving
 
 KEY, SECRET = "ab" + "0" * 62, b"sixteen bytes or"
-NAME = f"gyrator:1:graphs:{KEY}"
+NAME = f"gyrator:{FORMAT}:graphs:{KEY}"
 
 
 @pytest.fixture

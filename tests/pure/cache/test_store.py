@@ -30,10 +30,12 @@ def test_absent_key_is_none(tmp_path: Path) -> None:
     assert Store(tmp_path, "graphs").find(KEY, pytest.fail) is None
 
 
-@pytest.mark.parametrize("damage", ["changed", "missing file", "no manifest", "cut manifest", "wrong type"])
+@pytest.mark.parametrize(
+    "damage", ["changed", "missing file", "no manifest", "cut manifest", "wrong type", "changed notes"]
+)
 def test_damage_is_reported_once_and_removed(tmp_path: Path, damage: str) -> None:
     store = Store(tmp_path, "graphs")
-    entry = store.put(KEY, {"a.py": "x = 1\n"}, {})
+    entry = store.put(KEY, {"a.py": "x = 1\n"}, {"facts": ["s0 > 3"]})
     manifest = entry.folder / MANIFEST
     match damage:
         case "changed":
@@ -44,6 +46,8 @@ def test_damage_is_reported_once_and_removed(tmp_path: Path, damage: str) -> Non
             manifest.unlink()
         case "cut manifest":
             manifest.write_text(manifest.read_text()[:20])
+        case "changed notes":
+            manifest.write_text(manifest.read_text().replace("s0 > 3", "s0 > 2"))
         case "wrong type":
             manifest.write_text("[]")
     warnings: list[str] = []
@@ -51,6 +55,16 @@ def test_damage_is_reported_once_and_removed(tmp_path: Path, damage: str) -> Non
     assert len(warnings) == 1 and "is damaged" in warnings[0]
     assert store.find(KEY, pytest.fail) is None
     assert store.put(KEY, {"a.py": "x = 3\n"}, {}).text("a.py") == "x = 3\n"
+
+
+def test_an_entry_of_another_format_is_absent_and_replaced(tmp_path: Path) -> None:
+    store = Store(tmp_path, "graphs")
+    manifest = store.put(KEY, {"a": "old"}, {}).folder / MANIFEST
+    manifest.write_text('{"files": {}, "format": 0, "notes": {}}')
+    assert store.find(KEY, pytest.fail) is None
+    store.put(KEY, {"a": "new"}, {})
+    found = store.find(KEY, pytest.fail)
+    assert found is not None and found.text("a") == "new"
 
 
 def test_first_writer_wins(tmp_path: Path) -> None:
