@@ -176,6 +176,12 @@ def test_rows_meet_the_matrix_of_their_group(case: str, isa: str, options: dict[
     assert "runtime.operator" not in wrappers(options)
 
 
+def test_gradients_of_the_matrices_of_groups_keep_the_library(options: dict[str, Any], backend: str) -> None:
+    x, w, ends = experts.operands(experts.ENDS["some are empty"])
+    check(experts.of_matrices, (x, torch.randn(28, w.shape[2]).bfloat16(), ends), backend=backend, options=options)
+    assert "runtime.operator" in wrappers(options)
+
+
 def test_a_number_of_rows_in_groups_known_at_run_time(options: dict[str, Any], backend: str) -> None:
     for ends in experts.ENDS.values():
         x, w, at = experts.operands(ends)

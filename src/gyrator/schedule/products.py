@@ -215,9 +215,9 @@ def _grouped(call: Extern, out: Value) -> Product | None:
     if not isinstance(ends, View) or more.get("bias") is not None or ends.shape[0].value is None:
         return None
     (*several, m, k), (*matrices, inner, n) = left.shape, right.shape
-    groups = [*ends.shape] if matrices or out.device.type == "cuda" else None
+    known = matrices == [*ends.shape] or (not matrices and out.device.type == "cuda")
     wanted = (*ends.shape, m, n) if not matrices else (m, n)
-    if several or matrices not in ([], groups) or (k, wanted) != (inner, out.shape) or ZERO in (*out.shape, k):
+    if several or not known or (k, wanted) != (inner, out.shape) or ZERO in (*out.shape, k):
         return None
     if not {left.value.dtype, right.value.dtype} == {out.dtype} <= {*_FLOATS}:
         return None
