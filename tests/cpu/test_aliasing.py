@@ -239,6 +239,12 @@ def gives_an_intermediate_new_memory(x, y):
     return z * 3
 
 
+def writes_to_what_drops_nothing(x):
+    y = F.dropout(x, 0.5, training=False)
+    y += 1
+    return y * 2, torch.dropout(input=x, p=0.0, train=True)
+
+
 def _twice():
     x = _x()
     return x, x
@@ -273,6 +279,7 @@ CASES: dict[Callable[..., Any], Callable[[], tuple[Any, ...]]] = {
     exchanges_memory_without_copies: lambda: (_x(), -_x()),
     takes_memory_of_what_took_another: lambda: (_x(), -_x(), _x() * 3),
     gives_an_intermediate_new_memory: lambda: (_x(), -_x()),
+    writes_to_what_drops_nothing: lambda: (_x(),),
     detaches: lambda: (_x(),),
     zeroes_behind_autograd: lambda: (_x(),),
     doubles_a_row_behind_autograd: lambda: (_x(),),

@@ -17,6 +17,7 @@ from itertools import count
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
@@ -151,6 +152,11 @@ def _backward(
     return tuple(wanted), nodes
 
 
+def _drops(input: Tensor, p: float = 0.5, training: bool = True, *_: bool, **more: bool) -> bool:
+    """Whether a dropout of these arguments draws anything."""
+    return p != 0 and more.get("train", training)
+
+
 class _Runner(Interpreter):
     """Runs the captured graph node by node, telling the recorder which node it is at."""
 
@@ -186,6 +192,8 @@ class _Runner(Interpreter):
                 return attention(self._recorder, partial(self._inline, region=self._region, of_scores=True), args)
         if target is operator.getitem and self._of_scores:
             return index(args[0], args[1])
+        if target in (F.dropout, torch.dropout) and not _drops(*args, **kwargs):
+            return (*args, kwargs.get("input"))[0]  # where sizes are symbolic, torch's Python rule makes a copy
         args, kwargs = self._masks.simplified(target, args, kwargs)
         value = super().call_function(target, args, kwargs)
         torch_compat.guard_floats(value)
