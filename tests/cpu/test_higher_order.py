@@ -184,10 +184,17 @@ def masked_attention(x: Tensor) -> tuple[Tensor, Tensor]:
     )
 
 
+def attention_of_columns(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of the result lie in one piece, wherever those of the queries do not."""
+    q = x.expand(1, 2, *x.shape)
+    return flex_attention(q.contiguous().mT, q, q[..., :3]).view(1, 2, -1), flex_attention(q, q, q)
+
+
 RUN: list[Callable[..., Any]] = [
     cond, loop, scanned, associative, mapped, subgraph, checkpointed, own_autograd_function,
     own_backward_with_constants, custom_op, custom_op_with_a_list_and_a_number, custom_op_that_mutates,
     custom_op_that_fills_a_list, vmapped, gradient_inside, second_derivatives, flexible_attention, masked_attention,
+    attention_of_columns,
 ]  # fmt: skip
 TRAINED = [
     cond, loop, scanned, associative, mapped, subgraph, checkpointed, own_autograd_function,

@@ -81,8 +81,8 @@ def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def laid_out_like(out: Tensor, query: Tensor) -> Tensor:
-    """`out`, dense, with its dimensions in the order in which those of `query` lie in memory."""
-    order = sorted(range(4), key=lambda dim: query.stride(dim), reverse=True)
+    """`out`, dense, its rows in one piece, with its other dimensions in the order in which those of `query` lie."""
+    order = [*sorted(range(3), key=lambda dim: query.stride(dim), reverse=True), 3]
     return out.permute(order).contiguous().permute([order.index(dim) for dim in range(4)])
 
 
