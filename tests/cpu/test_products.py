@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 
 from gyrator.runtime.toolchain import ISA_FLAGS, cpu_isa
 from tests import experts
-from tests.acceptance import assert_matches, check
+from tests.acceptance import assert_matches, assert_none, check, expect
 
 SIZES = [(1, 33, 7), (16, 17, 64), (30, 70, 513), (300, 200, 40)]
 """Rows, columns and length of the sums: below and above a panel, a tile and a block, with every kind of tail."""
@@ -93,6 +93,23 @@ def test_a_number_of_rows_known_at_run_time(options: dict[str, Any], backend: st
         x = torch.randn(rows, 30)
         torch.testing.assert_close(compiled(x, w, b), layers(x, w, b), rtol=1e-4, atol=1e-4)
     assert sources(options).count("gy::Product<") == 2, "one kernel for 9 and 300 rows alike, one for a single row"
+
+
+@pytest.mark.parametrize("isa", ["scalar", "auto"])
+def test_sums_over_no_elements_are_zero(isa: str, options: dict[str, Any], backend: str) -> None:
+    """As many as a run finds: none, in the second call."""
+
+    def fn(x: Tensor, w: Tensor, q: Tensor) -> tuple[Tensor, ...]:
+        at = x[:, 0].gt(0).nonzero().squeeze(1)
+        y, wide = x[at], q.mT[at]
+        return y.t() @ w[at], y.bfloat16().t() @ y.bfloat16(), torch._int_mm(wide.t(), wide), y.t() @ wide.float()
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(fn, backend=backend, options={**options, "cpu_isa": isa})
+        for sign in (1, -1):
+            args = torch.rand(40, 24) * sign, torch.randn(40, 35), torch.randint(-128, 128, (24, 40)).to(torch.int8)
+            assert_none(expect(fn, args).mismatches(compiled))
+    assert sources(options).count("gy::Product<") >= 3
 
 
 def test_gradients(options: dict[str, Any], backend: str) -> None:

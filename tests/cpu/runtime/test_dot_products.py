@@ -118,7 +118,7 @@ def panels(w: Tensor, cpu: Cpu) -> Tensor:
 
 
 @pytest.mark.parametrize("lies", ["rows", "columns", "gaps"])
-@pytest.mark.parametrize(("m", "n", "k"), SIZES)
+@pytest.mark.parametrize(("m", "n", "k"), [*SIZES, (20, 33, 0)])
 def test_operands_as_they_lie(of_bfloat16: tuple[ctypes.CDLL, Cpu], m: int, n: int, k: int, lies: str) -> None:
     x, w = lying(torch.randn(m, k).bfloat16(), torch.randn(k, n).bfloat16(), lies)
     close(call(of_bfloat16[0].plain, x, w, w), x, w)

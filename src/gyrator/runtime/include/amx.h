@@ -127,7 +127,7 @@ template <class T, class Total, bool Packed> struct TileProduct {
     const bool found = keep && kept_batch == tile.batch && kept_column == tile.column;
     kept_batch = tile.batch, kept_column = tile.column;
     const int64_t most = min_index(block.depth, min_index(Left::most_depth, Right::most_depth));
-    for (int64_t at = 0; at < k; at += most) {
+    for (int64_t at = 0; goes_on(at, k); at += most) {
       const int64_t depth = min_index(most, k - at), width = round_up(depth, tile_depth<T>);
       const auto& wide = all_columns(right, tile, at, depth);
       Lying<T> there{};
@@ -177,7 +177,7 @@ template <class T, class Total, bool Packed> struct TileProduct {
         }
     kept_batch = tile.batch;
     for (int64_t c = 0; c < columns; c += 32) {
-      for (int64_t at = 0; at < k; at += most) {
+      for (int64_t at = 0; goes_on(at, k); at += most) {
         const int64_t depth = min_index(most, k - at), width = round_up(depth, tile_depth<T>);
         const Lying<T> found = right.block(tile.column + c, min_index(32, columns - c), at, depth);
         for (int64_t i = 0; i < 32 && depth < width; ++i)

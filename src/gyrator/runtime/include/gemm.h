@@ -158,6 +158,8 @@ static __attribute__((noinline)) void multiply_panels(float* total, int64_t stri
 }
 
 // ---- tiles ------------------------------------------------------------------------------------------------
+// Whether a sum over k goes on at `at`: it has one part at least, so that it is 0 where k is.
+GY_FN bool goes_on(int64_t at, int64_t k) { return at == 0 || at < k; }
 struct Blocks { int64_t rows, columns, depth; };  // of a tile, and of the part of k whose panels stay in cache
 // What a tile's sums are, addressed by row and column of the whole result.
 template <class T> struct SumsOf {
@@ -244,10 +246,10 @@ template <class T, int MR, int V, int Tail, bool Packed> struct Product {
     if (Right::along_k && !keep) {  // columns are computed from end to end, as memory likes
       for (int64_t at = 0; at < k; at += most) cut_left(tile, left, at, min_index(most, k - at), round_up(rows, MR) * at);
       for (int64_t c = 0; c < columns; c += NR)
-        for (int64_t at = 0; at < k; at += most)
+        for (int64_t at = 0; goes_on(at, k); at += most)
           multiply(tile, right, at, min_index(most, k - at), c, min_index(c + NR, columns), round_up(rows, MR) * at, false);
     } else {
-      for (int64_t at = 0; at < k; at += most) {
+      for (int64_t at = 0; goes_on(at, k); at += most) {
         cut_left(tile, left, at, min_index(most, k - at), 0);
         multiply(tile, right, at, min_index(most, k - at), 0, columns, 0, found);
       }

@@ -181,7 +181,7 @@ template <class T, int MR, int V, int Tail, bool Packed> struct GroupProduct {
     const bool found = keep && kept_batch == tile.batch && kept_column == tile.column;
     kept_batch = tile.batch, kept_column = tile.column;
     const int64_t most = min_index(block.depth, min_index(Left::most_depth, Right::most_depth));
-    for (int64_t at = 0; at < k; at += most) {
+    for (int64_t at = 0; goes_on(at, k); at += most) {
       const int64_t depth = min_index(most, k - at), width = round_up(depth, G);
       const auto& wide = all_columns(right, tile, at, depth);
       for (int64_t r = 0; r < whole; r += MR) {
