@@ -245,6 +245,12 @@ def writes_to_what_drops_nothing(x):
     return y * 2, torch.dropout(input=x, p=0.0, train=True)
 
 
+def writes_to_a_copy_that_drops_nothing(x):
+    y, kept = torch.native_dropout(x, 0.5, False)
+    y += 1
+    return y, kept, x * 2
+
+
 def _twice():
     x = _x()
     return x, x
@@ -280,6 +286,7 @@ CASES: dict[Callable[..., Any], Callable[[], tuple[Any, ...]]] = {
     takes_memory_of_what_took_another: lambda: (_x(), -_x(), _x() * 3),
     gives_an_intermediate_new_memory: lambda: (_x(), -_x()),
     writes_to_what_drops_nothing: lambda: (_x(),),
+    writes_to_a_copy_that_drops_nothing: lambda: (_x(),),
     detaches: lambda: (_x(),),
     zeroes_behind_autograd: lambda: (_x(),),
     doubles_a_row_behind_autograd: lambda: (_x(),),

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch._prims_common import is_contiguous_or_false, suggest_memory_format
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gyrator import torch_compat
 from gyrator.autograd.effects import Effect, behaviour
@@ -48,6 +48,7 @@ class FakeResults:
             function = partial(_pointwise, op)
         if all(x.constant is not None for x in args if type(x) is FakeTensor):
             function = op  # torch computes with known values
+        function = partial(_apart, function) if effect is Effect.PURE else function
         key = _key((op, args, *kwargs.items())) if effect in (Effect.PURE, Effect.VIEW) else None
         if key is None or not _UNKNOWN_SIZES.isdisjoint(op.tags):
             return function(*args, **kwargs)
@@ -85,6 +86,14 @@ class FakeResults:
             if viewed is not None:
                 meta.set_(viewed.untyped_storage(), offset, size, strides)
             return FakeTensor(self.mode, meta, device)
+
+
+def _apart(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The results of a pure operator; new ones for those that torch states to be an operand, as of dropout in eval."""
+    out = function(*args, **kwargs)
+    if not any(y is x for y in tree_leaves(out) for x in args if isinstance(x, Tensor)):
+        return out
+    return tree_map_only(Tensor, lambda y: torch.empty_like(y) if any(y is x for x in args) else y, out)
 
 
 def _key(value: Any) -> Any:
