@@ -211,7 +211,9 @@ _STAND_INS: Mapping[OpOverload, Callable[..., Any]] = {
     **{op: partial(_dense, op, suggest_memory_format) for op in _CHANNELS_LAST},
     **{op: partial(_dense, op, _rows_if_possible) for op in _BATCH_NORMS},
     **{op: partial(_like_a_sum, op) for op in _LIKE_SUMS},
-    aten.ldexp.Tensor: lambda x, y: _pointwise(aten.mul.Tensor, x, torch.pow(2.0, y).contiguous()),
+    aten.ldexp.Tensor: lambda x, y: torch.empty_like(
+        _pointwise(aten.mul.Tensor, x, torch.pow(2.0, y).contiguous()), dtype=aten.ldexp.Tensor(x, y).dtype
+    ),
     **{op: partial(of_a_mean, op) for op in OF_MEANS},
     # of a vector there is one loss, a scalar, which torch states as a vector
     aten.multilabel_margin_loss_forward.default: lambda x, target, reduction: tuple(
