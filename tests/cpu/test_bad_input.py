@@ -192,6 +192,27 @@ def test_sizes_that_do_not_fit_are_refused_as_in_eager():
         torch.compile(lambda x, y: x @ y, backend="gyrator")(torch.ones(2, 3), torch.ones(2, 3))
 
 
+UNFIT = {
+    "select_scatter": lambda x: x.select_scatter(x[0, :1], 0, 1),
+    "slice_scatter": lambda x: x.slice_scatter(x[:1], 0, 1, 3),
+    "diagonal_scatter": lambda x: x.diagonal_scatter(x[0, :2]),
+    "index_add": lambda x: x.index_add(0, torch.tensor([0, 1]), x[:2, :3]),
+    "index_reduce": lambda x: x.index_reduce(0, torch.tensor([0, 1]), x[:2, :1], "mean"),
+    "index_put": lambda x: x.index_put((torch.tensor([0, 1]),), x[:3]),
+    "nll_loss2d": lambda x: torch.nn.functional.nll_loss(x.expand(1, 3, 4, 5), x[None, :3].long()),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", UNFIT)
+def test_an_operand_that_is_too_small_for_its_place_is_an_error(name, dynamic):
+    torch._dynamo.reset()
+    x, fn = torch.zeros(4, 5), UNFIT[name]
+    for run in (fn, torch.compile(fn, backend="gyrator", dynamic=dynamic)):
+        with pytest.raises(RuntimeError, match=r"shape|size"):
+            run(x)
+
+
 def test_errors_are_of_one_family():
     assert issubclass(KernelBuildError, GyratorError) and issubclass(UnknownOption, GyratorError)
 

@@ -15,11 +15,12 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch._prims_common import is_contiguous_or_false, suggest_memory_format
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import guard_or_false, guard_or_true
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from gyrator import torch_compat
 from gyrator.autograd.effects import Effect, behaviour
-from gyrator.autograd.symbols import expression
+from gyrator.autograd.symbols import expression, is_told_by_run
 from gyrator.errors import UnsupportedInput
 
 aten = torch.ops.aten
@@ -48,6 +49,8 @@ class FakeResults:
             function = partial(_pointwise, op)
         if all(x.constant is not None for x in args if type(x) is FakeTensor):
             function = op  # torch computes with known values
+        if op in _PARTS:
+            function = partial(_fitting, function, *_PARTS[op])
         function = partial(_apart, function) if effect is Effect.PURE else function
         key = _key((op, args, *kwargs.items())) if effect in (Effect.PURE, Effect.VIEW) else None
         if key is None or not _UNKNOWN_SIZES.isdisjoint(op.tags):
@@ -180,6 +183,24 @@ def of_a_mean(op: Callable[..., Any], grad: Tensor, x: Tensor, *args: Any) -> Te
     return torch.empty_like(x) if any(type(n) is int and n == 0 for n in x.shape) else op(grad, x, *args)
 
 
+def _fitting(function: Callable[..., Any], part: Callable[..., Any], given: int, *args: Any, **kwargs: Any) -> Any:
+    """Fake kernels take argument number `given` of any shape, and code compiled for it reads what is not there: it must
+    have the shape of `part` of the arguments, if that is known: where only a run tells the place, its size is new."""
+    told = any(map(is_told_by_run, tree_leaves((args, kwargs))))
+    whole, ours = args[given].shape if told else part(*args, **kwargs).shape, args[given].shape
+    fits = len(whole) == len(ours) and all(guard_or_true(a == b) for a, b in zip(whole, ours, strict=True))
+    torch._check(fits, lambda: f"an operand of shape {tuple(whole)} is needed, not {tuple(ours)}")
+    return function(*args, **kwargs)
+
+
+def _indexed(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, *_: Any) -> Tensor:
+    """What `values` replace, but one element where they have one; how much a mask chooses is not known."""
+    masks = any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices)
+    whole = values if masks else aten.index.Tensor(x, indices)
+    sizes = zip(whole.shape[-values.ndim :], values.shape, strict=False)
+    return whole.new_empty([b if guard_or_false(b == 1) else a for a, b in sizes])
+
+
 def _unique(*args: Any, **kwargs: Any) -> Any:
     """Sizes are known from the values alone, though torch 2.11 states one element."""
     raise DynamicOutputShapeException(aten._unique.default)
@@ -203,6 +224,15 @@ _LIKE_SUMS = (
     *(aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default, aten.lcm.default),
     *(aten.gelu_backward.default, aten.logit_backward.default, aten.silu_backward.default, aten.tanh_backward.default),
 )
+_PARTS: Mapping[OpOverload, tuple[Callable[..., Any], int]] = {
+    aten.select_scatter.default: (lambda x, _, *place, **named: aten.select.int(x, *place, **named), 1),
+    aten.slice_scatter.default: (lambda x, _, *place, **named: aten.slice.Tensor(x, *place, **named), 1),
+    aten.diagonal_scatter.default: (lambda x, _, *place, **named: aten.diagonal.default(x, *place, **named), 1),
+    aten.index_add.default: (lambda x, dim, index, *_, **__: x.index_select(dim, index), 3),
+    aten.index_reduce.default: (lambda x, dim, index, *_, **__: x.index_select(dim, index), 3),
+    **dict.fromkeys((aten.index_put.default, aten._unsafe_index_put.default), (_indexed, 2)),
+    aten.nll_loss2d_forward.default: (lambda x, *_: x.sum(1), 1),
+}
 
 _STAND_INS: Mapping[OpOverload, Callable[..., Any]] = {
     **{op: partial(_dense, op, lambda x: torch.contiguous_format) for op in _ROWS},
