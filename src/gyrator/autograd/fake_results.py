@@ -244,6 +244,7 @@ _STAND_INS: Mapping[OpOverload, Callable[..., Any]] = {
     aten.ldexp.Tensor: lambda x, y: torch.empty_like(
         _pointwise(aten.mul.Tensor, x, torch.pow(2.0, y).contiguous()), dtype=aten.ldexp.Tensor(x, y).dtype
     ),
+    aten.angle.default: lambda x: _pointwise(aten.angle.default, x.contiguous() if x.is_complex() else x),
     **{op: partial(of_a_mean, op) for op in OF_MEANS},
     # of a vector there is one loss, a scalar, which torch states as a vector
     aten.multilabel_margin_loss_forward.default: lambda x, target, reduction: tuple(

@@ -118,6 +118,7 @@ def test_strides_that_fake_kernels_get_wrong_are_eagers() -> None:
     pair = columns[:, None], torch.randn(3, 4).t()
     for op in (torch.logaddexp, torch.logical_and, torch.heaviside, torch.floor_divide, torch.xlogy, torch.ldexp):
         same_as_eager(op, *pair, backward=False)
+    same_as_eager(torch.angle, columns * 1j, backward=False)
     same_as_eager(torch.ldexp, columns.bfloat16(), torch.tensor([3]), backward=False)
     target = torch.randint(3, (6, 4, 2)).permute(2, 1, 0)
     same_as_eager(lambda x, y: F.cross_entropy(x, y, reduction="none"), image, target, backward=False)
