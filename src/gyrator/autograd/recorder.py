@@ -183,7 +183,7 @@ class Recorder(TorchDispatchMode):
     def _results(self, node: Node, out: Any) -> None:
         """Binds the results of a call to nodes."""
         if isinstance(out, Tensor):
-            self._bind(out, new_root(node, out))
+            self._bind(out.requires_grad_(False), new_root(node, out))  # fake kernels of pads copy it from the argument
         elif isinstance(out, (tuple, list)):
             for index, item in enumerate(out):
                 if isinstance(item, (Tensor, list, tuple, *SYMBOLIC_TYPES)):

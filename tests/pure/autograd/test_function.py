@@ -83,6 +83,12 @@ def test_integer_and_detached_outputs_require_no_grad() -> None:
     assert (a.requires_grad, b.requires_grad, c.requires_grad) == (True, False, False)
 
 
+def test_what_is_padded_without_gradients_requires_none() -> None:
+    run, graphs = compiled(lambda x: torch.nn.functional.pad(x, (1, 2)))
+    with torch.no_grad():
+        assert not run(leaf(4)).requires_grad and "backward" not in graphs.modules
+
+
 def test_a_program_may_enable_gradients_where_its_caller_has_them_disabled() -> None:
     def both(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         plain = x * 3
