@@ -181,6 +181,11 @@ def test_floats_that_change(fn, backend):
     assert count_compiles(fn, [(x, 0.125), (x, 0.1)], backend, dynamic=True, fullgraph=True) <= allowed
 
 
+def test_exponents_that_change_have_derivatives(backend):
+    calls = [(torch.rand(3, 8, requires_grad=True), n) for n in (3, 2, 0, -1)]
+    count_compiles(lambda x, n: x**n + n**x + x.pow(exponent=n), calls, backend, dynamic=True)
+
+
 def test_a_float_that_sizes_are_made_of(backend):
     calls = [(torch.ones(3), f) for f in (0.5, 0.1, 0.55)]
     count_compiles(lambda x, f: x.sum() * int(f * 10) + torch.arange(0, 8 * f, f), calls, backend, dynamic=True)

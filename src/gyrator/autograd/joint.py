@@ -22,6 +22,7 @@ from torch import Tensor
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Interpreter, Node
+from torch.utils import _pytree as pytree
 
 from gyrator import torch_compat
 from gyrator.autograd.aliasing import Forward, Result, describe_outputs, generations, pinned_offsets
@@ -179,6 +180,12 @@ class _Runner(Interpreter):
         value = torch_compat.by_rules_if_data_is_read(super().run_node, node)
         self._masks.note(node, value)
         return value
+
+    def fetch_args_kwargs_from_env(self, n: Node) -> Any:
+        """The arguments of a node. Torch's derivative of a power cannot ask whether a symbol is 0: it is guarded."""
+        given = super().fetch_args_kwargs_from_env(n)
+        power = getattr(n.target, "__name__", n.target) in ("pow", "ipow", "pow_")
+        return pytree.tree_map_only(torch.SymInt, int, given) if power and torch.is_grad_enabled() else given
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call; the body of an inlined higher-order operator runs in its place."""
