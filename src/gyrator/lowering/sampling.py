@@ -5,13 +5,13 @@ dimension after the other, so nothing is scattered. Doubling a row by ``nearest`
 
     grad_x[i0] = sum over r0<2 of grad_y[2*i0 + r0]
 
-In general input ``i`` meets ``count`` outputs at most, from ``first(i)`` on; each says by eager's own formula
+In general input ``i`` meets ``count`` outputs at most, from ``first`` on; each says by eager's own formula
 what it took from ``i``, so a bound that is too wide costs time, never a wrong sum."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
@@ -24,29 +24,6 @@ from gyrator.lowering.reductions import summed
 from gyrator.lowering.refs import Coords, TensorRef
 from gyrator.lowering.typed import between, cast, compute_dtype, like, number, op
 
-Share: TypeAlias = Callable[[Index, Index, Expr], Expr]
-"""(output, input, gradient of the output) → what of it belongs to the input."""
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """How the gradient flows along one dimension: input ``i`` asks ``count`` outputs from ``first(i)`` on."""
-
-    count: Index
-    first: Callable[[Index], Index]
-    share: Share
-
-
-def _along(b: Builder, out: Meta, grad: TensorRef, dim: int, line: Line) -> TensorRef:
-    """``grad`` summed along a dimension by ``line``, in the compute dtype."""
-
-    def body(at: Coords, inner: Coords) -> Expr:
-        source = line.first(at[dim]) + inner[0]
-        given = cast(grad.load((*at[:dim], source, *at[dim + 1 :])), compute_dtype(out.dtype))
-        return masked(between(source, ZERO, grad.shape[dim]), line.share(source, at[dim], given))
-
-    return summed(b, out, (line.count,), body)
-
 
 @dataclass(frozen=True, slots=True)
 class Resize:
@@ -56,24 +33,23 @@ class Resize:
     new: Index
     factor: float | None
 
-    def step(self) -> Expr:
-        """How far apart in the input two neighbouring outputs lie."""
-        if self.factor:
-            return number(1.0 / self.factor, torch.float32)
-        return op("div", number(self.old, torch.float32), number(self.new, torch.float32))
 
-
-def _nearest(size: Resize, exact: bool) -> Line:
-    """Each output is its source's."""
+def _summed(b: Builder, out: Meta, grad: TensorRef, dim: int, size: Resize, exact: bool) -> TensorRef:
+    """``grad`` summed along a dimension, in the compute dtype: each output's is its source's."""
     times = _even(size)
-    if times is not None:
-        return Line(as_index(times), lambda i: i * times, lambda o, i, g: g)
+    count = 4 - (-size.new) // size.old if times is None else as_index(times)
 
-    def share(output: Index, i: Index, given: Expr) -> Expr:
-        source = _nearest_source(size, exact, output)
-        return op("where", op("eq", source, number(i, source.dtype)), given, like(given, 0))
+    def body(at: Coords, inner: Coords) -> Expr:
+        i = at[dim]
+        first = (i * size.new) // size.old - 2 if times is None else i * times
+        output = first + inner[0]
+        given = cast(grad.load((*at[:dim], output, *at[dim + 1 :])), compute_dtype(out.dtype))
+        if times is None:
+            source = _nearest_source(size, exact, output)
+            given = op("where", op("eq", source, number(i, source.dtype)), given, like(given, 0))
+        return masked(between(output, ZERO, grad.shape[dim]), given)
 
-    return Line(4 - (-size.new) // size.old, lambda i: (i * size.new) // size.old - 2, share)
+    return summed(b, out, (count,), body)
 
 
 def _even(size: Resize) -> int | None:
@@ -88,7 +64,9 @@ def _nearest_source(size: Resize, exact: bool, output: Index) -> Expr:
     """The input ``⌊o·old/new⌋``, or ``⌊(o + ½)·old/new⌋`` if ``exact``, computed in float32 as in eager."""
     at = number(output, torch.float32)
     centre = op("add", at, like(at, 0.5)) if exact else at
-    source = op("floor", op("mul", centre, size.step()))
+    old, new = (number(n, torch.float32) for n in (size.old, size.new))
+    step = number(1.0 / size.factor, torch.float32) if size.factor else op("div", old, new)  # from output to output
+    source = op("floor", op("mul", centre, step))
     return op("minimum", source, number(size.old - 1, torch.float32))
 
 
@@ -132,7 +110,7 @@ def _nearest_backward(
     wide = out.with_dtype(compute_dtype(out.dtype))
     for dim in range(grad.rank - 1, 1, -1):  # the last sum is that of dimension 2
         made = out if dim == 2 else wide.with_shape((*grad.shape[:dim], *out.shape[dim:]))
-        grad = _along(b, made, grad, dim, _nearest(sizes[dim - 2], exact))
+        grad = _summed(b, made, grad, dim, sizes[dim - 2], exact)
     return grad
 
 
