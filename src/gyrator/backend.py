@@ -10,6 +10,7 @@ from itertools import count
 from types import FunctionType
 from typing import Any
 
+import msgspec
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
@@ -25,7 +26,7 @@ from gyrator.autograd.shell import flattened, taking_lists
 from gyrator.config import Config, unknown_environment
 from gyrator.pipeline import Process, compile_graph, device_of, frozen_garbage, loaded
 from gyrator.report.dump import dump_graph, dump_partition
-from gyrator.report.record import ProgramRecord, from_json, to_json
+from gyrator.report.record import ProgramRecord
 from gyrator.report.watch import GraphCompiled, program_compiled, program_record
 from gyrator.runtime.entries import find_program, keep_program, program_key
 from gyrator.runtime.load import WRAPPER
@@ -131,7 +132,7 @@ def _compile(
             found = find_program(key, stores, inputs.values, program)
         if found is not None:
             calls = [loaded(GraphCompiled(entry, True, program), process) for entry in found.graphs]
-            record = from_json(ProgramRecord, found.about)
+            record = msgspec.json.decode(found.about, type=ProgramRecord)
             program_compiled(program, gm, record, start, process.watch, cached=True)
             return found.traced(calls), [str(entry.folder / WRAPPER) for entry in found.graphs]
 
@@ -154,7 +155,8 @@ def _compile(
         kept = [compiled.key for compiled in made if compiled.key is not None]
         if key is not None and len(kept) == len(made):
             with program.stage("store"):
-                keep_program(key, traced, kept, shape_env, guards, stores.programs, to_json(record))
+                about = msgspec.json.encode(record).decode()
+                keep_program(key, traced, kept, shape_env, guards, stores.programs, about)
         program_compiled(program, gm, record, start, process.watch, cached=False)
         return traced, [compiled.wrapper for compiled in made]
 

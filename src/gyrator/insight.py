@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from gyrator.backend import Backend, gyrator
 from gyrator.config import Config
 from gyrator.report.data import GraphReport, ProgramReport, ReportData
 from gyrator.report.html import page
-from gyrator.report.record import GraphRecord, from_json
+from gyrator.report.record import GraphRecord
 from gyrator.report.text import text
 from gyrator.report.watch import RECORD, Event, GraphCompiled, kernel_tuned
 from gyrator.runtime.load import WRAPPER, Runtime
@@ -109,7 +110,7 @@ def _programs(events: list[Event], timing: bool) -> Iterator[ProgramReport]:
 
 
 def _graph(event: GraphCompiled, timing: bool) -> GraphReport:
-    record = from_json(GraphRecord, event.entry.text(RECORD))
+    record = msgspec.json.decode(event.entry.text(RECORD), type=GraphRecord)
     tuned: dict[str, tuple[Candidate, ...]] = {}
     own = None if event.session.name.endswith("_program") else event.session
     return GraphReport(

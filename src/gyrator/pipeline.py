@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeAlias
 
+import msgspec
 import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -44,7 +45,6 @@ from gyrator.lowering.graph import Lowered, lower
 from gyrator.origin import Origin
 from gyrator.report.describe import called, describe
 from gyrator.report.dump import dump_compiled, dump_graph
-from gyrator.report.record import to_json
 from gyrator.report.watch import COUNTERS, RECORD, GraphCompiled, Watch, graph_compiled, kernel_tuned, traffic
 from gyrator.runtime.cuda_graphs import Roles, record_on_gpu, recordable, replayed
 from gyrator.runtime.entries import Stores, as_list, facts_of, find, keep, moved_places, numbered_places, open_stores
@@ -248,7 +248,7 @@ def _build(task: _Task, lowered: Lowered, scheduled: Scheduled, choices: Sequenc
         called_ops = {step.extern.op for step in plan.steps if isinstance(step, Call)}
         regions = {name: region for name, region in lowered.regions.items() if name in called_ops}
         again = None if regions else task.key  # regions run from graphs that this process holds
-        files: dict[str, Content] = {WRAPPER: text, RECORD: to_json(record)}
+        files: dict[str, Content] = {WRAPPER: text, RECORD: msgspec.json.encode(record).decode()}
         if not info.frozen:
             files |= {constant_file(name): tensor for name, tensor in constants.items()}
         if session.config.benchmark_kernel:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from rich.console import Console
 from torch import Tensor, fx
@@ -29,7 +30,7 @@ from gyrator.config import Config
 from gyrator.errors import GyratorError, InternalCheckError, KernelBuildError, WrongResult
 from gyrator.pipeline import Process
 from gyrator.report.dump import graph_program
-from gyrator.report.record import GraphRecord, from_json
+from gyrator.report.record import GraphRecord
 from gyrator.report.watch import RECORD, Event, GraphCompiled, Watch
 from gyrator.validate import SEED, difference
 
@@ -307,7 +308,7 @@ def hints(case: Case) -> Iterator[str]:
     check(case.graph, case.inputs, case.config, events.append)
     for event in events:
         if isinstance(event, GraphCompiled):
-            record = from_json(GraphRecord, event.entry.text(RECORD))
+            record = msgspec.json.decode(event.entry.text(RECORD), type=GraphRecord)
             yield from (f"kernel of {record.name}: {kernel.name}" for kernel in record.kernels)
     if case.failure.stage in ("the built code", "build", "memory between the graphs"):
         for name, value in SWITCHES.items():

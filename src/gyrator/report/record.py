@@ -5,14 +5,10 @@ Sizes that are symbols count as the hints that the graph was compiled with."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
-
-import msgspec
+from typing import TypeAlias
 
 from gyrator.autotune.tuner import Choice
 from gyrator.metrics.kernels import KernelFacts
-
-T = TypeVar("T")
 
 Places: TypeAlias = "tuple[str, ...]"
 """Lines like ``model.py:12 in forward: aten.mm.default``."""
@@ -119,13 +115,3 @@ class ProgramRecord:
     kept: tuple[Kept, ...] = ()
     saved_bytes: int = 0
     default_bytes: int = 0
-
-
-def to_json(record: GraphRecord | ProgramRecord) -> str:
-    """A record as JSON text."""
-    return msgspec.json.encode(record).decode()
-
-
-def from_json(kind: type[T], text: str) -> T:
-    """The record that `to_json` wrote. Raises: msgspec.MsgspecError for a text of another version."""
-    return msgspec.json.decode(text, type=kind)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
 import torch
 from torch import fx
 
@@ -19,7 +20,7 @@ from gyrator.metrics.kernels import KernelFacts
 from gyrator.metrics.tables import Row, add_rows
 from gyrator.origin import Origin, origin_of, place_of
 from gyrator.report.data import ProgramReport
-from gyrator.report.record import GraphRecord, Kept, ProgramRecord, from_json
+from gyrator.report.record import GraphRecord, Kept, ProgramRecord
 from gyrator.runtime.load import WRAPPER
 from gyrator.runtime.triton_tune import Candidate
 from gyrator.session import Session
@@ -58,7 +59,7 @@ def graph_compiled(ready: GraphCompiled, watch: Watch | None) -> None:
         counts = entry.notes.get(COUNTERS)
         session.counters.replay(counts if isinstance(counts, dict) else {})
     if session.config.metrics or session.config.logs:
-        record = from_json(GraphRecord, entry.text(RECORD))
+        record = msgspec.json.decode(entry.text(RECORD), type=GraphRecord)
         add_rows(session.config, "graph_stats", lambda: _graph_stats(session.name, record))
         add_rows(session.config, "kernel_metadata", lambda: _kernel_metadata(record, entry.folder))
         add_rows(session.config, "fusion_failure_due_to_indexing_mismatch", lambda: _mismatches(session.name, record))
@@ -81,7 +82,8 @@ def _log(logs: Collection[str], record: GraphRecord, entry: Entry) -> None:
 
 def traffic(entry: Entry) -> dict[str, int]:
     """Bytes that a launch of each kernel of a compiled graph moves, by the kernel's symbol."""
-    return {kernel.symbol: kernel.bytes for kernel in from_json(GraphRecord, entry.text(RECORD)).kernels}
+    record = msgspec.json.decode(entry.text(RECORD), type=GraphRecord)
+    return {kernel.symbol: kernel.bytes for kernel in record.kernels}
 
 
 def program_compiled(
@@ -150,7 +152,7 @@ def _persistent_red_perf(folder: Path, name: str, candidates: Sequence[Candidate
     for candidate in sorted(candidates, key=lambda c: (c.milliseconds is None, c.milliseconds)):
         best.setdefault(candidate.category, candidate)
     if {"persistent", "looped"} <= best.keys():
-        record = from_json(GraphRecord, (folder / RECORD).read_text("utf-8"))
+        record = msgspec.json.decode((folder / RECORD).read_text("utf-8"), type=GraphRecord)
         facts = next(kernel.facts for kernel in record.kernels if kernel.symbol == name)
         found: list[Candidate | None] = [best["persistent"], best["looped"], None, None]
         paths = {f"kernel{k}_path": None if c is None else str(folder / c.file) for k, c in enumerate(found)}
