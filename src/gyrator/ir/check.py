@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from enum import Enum
 
 import torch
 
@@ -27,19 +27,9 @@ from gyrator.ir.text import COMBINES, declared, listed
 from gyrator.ir.tree import Attend, Contract, Kernel, Let, Loop, LoopKind, Stage, Store, Update, stage_exprs, windows
 from gyrator.origin import Origin
 
-
 # -- programs ----------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class ProgramSpec:
-    """A level of the IR. ``masked``: ``Masked`` may occur; ``dead``: nodes that nothing needs may occur."""
-
-    masked: bool
-    dead: bool
-
-
-LOWERED = ProgramSpec(masked=True, dead=True)
-PREDICATED = ProgramSpec(masked=False, dead=True)
-SCHEDULED = ProgramSpec(masked=False, dead=False)
+ProgramSpec = Enum("ProgramSpec", "LOWERED PREDICATED SCHEDULED")
+LOWERED, PREDICATED, SCHEDULED = ProgramSpec
 
 
 def check_program(program: ir.Program, spec: ProgramSpec = LOWERED) -> None:
@@ -47,7 +37,7 @@ def check_program(program: ir.Program, spec: ProgramSpec = LOWERED) -> None:
 
     Raises: InternalCheckError naming the first node that breaks a rule."""
     _ProgramChecker(program, spec).run()
-    if not spec.dead:
+    if spec is SCHEDULED:
         _check_no_dead(program)
 
 
@@ -56,7 +46,7 @@ class _ProgramChecker:
         self.program = program
         self.values: dict[str, Value] = {}
         self.sizes: set[Size] = set()
-        self.exprs = ExprChecker(self.sizes, spec.masked, locals=False)
+        self.exprs = ExprChecker(self.sizes, masked=spec is LOWERED, locals=False)
 
     def run(self) -> None:
         program = self.program
