@@ -21,7 +21,7 @@ from gyrator.ir import tree
 from gyrator.ir.expr import Const, Expr, IndexValue, Load, Op, Ref, Value, count_uses, expr_text, short
 from gyrator.ir.index import Atom, Index, Indirect, Size, atom_text, contiguous_strides
 from gyrator.ir.tree import Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, walk_exprs
-from gyrator.origin import Origins, places_of
+from gyrator.origin import places_of
 
 COMBINES = {"set": "=", "add": "+=", "mul": "*=", "max": "max=", "min": "min="}
 """The ways to combine what is stored with what was there, and their text."""
@@ -42,7 +42,7 @@ def program_text(program: ir.Program) -> str:
 
 def node_text(node: ir.Node) -> str:
     """One node of a program, after a comment for each place of the user's program that it comes from."""
-    return "\n".join(_commented(node.origins, _node_lines(node)))
+    return "\n".join([*(f"# {place}" for place in places_of(node.origins)), *_node_lines(node)])
 
 
 def _input_text(given: ir.Input) -> str:
@@ -61,11 +61,6 @@ def declared(value: Value) -> str:
     if value.strides != contiguous_strides(value.shape):
         text += f" strides ({listed(value.strides)})"
     return text if value.device.type == "cpu" else f"{text} on {value.device}"
-
-
-def _commented(origins: Origins, lines: list[str]) -> list[str]:
-    """``lines`` after a comment for each place of the user's program, with the operators that stand there."""
-    return [f"# {place}" for place in places_of(origins)] + lines
 
 
 def _node_lines(node: ir.Node) -> list[str]:
@@ -128,7 +123,7 @@ def _view_text(view: ir.View) -> str:
 def kernel_text(kernel: Kernel) -> str:
     """A loop tree, one line per loop and stage."""
     params = [_param_text(p) for p in kernel.params] + [_size_text(s) for s in kernel.sizes]
-    lines = _commented(kernel.origins, [f"kernel {kernel.name}({', '.join(params)}) {{"])
+    lines = [*(f"# {place}" for place in places_of(kernel.origins)), f"kernel {kernel.name}({', '.join(params)}) {{"]
     lines += [f"  scratch {declared(v)}" for v in kernel.scratch]
     body = _block_lines(kernel.body, _Names(_shared(walk_exprs(kernel.body))), "  ")
     return "\n".join([*lines, *body, "}"]) + "\n"

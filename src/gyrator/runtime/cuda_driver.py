@@ -37,7 +37,10 @@ class CudaDriver:
 
         Raises: LaunchFailed if the driver refuses it."""
         module, handle = ctypes.c_void_p(), ctypes.c_void_p()
-        self.check(self._in_context(lambda: self._library.cuModuleLoadData(ctypes.byref(module), binary)), name)
+        status = self._library.cuModuleLoadData(ctypes.byref(module), binary)
+        if status == INVALID_CONTEXT and self.enter_context():
+            status = self._library.cuModuleLoadData(ctypes.byref(module), binary)
+        self.check(status, name)
         self.check(self._library.cuModuleGetFunction(ctypes.byref(handle), module, name.encode()), name)
         if shared > _PLAIN_SHARED:
             self.check(self._library.cuFuncSetAttribute(handle, _DYNAMIC_SHARED, ctypes.c_int(shared)), name)
@@ -57,10 +60,6 @@ class CudaDriver:
             self._library.cuGetErrorName(ctypes.c_int(status), ctypes.byref(text))
             name = text.value.decode() if text.value else f"CUDA error {status}"
             raise LaunchFailed(what, name)
-
-    def _in_context(self, call: Callable[[], int]) -> int:
-        status = call()
-        return call() if status == INVALID_CONTEXT and self.enter_context() else status
 
     def enter_context(self) -> bool:
         """Make device 0's context current on a thread that has none; whether that succeeded.

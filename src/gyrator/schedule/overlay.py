@@ -30,15 +30,6 @@ class _Guest:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Bytes `begin` to `after` of the host, in use until step `end`."""
-
-    begin: Index
-    after: Index
-    end: int
-
-
 def overlay(plan: Plan) -> Plan:
     """The plan with an overlay on its largest result, offsets at multiples of 64 bytes.
 
@@ -106,18 +97,17 @@ def _guests(steps: Sequence[Step]) -> Iterator[_Guest]:
 def _overlaid(guests: Iterable[_Guest], host: Value) -> dict[Value, Allocate]:
     """Each guest in the lowest gap between those there at the same time. One that fits in no gap is left out."""
     lies: dict[Value, Allocate] = {}
-    here: list[_Place] = []
+    here: list[tuple[_Guest, Index, Index]] = []  # those there now, from which byte and to which
     room = host.nbytes
     for guest in sorted(guests, key=lambda guest: guest.start):
-        here = [place for place in here if place.end > guest.start]
-        for at in sorted({ZERO, *(place.after for place in here)}, key=count_of):
+        here = [place for place in here if place[0].end > guest.start]
+        for at in sorted({ZERO, *(end for _, _, end in here)}, key=count_of):
             after = at + guest.value.nbytes
-            place = _Place(at, _aligned(after), guest.end)
-            apart = (is_nonnegative(p.begin - after) or is_nonnegative(at - p.after) for p in here)
-            if count_of(after) <= count_of(room) and is_nonnegative(place.after - after) and all(apart):
+            apart = (is_nonnegative(begin - after) or is_nonnegative(at - end) for _, begin, end in here)
+            if count_of(after) <= count_of(room) and is_nonnegative(_aligned(after) - after) and all(apart):
                 needs = None if is_nonnegative(room - after) else after
                 lies[guest.value] = Allocate(guest.value, host, at // host.dtype.itemsize, needs)
-                here.append(place)
+                here.append((guest, at, _aligned(after)))
                 break
     return lies
 
