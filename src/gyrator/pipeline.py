@@ -33,8 +33,7 @@ from gyrator.benchmark_fusion import slower_fusions
 from gyrator.cache.key import Key, graph_key
 from gyrator.cache.remote import Remote, remote_of
 from gyrator.cache.store import Content, Json
-from gyrator.codegen.kernel_script import kernel_scripts
-from gyrator.codegen.wrapper import print_wrapper
+from gyrator.codegen.wrapper import kernel_scripts, print_wrapper
 from gyrator.config import Config
 from gyrator.errors import ToolchainMissing
 from gyrator.ir.program import Program

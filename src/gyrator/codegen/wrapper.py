@@ -14,11 +14,12 @@
         return call
 
 The program finds its kernels and constants in its own folder, by name of content, so that the folder can
-move. Run as a script it calls itself on random inputs and prints the time."""
+move. Run as a script it calls itself on random inputs and prints the time. So does each kernel, in a script of its own,
+with the option `benchmark_kernel`."""
 
 import re
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -37,6 +38,7 @@ from gyrator.ir.symbols import UNBOUNDED
 from gyrator.ir.tree import Kernel
 from gyrator.ir.volume import count_of
 from gyrator.lowering.extern import COPIES
+from gyrator.metrics.kernels import facts_of
 from gyrator.origin import Origin, merge
 from gyrator.schedule.plan import OUT_VARIANTS, POOLED_BYTES, Allocate, Call, Copy, Free, Launch, Plan, Step, is_full
 
@@ -51,6 +53,7 @@ _FOR_VIEWS = frozenset(map(str, COPIES.values()))
 
 _FREES_PER_LINE = 6
 _FRAME = Path(__file__).with_name("wrapper.txt").read_text("utf-8")
+_KERNEL_FRAME = Path(__file__).with_name("kernel_script.txt").read_text("utf-8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,6 +414,29 @@ class _Wrapper:
             return "True" if value.dtype == torch.bool else "1.5"
         made = random_tensor(value, value.device, ranges)
         return f"torch.view_as_complex({made})" if given.complex else made
+
+
+def kernel_scripts(plan: Plan, kernels: Mapping[str, BuiltKernel | TritonKernel]) -> Iterator[tuple[str, str]]:
+    """For each kernel of a plan a program that times it: (file, text), with random arguments as of its first launch."""
+    ranges = index_ranges(plan)
+    first = {step.kernel: step for step in reversed(plan.steps) if isinstance(step, Launch)}
+    for kernel in plan.kernels:
+        built, launch = kernels[kernel.name], first[kernel.name]
+        count = len(launch.args) + len(launch.sizes)
+        if isinstance(built, TritonKernel):
+            name, device = built.name, torch.device("cuda")
+            load = f'gpu_kernel("{name}", {programs_text(built)})'
+            spaces = [p for p in built.params if isinstance(p, Workspace)]
+        else:
+            name, device = built.symbol, torch.device("cpu")
+            load, spaces = f'kernel("{built.library}", "{name}", {count})', []
+        tensors = [random_tensor(value, device, ranges) for value in launch.args]
+        tensors += [f'torch.zeros({count_of(s.nbytes)}, dtype=torch.uint8, device="cuda")' for s in spaces]
+        sizes = ", ".join(str(count_of(n)) for n in launch.sizes)
+        places = "\n".join(f"    {origin}: {origin.op}" for origin in kernel.origins)
+        made, nbytes = "\n".join(f"        {tensor}," for tensor in tensors), facts_of(kernel).bytes
+        text = _KERNEL_FRAME.format(name=name, load=load, places=places, tensors=made, sizes=sizes, nbytes=nbytes)
+        yield f"kernel_{name}.py", text
 
 
 def gpu_of(plan: Plan) -> torch.device | None:
