@@ -28,19 +28,19 @@ import torch
 
 from gyrator.codegen.gpu_calls import programs_text, updated_text
 from gyrator.codegen.python_text import Names, constant_text, device_text, tuple_of
-from gyrator.codegen.ranges import index_ranges, random_tensor
 from gyrator.codegen.texts import WIDTH, broken, origin_comments
 from gyrator.codegen.triton_source import Pointer, SizeArgument, TritonKernel, Workspace
-from gyrator.ir.expr import Value
-from gyrator.ir.index import ZERO, Atom, Index, Size, substitute
+from gyrator.ir.expr import Checked, Value
+from gyrator.ir.index import ZERO, Atom, Index, Size, is_nonnegative, substitute
 from gyrator.ir.program import Arg, Extern, Input, Item, ListArg, View, shown_views, views
 from gyrator.ir.symbols import UNBOUNDED
-from gyrator.ir.tree import Kernel
+from gyrator.ir.tree import Contract, Kernel, walk_exprs, walk_stages
 from gyrator.ir.volume import count_of
 from gyrator.lowering.extern import COPIES
 from gyrator.metrics.kernels import facts_of
 from gyrator.origin import Origin, merge
 from gyrator.schedule.plan import OUT_VARIANTS, POOLED_BYTES, Allocate, Call, Copy, Free, Launch, Plan, Step, is_full
+from gyrator.schedule.products import product_of
 
 _RESERVED = (
     "torch math runtime call bind args inputs main random_tensor empty take allocate reinterpret"
@@ -416,29 +416,6 @@ class _Wrapper:
         return f"torch.view_as_complex({made})" if given.complex else made
 
 
-def kernel_scripts(plan: Plan, kernels: Mapping[str, BuiltKernel | TritonKernel]) -> Iterator[tuple[str, str]]:
-    """For each kernel of a plan a program that times it: (file, text), with random arguments as of its first launch."""
-    ranges = index_ranges(plan)
-    first = {step.kernel: step for step in reversed(plan.steps) if isinstance(step, Launch)}
-    for kernel in plan.kernels:
-        built, launch = kernels[kernel.name], first[kernel.name]
-        count = len(launch.args) + len(launch.sizes)
-        if isinstance(built, TritonKernel):
-            name, device = built.name, torch.device("cuda")
-            load = f'gpu_kernel("{name}", {programs_text(built)})'
-            spaces = [p for p in built.params if isinstance(p, Workspace)]
-        else:
-            name, device = built.symbol, torch.device("cpu")
-            load, spaces = f'kernel("{built.library}", "{name}", {count})', []
-        tensors = [random_tensor(value, device, ranges) for value in launch.args]
-        tensors += [f'torch.zeros({count_of(s.nbytes)}, dtype=torch.uint8, device="cuda")' for s in spaces]
-        sizes = ", ".join(str(count_of(n)) for n in launch.sizes)
-        places = "\n".join(f"    {origin}: {origin.op}" for origin in kernel.origins)
-        made, nbytes = "\n".join(f"        {tensor}," for tensor in tensors), facts_of(kernel).bytes
-        text = _KERNEL_FRAME.format(name=name, load=load, places=places, tensors=made, sizes=sizes, nbytes=nbytes)
-        yield f"kernel_{name}.py", text
-
-
 def gpu_of(plan: Plan) -> torch.device | None:
     """The GPU that a plan's values lie on; None if there is none."""
     values = [p.value for k in plan.kernels for p in k.params]
@@ -482,3 +459,76 @@ def _lasting(plan: Plan, results: Container[int]) -> frozenset[Value]:
             first[step.value] = step.value if step.upon is None else first.get(step.upon, step.upon)
     outputs = [output for position, output in enumerate(plan.outputs) if position in results]
     return frozenset(first[view.value] for view in shown_views(outputs) if view.value in first)
+
+
+# -- scripts on inputs that are made up ---------------------------------------------------------------------
+def kernel_scripts(plan: Plan, kernels: Mapping[str, BuiltKernel | TritonKernel]) -> Iterator[tuple[str, str]]:
+    """For each kernel of a plan a program that times it: (file, text), with random arguments as of its first launch."""
+    ranges = index_ranges(plan)
+    first = {step.kernel: step for step in reversed(plan.steps) if isinstance(step, Launch)}
+    for kernel in plan.kernels:
+        built, launch = kernels[kernel.name], first[kernel.name]
+        count = len(launch.args) + len(launch.sizes)
+        if isinstance(built, TritonKernel):
+            name, device = built.name, torch.device("cuda")
+            load = f'gpu_kernel("{name}", {programs_text(built)})'
+            spaces = [p for p in built.params if isinstance(p, Workspace)]
+        else:
+            name, device = built.symbol, torch.device("cpu")
+            load, spaces = f'kernel("{built.library}", "{name}", {count})', []
+        tensors = [random_tensor(value, device, ranges) for value in launch.args]
+        tensors += [f'torch.zeros({count_of(s.nbytes)}, dtype=torch.uint8, device="cuda")' for s in spaces]
+        sizes = ", ".join(str(count_of(n)) for n in launch.sizes)
+        places = "\n".join(f"    {origin}: {origin.op}" for origin in kernel.origins)
+        made, nbytes = "\n".join(f"        {tensor}," for tensor in tensors), facts_of(kernel).bytes
+        text = _KERNEL_FRAME.format(name=name, load=load, places=places, tensors=made, sizes=sizes, nbytes=nbytes)
+        yield f"kernel_{name}.py", text
+
+
+def index_ranges(plan: Plan) -> Mapping[Value, tuple[str, Index]]:
+    """Integer values whose elements are checked to lie ``below`` a size, with the smallest such size known, or that
+    are ``ends`` of groups of so many rows.
+
+    Found in kernels (`Checked` loads, products of groups) and in calls."""
+    found: dict[Value, tuple[str, Index]] = {}
+
+    def note(value: Value, word: str, size: Index) -> None:
+        known = found.get(value)
+        if known is None or is_nonnegative(known[1] - size):
+            found[value] = word, size
+
+    kernels = {k.name: (k, tuple(_ranges_of(k))) for k in plan.kernels}
+    for step in plan.steps:
+        if isinstance(step, Launch):
+            kernel, ranges = kernels[step.kernel]
+            given = dict(zip([param.value for param in kernel.params], step.args, strict=True))
+            for value, (word, size) in ranges:
+                if value in given:
+                    note(given[value], word, size)
+        elif isinstance(step, Call) and step.extern.op == "aten.embedding.default":
+            table, index = step.extern.args[:2]
+            if isinstance(table, View) and isinstance(index, View):
+                note(index.value, "below", table.shape[0])
+        elif isinstance(step, Call) and (product := product_of(step.extern)) is not None and product.ends is not None:
+            note(product.ends.value, "ends", product.left.shape[0 if product.rows_in_groups else 1])
+    return found
+
+
+def _ranges_of(kernel: Kernel) -> Iterator[tuple[Value, tuple[str, Index]]]:
+    for stage in walk_stages(kernel.body):
+        if isinstance(stage, Contract) and stage.ends is not None:
+            yield stage.ends.value, ("ends", stage.left.shape[0 if stage.rows_in_groups else 1])
+    for expr in walk_exprs(kernel.body):
+        for node in expr.walk():
+            if isinstance(node, Checked):
+                integers = (load for load in node.arg.loads() if not load.dtype.is_floating_point)
+                yield from ((load.value, ("below", node.size)) for load in integers)
+
+
+def random_tensor(value: Value, device: torch.device, ranges: Mapping[Value, tuple[str, Index]]) -> str:
+    """The text of a call that makes up a tensor like `value`; indices stay within their ranges."""
+    shape, strides = (tuple([count_of(n) for n in sizes]) for sizes in (value.shape, value.strides))
+    word, size = ranges.get(value, ("", ZERO))
+    limit = f", {word}={count_of(size)}" if word else ""
+    place = "" if device.type == "cpu" else f', device="{device}"'
+    return f"random_tensor({shape}, {strides}, {value.dtype}{limit}{place})"

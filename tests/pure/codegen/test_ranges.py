@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gyrator.codegen.ranges import index_ranges
+from gyrator.codegen.wrapper import index_ranges
 from gyrator.config import Config
 from gyrator.schedule.stage import schedule
 from gyrator.session import Session
