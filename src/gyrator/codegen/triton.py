@@ -26,9 +26,8 @@ from gyrator.codegen.blocks import Key
 from gyrator.codegen.python_text import Names, constant_text, tuple_of, type_name, working
 from gyrator.codegen.texts import WIDTH, broken, origin_comments
 from gyrator.codegen.triton_attention import attention_arguments, attention_grid, attention_workspaces, score_functions
-from gyrator.codegen.triton_expr import Axes, Block, Expressions, Term, grid_loops, mask_text
+from gyrator.codegen.triton_expr import Axes, Block, Expressions, Term, function_lines, grid_loops, mask_text, reads_of
 from gyrator.codegen.triton_foreach import Part, side_by_side
-from gyrator.codegen.triton_functions import function_lines, reads_of
 from gyrator.codegen.triton_source import GridAxis, Parameter, Pointer, SizeArgument, TritonKernel, Workspace
 from gyrator.errors import InternalCheckError
 from gyrator.ir import tree

@@ -12,8 +12,7 @@ import torch
 
 from gyrator.codegen.blocks import Key
 from gyrator.codegen.python_text import tuple_of
-from gyrator.codegen.triton_expr import Expressions, Term
-from gyrator.codegen.triton_functions import function_lines, reads_of
+from gyrator.codegen.triton_expr import Expressions, Term, function_lines, reads_of
 from gyrator.codegen.triton_source import GridAxis, Workspace
 from gyrator.ir.expr import Const, Ref
 from gyrator.ir.index import ONE, ZERO, as_index, product

@@ -8,20 +8,22 @@ on, so that tensors broadcast where they meet; what depends on no tile is a scal
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TypeAlias
 
 import torch
 
 from gyrator.codegen.blocks import Blocks, Key, Lines, Printed
-from gyrator.codegen.python_text import Names, constant_text, is_small, scalar, type_name, typed_literal
+from gyrator.codegen.python_text import Names, constant_text, is_small, scalar, tuple_of, type_name, typed_literal
 from gyrator.codegen.texts import checked_place, ordered_terms, sum_text
 from gyrator.errors import InternalCheckError
-from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Value
+from gyrator.ir import tree
+from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Ref, Value
 from gyrator.ir.index import Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, is_nonnegative
 from gyrator.ir.ops import OPS, Rule
-from gyrator.ir.tree import Kernel, Loop, LoopKind, Store, Tile, Tiling, Update, loads_in, walk_loops, walk_stages
+from gyrator.ir.tree import Kernel, Let, Loop, LoopKind, Stage, Store, Tile, Tiling, Update, walk_loops, walk_stages
 
 Axes = frozenset[Axis]
 
@@ -352,7 +354,7 @@ def _loops_of_loads(kernel: Kernel, tiles: Mapping[Axis, Tile]) -> tuple[dict[Lo
     again: set[Load] = set()
     lanes = [loop for loop in walk_loops(kernel.body) if loop.kind is LoopKind.LANES and loop.axis in tiles]
     for number, loop in enumerate((loop for loop in lanes if not tiles[loop.axis].whole), start=1):
-        for load in loads_in(loop.body):
+        for load in tree.loads_in(loop.body):
             if load in last:
                 again.add(load)
             last[load] = number
@@ -367,3 +369,50 @@ def grid_loops(kernel: Kernel) -> tuple[Loop, ...]:
         found.append(body[0])
         body = body[0].body
     return tuple(found)
+
+
+# -- functions, which templates call on tiles --------------------------------------------------------------
+def reads_of(printer: Expressions, stage: Stage) -> list[str]:
+    """The tensors that the functions of a stage read, and the sizes."""
+    sizes = sorted({size for e in tree.stage_exprs(stage) for size in e.sizes()}, key=lambda size: size.name)
+    values = dict.fromkeys(load.value for load in tree.loads_in((stage,)))
+    return [*(printer.pointers[v] for v in values), *(printer.index(size.index()).text for size in sizes)]
+
+
+def function_lines(
+    name: str,
+    arguments: Sequence[str],
+    expr: Expr,
+    outer: Expressions,
+    reads: Sequence[str],
+    known: Mapping[Key, Term],
+    element: torch.dtype,
+    *,
+    tiles: Sequence[Tile] = (),
+    bounds: Mapping[Axis, Term] = MappingProxyType({}),
+    first: Sequence[str] = (),
+) -> Iterator[str]:
+    """A function of ``arguments`` and the tuple ``reads``, by which axes and more is ``known``:
+
+        @triton.jit
+        def rights(batch, inner, column, inner_ok, column_ok, reads):
+            weights, scales = reads
+            return tl.load(weights + (inner * 64 + column)).to(tl.float32) * tl.load(scales + column)
+
+    ``tiles`` are the kernel's own by default, ``bounds`` where it loads along an axis. ``element`` is the type of the
+    tensors it works for: functions are cheaper where that is small."""
+    body: Loop | Let = Let(Ref("result", expr.dtype, expr.axes()), expr)
+    for axis in reversed([key for key in known if isinstance(key, Axis)]):
+        body = Loop(axis, LoopKind.PARALLEL, (body,))
+    names = Names((name, *arguments, *reads, "reads", "tl", "rt", "libdevice"))
+    tiling = replace(outer.tiling, tiles=tuple(tiles) or outer.tiling.tiles)
+    printer = Expressions(replace(outer.kernel, body=(body,)), tiling, names)
+    printer.pointers, printer.narrow, printer.bounds = outer.pointers, is_small(element), {**bounds}
+    for key, term in (*known.items(), *((size, outer.index(size.index())) for size in expr.sizes())):
+        printer.bind(key, replace(term, depth=0))
+    result = printer.value(expr).text
+    outer.asserts |= printer.asserts
+    lines = [*([f"{tuple_of(reads)} = reads"] if reads else []), *first, *printer.block.lines, f"return {result}"]
+    yield from ("@triton.jit", f"def {name}({', '.join([*arguments, 'reads'])}):")
+    yield from (f"    {line}" for line in lines)
+    yield from ("", "")
