@@ -1,7 +1,14 @@
 """Records the operators of a run on fake tensors as one functional graph.
 
 The recorder is a dispatch mode below autograd: it sees ATen operators of the forward run and of the backward run that
-torch.autograd makes of it, with composite operators already taken apart. Mutation is functionalised on the way."""
+torch.autograd makes of it, with composite operators already taken apart. Mutation is functionalised on the way.
+
+Of operators that take graphs
+    inlined   tag_activation_checkpoint, invoke_subgraph, wrap: their body is traced in their place (`joint.py`);
+              flex_attention: the operators that define it are
+    recorded  cond, while_loop, map_impl, scan, associative_scan: one node, whose bodies are graphs of their own
+    passed    auto_functionalized and others without bodies: one node
+    refused   the rest"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +26,6 @@ from gyrator.autograd.builder import GraphBuilder, flatten
 from gyrator.autograd.effects import Behaviour, Effect, arguments, behaviour
 from gyrator.autograd.fake_results import metadata_key
 from gyrator.autograd.functionalize import Alias, Root, new_root, read, write
-from gyrator.autograd.higher_order import PASSED, RECORDED
 from gyrator.autograd.inputs import of_subclass, reaches_outside
 from gyrator.autograd.symbols import SYMBOLIC_TYPES, counted_from_start, expression, is_told_by_run
 from gyrator.autograd.triton_kernels import launch
@@ -27,6 +33,22 @@ from gyrator.autograd.views import IDENTITY_VIEWS, METADATA_OPS, View
 from gyrator.errors import InternalCheckError, UnsupportedOperator
 
 aten = torch.ops.aten
+
+
+def _parts(tensors: Sequence[Any]) -> list[Any]:
+    return [x.select(0, 0) if isinstance(x, Tensor) else x for x in tensors]
+
+
+RECORDED: Mapping[str, Callable[[Sequence[Any]], Mapping[int, Sequence[Any]]]] = {
+    "cond": lambda args: {1: args[3], 2: args[3]},
+    "while_loop": lambda args: dict.fromkeys((0, 1), (*map(torch_compat.of_any_step, args[2]), *args[3])),
+    "map_impl": lambda args: {0: (*_parts(args[1]), *args[2])},
+    "scan": lambda args: {0: (*args[1], *_parts(args[2]), *args[3])},
+    "associative_scan": lambda args: {0: (*_parts(args[1]), *_parts(args[1]), *args[2])},
+}
+"""For the position of each body among the arguments of an operator that is recorded, what it is called with."""
+
+PASSED = frozenset({"auto_functionalized", "out_dtype", "run_and_save_rng_state"})
 
 
 @dataclass(frozen=True, slots=True)

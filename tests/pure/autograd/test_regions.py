@@ -20,8 +20,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from gyrator.autograd.aot import aot_compile
 from gyrator.autograd.decompositions import decomposition_table
-from gyrator.autograd.higher_order import PASSED, RECORDED
 from gyrator.autograd.interface import interpret
+from gyrator.autograd.recorder import PASSED, RECORDED
 from gyrator.errors import UnsupportedOperator
 from tests.pure.autograd.harness import compiled, leaf, same_as_eager
 
