@@ -7,16 +7,42 @@ The text needs the header ``kernel.h`` of ``gyrator/runtime/include``, which the
       …
       return 0;
     }
-"""
 
-from dataclasses import dataclass
+A ``LANES`` loop becomes a generic lambda, called with ``gy::lanes<L>`` for full steps and once with
+``gy::some_lanes<L>`` for the rest; without a rest it is a plain loop. A nest of ``PARALLEL`` loops becomes one flat
+range that each thread takes a fixed share of, so that runs with equal thread counts give equal bits."""
 
-from gyrator.codegen.cpp_expr import Term
-from gyrator.codegen.cpp_loops import Loops
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import gcd
+
+from gyrator.codegen.cpp_expr import Address, Block, Expressions, Term, plus
 from gyrator.codegen.cpp_names import legal, type_name
 from gyrator.codegen.texts import WIDTH, broken, origin_comments
-from gyrator.ir.expr import Checked
-from gyrator.ir.tree import Contract, Kernel, walk_stages
+from gyrator.errors import InternalCheckError
+from gyrator.ir import tree
+from gyrator.ir.expr import Checked, Expr, Load, Ref, Value
+from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, Size, as_index, dot, is_nonnegative, product, substitute
+from gyrator.ir.ops import REDUCTIONS
+from gyrator.ir.program import View
+from gyrator.ir.tree import Carry, Contract, Kernel, Let, Loop, LoopKind, Stage, Store, Update
+
+_STACK_BYTES = 1 << 14  # larger scratch rows come from the heap
+_MOST_LANES = 64
+_COMPUTED_LANES = 32  # of what is computed for a product
+_LANES = re.compile(r"\blanes\b")
+_FIELDS = {
+    "argmax": ("value", "index"),
+    "argmin": ("value", "index"),
+    "welford": ("mean", "m2", "count"),
+    "softmax": ("max", "sum"),
+}  # the members of reducers with several results
+_THREAD_WORK = 30_000  # cheap instructions that a thread must have to be worth starting, as in gy::team_size
+_COMBINE = {"add": "add", "mul": "mul", "max": "maximum", "min": "minimum"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +77,7 @@ def print_kernel(kernel: Kernel) -> CppKernel:
     arguments.append("int32_t threads")
     printer.body(kernel.body)
     head = f'extern "C" int32_t {function}({", ".join(arguments)}) {{'
-    products = any(isinstance(stage, Contract) for stage in walk_stages(kernel.body))
+    products = any(isinstance(stage, Contract) for stage in tree.walk_stages(kernel.body))
     lines = ['#include "gemm.h"'] if products else []
     lines += [*origin_comments(kernel.origins, "//"), *broken(head, WIDTH)]
     if printer.checks:
@@ -59,3 +85,403 @@ def print_kernel(kernel: Kernel) -> CppKernel:
     lines += [f"  {line}" for line in printer.block.lines]
     lines += [f"  return {'failed' if printer.checks else '0'};", "}"]
     return CppKernel(function, "\n".join(lines) + "\n", tuple(printer.checks))
+
+
+@dataclass(frozen=True, slots=True)
+class Reducer:
+    """The C++ object of a carry. ``across``: it reduces over the lanes as well."""
+
+    name: str
+    carry: Carry
+    across: bool
+
+
+class Loops(Expressions):
+    """Prints the loops and stages of one kernel."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel)
+        self._kernel = kernel
+        self._reducers: dict[str, Reducer] = {}
+        self._tile: tuple[Contract, str] | None = None  # of the product at hand, with the name of its sums
+        self._ends: dict[Axis, tuple[str, str]] = {}
+
+    def body(self, items: Sequence[Loop | Stage]) -> None:
+        """Print loops and stages into the innermost block."""
+        for item in items:
+            match item:
+                case Loop():
+                    self._loop(item)
+                case Let(name, expr):
+                    if self.is_used(name):
+                        self.bind(name, self.value(expr, name.name))
+                case Store():
+                    self._store(item)
+                case Update():
+                    self._update(item)
+                case Contract(name):
+                    self._sums(name)
+
+    @contextmanager
+    def _nested(self, *loops: Loop) -> Iterator[Block]:
+        """A block one level further in, the body of ``loops``; what is hoisted out lands before its head."""
+        inner = Block(len(self.blocks), extents=tuple([loop.axis.extent for loop in loops]))
+        if loops:
+            inner.writes = tree.written(loops[-1].body)
+            inner.skippable = not all(is_nonnegative(extent - 1) for extent in inner.extents)
+            self.forget(inner.writes)
+        self.blocks.append(inner)
+        yield inner
+        self.blocks.pop()
+        self.pointers = {v: p for v, p in self.pointers.items() if p.depth < inner.depth}
+        self.block.lines += inner.head.splitlines()
+        self.block.lines.extend(f"  {line}" for line in inner.lines)
+        self.emit(inner.tail)
+
+    # -- loops ---------------------------------------------------------------------------------------------
+    def _loop(self, loop: Loop) -> None:
+        contract = next((s for s in tree.walk_stages((loop,)) if isinstance(s, Contract)), None)
+        if contract is not None and self._tile is None:
+            self._product(loop, contract)
+            return
+        threads = loop.kind is LoopKind.PARALLEL and not any(block.by_team for block in self.blocks)
+        if threads and self.lanes is None and not _is_small(loop):
+            self._region(loop)
+            return
+        if len(self.blocks) == 1:
+            self._scratch(loop)
+        if self.lanes is None and self._transposed_copy(loop):
+            return
+        carried = [self._declare(c, loop) for c in loop.carries]
+        run = self._vectors if self._is_vector(loop) and self.lanes is None else self._serial
+        run(loop, *self._ends.get(loop.axis, ("0", self.index(loop.axis.extent).text)))
+        for reducer in carried:
+            self._bind_results(reducer.carry, reducer.carry.results, reducer.name)
+
+    def _serial(self, loop: Loop, begin: str, end: str) -> None:
+        with self._nested(loop) as block:
+            name = self._variable(loop)
+            block.head = f"for (int64_t {name} = {begin}; {name} < {end}; ++{name}) {{"
+            self.body(loop.body)
+
+    def _variable(self, loop: Loop) -> str:
+        """Name the loop's variable in the innermost block, its body."""
+        name = self.fresh(loop.axis.name)
+        self.bind(loop.axis, Term(name, self.block.depth, name=True))
+        return name
+
+    def _vectors(self, loop: Loop, begin: str, end: str) -> None:
+        extent = loop.axis.extent.value
+        with self._nested(loop) as block:
+            name = self._variable(loop)
+            whole = extent is not None and extent % loop.lanes == 0
+            if whole:
+                block.head = f"for (int64_t {name} = {begin}; {name} < {end}; {name} += {loop.lanes}) {{"
+            else:
+                updated = dict.fromkeys(s.carry for s in tree.walk_stages(loop.body) if isinstance(s, Update))
+                captured = "".join(f", &{self._reducers[c].name}" for c in updated if c in self._reducers)
+                function = f"[={captured}](auto lanes, int64_t {name}) GY_INLINE {{"
+                block.head, block.tail = f"gy::for_lanes<{loop.lanes}>({begin}, {end}, {function}", "});"
+            self.lanes, self.width = loop.axis, loop.lanes
+            self.body(loop.body)
+            self.lanes, self.width = None, 1
+            if whole and any(_LANES.search(line) for line in block.lines):
+                block.lines.insert(0, f"constexpr gy::lanes<{loop.lanes}> lanes;")
+
+    def _transposed_copy(self, outer: Loop) -> bool:
+        """One call for a nest that only copies, and reads along one axis what it writes along the other.
+
+        ``for p: for q: to[q, p] = from[p, q]`` → ``gy::transpose_block(from, …, to, …, rows, columns)``.
+        Refuses masks, conversions, and extents that depend on the nest."""
+        p = outer.axis
+        match outer.body:
+            case (Loop(q, body=(Store(expr=Load(mask=None) as load, combine="set") as store,), carries=()),):
+                if outer.carries or outer.kind is LoopKind.LANES or load.value is store.value or p in q.extent.axes():
+                    return False
+            case _:
+                return False
+        target, source = store.value.position(store.index), load.value.position(load.index)
+        if source.coefficient(q) is not ONE:
+            p, q = q, p
+        steps = [i.coefficient(a) for i in (target, source) for a in (p, q)]
+        if None in steps or steps[0] is not ONE or steps[3] is not ONE:
+            return False
+        start: dict[Atom, Index] = {p: ZERO, q: ZERO}
+        ends = []
+        for value, flat, step in ((load.value, source, steps[2]), (store.value, target, steps[1])):
+            ends.append(plus(self.pointers[value].text, self.index(substitute(flat, start))))
+            ends.append(self.index(step or ZERO).text)
+        extents = [self.index(axis.extent).text for axis in (p, q)]
+        self.emit(f"gy::transpose_block({', '.join(ends + extents)});")
+        self.forget([store.value])
+        return True
+
+    # -- matrix products -----------------------------------------------------------------------------------
+    def _product(self, outer: Loop, contract: Contract) -> None:
+        """The tiles of a product, shared among threads; in each, the template's sums and then the loops over them."""
+        blocks = dict(contract.blocks)
+        names = ("tiles", "team", "mine", "product", "tile", "step", "sums")
+        tiles, team, mine, product, tile, step, sums = (self.fresh(n) for n in names)
+        extents = [self.index(a.extent).text for a in (contract.row, contract.column)]
+        batch = self.index(contract.batch[0].extent).text if contract.batch else "1"
+        sizes = ", ".join(str(blocks[b]) for b in ("BLOCK_M", "BLOCK_N", "BLOCK_K"))
+        grain = outer.grain * blocks["BLOCK_M"] * blocks["BLOCK_N"]
+        groups: tuple[Axis, ...] = ()
+        if (ends := contract.ends) is None:
+            self.emit(f"const gy::Tiles {tiles}({batch}, {', '.join(extents)}, {{{sizes}}});")
+        else:
+            first = plus(self.pointers[ends.value].text, self.index(ends.offset))
+            lie = ", ".join([*(self.index(n).text for n in (*ends.strides, *ends.shape)), extents[0]])
+            self.emit(f"const gy::TilesOfGroups {tiles}({{{first}, {lie}}}, {extents[1]}, {{{sizes}}});")
+            groups = (Axis("group", ends.shape[0]),)
+        self.emit(f"const int {team} = gy::team_size(threads, {tiles}.count, {grain});")
+        with self._nested() as region:
+            region.head = f"#pragma omp parallel num_threads({team})\n{{"
+            region.writes, region.by_team = tree.written((outer,)), True
+            kind = ", ".join([type_name(contract.left.value.dtype), *(str(blocks[b]) for b in ("MR", "V", "TAIL"))])
+            packed = "true" if blocks.get("PACKED") else "false"
+            depth = self.index(contract.left.shape[-1]).text
+            self.emit(f"const gy::Range {mine} = gy::share({tiles}.count);")
+            self.emit(f"gy::Product<{kind}, {packed}> {product}({tiles}, {depth});")
+            with self._nested(*([outer] if contract.batch else [])) as block:
+                block.head = f"for (int64_t {step} = {mine}.begin; {step} < {mine}.end; ++{step}) {{"
+                self.emit(f"const gy::Tile {tile} = {tiles}.at({step});")
+                for axis in contract.batch or groups:
+                    self.bind(axis, Term(f"{tile}.batch", block.depth, name=True))
+                of_batch = ((contract.left, contract.batch), (contract.right, contract.batch or groups))
+                operands = [self._side(contract, view, axes) for view, axes in of_batch]
+                self.emit(f"const auto {sums} = {product}.sum({tile}, {', '.join(operands)});")
+                self._tile = contract, sums
+                for axis, side in ((contract.row, "row"), (contract.column, "column")):
+                    self._ends[axis] = (f"{tile}.{side}", f"{tile}.{side}_end")
+                self.body(outer.body if contract.batch else (outer,))
+                self._tile = None
+                self._ends.clear()
+
+    def _side(self, contract: Contract, view: View, batch: Sequence[Axis]) -> str:
+        """An operand by its first element and the distances of rows (of the right one: columns) and along k; or what
+        computes it."""
+        expr = contract.elements[view is contract.right] if contract.elements else None
+        if expr is not None and not (isinstance(expr, Load) and expr.value is view.value):
+            return self._computed(view, contract, expr)
+        start = view.offset + dot(tuple(axis.index() for axis in batch), view.strides[:-2])
+        pointer = plus(self.pointers[view.value].text, self.index(start))
+        steps = view.strides[-2:] if view is contract.left else view.strides[:-3:-1]
+        texts = ", ".join([pointer, *(self.index(stride).text for stride in steps)])
+        return f"gy::Lying<{type_name(view.value.dtype)}>{{{texts}}}"
+
+    def _computed(self, view: View, contract: Contract, expr: Expr) -> str:
+        """What fills blocks of an operand with ``expr``, in vectors along the axis along which that lies in memory."""
+        blocks, inner, is_right = dict(contract.blocks), contract.inner, view is contract.right
+        outer, count = (contract.column, blocks["NR"]) if is_right else (contract.row, blocks["MR"])
+        assert inner is not None
+        lies = [load.index[0].coefficient(outer) for load in expr.loads() if {outer, inner} <= load.index[0].axes()]
+        along_k, depth, element = ONE not in lies, blocks["BLOCK_K"], type_name(view.value.dtype)
+        count = blocks["BLOCK_N"] if is_right and not along_k else count
+        function, operand = self.fresh("fill"), self.fresh("right" if is_right else "left")
+        with self._nested() as block:
+            to, *ends = (self.fresh(n) for n in ("to", "i", "i_end", "k", "k_end"))
+            self._ends = {outer: (ends[0], ends[1]), inner: (ends[2], ends[3])}
+            arguments = ", ".join(f"int64_t {name}" for name in ends)
+            block.head, block.tail = f"const auto {function} = [=]({element}* {to}, {arguments}) {{", "};"
+            first = [Size(name) for name in (ends[0], ends[2])]
+            for size in first:
+                self.bind(size, Term(size.name, block.depth, name=True))
+            steps = (as_index(depth), ONE) if along_k else (ONE, as_index(count))
+            block_value = Value(to, (outer.extent, inner.extent), view.value.dtype, steps)
+            self.pointers[block_value] = Term(to, block.depth, name=True)
+            at = (outer.index() - first[0].index(), inner.index() - first[1].index())
+            slow, fast = (outer, inner) if along_k else (inner, outer)
+            lanes = gcd(depth if along_k else count, _COMPUTED_LANES)
+            vectors = Loop(fast, LoopKind.LANES, (Store(block_value, at, expr),), lanes=lanes)
+            self._loop(Loop(slow, LoopKind.SERIAL, (vectors,)))
+            self._ends.clear()
+        kind = f"{element}, {'true' if along_k else 'false'}, {count}, {depth}, decltype({function})"
+        self.emit(f"const gy::Computed<{kind}> {operand}({function});")
+        return operand
+
+    def _sums(self, name: Ref) -> None:
+        """The template's local is what lies in the tile at the loops' row and columns."""
+        assert self._tile is not None
+        contract, sums = self._tile
+        row, column = (self.index(axis.index()).text for axis in (contract.row, contract.column))
+        local = self.fresh(name.name)
+        self.emit(f"const auto {local} = gy::load(lanes, {sums}.row({row}) + {column});")
+        self.bind(name, Term(local, self.block.depth, vector=True, name=True))
+
+    # -- parallel loops ------------------------------------------------------------------------------------
+    def _region(self, outer: Loop) -> None:
+        """Threads over the flat range of ``outer`` and the parallel loops right inside it."""
+        nest = _perfect_nest(outer)
+        inner, total = nest[-1], product([loop.axis.extent for loop in nest])
+        steps, team, mine = (self.fresh(n) for n in ("steps", "team", "mine"))
+        self.emit(f"const int64_t {steps} = {self.index(total).text};")
+        self.emit(f"const int {team} = gy::team_size(threads, {steps}, {inner.grain});")
+        shared = [self._declare(c, outer, per_thread=team) for c in outer.carries]
+        guard = "" if is_nonnegative(total - 1) else f"if ({steps} > 0)\n"
+        with self._nested() as region:
+            region.head = f"{guard}#pragma omp parallel num_threads({team})\n{{"
+            region.writes, region.by_team = tree.written(outer.body), True
+            self._scratch(outer)
+            self.emit(f"const gy::Range {mine} = gy::share({steps});")
+            local = [self._declare(c, outer) for c in outer.carries]
+            if len(nest) == 1:
+                self._serial(outer, f"{mine}.begin", f"{mine}.end")
+            else:
+                self._flat(nest, mine)
+            for own, parts in zip(local, shared, strict=True):
+                self.emit(f"{parts.name}.mine() = {own.name};")
+        for parts in shared:
+            self._bind_results(parts.carry, parts.carry.results, f"{parts.name}.merged()")
+
+    def _flat(self, nest: tuple[Loop, ...], mine: str) -> None:
+        """``for step``: the axes start where this thread's share begins and count on like digits."""
+        names = [self.fresh(loop.axis.name) for loop in nest]
+        sizes = [self.index(loop.axis.extent) for loop in nest]
+        extents = [size.text if size.name else self.integer(size.text, size.depth, "n").text for size in sizes]
+        for k, name in enumerate(names):
+            below = "".join(f" / {extent}" for extent in reversed(extents[k + 1 :]))
+            self.emit(f"int64_t {name} = {mine}.begin{below}{f' % {extents[k]}' if k else ''};")
+        step = self.fresh("step")
+        with self._nested(*nest) as block:
+            block.head = f"for (int64_t {step} = {mine}.begin; {step} < {mine}.end; ++{step}) {{"
+            for loop, name in zip(nest, names, strict=True):
+                self.bind(loop.axis, Term(name, block.depth, name=True))
+            self.body(nest[-1].body)
+            carry = f"++{names[0]};"
+            for name, extent in zip(names[1:], extents[1:], strict=True):
+                carry = f"if (++{name} == {extent}) {{ {name} = 0; {carry} }}"
+            self.emit(carry)
+
+    def _scratch(self, loop: Loop) -> None:
+        """Memory for the scratch rows that ``loop`` uses and that have none yet, in the innermost block."""
+        used = tree.touched(loop.body)
+        for value in self._kernel.scratch:
+            if value not in used or value in self.pointers:
+                continue
+            name, element = self.fresh(value.name), type_name(value.dtype)
+            count = value.span
+            if count.value is not None and count.value * value.dtype.itemsize <= _STACK_BYTES:
+                whole = -(-max(count.value, 1) // _MOST_LANES) * _MOST_LANES  # masked steps stay within it
+                self.emit(f"alignas(64) {element} {name}_memory[{whole}];")
+                self.emit(f"{element}* const {name} = {name}_memory;")
+            else:
+                self.emit(f"const gy::Scratch<{element}> {name}_memory({self.index(count).text});")
+                self.emit(f"{element}* const {name} = {name}_memory.at;")
+            self.pointers[value] = Term(name, self.block.depth, name=True)
+
+    # -- carries -------------------------------------------------------------------------------------------
+    def _declare(self, carry: Carry, loop: Loop, *, per_thread: str = "") -> Reducer:
+        """Declare the object of a carry of ``loop``; with ``per_thread``, one for each of that team."""
+        update = next((s for s in tree.walk_stages(loop.body) if isinstance(s, Update) and s.carry == carry.name), None)
+        if update is None:
+            raise InternalCheckError("print", f"nothing updates carry {carry.name!r}")
+        per_lane = "V" if self.lanes is not None or carry.last_wins else ""
+        width = self.width if self.lanes is not None else self._width(carry, loop)
+        element = type_name(update.args[0].dtype)
+        last = "Last" if carry.last_wins else ""
+        kind = f"gy::{per_lane}{last}{REDUCTIONS[carry.kind].cpp}<{element}, {width}>"
+        taken = any(r is not None and r.name == carry.name for r in carry.results)
+        name = self.fresh(f"{carry.name}{f'_{carry.kind}' if taken else ''}{'_parts' if per_thread else ''}")
+        self.emit(f"gy::PerThread<{kind}> {name}({per_thread});" if per_thread else f"{kind} {name};")
+        reducer = Reducer(name, carry, across=self.lanes is None)
+        self._reducers[carry.name] = reducer
+        return reducer
+
+    def _width(self, carry: Carry, loop: Loop) -> int:
+        """Lanes of the vectors with which ``carry`` is updated somewhere in ``loop``."""
+        if self._is_vector(loop):
+            return loop.lanes if _updates(loop, carry) else 1
+        inner = [self._width(carry, i) for i in loop.body if isinstance(i, Loop) and _updates(i, carry)]
+        return max(inner, default=1)
+
+    def _is_vector(self, loop: Loop) -> bool:
+        """Whether a loop runs in vector steps. A scan along the lanes needs its iterations in order."""
+        if loop.kind is not LoopKind.LANES or loop.lanes == 1:
+            return False
+        own = {carry.name for inner in tree.walk_loops(loop.body) for carry in inner.carries}
+        return not any(isinstance(s, Update) and s.running and s.carry not in own for s in tree.walk_stages(loop.body))
+
+    def _bind_results(self, carry: Carry, refs: Sequence[Ref | None], text: str) -> None:
+        """``text`` is a reducer; name those of its results that somebody reads."""
+        wanted = [(k, r) for k, r in enumerate(refs) if r is not None and self.is_used(r)]
+        if not wanted:
+            return
+        vector, depth, fields = self.lanes is not None, self.block.depth, _FIELDS.get(carry.kind)
+        name = self.fresh(wanted[0][1].name if fields is None else carry.name)
+        self.emit(f"const auto {name} = {text}.result();")
+        for k, ref in wanted:
+            field = name if fields is None else f"{name}.{fields[k]}"
+            if fields is not None and fields[k] == "count":
+                field = f"gy::broadcast<{self.width}>({type_name(ref.dtype)}({field}))"
+            self.bind(ref, Term(field, depth, vector, name=True))
+
+    # -- stages --------------------------------------------------------------------------------------------
+    def _update(self, stage: Update) -> None:
+        reducer = self._reducers[stage.carry]
+        terms = [self.value(a) for a in stage.args]
+        room = (self.room(self.block.depth) - len(reducer.name)) // len(terms)
+        vector = self.lanes is not None
+        args = [self.fitted(a, t, vector=vector, room=room) for a, t in zip(stage.args, terms, strict=True)]
+        text = ", ".join(a.text for a in args)
+        if reducer.across and self.lanes is not None:
+            self.emit(f"gy::update(lanes, {reducer.name}, {text});")
+        else:
+            self.emit(f"{reducer.name}.update({text});")
+        self._bind_results(reducer.carry, stage.running, reducer.name)
+
+    def _store(self, stage: Store) -> None:
+        value = self.value(stage.expr)
+        at = self.address(stage.value, stage.index)
+        room = self.room(self.block.depth) - len(at.pointer)
+        value = self.fitted(stage.expr, value, vector=self.lanes is not None, room=room)
+        if stage.combine != "set":
+            self._combine(stage, at, value.text)
+        else:
+            self._write(at, value.text)
+        self.forget([stage.value])
+
+    def _write(self, at: Address, text: str) -> None:
+        vector = self.lanes is not None
+        if vector and at.stride == "0":  # all lanes hit one element: the last one stays
+            at = Address(at.pointer, at.depth, None, f"gy::broadcast<{self.width}>(int64_t(0))")
+        self.emit(self.access("store", at, f", {text}", vector=vector) + ";")
+
+    def _combine(self, stage: Store, at: Address, text: str) -> None:
+        """``value[index] combine= expr``; where lanes may hit the same element, one after the other."""
+        vector, dtype = self.lanes is not None, stage.value.dtype
+        op = _COMBINE[stage.combine]
+        if stage.atomic or (vector and at.stride in (None, "0")):
+            how = "atomic" if stage.atomic else "plain"
+            offsets = f"gy::iota<{self.width}>(0, {at.stride})" if vector else "gy::broadcast<1>(int64_t(0))"
+            lanes = "lanes" if vector else "gy::lanes<1>()"
+            self.emit(f"gy::combine<gy::by_{op}, gy::{how}>({lanes}, {at.pointer}, {at.offsets or offsets}, {text});")
+            return
+        target = self.fresh("to")
+        self.emit(f"{type_name(dtype)}* const {target} = {at.pointer};")
+        at = replace(at, pointer=target)
+        old = self.access("load", at, "", vector=vector)
+        if dtype.is_floating_point and dtype.itemsize < 4:
+            total = f"gy::cast<{type_name(dtype)}>(gy::{op}(gy::cast<float>({old}), gy::cast<float>({text})))"
+        else:
+            total = f"gy::{op}({old}, {text})"
+        self._write(at, total)
+
+
+def _is_small(loop: Loop) -> bool:
+    """Whether it is known already that threads do not pay (see ``gy::team_size``)."""
+    nest = _perfect_nest(loop)
+    work = product([n.axis.extent for n in nest]) * max(nest[-1].grain, 1)
+    return work.value is not None and work.value < 2 * _THREAD_WORK
+
+
+def _perfect_nest(outer: Loop) -> tuple[Loop, ...]:
+    """``outer`` and the parallel loops below it, each all of its parent's body, without carries, of a fixed extent."""
+    match outer.body:
+        case (Loop(kind=LoopKind.PARALLEL, carries=()) as inner,) if not outer.carries and not inner.axis.extent.axes():
+            return outer, *_perfect_nest(inner)
+    return (outer,)
+
+
+def _updates(loop: Loop, carry: Carry) -> bool:
+    return any(isinstance(s, Update) and s.carry == carry.name for s in tree.walk_stages(loop.body))
