@@ -29,8 +29,7 @@ from gyrator.autograd.aliasing import Forward, Result, describe_outputs, generat
 from gyrator.autograd.attention import Masks
 from gyrator.autograd.builder import GraphBuilder, Meta, inherited
 from gyrator.autograd.fake_results import FakeResults
-from gyrator.autograd.flex_attention import index
-from gyrator.autograd.fused_attention import attention
+from gyrator.autograd.fused_attention import attention, index
 from gyrator.autograd.inputs import Inputs
 from gyrator.autograd.layout import tangent_strides
 from gyrator.autograd.recorder import Recorder
