@@ -163,7 +163,10 @@ class _Writer:
                 raise _Uncacheable("a checkpoint's policy, a function of the user's")
             yield from ("{", *self.graph(found), "}")
         elif isinstance(found, torch.Tensor):
-            self.constants.append(f"{path} {self.meta(found)} {_content(found)}")
+            if isinstance(found, torch._subclasses.FakeTensor) or found.device.type != "cpu":
+                raise _Uncacheable(f"a constant on {found.device}")
+            content = hashlib.sha256(raw_bytes(found)).hexdigest()
+            self.constants.append(f"{path} {self.meta(found)} {content}")
         else:
             raise _Uncacheable(f"attribute {path} of type {type(found).__name__}")
 
@@ -246,12 +249,6 @@ class _Writer:
             names = {s.name for s in guard.expr.free_symbols}
             if names and names <= known.keys():
                 yield self.renamed(str(guard.expr))
-
-
-def _content(tensor: torch.Tensor) -> str:
-    if isinstance(tensor, torch._subclasses.FakeTensor) or tensor.device.type != "cpu":
-        raise _Uncacheable(f"a constant on {tensor.device}")
-    return hashlib.sha256(raw_bytes(tensor)).hexdigest()
 
 
 # -- facts about sizes: texts of arithmetic, read as syntax trees; nothing is evaluated as Python ----------------------

@@ -20,15 +20,13 @@ from gyrator.ir.expr import Expr, Scalar
 from gyrator.ir.index import ZERO, Index, Size
 from gyrator.ir.program import Constant, Derived, Input, Output, Program, Update, View
 from gyrator.ir.symbols import Symbols
-from gyrator.lowering import extern, higher_order
+from gyrator.lowering import creation, extern, higher_order, pointwise, views
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.complex_numbers import LOWERINGS as COMPLEX
 from gyrator.lowering.extern import Result, refused
-from gyrator.lowering.pointwise import REGISTERED_LATE
 from gyrator.lowering.refs import TensorRef, whole
-from gyrator.lowering.table import LOWERINGS, RANDOM, VIEWS
+from gyrator.lowering.table import LOWERINGS
 from gyrator.lowering.typed import COMPUTED, number, op
-from gyrator.lowering.views import reshape
 from gyrator.origin import origin_of
 from gyrator.passes import blame
 from gyrator.torch_compat import functions_of_numbers
@@ -87,7 +85,7 @@ class _Lowering:
         self.graph = graph
         self.symbols = symbols
         self.random = numerics == "fast"
-        draws = sum(n.target in RANDOM for n in graph.graph.nodes) if self.random else 0
+        draws = sum(n.target in creation.RANDOM for n in graph.graph.nodes) if self.random else 0
         self.b = Builder(symbols, draws, computed, deterministic=torch.are_deterministic_algorithms_enabled())
         self.rounding = rounding_nodes(graph.graph) if self.random else frozenset[fx.Node]()
         self.env: dict[fx.Node, Result] = {}
@@ -148,12 +146,13 @@ class _Lowering:
                 extern.call(self.b, node, op, args, kwargs)
             return read_number(node, args)
         dtypes = _dtypes([traced, *args])
-        table = COMPLEX if op not in VIEWS and any(dtype.is_complex for dtype in dtypes) else LOWERINGS
-        lowering = table.get(op) if self.random or op not in RANDOM else None
-        lowering = lowering or REGISTERED_LATE.get(str(op))
-        if lowering is not None and (op in VIEWS or {dtype.to_real() for dtype in dtypes} <= self.b.computed):
+        moves = op in views.LOWERINGS  # computes nothing, and so takes any dtype
+        table = COMPLEX if not moves and any(dtype.is_complex for dtype in dtypes) else LOWERINGS
+        lowering = table.get(op) if self.random or op not in creation.RANDOM else None
+        lowering = lowering or pointwise.REGISTERED_LATE.get(str(op))
+        if lowering is not None and (moves or {dtype.to_real() for dtype in dtypes} <= self.b.computed):
             out = mapped(traced, lambda t: self.b.meta(t) if isinstance(t, torch.Tensor) else None)
-            if node in self.rounding and op not in VIEWS:
+            if node in self.rounding and not moves:
                 args = mapped(args, lambda a: replace(a, rounded=True) if isinstance(a, TensorRef) else a)
             result: Result = lowering(self.b, out, *args, **kwargs)
             if result is not NotImplemented:
@@ -304,7 +303,7 @@ def read_number(node: fx.Node, args: Sequence[object]) -> Expr:
     Raises: UnsupportedOperator for any other op."""
     source = args[0] if args else None
     if isinstance(source, TensorRef) and node.target in (aten._local_scalar_dense.default, aten.item.default):
-        return reshape(source, ()).load(())
+        return views.reshape(source, ()).load(())
     found = number_of(node.target, args)
     if found is None:
         raise refused(node.target, node, "it returns a float or bool that only a call can know")

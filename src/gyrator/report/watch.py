@@ -157,15 +157,13 @@ def _persistent_red_perf(folder: Path, name: str, candidates: Sequence[Candidate
         found: list[Candidate | None] = [best["persistent"], best["looped"], None, None]
         paths = {f"kernel{k}_path": None if c is None else str(folder / c.file) for k, c in enumerate(found)}
         times = {f"kernel{k}_latency": None if c is None else c.milliseconds for k, c in enumerate(found)}
-        yield {**paths, **times, "size_hints": _size_hints(facts), "reduction_hint": _reduction_hint(facts)}
+        yield {**paths, **times, **_hints(facts)}
 
 
-def _size_hints(facts: KernelFacts) -> str | None:
-    return None if facts.kind == "foreach" else f"[{', '.join(map(str, facts.numels))}]"
-
-
-def _reduction_hint(facts: KernelFacts) -> str | None:
-    return facts.kind.partition(" ")[0].upper() if "reduction" in facts.kind else None
+def _hints(facts: KernelFacts) -> Row:
+    sizes = None if facts.kind == "foreach" else f"[{', '.join(map(str, facts.numels))}]"
+    reduction = facts.kind.partition(" ")[0].upper() if "reduction" in facts.kind else None
+    return {"size_hints": sizes, "reduction_hint": reduction}
 
 
 def _graph_stats(name: str, record: GraphRecord) -> Iterable[Row]:
@@ -183,8 +181,7 @@ def _kernel_metadata(record: GraphRecord, folder: Path) -> Iterable[Row]:
             "kernel_name": kernel.name,
             "kernel_path": str(folder),
             "kernel_category": facts.kind.replace(" ", "_").replace("-", "_"),
-            "size_hints": _size_hints(facts),
-            "reduction_hint": _reduction_hint(facts),
+            **_hints(facts),
             "line_of_code": sum(not line.startswith(("//", "#", "@")) for line in kernel.source.splitlines()),
             "num_load": facts.loads,
             "num_store": facts.stores,
