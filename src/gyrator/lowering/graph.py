@@ -20,7 +20,7 @@ from gyrator.ir.expr import Expr, Scalar
 from gyrator.ir.index import ZERO, Index, Size
 from gyrator.ir.program import Constant, Derived, Input, Output, Program, Update, View
 from gyrator.ir.symbols import Symbols
-from gyrator.lowering import creation, extern, higher_order, pointwise, views
+from gyrator.lowering import creation, extern, pointwise, views
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.complex_numbers import LOWERINGS as COMPLEX
 from gyrator.lowering.extern import Result, refused
@@ -169,12 +169,12 @@ class _Lowering:
         if number is not None:
             return number
         if str(node.target) == "auto_functionalized":
-            return higher_order.auto_functionalized(self.b, node, kwargs)
+            return extern.auto_functionalized(self.b, node, kwargs)
         if str(node.target) == "gyrator_attention":
             bodies = [body for body in flatten(args[1]) if isinstance(body, fx.GraphModule)]
             functions = [lower(body, symbols=self.symbols, computed=self.b.computed).program for body in bodies]
-            return higher_order.attention(self.b, node, args, tuple(functions))
-        return higher_order.region(self.b, node, self.env)
+            return extern.attention(self.b, node, args, tuple(functions))
+        return extern.region(self.b, node, self.env)
 
     def _argument(self, arg: object) -> Result:
         if isinstance(arg, fx.Node):
