@@ -195,12 +195,12 @@ def _differences(found: Sequence[Tensor], expected: Sequence[Tensor]) -> str | N
 
 
 # -- making it smaller ---------------------------------------------------------------------------------------
-def smaller(case: Case, seconds: float = SECONDS) -> Case:
+def smaller(case: Case) -> Case:
     """The case with as few operators as can be found in the time, failing in the same way.
 
     Pieces are left out one after the other: first halves, then quarters, at last single operators. Values that come
     from what is left out become inputs."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + SECONDS
     values = _Values(case.graph)
     torch.manual_seed(SEED)
     values.run(*_copies(case.inputs))
