@@ -196,6 +196,23 @@ def test_a_tensor_that_is_filled_row_by_row_is_not_copied_for_each(tmp_path: Pat
     assert text.count("# in place") == 12
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_rows_that_are_filled_one_after_the_other_have_one_kernel(dynamic: bool, tmp_path: Path) -> None:
+    def states(x: Tensor, w: Tensor) -> Tensor:
+        out = torch.zeros_like(x)
+        for t in range(1, 10):
+            out[t] = torch.tanh(out[t - 1] * w + x[t]) + x[0]
+        return out
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    args = torch.randn(10, 40), torch.randn(40)
+    compiled = gyrator.compile(states, dynamic=dynamic, options={"dump": tmp_path, "cache": False})
+    torch.testing.assert_close(compiled(*args), states(*args))
+    (kernels,) = tmp_path.glob("*_inference/*_kernels.cpp")
+    assert kernels.read_text().count('extern "C" int32_t select_scatter') <= 2
+
+
 def test_two_scatters_into_one_tensor_in_one_kernel_have_memory_of_their_own() -> None:
     def both(at: Tensor, x: Tensor) -> Tensor:
         base = torch.zeros(10)

@@ -1,5 +1,5 @@
-"""Canonical groups: groups that differ only in the names of values and axes, and in the seeds they draw from, are built
-once.
+"""Canonical groups: groups that differ only in the names of values and axes, in the seeds they draw from, and in the
+rows they write, are built once.
 
 The twelve layers of a model give twelve equal groups of each kind; finding that out costs a tenth of building a kernel.
 """
@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gyrator.ir.expr import Expr, Load, Random, Value, reading
+from gyrator.ir.expr import Expr, Load, Random, Value, reading, rewrite
 from gyrator.ir.index import ONE, Atom, Axis, Index, Size, substitute
-from gyrator.ir.program import Scatter, defines, expressions, loads
+from gyrator.ir.program import Nest, Scatter, defines, expressions, loads
 from gyrator.ir.text import kernel_text
 from gyrator.ir.tree import Kernel, indices_in
 from gyrator.schedule.group import Group, Member
@@ -23,7 +23,7 @@ from gyrator.schedule.group import Group, Member
 @dataclass(frozen=True, slots=True)
 class Canonical:
     """A group under canonical names; ``actual`` gives each canonical value's own, ``slots`` what the sizes are that say
-    where its seeds lie. Equal keys: equal kernels."""
+    where its seeds lie and its scatters write. Equal keys: equal kernels."""
 
     key: Hashable
     group: Group
@@ -43,9 +43,11 @@ def canonicalise(group: Group, stored: frozenset[Value]) -> Canonical:
     members: list[Member] = []
     slots = _slots_of(group)
     seeds: dict[Expr, Expr] = {reading(seed, names): Load(names[seed.value], (s.index(),)) for seed, s in slots.items()}
+    places: dict[Size, Index] = {}
     for number, member in enumerate(group.members):
         nest = member.nest.renamed(names)
         nest = nest.rewritten(seeds.get) if seeds else nest
+        nest = _anywhere(nest, f"place{number}", places)
         members.append(replace(member, nest=nest, position=number, loads=loads(expressions(nest.root))))
     kept = frozenset(names[v] for v in stored if v in names)
     parts = tuple([(m.nest.out, m.nest.axes, m.nest.root, tuple(m.at.items()), m.space, m.down) for m in members])
@@ -54,7 +56,7 @@ def canonicalise(group: Group, stored: frozenset[Value]) -> Canonical:
         replace(group, members=tuple(members)),
         kept,
         {n: v for v, n in names.items()},
-        {size: seed.index[0] for seed, size in slots.items()},
+        {size: seed.index[0] for seed, size in slots.items()} | places,
     )
 
 
@@ -78,6 +80,32 @@ def _is_one_of_several(load: Load) -> bool:
     """Whether it reads a known element of a vector of integers."""
     fixed = len(load.index) == 1 and load.index[0].value is not None and load.mask is None
     return fixed and load.dtype == torch.int64 and load.value.shape[0] is not ONE
+
+
+def _anywhere(nest: Nest, name: str, places: dict[Size, Index]) -> Nest:
+    """A scatter into a known row with a size, called ``name``, for its number, so that rows that are filled one after
+    the other have one kernel; ``places`` gets the number.
+
+    ``out with [7, i] = x[7, i] + out[6, i]``  →  ``out with [place, i] = x[place, i] + out[place - 1, i]``"""
+    root = nest.root
+    rows = zip(root.index, root.into.shape, strict=True) if isinstance(root, Scatter) else ()
+    known = [(row, extent) for row, extent in rows if row.value is not None and extent is not ONE]
+    if not isinstance(root, Scatter) or not known:
+        return nest
+    (row, extent), number = known[0], known[0][0].value or 0
+    size = Size(name, 0, (extent - 1).value)
+
+    def moved(at: tuple[Index, ...], shape: tuple[Index, ...]) -> tuple[Index, ...]:
+        near = [n.value is not None and abs(n.value - number) <= 1 for n in at]
+        sides = zip(at, near, shape, strict=True)
+        return tuple([size.index() + (n - row) if here and side is not ONE else n for n, here, side in sides])
+
+    def change(e: Expr) -> Expr | None:
+        return Load(e.value, moved(e.index, e.value.shape), e.mask, e.other) if isinstance(e, Load) else None
+
+    places[size] = row
+    body = rewrite(root.body, change)
+    return replace(nest, root=replace(root, index=moved(root.index, root.into.shape), body=body))
 
 
 def _rename_values(group: Group, stored: frozenset[Value]) -> dict[Value, Value]:
