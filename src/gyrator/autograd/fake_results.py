@@ -189,7 +189,8 @@ def _fitting(function: Callable[..., Any], part: Callable[..., Any], given: int,
     told = any(map(is_told_by_run, tree_leaves((args, kwargs))))
     whole, ours = args[given].shape if told else part(*args, **kwargs).shape, args[given].shape
     fits = len(whole) == len(ours) and all(guard_or_true(a == b) for a, b in zip(whole, ours, strict=True))
-    torch._check(fits, lambda: f"an operand of shape {tuple(whole)} is needed, not {tuple(ours)}")
+    if not fits:
+        raise RuntimeError(f"an operand of shape {tuple(whole)} is needed, not {tuple(ours)}")
     return function(*args, **kwargs)
 
 
