@@ -187,9 +187,9 @@ def test_a_tensor_that_is_filled_row_by_row_is_not_copied_for_each(tmp_path: Pat
 
     torch._dynamo.reset()
     torch.manual_seed(0)
-    args = torch.randn(3, 8), torch.randn(8, 8)
+    args = torch.randn(300, 8), torch.randn(8, 8) * 0.3
     compiled = gyrator.compile(states, options={"cache_dir": tmp_path})
-    torch.testing.assert_close(compiled(*args), states(*args))
+    torch.testing.assert_close(compiled(*args), states(*args), rtol=1e-4, atol=1e-5)
     (wrapper,) = tmp_path.glob("graphs/??/*/wrapper.py")
     text = wrapper.read_text()
     assert ".copy_(" not in text
@@ -206,7 +206,7 @@ def test_rows_that_are_filled_one_after_the_other_have_one_kernel(dynamic: bool,
 
     torch._dynamo.reset()
     torch.manual_seed(0)
-    args = torch.randn(10, 40), torch.randn(40)
+    args = torch.randn(10, 4000), torch.randn(4000)
     compiled = gyrator.compile(states, dynamic=dynamic, options={"dump": tmp_path, "cache": False})
     torch.testing.assert_close(compiled(*args), states(*args))
     (kernels,) = tmp_path.glob("*_inference/*_kernels.cpp")

@@ -21,8 +21,8 @@ LEAST_CROWD = 512
 """Additions to one element that are worth another kernel."""
 BYTES_IN_A_WAIT = 1 << 20
 """What an H200 reads while an addition waits for the one before it at the same element: 8,192 in turn took 2.8 ms."""
-MANY_PARTS = 8
-"""Parts of a tensor, written one after the other, from which on it is not made anew for each few of them."""
+MANY_PARTS, LARGE = 8, 1 << 14
+"""Parts written one after the other, and elements of a tensor, from which on it is not made anew for each few parts."""
 SIMPLE = 4
 """Nodes of an expression that is rather computed again for each of those elements than stored."""
 
@@ -91,7 +91,8 @@ def _written_in_place(program: Program) -> set[Value]:
             chain.append(value)
             value = into[value]
         updates = targets.get(end) is value and last[value] is maker[chain[-1]]
-        found.update(chain if updates or len(chain) >= MANY_PARTS else ())
+        many = len(chain) >= MANY_PARTS and volume(value.shape) >= LARGE
+        found.update(chain if updates or many else ())
     return found
 
 
