@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import gyrator
@@ -161,6 +162,15 @@ def test_the_part_of_a_row_that_follows_is_read_before_it_is_written() -> None:
     torch.compile(shifted, backend="gyrator")(ours)
     shifted(eager)
     assert torch.equal(ours, eager)
+
+
+def test_edges_that_wrap_around_are_not_full_copies(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    pad = gyrator.compile(lambda x: F.pad(x, (2, 1, 1, 2), mode="circular"), options={"dump": tmp_path, "cache": False})
+    x = torch.randn(2, 3, 20, 30)
+    assert torch.equal(pad(x), F.pad(x, (2, 1, 1, 2), mode="circular"))
+    (nests,) = tmp_path.glob("*_inference/*_nests_after_fusion.txt")
+    assert nests.read_text().count(" with [") == 4
 
 
 def test_old_versions_outlive_parts_that_are_written() -> None:

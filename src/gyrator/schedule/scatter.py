@@ -78,7 +78,7 @@ def _of_the_whole(nest: Nest, makers: Mapping[Value, Nest]) -> Nest:
 
 def _written_in_place(program: Program) -> set[Value]:
     """Results of scatters of which each takes the memory of the one before, into less than half of it: from an input to
-    its new contents, or many into one tensor."""
+    its new contents, many into one tensor, or from one place of a tensor to another."""
     nests = [node for node in program.nodes if isinstance(node, Nest)]
     into = {v: n.root.into for n in nests if isinstance(n.root, Scatter) and _is_small_part(n) for v in defines(n)}
     last: dict[Value, Node] = {v: node for node in program.nodes for v in uses(node)}
@@ -92,8 +92,13 @@ def _written_in_place(program: Program) -> set[Value]:
             value = into[value]
         updates = targets.get(end) is value and last[value] is maker[chain[-1]]
         many = len(chain) >= MANY_PARTS and volume(value.shape) >= LARGE
-        found.update(chain if updates or many else ())
+        found.update(chain if updates or many else [v for v in chain if _reads(v, into[v], maker)])
     return found
+
+
+def _reads(value: Value, base: Value, maker: Mapping[Value, Node]) -> bool:
+    """Whether a part is made of others of the same tensor, as edges that wrap around are: no kernel could do both."""
+    return any(base in uses(maker[v]) for v in uses(maker[value]) - {base} if v in maker)
 
 
 def _is_small_part(nest: Nest) -> bool:
