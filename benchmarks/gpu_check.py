@@ -28,6 +28,8 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils import _pytree as pytree
 
+from benchmarks.kernels import cache_update, states
+
 BF16, F32 = torch.bfloat16, torch.float32
 REPEATS, WARMUP = 30, 5
 IDLE_CYCLES = 2_000_000
@@ -72,18 +74,6 @@ def rotary(q: Tensor, turns: Tensor) -> Tensor:
     return torch.view_as_real(pairs * torch.view_as_complex(turns)).flatten(-2).type_as(q)
 
 
-def token_into_cache(cache: Tensor, token: Tensor) -> Tensor:
-    cache[:, 100:101] = token
-    return cache[:, 100] * 2
-
-
-def filled_row_by_row(x: Tensor, w: Tensor) -> Tensor:
-    out = x.new_zeros(64, *x.shape)
-    for t in range(64):
-        out[t] = torch.tanh(out[t - 1] * w + x)
-    return out
-
-
 def cases(scale: float) -> Iterator[Case]:
     """All cases; ``scale`` shrinks the number of rows."""
 
@@ -122,8 +112,8 @@ def cases(scale: float) -> Iterator[Case]:
     yield Case("sum of rows", lambda x: x.sum(1), (two(65536, 4096, F32),))
     yield Case("cumsum", lambda x: x.cumsum(-1), (two(2048, 65536, F32),))
     token = (rows(512), 1, 128), BF16
-    yield Case("token into a cache", token_into_cache, (((rows(512), 4096, 128), BF16), token), moved=rows(512) * 1024)
-    yield Case("filled row by row", filled_row_by_row, (two(1024, 2048, F32), ((2048,), F32)))
+    yield Case("token into a cache", cache_update, (((rows(512), 4096, 128), BF16), token), moved=rows(512) * 1024)
+    yield Case("filled row by row", states, (two(1024, 2048, F32), ((2048,), F32)))
     yield Case("mirrored edges", lambda x: F.pad(x, (2,) * 4, mode="reflect"), (((32, wide // 64, 128, 128), F32),))
     yield Case("rolled", lambda x: x.roll((3, 5), (2, 3)), (((32, wide // 64, 128, 128), F32),))
 
