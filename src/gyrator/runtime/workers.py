@@ -68,6 +68,7 @@ class Worker:
         with contextlib.suppress(OSError), self.process:  # closes its streams, and waits
             self.process.kill()
         self.folder.cleanup()
+        atexit.unregister(self.end)
 
 
 class Workers:

@@ -29,7 +29,8 @@ SIMPLE = 4
 
 # -- to selects --------------------------------------------------------------------------------------------
 def scatters_to_selects(program: Program) -> Program:
-    """One write per element into a part of a tensor that is known, or into a constant, is a choice per element.
+    """One write per element into a part of a tensor that is known, or into a constant, is a choice per element; a
+    write into a part of a part is made one into the whole first.
 
     Before: ``t = full(0)[n, v];  u = scatter nest[n] into t at (n, load(idx, n)) value x[n]``
     after:  ``u = nest[n, v] where(v == load(idx, n), x[n], 0)``
@@ -81,6 +82,8 @@ def _written_in_place(program: Program) -> set[Value]:
     its new contents, many into one tensor, or from one place of a tensor to another."""
     nests = [node for node in program.nodes if isinstance(node, Nest)]
     into = {v: n.root.into for n in nests if isinstance(n.root, Scatter) and _is_small_part(n) for v in defines(n)}
+    if not into:
+        return set()
     last: dict[Value, Node] = {v: node for node in program.nodes for v in uses(node)}
     maker = {v: node for node in program.nodes for v in defines(node)}
     targets = {u.value.value: u.target for u in program.updates if is_full(u.value)}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 
 from gyrator.autotune.sandbox import Sandboxes
 from gyrator.config import Config
+from gyrator.runtime.workers import Worker
 from tests.cpu.autotune.harness import CPU, folder_of
 
 SLEEP = "time.sleep(0.001)"
@@ -99,3 +102,12 @@ def test_a_program_that_ends_while_they_start_ends_them_without_a_word() -> None
     command = [sys.executable, "-W", "always::ResourceWarning", "-c", program]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=True)  # waits for all who might write
     assert done.stderr == ""
+
+
+def test_a_worker_that_ended_is_forgotten() -> None:
+    worker = Worker.start()
+    process = weakref.ref(worker.process)
+    worker.end()
+    del worker
+    gc.collect()
+    assert process() is None
