@@ -24,7 +24,7 @@ class Pass(Generic[P]):
     """A named step from program to program, and the spec that its result satisfies."""
 
     name: str
-    run: Callable[[P, Session], P]
+    run: Callable[[P], P]
     leaves: Spec[P] | None = None
 
 
@@ -40,7 +40,7 @@ def run_passes(program: P, passes: Sequence[Pass[P]], session: Session, *, text:
     for position, step in enumerate(passes):
         before = program
         with session.stage(step.name), _named(step.name, "it raised "):
-            program = step.run(before, session)
+            program = step.run(before)
         checked = session.config.check == "every" or (session.config.check == "borders" and position == last)
         if checked and step.leaves is not None:
             with session.stage(f"check {step.name}"), _named(step.name):

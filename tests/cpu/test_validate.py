@@ -20,7 +20,7 @@ from gyrator.ir.tree import Kernel
 from gyrator.passes import Pass
 from gyrator.runtime import targets
 from gyrator.schedule import stage
-from gyrator.session import Count, Session
+from gyrator.session import Count
 from gyrator.validate import copies, difference
 
 
@@ -70,7 +70,7 @@ def negated(node: Node) -> Node:
     return dataclasses.replace(node, root=Pointwise(Op("neg", (body,), body.dtype)))
 
 
-def break_program(program: Program, session: Session) -> Program:
+def break_program(program: Program) -> Program:
     """A pass with a bug: the first nest of one value per element changes its sign."""
     first = next(n for n in program.nodes if isinstance(n, Nest) and isinstance(n.root, Pointwise))
     nodes = tuple(negated(node) if node is first else node for node in program.nodes)

@@ -26,13 +26,13 @@ def positive(program: Numbers) -> None:
         raise ValueError(f"{min(program)} is not positive")
 
 
-double = Pass[Numbers]("double", lambda p, s: tuple(2 * n for n in p), leaves=positive)
-negate = Pass[Numbers]("negate", lambda p, s: tuple(-n for n in p), leaves=positive)
-keep = Pass[Numbers]("keep", lambda p, s: p, leaves=positive)
+double = Pass[Numbers]("double", lambda p: tuple(2 * n for n in p), leaves=positive)
+negate = Pass[Numbers]("negate", lambda p: tuple(-n for n in p), leaves=positive)
+keep = Pass[Numbers]("keep", lambda p: p, leaves=positive)
 
 
 def test_passes_run_in_order() -> None:
-    seven = Pass[Numbers]("append", lambda p, s: (*p, 7))
+    seven = Pass[Numbers]("append", lambda p: (*p, 7))
     assert run_passes((1, 2), [double, seven], session()) == (2, 4, 7)
 
 
@@ -53,7 +53,7 @@ def test_a_spec_that_knows_the_node_passes_it_on() -> None:
         raise InternalCheckError("", "reads itself", where=PLACE, node="%3 = add(%3)")
 
     with pytest.raises(InternalCheckError) as caught:
-        run_passes((1,), [Pass[Numbers]("fuse", lambda p, s: p, leaves=spec)], session())
+        run_passes((1,), [Pass[Numbers]("fuse", lambda p: p, leaves=spec)], session())
     text = str(caught.value)
     assert "after pass 'fuse': reads itself" in text
     assert "model.py:7 in forward (aten.add)" in text
@@ -61,7 +61,7 @@ def test_a_spec_that_knows_the_node_passes_it_on() -> None:
 
 
 def test_a_pass_that_fails_is_named_with_the_node_it_worked_on() -> None:
-    def run(program: Numbers, session: Session) -> Numbers:
+    def run(program: Numbers) -> Numbers:
         with blame("%3 = add(%1, %2)", PLACE):
             return (program[9],)
 
@@ -74,7 +74,7 @@ def test_a_pass_that_fails_is_named_with_the_node_it_worked_on() -> None:
 
 
 def test_an_error_meant_for_the_user_goes_through_unchanged() -> None:
-    def run(program: Numbers, session: Session) -> Numbers:
+    def run(program: Numbers) -> Numbers:
         with blame("%1"):
             raise UnsupportedInput("a sparse tensor")
 

@@ -36,7 +36,7 @@ their way, which an H200 needs and of which it has no use for more."""
 
 
 # -- splitting ---------------------------------------------------------------------------------------------
-def split_on_gpu(program: Program, gpu: Gpu | None) -> Program:
+def split_on_gpu(program: Program, gpu: Gpu) -> Program:
     """Split a reduction with too few results to occupy a GPU into partial results and their combination, as
     :func:`split_reductions` does for a CPU.
 
@@ -47,7 +47,7 @@ def split_on_gpu(program: Program, gpu: Gpu | None) -> Program:
 
     def cut(nest: Nest) -> Cut | None:
         root = nest.root
-        if gpu is None or not isinstance(root, Reduce) or not nest.on_gpu:
+        if not isinstance(root, Reduce) or not nest.on_gpu:
             return None
         read = {load.value for load in loads(root.body)}
         if (root.kind == "softmax" or read & again) and shared_blocks(singleton(nest, 0), gpu):
@@ -108,7 +108,7 @@ def _even(joint: Axes, wanted: int, run: int) -> Cut | None:
 
 
 # -- softmax -----------------------------------------------------------------------------------------------
-def online_softmax(program: Program, gpu: Gpu | None) -> Program:
+def online_softmax(program: Program, gpu: Gpu) -> Program:
     """Maximum and sum of exponentials in one pass over a row that is too long to keep.
 
     Before: ``m = reduce max over j of a[i, j];  s = reduce sum over j of exp(a[i, j] - m[i])``

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gyrator.config import Config
 from gyrator.ir.check import PREDICATED, SCHEDULED, check_kernel, check_program
 from gyrator.ir.program import Constant, Extern, Nest, Program
 from gyrator.ir.simplify import Rule, simplifier, simplify
@@ -46,34 +45,39 @@ class Scheduled:
     packings: tuple[Packing, ...] = ()
 
 
-def program_passes(rule: Rule, config: Config, gpu: Gpu | None) -> tuple[Pass[Program], ...]:
+def program_passes(rule: Rule, session: Session, gpu: Gpu | None) -> tuple[Pass[Program], ...]:
     """What happens to a program before its nests are grouped."""
+    config = session.config
+    as_called = gpu is not None or config.max_autotune or config.numerics == "eager"
+    return (
+        Pass("dce", remove_dead, check_program),
+        Pass("fill empty", fill_empty, check_program),
+        Pass("simplify", lambda p: simplify(p, rule), check_program),
+        # before inlining, which removes the constants it looks for
+        Pass("scatters to selects", scatters_to_selects, check_program),
+        *(() if as_called else (Pass("biases", add_biases_later, check_program),)),
+        # before masks are pushed down: a producer read under a mask takes the mask with it
+        *((Pass("inline", lambda p: inline(p, rule), check_program),) if config.inline else ()),
+        Pass("unroll windows", unroll_windows, check_program),
+        *(() if gpu is None else _passes_on_gpu(gpu, session)),
+        Pass("split reductions", split_reductions, check_program),
+        Pass("predicate", lambda p: predicate(p, rule), lambda p: check_program(p, PREDICATED)),
+        Pass("dce again", remove_dead, lambda p: check_program(p, SCHEDULED)),
+    )
 
-    def pad(program: Program, session: Session) -> Program:
+
+def _passes_on_gpu(gpu: Gpu, session: Session) -> tuple[Pass[Program], ...]:
+    config = session.config
+
+    def pad(program: Program) -> Program:
         unpadded = shown_unpadded(program, gpu, config.gemm_backends)
         return pad_rows(program, session.counters, everywhere=config.pad_strides, unpadded=unpadded)
 
-    as_called = gpu is not None or config.max_autotune or config.numerics == "eager"
-    on_gpu: tuple[Pass[Program], ...] = (
-        Pass("scatters to sums", lambda p, s: scatters_to_sums(p), check_program),
-        Pass("online softmax", lambda p, s: online_softmax(p, gpu), check_program),
-        Pass("split on GPU", lambda p, s: split_on_gpu(p, gpu), check_program),
-        Pass("pad rows", pad, check_program),
-    )
     return (
-        Pass("dce", lambda p, s: remove_dead(p), check_program),
-        Pass("fill empty", lambda p, s: fill_empty(p), check_program),
-        Pass("simplify", lambda p, s: simplify(p, rule), check_program),
-        # before inlining, which removes the constants it looks for
-        Pass("scatters to selects", lambda p, s: scatters_to_selects(p), check_program),
-        *(() if as_called else (Pass("biases", lambda p, s: add_biases_later(p), check_program),)),
-        # before masks are pushed down: a producer read under a mask takes the mask with it
-        *((Pass("inline", lambda p, s: inline(p, rule), check_program),) if config.inline else ()),
-        Pass("unroll windows", lambda p, s: unroll_windows(p), check_program),
-        *(on_gpu if gpu is not None else ()),
-        Pass("split reductions", lambda p, s: split_reductions(p), check_program),
-        Pass("predicate", lambda p, s: predicate(p, rule), lambda p: check_program(p, PREDICATED)),
-        Pass("dce again", lambda p, s: remove_dead(p), lambda p: check_program(p, SCHEDULED)),
+        Pass("scatters to sums", scatters_to_sums, check_program),
+        Pass("online softmax", lambda p: online_softmax(p, gpu), check_program),
+        Pass("split on GPU", lambda p: split_on_gpu(p, gpu), check_program),
+        Pass("pad rows", pad, check_program),
     )
 
 
@@ -95,7 +99,7 @@ def schedule(
     config = session.config
     rule = simplifier(exact_rounding=config.numerics == "eager")
     session.counters.add(Count.NESTS_BEFORE_FUSION, sum(isinstance(node, Nest) for node in program.nodes))
-    program = run_passes(program, program_passes(rule, config, gpu), session, text=program_text)
+    program = run_passes(program, program_passes(rule, session, gpu), session, text=program_text)
     with session.stage("fuse"):
         fused = fuse(program, config.max_fused_nodes if config.fusion else 1, slower, gpu)
     with session.stage("choose products"):
