@@ -25,7 +25,6 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from gyrator.autograd.builder import flatten
 from gyrator.autograd.interface import BoxedCallable, Compiled, GraphInfo, Pending, interpret
 from gyrator.autotune.parts import Builder
-from gyrator.autotune.product_graphs import subgraphs_of
 from gyrator.autotune.sandbox import Sandboxes
 from gyrator.autotune.subgraphs import with_subgraphs
 from gyrator.autotune.tuner import Choice, Tuner
@@ -200,7 +199,7 @@ def _lower_and_schedule(task: _Task) -> tuple[Lowered, Scheduled, Sequence[Choic
             task.process.sandboxes.prepare(task.device)  # starts while the graph is lowered
         tuner = Tuner(builder, task.device, task.process.sandboxes)
         if "subgraph" in config.gemm_backends:
-            graph = with_subgraphs(graph, subgraphs_of, tuner)
+            graph = with_subgraphs(graph, tuner)
     elif task.device.type == "cuda":
         graph = with_activations(graph)
     with session.stage("lower"):

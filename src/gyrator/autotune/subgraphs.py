@@ -1,10 +1,18 @@
-"""Subgraphs as candidates: an operator computed by a graph of others, inlined before lowering if it is fastest."""
+"""Subgraphs as candidates: a product computed by a graph of other operators, inlined before lowering if it is fastest.
+
+decompose-K: long sums as a batch of products over parts of K, and a sum of the partial products. By elements: what is
+bound by memory is multiplied and summed in one kernel, without matrix units.
+
+mm(a: [M, K], b: [K, N])          →   sum over s of bmm(a as [S, M, K/S], b as [S, K/S, N])
+bmm(a: [B, M, K], b: [B, K, N])   →   sum over k of a[:, :, k, None] * b[:, None, k, :]"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import prod
+from math import log2, prod
+from typing import Any
 
+import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -13,6 +21,15 @@ from gyrator.autotune.parts import Builder
 from gyrator.autotune.tuner import Candidate, Tuner
 from gyrator.schedule.products import Ask
 from gyrator.torch_compat import graph_module
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+LEAST_RATIO = 32
+"""K is at least so many times M and N: otherwise the library has tiles enough for all cores."""
+PART, SHORTEST, MOST = 256, 128, 5
+"""Lengths of parts are divisors of K from the shortest up to K/2: at most so many, powers of two first, near 256."""
+MANY_ROWS, MANY_PRODUCTS = 4096, 256
+LONGEST, MOST_MULTIPLIED = 64, 4096
+"""The longest small side, and the most elements that are multiplied for a row (of mm) or a product (of bmm)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +53,19 @@ class SubgraphTemplate:
         return Candidate(self.name, family, f"{self.name} {kinds} {graph.code}", info, start)
 
 
-def with_subgraphs(
-    graph: fx.GraphModule, templates: Callable[[fx.Node], Sequence[SubgraphTemplate]], tuner: Tuner
-) -> fx.GraphModule:
-    """A copy of the graph with operators replaced by what ``templates`` has for them, where that was measured to be
-    faster than the best of all other families."""
+def with_subgraphs(graph: fx.GraphModule, tuner: Tuner) -> fx.GraphModule:
+    """A copy of the graph with products replaced by graphs of other operators, where these were measured to be faster
+    than the best of all other families."""
     new, env = fx.Graph(), dict[fx.Node, fx.Node]()
     asked: dict[str, SubgraphTemplate | None] = {}
     for node in graph.graph.nodes:
-        offered = templates(node) if node.op == "call_function" else ()
+        offered = subgraphs_of(node)
         inputs = [arg.meta["val"] for arg in node.args if isinstance(arg, fx.Node)] if offered else []
         question = f"{node.target} {inputs} {node.kwargs}"
         if offered and question not in asked:
             asked[question] = _fastest(node, inputs, offered, tuner)
-        if not offered or (best := asked[question]) is None:
-            env[node] = new.node_copy(node, env.__getitem__)
-        else:
-            env[node] = _inlined(new, best.trace(inputs).graph, node, env)
+        best = asked.get(question)
+        env[node] = _inlined(new, best.trace(inputs).graph, node, env) if best else new.node_copy(node, env.__getitem__)
     return graph_module(graph, new) if any(asked.values()) else graph
 
 
@@ -81,3 +94,56 @@ def _fastest(
     own = [template.candidate(inputs, builder) for template in offered]
     ranked = tuner.rank(f"{op}({shapes})", "a graph", size, [rival, *own])
     return next((template for template in offered if ranked and ranked[0].name == template.name), None)
+
+
+# -- the graphs ---------------------------------------------------------------------------------------------
+def subgraphs_of(node: fx.Node) -> tuple[SubgraphTemplate, ...]:
+    """What mm, addmm and bmm have: the ways to split K, the likeliest first, then the product by elements.
+
+    Refuses (none) other dtypes than fp32, fp16 and bf16, and sizes that are not static. K is split from 32 · max(M, N)
+    on. By elements are many rows with a small matrix, and many small matrices; not few rows, and so not the gradient of
+    a linear layer's input for a small batch."""
+    if node.target not in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default):
+        return ()
+    left, right = (arg.meta["val"] for arg in node.args[-2:] if isinstance(arg, fx.Node))
+    (*batch, m, k), n = left.shape, right.shape[-1]
+    if left.dtype not in FLOATS or any(type(size) is not int for size in (*left.shape, *right.shape)):
+        return ()
+    ways: dict[str, Callable[[Tensor, Tensor], Tensor]] = {}
+    if k >= LEAST_RATIO * max(m, n, 1):
+        lengths = [length for length in range(SHORTEST, k // 2 + 1) if k % length == 0]
+        lengths.sort(key=lambda length: (length & (length - 1) != 0, abs(log2(length / PART))))
+        ways |= {f"decompose_k_{k // length}": partial(_split, k // length) for length in lengths[:MOST]}
+    small = (m, k, n) if batch else (1, k, n)
+    many = batch[0] >= MANY_PRODUCTS if batch else m >= MANY_ROWS
+    if many and 0 < max(small) <= LONGEST and prod(small) <= MOST_MULTIPLIED:
+        ways["by_elements"] = _by_elements
+    scales: Any = node.kwargs
+    return tuple(SubgraphTemplate(name, partial(_added, way, **scales)) for name, way in ways.items())
+
+
+def _split(splits: int, left: Tensor, right: Tensor) -> Tensor:
+    """``left @ right`` by ``splits`` partial products in float32."""
+    *batch, m, k = left.shape
+    n = right.shape[-1]
+    a = left.view(*batch, m, splits, k // splits).transpose(-2, -3)
+    b = right.view(*batch, splits, k // splits, n)
+    if batch:
+        a, b = a.reshape(-1, *a.shape[-2:]), b.reshape(-1, *b.shape[-2:])
+    if left.is_cuda and left.dtype is not torch.float32:
+        partials = torch.ops.aten.bmm.dtype(a, b, torch.float32)
+    else:  # the processor's bmm would round partial products to the inputs' dtype
+        partials = torch.bmm(a.float(), b.float())
+    return partials.view(*batch, splits, m, n).sum(len(batch))
+
+
+def _by_elements(left: Tensor, right: Tensor) -> Tensor:
+    """``left @ right``, multiplied and summed in float32."""
+    return (left.float().unsqueeze(-1) * right.float().unsqueeze(-3)).sum(-2)
+
+
+def _added(product: Callable[[Tensor, Tensor], Tensor], *inputs: Tensor, alpha: float = 1, beta: float = 1) -> Tensor:
+    """``alpha · left @ right (+ beta · bias)`` by ``product``, in float32; there are no scales without a bias."""
+    *bias, left, right = inputs
+    total = product(left, right)
+    return (beta * bias[0].float() + alpha * total if bias else total).to(left.dtype)
