@@ -6,13 +6,50 @@ from typing import TypeAlias
 
 import torch
 
-from gyrator.ir.expr import Expr, Value
-from gyrator.ir.index import ONE, ZERO, Index
-from gyrator.ir.program import Arg, Extern, Input, Node, Program, View, defines, shown_values, uses, views
+from gyrator.ir.expr import Expr, Load, Value
+from gyrator.ir.index import ONE, ZERO, Index, contiguous_strides, dot, product
+from gyrator.ir.program import Arg, Extern, Input, ListArg, Node, Program, View, defines, shown_values, uses, views
 from gyrator.ir.tree import Config
-from gyrator.schedule.convolution import Window, window_of
+from gyrator.lowering.typed import both, within
+from gyrator.lowering.views import split_position
 from gyrator.schedule.group import Group
-from gyrator.schedule.plan import full_view
+from gyrator.schedule.plan import full_view, is_full
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What slides over the ``images``, of (batch, channels, *sides), of a convolution. ``sides`` are the result's,
+    ``taps`` the kernel's. With kernels of one element that step over nothing, its patches are the pixels as they lie.
+
+        out[n, c, y, x] = Σ_k patches[(n, y, x), k] · filters[k, c]        k counts (row, column of the kernel, channel)
+    """
+
+    images: Value
+    sides: tuple[Index, ...]
+    taps: tuple[Index, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    @property
+    def is_pixel(self) -> bool:
+        """Whether patches are the pixels one after the other."""
+        return {*self.taps} == {ONE} and {*self.stride} == {1} and {*self.padding} == {0}
+
+    def patch(self, row: Index, inner: Index) -> Load:
+        """Element ``inner`` of patch ``row``; 0 outside of the images."""
+        batch, channels, *sides = self.images.shape
+        number, *place = split_position(row, (batch, *self.sides))
+        *taps, channel = split_position(inner, (*self.taps, channels))
+        steps = zip(place, taps, self.stride, self.padding, self.dilation, strict=True)
+        at = tuple(p * stride - padding + tap * dilation for p, tap, stride, padding, dilation in steps)
+        inside = within(at, tuple(sides))
+        return Load(self.images, (number, channel, *at), both(inside) if inside else None, 0.0)
+
+    def cell(self, at: tuple[Index, ...]) -> tuple[Index, Index]:
+        """Which row and column of the product is the element ``at`` of the result."""
+        number, column, *place = at
+        return dot((number, *place), contiguous_strides((number, *self.sides))), column
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +140,8 @@ def whole_of(unit: Unit) -> frozenset[Value]:
     """What a template reads rows and columns of, while others may have stored their results."""
     if not isinstance(unit, Templated):
         return frozenset()
-    product = product_of(unit.call)
-    read = () if product is None else (product.left.value, product.right.value)
+    found = product_of(unit.call)
+    read = () if found is None else (found.left.value, found.right.value)
     return frozenset(read).union(*map(uses_of, unit.prologue))
 
 
@@ -177,15 +214,36 @@ def product_of(call: Extern) -> Product | None:
 
 
 def _convolution(call: Extern, out: Value) -> Product | None:
-    found, bias = window_of(call), call.args[2]
-    if found is None or ZERO in (*out.shape, found[1].shape[-1]):
+    """Refuses (None) float32, which the library rounds to tf32 with less error than tensor cores do by themselves,
+    transposed and grouped convolutions, steps that are not given for each side as numbers, and images or filters whose
+    channels do not lie together."""
+    images, filters, bias, stride, padding, dilation, transposed, _, groups = call.args
+    if not isinstance(images, View) or not isinstance(filters, View) or transposed is not False or groups != 1:
         return None
-    window, left, right = found
-    if not {left.value.dtype, right.value.dtype} == {out.dtype} <= {torch.bfloat16, torch.float16}:
-        return None  # the library rounds float32 to tf32 with less error than tensor cores do by themselves
+    if not {images.value.dtype, filters.value.dtype} == {out.dtype} <= {torch.bfloat16, torch.float16}:
+        return None
+    (batch, channels, *_), (columns, _, *taps) = images.shape, filters.shape
+    given = [arg.items for arg in (stride, padding, dilation) if isinstance(arg, ListArg)]
+    sides, steps = out.shape[2:], [tuple(n for n in items if isinstance(n, int)) for items in given]
+    rows, inner = product((batch, *sides)), product((*taps, channels))
+    if ZERO in (*out.shape, inner) or any(len(numbers) != len(sides) for numbers in steps):
+        return None
+    if not (_has_channels_last(images) and _has_channels_last(filters)):
+        return None
+    left = View(images.value, (rows, inner), (inner, ONE), ZERO)
+    right = View(filters.value, (inner, columns), (ONE, inner), ZERO)
     if isinstance(bias, View):
-        bias = replace(bias, shape=out.shape, strides=(ZERO, *bias.strides, *(ZERO for _ in window.sides)))
+        bias = replace(bias, shape=out.shape, strides=(ZERO, *bias.strides, *(ZERO for _ in sides)))
+    window = Window(images.value, sides, tuple(taps), *steps)
     return Product(left, right, out, bias if isinstance(bias, View) else None, window=window)
+
+
+def _has_channels_last(view: View) -> bool:
+    """Whether a whole value of (batch, channels, *sides) lies in the order (batch, *sides, channels)."""
+    (batch, channels, *sides), (outer, inner, *steps) = view.shape, view.strides
+    order = (batch, *sides, channels)
+    lies = zip(order, (outer, *steps, inner), contiguous_strides(order), strict=True)
+    return is_full(view) and all(step is wanted or n is ONE for n, step, wanted in lies)
 
 
 def _scaled(call: Extern, out: Value) -> Product | None:
