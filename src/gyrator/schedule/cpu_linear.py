@@ -9,8 +9,10 @@ from dataclasses import replace
 import torch
 
 from gyrator.ir.expr import Const, Expr, Load, Op, Value
-from gyrator.ir.index import ONE, Axis, contiguous_strides
+from gyrator.ir.index import ONE, contiguous_strides
 from gyrator.ir.program import Extern, ListArg, Nest, Node, Pointwise, Program, View, bodies, shown_values, uses
+from gyrator.lowering.refs import axes_of
+from gyrator.lowering.typed import op
 from gyrator.schedule.group import Group
 from gyrator.schedule.plan import is_full
 from gyrator.schedule.products import Product
@@ -72,9 +74,9 @@ def add_biases_later(program: Program) -> Program:
             ):  # fmt: skip
                 product = Value(f"{out.name}_product", out.shape, out.dtype, out.strides, out.device)
                 yield replace(node, out=(product,), op="aten.mm.default", args=tuple(args))
-                axes = tuple(Axis(f"i{k}", n) for k, n in enumerate(out.shape))
+                axes = axes_of("i", out.shape)
                 at = tuple(axis.index() for axis in axes)
-                body = Op("add", (Load(product, at), Load(bias.value, at[1:])), out.dtype)
+                body = op("add", Load(product, at), Load(bias.value, at[1:]))
                 yield Nest((out,), axes, Pointwise(body), node.origins)
             case _:
                 yield node

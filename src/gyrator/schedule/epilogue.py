@@ -7,10 +7,11 @@ fills; it lies nowhere, so its device is "meta"."""
 
 import torch
 
-from gyrator.ir.expr import Const, Expr, Load, Op, Value
-from gyrator.ir.index import Axis, contiguous_strides, substitute
+from gyrator.ir.expr import Const, Expr, Load, Value
+from gyrator.ir.index import contiguous_strides, substitute
 from gyrator.ir.program import Nest, Pointwise
-from gyrator.lowering.typed import cast
+from gyrator.lowering.refs import axes_of
+from gyrator.lowering.typed import cast, op
 from gyrator.origin import Origin
 from gyrator.schedule.group import Group, Refused, crossing_reads, join, singleton
 from gyrator.schedule.products import Product
@@ -49,15 +50,15 @@ def product_group(product: Product, epilogue: Group | None, origins: tuple[Origi
 
 def _nest(product: Product, origins: tuple[Origin, ...]) -> Nest:
     """``out[…, m, n] = alpha · acc[…, m, n] · scales + beta · bias[…, m, n]``; of a convolution ``out[b, n, y, x]``."""
-    axes = tuple(Axis(f"i{k}", n) for k, n in enumerate(product.out.shape))
+    axes = axes_of("i", product.out.shape)
     at = tuple(a.index() for a in axes)
     total = accumulator(product)
     expr = _scaled(Load(total, at if product.window is None else product.window.cell(at)), product.alpha)
     for scale in product.scales:
-        expr = Op("mul", (expr, Load(scale.value, coordinates(scale, at))), total.dtype)
+        expr = op("mul", expr, Load(scale.value, coordinates(scale, at)))
     if product.bias is not None:
         bias = cast(Load(product.bias.value, coordinates(product.bias, at)), total.dtype)
-        expr = Op("add", (expr, _scaled(bias, product.beta)), total.dtype)
+        expr = op("add", expr, _scaled(bias, product.beta))
     return Nest((product.out,), axes, Pointwise(cast(expr, product.out.dtype)), origins)
 
 
@@ -65,4 +66,4 @@ def _scaled(expr: Expr, factor: float) -> Expr:
     if factor == 1:
         return expr
     number = factor if expr.dtype.is_floating_point else int(factor)
-    return Op("mul", (expr, Const(number, expr.dtype)), expr.dtype)
+    return op("mul", expr, Const(number, expr.dtype))

@@ -13,14 +13,14 @@ from typing import TypeAlias
 
 import torch
 
-from gyrator.ir.expr import Const, Expr, Load, Op, Ref, Value, map_indirect, rewrite
+from gyrator.ir.expr import Const, Expr, Load, Ref, Value, map_indirect, rewrite
 from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, substitute, upper
 from gyrator.ir.ops import REDUCTIONS, identity
 from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, bodies, defines
 from gyrator.ir.simplify import Rule
 from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, loads_in
 from gyrator.ir.volume import cost_of, volume
-from gyrator.lowering.typed import cast
+from gyrator.lowering.typed import cast, op
 from gyrator.origin import merge
 from gyrator.schedule.canonical import named, stem_of
 from gyrator.schedule.gpu import Gpu
@@ -342,7 +342,7 @@ class Writer:
         result = self._result(expr.value, *made, level)
         if expr.mask is None:
             return result
-        return Op("where", (expr.mask, result, Const(expr.other, result.dtype)), result.dtype)
+        return op("where", expr.mask, result, Const(expr.other, result.dtype))
 
     def _blocked(self, expr: Expr) -> Expr | None:
         """A node other than a load, over the loops' axes."""

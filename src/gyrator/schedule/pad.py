@@ -16,10 +16,12 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from gyrator.ir import program as ir
-from gyrator.ir.expr import Const, IndexValue, Load, Masked, Op, Value
+from gyrator.ir.expr import Const, IndexValue, Load, Masked, Value
 from gyrator.ir.index import ONE, ZERO, Axis, Index, const, contiguous_strides, is_less, product
 from gyrator.ir.program import Extern, Nest, Pointwise, Program, Scatter, View, addressed, defines, shown_values, views
 from gyrator.ir.volume import bytes_of, volume
+from gyrator.lowering.refs import axes_of
+from gyrator.lowering.typed import op
 from gyrator.origin import Origins
 from gyrator.schedule.gpu_gemm import ROW_BYTES, WORTH
 from gyrator.session import Count, Counters
@@ -222,14 +224,14 @@ def _filled(nest: Nest) -> Nest:
     body = nest.root.body.substitute({old: axis.index() for old, axis in zip(nest.axes, axes, strict=True)})
     for old, axis in zip(nest.axes, axes, strict=True):
         if old.extent is not axis.extent:
-            inside = Op("lt", (IndexValue(axis.index()), Const(old.extent.value or 0, torch.int64)), torch.bool)
+            inside = op("lt", IndexValue(axis.index()), Const(old.extent.value or 0, torch.int64))
             body = Masked(inside, body, Const(0.0, body.dtype))
     return replace(nest, axes=axes, root=Pointwise(body))
 
 
 def _copied(shape: Shape, source: Value, out: Value, origins: Origins) -> Nest:
     """``out[i, j] = source[i, j]`` within ``shape``, and zeros beyond."""
-    axes = tuple(Axis(f"i{k}", extent) for k, extent in enumerate(shape))
+    axes = axes_of("i", shape)
     return _filled(Nest((out,), axes, Pointwise(Load(source, tuple(axis.index() for axis in axes))), origins))
 
 

@@ -2,14 +2,12 @@
 
 from functools import cache
 
-import torch
-
-from gyrator.ir.expr import Checked, Expr, Load, Masked, Op, map_indirect
+from gyrator.ir.expr import Checked, Expr, Load, Masked, map_indirect
 from gyrator.ir.index import Index
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Program, map_nests
 from gyrator.ir.simplify import Rule
-from gyrator.lowering.typed import within
+from gyrator.lowering.typed import op, within
 
 
 def predicate(program: Program, rule: Rule) -> Program:
@@ -38,7 +36,7 @@ class _Pusher:
                 kept = self.expr(body, self._both(cond, here))
                 if isinstance(kept, Load) and kept.mask is here:
                     return Load(kept.value, kept.index, here, other.value)
-                return self._simple(Op("where", (here, kept, other), body.dtype))
+                return self._simple(op("where", here, kept, other))
             case Load(value, index, mask, other):
                 at = tuple(self.index(i, cond) for i in index)
                 inner = None if mask is None else self.expr(mask, cond)
@@ -55,7 +53,7 @@ class _Pusher:
     def _both(self, a: Expr | None, b: Expr | None) -> Expr | None:
         if a is None or b is None:
             return b if a is None else a
-        return self._simple(Op("logical_and", (a, b), torch.bool))
+        return self._simple(op("logical_and", a, b))
 
     def _simple(self, expr: Expr) -> Expr:
         return self._rule(expr) or expr

@@ -140,7 +140,7 @@ class _Inverse:
         """Whether an iteration, with its axes replaced, writes to the element along the axis that is chosen."""
         assert self.chosen is not None
         axis, index = self.chosen
-        return Op("eq", (IndexValue(axis.index()), index.substitute(self.at)), torch.bool)
+        return op("eq", IndexValue(axis.index()), index.substitute(self.at))
 
 
 def _inverse(nest: Nest) -> _Inverse | None:
@@ -204,10 +204,10 @@ def _sums(nest: Nest) -> list[Node]:
     at = dict(found.at) | {old: new.index() for old, new in zip(rows, reduced, strict=True)}
     before, body = _stored(nest, root.body, out)
     hit, nothing = replace(found, at=at).hits(), Const(identity("sum", body.dtype), body.dtype)
-    part = Op("where", (hit, body.substitute(at), nothing), body.dtype)
+    part = op("where", hit, body.substitute(at), nothing)
     total, axes = out.derived("sums", into.shape, body.dtype), found.axes
     here = coords_of(axes)
-    whole = Op("add", (Load(into, here), Load(total, here)), body.dtype)
+    whole = op("add", Load(into, here), Load(total, here))
     return [
         *before,
         replace(nest, out=(total,), axes=axes, root=Reduce("sum", reduced, (part,))),

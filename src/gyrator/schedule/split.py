@@ -6,12 +6,13 @@ from math import gcd
 
 import torch
 
-from gyrator.ir.expr import Const, Expr, IndexValue, Load, Masked, Op, Value
+from gyrator.ir.expr import Const, IndexValue, Load, Masked, Value
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, const, exact_quotient, product
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Root, defines, loads, map_nests
 from gyrator.ir.volume import volume
-from gyrator.lowering.typed import cast
+from gyrator.lowering.refs import axes_of
+from gyrator.lowering.typed import cast, op
 from gyrator.schedule.align import digits_of
 from gyrator.schedule.loops import LANES, SIMPLE
 
@@ -148,30 +149,30 @@ def split(nest: Nest, cut: Cut | None) -> list[Node]:
     counts = [a.extent // n for a, n in zip(cut.axes, reach, strict=False)] or [const(cut.parts)]
     sizes, before = [a.extent for a in nest.axes], nest.axes.index(cut.column) if cut.column else 0
     sizes[before:before] = counts
-    axes, end = tuple(Axis(f"i{k}", n) for k, n in enumerate(sizes)), before + len(counts)
+    axes, end = axes_of("i", tuple(sizes)), before + len(counts)
     blocks, kept = axes[before:end], axes[:before] + axes[end:]
-    inner = tuple(Axis(f"r{k}", n) for k, n in enumerate(reach or [cut.step]))
+    steps, others = reach or [cut.step], [a for a in root.reduced if a not in cut.axes]
+    reduced = axes_of("r", (*steps, *(a.extent for a in others)))
+    inner, rest = reduced[: len(steps)], reduced[len(steps) :]
     block, within = blocks[0].index(), inner[0].index()
     place = within * cut.parts + block if cut.in_turns else block * cut.step + within
     digits = zip(cut.axes, blocks, reach, inner, strict=False)
     at: dict[Atom, Index] = {axis: block.index() * n + r.index() for axis, block, n, r in digits}
     at = at or digits_of(place, cut.axes)
-    others = [a for a in root.reduced if a not in cut.axes]
-    rest = tuple(Axis(f"r{k + len(inner)}", a.extent) for k, a in enumerate(others))
     at |= {old: new.index() for old, new in zip((*nest.axes, *others), (*kept, *rest), strict=True)}
     body = tuple(b.substitute(at) for b in root.body)
     if cut.step * cut.parts is not cut.length:  # the last part is shorter
         end_place = cut.length
         if cut.column is not None:  # as positions, which let the two axes be one
             place, end_place = place * cut.column.extent + at[cut.column], cut.length * cut.column.extent
-        inside = Op("lt", (IndexValue(place), IndexValue(end_place)), torch.bool)
+        inside = op("lt", IndexValue(place), IndexValue(end_place))
         starts = [identity(root.kind, body[0].dtype), torch.iinfo(torch.int64).max]
         body = tuple(Masked(inside, b, Const(s, b.dtype)) for b, s in zip(body, starts, strict=False))
     dtypes = [b.dtype for b in body] if root.kind != "welford" else [body[0].dtype] * 3
     whole, *_ = defines(nest)
     partial = tuple(whole.derived(f"part{k or ''}", tuple(sizes), dtype) for k, dtype in enumerate(dtypes))
-    first = replace(nest, out=partial, axes=axes, root=Reduce(root.kind, (*inner, *rest), body, True))
-    rows = tuple(Axis(f"r{k}", b.extent) for k, b in enumerate(blocks))
+    first = replace(nest, out=partial, axes=axes, root=Reduce(root.kind, reduced, body, True))
+    rows = axes_of("r", tuple(counts))
     here = [a.index() for a in nest.axes]
     coords = (*here[:before], *(r.index() for r in rows), *here[before:])
     parts = tuple(Load(p, coords) for p in partial)
@@ -189,10 +190,6 @@ def _welford(nest: Nest, rows: tuple[Axis, ...], parted: tuple[Load, ...], parts
     dtype = means.dtype
     shape = tuple(a.extent for a in nest.axes)
     here = tuple(a.index() for a in nest.axes)
-
-    def op(kind: str, a: Expr, b: Expr) -> Op:
-        return Op(kind, (a, b), dtype)
-
     whole, *_ = defines(nest)
     total, mean = whole.derived("means", shape, dtype), nest.out[0] or whole.derived("mean", shape, dtype)
     average = op("mul", Load(total, here), Const(1.0 / parts, dtype))

@@ -5,7 +5,7 @@ As a row its few elements would fill a part of a warp or a vector, and neighbour
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 
 import torch
 
@@ -13,6 +13,7 @@ from gyrator.ir.expr import Const, Expr, Load, Op, Value
 from gyrator.ir.index import Atom, FloorDiv, Index, Mod, const, contiguous_strides, exact_quotient, product
 from gyrator.ir.program import Nest, Pointwise, Program, Reduce, loads, map_nests
 from gyrator.ir.volume import volume
+from gyrator.lowering.typed import op
 
 MOST, ROW, DIVISIONS = 32, 8, 64
 _STEPS = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum", "argmax": "maximum", "argmin": "minimum"}
@@ -75,16 +76,15 @@ def _unrolled(nest: Nest) -> Iterator[Nest]:
     if number is not None:
         found = Load(best, tuple(a.index() for a in nest.axes))
         nowhere = Const(torch.iinfo(torch.int64).max, torch.int64)
-        numbers = [Op("where", (_same(e, found), n, nowhere), torch.int64) for e, n in zip(*elements, strict=True)]
+        numbers = [op("where", _same(e, found), n, nowhere) for e, n in zip(*elements, strict=True)]
         yield replace(nest, out=(number,), root=Pointwise(_chain("minimum", numbers)))
 
 
 def _chain(step: str, elements: Sequence[Expr]) -> Expr:
-    return reduce(lambda a, b: Op(step, (a, b), a.dtype), elements)
+    return reduce(partial(op, step), elements)
 
 
 def _same(a: Expr, b: Expr) -> Op:
     """Equal, or both NaN."""
-    equal = Op("eq", (a, b), torch.bool)
-    nans = Op("logical_and", (Op("isnan", (a,), torch.bool), Op("isnan", (b,), torch.bool)), torch.bool)
-    return Op("logical_or", (equal, nans), torch.bool) if a.dtype.is_floating_point else equal
+    equal, nans = op("eq", a, b), op("logical_and", op("isnan", a), op("isnan", b))
+    return op("logical_or", equal, nans) if a.dtype.is_floating_point else equal
