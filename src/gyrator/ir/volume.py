@@ -5,7 +5,7 @@ from functools import lru_cache
 from math import prod
 
 from gyrator.ir.expr import Checked, Expr, Op, Random, Value
-from gyrator.ir.index import Atom, Index, Size, evaluate, upper
+from gyrator.ir.index import Atom, Axis, Index, Size, evaluate, upper
 from gyrator.ir.ops import OPS
 
 UNKNOWN_SIZE = 64
@@ -26,6 +26,11 @@ def volume(shape: Iterable[Index], unknown: int = UNKNOWN_SIZE) -> int:
     An extent whose sizes have no hints counts as its upper bound; where it has none, each of them as ``unknown``, so
     that ``(s0*s1,)`` has as many elements as ``(s0, s1)``."""
     return prod([_about(n, unknown) if n.value is None else n.value for n in shape])
+
+
+def iterations(axes: Iterable[Axis], unknown: int = UNKNOWN_SIZE) -> int:
+    """About how many iterations loops over all these axes have."""
+    return volume((axis.extent for axis in axes), unknown)
 
 
 @lru_cache(maxsize=1 << 13)

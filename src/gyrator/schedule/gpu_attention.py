@@ -21,7 +21,7 @@ from gyrator.ir.ops import OPS
 from gyrator.ir.program import Arg, Extern, ListArg, Nest, Pointwise, Program, View
 from gyrator.ir.simplify import Rule
 from gyrator.ir.tree import Attend, Config, Kernel, Param, Tile, Tiling
-from gyrator.ir.volume import volume
+from gyrator.ir.volume import iterations, volume
 from gyrator.schedule.canonical import named, stem_of
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_tiling import fits, power
@@ -183,5 +183,5 @@ def build_attention(unit: Templated) -> Built:
     texts = [tuple(c for c in unit.configs if bool(c.registers) is roles) for roles in (False, True)]
     tiling: Tiling | None = None
     for configs in filter(None, texts):
-        tiling = Tiling(tiles, configs, "template", wide, volume(axis.extent for axis in axes[:3]), tiling)
+        tiling = Tiling(tiles, configs, "template", wide, iterations(axes[:3]), tiling)
     return Built(replace(named(kernel, str(unit.configs)), tiling=tiling), tuple(params.values()))

@@ -10,7 +10,7 @@ from gyrator.ir.expr import Value
 from gyrator.ir.index import ONE, ZERO
 from gyrator.ir.program import Extern, Program, View, defines, shown_values
 from gyrator.ir.tree import Config, Contract, Kernel, Tile, Tiling
-from gyrator.ir.volume import volume
+from gyrator.ir.volume import iterations, volume
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_tiling import is_wide
 from gyrator.schedule.group import Group
@@ -156,5 +156,5 @@ def _describable(view: View) -> bool:
 def tile_product(kernel: Kernel, contract: Contract, configs: tuple[Config, ...]) -> Kernel:
     """The kernel with its tiling: a program computes a tile of rows and columns."""
     tiles = (Tile(contract.row, "BLOCK_M"), Tile(contract.column, "BLOCK_N"))
-    hint = volume(axis.extent for axis in (*contract.batch, contract.row, contract.column))
+    hint = iterations((*contract.batch, contract.row, contract.column))
     return replace(kernel, tiling=Tiling(tiles, configs, "template", is_wide(kernel), hint))

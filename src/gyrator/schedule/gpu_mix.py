@@ -15,7 +15,7 @@ from dataclasses import replace
 from gyrator.ir.expr import Const, Expr, IndexValue, Load, Op
 from gyrator.ir.index import Atom, Axis, Index, as_index, linear, product, substitute
 from gyrator.ir.program import Pointwise, Reduce, Scan, expressions, loads
-from gyrator.ir.volume import volume
+from gyrator.ir.volume import iterations
 from gyrator.schedule.align import digits_of, radix
 from gyrator.schedule.gpu_tiling import WHOLE_ROW
 from gyrator.schedule.group import Group, Indices, Member, Refused, crossing_reads
@@ -43,7 +43,7 @@ def mix(rows: Group, columns: Group, left: Indices, right: Indices, shape: Indic
         return Refused("parts have different numbers of rows, and the grid is of more than parts")
     roots = [m.nest.root for m in a.members if isinstance(m.nest.root, Reduce | Scan)]
     passes = any(isinstance(root, Scan) or root.kind == "softmax" for root in roots)
-    if passes or any(x.extent.value is None for x in row) or volume(x.extent for x in row) > MAX_COLUMNS:
+    if passes or any(x.extent.value is None for x in row) or iterations(row) > MAX_COLUMNS:
         return Refused("a row is scanned or does not fit in registers")
     if not all(_runs_down(m) for m in b.members):
         return Refused("a reduction down the columns keeps more than one number")

@@ -9,7 +9,7 @@ import torch
 from gyrator.ir.expr import Expr, Load, Op, Value
 from gyrator.ir.index import ONE, ZERO, Atom, Index, substitute
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, loads, map_nests, uses
-from gyrator.ir.volume import volume
+from gyrator.ir.volume import iterations, volume
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_mix import MAX_COLUMNS
 from gyrator.schedule.gpu_shared import shared_blocks
@@ -69,7 +69,7 @@ def _read_by_rows(program: Program) -> dict[Value, int]:
     elements: dict[Value, int] = {}
     for node in program.nodes:
         if isinstance(node, Nest) and isinstance(node.root, Reduce) and not is_column(node, node.root):
-            size = max(volume(a.extent for a in (*node.axes, *node.root.reduced)), MIN_WORK)
+            size = max(iterations((*node.axes, *node.root.reduced)), MIN_WORK)
             read = {load.value for load in loads(node.root.body)}
             elements |= {value: count for value in read if (count := volume(value.shape)) >= size}
     widest: dict[int, int] = {}
@@ -80,7 +80,7 @@ def _read_by_rows(program: Program) -> dict[Value, int]:
 
 def _cut(nest: Nest, root: Reduce, gpu: Gpu, mixed: int) -> Cut | None:
     """``mixed`` are the bytes of an element where rows of what is reduced are read, too, else 0."""
-    kept, row = volume(a.extent for a in nest.axes), volume(a.extent for a in root.reduced)
+    kept, row = iterations(nest.axes), iterations(root.reduced)
     if kept * row < MIN_WORK or root.kind not in (*SIMPLE, "argmax", "argmin", "welford"):
         return None
     column = is_column(nest, root)
@@ -124,7 +124,7 @@ def online_softmax(program: Program, gpu: Gpu) -> Program:
         if not isinstance(node, Nest) or not isinstance(node.root, Reduce) or not node.on_gpu:
             continue
         value, root = node.out[0], node.root
-        known, row = all(a.extent.value is not None for a in root.reduced), volume(a.extent for a in root.reduced)
+        known, row = all(a.extent.value is not None for a in root.reduced), iterations(root.reduced)
         short = known and row <= WHOLE_ROW and not shared_blocks(singleton(node, position), gpu)
         if value is None or (short and row <= WHOLE_ROW // 2):
             continue
@@ -136,7 +136,7 @@ def online_softmax(program: Program, gpu: Gpu) -> Program:
             case _:
                 continue
         same = (first.axes, maximum.reduced, maximum.body) == (node.axes, root.reduced, (element,))
-        elements = volume(a.extent for a in node.axes) * row
+        elements = iterations(node.axes) * row
         if not same or not _is_own(index, node) or (short and _goes_on(program, elements, {top, value})):
             continue
         del tops[top]
@@ -149,7 +149,7 @@ def online_softmax(program: Program, gpu: Gpu) -> Program:
 def _goes_on(program: Program, elements: int, results: Set[Value]) -> bool:
     """Whether something is computed for each of so many elements from what their rows were reduced to."""
     return any(
-        isinstance(node.root, Pointwise) and uses(node) & results and volume(a.extent for a in node.axes) >= elements
+        isinstance(node.root, Pointwise) and uses(node) & results and iterations(node.axes) >= elements
         for node in program.nodes
         if isinstance(node, Nest)
     )

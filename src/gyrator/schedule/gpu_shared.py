@@ -3,7 +3,7 @@
 from gyrator.ir.expr import Value
 from gyrator.ir.index import Index, substitute
 from gyrator.ir.program import Reduce, Scan, Scatter
-from gyrator.ir.volume import volume
+from gyrator.ir.volume import iterations
 from gyrator.schedule.gpu import SHORT_ROW, Gpu
 from gyrator.schedule.gpu_tiling import WHOLE_ROW, power
 from gyrator.schedule.group import Group
@@ -35,8 +35,8 @@ def shared_blocks(group: Group, gpu: Gpu | None) -> tuple[int, ...]:
     if Scan in roots:
         refused |= Reduce in roots or any(m.space is None for m in group.members)
         refused |= any(isinstance(m.nest.root, Scan) and "sort" in m.nest.root.kind for m in group.members)
-        few = volume((a.extent for a in outer), 1) <= 2 * gpu.processors
-        long = volume((a.extent for a in space), MIN_SHARED) >= MIN_SHARED
+        few = iterations(outer, 1) <= 2 * gpu.processors
+        long = iterations(space, MIN_SHARED) >= MIN_SHARED
         return SCAN_PARTS if few and long and not refused else ()
     rows, row = group.sides
     refused |= any(a.extent.value is None for a in (*outer, *space))

@@ -11,7 +11,7 @@ from math import prod
 from gyrator.ir import tree
 from gyrator.ir.index import ONE, Axis, FloorDiv, Index, Mod, lower, upper
 from gyrator.ir.tree import Config, Kernel, Loop, LoopKind, Store, Tile, Tiling, Update
-from gyrator.ir.volume import at_most, volume
+from gyrator.ir.volume import at_most, iterations, volume
 from gyrator.schedule.gpu import FEW_PROGRAMS, Gpu
 
 MAX_INDEX = 1 << 31
@@ -40,9 +40,9 @@ def tile_kernel(kernel: Kernel, gpu: Gpu, shared: tuple[int, ...] = ()) -> Kerne
     """``kernel`` with its tiling: every loop over a row and the last axis of the grid get a block, the last two or
     three in a kernel whose accesses cross. Several programs share a row in parts of one of the sizes ``shared``."""
     walk = _walk(kernel)
-    points = volume(a.extent for a in walk.grid)
-    hint = points * max((volume((r.extent,)) for r in walk.rows), default=1)
-    hint *= volume(loop.axis.extent for loop in tree.walk_loops(kernel.body) if loop.kind is LoopKind.SERIAL)
+    points = iterations(walk.grid)
+    hint = points * max((iterations((r,)) for r in walk.rows), default=1)
+    hint *= iterations(loop.axis for loop in tree.walk_loops(kernel.body) if loop.kind is LoopKind.SERIAL)
     if shared:
         tiling = _shared_tiles(walk, shared)
     elif walk.rows:
@@ -82,7 +82,7 @@ def _point_tiles(walk: _Walk, points: int, gpu: Gpu) -> Tiling:
 
 def _clipped(shape: tuple[int, ...], axes: tuple[Axis, ...]) -> tuple[int, ...]:
     """The sides of a tile, none longer than it needs to be: the longest axis gets what the others do not take."""
-    most = [power(volume((a.extent,), 1 << 20)) for a in axes]
+    most = [power(iterations((a,), 1 << 20)) for a in axes]
     sides, longest = list(map(min, shape, most)), most.index(max(most))
     sides[longest] = min(sides[longest] * (prod(shape) // prod(sides)), most[longest])
     return tuple(sides)
@@ -106,7 +106,7 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> Tiling:
                 pairs = [pairs[0], *((n, n * longest // 2048) for n in (16, 32) if 2048 <= n * longest <= WHOLE_ROW)]
         shapes = [(x, 0, warps) for x, warps in pairs]
     else:
-        row = max(power(volume((a.extent,), 1 << 14)) for a, w in whole.items() if not w)
+        row = max(power(iterations((a,), 1 << 14)) for a, w in whole.items() if not w)
         shapes = _looped_columns(row, points) if columns else _looped_rows(row)
     if not walk.grid:
         shapes = [(1, block, warps) for _, block, warps in shapes]
@@ -137,7 +137,7 @@ def _shared_tiles(walk: _Walk, parts: tuple[int, ...]) -> Tiling:
         return Tiling(tiles, tuple(configs), "split scan")
     shapes = [(n, min(max(n * _item(walk) // 2048, 4), 32)) for n in parts]
     shapes.insert(1, (parts[0], min(2 * shapes[0][1], 32)))
-    configs = [Config((("PARTS", -(-volume((axis.extent,)) // n)), ("RBLOCK", n)), warps) for n, warps in shapes]
+    configs = [Config((("PARTS", -(-iterations((axis,)) // n)), ("RBLOCK", n)), warps) for n, warps in shapes]
     return Tiling(tiles, tuple(dict.fromkeys(configs)), "cooperative")
 
 
@@ -172,7 +172,7 @@ def _mixed_rows(row: int, item: int) -> list[tuple[int, int]]:
 
 def _item(walk: _Walk) -> int:
     """Bytes of an element of what is accessed most."""
-    sizes = ((volume(a.extent for a in position.axes()), size) for position, size in walk.accesses)
+    sizes = ((iterations(position.axes()), size) for position, size in walk.accesses)
     return max(sizes, default=(0, 4))[1]
 
 
@@ -232,7 +232,7 @@ def _walks_columns(walk: _Walk, share: int = 1) -> bool:
     for position, size in walk.accesses:
         last = upper(position)
         span = 1 << 62 if last is None else volume((last + 1,))
-        weight = size * min(volume(a.extent for a in position.axes()), span)
+        weight = size * min(iterations(position.axes()), span)
         for kind, axes in enumerate((walk.rows, walk.grid[-1:])):
             weights[kind] = max(weights[kind], weight if any(_contiguous(position, a) for a in axes) else 0)
     return weights[1] * share > weights[0]

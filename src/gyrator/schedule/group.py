@@ -15,7 +15,7 @@ import torch
 from gyrator.ir.expr import Load, Value
 from gyrator.ir.index import ZERO, Atom, Axis, Index, as_index, product, substitute
 from gyrator.ir.program import Nest, Reduce, Scan, Scatter, expressions, loads
-from gyrator.ir.volume import volume
+from gyrator.ir.volume import iterations, volume
 from gyrator.schedule.align import Unification, axes_of, compose, linear_terms, unify
 
 Axes: TypeAlias = "tuple[Axis, ...]"
@@ -57,7 +57,7 @@ class Group:
     @property
     def sides(self) -> tuple[int, int]:
         """About how many rows there are, and how long the longest is."""
-        return volume(a.extent for a in self.outer), max(volume(a.extent for a in s) for s in self.spaces)
+        return iterations(self.outer), max(map(iterations, self.spaces))
 
     @property
     def only_reduces(self) -> bool:

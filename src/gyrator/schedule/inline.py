@@ -7,7 +7,7 @@ from gyrator.ir.expr import Const, Expr, Load, Masked, Op, Value, rewrite
 from gyrator.ir.index import Atom, Index
 from gyrator.ir.program import Nest, Pointwise, Program, Reduce, addressed, expressions, loads, map_nests, shown_values
 from gyrator.ir.simplify import Rule
-from gyrator.ir.volume import cost_of, volume
+from gyrator.ir.volume import cost_of, iterations, volume
 from gyrator.origin import merge
 from gyrator.schedule.layout import transposes
 
@@ -90,9 +90,9 @@ def _reads(program: Program) -> dict[Value, _Reads]:
     for node in reversed(program.nodes):
         if not isinstance(node, Nest):
             continue
-        points = volume(a.extent for a in node.axes)
+        points = iterations(node.axes)
         if isinstance(node.root, Reduce):
-            points *= volume(a.extent for a in node.root.reduced)
+            points *= iterations(node.root.reduced)
         after = _Reads() if node.out[0] is None else found.get(node.out[0], _Reads())
         own = after if _widens(node) and after.nests else None
         reduced = isinstance(node.root, Reduce) or after.reduced
@@ -119,7 +119,7 @@ def _wanted(body: Expr, nest: Nest, reads: _Reads, pinned: bool) -> bool:
     shape = _measure(body, nest)
     if shape.nodes > MAX_NODES or shape.loads > MAX_LOADS:
         return False
-    elements = volume(a.extent for a in nest.axes)
+    elements = iterations(nest.axes)
     if len(reads.nests) == reads.distinct == 1 and reads.evaluated <= elements:
         return True
     if nest.on_gpu and shape.cost <= SPARE and shape.big_loads <= 1:

@@ -19,7 +19,7 @@ from gyrator.ir.ops import REDUCTIONS, identity
 from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, bodies, defines
 from gyrator.ir.simplify import Rule
 from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, loads_in
-from gyrator.ir.volume import cost_of, volume
+from gyrator.ir.volume import cost_of, iterations, volume
 from gyrator.lowering.typed import cast, op
 from gyrator.origin import merge
 from gyrator.schedule.canonical import named, stem_of
@@ -158,7 +158,7 @@ class Writer:
         kind = LoopKind.SERIAL if shape.style is Style.SPLIT else LoopKind.PARALLEL
         for axis in reversed(shape.parallel):
             stages = (Loop(axis, kind, stages, grain=grain),)
-            grain *= volume((axis.extent,))
+            grain *= iterations((axis,))
         return stages
 
     def _columns(self, stages: list[Loop | Stage]) -> list[Loop | Stage]:
@@ -254,14 +254,14 @@ class Writer:
         is_sum = isinstance(nest.root, Reduce) and nest.root.kind == "sum" and value.dtype == torch.float32
         if not is_sum or space is None or self.on_gpu:
             return value.dtype
-        few = volume(a.extent for a in self.shape.spaces[space]) <= PART // 2  # these are parts, made elsewhere
+        few = iterations(self.shape.spaces[space]) <= PART // 2  # these are parts, made elsewhere
         return torch.float64 if self._part(space) or few else value.dtype
 
     def _sheet(self, space: int, stages: list[Loop | Stage], sums: list[tuple[str, Value]]) -> list[Loop | Stage]:
         """All rows in order. With two loops or more, each round of the outer ones sums apart and is added at its
         end: of one alone, or of all but the innermost where that makes parts of many rows."""
         axes = self.shape.spaces[space]
-        apart = 1 if volume(a.extent for a in axes[1:]) <= 4 * PART else len(axes) - 1
+        apart = 1 if iterations(axes[1:]) <= 4 * PART else len(axes) - 1
         body = self._columns(stages)
         for depth in range(len(axes) - 1, -1, -1):
             body = [Loop(axes[depth], LoopKind.SERIAL, tuple(body))]
@@ -404,7 +404,7 @@ class Writer:
         later = [m for m in self.members if self.levels[m.position] > own]
         if not any(load.value is value for m in later for load in m.loads):
             return False
-        size = volume((a.extent for a in self.shape.spaces[member.space]), 1024) * value.dtype.itemsize
+        size = iterations(self.shape.spaces[member.space], 1024) * value.dtype.itemsize
         dear = style in (Style.ROWS, Style.STRIPS) and size <= MAX_SCRATCH and _work(self._exprs(member, own)) > CHEAP
         return dear or isinstance(root, Scan)
 
@@ -479,7 +479,7 @@ def _cost(stages: Body) -> int:
     for stage in stages:
         match stage:
             case Loop(axis, _, body):
-                total += _cost(body) * volume((axis.extent,))
+                total += _cost(body) * iterations((axis,))
             case Let(_, expr) | Store(_, _, expr):
                 total += 1 + _work((expr,))
             case Update(_, args):

@@ -7,7 +7,7 @@ from functools import lru_cache
 from gyrator.ir.expr import IndexValue, Load, Random, Value
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, substitute
 from gyrator.ir.program import Nest, Pointwise, Scatter, defines, expressions, loads
-from gyrator.ir.volume import volume
+from gyrator.ir.volume import iterations, volume
 from gyrator.schedule.group import Axes, Group, Member
 
 LARGE = 1 << 20
@@ -44,7 +44,7 @@ def lane_cost(group: Group, stored: frozenset[Value], lanes: Mapping[int | None,
     for member, access in _own_accesses(group, stored):
         lane, position = lanes[member.space], substitute(access.position, member.at)
         near = lane is not None and position.coefficient(lane) in (ZERO, ONE)
-        times = volume(a.extent for a in (*group.outer, *([] if member.space is None else group.spaces[member.space])))
+        times = iterations((*group.outer, *([] if member.space is None else group.spaces[member.space])))
         cost += times // width if near else times
     return cost
 
@@ -73,7 +73,7 @@ def member_accesses(nest: Nest) -> tuple[tuple[Access, ...], tuple[Access, ...]]
 
 def _access(value: Value, index: tuple[Index, ...]) -> Access:
     position = value.position(index)
-    return Access(value, position, volume(a.extent for a in position.axes()) * value.dtype.itemsize)
+    return Access(value, position, iterations(position.axes()) * value.dtype.itemsize)
 
 
 def transposes(nest: Nest) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from gyrator.ir.expr import Expr, IndexValue, Load, Value
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Mod, as_index, minimum, product, substitute
 from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, bodies, defines
-from gyrator.ir.volume import at_most, cost_of, volume
+from gyrator.ir.volume import at_most, cost_of, iterations
 from gyrator.schedule.align import digits_of
 from gyrator.schedule.group import Axes, Group
 from gyrator.schedule.layout import Access, accesses, coalesce, contiguous_axes, lane_cost, loop_order
@@ -86,16 +86,16 @@ def choose_loops(group: Group, stored: frozenset[Value], *, phased: bool) -> Sha
         beside = _beside(group, column, found)
         if beside is not None:
             return _columns(group, column, beside, tiny=_have_at_most(TINY, group.spaces))
-    narrow = column is not None and volume((column.extent,)) <= TINY and all(m.space is not None for m in group.members)
+    narrow = column is not None and iterations((column,)) <= TINY and all(m.space is not None for m in group.members)
     rows = [a for a in group.outer if not (narrow and a is column)]
-    many = bool(rows) and volume((rows[-1].extent,)) >= 4 * LANES
+    many = bool(rows) and iterations((rows[-1],)) >= 4 * LANES
     short = many and _have_at_most(BLOCK if narrow else TINY, group.spaces)  # or columns are, of no long rows
     if column is not None and not (narrow and short) and not _rows_are_cheaper(group, stored, column):
         return _columns(group, column)
     if short:
         return _columns(group, rows[-1], tiny=True)
     alone = len(group.spaces) > 1 or phased or any(isinstance(m.nest.root, Scan | Scatter) for m in group.members)
-    if _size(group.outer) < FEW_ROWS and _size(group.spaces[0]) > LONG_ROW and not alone:
+    if iterations(group.outer) < FEW_ROWS and iterations(group.spaces[0]) > LONG_ROW and not alone:
         return _split_row(group)
     return Shape(group, Style.ROWS, group.outer, None, group.spaces, {})
 
@@ -150,7 +150,7 @@ def _points(group: Group, found: list[Access]) -> Shape:
     across = crossing(parallel, last, found)
     if 1 < (last.extent.value or 0) <= TINY:
         near = _beside(group, last, found)
-        if across is None and near is not None and LANES % volume((last.extent,)) == 0:
+        if across is None and near is not None and LANES % iterations((last,)) == 0:
             return _merged(group, near, last)
         lane = across or near
         if lane is not None:
@@ -164,7 +164,7 @@ def _points(group: Group, found: list[Access]) -> Shape:
         columns, last = _blocked(last, TILE_COLUMNS, blocks)
         parallel = [a for a in parallel if a is not across] + [rows, columns]
         return Shape(group, Style.POINTS, tuple(parallel), last, (), blocks, tile=row)
-    if _size(parallel) < 64 and volume((last.extent,), 1 << 20) > 2 * BLOCK:
+    if iterations(parallel) < 64 and iterations((last,), 1 << 20) > 2 * BLOCK:
         block, last = _blocked(last, BLOCK, blocks)
         parallel.append(block)
     return Shape(group, Style.POINTS, tuple(parallel), last, (), blocks)
@@ -173,7 +173,7 @@ def _points(group: Group, found: list[Access]) -> Shape:
 def _is_repeated(group: Group, axis: Axis, lane: Axis) -> bool:
     """Whether most of the work is the same along an axis, as that of finding where to read is for all channels: vectors
     then compute it once, before an innermost loop along that axis."""
-    few = volume((axis.extent,)) < TINY // 2 or volume((lane.extent,)) < LANES
+    few = iterations((axis,)) < TINY // 2 or iterations((lane,)) < LANES
     if few or not all(isinstance(m.nest.root, Pointwise) for m in group.members):
         return False
     work, varying = {False: 0, True: 0}, set[Value]()
@@ -210,7 +210,7 @@ def _merged(group: Group, outer: Axis, last: Axis) -> Shape:
     """Vectors along two axes as one, where the last alone would fill but a part of them."""
     both, blocks = Axis(outer.name, outer.extent * last.extent), dict[Atom, Index]()
     parallel, at = [a for a in group.outer if a is not outer and a is not last], both.index()
-    if _size(parallel) < 64 and volume((both.extent,), 1 << 20) > 2 * BLOCK:
+    if iterations(parallel) < 64 and iterations((both,), 1 << 20) > 2 * BLOCK:
         block, both = _blocked(both, BLOCK, blocks)
         (at,) = blocks.values()
         parallel.append(block)
@@ -261,10 +261,10 @@ def _columns(group: Group, column: Axis, beside: Axis | None = None, *, tiny: bo
         m.nest.root.kind in SIMPLE if isinstance(m.nest.root, Reduce) else not isinstance(m.nest.root, Scan)
         for m in group.members
     )
-    width = volume((column.extent,), 1 << 12)
+    width = iterations((column,), 1 << 12)
     simple = simple and (width < BLOCK or not _have_at_most(PART // 2, spaces))  # so few streams a processor follows
     style = Style.SHEET if simple else Style.STRIPS
-    block = _sheet_width(width, _size(others)) if simple else 4 * LANES
+    block = _sheet_width(width, iterations(others)) if simple else 4 * LANES
     blocks: dict[Atom, Index] = {}
     if width > block:
         outside, column = _blocked(column, block, blocks)
@@ -290,14 +290,10 @@ def _sheet_width(columns: int, parallel: int) -> int:
 
 def _split_row(group: Group) -> Shape:
     row, blocks = list(group.spaces[0]), dict[Atom, Index]()
-    if len(row) == 1 or volume((row[0].extent,)) < FEW_ROWS:
+    if len(row) == 1 or iterations((row[0],)) < FEW_ROWS:
         block, inner = _blocked(row[-1], BLOCK, blocks)
         row = [block, *row[:-1], inner]
     return Shape(group, Style.SPLIT, group.outer, None, (tuple(row),), blocks)
-
-
-def _size(axes: Iterable[Axis]) -> int:
-    return volume(a.extent for a in axes)
 
 
 def _blocked(axis: Axis, size: int, blocks: dict[Atom, Index]) -> tuple[Axis, Axis]:
@@ -335,7 +331,7 @@ def _grid(group: Group, stored: frozenset[Value], blocks: dict[Atom, Index]) -> 
         return []
     *others, last = group.outer
     side = crossing(others, last, accesses(group, stored)) if group.pointwise else None
-    if side is None or min(volume((a.extent,)) for a in (side, last)) < MIN_SIDE:
+    if side is None or min(iterations((a,)) for a in (side, last)) < MIN_SIDE:
         return [_flat("point", group.outer, blocks)]
     rest = [a for a in others if a is not side]
     third = crossing(rest, last, accesses(group, stored))

@@ -11,7 +11,7 @@ from gyrator.ir.expr import Const, Expr, IndexValue, Load, Op, Value
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, Indirect, div_mod, is_nonnegative, substitute
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Scatter, defines, map_nests, shown_values, uses
-from gyrator.ir.volume import volume
+from gyrator.ir.volume import iterations, volume
 from gyrator.lowering.joins import masked
 from gyrator.lowering.refs import Coords, axes_of, coords_of
 from gyrator.lowering.typed import between, both, number, op
@@ -105,7 +105,7 @@ def _reads(value: Value, base: Value, maker: Mapping[Value, Node]) -> bool:
 
 
 def _is_small_part(nest: Nest) -> bool:
-    return isinstance(nest.root, Scatter) and volume(a.extent for a in nest.axes) * 2 <= volume(nest.root.into.shape)
+    return isinstance(nest.root, Scatter) and iterations(nest.axes) * 2 <= volume(nest.root.into.shape)
 
 
 def _select(nest: Nest, makers: Mapping[Value, Nest]) -> Nest | None:
@@ -197,7 +197,7 @@ def _sums(nest: Nest) -> list[Node]:
         return [nest]
     rows = [a for a in nest.axes if a not in found.at]
     cells = max(volume((found.chosen[0].extent,)), 1)
-    crowd, source = volume(a.extent for a in rows) // cells, volume(a.extent for a in nest.axes) * into.dtype.itemsize
+    crowd, source = iterations(rows) // cells, iterations(nest.axes) * into.dtype.itemsize
     if crowd < LEAST_CROWD or cells * source > crowd * BYTES_IN_A_WAIT:
         return [nest]
     reduced = axes_of("r", tuple(a.extent for a in rows))

@@ -10,7 +10,7 @@ from gyrator.ir.expr import Const, IndexValue, Load, Masked, Value
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, const, exact_quotient, product
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Root, defines, loads, map_nests
-from gyrator.ir.volume import volume
+from gyrator.ir.volume import iterations
 from gyrator.lowering.refs import axes_of
 from gyrator.lowering.typed import cast, op
 from gyrator.schedule.align import digits_of
@@ -62,7 +62,7 @@ def _cut(nest: Nest, choose: Callable[[Nest, Reduce], Cut | None]) -> Cut | None
     root = nest.root
     if not isinstance(root, Reduce) or root.kind not in (*SIMPLE, "welford") or nest.on_gpu or not nest.axes:
         return None
-    return None if volume(a.extent for a in (*nest.axes, *root.reduced)) < MIN_WORK else choose(nest, root)
+    return None if iterations((*nest.axes, *root.reduced)) < MIN_WORK else choose(nest, root)
 
 
 def _rows_for_vectors(nest: Nest, root: Reduce) -> Cut | None:
@@ -84,7 +84,7 @@ def _rows_for_vectors(nest: Nest, root: Reduce) -> Cut | None:
 
 
 def _rows_for_cores(nest: Nest, root: Reduce) -> Cut | None:
-    if not is_column(nest, root) or volume(a.extent for a in nest.axes) >= WIDE:
+    if not is_column(nest, root) or iterations(nest.axes) >= WIDE:
         return None
     parts = range(PARTS // 2, 2 * PARTS + 1)
     cuts = (even_cut(root.reduced[: k + 1], PARTS, parts) for k in range(len(root.reduced)))
@@ -116,13 +116,13 @@ def cut_in_turns(axes: tuple[Axis, ...], parts: int) -> Cut:
 
 def longest(axes: Iterable[Axis]) -> Axis:
     """The axis with the most iterations."""
-    return max(axes, key=lambda a: volume((a.extent,)))
+    return max(axes, key=lambda a: iterations((a,)))
 
 
 def is_column(nest: Nest, root: Reduce) -> bool:
     """Whether the largest loads are contiguous along a kept axis."""
     positions = [load.value.position(load.index) for load in loads(root.body)]
-    largest = max(positions, key=lambda position: volume(a.extent for a in position.axes()), default=ZERO)
+    largest = max(positions, key=lambda position: iterations(position.axes()), default=ZERO)
     return any(largest.coefficient(axis) is ONE for axis in nest.axes)
 
 

@@ -12,7 +12,7 @@ import torch
 from gyrator.ir.expr import Const, Expr, Load, Op, Value
 from gyrator.ir.index import Atom, FloorDiv, Index, Mod, const, contiguous_strides, exact_quotient, product
 from gyrator.ir.program import Nest, Pointwise, Program, Reduce, loads, map_nests
-from gyrator.ir.volume import volume
+from gyrator.ir.volume import iterations
 from gyrator.lowering.typed import op
 
 MOST, ROW, DIVISIONS = 32, 8, 64
@@ -31,7 +31,7 @@ def unroll_windows(program: Program) -> Program:
 
 
 def _fits(nest: Nest, root: Reduce) -> bool:
-    elements, dtype = volume(a.extent for a in root.reduced), root.body[0].dtype
+    elements, dtype = iterations(root.reduced), root.body[0].dtype
     if any(a.extent.value is None for a in root.reduced) or not 0 < elements <= MOST:
         return False
     if root.kind not in _STEPS or dtype == torch.bool:
