@@ -573,7 +573,7 @@ class Printer(Expressions):
             value = int(e.value) if e.dtype == torch.bool else e.value
             term = Term(f"tl.full([], {constant_text(value)}, {type_name(dtype)})")
         elif dtype != e.dtype:
-            term = replace(term, text=f"{term.operand}.to({type_name(dtype)})", atom=True, name=False)
+            term = term.to(type_name(dtype))
         if axis not in self.bounds or kind == "welford":
             return self._broadcast(term, term.axes | {axis})
         return self._neutral(term, constant_text(_starts(kind, e.dtype)[0][0]), axis)

@@ -7,6 +7,8 @@ on, so that tensors broadcast where they meet; what depends on no tile is a scal
     tiles i, j                                tl.exp(tl.load(x + (i * 768 + j), i_ok & j_ok) - m_0)
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -51,6 +53,10 @@ class Term(Printed):
     def operand(self) -> str:
         """The text as an operand."""
         return self.text if self.atom else f"({self.text})"
+
+    def to(self, *types: str) -> Term:
+        """The value converted to each of these types in turn."""
+        return made_of(self.operand + "".join(f".to({t})" for t in types), self)
 
 
 Block: TypeAlias = Lines[Term]
@@ -164,12 +170,9 @@ class Expressions(Blocks[Term, Block]):
             args = [self._argument(e, k, template) for k in range(len(e.args))]
         small = is_small(e.args[-1].dtype) and row.rule in (Rule.SAME, Rule.FLOAT, Rule.COMPARE)
         if small:
-            wide = [replace(a, text=f"{a.operand}.to(tl.float32)", atom=True, name=False) for a in args]
-            args = [a if isinstance(x, Const) else w for a, w, x in zip(args, wide, e.args, strict=True)]
+            args = [a if isinstance(x, Const) else a.to("tl.float32") for a, x in zip(args, e.args, strict=True)]
         term = self._joined(template, args, e.dtype)
-        if small and e.dtype == e.args[-1].dtype:
-            term = replace(term, text=f"{term.operand}.to({type_name(e.dtype)})", atom=True)
-        return term
+        return term.to(type_name(e.dtype)) if small and e.dtype == e.args[-1].dtype else term
 
     def _argument(self, e: Op, k: int, template: str) -> Term:
         """Operand ``k``; a literal stays bare where an operator gives it the other operand's type."""
@@ -200,12 +203,12 @@ class Expressions(Blocks[Term, Block]):
         source, target = e.args[0].dtype, e.dtype
         if e.name == "bitcast":  # of what may be computed in a wider type
             steps = [type_name(source), f"{type_name(target)}, bitcast=True"][isinstance(e.args[0], Load) :]
-            return replace(arg, text=arg.operand + "".join(f".to({s})" for s in steps), atom=True, name=False)
+            return arg.to(*steps)
         if target == torch.bool:
-            return replace(arg, text=f"({arg.operand} != 0)", atom=True, name=False)
+            return made_of(f"({arg.operand} != 0)", arg)
         if is_small(target) and target.itemsize == 1:
             name = "float8e5" if target == torch.float8_e5m2 else "float8e4"
-            return replace(arg, text=f"rt.to_{name}({arg.text})", atom=True, name=False)
+            return made_of(f"rt.to_{name}({arg.text})", arg)
         steps = [type_name(target)]
         if source.is_floating_point and not target.is_floating_point:
             if target.itemsize < 4 or not target.is_signed:
@@ -214,7 +217,7 @@ class Expressions(Blocks[Term, Block]):
                 steps.insert(0, "tl.float32")
         elif (is_small(source) and target != torch.float32) or (is_small(target) and source != torch.float32):
             steps.insert(0, "tl.float32")
-        return replace(arg, text=arg.operand + "".join(f".to({s})" for s in steps), atom=True, name=False)
+        return arg.to(*steps)
 
     # -- leaves --------------------------------------------------------------------------------------------
     def _load(self, e: Load) -> Term:
@@ -278,8 +281,7 @@ class Expressions(Blocks[Term, Block]):
     def _int64(self, index: Index) -> Term:
         if index.value is not None:
             return Term(typed_literal(index.value, torch.int64))
-        term = self.index(index)
-        return replace(term, text=f"{term.operand}.to(tl.int64)", atom=True, name=False)
+        return self.index(index).to("tl.int64")
 
     def _atom(self, atom: Atom) -> Term:
         known = self.find(atom)
@@ -298,9 +300,7 @@ class Expressions(Blocks[Term, Block]):
                 return self.named(made_of(f"tl.{name}({a.text}, {b.text})", a, b), "k", atom)
             case Indirect(value):
                 term = self.value(value)
-                if self.tiling.wide or value.dtype != torch.int64:
-                    return term
-                return replace(term, text=f"{term.operand}.to(tl.int32)", atom=True, name=False)
+                return term if self.tiling.wide or value.dtype != torch.int64 else term.to("tl.int32")
         raise InternalCheckError("print", f"{type(atom).__name__} {atom} has no value here")
 
     def _index_operand(self, e: Expr) -> Term:
