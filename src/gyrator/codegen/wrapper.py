@@ -32,7 +32,7 @@ from gyrator.codegen.texts import WIDTH, broken, origin_comments
 from gyrator.codegen.triton_source import Pointer, SizeArgument, TritonKernel, Workspace
 from gyrator.ir.expr import Checked, Value
 from gyrator.ir.index import ZERO, Atom, Index, Size, is_nonnegative, substitute
-from gyrator.ir.program import Arg, Extern, Input, Item, ListArg, View, shown_views, views
+from gyrator.ir.program import Arg, Extern, Input, Item, ListArg, View, output_values, views
 from gyrator.ir.symbols import UNBOUNDED
 from gyrator.ir.tree import Contract, Kernel, walk_exprs, walk_stages
 from gyrator.ir.volume import count_of
@@ -458,7 +458,7 @@ def _lasting(plan: Plan, results: Container[int]) -> frozenset[Value]:
         if isinstance(step, Allocate):
             first[step.value] = step.value if step.upon is None else first.get(step.upon, step.upon)
     outputs = [output for position, output in enumerate(plan.outputs) if position in results]
-    return frozenset(first[view.value] for view in shown_views(outputs) if view.value in first)
+    return frozenset(first[value] for value in output_values(outputs) if value in first)
 
 
 # -- scripts on inputs that are made up ---------------------------------------------------------------------

@@ -269,14 +269,14 @@ def shown_views(outputs: Iterable[Output | Arg]) -> tuple[View, ...]:
     return tuple(view for view in shown if isinstance(view, View))
 
 
-def output_values(program: Program) -> frozenset[Value]:
+def output_values(outputs: Iterable[Output]) -> frozenset[Value]:
     """The values that outputs show."""
-    return frozenset(view.value for view in shown_views(program.outputs))
+    return frozenset(view.value for view in shown_views(outputs))
 
 
 def shown_values(program: Program) -> frozenset[Value]:
     """The values that outputs and updates of inputs show."""
-    return output_values(program) | {update.value.value for update in program.updates}
+    return output_values(program.outputs) | {update.value.value for update in program.updates}
 
 
 def addressed(node: Node) -> frozenset[Value]:

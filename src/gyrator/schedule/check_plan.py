@@ -6,7 +6,7 @@ from gyrator.ir.check import blame
 from gyrator.ir.check_expr import RuleBroken
 from gyrator.ir.expr import Value
 from gyrator.ir.index import Index, is_nonnegative
-from gyrator.ir.program import defines, shown_views
+from gyrator.ir.program import defines, output_values
 from gyrator.origin import Origins
 from gyrator.schedule.plan import Allocate, Call, Free, Launch, Plan, Step, touched
 
@@ -35,7 +35,7 @@ class _Checker:
     def __init__(self, plan: Plan) -> None:
         self._kernels = {kernel.name: kernel for kernel in plan.kernels}
         self._given = {i.value for i in plan.inputs if i.value is not None} | {c.value for c in plan.constants}
-        self._shown = {view.value for view in shown_views(plan.outputs)}
+        self._shown = output_values(plan.outputs)
         self._named = set(self._given)
         self._empty: set[Value] = set()  # not written yet
         self._lost: dict[Value, Value] = {}  # overwritten, and by what

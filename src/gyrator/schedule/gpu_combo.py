@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from gyrator.ir.expr import Checked, Expr, Ref, Value, reading, rewrite
 from gyrator.ir.index import ONE, Axis
-from gyrator.ir.program import shown_views
+from gyrator.ir.program import output_values
 from gyrator.ir.tree import Config, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Tile, Tiling, walk_exprs
 from gyrator.ir.volume import bytes_of
 from gyrator.origin import merge
@@ -90,7 +90,7 @@ def combine(plan: Plan) -> Plan:
 # -- which -------------------------------------------------------------------------------------------------
 def _slots(plan: Plan, kernels: Mapping[str, Kernel]) -> tuple[list[_Slot], dict[Value, Value]]:
     """The plan in its new order; and for each value that lies upon another whose memory that is."""
-    kept = {view.value for view in shown_views(plan.outputs)}
+    kept = output_values(plan.outputs)
     slots: list[_Slot] = []
     owner: dict[Value, Value] = {}
     written: dict[Value, int] = {}  # the last slot that writes into memory, that reads it, that mentions a value

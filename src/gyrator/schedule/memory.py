@@ -69,7 +69,7 @@ class _Planner:
         self._program, self._units, self._rule, self._gpu = program, units, rule, gpu
         self._in_place = in_place
         self._life = life_of(program, units)
-        self._outputs = output_values(program)
+        self._outputs = output_values(program.outputs)
         self._updates = {u.value.value: u for u in program.updates if is_full(u.value)}
         self._becomes = _becomes(program, self._updates)
         self._home: dict[Value, Value] = {}  # versions that lie in an input's memory, by the input

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from gyrator.ir.expr import Value
 from gyrator.ir.index import ZERO, Index, is_nonnegative
-from gyrator.ir.program import shown_views, views
+from gyrator.ir.program import output_values, views
 from gyrator.ir.volume import count_of
 from gyrator.schedule.plan import Allocate, Call, Free, Plan, Step, held
 
@@ -37,7 +37,7 @@ def overlay(plan: Plan) -> Plan:
     before it is written, and where over 1% more would be held at once because the result is allocated earlier (a pool
     keeps more without it)."""
     fresh = {s.value: at for at, s in enumerate(plan.steps) if isinstance(s, Allocate) and s.upon is None}
-    shown = {view.value for view in shown_views(plan.outputs)}
+    shown = output_values(plan.outputs)
     host = max((v for v in fresh if v in shown and _is_known(v)), key=_bytes, default=None)
     if host is None or host.device.type != "cpu":
         return plan
