@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from gyrator.ir.expr import Const, Expr, Load, Masked, Op, Value, rewrite
-from gyrator.ir.index import Atom, Index
+from gyrator.ir.expr import Const, Expr, Load, Masked, Op, Value, indirect_values, rewrite
+from gyrator.ir.index import ONE, Atom, Index
 from gyrator.ir.program import Nest, Pointwise, Program, Reduce, addressed, expressions, loads, map_nests, shown_values
 from gyrator.ir.simplify import Rule
-from gyrator.ir.volume import cost_of, iterations, volume
+from gyrator.ir.volume import cost_of, iterations
 from gyrator.origin import merge
 from gyrator.schedule.layout import transposes
 
@@ -16,20 +16,8 @@ BALANCE = 4.0
 """Cheap instructions that cost as much as moving one byte through memory, about, on the machines we know."""
 SPARE = 16
 """Cheap instructions for an element that a GPU does while it waits for memory anyway."""
-
 ROW = 32
 """Elements of a row from which on what is the same for all of them costs nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """What inlining a body would copy. ``cost`` is for an element of a row."""
-
-    cost: int
-    nodes: int
-    loads: int
-    big_loads: int
-    dear: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,36 +104,28 @@ def _wanted(body: Expr, nest: Nest, reads: _Reads, pinned: bool) -> bool:
         return True
     if pinned or (reads.reduced and transposes(nest)):
         return False
-    shape = _measure(body, nest)
-    if shape.nodes > MAX_NODES or shape.loads > MAX_LOADS:
+    if sum(1 for _ in body.walk()) > MAX_NODES or len(body.loads()) > MAX_LOADS:
         return False
+    wide = [axis for axis in nest.axes if axis.extent is not ONE]
+    row = wide[-1] if wide and iterations((wide[-1],)) >= ROW else None
+    costs = [_cost(node) for node in body.walk() if row is None or row in node.axes()]  # for an element of a row
+    cost, dear = sum(costs), max(costs, default=0) > 8
+    big_loads = sum(len({a for i in load.index for a in i.axes()}) == len(wide) for load in body.loads())
     elements = iterations(nest.axes)
     if len(reads.nests) == reads.distinct == 1 and reads.evaluated <= elements:
         return True
-    if nest.on_gpu and shape.cost <= SPARE and shape.big_loads <= 1:
+    if nest.on_gpu and cost <= SPARE and big_loads <= 1:
         return True
-    if shape.dear and reads.evaluated > elements:
+    if dear and reads.evaluated > elements:
         return False
-    if len(reads.nests) > 1 and shape.big_loads > 1:
+    if len(reads.nests) > 1 and big_loads > 1:
         return False
     saved = body.dtype.itemsize * (elements + min(reads.evaluated, len(reads.nests) * elements))
-    extra = shape.cost * max(reads.evaluated - elements, 0)
-    return extra < BALANCE * saved and (shape.cost <= 8 or reads.evaluated <= elements)
+    extra = cost * max(reads.evaluated - elements, 0)
+    return extra < BALANCE * saved and (cost <= 8 or reads.evaluated <= elements)
 
 
-def _measure(body: Expr, nest: Nest) -> _Shape:
-    cost = count = n_loads = big = 0
-    dear = False
-    wide = [axis for axis in nest.axes if axis.extent.value != 1]
-    row = wide[-1] if wide and volume([wide[-1].extent]) >= ROW else None
-    for node in body.walk():
-        count += 1
-        one = cost_of(node)
-        if isinstance(node, Load):
-            n_loads += 1
-            axes = frozenset().union(*(i.axes() for i in node.index))
-            big += len(axes) == len(wide)
-            one = 20 if any(i.indirects() for i in node.index) else 0
-        if row is None or row in node.axes():
-            cost, dear = cost + one, dear or one > 8
-    return _Shape(cost, count, n_loads, big, dear)
+def _cost(node: Expr) -> int:
+    if isinstance(node, Load):
+        return 20 if indirect_values(node.index) else 0
+    return cost_of(node)
