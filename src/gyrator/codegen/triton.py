@@ -44,6 +44,10 @@ _RESERVED = (
     *("number", "parts", "attention", "score", "keep", "slope", "grad", "reads", "b", "h", "i", "j"),
 )
 _LIBRARY = re.compile(r"\b([a-z]+)\.")
+_OURS = {
+    "rt": "from gyrator.runtime import triton_ops as rt",
+    **{name: f"from gyrator.templates import {name}" for name in ("attention", "gemm", "hopper")},
+}
 _ATOMICS = {"add": "atomic_add", "max": "atomic_max", "min": "atomic_min"}
 _KINDS = {"add": "sum", "mul": "prod"}
 _NEXT = {
@@ -169,15 +173,12 @@ def _module(
 ) -> str:
     lines = [*(["rt.after_launches()"] if early else []), *lines]
     libraries = {name for line in (*functions, *lines) for name in _LIBRARY.findall(line)}
-    imports = ["import triton", "import triton.language as tl"]
-    if "libdevice" in libraries:
-        imports.append("from triton.language.extra import libdevice")
-    ours = {"rt": "from gyrator.runtime import triton_ops as rt"}
-    ours |= {name: f"from gyrator.templates import {name}" for name in ("attention", "gemm", "hopper")}
-    found = [text for name, text in ours.items() if name in libraries]
     language = "gluon" if "hopper" in libraries else "triton"
+    imports = ["import triton", "import triton.language as tl"]
+    imports += ["from triton.language.extra import libdevice"] if "libdevice" in libraries else []
     imports += ["from triton.experimental import gluon"] if language == "gluon" else []
-    imports += ["", *found] if found else []
+    ours = [text for name, text in _OURS.items() if name in libraries]
+    imports += ["", *ours] if ours else []
     rest = [*params, *(f"{b}: tl.constexpr" for b in blocks)]
     heads = broken(f"def {kernel.name}({', '.join(rest)}):", WIDTH)
     body = [f"    {line}" for line in lines] or ["    pass"]
@@ -222,7 +223,9 @@ class Printer(Expressions):
         self.extents: dict[Axis, str] = {}
         self.functions: list[str] = []
         self.descriptors, self.described = True, False
-        self._shared = "PARTS" in dict(tiling.configs[0].blocks)
+        self._sizes = dict(tiling.configs[0].blocks)
+        self._wide = ".to(tl.int64)" * tiling.wide
+        self._shared = "PARTS" in self._sizes
         self._split = tiling.category == "split scan"
         self._apart: list[Accumulator] = []
         self._places = count()
@@ -235,7 +238,7 @@ class Printer(Expressions):
             self.described = self.descriptors and self.tiling.configs[0].registers > 0
             call = f"{'hopper' if self.described else 'attention'}.{stage.template}"
             self._call(call, attention_arguments(self, stage))
-            return attention_grid(stage, dict(self.tiling.configs[0].blocks).get("SPLIT", 0))
+            return attention_grid(stage, self._sizes.get("SPLIT", 0))
         loops = grid_loops(self.kernel)
         blocks = {axis: tile.block for axis, tile in self.tile_of.items()}
         axes = [GridAxis(loop.axis.extent, blocks.get(loop.axis)) for loop in loops]
@@ -244,11 +247,10 @@ class Printer(Expressions):
         if self._shared or self._split:
             (row,) = self.tiling.tiles
             axes.append(GridAxis(row.axis.extent, row.block))
-            wide = ".to(tl.int64)" * self.tiling.wide
-            number, parts = f"tl.program_id(0){wide}", "PARTS"
+            number, parts = f"tl.program_id(0){self._wide}", "PARTS"
             if self._split:
                 number, parts = "number", "parts"
-                self.emit(f"number = rt.ticket(counters){wide}")
+                self.emit(f"number = rt.ticket(counters){self._wide}")
                 self.emit(f"parts = tl.cdiv({self.index(row.axis.extent).text}, {row.block})")
             self.emit(f"part = {number} % {parts}")
             self.emit(f"tile = {number} // {parts}")
@@ -262,8 +264,7 @@ class Printer(Expressions):
 
     def _program_ids(self, axes: Sequence[Axis]) -> None:
         """Axes as digits of the program's number, the last one fastest."""
-        wide = ".to(tl.int64)" if self.tiling.wide else ""
-        rest = f"{self.program}{wide}"
+        rest = f"{self.program}{self._wide}"
         if len(axes) > 1:
             self.emit(f"pid = {rest}")
             rest = "pid"
@@ -282,8 +283,7 @@ class Printer(Expressions):
     def _template(self, contract: Contract, rest: Sequence[Loop | Stage], axes: list[GridAxis]) -> tuple[GridAxis, ...]:
         """The tile of a program, the call that fills it, and what follows: in a loop where a program has several
         tiles (``PROGRAMS``), for some of its rows where it has a part of one (``SPLIT_K``)."""
-        blocks = dict(self.tiling.configs[0].blocks)
-        self.program += ".to(tl.int64)" if self.tiling.wide else ""
+        self.program += self._wide
         counts = [f"tl.cdiv({self.index(a.extent).text}, {self.tile_of[a].block})" for a in _sides(contract)]
         if contract.rows_in_groups:
             self.emit(f"rows = gemm.tiles_of_groups({self._groups(contract)}, BLOCK_M)")
@@ -298,18 +298,18 @@ class Printer(Expressions):
                 sides += [f"BLOCK_{side}" for side in sizes.split()]
                 start = self.address(view.value, (view.offset,)).text
                 self.emit(f"{name} = gemm.describe({start}, {', '.join(sides)})")
-        if "PROGRAMS" in blocks:
+        if "PROGRAMS" in self._sizes:
             tiles = " * ".join([*(self.index(axis.extent).operand for axis in contract.batch), *counts])
             head = f"for pid in tl.range({self.program}, {tiles}, PROGRAMS, flatten=True):"
             with self._indented(head):
                 self._tile(contract, counts, rest)
-            return (GridAxis(as_index(blocks["PROGRAMS"])),)
+            return (GridAxis(as_index(self._sizes["PROGRAMS"])),)
         self.emit(f"pid = {self.program}")
         if contract.rows_in_groups:
             with self._indented(f"if pid < {' * '.join(counts)}:"):
                 self._tile(contract, counts, rest)
             return (replace(axes[0], more=contract.right.shape[0].value or 0), axes[1])
-        if "SPLIT_K" not in blocks:
+        if "SPLIT_K" not in self._sizes:
             self._tile(contract, counts, rest)
             return tuple(axes)
         self.emit("part = pid % SPLIT_K")
@@ -318,7 +318,7 @@ class Printer(Expressions):
         self.emit("ticket = gemm.arrive(acc, space, counters, pid, part, SPLIT_K)")
         with self._indented("if part < BLOCK_M // SHARE:"):
             self._share(contract, rest)
-        return (*axes, GridAxis(as_index(blocks["SPLIT_K"])))
+        return (*axes, GridAxis(as_index(self._sizes["SPLIT_K"])))
 
     def _share(self, contract: Contract, rest: Sequence[Loop | Stage]) -> None:
         """What follows for rows of the tile whose parts this program sums; here alone, so that the other programs load
@@ -355,7 +355,7 @@ class Printer(Expressions):
     def _lanes(self, axis: Axis, start: str = "") -> str:
         """Name the positions of a tile along ``axis``, the first one at ``start``, and the condition that they are
         within."""
-        lanes = self.spread(f"tl.arange(0, {self.tile_of[axis].block})", axis) + ".to(tl.int64)" * self.tiling.wide
+        lanes = self.spread(f"tl.arange(0, {self.tile_of[axis].block})", axis) + self._wide
         text = f"{start} + {lanes}" if start else lanes
         name = self.named(Term(text, self.block.depth, frozenset((axis,))), axis.name, axis).text
         self._bound(axis)
@@ -398,7 +398,7 @@ class Printer(Expressions):
     def _filled(self, contract: Contract, places: Sequence[str], starts: Sequence[str]) -> list[str]:
         """The template's function and its arguments."""
         left, right = contract.left, contract.right
-        fast = ["FAST"] * ("FAST" in dict(self.tiling.configs[0].blocks))
+        fast = ["FAST"] * ("FAST" in self._sizes)
         k = self.index(left.shape[-1])
         if self.described:
             rows = [str(view.strides[-1] is ONE) for view in (left, right)]
@@ -422,7 +422,7 @@ class Printer(Expressions):
             group = self.index(contract.batch[0].index()).text
             self.emit(f"first, last = gemm.span_of_group({self._groups(contract)}, {group})")
             return "first", "last", ""
-        if "SPLIT_K" not in dict(self.tiling.configs[0].blocks):
+        if "SPLIT_K" not in self._sizes:
             return "0", k.text, "BLOCK_K"
         self.emit(f"first, last = gemm.part_of({k.text}, part, BLOCK_K, SPLIT_K)")
         return "first", "last", "BLOCK_K * SPLIT_K"
@@ -503,8 +503,7 @@ class Printer(Expressions):
         extent, known = self.index(loop.axis.extent), self.bounds
         last = f"tl.max({extent.text})" if extent.axes else extent.text
         name = self.names.fresh(loop.axis.name)
-        staged = any(block == tree.STAGES for block, _ in self.tiling.configs[0].blocks)
-        steps = f"tl.range(0, {last}, num_stages={tree.STAGES})" if staged else f"range(0, {last})"
+        steps = f"tl.range(0, {last}, num_stages={tree.STAGES})" if tree.STAGES in self._sizes else f"range(0, {last})"
         with self._indented(f"for {name} in {steps}:"):
             number = f"tl.cast({name}, tl.int64)" if self.tiling.wide else name
             self.bind(loop.axis, Term(number, self.block.depth, name=True))
