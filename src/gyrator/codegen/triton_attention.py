@@ -18,6 +18,7 @@ from gyrator.ir.expr import Const, Ref
 from gyrator.ir.index import ONE, ZERO, as_index, product
 from gyrator.ir.program import View
 from gyrator.ir.tree import Attend
+from gyrator.schedule.gpu_tiling import power
 
 FUNCTIONS = {"score": ("score",), "keep": (), "slope": ("score", "grad")}
 """What each takes before b, h, i and j."""
@@ -35,8 +36,8 @@ def attention_grid(stage: Attend, split: int) -> tuple[GridAxis, ...]:
 def attention_workspaces(stage: Attend, blocks: Mapping[str, int]) -> Iterator[Workspace]:
     """Memory for what the programs of a tile of rows find, and for a counter for each tile."""
     if blocks.get("SPLIT", 1) > 1:
-        tiles, widest = product(stage.operands[1].shape[:2]), stage.operands[2].shape[3].value or 1
-        numbers = blocks["BLOCK_M"] * ((1 << max(4, (widest - 1).bit_length())) + 2)  # as the template lays them
+        tiles, widest = product(stage.operands[1].shape[:2]), stage.operands[2].shape[3].value
+        numbers = blocks["BLOCK_M"] * (max(16, power(widest)) + 2)  # as the template lays them
         yield Workspace("space", tiles * (blocks["SPLIT"] * numbers * 4), zeroed=False)
         yield Workspace("counters", tiles * 4, zeroed=True)
 

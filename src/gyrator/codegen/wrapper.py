@@ -453,10 +453,7 @@ def _free_strides(plan: Plan, shown: Container[int]) -> frozenset[Value]:
 
 def _lasting(plan: Plan, results: Container[int]) -> frozenset[Value]:
     """The values that were first in memory which those outputs lie in."""
-    first: dict[Value, Value] = {}
-    for step in plan.steps:
-        if isinstance(step, Allocate):
-            first[step.value] = step.value if step.upon is None else first.get(step.upon, step.upon)
+    first = plan.owners()
     outputs = [output for position, output in enumerate(plan.outputs) if position in results]
     return frozenset(first[value] for value in output_values(outputs) if value in first)
 

@@ -183,7 +183,7 @@ def _check(group: Group, first: Group, second: Group, *, shared: bool) -> Refuse
     phased = depends_on_reduction(group)
     if rows < MIN_ROWS and row > BIG_ROW and (phased or not group.only_reduces):
         return Refused("one long row would run on one core")
-    demoted = (first.pointwise or second.pointwise) and not (first.pointwise and second.pointwise and group.pointwise)
+    demoted = first.pointwise or second.pointwise
     strided = across_rows(group)
     few = strided and rows < WIDE and rows * row > 2 * BIG_ROW
     if few and not group.only_reduces and depends_on_reduction(group, indirectly=True):

@@ -72,7 +72,8 @@ class _Slot:
 def combine(plan: Plan) -> Plan:
     """The plan with pointwise kernels of static sizes combined where they are independent and small."""
     kernels = {kernel.name: kernel for kernel in plan.kernels}
-    slots, owner = _slots(plan, kernels)
+    owner = plan.owners()
+    slots = _slots(plan, kernels, owner)
     made: dict[str, Kernel] = {}
     steps: list[Step] = []
     for slot in slots:
@@ -88,29 +89,20 @@ def combine(plan: Plan) -> Plan:
 
 
 # -- which -------------------------------------------------------------------------------------------------
-def _slots(plan: Plan, kernels: Mapping[str, Kernel]) -> tuple[list[_Slot], dict[Value, Value]]:
-    """The plan in its new order; and for each value that lies upon another whose memory that is."""
+def _slots(plan: Plan, kernels: Mapping[str, Kernel], owner: Mapping[Value, Value]) -> list[_Slot]:
+    """The plan in its new order; ``owner`` says in whose memory each value lies."""
     kept = output_values(plan.outputs)
     slots: list[_Slot] = []
-    owner: dict[Value, Value] = {}
     written: dict[Value, int] = {}  # the last slot that writes into memory, that reads it, that mentions a value
     read: dict[Value, int] = {}
     mentioned: dict[Value, int] = {}
-    before: list[Step] = []
-    names: list[Value] = []
-    early = made = 0
+    before: list[Allocate] = []
     totals = [total for total, _ in held(plan, bytes_of)]
     rooms = (max(totals) + MOST_EARLY - now for now in totals)  # about as many bytes may be held as at the peak
     for step in plan.steps:
         match step:
-            case Allocate(value, upon):
+            case Allocate():
                 before.append(step)
-                if upon is not None:
-                    names.append(upon)
-                    owner[value] = owner.get(upon, upon)
-                else:
-                    made += bytes_of(value)
-                    early += 0 if value in kept else bytes_of(value)
             case Free(value):
                 slots[mentioned.get(value, -1)].after.append(step)
             case _:
@@ -119,6 +111,8 @@ def _slots(plan: Plan, kernels: Mapping[str, Kernel]) -> tuple[list[_Slot], dict
                 last = [written.get(v, -1) for v in memory] + [read.get(v, -1) for v, w in memory.items() if w]
                 first = max(last, default=-1) + 1
                 kernel = kernels[step.kernel] if isinstance(step, Launch) else None
+                sizes = {s.value: bytes_of(s.value) for s in before if s.upon is None}
+                made, early = sum(sizes.values()), sum(size for v, size in sizes.items() if v not in kept)
                 new = _Slot([step], _forms(kernel), set(memory), _elements(kernel), early, next(rooms))
                 tight = max((k for k, slot in enumerate(slots) if slot.room < made), default=-1)
                 first = max(first, tight + 1)
@@ -131,11 +125,12 @@ def _slots(plan: Plan, kernels: Mapping[str, Kernel]) -> tuple[list[_Slot], dict
                 else:
                     slots.append(new)
                 slots[at].before += before
-                mentioned |= {v: max(at, mentioned.get(v, at)) for v in (*names, *reads, *writes)}
+                names = [*(s.upon for s in before if s.upon is not None), *reads, *writes]
+                mentioned |= {v: max(at, mentioned.get(v, at)) for v in names}
                 read |= {v: max(at, read.get(v, at)) for v in memory}
                 written |= {v: at for v, writing in memory.items() if writing}
-                before, names, early, made = [], [], 0, 0
-    return slots, owner
+                before = []
+    return slots
 
 
 def _forms(kernel: Kernel | None) -> set[Hashable]:

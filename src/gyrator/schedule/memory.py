@@ -290,7 +290,7 @@ def _elementwise(here: _Here, writer: Member, old: Value, new: Value) -> bool:
     stay as they are: a kernel that is timed runs again, and what it wrote over them may point anywhere."""
     if not isinstance(writer.nest.root, Pointwise) or old in here.whole:
         return False
-    place = substitute(new.position(tuple(a.index() for a in writer.nest.axes)), writer.at)
+    place = new.position(writer.coordinates())
     last = here.levels[writer.position]
     tainted: set[Value] = set()
     for member in here.group.members:

@@ -106,6 +106,14 @@ class Plan:
     constants: tuple[Constant, ...] = ()
     derived: tuple[Derived, ...] = ()
 
+    def owners(self) -> dict[Value, Value]:
+        """For each value that is allocated the one that was first in its memory: itself, or what it lies upon."""
+        first: dict[Value, Value] = {}
+        for step in self.steps:
+            if isinstance(step, Allocate):
+                first[step.value] = step.value if step.upon is None else first.get(step.upon, step.upon)
+        return first
+
 
 def held(plan: Plan, size_of: Callable[[Value], int]) -> Iterator[tuple[int, Collection[Value]]]:
     """After each launch, call and copy: bytes held, those of inputs apart, and the values that were first in that
