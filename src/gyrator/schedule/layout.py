@@ -8,6 +8,7 @@ from gyrator.ir.expr import IndexValue, Load, Random, Value
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, substitute
 from gyrator.ir.program import Nest, Pointwise, Scatter, defines, expressions, loads
 from gyrator.ir.volume import iterations, volume
+from gyrator.schedule.align import digits_of
 from gyrator.schedule.group import Axes, Group, Member
 
 LARGE = 1 << 20
@@ -116,7 +117,7 @@ def coalesce(group: Group, order: list[Axis], found: list[Access]) -> tuple[Grou
         if merged and _mergeable(merged[-1], axis, raw):
             outer = merged.pop()
             both = Axis(outer.name, outer.extent * axis.extent)
-            mapping: dict[Atom, Index] = {outer: both.index() // axis.extent, axis: both.index() % axis.extent}
+            mapping = digits_of(both.index(), (outer, axis))
             group = _replace_axes(group, outer, axis, both, mapping)
             raw = [substitute(i, mapping) for i in raw]
             axis = both

@@ -151,7 +151,11 @@ def _points(group: Group, found: list[Access]) -> Shape:
     if 1 < (last.extent.value or 0) <= TINY:
         near = _beside(group, last, found)
         if across is None and near is not None and LANES % iterations((last,)) == 0:
-            return _merged(group, near, last)
+            # vectors along both as one: the last alone would fill but a part of them
+            both, parallel = Axis(near.name, near.extent * last.extent), [a for a in parallel if a is not near]
+            column = _for_threads(both, parallel, blocks)
+            digits = digits_of(blocks.get(both, both.index()), (near, last))
+            return Shape(group, Style.POINTS, tuple(parallel), column, (), digits)
         lane = across or near
         if lane is not None:
             others = tuple([a for a in parallel if a is not lane])
@@ -164,9 +168,7 @@ def _points(group: Group, found: list[Access]) -> Shape:
         columns, last = _blocked(last, TILE_COLUMNS, blocks)
         parallel = [a for a in parallel if a is not across] + [rows, columns]
         return Shape(group, Style.POINTS, tuple(parallel), last, (), blocks, tile=row)
-    if iterations(parallel) < 64 and iterations((last,), 1 << 20) > 2 * BLOCK:
-        block, last = _blocked(last, BLOCK, blocks)
-        parallel.append(block)
+    last = _for_threads(last, parallel, blocks)
     return Shape(group, Style.POINTS, tuple(parallel), last, (), blocks)
 
 
@@ -206,15 +208,12 @@ def _beside(group: Group, last: Axis, found: list[Access]) -> Axis | None:
     return next((a for a in group.outer if any(p.coefficient(a) is last.extent for p in ends)), None)
 
 
-def _merged(group: Group, outer: Axis, last: Axis) -> Shape:
-    """Vectors along two axes as one, where the last alone would fill but a part of them."""
-    both, blocks = Axis(outer.name, outer.extent * last.extent), dict[Atom, Index]()
-    parallel, at = [a for a in group.outer if a is not outer and a is not last], both.index()
-    if iterations(parallel) < 64 and iterations((both,), 1 << 20) > 2 * BLOCK:
-        block, both = _blocked(both, BLOCK, blocks)
-        (at,) = blocks.values()
+def _for_threads(lane: Axis, parallel: list[Axis], blocks: dict[Atom, Index]) -> Axis:
+    """The lane, or if ``parallel`` has few iterations, the lane of a block; the loop over blocks joins them then."""
+    if iterations(parallel) < 64 and iterations((lane,), 1 << 20) > 2 * BLOCK:
+        block, lane = _blocked(lane, BLOCK, blocks)
         parallel.append(block)
-    return Shape(group, Style.POINTS, tuple(parallel), both, (), {outer: at // last.extent, last: at % last.extent})
+    return lane
 
 
 def crossing(parallel: list[Axis], last: Axis, found: list[Access]) -> Axis | None:
@@ -274,8 +273,7 @@ def _columns(group: Group, column: Axis, beside: Axis | None = None, *, tiny: bo
             if space and ((most := at_most(space[-1].extent)) is None or most > 2 * PART):
                 spaces[k] = (*space[:-1], *_blocked(space[-1], PART, blocks))
     if beside is not None:
-        at = blocks.get(both, both.index())
-        blocks |= {beside: at // inner.extent, inner: at % inner.extent}
+        blocks |= digits_of(blocks.get(both, both.index()), (beside, inner))
     lanes = 4 * LANES if not simple and not tiny and width >= 4 * LANES else LANES
     return Shape(group, style, tuple(others), column, tuple(spaces), blocks, lanes)
 
