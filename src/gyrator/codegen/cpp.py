@@ -35,12 +35,6 @@ _STACK_BYTES = 1 << 14  # larger scratch rows come from the heap
 _MOST_LANES = 64
 _COMPUTED_LANES = 32  # of what is computed for a product
 _LANES = re.compile(r"\blanes\b")
-_FIELDS = {
-    "argmax": ("value", "index"),
-    "argmin": ("value", "index"),
-    "welford": ("mean", "m2", "count"),
-    "softmax": ("max", "sum"),
-}  # the members of reducers with several results
 _THREAD_WORK = 30_000  # cheap instructions that a thread must have to be worth starting, as in gy::team_size
 _COMBINE = {"add": "add", "mul": "mul", "max": "maximum", "min": "minimum"}
 
@@ -407,12 +401,12 @@ class Loops(Expressions):
         wanted = [(k, r) for k, r in enumerate(refs) if r is not None and self.is_used(r)]
         if not wanted:
             return
-        vector, depth, fields = self.lanes is not None, self.block.depth, _FIELDS.get(carry.kind)
-        name = self.fresh(wanted[0][1].name if fields is None else carry.name)
+        vector, depth, fields = self.lanes is not None, self.block.depth, REDUCTIONS[carry.kind].fields
+        name = self.fresh(carry.name if fields else wanted[0][1].name)
         self.emit(f"const auto {name} = {text}.result();")
         for k, ref in wanted:
-            field = name if fields is None else f"{name}.{fields[k]}"
-            if fields is not None and fields[k] == "count":
+            field = f"{name}.{fields[k]}" if fields else name
+            if fields and fields[k] == "count":
                 field = f"gy::broadcast<{self.width}>({type_name(ref.dtype)}({field}))"
             self.bind(ref, Term(field, depth, vector, name=True))
 

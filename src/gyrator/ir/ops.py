@@ -155,8 +155,8 @@ OPS: Mapping[str, ScalarOp] = MappingProxyType({row.name: row for row in ROWS})
 # -- reductions and scans ----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """A way to combine elements. ``inputs`` per element; ``results`` are the dtypes of what comes out
-    (None: the input's).
+    """A way to combine elements. ``inputs`` per element; ``results`` are the dtypes of what comes out (None: the
+    input's). ``cpp`` is its class in C++, ``fields`` are the members of what that gives, if there are several.
 
     ``argmax``/``argmin`` take (value, int64 index) and give (value, index): NaN is extreme, the lowest index wins.
     ``welford`` takes a value and gives (mean, sum of squared deviations, count); ``softmax`` takes a value and gives
@@ -167,6 +167,7 @@ class Reduction:
     results: tuple[torch.dtype | None, ...]
     scan: bool
     cpp: str
+    fields: tuple[str, ...] = ()
 
 
 _REDUCTIONS = (
@@ -176,10 +177,10 @@ _REDUCTIONS = (
     Reduction("min", 1, (None,), True, "Min"),
     Reduction("any", 1, (torch.bool,), False, "Any"),
     Reduction("all", 1, (torch.bool,), False, "All"),
-    Reduction("argmax", 2, (None, torch.int64), True, "ArgMax"),
-    Reduction("argmin", 2, (None, torch.int64), True, "ArgMin"),
-    Reduction("welford", 1, (None, None, None), False, "Welford"),
-    Reduction("softmax", 1, (None, None), False, "OnlineSoftmax"),
+    Reduction("argmax", 2, (None, torch.int64), True, "ArgMax", ("value", "index")),
+    Reduction("argmin", 2, (None, torch.int64), True, "ArgMin", ("value", "index")),
+    Reduction("welford", 1, (None, None, None), False, "Welford", ("mean", "m2", "count")),
+    Reduction("softmax", 1, (None, None), False, "OnlineSoftmax", ("max", "sum")),
     Reduction("logaddexp", 1, (None,), True, "LogAddExp"),
     Reduction("sort", 1, (None, torch.int64), True, ""),
     Reduction("sort_descending", 1, (None, torch.int64), True, ""),
