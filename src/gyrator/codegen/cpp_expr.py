@@ -16,9 +16,8 @@ from math import inf
 
 import torch
 
-from gyrator.codegen.blocks import Blocks, Key, Lines, Printed
 from gyrator.codegen.cpp_names import legal, literal, type_name
-from gyrator.codegen.texts import WIDTH, ordered_terms, sum_text
+from gyrator.codegen.texts import WIDTH, Blocks, Key, Lines, Printed, ordered_terms, sum_text
 from gyrator.errors import InternalCheckError
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Ref, Value, indirect_values
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Indirect, Max, Min, Mod, is_nonnegative, substitute

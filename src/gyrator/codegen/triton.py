@@ -22,9 +22,8 @@ from math import prod
 
 import torch
 
-from gyrator.codegen.blocks import Key
 from gyrator.codegen.python_text import Names, constant_text, tuple_of, type_name, working
-from gyrator.codegen.texts import WIDTH, broken, origin_comments
+from gyrator.codegen.texts import WIDTH, Key, broken, origin_comments
 from gyrator.codegen.triton_attention import attention_arguments, attention_grid, attention_workspaces, score_functions
 from gyrator.codegen.triton_expr import Axes, Block, Expressions, Term, function_lines, grid_loops, mask_text, reads_of
 from gyrator.codegen.triton_foreach import Part, side_by_side

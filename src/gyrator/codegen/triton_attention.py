@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from gyrator.codegen.blocks import Key
 from gyrator.codegen.python_text import tuple_of
+from gyrator.codegen.texts import Key
 from gyrator.codegen.triton_expr import Expressions, Term, function_lines, reads_of
 from gyrator.codegen.triton_source import GridAxis, Workspace
 from gyrator.ir.expr import Const, Ref

@@ -17,9 +17,8 @@ from typing import TypeAlias
 
 import torch
 
-from gyrator.codegen.blocks import Blocks, Key, Lines, Printed
 from gyrator.codegen.python_text import Names, constant_text, is_small, scalar, tuple_of, type_name, typed_literal
-from gyrator.codegen.texts import checked_place, ordered_terms, sum_text
+from gyrator.codegen.texts import Blocks, Key, Lines, Printed, checked_place, ordered_terms, sum_text
 from gyrator.errors import InternalCheckError
 from gyrator.ir import tree
 from gyrator.ir.expr import Checked, Const, Expr, IndexValue, Load, Op, Random, Ref, Value
