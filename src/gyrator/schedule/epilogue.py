@@ -8,7 +8,7 @@ fills; it lies nowhere, so its device is "meta"."""
 import torch
 
 from gyrator.ir.expr import Const, Expr, Load, Value
-from gyrator.ir.index import contiguous_strides, substitute
+from gyrator.ir.index import contiguous_strides
 from gyrator.ir.program import Nest, Pointwise
 from gyrator.lowering.refs import axes_of
 from gyrator.lowering.typed import cast, op
@@ -41,8 +41,7 @@ def product_group(product: Product, epilogue: Group | None, origins: tuple[Origi
     joined: Group | Refused = Refused("nothing reads the product")
     reads = [(m, load) for m in epilogue.members for load in m.loads if load.value is product.out]
     for member, load in reads[:4]:
-        there = tuple(substitute(i, member.at) for i in load.index)
-        joined = join(group, epilogue, group.members[0].coordinates(), there, product.out.shape)
+        joined = join(group, epilogue, group.members[0].coordinates(), member.read(load), product.out.shape)
         if isinstance(joined, Group) and joined.pointwise:
             return crossing_reads(joined, frozenset((FIRST,))) or joined
     return joined if isinstance(joined, Refused) else Refused("they iterate over different ranges")

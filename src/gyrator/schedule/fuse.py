@@ -8,7 +8,6 @@ from itertools import pairwise, product
 from typing import TypeAlias
 
 from gyrator.ir.expr import Value
-from gyrator.ir.index import substitute
 from gyrator.ir.program import Extern, Nest, Program, Reduce, Scan, Scatter, bodies, defines, edges, uses
 from gyrator.ir.volume import bytes_of
 from gyrator.schedule.gpu import Gpu, gpu_refusal
@@ -162,7 +161,7 @@ def _places(group: Group, position: int, value: Value) -> list[Indices]:
     if value in member.nest.out:
         return [] if isinstance(member.nest.root, Scatter) else [member.coordinates()]
     found = [load for load in member.loads if load.value is value]
-    return [tuple(substitute(i, member.at) for i in load.index) for load in found[:4]]
+    return [member.read(load) for load in found[:4]]
 
 
 def _check(group: Group, first: Group, second: Group, *, shared: bool) -> Refused | None:

@@ -10,6 +10,7 @@ from gyrator.ir.expr import Expr, Load, Op, Value
 from gyrator.ir.index import ONE, ZERO, Atom, Index, substitute
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, loads, map_nests, uses
 from gyrator.ir.volume import iterations, volume
+from gyrator.lowering.refs import coords_of
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_mix import MAX_COLUMNS
 from gyrator.schedule.gpu_shared import shared_blocks
@@ -166,4 +167,4 @@ def _computed(body: Expr, made: Mapping[Value | None, tuple[Axes, Expr]]) -> Exp
 def _is_own(index: tuple[Index, ...], nest: Nest) -> bool:
     """Whether an index is that of the element that the iteration makes."""
     one: Mapping[Atom, Index] = {a: ZERO for a in nest.axes if a.extent is ONE}
-    return [substitute(i, one) for i in index] == [substitute(a.index(), one) for a in nest.axes]
+    return tuple([substitute(i, one) for i in index]) == coords_of(nest.axes)

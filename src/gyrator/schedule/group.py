@@ -38,6 +38,10 @@ class Member:
         """Where, over the group's axes, the element that one iteration defines lies in the result."""
         return tuple(substitute(a.index(), self.at) for a in self.nest.axes)
 
+    def read(self, load: Load) -> Indices:
+        """Where, over the group's axes, the element lies that one iteration reads by a load."""
+        return tuple(substitute(i, self.at) for i in load.index)
+
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -255,7 +259,7 @@ def crossing_reads(group: Group, first: frozenset[int]) -> Refused | None:
             inner = producer.space is not None and not isinstance(producer.nest.root, Reduce)
             if inner and member.space != producer.space:
                 return Refused("the reader runs outside the rows of the producer")
-            if tuple(substitute(i, member.at) for i in load.index) != producer.coordinates():
+            if member.read(load) != producer.coordinates():
                 return Refused("the reader needs other elements than those of the same iteration")
     return None
 
