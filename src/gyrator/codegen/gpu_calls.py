@@ -1,6 +1,6 @@
 """How a wrapper calls the GPU kernels of a plan: how many programs run, what of their arguments is known."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gyrator.codegen.triton_source import GridAxis, Pointer, SizeArgument, TritonKernel, Workspace
 from gyrator.ir.expr import Value
@@ -53,10 +53,12 @@ def _in_place(step: object) -> Iterator[Value]:
 def programs_text(kernel: TritonKernel) -> str:
     """How many programs a launch runs: ``lambda s0, XBLOCK: -(-s0 // XBLOCK)``."""
     blocks = dict.fromkeys(name for _, config in kernel.variants for name, _ in config.blocks)
-    names = ", ".join([*size_names(kernel), *blocks])
     counts = [_count_text(axis) for axis in kernel.grid]
-    product = " * ".join(text for text in counts if text != "1") or "1"
-    return f"lambda {names}: {product}" if names else f"lambda: {product}"
+    return _lambda([*size_names(kernel), *blocks], " * ".join(text for text in counts if text != "1") or "1")
+
+
+def _lambda(names: Sequence[str], body: str) -> str:
+    return f"lambda {', '.join(names)}: {body}" if names else f"lambda: {body}"
 
 
 def _count_text(axis: GridAxis) -> str:
@@ -79,10 +81,7 @@ def updated_text(tree: Kernel, kernel: TritonKernel) -> str:
     changing = {p.value.name for p in tree.params if p.read and p.written}
     changing |= {p.value.name for p in tree.params if p.alias is not None}
     changing |= {s.value.name for s in walk_stages(tree.body) if isinstance(s, Store) and s.combine != "set"}
-    names, entries = ", ".join(size_names(kernel)), []
     pointers = [at for at, param in enumerate(kernel.params) if isinstance(param, Pointer)]
-    for at, param in zip(pointers, tree.params, strict=True):
-        if param.value.name in changing:
-            nbytes = param.value.shape[0] * param.value.dtype.itemsize
-            entries.append(f"{at}: lambda {names}: {nbytes}")
-    return "{" + ", ".join(entries).replace("lambda :", "lambda:") + "}" if entries else ""
+    values = {at: param.value for at, param in zip(pointers, tree.params, strict=True) if param.value.name in changing}
+    entries = [f"{at}: {_lambda(size_names(kernel), str(value.nbytes))}" for at, value in values.items()]
+    return f"{{{', '.join(entries)}}}" if entries else ""

@@ -278,15 +278,15 @@ class _Wrapper:
         self.emit(f"{name}({', '.join([*args, 'threads'])})")
 
     def launch_on_gpu(self, step: Launch, name: str, kernel: TritonKernel) -> None:
-        values, sizes, args, own = iter(step.args), iter(step.sizes), ["stream"], []
+        values, args, own = iter(step.args), ["stream"], []
         symbols = [param.size for param in kernel.params if isinstance(param, SizeArgument)]
         known: dict[Atom, Index] = dict(zip(symbols, step.sizes, strict=True))
         for param in kernel.params:
             match param:
                 case Pointer():
                     args.append(self.gpu_pointer(next(values)))
-                case SizeArgument():
-                    args.append(str(next(sizes)))
+                case SizeArgument(_, size):
+                    args.append(str(known[size]))
                 case Workspace(_, nbytes, zeroed):
                     own.append(self.names.fresh("space"))
                     amount = str(substitute(nbytes, known))
