@@ -2,13 +2,16 @@
 
     def bind(runtime):
         empty = runtime.empty
+        num_threads = runtime.num_threads
+
         softmax_0 = runtime.kernel("4be2…", "softmax_0", 2)
 
         def call(args):
             (x,) = args
             args.clear()
+            threads = num_threads()
             buf0 = empty((8, 16), (16, 1), torch.float32)
-            softmax_0(x.data_ptr(), buf0.data_ptr(), threads())
+            softmax_0(x.data_ptr(), buf0.data_ptr(), threads)
             return (buf0,)
 
         return call
@@ -233,12 +236,12 @@ class _Wrapper:
         match step:
             case Allocate(value, None):
                 self.emit(f"{self.name(value)} = {self.fresh(value)}")
-            case Allocate(value, upon, None) if upon is not None:
+            case Allocate(value, Value() as upon, None):
                 self.emit(f"{self.name(value)} = {self.view(View(upon, value.shape, value.strides, ZERO))}  # in place")
                 if upon in self.pointers:
                     self.pointers[value] = self.pointers[upon]
                     self.often.add(value)
-            case Allocate(value, upon, Index() as offset, needs) if upon is not None:
+            case Allocate(value, Value() as upon, Index() as offset, needs):
                 there = self.view(View(upon, value.shape, value.strides, offset))
                 if needs is not None:
                     there += f" if {needs} <= {upon.nbytes} else {self.fresh(value)}"

@@ -47,13 +47,13 @@ class _Checker:
             case Allocate(value, None):
                 self._name([value])
                 self._empty.add(value)
-            case Allocate(value, upon) if upon is not None:
+            case Allocate(value, Value() as upon, None):
                 self._name([value])
-                self._readable([upon] if step.offset is None else [], "place a value upon")
-                if step.offset is None:
-                    self._upon[value] = upon
-                else:
-                    self._lie(value, upon, step.offset, step.needs)
+                self._readable([upon], "place a value upon")
+                self._upon[value] = upon
+            case Allocate(value, Value() as host, Index() as at, needs):
+                self._name([value])
+                self._lie(value, host, at, needs)
             case Free(value):
                 self._known([value])
                 self._named.discard(value)

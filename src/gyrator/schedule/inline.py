@@ -39,8 +39,8 @@ def inline(program: Program, rule: Rule) -> Program:
     Legal where nothing but nests needs P. Done where P has one reader that evaluates it once per element, or where
     the extra work costs less than the memory traffic it saves: ``extra work < BALANCE · bytes saved``; a GPU has time
     for SPARE instructions. Refused for bodies over 64 nodes or 8 loads, for transcendental, random or indirect bodies
-    that would be evaluated more often than P has elements, and into sorts. Sharing at the same index between
-    several readers is left to fusion."""
+    that would be evaluated more often than P has elements, and for large transposed copies that are reduced. Sharing at
+    the same index between several readers is left to fusion."""
     pinned, reads = shown_values(program).union(*map(addressed, program.nodes)), _reads(program)
     bodies_of: dict[Value, tuple[Nest, Expr]] = {}
 
