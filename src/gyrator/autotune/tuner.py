@@ -51,8 +51,8 @@ class Trial:
     name: str
     backend: str
     parameters: Parameters
-    milliseconds: float | None = None
-    failure: str = ""
+    milliseconds: float | None
+    failure: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Choice:
 
     title: str
     trials: tuple[Trial, ...]
-    known: bool = False
+    known: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,7 +190,7 @@ class Expressions(Blocks[Term, Block]):
             terms[k] = self._named(exprs[k], terms[k], "t")
         return [self._fit(e, t, depth, wide) for e, t in zip(exprs, terms, strict=True)]
 
-    def fitted(self, e: Expr, term: Term, *, vector: bool, room: int = WIDTH) -> Term:
+    def fitted(self, e: Expr, term: Term, *, vector: bool, room: int) -> Term:
         """``e``, printed as ``term``, for a statement of the innermost block: broadcast if ``vector``,
         named if too long."""
         if len(term.text) > room and not term.name:

@@ -351,7 +351,7 @@ class Printer(Expressions):
     def _call(self, function: str, arguments: Sequence[str]) -> None:
         self.block.lines += broken(f"{function}({', '.join(arguments)})", WIDTH - 4)
 
-    def _lanes(self, axis: Axis, start: str = "") -> str:
+    def _lanes(self, axis: Axis, start: str) -> str:
         """Name the positions of a tile along ``axis``, the first one at ``start``, and the condition that they are
         within."""
         lanes = self.spread(f"tl.arange(0, {self.tile_of[axis].block})", axis) + self._wide

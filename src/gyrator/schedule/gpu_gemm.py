@@ -85,7 +85,7 @@ def gpu_configs(product: Product, gpu: Gpu) -> Iterator[tuple[str, Config]]:
             yield "tiled", config(s, SPLIT_K=parts, SHARE=share)
 
 
-def few_configs(product: Product, gpu: Gpu, made: Sequence[Group] = ()) -> tuple[Config, ...]:
+def few_configs(product: Product, gpu: Gpu, made: Sequence[Group]) -> tuple[Config, ...]:
     """Blocks of the template `tiled` for a product that is bound by reading an operand: programs for half of the
     processors at least, or else for parts of k. None if neither can be, or if k is far too long for one program, as for
     gradients of weights. Groups, which are many, have any number. Fewer stages where what an operand is computed from,

@@ -36,7 +36,7 @@ class _Walk:
     accesses: tuple[tuple[Index, int], ...]
 
 
-def tile_kernel(kernel: Kernel, gpu: Gpu, shared: tuple[int, ...] = ()) -> Kernel:
+def tile_kernel(kernel: Kernel, gpu: Gpu, shared: tuple[int, ...]) -> Kernel:
     """``kernel`` with its tiling: every loop over a row and the last axis of the grid get a block, the last two or
     three in a kernel whose accesses cross. Several programs share a row in parts of one of the sizes ``shared``."""
     walk = _walk(kernel)

@@ -43,7 +43,7 @@ class Built:
     args: tuple[Value, ...]
 
 
-def build_kernel(group: Group, stored: frozenset[Value], rule: Rule, gpu: Gpu | None = None) -> Built:
+def build_kernel(group: Group, stored: frozenset[Value], rule: Rule, gpu: Gpu | None) -> Built:
     """The loop tree of a group, for ``gpu`` or else a CPU; ``stored`` are the results that something outside
     the group needs."""
     levels = levels_of(group.members)

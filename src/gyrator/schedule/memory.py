@@ -34,9 +34,7 @@ class Life:
         return value not in self.forever and self.last.get(value, -1) <= position
 
 
-def plan_memory(
-    program: Program, units: tuple[Unit, ...], rule: Rule, *, in_place: bool = True, gpu: Gpu | None = None
-) -> Plan:
+def plan_memory(program: Program, units: tuple[Unit, ...], rule: Rule, *, in_place: bool, gpu: Gpu | None) -> Plan:
     """Place every value that lies in memory, build each group's kernel, and end each name after its last use.
 
     A result takes the memory of a value that dies in the same step where the step reads it element by element; the
@@ -59,7 +57,7 @@ class _Here:
     reads: set[Value]
     made: frozenset[Value]
     levels: Mapping[int, int]
-    whole: frozenset[Value] = frozenset()
+    whole: frozenset[Value]
 
 
 class _Planner:

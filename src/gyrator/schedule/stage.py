@@ -42,7 +42,7 @@ class Scheduled:
     program: Program
     units: tuple[Unit, ...]
     decisions: tuple[Decision, ...]
-    packings: tuple[Packing, ...] = ()
+    packings: tuple[Packing, ...]
 
 
 def program_passes(rule: Rule, session: Session, gpu: Gpu | None) -> tuple[Pass[Program], ...]:
