@@ -19,12 +19,12 @@ from gyrator.ir.volume import at_most, volume
 from gyrator.schedule.canonical import canonicalise
 from gyrator.schedule.cpu_gemm import CPP, PANELS, Cpu, Packing, cpu_configs, few_rows, in_panels, packing_of
 from gyrator.schedule.cpu_linear import linear_unary
-from gyrator.schedule.epilogue import product_group
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_gemm import few_configs, gpu_configs, unpadded
 from gyrator.schedule.group import Group
 from gyrator.schedule.products import Alternative, Ask, Product, Question, Templated, Unit, part_of, product_of, uses_of
 from gyrator.schedule.prologue import is_cheap, nest_of, of_few, producers, prologues
+from gyrator.schedule.templated import product_group
 
 FEW_EACH = 32
 """Most rows of groups, in the mean, that a template computes without a trial."""

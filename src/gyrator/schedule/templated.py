@@ -1,31 +1,91 @@
-"""From a product and its epilogue to a kernel: loops over the tiles of the result, a template in each, then the rest.
+"""From a product and what follows it element by element to a kernel: one group of both, loops over the tiles of the
+result, a template in each, then the rest.
 
-parallel row < M
-  parallel column < N
-    %acc = contract x[row, :], w[:, column] by tiled        a program of a GPU: BLOCK_M rows, BLOCK_N columns
-    z[row, column] = relu(%acc) + r[row, column]
-"""
+    y = mm(x, w); z = relu(y) + r    →    group (i, j): y = acc[i, j], z = relu(y) + r[i, j]    →
+
+    parallel row < M
+      parallel column < N
+        %acc = contract x[row, :], w[:, column] by tiled        a program of a GPU: BLOCK_M rows, BLOCK_N columns
+        z[row, column] = relu(%acc) + r[row, column]
+
+The product is a nest of the group like any other. What it reads, the *accumulator*, is a local of the kernel, which the
+template fills; it lies nowhere, so its device is "meta"."""
 
 from dataclasses import replace
 
-from gyrator.ir.expr import Expr, Load, Ref, Value, reading, rewrite
-from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, substitute
-from gyrator.ir.program import View
+import torch
+
+from gyrator.ir.expr import Const, Expr, Load, Ref, Value, reading, rewrite
+from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, contiguous_strides, substitute
+from gyrator.ir.program import Nest, Pointwise, View
 from gyrator.ir.simplify import Rule
 from gyrator.ir.tree import Config, Contract, Kernel, Let, Loop, Param, Store, touched
-from gyrator.origin import merge
+from gyrator.lowering.refs import axes_of
+from gyrator.lowering.typed import cast, op
+from gyrator.origin import Origin, merge
 from gyrator.schedule.align import digits_of, radix
 from gyrator.schedule.canonical import Canonical, named
 from gyrator.schedule.cpu_gemm import block_product
-from gyrator.schedule.epilogue import accumulator
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_gemm import tile_product
+from gyrator.schedule.group import Group, Refused, crossing_reads, join, singleton
 from gyrator.schedule.kernel import Body, Built, Writer, levels_of, title_of
 from gyrator.schedule.loops import Shape, Style
-from gyrator.schedule.products import Templated, product_of
-from gyrator.schedule.prologue import element
+from gyrator.schedule.products import Product, Templated, product_of
+from gyrator.schedule.prologue import coordinates, element
+
+FIRST = -1
+"""The position of the product among the members: before all others."""
 
 
+def accumulator(product: Product) -> Value:
+    """The sums over k of a product's elements, in the type in which they are summed."""
+    out = product.out
+    dtype = torch.float32 if out.dtype.is_floating_point else torch.int32
+    return Value("acc", product.shape, dtype, contiguous_strides(product.shape), torch.device("meta"))
+
+
+def product_group(product: Product, epilogue: Group | None, origins: tuple[Origin, ...] = ()) -> Group | Refused:
+    """The product's nest, joined with the group that follows it.
+
+    Refuses a group that runs over more or other elements than the product's, or that reduces or scatters."""
+    nest = _nest(product, origins)
+    group = singleton(nest, FIRST)
+    if epilogue is None:
+        return group
+    if not all(isinstance(m.nest.root, Pointwise) and m.nest.on_gpu == nest.on_gpu for m in epilogue.members):
+        return Refused("what follows the product is not elementwise")
+    joined: Group | Refused = Refused("nothing reads the product")
+    reads = [(m, load) for m in epilogue.members for load in m.loads if load.value is product.out]
+    for member, load in reads[:4]:
+        joined = join(group, epilogue, group.members[0].coordinates(), member.read(load), product.out.shape)
+        if isinstance(joined, Group) and joined.pointwise:
+            return crossing_reads(joined, frozenset((FIRST,))) or joined
+    return joined if isinstance(joined, Refused) else Refused("they iterate over different ranges")
+
+
+def _nest(product: Product, origins: tuple[Origin, ...]) -> Nest:
+    """``out[…, m, n] = alpha · acc[…, m, n] · scales + beta · bias[…, m, n]``; of a convolution ``out[b, n, y, x]``."""
+    axes = axes_of("i", product.out.shape)
+    at = tuple(a.index() for a in axes)
+    total = accumulator(product)
+    expr = _scaled(Load(total, at if product.window is None else product.window.cell(at)), product.alpha)
+    for scale in product.scales:
+        expr = op("mul", expr, Load(scale.value, coordinates(scale, at)))
+    if product.bias is not None:
+        bias = cast(Load(product.bias.value, coordinates(product.bias, at)), total.dtype)
+        expr = op("add", expr, _scaled(bias, product.beta))
+    return Nest((product.out,), axes, Pointwise(cast(expr, product.out.dtype)), origins)
+
+
+def _scaled(expr: Expr, factor: float) -> Expr:
+    if factor == 1:
+        return expr
+    number = factor if expr.dtype.is_floating_point else int(factor)
+    return op("mul", expr, Const(number, expr.dtype))
+
+
+# -- the kernel --------------------------------------------------------------------------------------------
 def contract_of(unit: Templated, common: Canonical, rule: Rule) -> tuple[Contract, Value, dict[Value, Value]]:
     """The product under canonical names, the value that stands for its sums in the group, and the actual values of
     all names, operands included."""
