@@ -415,9 +415,7 @@ class Loops(Expressions):
         reducer = self._reducers[stage.carry]
         terms = [self.value(a) for a in stage.args]
         room = (self.room(self.block.depth) - len(reducer.name)) // len(terms)
-        vector = self.lanes is not None
-        args = [self.fitted(a, t, vector=vector, room=room) for a, t in zip(stage.args, terms, strict=True)]
-        text = ", ".join(a.text for a in args)
+        text = ", ".join(self.fitted(a, t, room).text for a, t in zip(stage.args, terms, strict=True))
         if reducer.across and self.lanes is not None:
             self.emit(f"gy::update(lanes, {reducer.name}, {text});")
         else:
@@ -427,8 +425,7 @@ class Loops(Expressions):
     def _store(self, stage: Store) -> None:
         value = self.value(stage.expr)
         at = self.address(stage.value, stage.index)
-        room = self.room(self.block.depth) - len(at.pointer)
-        value = self.fitted(stage.expr, value, vector=self.lanes is not None, room=room)
+        value = self.fitted(stage.expr, value, self.room(self.block.depth) - len(at.pointer))
         if stage.combine != "set":
             self._combine(stage, at, value.text)
         else:

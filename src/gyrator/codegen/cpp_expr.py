@@ -190,12 +190,12 @@ class Expressions(Blocks[Term, Block]):
             terms[k] = self._named(exprs[k], terms[k], "t")
         return [self._fit(e, t, depth, wide) for e, t in zip(exprs, terms, strict=True)]
 
-    def fitted(self, e: Expr, term: Term, *, vector: bool, room: int) -> Term:
-        """``e``, printed as ``term``, for a statement of the innermost block: broadcast if ``vector``,
-        named if too long."""
+    def fitted(self, e: Expr, term: Term, room: int) -> Term:
+        """``e``, printed as ``term``, for a statement of the innermost block: broadcast if there are lanes, named if it
+        has no ``room``."""
         if len(term.text) > room and not term.name:
             term = self._named(e, term, "t")
-        return self._fit(e, term, self.block.depth, vector)
+        return self._fit(e, term, self.block.depth, self.lanes is not None)
 
     def _fit(self, e: Expr, term: Term, depth: int, vector: bool) -> Term:
         if not term.name and term.depth < depth:
