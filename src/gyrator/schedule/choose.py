@@ -39,9 +39,9 @@ def choose_products(
     Without ``ask``, which the option ``max_autotune`` provides, calls stay calls, but for what no library is fast at:
     rows that end anywhere, few rows with an operand that is not stored yet, and groups of few rows."""
     if ask is None:
-        units = [(isinstance(u, Extern) and unpadded(u, gpu, options.gemm_backends)) or u for u in units]
-        with_gpu, with_cpu = "triton" in options.gemm_backends, CPP in options.gemm_backends and gpu is None
-        return _of_few_rows(units, program, gpu if with_gpu else None, cpu if with_cpu else None), ()
+        with_gpu = gpu if "triton" in options.gemm_backends else None
+        with_cpu = cpu if CPP in options.gemm_backends and gpu is None else None
+        return _without_trial(units, program, with_gpu, with_cpu), ()
     chooser = _Chooser(list(units), program, ask, options, gpu, cpu)
     for call in [u for u in units if isinstance(u, Extern)]:
         product = product_of(call)
@@ -51,13 +51,14 @@ def choose_products(
     return tuple(chooser.units), tuple(p for p in chooser.packings.values() if p.value in read)
 
 
-def _of_few_rows(given: Sequence[Unit], program: Program, gpu: Gpu | None, cpu: Cpu | None) -> tuple[Unit, ...]:
-    """The units; products that read an operand once, as they have few rows, compute it, and what follows, and groups of
-    few rows what follows."""
+def _without_trial(given: Sequence[Unit], program: Program, gpu: Gpu | None, cpu: Cpu | None) -> tuple[Unit, ...]:
+    """The units; products whose rows end anywhere are by the template that is fast there, products that read an operand
+    once, as they have few rows, compute it, and what follows, and groups of few rows what follows."""
     if gpu is None and cpu is None:
         return tuple(given)
-    units, made = list(given), producers(given, shown_values(program), on_gpu=gpu is not None)
-    for call in [u for u in given if isinstance(u, Extern)]:
+    units = [(gpu and isinstance(u, Extern) and unpadded(u, gpu)) or u for u in given]
+    made = producers(units, shown_values(program), on_gpu=gpu is not None)
+    for call in [u for u in units if isinstance(u, Extern)]:
         product = product_of(call)
         if product is None:
             continue

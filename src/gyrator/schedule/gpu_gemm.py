@@ -1,6 +1,6 @@
 """Templates of matrix products on a GPU: which blocks are worth a trial for a product's shape."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -121,12 +121,10 @@ def _sides(product: Product) -> tuple[int, int, int]:
     return prod(batch) * groups, m if groups == 1 else -(-2 * m // groups), n
 
 
-def unpadded(call: Extern, gpu: Gpu | None, backends: Collection[str]) -> Templated | None:
+def unpadded(call: Extern, gpu: Gpu) -> Templated | None:
     """A large product whose rows alone end where libraries are slow (logits of 30,522 words in bfloat16), by the
     template that loads by descriptors: 16384 x 768 x 30522 take 1.20 ms on an H200, a padded product and the copy
     of what the caller sees 1.58 ms, and twice the memory; the library 3.24 ms."""
-    if gpu is None or "triton" not in backends:
-        return None
     product = product_of(call)
     if product is None or len(product.out.shape) != 2 or product.out.dtype.itemsize != 2:
         return None
@@ -137,11 +135,11 @@ def unpadded(call: Extern, gpu: Gpu | None, backends: Collection[str]) -> Templa
     return next((Templated(call, name, (c,)) for name, c in gpu_configs(product, gpu) if name == "described"), None)
 
 
-def shown_unpadded(program: Program, gpu: Gpu | None, backends: Collection[str]) -> set[Value]:
+def shown_unpadded(program: Program, gpu: Gpu) -> set[Value]:
     """Products that the caller sees and that need no padding, as `unpadded` computes them."""
     shown = shown_values(program)
     calls = [n for n in program.nodes if isinstance(n, Extern) and not shown.isdisjoint(defines(n))]
-    return {value for call in calls if unpadded(call, gpu, backends) for value in defines(call)}
+    return {value for call in calls if unpadded(call, gpu) for value in defines(call)}
 
 
 def _describable(view: View) -> bool:

@@ -70,7 +70,7 @@ def _passes_on_gpu(gpu: Gpu, session: Session) -> tuple[Pass[Program], ...]:
     config = session.config
 
     def pad(program: Program) -> Program:
-        unpadded = shown_unpadded(program, gpu, config.gemm_backends)
+        unpadded = shown_unpadded(program, gpu) if "triton" in config.gemm_backends else ()
         return pad_rows(program, session.counters, everywhere=config.pad_strides, unpadded=unpadded)
 
     return (
