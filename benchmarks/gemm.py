@@ -34,7 +34,7 @@ from gyrator.errors import GyratorError
 from gyrator.ir.simplify import simplifier
 from gyrator.ir.symbols import Symbols
 from gyrator.lowering.graph import lower
-from gyrator.pipeline import gpu_of, shape_env_of
+from gyrator.pipeline import shape_env_of
 from gyrator.runtime.gpu_kernels import GpuKernels
 from gyrator.runtime.load import WRAPPER, Runtime, names_of
 from gyrator.runtime.pool import Pool
@@ -159,7 +159,7 @@ class Compiler:
         symbols = Symbols(shape_env_of(inputs))
         low = lower(graph, symbols=symbols)
         session = Session(self.config, self.device)
-        scheduled = schedule(low.program, session, gpu_of(self.targets, self.device), ask=self.ask)
+        scheduled = schedule(low.program, session, self.targets.gpu, ask=self.ask)
         self.row.chosen += f" {[type(unit).__name__ for unit in scheduled.units]}"
         return Compiled(self.bound(self.folder(self.start(scheduled.plan))), frozenset())
 
@@ -178,7 +178,7 @@ class Compiler:
         return names_of((folder / WRAPPER).read_text(), folder)["bind"](runtime)
 
     def ask(self, question: Question) -> tuple[Alternative, ...]:
-        rule, gpu = simplifier(exact_rounding=False), gpu_of(self.targets, self.device)
+        rule, gpu = simplifier(exact_rounding=False), self.targets.gpu
         begun = time.perf_counter()
         started, calls = {}, dict[str, Call]()
         alternatives = [a for a in question.alternatives if not {name for name, _ in a.parameters} & set(self.without)]

@@ -22,6 +22,29 @@ def test_no_modules_import_each_other() -> None:
     assert structure.import_cycles() == []
 
 
+def test_what_benchmarks_and_tools_import_of_the_compiler_is_there() -> None:
+    """They need GPUs and models, so that no other test imports all of them."""
+    given: dict[str, set[str]] = {structure.module_name(p): defined_in(p) for p in PACKAGE.rglob("*.py")}
+    missing = [
+        f"{structure.place(path, node)}: {node.module}.{alias.name}"
+        for folder in ("benchmarks", "tools")
+        for path in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(structure.tree_of(path))
+        if isinstance(node, ast.ImportFrom) and node.module in given
+        for alias in node.names
+        if alias.name not in given[node.module] and f"{node.module}.{alias.name}" not in given
+    ]
+    assert missing == []
+
+
+def defined_in(path: Path) -> set[str]:
+    """The names that a module gives others."""
+    nodes = list(ast.walk(structure.tree_of(path)))
+    names = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    names |= {node.name for node in nodes if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    return names | {alias.asname or alias.name for n in nodes if isinstance(n, ast.ImportFrom) for alias in n.names}
+
+
 def test_no_import_hides_in_a_function() -> None:
     hidden = [i for p in SOURCES for i in structure.imports_of(p) if i.in_function]
     assert hidden == []
