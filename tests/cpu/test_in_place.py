@@ -130,9 +130,22 @@ def indexed_and_known(x: Tensor, p: Tensor) -> None:
     x[1] = p[2]
 
 
+def column_of_the_transposed(x: Tensor, p: Tensor) -> None:
+    x.t()[:, 5].copy_(p[0])
+
+
+def rows_of_a_reshaped_view(x: Tensor, p: Tensor) -> None:
+    x.view(x.shape[0], 4, 10)[:, 1, :7].copy_(p[:, :7])
+
+
+def elements_of_a_flat_view(x: Tensor, p: Tensor) -> None:
+    x.view(-1)[torch.tensor([359, 7])] = p[0, :2]
+    x.view(-1)[30:55].mul_(2)
+
+
 PARTS = [
     row, slice_of_columns, every_third, diagonal, scaled_row, element_of_a_row, part_of_a_part, rows_from_rows,
-    indexed_and_known,
+    indexed_and_known, column_of_the_transposed, rows_of_a_reshaped_view, elements_of_a_flat_view,
 ]  # fmt: skip
 
 
@@ -149,7 +162,8 @@ def test_parts_are_written_alone(fn: Callable[..., Tensor | None], dynamic: bool
     torch.testing.assert_close((ours, returned), (eager, expected))
     (folder,) = tmp_path.glob("*_inference")
     ((nests,), (wrapper,)) = (folder.glob(name) for name in ("*_nests_after_fusion.txt", "*_wrapper.py"))
-    assert all(" with [" in line for line in re.findall(r"f32\[\w+, \w+\] = nest.*", nests.read_text()))
+    made = re.findall(r"f32\[\w+, \w+\] = nest.*(?:\n    .*)*", nests.read_text())
+    assert all(" with [" in text for text in made)
     assert ".copy_(" not in wrapper.read_text()
 
 

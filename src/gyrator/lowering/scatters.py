@@ -6,7 +6,7 @@ Each makes a new version of the tensor it writes into: ``index_add(x, 0, idx, sr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
 from typing import Any
@@ -17,7 +17,7 @@ from gyrator.ir.expr import Checked, Expr, Op
 from gyrator.ir.index import ONE, ZERO, Index, IndexLike, Indirect, as_index, div_mod, linear, product
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Nest, Scatter
-from gyrator.lowering.builder import Builder, Meta, same_strides
+from gyrator.lowering.builder import Builder, Meta, same_strides, strided
 from gyrator.lowering.family import Family, rows
 from gyrator.lowering.gathers import Indices, advanced, along, indexed_coords, is_plain
 from gyrator.lowering.joins import masked
@@ -46,9 +46,10 @@ class Points:
 def scatter(b: Builder, out: Meta, into: TensorRef, points: Points, source: Operand, combine: str = "set") -> Any:
     """``into`` with ``source`` combined into its element at each of ``points``.
 
-    Sums in half precision are kept in float32 and rounded once. NotImplemented where torch's deterministic mode is on
-    and the result on a GPU would depend on which of the writes to an element comes first: the library's call sorts
-    them or raises, as in eager."""
+    A view of all of a value in another order, as ``x.t()`` is, gives the same view of a new value. Sums in half
+    precision are kept in float32 and rounded once. NotImplemented where torch's deterministic mode is on and the result
+    on a GPU would depend on which of the writes to an element comes first: the library's call sorts them or raises, as
+    in eager."""
     if ZERO in points.shape:
         return b.copy(into, out)
     axes = axes_of("i", points.shape)
@@ -63,10 +64,23 @@ def scatter(b: Builder, out: Meta, into: TensorRef, points: Points, source: Oper
     wide = out.with_dtype(dtype)
     if combine in ("max", "min") and dtype.is_floating_point and out.device.type == "cuda":
         return _extremes(b, out, into, points, source, combine)
+    if dtype == out.dtype == into.dtype and _is_all(into, out):
+        old, place = into.value, into.at(place)
+        value = b.value(Meta(old.shape, dtype, old.strides, old.device))
+        b.add(Nest((value,), axes, Scatter(old, place, element(source, at, dtype), combine)))
+        return replace(into, value=value)
     target = b.materialise(into, out.strides) if into.dtype == dtype else b.copy(into, wide, "into").value
     value = b.value(wide, "wide" if dtype != out.dtype else "")
     b.add(Nest((value,), axes, Scatter(target, place, element(source, at, dtype), combine)))
     return b.narrowed(whole(value), out)
+
+
+def _is_all(x: TensorRef, out: Meta) -> bool:
+    """Whether a view is of each element of its value once, and lies in memory as ``out`` is to."""
+    window = strided(x)
+    if window is None or x.dtype != x.value.dtype or product(x.shape) is not product(x.value.shape):
+        return False
+    return same_strides(x.shape, window[0], out.strides) and nested_order(x.shape, window[0]) is not None
 
 
 def _extremes(b: Builder, out: Meta, into: TensorRef, points: Points, source: Operand, combine: str) -> TensorRef:

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 
 from gyrator.ir.expr import Load, Value
-from gyrator.ir.index import ZERO, Atom, Axis, Index, as_index, product, substitute
+from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, as_index, is_nonnegative, linear, product, substitute
 from gyrator.ir.program import Nest, Reduce, Scan, Scatter, expressions, loads
 from gyrator.ir.volume import iterations, volume
 from gyrator.schedule.align import Unification, axes_of, compose, linear_terms, unify
@@ -131,18 +131,20 @@ _ATOMIC = (torch.float32, torch.float64, torch.int32, torch.int64)
 
 
 def exclusive_axes(root: Scatter) -> set[Axis]:
-    """Axes by which iterations surely write different elements: plain digits of a coordinate with nothing indirect."""
+    """Axes by which iterations surely write different elements: digits of a coordinate with nothing indirect, or of the
+    place counted in rows, as those of a flat view are."""
     safe: set[Axis] = set()
-    for index in root.index:
+    for index in (*root.index, linear(root.index, root.into.shape)):
         terms = linear_terms(Index(tuple([t for t in index.terms if t[0]])))  # the rest is a constant
-        if terms is not None and not index.indirects():
-            ordered = sorted(terms.items(), key=lambda t: volume((t[1],)))
-            step = 1
-            for axis, c in ordered:
-                if c.value is None or c.value < step:
-                    break
-                safe.add(axis)
-                step = c.value * (axis.extent.value or 1 << 40)
+        if terms is None or index.indirects():
+            continue
+        span = ONE
+        for axis, c in sorted(terms.items(), key=lambda t: volume((t[1],))):
+            if not is_nonnegative(c - span):
+                break
+            span = span + (axis.extent - 1) * c
+        else:
+            safe.update(terms)
     return safe
 
 
