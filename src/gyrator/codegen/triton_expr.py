@@ -87,6 +87,7 @@ class Expressions(Blocks[Term, Block]):
         # Fast division may give the float below 3 for 6 / 2, which nobody notices but what rounds down.
         self._rounds = any(map(_is_rounding, self._uses))
         self.loop_number = 0
+        self._last = {param.value for param in kernel.params if param.last}
         self.last_loop, self.again = _loops_of_loads(kernel, self.tile_of)
 
     # -- tiles ---------------------------------------------------------------------------------------------
@@ -198,8 +199,9 @@ class Expressions(Blocks[Term, Block]):
         return made_of(template.format(*texts, dtype=type_name(dtype)), *terms, atom=atom)
 
     def _cast(self, e: Op) -> Term:
-        arg = self.value(e.args[0])
         source, target = e.args[0].dtype, e.dtype
+        near = isinstance(e.args[0], IndexValue) and e.args[0].index.value is None and target == torch.float32
+        arg = self._index_operand(e.args[0]) if near else self.value(e.args[0])  # from 32 bits in one instruction
         if e.name == "bitcast":  # of what may be computed in a wider type
             steps = [type_name(source), f"{type_name(target)}, bitcast=True"][isinstance(e.args[0], Load) :]
             return arg.to(*steps)
@@ -235,7 +237,7 @@ class Expressions(Blocks[Term, Block]):
         last = self.last_loop.get(e, 0)
         if self.loop_number and last > self.loop_number:  # the next loop over the row finds it in the cache
             tail += ', eviction_policy="evict_last"'
-        elif self.loop_number and last > 1 and e in self.again:
+        elif (self.loop_number and last > 1 and e in self.again) or (e.value in self._last and e not in self.again):
             tail += ', eviction_policy="evict_first"'
         return made_of(f"tl.load({at.text}{tail})", at, *conditions)
 
@@ -298,8 +300,10 @@ class Expressions(Blocks[Term, Block]):
                 name = "minimum" if isinstance(atom, Min) else "maximum"
                 return self.named(made_of(f"tl.{name}({a.text}, {b.text})", a, b), "k", atom)
             case Indirect(value):
-                term = self.value(value)
-                return term if self.tiling.wide or value.dtype != torch.int64 else term.to("tl.int32")
+                if self.tiling.wide or value.dtype != torch.int64:
+                    return self.value(value)
+                narrow = _in_32_bits(value)
+                return self.value(value).to("tl.int32") if narrow is None else self.named(self.value(narrow), "at", atom)
         raise InternalCheckError("print", f"{type(atom).__name__} {atom} has no value here")
 
     def _index_operand(self, e: Expr) -> Term:
@@ -308,6 +312,20 @@ class Expressions(Blocks[Term, Block]):
             return self.index(e.index)
         assert isinstance(e, Const)
         return Term(constant_text(e.value))
+
+
+def _in_32_bits(e: Expr) -> Expr | None:
+    """A coordinate that was a float and is clamped, computed as an int32 from there on; None for others.
+
+    Before: ``minimum(int64(x) + 1, 127)``; after: ``minimum(int32(x) + 1, 127)``, which is faster, and the same as
+    conversions keep to the range of their type."""
+    match e:
+        case Op("minimum" | "maximum" | "add" | "sub" as name, (a, Const(limit))) if abs(limit) < 1 << 30:
+            inner = _in_32_bits(a)
+            return inner and Op(name, (inner, Const(limit, torch.int32)), torch.int32)
+        case Op("cast", (source,), torch.int64) if source.dtype == torch.float32:
+            return Op("cast", (source,), torch.int32)
+    return None
 
 
 _BOOLEAN = {

@@ -56,6 +56,8 @@ def simplifier(*, exact_rounding: bool) -> Rule:
                 return None if yes is None or no is None else Op("where", (mask, yes, no), dtype)
             case Op("add" | "sub", (a, Const(value))) if value == 0 and not expr.dtype.is_floating_point:
                 return a
+            case Op("minimum" | "maximum" as name, (arg, Const(limit))) if not expr.dtype.is_floating_point:
+                return arg if _is_within(arg, name, limit) else None
             case Op("neg" | "bitwise_not" as name, (Op(inner, (arg,)),)) if inner == name:
                 return arg
             case Masked(mask, body, other):
@@ -69,6 +71,15 @@ def simplifier(*, exact_rounding: bool) -> Rule:
         return None
 
     return rule
+
+
+def _is_within(expr: Expr, name: str, limit: float) -> bool:
+    """Whether an integer that was clamped before is at most ``limit`` (``name`` is minimum) or at least (maximum)."""
+    if isinstance(expr, Const):
+        return expr.value <= limit if name == "minimum" else expr.value >= limit
+    if not isinstance(expr, Op) or expr.name not in ("minimum", "maximum"):
+        return False
+    return (any if expr.name == name else all)([_is_within(arg, name, limit) for arg in expr.args])
 
 
 def _within(expr: Expr, holds: frozenset[Expr]) -> Expr:
@@ -151,9 +162,16 @@ def _cast(arg: Expr, dtype: torch.dtype, exact_rounding: bool) -> Expr | None:
         if low and dtype == torch.float32 and not exact_rounding:
             return inner
         bytes_to_floats = inner.dtype in _BYTES and arg.dtype in _EXACT and dtype in _EXACT
+        if arg.dtype == torch.int64 and inner.dtype == dtype == torch.float32 and _is_place(inner):
+            return Op("add", (Op("trunc", (inner,), dtype), Const(0.0, dtype)), dtype)  # -0.5 becomes 0.0, not -0.0
         if bytes_to_floats or _holds_exactly(inner.dtype, arg.dtype):
             return inner if inner.dtype == dtype else Op("cast", (inner,), dtype)
     return None
+
+
+def _is_place(expr: Expr) -> bool:
+    """Whether a float is computed from places and literals alone, as those between pixels are: it is no NaN."""
+    return all(isinstance(node, Op | IndexValue | Const) for node in expr.walk())
 
 
 def _holds_exactly(small: torch.dtype, wide: torch.dtype) -> bool:

@@ -22,11 +22,15 @@ Indices: TypeAlias = "Sequence[TensorRef | None]"
 """What is between the brackets of ``x[…]``: a tensor or, for all of a dimension, None."""
 
 
-def indirect(index: TensorRef, at: Sequence[Index], size: Index, *, wraps: bool = False) -> Index:
+def indirect(index: TensorRef, at: Sequence[Index], size: Index, *, wraps: bool = False, sure: bool = False) -> Index:
     """The element of ``index`` at ``at`` as a coordinate of a dimension of ``size`` elements.
 
-    Unless it ``wraps``, a negative one is moved to ``size``, which is out of range: -1 → checked(size, size)."""
+    Unless it ``wraps``, a negative one is moved to ``size``, which is out of range: -1 → checked(size, size). One that
+    is ``sure`` to be in range is clamped instead: rounding may have put it beside."""
     place = element(index, tuple(at), torch.int64)
+    if sure:
+        place = op("maximum", op("minimum", place, number(size - 1, torch.int64)), like(place, 0))
+        return Indirect(place, size).index()
     if not wraps and index.dtype != torch.uint8:
         place = op("where", op("lt", place, like(place, 0)), number(size, torch.int64), place)
     return Indirect(Checked(place, size), size).index()
@@ -42,12 +46,12 @@ def advanced(indices: Indices) -> tuple[int, int]:
     return dims[0] if neighbours else 0, width
 
 
-def indexed_coords(indices: Indices, shape: Sequence[Index], at: Sequence[Index]) -> Coords:
+def indexed_coords(indices: Indices, shape: Sequence[Index], at: Sequence[Index], *, sure: bool = False) -> Coords:
     """The coordinates in a tensor of ``shape`` that the element ``at`` of ``x[indices]`` reads."""
     start, width = advanced(indices)
     joint, others = at[start : start + width], iter((*at[:start], *at[start + width :]))
     given = zip([*indices, *[None] * (len(shape) - len(indices))], shape, strict=True)
-    return tuple([next(others) if i is None else indirect(i, joint, size, wraps=True) for i, size in given])
+    return tuple([next(others) if i is None else indirect(i, joint, size, wraps=True, sure=sure) for i, size in given])
 
 
 def is_plain(indices: Indices) -> bool:
@@ -56,10 +60,10 @@ def is_plain(indices: Indices) -> bool:
     return bool(found) and all(i.dtype not in (torch.bool, torch.uint8) for i in found)
 
 
-def _index(b: Builder, out: Meta, x: TensorRef, indices: Indices) -> Any:
+def _index(sure: bool, b: Builder, out: Meta, x: TensorRef, indices: Indices) -> Any:
     if not is_plain(indices):
         return NotImplemented
-    return b.pointwise(out, lambda at: x.load(indexed_coords(indices, x.shape, at)))
+    return b.pointwise(out, lambda at: x.load(indexed_coords(indices, x.shape, at, sure=sure)))
 
 
 def along(x: TensorRef, dim: int, index: TensorRef, at: Coords, *, slices: bool = False) -> Coords:
@@ -83,7 +87,8 @@ def _embedding(b: Builder, out: Meta, weight: TensorRef, indices: TensorRef, *_:
 
 
 LOWERINGS: Family = {
-    **rows(_index, "index _unsafe_index", "Tensor"),
+    **rows(partial(_index, False), "index", "Tensor"),
+    **rows(partial(_index, True), "_unsafe_index", "Tensor"),
     **rows(partial(_gather, False), "gather"),
     **rows(partial(_gather, True), "index_select"),
     **rows(_embedding, "embedding"),

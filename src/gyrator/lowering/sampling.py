@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gyrator.ir.expr import Checked, Expr
+from gyrator.ir.expr import Expr
 from gyrator.ir.index import ZERO, Index, Indirect, as_index
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.family import Family, rows
@@ -97,7 +97,7 @@ def _nearest_index(size: Resize, exact: bool, output: Index) -> Index:
     if times is not None:
         return output // times
     source = cast(_nearest_source(size, exact, output), torch.int64)
-    return Indirect(Checked(source, size.old), size.old).index()
+    return Indirect(op("maximum", source, like(source, 0)), size.old).index()
 
 
 def _nearest_backward(

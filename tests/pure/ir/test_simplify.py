@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gyrator.ir.expr import Const, Expr, Load, Op, Value
+from gyrator.ir.expr import Const, Expr, IndexValue, Load, Op, Value
 from gyrator.ir.index import Axis, const
 from gyrator.ir.simplify import simplifier
 
@@ -27,3 +27,29 @@ def test_a_mask_that_is_scaled_is_a_choice(dtype: torch.dtype) -> None:
 
 def test_what_is_rounded_to_16_bits_is_not_scaled_beforehand() -> None:
     assert scaled("div", 0.9, torch.bfloat16) is None
+
+
+def test_an_integer_is_clamped_once() -> None:
+    x = Load(Value("x", (const(4),), torch.int64, (const(1),)), (Axis("i", const(4)).index(),))
+
+    def clamp(name: str, e: Expr, limit: int) -> Op:
+        return Op(name, (e, Const(limit, torch.int64)), torch.int64)
+
+    inner = clamp("maximum", clamp("minimum", x, 7), 0)
+    assert RULE(clamp("minimum", inner, 7)) is inner
+    assert RULE(clamp("maximum", inner, -1)) is inner
+    wider = clamp("minimum", inner, 9)
+    assert RULE(clamp("maximum", wider, -1)) is wider
+    assert RULE(clamp("minimum", inner, 6)) is None
+
+
+@pytest.mark.parametrize("shift", [-3, 0])
+def test_a_place_is_cut_to_an_integer_as_a_float(shift: int) -> None:
+    """Zero has the sign that a way through integers gives it."""
+    at = Op("cast", (IndexValue(Axis("i", const(6)).index() + shift),), torch.float32)
+    half = Op("mul", (at, Const(0.5, torch.float32)), torch.float32)
+    there = RULE(Op("cast", (Op("cast", (half,), torch.int64),), torch.float32))
+    assert there is Op("add", (Op("trunc", (half,), torch.float32), Const(0.0, torch.float32)), torch.float32)
+    values = (torch.arange(6) + shift) * 0.5
+    expected, got = values.long().float(), torch.trunc(values) + 0.0
+    assert torch.equal(got, expected) and torch.equal(got.signbit(), expected.signbit())
