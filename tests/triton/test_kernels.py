@@ -314,11 +314,47 @@ def test_a_transposition_before_norms_is_a_kernel_with_a_tile_of_two_sides() -> 
         return ((h - h.mean(-1, keepdim=True)) * 2).bfloat16(), x[at].sum(-1)
 
     at = torch.arange(8)
-    plan = gpu_plan(on_gpu(lowered(norm, half(8, 512, 1500), at).program))
+    plan = gpu_plan(on_gpu(lowered(norm, half(8, 640, 1500), at).program))
     tilings = [kernel.tiling for kernel in plan.kernels]
     assert sorted(
         [t.block for t in tiling.tiles] for tiling in tilings if tiling and tiling.category == "pointwise"
     ) == [["YBLOCK", "XBLOCK"]]
+
+
+@pytest.mark.parametrize("channels", [96, 512])
+def test_short_rows_that_lie_across_memory_are_reduced_as_they_lie(channels: int, interpreter: Worker) -> None:
+    def norm(x: Tensor) -> Tensor:
+        return torch.nn.functional.layer_norm(x.permute(0, 2, 3, 1), (channels,)).permute(0, 3, 1, 2)
+
+    (kernel,) = gpu_plan(on_gpu(lowered(norm, half(8, channels, 40, 40)).program)).kernels
+    assert kernel.tiling and max(dict(config.blocks)["XBLOCK"] for config in kernel.tiling.configs) >= 16
+    x = half(2, channels, 3, 5)
+    (got,) = run_plan(gpu_plan(on_gpu(lowered(norm, x).program)), [x], launch=runner(interpreter))
+    torch.testing.assert_close(got, norm(x), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(("rows", "last"), [(1 << 14, True), (1 << 10, False)])
+def test_what_is_large_and_read_for_the_last_time_does_not_stay_in_the_cache(rows: int, last: bool) -> None:
+    x = torch.empty(rows, 1024, device="meta")
+    (once,) = gpu_plan(on_gpu(lowered(lambda x: x.sum(-1), x).program)).kernels
+    assert ("evict_first" in print_triton(once).source) is last
+    first, *_ = gpu_plan(on_gpu(lowered(lambda x: x / x.norm(dim=0), x).program)).kernels
+    assert "evict_first" not in print_triton(first).source
+
+
+def test_places_between_pixels_are_computed_in_32_bits(interpreter: Worker) -> None:
+    """Without checks, too: they are clamped."""
+
+    def resized(x: Tensor) -> Tensor:
+        return torch.nn.functional.interpolate(x, size=(11, 14), mode="bilinear")
+
+    x = torch.randn(2, 3, 5, 7, generator=torch.Generator().manual_seed(0))
+    plan = gpu_plan(on_gpu(lowered(resized, x).program))
+    (kernel,) = plan.kernels
+    source = print_triton(kernel).source
+    assert "int64" not in source and "assert" not in source
+    (got,) = run_plan(plan, [x], launch=runner(interpreter))
+    torch.testing.assert_close(got, resized(x), rtol=1e-5, atol=1e-6)
 
 
 def test_what_follows_from_statistics_of_few_columns_is_a_kernel_of_its_own() -> None:
@@ -330,7 +366,7 @@ def test_what_follows_from_statistics_of_few_columns_is_a_kernel_of_its_own() ->
 
     plan = gpu_plan(on_gpu(lowered(batch_norm, half(12544, 256)).program))
     tilings = [kernel.tiling for kernel in plan.kernels]
-    assert [t and t.category for t in tilings] == ["looped", "looped", "pointwise"]
+    assert [t and t.category for t in tilings] == ["looped", "persistent", "pointwise"]
 
 
 def test_a_masked_gradient_is_kept_as_narrow_as_it_is() -> None:

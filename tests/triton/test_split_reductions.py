@@ -74,6 +74,31 @@ def test_sums_of_equal_uneven_parts_are_one_kernel(interpreter: Worker) -> None:
             torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("row", [1 << 17, (1 << 17) - 5])
+def test_a_softmax_of_few_rows_too_long_to_share_is_split(row: int, interpreter: Worker) -> None:
+    """A part of -inf alone, as of masked tokens, has no share."""
+    x = torch.randn(2, row, generator=torch.Generator().manual_seed(row))
+    x[1, : row // 2] = -torch.inf
+    plan = gpu_plan(on_gpu(lowered(lambda x: x.softmax(-1), x).program), Gpu(processors=4))
+    assert len(plan.kernels) == 3
+    (got,) = run_plan(plan, [x], launch=runner(interpreter))
+    torch.testing.assert_close(got, x.softmax(-1), rtol=1e-4, atol=1e-9)
+
+
+def test_a_loss_is_summed_where_its_rows_are_at_hand(interpreter: Worker) -> None:
+    """The rows of both tensors are read once."""
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return torch.nn.functional.kl_div(x.log_softmax(-1), y.softmax(-1), reduction="batchmean")
+
+    x, y = torch.randn(2, 600, 160, generator=torch.Generator().manual_seed(0))
+    plan = gpu_plan(on_gpu(lowered(loss, x, y).program))
+    first, _ = plan.kernels
+    assert print_triton(first).source.count("tl.load(") == 2
+    (got,) = run_plan(plan, [x, y], launch=runner(interpreter))
+    torch.testing.assert_close(got, loss(x, y), rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("columns", "dtype", "programs"),
     [(384, BF16, 16), (384, F32, 8), (1024, BF16, 8), (4096, BF16, 2), (8192, BF16, 1), (8192, F32, 1), (64, F32, 64)],

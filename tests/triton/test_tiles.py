@@ -33,6 +33,11 @@ def planes_of(x: Tensor) -> Tensor:
     return x.permute(0, 3, 1, 2).contiguous() + 1
 
 
+def patches_of(x: Tensor) -> Tensor:
+    """16 pixels of three channels are too few for a tile."""
+    return x.view(2, 3, 4, 16, 4, 16).permute(0, 2, 4, 3, 5, 1).reshape(2, 16, 768)
+
+
 CASES: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...], list[str]]] = {
     "three sides": (three_ways, ((9, 17, 34), (17, 34, 9), (34, 9, 17)), ["ZBLOCK", "YBLOCK", "XBLOCK"]),
     "with batches": (
@@ -40,8 +45,9 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...], list[
         ((3, 8, 8, 8), (3, 8, 8, 8)),
         ["ZBLOCK", "YBLOCK", "XBLOCK"],
     ),
-    "channels last": (rows_of, ((2, 3, 20, 30),), ["YBLOCK", "XBLOCK"]),
-    "channels first": (planes_of, ((2, 20, 30, 3),), ["YBLOCK", "XBLOCK"]),
+    "channels last": (rows_of, ((2, 3, 20, 90),), ["YBLOCK", "XBLOCK"]),
+    "channels first": (planes_of, ((2, 20, 90, 3),), ["YBLOCK", "XBLOCK"]),
+    "patches": (patches_of, ((2, 3, 64, 64),), ["XBLOCK"]),
     "pairs": (lambda x: x.t().contiguous() * 2, ((2, 700),), ["YBLOCK", "XBLOCK"]),
     "the reverse": (lambda x: x.permute(2, 1, 0).contiguous().exp(), ((33, 5, 40),), ["YBLOCK", "XBLOCK"]),
 }

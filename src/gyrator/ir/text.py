@@ -132,7 +132,7 @@ def kernel_text(kernel: Kernel) -> str:
 def _param_text(param: Param) -> str:
     how = {(True, False): "", (False, True): "out ", (True, True): "inout ", (False, False): "unused "}
     alias = "" if param.alias is None else f" at {param.alias}"
-    return f"{how[param.read, param.written]}{declared(param.value)}{alias}"
+    return f"{how[param.read, param.written]}{declared(param.value)}{alias}{' last' * param.last}"
 
 
 def _block_lines(body: Iterable[Loop | Stage], names: _Names, indent: str) -> list[str]:

@@ -149,12 +149,14 @@ Stage: TypeAlias = "Let | Store | Update | Contract | Attend"
 @dataclass(frozen=True, slots=True)
 class Param:
     """A tensor argument of a kernel. ``written``/``read`` say how it is used; two params never alias unless
-    both are the same storage updated in place at the same index (``alias`` names the other one)."""
+    both are the same storage updated in place at the same index (``alias`` names the other one). ``last``: a large
+    value of which nothing is read later, so that it need not stay in a cache."""
 
     value: Value
     read: bool
     written: bool
     alias: str | None = None
+    last: bool = False
 
 
 # -- tiles of a GPU kernel ---------------------------------------------------------------------------------

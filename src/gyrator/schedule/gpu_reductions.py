@@ -8,7 +8,7 @@ import torch
 
 from gyrator.ir.expr import Expr, Load, Op, Value
 from gyrator.ir.index import ONE, ZERO, Atom, Index, substitute
-from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, loads, map_nests, uses
+from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, defines, loads, map_nests, uses
 from gyrator.ir.volume import iterations, volume
 from gyrator.lowering.refs import coords_of
 from gyrator.schedule.gpu import Gpu
@@ -42,20 +42,40 @@ def split_on_gpu(program: Program, gpu: Gpu) -> Program:
     :func:`split_reductions` does for a CPU.
 
     There are as many parts as make four programs per multiprocessor. Where their number does not divide the extent the
-    last ones are masked. Splits sums, products, extremes (with their numbers) and, where it divides, variances. Refuses
-    rows that programs can share within one launch and then need again: a sum alone is faster in two."""
+    last ones are masked. Splits sums, products, extremes (with their numbers), what a softmax needs and, where it
+    divides, variances. Refuses rows that programs can share within one launch and then need again: a sum alone is
+    faster in two."""
     by_rows, again = _read_by_rows(program), _read_again(program)
+    of_rows = {v for n in program.nodes if isinstance(n, Nest) and isinstance(n.root, Reduce) for v in defines(n)}
 
     def cut(nest: Nest) -> Cut | None:
         root = nest.root
-        if not isinstance(root, Reduce) or not nest.on_gpu:
+        if not isinstance(root, Reduce) or not nest.on_gpu or root.partial:
             return None
         read = {load.value for load in loads(root.body)}
         if (root.kind == "softmax" or read & again) and shared_blocks(singleton(nest, 0), gpu):
             return None
         return _cut(nest, root, gpu, max((by_rows.get(v, 0) for v in read), default=0))
 
-    return map_nests(program, lambda nest: split(nest, cut(nest)))
+    in_rows = map_nests(program, lambda nest: split(nest, _rows(nest, of_rows)))
+    return map_nests(in_rows, lambda nest: split(nest, cut(nest)))
+
+
+def _rows(nest: Nest, of_rows: Set[Value]) -> Cut | None:
+    """Of a loss, the sum for each row: it is computed where the row is at hand, as its maximum and the sum of its
+    exponentials are."""
+    root = nest.root
+    if not isinstance(root, Reduce) or not nest.on_gpu:
+        return None
+    *outer, row = root.reduced
+    rows, along = volume(a.extent for a in outer), volume((row.extent,))
+    static = all(a.extent.value is not None for a in root.reduced)
+    if volume(a.extent for a in nest.axes) > 1 or root.kind not in SIMPLE or not static or not outer:
+        return None
+    reads = [load.value for load in loads(root.body) if load.axes() == {*outer}]
+    if of_rows.isdisjoint(reads) or not rows >= MIN_ROWS or not 2 * MIN_ROWS <= along <= WHOLE_ROW:
+        return None
+    return Cut(tuple(outer), rows, ONE)
 
 
 def _read_again(program: Program) -> set[Value]:
@@ -82,7 +102,7 @@ def _read_by_rows(program: Program) -> dict[Value, int]:
 def _cut(nest: Nest, root: Reduce, gpu: Gpu, mixed: int) -> Cut | None:
     """``mixed`` are the bytes of an element where rows of what is reduced are read, too, else 0."""
     kept, row = iterations(nest.axes), iterations(root.reduced)
-    if kept * row < MIN_WORK or root.kind not in (*SIMPLE, "argmax", "argmin", "welford"):
+    if kept * row < MIN_WORK or root.kind not in (*SIMPLE, "argmax", "argmin", "welford", "softmax"):
         return None
     column = is_column(nest, root)
     if mixed and column and kept <= MAX_COLUMNS and row >= 2 * MIN_ROWS_MIXED and root.kind in SIMPLE:

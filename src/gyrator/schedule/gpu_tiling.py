@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from gyrator.ir import tree
+from gyrator.ir.expr import Value
 from gyrator.ir.index import ONE, Axis, FloorDiv, Index, Mod, lower, upper
 from gyrator.ir.tree import Config, Kernel, Loop, LoopKind, Store, Tile, Tiling, Update
 from gyrator.ir.volume import at_most, iterations, volume
@@ -22,7 +23,12 @@ WHOLE_SUM = 1 << 12
 LONG_ROW = 1 << 11
 """Elements from which on a row may be faster in blocks than whole."""
 WHOLE_SCAN = 1 << 12
-WHOLE_COLUMN = 64
+WHOLE_COLUMN, WHOLE_COLUMN_AGAIN = 64, 512
+"""Elements of a column that a program may keep, and of one that is read again."""
+MANY_ACCESSES = 6
+"""From which on, as for a pooling window, a thread that handles fewer elements waits less."""
+STREAMED = 1 << 25
+"""Bytes of a value of which the L2 cache of an H100, of 50 MiB, keeps too little for it to be read there again."""
 SHORT_COLUMN = 512
 
 
@@ -63,7 +69,8 @@ def _point_tiles(walk: _Walk, points: int, gpu: Gpu) -> Tiling:
         return Tiling((), (Config((), 1),), "pointwise")
     *_, last = walk.grid
     if len(walk.grid) == 1:
-        sizes = (256, 512) if points <= 512 * 4 * gpu.processors else (1024, 512, 2048)
+        many = len(walk.accesses) > MANY_ACCESSES
+        sizes = (256, 512) if points <= 512 * 4 * gpu.processors else (512, 256, 1024) if many else (1024, 512, 2048)
         configs = [Config((("XBLOCK", n),), 4) for n in sizes]
         return Tiling((Tile(last, "XBLOCK"),), tuple(configs), "pointwise")
     item = max((size for _, size in walk.accesses), default=4)
@@ -190,7 +197,10 @@ def _staged(configs: tuple[Config, ...], kernel: Kernel, gpu: Gpu) -> tuple[Conf
 
 
 def _whole_columns(row: int, points: int) -> list[tuple[int, int]]:
-    sides = [min(x, power(points)) for x in (4096 // max(row, 16), 1024 // max(row, 16))]
+    if row <= WHOLE_COLUMN:
+        sides = [min(x, power(points)) for x in (4096 // max(row, 16), 1024 // max(row, 16))]
+    else:
+        sides = [max(min(x, power(points) // FEW_PROGRAMS), 8) for x in (8192 // row, 2048 // row)]
     return [(x, min(max(x * row // 256, 1), 8)) for x in sides]
 
 
@@ -202,9 +212,10 @@ def _looped_rows(row: int) -> list[tuple[int, int, int]]:
 def _looped_columns(row: int, points: int) -> list[tuple[int, int, int]]:
     """(columns, block of them, warps). Of few columns, or few rows as partial sums are, a program takes fewer, so that
     there are more programs; it takes microseconds, in which no other shape can be told to be faster."""
-    shapes = [(64, 64, 8), (128, 32, 8), (32, 64, 8)]
+    shapes = [(64, 64, 8), (128, 32, 8), (32, 64, 4)]
     if points < 64 * FEW_PROGRAMS or row <= SHORT_COLUMN:
-        shapes = [(8, 1024, 16)] if points < 32 * FEW_PROGRAMS else [(16, 256, 8)]
+        many = points >= 128 * FEW_PROGRAMS
+        shapes = [(32, 64, 4)] if many else [(16, 256, 8)] if points >= 32 * FEW_PROGRAMS else [(8, 1024, 16)]
     return [(min(x, power(points)), min(row, block), warps) for x, block, warps in shapes]
 
 
@@ -213,7 +224,7 @@ def _is_whole(axis: Axis, loops: tuple[Loop, ...], *, columns: bool) -> bool:
     if length is None:
         return False
     if columns and not any("sort" in carry.kind for loop in loops for carry in loop.carries):
-        return length <= WHOLE_COLUMN
+        return power(length) <= (WHOLE_COLUMN_AGAIN if _read_again(axis, loops) else WHOLE_COLUMN)
     if any(_scans(loop) for loop in loops):
         return length <= WHOLE_SCAN
     again = _read_again(axis, loops)
@@ -242,6 +253,15 @@ def _contiguous(position: Index, axis: Axis) -> bool:
     """Whether neighbours along ``axis``, or along its last digit, are neighbours in memory."""
     atoms = [monomial[0] for monomial, c in position.terms if c == 1 and len(monomial) == 1]
     return any((atom.num if isinstance(atom, Mod) else atom.index()) is axis.index() for atom in atoms)
+
+
+def streamed(kernel: Kernel) -> set[Value]:
+    """Values that reductions read once and of which a cache would keep little: they need not push out what other
+    kernels wrote there."""
+    if kernel.tiling is None or not any(isinstance(stage, Update) for stage in tree.walk_stages(kernel.body)):
+        return set()
+    found = {load.value: volume(load.value.shape) for load in tree.loads_in(kernel.body)}
+    return {v for v, n in found.items() if n * v.dtype.itemsize >= STREAMED and n >= kernel.tiling.hint}
 
 
 # -- looking -----------------------------------------------------------------------------------------------

@@ -12,23 +12,27 @@ from gyrator.origin import merge
 from gyrator.schedule.layout import transposes
 
 MAX_NODES, MAX_LOADS = 64, 8
-BALANCE = 4.0
-"""Cheap instructions that cost as much as moving one byte through memory, about, on the machines we know."""
+BALANCE, GPU_BALANCE = 4.0, 12.0
+"""Cheap instructions that cost as much as moving one byte through memory, about, on the machines we know; on a GPU,
+which does both at once."""
 SPARE = 16
 """Cheap instructions for an element that a GPU does while it waits for memory anyway."""
 ROW = 32
 """Elements of a row from which on what is the same for all of them costs nothing."""
+ROW_ACROSS = 512
+"""Elements of a row that lies across memory up to which a GPU reads a tile of rows at once; longer ones are transposed
+before they are reduced."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Reads:
     """How nests read a value: which ones, how often they load its elements in all (by size hints), by how many
-    distinct loads; whether it, or what follows from it, is reduced."""
+    distinct loads; how long rows of it, or of what follows from it, are that are reduced."""
 
     nests: tuple[Nest, ...] = ()
     evaluated: int = 0
     distinct: int = 0
-    reduced: bool = False
+    row: int = 0
 
 
 def inline(program: Program, rule: Rule) -> Program:
@@ -38,9 +42,9 @@ def inline(program: Program, rule: Rule) -> Program:
 
     Legal where nothing but nests needs P. Done where P has one reader that evaluates it once per element, or where
     the extra work costs less than the memory traffic it saves: ``extra work < BALANCE · bytes saved``; a GPU has time
-    for SPARE instructions. Refused for bodies over 64 nodes or 8 loads, for transcendental, random or indirect bodies
-    that would be evaluated more often than P has elements, and for large transposed copies that are reduced. Sharing at
-    the same index between several readers is left to fusion."""
+    for SPARE instructions. Refused for bodies over 64 nodes or 8 loads, for random, indirect or, on a CPU,
+    transcendental bodies that would be evaluated more often than P has elements, and for large transposed copies of
+    which long rows are reduced. Sharing at the same index between several readers is left to fusion."""
     pinned, reads = shown_values(program).union(*map(addressed, program.nodes)), _reads(program)
     bodies_of: dict[Value, tuple[Nest, Expr]] = {}
 
@@ -78,17 +82,16 @@ def _reads(program: Program) -> dict[Value, _Reads]:
     for node in reversed(program.nodes):
         if not isinstance(node, Nest):
             continue
-        points = iterations(node.axes)
-        if isinstance(node.root, Reduce):
-            points *= iterations(node.root.reduced)
+        reduced = node.root.reduced if isinstance(node.root, Reduce) else ()
+        points = iterations((*node.axes, *reduced))
         after = _Reads() if node.out[0] is None else found.get(node.out[0], _Reads())
         own = after if _widens(node) and after.nests else None
-        reduced = isinstance(node.root, Reduce) or after.reduced
+        row = max(after.row, iterations(reduced) if reduced else 0)
         for load in loads(expressions(node.root)):
             old = found.get(load.value, _Reads())
             new = own or _Reads(() if old.nests[-1:] == (node,) else (node,), points, 1)
             added = (old.evaluated + new.evaluated, old.distinct + new.distinct)
-            found[load.value] = _Reads((*old.nests, *new.nests), *added, old.reduced or reduced)
+            found[load.value] = _Reads((*old.nests, *new.nests), *added, max(old.row, row))
     return found
 
 
@@ -102,14 +105,15 @@ def _widens(nest: Nest) -> bool:
 def _wanted(body: Expr, nest: Nest, reads: _Reads, pinned: bool) -> bool:
     if isinstance(body, Const):
         return True
-    if pinned or (reads.reduced and transposes(nest)):
+    if pinned or (reads.row > ROW_ACROSS and transposes(nest)):
         return False
     if sum(1 for _ in body.walk()) > MAX_NODES or len(body.loads()) > MAX_LOADS:
         return False
     wide = [axis for axis in nest.axes if axis.extent is not ONE]
     row = wide[-1] if wide and iterations((wide[-1],)) >= ROW else None
-    costs = [_cost(node) for node in body.walk() if row is None or row in node.axes()]  # for an element of a row
-    cost, dear = sum(costs), max(costs, default=0) > 8
+    nodes = [node for node in body.walk() if row is None or row in node.axes()]  # computed for each element of a row
+    cost = sum(map(_cost, nodes))
+    dear = any(_cost(node) > 8 for node in nodes if not (nest.on_gpu and isinstance(node, Op)))
     big_loads = sum(len({a for i in load.index for a in i.axes()}) == len(wide) for load in body.loads())
     elements = iterations(nest.axes)
     if len(reads.nests) == reads.distinct == 1 and reads.evaluated <= elements:
@@ -122,6 +126,8 @@ def _wanted(body: Expr, nest: Nest, reads: _Reads, pinned: bool) -> bool:
         return False
     saved = body.dtype.itemsize * (elements + min(reads.evaluated, len(reads.nests) * elements))
     extra = cost * max(reads.evaluated - elements, 0)
+    if nest.on_gpu:
+        return extra < GPU_BALANCE * saved
     return extra < BALANCE * saved and (cost <= 8 or reads.evaluated <= elements)
 
 

@@ -304,8 +304,9 @@ def _blocked(axis: Axis, size: int, blocks: dict[Atom, Index]) -> tuple[Axis, Ax
 
 
 # -- on a GPU ---------------------------------------------------------------------------------------------
-MIN_SIDE = 2
-"""Tiles over two axes pay where both are at least this long: three channels of an image are."""
+MIN_SIDE, MIN_TILE = 2, 256
+"""Tiles over two axes pay where both are at least this long: three channels of an image are; and where together they
+keep the threads of a program busy: those of a patch of 16 are not."""
 
 
 def gpu_loops(group: Group, stored: frozenset[Value]) -> Shape:
@@ -329,12 +330,12 @@ def _grid(group: Group, stored: frozenset[Value], blocks: dict[Atom, Index]) -> 
         return []
     *others, last = group.outer
     side = crossing(others, last, accesses(group, stored)) if group.pointwise else None
-    if side is None or min(iterations((a,)) for a in (side, last)) < MIN_SIDE:
+    third = crossing([a for a in others if a is not side], last, accesses(group, stored)) if side else None
+    tile = [a for a in (third, side, last) if a is not None]
+    rest = tuple([a for a in others if a not in tile])
+    if side is None or min(iterations((a,)) for a in (side, last)) < MIN_SIDE or iterations(tile) < MIN_TILE:
         return [_flat("point", group.outer, blocks)]
-    rest = [a for a in others if a is not side]
-    third = crossing(rest, last, accesses(group, stored))
-    rest = [a for a in rest if a is not third]
-    return [*([_flat("plane", tuple(rest), blocks)] if rest else []), *([third] if third else []), side, last]
+    return [*([_flat("plane", rest, blocks)] if rest else []), *tile]
 
 
 def _flat(name: str, axes: Axes, blocks: dict[Atom, Index]) -> Axis:

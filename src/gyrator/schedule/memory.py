@@ -13,6 +13,7 @@ from gyrator.origin import Origins, merge
 from gyrator.schedule.canonical import Canonical, canonicalise
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_attention import build_attention
+from gyrator.schedule.gpu_tiling import streamed
 from gyrator.schedule.group import Group, Member, exclusive_axes
 from gyrator.schedule.kernel import Built, build_kernel, levels_of
 from gyrator.schedule.plan import Allocate, Call, Copy, Free, Launch, Plan, Step, full_view, has_out_variant, is_full
@@ -97,14 +98,14 @@ class _Planner:
                 if value in outside:
                     yield from self._place(here, member, value, placed)
         common = canonicalise(group, outside)
-        built = self._build(common, placed, unit if isinstance(unit, Templated) else None)
+        built = self._build(common, placed, unit if isinstance(unit, Templated) else None, position)
         yield self._run(built, common.slots, merge(*(m.nest.origins for m in group.members)))
 
     def _run(self, built: Built, slots: Mapping[Size, Index], origins: Origins) -> Launch:
         kernel = self.kernels[built.kernel.name] = built.kernel
         return Launch(kernel.name, built.args, tuple(slots.get(s, s.index()) for s in kernel.sizes), origins)
 
-    def _build(self, common: Canonical, placed: Mapping[Value, Value], unit: Templated | None) -> Built:
+    def _build(self, common: Canonical, placed: Mapping[Value, Value], unit: Templated | None, position: int) -> Built:
         gpu = self._gpu if common.group.members[0].nest.on_gpu else None
         key, actual = common.key, common.actual
         if unit is None:
@@ -117,12 +118,14 @@ class _Planner:
         built = Built(built.kernel, tuple(actual[v] for v in built.args))
         names = {v: p.value.name for v, p in zip(built.args, built.kernel.params, strict=True)}
         alias = {names[new]: names[old] for new, old in placed.items() if old in names}
-        if alias:
-            both = alias | {old: new for new, old in alias.items()}
-            params = tuple(replace(p, alias=both.get(p.value.name)) for p in built.kernel.params)
-            name = f"{built.kernel.name}_inplace_{'_'.join(str(i) for i, p in enumerate(params) if p.alias)}"
-            built = Built(replace(built.kernel, params=params, name=name), built.args)
-        return built
+        both = alias | {old: new for new, old in alias.items()}
+        last = {names[v] for v in built.args if self._life.dies_at(v, position)} if gpu and not unit else set[str]()
+        last &= {value.name for value in streamed(built.kernel)}
+        params = [replace(p, alias=both.get(p.value.name), last=p.value.name in last) for p in built.kernel.params]
+        marks = ("inplace", [p.alias is not None for p in params]), ("last", [p.last for p in params])
+        parts = [[mark, *(str(k) for k, here in enumerate(those) if here)] for mark, those in marks if any(those)]
+        name = "_".join([built.kernel.name, *("_".join(part) for part in parts)])
+        return Built(replace(built.kernel, params=tuple(params), name=name), built.args)
 
     def _place(self, here: _Here, member: Member, value: Value, placed: dict[Value, Value]) -> Iterator[Step]:
         if isinstance(member.nest.root, Scatter):

@@ -166,20 +166,37 @@ def split(nest: Nest, cut: Cut | None) -> list[Node]:
         if cut.column is not None:  # as positions, which let the two axes be one
             place, end_place = place * cut.column.extent + at[cut.column], cut.length * cut.column.extent
         inside = op("lt", IndexValue(place), IndexValue(end_place))
-        starts = [identity(root.kind, body[0].dtype), torch.iinfo(torch.int64).max]
+        starts = [identity("max" if root.kind == "softmax" else root.kind, body[0].dtype), torch.iinfo(torch.int64).max]
         body = tuple(Masked(inside, b, Const(s, b.dtype)) for b, s in zip(body, starts, strict=False))
-    dtypes = [b.dtype for b in body] if root.kind != "welford" else [body[0].dtype] * 3
+    dtypes = [body[0].dtype] * {"welford": 3, "softmax": 2}.get(root.kind, 0) or [b.dtype for b in body]
     whole, *_ = defines(nest)
-    partial = tuple(whole.derived(f"part{k or ''}", tuple(sizes), dtype) for k, dtype in enumerate(dtypes))
+    stem = "row" if cut.step is ONE else "part"  # sums of rows may be split again
+    partial = tuple(whole.derived(f"{stem}{k or ''}", tuple(sizes), dtype) for k, dtype in enumerate(dtypes))
     first = replace(nest, out=partial, axes=axes, root=Reduce(root.kind, reduced, body, True))
     rows = axes_of("r", tuple(counts))
     here = [a.index() for a in nest.axes]
     coords = (*here[:before], *(r.index() for r in rows), *here[before:])
     parts = tuple(Load(p, coords) for p in partial)
+    if root.kind == "softmax":
+        return [first, *_softmax(nest, rows, parts)]
     if root.kind != "welford":
         return [first, replace(nest, root=Reduce(root.kind, rows, parts))]
     count = product([cut.step, *(a.extent for a in rest)])
     return [replace(first, out=(partial[0], partial[1], None)), *_welford(nest, rows, parts, cut.parts, count)]
+
+
+def _softmax(nest: Nest, rows: tuple[Axis, ...], parted: tuple[Load, ...]) -> list[Node]:
+    """The maximum of all and the sum of exponentials with respect to it: ``s = Σ s_b · exp(m_b - m)``, in which parts
+    of -inf alone have no share."""
+    tops, totals = parted
+    dtype, top = tops.dtype, nest.out[0]
+    assert top is not None
+    least = Const(identity("max", dtype), dtype)
+    away = Op("exp", (Op("sub", (tops, Load(top, tuple(a.index() for a in nest.axes))), dtype),), dtype)
+    share = Op("mul", (totals, away), dtype)
+    part = Op("where", (Op("eq", (tops, least), torch.bool), Const(0.0, dtype), share), dtype)
+    maximum = replace(nest, out=(top,), root=Reduce("max", rows, (tops,)))
+    return [maximum, replace(nest, out=nest.out[1:], root=Reduce("sum", rows, (part,)))]
 
 
 def _welford(nest: Nest, rows: tuple[Axis, ...], parted: tuple[Load, ...], parts: int, count: Index) -> list[Node]:
