@@ -128,9 +128,9 @@ def _modes() -> str:
     cuda, mkldnn = torch.backends.cuda, torch.backends.mkldnn
     gradients = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()
     autocast = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
-    attention = cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()
+    kernels = cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.math_sdp_enabled, cuda.cudnn_sdp_enabled
     others = torch.is_autocast_cache_enabled(), mkldnn.is_available() and mkldnn.enabled
-    return repr((gradients, autocast, attention, others))
+    return repr((gradients, autocast, [enabled() for enabled in kernels], others))
 
 
 class _Writer:

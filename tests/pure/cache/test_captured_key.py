@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from gyrator.cache.key import Key, graph_key
@@ -55,6 +56,10 @@ def test_modes_are_part_of_it() -> None:
         assert graph_key(gm, Config(), captured=(X,)) != before
     with torch.autocast("cpu"):
         assert graph_key(gm, Config(), captured=(X,)) != before
+    kernels = {SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION}
+    for left_out in kernels:
+        with sdpa_kernel([*kernels - {left_out}]):
+            assert graph_key(gm, Config(), captured=(X,)) != before
     assert graph_key(gm, Config(), captured=(X,)) == before
 
 
