@@ -6,7 +6,7 @@ reference interpreter), and the built code. Slow, and twice the memory; for find
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -70,7 +70,7 @@ def validated(
                     _compare(level, before)
         return compiled.call(args)
 
-    return Compiled(call, compiled.written)
+    return replace(compiled, call=call)
 
 
 def copies(args: Sequence[Any]) -> list[Any]:

@@ -171,11 +171,12 @@ def test_real_runs_report_bandwidth(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert re.search(rf"ms +{nbytes:.6f} GB +\d+\.\d+ GB/s +3 x \w", capsys.readouterr().err)
 
 
-def test_the_compiled_callable_names_the_files_of_its_wrappers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("validate", [False, True])
+def test_the_compiled_callable_names_the_files_of_its_wrappers(tmp_path: Path, validate: bool) -> None:
     found: list[tuple[str, ...]] = []
 
     def noting(gm: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
-        call = gyrator_backend(gm, inputs, options={"cache_dir": tmp_path})
+        call = gyrator_backend(gm, inputs, options={"cache_dir": tmp_path, "validate": validate})
         found.append(call.wrappers)
         return call
 
