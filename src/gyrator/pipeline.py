@@ -237,15 +237,16 @@ def _build(task: _Task, lowered: Lowered, scheduled: Scheduled, choices: Sequenc
         record = describe(session, info.kind, lowered.program, scheduled, kernels.texts)
         record = replace(record, choices=tuple(choices))
         kept, saved = (info.saved, 0) if info.kind == "backward" else (0, info.saved)
+        called_ops = {step.extern.op for step in plan.steps if isinstance(step, Call)}
+        regions = {name: region for name, region in lowered.regions.items() if name in called_ops}
+        again = None if regions else task.key  # regions run from graphs that this process holds
+        recorded = recordable(plan, info) and not regions
         notes: dict[str, Json] = {
             "facts": facts_of(task.shape_env, task.guards, task.key),
             "places": numbered_places(task.graph, kernels.places),
             COUNTERS: {**record.counters},
-            RECORDED: [task.device.index, kept, saved, *info.static_inputs] if recordable(plan, info) else None,
+            RECORDED: [task.device.index, kept, saved, *info.static_inputs] if recorded else None,
         }
-        called_ops = {step.extern.op for step in plan.steps if isinstance(step, Call)}
-        regions = {name: region for name, region in lowered.regions.items() if name in called_ops}
-        again = None if regions else task.key  # regions run from graphs that this process holds
         files: dict[str, Content] = {WRAPPER: text, RECORD: msgspec.json.encode(record).decode()}
         if not info.frozen:
             files |= {constant_file(name): tensor for name, tensor in constants.items()}

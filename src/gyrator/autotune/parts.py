@@ -47,7 +47,7 @@ class Builder:
         session = self.session.child("candidate")
         kernels = start_kernels(plan, self.targets, self.stores.kernels, session, self.workers)
         text = print_wrapper(plan, kernels.built)
-        return lambda: self.stores.uncached.put_anonymous({WRAPPER: text, **kernels.wait()}).folder
+        return lambda: self.stores.uncached.put_anonymous({WRAPPER: text, **kernels.wait()}, {}).folder
 
     def start_units(self, part: Program, units: Sequence[Unit]) -> Callable[[], Path]:
         """Begin to build a program that units compute. Raises: GyratorError."""

@@ -14,7 +14,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeAlias
@@ -128,9 +128,9 @@ class Store:
                 if not (place / MANIFEST).exists():
                     raise
 
-    def put_anonymous(self, files: Mapping[str, Content]) -> Entry:
+    def put_anonymous(self, files: Mapping[str, Content], notes: Mapping[str, Json]) -> Entry:
         """Write an entry that nobody will look up."""
-        return Entry(self.put(secrets.token_hex(32), files, {}).folder, {})
+        return replace(self.put(secrets.token_hex(32), files, notes), key=None)
 
     def remove(self, key: str) -> None:
         """Forget an entry, if there is one that may be removed. Processes that run its code keep it."""

@@ -107,7 +107,7 @@ def keep(key: Key | None, files: Mapping[str, Content], notes: Mapping[str, Json
 
     Without a key, or facts about sizes that can be written down, nobody will find it again."""
     if key is None or notes["facts"] is None:
-        return stores.uncached.put_anonymous(files)
+        return stores.uncached.put_anonymous(files, notes)
     return stores.graphs.put(key.digest, files, {"key": dict(key.fields), **notes})
 
 

@@ -106,6 +106,11 @@ def test_folder_is_the_users_own(tmp_path: Path) -> None:
         Store(tmp_path / "open", "graphs")
 
 
+def test_an_entry_that_nobody_looks_up_has_its_notes(tmp_path: Path) -> None:
+    entry = Store(tmp_path, "graphs").put_anonymous({"a.txt": "text"}, {"recorded": [0, 1]})
+    assert (entry.text("a.txt"), entry.notes, entry.key) == ("text", {"recorded": [0, 1]}, None)
+
+
 def test_newest_entries_come_first(tmp_path: Path) -> None:
     store = Store(tmp_path, "graphs")
     for number in range(3):
