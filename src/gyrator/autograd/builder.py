@@ -122,10 +122,10 @@ def mapped(argument: Any, leaf: Callable[[Any], Any]) -> Any:
     return leaf(argument)
 
 
-def ancestors(nodes: Iterable[Node], known: Container[Node] = ()) -> set[Node]:
-    """The nodes themselves and all that they are computed from, without what is `known` and only that needs."""
+def ancestors(values: Iterable[object], known: Container[Node] = ()) -> set[Node]:
+    """The nodes among the values and all that they are computed from, without what is `known` and only that needs."""
     found: set[Node] = set()
-    pending = list(nodes)
+    pending = [value for value in values if isinstance(value, Node)]
     while pending:
         node = pending.pop()
         if node not in found and node not in known:

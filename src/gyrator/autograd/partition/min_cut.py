@@ -84,8 +84,7 @@ min_cut = min_cut_with_budget(1)
 def _problem(joint: JointGraph) -> _Problem:
     forward = (node for node in joint.graph.nodes if node in joint.needed and node not in joint.backward_nodes)
     candidates = tuple(node for node in forward if not is_number(node))
-    gradients = {node for node in joint.gradients if isinstance(node, Node)}
-    readers = joint.backward_nodes & joint.needed
+    gradients, readers = {*joint.gradients}, joint.backward_nodes & joint.needed
     read = frozenset(node for node in candidates if node in gradients or not readers.isdisjoint(node.users))
     stages = _stages(joint)
     bans = {node: ban for node in candidates if (ban := _ban(node, joint, stages)) is not None}

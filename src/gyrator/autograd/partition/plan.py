@@ -47,12 +47,12 @@ class JointGraph:
     @cached_property
     def forward_nodes(self) -> frozenset[Node]:
         """Nodes that forward's results need."""
-        return frozenset(ancestors(node for node in self.results if isinstance(node, Node)))
+        return frozenset(ancestors(self.results))
 
     @cached_property
     def needed(self) -> frozenset[Node]:
         """Nodes that gradients need."""
-        return frozenset(ancestors(node for node in self.gradients if isinstance(node, Node)))
+        return frozenset(ancestors(self.gradients))
 
 
 def is_number(node: Node) -> bool:

@@ -64,7 +64,7 @@ def inference_graph(joint: JointGraph) -> Graph:
 def _numbers(joint: JointGraph, saved: set[Node]) -> list[Node]:
     """Numbers that backward reads: computed in forward, carried over as they are."""
     numbers = {node for node in joint.needed.difference(joint.backward_nodes, saved) if is_number(node)}
-    computed = ancestors((node for node in joint.gradients if isinstance(node, Node)), known=saved | numbers)
+    computed = ancestors(joint.gradients, known=saved | numbers)
     found = {source for node in computed for source in node.all_input_nodes if source in numbers}
     found |= _unreadable(joint, [*computed, *saved, *joint.tangents], [*saved, *found, *joint.tangents])
     return sorted(found)
@@ -104,9 +104,8 @@ def _symbols(value: Any) -> set[Any]:
 
 def _forward_graph(joint: JointGraph, values: Sequence[Node], numbers: Sequence[Node]) -> tuple[Graph, list[Node]]:
     """The forward graph, and the nodes that it returns for the values to be saved."""
-    outputs = [*joint.results, *values, *numbers]
     statements = [node for node in joint.graph.nodes if is_statement(node) and node not in joint.backward_nodes]
-    needed = ancestors([*(node for node in outputs if isinstance(node, Node)), *statements])
+    needed = ancestors([*joint.results, *values, *numbers, *statements])
     graph = Graph()
     copies: dict[Node, Node] = {}
     for node in joint.graph.nodes:
@@ -127,8 +126,8 @@ def _backward_graph(joint: JointGraph, available: Mapping[Node, Node]) -> Graph:
         copies[node] = graph.placeholder(node.name)
         copies[node].meta = dict(described.meta)
     runs = [n for n in joint.graph.nodes if n in joint.backward_nodes and (n in joint.needed or is_statement(n))]
-    for node in (*runs, *(node for node in joint.gradients if isinstance(node, Node))):
-        for source in sorted(ancestors([node], known=copies)):
+    for value in (*runs, *joint.gradients):
+        for source in sorted(ancestors([value], known=copies)):
             if source.op == "placeholder":
                 raise InternalCheckError("partition", f"backward needs {source.name}, which is not saved")
             copies[source] = copy_node(graph, source, copies.__getitem__)
