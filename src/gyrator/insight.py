@@ -8,16 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 
 from gyrator.backend import Backend, gyrator
 from gyrator.config import Config
 from gyrator.report.data import GraphReport, ProgramReport, ReportData
 from gyrator.report.html import page
-from gyrator.report.record import GraphRecord
 from gyrator.report.text import text
-from gyrator.report.watch import RECORD, Event, GraphCompiled, kernel_tuned
+from gyrator.report.watch import Event, GraphCompiled, kernel_tuned, record_in
 from gyrator.runtime.load import WRAPPER, Runtime
 from gyrator.runtime.pool import Pool
 from gyrator.runtime.profile import machine_peaks, step_times
@@ -110,11 +108,10 @@ def _programs(events: list[Event], timing: bool) -> Iterator[ProgramReport]:
 
 
 def _graph(event: GraphCompiled, timing: bool) -> GraphReport:
-    record = msgspec.json.decode(event.entry.text(RECORD), type=GraphRecord)
     tuned: dict[str, tuple[Candidate, ...]] = {}
     own = None if event.session.name.endswith("_program") else event.session
     return GraphReport(
-        record=record,
+        record=record_in(event.entry.folder),
         cached=event.cached,
         missed=event.session.missed,
         wrapper=str(event.entry.folder / WRAPPER),

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from rich.console import Console
 from torch import Tensor, fx
@@ -30,8 +29,7 @@ from gyrator.config import Config
 from gyrator.errors import GyratorError, InternalCheckError, KernelBuildError, WrongResult
 from gyrator.pipeline import Process
 from gyrator.report.dump import graph_program
-from gyrator.report.record import GraphRecord
-from gyrator.report.watch import RECORD, Event, GraphCompiled, Watch
+from gyrator.report.watch import Event, GraphCompiled, Watch, record_in
 from gyrator.validate import SEED, difference
 
 SECONDS = 120.0
@@ -308,7 +306,7 @@ def hints(case: Case) -> Iterator[str]:
     check(case.graph, case.inputs, case.config, events.append)
     for event in events:
         if isinstance(event, GraphCompiled):
-            record = msgspec.json.decode(event.entry.text(RECORD), type=GraphRecord)
+            record = record_in(event.entry.folder)
             yield from (f"kernel of {record.name}: {kernel.name}" for kernel in record.kernels)
     if case.failure.stage in ("the built code", "build", "memory between the graphs"):
         for name, value in SWITCHES.items():

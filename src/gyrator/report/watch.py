@@ -52,6 +52,11 @@ Event: TypeAlias = GraphCompiled | ProgramReport
 Watch: TypeAlias = Callable[[Event], None]
 
 
+def record_in(folder: Path) -> GraphRecord:
+    """The record in a compiled graph's folder."""
+    return msgspec.json.decode((folder / RECORD).read_bytes(), type=GraphRecord)
+
+
 def graph_compiled(ready: GraphCompiled, watch: Watch | None) -> None:
     """A graph is ready, new or cached: count again what the cache saved counting, write tables and logs."""
     session, entry = ready.session, ready.entry
@@ -59,7 +64,7 @@ def graph_compiled(ready: GraphCompiled, watch: Watch | None) -> None:
         counts = entry.notes.get(COUNTERS)
         session.counters.replay(counts if isinstance(counts, dict) else {})
     if session.config.metrics or session.config.logs:
-        record = msgspec.json.decode(entry.text(RECORD), type=GraphRecord)
+        record = record_in(entry.folder)
         add_rows(session.config, "graph_stats", lambda: _graph_stats(session.name, record))
         add_rows(session.config, "kernel_metadata", lambda: _kernel_metadata(record, entry.folder))
         add_rows(session.config, "fusion_failure_due_to_indexing_mismatch", lambda: _mismatches(session.name, record))
@@ -82,8 +87,7 @@ def _log(logs: Collection[str], record: GraphRecord, entry: Entry) -> None:
 
 def traffic(entry: Entry) -> dict[str, int]:
     """Bytes that a launch of each kernel of a compiled graph moves, by the kernel's symbol."""
-    record = msgspec.json.decode(entry.text(RECORD), type=GraphRecord)
-    return {kernel.symbol: kernel.bytes for kernel in record.kernels}
+    return {kernel.symbol: kernel.bytes for kernel in record_in(entry.folder).kernels}
 
 
 def program_compiled(
@@ -152,8 +156,7 @@ def _persistent_red_perf(folder: Path, name: str, candidates: Sequence[Candidate
     for candidate in sorted(candidates, key=lambda c: (c.milliseconds is None, c.milliseconds)):
         best.setdefault(candidate.category, candidate)
     if {"persistent", "looped"} <= best.keys():
-        record = msgspec.json.decode((folder / RECORD).read_text("utf-8"), type=GraphRecord)
-        facts = next(kernel.facts for kernel in record.kernels if kernel.symbol == name)
+        facts = next(kernel.facts for kernel in record_in(folder).kernels if kernel.symbol == name)
         found: list[Candidate | None] = [best["persistent"], best["looped"], None, None]
         paths = {f"kernel{k}_path": None if c is None else str(folder / c.file) for k, c in enumerate(found)}
         times = {f"kernel{k}_latency": None if c is None else c.milliseconds for k, c in enumerate(found)}
