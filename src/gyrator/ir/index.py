@@ -459,18 +459,16 @@ def _pick(a: Index | None, b: Index | None, *, smallest: bool) -> Index | None:
 
 def lower(index: Index) -> Index | None:
     """A lower bound as a polynomial in size symbols alone, or None if none is known."""
-    known = index._lower
-    if known is None:
-        known = remember(index, "_lower", _bound(index, low=True) or False)
-    return known or None
+    if index._lower is None:
+        remember(index, "_lower", _bound(index, low=True) or False)
+    return index._lower or None
 
 
 def upper(index: Index) -> Index | None:
     """An upper bound as a polynomial in size symbols alone, or None if none is known."""
-    known = index._upper
-    if known is None:
-        known = remember(index, "_upper", _bound(index, low=False) or False)
-    return known or None
+    if index._upper is None:
+        remember(index, "_upper", _bound(index, low=False) or False)
+    return index._upper or None
 
 
 def _bound(index: Index, *, low: bool) -> Index | None:

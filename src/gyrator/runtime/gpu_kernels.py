@@ -52,11 +52,11 @@ def describe(built: Sequence[tuple[Wanted, Mapping[int, Binary]]], capability: i
         variants = []
         for k, b in found.items():
             written, config = kernel.variants[k]
-            more: dict[str, Any] = {"file": binary_file(b.key), "blocks": dict(config.blocks)}
-            more |= {"category": written.category, "early": written.early}
+            about = {"file": binary_file(b.key), "category": written.category, "early": written.early}
+            variant: dict[str, Any] = {**b.notes, **about, "blocks": dict(config.blocks)}
             if written.room is not None:
-                more |= {"request": request_for(kernel, k, wanted.relied, capability), "room": dict(written.room)}
-            variants.append({**b.notes, **more})
+                variant |= {"request": request_for(kernel, k, wanted.relied, capability), "room": dict(written.room)}
+            variants.append(variant)
         files |= {binary_file(b.key): b.file for b in found.values()}
         described[kernel.name] = {
             "kinds": [param.type for param in kernel.params],
