@@ -1,6 +1,6 @@
 """The torch.autograd.Function around a forward and a backward graph."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gyrator import torch_compat
 from gyrator.autograd.inputs import of_subclass
+from gyrator.autograd.interface import BoxedCallable
 from gyrator.autograd.layout import contiguous_strides, copied
 from gyrator.errors import UnsupportedInput, UnsupportedOperator
 
@@ -42,8 +43,8 @@ class Differentiable:
         inputs: number of arguments.
     """
 
-    forward: Callable[[list[Any]], Sequence[Any]]
-    backward: Callable[[list[Any]], Sequence[Any]]
+    forward: BoxedCallable
+    backward: BoxedCallable
     results: int
     saved_values: int
     numbers: tuple[str, ...]
@@ -59,7 +60,7 @@ def differentiable(spec: Differentiable) -> tuple[int, ...]:
     return tuple(sorted({*spec.missing, *[tangent.result for tangent in spec.tangents]}))
 
 
-def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) -> Callable[[list[Any]], Sequence[Any]]:
+def make_function(spec: Differentiable, complete: Callable[[], Differentiable]) -> BoxedCallable:
     """A boxed callable that runs forward and links its results to backward. `complete` compiles the program once more,
     with a backward that misses no tangent; it is called when one is there after all."""
     forward, completed = spec.forward, cache(complete)

@@ -8,7 +8,7 @@ import ctypes
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -17,20 +17,19 @@ import torch
 
 from gyrator import torch_compat
 from gyrator.autograd.builder import flatten
+from gyrator.autograd.interface import BoxedCallable
 from gyrator.errors import CacheCorrupt, IndexOutOfRange
 from gyrator.ir.evaluate import as_reals
 from gyrator.origin import Origin
 from gyrator.runtime import externs
 from gyrator.runtime.gpu_kernels import GpuKernels, Sized
-from gyrator.runtime.pool import Pool
-from gyrator.runtime.workspaces import Workspaces
+from gyrator.runtime.pool import Pool, Workspaces
 from gyrator.schedule.plan import POOLED_BYTES
 
 WRAPPER = "wrapper.py"
 LAUNCHER = "launcher.so"
 
 T = TypeVar("T")
-BoxedCall: TypeAlias = Callable[[list[Any]], Sequence[Any]]
 Note: TypeAlias = Callable[[str, float], None]
 """Told the name of a kernel or operator and the seconds that a call of it took."""
 
@@ -194,23 +193,15 @@ def names_of(text: str, folder: Path) -> dict[str, Any]:
     return namespace
 
 
-def load(text: str, runtime: Runtime) -> BoxedCall:
+def load(text: str, runtime: Runtime) -> BoxedCallable:
     """Run a wrapper's program and bind it to a runtime.
 
     While a profiler records, calls go through a second binding whose launches are named ranges."""
-    bind: Callable[[Runtime], BoxedCall] = names_of(text, runtime.folder)["bind"]
+    bind: Callable[[Runtime], BoxedCallable] = names_of(text, runtime.folder)["bind"]
     with torch_compat.outside_tracing():
         plain = bind(runtime)
-    named: list[BoxedCall] = []
-
-    def call(args: list[Any]) -> Sequence[Any]:
-        if torch_compat.profiler_enabled():
-            if not named:
-                named.append(bind(replace(runtime, named=True)))
-            return named[0](args)
-        return plain(args)
-
-    return call
+    named = cache(lambda: bind(replace(runtime, named=True)))
+    return lambda args: (named() if torch_compat.profiler_enabled() else plain)(args)
 
 
 def measured(function: Callable[[], T], gpu: bool) -> tuple[T, float]:

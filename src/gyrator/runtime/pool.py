@@ -1,4 +1,4 @@
-"""Memory that compiled calls take and give back.
+"""Memory that compiled calls take: blocks of a pool on the processor, workspaces of launches on a GPU.
 
 The system hands out large blocks as pages that fault at first touch, anew for every call; writing 64 MiB into
 fresh pages takes twice as long as into pages that are mapped already. A pool keeps such blocks. A block is
@@ -25,10 +25,11 @@ from gyrator.torch_compat import reinterpret, storage_holders
 _SLACK, _LASTING_SLACK = 2, 1.125
 """A block may be so many times as large as what it is taken for, and as a result, of which the caller may keep many."""
 
-_RESERVE = 2
+_FREE, _KEPT = 2, 2
+"""Bytes that the system must have, by those that are taken; and of all blocks, by those that were in use at once."""
 
-_KEPT = 2
-"""Bytes of all blocks, by those that were in use at once."""
+RESERVE = 1 << 14
+"""Bytes at least that are zeroed together for launches that are recorded."""
 
 
 @dataclass(slots=True, eq=False)
@@ -120,7 +121,7 @@ class Pool:
         total, idle = self.held()
         self._most = max(self._most, total - idle + nbytes)
         self.trim(total + nbytes - _KEPT * self._most)
-        if self._available() < _RESERVE * nbytes:
+        if self._available() < _FREE * nbytes:
             self.trim()
         try:
             memory = torch.empty(nbytes, dtype=torch.uint8)
@@ -142,3 +143,34 @@ def available_memory() -> int:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     return 1 << 62
+
+
+class Workspaces:
+    """Gives a launch on a GPU memory beside its arguments: any, or such that is 0 at first, of which launches leave all
+    bits as they were but for signs.
+
+    Launches on one stream share the latter. One that is recorded has its own, as recordings may be replayed on several
+    streams at once; it comes from a reserve that was zeroed before, so that zeroing is not recorded."""
+
+    def __init__(self) -> None:
+        self._of_stream: dict[int, torch.Tensor] = {}
+        self._reserves = [torch.empty(0, dtype=torch.uint8)]  # all are kept: recordings hold addresses in them
+        self._used = 0
+
+    def __call__(self, nbytes: int, zeroed: bool, stream: int) -> torch.Tensor:
+        """``nbytes`` on the current GPU."""
+        if not zeroed:
+            return torch.empty(nbytes, dtype=torch.uint8, device="cuda")
+        rest = self._reserves[-1][self._used :]
+        if torch.cuda.is_current_stream_capturing():
+            if nbytes > rest.numel():
+                return torch.zeros(nbytes, dtype=torch.uint8, device="cuda")
+            self._used += -(-nbytes // 16) * 16
+            return rest[:nbytes]
+        kept = self._of_stream.get(stream)
+        if kept is None or kept.numel() < nbytes:
+            kept = self._of_stream[stream] = torch.zeros(nbytes, dtype=torch.uint8, device="cuda")
+        if rest.numel() < nbytes:
+            self._reserves.append(torch.zeros(max(RESERVE, nbytes), dtype=torch.uint8, device="cuda"))
+            self._used = 0
+        return kept

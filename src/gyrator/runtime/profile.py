@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from gyrator.runtime.load import WRAPPER, BoxedCall, Runtime, measured, names_of
+from gyrator.autograd.interface import BoxedCallable
+from gyrator.runtime.load import WRAPPER, Runtime, measured, names_of
 from gyrator.torch_compat import outside_tracing
 
 
@@ -20,7 +21,7 @@ def step_times(runtime: Runtime, seconds: float = 0.2) -> tuple[float, ...]:
     program = names_of((runtime.folder / WRAPPER).read_text("utf-8"), runtime.folder)
     calls: list[list[float]] = []
     with outside_tracing(), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        call: BoxedCall = program["bind"](replace(runtime, note=lambda _, took: calls[-1].append(took)))
+        call: BoxedCallable = program["bind"](replace(runtime, note=lambda _, took: calls[-1].append(took)))
         given: list[Any] = program["inputs"]()
         end = time.perf_counter() + seconds
         while len(calls) < 3 or (time.perf_counter() < end and len(calls) < 100):

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 import gyrator.autograd.ops  # noqa: F401  # registers gyrator's own operators
-from gyrator.runtime.load import BoxedCall, Runtime
+from gyrator.autograd.interface import BoxedCallable
+from gyrator.runtime.load import Runtime
 from gyrator.runtime.pool import Pool
 from gyrator.runtime.profile import bandwidth_line
 
@@ -44,12 +45,12 @@ def random_tensor(
     return new.copy_(torch.randint(0, below or 2, tuple(shape), device=device))
 
 
-def main(file: str, bind: Callable[[Runtime], BoxedCall], inputs: Callable[[], list[Any]]) -> None:
+def main(file: str, bind: Callable[[Runtime], BoxedCallable], inputs: Callable[[], list[Any]]) -> None:
     """Call the graph in the folder of `file` for a second and print the median time of a call."""
     _print_time(bind(Runtime(Path(file).resolve().parent, Pool())), inputs)
 
 
-def _times(call: BoxedCall, inputs: list[Any]) -> list[float]:
+def _times(call: BoxedCallable, inputs: list[Any]) -> list[float]:
     call(list(inputs))
     times: list[float] = []
     end = time.perf_counter() + SECONDS
@@ -68,7 +69,7 @@ def run_graph(module: Callable[..., Any], inputs: Callable[[], list[Any]]) -> No
     _print_time(lambda args: module(*args), inputs)
 
 
-def _print_time(call: BoxedCall, inputs: Callable[[], list[Any]]) -> None:
+def _print_time(call: BoxedCallable, inputs: Callable[[], list[Any]]) -> None:
     torch.manual_seed(0)
     with torch.no_grad():
         times = _times(call, inputs())

@@ -15,6 +15,7 @@ interpreter's lock; a second thread makes itself another one."""
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from struct import Struct, calcsize
 from typing import TypeAlias
 
@@ -122,17 +123,14 @@ def guarded(current: list[Launch], checked: Sequence[int], otherwise: Callable[[
 
     Its kernel relies on arguments that are multiples of 16: those at `checked`. Where one is not, the kernel
     that `otherwise` makes at the first need runs, which relies on none of them."""
-    places = tuple(checked)
-    made: list[Launch] = []
+    places, unaligned = tuple(checked), cache(otherwise)
 
     def launch(stream: int, *args: int) -> None:
         bits = 0
         for at in places:
             bits |= args[at]
         if bits & (ALIGNMENT - 1):
-            if not made:
-                made.append(otherwise())
-            made[0](stream, *args)
+            unaligned()(stream, *args)
         else:
             current[0](stream, *args)
 

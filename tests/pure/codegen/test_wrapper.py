@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from gyrator.autograd.interface import BoxedCallable
 from gyrator.codegen.texts import broken
 from gyrator.codegen.wrapper import BuiltKernel, print_wrapper
 from gyrator.errors import OutputMismatch
@@ -18,7 +19,7 @@ from gyrator.ir.index import ONE, ZERO, Axis, Index, Size, const, contiguous_str
 from gyrator.ir.program import Constant, Derived, Extern, Input, Item, ListArg, View
 from gyrator.ir.tree import Kernel, Loop, LoopKind, Param, Store
 from gyrator.origin import Origin
-from gyrator.runtime.load import BoxedCall, Runtime, load
+from gyrator.runtime.load import Runtime, load
 from gyrator.runtime.pool import Pool
 from gyrator.schedule.plan import Allocate, Call, Copy, Free, Launch, Plan, full_view
 
@@ -67,7 +68,7 @@ def add_one(x: int, y: int, *sizes_and_threads: int) -> int:
 
 def bound(
     plan: Plan, constants: dict[str, torch.Tensor] | None = None, shown: tuple[int, ...] = ()
-) -> tuple[str, BoxedCall]:
+) -> tuple[str, BoxedCallable]:
     text = print_wrapper(plan, {k.name: BuiltKernel("lib", k.name) for k in plan.kernels}, shown=shown)
     namespace: dict[str, object] = {"__name__": "wrapper"}
     exec(text, namespace)

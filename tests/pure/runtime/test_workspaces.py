@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from gyrator.runtime.workspaces import RESERVE, Workspaces
+from gyrator.runtime.pool import RESERVE, Workspaces
 
 
 @pytest.fixture
