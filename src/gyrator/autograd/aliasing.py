@@ -4,7 +4,7 @@ An output that shares memory with an input or with another output is not returne
 shell rebuilds it by repeating its views on the tensor that owns the memory, outside the graph, so that
 autograd and later in-place writes see the same aliasing as in eager."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -123,11 +123,15 @@ def pinned_offsets(recorder: Recorder, inputs: Sequence[Any]) -> tuple[tuple[int
     )
 
 
-class _Results:
-    """Results collected so far, each tensor once."""
+_Bases: TypeAlias = "dict[int, tuple[int, Alias | None]]"
 
-    def __init__(self, recorder: Recorder) -> None:
+
+class _Results:
+    """The results collected so far, each tensor once. Mutable, and private to one call of `describe_outputs`."""
+
+    def __init__(self, recorder: Recorder, inputs: Sequence[Any]) -> None:
         self.recorder = recorder
+        self.inputs = {id(value): k for k, value in enumerate(inputs) if isinstance(value, (Tensor, *SYMBOLIC_TYPES))}
         self.found: list[Result] = []
         self._positions: dict[int, int] = {}
 
@@ -149,6 +153,98 @@ class _Results:
         node = self.recorder.node_of(value) if isinstance(value, SYMBOLIC_TYPES) else value
         return Number(self.value(node)) if isinstance(node, Node) else node
 
+    def updates(self, inputs: Sequence[Any], grad_fns: Sequence[Any]) -> Iterator[Update]:
+        """The new values of inputs and constants that were written."""
+        for position, value in enumerate(inputs):
+            if not isinstance(value, Tensor):
+                continue
+            root = self.recorder.alias_of(value).root
+            if root.generation == 0 or root.input != position:
+                continue
+            tracked = value.requires_grad and value.grad_fn is not grad_fns[position]
+            yield Update(position, self.tensor(value, False) if tracked else self.value(root.node), tracked)
+        for position, (root, _) in enumerate(self.recorder.constants, len(inputs)):
+            if root.generation and root.input is not None:
+                yield Update(position, self.value(root.node))
+
+    def bases(self, flat: Sequence[Any]) -> _Bases:
+        """For each root, not of an input, that several outputs view: the result to start from; its alias if detached.
+
+        ``y = zeros_like(x); y.mul_(x); return y[0], y[1]``: autograd knows y as a detached root, which the write made
+        differentiable, while the root is not. Then y is where to start from; where no output has the gradients of
+        either, the root's value is, which has none."""
+        views: dict[int, dict[int, Tensor]] = {}
+        for value in flat:
+            if isinstance(value, Tensor) and (root := self.recorder.alias_of(value).root).input is None:
+                views.setdefault(id(root), {})[id(value)] = value
+        return {root: self._base([*of.values()]) for root, of in views.items() if len(of) > 1}
+
+    def _base(self, values: Sequence[Tensor]) -> tuple[int, Alias | None]:
+        recorder = self.recorder
+        root = recorder.alias_of(values[0]).root
+        owners = [self._owner(recorder.alias_of(value)) for value in values if value.requires_grad]
+        if any(owner.parent is None for owner in owners):
+            tensor, shape = root.tensor, root.node.meta["val"]
+            if recorder.alias_of(tensor).parent is not None:  # it took another shape in place
+                with recorder:
+                    tensor = tensor.as_strided(shape.shape, shape.stride(), shape.storage_offset())
+            return self.tensor(tensor, True), None
+        for owner in owners:
+            if owner.parent is not None and owner.parent.parent is None and owner.view == DETACH:
+                return self.tensor(recorder.tensors_of(owner)[0], True), owner
+        return self.value(root.node, True), None
+
+    def _owner(self, alias: Alias) -> Alias:
+        """The alias of whose gradients this one has its own: the root, or the last one detached or by a Function.
+
+        A detached tensor shares memory but not history: a write of what requires grad makes it and its views
+        differentiable, whereas the gradients of what it was detached from do not see the write."""
+        while alias.parent is not None and alias.view not in (None, DETACH):
+            if any(isinstance(tensor.grad_fn, BackwardCFunction) for tensor in self.recorder.tensors_of(alias)):
+                return alias
+            alias = alias.parent
+        return alias
+
+    def source(self, value: Any, bases: _Bases) -> Source:
+        """Where an output comes from."""
+        if id(value) in self.inputs:
+            return FromInput(self.inputs[id(value)])
+        if isinstance(value, SYMBOLIC_TYPES):
+            number = self.number(value)
+            return FromGraph(number.result) if isinstance(number, Number) else Literal(number)
+        if not isinstance(value, Tensor):
+            return Literal(value)
+        alias = self.recorder.alias_of(value)
+        owner = self._owner(alias)
+        if value.requires_grad and owner.parent and 0 in self.recorder.tensors_of(owner)[0].stride():
+            return FromGraph(self.tensor(value, True))  # its elements share memory: nothing can be written to it
+        if alias.root.input is not None:
+            return FromInput(alias.root.input, self._chain(value, None))
+        if id(alias.root) in bases:
+            base, start = bases[id(alias.root)]
+            return FromGraph(base, self._chain(value, start))
+        return FromGraph(self.tensor(value, True))
+
+    def _chain(self, value: Tensor, start: Alias | None) -> tuple[ReplayedView, ...]:
+        """The views that lead from `start`, a detached root, or else from the root to `value`.
+
+        A detached tensor among them that a write made differentiable, or a Function's view, gets its gradients as in
+        eager: its value, a result, is written to it. For ``v = y.detach(); v.mul_(x)`` that is ``v.copy_(result)``."""
+        views: list[ReplayedView] = []
+        link = self.recorder.alias_of(value)
+        tied = self._owner(link) if value.requires_grad else None
+        while link.parent is not None and link is not start and link.view is not None:
+            if link is tied:
+                written = Number(self.tensor(self.recorder.tensors_of(link)[0], False))
+                views += [ReplayedView(View(aten.copy_.default, (written,), {}), True), ReplayedView(DETACH, True)]
+            view = link.view
+            args, kwargs = mapped((view.args, dict(view.kwargs)), self.number)
+            views.append(ReplayedView(View(view.op, args, kwargs, view.index), link.tracks_grad))
+            link = link.parent
+        if start is not None and link is not start:
+            views.append(ReplayedView(DETACH, True))
+        return tuple(reversed(views))
+
 
 def describe_outputs(
     recorder: Recorder, inputs: Sequence[Any], grad_fns: Sequence[Any], outputs: Any
@@ -157,122 +253,20 @@ def describe_outputs(
     it returned; the results that its graph must give for that.
 
     Raises: UnsupportedOperator for an input that took other memory, where its own was written to."""
-    results = _Results(recorder)
-    updates = tuple(_updates(recorder, inputs, grad_fns, results))
+    results = _Results(recorder, inputs)
+    updates = tuple(results.updates(inputs, grad_fns))
     flat, structure = pytree.tree_flatten(outputs)
-    kinds = (Tensor, *SYMBOLIC_TYPES)
-    positions = {id(value): position for position, value in enumerate(inputs) if isinstance(value, kinds)}
+    positions = results.inputs
     taken = {positions[target]: source for target, (source, _) in recorder.moves.items() if target in positions}
     for _, own in recorder.moves.values():  # written, and out of its input's reach; or a tensor of the program's own
         if own.input is not None and (own.input >= len(inputs) or (own.generation and own.input in taken)):
             raise UnsupportedOperator(str(aten.set_.source_Tensor), "it changes what memory a tensor owns")
-    bases = _bases(recorder, [*flat, *taken.values()], results)
-    sources = tuple(_source(recorder, value, positions, bases, results) for value in flat)
-    moves = tuple((k, _source(recorder, value, positions, bases, results)) for k, value in taken.items())
+    bases = results.bases([*flat, *taken.values()])
+    sources = tuple(results.source(value, bases) for value in flat)
+    moves = tuple((k, results.source(value, bases)) for k, value in taken.items())
     changes = tuple(
         MetadataChange(positions[id(tensor)], op, mapped(args, results.number))
         for tensor, op, args in recorder.metadata_changes
         if id(tensor) in positions
     )
     return Forward(updates, changes, sources, structure, moves=moves), tuple(results.found)
-
-
-def _updates(recorder: Recorder, inputs: Sequence[Any], grad_fns: Sequence[Any], results: _Results) -> list[Update]:
-    updates = []
-    for position, value in enumerate(inputs):
-        if not isinstance(value, Tensor):
-            continue
-        root = recorder.alias_of(value).root
-        if root.generation == 0 or root.input != position:
-            continue
-        tracked = value.requires_grad and value.grad_fn is not grad_fns[position]
-        result = results.tensor(value, False) if tracked else results.value(root.node)
-        updates.append(Update(position, result, tracked))
-    for position, (root, _) in enumerate(recorder.constants):
-        if root.generation and root.input is not None:
-            updates.append(Update(len(inputs) + position, results.value(root.node), False))
-    return updates
-
-
-_Bases: TypeAlias = "dict[int, tuple[int, Alias | None]]"
-
-
-def _bases(recorder: Recorder, flat: Sequence[Any], results: _Results) -> _Bases:
-    """For each root, not of an input, that several outputs view: the result to start from, its alias if it is detached.
-
-    ``y = zeros_like(x); y.mul_(x); return y[0], y[1]``: autograd knows y as a detached root, which the write made
-    differentiable, while the root is not. Then y is where to start from; where no output has the gradients of either,
-    the root's value is, which has none."""
-    views: dict[int, dict[int, Tensor]] = {}
-    for value in flat:
-        if isinstance(value, Tensor) and recorder.alias_of(value).root.input is None:
-            views.setdefault(id(recorder.alias_of(value).root), {})[id(value)] = value
-    return {root: _base(recorder, [*of.values()], results) for root, of in views.items() if len(of) > 1}
-
-
-def _base(recorder: Recorder, values: Sequence[Tensor], results: _Results) -> tuple[int, Alias | None]:
-    root = recorder.alias_of(values[0]).root
-    owners = [_owner(recorder, recorder.alias_of(value)) for value in values if value.requires_grad]
-    if any(owner.parent is None for owner in owners):
-        tensor, shape = root.tensor, root.node.meta["val"]
-        if recorder.alias_of(tensor).parent is not None:  # it took another shape in place
-            with recorder:
-                tensor = tensor.as_strided(shape.shape, shape.stride(), shape.storage_offset())
-        return results.tensor(tensor, True), None
-    for owner in owners:
-        if owner.parent is not None and owner.parent.parent is None and owner.view == DETACH:
-            return results.tensor(recorder.tensors_of(owner)[0], True), owner
-    return results.value(root.node, True), None
-
-
-def _owner(recorder: Recorder, alias: Alias) -> Alias:
-    """The alias of whose gradients this one has its own: the root, or the last on the way detached or by a Function.
-
-    A detached tensor shares memory but not history: a write of what requires grad makes it and its views
-    differentiable, whereas the gradients of what it was detached from do not see the write."""
-    while alias.parent is not None and alias.view not in (None, DETACH):
-        if any(isinstance(tensor.grad_fn, BackwardCFunction) for tensor in recorder.tensors_of(alias)):
-            return alias
-        alias = alias.parent
-    return alias
-
-
-def _source(recorder: Recorder, value: Any, positions: dict[int, int], bases: _Bases, results: _Results) -> Source:
-    if id(value) in positions:
-        return FromInput(positions[id(value)])
-    if isinstance(value, SYMBOLIC_TYPES):
-        number = results.number(value)
-        return FromGraph(number.result) if isinstance(number, Number) else Literal(number)
-    if not isinstance(value, Tensor):
-        return Literal(value)
-    alias = recorder.alias_of(value)
-    owner = _owner(recorder, alias)
-    if value.requires_grad and owner.parent and 0 in recorder.tensors_of(owner)[0].stride():
-        return FromGraph(results.tensor(value, True))  # its elements share memory: nothing can be written to it
-    if alias.root.input is not None:
-        return FromInput(alias.root.input, _chain(recorder, value, None, results))
-    if id(alias.root) in bases:
-        base, start = bases[id(alias.root)]
-        return FromGraph(base, _chain(recorder, value, start, results))
-    return FromGraph(results.tensor(value, True))
-
-
-def _chain(recorder: Recorder, value: Tensor, start: Alias | None, results: _Results) -> tuple[ReplayedView, ...]:
-    """The views that lead from `start`, a detached root, or else from the root to `value`.
-
-    A detached tensor among them that a write made differentiable, or a Function's view, gets its gradients as in eager:
-    its value, a result, is written to it. ``v = y.detach(); v.mul_(x)`` → ``v = y.detach(); v.copy_(result)``."""
-    views: list[ReplayedView] = []
-    link = recorder.alias_of(value)
-    tied = _owner(recorder, link) if value.requires_grad else None
-    while link.parent is not None and link is not start and link.view is not None:
-        if link is tied:
-            written = Number(results.tensor(recorder.tensors_of(link)[0], False))
-            views += [ReplayedView(View(aten.copy_.default, (written,), {}), True), ReplayedView(DETACH, True)]
-        view = link.view
-        args, kwargs = mapped((view.args, dict(view.kwargs)), results.number)
-        views.append(ReplayedView(View(view.op, args, kwargs, view.index), link.tracks_grad))
-        link = link.parent
-    if start is not None and link is not start:
-        views.append(ReplayedView(DETACH, True))
-    return tuple(reversed(views))
