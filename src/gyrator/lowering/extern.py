@@ -219,6 +219,6 @@ def attention(b: Builder, node: fx.Node, args: Sequence[Any], functions: tuple[P
 
 LOWERINGS: Family = {
     **rows(_assertion, "_assert_scalar"),
-    # the symbols' bounds hold it
+    # what they state is in the bounds of symbols and in metadata
     **rows(lambda *_, **__: None, "sym_constrain_range sym_constrain_range_for_size _assert_tensor_metadata"),
 }

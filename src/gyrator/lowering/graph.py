@@ -20,18 +20,22 @@ from gyrator.ir.expr import Expr, Scalar
 from gyrator.ir.index import ZERO, Index, Size
 from gyrator.ir.program import Constant, Derived, Input, Output, Program, Update, View
 from gyrator.ir.symbols import Symbols
-from gyrator.lowering import creation, extern, pointwise, views
+from gyrator.lowering import creation, extern, gathers, joins, pointwise, pooling, reductions, sampling, scatters, views
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.complex_numbers import LOWERINGS as COMPLEX
 from gyrator.lowering.extern import Result, refused
+from gyrator.lowering.family import Family
 from gyrator.lowering.refs import TensorRef, whole
-from gyrator.lowering.table import LOWERINGS
 from gyrator.lowering.typed import COMPUTED, number, op
 from gyrator.origin import origin_of
 from gyrator.passes import blame
 from gyrator.torch_compat import functions_of_numbers
 
 aten = torch.ops.aten
+
+FAMILIES = (creation, extern, gathers, joins, pointwise, pooling, reductions, sampling, scatters, views)
+LOWERINGS: Family = {op: row for family in FAMILIES for op, row in family.LOWERINGS.items()}
+"""Every lowering by operator overload; no operator stands in two families. Others become extern calls."""
 
 
 @dataclass(frozen=True)

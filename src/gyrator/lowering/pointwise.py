@@ -182,14 +182,14 @@ def _where(b: Builder, out: Meta, condition: TensorRef, x: Operand, y: Operand) 
 
 
 def _clamp(b: Builder, out: Meta, x: TensorRef, low: Operand | None = None, high: Operand | None = None) -> TensorRef:
-    bounds = [("maximum", low)] * (low is not None) + [("minimum", high)] * (high is not None)
+    given = {name: limit for name, limit in (("maximum", low), ("minimum", high)) if limit is not None}
 
     def body(a: Expr, *limits: Expr) -> Expr:
-        for (name, _), limit in zip(bounds, limits, strict=True):
+        for name, limit in zip(given, limits, strict=True):
             a = op(name, a, limit)
         return a
 
-    return b.elementwise(out, (x, *[limit for _, limit in bounds if limit is not None]), body)
+    return b.elementwise(out, (x, *given.values()), body)
 
 
 def _float_test(name: str, b: Builder, out: Meta, x: TensorRef) -> TensorRef:
