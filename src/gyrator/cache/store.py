@@ -139,7 +139,7 @@ class Store:
 
     def newest(self, limit: int) -> Iterator[Mapping[str, Json]]:
         """The notes of the entries that were written last."""
-        manifests = sorted(self._folder.glob(f"??/*/{MANIFEST}"), key=_age)
+        manifests = sorted(self._folder.glob(f"??/*/{MANIFEST}"), key=_changed, reverse=True)
         for manifest in manifests[:limit]:
             with suppress(OSError, ValueError, KeyError):
                 yield json.loads(manifest.read_text("utf-8"))["notes"]
@@ -153,7 +153,7 @@ class Store:
     def _sweep(self) -> None:
         """Remove what writers that were killed left behind."""
         for draft in self._folder.glob("draft-*"):
-            if -_age(draft) < time.time() - _STALE_SECONDS:
+            if _changed(draft) < time.time() - _STALE_SECONDS:
                 shutil.rmtree(draft, ignore_errors=True)
 
 
@@ -184,10 +184,10 @@ def _write(path: Path, content: Content) -> None:
             shutil.copyfile(content, path)
 
 
-def _age(path: Path) -> float:
-    """The negative time of the last change, so that the newest sorts first; 0 if it is gone."""
+def _changed(path: Path) -> float:
+    """The time of the last change; 0 if it is gone."""
     try:
-        return -path.stat().st_mtime
+        return path.stat().st_mtime
     except OSError:
         return 0.0
 

@@ -9,7 +9,7 @@ While somebody holds what an earlier call saved, as two forwards before a backwa
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -131,8 +131,8 @@ def _recorded(call: BoxedCallable, args: Sequence[Any], roles: Roles, record: Re
     saved = [out.untyped_storage() for out in outputs[shown:] if isinstance(out, torch.Tensor)]
     counts = [storage_holders(storage) for storage in saved if storage.data_ptr() not in inputs]
     del saved  # it would count as a holder
-    recording = _Recording(tuple(own.items()), replay, outputs[:shown], outputs[shown:], ())
-    return replace(recording, holders=tuple((count, count()) for count in counts))
+    holders = tuple((count, count()) for count in counts)
+    return _Recording(tuple(own.items()), replay, outputs[:shown], outputs[shown:], holders)
 
 
 def _kind(arg: object, *, in_place: bool) -> object:
