@@ -41,10 +41,10 @@ def _product_before(node: fx.Node) -> fx.Node | None:
     """The product that ends in a relu, if the library has it."""
     if node.target is not aten.relu.default or not _leaves_kernels(node):
         return None
-    product = node.args[0]
-    while isinstance(product, fx.Node) and product.target in _VIEWS and len(product.users) == 1:
-        product = product.args[0]
-    if not isinstance(product, fx.Node) or product.target is not aten.addmm.default or len(product.users) != 1:
+    product = node.all_input_nodes[0]
+    while product.target in _VIEWS and len(product.users) == 1:
+        product = product.all_input_nodes[0]
+    if product.target is not aten.addmm.default or len(product.users) != 1:
         return None
     bias, left, right = (arg.meta["val"] for arg in product.args if isinstance(arg, fx.Node))
     out, sides = product.meta["val"], (left.shape[1], right.shape[1])

@@ -169,10 +169,7 @@ def _reads_across(node: Node, stages: Mapping[Node, int]) -> bool:
 
 def _through_views(node: Node) -> Node:
     while node.op == "call_function" and cost(node) is Cost.VIEW:
-        source = node.args[0]
-        if not isinstance(source, Node):
-            break
-        node = source
+        node = node.all_input_nodes[0]
     return node
 
 
@@ -192,8 +189,7 @@ def _materialised_in_backward(node: Node, joint: JointGraph) -> bool:
 
 def _copies_input(node: Node) -> bool:
     """Whether a value is an input in another layout, to copy once more rather than to hold beside it."""
-    source = node.args[0] if node.target is aten.clone.default else None
-    return isinstance(source, Node) and source.op == "placeholder"
+    return node.target is aten.clone.default and node.all_input_nodes[0].op == "placeholder"
 
 
 # --- the cut ---------------------------------------------------------------------------------------
@@ -219,8 +215,8 @@ def _price(node: Node, joint: JointGraph) -> float:
 
 def _random(node: Node) -> bool:
     """Whether a value is random, or one of several results of an operator that is."""
-    source = node.args[0] if node.target is operator.getitem else node
-    return isinstance(source, Node) and cost(source) is Cost.RANDOM
+    source = node.all_input_nodes[0] if node.target is operator.getitem else node
+    return cost(source) is Cost.RANDOM
 
 
 def _solve(problem: _Problem) -> tuple[Node, ...]:

@@ -153,8 +153,8 @@ def _owned(results: Iterable[Any], graph: Graph) -> list[Any]:
 def _owner(node: Node) -> Node:
     """The node whose memory a value lives in, through views."""
     while node.op == "call_function":
-        viewing = node.args[0] if node.target is operator.getitem else node
-        if not isinstance(viewing, Node) or not is_copyless(viewing):
+        viewing = node.all_input_nodes[0] if node.target is operator.getitem else node
+        if not is_copyless(viewing):
             return node
         node = viewing.all_input_nodes[0]
     return node
