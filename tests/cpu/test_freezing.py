@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import gyrator
+from gyrator import pipeline
 from gyrator.errors import GyratorWarning
 
 
@@ -51,6 +53,27 @@ def test_a_frozen_network_reads_packed_weights_and_calls_no_library(autocast: bo
     wrapper = dumped(options, "*wrapper*.py")
     assert "runtime.operator" not in wrapper and wrapper.count("_panels_") >= 2
     assert dumped(options, "*.cpp").count(", true> product") == 2
+
+
+def test_calls_with_frozen_weights_are_recorded_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As CUDA graphs, as if the processor were a GPU."""
+    torch._dynamo.reset()
+    recorded: list[int] = []
+
+    def record(function: Callable[[], Sequence[Any]]) -> tuple[Callable[[], None], Sequence[Any]]:
+        recorded.append(1)
+        return lambda: None, function()
+
+    monkeypatch.setattr(pipeline, "recordable", lambda plan, info: True)
+    monkeypatch.setattr(pipeline, "on_device", lambda index, call: call)
+    monkeypatch.setattr(pipeline, "record_on_gpu", record)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    net, x = nn.Linear(16, 8), torch.randn(4, 16)
+    compiled = gyrator.compile(net, options={"freezing": True, "cuda_graphs": True})
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(compiled(x), net(x))
+    assert len(recorded) == 1
 
 
 @pytest.mark.parametrize("freezing", [True, False])
