@@ -22,6 +22,7 @@ from torch.fx.node import map_aggregate, map_arg
 from gyrator import torch_compat
 from gyrator.autograd.builder import ancestors
 from gyrator.autograd.symbols import expression
+from gyrator.ir.evaluate import unrepeated
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -154,7 +155,7 @@ def _evaluated(sources: list[Node], sizes: Mapping[Node, int]) -> Tensor | None:
         for restore, state in zip((torch.set_rng_state, torch.cuda.set_rng_state), states, strict=False):
             restore(state)
         return None
-    return _compact(values[sources[-1]])
+    return unrepeated(values[sources[-1]])
 
 
 def _random_states() -> list[Tensor]:
@@ -179,12 +180,4 @@ def _kind_of(mask: Tensor | None) -> Kind | None:
 
 def in_rows(mask: Tensor) -> Tensor:
     """The mask with contiguous rows; those that are repeated are in memory once."""
-    return _compact(mask, mask.ndim - 1).contiguous().expand(mask.shape)
-
-
-def _compact(mask: Tensor, dims: int | None = None) -> Tensor:
-    """A tensor without its repetitions along the first ``dims`` dimensions."""
-    for d, (size, step) in enumerate(zip(mask.shape[:dims], mask.stride(), strict=False)):
-        if step == 0 and size != 1 and type(step) is int:
-            mask = mask.narrow(d, 0, 1)
-    return mask
+    return unrepeated(mask, mask.ndim - 1).contiguous().expand(mask.shape)

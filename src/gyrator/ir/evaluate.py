@@ -183,13 +183,18 @@ def as_reals(numbers: Tensor) -> Tensor:
 def place(value: Value, data: Tensor, sizes: Mapping[Size, int]) -> Tensor:
     """``data`` broadcast to the shape of ``value`` and laid out by its strides."""
     tensor = allocate(value, sizes)
-    data = data.broadcast_to(tensor.shape)
-    target = tensor
-    for dim, stride in enumerate(tensor.stride()):  # elements that share memory are written once
-        if stride == 0 and tensor.shape[dim] > 1:
-            target, data = target.narrow(dim, 0, 1), data.narrow(dim, 0, 1)
-    target.copy_(data)
+    target = unrepeated(tensor)
+    target.copy_(data.broadcast_to(tensor.shape)[tuple(map(slice, target.shape))])
     return tensor
+
+
+def unrepeated(x: Tensor, dims: int | None = None) -> Tensor:
+    """A tensor without its repetitions along the first ``dims`` dimensions, by default all: to what is left of them one
+    can write."""
+    for dim, (size, step) in enumerate(zip(x.shape[:dims], x.stride(), strict=False)):
+        if step == 0 and size > 1 and type(step) is int:
+            x = x.narrow(dim, 0, 1)
+    return x
 
 
 # -- reductions --------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 
 from gyrator.autograd.interface import BoxedCallable, GraphInfo
-from gyrator.autograd.layout import copied
+from gyrator.ir.evaluate import unrepeated
 from gyrator.ir.expr import Value
 from gyrator.ir.program import Item, views
 from gyrator.runtime.externs import operator
@@ -84,7 +84,7 @@ class _Recording:
 
     def run(self, args: list[Any]) -> list[Any]:
         for at, own in self.inputs:
-            own.copy_(args[at])
+            unrepeated(own).copy_(unrepeated(args[at]))
         args.clear()
         self.replay()
         return _copies(self.outputs) + [out.detach() if isinstance(out, torch.Tensor) else out for out in self.saved]
@@ -123,7 +123,8 @@ def replayed(call: BoxedCallable, roles: Roles, record: Record) -> BoxedCallable
 
 def _recorded(call: BoxedCallable, args: Sequence[Any], roles: Roles, record: Record) -> _Recording:
     tensors = [(k, arg) for k, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
-    own = {k: copied(arg, arg.stride()) for k, arg in tensors if k not in roles.static and k >= roles.kept}
+    moving = {k: arg for k, arg in tensors if k not in roles.static and k >= roles.kept}
+    own = dict(zip(moving, _copies([*moving.values()]), strict=True))
     given = [own.get(k, arg) for k, arg in enumerate(args)]
     replay, outputs = record(lambda: call(list(given)))
     shown = len(outputs) - roles.saved
@@ -147,7 +148,7 @@ def _copies(values: Sequence[Any]) -> list[Any]:
     new = {k: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for k, t in old.items()}
     for dtype in {t.dtype for t in old.values()}:
         same = [k for k, t in old.items() if t.dtype == dtype]
-        copy_all([new[k] for k in same], [old[k] for k in same])
+        copy_all([unrepeated(new[k]) for k in same], [unrepeated(old[k]) for k in same])
     return [new.get(k, value) for k, value in enumerate(values)]
 
 

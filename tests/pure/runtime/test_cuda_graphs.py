@@ -67,6 +67,13 @@ def test_the_second_call_of_a_kind_is_recorded_and_later_ones_replayed(recorder:
         assert torch.equal(got, want)
 
 
+def test_tensors_with_repeated_elements_are_copied_as_they_lie(recorder: Recorder) -> None:
+    call = replayed(lambda args: [(args[0] * 2)[0].expand(4, 3)], Roles(frozenset()), lambda run: (run, run()))
+    for _ in range(3):
+        (result,) = call([torch.ones(3).expand(4, 3)])
+        assert result.stride() == (0, 1) and torch.equal(result, torch.full((4, 3), 2.0))
+
+
 def test_each_shape_and_number_has_a_recording(recorder: Recorder) -> None:
     call, w = replayed(affine, Roles(frozenset({1})), recorder), torch.randn(1)
     for _ in range(3):
