@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gyrator.ir.evaluate import copy_into
+
 
 def tangent_strides(shape: Sequence[Any], strides: Sequence[Any]) -> tuple[Any, ...]:
     """The strides a result's gradient is expected with: its own where dense, as autograd makes it, else contiguous; so
@@ -32,4 +34,4 @@ def contiguous_strides(shape: Sequence[Any]) -> tuple[Any, ...]:
 
 def copied(x: Tensor, strides: Sequence[Any]) -> Tensor:
     """A copy with these strides."""
-    return torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device).copy_(x)
+    return copy_into(torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device), x)

@@ -183,16 +183,21 @@ def as_reals(numbers: Tensor) -> Tensor:
 def place(value: Value, data: Tensor, sizes: Mapping[Size, int]) -> Tensor:
     """``data`` broadcast to the shape of ``value`` and laid out by its strides."""
     tensor = allocate(value, sizes)
-    target = unrepeated(tensor)
-    target.copy_(data.broadcast_to(tensor.shape)[tuple(map(slice, target.shape))])
-    return tensor
+    return copy_into(tensor, data.broadcast_to(tensor.shape))
+
+
+def copy_into(target: Tensor, source: Tensor) -> Tensor:
+    """``target.copy_(source)``, where elements of the target that share memory are written once."""
+    part = unrepeated(target)
+    part.copy_(source if part is target else source[tuple(map(slice, part.shape))])
+    return target
 
 
 def unrepeated(x: Tensor, dims: int | None = None) -> Tensor:
     """A tensor without its repetitions along the first ``dims`` dimensions, by default all: to what is left of them one
     can write."""
     for dim, (size, step) in enumerate(zip(x.shape[:dims], x.stride(), strict=False)):
-        if step == 0 and size > 1 and type(step) is int:
+        if type(step) is int and step == 0 and size > 1:
             x = x.narrow(dim, 0, 1)
     return x
 

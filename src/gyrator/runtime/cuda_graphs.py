@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 
 from gyrator.autograd.interface import BoxedCallable, GraphInfo
-from gyrator.ir.evaluate import unrepeated
+from gyrator.ir.evaluate import copy_into, unrepeated
 from gyrator.ir.expr import Value
 from gyrator.ir.program import Item, views
 from gyrator.runtime.externs import operator
@@ -84,7 +84,7 @@ class _Recording:
 
     def run(self, args: list[Any]) -> list[Any]:
         for at, own in self.inputs:
-            unrepeated(own).copy_(unrepeated(args[at]))
+            copy_into(own, args[at])
         args.clear()
         self.replay()
         return _copies(self.outputs) + [out.detach() if isinstance(out, torch.Tensor) else out for out in self.saved]

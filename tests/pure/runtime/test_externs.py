@@ -8,7 +8,7 @@ import transformers.integrations.moe  # noqa: F401 - defines transformers::group
 
 from gyrator.autograd.builder import flatten
 from gyrator.errors import OutputMismatch, UnsupportedOperator
-from gyrator.runtime.externs import checked, operator
+from gyrator.runtime.externs import aligned, checked, operator
 
 
 def test_an_operator_is_found_by_its_name() -> None:
@@ -52,3 +52,9 @@ def test_groups_of_rows_are_multiplied_where_told(ends: tuple[int, ...]) -> None
     out = torch.full((7, 5), torch.nan)
     operator("gyrator.grouped_mm.out")(rows, matrices, offs=offs, out=out)
     assert torch.equal(out, operator("transformers.grouped_mm_fallback.default")(rows, matrices, offs=offs))
+
+
+def test_what_is_not_aligned_is_copied_as_it_lies() -> None:
+    for view in (torch.arange(12.0).view(4, 3)[:, 1:], torch.arange(5.0)[1:].expand(3, 4)):
+        moved = aligned(view)
+        assert moved.data_ptr() % 16 == 0 and moved.stride() == view.stride() and torch.equal(moved, view)
