@@ -20,7 +20,7 @@ from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from gyrator.cache.store import digest
+from gyrator.cache.store import digest, file_digest
 from gyrator.config import Config
 from gyrator.ir.symbols import python_text
 from gyrator.ir.volume import rounded_hint
@@ -116,11 +116,8 @@ def differing(key: Key, others: Iterable[Mapping[str, object]]) -> tuple[str, ..
 def source_digest() -> str:
     """A digest of gyrator's own sources and headers: another compiler makes other code."""
     root = Path(__file__).resolve().parent.parent
-    total = hashlib.sha256()
-    for path in sorted(p for p in root.rglob("*") if p.suffix in (".py", ".h", ".cpp", ".txt")):
-        total.update(str(path.relative_to(root)).encode())
-        total.update(path.read_bytes())
-    return total.hexdigest()
+    paths = sorted(path for path in root.rglob("*") if path.suffix in (".py", ".h", ".cpp", ".txt"))
+    return digest("\n".join(f"{path.relative_to(root)} {file_digest(path)}" for path in paths))
 
 
 def _modes() -> str:

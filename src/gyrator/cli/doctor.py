@@ -51,15 +51,9 @@ def run_doctor(config: Config, console: Console) -> int:
 def findings(config: Config) -> Iterator[Finding]:
     """Everything that decides what gyrator can do here."""
     yield Finding("gyrator", f"{__version__} in {Path(__file__).parents[1]}")
-    yield _python()
-    yield _torch()
-    yield _backend()
-    yield _compiler(config)
-    yield _instruction_set(config)
-    yield _threads(config)
-    yield _triton()
-    yield from _gpus()
-    yield _cache(config)
+    yield from (_python(), _torch(), _backend())
+    yield from (_compiler(config), _instruction_set(config), _threads(config))
+    yield from (_triton(), *_gpus(), _cache(config))
     for line in unknown_environment(os.environ):
         yield Finding("environment", line, "correct or unset it; docs/config.md lists the variables")
 

@@ -75,7 +75,7 @@ def find(key: Key | None, store: Store, example_inputs: Sequence[object], sessio
     return None
 
 
-def explain_miss(key: Key, store: Store, session: Session, *, damaged_or_guarded: bool = False) -> None:
+def explain_miss(key: Key, store: Store, session: Session, *, damaged_or_guarded: bool) -> None:
     """Say in what the key differs from the most similar one stored, if that is asked for."""
     if not (session.why_missed or "cache" in session.config.logs):
         return

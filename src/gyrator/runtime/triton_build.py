@@ -209,5 +209,5 @@ def binary_key(request: Mapping[str, Any], triton: str) -> str:
 @lru_cache(maxsize=1)
 def _library_digest() -> str:
     """Of the device library, of templates, and of the program that compiles."""
-    texts = [path.read_text("utf-8") for path in (*_LIBRARY, PROGRAM) if path.exists()]
+    texts = [path.read_text("utf-8") for path in (*_LIBRARY, PROGRAM)]
     return digest("\n".join(texts))
