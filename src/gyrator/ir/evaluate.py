@@ -194,10 +194,9 @@ def copy_into(target: Tensor, source: Tensor) -> Tensor:
 
 
 def unrepeated(x: Tensor, dims: int | None = None) -> Tensor:
-    """A tensor without its repetitions along the first ``dims`` dimensions, by default all: to what is left of them one
-    can write."""
-    for dim, (size, step) in enumerate(zip(x.shape[:dims], x.stride(), strict=False)):
-        if type(step) is int and step == 0 and size > 1:
+    """A tensor without its repetitions along the first ``dims`` dimensions, by default all: then it can be written."""
+    for dim, step in enumerate(x.stride()[:dims]):
+        if type(step) is int and step == 0 and x.shape[dim] > 1:
             x = x.narrow(dim, 0, 1)
     return x
 
