@@ -19,8 +19,8 @@ PACKAGE = ROOT / "src" / "gyrator"
 ORDER = """
     version origin errors inductor_names config optional torch_compat api
     ir progress session metrics passes cache
-    capture graph autograd lowering schedule codegen templates runtime
-    autotune validate benchmark_fusion report pipeline backend insight worker cli __main__
+    autograd lowering schedule codegen templates runtime
+    autotune validate benchmark_fusion report pipeline backend insight cli __main__
 """.split()
 """The modules and packages of gyrator; each imports only what stands to its left."""
 
@@ -32,8 +32,6 @@ CEILINGS = {
     "ir": 6_000,
     "metrics": 800,
     "cache": 1_200,
-    "capture": 4_000,
-    "graph": 4_000,
     "autograd": 5_200,
     "lowering": 5_800,
     "schedule": 6_200,
