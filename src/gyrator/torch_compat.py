@@ -92,6 +92,14 @@ copy_all: Callable[[list[torch.Tensor], list[torch.Tensor]], None] = torch._fore
 """Copies the second tensors into the first ones, of the same shapes, strides and dtype, by few launches on a GPU."""
 
 
+def float32_matmul_precision() -> str:
+    """As `torch.get_float32_matmul_precision`, which refuses where the user set backends apart; then that of CUDA's."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
+
+
 def raw_stream(index: int) -> int:
     """The address of the current stream of a GPU."""
     return torch._C._cuda_getCurrentRawStream(index)

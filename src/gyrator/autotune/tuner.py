@@ -22,6 +22,7 @@ from gyrator.ir.program import Extern
 from gyrator.ir.volume import count_of
 from gyrator.runtime.workers import WorkerEnded
 from gyrator.schedule.products import Alternative, Question, product_of
+from gyrator.torch_compat import float32_matmul_precision
 
 T = TypeVar("T")
 Parameters: TypeAlias = "Mapping[str, str | int | bool]"
@@ -119,7 +120,7 @@ class Tuner:
         store, target = stores.times, self.builder.targets.key()
         device = torch.cuda.get_device_name(self.device) if on_gpu else torch.backends.cpu.get_cpu_capability()
         threads = min(config.threads or torch.get_num_threads(), torch.get_num_threads())
-        settings = {"threads": threads, "precision": torch.get_float32_matmul_precision()}
+        settings = {"threads": threads, "precision": float32_matmul_precision()}
         versions = (torch.__version__, torch.version.cuda, source_digest(), target, device, os.cpu_count())
         parts = (about, [(c.name, c.key, *c.parameters.items()) for c in candidates], settings, versions)
         key = digest(repr(parts))

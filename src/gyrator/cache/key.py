@@ -27,6 +27,7 @@ from gyrator.ir.volume import rounded_hint
 from gyrator.origin import origin_of
 from gyrator.torch_compat import (
     checkpoint_policy,
+    float32_matmul_precision,
     float_behind,
     functions_of_numbers,
     plain_number,
@@ -92,7 +93,7 @@ def graph_key(
         texts["facts about sizes"] = "" if shape_env is None else "\n".join(writer.facts(shape_env))
     except _Uncacheable:
         return None
-    deterministic, precision = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
+    deterministic, precision = torch.are_deterministic_algorithms_enabled(), float32_matmul_precision()
     texts |= {
         "constants": "\n".join(writer.constants),
         "options": config.key(),

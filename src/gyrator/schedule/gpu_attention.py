@@ -29,6 +29,7 @@ from gyrator.schedule.kernel import Built
 from gyrator.schedule.plan import full_view
 from gyrator.schedule.products import Templated, Unit
 from gyrator.schedule.prologue import DEAR
+from gyrator.torch_compat import float32_matmul_precision
 
 _OPERANDS = ("query", "key", "value", "grad", "sums", "delta")
 _LISTS = ("counts", "blocks", "whole_counts", "whole_blocks")
@@ -121,7 +122,7 @@ def _configs(template: str, views: Sequence[View], sides: Sequence[int], gpu: Gp
     """Blocks whose operands fit into shared memory and whose sums fit into registers, the likely best first."""
     item, of_columns = views[0].value.dtype.itemsize, template == "columns"
     width = max(16, *(power(view.shape[-1].value) for view in views[:3]))
-    tf32 = int(item == 4 and torch.get_float32_matmul_precision() != "highest")
+    tf32 = int(item == 4 and float32_matmul_precision() != "highest")
     most = 1 << (14 if item == 2 or tf32 else 10)  # without tensor cores operands lie in registers too
     found: dict[Config, None] = {}
     for text in _BLOCKS[template].split(","):

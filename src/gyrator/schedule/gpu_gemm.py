@@ -15,6 +15,7 @@ from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_tiling import is_wide
 from gyrator.schedule.group import Group
 from gyrator.schedule.products import Product, Templated, product_of
+from gyrator.torch_compat import float32_matmul_precision
 
 GROUP_M = 8
 """Rows of tiles whose programs run at about the same time, so that they find each other's operands in the cache."""
@@ -48,7 +49,7 @@ _SPLIT = (
 def gpu_configs(product: Product, gpu: Gpu) -> Iterator[tuple[str, Config]]:
     """Templates and their blocks for a product, the likely best first."""
     count, m, n = _sides(product)
-    tf32 = int(product.out.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest")
+    tf32 = int(product.out.dtype == torch.float32 and float32_matmul_precision() != "highest")
     exact = product.out.dtype == torch.float32 and not tf32
     most = 1 << 14 if exact else 1 << 15  # sums that fit in registers; without tensor cores operands lie there too
     item, k = product.left.value.dtype.itemsize, volume(product.left.shape[-1:], 256)

@@ -75,6 +75,17 @@ def test_global_state_is_part_of_the_key() -> None:
     assert differing(after, [before.fields]) == ("global state",)
 
 
+def test_precisions_that_backends_have_apart_are_part_of_the_key() -> None:
+    before, matmul = key_of(base, X), torch.backends.cuda.matmul
+    kept = matmul.fp32_precision
+    matmul.fp32_precision = "tf32"  # torch then refuses to name one precision
+    try:
+        assert differing(key_of(base, X), [before.fields]) == ("global state",)
+    finally:
+        matmul.fp32_precision = kept
+    assert key_of(base, X) == before
+
+
 def test_options_that_shape_no_code_do_not_matter() -> None:
     assert key_of(base, X, progress="off").digest == key_of(base, X, progress="lines").digest
 
