@@ -20,22 +20,12 @@ from torch import fx
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from gyrator import torch_compat
 from gyrator.cache.store import digest, file_digest
 from gyrator.config import Config
 from gyrator.ir.symbols import python_text
 from gyrator.ir.volume import rounded_hint
 from gyrator.origin import origin_of
-from gyrator.torch_compat import (
-    checkpoint_policy,
-    float32_matmul_precision,
-    float_behind,
-    functions_of_numbers,
-    plain_number,
-    qualified_name,
-    raw_bytes,
-    symbol_hint,
-    symbolic_numbers,
-)
 from gyrator.version import __version__
 
 _PLAIN = (bool, int, str, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -93,7 +83,7 @@ def graph_key(
         texts["facts about sizes"] = "" if shape_env is None else "\n".join(writer.facts(shape_env))
     except _Uncacheable:
         return None
-    deterministic, precision = torch.are_deterministic_algorithms_enabled(), float32_matmul_precision()
+    deterministic, precision = torch.are_deterministic_algorithms_enabled(), torch_compat.float32_matmul_precision()
     texts |= {
         "constants": "\n".join(writer.constants),
         "options": config.key(),
@@ -157,13 +147,13 @@ class _Writer:
     def attribute(self, module: fx.GraphModule, path: str) -> Iterator[str]:
         found = attrgetter(path)(module)
         if isinstance(found, fx.GraphModule):
-            if self.captured and checkpoint_policy(found) is not None:
+            if self.captured and torch_compat.checkpoint_policy(found) is not None:
                 raise _Uncacheable("a checkpoint's policy, a function of the user's")
             yield from ("{", *self.graph(found), "}")
         elif isinstance(found, torch.Tensor):
             if isinstance(found, torch._subclasses.FakeTensor) or found.device.type != "cpu":
                 raise _Uncacheable(f"a constant on {found.device}")
-            content = hashlib.sha256(raw_bytes(found)).hexdigest()
+            content = hashlib.sha256(torch_compat.raw_bytes(found)).hexdigest()
             self.constants.append(f"{path} {self.meta(found)} {content}")
         else:
             raise _Uncacheable(f"attribute {path} of type {type(found).__name__}")
@@ -178,7 +168,7 @@ class _Writer:
                 raise _Uncacheable(f"a call of {target}, whose gradient may change")
             return str(target)
         # a function of torch's or Python's own, by the name under which it is found again
-        name = qualified_name(target) or ""
+        name = torch_compat.qualified_name(target) or ""
         name = name if "." in name else f"builtins.{name}"
         root, _, rest = name.partition(".")
         found = reduce(lambda outer, part: getattr(outer, part, None), rest.split("."), sys.modules.get(root))
@@ -212,7 +202,7 @@ class _Writer:
             sizes = (*value.shape, "@", *value.stride(), "+", offset)
             dims = " ".join(self.number(s) if isinstance(s, torch.SymInt) else str(s) for s in sizes)
             flags = f"{'c' if value.is_conj() else ''}{'n' if value.is_neg() else ''}"
-            known = float_behind(value)
+            known = torch_compat.float_behind(value)
             return f"{value.dtype}{flags} {value.device} [{dims}]{'' if known is None else self.number(known)}"
         if isinstance(value, (list, tuple)):
             return f"({', '.join(self.meta(v) for v in value)})"
@@ -222,7 +212,7 @@ class _Writer:
 
     def number(self, number: torch.SymInt | torch.SymFloat | torch.SymBool) -> str:
         expr = number.node.expr
-        return repr(plain_number(expr)) if expr.is_number else self.renamed(str(expr))
+        return repr(torch_compat.plain_number(expr)) if expr.is_number else self.renamed(str(expr))
 
     def renamed(self, text: str) -> str:
         """An expression with canonical names of symbols: letters of torch's names, numbered by appearance."""
@@ -240,7 +230,7 @@ class _Writer:
         known = dict(self.symbols)
         for symbol, bounds in shape_env.var_to_range.items():
             if symbol.name in known:
-                hint = symbol_hint(shape_env, symbol)
+                hint = torch_compat.symbol_hint(shape_env, symbol)
                 about = rounded_hint(hint) if isinstance(hint, int) else None
                 yield f"{known[symbol.name]} in {bounds.lower} {bounds.upper} about {about}"
         for guard in shape_env.guards:
@@ -260,7 +250,8 @@ _OPERATORS: Mapping[type[ast.AST], Callable[..., object]] = {
 _CALLS: Mapping[str, Callable[..., object]] = {
     "max": torch.sym_max, "min": torch.sym_min, "abs": abs,
     "math.trunc": math.trunc, "math.floor": math.floor, "math.ceil": math.ceil,
-    "float": torch.sym_float, "round": round, **{f"math.{name}": call for name, call in functions_of_numbers().items()},
+    "float": torch.sym_float, "round": round,
+    **{f"math.{name}": call for name, call in torch_compat.functions_of_numbers().items()},
 }  # fmt: skip
 
 
@@ -274,7 +265,7 @@ def new_facts(shape_env: ShapeEnv, before: int, canonical: Mapping[str, str]) ->
         if unknown:
             raise ValueError(f"{guard.expr} speaks of {unknown[0]}")
         text = _SYMBOL.sub(lambda m: canonical.get(m.group(), m.group()), python_text(guard.expr))
-        hints = {canonical[s.name]: symbol_hint(shape_env, s) for s in guard.expr.free_symbols}
+        hints = {canonical[s.name]: torch_compat.symbol_hint(shape_env, s) for s in guard.expr.free_symbols}
         if None in hints.values() or not holds(text, hints):
             raise ValueError(f"{text} reads otherwise than {guard.expr}")
         facts.append(text)
@@ -292,7 +283,7 @@ def all_hold(facts: Iterable[object], symbols: Mapping[str, str], inputs: Sequen
     """Whether every fact is true of a graph's inputs; False also for a text that cannot be read.
 
     `symbols` gives for the names in the facts the inputs' own."""
-    known = {n.node.expr.name: n for n in symbolic_numbers(inputs) if n.node.expr.is_symbol}
+    known = {n.node.expr.name: n for n in torch_compat.symbolic_numbers(inputs) if n.node.expr.is_symbol}
     sizes = {new: known[old] for new, old in symbols.items() if old in known}
     try:
         return all(holds(str(fact), sizes) for fact in facts)
