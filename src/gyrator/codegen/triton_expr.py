@@ -302,10 +302,9 @@ class Expressions(Blocks[Term, Block]):
             case Indirect(value):
                 if self.tiling.wide or value.dtype != torch.int64:
                     return self.value(value)
-                narrow = _in_32_bits(value)
-                return (
-                    self.value(value).to("tl.int32") if narrow is None else self.named(self.value(narrow), "at", atom)
-                )
+                if (narrow := _in_32_bits(value)) is not None:
+                    return self.named(self.value(narrow), "at", atom)
+                return self.value(value).to("tl.int32")
         raise InternalCheckError("print", f"{type(atom).__name__} {atom} has no value here")
 
     def _index_operand(self, e: Expr) -> Term:

@@ -11,7 +11,7 @@ from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, const, exact_quotient
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Root, defines, loads, map_nests
 from gyrator.ir.volume import iterations
-from gyrator.lowering.refs import axes_of
+from gyrator.lowering.refs import axes_of, coords_of
 from gyrator.lowering.typed import cast, op
 from gyrator.schedule.align import digits_of
 from gyrator.schedule.loops import LANES, SIMPLE
@@ -189,14 +189,12 @@ def _softmax(nest: Nest, rows: tuple[Axis, ...], parted: tuple[Load, ...]) -> li
     """The maximum of all and the sum of exponentials with respect to it: ``s = Σ s_b · exp(m_b - m)``, in which parts
     of -inf alone have no share."""
     tops, totals = parted
-    dtype, top = tops.dtype, nest.out[0]
+    dtype, (top, total) = tops.dtype, nest.out
     assert top is not None
-    least = Const(identity("max", dtype), dtype)
-    away = Op("exp", (Op("sub", (tops, Load(top, tuple(a.index() for a in nest.axes))), dtype),), dtype)
-    share = Op("mul", (totals, away), dtype)
-    part = Op("where", (Op("eq", (tops, least), torch.bool), Const(0.0, dtype), share), dtype)
+    share = op("mul", totals, op("exp", op("sub", tops, Load(top, coords_of(nest.axes)))))
+    part = op("where", op("eq", tops, Const(identity("max", dtype), dtype)), Const(0.0, dtype), share)
     maximum = replace(nest, out=(top,), root=Reduce("max", rows, (tops,)))
-    return [maximum, replace(nest, out=nest.out[1:], root=Reduce("sum", rows, (part,)))]
+    return [maximum, replace(nest, out=(total,), root=Reduce("sum", rows, (part,)))]
 
 
 def _welford(nest: Nest, rows: tuple[Axis, ...], parted: tuple[Load, ...], parts: int, count: Index) -> list[Node]:
