@@ -17,9 +17,8 @@ from torch.utils import _pytree as pytree
 
 from gyrator.autograd.aot import aot_compile
 from gyrator.autograd.interface import Compiled, GraphInfo
-from gyrator.codegen.gpu_calls import inputs_to_align
 from gyrator.codegen.triton_source import Pointer, SizeArgument, TritonKernel
-from gyrator.codegen.wrapper import BuiltKernel, print_wrapper
+from gyrator.codegen.wrapper import BuiltKernel, inputs_to_align, print_wrapper
 from gyrator.config import Config
 from gyrator.ir.index import evaluate
 from gyrator.ir.symbols import Symbols

@@ -16,7 +16,7 @@ import torch
 
 from gyrator.config import Config
 from gyrator.lowering import reductions
-from gyrator.schedule import gpu, gpu_reductions, gpu_shared, gpu_tiling, scatter
+from gyrator.schedule import gpu, gpu_reductions, gpu_tiling, scatter
 from tests.fuzz.harness import Settings, run
 from tests.fuzz.known import KNOWN
 from tests.triton import emulated
@@ -33,17 +33,15 @@ _WHOLE = {"WHOLE_ROW": 4, "WHOLE_SUM": 2, "WHOLE_SCAN": 2, "WHOLE_COLUMN": 2}
 LOW: Mapping[str, Mapping[ModuleType, Mapping[str, object]]] = {
     "blocks and parts": {
         gpu_tiling: _WHOLE,
-        gpu_reductions: {**_SPLIT, "WHOLE_ROW": 4},
-        gpu_shared: {"MIN_PART": _NEVER, "WHOLE_ROW": 4},
+        gpu_reductions: {**_SPLIT, "WHOLE_ROW": 4, "MIN_PART": _NEVER},
         scatter: {"LEAST_CROWD": 2},
         reductions: {"MOST_SORTED": 0},  # a row is sorted whole
     },
     "shared rows": {
-        gpu_reductions: _SPLIT,
-        gpu_shared: {"MIN_PART": 2, "MIN_SHARED": 2, "MIN_WORK": 2, "SCAN_PARTS": (2, 4)},
+        gpu_reductions: {**_SPLIT, "MIN_PART": 2, "MIN_SHARED": 2, "LEAST_SHARED": 2, "SCAN_PARTS": (2, 4)},
         scatter: {"LEAST_CROWD": 2},
     },
-    "rows and columns": {gpu_reductions: {"MIN_WORK": 4, "MIN_ROWS_MIXED": 1}, gpu_shared: {"MIN_PART": _NEVER}},
+    "rows and columns": {gpu_reductions: {"MIN_WORK": 4, "MIN_ROWS_MIXED": 1, "MIN_PART": _NEVER}},
 }
 """Thresholds by what they lead to, on a GPU of four processors."""
 

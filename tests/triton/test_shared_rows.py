@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gyrator.codegen.triton import print_triton
 from gyrator.metrics.kernels import KernelKind, facts_of
-from gyrator.schedule import gpu_shared
+from gyrator.schedule import gpu_reductions
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.plan import Plan
 from tests.pure.lowering.harness import lowered
@@ -34,9 +34,9 @@ SMALL = Gpu(processors=12)
 @pytest.fixture
 def short_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that the interpreter takes no long time for are worth sharing."""
-    monkeypatch.setattr(gpu_shared, "MIN_SHARED", 50)
-    monkeypatch.setattr(gpu_shared, "MIN_PART", 16)
-    monkeypatch.setattr(gpu_shared, "MIN_WORK", 0)
+    monkeypatch.setattr(gpu_reductions, "MIN_SHARED", 50)
+    monkeypatch.setattr(gpu_reductions, "MIN_PART", 16)
+    monkeypatch.setattr(gpu_reductions, "LEAST_SHARED", 0)
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

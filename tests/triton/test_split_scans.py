@@ -16,7 +16,7 @@ from gyrator.codegen.triton_source import Workspace
 from gyrator.ir.index import evaluate
 from gyrator.ir.tree import Config
 from gyrator.runtime.triton_build import request_for
-from gyrator.schedule import gpu_shared
+from gyrator.schedule import gpu_reductions
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.plan import Plan
 from tests.pure.lowering.harness import lowered
@@ -29,8 +29,8 @@ from tests.triton.worker import Worker
 @pytest.fixture
 def short_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that the interpreter takes no long time for are worth splitting."""
-    monkeypatch.setattr(gpu_shared, "MIN_SHARED", 20)
-    monkeypatch.setattr(gpu_shared, "SCAN_PARTS", (16, 32))
+    monkeypatch.setattr(gpu_reductions, "MIN_SHARED", 20)
+    monkeypatch.setattr(gpu_reductions, "SCAN_PARTS", (16, 32))
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -94,7 +94,7 @@ def test_parts_continue_what_came_before_them(case: str, interpreter: Worker) ->
 @pytest.mark.usefixtures("short_rows")
 def test_groups_of_parts_are_as_good_as_parts(interpreter: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     """More parts than a program looks at one by one."""
-    monkeypatch.setattr(gpu_shared, "SCAN_PARTS", (2,))
+    monkeypatch.setattr(gpu_reductions, "SCAN_PARTS", (2,))
     x = random(1, 262)
     results = run_plan(plan_of(lambda x: x.cummax(-1), (x,)), [x.clone()], launch=runner(interpreter))
     for got, wanted in zip(results, x.cummax(-1), strict=True):

@@ -60,7 +60,6 @@ def _kernel(kernel: Kernel, facts: KernelFacts, printed: tuple[str, str], launch
         launches=launches,
         arguments=len(kernel.params) + len(kernel.sizes),
         bytes=facts.bytes,
-        estimated_ns=facts.estimate,
         facts=facts,
     )
 

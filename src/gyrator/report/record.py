@@ -25,7 +25,6 @@ class KernelRecord:
     launches: int
     arguments: int
     bytes: int
-    estimated_ns: float
     facts: KernelFacts
 
 

@@ -9,11 +9,10 @@ import torch
 
 from gyrator.cache.store import Store
 from gyrator.codegen.cpp import CppKernel, print_kernel
-from gyrator.codegen.gpu_calls import argument_alignment, inputs_to_align
 from gyrator.codegen.texts import checked_place
 from gyrator.codegen.triton import print_triton
 from gyrator.codegen.triton_source import TritonKernel
-from gyrator.codegen.wrapper import BuiltKernel
+from gyrator.codegen.wrapper import BuiltKernel, argument_alignment, inputs_to_align
 from gyrator.config import Config
 from gyrator.errors import ToolchainMissing
 from gyrator.ir.expr import Value

@@ -12,7 +12,7 @@ from gyrator.ir.program import Extern, Nest, Program, Reduce, Scan, Scatter, bod
 from gyrator.ir.volume import bytes_of
 from gyrator.schedule.gpu import Gpu, gpu_refusal
 from gyrator.schedule.gpu_mix import mix
-from gyrator.schedule.gpu_shared import shared_blocks
+from gyrator.schedule.gpu_reductions import shared_blocks
 from gyrator.schedule.group import Group, Indices, Refused, crossing_reads, depends_on_reduction, join, singleton
 from gyrator.schedule.layout import across_rows
 from gyrator.schedule.split import WIDE

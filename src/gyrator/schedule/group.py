@@ -13,9 +13,10 @@ from typing import TypeAlias
 import torch
 
 from gyrator.ir.expr import Load, Value
-from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, as_index, is_nonnegative, linear, product, substitute
+from gyrator.ir.index import ZERO, Atom, Axis, Index, as_index, linear, product, substitute
 from gyrator.ir.program import Nest, Reduce, Scan, Scatter, expressions, loads
-from gyrator.ir.volume import iterations, volume
+from gyrator.ir.volume import iterations
+from gyrator.lowering.views import nested_order
 from gyrator.schedule.align import Unification, axes_of, compose, linear_terms, unify
 
 Axes: TypeAlias = "tuple[Axis, ...]"
@@ -136,14 +137,7 @@ def exclusive_axes(root: Scatter) -> set[Axis]:
     safe: set[Axis] = set()
     for index in (*root.index, linear(root.index, root.into.shape)):
         terms = linear_terms(Index(tuple([t for t in index.terms if t[0]])))  # the rest is a constant
-        if terms is None or index.indirects():
-            continue
-        span = ONE
-        for axis, c in sorted(terms.items(), key=lambda t: volume((t[1],))):
-            if not is_nonnegative(c - span):
-                break
-            span = span + (axis.extent - 1) * c
-        else:
+        if terms is not None and nested_order([a.extent for a in terms], [*terms.values()]) is not None:
             safe.update(terms)
     return safe
 

@@ -24,7 +24,7 @@ from gyrator.lowering.typed import cast, op
 from gyrator.origin import merge
 from gyrator.schedule.canonical import named, stem_of
 from gyrator.schedule.gpu import Gpu
-from gyrator.schedule.gpu_shared import shared_blocks
+from gyrator.schedule.gpu_reductions import shared_blocks
 from gyrator.schedule.gpu_tiling import tile_kernel
 from gyrator.schedule.group import Axes, Group, Member, is_atomic
 from gyrator.schedule.loops import PART, SIMPLE, Shape, Style, choose_loops, gpu_loops

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from gyrator.codegen.gpu_calls import argument_alignment, inputs_to_align, programs_text, updated_text
 from gyrator.codegen.triton_source import GridAxis, Pointer, SizeArgument, TritonKernel, Workspace
+from gyrator.codegen.wrapper import argument_alignment, inputs_to_align, programs_text, updated_text
 from gyrator.ir.expr import Const, Value
 from gyrator.ir.index import Axis, Index, Size, const, contiguous_strides
 from gyrator.ir.program import Input
