@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import gyrator
@@ -58,3 +59,13 @@ def test_a_large_transposed_operand_is_read_through_a_tile(tmp_path: Path) -> No
 def sources(folder: Path) -> list[str]:
     """The C++ sources below a cache folder."""
     return [path.read_text() for path in folder.rglob("*.cpp")]
+
+
+@pytest.mark.parametrize("size", [5, 6, 7])
+def test_vectors_span_the_rows_of_small_images(size: int, tmp_path: Path) -> None:
+    """Neither seven elements of a row nor of a column fill a vector."""
+    torch._dynamo.reset()
+    x = torch.randn(4, 3, size, size)
+    pool = gyrator.compile(lambda x: F.avg_pool2d(x, 3, 1, 1), options={"cache_dir": tmp_path})
+    torch.testing.assert_close(pool(x), F.avg_pool2d(x, 3, 1, 1))
+    assert not any("strided(" in text for text in sources(tmp_path))

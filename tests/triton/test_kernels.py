@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.plan import Plan
 from tests.pure.lowering.harness import lowered
 from tests.run_plan import run_plan
+from tests.triton.emulated import Emulator
 from tests.triton.harness import gpu_plan, on_gpu, runner
 from tests.triton.worker import Worker
 
@@ -342,19 +344,19 @@ def test_what_is_large_and_read_for_the_last_time_does_not_stay_in_the_cache(row
     assert "evict_first" not in print_triton(first).source
 
 
-def test_places_between_pixels_are_computed_in_32_bits(interpreter: Worker) -> None:
+@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
+def test_places_between_pixels_are_computed_in_32_bits(mode: str, interpreter: Worker, tmp_path: Path) -> None:
     """Without checks, too: they are clamped."""
 
     def resized(x: Tensor) -> Tensor:
-        return torch.nn.functional.interpolate(x, size=(11, 14), mode="bilinear")
+        return torch.nn.functional.interpolate(x, size=(11, 14), mode=mode)
 
+    torch._dynamo.reset()
     x = torch.randn(2, 3, 5, 7, generator=torch.Generator().manual_seed(0))
-    plan = gpu_plan(on_gpu(lowered(resized, x).program))
-    (kernel,) = plan.kernels
-    source = print_triton(kernel).source
+    emulator = Emulator(tmp_path, interpreter)
+    torch.testing.assert_close(torch.compile(resized, backend=emulator.backend)(x), resized(x), rtol=1e-5, atol=1e-6)
+    (source,) = [kernel.source for printed in emulator.printed for kernel in printed.kernels]
     assert "int64" not in source and "assert" not in source
-    (got,) = run_plan(plan, [x], launch=runner(interpreter))
-    torch.testing.assert_close(got, resized(x), rtol=1e-5, atol=1e-6)
 
 
 def test_what_follows_from_statistics_of_few_columns_is_a_kernel_of_its_own() -> None:

@@ -26,9 +26,9 @@ def indirect(index: TensorRef, at: Sequence[Index], size: Index, *, wraps: bool 
     """The element of ``index`` at ``at`` as a coordinate of a dimension of ``size`` elements.
 
     Unless it ``wraps``, a negative one is moved to ``size``, which is out of range: -1 → checked(size, size). One that
-    is ``sure`` to be in range is clamped instead: rounding may have put it beside."""
+    is ``sure`` to be in range, unless rounding put it beside, is clamped on a GPU, where checks take longer."""
     place = element(index, tuple(at), torch.int64)
-    if sure:
+    if sure and index.device.type == "cuda":
         place = op("maximum", op("minimum", place, number(size - 1, torch.int64)), like(place, 0))
         return Indirect(place, size).index()
     if not wraps and index.dtype != torch.uint8:

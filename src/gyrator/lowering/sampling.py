@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gyrator.ir.expr import Expr
+from gyrator.ir.expr import Checked, Expr
 from gyrator.ir.index import ZERO, Index, Indirect, as_index
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.family import Family, rows
@@ -86,18 +86,20 @@ def _nearest_forward(exact: bool, b: Builder, out: Meta, x: TensorRef, size: obj
     sizes = _resized(x.shape, out.shape, factors, doubled=doubled)
 
     def body(at: Coords) -> Expr:
-        inner = [_nearest_index(s, exact, o) for s, o in zip(sizes, at[2:], strict=True)]
+        inner = [_nearest_index(s, exact, o, out.device) for s, o in zip(sizes, at[2:], strict=True)]
         return x.load((*at[:2], *inner))
 
     return b.pointwise(out, body)
 
 
-def _nearest_index(size: Resize, exact: bool, output: Index) -> Index:
+def _nearest_index(size: Resize, exact: bool, output: Index, device: torch.device) -> Index:
+    """Of which rounding makes at most the element beside: a GPU, where checks take long, clamps it."""
     times = _even(size)
     if times is not None:
         return output // times
     source = cast(_nearest_source(size, exact, output), torch.int64)
-    return Indirect(op("maximum", source, like(source, 0)), size.old).index()
+    on_gpu = device.type == "cuda"
+    return Indirect(op("maximum", source, like(source, 0)) if on_gpu else Checked(source, size.old), size.old).index()
 
 
 def _nearest_backward(

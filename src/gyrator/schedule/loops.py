@@ -150,8 +150,9 @@ def _points(group: Group, found: list[Access]) -> Shape:
     across = crossing(parallel, last, found)
     if 1 < (last.extent.value or 0) <= TINY:
         near = _beside(group, last, found)
-        if across is None and near is not None and LANES % iterations((last,)) == 0:
-            # vectors along both as one: the last alone would fill but a part of them
+        steps = [(a.position.coefficient(last), a.position.coefficient(near)) for a in found] if near else []
+        if across is None and near and (LANES % iterations((last,)) == 0 or {*steps} == {(ONE, last.extent)}):
+            # vectors along both as one, as in images of 7 columns: the last alone would fill but a part of them
             both, parallel = Axis(near.name, near.extent * last.extent), [a for a in parallel if a is not near]
             column = _for_threads(both, parallel, blocks)
             digits = digits_of(blocks.get(both, both.index()), (near, last))
@@ -205,7 +206,8 @@ def _is_repeated(group: Group, axis: Axis, lane: Axis) -> bool:
 def _beside(group: Group, last: Axis, found: list[Access]) -> Axis | None:
     """The axis that goes on in memory where the innermost one ends."""
     ends = [p for p in _large(found) if p.coefficient(last) is ONE]
-    return next((a for a in group.outer if any(p.coefficient(a) is last.extent for p in ends)), None)
+    steps = {a: [p.coefficient(a) is last.extent for p in ends] for a in group.outer}
+    return next((a for test in (all, any) for a, beside in steps.items() if ends and test(beside)), None)
 
 
 def _for_threads(lane: Axis, parallel: list[Axis], blocks: dict[Atom, Index]) -> Axis:
