@@ -21,14 +21,15 @@ import torch._dynamo
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.measure import PEERS, Row, report
+from benchmarks.gpu_check import timed
+from benchmarks.measure import PEERS, Row, compiled, prepared, report
 
 BF16 = torch.bfloat16
 DTYPES = {
     "f32": torch.float32, "bf16": BF16, "i64": torch.int64, "i8": torch.int8, "u8": torch.uint8, "c64": torch.complex64,
 }  # fmt: skip
-FLUSH, HIDDEN = 1 << 28, 2_000_000
-"""Bytes written before a call, and cycles that the GPU waits meanwhile, so that launches do not count."""
+FLUSH = 1 << 28
+"""Bytes written before a call on a GPU, lest it find its arguments in the cache."""
 
 
 # -- longer ones -------------------------------------------------------------------------------------------
@@ -519,47 +520,27 @@ def _tensor(text: str, device: str) -> Tensor:
     return x.requires_grad_(bool(wanted))
 
 
-def step(fn: Callable[..., Any], args: Sequence[Tensor]) -> Callable[[], object]:
-    """A call, with the gradients of what asks for them."""
+def step(fn: Callable[..., Any], args: Sequence[Tensor], tangent: Tensor | None) -> Callable[[], object]:
+    """A call, with a tangent the gradients of what asks for them too."""
     leaves = [a for a in args if a.requires_grad]
-    if not leaves:
-        return lambda: fn(*args)
-    tangent = torch.randn_like(fn(*args))
 
-    def both() -> object:
+    def call() -> object:
         out = fn(*args)
-        return out, torch.autograd.grad(out, leaves, tangent)
+        return out if tangent is None else (out, torch.autograd.grad(out, leaves, tangent))
 
-    return both
+    return call
 
 
 def seconds(call: Callable[[], object], device: str) -> float:
-    """The median of some 5 to 25 calls."""
-    for _ in range(3):
-        call()
+    """The median of some calls; on a GPU as `gpu_check` times them."""
+    if device == "cuda":
+        return timed(call, torch.empty(FLUSH, dtype=torch.uint8, device="cuda")) / 1e3
     times: list[float] = []
     while len(times) < 5 or (len(times) < 25 and sum(times) < 0.1):
-        times.append(_on_gpu(call) if device == "cuda" else _by_clock(call))
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
     return statistics.median(times)
-
-
-def _on_gpu(call: Callable[[], object]) -> float:
-    torch.empty(FLUSH, dtype=torch.uint8, device="cuda").zero_()
-    torch.cuda._sleep(HIDDEN)
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    call()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / 1e3
-
-
-def _by_clock(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
 
 
 def worker(names: Sequence[str], peers: Sequence[str], device: str, barrier: Barrier, lock: Lock, out: Any) -> None:
@@ -577,19 +558,16 @@ def worker(names: Sequence[str], peers: Sequence[str], device: str, barrier: Bar
 def _prepared(
     name: str, peers: Sequence[str], device: str
 ) -> tuple[dict[str, Callable[[], object]], dict[str, float], dict[str, str]]:
-    (fn, text), calls, first, errors = SNIPPETS[name], {}, {}, {}
+    fn, text = SNIPPETS[name]
     torch.manual_seed(0)
     args = arguments(text, device)
-    for peer in peers:
+    tangent = torch.randn_like(fn(*args)) if any(a.requires_grad for a in args) else None
+
+    def build(peer: str) -> Callable[[], object]:
         torch._dynamo.reset()
-        compiled = fn if peer == "eager" else torch.compile(fn, backend=peer, dynamic=False)
-        try:
-            calls[peer] = step(compiled, args)
-            first[peer] = _by_clock(calls[peer])
-        except Exception as error:
-            calls.pop(peer, None)
-            errors[peer] = f"{type(error).__name__}: {error}".strip()[:400]
-    return calls, first, errors
+        return step(compiled(fn, peer, dynamic=False), args, tangent)
+
+    return prepared(build, peers)
 
 
 def main() -> None:
