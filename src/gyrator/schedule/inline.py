@@ -86,7 +86,7 @@ def _reads(program: Program) -> dict[Value, _Reads]:
         points = iterations((*node.axes, *reduced))
         after = _Reads() if node.out[0] is None else found.get(node.out[0], _Reads())
         own = after if _widens(node) and after.nests else None
-        row = max(after.row, iterations(reduced) if reduced else 0)
+        row = max(after.row, iterations(reduced))
         for load in loads(expressions(node.root)):
             old = found.get(load.value, _Reads())
             new = own or _Reads(() if old.nests[-1:] == (node,) else (node,), points, 1)

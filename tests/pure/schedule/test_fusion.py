@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gyrator.ir.program import Nest, Reduce
+from gyrator.ir.expr import Const, Value
+from gyrator.ir.index import ONE, Axis, const
+from gyrator.ir.program import Nest, Reduce, Scatter
 from gyrator.ir.tree import Loop, LoopKind, walk_loops
+from gyrator.schedule.group import exclusive_axes
 from tests.pure.schedule.harness import gradients, kernels, scheduled
 
 
@@ -198,3 +202,17 @@ def test_a_product_with_a_column_is_part_of_a_kernel() -> None:
     assert kernels(lambda a, b: ((a * 2) @ b).relu(), x(6, 5, 1), x(6, 1, 9)) == 1
     assert kernels(lambda a, b: ((a * 2) @ b).relu(), x(6, 5, 7).bfloat16(), x(6, 7, 1).bfloat16()) == 1
     assert kernels(lambda a, b: (a * 2) @ b, x(6, 5, 7), x(6, 7, 2)) == 1  # the other one is a library's
+
+
+@pytest.mark.parametrize(
+    ("steps", "safe"), [((1, 4), {"a", "b"}), ((1, 2), set()), ((8, 1), {"a", "b"})], ids=["rows", "windows", "columns"]
+)
+def test_axes_by_which_writes_differ_are_digits_that_do_not_overlap(steps: tuple[int, int], safe: set[str]) -> None:
+    """Element (2, 0) of windows of 4 that are 2 apart is (0, 1)."""
+    a, b = Axis("a", const(4)), Axis("b", const(8))
+    into = Value("x", (const(64),), torch.float32, (ONE,), torch.device("cpu"))
+    place = a.index() * steps[0] + b.index() * steps[1]
+    root = Scatter(into, (place,), Const(0.0, torch.float32), "set")
+    assert {axis.name for axis in exclusive_axes(root)} == safe
+    rows = Value("x", (const(8), const(8)), torch.float32, (const(8), ONE), torch.device("cpu"))
+    assert {axis.name for axis in exclusive_axes(replace(root, into=rows, index=(place // 8, place % 8)))} == safe
