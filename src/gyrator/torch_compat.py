@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from importlib.metadata import EntryPoint
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx import Graph, GraphModule, Node, Proxy
 from torch.fx._lazy_graph_module import _LazyGraphModule
@@ -349,6 +351,15 @@ outside_tracing: Callable[[], AbstractContextManager[None]] = torch.utils._pytho
 
 without_dispatch: Callable[[], AbstractContextManager[None]] = torch.utils._mode_utils.no_dispatch
 """Inside, no mode and no kind of tensor sees an operator: a fake tensor is the meta tensor that it wraps."""
+
+
+@cache
+def foreach_loops() -> Mapping[OpOverload, Callable[..., Any]]:
+    """For each of ATen's `_foreach_` operators what it does where a device has no kernel for lists: a loop."""
+    plain = torch._C.DispatchKey.CompositeExplicitAutograd
+    paths = (name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if "aten::_foreach_" in name)
+    ops = [attrgetter(path if "." in path else f"{path}.default")(torch.ops.aten) for path in paths]
+    return {op: partial(op._op_dk, plain) for op in ops}
 
 
 @cache

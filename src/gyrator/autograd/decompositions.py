@@ -18,6 +18,7 @@ from torch import Tensor
 from torch._decomp import get_decompositions
 from torch._ops import OpOverload, OpOverloadPacket
 
+from gyrator import torch_compat
 from gyrator.autograd.fake_results import OF_MEANS, of_a_mean
 from gyrator.autograd.partition.recompute import size_hint
 
@@ -233,37 +234,13 @@ def _scaled(draw: OpOverload, x: Tensor, scale: float, shift: float, generator: 
     return (draw(x.shape, dtype=wide, device=x.device) * scale + shift).to(x.dtype)
 
 
-_EACH: Mapping[str, Decomposition] = {
-    **{name: getattr(torch, name) for name in """
-        abs acos add asin atan ceil clamp_max clamp_min clone cos cosh div erf erfc exp expm1 floor frac lerp lgamma log
-        log10 log1p log2 max mul neg pow reciprocal round rsqrt sigmoid sign sin sinh sqrt sub tan tanh trunc
-    """.split()},
-    "addcdiv": lambda x, a, b, value=1: torch.addcdiv(x, a, b, value=value),
-    "addcmul": lambda x, a, b, value=1: torch.addcmul(x, a, b, value=value),
-    "copy": lambda x, new, non_blocking=False: aten.copy.default(x, new),
-    "maximum": lambda x, y: torch.maximum(x, y) if isinstance(y, Tensor) else torch.clamp_min(x, y),
-    "minimum": lambda x, y: torch.minimum(x, y) if isinstance(y, Tensor) else torch.clamp_max(x, y),
-    "norm": lambda x, order=2, dtype=None: torch.linalg.vector_norm(x, order, dtype=dtype),
-    "zero": torch.zeros_like,
-}  # fmt: skip
-"""What a `_foreach_` operator does with one tensor of its lists."""
-
-
-def _foreach(each: Decomposition, *args: Any, **kwargs: Any) -> list[Tensor]:
-    """_foreach_add([x, y], [a, b]) → [x + a, y + b]; what is no list is the same for all."""
-    count = next(len(a) for a in args if isinstance(a, (list, tuple)))
-    columns = [a if isinstance(a, (list, tuple)) else [a] * count for a in args]
-    return [each(*row, **kwargs) for row in zip(*columns, strict=True)]
-
-
 def _foreach_table() -> dict[OpOverload, Decomposition]:
-    """Of every `_foreach_` operator that returns new tensors, but for two that take numbers as a tensor."""
-    found: dict[OpOverload, Decomposition] = {}
-    for name, each in _EACH.items():
-        for packet in packets([f"_foreach_{name}"]):
-            overloads = [getattr(packet, o) for o in packet.overloads() if name[:4] != "addc" or o != "Tensor"]
-            found |= {o: partial(_foreach, each) for o in overloads if not o._schema.is_mutable}
-    return found
+    """Of every `_foreach_` operator that returns new tensors: ATen's own loop over them,
+    _foreach_add([x, y], [a, b]) → [x + a, y + b]. But for two that take numbers as a tensor, and read them."""
+    loops = torch_compat.foreach_loops()
+    unread = (aten._foreach_addcdiv.Tensor, aten._foreach_addcmul.Tensor)
+    found = {op: loop for op, loop in loops.items() if not op._schema.is_mutable and op not in unread}
+    return {**found, aten._foreach_zero.default: lambda tensors: [torch.zeros_like(x) for x in tensors]}
 
 
 _OURS: Mapping[OpOverload, Decomposition] = {

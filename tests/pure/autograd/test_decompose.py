@@ -202,11 +202,13 @@ def test_symbolic_sizes_are_arithmetic_on_the_inputs() -> None:
 def test_foreach_operators_do_to_each_tensor_what_eager_does() -> None:
     x = [torch.tensor([0.25, 0.5]), torch.rand(2, 3, generator=torch.Generator().manual_seed(0)), torch.tensor(0.75)]
     kinds: dict[str, object] = {"List[Tensor]": x, "List[number]": [0.5, 2.0, 1.5], "Tensor": torch.tensor(1.5)}
+    matrices = [torch.rand(n, n, generator=torch.Generator().manual_seed(n)) for n in (2, 3, 4)]
     table = {op: fn for op, fn in decomposition_table().items() if "_foreach_" in str(op)}
     assert len(table) > 60
     for op, decomposed in table.items():
         given = [a for a in op._schema.arguments if not a.kwarg_only and not a.has_default_value()]
-        args = [kinds.get(str(a.type), 0.5) for a in given]
+        tensors = {"List[Tensor]": matrices} if "_foreach_mm" in str(op) else {}
+        args = [(kinds | tensors).get(str(a.type), 0.5) for a in given]
         torch.testing.assert_close(list(decomposed(*args)), list(op(*args)), msg=str(op))
 
 
