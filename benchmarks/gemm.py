@@ -161,7 +161,7 @@ class Compiler:
         session = Session(self.config, self.device)
         scheduled = schedule(low.program, session, self.targets.gpu, ask=self.ask)
         self.row.chosen += f" {[type(unit).__name__ for unit in scheduled.units]}"
-        return Compiled(self.bound(self.folder(self.start(scheduled.plan))), frozenset())
+        return Compiled(self.bound(self.folder(self.start(scheduled.plan))))
 
     def start(self, plan: Plan) -> Callable[[], tuple[str, Mapping[str, str | Path]]]:
         """Begin to build a plan; returns what waits for its wrapper and files."""

@@ -14,7 +14,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.fx import GraphModule, Node
 
 from gyrator.autograd.decompositions import DecompositionTable, decomposition_table
-from gyrator.autograd.interface import Compiled, Compiler, GraphInfo, GraphKind, Update
+from gyrator.autograd.interface import Compiler, GraphInfo, GraphKind, Update
 
 
 def aot_compile(
@@ -61,7 +61,7 @@ def _adapt(compiler: Compiler, kind: GraphKind) -> Callable[[GraphModule, Sequen
         saved = 0 if kind == "inference" else len(strides)  # which outputs are saved is torch's secret
         info = GraphInfo(kind=kind, updates=updates, strides=strides, saved=saved)
         compiled = compiler(graph, example_inputs, info)
-        return _without_updates(compiled, updates, count)
+        return make_boxed_func(lambda args: compiled.call(args)[:count])
 
     return compile_graph
 
@@ -93,19 +93,3 @@ def _output_strides(graph: GraphModule, count: int) -> tuple[tuple[int | torch.S
         exact = position < count and isinstance(value, torch.Tensor)
         strides.append(tuple(value.stride()) if exact and value is not None else None)
     return tuple(strides)
-
-
-def _without_updates(compiled: Compiled, updates: Sequence[Update], count: int) -> Callable[..., Any]:
-    """`compiled.call` with the updates that it declined copied into the inputs, returning the first
-    `count` outputs.
-    """
-    pending = [update for position, update in enumerate(updates) if position not in compiled.written]
-
-    def call(args: list[Any]) -> Sequence[Any]:
-        targets = [args[update.input] for update in pending]
-        outputs = compiled.call(args)
-        for target, update in zip(targets, pending, strict=True):
-            target.copy_(outputs[update.output])
-        return outputs[:count]
-
-    return make_boxed_func(call)

@@ -129,11 +129,6 @@ class _Task:
         return [(update.input, update.output) for update in self.info.updates]
 
     @property
-    def written(self) -> frozenset[int]:
-        """The updates that compiled code writes itself: all."""
-        return frozenset(range(len(self.info.updates)))
-
-    @property
     def results(self) -> range:
         """The outputs that the caller may keep; the others are saved for backward."""
         return range(len(self.info.strides) - self.info.saved)
@@ -180,7 +175,7 @@ def compile_graph(
             entry = find(task.key, stores.graphs, example_inputs, session)
         if entry is not None and not session.config.validate:
             ready = GraphCompiled(entry, True, session, moved=moved_places(entry, graph))
-            return partial(_compiled, ready, process, task.written)
+            return partial(_compiled, ready, process)
         lowered, scheduled, choices = _lower_and_schedule(task)
         return _build(task, lowered, scheduled, choices)
     except ToolchainMissing as missing:
@@ -261,7 +256,7 @@ def _build(task: _Task, lowered: Lowered, scheduled: Scheduled, choices: Sequenc
         if session.dump is not None:
             dump_compiled(session.dump, scheduled, record, entry, [code for _, code in kernels.texts.values()])
         ready = GraphCompiled(entry, False, session, regions, constants)
-        compiled = _compiled(ready, task.process, task.written)
+        compiled = _compiled(ready, task.process)
         if session.config.validate:
             programs = [(name, p) for name, p in session.programs if isinstance(p, Program)]
             return validated(compiled, task.graph, info, programs, lowered)
@@ -296,10 +291,9 @@ def tensors_of(graph: fx.GraphModule) -> Iterator[torch.Tensor]:
 
 
 # -- between the stages --------------------------------------------------------------------------------------
-def _compiled(ready: GraphCompiled, process: Process, written: frozenset[int]) -> Compiled:
+def _compiled(ready: GraphCompiled, process: Process) -> Compiled:
     """A graph that is stored, loaded."""
-    entry = ready.entry
-    return Compiled(loaded(ready, process), written, entry.key, str(entry.folder / WRAPPER))
+    return Compiled(loaded(ready, process), ready.entry.key, str(ready.entry.folder / WRAPPER))
 
 
 def loaded(ready: GraphCompiled, process: Process) -> BoxedCallable:

@@ -71,7 +71,7 @@ class Emulator:
         self.printed.append(made)
         text = made.wrapper.replace(f'torch.device("{GPU}")', 'torch.device("cpu")')
         runtime = EmulatedRuntime(Runtime(self.folder, Pool(), made.constants), made, self.worker, self.trees)
-        return Compiled(load(text, runtime), frozenset(range(len(updates))))  # type: ignore[arg-type]
+        return Compiled(load(text, runtime))  # type: ignore[arg-type]
 
     def backend(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """For torch.compile."""

@@ -157,16 +157,15 @@ def aot_program(
         with stage("partition"):
             partition = partition_fn(roles)
             halves = split(roles, partition.saved)
-        run, written = _differentiable(joint, roles, halves, compiled, lazy_backward, for_loss)
+        run = _differentiable(joint, roles, halves, compiled, lazy_backward, for_loss)
     else:
         graph = inference_graph(roles)
         held = freeze(graph, _lasting(roles, (*example_inputs, *joint.constants))) if frozen else {}
         strides = _strides(joint, graph)
         info = GraphInfo("inference", _static(roles), _updates(joint), strides, frozen=bool(held))
-        whole = compiled(graph, info, held)()
-        run, written = whole.call, _written(joint, whole)
+        run = compiled(graph, info, held)().call
     autocast = torch_compat.autocast_enabled()
-    return Traced(Program(joint.forward, joint.inputs, joint.constants, written, autocast), run)
+    return Traced(Program(joint.forward, joint.inputs, joint.constants, autocast), run)
 
 
 def roles_of(joint: Joint, graph: Graph, inputs: Inputs) -> JointGraph:
@@ -189,8 +188,8 @@ def roles_of(joint: Joint, graph: Graph, inputs: Inputs) -> JointGraph:
 
 def _differentiable(
     joint: Joint, roles: JointGraph, halves: Halves, compiled: _Compile, lazy: bool, for_loss: bool
-) -> tuple[Differentiable, frozenset[int]]:
-    """Forward and backward compiled, and how they are joined; the inputs that forward overwrites."""
+) -> Differentiable:
+    """Forward and backward compiled, and how they are joined."""
     kept = halves.saved_values + len(halves.numbers)
     info = GraphInfo("forward", _static(roles), _updates(joint), _strides(joint, halves.forward), kept)
     started_forward = compiled(halves.forward, info)
@@ -206,9 +205,8 @@ def _differentiable(
 
     start_backward = partial(compiled, halves.backward, backward_info)
     started = None if lazy else start_backward()  # while forward's kernels are built
-    forward = started_forward()
-    link = Differentiable(
-        forward=forward.call,
+    return Differentiable(
+        forward=started_forward().call,
         backward=_lazy(lambda: start_backward()().call) if started is None else started().call,
         results=len(roles.results),
         saved_values=halves.saved_values,
@@ -219,7 +217,6 @@ def _differentiable(
         gradients=joint.gradients,
         inputs=joint.inputs + len(joint.constants),
     )
-    return link, _written(joint, forward)
 
 
 def _completed(
@@ -263,13 +260,8 @@ def _lasting(roles: JointGraph, given: Sequence[Any]) -> dict[int, Tensor]:
 
 
 def _updates(joint: Joint) -> tuple[Update, ...]:
-    """Updates that a compiler may write: those that autograd need not see."""
+    """Updates that compiled graphs write: those that autograd need not see."""
     return tuple(update for update in joint.forward.updates if not update.tracked)
-
-
-def _written(joint: Joint, compiled: Compiled) -> frozenset[int]:
-    updates = _updates(joint)
-    return frozenset(updates[position].input for position in compiled.written)
 
 
 def _strides(joint: Joint, graph: Graph) -> tuple[tuple[Size, ...] | None, ...]:

@@ -35,7 +35,7 @@ class GraphInfo:
     Attributes:
         kind: whether the graph is used without autograd, or as its forward or backward half.
         static_inputs: inputs whose memory is the same at every call (parameters and buffers).
-        updates: inputs that get a new value. See `Compiled.written`.
+        updates: inputs that get a new value.
         strides: for each output the strides in elements that it must have; None where they are free (updates,
             gradients, outputs that are not tensors).
         saved: how many outputs at the end are kept for the backward graph and seen by nobody else; of that graph, how
@@ -56,15 +56,14 @@ class Compiled:
     """A compiled graph.
 
     Attributes:
-        call: takes the list of inputs, empties it, and returns the outputs in the graph's order.
-        written: positions in `GraphInfo.updates` that `call` writes into the inputs' memory by itself, after
-            every read of the old value; it may return None at their outputs. For the rest the caller copies.
+        call: takes the list of inputs, empties it, and returns the outputs in the graph's order. The new values of
+            `GraphInfo.updates` it writes into the inputs' memory, after every read of the old ones; it may return None
+            at their outputs.
         key: what the cache finds the graph under; None if it is not there.
         wrapper: the file of its program; "" if it has none.
     """
 
     call: BoxedCallable
-    written: frozenset[int] = frozenset()
     key: str | None = None
     wrapper: str = ""
 
@@ -82,8 +81,11 @@ def interpret(graph: torch.fx.GraphModule, example_inputs: Sequence[object], inf
     interpreter = torch.fx.Interpreter(graph)
 
     def call(args: list[Any]) -> Sequence[Any]:
+        targets = [args[update.input] for update in info.updates]
         with torch.no_grad():
             outputs = interpreter.boxed_run(args)
+            for target, update in zip(targets, info.updates, strict=True):
+                target.copy_(outputs[update.output])
             return [_restrided(output, strides) for output, strides in zip(outputs, info.strides, strict=True)]
 
     return Compiled(call)

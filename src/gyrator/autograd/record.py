@@ -66,7 +66,6 @@ _TYPES: Mapping[str, Callable[[Any], Any]] = {
     "TreeSpec": pytree.treespec_loads,
     "list": lambda items: [_decode(item) for item in items],
     **dict.fromkeys(("tuple", "Size"), lambda items: tuple(_decode(item) for item in items)),
-    "frozenset": lambda items: frozenset(_decode(item) for item in items),
     "dict": lambda items: {key: _decode(item) for key, item in items},
 }
 
@@ -78,8 +77,6 @@ def _encode(value: Any) -> Json:
             return value
         case list() | tuple():
             return {name: [_encode(item) for item in value]}
-        case frozenset():
-            return {name: sorted(value)}
         case dict():
             return {name: [[key, _encode(item)] for key, item in value.items()]}
         case torch.dtype() | torch.layout() | torch.memory_format() | torch.device() | OpOverload():

@@ -24,7 +24,6 @@ from gyrator.autograd.inputs import overlapping
 from gyrator.autograd.interface import BoxedCallable, Update
 
 _NUMBERS = count()
-_overwrite = torch.no_grad()(Tensor.copy_)
 
 
 @dataclass(frozen=True)
@@ -35,14 +34,12 @@ class Program:
         forward: how outputs come from results.
         inputs: number of inputs.
         constants: further inputs that the program holds.
-        written: inputs that the compiled graph overwrites itself.
         autocast: whether autocast was on, so that it must be off inside.
     """
 
     forward: Forward
     inputs: int
     constants: tuple[Tensor, ...]
-    written: frozenset[int]
     autocast: bool
 
 
@@ -102,10 +99,8 @@ class _Writer:
         target = self._input(update.input)
         if update.tracked:
             self._lines.append(f"    {target}.copy_(results[{update.output}])")
-        elif update.input in self._program.written:
+        else:  # the compiled graph has written it
             self._lines.append(f"    {self._name(torch.autograd.graph.increment_version, 'increment')}({target})")
-        else:
-            self._lines.append(f"    {self._name(_overwrite, 'overwrite')}({target}, results[{update.output}])")
 
     def _output(self, source: Source) -> str:
         if isinstance(source, FromGraph):

@@ -87,7 +87,7 @@ def captured(fn: Callable[[Tensor], Tensor], q: Tensor, *, dynamic: bool = False
             if node.op == "call_function":
                 causal = "attention" in str(node.target) and True in node.args
                 ops.append(f"{node.target}{' causal' if causal else ''}")
-        return Compiled(lambda args: graph(*args), frozenset())
+        return Compiled(lambda args: graph(*args))
 
     torch._dynamo.reset()
     compiled = torch.compile(fn, backend=lambda gm, x: aot_compile(gm, x, fw_compiler=keep), dynamic=dynamic)
