@@ -4,8 +4,6 @@ Everything else in gyrator uses torch's public or stable parts (torch.fx, torch.
 make_fx, ShapeEnv, decomposition tables, pytree)."""
 
 import importlib
-import math
-import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -17,10 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException
-from torch.fx import Graph, GraphModule, Node, Proxy
+from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
-from torch.fx.node import map_arg
-from torch.fx.proxy import GraphAppendingTracer
 
 if TYPE_CHECKING:  # it brings SymPy
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -141,41 +137,6 @@ def functions_of_numbers() -> Mapping[str, Callable[..., object]]:
     """What graphs call for a function of the module math on a symbolic number, by the function's name."""
     names = ("acos", "asin", "atan", "cos", "cosh", "log2", "sin", "sinh", "sqrt", "tan", "tanh")
     return {name: getattr(torch, f"_sym_{name}") for name in names}
-
-
-def build_expression(expr: Any, graph: Graph, symbols: Mapping[Any, Node]) -> Node | int | float | bool:
-    """Append nodes to `graph` that compute `expr` with Python's own arithmetic; each carries its `val`.
-
-    torch walks its own expression language, whose functions (FloorDiv, Mod, ...) are private."""
-    interp = importlib.import_module("torch.utils._sympy.interp").sympy_interp
-    reference = importlib.import_module("torch.utils._sympy.reference").PythonReferenceAnalysis
-    to_int = (("trunc", math.trunc), ("floor", math.floor), ("ceil", math.ceil), ("round", round))
-    own = {**functions_of_numbers(), "round_decimal": round, **{f"{name}_to_int": call for name, call in to_int}}
-    rules = {name: staticmethod(partial(_applied, function)) for name, function in own.items()}
-    analysis = type("Arithmetic", (reference,), {**rules, "int_truediv": staticmethod(operator.truediv)})
-    tracer = GraphAppendingTracer(graph)
-    result = interp(analysis, {symbol: Proxy(node, tracer) for symbol, node in symbols.items()}, expr)
-    if not isinstance(result, Proxy):
-        return result
-    _describe(result.node)
-    return result.node
-
-
-def _applied(function: Callable[..., object], x: Any, more: int | torch.dtype | None = None) -> Any:
-    """`function` of a number, as a node where `x` is one: torch.fx traces neither `round` nor what `math` has."""
-    args = (x, more) if isinstance(more, int) else (x,)
-    return x.tracer.create_proxy("call_function", function, args, {}) if isinstance(x, Proxy) else function(*args)
-
-
-def _describe(node: Node) -> None:
-    """Give an arithmetic node and those that it reads their `val`."""
-    if "val" in node.meta:
-        return
-    for source in node.all_input_nodes:
-        _describe(source)
-    args = map_arg(node.args, lambda source: source.meta["val"])
-    assert callable(node.target)
-    node.meta["val"] = node.target(*args)
 
 
 def fresh_symbols(fake_mode: Any, value: object) -> Mapping[Any, Any] | None:

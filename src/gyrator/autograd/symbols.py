@@ -3,6 +3,7 @@
 While tracing, sizes are `torch.SymInt` objects that carry an expression over symbols. A graph needs nodes for them: a
 symbol is a placeholder or a size of a tensor, an expression is arithmetic on those. Equal expressions share nodes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -12,6 +13,7 @@ from torch.fx import Graph, Node
 
 from gyrator import torch_compat
 from gyrator.errors import InternalCheckError
+from gyrator.ir.symbols import evaluated, python_text
 
 Scalar: TypeAlias = "torch.SymInt | torch.SymFloat | torch.SymBool"
 aten = torch.ops.aten
@@ -74,13 +76,20 @@ class SymbolTable:
         if isinstance(expr, (sympy.Number, sympy.logic.boolalg.BooleanAtom)):
             return torch_compat.plain_number(expr)
         if expr not in self._nodes:
-            known = {symbol: self._node_of_symbol(symbol) for symbol in expr.free_symbols}
-            node = torch_compat.build_expression(expr, self._graph, known)
-            if not isinstance(node, Node):
-                return node
-            node.meta.setdefault("val", value)
-            self._nodes[expr] = node
+            known = {symbol.name: self._node_of_symbol(symbol) for symbol in expr.free_symbols}
+            found = evaluated(python_text(expr), known, self._applied)
+            if not isinstance(found, Node):
+                return found
+            self._nodes[expr] = found
         return self._nodes[expr]
+
+    def _applied(self, function: Callable[..., Any], *args: Any) -> Any:
+        """A node that calls a function; what it gives where no argument is a node."""
+        if not any(isinstance(arg, Node) for arg in args):
+            return function(*args)
+        node = self._graph.call_function(function, args)
+        node.meta["val"] = function(*[arg.meta["val"] if isinstance(arg, Node) else arg for arg in args])
+        return node
 
     def _node_of_symbol(self, symbol: sympy.Symbol) -> Node:
         if symbol in self._nodes:

@@ -3,13 +3,10 @@
 Nodes are numbered and symbols renamed in the order of their appearance, so that the names that a trace
 happened to choose do not matter; neither do the user's file names and lines."""
 
-import ast
 import hashlib
-import math
-import operator
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from operator import attrgetter
@@ -23,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from gyrator import torch_compat
 from gyrator.cache.store import digest, file_digest
 from gyrator.config import Config
-from gyrator.ir.symbols import python_text
+from gyrator.ir.symbols import evaluated, python_text
 from gyrator.ir.volume import rounded_hint
 from gyrator.origin import origin_of
 from gyrator.version import __version__
@@ -239,22 +236,7 @@ class _Writer:
                 yield self.renamed(str(guard.expr))
 
 
-# -- facts about sizes: texts of arithmetic, read as syntax trees; nothing is evaluated as Python ----------------------
-_OPERATORS: Mapping[type[ast.AST], Callable[..., object]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
-    ast.USub: operator.neg, ast.Not: operator.not_,
-    ast.Eq: operator.eq, ast.NotEq: operator.ne,
-    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
-}  # fmt: skip
-_CALLS: Mapping[str, Callable[..., object]] = {
-    "max": torch.sym_max, "min": torch.sym_min, "abs": abs,
-    "math.trunc": math.trunc, "math.floor": math.floor, "math.ceil": math.ceil,
-    "float": torch.sym_float, "round": round,
-    **{f"math.{name}": call for name, call in torch_compat.functions_of_numbers().items()},
-}  # fmt: skip
-
-
+# -- facts about sizes: texts of arithmetic, on which nothing is run as Python -----------------------------------------
 def new_facts(shape_env: ShapeEnv, before: int, canonical: Mapping[str, str]) -> list[str]:
     """The guards that were added since there were `before` of them, as text over canonical names of symbols.
 
@@ -276,7 +258,10 @@ def holds(fact: str, sizes: Mapping[str, object]) -> bool:
     """Whether a fact is true of these sizes; if they are symbolic, torch guards it from now on.
 
     Raises: ValueError for a text that is no arithmetic on known sizes."""
-    return bool(_value(ast.parse(fact, mode="eval").body, sizes))
+    try:
+        return bool(evaluated(fact, sizes))
+    except (ArithmeticError, AssertionError, SyntaxError, TypeError) as error:
+        raise ValueError(f"{fact} is no fact about sizes") from error
 
 
 def all_hold(facts: Iterable[object], symbols: Mapping[str, str], inputs: Sequence[object]) -> bool:
@@ -287,22 +272,5 @@ def all_hold(facts: Iterable[object], symbols: Mapping[str, str], inputs: Sequen
     sizes = {new: known[old] for new, old in symbols.items() if old in known}
     try:
         return all(holds(str(fact), sizes) for fact in facts)
-    except (ValueError, SyntaxError, TypeError, ZeroDivisionError):
+    except ValueError:
         return False
-
-
-def _value(node: ast.expr, sizes: Mapping[str, object]) -> object:
-    match node:
-        case ast.Constant(bool() | int() | float()):
-            return node.value
-        case ast.Name(name) if name in sizes:
-            return sizes[name]
-        case ast.UnaryOp(op, inner) if type(op) in _OPERATORS:
-            return _OPERATORS[type(op)](_value(inner, sizes))
-        case ast.BinOp(left, op, right) | ast.Compare(left, [op], [right]) if type(op) in _OPERATORS:
-            return _OPERATORS[type(op)](_value(left, sizes), _value(right, sizes))
-        case ast.BoolOp(op, values):
-            return (all if isinstance(op, ast.And) else any)(_value(v, sizes) for v in values)
-        case ast.Call(func, args, []) if ast.unparse(func) in _CALLS:
-            return _CALLS[ast.unparse(func)](*(_value(a, sizes) for a in args))
-    raise ValueError(f"{ast.unparse(node)} is no fact about sizes")

@@ -5,7 +5,6 @@ obviously right, not fast: every pass and every backend is compared with it."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -19,6 +18,7 @@ from gyrator.ir.evaluate import Evaluator, State, allocate, as_reals, combine_in
 from gyrator.ir.expr import Expr, Value
 from gyrator.ir.index import Index, Size, evaluate
 from gyrator.ir.program import Arg, Extern, Item, ListArg, Nest, Pointwise, Program, Reduce, Scan, Scatter, View
+from gyrator.ir.symbols import evaluated
 
 Callables: TypeAlias = "Mapping[str, Callable[..., Any]]"
 Given: TypeAlias = "Tensor | int | None"
@@ -190,9 +190,4 @@ def solve(shape: tuple[Index, ...], actual: Sequence[int], sizes: dict[Size, int
 
 def derive(text: str, sizes: Mapping[Size, int]) -> int:
     """The value of a derived size's text, which gyrator wrote itself (``python_text``)."""
-    names = {size.name: value for size, value in sizes.items()}
-    code = compile(text, "<derived size>", "eval")
-    return int(eval(code, {"__builtins__": _DERIVED_BUILTINS, "math": math}, names))
-
-
-_DERIVED_BUILTINS = {"min": min, "max": max, "abs": abs, "round": round, "float": float, "int": int}
+    return int(evaluated(text, {size.name: value for size, value in sizes.items()}))

@@ -6,9 +6,12 @@ of a call by a line of Python over the other symbols (:class:`~gyrator.ir.progra
 
 SymPy functions are told apart by name: torch's own classes are private and differ between versions."""
 
+import ast
+import math
+import operator
 from collections.abc import Callable, Mapping
 from functools import partial, reduce
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import sympy
 import torch
@@ -19,7 +22,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_tru
 from gyrator.ir.index import ONE, ZERO, Index, Size, const, evaluate, exact_quotient, is_nonnegative, maximum, minimum
 from gyrator.ir.program import Derived
 from gyrator.ir.volume import rounded_hint
-from gyrator.torch_compat import symbol_hint
+from gyrator.torch_compat import functions_of_numbers, symbol_hint
 
 Rule: TypeAlias = "Callable[..., Index | None]"
 
@@ -183,8 +186,7 @@ _RULES: Mapping[str, Rule] = {
 _ROUNDING = frozenset({"TruncToInt", "FloorToInt", "CeilToInt"})
 
 
-# -- Python text of opaque expressions ---------------------------------------------------------------------
-_MATH = "sqrt cos cosh sin sinh tan tanh asin acos atan exp log asinh log2"
+# -- Python text of expressions ----------------------------------------------------------------------------
 _TEXT: Mapping[str, str] = {
     **dict.fromkeys(("FloorDiv", "CleanDiv"), "({} // {})"),
     **dict.fromkeys(("Mod", "PythonMod"), "({} % {})"),
@@ -192,7 +194,8 @@ _TEXT: Mapping[str, str] = {
     "PowByNatural": "({} ** {})", "FloatPow": "(float({}) ** {})", "LShift": "({} << {})", "RShift": "({} >> {})",
     "ToFloat": "float({})", "RoundToInt": "round({})", "RoundDecimal": "round({}, {})", "TruncToInt": "math.trunc({})",
     "FloorToInt": "math.floor({})", "CeilToInt": "math.ceil({})", "TruncToFloat": "float(math.trunc({}))",
-    **{f"OpaqueUnaryFn_{name}": f"math.{name}({{}})" for name in _MATH.split()},
+    "BitwiseFn_bitwise_and": "({} & {})", "BitwiseFn_bitwise_or": "({} | {})", "BitwiseFn_bitwise_xor": "({} ^ {})",
+    **{f"OpaqueUnaryFn_{name}": f"math.{name}({{}})" for name in functions_of_numbers()},
 }  # fmt: skip
 
 
@@ -216,3 +219,49 @@ def python_text(expr: sympy.Basic) -> str:
 
     Raises: ValueError for a function that has no text."""
     return _PythonText().doprint(expr)
+
+
+_OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow, ast.USub: operator.neg,
+    ast.LShift: operator.lshift, ast.RShift: operator.rshift,
+    ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor,
+    ast.And: operator.and_, ast.Or: operator.or_, ast.Not: torch.sym_not,
+    ast.Eq: operator.eq, ast.NotEq: operator.ne,
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+}  # fmt: skip
+_CALLS: Mapping[str, Callable[..., Any]] = {
+    "max": torch.sym_max, "min": torch.sym_min, "abs": operator.abs, "float": torch.sym_float, "round": round,
+    "math.trunc": math.trunc, "math.floor": math.floor, "math.ceil": math.ceil,
+    **{f"math.{name}": call for name, call in functions_of_numbers().items()},
+}  # fmt: skip
+
+
+def evaluated(text: str, numbers: Mapping[str, Any], apply: Callable[..., Any] | None = None) -> Any:
+    """What a text as :func:`python_text` writes it is for these numbers, which may be symbolic. It is read as
+    arithmetic: nothing is run as Python. ``apply(function, *arguments)`` makes each step, by default by a call.
+
+    Raises: ValueError for any other text."""
+
+    def value(node: ast.expr) -> Any:
+        match node:
+            case ast.Constant(bool() | int() | float()):
+                return node.value
+            case ast.Name(name) if name in numbers:
+                return numbers[name]
+            case ast.UnaryOp(op, inner) if type(op) in _OPERATORS:
+                return call(_OPERATORS[type(op)], value(inner))
+            case ast.BinOp(left, op, right) | ast.Compare(left, [op], [right]) if type(op) in _OPERATORS:
+                return call(_OPERATORS[type(op)], value(left), value(right))
+            case ast.BoolOp(op, operands):
+                return reduce(partial(call, _OPERATORS[type(op)]), map(value, operands))
+            case ast.IfExp(condition, then, otherwise):
+                return call(torch.sym_ite, value(condition), value(then), value(otherwise))
+            case ast.Call(ast.Name("max" | "min" as name), operands, []):
+                return reduce(partial(call, _CALLS[name]), map(value, operands))
+            case ast.Call(func, operands, []) if ast.unparse(func) in _CALLS:
+                return call(_CALLS[ast.unparse(func)], *map(value, operands))
+        raise ValueError(f"{ast.unparse(node)} is no arithmetic on known numbers")
+
+    call = apply or (lambda function, *arguments: function(*arguments))
+    return value(ast.parse(text, mode="eval").body)

@@ -26,6 +26,9 @@ from gyrator.cache.key import all_hold, holds, new_facts
         ("max(1, math.trunc((0.5*float(s0)))) != 8", False),
         ("round(s0 / 3) == s1", True),
         ("math.sqrt(s0) == 4", True),
+        ("max(s0, s1, 20) == 20", True),
+        ("(s0 & 24) >> 3 == 2", True),
+        ("(s0 if s1 > 4 else s1) == 16", True),
     ],
 )
 def test_facts_are_arithmetic(fact: str, truth: bool) -> None:
@@ -77,9 +80,18 @@ def test_facts_found_while_compiling_become_guards_again() -> None:
 def test_a_fact_that_cannot_be_read_again_cannot_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     env, x = fresh((24, 5))
     assert bool(math.floor(x.shape[0] / 5) == 4)
-    monkeypatch.setattr("gyrator.cache.key._CALLS", {})
-    with pytest.raises(ValueError, match="no fact about sizes"):
+    monkeypatch.setattr("gyrator.ir.symbols._CALLS", {})
+    with pytest.raises(ValueError, match="no arithmetic"):
         new_facts(env, 0, {str(s): f"c_{k}" for k, s in enumerate(x.shape)})
+
+
+def test_the_largest_of_three_sizes_is_a_fact() -> None:
+    env, x = fresh((24, 5, 7))
+    a, b, c = x.shape
+    assert bool(torch.sym_max(torch.sym_max(a, b), c) == 24)
+    facts = new_facts(env, 0, {str(s): f"c_{k}" for k, s in enumerate(x.shape)})
+    _, y = fresh((9, 24, 7))
+    assert all_hold(facts, dict(zip(["c_0", "c_1", "c_2"], map(str, y.shape), strict=True)), [y])
 
 
 def test_fact_about_an_unknown_symbol_cannot_be_kept() -> None:
