@@ -47,6 +47,8 @@ OPAQUE: list[Callable[[SymInt, SymInt], SymInt]] = [
     lambda s, t: round(s / 4),
     lambda s, t: torch.sym_int(torch.sym_sqrt(s * t)),
     lambda s, t: torch.sym_ite(s > 3, s, t + 1),
+    lambda s, t: s & 6,
+    lambda s, t: (s | 3) ^ t,
 ]
 
 
