@@ -12,8 +12,6 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from gyrator.autograd.views import METADATA_OPS
-
 aten = torch.ops.aten
 
 Effect = Enum("Effect", "PURE VIEW WRITES METADATA BATCH_NORM NUMBER STATEMENT REFUSED")
@@ -42,11 +40,6 @@ BATCH_NORMS = frozenset({aten.native_batch_norm.default, aten.cudnn_batch_norm.d
 
 _REFUSED = frozenset({"resize_", "resize_as_", "set_", "set_data", "resize", "set"})
 
-_RENAMED: Mapping[OpOverload, OpOverload] = {
-    aten.bernoulli_.float: aten.bernoulli.p,
-    aten.normal_.default: aten.normal_functional.default,
-}
-
 
 @cache
 def behaviour(op: OpOverload) -> Behaviour:
@@ -54,10 +47,10 @@ def behaviour(op: OpOverload) -> Behaviour:
     schema = op._schema
     if op in BATCH_NORMS:
         return Behaviour(Effect.BATCH_NORM)
-    if op in METADATA_OPS:
-        return Behaviour(Effect.METADATA)
     if op.namespace == "aten" and schema.name.partition("::")[2] in _REFUSED:
         return Behaviour(Effect.REFUSED)
+    if torch.Tag.inplace_view in op.tags:
+        return Behaviour(Effect.METADATA, functional=_functional_form(op))
     if schema.is_mutable:
         written = tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
         plain = sum(result.alias_info is None for result in schema.returns)
@@ -84,14 +77,12 @@ def arguments(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 def _functional_form(op: OpOverload) -> OpOverload | None:
     """The overload with the same arguments, less those that only receive results, that writes nothing."""
-    if op in _RENAMED:
-        return _RENAMED[op]
     schema = op._schema
     wanted = [(argument.name, str(argument.type)) for argument in schema.arguments if not argument.is_out]
     name = schema.name.partition("::")[2]
-    names = [name[:-1]] if name.endswith("_") and not name.endswith("__") else [name, name + "_functional"]
+    base = name[:-1] if name.endswith("_") and not name.endswith("__") else name
     library = getattr(torch.ops, op.namespace)
-    for candidate in names:
+    for candidate in (base, f"{base}_functional"):
         packet = getattr(library, candidate, None)
         for overload in packet.overloads() if packet is not None else ():
             found: OpOverload = getattr(packet, overload)

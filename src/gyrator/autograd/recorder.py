@@ -29,7 +29,7 @@ from gyrator.autograd.functionalize import Alias, Root, new_root, read, write
 from gyrator.autograd.inputs import of_subclass, reaches_outside
 from gyrator.autograd.symbols import SYMBOLIC_TYPES, counted_from_start, expression, is_told_by_run
 from gyrator.autograd.triton_kernels import launch
-from gyrator.autograd.views import IDENTITY_VIEWS, METADATA_OPS, View
+from gyrator.autograd.views import IDENTITY_VIEWS, View
 from gyrator.errors import InternalCheckError, UnsupportedOperator
 
 aten = torch.ops.aten
@@ -267,7 +267,9 @@ class Recorder(TorchDispatchMode):
 
     def _metadata(self, call: _Call) -> None:
         target, *others = call.args
-        view, parent = View(METADATA_OPS[call.func], tuple(others), dict(call.kwargs)), self.alias_of(target)
+        op, parent = behaviour(call.func).functional, self.alias_of(target)
+        assert op is not None
+        view = View(op, tuple(others), dict(call.kwargs))
         self.metadata_changes.append((target, call.func, tuple(others)))
         node = self._append(view.op, (read(parent, self.build), *others), call.kwargs, target)
         self._bind(target, Alias(parent.root, parent, view, node, torch.is_grad_enabled()))

@@ -1,4 +1,4 @@
-"""View operators: what each one's inverse is, and which in-place operators only change a tensor's metadata.
+"""View operators and what each one's inverse is.
 
 A write to a view becomes a new value of the tensor it views: `inverse(old parent, new view) → new parent`.
 For `v = p[:, 2]; v.mul_(3)` that is `p' = select_scatter(p, v * 3, 1, 2)`."""
@@ -45,18 +45,6 @@ Inverse = Callable[[View, Tensor, Tensor], Call | None]
 
 IDENTITY_VIEWS = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh.default})
 """Views with the parent's own shape: in a functional graph they are the parent."""
-
-METADATA_OPS: Mapping[OpOverload, OpOverload] = {
-    aten.t_.default: aten.t.default,
-    **dict.fromkeys((aten.transpose_.default, aten.swapaxes_.default, aten.swapdims_.default), aten.transpose.int),
-    aten.squeeze_.default: aten.squeeze.default,
-    aten.squeeze_.dim: aten.squeeze.dim,
-    aten.squeeze_.dims: aten.squeeze.dims,
-    aten.unsqueeze_.default: aten.unsqueeze.default,
-    aten.as_strided_.default: aten.as_strided.default,
-    aten.detach_.default: aten.detach.default,
-}
-"""In-place operators that turn a tensor into a view of what it was."""
 
 
 def inverse(view: View, parent: Tensor, written: Tensor) -> Call | None:

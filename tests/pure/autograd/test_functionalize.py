@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gyrator.autograd.decompositions import decomposition_table
+from gyrator.autograd.effects import Effect, behaviour
 from tests.pure.autograd.harness import compiled, leaf, same_as_eager
 
 
@@ -243,3 +245,12 @@ def test_a_written_update_raises_the_version_counter() -> None:
     before = x._version
     function(x)
     assert x._version > before
+
+
+def test_every_operator_that_makes_a_tensor_a_view_in_place_has_one_that_gives_the_view() -> None:
+    names = [name.removeprefix("aten::") for name in torch._C._dispatch_get_all_op_names() if "aten::" in name]
+    ops = [attrgetter(name if "." in name else f"{name}.default")(torch.ops.aten) for name in names]
+    found = {op: behaviour(op) for op in ops if torch.Tag.inplace_view in op.tags}
+    assert found[torch.ops.aten.transpose_.default].functional is torch.ops.aten.transpose.int
+    assert all(how.functional is not None for how in found.values() if how.effect is Effect.METADATA)
+    assert {how.effect for how in found.values()} == {Effect.METADATA, Effect.REFUSED}
