@@ -76,7 +76,9 @@ class SymbolTable:
         if isinstance(expr, (sympy.Number, sympy.logic.boolalg.BooleanAtom)):
             return torch_compat.plain_number(expr)
         if expr not in self._nodes:
-            known = {symbol.name: self._node_of_symbol(symbol) for symbol in expr.free_symbols}
+            known = {symbol.name: self.find(symbol) for symbol in expr.free_symbols}
+            if None in known.values():
+                raise InternalCheckError("joint trace", f"no input or operator result has the sizes of {expr}")
             found = evaluated(python_text(expr), known, self._applied)
             if not isinstance(found, Node):
                 return found
@@ -91,15 +93,15 @@ class SymbolTable:
         node.meta["val"] = function(*[arg.meta["val"] if isinstance(arg, Node) else arg for arg in args])
         return node
 
-    def _node_of_symbol(self, symbol: sympy.Symbol) -> Node:
-        if symbol in self._nodes:
-            return self._nodes[symbol]
-        flag = self._nodes.get(sympy.Eq(symbol, 1))  # a bool that was read from data
-        source = self._sources.get(symbol) if flag is None else (torch.sym_ite, flag, 1, 0)
-        if source is None:
-            raise InternalCheckError("joint trace", f"no input or operator result has the size {symbol}")
-        op, node, *others = source
-        number = self._graph.call_function(op, (node, *others))
-        number.meta["val"] = op(node.meta["val"], *others)
-        self._nodes[symbol] = number
-        return number
+    def find(self, symbol: sympy.Symbol) -> Node | None:
+        """The node that holds a symbol; a new one after what it is read from; None where nothing has that size."""
+        if symbol not in self._nodes:
+            flag = self._nodes.get(sympy.Eq(symbol, 1))  # a bool that was read from data
+            source = self._sources.get(symbol) if flag is None else (torch.sym_ite, flag, 1, 0)
+            if source is None:
+                return None
+            op, node, *others = source
+            with self._graph.inserting_after(node):
+                number = self._nodes[symbol] = self._graph.call_function(op, (node, *others))
+            number.meta["val"] = op(node.meta["val"], *others)
+        return self._nodes[symbol]

@@ -75,23 +75,12 @@ def _unreadable(joint: JointGraph, nodes: Iterable[Node], given: Iterable[Node])
     ones where only tensors have them."""
     readable = {size for node in given for size in sizes_of(node)}
     mentioned = {symbol for node in nodes for symbol in _symbols(node.meta.get("val"))}
-    forward = [node for node in joint.graph.nodes if node not in joint.backward_nodes]
-    numbers = {expression(node.meta["val"]): node for node in reversed(forward) if is_number(node)}
-    wanted = sorted(mentioned - readable, key=str)
-    return {number for symbol in wanted if (number := numbers.get(symbol) or _read(symbol, forward)) is not None}
-
-
-def _read(symbol: Any, nodes: Iterable[Node]) -> Node | None:
-    """A new node that reads `symbol`, a size of one of `nodes`; None if it is none."""
-    for node in nodes:
-        value = node.meta.get("val")
-        for dim, size in enumerate(value.shape if isinstance(value, Tensor) else ()):
-            if expression(size) == symbol:
-                with node.graph.inserting_after(node):
-                    number = node.graph.call_function(aten.sym_size.int, (node, dim))
-                number.meta["val"] = size
-                return number
-    return None
+    table = SymbolTable(joint.graph)
+    for node in joint.graph.nodes:
+        if node not in joint.backward_nodes:
+            table.bind(node.meta.get("val"), node)
+    found = map(table.find, sorted(mentioned - readable, key=str))
+    return {number for number in found if number is not None}
 
 
 def _symbols(value: Any) -> set[Any]:
