@@ -41,10 +41,6 @@ _POINTWISE = frozenset(
     "slice_scatter triu tril repeat flip lift_fresh_copy convert_element_type restride masked_fill empty_strided "
     "eye index_select _to_copy".split()
 )
-_REDUCTIONS = frozenset(
-    "sum mean var var_mean std std_mean amax amin prod any all argmax argmin logsumexp aminmax max min "
-    "linalg_vector_norm".split()
-)
 _SEEDED = frozenset({"gyrator::rand", "gyrator::randn"})
 _OF_NUMBERS = frozenset({"_operator", "math", "builtins", "torch", "torch.fx.experimental.sym_node"})
 """Modules whose functions compute sizes and other numbers."""
@@ -66,7 +62,7 @@ def _cost_of(target: Any) -> Cost:
         return Cost.VIEW
     base = name.partition("::")[2]
     if name.startswith(("aten::", "prims::", "gyrator::")):
-        if base in _REDUCTIONS:
+        if torch.Tag.reduction in target.tags:
             return Cost.REDUCTION
         if base in ("eq", "ne"):
             return Cost.EQUALITY
