@@ -1,10 +1,17 @@
 """docs/config.md, generated from the declarations: `python -m tests.config_page > docs/config.md`."""
 
 from collections.abc import Mapping
-from dataclasses import MISSING, Field
+from dataclasses import MISSING, Field, fields
+from typing import Any
 
-from gyrator.config import MODES, OptionValue, env_name, option_fields, option_types, type_text
-from gyrator.inductor_names import OTHER_NAMES, SAME_NAMES
+from gyrator.config import MODES, Config, env_name, option_types, type_text
+from gyrator.inductor_names import OTHER_NAMES
+
+SAME_NAMES = """
+    max_autotune freezing benchmark_kernel profile_bandwidth max_epilogue_benchmarked_choices assume_aligned_inputs
+    benchmark_fusion combo_kernels
+""".split()
+"""What TorchInductor calls the same."""
 
 SECTIONS: Mapping[str, str] = {
     "numerics": "Answers",
@@ -19,11 +26,10 @@ SECTIONS: Mapping[str, str] = {
 
 def config_page() -> str:
     """The text of docs/config.md."""
-    options = option_fields()
     parts = [_PAGE_HEAD]
-    for name, option in options.items():
-        if name in SECTIONS:
-            parts.append(f"## {SECTIONS[name]}\n\n{_option_entry(option)}")
+    for option in fields(Config):
+        if option.name in SECTIONS:
+            parts.append(f"## {SECTIONS[option.name]}\n\n{_option_entry(option)}")
         else:
             parts[-1] += f"\n{_option_entry(option)}"
     parts.append(_modes_part())
@@ -46,10 +52,10 @@ that does not exist or a value of the wrong type is an error that lists what is 
 variables, lists are separated by commas and flags are 1 or 0."""
 
 
-def _option_entry(option: Field[OptionValue]) -> str:
+def _option_entry(option: Field[Any]) -> str:
     assert option.default is not MISSING
     default = list(option.default) if isinstance(option.default, tuple) else option.default
-    facts = f"{type_text(option_types()[option.name])}; default `{default!r}`; `{env_name(option)}`"
+    facts = f"{type_text(option_types()[option.name])}; default `{default!r}`; `{env_name(option.name)}`"
     return f"- **`{option.name}`** ({facts})\n  {option.metadata['doc']}"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import lru_cache, partial
 from pathlib import Path
@@ -186,21 +186,19 @@ class Config:
             UnknownOption: a mode or option does not exist; the message lists those that do, with their types.
             InvalidOption: a value has the wrong type or lies outside its range.
         """
-        known = option_fields()
+        types = option_types()
         values: dict[str, OptionValue] = {}
         given = os.environ if env is None else env
-        for name, option in known.items():
-            if (text := given.get(env_name(option))) is not None:
-                values[name] = _parse(option, text)
+        for name, kind in types.items():
+            if (text := given.get(env_name(name))) is not None:
+                values[name] = _parse(name, kind, text)
         if (mode or "default") not in MODES:
             raise UnknownOption(str(mode), {m: ", ".join(v) or "no option" for m, v in MODES.items()}, kind="mode")
         values |= MODES[mode or "default"]
         for name, value in (options or {}).items():
-            if name not in known:
-                valid = {n: type_text(kind) for n, kind in option_types().items()}
-                raise UnknownOption(name, valid, hint=hint_for(name))
-            kind = option_types()[name]
-            values[name] = _convert(value, kind, InvalidOption(name, value, type_text(kind)))
+            if name not in types:
+                raise UnknownOption(name, {n: type_text(kind) for n, kind in types.items()}, hint=hint_for(name))
+            values[name] = _convert(value, types[name], InvalidOption(name, value, type_text(types[name])))
         return Config(**values)  # type: ignore[arg-type]
 
     @property
@@ -225,14 +223,9 @@ MODES: Mapping[str, Mapping[str, OptionValue]] = {
 }
 
 
-def option_fields() -> Mapping[str, Field[OptionValue]]:
-    """Every option's dataclass field, by name, in the order of declaration."""
-    return {f.name: f for f in fields(Config)}
-
-
-def env_name(option: Field[OptionValue]) -> str:
+def env_name(option: str) -> str:
     """The environment variable of an option."""
-    return PREFIX + option.name.upper()
+    return PREFIX + option.upper()
 
 
 def type_text(kind: Any) -> str:
@@ -252,7 +245,7 @@ def type_text(kind: Any) -> str:
 
 def unknown_environment(env: Mapping[str, str]) -> tuple[str, ...]:
     """One line for each `GYRATOR_` variable that names no option, with the closest name that does."""
-    known = [env_name(option) for option in option_fields().values()]
+    known = [*map(env_name, option_types())]
     lines = []
     for name in sorted(env):
         if name.startswith(PREFIX) and name not in known:
@@ -263,7 +256,7 @@ def unknown_environment(env: Mapping[str, str]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def option_types() -> Mapping[str, Any]:
-    """Each option's type, its choices and range included."""
+    """Each option's type, its choices and range included, in the order of declaration."""
     return get_type_hints(Config, include_extras=True)
 
 
@@ -271,13 +264,13 @@ _FLAGS = {"on": "1", "yes": "1", "off": "0", "no": "0"}
 """What a flag may be in the environment beside 1, 0, true and false."""
 
 
-def _parse(option: Field[OptionValue], text: str) -> OptionValue:
-    """The value that an environment variable's text stands for."""
-    kind, plain = option_types()[option.name], text.strip()
+def _parse(option: str, kind: Any, text: str) -> OptionValue:
+    """The value that the text of an option's environment variable stands for."""
+    plain = text.strip()
     if NoneType in get_args(kind) and plain.lower() in ("", "none"):
         return None
     expected = "1 or 0" if kind is bool else type_text(kind)
-    bad = InvalidOption(option.name, text, expected, source=env_name(option))
+    bad = InvalidOption(option, text, expected, source=env_name(option))
     return _convert(_FLAGS.get(plain.lower(), plain) if kind is bool else plain, kind, bad, strict=False)
 
 

@@ -2,12 +2,6 @@
 
 from collections.abc import Mapping
 
-SAME_NAMES = """
-    max_autotune freezing benchmark_kernel profile_bandwidth max_epilogue_benchmarked_choices assume_aligned_inputs
-    benchmark_fusion combo_kernels
-""".split()
-"""What has the same name here."""
-
 OTHER_NAMES: Mapping[str, tuple[str | None, str]] = {
     "max_autotune_gemm_backends": ("gemm_backends", "lower case, a list"),
     "trace.log_autotuning_results": ("logs", '`logs="autotune"`; the table is `metrics="kernel_autotune"`'),

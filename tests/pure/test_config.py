@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gyrator.config import MODES, Config, option_fields, option_types, type_text, unknown_environment
+from gyrator.config import MODES, Config, option_types, type_text, unknown_environment
 from gyrator.errors import InvalidOption, UnknownOption
-from gyrator.inductor_names import OTHER_NAMES, SAME_NAMES
-from tests.config_page import config_page
+from gyrator.inductor_names import OTHER_NAMES
+from tests.config_page import SAME_NAMES, config_page
 
 ROOT = Path(__file__).parents[2]
 
@@ -133,6 +133,6 @@ def test_the_page_of_options_is_current() -> None:
 
 
 def test_every_counterpart_of_inductors_names_exists() -> None:
-    assert option_fields().keys() >= {*SAME_NAMES}
+    assert option_types().keys() >= {*SAME_NAMES}
     for ours, note in OTHER_NAMES.values():
-        assert note if ours is None else ours in option_fields()
+        assert note if ours is None else ours in option_types()
