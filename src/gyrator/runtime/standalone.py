@@ -1,12 +1,12 @@
 """What a wrapper uses when it is run as a script."""
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.benchmark import Timer
 
 import gyrator.autograd.ops  # noqa: F401  # registers gyrator's own operators
 from gyrator.autograd.interface import BoxedCallable
@@ -51,17 +51,9 @@ def main(file: str, bind: Callable[[Runtime], BoxedCallable], inputs: Callable[[
 
 
 def _times(call: BoxedCallable, inputs: list[Any]) -> list[float]:
-    call(list(inputs))
-    times: list[float] = []
-    end = time.perf_counter() + SECONDS
-    while not times or time.perf_counter() < end:
-        args = list(inputs)
-        start = time.perf_counter()
-        call(args)
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return times
+    """Seconds of a call, each the mean of a few."""
+    timer = Timer("call([*inputs])", globals={"call": call, "inputs": inputs}, num_threads=torch.get_num_threads())
+    return timer.blocked_autorange(min_run_time=SECONDS).times
 
 
 def run_graph(module: Callable[..., Any], inputs: Callable[[], list[Any]]) -> None:
