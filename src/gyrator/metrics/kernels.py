@@ -70,13 +70,8 @@ class KernelFacts:
 
     @property
     def estimate(self) -> float:
-        """Estimated nanoseconds of one launch."""
-        return estimated_ns(self.bytes, self.operations)
-
-
-def estimated_ns(nbytes: int, operations: int) -> float:
-    """The time that moving bytes or computing takes, whichever is longer, on the machine of the estimates."""
-    return 1e9 * max(nbytes / BYTES_PER_SECOND, operations / OPERATIONS_PER_SECOND)
+        """Estimated nanoseconds of one launch: those of moving bytes or of computing, whichever are more."""
+        return 1e9 * max(self.bytes / BYTES_PER_SECOND, self.operations / OPERATIONS_PER_SECOND)
 
 
 def facts_of(kernel: Kernel) -> KernelFacts:

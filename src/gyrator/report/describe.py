@@ -10,7 +10,7 @@ from gyrator.ir.expr import Value
 from gyrator.ir.program import Extern, Nest, Node, Program, Scatter, defines, shown_views, uses, views
 from gyrator.ir.tree import Kernel
 from gyrator.ir.volume import count_of, value_bytes
-from gyrator.metrics.kernels import KernelFacts, estimated_ns, facts_of
+from gyrator.metrics.kernels import KernelFacts, facts_of
 from gyrator.origin import place_of, places_of
 from gyrator.report.record import GraphRecord, Holder, KernelRecord, StepRecord, Unfused
 from gyrator.schedule.plan import Call, Copy, Launch, Plan, held
@@ -41,7 +41,6 @@ def describe(
         outputs=tuple(view.value.name for view in shown_views(plan.outputs)),
         kernels=tuple(_kernel(k, facts[k.name], printed[k.name], launches[k.name]) for k in plan.kernels),
         steps=steps,
-        nests={_value_name(node): _nest(node) for node in made.program.nodes if isinstance(node, Nest)},
         unfused=tuple(_unfused(made)),
         memory=memory,
         holders=holders,
@@ -137,12 +136,6 @@ def why_extern(extern: Extern) -> str:
     if library not in ("aten", "prims"):
         return "it is an operator of another library, whose code is not known"
     return "there is no lowering for it" + (", and it has an effect" if extern.effects else "")
-
-
-def _nest(nest: Nest) -> tuple[int, float]:
-    out = {value for value in nest.out if value is not None}
-    elements = sum(prod(map(count_of, value.shape)) for value in out)
-    return elements, estimated_ns(sum(value_bytes(value) for value in {*uses(nest), *out}), 0)
 
 
 # -- what was not fused --------------------------------------------------------------------------------------

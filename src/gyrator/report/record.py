@@ -73,7 +73,6 @@ class GraphRecord:
 
     Attributes:
         inputs, outputs: names of values.
-        nests: elements and estimated nanoseconds of each nest before fusion.
         memory: bytes that the graph's own values hold after each step; `holders` are those at the peak.
         counters: as `Counters.about_code` writes them.
         choices: what was chosen by measurement, and from what.
@@ -85,7 +84,6 @@ class GraphRecord:
     outputs: tuple[str, ...]
     kernels: tuple[KernelRecord, ...]
     steps: tuple[StepRecord, ...]
-    nests: Mapping[str, tuple[int, float]]
     unfused: tuple[Unfused, ...]
     memory: tuple[int, ...]
     holders: tuple[Holder, ...]
