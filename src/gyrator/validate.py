@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from gyrator.autograd.interface import Compiled, GraphInfo
+from gyrator.autograd.interface import Compiled, GraphInfo, interpret
 from gyrator.errors import WrongResult
 from gyrator.ir.interp import Run, run_program
 from gyrator.ir.program import Extern, Program, defines
@@ -49,18 +49,12 @@ def validated(
         """On copies of the arguments, with the same random seed. A graph that draws random numbers is left out:
         torch's operators draw others than kernels do."""
         if not any(isinstance(node, Extern) and node.op == SEEDS for node in lowered.program.nodes):
-            torch.manual_seed(SEED)
-            outputs = fx.Interpreter(graph).run(*copies(args))
-            yield Level("the ATen graph", _named(outputs, info, {}), {})
+            yield _call_level("the ATen graph", interpret(graph, args, info), args, info)
         for name, program in stages:
             torch.manual_seed(SEED)
             run = run_program(program, copies(args), lowered.constants, externs=_externs(program, lowered))
             yield _program_level(name, program, run, info)
-        torch.manual_seed(SEED)
-        given = copies(args)
-        outputs = compiled.call(list(given))
-        updated = {update.input: given[update.input] for update in info.updates}
-        yield Level("the built code", _named(outputs, info, updated), {})
+        yield _call_level("the built code", compiled, args, info)
 
     def call(args: list[Any]) -> Sequence[Any]:
         if pending:
@@ -113,6 +107,13 @@ def _compare(level: Level, before: Level) -> None:
         raise WrongResult(level.name, first, f"{wrong}; before: {before.name}", where=origin)
 
 
+def _call_level(name: str, compiled: Compiled, args: Sequence[Any], info: GraphInfo) -> Level:
+    torch.manual_seed(SEED)
+    given = copies(args)
+    outputs = compiled.call(list(given))
+    return Level(name, _named(outputs, info, {update.input: given[update.input] for update in info.updates}), {})
+
+
 def _program_level(name: str, program: Program, run: Run, info: GraphInfo) -> Level:
     position = {declared.value: i for i, declared in enumerate(program.inputs) if declared.value is not None}
     updated = {position[u.target]: new for u, new in zip(program.updates, run.updates, strict=True)}
@@ -122,17 +123,10 @@ def _program_level(name: str, program: Program, run: Run, info: GraphInfo) -> Le
 
 
 def _named(outputs: Sequence[object], info: GraphInfo, updated: Mapping[int, Tensor]) -> dict[str, Tensor]:
-    """Results by name. `updated` holds inputs' new contents where the level writes them; else they are outputs."""
-    results = {}
-    update_of = {update.output: update.input for update in info.updates}
-    for i, output in enumerate(outputs):
-        if i in update_of:
-            new = updated.get(update_of[i], output)
-            if isinstance(new, Tensor):
-                results[f"update of input {update_of[i]}"] = new
-        elif isinstance(output, Tensor):
-            results[f"output {i}"] = output
-    return results
+    """Results by name. `updated` holds inputs' new contents."""
+    written = {update.output for update in info.updates}
+    shown = {f"output {i}": out for i, out in enumerate(outputs) if isinstance(out, Tensor) and i not in written}
+    return shown | {f"update of input {k}": new for k, new in updated.items()}
 
 
 def _externs(program: Program, lowered: Lowered) -> dict[str, Any]:
