@@ -38,14 +38,9 @@ def register_backend(name: str, target: str) -> None:
 # --- symbolic shapes --------------------------------------------------------------------------------------
 
 
-def _known_values(env: Any) -> Any:
-    """What backed symbols stand for in the call being compiled; torch 2.13 renamed the table."""
-    return env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
-
-
 def symbol_hint(shape_env: Any, symbol: Any) -> int | float | None:
     """The value that a symbol has in the call being compiled; None for an unbacked one."""
-    value = _known_values(shape_env).get(symbol)
+    value = shape_env.backed_var_to_val.get(symbol)
     return plain_number(value) if getattr(value, "is_number", False) else None  # a nested tensor's size is none
 
 
@@ -195,10 +190,10 @@ def guard_floats(value: object) -> None:
     """Guards the floats of the program that decide an integer or a tensor's size: these hold for them alone."""
     for number in symbolic_numbers([value]):
         if isinstance(number, torch.SymInt):
-            env, known = number.node.shape_env, _known_values(number.node.shape_env)
+            env = number.node.shape_env
             for symbol in number.node.expr.free_symbols:
-                if symbol in known and not symbol.is_integer:
-                    env.evaluate_expr(importlib.import_module("sympy").Eq(symbol, known[symbol]))
+                if symbol in env.backed_var_to_val and not symbol.is_integer:
+                    env.evaluate_expr(importlib.import_module("sympy").Eq(symbol, env.backed_var_to_val[symbol]))
 
 
 def set_float_behind(fake: Any, number: torch.SymFloat | None) -> None:

@@ -9,14 +9,14 @@ Low precision: every decomposition here computes bfloat16 and float16 inputs in 
 its end, as eager's own kernels do inside one op."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch._decomp import get_decompositions
-from torch._ops import OpOverload, OpOverloadPacket
+from torch._ops import OpOverload
 
 from gyrator import torch_compat
 from gyrator.autograd.fake_results import OF_MEANS, of_a_mean
@@ -75,11 +75,6 @@ _FROM_TORCH = (
     # casts
     "_to_copy "
 ).split()
-
-
-def packets(names: Iterable[str]) -> list[OpOverloadPacket]:
-    """The ATen op packets of `names`; a name that this version of torch does not have is left out."""
-    return [getattr(aten, name) for name in names if hasattr(aten, name)]
 
 
 _LINSPACE: Decomposition = get_decompositions([aten.linspace])[aten.linspace.default]
@@ -279,5 +274,5 @@ def decomposition_table(*, numerics: Numerics = "fast") -> dict[OpOverload, Deco
         numerics: "fast" writes every random op in terms of `rand` and `randn`, which the compiler fuses;
             "eager" leaves random ops whole, so that their values are eager's own under the same seed.
     """
-    torchs: Mapping[Any, Decomposition] = get_decompositions(packets(_FROM_TORCH))
+    torchs: Mapping[Any, Decomposition] = get_decompositions([getattr(aten, name) for name in _FROM_TORCH])
     return {**torchs, **_OURS, **_foreach_table(), **(_RANDOM if numerics == "fast" else {})}
