@@ -128,8 +128,8 @@ class GpuKernels:
             return self._loaded(about, variants[0], programs)
         sizes = [args[at] for at in about["sizes"]]
         key = digest(f"{about['choice']}-{torch.cuda.get_device_name()}-{sizes}{' descent' * descends}")
-        found = self._recorded(key, variants)
-        if found is None:
+        entry = None if self.choices is None else self.choices.find(key, warn=lambda _: None)
+        if entry is None:
             launches = [self._loaded(about, variant, programs) for variant in variants]
             saved = [(args[at], nbytes(*sizes)) for at, nbytes in updated.items()]
 
@@ -144,17 +144,19 @@ class GpuKernels:
                 tried += self._descended(about, programs, min(tried, key=_slowness), timed)
             best, launch, _ = min(tried, key=_slowness)
             measured: dict[str, Json] = {variant["file"]: ms for variant, _, ms in tried}
-            found = {**_identity(best), TIMES: measured}
+            known = {name: best[name] for name in ("blocks", "warps", "file", "stages") if name in best}
+            found = {**known, TIMES: measured}
             if self.choices is not None:
                 self.choices.put(key, {}, found)
             self._tell(about["name"], [variant for variant, _, _ in tried], found, new=True)
             return launch
-        self._tell(about["name"], variants, found, new=False)
-        known = next((v for v in variants if v["file"] == found["file"]), None)
-        if known is None:
-            config = Config(tuple(found["blocks"].items()), found["warps"], found["stages"])
-            known = self._rebuilt(variants[0], config) or variants[0]
-        return self._loaded(about, known, programs)
+        recorded: Mapping[str, Any] = entry.notes
+        self._tell(about["name"], variants, recorded, new=False)
+        variant = next((v for v in variants if v["file"] == recorded["file"]), None)
+        if variant is None:
+            config = Config(tuple(recorded["blocks"].items()), recorded["warps"], recorded["stages"])
+            variant = self._rebuilt(variants[0], config) or variants[0]
+        return self._loaded(about, variant, programs)
 
     def _descended(self, about: Mapping[str, Any], programs: Sized, best: Tried, timed: Timed) -> list[Tried]:
         """What coordinate descent from the fastest variant tries."""
@@ -188,13 +190,6 @@ class GpuKernels:
         if built.failure is not None:
             return None
         return {**first, **built.notes, "file": str(built.file), "blocks": dict(config.blocks), "stages": stages}
-
-    def _recorded(self, key: str, variants: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-        """What is noted of an earlier choice, among the variants or by coordinate descent."""
-        entry = None if self.choices is None else self.choices.find(key, warn=lambda _: None)
-        notes = {} if entry is None else entry.notes
-        known = "stages" in notes or any(_identity(v).items() <= notes.items() for v in variants)
-        return notes if known else None
 
     def _tell(self, name: str, variants: Sequence[Mapping[str, Any]], found: Mapping[str, Any], *, new: bool) -> None:
         measured = found.get(TIMES)
@@ -262,7 +257,3 @@ def _with_scratch(launch: Launch, programs: Programs, each: int) -> Launch:
 
 def _slowness(tried: Tried) -> tuple[bool, float | None]:
     return tried[2] is None, tried[2]
-
-
-def _identity(variant: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: variant[name] for name in ("blocks", "warps", "file", "stages") if name in variant}
