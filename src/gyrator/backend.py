@@ -22,6 +22,7 @@ from gyrator.autograd.inputs import Inputs, fake_inputs
 from gyrator.autograd.interface import Compiled, GraphInfo, Pending
 from gyrator.autograd.partition.min_cut import min_cut_with_budget
 from gyrator.autograd.partition.plan import JointGraph, Partition
+from gyrator.autograd.record import from_json
 from gyrator.autograd.shell import flattened, taking_lists
 from gyrator.config import Config, unknown_environment
 from gyrator.pipeline import Process, compile_graph, device_of, frozen_garbage, loaded
@@ -134,7 +135,7 @@ def _compile(
             calls = [loaded(GraphCompiled(entry, True, program), process) for entry in found.graphs]
             record = msgspec.json.decode(found.about, type=ProgramRecord)
             program_compiled(program, gm, record, start, process.watch, cached=True)
-            return found.traced(calls), [str(entry.folder / WRAPPER) for entry in found.graphs]
+            return from_json(found.description, calls), [str(entry.folder / WRAPPER) for entry in found.graphs]
 
         if device.type == "cuda":
             process.workers.prepare(2)  # they import Triton while the graphs are traced

@@ -3,7 +3,7 @@
 With the compiled graphs, which lie in the cache anyway, a later process has the program without tracing it.
 Plain values stand for themselves, all others are an object of one key: {"tuple": [...]}, {"Number": [3]}."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from operator import attrgetter
@@ -32,15 +32,15 @@ def to_json(traced: Traced) -> dict[str, Json]:
     return {"program": _encode(traced.program), "halves": halves}
 
 
-def from_json(data: Mapping[str, Any], forward: BoxedCallable, backward: BoxedCallable | None) -> Traced:
-    """The program that `to_json` wrote, with its compiled graphs.
+def from_json(data: Mapping[str, Any], calls: Sequence[BoxedCallable]) -> Traced:
+    """The program that `to_json` wrote, with its compiled graph, or forward and backward.
 
     Raises: KeyError, TypeError, ValueError, AttributeError for a text of another version, or without its operators."""
     program: Program = _decode(data["program"])
     if data["halves"] is None:
-        return Traced(program, forward)
-    if backward is None:
-        raise ValueError("a program with gradients needs a backward graph")
+        (run,) = calls
+        return Traced(program, run)
+    forward, backward = calls
     halves = {name: _decode(value) for name, value in data["halves"].items()}
     return Traced(program, Differentiable(forward, backward, **halves))
 

@@ -16,8 +16,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gyrator.autograd.aot import Traced
 from gyrator.autograd.inputs import Inputs
-from gyrator.autograd.interface import BoxedCallable
-from gyrator.autograd.record import Unrecordable, from_json, to_json
+from gyrator.autograd.record import Unrecordable, to_json
 from gyrator.cache.key import Key, all_hold, differing, graph_key, new_facts
 from gyrator.cache.remote import Remote
 from gyrator.cache.store import Content, Entry, Json, Store
@@ -139,10 +138,6 @@ class Found:
     description: Mapping[str, Any]
     graphs: tuple[Entry, ...]
     about: str
-
-    def traced(self, calls: Sequence[BoxedCallable]) -> Traced:
-        """The program with its loaded graphs. Raises: ValueError and others for a description that is not right."""
-        return from_json(self.description, calls[0], calls[1] if len(calls) > 1 else None)
 
 
 def program_key(
