@@ -87,7 +87,7 @@ def difference(value: Tensor, expected: Tensor, scale: float) -> str | None:
     strange = int((a.isfinite() != b.isfinite()).sum())
     if strange:
         return f"{strange} of {value.numel()} elements are finite in one and not in the other"
-    error, size, eps = _rms(a - b), _rms(b), torch.finfo(value.dtype).eps
+    error, size, eps = rms(a - b), rms(b), torch.finfo(value.dtype).eps
     if error <= eps**0.5 * size + 16 * eps * scale:
         return None
     return f"RMS difference {error:.1e}, RMS of the value {size:.1e}"
@@ -95,7 +95,7 @@ def difference(value: Tensor, expected: Tensor, scale: float) -> str | None:
 
 def _compare(level: Level, before: Level) -> None:
     """Raise WrongResult if the levels' results differ; blame the first common value that does."""
-    scale = max((_rms(x) for x in before.results.values() if x.is_floating_point()), default=0.0)
+    scale = max((rms(x) for x in before.results.values() if x.is_floating_point()), default=0.0)
     for name, expected in before.results.items():
         wrong = difference(level.results[name], expected, scale) if name in level.results else None
         if wrong is None:
@@ -136,7 +136,7 @@ def _externs(program: Program, lowered: Lowered) -> dict[str, Any]:
     return {name: regions[name].forward if name in regions else operator(name) for name in names}
 
 
-def _rms(x: Tensor) -> float:
+def rms(x: Tensor) -> float:
     """The root mean square of the finite elements."""
     finite = x[x.isfinite()].abs().double()
     return float(finite.square().mean().sqrt()) if finite.numel() else 0.0

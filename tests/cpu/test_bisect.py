@@ -215,6 +215,13 @@ def test_random_programs_are_compared_with_eagers_numbers() -> None:
     assert check(gm, [torch.ones(4, 5, requires_grad=True)], Config(progress="off")) is None
 
 
+def test_infinite_results_hide_no_mistake(monkeypatch: Patch) -> None:
+    decomposed(aten.tanh.default, lambda x: x.sin()).make(monkeypatch)
+    gm = torch.fx.symbolic_trace(lambda x: (x.tanh(), torch.where(x > 0, x, -torch.inf)))
+    failure = check(gm, [torch.randn(4, 5)], Config(progress="off"))
+    assert failure is not None and failure.stage == "decompose"
+
+
 def test_failures_are_alike_by_kind_and_stage() -> None:
     one = Failure("wrong", "inline", "output 0")
     assert one.like(Failure("wrong", "inline", "output 1"))

@@ -30,7 +30,7 @@ from gyrator.errors import GyratorError, InternalCheckError, KernelBuildError, W
 from gyrator.pipeline import Process
 from gyrator.report.dump import graph_program
 from gyrator.report.watch import Event, GraphCompiled, Watch, record_in
-from gyrator.validate import SEED, difference
+from gyrator.validate import SEED, difference, rms
 
 SECONDS = 120.0
 """How long a failing program is made smaller."""
@@ -184,7 +184,7 @@ def _outcome(function: Callable[..., Any], inputs: Sequence[Any]) -> list[Tensor
 def _differences(found: Sequence[Tensor], expected: Sequence[Tensor]) -> str | None:
     if len(found) != len(expected):
         return f"{len(found)} results instead of {len(expected)}"
-    scale = max((float(x.abs().double().mean()) for x in expected if x.is_floating_point() and x.numel()), default=0.0)
+    scale = max((rms(x) for x in expected if x.is_floating_point()), default=0.0)
     for number, (value, right) in enumerate(zip(found, expected, strict=True)):
         wrong = difference(value, right, scale)
         if wrong is not None:
