@@ -33,17 +33,12 @@ T = TypeVar("T")
 Note: TypeAlias = Callable[[str, float], None]
 """Told the name of a kernel or operator and the seconds that a call of it took."""
 
-SiteText: TypeAlias = "tuple[int | None, tuple[str, int, str, str] | None]"
-
 OnError: TypeAlias = Callable[[int], object]
 Launch: TypeAlias = Callable[..., int]
 """Takes a kernel's pointers and sizes and the number of threads, as ints."""
 
 Bind: TypeAlias = Callable[[int, int, OnError], Launch]
 """(address of a kernel, how many pointers and sizes it takes, what to call with a status other than 0) → launch."""
-
-Site: TypeAlias = "tuple[int | None, Origin | None]"
-"""A checked index of a kernel: the size it must stay below, where known, and the user's place."""
 
 MOST_ARGUMENTS = 63
 """Pointers and sizes that the launcher can pass; a constant of `launch.cpp`."""
@@ -126,8 +121,9 @@ class Runtime:
         most, current = self.most_threads, torch.get_num_threads
         return (lambda: min(most, current())) if most else current
 
-    def kernel(self, library: str, symbol: str, count: int, sites: tuple[SiteText, ...] = ()) -> Launch:
-        """The launch function of a kernel of `count` pointers and sizes; `sites` are its checked indices.
+    def kernel(self, library: str, symbol: str, count: int, sites: Sequence[tuple[int | None, Any]] = ()) -> Launch:
+        """The launch function of a kernel of `count` pointers and sizes; `sites` are its checked indices: the size that
+        each must stay below, where known, and the fields of the user's place.
 
         Raises: CacheCorrupt if the library does not load or lacks the symbol."""
         path = self.folder / library_file(library)
@@ -137,9 +133,8 @@ class Runtime:
             address = address_of(self._libraries[library], symbol)
         except (OSError, AttributeError) as error:
             raise CacheCorrupt(str(path), str(error)) from error
-        found = [(size, None if at is None else Origin(*at)) for size, at in sites]
-        places = tuple((size, at and self.moved.get(at, at)) for size, at in found)
-        launch = self._bind(address, count, index_error(places))
+        places = [(size, None if at is None else Origin(*at)) for size, at in sites]
+        launch = self._bind(address, count, index_error([(n, at and self.moved.get(at, at)) for n, at in places]))
         return self._watched(symbol, _in_range(symbol, launch) if self.named else launch)
 
     def gpu_kernel(
@@ -259,7 +254,7 @@ def bind_by_ctypes(address: int, count: int, on_error: OnError) -> Launch:
     return launch
 
 
-def index_error(sites: tuple[Site, ...]) -> OnError:
+def index_error(sites: Sequence[tuple[int | None, Origin | None]]) -> OnError:
     """What a kernel's status raises: its n-th checked index was out of range.
 
     Raises (when called): IndexOutOfRange, which is both an IndexError and a RuntimeError."""
