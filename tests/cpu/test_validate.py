@@ -122,6 +122,8 @@ def test_copies_share_memory_as_the_originals_do() -> None:
         (torch.tensor([float("nan"), 1.0]), torch.tensor([1.0, 1.0]), True),
         (torch.ones(4), torch.ones(2, 2), True),
         (torch.ones(4), torch.ones(4).double(), True),
+        (torch.tensor([1.0, torch.inf]), torch.tensor([1.0, -torch.inf]), True),
+        (torch.tensor([1.0, torch.inf]), torch.tensor([1.0, torch.inf]), False),
     ],
 )
 def test_rounding_is_no_difference_and_a_mistake_is(value: Tensor, expected: Tensor, differs: bool) -> None:
