@@ -13,18 +13,21 @@ from typing import Any
 
 import torch
 
-from gyrator.ir.expr import Checked, Expr, Op
+from gyrator.ir.expr import Checked, Expr, Op, Value
 from gyrator.ir.index import ONE, ZERO, Index, IndexLike, Indirect, as_index, div_mod, linear, product
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Nest, Scatter
+from gyrator.lowering import views
 from gyrator.lowering.builder import Builder, Meta, same_strides, strided
-from gyrator.lowering.family import Family, rows
+from gyrator.lowering.family import Family, Lowering, rows
 from gyrator.lowering.gathers import Indices, advanced, along, indexed_coords, is_plain
 from gyrator.lowering.joins import masked
 from gyrator.lowering.reductions import scan
 from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, whole
 from gyrator.lowering.typed import Operand, between, both, cast, compute_dtype, constant, element, like, op
-from gyrator.lowering.views import dimension, expanded, nested_order, reshape, slice_start, wrap
+from gyrator.lowering.views import dimension, expanded, nested_order, reshape
+
+aten = torch.ops.aten
 
 COMBINES: Mapping[str, str] = {
     "sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": "max", "amin": "min",
@@ -226,32 +229,10 @@ def _masked_scatter(b: Builder, out: Meta, x: TensorRef, mask: TensorRef, source
     return b.pointwise(out, body)
 
 
-def _select_scatter(b: Builder, out: Meta, x: TensorRef, source: TensorRef, dim: int, index: IndexLike) -> Any:
-    d = dimension(dim, x.rank)
-    chosen = wrap(as_index(index), x.shape[d])
-    return scatter(b, out, x, Points(source.shape, lambda at: (*at[:d], chosen, *at[d:])), source)
-
-
-def _slice_scatter(
-    b: Builder, out: Meta, x: TensorRef, source: TensorRef, dim: int = 0, start: IndexLike | None = None,
-    end: object = None, step: IndexLike = 1,
-) -> Any:  # fmt: skip
-    d = dimension(dim, x.rank)
-    first, by = slice_start(b, start, x.shape[d]), as_index(step)
-    points = Points(source.shape, lambda at: (*at[:d], first + at[d] * by, *at[d + 1 :]))
-    return scatter(b, out, x, points, source)
-
-
-def _diagonal_scatter(
-    b: Builder, out: Meta, x: TensorRef, source: TensorRef, offset: int = 0, dim1: int = 0, dim2: int = 1
-) -> Any:
-    ends = {dimension(dim1, x.rank): max(-offset, 0), dimension(dim2, x.rank): max(offset, 0)}
-
-    def place(at: Coords) -> Coords:
-        others = iter(at[:-1])
-        return tuple([at[-1] + ends[n] if n in ends else next(others) for n in range(x.rank)])
-
-    return scatter(b, out, x, Points(source.shape, place), source)
+def _into_view(view: Lowering, b: Builder, out: Meta, x: TensorRef, source: TensorRef, *args: Any) -> Any:
+    """``x`` with the elements that a view of it shows replaced: select_scatter, slice_scatter, diagonal_scatter."""
+    shown = view(b, out.with_shape(source.shape), whole(Value("x", x.shape, x.dtype, out.strides)), *args)
+    return scatter(b, out, x, Points(source.shape, shown.at), source)
 
 
 def _as_strided_scatter(
@@ -293,8 +274,8 @@ LOWERINGS: Family = {
     **rows(_index_add, "index_add"),
     **rows(lambda b, out, x, d, i, new: scatter(b, out, x, _points(x, d, i, new), new), "index_copy"),
     **rows(partial(_reduce, True), "index_reduce"),
-    **rows(_select_scatter, "select_scatter"),
-    **rows(_slice_scatter, "slice_scatter"),
-    **rows(_diagonal_scatter, "diagonal_scatter"),
+    **rows(partial(_into_view, views.LOWERINGS[aten.select.int]), "select_scatter"),
+    **rows(partial(_into_view, views.LOWERINGS[aten.slice.Tensor]), "slice_scatter"),
+    **rows(partial(_into_view, views.LOWERINGS[aten.diagonal.default]), "diagonal_scatter"),
     **rows(_as_strided_scatter, "as_strided_scatter"),
 }
