@@ -13,7 +13,7 @@ from gyrator.ir.volume import bytes_of
 from gyrator.schedule.gpu import Gpu, gpu_refusal
 from gyrator.schedule.gpu_mix import mix
 from gyrator.schedule.gpu_reductions import shared_blocks
-from gyrator.schedule.group import Group, Indices, Refused, crossing_reads, depends_on_reduction, join, singleton
+from gyrator.schedule.group import Group, Indices, Refused, crossing_reads, join, singleton, waits_for_reduction
 from gyrator.schedule.layout import across_rows
 from gyrator.schedule.split import WIDE
 from gyrator.schedule.units import Units
@@ -179,13 +179,14 @@ def _check(group: Group, first: Group, second: Group, *, shared: bool) -> Refuse
     if group.pointwise:
         return None
     rows, row = group.sides
-    phased = depends_on_reduction(group)
+    reduced = {v for m in group.members if isinstance(m.nest.root, Reduce) for v in m.nest.out}
+    phased = any(load.value in reduced for m in group.members if m.space is not None for load in m.loads)
     if rows < MIN_ROWS and row > BIG_ROW and (phased or not group.only_reduces):
         return Refused("one long row would run on one core")
     demoted = first.pointwise or second.pointwise
     strided = across_rows(group)
     few = strided and rows < WIDE and rows * row > 2 * BIG_ROW
-    if few and not group.only_reduces and depends_on_reduction(group, indirectly=True):
+    if few and not group.only_reduces and waits_for_reduction(group):
         return Refused("a few columns would run on one core")
     reduces = any(isinstance(m.nest.root, Reduce | Scan) for m in group.members)
     if strided and (phased or (demoted and not reduces)):

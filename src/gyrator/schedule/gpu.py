@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gyrator.ir.program import Reduce, Scan, Scatter
-from gyrator.schedule.group import Group, Refused, depends_on_reduction, is_atomic
+from gyrator.schedule.group import Group, Refused, is_atomic, waits_for_reduction
 from gyrator.schedule.layout import across_rows, transposes
 
 COLUMNS = 32
@@ -40,7 +40,7 @@ def gpu_refusal(group: Group) -> Refused | None:
     if any(isinstance(m.nest.root, Scatter) and not is_atomic(m.nest) for m in group.members):
         return Refused("a scatter without atomics runs in order")
     scanned = {v for m in group.members if isinstance(m.nest.root, Scan) for v in m.nest.out}
-    if scanned and depends_on_reduction(group, indirectly=True):
+    if scanned and waits_for_reduction(group):
         return Refused("a scan and what waits for a reduction need separate passes over the row")
     rows, row = group.sides
     programs, work = (rows // COLUMNS, row * COLUMNS) if across_rows(group) else (rows, row)

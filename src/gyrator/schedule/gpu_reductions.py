@@ -15,7 +15,7 @@ from gyrator.lowering.refs import coords_of
 from gyrator.schedule.gpu import SHORT_ROW, Gpu
 from gyrator.schedule.gpu_mix import MAX_COLUMNS
 from gyrator.schedule.gpu_tiling import WHOLE_ROW, power
-from gyrator.schedule.group import Axes, Group, singleton
+from gyrator.schedule.group import Axes, Group, levels_of, singleton
 from gyrator.schedule.layout import across_rows, transposes
 from gyrator.schedule.loops import SIMPLE
 from gyrator.schedule.split import Cut, cut_in_turns, even_cut, is_column, longest, split, uneven_cut
@@ -170,18 +170,16 @@ def shared_blocks(group: Group, gpu: Gpu | None) -> tuple[int, ...]:
 def _kept(group: Group) -> int:
     """How many loads along a row are needed before a reduction and again after it; of all before it if none are."""
     needs: dict[Value | None, frozenset[tuple[Value, Index]]] = {}
-    waiting: set[Value | None] = set()
-    first, later = set[tuple[Value, Index]](), set[tuple[Value, Index]]()
+    first, later, levels = set[tuple[Value, Index]](), set[tuple[Value, Index]](), levels_of(group.members)
     for member in group.members:
         places = [(x.value, substitute(x.value.position(x.index), member.at)) for x in member.loads]
         own = frozenset((v, at) for v, at in places if v not in needs and at.axes() & set(group.spaces[0]))
         own = own.union(*(needs[v] for v, _ in places if v in needs))
-        waits, reduces = any(v in waiting for v, _ in places), isinstance(member.nest.root, Reduce)
-        if waits:
+        reduces = isinstance(member.nest.root, Reduce)
+        if levels[member.position]:
             later |= own
         elif reduces:
             first |= own
-        waiting.update(member.nest.out if waits or reduces else ())
         needs |= dict.fromkeys(member.nest.out, frozenset() if reduces else own)
     return len(first & later) or len(first)
 

@@ -14,7 +14,7 @@ import torch
 
 from gyrator.ir.expr import Load, Value
 from gyrator.ir.index import ZERO, Atom, Axis, Index, as_index, linear, product, substitute
-from gyrator.ir.program import Nest, Reduce, Scan, Scatter, expressions, loads
+from gyrator.ir.program import Nest, Pointwise, Reduce, Scan, Scatter, expressions, loads
 from gyrator.ir.volume import iterations
 from gyrator.lowering.views import nested_order
 from gyrator.schedule.align import Unification, axes_of, compose, linear_terms, unify
@@ -260,11 +260,30 @@ def crossing_reads(group: Group, first: frozenset[int]) -> Refused | None:
     return None
 
 
-def depends_on_reduction(group: Group, *, indirectly: bool = False) -> bool:
-    """Whether some member that runs over a space reads the result of a reduction in the group; ``indirectly``: or
-    what is computed from it once per row."""
-    reduced = {v for m in group.members if isinstance(m.nest.root, Reduce) for v in m.nest.out}
-    for m in group.members:
-        if indirectly and m.space is None and any(load.value in reduced for load in m.loads):
-            reduced.update(m.nest.out)
-    return any(m.space is not None and any(load.value in reduced for load in m.loads) for m in group.members)
+# -- order -------------------------------------------------------------------------------------------------
+def levels_of(members: tuple[Member, ...]) -> dict[int, int]:
+    """By each member's position how many reductions of the group must be complete before it.
+
+    It is as early as its reductions allow; then pointwise ones are as late as their first reader."""
+    made = {v: m for m in members for v in m.nest.out if v is not None}
+    level: dict[int, int] = {}
+    readers: dict[int, list[int]] = {}
+    for member in members:
+        own = 0
+        for load in member.loads:
+            producer = made.get(load.value)
+            if producer is not None:
+                readers.setdefault(producer.position, []).append(member.position)
+                own = max(own, level[producer.position] + isinstance(producer.nest.root, Reduce))
+        level[member.position] = own
+    for member in reversed(members):
+        later = [level[r] for r in readers.get(member.position, ())]
+        if later and isinstance(member.nest.root, Pointwise) and member.space is not None:
+            level[member.position] = max(level[member.position], min(later))
+    return level
+
+
+def waits_for_reduction(group: Group) -> bool:
+    """Whether some member that runs over a space needs the result of a reduction in the group."""
+    levels = levels_of(group.members)
+    return any(levels[m.position] for m in group.members if m.space is not None)

@@ -6,7 +6,7 @@ that is cheap, read back if it is stored anyway, and otherwise kept in a scratch
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TypeAlias
@@ -16,7 +16,7 @@ import torch
 from gyrator.ir.expr import Const, Expr, Load, Ref, Value, map_indirect, rewrite
 from gyrator.ir.index import ONE, ZERO, Axis, Index, contiguous_strides, substitute, upper
 from gyrator.ir.ops import REDUCTIONS, identity
-from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, bodies, defines
+from gyrator.ir.program import Reduce, Scan, Scatter, bodies, defines
 from gyrator.ir.simplify import Rule
 from gyrator.ir.tree import Carry, Kernel, Let, Loop, LoopKind, Param, Stage, Store, Update, loads_in
 from gyrator.ir.volume import cost_of, iterations, volume
@@ -26,7 +26,7 @@ from gyrator.schedule.canonical import named, stem_of
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_reductions import shared_blocks
 from gyrator.schedule.gpu_tiling import tile_kernel
-from gyrator.schedule.group import Axes, Group, Member, is_atomic
+from gyrator.schedule.group import Axes, Group, Member, is_atomic, levels_of
 from gyrator.schedule.loops import PART, SIMPLE, Shape, Style, choose_loops, gpu_loops
 
 CHEAP = 6
@@ -46,10 +46,8 @@ class Built:
 def build_kernel(group: Group, stored: frozenset[Value], rule: Rule, gpu: Gpu | None) -> Built:
     """The loop tree of a group, for ``gpu`` or else a CPU; ``stored`` are the results that something outside
     the group needs."""
-    levels = levels_of(group.members)
-    phased = any(levels[m.position] for m in group.members if m.space is not None)
-    shape = gpu_loops(group, stored) if gpu is not None else choose_loops(group, stored, phased=phased)
-    writer = Writer(shape, levels, stored, rule)
+    shape = choose_loops(group, stored) if gpu is None else gpu_loops(group, stored)
+    writer = Writer(shape, stored, rule)
     body = writer.body()
     params = writer.params({load.value for load in loads_in(body)})
     origins = merge(*(m.nest.origins for m in group.members))
@@ -63,36 +61,14 @@ def title_of(group: Group) -> str:
     return "_".join(list(names)[:5]) or "kernel"
 
 
-# -- levels ------------------------------------------------------------------------------------------------
-def levels_of(members: tuple[Member, ...]) -> dict[int, int]:
-    """By each member's position how many reductions of the group must be complete before it.
-
-    It is as early as its reductions allow; then pointwise ones are as late as their first reader."""
-    made = {v: m for m in members for v in m.nest.out if v is not None}
-    level: dict[int, int] = {}
-    readers: dict[int, list[int]] = {}
-    for member in members:
-        own = 0
-        for load in member.loads:
-            producer = made.get(load.value)
-            if producer is not None:
-                readers.setdefault(producer.position, []).append(member.position)
-                own = max(own, level[producer.position] + isinstance(producer.nest.root, Reduce))
-        level[member.position] = own
-    for member in reversed(members):
-        later = [level[r] for r in readers.get(member.position, ())]
-        if later and isinstance(member.nest.root, Pointwise) and member.space is not None:
-            level[member.position] = max(level[member.position], min(later))
-    return level
-
-
 # -- stages ------------------------------------------------------------------------------------------------
 class Writer:
     """Writes the body of one kernel. Mutable, and private to one call that builds it."""
 
-    def __init__(self, shape: Shape, levels: Mapping[int, int], stored: frozenset[Value], rule: Rule) -> None:
-        self.shape, self.levels, self.stored, self.rule = shape, levels, stored, rule
+    def __init__(self, shape: Shape, stored: frozenset[Value], rule: Rule) -> None:
+        self.shape, self.stored, self.rule = shape, stored, rule
         self.members, self.on_gpu = shape.group.members, shape.style is Style.TILES
+        self.levels = levels_of(self.members)
         self.made = {v: (m, k) for m in self.members for k, v in enumerate(m.nest.out) if v is not None}
         self.memory = cache(lambda v: Value(v.name, (v.span,), v.dtype, (ONE,), v.device))  # as kernels see it: a line
         self._rows: dict[tuple[Value, str], Value] = {}

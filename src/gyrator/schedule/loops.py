@@ -9,7 +9,7 @@ from gyrator.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Mod, as_ind
 from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, bodies, defines
 from gyrator.ir.volume import at_most, cost_of, iterations
 from gyrator.schedule.align import digits_of
-from gyrator.schedule.group import Axes, Group
+from gyrator.schedule.group import Axes, Group, waits_for_reduction
 from gyrator.schedule.layout import Access, accesses, coalesce, contiguous_axes, lane_cost, loop_order
 
 LANES = 16
@@ -72,11 +72,8 @@ SIMPLE = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "any": "max",
 """Reductions whose state is one number of the result's dtype, and the store that combines into it."""
 
 
-def choose_loops(group: Group, stored: frozenset[Value], *, phased: bool) -> Shape:
-    """Order and merge the loops, then choose a style.
-
-    ``phased``: some member waits for a reduction of the group; then, and in scans and scatters, no threads share a row.
-    """
+def choose_loops(group: Group, stored: frozenset[Value]) -> Shape:
+    """Order and merge the loops, then choose a style."""
     group = ordered(group, stored)
     found = accesses(group, stored)
     if group.pointwise:
@@ -94,7 +91,8 @@ def choose_loops(group: Group, stored: frozenset[Value], *, phased: bool) -> Sha
         return _columns(group, column)
     if short:
         return _columns(group, rows[-1], tiny=True)
-    alone = len(group.spaces) > 1 or phased or any(isinstance(m.nest.root, Scan | Scatter) for m in group.members)
+    alone = len(group.spaces) > 1 or any(isinstance(m.nest.root, Scan | Scatter) for m in group.members)
+    alone = alone or waits_for_reduction(group)
     if iterations(group.outer) < FEW_ROWS and iterations(group.spaces[0]) > LONG_ROW and not alone:
         return _split_row(group)
     return Shape(group, Style.ROWS, group.outer, None, group.spaces, {})

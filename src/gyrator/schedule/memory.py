@@ -14,8 +14,8 @@ from gyrator.schedule.canonical import Canonical, canonicalise
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_attention import build_attention
 from gyrator.schedule.gpu_tiling import streamed
-from gyrator.schedule.group import Group, Member, exclusive_axes
-from gyrator.schedule.kernel import Built, build_kernel, levels_of
+from gyrator.schedule.group import Group, Member, exclusive_axes, levels_of
+from gyrator.schedule.kernel import Built, build_kernel
 from gyrator.schedule.plan import Allocate, Call, Copy, Free, Launch, Plan, Step, full_view, has_out_variant, is_full
 from gyrator.schedule.products import Templated, Unit, defines_of, nodes_of, product_of, uses_of, whole_of
 from gyrator.schedule.templated import build_templated, contract_of, product_group

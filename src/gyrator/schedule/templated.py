@@ -29,7 +29,7 @@ from gyrator.schedule.cpu_gemm import block_product
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_gemm import tile_product
 from gyrator.schedule.group import Group, Refused, crossing_reads, join, singleton
-from gyrator.schedule.kernel import Body, Built, Writer, levels_of, title_of
+from gyrator.schedule.kernel import Body, Built, Writer, title_of
 from gyrator.schedule.loops import Shape, Style
 from gyrator.schedule.products import Product, Templated, product_of
 from gyrator.schedule.prologue import coordinates, element
@@ -133,7 +133,7 @@ def build_templated(
         assert inner is not None
         digits |= digits_of(axis.index(), inner[::-1])
     shape = Shape(common.group, Style.TILES, axes, None, (), digits, lanes=1)
-    writer = Writer(shape, levels_of(common.group.members), common.stored, rule)
+    writer = Writer(shape, common.stored, rule)
     operands = {Param(writer.memory(v), True, False): v for v in touched((contract,))}
 
     def moved(view: View) -> View:
