@@ -49,14 +49,14 @@ def test_predicate() -> None:
 
 
 def test_split_reductions() -> None:
-    check_pass(lambda p: split_reductions(remove_dead(predicate(p, EXACT))), leaves=PREDICATED)
+    check_pass(lambda p: predicate(split_reductions(remove_dead(p)), EXACT), leaves=PREDICATED)
 
 
 def test_all_passes_in_order() -> None:
     def all_passes(program: Program) -> Program:
         program = simplify(remove_dead(program), EXACT)
         program = inline(scatters_to_selects(program), EXACT)
-        return split_reductions(remove_dead(predicate(program, EXACT)))
+        return remove_dead(predicate(split_reductions(program), EXACT))
 
     check_pass(all_passes, leaves=SCHEDULED)
 
