@@ -14,7 +14,7 @@ row that follow. Another one runs in steps of its block, with an accumulator per
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
@@ -30,7 +30,7 @@ from gyrator.codegen.triton_foreach import Part, side_by_side
 from gyrator.codegen.triton_source import GridAxis, Parameter, Pointer, SizeArgument, TritonKernel, Workspace
 from gyrator.errors import InternalCheckError
 from gyrator.ir import tree
-from gyrator.ir.expr import Const, Expr, Ref
+from gyrator.ir.expr import Const, Expr, Ref, Scalar
 from gyrator.ir.index import ONE, Axis, as_index, product
 from gyrator.ir.ops import REDUCTIONS, identity
 from gyrator.ir.program import View
@@ -90,12 +90,11 @@ def print_triton(kernel: Kernel, *, descriptors: bool = True, early: bool = Fals
             printer.emit(f"{name} = {name}.to(tl.int32)")
         printer.bind(size, Term(name, name=True))
     printer.rows |= {value: names.fresh(value.name) for value in kernel.scratch}
-    blocks = [name for name, _ in kernel.tiling.configs[0].blocks]
     grid = printer.grid()
     early = early and not (printer.described and isinstance(kernel.body[0], Attend))
     return TritonKernel(
         kernel.name,
-        _module(kernel, printer.block.lines, [p.name for p in params], blocks, printer.functions, early=early),
+        _module(kernel, params, printer.block.lines, printer.functions, early=early),
         tuple(params),
         grid,
         kernel.tiling.configs,
@@ -156,20 +155,15 @@ def _print_foreach(kernel: Kernel, tiling: Tiling, *, early: bool) -> TritonKern
         pointers = tuple((name, params[v]) for v, name in printer.pointers.items())
         parts.append(Part(tuple(printer.block.lines), pointers, count, -(-count // size)))
     lines, programs = side_by_side(parts)
-    source = _module(kernel, lines, [p.name for p in params.values()], [block], early=early)
+    source = _module(kernel, params.values(), lines, early=early)
     grid = (GridAxis(as_index(programs)),)
     return TritonKernel(kernel.name, source, tuple(params.values()), grid, tiling.configs, tiling.category, early=early)
 
 
 def _module(
-    kernel: Kernel,
-    lines: Sequence[str],
-    params: Sequence[str],
-    blocks: Sequence[str],
-    functions: Sequence[str] = (),
-    *,
-    early: bool,
+    kernel: Kernel, params: Iterable[Parameter], lines: Sequence[str], functions: Sequence[str] = (), *, early: bool
 ) -> str:
+    assert kernel.tiling is not None
     lines = [*(["rt.after_launches()"] if early else []), *lines]
     libraries = {name for line in (*functions, *lines) for name in _LIBRARY.findall(line)}
     language = "gluon" if "hopper" in libraries else "triton"
@@ -178,8 +172,8 @@ def _module(
     imports += ["from triton.experimental import gluon"] if language == "gluon" else []
     ours = [text for name, text in _OURS.items() if name in libraries]
     imports += ["", *ours] if ours else []
-    rest = [*params, *(f"{b}: tl.constexpr" for b in blocks)]
-    heads = broken(f"def {kernel.name}({', '.join(rest)}):", WIDTH)
+    arguments = [*(p.name for p in params), *(f"{name}: tl.constexpr" for name, _ in kernel.tiling.configs[0].blocks)]
+    heads = broken(f"def {kernel.name}({', '.join(arguments)}):", WIDTH)
     body = [f"    {line}" for line in lines] or ["    pass"]
     comments = origin_comments(kernel.origins, "#")
     return "\n".join([*imports, "", "", *functions, *comments, f"@{language}.jit", *heads, *body, ""])
@@ -551,10 +545,11 @@ class Printer(Expressions):
             self._sort(update, carry.kind, loop.axis)
             return
         whole = self.tile_of[loop.axis].whole
-        dtype = working(update.args[0].dtype)
-        args = [self._element(update.args[0], carry.kind, dtype, loop.axis)]
-        if REDUCTIONS[carry.kind].inputs == 2:
-            args.append(self._number(update.args[1], loop.axis, scan=bool(update.running)))
+        (first, dtype), *rest = _starts(carry.kind, update.args[0].dtype)
+        args = [self._element(update.args[0], dtype, None if carry.kind == "welford" else first, loop.axis)]
+        if REDUCTIONS[carry.kind].inputs == 2:  # the number of an element
+            (most, number), *_ = rest
+            args.append(self._element(update.args[1], number, None if update.running else most, loop.axis))
             axes = args[0].axes | args[1].axes
             args = [self._broadcast(a, axes) for a in args]
         if update.running:  # Triton 3.6 fails on scans of tiles with a side of 1 under such a layout
@@ -564,24 +559,17 @@ class Printer(Expressions):
         else:
             self._step(self._accumulators[carry.name], loop.axis, args)
 
-    def _element(self, e: Expr, kind: str, dtype: torch.dtype, axis: Axis) -> Term:
-        """An element in the type that the reduction runs in, neutral outside the row."""
+    def _element(self, e: Expr, dtype: torch.dtype, start: Scalar | None, axis: Axis) -> Term:
+        """An element in the type that the reduction runs in, ``start`` outside the row unless that is None."""
         term = self.value(e)
         if isinstance(e, Const):
             value = int(e.value) if e.dtype == torch.bool else e.value
             term = Term(f"tl.full([], {constant_text(value)}, {type_name(dtype)})")
         elif dtype != e.dtype:
             term = term.to(type_name(dtype))
-        if axis not in self.bounds or kind == "welford":
+        if axis not in self.bounds or start is None:
             return self._broadcast(term, term.axes | {axis})
-        return self._neutral(term, constant_text(_starts(kind, e.dtype)[0][0]), axis)
-
-    def _number(self, e: Expr, axis: Axis, *, scan: bool) -> Term:
-        """The number of an element, the largest of all outside the row."""
-        term = self.value(e)
-        if axis not in self.bounds or scan:
-            return self._broadcast(term, term.axes | {axis})
-        return self._neutral(term, str(torch.iinfo(torch.int64).max), axis)
+        return self._neutral(term, constant_text(start), axis)
 
     def _neutral(self, term: Term, start: str, axis: Axis) -> Term:
         ok = self.bounds[axis]
