@@ -558,20 +558,11 @@ def inputs_to_align(plan: Plan) -> tuple[Value, ...]:
     """The inputs that a wrapper may replace by an aligned copy: kernels read them, and nothing writes into
     them or returns them."""
     read = {v for step in plan.steps if isinstance(step, Launch) for v in step.args}
-    kept = {value for step in plan.steps for value in _in_place(step)}
-    kept |= {output.value for output in plan.outputs if isinstance(output, View)}
+    written = {step.upon for step in plan.steps if isinstance(step, Allocate)}
+    written |= {step.into.value for step in plan.steps if isinstance(step, Copy)}
+    shown = {output.value for output in plan.outputs if isinstance(output, View)}
     given = [i.value for i in plan.inputs if i.value is not None and not i.number]
-    return tuple(v for v in given if v in read and v not in kept and v.device.type != "cpu")
-
-
-def _in_place(step: object) -> Iterator[Value]:
-    match step:
-        case Allocate(_, upon) if upon is not None:
-            yield upon
-        case Copy(into, _):
-            yield into.value
-        case Call(extern) if extern.mutates:
-            yield from (view.value for view in views(extern))
+    return tuple(v for v in given if v in read and v not in written | shown and v.device.type != "cpu")
 
 
 def programs_text(kernel: TritonKernel) -> str:
