@@ -155,12 +155,7 @@ def join(first: Group, second: Group, left: Indices, right: Indices, shape: Indi
     same = unify(left, right, shape)
     if same is None:
         return Refused("they read the value at indices that do not match one to one")
-    back = None if same.right or len(first.members) <= len(second.members) else _inverse(same.left)
-    if back is None:
-        a, b = first.rewrite(same.left), second.rewrite(same.right)
-    else:  # renaming the smaller group is less work
-        a, b = first, second.rewrite(back)
-    paired = _pair_leftovers(a, b)
+    paired = _pair_leftovers(first.rewrite(same.left), second.rewrite(same.right))
     if isinstance(paired, Refused):
         return paired
     a, b = paired
@@ -172,13 +167,6 @@ def join(first: Group, second: Group, left: Indices, right: Indices, shape: Indi
     elif outer_a != outer_b:
         return Refused("they reduce or iterate over different axes")
     return _unite(a, b)
-
-
-def _inverse(renaming: Mapping[Atom, Index]) -> dict[Atom, Index] | None:
-    """The mapping the other way, if every axis is renamed to an axis."""
-    pairs = [(image.atom, axis.index()) for axis, image in renaming.items()]
-    back: dict[Atom, Index] = {to: axis for to, axis in pairs if isinstance(to, Axis)}
-    return back if len(back) == len(renaming) else None
 
 
 def _pair_leftovers(a: Group, b: Group) -> tuple[Group, Group] | Refused:
