@@ -14,7 +14,7 @@ from gyrator.ir.expr import Expr, Scalar
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.family import Family, Lowering, named_rows, rows
 from gyrator.lowering.refs import Coords, TensorRef
-from gyrator.lowering.typed import HALF, Operand, cast, compute_dtype, constant, element, like, op, result_type
+from gyrator.lowering.typed import HALF, Operand, cast, compute_dtype, constant, element, like, op, promoting_like
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -52,7 +52,7 @@ def _comparison(name: str, b: Builder, out: Meta, x: Operand, y: Operand) -> Ten
 
     Half types are compared as they are: in float32 an intermediate would keep digits that eager rounds away,
     and ``x == x.amax()`` could hold nowhere."""
-    common = result_type(x, y)
+    common = torch.result_type(promoting_like(x), promoting_like(y))
     wide = common if common in HALF else compute_dtype(common)
 
     def side(operand: Operand, at: Coords) -> Expr:

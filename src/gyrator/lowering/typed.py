@@ -36,12 +36,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in HALF else dtype
 
 
-def result_type(one: Operand, other: Operand) -> torch.dtype:
-    """The dtype that torch promotes two operands to."""
-    return torch.result_type(_promoting_like(one), _promoting_like(other))
-
-
-def _promoting_like(operand: Operand) -> torch.Tensor | Scalar:
+def promoting_like(operand: Operand) -> torch.Tensor | Scalar:
     """What torch promotes as it does the operand: a tensor with or without dimensions, or a number."""
     if isinstance(operand, TensorRef):
         return torch.empty((0,) * bool(operand.shape), dtype=operand.dtype, device="meta")
