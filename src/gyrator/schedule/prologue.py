@@ -15,7 +15,7 @@ from gyrator.ir.simplify import Rule
 from gyrator.ir.volume import at_most, volume
 from gyrator.lowering.refs import axes_of
 from gyrator.lowering.typed import within
-from gyrator.schedule.group import Group, Refused
+from gyrator.schedule.group import Group
 from gyrator.schedule.products import Product, Unit, defines_of, uses_of
 
 FEW = 128
@@ -40,7 +40,7 @@ def prologues(product: Product, made: Mapping[Value, Group], units: Sequence[Uni
         return ()
     operands = (product.right,) if product.has_patches else (product.left, product.right)
     views = [view for view in operands if view.value in made]
-    refused = {view.value for view in views if refusal(view, nest_of(made[view.value]))}
+    refused = {view.value for view in views if not may_compute(view, nest_of(made[view.value]))}
     found = [made[value] for value in dict.fromkeys(view.value for view in views) if value not in refused]
     return tuple(group for group in found if any(unit is group for unit in units))
 
@@ -51,16 +51,13 @@ def nest_of(group: Group) -> Nest:
     return member.nest
 
 
-def refusal(view: View, nest: Nest) -> Refused | None:
-    """Why elements of ``view`` cannot be computed as ``nest`` does where they are read; None if they can."""
-    body = _body(nest)
-    if not all(isinstance(e, Load | Op) or not e.operands() for e in body.walk()):
-        return Refused("it is more than an expression of elements")
-    if any(i.indirects() for e in body.walk() for i in e.indices()):
-        return Refused("it is looked up in a table")
+def may_compute(view: View, nest: Nest) -> bool:
+    """Whether elements of ``view`` can be computed as ``nest`` does where they are read: by an expression of elements,
+    none of which is looked up in a table, in the order and type in which they are made."""
+    plain = all(isinstance(e, Load | Op) or not e.operands() for e in _body(nest).walk())
+    looked_up = any(i.indirects() for e in _body(nest).walk() for i in e.indices())
     at = coordinates(view, tuple(a.index() for a in axes_of("v", view.shape)))
-    whole = not within(at, view.value.shape) and view.dtype in (None, view.value.dtype)
-    return None if whole else Refused("it is read otherwise")
+    return plain and not looked_up and not within(at, view.value.shape) and view.dtype in (None, view.value.dtype)
 
 
 def is_cheap(group: Group) -> bool:
