@@ -26,6 +26,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeAlias
 
 import torch
 
@@ -69,9 +70,13 @@ class BuiltKernel:
     sites: tuple[tuple[int | None, Origin | None], ...] = ()
 
 
+Kernels: TypeAlias = Mapping[str, BuiltKernel | TritonKernel]
+"""The kernels of a plan by their names there."""
+
+
 def print_wrapper(
     plan: Plan,
-    kernels: Mapping[str, BuiltKernel | TritonKernel],
+    kernels: Kernels,
     *,
     shown: Container[int] = (),
     results: Container[int] = (),
@@ -85,25 +90,20 @@ def print_wrapper(
 
     `kernels` has an entry for each kernel of the plan. Inputs in `align` are replaced by aligned
     copies if they are not aligned."""
-    return _Wrapper(plan, kernels, _free_strides(plan, shown), _lasting(plan, results), align).text()
+    return _Wrapper(plan, kernels, shown, results, align).text()
 
 
 class _Wrapper:
     """One plan on its way into text: the names given, and the lines written so far."""
 
     def __init__(
-        self,
-        plan: Plan,
-        kernels: Mapping[str, BuiltKernel | TritonKernel],
-        free_strides: frozenset[Value],
-        lasting: frozenset[Value],
-        align: Container[Value],
+        self, plan: Plan, kernels: Kernels, shown: Container[int], results: Container[int], align: Container[Value]
     ) -> None:
         self.plan = plan
         self.kernels = kernels
-        self.free_strides = free_strides
+        self.free_strides = _free_strides(plan, shown)
+        self.lasting = _lasting(plan, results)
         self.align = align
-        self.lasting = lasting
         self.gpu = gpu_of(plan)
         read = (size for step in plan.steps if isinstance(step, Call) for size in step.extern.scalars)
         given = (i.size for i in plan.inputs if i.size is not None)
@@ -461,7 +461,7 @@ def _lasting(plan: Plan, results: Container[int]) -> frozenset[Value]:
 
 
 # -- scripts on inputs that are made up ---------------------------------------------------------------------
-def kernel_scripts(plan: Plan, kernels: Mapping[str, BuiltKernel | TritonKernel]) -> Iterator[tuple[str, str]]:
+def kernel_scripts(plan: Plan, kernels: Kernels) -> Iterator[tuple[str, str]]:
     """For each kernel of a plan a program that times it: (file, text), with random arguments as of its first launch."""
     ranges = index_ranges(plan)
     first = {step.kernel: step for step in reversed(plan.steps) if isinstance(step, Launch)}

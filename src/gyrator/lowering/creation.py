@@ -20,11 +20,6 @@ from gyrator.lowering.typed import Operand, cast, element, number, op
 prims = torch.ops.prims
 
 
-def _empty(b: Builder, out: Meta, *_: Any, **__: Any) -> TensorRef:
-    """Zeros, which cost nothing where they are inlined."""
-    return b.full(out, 0)
-
-
 def _range(b: Builder, out: Meta, start: Operand = 0, step: Operand = 1) -> TensorRef:
     """``start + i·step``: integers of truncated numbers, exact; floats in float64 if either number is a fraction."""
     first, by = _whole(start), _whole(step)
@@ -67,6 +62,8 @@ def _seeded(kind: str, b: Builder, out: Meta, size: object, seeds: TensorRef, sl
     return _drawn(b, out, kind, seeds.load((as_index(slot),)), out.dtype)
 
 
+_EMPTY = "empty empty_strided new_empty_strided empty_permuted _efficientzerotensor"
+
 RANDOM: Family = {
     **named_rows(_fraction, "rand randn"),
     **rows(_randint, "randint randint_like", "default low low_dtype"),
@@ -77,8 +74,8 @@ LOWERINGS: Family = {
     **RANDOM,
     **rows(lambda b, out, size, value, **_: b.full(out, value), "full full_like"),
     **rows(lambda b, out, value, **_: b.full(out, value), "scalar_tensor"),
-    **rows(_empty, "empty empty_strided new_empty_strided empty_permuted", "default memory_format"),
-    **rows(_empty, "_efficientzerotensor"),
+    # zeros, which cost nothing where they are inlined
+    **rows(lambda b, out, *_, **__: b.full(out, 0), _EMPTY, "default memory_format"),
     **rows(lambda b, out, end, **_: _range(b, out), "arange"),
     **rows(lambda b, out, start, end, step=1, **_: _range(b, out, start, step), "arange", "start start_step"),
     prims.iota.default: lambda b, out, length, *, start, step, **_: _range(b, out, start, step),

@@ -58,11 +58,6 @@ class Windows:
     holds: Callable[[Coords, Coords], list[Expr]]
     count: Callable[[Coords], Index]
 
-    @property
-    def rank(self) -> int:
-        """The number of pooled dimensions."""
-        return len(self.elements)
-
 
 def sliding(
     shape: Coords, outputs: Coords, kernel: Sizes, stride: Sizes = (), padding: Sizes = 0, dilation: Sizes = 1,
@@ -134,7 +129,7 @@ def _part_element(parts: Coords, shape: Coords, at: Coords, inner: Coords) -> tu
 def _max_of(windows: Windows, b: Builder, out: tuple[Meta, Meta], x: TensorRef) -> Any:
     """The largest element of each window, and its position among the pooled dimensions."""
     values, _ = out
-    rank, wide = windows.rank, values.with_dtype(compute_dtype(values.dtype))
+    rank, wide = len(windows.elements), values.with_dtype(compute_dtype(values.dtype))
 
     def bodies(at: Coords, inner: Coords) -> tuple[Expr, ...]:
         place, conditions = windows.element(at[-rank:], inner)
@@ -151,7 +146,7 @@ def _max_of(windows: Windows, b: Builder, out: tuple[Meta, Meta], x: TensorRef) 
 def _max_backward(windows: Windows, b: Builder, out: Meta, grad: TensorRef, indices: TensorRef) -> Any:
     """Each element's sum of the gradients of the windows that chose it: on a processor by adding each gradient where
     it belongs, up to 25 times as fast (images in rows) as looking for it in the windows of every element."""
-    rank, wide = windows.rank, compute_dtype(out.dtype)
+    rank, wide = len(windows.elements), compute_dtype(out.dtype)
     if out.device.type == "cpu":
         outer = out.shape[:-rank]
         merge = all(out.strides[k] is out.strides[k + 1] * out.shape[k + 1] for k in range(-rank, -1))
@@ -171,7 +166,7 @@ def _max_backward(windows: Windows, b: Builder, out: Meta, grad: TensorRef, indi
 
 
 def _mean_of(windows: Windows, b: Builder, out: Meta, x: TensorRef) -> Any:
-    rank, wide = windows.rank, out.with_dtype(compute_dtype(out.dtype))
+    rank, wide = len(windows.elements), out.with_dtype(compute_dtype(out.dtype))
 
     def body(at: Coords, inner: Coords) -> Expr:
         place, conditions = windows.element(at[-rank:], inner)
@@ -184,7 +179,7 @@ def _mean_of(windows: Windows, b: Builder, out: Meta, x: TensorRef) -> Any:
 def _mean_backward(windows: Windows, b: Builder, out: Meta, grad: TensorRef) -> Any:
     """Each element's sum of the shares that windows give it. Where these differ in size a processor, which divides
     slowly, computes them before."""
-    rank, wide = windows.rank, compute_dtype(out.dtype)
+    rank, wide = len(windows.elements), compute_dtype(out.dtype)
 
     def share(at: Coords) -> Expr:
         return _quotient(cast(grad.load(at), wide), windows.count(at[-rank:]))

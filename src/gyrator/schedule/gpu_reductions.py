@@ -18,7 +18,7 @@ from gyrator.schedule.gpu_tiling import WHOLE_ROW, power
 from gyrator.schedule.group import Axes, Group, levels_of, singleton
 from gyrator.schedule.layout import across_rows, transposes
 from gyrator.schedule.loops import SIMPLE
-from gyrator.schedule.split import Cut, cut_in_turns, even_cut, is_column, longest, split, uneven_cut
+from gyrator.schedule.split import Cut, cut_in_turns, even_cut, is_column, split, uneven_cut
 
 COLUMNS, PER_PROCESSOR = 64, 4
 MIN_WORK = 1 << 16
@@ -121,7 +121,7 @@ def _cut(nest: Nest, root: Reduce, gpu: Gpu, mixed: int) -> Cut | None:
         return None
     unit = 1 if column else ALIGNED
     return _even(root.reduced, wanted, 1 if column else MIN_RUN) or (
-        None if root.kind == "welford" else uneven_cut(longest(root.reduced), wanted, unit)
+        None if root.kind == "welford" else uneven_cut(root.reduced, wanted, unit)
     )
 
 

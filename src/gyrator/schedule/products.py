@@ -31,11 +31,6 @@ class Window:
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
 
-    @property
-    def is_pixel(self) -> bool:
-        """Whether patches are the pixels one after the other."""
-        return {*self.taps} == {ONE} and {*self.stride} == {1} and {*self.padding} == {0}
-
     def patch(self, row: Index, inner: Index) -> Load:
         """Element ``inner`` of patch ``row``; 0 outside of the images."""
         batch, channels, *sides = self.images.shape
@@ -85,8 +80,9 @@ class Product:
 
     @property
     def has_patches(self) -> bool:
-        """Whether ``left`` lies nowhere."""
-        return self.window is not None and not self.window.is_pixel
+        """Whether ``left`` lies nowhere, as patches are not the pixels one after the other."""
+        w = self.window
+        return w is not None and ({*w.taps}, {*w.stride}, {*w.padding}) != ({ONE}, {1}, {0})
 
 
 @dataclass(frozen=True, slots=True)

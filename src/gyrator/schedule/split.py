@@ -89,7 +89,7 @@ def _rows_for_cores(nest: Nest, root: Reduce) -> Cut | None:
     parts = range(PARTS // 2, 2 * PARTS + 1)
     cuts = (even_cut(root.reduced[: k + 1], PARTS, parts) for k in range(len(root.reduced)))
     even = next((cut for cut in cuts if cut is not None), None)
-    return even or (None if root.kind == "welford" else uneven_cut(longest(root.reduced), PARTS))
+    return even or (None if root.kind == "welford" else uneven_cut(root.reduced, PARTS))
 
 
 def even_cut(axes: tuple[Axis, ...], wanted: int, parts: Iterable[int], *, aligned: bool = True) -> Cut | None:
@@ -102,8 +102,10 @@ def even_cut(axes: tuple[Axis, ...], wanted: int, parts: Iterable[int], *, align
     return None if best is None else Cut(axes, best, steps[best])
 
 
-def uneven_cut(axis: Axis, wanted: int, unit: int = 1) -> Cut | None:
-    """At most so many parts of equal length, a multiple of ``unit``; the last ones may end early or be empty."""
+def uneven_cut(axes: tuple[Axis, ...], wanted: int, unit: int = 1) -> Cut | None:
+    """At most so many parts of the longest axis, of one length, a multiple of ``unit``; the last may end early or be
+    empty."""
+    axis = max(axes, key=lambda a: iterations((a,)))
     step = (axis.extent + (wanted * unit - 1)) // (wanted * unit) * unit
     parts = wanted if step.value is None else ((axis.extent + (step - 1)) // step).value
     return None if parts is None or parts < 2 else Cut((axis,), parts, step)
@@ -112,11 +114,6 @@ def uneven_cut(axis: Axis, wanted: int, unit: int = 1) -> Cut | None:
 def cut_in_turns(axes: tuple[Axis, ...], parts: int) -> Cut:
     """So many parts of the axes as one; some may have one iteration less than others."""
     return Cut(axes, parts, (product([a.extent for a in axes]) + (parts - 1)) // parts, in_turns=True)
-
-
-def longest(axes: Iterable[Axis]) -> Axis:
-    """The axis with the most iterations."""
-    return max(axes, key=lambda a: iterations((a,)))
 
 
 def is_column(nest: Nest, root: Reduce) -> bool:
