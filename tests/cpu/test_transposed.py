@@ -43,7 +43,7 @@ def test_equals_eager(fn: Callable[..., object], dtype: torch.dtype, backend: st
     check(fn, (torch.randn(193, 301, dtype=dtype), torch.randn(301, 193, dtype=dtype)), backend=backend)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.int8, torch.bool])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int16, torch.int8, torch.bool])
 @pytest.mark.parametrize("shape", [(256, 384), (130, 1025)])
 def test_other_elements_and_sizes(dtype: torch.dtype, shape: tuple[int, int], backend: str) -> None:
     x, y = (torch.randn(s).mul(10).to(dtype) for s in (shape, shape[::-1]))
@@ -69,3 +69,66 @@ def test_vectors_span_the_rows_of_small_images(size: int, tmp_path: Path) -> Non
     pool = gyrator.compile(lambda x: F.avg_pool2d(x, 3, 1, 1), options={"cache_dir": tmp_path})
     torch.testing.assert_close(pool(x), F.avg_pool2d(x, 3, 1, 1))
     assert not any("strided(" in text for text in sources(tmp_path))
+
+
+def norm_across(x: Tensor) -> Tensor:
+    return F.layer_norm(x.permute(0, 2, 3, 1), (x.shape[1],)).permute(0, 3, 1, 2)
+
+
+def softmax_across(x: Tensor) -> tuple[Tensor, Tensor]:
+    rows = x.flatten(2).transpose(1, 2)
+    return rows.softmax(-1), rows.cumsum(-1)
+
+
+def norm_of_a_kept_sum(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum lies like the image, the norm row by row."""
+    h = x.flatten(2).transpose(1, 2) + 1
+    return h, F.rms_norm(h, (x.shape[1],))
+
+
+ACROSS = [norm_across, softmax_across, norm_of_a_kept_sum]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(2, 256, 20, 20), (3, 70, 17, 9)])
+@pytest.mark.parametrize("fn", ACROSS, ids=lambda f: f.__name__)
+def test_rows_that_lie_across_memory_equal_eagers(
+    fn: Callable[..., object], shape: tuple[int, ...], dtype: torch.dtype, backend: str
+) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    check(fn, (x.requires_grad_(),), backend=backend, backward=True)
+
+
+def test_rows_that_lie_across_memory_are_reduced_from_a_tile(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    x = torch.randn(2, 256, 20, 20)
+    torch.testing.assert_close(gyrator.compile(norm_across, options={"cache_dir": tmp_path})(x), norm_across(x))
+    texts = "".join(sources(tmp_path))
+    assert "gy::transpose_block" in texts and "strided(" not in texts
+
+
+def test_vectors_lie_along_what_all_rows_share(tmp_path: Path) -> None:
+    """Both gradients of pairwise distances sum over pairs, whose differences lie along features."""
+    torch._dynamo.reset()
+    a, b = (torch.randn(64, 32, requires_grad=True) for _ in range(2))
+    weights = torch.randn(64, 64)
+
+    def distances(a: Tensor, b: Tensor) -> Tensor:
+        return (a[:, None] - b[None]).square().sum(-1)
+
+    found = gyrator.compile(distances, options={"cache_dir": tmp_path})(a, b)
+    gradients = torch.autograd.grad(found, (a, b), weights)
+    wanted = torch.autograd.grad(distances(a, b), (a, b), weights)
+    torch.testing.assert_close(gradients, wanted, rtol=1e-4, atol=1e-4)
+    assert not any("strided(" in text for text in sources(tmp_path))
+
+
+def test_what_is_added_beside_each_other_is_added_in_vectors(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    x = torch.randn(2, 27, 20 * 20)
+
+    def fold(x: Tensor) -> Tensor:
+        return F.fold(x, (20, 20), 3, padding=1)
+
+    torch.testing.assert_close(gyrator.compile(fold, options={"cache_dir": tmp_path})(x), fold(x))
+    assert any("gy::store(lanes, to, gy::add(" in text for text in sources(tmp_path))

@@ -76,6 +76,7 @@ class Writer:
         self._loaded: dict[Value, None] = {}
         self._tiles: dict[tuple[Value, Index], Value] = {}
         self._lane: Axes = () if shape.lane is None else (shape.lane,)
+        self._columns_of_tile = shape.spaces[0][-1] if shape.style is Style.ROWS and shape.tile else shape.lane
         self._read_inside = {load.value for m in self.members if m.space is not None for load in m.loads}
 
     def rows(self) -> tuple[Value, ...]:
@@ -176,8 +177,8 @@ class Writer:
         vector = (vector and self.shape.style in (Style.ROWS, Style.SPLIT)) or self.on_gpu
         combined = [s for s in body if isinstance(s, Store) and s.combine != "set" and s.value not in rows]
         kinds = [LoopKind.SERIAL] * len(axes)
-        if vector and all(s.atomic for s in combined):  # else iterations that hit one element run in order
-            kinds[-1] = LoopKind.LANES
+        if vector and all(s.atomic or s.index[0].coefficient(axes[-1]) is ONE for s in combined):
+            kinds[-1] = LoopKind.LANES  # else iterations that hit one element run in order
         if self.shape.style is Style.SPLIT:
             kinds[0] = LoopKind.PARALLEL
         for axis, kind in zip(reversed(axes), reversed(kinds), strict=True):
@@ -190,7 +191,7 @@ class Writer:
     def _near(self, memory: Value, at: tuple[Index, ...]) -> tuple[Value, tuple[Index, ...]]:
         """The element of a tile that stands for one in memory whose position is contiguous along the tile's rows
         instead of the vectors; any other is itself."""
-        row, lane, (position,) = self.shape.tile, self.shape.lane, at
+        row, lane, (position,) = self.shape.tile, self._columns_of_tile, at
         if row is None or lane is None or position.indirects() or position.coefficient(row) is not ONE:
             return memory, at
         if position.coefficient(lane) in (None, ZERO, ONE):
@@ -206,7 +207,8 @@ class Writer:
         - r { = c { y[r, c] = x[c, r] + 1 } }   →   - c { - r { tile[r, c] = x[c, r] } }
                                                     - r { = c { y[r, c] = tile[r, c] + 1 } }
         """
-        (lane,), written = self._lane, {self.memory(v) for v in self.stored if v in self.made}
+        lane, written = self._columns_of_tile, {self.memory(v) for v in self.stored if v in self.made}
+        assert lane is not None
         before: list[Loop | Stage] = []
         after: list[Loop | Stage] = []
         for (value, position), tile in self._tiles.items():
@@ -348,7 +350,7 @@ class Writer:
             return self._ref(value) if value in self._read_inside else self._exprs(member, level)[k]
         if value in self.stored and not self.on_gpu:
             self._loaded[value] = None
-            return Load(self.memory(value), self._place(value, member))
+            return Load(*self._near(self.memory(value), self._place(value, member)))
         if isinstance(root, Scan):  # on a CPU; read where another value is computed again
             return Load(*self._row(value))
         return self._exprs(member, level)[k]
@@ -399,6 +401,8 @@ class Writer:
     def _ref(self, value: Value) -> Ref:
         member, _ = self.made[value]
         scope = {*self.shape.parallel, *self.shape.group.serial, *self._lane}
+        if self.shape.tile is not None:
+            scope.add(self.shape.tile)
         if isinstance(member.nest.root, Scan) and member.space is not None:
             scope |= set(self.shape.spaces[member.space])
         return Ref(value.name, value.dtype, frozenset(scope))

@@ -20,6 +20,8 @@ TINY = 8
 TILE_ROWS, TILE_COLUMNS, TILE_BYTES = 64, 64, 1 << 16
 """Rows and columns of the tile through which a transposed access of a larger tensor goes: runs of several
 cache lines both ways, and the tile stays in the first cache."""
+TILE_OF_ROWS = 1 << 18
+"""Bytes of the tile through which whole rows go: half of it at least stays in the second cache."""
 DIVISION = 8
 """The cost of dividing an index, in additions."""
 PART = 64
@@ -79,6 +81,7 @@ def choose_loops(group: Group, stored: frozenset[Value]) -> Shape:
     if group.pointwise:
         return _points(group, found)
     column = _column(group, contiguous_axes((a.position, a.weight) for a in found))
+    column = _cheaper_column(group, stored, found, column)
     if column is not None and column.extent.value in (2, 4, 8):
         beside = _beside(group, column, found)
         if beside is not None:
@@ -91,6 +94,8 @@ def choose_loops(group: Group, stored: frozenset[Value]) -> Shape:
         return _columns(group, column)
     if short:
         return _columns(group, rows[-1], tiny=True)
+    if (tiled := _tiled_rows(group, found)) is not None:
+        return tiled
     alone = len(group.spaces) > 1 or any(isinstance(m.nest.root, Scan | Scatter) for m in group.members)
     alone = alone or waits_for_reduction(group)
     if iterations(group.outer) < FEW_ROWS and iterations(group.spaces[0]) > LONG_ROW and not alone:
@@ -158,17 +163,17 @@ def _points(group: Group, found: list[Access]) -> Shape:
         lane = across or near
         if lane is not None:
             others = tuple([a for a in parallel if a is not lane])
-            if 0 < (lane.extent.value or 0) <= BLOCK // 4:  # one block
-                return Shape(group, Style.POINTS, (*others, last), lane, (), blocks)
-            block, inner = _blocked(lane, BLOCK // 4, blocks)
-            return Shape(group, Style.POINTS, (*others, block, last), inner, (), blocks)
+            outside, inner = _in_blocks(lane, BLOCK // 4, blocks)
+            return Shape(group, Style.POINTS, (*others, *outside, last), inner, (), blocks)
     if across is not None:
-        rows, row = _blocked(across, TILE_ROWS, blocks)
-        columns, last = _blocked(last, TILE_COLUMNS, blocks)
-        parallel = [a for a in parallel if a is not across] + [rows, columns]
+        rows, row = _in_blocks(across, TILE_ROWS, blocks)
+        columns, last = _in_blocks(last, TILE_COLUMNS, blocks)
+        parallel = [a for a in parallel if a is not across] + [*rows, *columns]
         return Shape(group, Style.POINTS, tuple(parallel), last, (), blocks, tile=row)
     last = _for_threads(last, parallel, blocks)
-    return Shape(group, Style.POINTS, tuple(parallel), last, (), blocks)
+    short = iterations((last,)) <= 4 * LANES and iterations(parallel[:-1]) >= 64 and len(parallel) > 2
+    tile = parallel.pop() if short else None  # counting the steps of all axes would take longer than a vector
+    return Shape(group, Style.POINTS, tuple(parallel), last, (), blocks, tile=tile)
 
 
 def _is_repeated(group: Group, axis: Axis, lane: Axis) -> bool:
@@ -238,6 +243,26 @@ def _column(group: Group, unit: set[Axis]) -> Axis | None:
     return next((a for a in reversed(group.outer) if a in unit), None)
 
 
+def _cheaper_column(group: Group, stored: frozenset[Value], found: list[Access], column: Axis | None) -> Axis | None:
+    """``column``, or another outer axis along which far more lies beside each other, as ``d`` of what all rows share:
+
+    sum over j of t[i, j] * b[j, d]   →   | i { - j { = d: acc[d] += t[i, j] * b[j, d] } }"""
+    along = [a for a in group.outer if a is not column and iterations((a,)) >= LANES]
+    others = [a for a in along if any(access.position.coefficient(a) is ONE for access in found)]
+    if not others:
+        return column
+    costs = {a: _lane_cost(group, stored, a) for a in (column, *others)}
+    best = min(others, key=lambda a: costs[a])
+    return best if 2 * costs[best] < costs[column] else column
+
+
+def _lane_cost(group: Group, stored: frozenset[Value], column: Axis | None) -> int:
+    """Of vectors along an outer axis, or None for along rows."""
+    lanes: dict[int | None, Axis | None] = {None: column}
+    lanes.update((k, column or (space[-1] if space else None)) for k, space in enumerate(group.spaces))
+    return lane_cost(group, stored, lanes, LANES)
+
+
 def _have_at_most(most: int, spaces: Iterable[Axes]) -> bool:
     """Whether rows have so few elements, whatever symbols are."""
     sizes = [at_most(product([a.extent for a in space])) for space in spaces]
@@ -246,9 +271,7 @@ def _have_at_most(most: int, spaces: Iterable[Axes]) -> bool:
 
 def _rows_are_cheaper(group: Group, stored: frozenset[Value], column: Axis) -> bool:
     """Whether more is read beside each other along rows, as where a small table is read again for each row."""
-    rows: dict[int | None, Axis | None] = {None: None}
-    rows.update((k, space[-1] if space else None) for k, space in enumerate(group.spaces))
-    return lane_cost(group, stored, rows, LANES) < lane_cost(group, stored, dict.fromkeys(rows, column), LANES)
+    return _lane_cost(group, stored, None) < _lane_cost(group, stored, column)
 
 
 def _columns(group: Group, column: Axis, beside: Axis | None = None, *, tiny: bool = False) -> Shape:
@@ -286,12 +309,37 @@ def _sheet_width(columns: int, parallel: int) -> int:
     return min(4096, max(256, -(-share // 64) * 64))
 
 
+def _tiled_rows(group: Group, found: list[Access]) -> Shape | None:
+    """Rows that lie across memory where they are read but not where they are written, or the other way round: some at a
+    time go through a tile."""
+    if len(group.spaces) != 1 or len(group.spaces[0]) != 1:
+        return None
+    (row,) = group.spaces[0]
+    across = crossing(list(group.outer), row, found)
+    size = max(v.dtype.itemsize for m in group.members for v in (*[load.value for load in m.loads], *defines(m.nest)))
+    if across is None or (most := at_most(row.extent)) is None or most * TILE_ROWS * size > TILE_OF_ROWS:
+        return None
+    blocks: dict[Atom, Index] = {}
+    block, inner = _in_blocks(across, TILE_ROWS if iterations(group.outer) >= FEW_ROWS * BLOCK else LANES, blocks)
+    parallel = (*[a for a in group.outer if a is not across], *block)
+    return Shape(group, Style.ROWS, parallel, None, group.spaces, blocks, tile=inner)
+
+
 def _split_row(group: Group) -> Shape:
     row, blocks = list(group.spaces[0]), dict[Atom, Index]()
     if len(row) == 1 or iterations((row[0],)) < FEW_ROWS:
         block, inner = _blocked(row[-1], BLOCK, blocks)
         row = [block, *row[:-1], inner]
     return Shape(group, Style.SPLIT, group.outer, None, (tuple(row),), blocks)
+
+
+def _in_blocks(axis: Axis, size: int, blocks: dict[Atom, Index]) -> tuple[Axes, Axis]:
+    """The axes of the loop over blocks and of that within one; a loop that is no longer than a block stays as it is."""
+    most = at_most(axis.extent)
+    if most is not None and most <= size:
+        return (), axis
+    block, inner = _blocked(axis, size, blocks)
+    return (block,), inner
 
 
 def _blocked(axis: Axis, size: int, blocks: dict[Atom, Index]) -> tuple[Axis, Axis]:

@@ -5,11 +5,11 @@
 
 namespace gy {
 
-// Side of a tile that fits the registers: one row per register. 32- and 64-bit elements; others go element by
-// element.
+// Side of a tile that fits the registers: one row per register. Elements of 8 and 16 bits are widened to 32 there;
+// larger ones than 64 bits go one by one.
+template <class T> constexpr bool tile_in_registers = register_bytes > 0 && sizeof(T) <= 8;
 template <class T>
-constexpr bool tile_in_registers = register_bytes > 0 && (sizeof(T) == 4 || sizeof(T) == 8);
-template <class T> constexpr int tile_side = tile_in_registers<T> ? register_bytes / int(sizeof(T)) : 8;
+constexpr int tile_side = tile_in_registers<T> ? register_bytes / int(sizeof(T) < 4 ? 4 : sizeof(T)) : 8;
 
 #if defined(GY_SIMD)
 // Exchanges the off-diagonal blocks of S lanes of two rows that are S apart.
@@ -34,7 +34,17 @@ template <int S, class V, int N> GY_FN void transpose_rows(V (&row)[N]) {
 template <class T> GY_FN void transpose_tile(const T* from, int64_t from_stride, T* to, int64_t to_stride) {
   constexpr int n = tile_side<T>;
 #if defined(GY_SIMD)
-  if constexpr (tile_in_registers<T>) {
+  if constexpr (tile_in_registers<T> && sizeof(T) < 4) {
+    using E = uint<sizeof(T)>;
+    using Wide = native<uint32_t, n>;
+    Wide row[n];
+    GY_UNROLL for (int i = 0; i < n; ++i)
+      row[i] = __builtin_convertvector(read_as<native<E, n>>((const E*)(from + i * from_stride)), Wide);
+    transpose_rows<1>(row);
+    GY_UNROLL for (int i = 0; i < n; ++i)
+      *(native_unaligned<E, n>*)(to + i * to_stride) = __builtin_convertvector(row[i], native<E, n>);
+    return;
+  } else if constexpr (tile_in_registers<T>) {
     using V = Vec<T, n>;
     typename V::P row[n];
     GY_UNROLL for (int i = 0; i < n; ++i) row[i] = load<n>(from + i * from_stride).p[0];
