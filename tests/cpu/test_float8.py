@@ -55,6 +55,24 @@ def test_bits_are_those_of_eager(case: str, dynamic: bool) -> None:
     assert not gyrator.counters().externs()
 
 
+@pytest.mark.parametrize("isa", ["auto", "avx2", "scalar"])
+@pytest.mark.parametrize("dtype", [E4, E5])
+def test_each_number_is_converted_as_by_eager(dtype: torch.dtype, isa: str) -> None:
+    """All upper halves of a float32, with lower halves beside and between two numbers of 8 bits; and all of these."""
+    gyrator.reset()
+    upper = torch.arange(1 << 16, dtype=torch.int32) << 16
+    x = torch.cat([(upper + low).view(torch.float32) for low in (0, 1, 0x7FFF, 0x8000, 0xFFFF)])
+    every = torch.arange(256, dtype=torch.uint8)
+    run = torch.compile(
+        lambda x, bits: (x.to(dtype), bits.view(dtype).float(), bits.view(dtype).to(torch.bfloat16)),
+        backend="gyrator",
+        options={"cpu_isa": isa},
+    )
+    wanted = x.to(dtype), every.view(dtype).float(), every.view(dtype).to(torch.bfloat16)
+    for mine, exact in zip(run(x, every), wanted, strict=True):
+        torch.testing.assert_close(mine.float(), exact.float(), rtol=0, atol=0, equal_nan=True)
+
+
 def test_a_linear_layer_trains_in_8_bit_floats() -> None:
     """As quantising libraries do: scales of the moment, products by the library, gradients in the wider type."""
 

@@ -327,6 +327,46 @@ template <int L> GY_FN Vec<bf16, L> float_to_bf16(Vec<float, L> v) {
 }
 #endif
 
+#if defined(GY_SIMD)
+// `float_to_small` and `small_to_float` in all lanes of a register. Below the smallest normal number a sum rounds: with
+// a number whose last bit counts as much as the smallest subnormal one's.
+template <int E, int M, bool Finite, class V> GY_FN V round_to_small(V u) {
+  using F = native<float, sizeof(V) / 4>;
+  constexpr uint32_t bias = (1 << (E - 1)) - 1, least = (128 - bias) << 23, rounder = (127 + 24 - bias - M) << 23;
+  constexpr uint32_t infinity = ((1u << E) - 1) << M, top = Finite ? (1u << (E + M)) - 1 : infinity;
+  constexpr uint32_t largest = Finite ? top - 1 : infinity;
+  const V magnitude = u & 0x7fffffffu, kept = magnitude >> (23 - M);
+  const V normal = ((magnitude + ((1u << (22 - M)) - 1) + (kept & 1)) >> (23 - M)) - ((127 - bias) << M);
+  const V subnormal = (V)((F)magnitude + (F)(V{} + rounder)) - rounder;
+  const V rounded = magnitude < least ? subnormal : normal;
+  const V finite = rounded > largest ? V{} + largest : rounded;
+  const V nan = Finite ? V{} + top : infinity | (kept & ((1u << M) - 1)) | 1u << (M - 1);
+  return (magnitude > 0x7f800000u ? nan : finite) | u >> 31 << (E + M);
+}
+template <int E, int M, bool Finite, class V> GY_FN V widen_small(V bits) {
+  using F = native<float, sizeof(V) / 4>;
+  constexpr uint32_t bias = (1 << (E - 1)) - 1, least = (128 - bias) << 23;
+  constexpr uint32_t special = Finite ? (1u << (E + M)) - 1 : ((1u << E) - 1) << M;
+  const V magnitude = bits & ((1u << (E + M)) - 1), place = magnitude << (23 - M);
+  const V subnormal = (V)((F)(place | least) - (F)(V{} + least));
+  const V number = magnitude < 1u << M ? subnormal : place + ((127 - bias) << 23);
+  const V odd = 0x7f800000u | (Finite ? V{} + (1u << 22) : place & 0x7fffffu);
+  return (magnitude >= special ? odd : number) | bits >> (E + M) << 31;
+}
+template <class To, int L> GY_FN Vec<To, L> float_to_f8(Vec<float, L> v) {
+  constexpr bool finite = same<To, f8e4m3fn>;
+  auto u = bitcast<uint32_t>(v);
+  GY_EACH(decltype(u), u.p[i] = round_to_small<finite ? 4 : 5, finite ? 3 : 2, finite>(u.p[i]);)
+  return bitcast<To>(convert<uint8_t>(u));
+}
+template <class From, int L> GY_FN Vec<float, L> f8_to_float(Vec<From, L> v) {
+  constexpr bool finite = same<From, f8e4m3fn>;
+  auto u = convert<uint32_t>(bitcast<uint8_t>(v));
+  GY_EACH(decltype(u), u.p[i] = widen_small<finite ? 4 : 5, finite ? 3 : 2, finite>(u.p[i]);)
+  return bitcast<float>(u);
+}
+#endif
+
 // True where an instruction set has the step for 64-bit integers and floats.
 #if defined(GY_AVX512)
 constexpr bool has_int64_float = true;
@@ -399,8 +439,11 @@ template <class To, class From, int L> GY_FN Vec<To, L> step_64(Vec<From, L> v) 
 
 template <class To, class From, int L> GY_FN Vec<To, L> convert(Vec<From, L> v) {
   if constexpr (same<To, From>) return v;
-  else if constexpr (L == 1 || register_bytes == 0 || is_f8<To> || is_f8<From>) return convert_lanes<To>(v);
+  else if constexpr (L == 1 || register_bytes == 0) return convert_lanes<To>(v);
 #if defined(GY_SIMD)
+  else if constexpr (is_f8<From> && same<To, float>) return f8_to_float(v);
+  else if constexpr (is_f8<From>) return convert<To>(f8_to_float(v));
+  else if constexpr (is_f8<To>) return float_to_f8<To>(convert<float>(v));
   else if constexpr (is_half<From>) {
     if constexpr (Vec<From, L>::lanes == 1) return convert<To>(convert_lanes<float>(v));
     else if constexpr (same<From, f16>) return convert<To>(step<float>(v));
