@@ -18,6 +18,7 @@ stream that begins with a transposed view has such strides in eager up to its en
 import operator
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import sympy
@@ -35,6 +36,9 @@ aten = torch.ops.aten
 
 SMALLEST = 20480
 """Elements of an image below which oneDNN is not used for it, and the layout does not matter."""
+
+LEAST_PIXELS = 1024
+"""Pixels of an image below which a transposed convolution is no faster in that layout."""
 
 _IMAGES = {aten.convolution.default: (0,), aten.convolution_backward.default: (0, 1)}
 """Positions of the operands that should be channels-last."""
@@ -60,12 +64,12 @@ _ROWS = (aten.sum.dim_IntList, aten.mean.dim, aten.amax.default, aten.var_mean.c
 def prefer_layouts(build: GraphBuilder, *, always: bool) -> None:
     """Give convolutions channels-last operands, and lay values in rows that are reduced along them.
 
-    Touched are 2-D convolutions, not transposed ones, of large enough images whose operands are contiguous:
-    on a CPU, and of 16-bit numbers on a GPU. The outputs of the graph keep their strides. Unless ``always``, graphs are
-    left in which fewer than a quarter of the convolutions are depthwise."""
+    Touched are 2-D convolutions of large enough images whose operands are contiguous: on a CPU, and of 16-bit numbers
+    on a GPU, there not transposed ones. The outputs of the graph keep their strides. Unless ``always``, graphs are left
+    in which fewer than a quarter of the convolutions are depthwise or transposed, which gain most."""
     images = [node for node in build.graph.nodes if _gains(node)]
-    forward = [node.args[8] for node in images if len(node.args) == 9]
-    if not always and (not forward or 4 * sum(groups != 1 for groups in forward) < len(forward)):
+    forward = [node.args[6] or node.args[8] != 1 for node in images if len(node.args) == 9]
+    if not always and (not forward or 4 * sum(forward) < len(forward)):
         return
     rows = _across_rows(build.graph.nodes)
     if rows or images:
@@ -91,15 +95,17 @@ def _across_rows(nodes: Iterable[Node]) -> set[Node]:
 
 def _gains(node: Node) -> bool:
     positions = _IMAGES.get(node.target) if isinstance(node.target, OpOverload) else None
-    if positions is None or node.args[6 if len(positions) == 1 else 7]:
+    if positions is None:
         return False
-    image = values_of(node.args[positions[-1]])
+    image, transposed = values_of(node.args[positions[-1]]), node.args[6 if len(positions) == 1 else 7]
     if image.ndim != 4 or not image.is_floating_point() or image.dtype == torch.float64:
         return False
     if any(type(size) is int and size == 1 for size in image.shape[1:]):
         return False
     small = all(type(size) is int for size in image.shape) and image.numel() < SMALLEST
-    return not small if image.device.type == "cpu" else image.dtype.itemsize == 2
+    if image.device.type == "cpu":
+        return not small and not (transposed and prod(map(size_hint, image.shape[2:])) < LEAST_PIXELS)
+    return image.dtype.itemsize == 2 and not transposed
 
 
 class _Rewriter:
