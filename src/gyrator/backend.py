@@ -148,6 +148,7 @@ def _compile(
             channels_last={"on": True, "off": False}.get(config.channels_last, device.type == "cuda" or None),
             frozen=config.freezing,
             for_loss=for_loss,
+            fuses=config.numerics == "fast",
             stage=program.stage,
         )
         if config.freezing and isinstance(traced.run, Differentiable):

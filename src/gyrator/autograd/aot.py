@@ -45,6 +45,7 @@ def aot_compile(
     partition_fn: PartitionFunction = min_cut,
     decompositions: DecompositionTable | None = None,
     lazy_backward: bool = False,
+    fuses: bool = True,
 ) -> Callable[..., Any]:
     """A callable with `gm`'s own signature that behaves like it: values, aliasing, mutation, gradients. Arguments and
     errors are those of `aot_program`."""
@@ -56,6 +57,7 @@ def aot_compile(
         partition_fn=partition_fn,
         decompositions=decompositions,
         lazy_backward=lazy_backward,
+        fuses=fuses,
     )
     return assemble(traced, gm, example_inputs, lambda: traced)
 
@@ -111,6 +113,7 @@ def aot_program(
     channels_last: bool | None = False,
     frozen: bool = False,
     for_loss: bool = False,
+    fuses: bool = True,
     stage: Stage = nullcontext,
 ) -> Traced:
     """Compiles a graph of torch-level operators ahead of time, its backward included.
@@ -127,6 +130,7 @@ def aot_program(
         channels_last: None leaves that to the graph.
         frozen: parameters and buffers of a program without backward, but those that it writes, are constants.
         for_loss: backward is that of the loss alone, where the other results lie behind it.
+        fuses: attention that is written out becomes an operator, which rounds less.
         stage: each part of the work runs within `stage(its name)`.
 
     Raises:
@@ -136,7 +140,7 @@ def aot_program(
     table = decomposition_table() if decompositions is None else decompositions
     with stage("trace"):
         inputs = fake_inputs(gm, example_inputs)
-        joint = trace(gm, inputs)
+        joint = trace(gm, inputs, fuses=fuses)
     with stage("decompose"), torch_compat.rules_for_sizes(gm, inputs.values):
         build = decompose(joint.build, {**SAVED_NARROW, **table})
         merge_equal_calls(build.graph)

@@ -47,13 +47,21 @@ class Masks:
     """What masks are, by the nodes that make them. Mutable, and private to one trace."""
 
     def __init__(self) -> None:
-        self._makers: dict[int, tuple[Node, Tensor]] = {}
-        self._known: dict[Node, Kind | None] = {}
+        self._makers: dict[int, tuple[Node, Tensor, bool]] = {}
+        self._known: dict[tuple[Node, bool], Kind | None] = {}
 
     def note(self, node: Node, value: object) -> None:
         """Remember which node made a value first; the value too, lest another one get its place in memory."""
         if isinstance(value, Tensor):
-            self._makers.setdefault(id(value), (node, value))
+            self._makers.setdefault(id(value), (node, value, False))
+
+    def inverse(self, mask: Tensor) -> Tensor:
+        """`~mask`, of which is known what is known of `mask`."""
+        inverse = ~mask
+        if id(mask) in self._makers:
+            node, _, inverted = self._makers[id(mask)]
+            self._makers[id(inverse)] = (node, inverse, not inverted)
+        return inverse
 
     def simplified(self, target: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """The arguments of a call; those of attention with a simpler mask that means the same."""
@@ -63,7 +71,7 @@ class Masks:
         mask = given.get("attn_mask")
         if not isinstance(mask, Tensor) or given.get("is_causal"):
             return args, kwargs
-        kind = self._kind(mask)
+        kind = self.kind(mask)
         if kind == "open":
             given["attn_mask"] = None
         elif kind == "causal" and mask.shape[-2:] == (given["query"].shape[-2], given["key"].shape[-2]):
@@ -72,17 +80,19 @@ class Masks:
             given["attn_mask"] = in_rows(mask)
         return (), given
 
-    def _kind(self, mask: Tensor) -> Kind | None:
+    def kind(self, mask: Tensor) -> Kind | None:
+        """What a mask lets pass, if the program's text tells."""
         if id(mask) not in self._makers:
             return None
-        node, _ = self._makers[id(mask)]
-        if node not in self._known:
+        node, _, inverted = self._makers[id(mask)]
+        if (node, inverted) not in self._known:
             sizes = {n for n in node.graph.nodes if type(n.meta.get("example_value")) is torch.SymInt}
             sources = sorted(ancestors([node], known=sizes))  # sizes count as given, wherever they are read
             with torch_compat.outside_tracing(), torch.no_grad():
-                kinds = {_kind_of(_evaluated(sources, given)) for given in _tried(sources, sizes, mask.device)}
-            self._known[node] = kinds.pop() if len(kinds) == 1 else None
-        return self._known[node]
+                found = [_evaluated(sources, given) for given in _tried(sources, sizes, mask.device)]
+                kinds = {_kind_of(~x if inverted and x is not None else x) for x in found}
+            self._known[node, inverted] = kinds.pop() if len(kinds) == 1 else None
+        return self._known[node, inverted]
 
 
 def _tried(sources: list[Node], sizes: Set[Node], device: torch.device) -> list[dict[Node, int]]:
@@ -93,7 +103,7 @@ def _tried(sources: list[Node], sizes: Set[Node], device: torch.device) -> list[
     for other in sources[-1].graph.nodes:
         if other.op in ("call_function", "call_method") and constant.issuperset(other.all_input_nodes):
             constant.add(other)
-        if _mutates(other) and any(n in constant and _elements(n, 1) for n in other.all_input_nodes):
+        if mutates(other) and any(n in constant and _elements(n, 1) for n in other.all_input_nodes):
             return []
     if sources[-1] not in constant or (varying and not all(map(_is_positional, sources))):
         return []
@@ -115,17 +125,19 @@ def _is_positional(node: Node) -> bool:
     """Whether positions in it are exact, or it is a mask of numbers, which only chooses among constants."""
     here, *given = (n.meta.get("example_value") for n in (node, *node.all_input_nodes))
     exact = all(x.dtype in _EXACT for x in given if isinstance(x, Tensor))
-    name = _name(node).strip("_")  # ``__eq__`` is ``eq``, ``and_`` is ``and``
+    name = name_of(node).strip("_")  # ``__eq__`` is ``eq``, ``and_`` is ``and``
     chosen = name in _CHOOSE and isinstance(here, Tensor) and (exact or here.dtype not in _EXACT)
     return chosen or (name in _COMPARE and exact)
 
 
-def _name(node: Node) -> str:
+def name_of(node: Node) -> str:
+    """What a node's function or method is called."""
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
-def _mutates(node: Node) -> bool:
-    name = _name(node)
+def mutates(node: Node) -> bool:
+    """Whether a node of a captured graph writes into one of its arguments."""
+    name = name_of(node)
     schema = getattr(getattr(node.target, "default", node.target), "_schema", None)
     if "out" in node.kwargs or name == "triton_kernel_wrapper_mutation" or (schema is not None and schema.is_mutable):
         return True

@@ -33,6 +33,7 @@ from gyrator.autograd.fused_attention import attention, index
 from gyrator.autograd.inputs import Inputs
 from gyrator.autograd.layout import tangent_strides
 from gyrator.autograd.recorder import Recorder
+from gyrator.autograd.written_attention import attend
 from gyrator.errors import UnsupportedOperator
 
 
@@ -59,8 +60,9 @@ class Joint:
     gradients: tuple[int, ...]
 
 
-def trace(gm: GraphModule, inputs: Inputs) -> Joint:
-    """Traces `gm` and, where autograd is on and an output depends on an input that requires grad, its backward.
+def trace(gm: GraphModule, inputs: Inputs, *, fuses: bool = True) -> Joint:
+    """Traces `gm` and, where autograd is on and an output depends on an input that requires grad, its backward. If it
+    `fuses`, attention that is written out becomes an operator.
 
     Raises: UnsupportedOperator for a program that changes what memory a tensor owns (`set_`, `resize_`), or mutates an
     input while its backward runs."""
@@ -76,7 +78,7 @@ def trace(gm: GraphModule, inputs: Inputs) -> Joint:
         stack.enter_context(torch_compat.tracing_under(inputs.mode))
         stack.enter_context(inputs.mode)
         leaves, arguments = _leaves(inputs, recorder)
-        runner = _Runner(gm, recorder)
+        runner = _Runner(gm, recorder, fuses=fuses)
         before = [value.grad_fn if isinstance(value, Tensor) else None for value in arguments]
         with recorder:
             outputs = runner.run(*arguments)
@@ -160,9 +162,9 @@ def _drops(input: Tensor, p: float = 0.5, training: bool = True, *_: bool, **mor
 class _Runner(Interpreter):
     """Runs the captured graph node by node, telling the recorder which node it is at."""
 
-    def __init__(self, gm: GraphModule, recorder: Recorder) -> None:
+    def __init__(self, gm: GraphModule, recorder: Recorder, *, fuses: bool) -> None:
         super().__init__(gm, garbage_collect_values=False)
-        self._recorder = recorder
+        self._recorder, self._fuses = recorder, fuses
         self._made: list[tuple[int, Meta]] = []
         self._constants: dict[str, Tensor] = {}
         self._region: Meta = {}
@@ -177,8 +179,14 @@ class _Runner(Interpreter):
             self._recorder.build.origin = origin
             self._made.append((torch_compat.next_autograd_sequence(), {**origin, "backward": True}))
         value = torch_compat.by_rules_if_data_is_read(super().run_node, node)
+        if self._fuses and isinstance(value, Tensor):
+            attended = attend(node, self.env, value, self._masks, self._attention)
+            value = value if attended is None else attended
         self._masks.note(node, value)
         return value
+
+    def _attention(self, **given: Any) -> Tensor:
+        return self.call_function(F.scaled_dot_product_attention, (), given)
 
     def fetch_args_kwargs_from_env(self, n: Node) -> Any:
         """The arguments of a node. Torch's derivative of a power cannot ask whether a symbol is 0: it is guarded."""
@@ -215,7 +223,7 @@ class _Runner(Interpreter):
 
     def _inline(self, body: GraphModule, args: Sequence[Any], region: Meta, *, of_scores: bool = False) -> Any:
         """Runs a body in the place of its call; one `of_scores`, a function of one attention score, is under vmap."""
-        inner = _Runner(body, self._recorder)
+        inner = _Runner(body, self._recorder, fuses=self._fuses and not of_scores)
         inner._made, inner._regions, inner._masks = self._made, self._regions, self._masks
         inner._region, inner._of_scores = region, of_scores
         return inner.run(*args)

@@ -1,0 +1,199 @@
+"""Attention that a program writes out is computed by the operator that makes no matrix of scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.pure.autograd.harness import compiled, same_as_eager
+
+B, H, M, N, D = 2, 3, 7, 512, 8
+FLASH = "_scaled_dot_product_flash_attention_for_cpu.default"
+SCALE = 0.25
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.transpose(-1, -2) * SCALE).softmax(-1) @ v
+
+
+def divided(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = torch.softmax(torch.matmul(q, k.mT) / math.sqrt(D), dim=3)
+    return torch.matmul(F.dropout(weights, 0.1, training=False), v)
+
+
+def in_bmm(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    return torch.bmm(F.softmax(torch.bmm(q, k.transpose(1, 2)), -1), v)
+
+
+def in_einsum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    weights = torch.einsum("b i h d, b j h d -> b h i j", q, k).mul(SCALE).softmax(dim=-1)
+    return torch.einsum("bhij,bjhd->bihd", weights, v)
+
+
+def keys_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = torch.einsum("bhjd,bhid->bhij", k, q).softmax(-1)
+    return torch.einsum("bhjd,bhij->bhid", v, weights)
+
+
+def hidden(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT * SCALE).masked_fill(k[:, :, None, :, 0] > 0.5, -math.inf).softmax(-1) @ v
+
+
+def hidden_in_place(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.mT
+    scores *= SCALE
+    scores = scores.masked_fill_(k[:, :, None, :, 0] > 0.5, -math.inf)
+    return scores.softmax(-1) @ v
+
+
+def all_hidden(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT).masked_fill((q[..., :1] > 0).expand(-1, -1, -1, k.shape[-2]), -math.inf).softmax(-1) @ v
+
+
+def all_hidden_by_a_number(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT).masked_fill(q[..., :1] > 0, torch.finfo(torch.float32).min).softmax(-1) @ v
+
+
+def kept(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.where(k[:, :, None, :, 0] > -0.5, q @ k.mT, -1e9).softmax(-1) @ v
+
+
+def biased(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    bias = torch.arange(N, device=q.device) * torch.tensor([0.5, 0.25, 0.125])[:, None, None]
+    return ((bias + q @ k.mT).masked_fill(k[:, :, None, :, 0] > 0.5, -math.inf)).softmax(-1) @ v
+
+
+def upcast(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (x.bfloat16() for x in (q, k, v))
+    return F.softmax(q @ k.mT * SCALE, dim=-1, dtype=torch.float32).to(q.dtype) @ v
+
+
+FUSED = (
+    plain, divided, in_bmm, in_einsum, keys_first, hidden, hidden_in_place, all_hidden, all_hidden_by_a_number, kept,
+    biased, upcast,
+)  # fmt: skip
+
+
+def weights_returned(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (q @ k.mT).softmax(-1)
+    return weights @ v, weights
+
+
+def keys_change(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    k = k.clone()
+    weights = (q @ k.mT).softmax(-1)
+    k.mul_(2)
+    return weights @ v + k.sum()
+
+
+def along_queries(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT).softmax(-2) @ v
+
+
+def bias_with_gradient(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT + k[:, :, None, :, 0]).softmax(-1) @ v
+
+
+def small_numbers_hide(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT).masked_fill(k[:, :, None, :, 0] > -9, -100.0).softmax(-1) @ v
+
+
+def scaled_after_the_bias(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return ((q @ k.mT + torch.arange(k.shape[-2])) / 8).softmax(-1) @ v
+
+
+def keys_of_fewer_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k[:, :1].mT).softmax(-1) @ v
+
+
+def in_float64(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.mT).double().softmax(-1).to(v.dtype) @ v
+
+
+def with_dropout(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Which kernels of a CPU do not know. Nothing is dropped at this rate."""
+    return F.dropout((q @ k.mT).softmax(-1), 1e-30) @ v
+
+
+LEFT = (
+    weights_returned, keys_change, along_queries, bias_with_gradient, small_numbers_hide, scaled_after_the_bias,
+    keys_of_fewer_heads, in_float64, with_dropout,
+)  # fmt: skip
+
+
+def operands(keys: int = N, *, gradients: bool = False) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(B, H, size, D, generator=generator).requires_grad_(gradients) for size in (M, keys, keys)]
+
+
+@pytest.mark.parametrize("attention", FUSED, ids=lambda f: f.__name__)
+def test_attention_in_its_many_forms_is_one_operator(attention: Attention) -> None:
+    run, graphs = compiled(attention)
+    run(*operands())
+    assert FLASH in graphs.ops("inference")
+    assert not {"bmm.default", "_softmax.default", "exp.default"} & {*graphs.ops("inference")}
+    same_as_eager(attention, *operands())
+
+
+@pytest.mark.parametrize("attention", [plain, divided, in_einsum, hidden, all_hidden_by_a_number, upcast])
+def test_its_gradients_are_those_of_what_was_written(attention: Attention) -> None:
+    run, graphs = compiled(attention)
+    run(*operands(gradients=True))
+    assert FLASH in graphs.ops("forward")
+    same_as_eager(attention, *operands(gradients=True))
+
+
+@pytest.mark.parametrize("attention", LEFT, ids=lambda f: f.__name__)
+def test_what_would_mean_something_else_stays(attention: Attention) -> None:
+    run, graphs = compiled(attention)
+    given = operands(gradients=attention is bias_with_gradient)
+    run(*given)
+    assert not any(FLASH in graphs.ops(kind) for kind in graphs.modules)
+    same_as_eager(attention, *given)
+
+
+def test_sizes_may_vary_and_types_be_those_of_autocast() -> None:
+    run, graphs = compiled(divided, dynamic=True)
+    for keys in (N, N + 9):
+        torch.testing.assert_close(run(*operands(keys)), divided(*operands(keys)))
+    assert FLASH in graphs.ops("inference")
+
+    def under_autocast(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return plain(q, k, v)
+
+    run, graphs = compiled(under_autocast)
+    assert run(*operands()).dtype == torch.bfloat16
+    assert FLASH in graphs.ops("inference")
+    same_as_eager(under_autocast, *operands())
+
+
+def test_a_mask_that_the_text_tells_is_not_read() -> None:
+    def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mask = torch.tril(torch.ones(k.shape[-2], k.shape[-2]))
+        return (q @ k.mT * SCALE).masked_fill(mask == 0, -math.inf).softmax(-1) @ v
+
+    run, graphs = compiled(causal)
+    _, k, v = operands()
+    torch.testing.assert_close(run(k, k, v), causal(k, k, v))
+    (attention,) = (n for n in graphs.modules["inference"].graph.nodes if FLASH in str(n.target))
+    assert attention.args[4] is True and "attn_mask" not in attention.kwargs
+    assert not {"masked_fill.Scalar", "where.self", "any.dim"} & {*graphs.ops("inference")}
+
+
+def test_few_keys_are_faster_as_written_and_eager_numbers_need_it() -> None:
+    run, graphs = compiled(plain)
+    run(*operands(128))
+    assert FLASH not in graphs.ops("inference")
+    run, graphs = compiled(plain, fuses=False)
+    run(*operands())
+    assert FLASH not in graphs.ops("inference")
