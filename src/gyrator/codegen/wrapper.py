@@ -219,12 +219,10 @@ class _Wrapper:
         """Write the derived sizes whose parts are known by now: those read off inputs come first, and no other is a
         part of one."""
         for derived in list(self.waiting):
-            text = derived.text
-            if derived.source:  # ``shape[0]`` or ``stride[1]``, which tensors have as ``stride(1)``
-                text = f"{self.name(self.by_name[derived.source])}." + re.sub(r"^stride\[(\d+)\]$", r"stride(\1)", text)
-            if derived.source or self.unbound.isdisjoint(re.findall(r"\w+", text)):
+            given = f"{self.name(self.by_name[derived.source])}." if derived.source else ""
+            if given or self.unbound.isdisjoint(re.findall(r"\w+", derived.text)):
                 self.waiting.remove(derived)
-                self.bind_size(derived.size, text)
+                self.bind_size(derived.size, given + derived.text)
 
     def bind_size(self, size: Size, text: str) -> None:
         self.emit(f"{size.name} = {text}")

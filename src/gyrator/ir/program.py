@@ -191,7 +191,8 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """A size computed at the start of a call: from an input's shape, or by a Python expression over other sizes."""
+    """A size computed at the start of a call, by a Python expression: over other sizes, or what ``shape[0]`` or
+    ``stride(1)`` of the input ``source`` is."""
 
     size: Size
     source: str

@@ -247,10 +247,10 @@ class _Lowering:
         known = {i.size for i in self.inputs if i.size is not None}
         found: dict[Size, Derived] = {}
         for value in (i.value for i in self.inputs if i.value is not None):
-            for what, indices in (("shape", value.shape), ("stride", value.strides)):
+            for text, indices in (("shape[{}]", value.shape), ("stride({})", value.strides)):
                 for k, index in enumerate(indices):
                     if isinstance(size := index.atom, Size) and size not in known:
-                        found.setdefault(size, Derived(size, value.name, f"{what}[{k}]"))
+                        found.setdefault(size, Derived(size, value.name, text.format(k)))
         known |= found.keys()
         return (*found.values(), *[derived for derived in self.symbols.derived if derived.size not in known])
 
