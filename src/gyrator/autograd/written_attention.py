@@ -26,15 +26,15 @@ from gyrator.autograd.partition.recompute import size_hint
 _CASTS = frozenset("to float half bfloat16 type type_as contiguous".split())
 _SCALINGS = frozenset("mul imul div truediv itruediv".split())
 
-_LEAST_KEYS = 512
-"""On a CPU, from how many keys on the fused kernel is no slower (one thread of a Xeon or a Zen 4, heads of 64)."""
+_LEAST_KEYS = {False: 512, True: 2048}
+"""On a CPU, from how many keys on the fused kernel is no slower, by whether there are gradients: heads of 64, a thread
+of a Zen 4 or of a Xeon that has a matrix unit."""
 
 _LEAST_SCORES = 1 << 22
 """On a GPU, from how many scores on kernels that read a mask pay (an H100)."""
 
-_HIDES, _LOWEST = -1e4, -1e30
-"""The largest number of which a score in its place is held for hidden; and numbers below which scores added to them are
-lost, and kernels overflow."""
+_HIDES = -1e4
+"""The largest number of which a score in its place is held for hidden."""
 
 Values = Mapping[Node, Any]
 
@@ -97,7 +97,8 @@ class _Walk:
         if name in ("add", "iadd") and len(given) == 2:
             return self._biased(*given) or self._biased(*reversed(given))
         if name in _SCALINGS and len(given) == 2:
-            return self._scaled(*(given if isinstance(given[0], Node) else reversed(given)), divided="div" in name)
+            divided = "div" in name
+            return self._scaled(*(given if divided or isinstance(given[0], Node) else given[::-1]), divided=divided)
         if name in ("masked_fill", "where") and len(given) == 3:
             scores, mask = given[:2] if name == "masked_fill" else given[1::-1]
             return self._masked(scores, mask, given[2], keeps=name == "where")
@@ -198,7 +199,7 @@ def _attention(
             return call(query=query, attn_mask=unknown, **given).masked_fill(blind, math.nan)
         return call(query=query.masked_fill(blind, 0.0), attn_mask=unknown | blind, **given)
     most = unknown.amax(-1, keepdim=True)
-    even = most < _LOWEST
+    even = most < -8 / torch.finfo(most.dtype).eps  # scores added to that are lost
     out = call(query=query.masked_fill(even, 0.0), attn_mask=torch.where(even, unknown - most, unknown), **given)
     return out.masked_fill(most == -math.inf, math.nan)
 
@@ -246,7 +247,7 @@ def _mask(scores: _Scores, dtype: torch.dtype, masks: Masks) -> tuple[Tensor | N
 def _gains(operands: list[Tensor], mask: Tensor | None, dropout: float) -> bool:
     """Whether there is a fused kernel, and it is not slower than products and softmax."""
     query, key, value = operands
-    if not query.shape[:-2] == key.shape[:-2] == value.shape[:-2] or not query.dtype == key.dtype == value.dtype:
+    if len({(x.dtype, x.device) for x in operands}) > 1 or not query.shape[:-2] == key.shape[:-2] == value.shape[:-2]:
         return False
     tracked = any(x.requires_grad for x in operands)
     if tracked and mask is not None and mask.dtype != torch.bool:
@@ -258,6 +259,6 @@ def _gains(operands: list[Tensor], mask: Tensor | None, dropout: float) -> bool:
         params = cuda.SDPAParams(query, key, value, mask, dropout, False, False)
         kernels = cuda.can_use_flash_attention, cuda.can_use_efficient_attention, cuda.can_use_cudnn_attention
         return any(can(params, False) for can in kernels)
-    few = size_hint(key.shape[-2]) < _LEAST_KEYS
+    few = size_hint(key.shape[-2]) < _LEAST_KEYS[tracked]
     fits = query.shape[-1] == value.shape[-1] and value.stride(-1) == query.stride(-1) == 1 and dropout == 0
     return query.device.type == "cpu" and not few and fits and cuda.flash_sdp_enabled()

@@ -63,6 +63,11 @@ def all_hidden_by_a_number(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q @ k.mT).masked_fill(q[..., :1] > 0, torch.finfo(torch.float32).min).softmax(-1) @ v
 
 
+def all_hidden_by_a_bias(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    bias = torch.where(q[..., :1] > 0, torch.finfo(torch.float32).min, k[:, :, None, :, 0])
+    return (q @ k.mT + bias).softmax(-1) @ v
+
+
 def kept(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.where(k[:, :, None, :, 0] > -0.5, q @ k.mT, -1e9).softmax(-1) @ v
 
@@ -78,7 +83,8 @@ def upcast(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 FUSED = (
-    plain, divided, in_bmm, in_einsum, keys_first, hidden, hidden_in_place, all_hidden, all_hidden_by_a_number, kept,
+    plain, divided, in_bmm, in_einsum, keys_first, hidden, hidden_in_place, all_hidden, all_hidden_by_a_number,
+    all_hidden_by_a_bias, kept,
     biased, upcast,
 )  # fmt: skip
 
@@ -111,6 +117,10 @@ def scaled_after_the_bias(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return ((q @ k.mT + torch.arange(k.shape[-2])) / 8).softmax(-1) @ v
 
 
+def divided_by_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (8 / (q @ k.mT).exp()).softmax(-1) @ v + (2 / (q @ k.mT + 99)).softmax(-1) @ v
+
+
 def keys_of_fewer_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (q @ k[:, :1].mT).softmax(-1) @ v
 
@@ -126,7 +136,7 @@ def with_dropout(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 LEFT = (
     weights_returned, keys_change, along_queries, bias_with_gradient, small_numbers_hide, scaled_after_the_bias,
-    keys_of_fewer_heads, in_float64, with_dropout,
+    divided_by_scores, keys_of_fewer_heads, in_float64, with_dropout,
 )  # fmt: skip
 
 
@@ -147,9 +157,10 @@ def test_attention_in_its_many_forms_is_one_operator(attention: Attention) -> No
 @pytest.mark.parametrize("attention", [plain, divided, in_einsum, hidden, all_hidden_by_a_number, upcast])
 def test_its_gradients_are_those_of_what_was_written(attention: Attention) -> None:
     run, graphs = compiled(attention)
-    run(*operands(gradients=True))
+    given = operands(2048, gradients=True)
+    run(*given)
     assert FLASH in graphs.ops("forward")
-    same_as_eager(attention, *operands(gradients=True))
+    same_as_eager(attention, *given)
 
 
 @pytest.mark.parametrize("attention", LEFT, ids=lambda f: f.__name__)
