@@ -68,6 +68,20 @@ def alibi(scores: Tensor) -> Tensor:
     return (scores - ((place - place[:, None]).abs() * slope).to(scores.dtype)).softmax(-1)
 
 
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.transpose(-1, -2) * 0.125).softmax(-1) @ v
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    later = torch.tril(torch.ones(q.shape[-2], k.shape[-2], device=q.device)) == 0
+    return (q @ k.transpose(-1, -2) * 0.125).masked_fill(later, float("-inf")).softmax(-1) @ v
+
+
+def padded_attention(q: Tensor, k: Tensor, v: Tensor, kept: Tensor) -> Tensor:
+    scores = (q @ k.transpose(-1, -2) * 0.125).masked_fill(kept[:, None, None] == 0, float("-inf"))
+    return F.softmax(scores, -1, dtype=torch.float32).to(v.dtype) @ v
+
+
 def most_likely(logits: Tensor) -> Tensor:
     return torch.where(logits < logits.topk(50, -1)[0][:, -1:], float("-inf"), logits).softmax(-1)
 
@@ -371,6 +385,10 @@ SNIPPETS: dict[str, Snippet] = {
         lambda q, k: torch.einsum("bqhd,bkhd->bhqk", q, k).softmax(-1),
         "bf16[8,512,16,64] bf16[8,512,16,64]",
     ),
+    "attn_hand": (attention, "bf16[4,12,1024,64] bf16[4,12,1024,64] bf16[4,12,1024,64]"),
+    "attn_causal": (causal_attention, "bf16[4,12,1024,64] bf16[4,12,1024,64] bf16[4,12,1024,64]"),
+    "attn_padded": (padded_attention, "bf16[4,12,1024,64] bf16[4,12,1024,64] bf16[4,12,1024,64] i64[4,1024]"),
+    "attn_f32": (attention, "f32[4,12,512,64] f32[4,12,512,64] f32[4,12,512,64]"),
     "linear_gelu": (lambda x, w, b: F.gelu(F.linear(x, w, b)), "bf16[4096,1024] bf16[4096,1024] bf16[4096]"),
     "linear_ln_res": (linear_residual_norm, "bf16[4096,1024] bf16[1024,1024] bf16[4096,1024] bf16[1024]"),
     "conv_bn_relu": (conv_bn_relu, "f32[32,64,56,56] f32[64,64,3,3] f32[64] f32[64] f32[64] f32[64]+"),
@@ -484,10 +502,8 @@ SNIPPETS: dict[str, Snippet] = {
     "g_var": (lambda a: a.var(-1), "f32[4096,4096]*"),
     "g_ssm": (recurrence, "f32[64,32,4096]* f32[4096]* f32[4096]*"),
     "g_depthwise": (lambda x, w: F.conv2d(x, w, padding=1, groups=128), "f32[32,128,56,56]* f32[128,1,3,3]*"),
-    "g_attn_hand": (
-        lambda q, k, v: (q @ k.transpose(-1, -2) * 0.125).softmax(-1) @ v,
-        "bf16[4,8,512,64]* bf16[4,8,512,64]* bf16[4,8,512,64]*",
-    ),
+    "g_attn_hand": (attention, "bf16[4,8,512,64]* bf16[4,8,512,64]* bf16[4,8,512,64]*"),
+    "g_attn_causal": (causal_attention, "bf16[4,12,1024,64]* bf16[4,12,1024,64]* bf16[4,12,1024,64]*"),
     "g_mlp": (
         lambda x, a, b: F.linear(F.gelu(F.linear(x, a)), b) + x,
         "bf16[4096,1024]* bf16[4096,1024]* bf16[1024,4096]*",
