@@ -24,7 +24,7 @@ GY_LIBM(sinh) GY_LIBM(cosh) GY_LIBM(asinh) GY_LIBM(acosh) GY_LIBM(atanh)
 namespace part {
 
 // e^x * 2^Shift for |x| small enough that round_to_integer holds. 0.9 ulp.
-template <int Shift = 0, class P> GY_FN P exp_in_range(P x) {
+template <int Shift = 0, class P, class Mask = int> GY_FN P exp_in_range(P x, Mask kept = -1) {
   if constexpr (of_float<P>) {
     auto n = round_to_integer(x, 0x1.715476p+0f);
     P r = fma(n.value, all<P>(-0x1.62e4p-1f), x);
@@ -32,7 +32,7 @@ template <int Shift = 0, class P> GY_FN P exp_in_range(P x) {
     if constexpr (Shift != 0) n = {n.value + float(Shift), n.integer + Shift};
     return scale(polynomial(r, 0x1.6abf44p-10f, 0x1.123e36p-7f, 0x1.555858p-5f, 0x1.55548cp-3f,
                             0x1.fffffcp-2f, 1.0f, 1.0f),
-                 n);
+                 n, kept);
   } else {
     auto n = round_to_integer(x, 0x1.71547652b82fep+0);
     P r = fma(n.value, all<P>(-0x1.62e42fefa3800p-1), x);
@@ -42,12 +42,19 @@ template <int Shift = 0, class P> GY_FN P exp_in_range(P x) {
         polynomial(r, 0x1.2035c762f7cd7p-29, 0x1.af72e2618271p-26, 0x1.27e4524833b13p-22,
                    0x1.71ddeb0ecc90cp-19, 0x1.a01a01e800efap-16, 0x1.a01a01b5efafcp-13, 0x1.6c16c16c0a442p-10,
                    0x1.111111110e54ep-7, 0x1.555555555556cp-5, 0x1.555555555555dp-3, 0.5, 1.0, 1.0),
-        n);
+        n, kept);
   }
 }
+// What underflows to zero, as the exponentials of masked scores do, is not computed: for a number below the normal ones
+// some processors take hundreds of cycles.
 template <class P> GY_FN P exp(P x) {
-  return exp_in_range(of_float<P> ? clamp(x, element<P>(-105), element<P>(90))
-                                  : clamp(x, element<P>(-750), element<P>(715)));
+  using T = element<P>;
+  constexpr T least = of_float<P> ? T(-104) : T(-746), most = of_float<P> ? T(90) : T(715);
+#if defined(GY_AVX512)
+  if constexpr (sizeof(P) == 64) return exp_in_range(min(all<P>(most), x), not_below(x, least));
+#endif
+  const P y = exp_in_range(x < least ? all<P>(T(0)) : min(all<P>(most), x));
+  return x < least ? all<P>(T(0)) : y;
 }
 
 // 2^x. 0.9 ulp.
