@@ -11,7 +11,7 @@ Of operators that take graphs
     refused   the rest"""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -49,16 +49,6 @@ RECORDED: Mapping[str, Callable[[Sequence[Any]], Mapping[int, Sequence[Any]]]] =
 """For the position of each body among the arguments of an operator that is recorded, what it is called with."""
 
 PASSED = frozenset({"auto_functionalized", "out_dtype", "run_and_save_rng_state"})
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """An operator that ran, its arguments and its results."""
-
-    func: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    out: Any
 
 
 class Recorder(TorchDispatchMode):
@@ -108,13 +98,12 @@ class Recorder(TorchDispatchMode):
             self.__torch_dispatch__(aten._assert_scalar.default, (), inside)
         args = counted_from_start(func, args)
         out = self.build.results.call(func, args, kwargs)
-        call = _Call(func, args, kwargs, out)
         if how.effect is Effect.NUMBER:
-            return self._number(call) if type(out) in SYMBOLIC_TYPES else out
+            return self._number(func, args, kwargs, out) if type(out) in SYMBOLIC_TYPES else out
         self._take_origin()
         if self.policy is not None and self.backward_origin is None:
             self.build.origin = {**self.build.origin, "recompute": self.policy(func, *args, **kwargs)}
-        _RECORD[how.effect](self, call)
+        _RECORD[how.effect](self, func, args, kwargs, out)
         return out
 
     def _take_origin(self) -> None:
@@ -213,34 +202,36 @@ class Recorder(TorchDispatchMode):
         elif type(out) in SYMBOLIC_TYPES:
             self.build.symbols.bind(out, node)
 
-    def _pure(self, call: _Call) -> None:
-        if call.func is aten.lift_fresh_copy.default and not isinstance(call.args[0], FakeTensor):
-            self.add_constant(call.args[0], call.out, literal=True)
+    def _pure(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        if func is aten.lift_fresh_copy.default and not isinstance(args[0], FakeTensor):
+            self.add_constant(args[0], out, literal=True)
             return
-        self._define(call, torch_compat.fresh_symbols(self.build.fake_mode, call.out))
+        self._define(func, args, kwargs, out, torch_compat.fresh_symbols(self.build.fake_mode, out))
 
-    def _number(self, call: _Call) -> Any:
+    def _number(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
         """A number read from data is recorded where its symbol is new; sizes are known without a node. A float of the
         program that was found to have one value is that value: torch guards it."""
-        bindings = torch_compat.fresh_symbols(self.build.fake_mode, call.out)
-        if not bindings and call.func is aten._local_scalar_dense.default and expression(call.out).is_number:
-            return torch_compat.plain_number(expression(call.out))
-        if bindings or type(call.out) is torch.SymFloat:
-            self._define(call, bindings)
-        return call.out
+        bindings = torch_compat.fresh_symbols(self.build.fake_mode, out)
+        if not bindings and func is aten._local_scalar_dense.default and expression(out).is_number:
+            return torch_compat.plain_number(expression(out))
+        if bindings or type(out) is torch.SymFloat:
+            self._define(func, args, kwargs, out, bindings)
+        return out
 
-    def _define(self, call: _Call, bindings: Mapping[Any, Any] | None) -> None:
+    def _define(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, bindings: Mapping[Any, Any] | None
+    ) -> None:
         """Appends a call and binds its results, and the symbols that it makes, by `bindings`, to nodes."""
-        node = self._append(call.func, call.args, call.kwargs, call.out)
-        self._results(node, call.out)
+        node = self._append(func, args, kwargs, out)
+        self._results(node, out)
         if bindings:
             node.meta["unbacked_bindings"] = bindings
-            for item in flatten(call.out):
+            for item in flatten(out):
                 if isinstance(item, Tensor):
                     self.build.symbols.bind(item, self.alias_of(item).node)
 
-    def _view(self, call: _Call) -> None:
-        func, (source, *others), out = call.func, call.args, call.out
+    def _view(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        source, *others = args
         if isinstance(source, complex):  # derivatives take the conjugate of a number of the program
             number = (source.conjugate(),)
             self._results(self._append(aten.scalar_tensor.default, number, {"dtype": out.dtype}, out), out)
@@ -250,14 +241,14 @@ class Recorder(TorchDispatchMode):
             return
         parent = self.alias_of(source)
         strided = func is aten.as_strided.default
-        if strided and arguments(func, call.args, call.kwargs).get("storage_offset") is not None:
+        if strided and arguments(func, args, kwargs).get("storage_offset") is not None:
             parent.root.pinned = True
             if parent.root.input is not None and reaches_outside(out, parent.root.tensor):
                 raise UnsupportedOperator(str(func), "it reaches memory that its tensor does not span")
         tracks = torch.is_grad_enabled()
-        view, node = View(func, tuple(others), dict(call.kwargs)), read(parent, self.build)
+        view, node = View(func, tuple(others), dict(kwargs)), read(parent, self.build)
         if func not in IDENTITY_VIEWS:
-            node = self._append(func, (node, *others), call.kwargs, out)
+            node = self._append(func, (node, *others), kwargs, out)
         if isinstance(out, Tensor):
             self._bind(out, Alias(parent.root, parent, view, node, tracks))
             return
@@ -265,19 +256,18 @@ class Recorder(TorchDispatchMode):
             part = self.build.result(node, index)
             self._bind(item, Alias(parent.root, parent, replace(view, index=index), part, tracks))
 
-    def _metadata(self, call: _Call) -> None:
-        target, *others = call.args
-        op, parent = behaviour(call.func).functional, self.alias_of(target)
+    def _metadata(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+        target, *others = args
+        op, parent = behaviour(func).functional, self.alias_of(target)
         assert op is not None
-        view = View(op, tuple(others), dict(call.kwargs))
-        self.metadata_changes.append((target, call.func, tuple(others)))
-        node = self._append(view.op, (read(parent, self.build), *others), call.kwargs, target)
+        view = View(op, tuple(others), dict(kwargs))
+        self.metadata_changes.append((target, func, tuple(others)))
+        node = self._append(view.op, (read(parent, self.build), *others), kwargs, target)
         self._bind(target, Alias(parent.root, parent, view, node, torch.is_grad_enabled()))
 
-    def _writes(self, call: _Call) -> None:
-        func, out = call.func, call.out
+    def _writes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         how = behaviour(func)
-        given = arguments(func, call.args, call.kwargs)
+        given = arguments(func, args, kwargs)
         targets: list[Any] = [given.get(name) for name in how.written]
         if how.functional is not None:
             node = self.build.call(how.functional, *self._arguments_of(how.functional, func, given))
@@ -326,17 +316,15 @@ class Recorder(TorchDispatchMode):
         kwargs = {a.name: self.node_of(given.get(a.name, a.default_value)) for a in func._schema.arguments}
         return self.build.append(torch.ops.higher_order.auto_functionalized, (func,), kwargs, values)
 
-    def _batch_norm(self, call: _Call) -> None:
+    def _batch_norm(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """As the operator whose schema says what it writes; what else it returns, for a library, is empty."""
-        if not call.args[5]:  # not training
-            self._pure(call)
+        if not args[5]:  # not training
+            self._pure(func, args, kwargs, out)
             return
-        out = call.out
-        if call.args[3] is None:  # without running statistics
-            args = (*call.args[:3], *call.args[5:8])
-            self._pure(_Call(_LEGIT.no_stats, args, {}, tuple(out[:3])))
+        if args[3] is None:  # without running statistics
+            self._pure(_LEGIT.no_stats, (*args[:3], *args[5:8]), {}, tuple(out[:3]))
         else:
-            self._writes(_Call(_LEGIT.default, call.args[:8], {}, tuple(out[:3])))
+            self._writes(_LEGIT.default, args[:8], {}, tuple(out[:3]))
         for reserve in out[3:]:
             like = {"dtype": reserve.dtype, "device": reserve.device}
             self._results(self.build.append(aten.empty.memory_format, (list(reserve.shape),), like, reserve), reserve)
@@ -346,7 +334,7 @@ class Recorder(TorchDispatchMode):
         name = func.name()
         if name == "triton_kernel_wrapper_mutation":
             op, given = launch(**kwargs)
-            return self._writes(_Call(op, given, {}, None))
+            return self._writes(op, given, {}, None)
         calls = RECORDED.get(name.removesuffix("_stack_output"))  # of a while_loop that keeps its steps
         if calls is None and name not in PASSED:
             raise UnsupportedOperator(name, "it takes a graph, and gyrator does not trace into it")
@@ -355,7 +343,7 @@ class Recorder(TorchDispatchMode):
         passed = list(args)
         for position, operands in (calls(args) if calls is not None else {}).items():
             passed[position] = self.body(name, args[position], operands)
-        self._define(_Call(func, tuple(passed), kwargs, out), bindings)
+        self._define(func, tuple(passed), kwargs, out, bindings)
         return out
 
     def body(self, name: str, function: Callable[..., Any], operands: Sequence[Any]) -> Node:
