@@ -40,8 +40,8 @@ _FROM_TORCH = (
     "hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward heaviside isneginf isposinf "
     "leaky_relu leaky_relu_backward log_sigmoid_backward log_sigmoid_forward logaddexp logaddexp2 logit "
     "logit_backward masked_fill mish mish_backward mvlgamma nan_to_num _prelu_kernel _prelu_kernel_backward rad2deg "
-    "rrelu_with_noise_backward rsub sgn sigmoid_backward silu sinc softplus softplus_backward softshrink special_entr "
-    "special_log_ndtr special_xlog1py tanh_backward threshold threshold_backward xlogy lcm gcd isin ldexp "
+    "rrelu_with_noise_backward rsub sgn sigmoid_backward silu silu_backward sinc softplus softplus_backward softshrink "
+    "special_entr special_log_ndtr special_xlog1py tanh_backward threshold threshold_backward xlogy lcm gcd isin ldexp "
     # losses
     "binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits huber_loss mse_loss "
     "multi_margin_loss nll_loss2d_backward nll_loss2d_forward nll_loss_backward nll_loss_forward smooth_l1_loss "
@@ -86,13 +86,6 @@ _EMBEDDING: Decomposition = get_decompositions([aten.embedding_dense_backward])[
 def _widen(x: Tensor) -> Tensor:
     """x in the precision its computation runs in: float32 for bfloat16 and float16, else unchanged."""
     return x.to(torch.float32) if x.dtype in LOW_PRECISION else x
-
-
-def _silu_backward(grad: Tensor, x: Tensor) -> Tensor:
-    """silu_backward(g, x) → g·s·(1 + x·(1 − s)) with s = sigmoid(x)."""
-    wide_grad, wide = _widen(grad), _widen(x)
-    s = torch.sigmoid(wide)
-    return (wide_grad * s * (1 + wide * (1 - s))).to(grad.dtype)
 
 
 def _gelu(x: Tensor, approximate: str = "none") -> Tensor:
@@ -248,7 +241,6 @@ _OURS: Mapping[OpOverload, Decomposition] = {
     **{op: partial(_resized, _RESIZED[op]) for op in _RESIZED},
     **{op: partial(of_a_mean, get_decompositions([op])[op]) for op in OF_MEANS},
     aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
-    aten.silu_backward.default: _silu_backward,
     **dict.fromkeys((aten.max_unpool2d.default, aten.max_unpool3d.default), _max_unpool),
     aten.gelu.default: _gelu,
     aten.native_dropout_backward.default: _native_dropout_backward,
