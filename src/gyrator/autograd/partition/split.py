@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import free_symbols
 from torch.fx.node import map_arg
 
 from gyrator.autograd.builder import ancestors, copy_node
@@ -74,21 +75,14 @@ def _unreadable(joint: JointGraph, nodes: Iterable[Node], given: Iterable[Node])
     """Forward's numbers that are symbols which sizes of `nodes` mention and no size of a `given` node is alone; new
     ones where only tensors have them."""
     readable = {size for node in given for size in sizes_of(node)}
-    mentioned = {symbol for node in nodes for symbol in _symbols(node.meta.get("val"))}
+    tensors = [value for node in nodes if isinstance(value := node.meta.get("val"), Tensor)]
+    mentioned = free_symbols(tensors)
     table = SymbolTable(joint.graph)
     for node in joint.graph.nodes:
         if node not in joint.backward_nodes:
             table.bind(node.meta.get("val"), node)
     found = map(table.find, sorted(mentioned - readable, key=str))
     return {number for number in found if number is not None}
-
-
-def _symbols(value: Any) -> set[Any]:
-    """The symbols in the sizes and strides of a tensor."""
-    if not isinstance(value, Tensor):
-        return set()
-    sizes = (*value.shape, *value.stride(), value.storage_offset())
-    return {s for size in sizes if isinstance(size, torch.SymInt) for s in expression(size).free_symbols}
 
 
 def _forward_graph(joint: JointGraph, values: Sequence[Node], numbers: Sequence[Node]) -> tuple[Graph, list[Node]]:
