@@ -259,11 +259,9 @@ def equal(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _welford(x: Tensor) -> State:
-    wide = x.double()
-    mean = wide.mean(-1)
-    deviations = ((wide - mean.unsqueeze(-1)) ** 2).sum(-1)
+    variance, mean = torch.var_mean(x.double(), -1, correction=0)
     count = torch.full_like(mean, x.shape[-1])
-    return mean.to(x.dtype), deviations.to(x.dtype), count.to(x.dtype)
+    return mean.to(x.dtype), (variance * count).to(x.dtype), count.to(x.dtype)
 
 
 def scan_dim(kind: str, args: State, dim: int) -> State:
