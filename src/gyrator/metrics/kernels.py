@@ -8,9 +8,8 @@ from enum import StrEnum
 from math import prod
 
 from gyrator.ir import tree
-from gyrator.ir.expr import Expr, Load, Op, Random, Value, walk_all
-from gyrator.ir.index import Axis
-from gyrator.ir.tree import Attend, Contract, Kernel, Loop, LoopKind, Stage, Store, Update, walk_stages
+from gyrator.ir.expr import Expr, Load, Op, Random, Value, indirect_values, walk_all
+from gyrator.ir.tree import Attend, Contract, Kernel, Loop, LoopKind, Stage, Store, Update, walk_loops, walk_stages
 from gyrator.ir.volume import cost_of, count_of, value_bytes
 
 BYTES_PER_SECOND, OPERATIONS_PER_SECOND = 10e9, 50e9
@@ -87,38 +86,27 @@ class _Walk:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.values = [param.value for param in kernel.params]
+        self.loops, self.stages = [*walk_loops(kernel.body)], [*walk_stages(kernel.body)]
+        self.stores = [stage for stage in self.stages if isinstance(stage, Store)]
+        self.shared = any(loop.carries and loop.kind is LoopKind.PARALLEL for loop in self.loops)
         self.read, self.written = Counter[Value](), Counter[Value]()
         self.strides: dict[Value, tuple[int, ...]] = {}
-        self.loads = self.stores = self.atomics = self.casts = self.operations = self.loops = 0
-        self.carried = self.running = self.shared = self.columns = self.vectors = self.scattered = self.partial = False
+        self.loads = self.casts = self.operations = 0
         self.depth = 1  # of a template's product
-        self.reduced: dict[Axis, int] = {}
-        self.kept: dict[Axis, int] = {}
 
     def body(self, body: tuple[Loop | Stage, ...], around: tuple[Loop, ...], seen: set[Expr]) -> None:
         for item in body:
             if isinstance(item, Loop):
-                self.loop(item, around, seen)
+                self.body(item.body, (*around, item), set(seen))
             else:
                 self.stage(item, around, seen)
-
-    def loop(self, loop: Loop, around: tuple[Loop, ...], seen: set[Expr]) -> None:
-        self.loops += 1
-        self.vectors |= loop.kind is LoopKind.LANES and loop.lanes > 1
-        self.carried |= bool(loop.carries)
-        self.partial |= any(carry.partial for carry in loop.carries)
-        self.shared |= bool(loop.carries) and loop.kind is LoopKind.PARALLEL
-        axes = self.reduced if loop.carries else self.kept
-        axes[loop.axis] = count_of(loop.axis.extent)
-        self.body(loop.body, (*around, loop), set(seen))
 
     def stage(self, stage: Stage, around: tuple[Loop, ...], seen: set[Expr]) -> None:
         trips = prod(count_of(loop.axis.extent) for loop in around)
         if not isinstance(stage, Attend):
             self.exprs(tree.stage_exprs(stage), trips, seen)
         match stage:
-            case Update(_, args, running):
-                self.running |= bool(running)
+            case Update(_, args):
                 self.operations += trips * len(args)
             case Store():
                 self.store(stage, around, trips)
@@ -135,14 +123,10 @@ class _Walk:
             moved[view.value] += elements * view.value.dtype.itemsize
 
     def store(self, store: Store, around: tuple[Loop, ...], trips: int) -> None:
-        self.stores += 1
-        self.atomics += store.atomic
         combined = store.combine != "set"
         self.operations += trips * combined
         if store.value not in self.values:
-            self.columns |= combined
             return
-        self.scattered |= combined or any(i.indirects() for i in store.index)
         self.written[store.value] += trips * store.value.dtype.itemsize
         self.read[store.value] += trips * store.value.dtype.itemsize * combined
         if len(store.index) == 1:
@@ -164,21 +148,22 @@ class _Walk:
     def facts(self) -> KernelFacts:
         read = tuple(min(self.read[value], value_bytes(value)) for value in self.values)
         written = tuple(min(self.written[value], value_bytes(value)) for value in self.values)
-        kept = list(self.kept.values()) or [1]
+        reduced = {loop.axis: count_of(loop.axis.extent) for loop in self.loops if loop.carries}
+        kept = [*{loop.axis: count_of(loop.axis.extent) for loop in self.loops if not loop.carries}.values()] or [1]
         elements = sum(n // value.dtype.itemsize for n, value in zip(written, self.values, strict=True))
         inner = [_inner_loops(loop) for loop in self.kernel.body if isinstance(loop, Loop)]
         return KernelFacts(
             kind=self.kind(),
-            vectorised=self.vectors,
+            vectorised=any(loop.kind is LoopKind.LANES and loop.lanes > 1 for loop in self.loops),
             parallel_reduction=self.shared,
             loads=self.loads,
-            stores=self.stores,
-            loops=self.loops,
-            atomics=self.atomics,
+            stores=len(self.stores),
+            loops=len(self.loops),
+            atomics=sum(store.atomic for store in self.stores),
             casts=self.casts,
             inner_loops=max(inner, default=0),
             buffers=len(self.kernel.scratch),
-            numels=(kept[-1], prod(kept[:-1]), self.depth * prod(self.reduced.values())),
+            numels=(kept[-1], prod(kept[:-1]), self.depth * prod(reduced.values())),
             elements=elements,
             operations=self.operations,
             read=read,
@@ -187,21 +172,24 @@ class _Walk:
         )
 
     def kind(self) -> KernelKind:
-        if any(isinstance(stage, Contract | Attend) for stage in walk_stages(self.kernel.body)):
+        carries = [carry for loop in self.loops for carry in loop.carries]
+        combined = [store.value in self.values for store in self.stores if store.combine != "set"]
+        columns = False in combined
+        if any(isinstance(stage, Contract | Attend) for stage in self.stages):
             return KernelKind.TEMPLATE
-        if self.running:
+        if any(isinstance(stage, Update) and stage.running for stage in self.stages):
             return KernelKind.SCAN
-        if self.columns and self.carried:
+        if columns and carries:
             return KernelKind.MIX_ORDER
-        if self.shared or self.partial:
+        if self.shared or any(carry.partial for carry in carries):
             return KernelKind.SPLIT_REDUCTION
-        if self.columns or self.carried:
+        if columns or carries:
             tiling = self.kernel.tiling
             if tiling and tiling.category == "cooperative":
                 return KernelKind.COOPERATIVE_REDUCTION
-            persistent = tiling.category == "persistent" if tiling else bool(self.kernel.scratch) and self.carried
+            persistent = tiling.category == "persistent" if tiling else bool(self.kernel.scratch and carries)
             return KernelKind.PERSISTENT_REDUCTION if persistent else KernelKind.LOOPED_REDUCTION
-        if self.scattered:
+        if combined or any(store.value in self.values and indirect_values(store.index) for store in self.stores):
             return KernelKind.SCATTER
         several = sum(isinstance(item, Loop) for item in self.kernel.body) > 1
         return KernelKind.FOREACH if several else KernelKind.POINTWISE
