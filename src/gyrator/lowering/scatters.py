@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from gyrator.ir.expr import Checked, Expr, Op, Value
-from gyrator.ir.index import ONE, ZERO, Index, IndexLike, Indirect, as_index, div_mod, linear, product
+from gyrator.ir.index import ONE, ZERO, Index, IndexLike, Indirect, as_index, linear, product
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Nest, Scatter
 from gyrator.lowering import views
@@ -24,7 +24,7 @@ from gyrator.lowering.gathers import Indices, advanced, along, indexed_coords, i
 from gyrator.lowering.joins import masked
 from gyrator.lowering.reductions import scan
 from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, whole
-from gyrator.lowering.typed import Operand, between, both, cast, compute_dtype, constant, element, like, op
+from gyrator.lowering.typed import Operand, cast, compute_dtype, constant, element, like, op
 from gyrator.lowering.views import dimension, expanded, nested_order, reshape
 
 aten = torch.ops.aten
@@ -239,28 +239,13 @@ def _as_strided_scatter(
     b: Builder, out: Meta, x: TensorRef, source: TensorRef, size: object, stride: Sequence[IndexLike],
     offset: IndexLike | None = None,
 ) -> Any:  # fmt: skip
-    """``x`` with a window on its memory replaced: the element at position ``p`` comes from the window's
-    coordinates ``p // stride[0], p % stride[0] // stride[1], …`` if all lie in it and nothing is left over.
-
-    Refused where ``x`` is a view, or elements of the window could overlap."""
-    strides = [as_index(s) for s in stride]
-    order = nested_order(source.shape, strides)
-    if not x.is_whole() or order is None or not same_strides(x.shape, x.value.strides, out.strides):
+    """``x`` with a window on its memory replaced. Refused where ``x`` is a view or has gaps, or elements of the window
+    could overlap."""
+    plain = x.is_whole() and same_strides(x.shape, x.value.strides, out.strides)
+    if not plain or nested_order(source.shape, [as_index(s) for s in stride]) is None:
         return NotImplemented
-    start = as_index(offset) - b.storage_offset(x.value) if offset is not None else ZERO
-
-    def body(at: Coords) -> Expr:
-        inner = [ZERO] * source.rank
-        left = x.value.position(at) - start
-        conditions: list[Expr] = []
-        for k in order:
-            inner[k], left = div_mod(left, strides[k])
-            conditions += between(inner[k], ZERO, source.shape[k])
-        conditions += between(left, ZERO, ONE)
-        new = masked(conditions, element(source, tuple(inner), out.dtype))
-        return op("where", both(conditions), new, x.load(at)) if conditions else new
-
-    return b.copy(x, out) if ZERO in source.shape else b.pointwise(out, body)
+    shown = views.LOWERINGS[aten.as_strided.default](b, out.with_shape(source.shape), x, size, stride, offset)
+    return shown if shown is NotImplemented else scatter(b, out, x, Points(source.shape, shown.at), source)
 
 
 LOWERINGS: Family = {
