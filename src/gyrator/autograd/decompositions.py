@@ -199,6 +199,47 @@ def _max_unpool(x: Tensor, where: Tensor, size: Sequence[Any], *_: Any) -> Tenso
     return planes.scatter(-1, where.flatten(-len(size)), x.flatten(-len(size))).unflatten(-1, size)
 
 
+def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """masked_scatter(x, mask, s) → where(mask, s[cumsum(mask) − 1], x), the elements of each row by row."""
+    if any(type(size) is int and size == 0 for size in (*x.shape, *source.shape)):
+        return NotImplemented
+    x, mask = torch.broadcast_tensors(x, mask)
+    chosen = mask.flatten()
+    taken = source.flatten()[torch.where(chosen, chosen.cumsum(0) - 1, 0)]
+    return torch.where(mask, taken.view(x.shape), x)
+
+
+def _polygamma(n: int, x: Tensor) -> Tensor:
+    """The digamma function and its first derivative; higher ones need the zeta function, a library call.
+
+    The derivative is reflected at ½, raised by six steps of ``ψ'(x) = ψ'(x + 1) + 1/x²``, then four terms of its series
+    in 1/x (Abramowitz and Stegun 6.4.6, 6.4.7 and 6.4.12)."""
+    if n not in (0, 1):
+        return NotImplemented
+    if n == 0:
+        return torch.digamma(x)
+    wide = _widen(x) if x.is_floating_point() else x.to(torch.get_default_dtype())
+    y = torch.where(wide < 0.5, 1 - wide, wide)
+    total = 1 / (y * y)
+    for _ in range(5):
+        y = y + 1
+        total = total + 1 / (y * y)
+    y = y + 1
+    square = 1 / (y * y)
+    total = total + (1 + 0.5 / y + square * (1 / 6 - square * (1 / 30 - square / 42))) / y
+    value = torch.where(wide < 0.5, (math.pi / torch.sin(wide * math.pi)) ** 2 - total, total)
+    return value.to(x.dtype) if x.is_floating_point() else value
+
+
+def _round_decimals(x: Tensor, *, decimals: int = 0) -> Tensor:
+    """round(x, decimals=2) → round(x·100)/100, round(x, decimals=-2) → round(x/100)·100."""
+    scale, wide = 10.0 ** abs(decimals), _widen(x)
+    if not x.is_floating_point() or decimals == 0:
+        return torch.round(x)
+    value = torch.round(wide * scale) / scale if decimals > 0 else torch.round(wide / scale) * scale
+    return value.to(x.dtype)
+
+
 def _bernoulli(x: Tensor, p: Tensor | float | None = None, generator: torch.Generator | None = None) -> Tensor:
     """bernoulli(x, p) → (rand < p) as x's dtype, bernoulli(x) likewise with x for p; a generator of the user's own
     leaves the op whole."""
@@ -240,6 +281,9 @@ _OURS: Mapping[OpOverload, Decomposition] = {
     **dict.fromkeys((aten.eye.default, aten.eye.m), _eye),
     **{op: partial(_resized, _RESIZED[op]) for op in _RESIZED},
     **{op: partial(of_a_mean, get_decompositions([op])[op]) for op in OF_MEANS},
+    aten.masked_scatter.default: _masked_scatter,
+    aten.polygamma.default: _polygamma,
+    aten.round.decimals: _round_decimals,
     aten.soft_margin_loss_backward.default: _soft_margin_loss_backward,
     **dict.fromkeys((aten.max_unpool2d.default, aten.max_unpool3d.default), _max_unpool),
     aten.gelu.default: _gelu,

@@ -72,18 +72,6 @@ def _sum(name: str, b: Builder, out: Meta, x: Operand, y: Operand, alpha: Operan
     return b.elementwise(out, (x, y), lambda p, q: op(name, p, _scaled(q, alpha)))
 
 
-def _round_decimals(b: Builder, out: Meta, x: TensorRef, *, decimals: int = 0) -> TensorRef:
-    if not out.dtype.is_floating_point:
-        return b.copy(x, out)
-    scale = 10.0 ** abs(decimals)
-    first, second = ("mul", "div") if decimals >= 0 else ("div", "mul")
-
-    def body(a: Expr) -> Expr:
-        return op(second, op("round", op(first, a, like(a, scale))), like(a, scale))
-
-    return b.elementwise(out, (x,), body if decimals else lambda a: op("round", a))
-
-
 def _addc(
     name: str, b: Builder, out: Meta, x: TensorRef, s: TensorRef, t: TensorRef, *, value: Operand = 1
 ) -> TensorRef:
@@ -134,33 +122,6 @@ def _repeated_product(x: Expr, count: int) -> Expr:
     half = _repeated_product(x, count // 2)
     square = op("mul", half, half)
     return op("mul", square, x) if count % 2 else square
-
-
-def _polygamma(b: Builder, out: Meta, n: int, x: TensorRef) -> Any:
-    """The digamma function and its first derivative; higher ones need the zeta function, a library call."""
-    if n not in (0, 1):
-        return NotImplemented
-    return b.elementwise(out, (x,), _trigamma if n else lambda a: op("digamma", a))
-
-
-def _trigamma(x: Expr) -> Expr:
-    """Reflected at ½, raised by six steps of ``ψ'(x) = ψ'(x + 1) + 1/x²``, then four terms of its series in
-    1/x (Abramowitz and Stegun 6.4.6, 6.4.7 and 6.4.12)."""
-    small = op("lt", x, like(x, 0.5))
-    sine = op("sin", op("mul", x, like(x, math.pi)))
-    reflected = op("div", like(x, math.pi**2), op("mul", sine, sine))
-    y = op("where", small, op("sub", like(x, 1), x), x)
-    total: Expr = like(x, 0)
-    for _ in range(6):
-        total = op("add", total, op("reciprocal", op("mul", y, y)))
-        y = op("add", y, like(x, 1))
-    square = op("reciprocal", op("mul", y, y))
-    series: Expr = like(x, 1 / 42)
-    for divisor in (30, 6):
-        series = op("sub", like(x, 1 / divisor), op("mul", square, series))
-    series = op("add", op("add", like(x, 1), op("div", like(x, 0.5), y)), op("mul", square, series))
-    total = op("add", total, op("div", series, y))
-    return op("where", small, op("sub", reflected, total), total)
 
 
 def _angle(b: Builder, out: Meta, x: TensorRef) -> TensorRef:
@@ -247,9 +208,7 @@ LOWERINGS: Family = {
     **rows(_where, "where", "self ScalarSelf ScalarOther Scalar"),
     aten.nextafter.default: _nextafter,
     aten.relu.default: lambda b, out, x: b.elementwise(out, (x,), lambda a: op("maximum", a, like(a, 0))),
-    aten.round.decimals: _round_decimals,
     aten.signbit.default: _signbit,
-    aten.polygamma.default: _polygamma,
     aten.angle.default: _angle,
     **rows(_clone, "clone lift_fresh_copy"),
     **rows(partial(_elementwise, "neg"), "_neg_view"),

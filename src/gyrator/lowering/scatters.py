@@ -13,19 +13,17 @@ from typing import Any
 
 import torch
 
-from gyrator.ir.expr import Checked, Expr, Op, Value
-from gyrator.ir.index import ONE, ZERO, Index, IndexLike, Indirect, as_index, linear, product
+from gyrator.ir.expr import Expr, Op, Value
+from gyrator.ir.index import ONE, ZERO, Index, IndexLike, as_index, product
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Nest, Scatter
 from gyrator.lowering import views
 from gyrator.lowering.builder import Builder, Meta, same_strides, strided
 from gyrator.lowering.family import Family, Lowering, rows
 from gyrator.lowering.gathers import Indices, advanced, along, indexed_coords, is_plain
-from gyrator.lowering.joins import masked
-from gyrator.lowering.reductions import scan
 from gyrator.lowering.refs import Coords, TensorRef, axes_of, coords_of, whole
 from gyrator.lowering.typed import Operand, cast, compute_dtype, constant, element, like, op
-from gyrator.lowering.views import dimension, expanded, nested_order, reshape
+from gyrator.lowering.views import dimension, nested_order
 
 aten = torch.ops.aten
 
@@ -210,25 +208,6 @@ def _counts(b: Builder, out: Meta, points: Points, start: int) -> TensorRef:
     return scatter(b, whole_numbers, none, points, constant(1, whole_numbers.dtype), "add")
 
 
-def _masked_scatter(b: Builder, out: Meta, x: TensorRef, mask: TensorRef, source: TensorRef) -> Any:
-    """Where the mask holds, the elements of ``source`` in order: number ``cumsum(mask) - 1``."""
-    if ZERO in source.shape or ZERO in out.shape:
-        return NotImplemented
-    count, given = product(out.shape), product(source.shape)
-    chosen, values = reshape(expanded(mask, out.shape), (count,)), reshape(source, (given,))
-    flat = Meta((count,), torch.int64, (ONE,), out.device)
-    (upto,) = scan(b, flat, 0, "sum", lambda at: (cast(chosen.load(at), torch.int64),), "upto")
-
-    def body(at: Coords) -> Expr:
-        here = (linear(at, out.shape),)
-        number_in = op("sub", upto.load(here), constant(1, torch.int64))
-        taken = cast(values.load((Indirect(Checked(number_in, given), given).index(),)), out.dtype)
-        condition = element(mask, at, torch.bool)
-        return op("where", condition, masked([condition], taken), x.load(at))
-
-    return b.pointwise(out, body)
-
-
 def _into_view(view: Lowering, b: Builder, out: Meta, x: TensorRef, source: TensorRef, *args: Any) -> Any:
     """``x`` with the elements that a view of it shows replaced: select_scatter, slice_scatter, diagonal_scatter."""
     shown = view(b, out.with_shape(source.shape), whole(Value("x", x.shape, x.dtype, out.strides)), *args)
@@ -254,7 +233,6 @@ LOWERINGS: Family = {
     **rows(partial(scatter_along, "add"), "scatter_add"),
     **rows(lambda *args, reduce: scatter_along(COMBINES[reduce], *args), "scatter", "reduce value_reduce"),
     **rows(partial(_reduce, False), "scatter_reduce", "two"),
-    **rows(_masked_scatter, "masked_scatter"),
     **rows(_index_fill, "index_fill", "int_Scalar int_Tensor"),
     **rows(_index_add, "index_add"),
     **rows(lambda b, out, x, d, i, new: scatter(b, out, x, _points(x, d, i, new), new), "index_copy"),
