@@ -1,6 +1,6 @@
 """A report: everything that `explain` found, as plain data."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gyrator.report.record import GraphRecord, KernelRecord, ProgramRecord, StepRecord
@@ -84,29 +84,21 @@ class ReportData:
         for program in self.programs:
             yield from program.graphs
 
-    def stages(self) -> Iterator[tuple[str, Timing]]:
-        """Every stage with the path of those around it: capture, then program by program."""
-        yield "", Timing("capture (torch.compile)", 0, self.capture_seconds)
+    def stages(self) -> Iterator[Timing]:
+        """Every stage, after the one that it is in: capture, then program by program."""
+        yield Timing("capture (torch.compile)", 0, self.capture_seconds)
         for program in self.programs:
-            yield "", Timing(program.name, 0, program.seconds)
-            yield from _within([program.name], program.stages, {k: s for g in program.graphs for k, s in g.parts()})
+            yield Timing(program.name, 0, program.seconds)
+            parts = {name: stages for graph in program.graphs for name, stages in graph.parts()}
+            for stage in program.stages:
+                yield Timing(stage.name, 1 + stage.depth, stage.seconds)
+                for inner in parts.get(stage.name, ()):
+                    yield Timing(inner.name, 2 + stage.depth + inner.depth, inner.seconds)
 
     def accounted(self) -> float:
         """The share of the wall time that stages at the top account for."""
         inside = sum(stage.seconds for p in self.programs for stage in p.stages if stage.depth == 0)
         return (self.capture_seconds + inside) / self.seconds if self.seconds else 1.0
-
-
-def _within(
-    path: Sequence[str], stages: Iterable[Timing], inner: Mapping[str, Sequence[Timing]]
-) -> Iterator[tuple[str, Timing]]:
-    """Stages within `path`, each with its own path; `inner` are those of a graph, by the stage that they are in."""
-    below = list(path)
-    for stage in stages:
-        below[len(path) + stage.depth :] = []
-        yield "/".join(below), Timing(stage.name, len(path) + stage.depth, stage.seconds)
-        below.append(stage.name)
-        yield from _within(below, inner.get(stage.name, ()), {})
 
 
 def roofline(kernel: KernelRecord, seconds: float, peaks: Peaks) -> float:

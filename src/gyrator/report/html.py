@@ -62,10 +62,10 @@ def _user_lines(places: Places) -> Iterator[tuple[str, str]]:
 def _compile_time(report: ReportData) -> Plot:
     """Stages by number, each with the number of the one around it."""
     rows: list[tuple[str, str, str, float]] = [("all", "all", "", report.seconds)]
-    numbers = {"": "all"}
-    for number, (path, stage) in enumerate(report.stages()):
-        rows.append((str(number), stage.name, numbers[path], stage.seconds))
-        numbers[f"{path}/{stage.name}".lstrip("/")] = str(number)
+    around = ["all"]
+    for number, stage in enumerate(report.stages()):
+        rows.append((str(number), stage.name, around[stage.depth], stage.seconds))
+        around[stage.depth + 1 :] = [str(number)]
     return dict(zip(("ids", "labels", "parents", "values"), zip(*rows, strict=True), strict=True))
 
 

@@ -104,7 +104,7 @@ def _us(time: float | None, unit: float = 1e6) -> str:
 
 
 def _compile_time(console: Console, report: ReportData) -> None:
-    rows = [(f"{'  ' * stage.depth}{stage.name}", f"{stage.seconds * 1e3:.1f}") for _, stage in report.stages()]
+    rows = [(f"{'  ' * stage.depth}{stage.name}", f"{stage.seconds * 1e3:.1f}") for stage in report.stages()]
     title = f"compile time, {report.accounted():.0%} of it in stages"
     _table(console, title, ("stage", "ms"), rows, most=200)
     builds = sorted((b for g in report.graphs() for b in g.builds), key=lambda b: -b.seconds)
