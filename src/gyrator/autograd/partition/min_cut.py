@@ -58,20 +58,20 @@ def min_cut_with_budget(budget: float) -> PartitionFunction:
     def partition(joint: JointGraph) -> Partition:
         problem = _problem(joint)
         saved = _solve(problem)
-        limit = int(budget * _saved_bytes(joint, saved))
-        order = sorted(
-            (node for node, ban in problem.bans.items() if ban.negotiable),
-            key=lambda node: work(node) / max(tensor_bytes(node.meta.get("val")), 1),
-        )
+        if budget == 1:
+            return _described(problem, saved)
+        limit, bans = int(budget * _saved_bytes(joint, saved)), problem.bans
+        order = [node for node, ban in bans.items() if ban.negotiable]
+        order.sort(key=lambda node: work(node) / max(tensor_bytes(node.meta.get("val")), 1))
 
-        def fits(lifted: int) -> bool:
-            return _saved_bytes(joint, _solve(_without_bans(problem, order[: lifted + 1]))) <= limit
+        def lifted(last: int) -> tuple[_Problem, tuple[Node, ...]]:
+            """The problem without the bans up to the one at `last` in the order, and what is saved then."""
+            gone = {*order[: last + 1]}
+            rest = replace(problem, bans={node: ban for node, ban in bans.items() if node not in gone})
+            return rest, _solve(rest)
 
-        if budget < 1:
-            lifted = bisect_left(range(len(order)), True, key=fits)
-            problem = _without_bans(problem, order[: lifted + 1])
-            saved = _solve(problem)
-        return _described(problem, saved)
+        few = bisect_left(range(len(order)), True, key=lambda last: _saved_bytes(joint, lifted(last)[1]) <= limit)
+        return _described(*lifted(few))
 
     return partition
 
@@ -241,11 +241,6 @@ def _solve(problem: _Problem) -> tuple[Node, ...]:
         text = "backward needs a value that can neither be saved nor recomputed"
         raise InternalCheckError("partition", text) from None
     return tuple(node for node in entries if exits[node] in behind and entries[node] not in behind)
-
-
-def _without_bans(problem: _Problem, nodes: Iterable[Node]) -> _Problem:
-    lifted = set(nodes)
-    return replace(problem, bans={node: ban for node, ban in problem.bans.items() if node not in lifted})
 
 
 # --- the explanation -------------------------------------------------------------------------------
