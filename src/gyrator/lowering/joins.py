@@ -7,12 +7,12 @@ from typing import Any
 import torch
 
 from gyrator.ir.expr import Const, Expr, IndexValue, Masked, Scalar
-from gyrator.ir.index import ZERO, Index, IndexLike, div_mod
+from gyrator.ir.index import ONE, ZERO, Index, IndexLike, as_index
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.family import Family, rows
 from gyrator.lowering.refs import Coords, TensorRef
 from gyrator.lowering.typed import Operand, between, both, cast, constant, element, number, op, within
-from gyrator.lowering.views import dimension
+from gyrator.lowering.views import dimension, expanded, reshape
 
 MANY = 8
 """With more inputs, cat stays a library call: each would be a branch in the body."""
@@ -64,13 +64,11 @@ def _pad(b: Builder, out: Meta, x: TensorRef, pad: Sequence[IndexLike], value: O
 
 
 def _repeat(b: Builder, out: Meta, x: TensorRef, repeats: Sequence[IndexLike]) -> TensorRef:
-    def body(at: Coords) -> Expr:
-        inner = at[len(at) - x.rank :]
-        return x.load(tuple([div_mod(i, size)[1] for i, size in zip(inner, x.shape, strict=True)]))
-
-    if ZERO in out.shape:
-        return b.full(out, 0)
-    return b.pointwise(out, body)
+    """``x.repeat(2, 3)`` of ``x[M, N]`` is ``x`` expanded to ``[2, M, 3, N]``, under another shape."""
+    ones = (ONE,) * (len(repeats) - x.rank)
+    shape = [n for times, size in zip(repeats, (*ones, *x.shape), strict=True) for n in (as_index(times), size)]
+    wide = expanded(x, tuple(shape), range(2 * len(ones) + 1, len(shape), 2))
+    return b.copy(reshape(wide, out.shape), out)
 
 
 def _flip(b: Builder, out: Meta, x: TensorRef, dims: Sequence[int]) -> TensorRef:
