@@ -205,14 +205,13 @@ class _Wrapper:
                 self.emit(f"{name} = torch.tensor({name}, dtype={given.value.dtype})")
             if given.value is not None and given.complex:
                 self.emit(f"{self.name(given.value)} = {self.tool('as_reals')}({self.name(given.value)})")
+            if given.value is not None and given.value in self.align:
+                self.emit(f"{self.name(given.value)} = {self.tool('aligned')}({self.name(given.value)})")
         launched = {step.kernel for step in self.plan.steps if isinstance(step, Launch)}
         if any(isinstance(self.kernels[name], BuiltKernel) for name in launched):
             self.emit(f"threads = {self.tool('num_threads')}()")
         if self.gpu is not None and any(isinstance(self.kernels[name], TritonKernel) for name in launched):
             self.emit(f"stream = {self.tool('current_stream')}({self.gpu.index})")
-        for given in self.plan.inputs:
-            if given.value is not None and given.value in self.align:
-                self.emit(f"{self.name(given.value)} = {self.tool('aligned')}({self.name(given.value)})")
         self.derive()
 
     def derive(self) -> None:
