@@ -220,11 +220,8 @@ def _polygamma(n: int, x: Tensor) -> Tensor:
         return torch.digamma(x)
     wide = _widen(x) if x.is_floating_point() else x.to(torch.get_default_dtype())
     y = torch.where(wide < 0.5, 1 - wide, wide)
-    total = 1 / (y * y)
-    for _ in range(5):
-        y = y + 1
-        total = total + 1 / (y * y)
-    y = y + 1
+    total = sum(1 / ((y + k) * (y + k)) for k in range(6))
+    y = y + 6
     square = 1 / (y * y)
     total = total + (1 + 0.5 / y + square * (1 / 6 - square * (1 / 30 - square / 42))) / y
     value = torch.where(wide < 0.5, (math.pi / torch.sin(wide * math.pi)) ** 2 - total, total)
