@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from enum import StrEnum
 from math import prod
 
 from gyrator.ir import tree
@@ -16,26 +15,12 @@ BYTES_PER_SECOND, OPERATIONS_PER_SECOND = 10e9, 50e9
 """The machine of estimated run times: about one core of a server. Only ratios of estimates mean much."""
 
 
-class KernelKind(StrEnum):
-    """What a kernel is above all."""
-
-    POINTWISE = "pointwise"
-    PERSISTENT_REDUCTION = "persistent reduction"  # rows stay in scratch memory, or in registers, between its loops
-    LOOPED_REDUCTION = "looped reduction"
-    SPLIT_REDUCTION = "split reduction"  # threads, or several launches, share a row; their results are merged
-    COOPERATIVE_REDUCTION = "cooperative reduction"  # blocks share a row, within one launch (GPU)
-    MIX_ORDER = "mix-order reduction"  # rows and columns of one tensor
-    SCAN = "scan"
-    SCATTER = "scatter"
-    FOREACH = "foreach"  # several loops that share nothing
-    TEMPLATE = "template"
-
-
 @dataclass(frozen=True, slots=True)
 class KernelFacts:
     """A kernel in figures. Symbolic sizes count as their hints.
 
     Attributes:
+        kind: what it is above all; `Count` lists the kinds.
         loads, stores: places in the program text. loops, atomics, casts: likewise.
         inner_loops: loops right inside the outermost ones; two or more are a fusion of loops.
         buffers: scratch rows.
@@ -45,7 +30,7 @@ class KernelFacts:
         strides: for each parameter the steps with which the loops around its store walk it, outermost first.
     """
 
-    kind: KernelKind
+    kind: str
     vectorised: bool
     parallel_reduction: bool
     loads: int
@@ -171,28 +156,28 @@ class _Walk:
             strides=tuple(self.strides.get(value, ()) for value in self.values),
         )
 
-    def kind(self) -> KernelKind:
+    def kind(self) -> str:
         carries = [carry for loop in self.loops for carry in loop.carries]
         combined = [store.value in self.values for store in self.stores if store.combine != "set"]
         columns = False in combined
         if any(isinstance(stage, Contract | Attend) for stage in self.stages):
-            return KernelKind.TEMPLATE
+            return "template"
         if any(isinstance(stage, Update) and stage.running for stage in self.stages):
-            return KernelKind.SCAN
+            return "scan"
         if columns and carries:
-            return KernelKind.MIX_ORDER
+            return "mix-order reduction"
         if self.shared or any(carry.partial for carry in carries):
-            return KernelKind.SPLIT_REDUCTION
+            return "split reduction"
         if columns or carries:
             tiling = self.kernel.tiling
             if tiling and tiling.category == "cooperative":
-                return KernelKind.COOPERATIVE_REDUCTION
+                return "cooperative reduction"
             persistent = tiling.category == "persistent" if tiling else bool(self.kernel.scratch and carries)
-            return KernelKind.PERSISTENT_REDUCTION if persistent else KernelKind.LOOPED_REDUCTION
+            return "persistent reduction" if persistent else "looped reduction"
         if combined or any(store.value in self.values and indirect_values(store.index) for store in self.stores):
-            return KernelKind.SCATTER
+            return "scatter"
         several = sum(isinstance(item, Loop) for item in self.kernel.body) > 1
-        return KernelKind.FOREACH if several else KernelKind.POINTWISE
+        return "foreach" if several else "pointwise"
 
 
 def _inner_loops(loop: Loop) -> int:
