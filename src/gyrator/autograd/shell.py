@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from gyrator import torch_compat
 from gyrator.autograd.aliasing import Forward, FromGraph, FromInput, Number, ReplayedView, Source
 from gyrator.autograd.inputs import overlapping
-from gyrator.autograd.interface import BoxedCallable, Update
+from gyrator.autograd.interface import BoxedCallable
 
 _NUMBERS = count()
 
@@ -68,7 +68,11 @@ class _Writer:
         within = f"with {self._name(torch_compat.without_autocast, 'no_autocast')}(): " if program.autocast else ""
         self._lines.append(f"    {within}results = {call}")
         for update in forward.updates:
-            self._update(update)
+            target = self._input(update.input)
+            if update.tracked:
+                self._lines.append(f"    {target}.copy_(results[{update.output}])")
+            else:  # the compiled graph has written it
+                self._lines.append(f"    {self._name(torch.autograd.graph.increment_version, 'increment')}({target})")
         for change in forward.changes:
             args = "".join(f", {self._argument(arg)}" for arg in change.args)
             self._lines.append(f"    {self._name(change.op, 'change')}({self._input(change.input)}{args})")
@@ -94,13 +98,6 @@ class _Writer:
         if written:
             found.append(f"{self._name(overlapping, 'overlapping')}({given}, {written})")
         return found
-
-    def _update(self, update: Update) -> None:
-        target = self._input(update.input)
-        if update.tracked:
-            self._lines.append(f"    {target}.copy_(results[{update.output}])")
-        else:  # the compiled graph has written it
-            self._lines.append(f"    {self._name(torch.autograd.graph.increment_version, 'increment')}({target})")
 
     def _output(self, source: Source) -> str:
         if isinstance(source, FromGraph):

@@ -53,7 +53,7 @@ def type_name(dtype: torch.dtype) -> str:
 def literal(value: Scalar, dtype: torch.dtype) -> str:
     """A C++ expression of exactly the type of ``dtype``; the value is rounded as torch rounds a Python scalar.
 
-    ``0.1`` as float32 is ``0.1f``, as bfloat16 ``gy::bf16{0x3dcd}``; integers outside the type wrap."""
+    ``0.1`` as float32 is ``0.1f``, as bfloat16 ``gy::bf16{0x3dcd}``. Integers are within the type."""
     if dtype == torch.bool:
         return "true" if value else "false"
     if dtype == torch.float64:
@@ -64,9 +64,7 @@ def literal(value: Scalar, dtype: torch.dtype) -> str:
     if dtype.is_floating_point:
         bits = torch.tensor(float(value), dtype=dtype).view(torch.uint8 if dtype.itemsize == 1 else torch.uint16).item()
         return f"{type_name(dtype)}{{0x{int(bits):0{2 * dtype.itemsize}x}}}"
-    info = torch.iinfo(dtype)
-    wrapped = (int(value) - info.min) % (1 << info.bits) + info.min
-    return "INT64_MIN" if wrapped == -(1 << 63) else f"{type_name(dtype)}({wrapped})"
+    return "INT64_MIN" if value == -(1 << 63) else f"{type_name(dtype)}({int(value)})"
 
 
 def _float_literal(value: float | numpy.float32, name: str, suffix: str) -> str:

@@ -575,10 +575,10 @@ def _lambda(names: Sequence[str], body: str) -> str:
 
 def _count_text(axis: GridAxis) -> str:
     extent = str(axis.extent)
+    extent = extent if extent.isalnum() else f"({extent})"
     if axis.block is None:
-        return extent if axis.extent.value is not None else f"({extent})"
-    inner = extent if extent.isalnum() else f"({extent})"
-    count = f"-(-{inner} // {axis.block})"
+        return extent
+    count = f"-(-{extent} // {axis.block})"
     return f"({count} + {axis.more})" if axis.more else count
 
 

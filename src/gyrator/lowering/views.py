@@ -195,10 +195,8 @@ def _bits(b: Builder, out: Meta, x: TensorRef, dtype: torch.dtype) -> Any:
     """``x.view(dtype)``: an index map where the width stays."""
     if x.dtype == dtype:
         return x
-    if x.dtype.is_complex:
-        return NotImplemented
-    plain = x.value.dtype in b.computed and dtype in b.computed and torch.bool not in (x.value.dtype, dtype)
-    if not plain or x.dtype.itemsize != dtype.itemsize:
+    plain = {x.dtype, dtype} <= b.computed and torch.bool not in (x.value.dtype, dtype)
+    if not plain or x.value.dtype not in b.computed or x.dtype.itemsize != dtype.itemsize:
         return NotImplemented
     return TensorRef(x.value, x.shape, x.coords, dtype)
 
