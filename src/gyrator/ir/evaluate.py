@@ -234,7 +234,9 @@ def _reduce_last(kind: str, args: State) -> State:
             same = equal(x, best.unsqueeze(-1))
             return best, torch.where(same, args[1], torch.iinfo(torch.int64).max).amin(-1)
         case "welford":
-            return _welford(x)
+            variance, mean = torch.var_mean(x.double(), -1, correction=0)
+            count = torch.full_like(mean, x.shape[-1])
+            return mean.to(x.dtype), (variance * count).to(x.dtype), count.to(x.dtype)
         case "softmax":
             top = x.amax(-1)
             return top, torch.exp(x - top.unsqueeze(-1)).sum(-1)
@@ -256,12 +258,6 @@ _PLAIN: Mapping[str, Callable[[Tensor], Tensor]] = {
 def equal(a: Tensor, b: Tensor) -> Tensor:
     """Elementwise equality in which NaN equals itself."""
     return (a == b) | ((a != a) & (b != b))
-
-
-def _welford(x: Tensor) -> State:
-    variance, mean = torch.var_mean(x.double(), -1, correction=0)
-    count = torch.full_like(mean, x.shape[-1])
-    return mean.to(x.dtype), (variance * count).to(x.dtype), count.to(x.dtype)
 
 
 def scan_dim(kind: str, args: State, dim: int) -> State:

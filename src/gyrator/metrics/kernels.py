@@ -59,10 +59,8 @@ class KernelFacts:
 
 
 def facts_of(kernel: Kernel) -> KernelFacts:
-    """Walk the tree once."""
-    walk = _Walk(kernel)
-    walk.body(kernel.body, (), set())
-    return walk.facts()
+    """The figures of a kernel."""
+    return _Walk(kernel).facts()
 
 
 class _Walk:
@@ -131,6 +129,7 @@ class _Walk:
                         self.operations += trips * cost_of(node)
 
     def facts(self) -> KernelFacts:
+        self.body(self.kernel.body, (), set())
         read = tuple(min(self.read[value], value_bytes(value)) for value in self.values)
         written = tuple(min(self.written[value], value_bytes(value)) for value in self.values)
         reduced = {loop.axis: count_of(loop.axis.extent) for loop in self.loops if loop.carries}
