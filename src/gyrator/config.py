@@ -95,7 +95,7 @@ class Config:
     channels_last: Literal["auto", "on", "off"] = _option(
         "auto",
         "Whether 2-D convolutions of large images get channels-last operands, and what norms read along rows "
-        "lies in rows. `auto`: on a GPU, and on a CPU with many depthwise convolutions.",
+        "lies in rows. `auto`: on a GPU, and on a CPU with many depthwise or transposed convolutions.",
     )
     pad_strides: bool = _option(
         False,

@@ -130,7 +130,8 @@ def test_a_real_input_times_a_complex_number_has_eagers_gradient(part: Any) -> N
 def test_other_backends_find_what_they_need_in_the_package() -> None:
     given = inspect.signature(autograd.aot_compile).parameters
     assert [*given] == [
-        *("gm", "example_inputs", "fw_compiler", "bw_compiler", "partition_fn", "decompositions", "lazy_backward")
+        *("gm", "example_inputs", "fw_compiler", "bw_compiler", "partition_fn", "decompositions", "lazy_backward"),
+        "fuses",
     ]
     names = "Compiled Compiler GraphInfo Update aot_compile decomposition_table interpret min_cut min_cut_with_budget"
     assert all(callable(getattr(autograd, name)) for name in [*names.split(), "save_all"])
