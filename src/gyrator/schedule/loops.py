@@ -57,8 +57,8 @@ class Shape:
     ``lane`` is the outer axis that vectors lie along (POINTS, SHEET, STRIPS). ``spaces`` are the axes of each
     space from the outermost loop to the innermost. ``blocks`` gives each axis of the group that runs in
     blocks as an index over the loops' axes; positions in memory are computed over the group's axes first,
-    where they are simple, and blocked then. ``tile`` is a short serial loop around the vectors, over rows of
-    a transposed access whose cache lines stay near."""
+    where they are simple, and blocked then. ``tile`` is a short serial loop around the vectors, over rows of a
+    transposed access whose cache lines stay near (of ROWS: whole rows), or beside vectors that are few."""
 
     group: Group
     style: Style
