@@ -107,6 +107,18 @@ def test_rows_that_lie_across_memory_are_reduced_from_a_tile(tmp_path: Path) -> 
     assert "gy::transpose_block" in texts and "strided(" not in texts
 
 
+def test_vectors_that_are_few_have_an_inner_loop(tmp_path: Path) -> None:
+    """Counting through all axes of a patch after each vector would take longer than the vector."""
+    torch._dynamo.reset()
+    x = torch.randn(4, 3, 96, 96)
+
+    def patches(x: Tensor) -> Tensor:
+        return x.view(4, 3, 6, 16, 6, 16).permute(0, 2, 4, 1, 3, 5).reshape(4, 36, 768)
+
+    assert gyrator.compile(patches, options={"cache_dir": tmp_path})(x).equal(patches(x))
+    assert any("const int64_t steps = 432;" in text for text in sources(tmp_path))
+
+
 def test_vectors_lie_along_what_all_rows_share(tmp_path: Path) -> None:
     """Both gradients of pairwise distances sum over pairs, whose differences lie along features."""
     torch._dynamo.reset()

@@ -61,7 +61,7 @@ def flex_attention(call: Call, args: Sequence[Any]) -> tuple[Tensor, ...]:
         sums = filled.logsumexp(-1).masked_fill(empty, -math.inf) / math.log(2)
         maxima = scores.detach().amax(-1) / math.log(2)
         out = weights.to(query.dtype) @ value.to(query.dtype)
-        return laid_out_like(out, query), sums, maxima
+        return laid_out(out, (*query.stride()[:3], 0)), sums, maxima
 
 
 def reads_of(args: Sequence[Any]) -> list[list[Any]]:
@@ -96,10 +96,10 @@ def autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.to(torch.get_autocast_dtype(kind)) for x in tensors)
 
 
-def laid_out_like(out: Tensor, query: Tensor) -> Tensor:
-    """`out`, dense, its rows in one piece, with its other dimensions in the order in which those of `query` lie."""
-    order = [*sorted(range(3), key=lambda dim: query.stride(dim), reverse=True), 3]
-    return out.permute(order).contiguous().permute([order.index(dim) for dim in range(4)])
+def laid_out(out: Tensor, strides: Sequence[Any]) -> Tensor:
+    """`out`, dense, with its dimensions in the order of these strides."""
+    order = sorted(range(out.ndim), key=lambda dim: strides[dim], reverse=True)
+    return out.permute(order).contiguous().permute([order.index(dim) for dim in range(out.ndim)])
 
 
 def index(x: Tensor, place: Any) -> Tensor:
@@ -175,7 +175,7 @@ class _Function(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         score_mod, mask, scale, reads = *args[3:5], float(args[5]), reads_of(args)
         with torch_compat.outside_tracing(), recorder.build.fake_mode:
-            out = laid_out_like(query.new_empty((*query.shape[:3], value.shape[-1])), query)
+            out = laid_out(query.new_empty((*query.shape[:3], value.shape[-1])), (*query.stride()[:3], 0))
             sums = query.new_empty(query.shape[:3], dtype=torch.float32)
             score, *at = (query.new_empty((), dtype=dtype) for dtype in (torch.float32, *[torch.int64] * 4))
             bodies = [

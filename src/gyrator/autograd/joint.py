@@ -33,7 +33,7 @@ from gyrator.autograd.fused_attention import attention, index
 from gyrator.autograd.inputs import Inputs
 from gyrator.autograd.layout import tangent_strides
 from gyrator.autograd.recorder import Recorder
-from gyrator.autograd.written_attention import attend
+from gyrator.autograd.written_attention import attend, dropout_rate
 from gyrator.errors import UnsupportedOperator
 
 
@@ -154,11 +154,6 @@ def _backward(
     return tuple(wanted), nodes
 
 
-def _drops(input: Tensor, p: float = 0.5, training: bool = True, *_: bool, **more: bool) -> bool:
-    """Whether a dropout of these arguments draws anything."""
-    return p != 0 and more.get("train", training)
-
-
 class _Runner(Interpreter):
     """Runs the captured graph node by node, telling the recorder which node it is at."""
 
@@ -206,7 +201,7 @@ class _Runner(Interpreter):
                 return attention(self._recorder, partial(self._inline, region=self._region, of_scores=True), args)
         if target is operator.getitem and self._of_scores:
             return index(args[0], args[1])
-        if target in (F.dropout, torch.dropout) and not _drops(*args, **kwargs):
+        if target in (F.dropout, torch.dropout) and dropout_rate(*args, **kwargs) == 0:
             return (*args, kwargs.get("input"))[0]  # where sizes are symbolic, torch's Python rule makes a copy
         args, kwargs = self._masks.simplified(target, args, kwargs)
         value = super().call_function(target, args, kwargs)

@@ -20,7 +20,7 @@ from torch.backends import cuda
 from torch.fx import Node
 
 from gyrator.autograd.attention import Masks, mutates, name_of
-from gyrator.autograd.fused_attention import autocast
+from gyrator.autograd.fused_attention import autocast, laid_out
 from gyrator.autograd.partition.recompute import size_hint
 
 _CASTS = frozenset("to float half bfloat16 type type_as contiguous".split())
@@ -75,9 +75,8 @@ class _Walk:
         if not self._is_link(node):
             return None
         if (name := name_of(node)) == "dropout":
-            given = {**dict(zip(("input", "p", "training"), node.args, strict=False)), **node.kwargs}
-            rate = given.get("p", 0.5) if given.get("training", True) else 0.0
-            if self.dropout or not isinstance(rate, float):
+            rate = dropout_rate(*node.args, **node.kwargs)
+            if self.dropout or not isinstance(rate, (int, float)):
                 return None
             self.dropout = rate
         elif name == "softmax":
@@ -133,6 +132,11 @@ class _Walk:
         return isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
 
 
+def dropout_rate(input: Any, p: Any = 0.5, training: Any = True, *_: Any, **more: Any) -> Any:
+    """At which a dropout of these arguments drops."""
+    return p if more.get("train", training) else 0.0
+
+
 def _product(node: Node, values: Values) -> _Product | None:
     name, given = name_of(node).strip("_"), [*node.args, *node.kwargs.values()]
     left, right = (*[x for x in given if isinstance(x, Node)], None, None)[:2]
@@ -174,8 +178,7 @@ def attend(node: Node, values: Values, result: Tensor, masks: Masks, call: Calla
         if out is None or out.dtype != result.dtype:
             return None
         out = (out if result.ndim == 4 else out[0]).permute([letters.index(c) for c in last.letters[2]])
-        order = sorted(range(out.ndim), key=lambda dim: size_hint(result.stride(dim)), reverse=True)
-        return out.permute(order).contiguous().permute([order.index(dim) for dim in range(out.ndim)])
+        return laid_out(out, [*map(size_hint, result.stride())])
     return None
 
 
@@ -241,7 +244,7 @@ def _mask(scores: _Scores, dtype: torch.dtype, masks: Masks) -> tuple[Tensor | N
     kept = scores.mask if scores.keeps else masks.inverse(scores.mask)
     if bias is not None:
         return torch.atleast_2d(torch.where(kept, bias, -math.inf)), scores.fill == -math.inf
-    return (kept if kept.ndim > 1 else torch.atleast_2d(kept)), scores.fill <= _HIDES and kept.ndim > 0
+    return torch.atleast_2d(kept), scores.fill <= _HIDES and kept.ndim > 0
 
 
 def _gains(operands: list[Tensor], mask: Tensor | None, dropout: float) -> bool:

@@ -24,7 +24,7 @@ GY_LIBM(sinh) GY_LIBM(cosh) GY_LIBM(asinh) GY_LIBM(acosh) GY_LIBM(atanh)
 namespace part {
 
 // e^x * 2^Shift for |x| small enough that round_to_integer holds. 0.9 ulp.
-template <int Shift = 0, class P, class Mask = int> GY_FN P exp_in_range(P x, Mask kept = -1) {
+template <int Shift = 0, class P> GY_FN P exp_in_range(P x, uint64_t kept = ~uint64_t(0)) {
   if constexpr (of_float<P>) {
     auto n = round_to_integer(x, 0x1.715476p+0f);
     P r = fma(n.value, all<P>(-0x1.62e4p-1f), x);
