@@ -1,4 +1,4 @@
-"""Reads at run-time indices: gather, index_select, embedding, index with tensors.
+"""Reads at run-time indices: gather, index_select, embedding, index with tensors, searches in sorted rows.
 
 An index tensor's element becomes an atom of the index algebra, checked against the dimension it addresses:
 ``x[idx]`` → ``load x[<checked(idx[i0], N)>, i1]``. Out-of-range indices raise. As in eager, negative ones
@@ -10,12 +10,12 @@ from typing import Any, TypeAlias
 
 import torch
 
-from gyrator.ir.expr import Checked
+from gyrator.ir.expr import Checked, Expr
 from gyrator.ir.index import ZERO, Index, Indirect
 from gyrator.lowering.builder import Builder, Meta
 from gyrator.lowering.family import Family, rows
 from gyrator.lowering.refs import Coords, TensorRef
-from gyrator.lowering.typed import element, like, number, op
+from gyrator.lowering.typed import Operand, cast, element, like, number, op
 from gyrator.lowering.views import dimension
 
 Indices: TypeAlias = "Sequence[TensorRef | None]"
@@ -86,10 +86,39 @@ def _embedding(b: Builder, out: Meta, weight: TensorRef, indices: TensorRef, *_:
     return b.pointwise(out, lambda at: weight.load((indirect(indices, at[:-1], weight.shape[0]), at[-1])))
 
 
+def _searched(
+    b: Builder, out: Meta, sequence: TensorRef, x: Operand, *, out_int32: bool = False, right: bool = False,
+    side: str | None = None, sorter: TensorRef | None = None,
+) -> Any:  # fmt: skip
+    """How many elements of a sorted row come before ``x``, with ``right`` also those equal to it; all for a NaN.
+
+    A search in steps that halve, all written out: the first leaves as many places as the others can reach (Knuth, The
+    Art of Computer Programming 3, 6.2.1, algorithm C)."""
+    length = sequence.shape[-1].value if sequence.rank else None
+    if not length or sorter is not None:
+        return NotImplemented
+    steps = [1 << k for k in reversed(range(length.bit_length()))]
+    precedes = "gt" if right or side == "right" else "ge"
+
+    def body(at: Coords) -> Expr:
+        sought, row = element(x, at, sequence.dtype), at[:-1] if sequence.rank > 1 else ()
+        place = number(ZERO, torch.int64)
+        for step in steps:
+            probe = Indirect(op("add", place, like(place, step - 1)), sequence.shape[-1]).index()
+            stays = op(precedes, sequence.load((*row, probe)), sought)
+            further = like(place, length + 1 - step) if step == steps[0] else op("add", place, like(place, step))
+            place = op("where", stays, place, further)
+        return cast(place, out.dtype)
+
+    return b.pointwise(out, body)
+
+
 LOWERINGS: Family = {
     **rows(partial(_index, False), "index", "Tensor"),
     **rows(partial(_index, True), "_unsafe_index", "Tensor"),
     **rows(partial(_gather, False), "gather"),
     **rows(partial(_gather, True), "index_select"),
     **rows(_embedding, "embedding"),
+    **rows(_searched, "searchsorted", "Tensor Scalar"),
+    **rows(lambda b, out, x, boundaries, **how: _searched(b, out, boundaries, x, **how), "bucketize", "Tensor Scalar"),
 }

@@ -94,6 +94,24 @@ def test_sums_in_half_precision_round_once() -> None:
     assert run(low, [ones, torch.zeros(600, dtype=torch.int64)]).outputs[0].item() == 600
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+@pytest.mark.parametrize("right", [False, True], ids=["left", "right"])
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 7, 8, 100])
+def test_searches_in_sorted_rows(length: int, right: bool, dtype: torch.dtype) -> None:
+    edges = tensor(2, length, dtype=dtype).sort(-1)[0]
+    sought = torch.cat([edges, tensor(2, 9, dtype=dtype), edges[:, :1] - 1, edges[:, -1:] + 1], 1)
+    if dtype.is_floating_point:
+        sought[0, :3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    check(lambda e, x: torch.searchsorted(e, x, right=right), edges, sought)
+    check(lambda e, x: torch.bucketize(x, e, right=right, out_int32=True), edges[0], sought)
+
+
+def test_searches_name_their_side_and_seek_numbers() -> None:
+    edges = torch.tensor([1.0, 2.0, 2.0, 3.0])
+    check(lambda e: (torch.searchsorted(e, 2.0, side="right"), torch.searchsorted(e, e, side="left")), edges)
+    check(lambda e: torch.bucketize(2.5, e), edges)
+
+
 def test_out_of_range_raises() -> None:
     low = lowered(lambda x, i: x[i], tensor(5), torch.tensor([0, 5]))
     with pytest.raises(IndexOutOfRange, match="5"):

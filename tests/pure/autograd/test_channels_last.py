@@ -1,0 +1,52 @@
+"""Which convolutions on a GPU get channels-last operands; values and strides are tested where they run (cpu)."""
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+from gyrator.autograd.builder import GraphBuilder
+from gyrator.autograd.channels_last import prefer_layouts
+from gyrator.autograd.fake_results import FakeResults
+
+aten = torch.ops.aten
+FLOAT, HALF = torch.float32, torch.bfloat16
+
+
+def is_moved(dtype: torch.dtype, image: tuple[int, ...], filters: tuple[int, ...], *, transposed: bool = False) -> bool:
+    build = GraphBuilder(FakeResults(FakeTensorMode()))
+    with build.fake_mode:
+        nodes = [build.placeholder("x", torch.empty(shape, dtype=dtype, device="cuda")) for shape in (image, filters)]
+    channels = filters[0] if transposed else filters[1]
+    how = ([1, 1], [1, 1], [1, 1], transposed, [0, 0], image[1] // channels)
+    build.graph.output((build.call(aten.convolution.default, (*nodes, None, *how), {}),))
+    prefer_layouts(build, always=True)
+    return bool(build.graph.find_nodes(op="call_function", target=aten.clone.default))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "image", "filters", "moved"),
+    [
+        (HALF, (2, 3, 8, 8), (16, 3, 3, 3), True),
+        (FLOAT, (2, 32, 56, 56), (64, 32, 3, 3), True),
+        (FLOAT, (2, 3, 224, 224), (64, 3, 7, 7), False),  # few channels
+        (FLOAT, (2, 32, 8, 8), (64, 32, 3, 3), False),  # few pixels
+        (FLOAT, (2, 32, 56, 56), (32, 1, 3, 3), True),  # depthwise
+        (FLOAT, (2, 32, 56, 56), (32, 1, 7, 7), False),  # whose gradients would be slow
+        (torch.float64, (2, 32, 56, 56), (64, 32, 3, 3), False),
+    ],
+)
+def test_images_of_16_bits_and_those_for_which_float32_gains(
+    dtype: torch.dtype, image: tuple[int, ...], filters: tuple[int, ...], moved: bool
+) -> None:
+    assert is_moved(dtype, image, filters) is moved
+
+
+@pytest.mark.parametrize("dtype", [FLOAT, HALF])
+def test_transposed_convolutions(dtype: torch.dtype) -> None:
+    assert is_moved(dtype, (2, 32, 56, 56), (32, 64, 3, 3), transposed=True)
+
+
+def test_float32_without_tensor_cores_stays_unless_it_is_depthwise() -> None:
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        assert not is_moved(FLOAT, (2, 32, 56, 56), (64, 32, 3, 3))
+        assert is_moved(FLOAT, (2, 32, 56, 56), (32, 1, 3, 3))
