@@ -61,16 +61,40 @@ def test_crowded_sums_are_right_and_not_atomic(case: str, interpreter: Worker, m
     torch.testing.assert_close(got, fn(*args), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("cells", "points", "width", "crowded"),
-    [(32, 1 << 18, 12, True), (2, 1 << 14, 768, True), (64, 1 << 15, 4096, False), (32, 1 << 13, 3, False)],
-)
-def test_additions_stay_atomic_where_few_meet_or_reading_takes_longer(
-    cells: int, points: int, width: int, crowded: bool
+@pytest.mark.parametrize("case", CASES)
+def test_long_sums_are_added_to_copies_in_turns(
+    case: str, interpreter: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name, value in {"LEAST_CROWD": 4, "CROWD": 2, "BYTES_IN_AN_ADDITION": 0, "BYTES_IN_LAUNCHES": 0}.items():
+        monkeypatch.setattr(scatter, name, value)
+    fn, args = CASES[case]
+    low = lowered(fn, *args)
+    plan = gpu_plan(on_gpu(low.program))
+    adding = [kernel for kernel in plan.kernels if "atomic" in print_triton(kernel).source]
+    assert [p.value.name.endswith("parts") for kernel in adding for p in kernel.params if p.written] == [True]
+    (got,) = run_plan(plan, [a.clone() for a in args], low.constants, runner(interpreter))
+    torch.testing.assert_close(got, fn(*args), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("cells", "points", "width", "way"),
+    [
+        (2, 1 << 14, 768, "choices"),
+        (8, 1 << 24, 1, "choices"),
+        (32, 1 << 18, 12, "copies"),
+        (256, 1 << 24, 1, "copies"),
+        (4096, 1 << 24, 1, "copies"),
+        (64, 1 << 15, 4096, "atomic"),  # reading takes longer
+        (32, 1 << 13, 3, "atomic"),  # few meet
+        (1 << 20, 1 << 30, 1, "atomic"),  # copies would be large
+    ],
+)
+def test_additions_are_shared_out_by_what_takes_least(cells: int, points: int, width: int, way: str) -> None:
     def added(x: Tensor, where: Tensor) -> Any:
         return torch.zeros(cells, width).index_add(0, where, x)
 
-    x, where = torch.empty(points, width), torch.zeros(points, dtype=torch.int64)
+    x, where = torch.ones(1, 1).expand(points, width), torch.zeros(1, dtype=torch.int64).expand(points)
     plan = gpu_plan(on_gpu(lowered(added, x, where).program))
-    assert any("atomic" in print_triton(kernel).source for kernel in plan.kernels) is not crowded
+    adding = [kernel for kernel in plan.kernels if "atomic" in print_triton(kernel).source]
+    to_copies = any(p.value.name.endswith("parts") for kernel in adding for p in kernel.params)
+    assert ("copies" if to_copies else "atomic" if adding else "choices") == way

@@ -114,7 +114,8 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> Tiling:
         shapes = [(x, 0, warps) for x, warps in pairs]
     else:
         row = max(power(iterations((a,), 1 << 14)) for a, w in whole.items() if not w)
-        shapes = _looped_columns(row, points) if columns else _looped_rows(row)
+        again = any(_read_again(a, walk.rows[a]) for a in whole)
+        shapes = _looped_columns(row, points, again=again) if columns else _looped_rows(row)
     if not walk.grid:
         shapes = [(1, block, warps) for _, block, warps in shapes]
     tiled = any(x > 1 for x, _, _ in shapes)
@@ -197,11 +198,12 @@ def _staged(configs: tuple[Config, ...], kernel: Kernel, gpu: Gpu) -> tuple[Conf
 
 
 def _whole_columns(row: int, points: int) -> list[tuple[int, int]]:
-    if row <= WHOLE_COLUMN:
-        sides = [min(x, power(points)) for x in (4096 // max(row, 16), 1024 // max(row, 16))]
-    else:
-        sides = [max(min(x, power(points) // FEW_PROGRAMS), 8) for x in (8192 // row, 2048 // row)]
-    return [(x, min(max(x * row // 256, 1), 8)) for x in sides]
+    """(columns, warps) of a program: a warp has 4,096 elements, which hide how long loads take, fewer if programs are
+    few."""
+    wide = max(2048 // row, 64 if row <= 256 else 32)
+    x = max(min(wide, power(points) // FEW_PROGRAMS), 8)
+    warps = min(max(x * row // (4096 if x == wide else 256), 2), 8)
+    return [(x, warps), (max(x // 2, 8), warps), (x, min(2 * warps, 8))]
 
 
 def _looped_rows(row: int) -> list[tuple[int, int, int]]:
@@ -209,10 +211,11 @@ def _looped_rows(row: int) -> list[tuple[int, int, int]]:
     return [(1, min(max(row, 16), block), warps) for block, warps in ((8192, 8), (4096, 8), (16384, 32))]
 
 
-def _looped_columns(row: int, points: int) -> list[tuple[int, int, int]]:
-    """(columns, block of them, warps). Of few columns, or few rows as partial sums are, a program takes fewer, so that
-    there are more programs; it takes microseconds, in which no other shape can be told to be faster."""
-    shapes = [(64, 64, 8), (128, 32, 8), (32, 64, 4)]
+def _looped_columns(row: int, points: int, *, again: bool) -> list[tuple[int, int, int]]:
+    """(columns, block of them, warps). What is read ``again`` is little, so that the cache still has it. Of few
+    columns, or few rows as partial sums are, a program takes fewer, so that there are more programs; it takes
+    microseconds, in which no other shape can be told to be faster."""
+    shapes = [(32, 128, 16), (64, 64, 8)] if again else [(64, 64, 8), (128, 32, 8), (32, 64, 4)]
     if points < 64 * FEW_PROGRAMS or row <= SHORT_COLUMN:
         many = points >= 128 * FEW_PROGRAMS
         shapes = [(32, 64, 4)] if many else [(16, 256, 8)] if points >= 32 * FEW_PROGRAMS else [(8, 1024, 16)]

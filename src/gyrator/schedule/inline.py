@@ -19,7 +19,7 @@ SPARE = 16
 """Cheap instructions for an element that a GPU does while it waits for memory anyway."""
 ROW = 32
 """Elements of a row from which on what is the same for all of them costs nothing."""
-ROW_ACROSS = 512
+ROW_ACROSS = 2048
 """Elements of a row that lies across memory up to which a GPU reads a tile of rows at once; longer ones are transposed
 before they are reduced."""
 

@@ -8,19 +8,24 @@ from dataclasses import dataclass, replace
 import torch
 
 from gyrator.ir.expr import Const, Expr, IndexValue, Load, Op, Value
-from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, Indirect, div_mod, is_nonnegative, substitute
+from gyrator.ir.index import ONE, ZERO, Atom, Axis, Index, Indirect, const, div_mod, is_nonnegative, linear, substitute
 from gyrator.ir.ops import identity
 from gyrator.ir.program import Nest, Node, Pointwise, Program, Reduce, Scatter, defines, map_nests, shown_values, uses
 from gyrator.ir.volume import iterations, volume
 from gyrator.lowering.joins import masked
 from gyrator.lowering.refs import Coords, axes_of, coords_of
 from gyrator.lowering.typed import between, both, number, op
+from gyrator.schedule.gpu_tiling import power
 from gyrator.schedule.plan import is_full
 
 LEAST_CROWD = 512
 """Additions to one element that are worth another kernel."""
 BYTES_IN_A_WAIT = 1 << 20
 """What an H200 reads while an addition waits for the one before it at the same element: 8,192 in turn took 2.8 ms."""
+BYTES_IN_AN_ADDITION, BYTES_IN_LAUNCHES = 40, 1 << 24
+"""What it reads in the time of an addition that waits for none, and of two kernels more."""
+CROWD, BYTES_OF_COPIES = 64, 1 << 22
+"""Additions to one element that may wait for each other, and the most memory of copies."""
 MANY_PARTS, LARGE = 8, 1 << 14
 """Parts written one after the other, and elements of a tensor, from which on it is not made anew for each few parts."""
 SIMPLE = 4
@@ -180,8 +185,13 @@ def scatters_to_sums(program: Program) -> Program:
     s[b, h]``
 
     So do the gradients of a table of position biases. Each element along the dimension that is chosen at run time reads
-    the whole source: refuses where that takes longer than additions that wait for each other, or each gets fewer than
-    512; where more than one coordinate is known only at run time; and sizes that are not static."""
+    the whole source. Where that takes longer, as for a histogram, copies of the elements share the crowd:
+
+    after:  ``p = scatter add nest[q, h] into zeros at (q % 1024, load(idx, q), h) of x[q, h]``
+    ``s = nest[b, h] reduce sum over c  p[c, b, h];  u = nest[b, h] t[b, h] + s[b, h]``
+
+    Refuses where either takes longer than additions that wait for each other, or each element gets fewer than 512;
+    where more than one coordinate is known only at run time; and sizes that are not static."""
     return map_nests(program, _sums)
 
 
@@ -195,17 +205,18 @@ def _sums(nest: Nest) -> list[Node]:
         return [nest]
     if out is None or root.combine != "add" or not static or into.dtype == torch.bool:
         return [nest]
-    rows = [a for a in nest.axes if a not in found.at]
-    cells = max(volume((found.chosen[0].extent,)), 1)
-    crowd, source = iterations(rows) // cells, iterations(nest.axes) * into.dtype.itemsize
-    if crowd < LEAST_CROWD or cells * source > crowd * BYTES_IN_A_WAIT:
+    cells, additions = max(volume((found.chosen[0].extent,)), 1), iterations(nest.axes)
+    crowd = iterations(a for a in nest.axes if a not in found.at) // cells
+    waiting, reading = crowd * BYTES_IN_A_WAIT, cells * additions * into.dtype.itemsize
+    copies = min(crowd // CROWD, BYTES_OF_COPIES // max(volume(into.shape) * into.dtype.itemsize, 1))
+    sharing = additions * BYTES_IN_AN_ADDITION + BYTES_IN_LAUNCHES if copies > 1 else reading
+    if crowd < LEAST_CROWD or min(reading, sharing) > waiting:
         return [nest]
-    reduced = axes_of("r", tuple(a.extent for a in rows))
-    at = dict(found.at) | {old: new.index() for old, new in zip(rows, reduced, strict=True)}
-    before, body = _stored(nest, root.body, out)
-    hit, nothing = replace(found, at=at).hits(), Const(identity("sum", body.dtype), body.dtype)
-    part = op("where", hit, body.substitute(at), nothing)
-    total, axes = out.derived("sums", into.shape, body.dtype), found.axes
+    if reading <= sharing:
+        before, part, reduced = _by_choice(nest, root, out, found)
+    else:
+        before, part, reduced = _by_copies(nest, root, out, found, power(copies + 1) // 2)
+    total, axes = out.derived("sums", into.shape, part.dtype), found.axes
     here = coords_of(axes)
     whole = op("add", Load(into, here), Load(total, here))
     return [
@@ -213,6 +224,30 @@ def _sums(nest: Nest) -> list[Node]:
         replace(nest, out=(total,), axes=axes, root=Reduce("sum", reduced, (part,))),
         replace(nest, axes=axes, root=Pointwise(whole)),
     ]
+
+
+def _by_choice(nest: Nest, root: Scatter, out: Value, found: _Inverse) -> tuple[list[Node], Expr, tuple[Axis, ...]]:
+    """What is made before; what to sum for an element of the result, over which axes: all that is added to it."""
+    rows = [a for a in nest.axes if a not in found.at]
+    reduced = axes_of("r", tuple(a.extent for a in rows))
+    at = dict(found.at) | {old: new.index() for old, new in zip(rows, reduced, strict=True)}
+    before, body = _stored(nest, root.body, out)
+    hit, nothing = replace(found, at=at).hits(), Const(identity("sum", body.dtype), body.dtype)
+    return before, op("where", hit, body.substitute(at), nothing), reduced
+
+
+def _by_copies(
+    nest: Nest, root: Scatter, out: Value, found: _Inverse, copies: int
+) -> tuple[list[Node], Expr, tuple[Axis, ...]]:
+    """The same of copies of the result, to which the iterations add in turns."""
+    rows = tuple([a for a in nest.axes if a not in found.at])
+    (copy,) = reduced = axes_of("c", (const(copies),))
+    shape, dtype = (copy.extent, *root.into.shape), root.body.dtype
+    none, parts = out.derived("none", shape, dtype), out.derived("parts", shape, dtype)
+    turn = linear(coords_of(rows), tuple(a.extent for a in rows)) % copies
+    zeros = replace(nest, out=(none,), axes=axes_of("i", shape), root=Pointwise(Const(identity("sum", dtype), dtype)))
+    added = replace(nest, out=(parts,), root=replace(root, into=none, index=(turn, *root.index)))
+    return [zeros, added], Load(parts, (copy.index(), *coords_of(found.axes))), reduced
 
 
 def _stored(nest: Nest, body: Expr, out: Value) -> tuple[list[Node], Expr]:
