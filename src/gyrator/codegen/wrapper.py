@@ -34,7 +34,7 @@ from gyrator.codegen.python_text import Names, constant_text, device_text, tuple
 from gyrator.codegen.texts import WIDTH, broken, origin_comments
 from gyrator.codegen.triton_source import GridAxis, Pointer, SizeArgument, TritonKernel, Workspace
 from gyrator.ir.expr import Checked, Value
-from gyrator.ir.index import ZERO, Atom, Index, Size, is_nonnegative, substitute
+from gyrator.ir.index import ZERO, Atom, Index, Size, const, exact_quotient, is_nonnegative, substitute
 from gyrator.ir.program import Arg, Extern, Input, Item, ListArg, View, output_values, views
 from gyrator.ir.symbols import UNBOUNDED
 from gyrator.ir.tree import Contract, Kernel, Store, walk_exprs, walk_stages
@@ -540,7 +540,8 @@ def argument_alignment(
     known = set(inputs)
     for step in plan.steps:
         if isinstance(step, Allocate) and (step.upon is None or step.upon in known):
-            known.add(step.value)
+            start = (step.offset or ZERO) * step.value.dtype.itemsize
+            known |= {step.value} if exact_quotient(start, const(16)) is not None else set()
         if not isinstance(step, Launch) or step.kernel not in kernels:
             continue
         params = kernels[step.kernel].params

@@ -22,7 +22,7 @@ from gyrator.report.diagram import diagram
 from gyrator.report.record import GraphRecord
 from gyrator.runtime.gpu_kernels import DESCRIPTION
 from gyrator.runtime.load import WRAPPER
-from gyrator.schedule.plan import Allocate, Call, Copy, Free, Launch, Step
+from gyrator.schedule.plan import Allocate, Call, Copy, Free, Join, Launch, Step
 from gyrator.schedule.products import defines_of, nodes_of
 from gyrator.schedule.stage import Scheduled
 from gyrator.session import DumpWriter
@@ -180,5 +180,7 @@ def _step_text(step: Step) -> str:
             return f"call {node_text(extern).splitlines()[-1].strip()}{'  into its result' if into else ''}"
         case Copy(into, source):
             return f"copy {source.value.name} into {into.value.name}"
+        case Join(whole, parts, _):
+            return f"join {', '.join(part.name for part in parts)} as {whole.name}"
         case Free(value):
             return f"free {value.name}"

@@ -5,16 +5,17 @@ from collections.abc import Iterable
 from gyrator.ir.check import blame
 from gyrator.ir.check_expr import RuleBroken
 from gyrator.ir.expr import Value
-from gyrator.ir.index import Index, is_nonnegative
+from gyrator.ir.index import ZERO, Index, is_nonnegative, product
 from gyrator.ir.program import defines, output_values
 from gyrator.origin import Origins
-from gyrator.schedule.plan import Allocate, Call, Free, Launch, Plan, Step, touched
+from gyrator.schedule.plan import Allocate, Call, Free, Join, Launch, Plan, Step, touched
 
 
 def check_plan(plan: Plan) -> None:
     """Check that each step reads what was written before, and neither freed nor overwritten since by what was placed
-    upon it; that what lies within a value has ended when a step names that value, and does not meet there; that a name
-    is given and freed once, and that outputs, and inputs that nobody reads, are all that is left.
+    upon it; that what lies within a value has ended when a step names that value, or is joined to it, and does not
+    meet there; that a name is given and freed once, and that outputs, and inputs that nobody reads, are all that is
+    left.
 
     Raises: InternalCheckError naming the first step that breaks a rule, and the user's line."""
     checker = _Checker(plan)
@@ -41,6 +42,8 @@ class _Checker:
         self._lost: dict[Value, Value] = {}  # overwritten, and by what
         self._upon: dict[Value, Value] = {}
         self._within: dict[Value, tuple[Value, Index]] = {}  # the host, and where in it
+        self._joined: dict[Value, tuple[Value, ...]] = {}
+        self._parts = {part for step in plan.steps if isinstance(step, Join) for part in step.parts}
 
     def step(self, step: Step) -> None:
         match step:
@@ -54,6 +57,8 @@ class _Checker:
             case Allocate(value, Value() as host, Index() as at, needs):
                 self._name([value])
                 self._lie(value, host, at, needs)
+            case Join(whole, parts, rows):
+                self._join(whole, parts, rows)
             case Free(value):
                 self._known([value])
                 self._named.discard(value)
@@ -103,7 +108,7 @@ class _Checker:
             self._empty.discard(value)
             old = self._upon.get(value)
             while old is not None:
-                self._lost[old] = value
+                self._lost |= dict.fromkeys((old, *self._joined.get(old, ())), value)
                 old = self._upon.get(old)
 
     def _lie(self, value: Value, host: Value, at: Index, needs: Index | None) -> None:
@@ -113,7 +118,20 @@ class _Checker:
         if needs is None and not is_nonnegative(host.span - end):
             raise RuleBroken(f"{value} need not fit into {host}")
         for other, (there, start) in self._within.items():
-            if there is host and not is_nonnegative(start - end) and not is_nonnegative(at - start - other.span):
+            if there is not host or self._parts.issuperset((value, other)):
+                continue
+            if not is_nonnegative(start - end) and not is_nonnegative(at - start - other.span):
                 raise RuleBroken(f"{value} and {other} may meet in {host}")
         self._within[value] = (host, at)
         self._empty.add(value)
+
+    def _join(self, whole: Value, parts: tuple[Value, ...], rows: Index) -> None:
+        self._readable(parts, "join")
+        step = product(whole.shape) // rows
+        starts = [at for host, at in (self._within.pop(part, (None, ZERO)) for part in parts) if host is whole]
+        for part, at, after in zip(parts, starts, (*starts[1:], step), strict=False):
+            filled = product(part.shape) is (after - at) * rows and part.span is (rows - 1) * step + after - at
+            if starts[0] is not ZERO or len(starts) < len(parts) or not filled:
+                raise RuleBroken(f"{part} does not fill its place in {whole} up to the next one's")
+        self._joined[whole] = parts
+        self._empty.discard(whole)

@@ -19,7 +19,7 @@ from gyrator.ir.tree import Config, Kernel, Let, Loop, LoopKind, Param, Stage, S
 from gyrator.ir.volume import bytes_of
 from gyrator.origin import merge
 from gyrator.schedule.canonical import named, stem_of
-from gyrator.schedule.plan import Allocate, Call, Copy, Free, Launch, Plan, Step, held, touched
+from gyrator.schedule.plan import Allocate, Call, Copy, Free, Join, Launch, Plan, Step, held, touched
 
 MOST_POINTERS = 480
 """Of one launch: a driver takes 4,096 bytes of arguments."""
@@ -41,7 +41,7 @@ class _Slot:
     if others may join them, ``pointers`` where, ``elements`` how many, ``early`` the bytes that they allocate; ``room``
     is how many bytes more may be held then."""
 
-    steps: list[Launch | Call | Copy]
+    steps: list[Launch | Call | Copy | Join]
     forms: set[Hashable]
     pointers: set[Value]
     elements: int
@@ -107,6 +107,8 @@ def _slots(plan: Plan, kernels: Mapping[str, Kernel], owner: Mapping[Value, Valu
                 slots[mentioned.get(value, -1)].after.append(step)
             case _:
                 reads, writes = touched(step, kernels)
+                reads = [*reads, *(s.upon for s in before if s.upon is not None and s.offset is not None)]
+                writes = [*writes, *(s.value for s in before if s.upon is None)]
                 memory = {owner.get(v, v): v in writes for v in (*reads, *writes)}
                 last = [written.get(v, -1) for v in memory] + [read.get(v, -1) for v, w in memory.items() if w]
                 first = max(last, default=-1) + 1

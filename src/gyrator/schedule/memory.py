@@ -15,8 +15,21 @@ from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_attention import build_attention
 from gyrator.schedule.gpu_tiling import streamed
 from gyrator.schedule.group import Group, Member, exclusive_axes, levels_of
+from gyrator.schedule.join import joined
 from gyrator.schedule.kernel import Built, build_kernel
-from gyrator.schedule.plan import Allocate, Call, Copy, Free, Launch, Plan, Step, full_view, has_out_variant, is_full
+from gyrator.schedule.plan import (
+    Allocate,
+    Call,
+    Copy,
+    Free,
+    Join,
+    Launch,
+    Plan,
+    Step,
+    full_view,
+    has_out_variant,
+    is_full,
+)
 from gyrator.schedule.products import Templated, Unit, defines_of, nodes_of, product_of, uses_of, whole_of
 from gyrator.schedule.templated import build_templated, contract_of, product_group
 
@@ -70,7 +83,10 @@ class _Planner:
         self._outputs = output_values(program.outputs)
         self._updates = {u.value.value: u for u in program.updates if is_full(u.value)}
         self._becomes = _becomes(program, self._updates)
-        self._home: dict[Value, Value] = {}  # versions that lie in an input's memory, by the input
+        self._home: dict[Value, Value] = {}  # what lies in other memory: versions of an input, parts of a whole
+        self._joined = joined(program) if in_place else {}
+        self._whole = {v: (n.out[0], start) for n, (at, _) in self._joined.items() for v, start in at.items()}
+        self._parts: dict[Value | None, list[Value]] = {}  # those made so far, by what they are parts of
         self._updated: set[Update] = set()
         self._built: dict[Hashable, Built] = {}
         self.kernels: dict[str, Kernel] = {}
@@ -128,6 +144,9 @@ class _Planner:
         return Built(replace(built.kernel, params=tuple(params), name=name), built.args)
 
     def _place(self, here: _Here, member: Member, value: Value, placed: dict[Value, Value]) -> Iterator[Step]:
+        if value in self._whole:
+            yield from self._place_within(value, *self._whole[value])
+            return
         if isinstance(member.nest.root, Scatter):
             base = member.nest.root.into
             others = [m for m in here.group.members if m is not member]
@@ -146,10 +165,23 @@ class _Planner:
             placed[value] = old
         yield Allocate(value, old)
 
+    def _place_within(self, value: Value, whole: Value | None, start: Index) -> Iterator[Step]:
+        """As a part of what is joined later, which is allocated with its first part."""
+        assert whole is not None
+        if whole not in self._parts:
+            yield Allocate(whole)
+        self._parts.setdefault(whole, []).append(value)
+        self._home[value] = whole
+        yield Allocate(value, whole, start)
+
+    def _dies(self, value: Value, position: int) -> bool:
+        """Whether nothing reads the value, or a part of it, after that position."""
+        return all(self._life.dies_at(v, position) for v in (value, *self._parts.get(value, ())))
+
     def _place_new_version(self, base: Value, value: Value, position: int, *, read: bool) -> Iterator[Step]:
         """In place of ``base`` where nothing needs its old contents: no later unit, and no ``read`` by this one."""
         if self._in_place and _same_memory(base, value) and not read:
-            dies = base not in self._life.given and self._life.dies_at(base, position)
+            dies = base not in self._life.given and self._dies(base, position)
             home = self._home.get(base, base)
             if (home is base or dies) and (self._updates_input(home, value, position) or (dies and home is base)):
                 yield Allocate(value, base)
@@ -184,7 +216,7 @@ class _Planner:
             old = load.value
             if old in self._life.given or old in self._home or old in placed.values():
                 continue
-            if not self._life.dies_at(old, here.position):
+            if not self._dies(old, here.position):
                 continue
             if old not in here.made and _same_places(old, value) and _elementwise(here, member, old, value):
                 return old
@@ -192,6 +224,10 @@ class _Planner:
 
     # -- externs -------------------------------------------------------------------------------------------
     def _call(self, extern: Extern, position: int) -> Iterator[Step]:
+        if self._joined and extern in self._joined:
+            parts, rows = self._joined[extern]
+            yield from (Join(whole, tuple(parts), rows) for whole in extern.out if whole is not None)
+            return
         into = has_out_variant(extern)
         into = into and (extern.op.startswith("aten.") or not self._life.forever.intersection(extern.out))
         if into:

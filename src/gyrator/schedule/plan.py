@@ -34,8 +34,8 @@ class Allocate:
 
     The latter has the same dtype and either the same shape and strides or as many elements without gaps, and the
     step that defines ``value`` is the last to read it (an elementwise kernel, an op that mutates). With an ``offset``
-    in elements, ``value`` begins there in ``upon``, which has the same dtype and is written when ``value`` has ended;
-    in a call where ``upon`` has fewer bytes than it ``needs``, it has memory of its own."""
+    in elements, ``value`` begins there in ``upon``, which has the same dtype and is written when ``value`` has ended,
+    or joined of such; in a call where ``upon`` has fewer bytes than it ``needs``, it has memory of its own."""
 
     value: Value
     upon: Value | None = None
@@ -82,13 +82,23 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
+class Join:
+    """What was written into ``parts``, which follow each other in each of the ``rows`` of ``whole``, is its contents.
+    Nothing is moved."""
+
+    whole: Value
+    parts: tuple[Value, ...]
+    rows: Index
+
+
+@dataclass(frozen=True, slots=True)
 class Free:
     """No later step and no output names the value."""
 
     value: Value
 
 
-Step: TypeAlias = "Allocate | Launch | Call | Copy | Free"
+Step: TypeAlias = "Allocate | Launch | Call | Copy | Join | Free"
 
 
 # -- plan --------------------------------------------------------------------------------------------------
@@ -107,16 +117,18 @@ class Plan:
     derived: tuple[Derived, ...] = ()
 
     def owners(self) -> dict[Value, Value]:
-        """For each value that is allocated the one that was first in its memory: itself, or what it lies upon."""
+        """For each value that is allocated the one that was first in its memory: itself, also if it lies within
+        another, or what it lies upon."""
         first: dict[Value, Value] = {}
         for step in self.steps:
             if isinstance(step, Allocate):
-                first[step.value] = step.value if step.upon is None else first.get(step.upon, step.upon)
+                upon = step.upon if step.offset is None else None
+                first[step.value] = step.value if upon is None else first.get(upon, upon)
         return first
 
 
 def held(plan: Plan, size_of: Callable[[Value], int]) -> Iterator[tuple[int, Collection[Value]]]:
-    """After each launch, call and copy: bytes held, those of inputs apart, and the values that were first in that
+    """After each launch, call, copy and join: bytes held, those of inputs apart, and the values that were first in that
     memory. ``size_of`` gives the bytes of a value. The collection changes when the iterator goes on."""
     first: dict[Value, Value] = {}  # for each name the first value in its memory
     names = Counter[Value]()
@@ -133,7 +145,7 @@ def held(plan: Plan, size_of: Callable[[Value], int]) -> Iterator[tuple[int, Col
                 if not names[memory]:
                     del names[memory]
                     total -= size_of(memory)
-            case Launch() | Call() | Copy():
+            case Launch() | Call() | Copy() | Join():
                 new = [v for v in step.extern.out if v is not None] if isinstance(step, Call) and not step.into else []
                 first |= zip(new, new, strict=True)
                 names.update(new)
@@ -151,6 +163,8 @@ def touched(step: Step, kernels: Mapping[str, Kernel]) -> tuple[Collection[Value
             return uses(extern), defines(extern)
         case Copy(into, source):
             return [source.value], [into.value]
+        case Join(whole, parts, _):
+            return parts, [whole]
     return (), ()
 
 

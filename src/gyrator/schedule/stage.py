@@ -21,6 +21,7 @@ from gyrator.schedule.gpu_combo import combine
 from gyrator.schedule.gpu_gemm import shown_unpadded
 from gyrator.schedule.gpu_reductions import online_softmax, split_on_gpu
 from gyrator.schedule.inline import inline
+from gyrator.schedule.join import lay_parts
 from gyrator.schedule.memory import order_products, plan_memory
 from gyrator.schedule.overlay import overlay
 from gyrator.schedule.pad import pad_rows
@@ -58,6 +59,7 @@ def program_passes(rule: Rule, session: Session, gpu: Gpu | None) -> tuple[Pass[
         *(() if as_called else (Pass("biases", add_biases_later, check_program),)),
         # before masks are pushed down: a producer read under a mask takes the mask with it
         *((Pass("inline", lambda p: inline(p, rule), check_program),) if config.inline else ()),
+        *((Pass("lay parts", lay_parts, check_program),) if config.inplace else ()),
         Pass("unroll windows", unroll_windows, check_program),
         *(() if gpu is None else _passes_on_gpu(gpu, session)),
         Pass("split reductions", split_reductions, check_program),

@@ -11,7 +11,7 @@ from gyrator.ir.index import ONE, Index, Size, const
 from gyrator.ir.program import Extern, Input
 from gyrator.origin import Origin
 from gyrator.schedule.check_plan import check_plan
-from gyrator.schedule.plan import Allocate, Call, Copy, Free, Plan, Step, full_view
+from gyrator.schedule.plan import Allocate, Call, Copy, Free, Join, Plan, Step, full_view
 
 
 def value(name: str, count: int | Index = 16) -> Value:
@@ -30,12 +30,28 @@ def plan(*steps: Step, shown: Value = RESULT) -> Plan:
     return Plan("p", (Input(X),), steps, (full_view(shown),), ())
 
 
+def column(name: str, width: int) -> Value:
+    """Columns of a matrix of 4 rows of 16."""
+    return Value(name, (const(4), const(width)), torch.float32, (const(16), ONE), torch.device("cpu"))
+
+
+MATRIX, LEFT = column("matrix", 16), column("left", 8)
+
+
+def joined(left: int, right: int, *, width: int = 8) -> Plan:
+    """A matrix joined of columns that begin there."""
+    a, b = column("left", 8), column("right", width)
+    made = (Allocate(a, MATRIX, const(left)), copy(a, X), Allocate(b, MATRIX, const(right)), copy(b, X))
+    return plan(Allocate(MATRIX), *made, Join(MATRIX, (a, b), const(4)), Free(a), Free(b), shown=MATRIX)
+
+
 MADE = (Allocate(RESULT), copy(RESULT, X))
 
 RIGHT = {
     "one after the other": plan(Allocate(A), copy(A, X), *MADE, copy(RESULT, A), Free(A)),
     "in place": plan(Allocate(A), copy(A, X), Allocate(B, A), copy(B, A), Free(A), *MADE, copy(RESULT, B), Free(B)),
     "within": plan(Allocate(RESULT), Allocate(A, RESULT, const(0)), copy(A, X), Free(A), copy(RESULT, X)),
+    "joined of columns": joined(0, 8),
     "a call's result": plan(Call(Extern((RESULT,), "mylib.f.default", (full_view(X),)))),
 }
 
@@ -55,6 +71,20 @@ WRONG = {
     "written while another lies in it": (
         plan(Allocate(RESULT), Allocate(A, RESULT, const(0)), copy(A, X), copy(RESULT, X), Free(A)),
         "result is written while a lies in it",
+    ),
+    "joined of columns that meet": (joined(0, 4), "left does not fill its place in matrix up to the next one's"),
+    "joined of columns but the first": (joined(8, 8), "left does not fill its place in matrix"),
+    "joined of too few": (joined(0, 8, width=4), "right does not fill its place in matrix"),
+    "joined before they are written": (
+        plan(Allocate(MATRIX), Allocate(LEFT, MATRIX, const(0)), Join(MATRIX, (LEFT,), const(4)), shown=MATRIX),
+        "cannot join left: nothing was written there",
+    ),
+    "a part read after the whole was overwritten": (
+        plan(
+            *joined(0, 8).steps[:6], Allocate(again := column("again", 16), MATRIX), copy(again, X), copy(again, LEFT),
+            *joined(0, 8).steps[6:], Free(MATRIX), shown=again,
+        ),
+        "cannot read left: again was written over it",
     ),
     "within what is written": (plan(*MADE, Allocate(A, RESULT, const(0)), Free(A)), "which is written already"),
     "two that meet": (

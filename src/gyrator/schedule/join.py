@@ -1,0 +1,141 @@
+"""Parts of a concatenation that is a call are made where they end, as are the states of a recurrence.
+
+a = f(x)[n, 64];  b = g(a)[n, 64];  …;  y = cat([a, b, …], 1)
+→
+a, b, … lie within y, in rows as long as those of y, and nothing is moved
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gyrator.ir import program as ir
+from gyrator.ir.expr import Load, Value
+from gyrator.ir.index import ONE, ZERO, Index, contiguous_strides, product
+from gyrator.ir.program import Extern, ListArg, Nest, Pointwise, Program, Scatter, View, defines, shown_values, views
+from gyrator.ir.volume import volume
+from gyrator.lowering.refs import axes_of, coords_of
+from gyrator.lowering.views import dimension
+from gyrator.schedule.pad import PRODUCTS
+
+LEAST_RUN = 64
+"""Bytes of a part that lie one after the other from which on it is worth writing them apart from the next."""
+
+
+def lay_parts(program: Program) -> Program:
+    """Give parts of concatenations the strides that they have within the result.
+
+    Before: ``a: f32[n, 64]@[64, 1];  y: f32[n, 640] = cat([a, …], 1)``; after: ``a: f32[n, 64]@[640, 1]``.
+
+    A part that no nest makes, that is shown, is a part twice, or that another call than matrix products needs as it
+    lies, is copied there by a nest. Refuses calls of which that would be more than half; of which a part is no whole
+    value, or has fewer than 64 bytes in a row."""
+    calls = [node for node in program.nodes if isinstance(node, Extern)]
+    free, laid, copies = _free(program), dict[Value, Value](), dict[Extern, dict[int, Nest]]()
+    for node in calls:
+        parts = _parts(node)
+        others = (n for n in calls if n is not node) if parts else ()
+        fixed = {v.value for n in others for v in views(n) if n.op not in PRODUCTS or not _is_window(v)}
+        count = Counter(view.value for view, _ in parts)
+        mine = {v for v, times in count.items() if times == 1 and v in free and v not in fixed}
+        if parts and 2 * len(mine) >= len(parts):
+            free -= mine
+            laid |= {view.value: _laid(view, node) for view, _ in parts if view.value in mine}
+            copies[node] = {k: _copy(v, node, k) for k, (v, _) in enumerate(parts) if v.value not in mine}
+    if not copies:
+        return program
+    nodes: list[ir.Node] = []
+    for step in program.nodes:
+        copied = copies.get(step, {}) if isinstance(step, Extern) else {}
+        nodes += (nest.renamed(laid) for nest in copied.values())
+        nodes.append(_moved(step, laid, copied))
+    return replace(program, nodes=tuple(nodes))
+
+
+def joined(program: Program) -> dict[Extern, tuple[dict[Value, Index], Index]]:
+    """The concatenations whose parts are made within the result: where each begins there, in elements; and rows in
+    which they follow each other."""
+    free = _free(program)
+    found: dict[Extern, tuple[dict[Value, Index], Index]] = {}
+    for node in (node for node in program.nodes if isinstance(node, Extern)):
+        parts = _parts(node)
+        at = {view.value: start for view, start in parts if view.value is _laid(view, node)}
+        if parts and len(at) == len(parts) and at.keys() <= free:
+            free -= at.keys()
+            found[node] = at, product(parts[0][0].shape[: _along(node)])
+    return found
+
+
+def _free(program: Program) -> set[Value]:
+    """What nests make that may lie elsewhere."""
+    nests = [n for n in program.nodes if isinstance(n, Nest) and not isinstance(n.root, Scatter)]
+    return {v for n in nests for v in defines(n)} - shown_values(program)
+
+
+def _parts(node: Extern) -> list[tuple[View, Index]]:
+    """The parts, and where each begins in the result; none if one is another view than of a whole value."""
+    whole = node.out[0] if node.op == "aten.cat.default" else None
+    if whole is None or whole.strides != contiguous_strides(whole.shape):
+        return []
+    along, start = _along(node), ZERO
+    found: list[tuple[View, Index]] = []
+    for view in views(node):
+        row = volume(view.shape[along:]) * whole.dtype.itemsize
+        if not _is_window(view, whole=True) or view.value.dtype != whole.dtype or row < LEAST_RUN:
+            return []
+        found.append((view, start * whole.strides[along]))
+        start += view.shape[along]
+    return found if start is whole.shape[along] else []
+
+
+def _along(node: Extern) -> int:
+    dim = node.args[1] if len(node.args) > 1 else 0
+    assert isinstance(dim, int)
+    return dimension(dim, len(views(node)[0].shape))
+
+
+def _is_window(view: View, *, whole: bool = False) -> bool:
+    """Whether a view begins where its value does and steps as the value's dimensions do; all of them, if ``whole``."""
+    shown, own = _sides(view), _sides(view.value)
+    if view.offset is not ZERO or view.dtype is not None:
+        return False
+    return shown == own if whole else {step for _, step in shown} <= {step for _, step in own}
+
+
+def _sides(of: View | Value) -> list[tuple[Index, Index]]:
+    """The sizes and steps of dimensions that do not have one element."""
+    return [(n, step) for n, step in zip(of.shape, of.strides, strict=True) if n is not ONE]
+
+
+def _laid(view: View, node: Extern, name: str = "") -> Value:
+    """The value of a part with the strides of the result of ``node``."""
+    whole, value = node.out[0], view.value
+    assert whole is not None
+    steps = iter([step for n, step in zip(view.shape, whole.strides, strict=True) if n is not ONE])
+    strides = [step if n is ONE else next(steps) for n, step in zip(value.shape, value.strides, strict=True)]
+    return Value(name or value.name, value.shape, value.dtype, tuple(strides), value.device)
+
+
+def _copy(view: View, node: Extern, number: int) -> Nest:
+    """What makes a copy of a part in its place."""
+    axes = axes_of("i", view.value.shape)
+    new = _laid(view, node, f"{node.out[0]}_part{number}")
+    return Nest((new,), axes, Pointwise(Load(view.value, coords_of(axes))), node.origins)
+
+
+def _moved(node: ir.Node, laid: Mapping[Value, Value], copied: Mapping[int, Nest]) -> ir.Node:
+    """The same node of values that lie elsewhere; ``copied`` are parts by their numbers."""
+    if isinstance(node, Nest):
+        return node.renamed(laid)
+
+    def moved(arg: ir.Arg, new: Value | None = None) -> ir.Arg:
+        if isinstance(arg, ListArg):
+            made = (nest.out[0] if (nest := copied.get(k)) else None for k in range(len(arg.items)))
+            return ListArg(tuple(map(moved, arg.items, made)))
+        value = (new or laid.get(arg.value)) if isinstance(arg, View) else None
+        if value is None or not isinstance(arg, View):
+            return arg
+        steps = dict(zip(arg.value.strides, value.strides, strict=True))
+        return replace(arg, value=value, strides=tuple(steps.get(step, step) for step in arg.strides))
+
+    return replace(node, args=tuple(map(moved, node.args)))

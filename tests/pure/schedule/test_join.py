@@ -1,0 +1,123 @@
+"""Parts of a concatenation of many are made within its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gyrator.schedule.plan import Allocate, Call, Join
+from tests.pure.lowering.harness import lowered
+from tests.pure.schedule.harness import scheduled
+from tests.run_plan import run_plan
+from tests.triton.harness import gpu_plan, on_gpu
+
+N = 10
+"""More parts than a kernel takes as branches."""
+
+
+def states(x: Tensor, a: Tensor) -> Tensor:
+    h, found = x[:, 0], []
+    for t in range(N):
+        h = torch.tanh(h * a + x[:, t])
+        found.append(h)
+    return torch.stack(found, 1)
+
+
+def cells(x: Tensor, w: Tensor) -> Tensor:
+    h, found = x[:, 0] * 1, []
+    for t in range(N):
+        h = torch.tanh(h @ w + x[:, t])
+        found.append(h)
+    return torch.stack(found, 1)
+
+
+def columns(x: Tensor, a: Tensor) -> Tensor:
+    return torch.cat([(x[:, t] * a + t).sin() for t in range(N)], -1)
+
+
+def rows(x: Tensor, a: Tensor) -> Tensor:
+    return torch.cat([(x[:, t] * a + t).sin() for t in range(N)]).cos() + 1
+
+
+def sums(x: Tensor, a: Tensor) -> Tensor:
+    """The parts are reductions, and have a dimension less."""
+    return torch.stack([(x * (a + t)).sum(1) for t in range(N)], 1)
+
+
+def read_later(x: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+    """What takes the place of the whole must wait until its parts are read."""
+    parts = [(x[:, t] * a + t).sin() for t in range(N)]
+    whole = torch.cat(parts, -1).relu()
+    return whole.sort(0)[0], parts[3].cos().softmax(-1)
+
+
+X, A, W = torch.randn(5, N, 16), torch.randn(16), torch.randn(16, 16) / 4
+JOINED: dict[str, tuple[Callable[..., Any], Sequence[Tensor]]] = {
+    "states": (states, (X, A)), "cells": (cells, (X, W)), "columns": (columns, (X, A)), "rows": (rows, (X, A)),
+    "sums": (sums, (X, A)), "read later": (read_later, (X, A)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("case", JOINED)
+def test_parts_are_made_within_the_whole(case: str, dynamic: bool) -> None:
+    fn, args = JOINED[case]
+    plan = scheduled(fn, args, dynamic=dynamic).plan
+    (join,) = [step for step in plan.steps if isinstance(step, Join)]
+    within = {step.value for step in plan.steps if isinstance(step, Allocate) and step.upon is join.whole}
+    assert within >= {*join.parts} and len(join.parts) == N
+
+
+@pytest.mark.parametrize("case", JOINED)
+def test_so_they_are_on_a_gpu(case: str) -> None:
+    fn, args = JOINED[case]
+    low = lowered(fn, *args)
+    plan = gpu_plan(on_gpu(low.program))
+    assert any(isinstance(step, Join) for step in plan.steps)
+    expected = fn(*args)
+    found = run_plan(plan, list(args), low.constants)
+    for got, want in zip(found, expected if isinstance(expected, tuple) else (expected,), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def more(x: Tensor, a: Tensor) -> list[Tensor]:
+    return [(x[:, t] + a).sin() for t in range(N)]
+
+
+def sorted_first(x: Tensor, a: Tensor) -> Tensor:
+    first = (x[:, 0] + a).sin()
+    return torch.cat([first, *more(x, a + first.sort(0)[0])], -1)
+
+
+COPIED: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "inputs": lambda x, a: torch.cat([x[:, 0] * 1, a[None], *more(x, a), a[None]]),
+    "a part twice": lambda x, a: torch.cat([(y := x[:, 0].sin()), *more(x, a), y]),
+    "a shown part": lambda x, a: (y := x[:, 0].sin(), torch.cat([y, *more(x, a)])),
+    "what a call reads as it lies": sorted_first,
+    "a part of two wholes": lambda x, a: (torch.cat((y := more(x, a)) + more(x, a + 1)), torch.cat(y + more(x, a + 2))),
+}
+
+
+@pytest.mark.parametrize("case", COPIED)
+def test_parts_that_cannot_lie_there_are_copied(case: str) -> None:
+    plan = scheduled(COPIED[case], (X, A)).plan
+    joins = [step for step in plan.steps if isinstance(step, Join)]
+    assert joins and any("part" in part.name for step in joins for part in step.parts)
+
+
+LEFT: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "most would be copied": lambda x, a: torch.cat([x[:, 0].sin(), *(a[None] for _ in range(N))]),
+    "part of a value": lambda x, a: torch.cat([x.sin().sort(0)[0][:, 0], *more(x, a)]),
+    "short rows": lambda x, a: torch.stack(more(x, a), -1),
+    "another dtype": lambda x, a: torch.cat([x[:, 0] > 0, *more(x, a)]),
+}
+
+
+@pytest.mark.parametrize("case", LEFT)
+def test_else_it_stays_a_call(case: str) -> None:
+    plan = scheduled(LEFT[case], (X, A)).plan
+    assert "aten.cat.default" in [step.extern.op for step in plan.steps if isinstance(step, Call)]
