@@ -568,9 +568,8 @@ def _sizes_nonnegative(index: Index) -> bool:
     if all(c >= 0 for _, c in shifted.terms):
         return True
     ends: dict[Atom, Index] = {a: const(a.hi) for a in sizes if a.hi is not None}
-    if len(index.terms) > 2 or not ends:
-        return False
-    return all(c < 0 or not m for m, c in index.terms) and is_nonnegative(substitute(index, ends))
+    falls = all(not m or (c < 0 and (len(m) == 1 or all(map(_is_nonnegative_atom, m)))) for m, c in index.terms)
+    return falls and len(index.terms) <= 2 and bool(ends) and is_nonnegative(substitute(index, ends))
 
 
 def is_less(a: IndexLike, b: IndexLike) -> bool:

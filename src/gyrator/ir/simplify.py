@@ -16,6 +16,8 @@ Rule = Callable[[Expr], "Expr | None"]
 _TRUE, _FALSE = Const(True, torch.bool), Const(False, torch.bool)
 _HALF = (torch.bfloat16, torch.float16)
 _BYTES, _EXACT = (torch.int8, torch.uint8), (*_HALF, torch.float32, torch.float64)
+_HUGE = 1 << 32
+"""A factor for which numbers are no places: of a hash, say, whose int64 wraps around, as no index does."""
 
 
 def simplifier(*, exact_rounding: bool) -> Rule:
@@ -28,6 +30,8 @@ def simplifier(*, exact_rounding: bool) -> Rule:
         match expr:
             case Op("cast", (arg,), dtype):
                 return _cast(arg, dtype, exact_rounding)
+            case Op(_, args) if all(isinstance(a, Const) for a in args):
+                return _folded(expr)
             case Op(name, (IndexValue() | Const(int()) as a, IndexValue() | Const(int()) as b)) if (
                 a.dtype == b.dtype == torch.int64
             ):
@@ -36,8 +40,6 @@ def simplifier(*, exact_rounding: bool) -> Rule:
                 return IndexValue(maximum(index, -index))
             case Op("neg", (IndexValue(index),)):
                 return IndexValue(-index)
-            case Op(_, args) if all(isinstance(a, Const) for a in args):
-                return _folded(expr)
             case Op("logical_and", (a, b)):
                 return _FALSE if _FALSE in (a, b) else b if a is _TRUE else a if b is _TRUE or a is b else None
             case Op("logical_or", (a, b)):
@@ -132,7 +134,8 @@ _ON_INDICES: Mapping[str, Callable[[Index, Index], Index]] = {
 
 def _on_indices(name: str, a: Index, b: Index) -> Expr | None:
     if name in _ON_INDICES:
-        return IndexValue(_ON_INDICES[name](a, b))
+        index = _ON_INDICES[name](a, b)
+        return IndexValue(index) if all(abs(c) < _HUGE for _, c in index.terms) else None
     if name in ("floordiv", "remainder", "truncdiv", "fmod"):
         same_sign = name in ("floordiv", "remainder") or is_nonnegative(a)
         if not same_sign or not is_nonnegative(b - 1):

@@ -230,3 +230,9 @@ def test_of_a_number_and_its_negative_one_is_not_below_zero() -> None:
     assert is_nonnegative(once) and is_nonnegative(55 - maximum(55 - once, once - 55))
     assert is_less(55 - maximum(55 - once, once - 55), 56)
     assert not is_nonnegative(maximum(i - 3, 1 - i))
+
+
+def test_a_product_of_numbers_below_zero_has_no_bound() -> None:
+    s, t = Size("s", -10, 2).index(), Size("t", 0, 2).index()
+    assert is_nonnegative(2 - s) and is_nonnegative(4 - t * t)
+    assert not is_nonnegative(5 - s * s)

@@ -53,3 +53,11 @@ def test_a_place_is_cut_to_an_integer_as_a_float(shift: int) -> None:
     values = (torch.arange(6) + shift) * 0.5
     expected, got = values.long().float(), torch.trunc(values) + 0.0
     assert torch.equal(got, expected) and torch.equal(got.signbit(), expected.signbit())
+
+
+def test_numbers_that_wrap_around_are_no_indices() -> None:
+    """As those of a hash: an int64 wraps around, an index never does."""
+    i, big = IndexValue(Axis("i", const(6)).index()), Const(1 << 62, torch.int64)
+    assert RULE(Op("mul", (i, Const(3, torch.int64)), torch.int64)) is IndexValue(i.index * 3)
+    assert RULE(Op("mul", (i, big), torch.int64)) is None
+    assert RULE(Op("add", (big, big), torch.int64)) is Const(-(1 << 63), torch.int64)
