@@ -45,7 +45,7 @@ from gyrator.report.describe import called, describe
 from gyrator.report.dump import dump_compiled, dump_graph
 from gyrator.report.watch import COUNTERS, RECORD, GraphCompiled, Watch, graph_compiled, kernel_tuned, traffic
 from gyrator.runtime.cuda_graphs import Roles, record_on_gpu, recordable, replayed
-from gyrator.runtime.entries import Stores, as_list, facts_of, find, keep, moved_places, numbered_places, open_stores
+from gyrator.runtime.entries import Stores, facts_of, find, keep, moved_places, numbered_places, open_stores
 from gyrator.runtime.gpu_kernels import GpuKernels
 from gyrator.runtime.load import WRAPPER, Runtime, constant_file, load
 from gyrator.runtime.pool import Pool
@@ -310,8 +310,8 @@ def loaded(ready: GraphCompiled, process: Process) -> BoxedCallable:
             entry.folder, pool, ready.constants, moved, config.threads, regions=ready.regions, gpu=gpu, note=note
         )
         call = load(entry.text(WRAPPER), runtime)
-        if config.cuda_graphs and entry.notes.get(RECORDED) is not None:
-            index, kept, saved, *static = as_list(entry.notes[RECORDED])
+        if config.cuda_graphs and entry.notes[RECORDED] is not None:
+            index, kept, saved, *static = entry.notes[RECORDED]
             call = on_device(index, replayed(call, Roles(frozenset(static), kept, saved), record_on_gpu))
     graph_compiled(ready, process.watch)
     return call

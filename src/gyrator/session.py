@@ -107,11 +107,10 @@ class Counters:
         getting = {what.name for what in ABOUT_GETTING}
         return {name: n for name, n in self._all().items() if name not in getting}
 
-    def replay(self, counts: Mapping[str, object]) -> None:
-        """Count what `about_code` wrote down; names of other versions are passed over."""
+    def replay(self, counts: Mapping[str, int]) -> None:
+        """Count what `about_code` wrote down."""
         for name, n in counts.items():
-            if isinstance(n, int) and (name.startswith(_EXTERN) or name in Count.__members__):
-                self._add(name, n)
+            self._add(name, n)
 
     def merge(self, other: Counters) -> None:
         """Add all of another's counters."""

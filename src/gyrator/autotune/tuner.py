@@ -124,13 +124,9 @@ class Tuner:
         versions = (torch.__version__, torch.version.cuda, source_digest(), target, device, os.cpu_count())
         parts = (about, [(c.name, c.key, *c.parameters.items()) for c in candidates], settings, versions)
         key = digest(repr(parts))
-        try:
-            entry = store.find(key, warn=lambda _: None)
-            recorded: Any = entry and entry.notes["trials"]
-            if recorded:
-                return True, _ranked(candidates, recorded)
-        except (KeyError, TypeError):
-            store.remove(key)
+        entry = store.find(key, warn=lambda _: None)
+        if entry is not None:
+            return True, _ranked(candidates, entry.notes["trials"])
         built = dict(_built(sorted(candidates, key=lambda c: not c.plain), config.build_threads or os.cpu_count() or 1))
         folders = {name: folder for name, folder in built.items() if isinstance(folder, Path)}
         found: dict[str, Json] = {name: folder for name, folder in built.items() if isinstance(folder, str)}
@@ -171,7 +167,7 @@ def _attempt(step: Callable[[], T]) -> T | str:
 
 
 def _ranked(candidates: Sequence[Candidate], found: Mapping[str, Any]) -> list[Trial]:
-    """What was found of each candidate, milliseconds or a failure, as trials, best first. Raises: KeyError."""
+    """What was found of each candidate, milliseconds or a failure, as trials, best first."""
     trials = [_trial(candidate, found[candidate.name]) for candidate in candidates]
     return sorted(trials, key=lambda t: (t.milliseconds is None, t.milliseconds or 0.0))
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
@@ -43,7 +43,7 @@ class Entry:
     """A folder with checked files, what its writer noted about it, and its key if it can be found again."""
 
     folder: Path
-    notes: Mapping[str, Json]
+    notes: Mapping[str, Any]
     key: str | None = None
 
     def text(self, name: str) -> str:
@@ -137,7 +137,7 @@ class Store:
         with suppress(OSError), self._temporary() as grave:
             self._place(key).rename(grave)
 
-    def newest(self, limit: int) -> Iterator[Mapping[str, Json]]:
+    def newest(self, limit: int) -> Iterator[Mapping[str, Any]]:
         """The notes of the entries that were written last."""
         manifests = sorted(self._folder.glob(f"??/*/{MANIFEST}"), key=_changed, reverse=True)
         for manifest in manifests[:limit]:

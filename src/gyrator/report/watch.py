@@ -61,8 +61,7 @@ def graph_compiled(ready: GraphCompiled, watch: Watch | None) -> None:
     """A graph is ready, new or cached: count again what the cache saved counting, write tables and logs."""
     session, entry = ready.session, ready.entry
     if ready.cached:
-        counts = entry.notes.get(COUNTERS)
-        session.counters.replay(counts if isinstance(counts, dict) else {})
+        session.counters.replay(entry.notes[COUNTERS])
     if session.config.metrics or session.config.logs:
         record = record_in(entry.folder)
         add_rows(session.config, "graph_stats", lambda: _graph_stats(session.name, record))

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -41,10 +41,6 @@ _SOURCE, _LIBRARY = "kernels.cpp", "library.so"
 T = TypeVar("T")
 
 
-class _Stopped(Exception):
-    """A job's end when its build was given up; nobody waits for it."""
-
-
 @dataclass(frozen=True, slots=True)
 class CompilerRuns:
     """The compilers at work for one build, which can be ended all at once."""
@@ -55,7 +51,7 @@ class CompilerRuns:
     def run(self, command: Sequence[str], folder: Path) -> tuple[int, str]:
         """Run a compiler that keeps its temporary files in `folder`; its exit status and messages.
 
-        Raises: _Stopped after `stop`."""
+        Raises: CancelledError after `stop`."""
         environment = {**os.environ, "TMPDIR": str(folder), "LC_ALL": "C.UTF-8"}
         settings: Any = {"env": environment, "encoding": "utf-8", "errors": "replace", "start_new_session": True}
         try:
@@ -68,7 +64,7 @@ class CompilerRuns:
         messages = process.communicate()[1]
         self._running.discard(process)
         if self._stopped.is_set():
-            raise _Stopped
+            raise CancelledError
         return process.returncode, messages
 
     def stop(self) -> None:
@@ -138,7 +134,7 @@ class _Builder:
     def build(self, unit: _Unit) -> Path:
         """Build a unit's library and store it, unless another process did meanwhile.
 
-        Raises: KernelBuildError. _Stopped after the build was given up."""
+        Raises: KernelBuildError. CancelledError after the build was given up."""
         present = self.store.find(unit.key, self.session.warn)  # also removes it if it is damaged
         if present is not None:
             return self.remember(unit, present)
@@ -189,10 +185,10 @@ def start_build(
     """Begin to build `kernels` and the launcher; returns at once. `origins` are the user's places."""
     base = digest(f"{toolchain.key()}\n{headers_digest()}")
     builder = _Builder(toolchain, base, store, session, origins, CompilerRuns())
-    notes = {k.name: entry.notes for k in kernels if (entry := store.find(builder.kernel_key(k), session.warn))}
-    wanted = dict.fromkeys(str(noted["library"]) for noted in notes.values())
-    libraries = {key: entry.folder / _LIBRARY for key in wanted if (entry := store.find(key, session.warn))}
-    found = {name: key for name, noted in notes.items() if (key := str(noted["library"])) in libraries}
+    noted = {k.name: entry for k in kernels if (entry := store.find(builder.kernel_key(k), session.warn))}
+    wanted = {name: entry.notes["library"] for name, entry in noted.items()}
+    libraries = {key: entry.folder / _LIBRARY for key in {*wanted.values()} if (entry := store.find(key, session.warn))}
+    found = {name: key for name, key in wanted.items() if key in libraries}
     missing = [k for k in kernels if k.name not in found]
     for kernel in missing:
         store.remove(builder.kernel_key(kernel))  # where its library is gone
@@ -239,25 +235,16 @@ class Jobs:
 
     end: Callable[[], object]
     session: Session
-    _at_work: set[str] = field(default_factory=set)
-    _stopped: threading.Event = field(default_factory=threading.Event)
+    _jobs: dict[str, Future[Any]] = field(default_factory=dict)
 
-    def start(self, calls: Mapping[str, Callable[[], T]], threads: int) -> dict[str, Future[T]]:
+    def start(self, calls: Mapping[str, Callable[[], T]], threads: int) -> Mapping[str, Future[T]]:
         """Jobs that call functions, by their names, so many at once."""
         self.session.stops.append(self.stop)  # first: Ctrl-C may come before all have begun
         executor = ThreadPoolExecutor(min(threads, len(calls)), thread_name_prefix="gyrator-build")
-        jobs = {name: executor.submit(self._do, name, call) for name, call in calls.items()}
+        for name, call in calls.items():
+            self._jobs[name] = executor.submit(call)
         executor.shutdown(wait=False)
-        return jobs
-
-    def _do(self, name: str, call: Callable[[], T]) -> T:
-        self._at_work.add(name)  # before it asks: either it sees that it is not to begin, or `stop` sees it
-        try:
-            if self._stopped.is_set():
-                raise _Stopped
-            return call()
-        finally:
-            self._at_work.discard(name)
+        return self._jobs
 
     def finish(self, jobs: Iterable[Future[T]]) -> None:
         """Wait until these have ended, showing how many have.
@@ -276,8 +263,8 @@ class Jobs:
 
     def stop(self) -> None:
         """Give up what has not ended: jobs that wait do nothing, those at work are ended."""
-        self._stopped.set()
-        if self._at_work:
+        at_work = [job for job in self._jobs.values() if not job.cancel() and not job.done()]
+        if at_work:
             self.end()
 
 

@@ -66,7 +66,7 @@ def find(key: Key | None, store: Store, example_inputs: Sequence[object], sessio
     if key is None:
         return None
     entry = store.find(key.digest, session.warn)
-    if entry is not None and all_hold(as_list(entry.notes.get("facts")), key.symbols, example_inputs):
+    if entry is not None and all_hold(entry.notes["facts"], key.symbols, example_inputs):
         session.counters.add(Count.GRAPH_CACHE_HITS)
         return entry
     session.counters.add(Count.GRAPH_CACHE_MISSES)
@@ -79,7 +79,7 @@ def explain_miss(key: Key, store: Store, session: Session, *, damaged_or_guarded
     if not (session.why_missed or "cache" in session.config.logs):
         return
     others = [notes["key"] for notes in store.newest(20)]
-    names = differing(key, [fields for fields in others if isinstance(fields, dict)])
+    names = differing(key, others)
     if damaged_or_guarded:
         session.missed = "facts about sizes that the stored code relies on do not hold"
     elif not others:
@@ -121,13 +121,8 @@ def numbered_places(graph: fx.GraphModule, wanted: Collection[Origin]) -> list[J
 
 def moved_places(entry: Entry, graph: fx.GraphModule) -> dict[Origin, Origin]:
     """Where the places that an entry names lie now: the user's lines may have moved since it was written."""
-    places, nodes = as_list(entry.notes.get("places")), list(graph.graph.nodes)
-    return {Origin(*place[:4]): origin_of(nodes[place[4]]) for place in places if isinstance(place, list)}
-
-
-def as_list(value: object) -> list[Any]:
-    """`value` if it is a list, else an empty one."""
-    return value if isinstance(value, list) else []
+    nodes = list(graph.graph.nodes)
+    return {Origin(*place): origin_of(nodes[at]) for *place, at in entry.notes["places"]}
 
 
 # -- whole programs -----------------------------------------------------------------------------------------
@@ -169,12 +164,11 @@ def find_program(key: Key | None, stores: Stores, inputs: Sequence[object], sess
     if key is None:
         return None
     entry = stores.programs.find(key.digest, session.warn)
-    notes = {} if entry is None else entry.notes
-    names, facts, description = (notes.get(name) for name in ("graphs", "facts", "program"))
-    if isinstance(names, list) and isinstance(facts, list) and isinstance(description, dict):
-        graphs = [graph for name in names if (graph := stores.graphs.find(str(name), session.warn)) is not None]
+    if entry is not None:
+        names, facts = entry.notes["graphs"], entry.notes["facts"]
+        graphs = [graph for name in names if (graph := stores.graphs.find(name, session.warn)) is not None]
         if len(graphs) == len(names) and all_hold(facts, key.symbols, inputs):
-            return Found(description, tuple(graphs), str(notes["about"]))
+            return Found(entry.notes["program"], tuple(graphs), entry.notes["about"])
     explain_miss(key, stores.programs, session, damaged_or_guarded=entry is not None)
     return None
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.torch_version import TorchVersion
 
-from gyrator.cache.store import Json, Store, digest
+from gyrator.cache.store import Store, digest
 from gyrator.codegen.triton_source import OPTIONS, SizeArgument, TritonKernel, Workspace
 from gyrator.config import Config
 from gyrator.errors import DeviceUnsupported, KernelBuildError, ToolchainMissing
@@ -101,7 +101,7 @@ class Binary:
 
     key: str
     file: Path
-    notes: Mapping[str, Json]
+    notes: Mapping[str, Any]
     failure: str | None = None
 
 
@@ -138,7 +138,7 @@ class TritonBuild:
 
     def _usable(self, wanted: Wanted, built: Sequence[Binary]) -> dict[int, Binary]:
         limit, kernel = Gpu(divmod(self.target.capability, 10)).shared_bytes, wanted.kernel
-        good = {k: b for k, b in enumerate(built) if b.failure is None and int(str(b.notes["shared"])) <= limit}
+        good = {k: b for k, b in enumerate(built) if b.failure is None and b.notes["shared"] <= limit}
         if not good:
             failures = [b.failure or f"it needs more than {limit} bytes of shared memory" for b in built]
             folder = Path(tempfile.mkdtemp(prefix="gyrator-refused-"))
