@@ -35,4 +35,5 @@ def hint_for(inductor: str) -> str | None:
     if inductor not in OTHER_NAMES:
         return None
     ours, note = OTHER_NAMES[inductor]
-    return f"Inductor's {inductor} is {ours} here" if ours else f"Inductor's {inductor}: {note}"
+    here = f" is {ours} here" if ours else ""
+    return f"Inductor's {inductor}{here}" + (f": {note}" if note else "")

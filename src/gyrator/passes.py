@@ -39,11 +39,11 @@ def run_passes(program: P, passes: Sequence[Pass[P]], session: Session, *, text:
     last = len(passes) - 1
     for position, step in enumerate(passes):
         before = program
-        with session.stage(step.name), _named(step.name, "it raised "):
+        with session.stage(step.name), blame(within=step.name, how="it raised "):
             program = step.run(before)
         checked = session.config.check == "every" or (session.config.check == "borders" and position == last)
         if checked and step.leaves is not None:
-            with session.stage(f"check {step.name}"), _named(step.name):
+            with session.stage(f"check {step.name}"), blame(within=step.name):
                 step.leaves(program)
         session.keep(step.name, program)
         if session.dump is not None and program is not before:
@@ -52,30 +52,19 @@ def run_passes(program: P, passes: Sequence[Pass[P]], session: Session, *, text:
 
 
 @contextmanager
-def blame(node: fx.Node | str, where: Origin | None = None) -> Iterator[None]:
-    """Around the work on one node inside a pass: a failure names the node (its text) and the user's line."""
-    try:
-        yield
-    except GyratorError:
-        raise
-    except Exception as error:
-        text = node.format_node() if isinstance(node, fx.Node) else node
-        raise InternalCheckError("", _problem(error), where=where, node=text or "") from error
-
-
-@contextmanager
-def _named(pass_name: str, how: str = "") -> Iterator[None]:
-    """Around a pass or its check: a failure names the pass, unless it names an inner one already."""
+def blame(
+    node: fx.Node | str | None = None, where: Origin | None = None, *, within: str = "", how: str = ""
+) -> Iterator[None]:
+    """Around the work on one node, of which a failure names the text and the user's line, or around the pass or check
+    that it is done `within`: a failure names that, unless it names an inner one already."""
     try:
         yield
     except InternalCheckError as error:
-        name = error.pass_name or pass_name
+        name = error.pass_name or within
         raise InternalCheckError(name, error.problem, where=error.where, node=error.node) from error
     except GyratorError:
         raise
     except Exception as error:
-        raise InternalCheckError(pass_name, f"{how}{_problem(error)}") from error
-
-
-def _problem(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+        text = node.format_node() if isinstance(node, fx.Node) else node
+        problem = f"{how}{type(error).__name__}: {error}"
+        raise InternalCheckError(within, problem, where=where, node=text) from error

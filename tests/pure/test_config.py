@@ -55,6 +55,8 @@ def test_an_unknown_option_lists_the_valid_ones_with_types_and_suggests_the_clos
 def test_one_of_inductors_names_is_answered_with_ours() -> None:
     with pytest.raises(UnknownOption, match=r"Inductor's triton\.cudagraphs is cuda_graphs here"):
         config(**{"triton.cudagraphs": True})
+    with pytest.raises(UnknownOption, match="is dump here: a folder instead of a flag"):
+        config(**{"trace.enabled": True})
 
 
 def test_an_unknown_mode_lists_the_modes() -> None:

@@ -60,6 +60,11 @@ def folders(config: Config) -> list[Path]:
     return [path.parent for path in config.cache_dir.glob(f"graphs/*/*/{DESCRIPTION}")]
 
 
+def test_kernels_are_not_built_for_a_gpu_that_is_too_old() -> None:
+    with pytest.raises(DeviceUnsupported, match=r"cuda_capability has compute capability 7\.5; one of"):
+        triton_build.find_target(Config(cuda_capability=75), GPU)
+
+
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_a_layer_is_built_for_a_gpu_that_is_not_here(capability: int, process: Process, tmp_path: Path) -> None:
     config = Config(cuda_capability=capability, cache_dir=tmp_path)

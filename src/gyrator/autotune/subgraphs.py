@@ -47,10 +47,15 @@ class SubgraphTemplate:
         self, inputs: Sequence[Tensor], builder: Builder, family: str = "subgraph", ask: Ask | None = None
     ) -> Candidate:
         """The graph compiled as ``benchmark_<name>``; it may stand for another family, with choices inside it."""
-        kinds, graph = [(tuple(t.shape), t.dtype, t.stride(), str(t.device)) for t in inputs], self.trace(inputs)
+        kinds, graph = kinds_of(inputs), self.trace(inputs)
         info = {"backend": family, "kernel_name": self.name, "heuristic": f"{family}_{self.name}"}
         start = partial(builder.start_graph, graph, f"benchmark_{self.name}", ask)
         return Candidate(self.name, family, f"{self.name} {kinds} {graph.code}", info, start)
+
+
+def kinds_of(inputs: Sequence[Tensor]) -> list[object]:
+    """What times depend on of each input."""
+    return [(tuple(t.shape), t.dtype, t.stride(), str(t.device)) for t in inputs]
 
 
 def with_subgraphs(graph: fx.GraphModule, tuner: Tuner) -> fx.GraphModule:
@@ -61,7 +66,7 @@ def with_subgraphs(graph: fx.GraphModule, tuner: Tuner) -> fx.GraphModule:
     for node in graph.graph.nodes:
         offered = subgraphs_of(node)
         inputs = [arg.meta["val"] for arg in node.args if isinstance(arg, fx.Node)] if offered else []
-        question = f"{node.target} {inputs} {node.kwargs}"
+        question = f"{node.target} {kinds_of(inputs)} {node.kwargs}"
         if offered and question not in asked:
             asked[question] = _fastest(node, inputs, offered, tuner)
         best = asked.get(question)
@@ -146,4 +151,6 @@ def _added(product: Callable[[Tensor, Tensor], Tensor], *inputs: Tensor, alpha: 
     """``alpha · left @ right (+ beta · bias)`` by ``product``, in float32; there are no scales without a bias."""
     *bias, left, right = inputs
     total = product(left, right)
-    return (beta * bias[0].float() + alpha * total if bias else total).to(left.dtype)
+    if bias:  # a scale of 0 hides even NaN
+        total = beta * bias[0].float() + alpha * total if beta else alpha * total
+    return total.to(left.dtype)

@@ -282,13 +282,8 @@ def scan_dim(kind: str, args: State, dim: int) -> State:
 
 def combine_into(flat: Tensor, index: Tensor, source: Tensor, combine: str) -> None:
     """``flat[index] = source``, or add, mul, max or min into it; repeated indices count every time."""
-    match combine:
-        case "set":
-            flat[index] = source
-        case "add":
-            flat.index_put_((index,), source, accumulate=True)
-        case "mul" | "max" | "min":
-            how = {"mul": "prod", "max": "amax", "min": "amin"}[combine]
-            flat.scatter_reduce_(0, index, source, how, include_self=True)
-        case _:
-            raise ValueError(f"no such way to combine: {combine}")
+    if combine in ("set", "add"):
+        flat.index_put_((index,), source, accumulate=combine == "add")
+    else:
+        how = {"mul": "prod", "max": "amax", "min": "amin"}[combine]
+        flat.scatter_reduce_(0, index, source, how, include_self=True)

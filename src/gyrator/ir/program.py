@@ -256,12 +256,17 @@ def map_nests(program: Program, change: Callable[[Nest], Iterable[Node]]) -> Pro
     return replace(program, nodes=tuple([node for nodes in changed for node in nodes]))
 
 
-def views(node: Extern) -> tuple[View, ...]:
-    """Every view among an extern's arguments."""
+def arguments(node: Extern) -> list[Arg]:
+    """An extern's arguments, those by name and the items of lists included."""
     args = [*node.args, *(a for _, a in node.kwargs)]
     while any(isinstance(arg, ListArg) for arg in args):
         args = [item for arg in args for item in (arg.items if isinstance(arg, ListArg) else (arg,))]
-    return shown_views(args)
+    return args
+
+
+def views(node: Extern) -> tuple[View, ...]:
+    """Every view among an extern's arguments."""
+    return shown_views(arguments(node))
 
 
 def shown_views(outputs: Iterable[Output | Arg]) -> tuple[View, ...]:

@@ -17,7 +17,7 @@ import torch
 from gyrator.autograd.interface import BoxedCallable, GraphInfo
 from gyrator.ir.evaluate import copy_into, unrepeated
 from gyrator.ir.expr import Value
-from gyrator.ir.program import Item, views
+from gyrator.ir.program import Item, arguments, views
 from gyrator.runtime.externs import operator
 from gyrator.schedule.plan import Allocate, Call, Launch, Plan, Step
 from gyrator.torch_compat import copy_all, storage_holders
@@ -33,7 +33,7 @@ def recordable(plan: Plan, info: GraphInfo) -> bool:
     """Whether calls of a plan can be recorded: all its work is on the GPU, it reads no number back, and it writes
     into no input but parameters and buffers."""
     externs = [step.extern for step in plan.steps if isinstance(step, Call)]
-    named = [*plan.outputs, *(arg for extern in externs for arg in extern.args)]
+    named = [*plan.outputs, *(arg for extern in externs for arg in arguments(extern))]
     numbers = any(g.number for g in plan.inputs) or any(e.scalars for e in externs)
     others = {update.input for update in info.updates}.difference(info.static_inputs)
     if numbers or others or any(isinstance(value, Item) for value in named):

@@ -59,17 +59,17 @@ def find_target(config: Config, device: torch.device) -> GpuTarget:
     if TorchVersion(triton) < OLDEST_TRITON:
         needed, hint = f"{OLDEST_TRITON} or later", f"pip install 'triton>={OLDEST_TRITON}'"
         raise DeviceUnsupported(f"Triton {triton}", needed, hint)
-    return GpuTarget(config.cuda_capability or _capability(device), triton)
+    return GpuTarget(_capability(config.cuda_capability, device), triton)
 
 
-def _capability(device: torch.device) -> int:
+def _capability(asked: int, device: torch.device) -> int:
     needed = "one of compute capability 8.0 or later"
-    if not torch.cuda.is_available():
+    if not asked and not torch.cuda.is_available():
         hint = "options={'cuda_capability': 90} builds kernels for a GPU that is not here"
         raise DeviceUnsupported("no GPU was found", needed, hint)
-    major, minor = torch.cuda.get_device_capability(device)
+    major, minor = divmod(asked, 10) if asked else torch.cuda.get_device_capability(device)
     if 10 * major + minor < LOWEST_CAPABILITY:
-        name = torch.cuda.get_device_name(device)
+        name = "the GPU of the option cuda_capability" if asked else torch.cuda.get_device_name(device)
         hint = "move the model to the CPU, or leave it uncompiled"
         raise DeviceUnsupported(f"{name} has compute capability {major}.{minor}", needed, hint)
     return 10 * major + minor

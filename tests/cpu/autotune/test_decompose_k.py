@@ -33,11 +33,12 @@ def test_products_of_all_lengths_are_right_and_have_gradients(dtype: torch.dtype
     check(products, sides, backend="gyrator", backward=True, options=FORCED)
 
 
-@pytest.mark.parametrize("form", ["addmm", "bmm", "transposed"])
+@pytest.mark.parametrize("form", ["addmm", "no bias", "bmm", "transposed"])
 def test_other_forms_of_products_are_right(form: str) -> None:
     left, right = random(8, 4096, dtype=torch.float32), random(4096, 16, dtype=torch.float32)
     args, function = {
         "addmm": ((torch.randn(16), left, right), lambda c, a, b: torch.addmm(c, a, b, beta=0.5, alpha=2)),
+        "no bias": ((torch.full((16,), torch.nan), left, right), lambda c, a, b: torch.addmm(c, a, b, beta=0, alpha=2)),
         "bmm": ((torch.randn(3, 8, 4096), torch.randn(3, 4096, 16)), torch.bmm),
         "transposed": ((right, left), lambda a, b: torch.mm(a.t(), b.t())),
     }[form]

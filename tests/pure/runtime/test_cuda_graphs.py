@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,10 @@ import torch
 from torch import Tensor
 
 from gyrator.autograd.interface import GraphInfo, GraphKind
+from gyrator.ir.program import Arg, Item, ListArg, views
 from gyrator.runtime import cuda_graphs
 from gyrator.runtime.cuda_graphs import Roles, recordable, replayed
+from gyrator.schedule.plan import Call
 from tests.pure.lowering.harness import lowered
 from tests.triton.harness import gpu_plan, on_gpu
 
@@ -210,3 +213,14 @@ def test_draws_can_be_recorded_and_what_waits_for_a_size_cannot(
 ) -> None:
     plan = gpu_plan(on_gpu(lowered(fn, torch.randn(2, 2, 8, 16)).program))
     assert recordable(plan, GraphInfo(kind)) is possible
+
+
+def test_a_number_that_is_read_back_for_any_argument_keeps_calls_from_being_recorded() -> None:
+    plan = gpu_plan(on_gpu(lowered(attention, torch.randn(2, 2, 8, 16)).program))
+    (call,) = [step for step in plan.steps if isinstance(step, Call)]
+    number = Item(replace(views(call.extern)[0], shape=(), strides=()))
+    named: tuple[Arg, ...] = (number, ListArg((number,)))
+    for arg in named:
+        reads = replace(call, extern=replace(call.extern, kwargs=(("scale", arg),)))
+        steps = tuple(reads if step is call else step for step in plan.steps)
+        assert not recordable(replace(plan, steps=steps), GraphInfo("inference"))
