@@ -18,10 +18,11 @@ rule fires only if it holds for every value of the sizes within their bounds."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import field
 from functools import lru_cache, reduce
 from math import gcd, prod
 from operator import floordiv, is_, mod, mul
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
 from gyrator.ir.intern import interned, remember
 
@@ -122,12 +123,12 @@ class Index:
     """An integer polynomial. Build with :func:`const`, atoms' ``index()`` and the operators; terms stay canonical."""
 
     terms: Terms
-    _axes: ClassVar[frozenset[Axis] | None]
-    _lower: ClassVar[Index | Literal[False] | None]  # False: none is known
-    _upper: ClassVar[Index | Literal[False] | None]
-    _merged: ClassVar[Index | Literal[False] | None]  # False: nothing to recombine
-    _nonnegative: ClassVar[bool | None]
-    _indirects: ClassVar[tuple[Indirect, ...] | None]
+    _axes: frozenset[Axis] | None = field(init=False)
+    _lower: Index | Literal[False] | None = field(init=False)  # False: none is known
+    _upper: Index | Literal[False] | None = field(init=False)
+    _merged: Index | Literal[False] | None = field(init=False)  # False: nothing to recombine
+    _nonnegative: bool | None = field(init=False)
+    _indirects: tuple[Indirect, ...] | None = field(init=False)
 
     # -- arithmetic ----------------------------------------------------------------------------------------
     def __add__(self, other: IndexLike) -> Index:

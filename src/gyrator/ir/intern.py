@@ -3,31 +3,31 @@
 Equality of interned nodes is identity, so a comparison costs nothing, a dictionary keyed by nodes never
 walks a tree, and an analysis may be memoised on the node itself."""
 
+import dataclasses
 import struct
 from collections.abc import Callable
 from functools import partial
 from inspect import get_annotations
-from typing import TypeAlias, TypeVar, dataclass_transform
+from typing import Any, TypeAlias, TypeVar, dataclass_transform
 from weakref import ref
 
 T = TypeVar("T")
 Table: TypeAlias = "dict[object, ref[object]]"
 
 
-@dataclass_transform(frozen_default=True, eq_default=False)
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(dataclasses.field,))
 def interned(cls: type[T]) -> type[T]:
-    """Class decorator: makes ``cls`` an immutable, interned record of its annotated fields.
+    """Class decorator: makes ``cls`` an interned, frozen dataclass.
 
-    Fields take defaults as in a dataclass. Numbers that are equal yet different (``1`` and ``True``, ``0.0`` and
-    ``-0.0``) are told apart in fields annotated as ``Scalar``. A name that starts with ``_`` (annotated as ClassVar for
-    type checkers) is a cache slot, not a field: it begins as None. So do those slots of base classes."""
+    Numbers that are equal yet different (``1`` and ``True``, ``0.0`` and ``-0.0``) are told apart in fields annotated
+    as ``Scalar``. A name that starts with ``_`` (declared by ``field(init=False)``) is a cache slot: it begins as None.
+    So do those slots of base classes."""
+    record = dataclasses.dataclass(frozen=True, slots=True, weakref_slot=True, eq=False, init=False, repr=False)
+    new: Any = record(cls)
     names = get_annotations(cls)
     fields = [n for n in names if not n.startswith("_")]
     caches = [n for c in cls.__mro__ for n in get_annotations(c) if n.startswith("_")]
-    defaults = {n: cls.__dict__[n] for n in fields if n in cls.__dict__}
-    body = {k: v for k, v in cls.__dict__.items() if k not in defaults and k not in ("__dict__", "__weakref__")}
-    body["__slots__"] = (*names, "__weakref__")
-    new = type(cls.__name__, cls.__bases__, body)
+    defaults = {f.name: f.default for f in dataclasses.fields(new) if f.default is not dataclasses.MISSING}
     table: Table = {}
     scope: dict[str, object] = {"get": table.get, "put": _adder(table), "make": object.__new__, "defaults": defaults}
     scope.update({f"set_{n}": getattr(new, n).__set__ for n in (*fields, *caches)})
@@ -47,9 +47,7 @@ def interned(cls: type[T]) -> type[T]:
         "    return put(k, node)",
     ]
     exec("\n".join(lines), scope)  # one constructor per class, built from field names alone
-    methods = {"__new__": scope["__new__"], "__init__": _no_init, "__setattr__": _refuse, "__reduce__": _reduce}
-    for name, method in {**methods, "__match_args__": tuple(fields)}.items():
-        setattr(new, name, method)
+    new.__new__, new.__reduce__ = scope["__new__"], _reduce
     return new
 
 
@@ -86,11 +84,3 @@ def _reduce(self: object) -> tuple[type, tuple[object, ...]]:
     """Copies and pickles rebuild the node, and so find the one that exists."""
     fields: tuple[str, ...] = type(self).__match_args__  # type: ignore[attr-defined]
     return type(self), tuple(getattr(self, n) for n in fields)
-
-
-def _no_init(self: object, *args: object, **kwargs: object) -> None:
-    """Fields are set by ``__new__``, once."""
-
-
-def _refuse(self: object, name: str, value: object) -> None:
-    raise AttributeError(f"{type(self).__name__} is immutable: cannot set {name!r}")
