@@ -21,7 +21,7 @@ from gyrator.runtime.pool import Pool
 from gyrator.runtime.profile import machine_peaks, step_times
 from gyrator.runtime.triton_tune import Candidate
 from gyrator.session import Counters
-from gyrator.torch_compat import user_function
+from gyrator.torch_compat import ISOLATED, user_function
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def explain(
     watcher = Backend(replace(gyrator.process, watch=lambda event: events.append((event, time.perf_counter()))))
     target = user_function(function)
     given = dict(options) if options else None
-    compiled: Any = torch.compile(target, backend=watcher, mode=mode, options=given, dynamic=dynamic)  # type: ignore[arg-type]
+    compiled: Any = torch.compile(target, backend=watcher, mode=mode, options=given, dynamic=dynamic, **ISOLATED)  # type: ignore[call-overload]
     start = time.perf_counter()
     compiled(*args, **kwargs)
     seconds = (events[-1][1] if events else time.perf_counter()) - start

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from importlib.metadata import EntryPoint
+from inspect import signature
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -348,6 +349,11 @@ def checkpoint_policy(body: Any) -> Callable[..., bool] | None:
         return decision not in keep and decision is not True
 
     return recomputed
+
+
+ISOLATED = dict.fromkeys({"isolate_recompiles"} & signature(torch.compile).parameters.keys(), True)
+"""What torch.compile is told, if it knows that, to count compilations of a function apart from its others: behind some
+number of them the function runs as it is."""
 
 
 def recompile_reason() -> str | None:

@@ -19,6 +19,7 @@ import gyrator
 import gyrator.insight
 from gyrator.report.data import GraphReport
 from gyrator.runtime.triton_tune import Candidate
+from gyrator.torch_compat import ISOLATED
 
 HERE = Path(__file__).name
 
@@ -117,6 +118,18 @@ def test_graphs_within_a_graph_are_timed_as_calls(cache: dict[str, object]) -> N
     timed = list(graph.timed_steps())
     assert [step.kind for step, _ in timed] == ["kernel", "extern", "kernel"]
     assert all(seconds is not None and seconds > 0 for _, seconds in timed)
+
+
+@pytest.mark.skipif(not ISOLATED, reason="torch counts these compilations among a function's others")
+def test_a_function_is_explained_however_often_and_compiled_thereafter(cache: dict[str, object]) -> None:
+    def doubled(x: Tensor) -> Tensor:
+        return x * 2
+
+    for _ in range(torch._dynamo.config.recompile_limit + 1):
+        assert gyrator.explain(doubled, torch.randn(8), options=cache, timing=False).data.programs
+    captured: list[object] = []
+    torch.compile(doubled, backend=lambda gm, _: captured.append(gm) or gm.forward)(torch.randn(8))
+    assert captured
 
 
 def test_where_capture_ended_is_told(cache: dict[str, object]) -> None:
