@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 
@@ -142,9 +143,18 @@ class BuildTime:
 class DumpWriter:
     """Writes numbered text files into a folder of one session: `00_captured.txt`, `01_lowered.txt`, ..."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._numbers = count()
+    def __init__(self, parent: Path, name: str) -> None:
+        self._parent, self._name, self._numbers = parent, name, count()
+
+    @cached_property
+    def folder(self) -> Path:
+        """A new folder `name` in the parent, made when it is first needed; `name.1`, `name.2`, ... if that exists."""
+        for attempt in count():
+            folder = self._parent / (f"{self._name}.{attempt}" if attempt else self._name)
+            with suppress(FileExistsError):
+                folder.mkdir(parents=True)
+                break
+        return folder
 
     def write(self, name: str, text: str, suffix: str = "txt") -> Path:
         """Write the next file and return its path."""
@@ -176,7 +186,7 @@ class Session:
         self.name = name
         self.counters = Counters()
         self.progress = progress or progress_for(config.progress, f"gyrator {name}")
-        self.dump = DumpWriter(_new_folder(config.dump, name)) if config.dump is not None else None
+        self.dump = DumpWriter(config.dump, name) if config.dump is not None else None
         self.programs: list[tuple[str, object]] = []
         self.builds: list[BuildTime] = []
         self.stops: list[Callable[[], object]] = []
@@ -240,13 +250,3 @@ class Session:
         if text not in self._told:
             self._told.add(text)
             warnings.warn(text, GyratorWarning, stacklevel=2)
-
-
-def _new_folder(parent: Path, name: str) -> Path:
-    """A new folder `name` under parent; `name.1`, `name.2`, ... where it exists."""
-    for attempt in count():
-        folder = parent / (f"{name}.{attempt}" if attempt else name)
-        with suppress(FileExistsError):
-            folder.mkdir(parents=True)
-            break
-    return folder

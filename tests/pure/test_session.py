@@ -105,3 +105,5 @@ def test_dumps_are_numbered_and_runs_do_not_overwrite_each_other(tmp_path: Path)
     assert first.dump.write("after fuse", "b", suffix="py").name == "01_after_fuse.py"
     assert second.dump.folder == tmp_path / "forward.1"
     assert (tmp_path / "forward" / "01_after_fuse.py").read_text() == "b\n"
+    session(tmp_path)  # which writes nothing
+    assert len([*tmp_path.iterdir()]) == 2
