@@ -4,7 +4,7 @@ Parts and whole become programs of their own, built like any other and run on ra
 layers of a model share are built once; a fusion costs about half a second the first time."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeAlias
 
 from gyrator.autotune.parts import Builder
 from gyrator.errors import GyratorError
@@ -24,11 +24,8 @@ NOISE = 1.05
 """A fusion that takes up to so many times its parts is as good as they are."""
 
 
-class Timed(NamedTuple):
-    """A group's kernel: where it lies, and milliseconds of a launch."""
-
-    folder: Path
-    milliseconds: float
+Timed: TypeAlias = tuple[Path, float]
+"""Where a group's kernel lies, and milliseconds of a launch."""
 
 
 def slower_fusions(builder: Builder) -> Slower:
@@ -42,7 +39,7 @@ def slower_fusions(builder: Builder) -> Slower:
         if key not in known:
             try:
                 folder = builder.start_units(part_of(program, (group,)), (group,))()
-                known[key] = Timed(folder, 1e3 * sum(step_times(Runtime(folder, Pool()), SECONDS)))
+                known[key] = folder, 1e3 * sum(step_times(Runtime(folder, Pool()), SECONDS))
             except (GyratorError, RuntimeError):  # whatever kernels think of random inputs
                 known[key] = None
         return known[key]
@@ -51,12 +48,12 @@ def slower_fusions(builder: Builder) -> Slower:
         one, two, both = (timed(program, group) for group in (first, second, joined))
         if one is None or two is None or both is None:
             return None
-        ratio = both.milliseconds / (one.milliseconds + two.milliseconds)
+        ratio = both[1] / (one[1] + two[1])
         if ratio <= NOISE:
             return None
         row: dict[str, Cell] = {"slow_down_ratio": ratio}
-        for name, kernel in (("kernel1", one), ("kernel2", two), ("fused_kernel", both)):
-            row |= {f"{name}_path": str(kernel.folder), f"{name}_latency": kernel.milliseconds}
+        for name, (folder, took) in (("kernel1", one), ("kernel2", two), ("fused_kernel", both)):
+            row |= {f"{name}_path": str(folder), f"{name}_latency": took}
         add_rows(builder.session.config, "slow_fusion", lambda: [row])
         return Refused(f"together they were measured to take {ratio:.2f} times as long as apart")
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import gyrator
 from gyrator.config import Config
 from gyrator.runtime.targets import find_targets
 from tests.redis_server import serving
@@ -194,3 +195,12 @@ def test_keys_say_for_how_many_threads_work_is_shared() -> None:
     one, two, as_torch = (find_targets(Config(threads=n), torch.device("cpu")).key() for n in (1, 2, 0))
     assert one != two
     assert as_torch == find_targets(Config(threads=torch.get_num_threads()), torch.device("cpu")).key()
+
+
+def test_a_program_whose_graph_is_gone_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for reason in ("the cache is empty", "a graph of the stored program is gone"):
+        torch._dynamo.reset()
+        run = gyrator.compile(lambda x: torch.tanh(x) + 1, options={"cache_dir": tmp_path, "logs": "cache"})
+        run(torch.ones(5))
+        assert f"_program is not in the cache; {reason}" in capsys.readouterr().out
+        shutil.rmtree(tmp_path / "graphs")

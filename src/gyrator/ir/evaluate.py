@@ -263,8 +263,6 @@ def equal(a: Tensor, b: Tensor) -> Tensor:
 def scan_dim(kind: str, args: State, dim: int) -> State:
     """Inclusive scan along ``dim``; for ``argmax``/``argmin`` the later of equal elements wins."""
     x = args[0]
-    if x.shape[dim] == 0:
-        return tuple(a.clone() for a in args)
     match kind:
         case "sum":
             return (x.cumsum(dim, dtype=x.dtype),)

@@ -25,6 +25,7 @@ from gyrator.origin import Origin, origin_of
 from gyrator.runtime.targets import find_targets
 from gyrator.session import Count, Session
 
+OTHER_FACTS = "facts about sizes that the stored code relies on do not hold"
 KINDS = ("programs", "graphs", "kernels", "times")  # the folders that the cache keeps
 
 
@@ -70,18 +71,19 @@ def find(key: Key | None, store: Store, example_inputs: Sequence[object], sessio
         session.counters.add(Count.GRAPH_CACHE_HITS)
         return entry
     session.counters.add(Count.GRAPH_CACHE_MISSES)
-    explain_miss(key, store, session, damaged_or_guarded=entry is not None)
+    explain_miss(key, store, session, "" if entry is None else OTHER_FACTS)
     return None
 
 
-def explain_miss(key: Key, store: Store, session: Session, *, damaged_or_guarded: bool) -> None:
-    """Say in what the key differs from the most similar one stored, if that is asked for."""
+def explain_miss(key: Key, store: Store, session: Session, unfit: str) -> None:
+    """Say why an entry of that key is `unfit` or, without one, in what the key differs from the most similar one
+    stored, if that is asked for."""
     if not (session.why_missed or "cache" in session.config.logs):
         return
     others = [notes["key"] for notes in store.newest(20)]
     names = differing(key, others)
-    if damaged_or_guarded:
-        session.missed = "facts about sizes that the stored code relies on do not hold"
+    if unfit:
+        session.missed = unfit
     elif not others:
         session.missed = "the cache is empty"
     else:
@@ -163,13 +165,14 @@ def find_program(key: Key | None, stores: Stores, inputs: Sequence[object], sess
     session is told why, if it asks. A damaged entry counts as absent, after a warning."""
     if key is None:
         return None
-    entry = stores.programs.find(key.digest, session.warn)
+    entry, unfit = stores.programs.find(key.digest, session.warn), ""
     if entry is not None:
         names, facts = entry.notes["graphs"], entry.notes["facts"]
         graphs = [graph for name in names if (graph := stores.graphs.find(name, session.warn)) is not None]
         if len(graphs) == len(names) and all_hold(facts, key.symbols, inputs):
             return Found(entry.notes["program"], tuple(graphs), entry.notes["about"])
-    explain_miss(key, stores.programs, session, damaged_or_guarded=entry is not None)
+        unfit = OTHER_FACTS if len(graphs) == len(names) else "a graph of the stored program is gone"
+    explain_miss(key, stores.programs, session, unfit)
     return None
 
 

@@ -112,8 +112,9 @@ def start_kernels(plan: Plan, targets: Targets, store: Store, session: Session, 
         assert targets.gpu_target is not None
         sure = argument_alignment(plan, triton, align)
         wanted = [Wanted(triton[k.name], sure[k.name], checked_place(k)) for k in on_gpu]
-        gpu_build = start_triton_build(wanted, targets.gpu_target, workers, store, session)
-        waits.append(lambda: describe(gpu_build.wait(), gpu_build.target.capability))
+        capability = targets.gpu_target.capability
+        binaries = start_triton_build(wanted, targets.gpu_target, workers, store, session)
+        waits.append(lambda: describe(binaries(), capability))
     texts = {name: (kernel.name, kernel.source) for name, kernel in triton.items()}
     texts |= {name: (kernel.name, kernel.text) for name, kernel in cpp.items()}
     sites = {place for b in built.values() if isinstance(b, BuiltKernel) for _, place in b.sites}

@@ -8,8 +8,7 @@ import importlib.metadata
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -121,37 +120,14 @@ class Wanted:
         return frozenset(at for at, is_odd in enumerate(odd) if not is_odd)
 
 
-@dataclass(frozen=True)
-class TritonBuild:
-    """Binaries on their way: for each kernel one for each config, which `jobs` make."""
-
-    binaries: Sequence[tuple[Wanted, Sequence[Future[Binary]]]]
-    target: GpuTarget
-    jobs: Jobs
-
-    def wait(self) -> list[tuple[Wanted, dict[int, Binary]]]:
-        """For each kernel the binaries of the configs that the GPU can run.
-
-        Raises: KernelBuildError if there is none. KeyboardInterrupt; the workers at work are ended first."""
-        self.jobs.finish(job for _, configs in self.binaries for job in configs)
-        return [(wanted, self._usable(wanted, [job.result() for job in configs])) for wanted, configs in self.binaries]
-
-    def _usable(self, wanted: Wanted, built: Sequence[Binary]) -> dict[int, Binary]:
-        limit, kernel = Gpu(divmod(self.target.capability, 10)).shared_bytes, wanted.kernel
-        good = {k: b for k, b in enumerate(built) if b.failure is None and b.notes["shared"] <= limit}
-        if not good:
-            failures = [b.failure or f"it needs more than {limit} bytes of shared memory" for b in built]
-            folder = Path(tempfile.mkdtemp(prefix="gyrator-refused-"))
-            (folder / _SOURCE).write_text(kernel.source, "utf-8")
-            raise KernelBuildError(kernel.name, str(folder / _SOURCE), failures[0][-4000:], where=wanted.place)
-        return good
-
-
 # -- building ------------------------------------------------------------------------------------------------
 def start_triton_build(
     kernels: Sequence[Wanted], target: GpuTarget, workers: Workers, store: Store, session: Session
-) -> TritonBuild:
-    """Begin to build every config of `kernels`; returns at once."""
+) -> Callable[[], list[tuple[Wanted, dict[int, Binary]]]]:
+    """Begin to build every config of `kernels`; returns at once what waits for them, and gives for each kernel the
+    binaries of the configs that the GPU can run.
+
+    That raises: KernelBuildError if there is none. KeyboardInterrupt; the workers at work are ended first."""
     requests: dict[str, dict[str, Any]] = {}
     keys: list[list[str]] = []
     for wanted in kernels:
@@ -169,8 +145,25 @@ def start_triton_build(
         workers.prepare(count)
         calls = {key: partial(build_binary, requests[key], key, workers, store, session) for key in missing}
         found |= jobs.start(calls, count)
-    binaries = [(wanted, [found[key] for key in own]) for wanted, own in zip(kernels, keys, strict=True)]
-    return TritonBuild(binaries, target, jobs)
+
+    def wait() -> list[tuple[Wanted, dict[int, Binary]]]:
+        jobs.finish(found.values())
+        built = [[found[key].result() for key in own] for own in keys]
+        return [(wanted, _usable(wanted, own, target)) for wanted, own in zip(kernels, built, strict=True)]
+
+    return wait
+
+
+def _usable(wanted: Wanted, built: Sequence[Binary], target: GpuTarget) -> dict[int, Binary]:
+    """Those that the GPU can run, by config."""
+    limit, kernel = Gpu(divmod(target.capability, 10)).shared_bytes, wanted.kernel
+    good = {k: b for k, b in enumerate(built) if b.failure is None and b.notes["shared"] <= limit}
+    if not good:
+        failures = [b.failure or f"it needs more than {limit} bytes of shared memory" for b in built]
+        folder = Path(tempfile.mkdtemp(prefix="gyrator-refused-"))
+        (folder / _SOURCE).write_text(kernel.source, "utf-8")
+        raise KernelBuildError(kernel.name, str(folder / _SOURCE), failures[0][-4000:], where=wanted.place)
+    return good
 
 
 def build_binary(request: Mapping[str, Any], key: str, workers: Workers, store: Store, session: Session) -> Binary:
