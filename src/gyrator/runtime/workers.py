@@ -53,7 +53,8 @@ class Worker:
             if request is not None:
                 self.process.stdin.write(json.dumps(request) + "\n")
                 self.process.stdin.flush()
-            late = seconds is not None and not select.select([self.process.stdout], [], [], seconds)[0]
+            most = None if seconds is None else min(seconds, threading.TIMEOUT_MAX)
+            late = not select.select([self.process.stdout], [], [], most)[0]
             answer = "" if late else self.process.stdout.readline()
         except (OSError, ValueError) as error:
             raise WorkerEnded(str(error)) from error

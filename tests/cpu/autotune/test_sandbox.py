@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import subprocess
 import sys
@@ -73,6 +74,11 @@ def test_a_hang_ends_after_the_time_out_even_if_it_ignores_sigterm(sandboxes: Sa
     assert measure(sandboxes, [folder_of(tmp_path, "deaf", deaf)], result=1.0) == ["no answer after 1 s"]
     assert time.perf_counter() - start < 4.0
     assert isinstance(measure(sandboxes, [folder_of(tmp_path, "next", SLEEP)])[0], float)
+
+
+def test_a_candidate_may_have_all_the_time_there_is(sandboxes: Sandboxes, tmp_path: Path) -> None:
+    (found,) = measure(sandboxes, [folder_of(tmp_path, "any", SLEEP)], result=math.inf)
+    assert isinstance(found, float)
 
 
 def test_candidates_take_turns_and_those_that_are_clearly_slower_end_early(
