@@ -72,9 +72,7 @@ class UnsupportedOperator(GyratorError):
     """An operator that can neither be lowered nor called as it is (for example one without a fake kernel)."""
 
     def __init__(self, op: str, reason: str, *, where: Origin | None = None, node: str | None = None) -> None:
-        hint = (
-            "register a fake kernel with torch.library.register_fake, or exclude the call with torch.compiler.disable"
-        )
+        hint = "register a fake kernel with torch.library.register_fake, or exclude it with torch.compiler.disable"
         super().__init__(f"operator {op} cannot be compiled: {reason}", where=where, node=node, hint=hint)
 
 

@@ -43,7 +43,7 @@ from gyrator.lowering.graph import Lowered, lower
 from gyrator.origin import Origin
 from gyrator.report.describe import called, describe
 from gyrator.report.dump import dump_compiled, dump_graph
-from gyrator.report.watch import COUNTERS, RECORD, GraphCompiled, Watch, graph_compiled, kernel_tuned, traffic
+from gyrator.report.watch import COUNTERS, RECORD, GraphCompiled, Watch, graph_compiled, kernel_tuned, record_in
 from gyrator.runtime.cuda_graphs import Roles, record_on_gpu, recordable, replayed
 from gyrator.runtime.entries import Stores, facts_of, find, keep, moved_places, numbered_places, open_stores
 from gyrator.runtime.gpu_kernels import GpuKernels
@@ -303,7 +303,7 @@ def loaded(ready: GraphCompiled, process: Process) -> BoxedCallable:
         pool = process.pool if config.reuse_buffers else None
         note = None
         if config.profile_bandwidth:
-            process.profile.expect(traffic(entry))
+            process.profile.expect({kernel.symbol: kernel.bytes for kernel in record_in(entry.folder).kernels})
             note = process.profile.note
         gpu = process.gpu_kernels(entry.folder, session, partial(kernel_tuned, config, entry.folder), moved)
         runtime = Runtime(

@@ -17,14 +17,13 @@ from torch import Tensor
 
 from gyrator.cache.store import Store
 from gyrator.codegen.cpp import CppKernel, print_kernel
-from gyrator.codegen.wrapper import print_wrapper
+from gyrator.codegen.wrapper import BuiltKernel, print_wrapper
 from gyrator.config import Config
 from gyrator.ir.interp import Result, Run, run_program
 from gyrator.ir.text import kernel_text
 from gyrator.runtime.build import start_build
 from gyrator.runtime.load import Runtime, library_file, load
 from gyrator.runtime.pool import Pool
-from gyrator.runtime.targets import built_kernels
 from gyrator.runtime.toolchain import find_toolchain
 from gyrator.schedule.plan import Plan
 from gyrator.schedule.stage import schedule
@@ -89,6 +88,7 @@ def built(plans: Sequence[Plan], folder: Path) -> list:  # type: ignore[type-arg
     runtime = Runtime(folder, Pool(), {}, CONFIG.threads)
     calls = []
     for plan in plans:
-        kernels = built_kernels(plan.kernels, [printed[k.name] for k in plan.kernels], build)
+        symbols = {k.name: printed[k.name].name for k in plan.kernels}
+        kernels = {name: BuiltKernel(build.library_of[symbol], symbol) for name, symbol in symbols.items()}
         calls.append(load(print_wrapper(plan, kernels), runtime))
     return calls

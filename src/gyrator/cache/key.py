@@ -25,7 +25,8 @@ from gyrator.ir.volume import rounded_hint
 from gyrator.origin import origin_of
 from gyrator.version import __version__
 
-_PLAIN = (bool, int, str, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format, OpOverload)
+_PLAIN = (bool, int, float, complex, str, type(None), type(...), *_OF_TORCH)
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _SYMBOL = re.compile(r"\b[A-Za-z_]\w*\b")
 _TORCHS_OWN = ("aten", "prims")
@@ -185,10 +186,8 @@ class _Writer:
         if isinstance(value, dict):
             items = ((repr(k), self.value(v, numbers)) for k, v in value.items())
             return "{" + ", ".join(f"{k}: {v}" for k, v in items) + "}"
-        if isinstance(value, (float, complex, *_PLAIN)):
+        if isinstance(value, _PLAIN):
             return repr(value)
-        if isinstance(value, OpOverload):
-            return str(value)
         raise _Uncacheable(f"an argument of type {type(value).__name__}")
 
     def meta(self, value: object) -> str:

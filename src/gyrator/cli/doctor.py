@@ -120,10 +120,8 @@ def _threads(config: Config) -> Finding:
 
 def _triton() -> Finding:
     if not available("triton"):
-        if torch.cuda.is_available():
-            advice = "install the Triton that torch pins, or no GPU kernel can be built"
-            return Finding("Triton", "not installed", advice)
-        return Finding("Triton", "not installed (only needed for GPUs)", absent=True)
+        advice = "install the one that torch pins, or no GPU kernel can be built" if torch.cuda.is_available() else ""
+        return Finding("Triton", "not installed (only needed for GPUs)", advice, absent=True)
     version = importlib.metadata.version("triton")
     try:
         find_target(Config(cuda_capability=LOWEST_CAPABILITY), torch.device("cuda"))

@@ -157,7 +157,7 @@ class _ProgramChecker:
 
     # -- externs -------------------------------------------------------------------------------------------
     def extern(self, node: ir.Extern) -> None:
-        for arg in (*node.args, *(a for _, a in node.kwargs)):
+        for arg in ir.arguments(node):
             self.arg(arg)
         for size in node.scalars:
             self.define_size(size)
@@ -181,9 +181,6 @@ class _ProgramChecker:
                     raise RuleBroken(f"the number {view} has dimensions")
             case Index():
                 self.uniform(arg)
-            case ir.ListArg(items):
-                for item in items:
-                    self.arg(item)
 
     def view(self, view: ir.View) -> None:
         self.defined(view.value)

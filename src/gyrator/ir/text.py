@@ -106,9 +106,7 @@ def _arg_text(arg: ir.Arg | ir.Output) -> str:
             return f"{_view_text(view)}.item()"
         case ir.ListArg(items):
             return f"[{', '.join(map(_arg_text, items))}]"
-        case Index():
-            return str(arg)
-    return str(arg) if isinstance(arg, torch.dtype | torch.device | torch.layout) else repr(arg)
+    return str(arg) if isinstance(arg, Index | torch.dtype | torch.device | torch.layout) else repr(arg)
 
 
 def _view_text(view: ir.View) -> str:

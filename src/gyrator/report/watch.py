@@ -84,11 +84,6 @@ def _log(logs: Collection[str], record: GraphRecord, entry: Entry) -> None:
         print("\n".join([*sources, f"# {entry.folder / WRAPPER}", entry.text(WRAPPER)]))
 
 
-def traffic(entry: Entry) -> dict[str, int]:
-    """Bytes that a launch of each kernel of a compiled graph moves, by the kernel's symbol."""
-    return {kernel.symbol: kernel.bytes for kernel in record_in(entry.folder).kernels}
-
-
 def program_compiled(
     session: Session, gm: fx.GraphModule, record: ProgramRecord, start: float, watch: Watch | None, *, cached: bool
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from gyrator.cache.store import Store
-from gyrator.codegen.cpp import CppKernel, print_kernel
+from gyrator.codegen.cpp import print_kernel
 from gyrator.codegen.texts import checked_place
 from gyrator.codegen.triton import print_triton
 from gyrator.codegen.triton_source import TritonKernel
@@ -18,7 +18,7 @@ from gyrator.errors import ToolchainMissing
 from gyrator.ir.expr import Value
 from gyrator.ir.tree import Kernel
 from gyrator.origin import Origin
-from gyrator.runtime.build import Build, start_build
+from gyrator.runtime.build import start_build
 from gyrator.runtime.gpu_kernels import describe
 from gyrator.runtime.load import library_file
 from gyrator.runtime.toolchain import Toolchain, find_toolchain
@@ -106,7 +106,10 @@ def start_kernels(plan: Plan, targets: Targets, store: Store, session: Session, 
     if on_cpu or targets.gpu_target is None:
         toolchain = targets.toolchain or find_toolchain(session.config)
         build = start_build(list(cpp.values()), toolchain, store, session, places)
-        built |= built_kernels(on_cpu, list(cpp.values()), build)
+        for kernel in on_cpu:
+            printed = cpp[kernel.name]
+            checks = tuple((check.size.value, checked_place(kernel)) for check in printed.checks)
+            built[kernel.name] = BuiltKernel(build.library_of[printed.name], printed.name, checks)
         waits.append(lambda: {library_file(name): path for name, path in build.wait().items()})
     if on_gpu:
         assert targets.gpu_target is not None
@@ -142,12 +145,3 @@ def print_with_room(forms: Callable[[Kernel], TritonKernel], kernel: Kernel) -> 
     widest = replace(first, blocks=tuple((b, room.get(b, n)) for b, n in first.blocks))
     printed = forms(replace(kernel, tiling=replace(tiling, configs=(*tiling.configs, widest))))
     return replace(printed, configs=tiling.configs, room=tuple(room.items()))
-
-
-def built_kernels(kernels: Sequence[Kernel], printed: Sequence[CppKernel], build: Build) -> dict[str, BuiltKernel]:
-    """Where the wrapper finds each kernel of the processor."""
-    found = {}
-    for kernel, text in zip(kernels, printed, strict=True):
-        sites = tuple((check.size.value, checked_place(kernel)) for check in text.checks)
-        found[kernel.name] = BuiltKernel(build.library_of[text.name], text.name, sites)
-    return found
