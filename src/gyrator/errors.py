@@ -34,9 +34,7 @@ class GyratorError(Exception, ABC):
         super().__init__("\n".join(parts))
 
 
-# --- what the user asked for ------------------------------------------------------------------------------
-
-
+# -- what the user asked for ---------------------------------------------------------------------------------
 class UnknownOption(GyratorError):
     """An option or mode that does not exist. `valid` maps each name that does to its type."""
 
@@ -57,9 +55,7 @@ class InvalidOption(GyratorError):
         )
 
 
-# --- what the user gave -----------------------------------------------------------------------------------
-
-
+# -- what the user gave --------------------------------------------------------------------------------------
 class UnsupportedInput(GyratorError):
     """A tensor of a kind that gyrator does not compile: sparse, quantised, nested, a subclass. Names torch's path."""
 
@@ -93,9 +89,7 @@ class OutputMismatch(GyratorError, RuntimeError):
         super().__init__(f"{op} promised {promised} but returned {got}", hint=hint)
 
 
-# --- what the machine lacks -------------------------------------------------------------------------------
-
-
+# -- what the machine lacks ----------------------------------------------------------------------------------
 class ToolchainMissing(GyratorError):
     """A compiler, package or device that the requested path needs was not found."""
 
@@ -139,7 +133,7 @@ class CacheCorrupt(GyratorError):
         super().__init__(f"cache entry {path} is damaged: {reason}", hint=hint)
 
 
-# --- what gyrator did wrong -------------------------------------------------------------------------------
+# -- what gyrator did wrong ----------------------------------------------------------------------------------
 _OUR_BUG = "this is a bug of gyrator: please report it with the files that GYRATOR_DUMP=dir writes"
 
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -149,13 +150,12 @@ class Tuner:
 
 def _built(candidates: Sequence[Candidate], most: int) -> Iterator[tuple[str, Path | str]]:
     """Each candidate's folder, or why it cannot be built; ``most`` are on their way at once."""
-    waiting: deque[tuple[str, Callable[[], Path] | str]] = deque()
-    for candidate in (*candidates, None):
-        if candidate is not None:
-            waiting.append((candidate.name, _attempt(candidate.start)))
-        while waiting and (candidate is None or len(waiting) >= most):
-            name, wait = waiting.popleft()
-            yield name, wait if isinstance(wait, str) else _attempt(wait)
+    begun = ((candidate.name, _attempt(candidate.start)) for candidate in candidates)
+    waiting = deque(islice(begun, most))
+    while waiting:
+        name, wait = waiting.popleft()
+        yield name, wait if isinstance(wait, str) else _attempt(wait)
+        waiting.extend(islice(begun, 1))
 
 
 def _attempt(step: Callable[[], T]) -> T | str:
