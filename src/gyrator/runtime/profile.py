@@ -5,7 +5,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -75,15 +75,12 @@ class BandwidthProfile:
             with self._lock:
                 self._times.setdefault(name, []).append(seconds)
 
-    def lines(self) -> Sequence[str]:
-        """A line for each kernel, the one that took most time in all first."""
+    def print(self) -> None:
+        """Write a line for each kernel to stderr, the one that took most time in all first."""
         with self._lock:
             order = sorted(self._times.items(), key=lambda item: -sum(item[1]))
-        return [bandwidth_line(name, statistics.median(times), self._bytes[name], len(times)) for name, times in order]
-
-    def print(self) -> None:
-        """Write the lines to stderr."""
-        print("\n".join(["gyrator: bandwidth of kernels", *self.lines()]), file=sys.stderr)
+        lines = [bandwidth_line(name, statistics.median(times), self._bytes[name], len(times)) for name, times in order]
+        print("\n".join(["gyrator: bandwidth of kernels", *lines]), file=sys.stderr)
 
 
 def bandwidth_line(name: str, seconds: float, nbytes: int, launches: int) -> str:
