@@ -17,6 +17,7 @@ from gyrator.autograd.partition.plan import JointGraph, Partition
 from gyrator.cache.store import Entry
 from gyrator.ir.program import Extern
 from gyrator.ir.text import kernel_text, node_text
+from gyrator.ir.volume import UNKNOWN_SIZE
 from gyrator.origin import origin_of
 from gyrator.report.diagram import diagram
 from gyrator.report.record import GraphRecord
@@ -27,9 +28,6 @@ from gyrator.schedule.products import defines_of, nodes_of
 from gyrator.schedule.stage import Scheduled
 from gyrator.session import DumpWriter
 from gyrator.torch_compat import float_behind, qualified_name
-
-_HINT = 8
-"""What a size without a hint counts as."""
 
 
 def dump_graph(dump: DumpWriter, name: str, gm: fx.GraphModule, values: Sequence[object]) -> None:
@@ -150,7 +148,7 @@ def _input_text(value: object) -> str:
 def _number(size: int | torch.SymInt | torch.SymFloat | torch.SymBool) -> int | float | bool:
     if isinstance(size, (int, float, bool)):
         return size
-    return size.node.hint if size.node.has_hint() else _HINT
+    return size.node.hint if size.node.has_hint() else UNKNOWN_SIZE
 
 
 # -- nests and plans -----------------------------------------------------------------------------------------
