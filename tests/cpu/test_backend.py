@@ -192,3 +192,11 @@ def test_an_identity_may_have_more_columns_than_bytes_count(columns: int, backen
     check(
         lambda x: (torch.eye(3, columns, dtype=x.dtype) + x, torch.eye(257)), (torch.randn(columns),), backend=backend
     )
+
+
+def test_integers_wrap_around_as_in_eager() -> None:
+    def hashes(x: Tensor) -> tuple[Tensor, ...]:
+        i = torch.arange(1003)
+        return x + i * 6364136223846793005 % 1000, i * 2**62 * 2 // 5, x + torch.full((1003,), 2**62) * 2
+
+    check(hashes, [torch.arange(1003)], backend="gyrator")
