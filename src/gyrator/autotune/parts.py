@@ -1,8 +1,7 @@
 """Parts of a program as programs of their own, built into folders whose wrappers run on random inputs."""
 
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -10,10 +9,9 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from gyrator.codegen.wrapper import print_wrapper
-from gyrator.ir.program import Program, defines
+from gyrator.ir.program import Program
 from gyrator.ir.simplify import simplifier
 from gyrator.ir.symbols import Symbols
-from gyrator.ir.text import program_text
 from gyrator.lowering.graph import lower
 from gyrator.lowering.typed import COMPUTED, FLOAT8
 from gyrator.runtime.entries import Stores
@@ -60,11 +58,3 @@ class Builder:
         lowered = lower(graph, symbols=symbols, name=name, computed=self.computed)
         made = schedule(lowered.program, session, self.targets.gpu, None, ask, self.targets.cpu)
         return self.start(made.plan)
-
-
-def canonical_text(part: Program) -> str:
-    """A part's text without the names that a graph happened to give and the user's places."""
-    text = re.sub(r"(?m)^ *#.*\n", "", program_text(replace(part, name="part")))
-    values = [i.value for i in part.inputs if i.value is not None] + [v for node in part.nodes for v in defines(node)]
-    names = {value.name: f"v{k}" for k, value in enumerate(dict.fromkeys(values))}
-    return re.sub(r"[A-Za-z_]\w*", lambda m: names.get(m.group(), m.group()), text)

@@ -15,11 +15,12 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
-from gyrator.autotune.parts import Builder, canonical_text
+from gyrator.autotune.parts import Builder
 from gyrator.autotune.sandbox import NO_ANSWER, Sandboxes
 from gyrator.cache.key import source_digest
 from gyrator.cache.store import Json, digest
-from gyrator.ir.program import Extern
+from gyrator.ir.program import Extern, output_values
+from gyrator.ir.text import canonical_text
 from gyrator.ir.volume import count_of
 from gyrator.runtime.workers import WorkerEnded
 from gyrator.schedule.products import Alternative, Question, product_of
@@ -82,10 +83,11 @@ class Tuner:
         starts = {a.name: partial(self.builder.start_units, part, a.units) for a in ways}
         candidates = [Candidate(a.name, a.backend, "", dict(a.parameters), starts[a.name], a is plain) for a in ways]
         dims = [n for i in part.inputs if i.value is not None for n in (*i.value.shape, *i.value.strides)]
-        sizes = sorted({(size.name, size.hint or 0) for n in dims for size in n.sizes()})
+        sizes = sorted({(s.name, s.lo, s.hi or "", s.hint or 0) for n in dims for s in n.sizes()}, key=str)
         products = [p for node in part.nodes if isinstance(node, Extern) and (p := product_of(node)) is not None]
         work = [prod(count_of(n) for n in (*p.shape, p.left.shape[-1])) for p in products]
-        ranked = self.rank(question.title, f"{canonical_text(part)}\n{sizes}", sum(work) or 1, candidates)
+        about = f"{canonical_text(part.nodes, output_values(part.outputs))}\n{sizes}"
+        ranked = self.rank(question.title, about, sum(work) or 1, candidates)
         of = {alternative.name: alternative for alternative in ways}
         return tuple(of[candidate.name] for candidate in ranked)
 

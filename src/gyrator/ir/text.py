@@ -12,7 +12,9 @@ nest gets a name (``%0``), so the text is as long as the data."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -25,6 +27,8 @@ from gyrator.origin import places_of
 
 COMBINES = {"set": "=", "add": "+=", "mul": "*=", "max": "max=", "min": "min="}
 """The ways to combine what is stored with what was there, and their text."""
+_MENTIONED = re.compile(r"(?<![\w.])[A-Za-z_]\w*(?![\w(])")
+"""What may be a value's name, and is no operator's or function's."""
 
 
 # -- programs ----------------------------------------------------------------------------------------------
@@ -43,6 +47,17 @@ def program_text(program: ir.Program) -> str:
 def node_text(node: ir.Node) -> str:
     """One node of a program, after a comment for each place of the user's program that it comes from."""
     return "\n".join([*(f"# {place}" for place in places_of(node.origins)), *_node_lines(node)])
+
+
+def canonical_text(nodes: Sequence[ir.Node], shown: Collection[Value] = ()) -> str:
+    """Nodes, what is known of their values and which are ``shown``, without the user's places. Values are called by the
+    order in which they are mentioned, so that equal work has equal text, whatever its graph and process."""
+    values = {value.name: value for node in nodes for value in (*ir.uses(node), *ir.defines(node))}
+    text = "\n".join(node_text(replace(node, origins=())) for node in nodes)
+    mentioned = [values[word] for word in dict.fromkeys(_MENTIONED.findall(text)) if word in values]
+    lines = [declared(value) + " is shown" * (value in shown) for value in mentioned]
+    names = {value.name: f"v{k}" for k, value in enumerate(mentioned)}
+    return _MENTIONED.sub(lambda word: names.get(word.group(), word.group()), "\n".join([*lines, text]))
 
 
 def _input_text(given: ir.Input) -> str:

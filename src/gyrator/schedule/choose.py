@@ -8,22 +8,22 @@
 The best few templates of the first question stand in the second one, against the best way without fusion. What makes an
 operand (:mod:`prologue`) is part of both, stored before the product or computed by the template."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gyrator.config import Config as Options
 from gyrator.ir.expr import Value
-from gyrator.ir.program import Extern, Input, Program, View, defines, shown_values, views
+from gyrator.ir.program import Extern, Input, Program, shown_values, views
+from gyrator.ir.text import canonical_text
 from gyrator.ir.tree import Config
 from gyrator.ir.volume import at_most, volume
-from gyrator.schedule.canonical import canonicalise
 from gyrator.schedule.cpu_gemm import CPP, PANELS, Cpu, Packing, cpu_configs, few_rows, in_panels, packing_of
 from gyrator.schedule.cpu_linear import linear_unary
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.gpu_gemm import few_configs, gpu_configs, unpadded
 from gyrator.schedule.group import Group
 from gyrator.schedule.products import Alternative, Ask, Product, Question, Templated, Unit, part_of, product_of, uses_of
-from gyrator.schedule.prologue import is_cheap, nest_of, of_few, producers, prologues
+from gyrator.schedule.prologue import is_cheap, of_few, producers, prologues
 from gyrator.schedule.templated import product_group
 
 FEW_EACH = 32
@@ -92,7 +92,7 @@ class _Chooser:
     ) -> None:
         self.units, self._program, self._ask = units, program, ask
         self._options, self._gpu, self._cpu = options, gpu, cpu
-        self._asked: dict[Hashable, tuple[str, ...]] = {}
+        self._asked: dict[tuple[object, ...], tuple[str, ...]] = {}
         self.packings: dict[Value, Packing] = {}
         self._made = producers(units, shown_values(program), on_gpu=gpu is not None)
 
@@ -109,10 +109,8 @@ class _Chooser:
             self._choose_linear(call, product, group, linear, templates)
             return
         found = prologues(product, self._made, self.units)
-        made = tuple((nest_of(g).out[0] is product.left.value, canonicalise(g, frozenset()).key) for g in found)
-        key: tuple[Hashable, ...] = (_signature(call), made)
         title = _title(call, product) + " with prologue" * bool(found)
-        ranked = self._ranked(title, (*found, call), _with_prologues(plain, product, found), key)
+        ranked = self._ranked(title, (*found, call), _with_prologues(plain, product, found))
         if not ranked:
             return
         best = ranked[0]
@@ -120,8 +118,7 @@ class _Chooser:
         if group is not None and tried:
             fused = tuple(_with_epilogue(a, group) for a in tried)
             apart = replace(best, name=f"{best.name}_then_epilogue", units=(*best.units, group))
-            key = (*key, _epilogue_key(product, group))
-            ranked = self._ranked(f"{title} with epilogue", (*found, call, group), (*fused, apart), key)
+            ranked = self._ranked(f"{title} with epilogue", (*found, call, group), (*fused, apart))
             if ranked and ranked[0] is not apart:
                 _exchange(self.units, (*found, call, group), ranked[0].units)
                 return
@@ -135,8 +132,7 @@ class _Chooser:
         apart = Alternative(f"{_op(call)}_then_epilogue", "aten", (call, group))
         fused = tuple(_with_epilogue(a, group) for a in templates)
         offered = (*fused, *((library, apart) if "aten" in self._options.gemm_backends or not fused else ()))
-        key = (_signature(call), _epilogue_key(product, group), "linear")
-        ranked = self._ranked(_title(call, product, "linear_unary"), (call, group), offered, key)
+        ranked = self._ranked(_title(call, product, "linear_unary"), (call, group), offered)
         if ranked:
             _exchange(self.units, (call, group), ranked[0].units)
 
@@ -162,10 +158,10 @@ class _Chooser:
         return in_panels(unit, product, packing)
 
     def _ranked(
-        self, title: str, units: tuple[Unit, ...], alternatives: tuple[Alternative, ...], key: Hashable
+        self, title: str, units: tuple[Unit, ...], alternatives: tuple[Alternative, ...]
     ) -> tuple[Alternative, ...]:
         """What was answered to an equal question, else what is answered now."""
-        key = (key, tuple((a.name, a.parameters) for a in alternatives))
+        key = canonical_text(alternatives[0].nodes), *((a.name, a.parameters) for a in alternatives)
         if key not in self._asked:
             part = part_of(self._program, units)
             read = {v for a in alternatives for u in a.units for v in uses_of(u)}
@@ -207,7 +203,6 @@ def _with_prologues(
 ) -> tuple[Alternative, ...]:
     """The alternatives, each after the groups that make operands, then templates that compute these operands."""
     few, cheap = of_few(product, found), tuple(group for group in found if is_cheap(group))
-    apart = [replace(a, units=(*found, *a.units)) for a in plain if a.backend == "aten" or not few]
     fused = [
         replace(
             a,
@@ -219,10 +214,10 @@ def _with_prologues(
         for unit in a.units
         if isinstance(unit, Templated) and unit.takes_elements
     ]
+    apart = [replace(a, units=(*found, *a.units)) for a in plain if a.backend == "aten" or not (few and fused)]
     return (*apart, *fused) if found else plain
 
 
-# -- what is the same --------------------------------------------------------------------------------------
 def _op(call: Extern) -> str:
     return call.op.removeprefix("aten.").removesuffix(".default")
 
@@ -239,15 +234,3 @@ def _title(call: Extern, product: Product, op: str = "") -> str:
     if product.bias is not None:
         shapes.append(next(view.shape for view in views(call) if view.value is product.bias.value))
     return f"{op or _op(call)}({', '.join('x'.join(map(str, shape)) for shape in shapes)})"
-
-
-def _signature(call: Extern) -> Hashable:
-    """All that the time of a call depends on."""
-    args = [(a.shape, a.strides, a.offset, a.value.dtype) if isinstance(a, View) else a for a in call.args]
-    return call.op, tuple(args), call.kwargs, tuple((v.dtype, v.strides, str(v.device)) for v in defines(call))
-
-
-def _epilogue_key(product: Product, group: Group) -> Hashable:
-    joined = product_group(product, group)
-    assert isinstance(joined, Group)
-    return canonicalise(joined, frozenset(v for m in joined.members for v in defines(m.nest))).key

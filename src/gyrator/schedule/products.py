@@ -151,6 +151,11 @@ class Alternative:
     units: tuple[Unit, ...]
     parameters: tuple[tuple[str, str | int | bool], ...] = ()
 
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """All that it computes."""
+        return tuple(node for unit in self.units for node in nodes_of(unit))
+
 
 @dataclass(frozen=True, slots=True)
 class Question:

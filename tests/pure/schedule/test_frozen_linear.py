@@ -34,8 +34,9 @@ def picking(backend: str, seen: list[Question]) -> Ask:
     return ask
 
 
-def chosen(fn: Callable[[Tensor], Tensor], ask: Ask) -> Scheduled:
-    session = Session(Config(max_autotune=True, check="every"), torch.device("cpu"))
+def chosen(fn: Callable[[Tensor], Tensor], ask: Ask, **options: object) -> Scheduled:
+    config = Config.from_options(options={"max_autotune": True, "check": "every", **options})
+    session = Session(config, torch.device("cpu"))
     return schedule(lowered(fn, torch.randn(64, 16)).program, session, ask=ask, cpu=Cpu("avx512", 1))
 
 
@@ -58,6 +59,12 @@ def test_the_librarys_call_computes_the_same(function: Callable[[Tensor], Tensor
     assert [step.extern.op for step in plan.steps if isinstance(step, Call)] == ["mkldnn._linear_pointwise.default"]
     (actual,) = run_plan(plan, [x], low.constants)
     torch.testing.assert_close(actual, fn(x))
+
+
+def test_a_template_that_takes_no_elements_computes_a_product_of_few_columns_without_the_library() -> None:
+    cheap = layer(lambda y: y.sum(0), None)
+    result = chosen(lambda x: cheap(x * 2 + 1), picking("cpp", []), gemm_backends="cpp")
+    assert len(result.packings) == 1 and not any(isinstance(step, Call) for step in result.plan.steps)
 
 
 def test_where_the_template_wins_no_call_is_left_and_the_weight_is_packed() -> None:
