@@ -21,7 +21,7 @@ from torch.fx import Node
 
 from gyrator.autograd.builder import GraphBuilder, mapped
 from gyrator.autograd.symbols import expression
-from gyrator.autograd.views import IDENTITY_VIEWS, PARENT, WRITTEN, Call, Slot, View, inverse, strided_inverse
+from gyrator.autograd.views import IDENTITY_VIEWS, Call, View, inverse, strided_inverse
 from gyrator.errors import UnsupportedOperator
 
 aten = torch.ops.aten
@@ -84,14 +84,14 @@ def write(alias: Alias, value: Node, build: GraphBuilder) -> None:
     while link.parent is not None and link.view is not None:
         chain.append((link, value))
         old = read(link.parent, build)
-        call = inverse(link.view, old.meta["val"], link.node.meta["val"])
+        call = inverse(link.view, old, value)
         if call is None:
             link.root.pinned = True
             if link.root.input is not None and type(link.root.tensor.storage_offset()) is not int:
                 raise UnsupportedOperator(str(link.view.op), "it writes to an input whose storage offset varies")
-            value = _emit(strided_inverse(link.node.meta["val"]), link.root.node, value, build)
+            value = _emit(strided_inverse(link.node.meta["val"], link.root.node, value), build)
             break
-        value = _sized_like(_emit(call, old, value, build), old, build)
+        value = _sized_like(_emit(call, build), old, build)
         link = link.parent
     root = alias.root
     wanted, given = root.node.meta["val"], value.meta["val"]
@@ -132,13 +132,9 @@ def _replay(view: View, parent: Node, build: GraphBuilder) -> Node:
     return node if view.index is None else build.result(node, view.index)
 
 
-def _emit(call: Call, old: Node, written: Node, build: GraphBuilder) -> Node:
+def _emit(call: Call, build: GraphBuilder) -> Node:
     op, args = call
-    if op in IDENTITY_VIEWS:
-        return written
-    slots = {PARENT: old, WRITTEN: written}
-    nodes = tuple(slots[arg] if isinstance(arg, Slot) else mapped(arg, build.number) for arg in args)
-    return _call_view(op, nodes, {}, build)
+    return args[0] if op in IDENTITY_VIEWS else _call_view(op, mapped(args, build.number), {}, build)
 
 
 def _call_view(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], build: GraphBuilder) -> Node:

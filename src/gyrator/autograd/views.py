@@ -6,22 +6,17 @@ For `v = p[:, 2]; v.mul_(3)` that is `p' = select_scatter(p, v * 3, 1, 2)`."""
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.fx import Node
 
 aten = torch.ops.aten
 
 Call = tuple[OpOverload, tuple[Any, ...]]
-"""An operator with its arguments; `PARENT` and `WRITTEN` stand for the two tensors."""
-
-Slot = Enum("Slot", "PARENT WRITTEN")
-"""The old value of the viewed tensor, the new value of the view."""
-
-PARENT, WRITTEN = Slot
+"""An operator with its arguments, nodes for tensors."""
 
 
 @dataclass(frozen=True)
@@ -40,74 +35,80 @@ class View:
     index: int | None = None
 
 
-Inverse = Callable[[View, Tensor, Tensor], Call | None]
-"""(the view, metadata of its parent, metadata of the view) → the call that gives the parent's new value."""
+Inverse = Callable[[View, Node, Node], Call | None]
+"""(the view, its parent's old value, its own new value) → the call that gives the parent's new value."""
 
 IDENTITY_VIEWS = frozenset({aten.detach.default, aten.alias.default, aten.lift_fresh.default})
 """Views with the parent's own shape: in a functional graph they are the parent."""
 
 
-def inverse(view: View, parent: Tensor, written: Tensor) -> Call | None:
-    """The call that gives the parent's new value from its old one and the view's new one, whose metadata these are.
+def inverse(view: View, parent: Node, written: Node) -> Call | None:
+    """The call that gives the parent's new value from its old one and the view's new one.
 
     None where the operator is not known; `as_strided_scatter` on the root serves then."""
     rule = _INVERSES.get(view.op)
     return rule(view, parent, written) if rule is not None else None
 
 
-def strided_inverse(written: Tensor) -> Call:
+def strided_inverse(view: Tensor, root: Node, written: Node) -> Call:
     """The inverse of any view, on the root of the chain: a scatter by the view's own strides."""
-    places = tuple(written.shape), tuple(written.stride()), written.storage_offset()
-    return aten.as_strided_scatter.default, (PARENT, WRITTEN, *places)
+    places = tuple(view.shape), tuple(view.stride()), view.storage_offset()
+    return aten.as_strided_scatter.default, (root, written, *places)
 
 
-def _reshape_back(view: View, parent: Tensor, written: Tensor) -> Call:
-    return aten.view.default, (WRITTEN, tuple(parent.shape))
+def _reshape_back(view: View, parent: Node, written: Node) -> Call:
+    return aten.view.default, (written, tuple(parent.meta["val"].shape))
 
 
-def _permute_back(view: View, parent: Tensor, written: Tensor) -> Call:
-    dims = [dim % parent.dim() for dim in view.args[0]]
-    return aten.permute.default, (WRITTEN, [dims.index(dim) for dim in range(parent.dim())])
+def _permute_back(view: View, parent: Node, written: Node) -> Call:
+    rank = parent.meta["val"].dim()
+    dims = [dim % rank for dim in view.args[0]]
+    return aten.permute.default, (written, [dims.index(dim) for dim in range(rank)])
 
 
-def _split_back(view: View, parent: Tensor, written: Tensor) -> Call:
+def _split_back(view: View, parent: Node, written: Node) -> Call:
     size, dim = (*view.args, 0)[:2]
     assert view.index is not None
     start = sum(size[: view.index]) if isinstance(size, Sequence) else size * view.index
-    return aten.slice_scatter.default, (PARENT, WRITTEN, dim, start, start + written.shape[dim], 1)
+    return aten.slice_scatter.default, (parent, written, dim, start, start + written.meta["val"].shape[dim], 1)
 
 
-def _slice_back(view: View, parent: Tensor, written: Tensor) -> Call | None:
+def _slice_back(view: View, parent: Node, written: Node) -> Call | None:
     whole = all(isinstance(n, int) for n in view.args) and view.args[1:] in ((0, sys.maxsize), (0, sys.maxsize, 1))
-    return (aten.alias.default, (WRITTEN,)) if whole else _scattered(aten.slice_scatter.default)(view, parent, written)
+    return (aten.alias.default, (written,)) if whole else _scattered(aten.slice_scatter.default)(view, parent, written)
 
 
 def _by(op: OpOverload) -> Inverse:
     """The inverse by an operator that needs nothing but the view."""
-    return lambda view, parent, written: (op, (WRITTEN,))
+    return lambda view, parent, written: (op, (written,))
 
 
 def _scattered(op: OpOverload) -> Inverse:
     """The inverse by an operator that takes the view's own arguments after the two tensors."""
-    return lambda view, parent, written: (op, (PARENT, WRITTEN, *view.args))
+    return lambda view, parent, written: (op, (parent, written, *view.args))
+
+
+def _expand_back(view: View, parent: Node, written: Node) -> Call | None:
+    same = written.meta["val"].numel() == parent.meta["val"].numel()
+    return _reshape_back(view, parent, written) if same else None
 
 
 _INVERSES: Mapping[OpOverload, Inverse] = {
     **dict.fromkeys((aten.view.default, aten._reshape_alias.default, aten._unsafe_view.default), _reshape_back),
     **dict.fromkeys((aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims), _reshape_back),
-    aten.expand.default: lambda view, old, new: _reshape_back(view, old, new) if new.numel() == old.numel() else None,
-    aten.unsqueeze.default: lambda view, parent, written: (aten.squeeze.dim, (WRITTEN, view.args[0])),
+    aten.expand.default: _expand_back,
+    aten.unsqueeze.default: lambda view, parent, written: (aten.squeeze.dim, (written, view.args[0])),
     aten.permute.default: _permute_back,
-    aten.transpose.int: lambda view, old, _: (
-        (aten.transpose.int, (WRITTEN, *view.args)) if old.dim() else (aten.alias.default, (WRITTEN,))
+    aten.transpose.int: lambda view, parent, written: (
+        (aten.transpose.int, (written, *view.args)) if parent.meta["val"].dim() else (aten.alias.default, (written,))
     ),
     aten.select.int: _scattered(aten.select_scatter.default),
     aten.slice.Tensor: _slice_back,
     aten.diagonal.default: _scattered(aten.diagonal_scatter.default),
-    aten.unbind.int: lambda view, *_: (aten.select_scatter.default, (PARENT, WRITTEN, (*view.args, 0)[0], view.index)),
+    aten.unbind.int: lambda view, *nodes: (aten.select_scatter.default, (*nodes, (*view.args, 0)[0], view.index)),
     aten.split.Tensor: _split_back,
     aten.split_with_sizes.default: _split_back,
-    aten.view.dtype: lambda view, parent, written: (aten.view.dtype, (WRITTEN, parent.dtype)),
+    aten.view.dtype: lambda view, parent, written: (aten.view.dtype, (written, parent.meta["val"].dtype)),
     aten.view_as_real.default: _by(aten.view_as_complex.default),
     aten.view_as_complex.default: _by(aten.view_as_real.default),
     **dict.fromkeys(IDENTITY_VIEWS, _by(aten.alias.default)),
