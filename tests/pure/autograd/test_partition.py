@@ -15,9 +15,9 @@ from torch.fx import Graph, Node
 
 from gyrator.autograd.builder import ancestors
 from gyrator.autograd.decompositions import decomposition_table
-from gyrator.autograd.partition.min_cut import _Problem, _solve, min_cut, min_cut_with_budget
+from gyrator.autograd.partition.min_cut import Ban, _Problem, _solve, min_cut, min_cut_with_budget
 from gyrator.autograd.partition.plan import JointGraph, Partition, save_all
-from gyrator.autograd.partition.recompute import Ban, operations
+from gyrator.autograd.partition.recompute import operations
 from gyrator.errors import InternalCheckError
 from tests.pure.autograd.harness import compiled, leaf
 

@@ -20,7 +20,7 @@ from torch.fx import Node
 
 from gyrator.autograd.builder import ancestors
 from gyrator.autograd.partition.plan import JointGraph, Partition, PartitionFunction, is_number, save_all
-from gyrator.autograd.partition.recompute import Ban, Cost, cost, fusible, is_copyless, reduces, tensor_bytes, work
+from gyrator.autograd.partition.recompute import Cost, cost, fusible, is_copyless, readers, reduces, tensor_bytes, work
 from gyrator.errors import InternalCheckError
 
 aten = torch.ops.aten
@@ -34,6 +34,14 @@ _SOURCE, _SINK = -1, -2
 PRICE_OF_AN_INPUT, PRICE_OF_A_BYTE, PRICE_OF_A_WRITE, PRICE_OF_A_COPY = 31, 32, 33, 64
 """Prices of a byte that the caller may hold too, that is in memory anyway, that must be written, and that must be read
 and written."""
+
+
+@dataclass(frozen=True)
+class Ban:
+    """A node that backward must not compute again, and why; `negotiable` where a memory budget may overrule it."""
+
+    reason: str
+    negotiable: bool
 
 
 @dataclass(frozen=True)
@@ -105,11 +113,8 @@ def _region_ban(node: Node) -> Ban | None:
 def _leaves_region(node: Node) -> bool:
     """Whether forward reads the value, or a view of it, outside of its region."""
     region = node.meta["region"]
-    return any(
-        user.meta.get("region") != region or (is_copyless(user) and _leaves_region(user))
-        for user in node.users
-        if user.op == "call_function" and not user.meta.get("backward")
-    )
+    forward = (user for user in readers(node) if user.op == "call_function" and not user.meta.get("backward"))
+    return any(user.meta.get("region") != region for user in forward)
 
 
 def _ban(node: Node, joint: JointGraph, stages: Mapping[Node, int]) -> Ban | None:
@@ -175,16 +180,9 @@ def _through_views(node: Node) -> Node:
 
 def _materialised_in_backward(node: Node, joint: JointGraph) -> bool:
     """Whether backward hands the value, or a view of it, to an operator that reads it from memory."""
-    pending = [node]
-    while pending:
-        for user in pending.pop().users:
-            if user not in joint.needed:
-                continue
-            if (user in joint.backward_nodes or user.meta.get("backward")) and cost(user) in (Cost.HEAVY, Cost.RANDOM):
-                return True
-            if is_copyless(user):
-                pending.append(user)
-    return False
+    needed = (user for user in readers(node) if user in joint.needed)
+    backward = (user for user in needed if user in joint.backward_nodes or user.meta.get("backward"))
+    return any(cost(user) in (Cost.HEAVY, Cost.RANDOM) for user in backward)
 
 
 def _copies_input(node: Node) -> bool:

@@ -8,8 +8,7 @@ random                   never, unless its seed is a value of the graph
 others                   matrix products, convolutions, attention, sorts: not by default"""
 
 import operator
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from functools import cache
 from math import prod
@@ -93,6 +92,14 @@ def is_copyless(node: Node) -> bool:
     return cost(node) is Cost.VIEW and node.op == "call_function" and node.target is not operator.getitem
 
 
+def readers(node: Node) -> Iterator[Node]:
+    """The users of a value and of its views."""
+    for user in node.users:
+        yield user
+        if is_copyless(user):
+            yield from readers(user)
+
+
 def fusible(node: Node) -> bool:
     """Whether a node can be part of its readers' kernel."""
     return cost(node) in (Cost.VIEW, Cost.POINTWISE, Cost.EQUALITY, Cost.REDUCTION)
@@ -141,14 +148,6 @@ def operations(op: str, written: int, operands: Sequence[Sequence[int]]) -> int:
 
 PRODUCTS = frozenset("mm bmm addmm _addmm_activation baddbmm _int_mm addmv mv dot _scaled_mm _grouped_mm".split())
 """ATen's products of matrices and vectors; what is added comes first."""
-
-
-@dataclass(frozen=True)
-class Ban:
-    """A node that backward must not compute again, and why; `negotiable` where a memory budget may overrule it."""
-
-    reason: str
-    negotiable: bool
 
 
 def reduces(node: Node) -> bool:
