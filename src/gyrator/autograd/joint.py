@@ -139,7 +139,7 @@ def _backward(
     """Runs backward from new tangents of `results`; positions of inputs with gradients, and the gradients' nodes."""
     tangents = []
     for number, result in enumerate(results):
-        strides = tangent_strides(result.shape, result.stride())
+        strides = tangent_strides(result)
         tangent = torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device)
         recorder.add_tangent(f"tangent_{number}", tangent)
         tangents.append(tangent)

@@ -1,4 +1,4 @@
-"""Strides: which are dense, which ones a gradient is expected with, and copies with given ones."""
+"""Strides: which ones a gradient is expected with, and copies with given ones."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -7,23 +7,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import is_non_overlapping_and_dense_or_false
 
 from gyrator.ir.evaluate import copy_into
 
 
-def tangent_strides(shape: Sequence[Any], strides: Sequence[Any]) -> tuple[Any, ...]:
+def tangent_strides(result: Tensor) -> tuple[Any, ...]:
     """The strides a result's gradient is expected with: its own where dense, as autograd makes it, else contiguous; so
     too where sizes are symbolic, and for rows whose columns are contiguous, as of a transposed sequence: norms and
     products, which mostly come next, give contiguous gradients."""
-    static = all(type(n) is int for n in (*shape, *strides))
-    transposed = len(strides) == 3 and strides[1] == 1
-    return tuple(strides) if static and not transposed and is_dense(shape, strides) else contiguous_strides(shape)
-
-
-def is_dense(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
-    """Whether elements fill their memory without gaps and without overlap, in some order of dimensions."""
-    steps = sorted([(step, size) for size, step in zip(shape, strides, strict=True) if size != 1], reverse=True)
-    return tuple(step for step, _ in steps) == contiguous_strides([size for _, size in steps])
+    static = all(type(n) is int for n in (*result.shape, *result.stride()))
+    transposed = result.ndim == 3 and result.stride(1) == 1
+    own = static and not transposed and is_non_overlapping_and_dense_or_false(result)
+    return result.stride() if own else contiguous_strides(result.shape)
 
 
 def contiguous_strides(shape: Sequence[Any]) -> tuple[Any, ...]:
