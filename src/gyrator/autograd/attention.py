@@ -21,12 +21,12 @@ from torch.fx.node import map_aggregate, map_arg
 
 from gyrator import torch_compat
 from gyrator.autograd.builder import ancestors
+from gyrator.autograd.effects import arguments
 from gyrator.autograd.symbols import expression
 from gyrator.ir.evaluate import unrepeated
 
 Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
-_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 _UPDATES = "setitem iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift".split()
 _COMPARE = frozenset("add sub diff cumsum eq ne le lt ge gt".split())
 _CHOOSE = frozenset(
@@ -67,7 +67,7 @@ class Masks:
         """The arguments of a call; those of attention with a simpler mask that means the same."""
         if target is not F.scaled_dot_product_attention:
             return args, kwargs
-        given = {**dict(zip(_NAMES, args, strict=False)), **kwargs}
+        given = arguments(torch.ops.aten.scaled_dot_product_attention.default, args, kwargs)
         mask = given.get("attn_mask")
         if not isinstance(mask, Tensor) or given.get("is_causal"):
             return args, kwargs

@@ -58,18 +58,11 @@ def fake_inputs(gm: GraphModule, example_inputs: Sequence[Any]) -> Inputs:
         if not fakes and not isinstance(example, FakeTensor):
             fakes.append(mode.from_tensor(example, static_shapes=True))
         values.append(fakes[0] if fakes else example)
-    tensors = [example if isinstance(example, Tensor) else None for example in example_inputs]
-    return Inputs(
-        mode,
-        tuple(values),
-        tuple(tensor is not None and tensor.requires_grad for tensor in tensors),
-        tuple(tensor is None or tensor.is_leaf for tensor in tensors),
-        tuple(
-            position
-            for position, (tensor, node) in enumerate(zip(tensors, placeholders, strict=True))
-            if isinstance(tensor, (torch.nn.Parameter, torch.nn.Buffer)) or is_buffer(node)
-        ),
-    )
+    tracked = tuple(isinstance(example, Tensor) and example.requires_grad for example in example_inputs)
+    leaf = tuple(not isinstance(example, Tensor) or example.is_leaf for example in example_inputs)
+    held = [isinstance(example, (torch.nn.Parameter, torch.nn.Buffer)) for example in example_inputs]
+    static = tuple(at for at, node in enumerate(placeholders) if held[at] or is_buffer(node))
+    return Inputs(mode, tuple(values), tracked, leaf, static)
 
 
 def overlapping(values: Sequence[Any], written: Sequence[int]) -> bool:

@@ -104,8 +104,7 @@ class _Writer:
             return self._viewed(f"results[{source.result}]", source.views)
         if isinstance(source, FromInput):
             return self._viewed(self._input(source.input), source.views)
-        value = source.value
-        return repr(value) if isinstance(value, (int, bool, str, type(None))) else self._name(value, "literal")
+        return self._argument(source.value)
 
     def _viewed(self, base: str, views: Sequence[ReplayedView]) -> str:
         if not views:
@@ -134,7 +133,7 @@ class _Writer:
             return f"results[{value.result}]"
         if isinstance(value, (list, tuple)):
             return "[" + ", ".join(self._argument(item) for item in value) + "]"
-        return repr(value) if isinstance(value, (int, float, bool, str, type(None))) else self._name(value, "value")
+        return repr(value) if type(value) in (int, bool, str, type(None)) else self._name(value, "value")
 
     def _name(self, value: Any, stem: str) -> str:
         for name, known in self._names.items():
