@@ -188,25 +188,22 @@ class _Wrapper:
 
     # -- inputs and sizes ------------------------------------------------------------------------------------
     def unpack(self) -> None:
-        names = []
+        names, changed = [], []
         for given in self.plan.inputs:
-            if given.value is not None:
-                names.append(self.name(given.value))
-            elif given.size is not None:
-                names.append(given.size.name)
-                self.unbound.discard(given.size.name)
-            else:
-                names.append("_")
+            name = "_" if given.size is None else given.size.name
+            if (value := given.value) is not None:
+                name = self.name(value)
+                if given.number:
+                    changed.append(f"{name} = torch.tensor({name}, dtype={value.dtype})")
+                if given.complex:
+                    changed.append(f"{name} = {self.tool('as_reals')}({name})")
+                if value in self.align:
+                    changed.append(f"{name} = {self.tool('aligned')}({name})")
+            names.append(name)
+            self.unbound.discard(name)
         self.emit(f"{tuple_of(names)} = args" if names else "assert not args")
-        self.emit("args.clear()")
-        for given in self.plan.inputs:
-            if given.value is not None and given.number:
-                name = self.name(given.value)
-                self.emit(f"{name} = torch.tensor({name}, dtype={given.value.dtype})")
-            if given.value is not None and given.complex:
-                self.emit(f"{self.name(given.value)} = {self.tool('as_reals')}({self.name(given.value)})")
-            if given.value is not None and given.value in self.align:
-                self.emit(f"{self.name(given.value)} = {self.tool('aligned')}({self.name(given.value)})")
+        for line in ("args.clear()", *changed):
+            self.emit(line)
         launched = {step.kernel for step in self.plan.steps if isinstance(step, Launch)}
         if any(isinstance(self.kernels[name], BuiltKernel) for name in launched):
             self.emit(f"threads = {self.tool('num_threads')}()")

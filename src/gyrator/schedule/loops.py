@@ -90,8 +90,10 @@ def choose_loops(group: Group, stored: frozenset[Value]) -> Shape:
     rows = [a for a in group.outer if not (narrow and a is column)]
     many = bool(rows) and iterations((rows[-1],)) >= 4 * LANES
     short = many and _have_at_most(BLOCK if narrow else TINY, group.spaces)  # or columns are, of no long rows
-    if column is not None and not (narrow and short) and not _rows_are_cheaper(group, stored, column):
-        return _columns(group, column)
+    across = None if narrow and short else column
+    # more may be read beside each other along rows, as where a small table is read again for each row
+    if across is not None and _lane_cost(group, stored, across) <= _lane_cost(group, stored, None):
+        return _columns(group, across)
     if short:
         return _columns(group, rows[-1], tiny=True)
     if (tiled := _tiled_rows(group, found)) is not None:
@@ -267,11 +269,6 @@ def _have_at_most(most: int, spaces: Iterable[Axes]) -> bool:
     """Whether rows have so few elements, whatever symbols are."""
     sizes = [at_most(product([a.extent for a in space])) for space in spaces]
     return all(n is not None and n <= most for n in sizes)
-
-
-def _rows_are_cheaper(group: Group, stored: frozenset[Value], column: Axis) -> bool:
-    """Whether more is read beside each other along rows, as where a small table is read again for each row."""
-    return _lane_cost(group, stored, None) < _lane_cost(group, stored, column)
 
 
 def _columns(group: Group, column: Axis, beside: Axis | None = None, *, tiny: bool = False) -> Shape:
