@@ -10,7 +10,7 @@ H200, over 50,264 words 0.9 ms. So operands get zeros where such a side ends, an
     y[m, 50257] = mm(x, w)   →   w' = nest[i, j<50264] j < 50257 ? w[i, j] : 0;  y'[m, 50264] = mm(x, w')
 """
 
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -235,25 +235,20 @@ def _copied(shape: Shape, source: Value, out: Value, origins: Origins) -> Nest:
     return _filled(Nest((out,), axes, Pointwise(Load(source, tuple(axis.index() for axis in axes))), origins))
 
 
-def _call(node: Extern, long: _Plan) -> Iterator[Nest | Extern]:
-    """A call on longer values, after the copies that it needs."""
+def _call(node: Extern, long: _Plan) -> list[Nest | Extern]:
+    """A call on longer values, after the copies with zeros that it needs and that are not made yet."""
     longer = long.products.get(node, ())
     args: list[ir.Arg] = []
+    copies: list[Nest] = []
     for arg in node.args[: len(node.args) - len(longer)]:
         new = long.values.get(arg.value) if isinstance(arg, View) else None
         args.append(arg if new is None or not isinstance(arg, View) else _moved(arg, new) or arg)
     for a in longer:
-        value = a.view.value
+        value, key = a.view.value, (a.view.value, a.shape)
         new = long.values.get(value, value)
-        args.append(a.of(new if new.shape == a.shape else (yield from _copy(value, a.shape, long, node.origins))))
+        if new.shape != a.shape and key not in long.copies:
+            long.copies[key] = value.derived(f"filled{len(long.copies)}", a.shape, value.dtype)
+            copies.append(_copied(value.shape, new, long.copies[key], node.origins))
+        args.append(a.of(new if new.shape == a.shape else long.copies[key]))
     out = tuple(None if v is None else long.values.get(v, v) for v in node.out)
-    yield replace(node, out=out, args=tuple(args))
-
-
-def _copy(value: Value, shape: Shape, long: _Plan, origins: Origins) -> Generator[Nest, None, Value]:
-    """The copy of ``value`` with zeros up to ``shape``, which is made unless there is one."""
-    if (value, shape) not in long.copies:
-        new = value.derived(f"filled{len(long.copies)}", shape, value.dtype)
-        long.copies[value, shape] = new
-        yield _copied(value.shape, long.values.get(value, value), new, origins)
-    return long.copies[value, shape]
+    return [*copies, replace(node, out=out, args=tuple(args))]
