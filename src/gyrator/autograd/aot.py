@@ -164,21 +164,19 @@ def aot_program(
         run = _differentiable(joint, roles, halves, compiled, lazy_backward, for_loss)
     else:
         graph = inference_graph(roles)
-        held = freeze(graph, _lasting(roles, (*example_inputs, *joint.constants))) if frozen else {}
+        held = freeze(graph, _lasting(roles, (*example_inputs, *joint.program.constants))) if frozen else {}
         strides = _strides(joint, graph)
         info = GraphInfo("inference", _static(roles), _updates(joint), strides, frozen=bool(held))
         run = compiled(graph, info, held)().call
-    autocast = torch_compat.autocast_enabled()
-    return Traced(Program(joint.forward, joint.inputs, joint.constants, autocast), run)
+    return Traced(joint.program, run)
 
 
 def roles_of(joint: Joint, graph: Graph, inputs: Inputs) -> JointGraph:
     """The decomposed joint graph with its nodes by role."""
-    placeholders = tuple(graph.find_nodes(op="placeholder"))
-    outputs = _outputs(graph)
-    primals = placeholders[: joint.inputs + len(joint.constants)]
-    moved = {position for position, _ in joint.forward.moves}
-    static = {primals[position] for position in {*inputs.static} - moved} | set(primals[joint.inputs :])
+    program, placeholders, outputs = joint.program, tuple(graph.find_nodes(op="placeholder")), _outputs(graph)
+    primals = placeholders[: program.inputs + len(program.constants)]
+    moved = {position for position, _ in program.forward.moves}
+    static = {primals[position] for position in {*inputs.static} - moved} | set(primals[program.inputs :])
     return JointGraph(
         graph=graph,
         primals=primals,
@@ -186,7 +184,7 @@ def roles_of(joint: Joint, graph: Graph, inputs: Inputs) -> JointGraph:
         results=outputs[: len(joint.results)],
         gradients=outputs[len(joint.results) :],
         static=frozenset(static),
-        updated=frozenset(primals[update.input] for update in joint.forward.updates),
+        updated=frozenset(primals[update.input] for update in program.forward.updates),
     )
 
 
@@ -219,7 +217,7 @@ def _differentiable(
         tangents=tuple(_tangent(result, node) for result, node in tangents.items()),
         missing=missing,
         gradients=joint.gradients,
-        inputs=joint.inputs + len(joint.constants),
+        inputs=len(roles.primals),
     )
 
 
@@ -265,7 +263,7 @@ def _lasting(roles: JointGraph, given: Sequence[Any]) -> dict[int, Tensor]:
 
 def _updates(joint: Joint) -> tuple[Update, ...]:
     """Updates that compiled graphs write: those that autograd need not see."""
-    return tuple(update for update in joint.forward.updates if not update.tracked)
+    return tuple(update for update in joint.program.forward.updates if not update.tracked)
 
 
 def _strides(joint: Joint, graph: Graph) -> tuple[tuple[Size, ...] | None, ...]:

@@ -25,7 +25,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from gyrator import torch_compat
-from gyrator.autograd.aliasing import Forward, Result, describe_outputs, generations, pinned_offsets
+from gyrator.autograd.aliasing import Result, describe_outputs, generations, pinned_offsets
 from gyrator.autograd.attention import Masks
 from gyrator.autograd.builder import GraphBuilder, Meta, inherited
 from gyrator.autograd.fake_results import FakeResults
@@ -33,6 +33,7 @@ from gyrator.autograd.fused_attention import attention, index
 from gyrator.autograd.inputs import Inputs
 from gyrator.autograd.layout import tangent_strides
 from gyrator.autograd.recorder import Recorder
+from gyrator.autograd.shell import Program
 from gyrator.autograd.written_attention import attend, dropout_rate
 from gyrator.errors import UnsupportedOperator
 
@@ -42,20 +43,17 @@ class Joint:
     """A traced program.
 
     Attributes:
-        build: the builder with the graph, whose last node is its output.
-        inputs: number of placeholders for the program's inputs; constants follow, then tangents.
-        constants: tensors that the program holds.
+        build: the builder with the graph, whose last node is its output. Its placeholders are the program's inputs,
+            its constants, then tangents.
+        program: what the caller's results are made of.
         results: what the forward half returns.
-        forward: how the caller's results are made from it.
         tangents: positions, among the forward half's results, of those that have a tangent.
         gradients: positions of the inputs whose gradients the graph returns, in order.
     """
 
     build: GraphBuilder
-    inputs: int
-    constants: tuple[Tensor, ...]
+    program: Program
     results: tuple[Result, ...]
-    forward: Forward
     tangents: tuple[int, ...]
     gradients: tuple[int, ...]
 
@@ -93,7 +91,8 @@ def trace(gm: GraphModule, inputs: Inputs, *, fuses: bool = True) -> Joint:
         build.graph.output(tuple(nodes))
         forward = replace(forward, offsets=pinned_offsets(recorder, leaves), grad_mode=torch.is_grad_enabled())
     constants = tuple(value for _, value in recorder.constants)
-    return Joint(build, len(arguments), constants, results, forward, tuple(tracked), gradients)
+    program = Program(forward, len(arguments), constants, torch_compat.autocast_enabled())
+    return Joint(build, program, results, tuple(tracked), gradients)
 
 
 def _leaves(inputs: Inputs, recorder: Recorder) -> tuple[list[Any], list[Any]]:
