@@ -242,8 +242,8 @@ def autocast_again() -> Callable[[], AbstractContextManager[None]]:
 def rules_for_sizes(gm: GraphModule, values: Iterable[object]) -> Any:
     """Where the inputs `values` of a captured graph or sizes that it makes are symbolic, a context in which torch's
     Python rules, which know symbolic sizes, take composite operators apart; else one without effect."""
-    makes_symbols = any("unbacked_bindings" in node.meta for node in gm.graph.nodes)
-    return _python_rules() if makes_symbols or shape_env_of(values) is not None else nullcontext()
+    made = [type(n.meta.get("example_value")) is torch.SymInt or "unbacked_bindings" in n.meta for n in gm.graph.nodes]
+    return _python_rules() if any(made) or shape_env_of(values) is not None else nullcontext()
 
 
 def _python_rules() -> Any:

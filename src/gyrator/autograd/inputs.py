@@ -85,7 +85,7 @@ def negated(values: Sequence[Any], written: Sequence[int]) -> bool:
 def reaches_outside(view: Tensor, owner: Tensor) -> bool:
     """Whether a view of `owner` leaves the memory that `owner` spans; of symbolic sizes it is taken not to."""
     places = (*view.shape, *view.stride(), *owner.shape, *owner.stride())
-    if view.numel() == 0 or any(type(number) is not int for number in places):
+    if any(type(number) is not int for number in places) or view.numel() == 0:
         return False
     (start, end), (first, last) = _span(view), _span(owner)
     return start < first or last < end

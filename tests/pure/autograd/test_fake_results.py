@@ -1,13 +1,18 @@
 """Fake tensors made from remembered metadata are what torch's fake mode makes."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
+import torch._dynamo
+import torch.nn.functional as F
 from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from gyrator.autograd.fake_results import FakeResults, metadata_key
+from tests.pure.autograd.harness import compiled
 
 aten = torch.ops.aten
 
@@ -120,3 +125,22 @@ def test_what_stands_for_all_of_one_shape_has_no_value_of_its_own() -> None:
         assert results.shared(first) is results.shared(second)
     assert isinstance(first, FakeTensor) and first.constant is not None
     assert results.shared(first).constant is None  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [lambda x: F.pad(x, (1, 1)), lambda x: x.as_strided((x.shape[0],), (1,), 0) + 1],
+    ids=["padded", "a window on memory"],
+)
+def test_a_size_that_data_tell_is_asked_for_no_number(fn: Callable[[Tensor], Tensor]) -> None:
+    def program(x: Tensor, rows: Tensor) -> Tensor:
+        count = rows.item()
+        torch._check(count >= 0)
+        torch._check(count <= 8)
+        return fn(x[:count])
+
+    x = torch.randn(8, 4)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        run, _ = compiled(program)
+        for rows in (torch.tensor(5), torch.tensor(0)):
+            torch.testing.assert_close(run(x, rows), program(x, rows))
