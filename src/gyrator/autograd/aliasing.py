@@ -109,11 +109,6 @@ class Forward:
     grad_mode: bool = True
 
 
-def generations(recorder: Recorder, inputs: Sequence[Any]) -> list[int]:
-    """How often each input's memory was written so far."""
-    return [recorder.alias_of(value).root.generation if isinstance(value, Tensor) else 0 for value in inputs]
-
-
 def pinned_offsets(recorder: Recorder, inputs: Sequence[Any]) -> tuple[tuple[int, int], ...]:
     """`Forward.offsets` of a program that ran on these inputs; a symbolic offset becomes a guarded number."""
     return tuple(

@@ -8,6 +8,7 @@ its own cache included, costs ten times as much as making a tensor of known meta
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -207,23 +208,24 @@ def _unique(*args: Any, **kwargs: Any) -> Any:
     raise DynamicOutputShapeException(aten._unique.default)
 
 
-OF_MEANS = aten.huber_loss_backward.default, aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default
-_ROWS = aten.log_sigmoid_forward.default, aten.nll_loss2d_forward.default, aten.pow.Scalar
-_LEGIT = aten._native_batch_norm_legit
-_BATCH_NORMS = (
-    *(aten.native_batch_norm.default, aten._native_batch_norm_legit_no_training.default),
-    *(_LEGIT.default, _LEGIT.no_stats, aten._native_batch_norm_legit_functional.default),
+def _ops(names: str) -> tuple[OpOverload, ...]:
+    """ATen's operators of these names, the default overload where none is named."""
+    return tuple([attrgetter(name if "." in name else f"{name}.default")(aten) for name in names.split()])
+
+
+OF_MEANS = _ops("huber_loss_backward mse_loss_backward smooth_l1_loss_backward")
+_ROWS = _ops("log_sigmoid_forward nll_loss2d_forward pow.Scalar")
+_BATCH_NORMS = _ops(
+    "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit.no_stats "
+    "_native_batch_norm_legit_no_training _native_batch_norm_legit_functional"
 )
-_CHANNELS_LAST = (
-    *(aten.max_unpool2d.default, aten.reflection_pad3d.default, aten.replication_pad3d.default),
-    *(aten.upsample_bilinear2d.default, aten.upsample_nearest2d.default, aten.upsample_bicubic2d.default),
-    *(aten.channel_shuffle.default, aten.native_group_norm.default),
+_CHANNELS_LAST = _ops(
+    "max_unpool2d reflection_pad3d replication_pad3d upsample_bilinear2d upsample_nearest2d upsample_bicubic2d "
+    "channel_shuffle native_group_norm"
 )
-_LIKE_SUMS = (
-    *(aten.copysign.Tensor, aten.div.Tensor_mode, aten.floor_divide.default, aten.heaviside.default),
-    *(aten.logaddexp.default, aten.logaddexp2.default, aten.special_xlog1py.default, aten.xlogy.Tensor),
-    *(aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default, aten.lcm.default),
-    *(aten.gelu_backward.default, aten.logit_backward.default, aten.silu_backward.default, aten.tanh_backward.default),
+_LIKE_SUMS = _ops(
+    "copysign.Tensor div.Tensor_mode floor_divide heaviside logaddexp logaddexp2 special_xlog1py xlogy.Tensor "
+    "logical_and logical_or logical_xor lcm gelu_backward logit_backward silu_backward tanh_backward"
 )
 _PARTS: Mapping[OpOverload, tuple[Callable[..., Any], int]] = {
     aten.select_scatter.default: (lambda x, _, *place, **named: aten.select.int(x, *place, **named), 1),

@@ -25,7 +25,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from gyrator import torch_compat
-from gyrator.autograd.aliasing import Result, describe_outputs, generations, pinned_offsets
+from gyrator.autograd.aliasing import Result, describe_outputs, pinned_offsets
 from gyrator.autograd.attention import Masks
 from gyrator.autograd.builder import GraphBuilder, Meta, inherited
 from gyrator.autograd.fake_results import FakeResults
@@ -143,11 +143,12 @@ def _backward(
         recorder.add_tangent(f"tangent_{number}", tangent)
         tangents.append(tangent)
     wanted = [position for position, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
-    written = generations(recorder, leaves)
+    roots = [recorder.alias_of(leaf).root for leaf in leaves if isinstance(leaf, Tensor)]
+    written = [root.generation for root in roots]
     recorder.backward_origin = runner.origin_of_sequence
     with torch_compat.without_autocast(), torch_compat.uncaptured_backward(), recorder:
         gradients = torch.autograd.grad(results, [leaves[position] for position in wanted], tangents, allow_unused=True)
-    if generations(recorder, leaves) != written:
+    if [root.generation for root in roots] != written:
         raise UnsupportedOperator("backward", "it mutates an input of the forward program")
     nodes = [None if gradient is None else recorder.node_of(gradient) for gradient in gradients]
     return tuple(wanted), nodes
