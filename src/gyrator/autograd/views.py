@@ -99,9 +99,7 @@ _INVERSES: Mapping[OpOverload, Inverse] = {
     aten.expand.default: _expand_back,
     aten.unsqueeze.default: lambda view, parent, written: (aten.squeeze.dim, (written, view.args[0])),
     aten.permute.default: _permute_back,
-    aten.transpose.int: lambda view, parent, written: (
-        (aten.transpose.int, (written, *view.args)) if parent.meta["val"].dim() else (aten.alias.default, (written,))
-    ),
+    aten.transpose.int: lambda view, parent, written: (aten.transpose.int, (written, *view.args)),
     aten.select.int: _scattered(aten.select_scatter.default),
     aten.slice.Tensor: _slice_back,
     aten.diagonal.default: _scattered(aten.diagonal_scatter.default),
