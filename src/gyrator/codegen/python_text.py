@@ -58,15 +58,10 @@ def constant_text(value: Arg) -> str:
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value)
     if isinstance(value, torch.device):
-        return device_text(value)
+        return f'torch.device("{value}")'
     if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
         return str(value)
     raise TypeError(f"{value!r} of type {type(value).__name__} has no text")
-
-
-def device_text(device: torch.device) -> str:
-    """``torch.device("cuda", 0)``."""
-    return f'torch.device("{device}")'
 
 
 # -- in Triton ---------------------------------------------------------------------------------------------

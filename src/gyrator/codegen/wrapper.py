@@ -30,7 +30,7 @@ from typing import TypeAlias
 
 import torch
 
-from gyrator.codegen.python_text import Names, constant_text, device_text, tuple_of
+from gyrator.codegen.python_text import Names, constant_text, tuple_of
 from gyrator.codegen.texts import WIDTH, broken, origin_comments
 from gyrator.codegen.triton_source import GridAxis, Pointer, SizeArgument, TritonKernel, Workspace
 from gyrator.ir.expr import Checked, Value
@@ -298,7 +298,7 @@ class _Wrapper:
             return self.pointer(value)
         if value not in self.copies:
             assert self.gpu is not None
-            name, device = self.name(value), device_text(self.gpu)
+            name, device = self.name(value), constant_text(self.gpu)
             made = f"{name}.to({device})"  # indices, which may lie there too
             if not value.shape:
                 made = f"torch.full((), {name}.item(), dtype={value.dtype}, device={device})"

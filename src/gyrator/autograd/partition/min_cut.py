@@ -136,7 +136,8 @@ def _ban(node: Node, joint: JointGraph, stages: Mapping[Node, int]) -> Ban | Non
         return Ban("takes too long to compute again", True)
     if kind is Cost.REDUCTION and reduces(node):
         return Ban("a small result of a reduction", True)
-    if _materialised_in_backward(node, joint) and not _copies_input(node):
+    copies_input = node.target is aten.clone.default and node.all_input_nodes[0].op == "placeholder"
+    if not copies_input and _materialised_in_backward(node, joint):  # an input is copied again, not held in two layouts
         return Ban("read from memory by a heavy operator of backward", True)
     if _reads_across(node, stages):
         return Ban("would tie together what heavy operators separate", True)
@@ -183,11 +184,6 @@ def _materialised_in_backward(node: Node, joint: JointGraph) -> bool:
     needed = (user for user in readers(node) if user in joint.needed)
     backward = (user for user in needed if user in joint.backward_nodes or user.meta.get("backward"))
     return any(cost(user) in (Cost.HEAVY, Cost.RANDOM) for user in backward)
-
-
-def _copies_input(node: Node) -> bool:
-    """Whether a value is an input in another layout, to copy once more rather than to hold beside it."""
-    return node.target is aten.clone.default and node.all_input_nodes[0].op == "placeholder"
 
 
 # --- the cut ---------------------------------------------------------------------------------------
