@@ -17,11 +17,9 @@ from torch import Tensor
 from gyrator.autograd.layout import copied
 from gyrator.ir import philox
 
-LARGEST_SEED = 2**63 - 1
-
 
 def _seeds(n: int, device: torch.device) -> Tensor:
-    return torch.randint(0, LARGEST_SEED, (n,), dtype=torch.int64, device=device)
+    return torch.randint(0, 2**63 - 1, (n,), dtype=torch.int64, device=device)
 
 
 def _draw(
