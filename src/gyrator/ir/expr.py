@@ -57,10 +57,9 @@ class Value:
 class Expr:
     """Abstract: a typed scalar expression over loop axes."""
 
-    __slots__ = ("_axes", "_depth", "_loads", "_text")
+    __slots__ = ("_axes", "_loads", "_text")
     dtype: torch.dtype
     _axes: frozenset[Axis] | None
-    _depth: int | None
     _loads: tuple[Load, ...] | None
     _text: str | None
 
@@ -92,12 +91,6 @@ class Expr:
             found = frozenset[Axis]().union(*[c.axes() for c in self.children()], *[i.axes() for i in self.indices()])
             return remember(self, "_axes", found)
         return self._axes
-
-    def depth(self) -> int:
-        """How many nodes the longest way down has."""
-        if self._depth is None:
-            return remember(self, "_depth", 1 + max([e.depth() for e in self.operands()], default=0))
-        return self._depth
 
     def loads(self) -> tuple[Load, ...]:
         """Each distinct load in the expression, those within indirect indices included."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise, product
 from typing import TypeAlias
 
-from gyrator.ir.expr import Value
+from gyrator.ir.expr import Expr, Value
 from gyrator.ir.program import Extern, Nest, Program, Reduce, Scan, Scatter, bodies, defines, edges, uses
-from gyrator.ir.volume import bytes_of
+from gyrator.ir.volume import bytes_of, cost_of
 from gyrator.schedule.gpu import Gpu, gpu_refusal
 from gyrator.schedule.gpu_mix import mix
 from gyrator.schedule.gpu_reductions import shared_blocks
@@ -21,7 +22,8 @@ from gyrator.schedule.units import Units
 MAX_VALUES = 48
 MIN_ROWS, BIG_ROW = 8, 1 << 15
 DEEPEST = 100
-"""Operations one after another from which on arithmetic takes longer than moving a result through memory."""
+"""Operations, on a processor cheap instructions, one after another from which on arithmetic takes longer than moving a
+result through memory."""
 
 Slower: TypeAlias = "Callable[[Program, Group, Group, Group], Refused | None]"
 """Refuses to make a third group of two if that was measured to be slower."""
@@ -170,11 +172,12 @@ def _check(group: Group, first: Group, second: Group, *, shared: bool) -> Refuse
         return problem
     if len({v for m in group.members for v in (*uses(m.nest), *m.nest.out)}) > MAX_VALUES:
         return Refused(f"the kernel would touch more than {MAX_VALUES} tensors")
-    if _depth(group) > DEEPEST:
+    on_gpu = group.members[0].nest.on_gpu
+    if _depth(group, timed=group.pointwise and not on_gpu) > DEEPEST:
         return Refused(f"more than {DEEPEST} operations would follow each other")
     if len({m.nest.on_gpu for m in group.members}) > 1:
         return Refused("they run on different devices")
-    if group.members[0].nest.on_gpu:
+    if on_gpu:
         return None if shared else gpu_refusal(group)
     if group.pointwise:
         return None
@@ -194,14 +197,21 @@ def _check(group: Group, first: Group, second: Group, *, shared: bool) -> Refuse
     return None
 
 
-def _depth(group: Group) -> int:
-    """The most nodes on a way from what is loaded, or reduced before, to a result."""
+def _depth(group: Group, *, timed: bool) -> int:
+    """The most nodes, or instructions that they take, on a way from what is loaded, or reduced before, to a result."""
     below: dict[Value, int] = {}
     longest = 0
     for member in group.members:
         root = member.nest.root
-        own = max(e.depth() for e in bodies(root)) + max([below.get(load.value, 0) for load in member.loads], default=0)
+        before = max([below.get(load.value, 0) for load in member.loads], default=0)
+        own = before + max(_steps(e, timed) for e in bodies(root))
         longest = max(longest, own)
         if not isinstance(root, Reduce | Scan):
             below |= dict.fromkeys(defines(member.nest), own)
     return longest
+
+
+@lru_cache(maxsize=1 << 12)
+def _steps(expr: Expr, timed: bool) -> int:
+    own = max(cost_of(expr), 1) if timed else 1
+    return own + max([_steps(e, timed) for e in expr.operands()], default=0)

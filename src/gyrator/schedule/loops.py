@@ -4,7 +4,7 @@ import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from gyrator.ir.expr import Expr, IndexValue, Load, Value
+from gyrator.ir.expr import Expr, IndexValue, Load, Op, Value
 from gyrator.ir.index import ONE, ZERO, Atom, Axis, FloorDiv, Index, Mod, as_index, minimum, product, substitute
 from gyrator.ir.program import Pointwise, Reduce, Scan, Scatter, bodies, defines
 from gyrator.ir.volume import at_most, cost_of, iterations
@@ -24,6 +24,8 @@ TILE_OF_ROWS = 1 << 18
 """Bytes of the tile through which whole rows go: half of it at least stays in the second cache."""
 DIVISION = 8
 """The cost of dividing an index, in additions."""
+DEAR = 12
+"""The cost of an exponential."""
 PART = 64
 """Rows that a sheet sums apart in float32, and adds up in float64: errors do not grow with the number of rows."""
 
@@ -105,6 +107,15 @@ def choose_loops(group: Group, stored: frozenset[Value]) -> Shape:
     return Shape(group, Style.ROWS, group.outer, None, group.spaces, {})
 
 
+def _lanes_at_once(group: Group, along: Axis) -> int:
+    """More elements along a long axis where an exponential or the like is computed: its instructions wait for each
+    other, and those for other elements run meanwhile (40 sines in turn take half the time)."""
+    nodes = [node for m in group.members for body in bodies(m.nest.root) for node in body.walk()]
+    dear = any(cost_of(node) >= DEAR for node in nodes if isinstance(node, Op))
+    narrow = all(node.dtype.itemsize <= 4 for node in nodes)
+    return 4 * LANES if dear and narrow and iterations((along,)) >= 16 * LANES else LANES
+
+
 def ordered(group: Group, stored: frozenset[Value]) -> Group:
     """The group with its axes from the outermost loop to the innermost, merged where memory allows it."""
     found = accesses(group, stored)
@@ -175,7 +186,7 @@ def _points(group: Group, found: list[Access]) -> Shape:
     last = _for_threads(last, parallel, blocks)
     short = iterations((last,)) <= 4 * LANES and iterations(parallel[:-1]) >= 64 and len(parallel) > 2
     tile = parallel.pop() if short else None  # counting the steps of all axes would take longer than a vector
-    return Shape(group, Style.POINTS, tuple(parallel), last, (), blocks, tile=tile)
+    return Shape(group, Style.POINTS, tuple(parallel), last, (), blocks, _lanes_at_once(group, last), tile)
 
 
 def _is_repeated(group: Group, axis: Axis, lane: Axis) -> bool:
