@@ -110,7 +110,7 @@ def _row_tiles(walk: _Walk, points: int, gpu: Gpu, *, mixed: bool) -> Tiling:
             if any("sort" in carry.kind for loops in walk.rows.values() for loop in loops for carry in loop.carries):
                 pairs = [(1, 1)] if longest > 256 else [(4, 4), (1, 1)]
             elif not columns and _walks_columns(walk, 2):
-                pairs = [pairs[0], *((n, n * longest // 2048) for n in (16, 32) if 2048 <= n * longest <= WHOLE_ROW)]
+                pairs = [(n, n * longest // 2048) for n in (16, 32) if 2048 <= n * longest <= WHOLE_ROW] or pairs
         shapes = [(x, 0, warps) for x, warps in pairs]
     else:
         row = max(power(iterations((a,), 1 << 14)) for a, w in whole.items() if not w)

@@ -19,9 +19,9 @@ SPARE = 16
 """Cheap instructions for an element that a GPU does while it waits for memory anyway."""
 ROW = 32
 """Elements of a row from which on what is the same for all of them costs nothing."""
-ROW_ACROSS = 2048
-"""Elements of a row that lies across memory up to which a GPU reads a tile of rows at once; longer ones are transposed
-before they are reduced."""
+ROW_ACROSS, ONCE_ACROSS = 512, 2048
+"""Elements of a row that lies across memory up to which a GPU reads a tile of rows at once, and of one that is reduced
+as it is; longer ones are transposed before they are reduced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,8 @@ def _widens(nest: Nest) -> bool:
 def _wanted(body: Expr, nest: Nest, reads: _Reads, pinned: bool) -> bool:
     if isinstance(body, Const):
         return True
-    if pinned or (reads.row > ROW_ACROSS and transposes(nest)):
+    most = ONCE_ACROSS if any(isinstance(n.root, Reduce) for n in reads.nests) else ROW_ACROSS
+    if pinned or (reads.row > most and transposes(nest)):
         return False
     if sum(1 for _ in body.walk()) > MAX_NODES or len(body.loads()) > MAX_LOADS:
         return False
