@@ -316,23 +316,32 @@ def test_a_transposition_before_norms_is_a_kernel_with_a_tile_of_two_sides() -> 
         return ((h - h.mean(-1, keepdim=True)) * 2).bfloat16(), x[at].sum(-1)
 
     at = torch.arange(8)
-    plan = gpu_plan(on_gpu(lowered(norm, half(8, 640, 1500), at).program))
+    plan = gpu_plan(on_gpu(lowered(norm, half(8, 2560, 1500), at).program))
     tilings = [kernel.tiling for kernel in plan.kernels]
     assert sorted(
         [t.block for t in tiling.tiles] for tiling in tilings if tiling and tiling.category == "pointwise"
     ) == [["YBLOCK", "XBLOCK"]]
 
 
-@pytest.mark.parametrize("channels", [96, 512])
+@pytest.mark.parametrize("channels", [96, 512, 2048])
 def test_short_rows_that_lie_across_memory_are_reduced_as_they_lie(channels: int, interpreter: Worker) -> None:
     def norm(x: Tensor) -> Tensor:
         return torch.nn.functional.layer_norm(x.permute(0, 2, 3, 1), (channels,)).permute(0, 3, 1, 2)
 
-    (kernel,) = gpu_plan(on_gpu(lowered(norm, half(8, channels, 40, 40)).program)).kernels
+    (kernel,) = gpu_plan(on_gpu(lowered(norm, half(16, channels, 40, 40)).program)).kernels
     assert kernel.tiling and max(dict(config.blocks)["XBLOCK"] for config in kernel.tiling.configs) >= 16
     x = half(2, channels, 3, 5)
     (got,) = run_plan(gpu_plan(on_gpu(lowered(norm, x).program)), [x], launch=runner(interpreter))
     torch.testing.assert_close(got, norm(x), rtol=2e-2, atol=2e-2)
+
+
+def test_long_rows_that_something_else_reads_first_are_transposed_before() -> None:
+    def residual(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        h = x.transpose(1, 2).contiguous() + y
+        return h, h.float().softmax(-1)
+
+    copied, _ = gpu_plan(on_gpu(lowered(residual, half(8, 768, 1500), half(8, 1500, 768)).program)).kernels
+    assert copied.tiling and [tile.block for tile in copied.tiling.tiles] == ["YBLOCK", "XBLOCK"]
 
 
 @pytest.mark.parametrize(("rows", "last"), [(1 << 14, True), (1 << 10, False)])

@@ -161,6 +161,24 @@ def test_a_chain_is_cut_where_arithmetic_takes_longer_than_memory() -> None:
     assert 4 <= len(result.units) <= 14
 
 
+@pytest.mark.parametrize(
+    ("fn", "shape", "dtype", "lanes"),
+    [
+        (F.gelu, (1000,), torch.float32, 64),
+        (F.gelu, (1000,), torch.bfloat16, 64),
+        (torch.relu, (1000,), torch.float32, 16),  # nothing waits
+        (F.gelu, (3, 7, 100), torch.float32, 64),
+        (lambda a: F.gelu(a[:, :50]), (30, 100), torch.float32, 16),  # rows of 50 would leave most lanes idle
+        (F.gelu, (1000,), torch.float64, 16),  # these fill more registers
+    ],
+)
+def test_functions_of_many_instructions_run_for_four_vectors_at_once(
+    fn: Callable[[Tensor], Tensor], shape: tuple[int, ...], dtype: torch.dtype, lanes: int
+) -> None:
+    (kernel,) = scheduled(fn, (x(*shape).to(dtype),)).plan.kernels
+    assert [loop.lanes for loop in walk_loops(kernel.body) if loop.kind is LoopKind.LANES] == [lanes]
+
+
 def reductions(fn: Callable[[Tensor], Tensor], a: Tensor) -> int:
     nodes = scheduled(fn, (a,)).program.nodes
     return sum(isinstance(node, Nest) and isinstance(node.root, Reduce) for node in nodes)
