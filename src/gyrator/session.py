@@ -6,7 +6,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -123,21 +123,13 @@ _EXTERN = "extern "
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """A finished stage or pass: its name, how deep it lay in others, how long it took, and when it began (seconds
-    after the session did)."""
+    """A finished stage or pass, or a compiler run, which has the names of the kernels that it built together: how deep
+    it lay in others, how long it took, and when it began (seconds after the session did)."""
 
     name: str
     depth: int
     seconds: float
     start: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class BuildTime:
-    """A compiler run: the kernels that it built together, and seconds. Runs overlap with each other and stages."""
-
-    kernels: tuple[str, ...]
-    seconds: float
 
 
 class DumpWriter:
@@ -168,7 +160,7 @@ class Session:
 
     `device` is the target, which need not exist on this machine. `told` are the warnings that the user has
     had; sessions that share it say nothing twice. `programs` are the results of passes by name,
-    kept with the option `validate`; `builds` the compiler runs; `missed` says why the cache did not have it,
+    kept with the option `validate`; `builds` the compiler runs, which overlap with stages; `missed` says why the cache did not have it,
     if `why_missed` asks. Use as a context manager; `stops` are called if an exception ends it, or a session that it
     is a part of: they end what was begun and is not waited for any more."""
 
@@ -188,7 +180,7 @@ class Session:
         self.progress = progress or progress_for(config.progress, f"gyrator {name}")
         self.dump = DumpWriter(config.dump, name) if config.dump is not None else None
         self.programs: list[tuple[str, object]] = []
-        self.builds: list[BuildTime] = []
+        self.builds: list[Timing] = []
         self.stops: list[Callable[[], object]] = []
         self.why_missed, self.missed = why_missed, ""
         self._timings: list[Timing] = []
@@ -229,11 +221,11 @@ class Session:
         return part
 
     @contextmanager
-    def building(self, kernels: tuple[str, ...]) -> Iterator[None]:
+    def building(self, kernels: Iterable[str]) -> Iterator[None]:
         """Time a compiler run. May be called from several threads."""
         start = time.perf_counter()
         yield
-        self.builds.append(BuildTime(kernels, time.perf_counter() - start))
+        self.builds.append(Timing(", ".join(kernels), 0, time.perf_counter() - start, start - self._start))
 
     def keep(self, name: str, program: object) -> None:
         """Keep the result of a stage or pass, if all levels are to be compared (the option `validate`)."""

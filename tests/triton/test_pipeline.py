@@ -92,7 +92,7 @@ def test_what_was_built_is_found_again_without_triton(process: Process, tmp_path
     config, module = Config(cuda_capability=90, cache_dir=tmp_path), nn.LayerNorm(48)
     (first, *_) = compiled(config, process, module, torch.randn(10, 48))
     assert first.counters[Count.KERNELS_BUILT] == len(first.builds) > 0
-    assert all(build.seconds > 0 and len(build.kernels) == 1 for build in first.builds)
+    assert all(build.seconds > 0 and "," not in build.name for build in first.builds)
     again = Process()
     (second, *_) = compiled(config, again, module, torch.randn(10, 48))
     assert second.counters[Count.GRAPH_CACHE_HITS] == 1 and not again.workers._idle

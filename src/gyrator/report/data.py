@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from gyrator.report.record import GraphRecord, KernelRecord, ProgramRecord, StepRecord
 from gyrator.runtime.profile import Peaks
 from gyrator.runtime.triton_tune import Candidate
-from gyrator.session import BuildTime, Timing
+from gyrator.session import Timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class GraphReport:
     missed: str
     wrapper: str
     stages: tuple[Timing, ...]
-    builds: tuple[BuildTime, ...]
+    builds: tuple[Timing, ...]
     times: tuple[float, ...]
     candidates: Mapping[str, tuple[Candidate, ...]]
 

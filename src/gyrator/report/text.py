@@ -108,7 +108,7 @@ def _compile_time(console: Console, report: ReportData) -> None:
     title = f"compile time, {report.accounted():.0%} of it in stages"
     _table(console, title, ("stage", "ms"), rows, most=200)
     builds = sorted((b for g in report.graphs() for b in g.builds), key=lambda b: -b.seconds)
-    runs = [(", ".join(build.kernels), f"{build.seconds * 1e3:.0f}") for build in builds]
+    runs = [(build.name, f"{build.seconds * 1e3:.0f}") for build in builds]
     _table(console, "compiler runs", ("kernels", "ms"), runs)
 
 

@@ -143,7 +143,7 @@ class _Builder:
             self.session.counters.add(Count.COMPILER_RUNS)
             self.session.counters.add(Count.KERNELS_BUILT, len(unit.kernels))
             link = () if unit.name == LAUNCHER else self.toolchain.libraries
-            with self.session.building(tuple(kernel.name for kernel in unit.kernels)):
+            with self.session.building(kernel.name for kernel in unit.kernels):
                 messages = self.compile(unit.text, library, link)
             if messages is not None:
                 raise self.refusal(unit, messages)
