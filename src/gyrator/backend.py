@@ -132,10 +132,11 @@ def _compile(
             key = program_key(gm, inputs, args, shape_env, program, for_loss=for_loss)
             found = find_program(key, stores, inputs.values, program)
         if found is not None:
-            calls = [loaded(GraphCompiled(entry, True, program), process) for entry in found.graphs]
-            record = msgspec.json.decode(found.about, type=ProgramRecord)
+            notes, graphs = found
+            calls = [loaded(GraphCompiled(entry, True, program), process) for entry in graphs]
+            record = msgspec.json.decode(notes["about"], type=ProgramRecord)
             program_compiled(program, gm, record, start, process.watch, cached=True)
-            return from_json(found.description, calls), [str(entry.folder / WRAPPER) for entry in found.graphs]
+            return from_json(notes["program"], calls), [str(entry.folder / WRAPPER) for entry in graphs]
 
         if device.type == "cuda":
             process.workers.prepare(2)  # they import Triton while the graphs are traced

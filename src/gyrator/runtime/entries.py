@@ -128,15 +128,6 @@ def moved_places(entry: Entry, graph: fx.GraphModule) -> dict[Origin, Origin]:
 
 
 # -- whole programs -----------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A program in the cache: its description, and its graphs (forward or inference first, then backward)."""
-
-    description: Mapping[str, Any]
-    graphs: tuple[Entry, ...]
-    about: str
-
-
 def program_key(
     gm: fx.GraphModule, inputs: Inputs, given: Sequence[object], env: ShapeEnv | None, session: Session, for_loss: bool
 ) -> Key | None:
@@ -160,9 +151,12 @@ def sharing(values: Sequence[object]) -> list[int]:
     return [-1 if owner is None else numbers.setdefault(owner, len(numbers)) for owner in tensors]
 
 
-def find_program(key: Key | None, stores: Stores, inputs: Sequence[object], session: Session) -> Found | None:
-    """The program of a key, if all its graphs are there and the facts about sizes that they rely on hold; otherwise the
-    session is told why, if it asks. A damaged entry counts as absent, after a warning."""
+def find_program(
+    key: Key | None, stores: Stores, inputs: Sequence[object], session: Session
+) -> tuple[Mapping[str, Any], list[Entry]] | None:
+    """What `keep_program` noted of the program of a key, and its graphs, if all are there and the facts about sizes
+    that they rely on hold; otherwise the session is told why, if it asks. A damaged entry counts as absent, after a
+    warning."""
     if key is None:
         return None
     entry, unfit = stores.programs.find(key.digest, session.warn), ""
@@ -170,7 +164,7 @@ def find_program(key: Key | None, stores: Stores, inputs: Sequence[object], sess
         names, facts = entry.notes["graphs"], entry.notes["facts"]
         graphs = [graph for name in names if (graph := stores.graphs.find(name, session.warn)) is not None]
         if len(graphs) == len(names) and all_hold(facts, key.symbols, inputs):
-            return Found(entry.notes["program"], tuple(graphs), entry.notes["about"])
+            return entry.notes, graphs
         unfit = OTHER_FACTS if len(graphs) == len(names) else "a graph of the stored program is gone"
     explain_miss(key, stores.programs, session, unfit)
     return None
@@ -179,7 +173,8 @@ def find_program(key: Key | None, stores: Stores, inputs: Sequence[object], sess
 def keep_program(
     key: Key, traced: Traced, graphs: Sequence[str], env: ShapeEnv | None, guards: int, programs: Store, about: str
 ) -> None:
-    """Store a program whose graphs are stored under the keys `graphs`; not one that cannot be written down.
+    """Store a program whose graphs (forward or inference first, then backward) are stored under the keys `graphs`; not
+    one that cannot be written down.
 
     `guards` is how many facts about sizes were guarded before it was traced; `about` is kept with it."""
     facts = facts_of(env, guards, key)
