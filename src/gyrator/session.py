@@ -158,11 +158,11 @@ class DumpWriter:
 class Session:
     """One compilation: its options and target, and what it counts, times, warns, writes and shows.
 
-    `device` is the target, which need not exist on this machine. `told` are the warnings that the user has
-    had; sessions that share it say nothing twice. `programs` are the results of passes by name,
-    kept with the option `validate`; `builds` the compiler runs, which overlap with stages; `missed` says why the cache did not have it,
-    if `why_missed` asks. Use as a context manager; `stops` are called if an exception ends it, or a session that it
-    is a part of: they end what was begun and is not waited for any more."""
+    `device` is the target, which need not exist on this machine. `told` are the warnings that the user has had;
+    sessions that share it say nothing twice. `programs` are the results of passes by name, kept with the option
+    `validate`; `builds` the compiler runs, which overlap with each other and with stages; `missed` says why the cache
+    did not have it, if `why_missed` asks. Use as a context manager; `stops` are called if an exception ends it, or a
+    session that it is a part of: they end what was begun and is not waited for any more."""
 
     def __init__(
         self,
