@@ -13,7 +13,7 @@ from gyrator.ir.evaluate import allocate
 from gyrator.ir.expr import Value
 from gyrator.ir.index import Index, Size, evaluate
 from gyrator.ir.interp import Result, derive, solve
-from gyrator.ir.program import Arg, Extern, Input, Item, ListArg, Output, View
+from gyrator.ir.program import Arg, Extern, Input, Item, Output, View
 from gyrator.ir.tree import Kernel
 from gyrator.runtime.externs import operator
 from gyrator.schedule.plan import OUT_VARIANTS, Allocate, Call, Copy, Free, Join, Launch, Plan, Step
@@ -129,7 +129,7 @@ class _Machine:
                 return self.view(view).item()
             case Index():
                 return evaluate(arg, self.sizes)
-            case ListArg(items):
+            case tuple(items):
                 return [self.arg(i, new) for i in items]
         return arg
 

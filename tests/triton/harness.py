@@ -13,7 +13,7 @@ from gyrator.codegen.triton_source import Config
 from gyrator.config import Config as Options
 from gyrator.ir.expr import Value
 from gyrator.ir.index import Size
-from gyrator.ir.program import Arg, Extern, Input, Item, ListArg, Nest, Node, Output, Program, View, defines, uses
+from gyrator.ir.program import Arg, Extern, Input, Item, Nest, Node, Output, Program, View, defines, uses
 from gyrator.ir.tree import Kernel
 from gyrator.schedule.gpu import Gpu
 from gyrator.schedule.plan import Plan
@@ -85,8 +85,8 @@ def _arg(arg: Arg) -> Arg:
             return _view(arg)
         case Item(view):
             return Item(_view(view))
-        case ListArg(items):
-            return ListArg(tuple(_arg(i) for i in items))
+        case tuple(items):
+            return tuple(_arg(i) for i in items)
     return arg
 
 

@@ -35,7 +35,7 @@ from gyrator.codegen.texts import WIDTH, broken, origin_comments
 from gyrator.codegen.triton_source import GridAxis, Pointer, SizeArgument, TritonKernel, Workspace
 from gyrator.ir.expr import Checked, Value
 from gyrator.ir.index import ZERO, Atom, Index, Size, const, exact_quotient, is_nonnegative, substitute
-from gyrator.ir.program import Arg, Extern, Input, Item, ListArg, View, output_values, views
+from gyrator.ir.program import Arg, Extern, Input, Item, View, output_values, views
 from gyrator.ir.symbols import UNBOUNDED
 from gyrator.ir.tree import Contract, Kernel, Store, walk_exprs, walk_stages
 from gyrator.ir.volume import count_of
@@ -385,7 +385,7 @@ class _Wrapper:
                 return f"{self.view(view)}.item()"
             case Index():
                 return str(arg)
-            case ListArg(items):
+            case tuple(items):
                 return f"[{', '.join(self.argument(item, new) for item in items)}]"
             case _:
                 return constant_text(arg)

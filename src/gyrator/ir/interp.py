@@ -17,7 +17,7 @@ from torch import Tensor
 from gyrator.ir.evaluate import Evaluator, State, allocate, as_reals, combine_into, grid, place, reduce_dims, scan_dim
 from gyrator.ir.expr import Expr, Value
 from gyrator.ir.index import Index, Size, evaluate
-from gyrator.ir.program import Arg, Extern, Item, ListArg, Nest, Pointwise, Program, Reduce, Scan, Scatter, View
+from gyrator.ir.program import Arg, Extern, Item, Nest, Pointwise, Program, Reduce, Scan, Scatter, View
 from gyrator.ir.symbols import evaluated
 
 Callables: TypeAlias = "Mapping[str, Callable[..., Any]]"
@@ -167,7 +167,7 @@ class _Machine:
                 return self.view(view, written).item()
             case Index():
                 return evaluate(arg, self.sizes)
-            case ListArg(items):
+            case tuple(items):
                 return [self.arg(i, written) for i in items]
         return arg
 

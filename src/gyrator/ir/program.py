@@ -133,15 +133,9 @@ class Item:
     view: View
 
 
-@dataclass(frozen=True, slots=True)
-class ListArg:
-    """A list argument of an extern call."""
-
-    items: tuple[Arg, ...]
-
-
 _Torch: TypeAlias = "torch.dtype | torch.device | torch.layout | torch.memory_format"
-Arg: TypeAlias = "View | Item | Index | ListArg | bool | int | float | complex | str | _Torch | None"
+Arg: TypeAlias = "View | Item | Index | tuple[Arg, ...] | bool | int | float | complex | str | _Torch | None"
+"""An argument of an extern call; a tuple is a list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,8 +253,8 @@ def map_nests(program: Program, change: Callable[[Nest], Iterable[Node]]) -> Pro
 def arguments(node: Extern) -> list[Arg]:
     """An extern's arguments, those by name and the items of lists included."""
     args = [*node.args, *(a for _, a in node.kwargs)]
-    while any(isinstance(arg, ListArg) for arg in args):
-        args = [item for arg in args for item in (arg.items if isinstance(arg, ListArg) else (arg,))]
+    while any(isinstance(arg, tuple) for arg in args):
+        args = [item for arg in args for item in (arg if isinstance(arg, tuple) else (arg,))]
     return args
 
 

@@ -119,7 +119,7 @@ def _arg_text(arg: ir.Arg | ir.Output) -> str:
             return _view_text(arg)
         case ir.Item(view):
             return f"{_view_text(view)}.item()"
-        case ir.ListArg(items):
+        case tuple(items):
             return f"[{', '.join(map(_arg_text, items))}]"
     return str(arg) if isinstance(arg, Index | torch.dtype | torch.device | torch.layout) else repr(arg)
 

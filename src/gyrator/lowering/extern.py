@@ -21,7 +21,7 @@ from gyrator.autograd.effects import behaviour
 from gyrator.errors import UnsupportedOperator
 from gyrator.ir.expr import Expr, Value
 from gyrator.ir.index import Index
-from gyrator.ir.program import Arg, Extern, Item, ListArg, Program, View
+from gyrator.ir.program import Arg, Extern, Item, Program, View
 from gyrator.lowering.builder import Builder, Meta, same_strides
 from gyrator.lowering.family import Family, rows
 from gyrator.lowering.refs import TensorRef, whole
@@ -98,7 +98,7 @@ def argument(b: Builder, node: fx.Node, value: Result, traced: object, *, exact:
         return b.as_view(value, strides)
     if isinstance(value, (list, tuple)):
         inner = traced if isinstance(traced, (list, tuple)) else [None] * len(value)
-        return ListArg(tuple([argument(b, node, v, t, exact=exact) for v, t in zip(value, inner, strict=True)]))
+        return tuple([argument(b, node, v, t, exact=exact) for v, t in zip(value, inner, strict=True)])
     if isinstance(value, Expr):  # a float or bool that the graph computes
         return Item(_scalar(b, value, "number"))
     if isinstance(value, fx.GraphModule):

@@ -10,7 +10,7 @@ import torch
 
 from gyrator.ir.expr import Const, Expr, Load, Op, Value
 from gyrator.ir.index import ONE, contiguous_strides
-from gyrator.ir.program import Extern, ListArg, Nest, Node, Pointwise, Program, View, bodies, shown_values, uses
+from gyrator.ir.program import Extern, Nest, Node, Pointwise, Program, View, bodies, shown_values, uses
 from gyrator.lowering.refs import axes_of
 from gyrator.lowering.typed import op
 from gyrator.schedule.group import Group
@@ -35,7 +35,7 @@ def linear_unary(call: Extern, product: Product, group: Group, program: Program)
     known = out.dtype in (torch.float32, torch.bfloat16) and torch.backends.mkldnn.is_available()
     if name is None or not (rows and same and row and known):
         return None
-    args = (product.left, weight, bias, name, ListArg(()), "")
+    args = (product.left, weight, bias, name, (), "")
     return Extern((out,), "mkldnn._linear_pointwise.default", args, origins=call.origins)
 
 

@@ -18,7 +18,7 @@ import torch
 from gyrator.ir.expr import Expr, IndexValue, Load, Masked, Op, Ref, Value, rewrite
 from gyrator.ir.index import ONE, ZERO, Axis, dot
 from gyrator.ir.ops import OPS
-from gyrator.ir.program import Arg, Extern, ListArg, Nest, Pointwise, Program, View
+from gyrator.ir.program import Arg, Extern, Nest, Pointwise, Program, View
 from gyrator.ir.simplify import Rule
 from gyrator.ir.tree import Attend, Config, Kernel, Param, Tile, Tiling
 from gyrator.ir.volume import iterations, volume
@@ -57,7 +57,8 @@ def attention_units(units: Sequence[Unit], rule: Rule, gpu: Gpu, *, tune: bool) 
 
 
 def _unit(call: Extern, rule: Rule, gpu: Gpu, tune: bool) -> Unit:
-    template, tensors, lists, sides, _, *reads = _arguments(call)
+    args: Sequence[Any] = call.args
+    template, tensors, lists, sides, _, *reads = args
     plain = (isinstance(v, View) and v.dtype in (None, v.value.dtype) and ZERO not in v.shape for v in tensors + lists)
     if not all(plain):
         return call
@@ -70,10 +71,6 @@ def _unit(call: Extern, rule: Rule, gpu: Gpu, tune: bool) -> Unit:
         return call
     roles = template == "forward" and _has_roles(tensors, sides, gpu) and (tune or _is_light(tensors, functions))
     return Templated(call, template, (_ROLES,) * roles + configs[: 4 if tune else 1], functions=functions)
-
-
-def _arguments(call: Extern) -> Sequence[Any]:
-    return [arg.items if isinstance(arg, ListArg) else arg for arg in call.args]
 
 
 def _axes(tensors: Sequence[View]) -> tuple[Axis, ...]:
@@ -159,7 +156,8 @@ def _is_light(tensors: Sequence[View], functions: Sequence[Expr]) -> bool:
 def build_attention(unit: Templated) -> Built:
     """The kernel of a call of attention."""
     call, template = unit.call, unit.template
-    _, tensors, lists, sides, scale, *_ = _arguments(call)
+    args: Sequence[Any] = call.args
+    _, tensors, lists, sides, scale, *_ = args
     memory: dict[Value, Value] = {}
 
     def param(value: Value, wish: str) -> Value:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from gyrator.ir import program as ir
 from gyrator.ir.expr import Load, Value
 from gyrator.ir.index import ONE, ZERO, Index, contiguous_strides, product
-from gyrator.ir.program import Extern, ListArg, Nest, Pointwise, Program, Scatter, View, defines, shown_values, views
+from gyrator.ir.program import Extern, Nest, Pointwise, Program, Scatter, View, defines, shown_values, views
 from gyrator.ir.volume import volume
 from gyrator.lowering.refs import axes_of, coords_of
 from gyrator.lowering.views import dimension
@@ -129,9 +129,9 @@ def _moved(node: ir.Node, laid: Mapping[Value, Value], copied: Mapping[int, Nest
         return node.renamed(laid)
 
     def moved(arg: ir.Arg, new: Value | None = None) -> ir.Arg:
-        if isinstance(arg, ListArg):
-            made = (nest.out[0] if (nest := copied.get(k)) else None for k in range(len(arg.items)))
-            return ListArg(tuple(map(moved, arg.items, made)))
+        if isinstance(arg, tuple):
+            made = (nest.out[0] if (nest := copied.get(k)) else None for k in range(len(arg)))
+            return tuple(map(moved, arg, made))
         value = (new or laid.get(arg.value)) if isinstance(arg, View) else None
         if value is None or not isinstance(arg, View):
             return arg

@@ -8,7 +8,7 @@ import torch
 
 from gyrator.ir.expr import Expr, Load, Value
 from gyrator.ir.index import ONE, ZERO, Index, contiguous_strides, dot, product
-from gyrator.ir.program import Arg, Extern, Input, ListArg, Node, Program, View, defines, shown_values, uses, views
+from gyrator.ir.program import Arg, Extern, Input, Node, Program, View, defines, shown_values, uses, views
 from gyrator.ir.tree import Config
 from gyrator.lowering.typed import both, within
 from gyrator.lowering.views import split_position
@@ -224,7 +224,7 @@ def _convolution(call: Extern, out: Value) -> Product | None:
     if not {images.value.dtype, filters.value.dtype} == {out.dtype} <= {torch.bfloat16, torch.float16}:
         return None
     (batch, channels, *_), (columns, _, *taps) = images.shape, filters.shape
-    given = [arg.items for arg in (stride, padding, dilation) if isinstance(arg, ListArg)]
+    given = [arg for arg in (stride, padding, dilation) if isinstance(arg, tuple)]
     sides, steps = out.shape[2:], [tuple(n for n in items if isinstance(n, int)) for items in given]
     rows, inner = product((batch, *sides)), product((*taps, channels))
     if ZERO in (*out.shape, inner) or any(len(numbers) != len(sides) for numbers in steps):

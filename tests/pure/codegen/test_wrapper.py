@@ -16,7 +16,7 @@ from gyrator.codegen.wrapper import BuiltKernel, print_wrapper
 from gyrator.errors import OutputMismatch
 from gyrator.ir.expr import Const, Load, Op, Value
 from gyrator.ir.index import ONE, ZERO, Axis, Index, Size, const, contiguous_strides
-from gyrator.ir.program import Constant, Derived, Extern, Input, Item, ListArg, View
+from gyrator.ir.program import Constant, Derived, Extern, Input, Item, View
 from gyrator.ir.tree import Kernel, Loop, LoopKind, Param, Store
 from gyrator.origin import Origin
 from gyrator.runtime.load import Runtime, load
@@ -124,7 +124,7 @@ def test_a_value_within_another_begins_at_its_offset() -> None:
 def test_operators_get_views_lists_and_constants() -> None:
     x, out = value("x", 2, 3), value("out", 3, 4)
     turned = View(x, (const(3), const(2)), (ONE, const(3)), ZERO)
-    cat = Extern((out,), "aten.cat.default", (ListArg((turned, turned)), 1))
+    cat = Extern((out,), "aten.cat.default", ((turned, turned), 1))
     steps = (Call(cat), Free(x))
     _, call = bound(Plan("g", (Input(x),), steps, (full_view(out), None, 7, float("inf")), ()))
     given = torch.randn(2, 3)

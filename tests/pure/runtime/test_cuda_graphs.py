@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gyrator.autograd.interface import GraphInfo, GraphKind
-from gyrator.ir.program import Arg, Item, ListArg, views
+from gyrator.ir.program import Arg, Item, views
 from gyrator.runtime import cuda_graphs
 from gyrator.runtime.cuda_graphs import Roles, recordable, replayed
 from gyrator.schedule.plan import Call
@@ -219,7 +219,7 @@ def test_a_number_that_is_read_back_for_any_argument_keeps_calls_from_being_reco
     plan = gpu_plan(on_gpu(lowered(attention, torch.randn(2, 2, 8, 16)).program))
     (call,) = [step for step in plan.steps if isinstance(step, Call)]
     number = Item(replace(views(call.extern)[0], shape=(), strides=()))
-    named: tuple[Arg, ...] = (number, ListArg((number,)))
+    named: tuple[Arg, ...] = (number, (number,))
     for arg in named:
         reads = replace(call, extern=replace(call.extern, kwargs=(("scale", arg),)))
         steps = tuple(reads if step is call else step for step in plan.steps)
