@@ -34,9 +34,8 @@ from gyrator.codegen.python_text import Names, constant_text, tuple_of
 from gyrator.codegen.texts import WIDTH, broken, origin_comments
 from gyrator.codegen.triton_source import GridAxis, Pointer, SizeArgument, TritonKernel, Workspace
 from gyrator.ir.expr import Checked, Value
-from gyrator.ir.index import ZERO, Atom, Index, Size, const, exact_quotient, is_nonnegative, substitute
+from gyrator.ir.index import UNBOUNDED, ZERO, Atom, Index, Size, const, exact_quotient, is_nonnegative, substitute
 from gyrator.ir.program import Arg, Extern, Input, Item, View, output_values, views
-from gyrator.ir.symbols import UNBOUNDED
 from gyrator.ir.tree import Contract, Kernel, Store, walk_exprs, walk_stages
 from gyrator.ir.volume import count_of
 from gyrator.lowering.extern import COPIES

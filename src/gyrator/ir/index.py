@@ -308,8 +308,9 @@ def as_index(value: IndexLike) -> Index:
 
 ZERO = Index(())
 ONE = Index((((), 1),))
-_LOWEST = const(-(1 << 62))
+UNBOUNDED = -(1 << 62)
 """The lower bound of what has none."""
+_LOWEST = const(UNBOUNDED)
 
 
 def product(factors: tuple[Index, ...] | list[Index]) -> Index:

@@ -19,7 +19,19 @@ from sympy.printing.precedence import PRECEDENCE
 from sympy.printing.pycode import PythonCodePrinter
 from torch.fx.experimental.symbolic_shapes import ShapeEnv, statically_known_true
 
-from gyrator.ir.index import ONE, ZERO, Index, Size, const, evaluate, exact_quotient, is_nonnegative, maximum, minimum
+from gyrator.ir.index import (
+    ONE,
+    UNBOUNDED,
+    ZERO,
+    Index,
+    Size,
+    const,
+    evaluate,
+    exact_quotient,
+    is_nonnegative,
+    maximum,
+    minimum,
+)
 from gyrator.ir.program import Derived
 from gyrator.ir.volume import rounded_hint
 from gyrator.torch_compat import functions_of_numbers, symbol_hint
@@ -147,10 +159,6 @@ def hint_of(expr: sympy.Basic, env: ShapeEnv | None, *, rounded: bool = False) -
     numbers = {s: sympy.sympify(rounded_hint(n) if rounded and isinstance(n, int) else n) for s, n in known.items()}
     value = expr.xreplace(numbers)
     return int(value) if value.is_number else None
-
-
-UNBOUNDED = -(1 << 62)
-"""The lower bound of a number of which nothing is known."""
 
 
 # -- rules: SymPy function → index algebra; None where it cannot be said exactly ---------------------------
