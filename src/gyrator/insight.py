@@ -16,7 +16,7 @@ from gyrator.report.data import GraphReport, ProgramReport, ReportData
 from gyrator.report.html import page
 from gyrator.report.text import text
 from gyrator.report.watch import Event, GraphCompiled, kernel_tuned, record_in
-from gyrator.runtime.load import WRAPPER, Runtime
+from gyrator.runtime.load import WRAPPER
 from gyrator.runtime.pool import Pool
 from gyrator.runtime.profile import machine_peaks, step_times
 from gyrator.runtime.triton_tune import Candidate
@@ -109,14 +109,12 @@ def _programs(events: list[Event], timing: bool) -> Iterator[ProgramReport]:
 
 def _graph(event: GraphCompiled, timing: bool) -> GraphReport:
     tuned: dict[str, tuple[Candidate, ...]] = {}
-    own = None if event.session.name.endswith("_program") else event.session
     return GraphReport(
         record=record_in(event.entry.folder),
         cached=event.cached,
         missed=event.session.missed,
         wrapper=str(event.entry.folder / WRAPPER),
-        stages=() if own is None else own.timings,
-        builds=() if own is None else tuple(own.builds),
+        builds=tuple(event.session.builds),
         times=_times(event, tuned) if timing else (),
         candidates=tuned,
     )
@@ -131,7 +129,6 @@ def _times(event: GraphCompiled, tuned: dict[str, tuple[Candidate, ...]]) -> tup
         kernel_tuned(event.session.config, folder, name, candidates, new)
 
     try:
-        gpu = gyrator.process.gpu_kernels(folder, event.session, told, event.moved)
-        return step_times(Runtime(folder, Pool(), event.constants, event.moved, regions=event.regions, gpu=gpu))
+        return step_times(gyrator.process.runtime(event, Pool(), told))
     except Exception:  # whatever an operator thinks of random inputs
         return ()

@@ -9,7 +9,7 @@ on the work waits in a function that it returns, so that backward is compiled wh
 import atexit
 import gc
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -40,14 +40,13 @@ from gyrator.ir.symbols import Symbols
 from gyrator.ir.text import program_text
 from gyrator.lowering.activations import with_activations
 from gyrator.lowering.graph import Lowered, lower
-from gyrator.origin import Origin
 from gyrator.report.describe import called, describe
 from gyrator.report.dump import dump_compiled, dump_graph
 from gyrator.report.watch import COUNTERS, RECORD, GraphCompiled, Watch, graph_compiled, kernel_tuned, record_in
 from gyrator.runtime.cuda_graphs import Roles, record_on_gpu, recordable, replayed
 from gyrator.runtime.entries import Stores, facts_of, find, keep, moved_places, numbered_places, open_stores
 from gyrator.runtime.gpu_kernels import GpuKernels
-from gyrator.runtime.load import WRAPPER, Runtime, constant_file, load
+from gyrator.runtime.load import WRAPPER, Note, Runtime, constant_file, load
 from gyrator.runtime.pool import Pool
 from gyrator.runtime.profile import BandwidthProfile
 from gyrator.runtime.targets import Targets, find_targets, start_kernels
@@ -100,11 +99,15 @@ class Process:
         remote = remote_of(session.config, self.remotes) if session.config.cache else None
         return open_stores(session, self.scratch_folder(), remote)
 
-    def gpu_kernels(self, folder: Path, session: Session, tuned: Tuned, moved: Mapping[Origin, Origin]) -> GpuKernels:
-        """The GPU kernels in a compiled graph's folder, with the stores and workers that kernels share."""
-        kernels = self.stores(session).kernels
+    def runtime(self, ready: GraphCompiled, pool: Pool, tuned: Tuned, note: Note | None = None) -> Runtime:
+        """What a compiled graph's wrapper is bound to, with the stores and workers that GPU kernels share; the options
+        say whether it takes memory from `pool`."""
+        session, folder, moved = ready.session, ready.entry.folder, ready.moved
+        kernels, config = self.stores(session).kernels, session.config
         build = partial(rebuild, workers=self.workers, store=kernels, session=session)
-        return GpuKernels(folder, kernels, build, moved, tuned=tuned)
+        gpu = GpuKernels(folder, kernels, build, moved, tuned=tuned)
+        lent = pool if config.reuse_buffers else None
+        return Runtime(folder, lent, ready.constants, moved, config.threads, note=note, regions=ready.regions, gpu=gpu)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,17 +301,12 @@ def _compiled(ready: GraphCompiled, process: Process) -> Compiled:
 
 def loaded(ready: GraphCompiled, process: Process) -> BoxedCallable:
     """The callable of a compiled graph, after all who watch were told of it."""
-    entry, session, config, moved = ready.entry, ready.session, ready.session.config, ready.moved
-    with session.stage("load"):
-        pool = process.pool if config.reuse_buffers else None
-        note = None
+    entry, config, note = ready.entry, ready.session.config, None
+    with ready.session.stage("load"):
         if config.profile_bandwidth:
             process.profile.expect({kernel.symbol: kernel.bytes for kernel in record_in(entry.folder).kernels})
             note = process.profile.note
-        gpu = process.gpu_kernels(entry.folder, session, partial(kernel_tuned, config, entry.folder), moved)
-        runtime = Runtime(
-            entry.folder, pool, ready.constants, moved, config.threads, regions=ready.regions, gpu=gpu, note=note
-        )
+        runtime = process.runtime(ready, process.pool, partial(kernel_tuned, config, entry.folder), note)
         call = load(entry.text(WRAPPER), runtime)
         if config.cuda_graphs and entry.notes[RECORDED] is not None:
             index, kept, saved, *static = entry.notes[RECORDED]

@@ -74,22 +74,17 @@ class Counters:
         self._lock = threading.Lock()
         self._sums: Counter[str] = Counter()  # by the names of a Count, and externs as ``extern OP``
 
-    def _add(self, name: str, n: int) -> None:
-        with self._lock:
-            self._sums[name] += n
-
     def _all(self) -> dict[str, int]:
         with self._lock:  # kernels are built, and counted, while others read
             return dict(self._sums)
 
     def add(self, what: Count, n: int = 1) -> None:
         """Add n to a counter."""
-        self._add(what.name, n)
+        self.replay({what.name: n})
 
     def add_extern(self, op: str) -> None:
         """Count a call of an operator that was not lowered, in total and by its name."""
-        self.add(Count.EXTERN_CALLS)
-        self._add(f"{_EXTERN}{op}", 1)
+        self.replay({Count.EXTERN_CALLS.name: 1, f"{_EXTERN}{op}": 1})
 
     def __getitem__(self, what: Count) -> int:
         return self._sums[what.name]
@@ -101,7 +96,7 @@ class Counters:
 
     def snapshot(self) -> Mapping[Count, int]:
         """All counters that are not zero."""
-        return {Count[name]: n for name, n in self._all().items() if name in Count.__members__}
+        return {Count[name]: n for name, n in self._all().items() if n and name in Count.__members__}
 
     def about_code(self) -> dict[str, int]:
         """What a cache hit must count again: counters by their names, externs as ``extern OP``."""
@@ -110,8 +105,8 @@ class Counters:
 
     def replay(self, counts: Mapping[str, int]) -> None:
         """Count what `about_code` wrote down."""
-        for name, n in counts.items():
-            self._add(name, n)
+        with self._lock:
+            self._sums.update(counts)
 
     def merge(self, other: Counters) -> None:
         """Add all of another's counters."""
@@ -184,6 +179,7 @@ class Session:
         self.stops: list[Callable[[], object]] = []
         self.why_missed, self.missed = why_missed, ""
         self._timings: list[Timing] = []
+        self._around: Session | None = None
         self._told = set() if told is None else told
         self._depth = 0
         self._start = time.perf_counter()
@@ -211,13 +207,18 @@ class Session:
             yield
         finally:
             self._depth = depth
-            seconds = time.perf_counter() - start
-            self._timings.append(Timing(name, depth, seconds, start - self._start))
+            self._ended(name, depth, start, time.perf_counter() - start)
 
-    def child(self, name: str) -> Session:
-        """A session for a part of this one: same options and target, same display of progress."""
+    def _ended(self, name: str, depth: int, start: float, seconds: float) -> None:
+        self._timings.append(Timing(name, depth, seconds, start - self._start))
+        if self._around is not None:
+            self._around._ended(name, self._around._depth + depth, start, seconds)
+
+    def child(self, name: str, *, apart: bool = False) -> Session:
+        """A session for a part of this one: same options and target, same display of progress. Its stages lie within
+        this one's, unless they are kept `apart`."""
         part = Session(self.config, self.device, name, self.progress, self._told, self.why_missed)
-        part.stops = self.stops
+        part.stops, part._around = self.stops, None if apart else self
         return part
 
     @contextmanager

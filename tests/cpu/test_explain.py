@@ -18,6 +18,7 @@ from torch import Tensor
 import gyrator
 import gyrator.insight
 from gyrator.report.data import GraphReport
+from gyrator.runtime.load import Runtime
 from gyrator.runtime.triton_tune import Candidate
 from gyrator.torch_compat import ISOLATED
 
@@ -83,6 +84,13 @@ def test_backward_says_what_is_saved_and_why(new: gyrator.insight.Report) -> Non
 
 def test_stages_account_for_the_compile_time(new: gyrator.insight.Report) -> None:
     assert new.data.accounted() >= 0.95
+
+
+def test_kernels_are_timed_with_the_options_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtimes: list[Runtime] = []
+    monkeypatch.setattr("gyrator.insight.step_times", runtimes.append)
+    gyrator.explain(torch.sin, torch.rand(8), options={"threads": 1, "cache": False})
+    assert [runtime.most_threads for runtime in runtimes] == [1]
 
 
 def test_memory_peaks_with_its_holders(new: gyrator.insight.Report) -> None:

@@ -36,6 +36,12 @@ def test_counters_add_up_over_threads() -> None:
     assert counters.snapshot() == {Count.KERNELS_BUILT: 4000}
 
 
+def test_counters_that_stay_zero_are_not_shown() -> None:
+    counters = session().counters
+    counters.add(Count.SCANS, 0)
+    assert counters.snapshot() == {}
+
+
 def test_counters_are_read_while_threads_still_count() -> None:
     counters = session().counters
     counting = threading.Thread(target=lambda: [counters.add_extern(f"aten.op{i}") for i in range(20_000)])
@@ -70,6 +76,15 @@ def test_stages_nest_and_are_listed_as_they_began(tmp_path: Path) -> None:
     assert outer.seconds >= sum(t.seconds for t in inner)
     (times,) = tmp_path.rglob("*_times.txt")
     assert times.read_text().splitlines()[1].endswith("ms    inline")
+
+
+def test_stages_of_a_part_lie_within_the_stage_around_them_unless_they_are_kept_apart() -> None:
+    run = session()
+    part, candidate = run.child("forward"), run.child("candidate", apart=True)
+    with run.stage("forward graph"), part.stage("lower"), candidate.stage("print kernels"):
+        pass
+    assert [(t.name, t.depth) for t in run.timings] == [("forward graph", 0), ("lower", 1)]
+    assert [(t.name, t.depth) for t in part.timings] == [("lower", 0)]
 
 
 def test_a_stage_that_fails_is_timed_too() -> None:

@@ -42,7 +42,7 @@ class Builder:
 
     def start(self, plan: Plan) -> Callable[[], Path]:
         """Begin to build a plan; what waits for its folder. Raises: GyratorError, both times."""
-        session = self.session.child("candidate")
+        session = self.session.child("candidate", apart=True)
         kernels = start_kernels(plan, self.targets, self.stores.kernels, session, self.workers)
         text = print_wrapper(plan, kernels.built)
         return lambda: self.stores.uncached.put_anonymous({WRAPPER: text, **kernels.wait()}, {}).folder
@@ -54,7 +54,7 @@ class Builder:
 
     def start_graph(self, graph: fx.GraphModule, name: str, ask: Ask | None) -> Callable[[], Path]:
         """Begin to build an ATen graph, whose products are chosen by ``ask``. Raises: GyratorError."""
-        symbols, session = Symbols(self.shape_env), self.session.child(name)
+        symbols, session = Symbols(self.shape_env), self.session.child(name, apart=True)
         lowered = lower(graph, symbols=symbols, name=name, computed=self.computed)
         made = schedule(lowered.program, session, self.targets.gpu, None, ask, self.targets.cpu)
         return self.start(made.plan)

@@ -1,7 +1,7 @@
 """A report: everything that `explain` found, as plain data."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from gyrator.report.record import GraphRecord, KernelRecord, ProgramRecord, StepRecord
 from gyrator.runtime.profile import Peaks
@@ -16,7 +16,7 @@ class GraphReport:
     Attributes:
         cached: the cache had it; otherwise `missed` says what was new.
         wrapper: where its program lies.
-        stages, builds: where its compile time went.
+        builds: the compiler runs for its kernels.
         times: seconds of each launch and call of `record.steps`, on random inputs; () if not measured.
         candidates: of the kernels among whose configs the fastest was chosen, by their names.
     """
@@ -25,7 +25,6 @@ class GraphReport:
     cached: bool
     missed: str
     wrapper: str
-    stages: tuple[Timing, ...]
     builds: tuple[Timing, ...]
     times: tuple[float, ...]
     candidates: Mapping[str, tuple[Candidate, ...]]
@@ -35,13 +34,6 @@ class GraphReport:
         steps = [step for step in self.record.steps if step.kind != "copy"]
         known = len(self.times) == len(steps)
         yield from zip(steps, self.times if known else [None] * len(steps), strict=True)
-
-    def parts(self) -> Iterator[tuple[str, Sequence[Timing]]]:
-        """The stages before kernels are waited for and those from there on, by the program's stage around them."""
-        names = [stage.name for stage in self.stages]
-        end = min((names.index(name) for name in ("build", "load") if name in names), default=len(names))
-        yield f"{self.record.kind} graph", self.stages[:end]
-        yield f"{self.record.kind} kernels", self.stages[end:]
 
     def kernel_seconds(self) -> dict[str, float]:
         """Seconds of one launch of each kernel, the mean of its launches, where measured."""
@@ -54,7 +46,8 @@ class GraphReport:
 
 @dataclass(frozen=True, slots=True)
 class ProgramReport:
-    """A captured program: why it ended where it did, and its graphs (forward or inference, then backward)."""
+    """A captured program: why it ended where it did, its graphs (forward or inference, then backward), and the stages
+    of compiling it and them."""
 
     name: str
     ended: str
@@ -89,11 +82,7 @@ class ReportData:
         yield Timing("capture (torch.compile)", 0, self.capture_seconds)
         for program in self.programs:
             yield Timing(program.name, 0, program.seconds)
-            parts = {name: stages for graph in program.graphs for name, stages in graph.parts()}
-            for stage in program.stages:
-                yield Timing(stage.name, 1 + stage.depth, stage.seconds)
-                for inner in parts.get(stage.name, ()):
-                    yield Timing(inner.name, 2 + stage.depth + inner.depth, inner.seconds)
+            yield from (replace(stage, depth=1 + stage.depth) for stage in program.stages)
 
     def accounted(self) -> float:
         """The share of the wall time that stages at the top account for."""
