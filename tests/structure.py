@@ -18,7 +18,7 @@ PACKAGE = ROOT / "src" / "gyrator"
 
 ORDER = """
     version origin errors inductor_names config optional torch_compat api
-    ir progress session metrics passes cache
+    progress session passes ir metrics cache
     autograd lowering schedule codegen templates runtime
     autotune validate benchmark_fusion report pipeline backend insight cli __main__
 """.split()

@@ -60,9 +60,14 @@ def places_of(origins: Origins) -> tuple[str, ...]:
     return tuple(f"{place}: {', '.join(ops)}" for place, ops in found.items())
 
 
+def first_known(origins: Origins) -> Origin | None:
+    """The first of several origins whose file is known, else the first one."""
+    return next((o for o in origins if o.file), origins[0] if origins else None)
+
+
 def place_of(origins: Origins) -> str:
     """The first known `file:line in function` of several origins; "unknown place" where there is none."""
-    return next((str(o) for o in origins if o.file), str(origins[0]) if origins else "unknown place")
+    return str(first_known(origins) or "unknown place")
 
 
 def in_context(node: fx.Node) -> str:

@@ -19,6 +19,10 @@ Spec = Callable[[P], None]
 """Checks a program and raises an exception whose text says which rule is broken, and where."""
 
 
+class RuleBroken(Exception):
+    """A representation breaks a rule; the text says which."""
+
+
 @dataclass(frozen=True)
 class Pass(Generic[P]):
     """A named step from program to program, and the spec that its result satisfies."""
@@ -52,9 +56,7 @@ def run_passes(program: P, passes: Sequence[Pass[P]], session: Session, *, text:
 
 
 @contextmanager
-def blame(
-    node: fx.Node | str | None = None, where: Origin | None = None, *, within: str = "", how: str = ""
-) -> Iterator[None]:
+def blame(node: object = None, where: Origin | None = None, *, within: str = "", how: str = "") -> Iterator[None]:
     """Around the work on one node, of which a failure names the text and the user's line, or around the pass or check
     that it is done `within`: a failure names that, unless it names an inner one already."""
     try:
@@ -65,6 +67,6 @@ def blame(
     except GyratorError:
         raise
     except Exception as error:
-        text = node.format_node() if isinstance(node, fx.Node) else node
-        problem = f"{how}{type(error).__name__}: {error}"
+        text = node.format_node() if isinstance(node, fx.Node) else str(node or "")
+        problem = str(error) if isinstance(error, RuleBroken) else f"{how}{type(error).__name__}: {error}"
         raise InternalCheckError(within, problem, where=where, node=text) from error

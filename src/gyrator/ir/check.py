@@ -11,21 +11,20 @@ A broken rule raises :class:`~gyrator.errors.InternalCheckError` with the node's
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from enum import Enum
 
 import torch
 
-from gyrator.errors import InternalCheckError
 from gyrator.ir import program as ir
-from gyrator.ir.check_expr import ExprChecker, RuleBroken, check_combine
+from gyrator.ir.check_expr import ExprChecker, check_combine
 from gyrator.ir.expr import Expr, Load, Ref, Value, short
 from gyrator.ir.index import ONE, ZERO, Axis, Index, Size, const
 from gyrator.ir.ops import REDUCTIONS
 from gyrator.ir.text import COMBINES, declared, listed
 from gyrator.ir.tree import Attend, Contract, Kernel, Let, Loop, LoopKind, Stage, Store, Update, stage_exprs, windows
-from gyrator.origin import Origin
+from gyrator.origin import first_known
+from gyrator.passes import RuleBroken, blame
 
 # -- programs ----------------------------------------------------------------------------------------------
 ProgramSpec = Enum("ProgramSpec", "LOWERED PREDICATED SCHEDULED")
@@ -58,7 +57,7 @@ class _ProgramChecker:
                 if given is not None:
                     self.define(given)
         for node in program.nodes:
-            with blame(node, node.origins):
+            with blame(node, first_known(node.origins)):
                 for value in ir.uses(node):
                     self.defined(value)
                 if isinstance(node, ir.Nest):
@@ -199,7 +198,7 @@ def _check_no_dead(program: ir.Program) -> None:
     for node in reversed(program.nodes):
         effect = isinstance(node, ir.Extern) and (node.effects or node.scalars)
         if not effect and needed.isdisjoint(ir.defines(node)):
-            with blame(node, node.origins):
+            with blame(node, first_known(node.origins)):
                 raise RuleBroken("nothing needs what this node defines")
         needed |= ir.uses(node)
 
@@ -209,7 +208,8 @@ def check_kernel(kernel: Kernel) -> None:
     """Check the rules of loop trees.
 
     Raises: InternalCheckError naming the kernel, the loop or stage, and the user's line."""
-    _KernelChecker(kernel).run()
+    with blame(within=f"kernel {kernel.name}"):
+        _KernelChecker(kernel).run()
 
 
 class _KernelChecker:
@@ -228,7 +228,7 @@ class _KernelChecker:
 
     def run(self) -> None:
         kernel = self.kernel
-        with blame(f"signature of kernel {kernel.name}", kernel.origins):
+        with blame(f"signature of kernel {kernel.name}", first_known(kernel.origins)):
             values = [*self.params, *kernel.scratch]
             names = [v.name for v in values] + [s.name for s in kernel.sizes]
             if len(set(names)) != len(names) or len(self.params) != len(kernel.params):
@@ -237,7 +237,7 @@ class _KernelChecker:
                 for index in (*value.shape, *value.strides):
                     self.exprs.index(index)
         self.block(kernel.body)
-        with blame(f"signature of kernel {kernel.name}", kernel.origins):
+        with blame(f"signature of kernel {kernel.name}", first_known(kernel.origins)):
             for value, param in self.params.items():
                 if param.read != (value in self.loaded):
                     raise RuleBroken(f"parameter {value} is read={param.read}, loaded={value in self.loaded}")
@@ -254,7 +254,7 @@ class _KernelChecker:
         outer = set(self.visible)
         for item in body:
             what = f"loop over {item.axis}" if isinstance(item, Loop) else item
-            with blame(what, self.kernel.origins, f" in kernel {self.kernel.name}"):
+            with blame(what, first_known(self.kernel.origins)):
                 if isinstance(item, Loop):
                     self.loop(item)
                 else:
@@ -393,15 +393,3 @@ class _KernelChecker:
                     raise RuleBroken(f"{value} is neither a parameter nor scratch")
                 if value in self.scratch and value not in self.stored:
                     raise RuleBroken(f"scratch {value} is loaded before it is stored")
-
-
-# -- blame -------------------------------------------------------------------------------------------------
-@contextmanager
-def blame(what: object, origins: tuple[Origin, ...] = (), within: str = "", *, after: str = "") -> Iterator[None]:
-    """Around the check of a node, stage or step: a broken rule becomes an InternalCheckError that names it, the user's
-    line, and the pass ``after`` which it is broken."""
-    try:
-        yield
-    except RuleBroken as broken:
-        where = next((o for o in origins if o.file), origins[0] if origins else None)
-        raise InternalCheckError(after, str(broken), where=where, node=f"{what}{within}") from None

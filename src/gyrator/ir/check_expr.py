@@ -11,12 +11,9 @@ import torch
 from gyrator.ir.expr import Checked, Const, Expr, Load, Masked, Op, Random, Ref, Scalar, Value, short
 from gyrator.ir.index import Axis, Index, Indirect, Size, is_nonnegative, lower, upper
 from gyrator.ir.ops import OPS, REDUCTIONS, Rule
+from gyrator.passes import RuleBroken
 
 RANDOM_KINDS = frozenset({"rand", "randn", "randint64"})
-
-
-class RuleBroken(Exception):
-    """An expression or node breaks a rule; the text says which."""
 
 
 @dataclass(slots=True)

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable
 
-from gyrator.ir.check import blame
-from gyrator.ir.check_expr import RuleBroken
 from gyrator.ir.expr import Value
 from gyrator.ir.index import ZERO, Index, is_nonnegative, product
 from gyrator.ir.program import defines, output_values
-from gyrator.origin import Origins
+from gyrator.origin import Origins, first_known
+from gyrator.passes import RuleBroken, blame
 from gyrator.schedule.plan import Allocate, Call, Free, Join, Launch, Plan, Step, touched
 
 
@@ -20,9 +19,9 @@ def check_plan(plan: Plan) -> None:
     Raises: InternalCheckError naming the first step that breaks a rule, and the user's line."""
     checker = _Checker(plan)
     for step in plan.steps:
-        with blame(step, _origins(step), after="memory"):
+        with blame(step, first_known(_origins(step)), within="memory"):
             checker.step(step)
-    with blame(f"the end of {plan.name}", after="memory"):
+    with blame(f"the end of {plan.name}", within="memory"):
         checker.end()
 
 
