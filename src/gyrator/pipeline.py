@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TypeAlias
@@ -85,19 +85,18 @@ class Process:
     instead: Instead | None = None
     counted: list[Counters] = field(default_factory=list)
     profile: BandwidthProfile = field(default_factory=BandwidthProfile)
-    scratch: list[TemporaryDirectory[str]] = field(default_factory=list)
 
-    def scratch_folder(self) -> Path:
+    @cached_property
+    def scratch(self) -> Path:
         """A folder that is removed when the process ends, for code that is not kept."""
-        if not self.scratch:
-            self.scratch.append(TemporaryDirectory(prefix="gyrator-"))
-            atexit.register(self.scratch[0].cleanup)  # else Python warns that it had to
-        return Path(self.scratch[0].name)
+        folder = TemporaryDirectory(prefix="gyrator-")
+        atexit.register(folder.cleanup)  # else Python warns that it had to
+        return Path(folder.name)
 
     def stores(self, session: Session) -> Stores:
         """The stores that a session's options name."""
         remote = remote_of(session.config, self.remotes) if session.config.cache else None
-        return open_stores(session, self.scratch_folder(), remote)
+        return open_stores(session, self.scratch, remote)
 
     def runtime(self, ready: GraphCompiled, pool: Pool, tuned: Tuned, note: Note | None = None) -> Runtime:
         """What a compiled graph's wrapper is bound to, with the stores and workers that GPU kernels share; the options
