@@ -89,8 +89,7 @@ class _ProgramChecker:
             raise RuleBroken(f"value {value} is defined twice")
         if len(value.shape) != len(value.strides):
             raise RuleBroken(f"value {value} has {len(value.shape)} sizes and {len(value.strides)} strides")
-        for index in (*value.shape, *value.strides):
-            self.uniform(index)
+        self.uniform(*value.shape, *value.strides)
         self.values[value.name] = value
 
     def defined(self, value: Value) -> None:
@@ -100,11 +99,11 @@ class _ProgramChecker:
         if known is not value:
             raise RuleBroken(f"value {value} is used as {declared(value)}, defined as {declared(known)}")
 
-    def uniform(self, index: Index) -> None:
-        """``index`` depends on sizes alone."""
-        if index.axes():
-            raise RuleBroken(f"{index} depends on a loop axis")
-        self.exprs.index(index)
+    def uniform(self, *indices: Index) -> None:
+        """``indices`` depend on sizes alone."""
+        if odd := [index for index in indices if index.axes()]:
+            raise RuleBroken(f"{odd[0]} depends on a loop axis")
+        self.exprs.index(*indices)
 
     # -- nests ---------------------------------------------------------------------------------------------
     def nest(self, nest: ir.Nest) -> None:
@@ -114,8 +113,7 @@ class _ProgramChecker:
         axes = frozenset(every)
         if len(axes) != len(every) or len({a.name for a in every}) != len(every):
             raise RuleBroken(f"axes are not distinct: {', '.join(a.name for a in every)}")
-        for axis in every:
-            self.uniform(axis.extent)
+        self.uniform(*[axis.extent for axis in every])
         results = self.root(nest, axes)
         if len(nest.out) != len(results):
             raise RuleBroken(f"{len(nest.out)} values for {len(results)} results")
@@ -189,8 +187,7 @@ class _ProgramChecker:
         pairs = shown.to_real() == own and view.shape[-1:] == (const(2),) and view.strides[-1:] == (ONE,)
         if not pairs if view.complex else shown.itemsize != own.itemsize:
             raise RuleBroken(f"view of {view.value} reinterprets {short(own)} as {short(shown)}")
-        for index in (*view.shape, *view.strides, view.offset):
-            self.uniform(index)
+        self.uniform(*view.shape, *view.strides, view.offset)
 
 
 def _check_no_dead(program: ir.Program) -> None:
@@ -234,8 +231,7 @@ class _KernelChecker:
             if len(set(names)) != len(names) or len(self.params) != len(kernel.params):
                 raise RuleBroken(f"names are not distinct: {', '.join(names)}")
             for value in values:
-                for index in (*value.shape, *value.strides):
-                    self.exprs.index(index)
+                self.exprs.index(*value.shape, *value.strides)
         self.block(kernel.body)
         with blame(f"signature of kernel {kernel.name}", first_known(kernel.origins)):
             for value, param in self.params.items():
@@ -341,8 +337,7 @@ class _KernelChecker:
             if view.value not in self.params or view.value in self.stored:
                 raise RuleBroken(f"a template reads {view.value}, which is no parameter or is written")
             self.loaded.add(view.value)
-            for index in (*view.shape, *view.strides, view.offset):
-                self.exprs.index(index)
+            self.exprs.index(*view.shape, *view.strides, view.offset)
         self.define(contract.name)
 
     def update(self, update: Update) -> None:

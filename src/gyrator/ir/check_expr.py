@@ -46,12 +46,11 @@ class ExprChecker:
             self.index(i)
         self._check_coordinates(index, value, guarded=any(a.extent.value == 0 for a in axes))
 
-    def index(self, index: Index) -> None:
-        """The sizes in ``index`` are bound and its indirect values are int64."""
-        if index in self._indices:
-            return
-        self._indices.add(index)
-        for atom in index.atoms():
+    def index(self, *indices: Index) -> None:
+        """The sizes in ``indices`` are bound and their indirect values are int64."""
+        new = [index for index in indices if index not in self._indices]
+        self._indices.update(new)
+        for atom in (atom for index in new for atom in index.atoms()):
             if isinstance(atom, Size):
                 if atom not in self.sizes:
                     raise RuleBroken(f"size {atom} is not defined here")
@@ -81,8 +80,7 @@ class ExprChecker:
         (self._guarded if guarded else self._seen).add(expr)
         for child in expr.children():
             self._visit(child, guarded=guarded or (isinstance(expr, Masked) and child is expr.body))
-        for index in expr.indices():
-            self.index(index)
+        self.index(*expr.indices())
         match expr:
             case Op():
                 check_op(expr)
