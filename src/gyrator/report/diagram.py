@@ -7,11 +7,14 @@ from pathlib import Path
 from statistics import fmean
 
 import networkx as nx
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from rich.filesize import decimal
 
 from gyrator.report.record import GraphRecord, StepRecord
 
-TEMPLATE = Path(__file__).with_name("diagram.svg.jinja")
+_HERE = FileSystemLoader(Path(__file__).parent)
+TEMPLATES = Environment(loader=_HERE, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+TEMPLATES.filters |= {"px": "{:.0f}".format, "size": decimal, "us": lambda s: "" if s is None else f"{s * 1e6:.1f}"}
 LINE, PAD, GAP_X, GAP_Y = 15, 8, 24, 46
 CHARACTER = 6.3
 MOST_NESTS = 12
@@ -45,9 +48,7 @@ def diagram(record: GraphRecord, link: str = "") -> str:
     at = _positions(boxes, layers)
     width = max((x + boxes[b].width for b, (x, _) in at.items()), default=0) + GAP_X
     height = max((y + boxes[b].height for b, (_, y) in at.items()), default=0) + GAP_X
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["px"] = lambda length: f"{length:.0f}"
-    return environment.from_string(TEMPLATE.read_text("utf-8")).render(
+    return TEMPLATES.get_template("diagram.svg.jinja").render(
         name=record.name,
         width=width,
         height=height,

@@ -4,19 +4,15 @@ import json
 import linecache
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
-from rich.filesize import decimal as size_text
 
 from gyrator.optional import require
 from gyrator.report.data import ReportData, roofline
-from gyrator.report.diagram import diagram
+from gyrator.report.diagram import TEMPLATES, diagram
 from gyrator.report.record import Places
 
-TEMPLATE = Path(__file__).with_name("page.html.jinja")
 AROUND = 2
 """Lines of the user's program shown before and after the one that a kernel comes from."""
 
@@ -29,19 +25,18 @@ def page(report: ReportData) -> str:
 
     Raises: ToolchainMissing without the package plotly."""
     plotly = require("plotly", "offline")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {"size": size_text, "us": lambda s: "" if s is None else f"{s * 1e6:.1f}"}
-    environment.globals |= {"roofline": roofline, "user_lines": _user_lines}
     graphs = [
         {"number": n, "report": g, "seconds": g.kernel_seconds(), "diagram": Markup(diagram(g.record, f"#g{n}-"))}
         for n, g in enumerate(report.graphs())
     ]
     plots = {"time": _compile_time(report), "points": _points(report), "roof": _roof(report), "memory": _memory(report)}
-    return environment.from_string(TEMPLATE.read_text("utf-8")).render(
+    return TEMPLATES.get_template("page.html.jinja").render(
         report=report,
         graphs=graphs,
         plots=Markup(json.dumps(plots).replace("</", "<\\/")),
         plotly=Markup(plotly.get_plotlyjs()),
+        roofline=roofline,
+        user_lines=_user_lines,
     )
 
 
