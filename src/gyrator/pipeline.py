@@ -256,7 +256,7 @@ def _build(task: _Task, lowered: Lowered, scheduled: Scheduled, choices: Sequenc
         with session.stage("store"):
             entry = keep(again, {**built, **files}, notes, task.stores)
         if session.dump is not None:
-            dump_compiled(session.dump, scheduled, record, entry, [code for _, code in kernels.texts.values()])
+            dump_compiled(session.dump, scheduled, record, entry)
         ready = GraphCompiled(entry, False, session, regions, constants)
         compiled = _compiled(ready, task.process)
         if session.config.validate:

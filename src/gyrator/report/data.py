@@ -58,7 +58,7 @@ class ProgramReport:
     seconds: float
     stages: tuple[Timing, ...]
     record: ProgramRecord
-    graphs: tuple[GraphReport, ...]
+    graphs: tuple[GraphReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

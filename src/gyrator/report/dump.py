@@ -52,17 +52,15 @@ def dump_partition(dump: DumpWriter, joint: JointGraph, partition: Partition) ->
     dump.write("partition", "\n".join(lines))
 
 
-def dump_compiled(
-    dump: DumpWriter, scheduled: Scheduled, record: GraphRecord, entry: Entry, sources: Sequence[str]
-) -> None:
+def dump_compiled(dump: DumpWriter, scheduled: Scheduled, record: GraphRecord, entry: Entry) -> None:
     """Write what became of a lowered program: groups, kernels, the plan, the wrapper with its libraries, and
-    the picture of the graph. `sources` are the kernels' texts."""
+    the picture of the graph."""
     dump.write("nests_after_fusion", groups_text(scheduled))
     plan = scheduled.plan
     dump.write("kernel_plans", "\n\n".join(kernel_text(kernel) for kernel in plan.kernels))
     dump.write("plan", "\n".join([f"plan {plan.name}:", *(f"  {_step_text(step)}" for step in plan.steps)]))
     on_gpu = any(kernel.tiling is not None for kernel in plan.kernels)
-    dump.write("kernels", "\n".join(sources), suffix="txt" if on_gpu else "cpp")
+    dump.write("kernels", "\n".join(kernel.source for kernel in record.kernels), suffix="txt" if on_gpu else "cpp")
     for path in entry.folder.iterdir():
         if path.suffix in (".so", ".bin", ".cubin") or path.name == DESCRIPTION:
             shutil.copyfile(path, dump.folder / path.name)

@@ -100,7 +100,6 @@ def program_compiled(
             seconds=time.perf_counter() - start,
             stages=session.timings,
             record=record,
-            graphs=(),
         )
         watch(report)
 
