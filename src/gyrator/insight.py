@@ -93,7 +93,7 @@ def counters() -> Counters:
     """The counters of everything that this process compiled since it began or `gyrator.reset` was called."""
     total = Counters()
     for counted in list(gyrator.process.counted):
-        total.merge(counted)
+        total.replay(counted.all())
     return total
 
 

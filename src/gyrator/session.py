@@ -74,7 +74,8 @@ class Counters:
         self._lock = threading.Lock()
         self._sums: Counter[str] = Counter()  # by the names of a Count, and externs as ``extern OP``
 
-    def _all(self) -> dict[str, int]:
+    def all(self) -> dict[str, int]:
+        """All sums: counters by their names, externs as ``extern OP``."""
         with self._lock:  # kernels are built, and counted, while others read
             return dict(self._sums)
 
@@ -91,26 +92,22 @@ class Counters:
 
     def externs(self) -> Mapping[str, int]:
         """How often each extern operator is called, the most frequent first."""
-        order = sorted(self._all().items(), key=lambda item: (-item[1], item[0]))
+        order = sorted(self.all().items(), key=lambda item: (-item[1], item[0]))
         return {name.removeprefix(_EXTERN): n for name, n in order if name.startswith(_EXTERN)}
 
     def snapshot(self) -> Mapping[Count, int]:
         """All counters that are not zero."""
-        return {Count[name]: n for name, n in self._all().items() if n and name in Count.__members__}
+        return {Count[name]: n for name, n in self.all().items() if n and name in Count.__members__}
 
     def about_code(self) -> dict[str, int]:
-        """What a cache hit must count again: counters by their names, externs as ``extern OP``."""
+        """Those of `all` that a cache hit must count again."""
         getting = {what.name for what in ABOUT_GETTING}
-        return {name: n for name, n in self._all().items() if name not in getting}
+        return {name: n for name, n in self.all().items() if name not in getting}
 
     def replay(self, counts: Mapping[str, int]) -> None:
-        """Count what `about_code` wrote down."""
+        """Add what `all` or `about_code` gave."""
         with self._lock:
             self._sums.update(counts)
-
-    def merge(self, other: Counters) -> None:
-        """Add all of another's counters."""
-        self.replay(other._all())
 
 
 _EXTERN = "extern "
