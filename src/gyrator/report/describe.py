@@ -105,7 +105,6 @@ def _steps(made: Scheduled, facts: Facts) -> Iterator[StepRecord]:
                     reads=(source.value.name,),
                     writes=(into.value.name,),
                     bytes=2 * value_bytes(into.value),
-                    places=(),
                 )
 
 

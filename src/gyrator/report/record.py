@@ -39,7 +39,7 @@ class StepRecord:
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     bytes: int
-    places: Places
+    places: Places = ()
     nests: tuple[str, ...] = ()
     operations: int = 0
     why: str = ""
